@@ -19,7 +19,7 @@ from time import process_time
 from actordbg.catalog.holdings import holdings
 from actordbg.catalog.indexer import IndexSummary, refresh
 from actordbg.catalog.query import Catalog, select_dumps
-from actordbg.document import chart_file
+from actordbg.document import page
 from actordbg.document.blocks import Chart, Grid
 from actordbg.document.specifications import layer, layered, names, quantity
 from benchmarks.bench_index import CONDITIONS, _forget_catalog, catalog_of, store_of
@@ -99,7 +99,7 @@ def _row(name: str, points: Points) -> Row:
 
 
 def _draw(found: dict[str, Points], path: Path) -> None:
-    chart_file.check("PICTURE", path)
+    page.check("PICTURE", path)
     rows, lines = [], []
     for name, points in found.items():
         grows = exponent(points)
@@ -113,7 +113,7 @@ def _draw(found: dict[str, Points], path: Path) -> None:
     y = quantity("v", "milliseconds of CPU, megabytes", scale=log)
     drawn = [layer(mark, values, x=x, y=y, color=names("c", None)) for mark, values in (("point", rows), ("line", lines))]
     spec = layered([], *drawn, height=400) | {"resolve": {"scale": {"color": "shared"}}}
-    chart_file.save([Chart("Growth", "", spec, Grid((), ()))], path)
+    page.save([Chart("Growth", "", spec, Grid((), ()))], path)
 
 
 if __name__ == "__main__":

@@ -31,8 +31,7 @@ from pathlib import Path
 from statistics import median
 
 from actordbg.base.errors import LaunchProblem
-from actordbg.demo.demo_assets import build_assets, tasks
-from actordbg.demo.demo_training import TrainingJob
+from actordbg.demo.demo_training import TrainingJob, build_assets, tasks
 from actordbg.replay.launch import free_port
 from actordbg.store.layout import Store
 from actordbg.trainers.openrlhf.demo_programs import PROGRAMS

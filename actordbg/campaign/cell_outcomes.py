@@ -19,8 +19,7 @@ from actordbg.base.errors import ActordbgError, Refused
 from actordbg.campaign.cells import with_way_out
 from actordbg.campaign.matrix_document import MatrixContext
 from actordbg.formats.store_files import atomic_write, make_folder, read_regular
-from actordbg.judge.agreement import agreement_of, ranks_in_words
-from actordbg.judge.law_summary import violation_in_words
+from actordbg.judge.agreement import agreement_of, ranks_in_words, violation_in_words
 from actordbg.judge.summary import summarise
 from actordbg.records.journal import SUPERVISOR, Event, rank_journal, rank_log, read_events
 from actordbg.records.matrix_record import FAILED, NOT_RUN, PASSED, UNAVAILABLE, MatrixCell, MatrixRecord

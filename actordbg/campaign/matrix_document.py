@@ -16,9 +16,9 @@ from actordbg.campaign.matrix_picture import heat_map, matrix_banner
 from actordbg.config.as_ran import toy
 from actordbg.config.replay_config import AXES
 from actordbg.document.blocks import Block, Grid, Heading, Items, Paragraph, number, seconds, setting
+from actordbg.judge.agreement import SHOWN
 from actordbg.judge.comparison_document import excluded
-from actordbg.judge.failures import Explain, nothing_known
-from actordbg.judge.law_summary import SHOWN
+from actordbg.judge.summary import Explain, nothing_known
 from actordbg.records.comparison_record import GOOD, NOT_COMPARED
 from actordbg.records.matrix_record import FAILED, NOT_RUN, PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
 

@@ -26,11 +26,10 @@ from actordbg.base.errors import LaunchProblem, StoreProblem, UsageError, machin
 from actordbg.campaign.train_plan import log_name, name_of_cell
 from actordbg.campaign.train_verdicts import ROUND
 from actordbg.config.replay_config import TINY, ReplayConfig
-from actordbg.demo.demo_assets import build_assets
-from actordbg.demo.demo_training import start_job
+from actordbg.demo.demo_training import build_assets, start_job
 from actordbg.formats.store_files import make_folder, read_regular
 from actordbg.measure.log_lines import BAR, read_log
-from actordbg.records.train_check_record import (
+from actordbg.records.matrix_record import (
     BROKEN,
     IMPOSSIBLE,
     OPEN,

@@ -18,7 +18,7 @@ from actordbg.cli.page_file import check_page, write_page
 from actordbg.cli.setting_options import Given
 from actordbg.config.as_ran import as_ran, costs
 from actordbg.config.replay_config import SETTINGS, TINY, validate
-from actordbg.document import chart_file
+from actordbg.document import page
 from actordbg.document.blocks import Paragraph, as_data
 from actordbg.document.renderings import as_markdown, as_text
 from actordbg.judge.load_replays import load
@@ -38,7 +38,7 @@ def answer_question(
         return output.say_lines(as_text(explanations(quantity)))
     chosen = chosen_format(asked.format, asked.as_json)
     check_page(asked.html)
-    chart_file.check("--plot", asked.plot)
+    page.check("--plot", asked.plot)
     store = store_of(ctx)
     flags = [*(["--batch-size"] if asked.batch_size else []), *(SETTINGS[name].flag for name in settings)]
     if flags and asked.measure is None:
@@ -66,7 +66,7 @@ def answer_question(
         output.say_lines(as_text([*blocks, Paragraph(told)]))
     else:
         output.say_lines(as_csv(found) if chosen == "csv" else as_markdown(whole))
-    if asked.plot is not None and chart_file.save(charts, asked.plot):
+    if asked.plot is not None and page.save(charts, asked.plot):
         output.note(f"wrote {asked.plot}")
     if not found.good:
         raise typer.Exit(1)

@@ -14,15 +14,12 @@ from actordbg.cli import output
 from actordbg.cli.input_options import ChosenInputs
 from actordbg.cli.live_progress import replaying
 from actordbg.cli.options import Format
-from actordbg.document.chart_file import write_named
-from actordbg.document.page import as_html
+from actordbg.document.page import as_html, write_named
 from actordbg.document.renderings import as_markdown
 from actordbg.formats.store_files import atomic_write, make_folder
-from actordbg.judge.check_document import CheckAnswer, check_blocks, check_document
+from actordbg.judge.check import ROUNDING, TRUTH, CheckAnswer, CheckFound, check_blocks, check_document, run_check
 from actordbg.judge.junit import workflow_commands
-from actordbg.judge.load_replays import load
-from actordbg.judge.pictures import pictures
-from actordbg.judge.run_check import ROUNDING, TRUTH, CheckFound, run_check
+from actordbg.judge.load_replays import load, pictures
 from actordbg.records.journal import read_standing
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.selection import defaults_of

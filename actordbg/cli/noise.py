@@ -43,7 +43,7 @@ def noise(
     """
     from actordbg.cli.chosen_inputs import asked_for, chosen_order, is_left_to_rank_0, nothing_to, opened, planned
     from actordbg.document.renderings import as_text
-    from actordbg.judge.noise_document import conclusion, deterministic, moves_most, noise_page, tokens_of
+    from actordbg.judge.noise_floor import conclusion, deterministic, moves_most, noise_page, tokens_of
 
     check_page(html)
     flags = dict(settings)

@@ -71,7 +71,7 @@ def write_page(path: Path | None, blocks: Iterable[Block]) -> None:
 
 def write_file(path: Path, text: str) -> None:
     """Write a file that the user named, whole or not at all, and say so."""
-    from actordbg.document.chart_file import write_named
+    from actordbg.document.page import write_named
 
     try:
         write_named(path, text.encode())

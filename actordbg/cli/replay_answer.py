@@ -13,8 +13,16 @@ from actordbg.base.foreign_text import in_shell
 from actordbg.cli import output
 from actordbg.config.as_ran import on_machine, toy
 from actordbg.formats.weight_hashes import RECORDED_WEIGHTS
-from actordbg.judge.agreement import Generators, Golden, NotCompared, RankAgreement, against_the_run, ranks_in_words
-from actordbg.judge.law_summary import LawSummary, laws_in_words
+from actordbg.judge.agreement import (
+    Generators,
+    Golden,
+    LawSummary,
+    NotCompared,
+    RankAgreement,
+    against_the_run,
+    laws_in_words,
+    ranks_in_words,
+)
 from actordbg.judge.report_model import FailureGroup
 from actordbg.judge.summary import summarise
 from actordbg.records.journal import TENSORS

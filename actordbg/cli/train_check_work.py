@@ -18,11 +18,11 @@ from actordbg.cli.engine_options import EngineOptions
 from actordbg.cli.options import Format, typed_options
 from actordbg.cli.page_file import write_page
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.document import chart_file
+from actordbg.document import page
 from actordbg.document.blocks import as_data
 from actordbg.document.renderings import as_markdown, as_text
+from actordbg.records.matrix_record import OPEN, SFT, SFT_BASELINE, TrainCell, TrainCheckRecord
 from actordbg.records.replay_record import ReplayInput
-from actordbg.records.train_check_record import OPEN, SFT, SFT_BASELINE, TrainCell, TrainCheckRecord
 from actordbg.store.layout import Store
 
 
@@ -85,7 +85,7 @@ def print_train_check(
     else:
         output.say_lines(as_markdown(blocks) if form == "md" else as_text(blocks))
     write_page(html, blocks)
-    if plot is not None and chart_file.save(train_charts(record), plot):
+    if plot is not None and page.save(train_charts(record), plot):
         output.note(f"wrote {plot}")
     if judge and not good:
         raise typer.Exit(1)

@@ -26,10 +26,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import actordbg
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem
 from actordbg.config.choices import gather_facts
-from actordbg.demo.demo_training import TrainingProgress, copy_trainer, start_training
+from actordbg.demo.demo_training import TrainingProgress, copy_trainer, python_path, start_training
 from actordbg.store.layout import Store
 from actordbg.trainers.trainer import TRAINER, Program
 
@@ -37,18 +36,10 @@ TARGET = f"python/{TRAINER.actor_file}"
 QUERY = "seq_len >= 64 and rank = 0"
 
 
-@dataclass(frozen=True)
-class FileState:
-    """What `patch` followed by `unpatch` has to give back: content, permissions and modification time."""
-
-    sha256: str
-    mode: int
-    mtime_ns: int
-
-    @classmethod
-    def of(cls, path: Path) -> FileState:
-        found = path.stat()
-        return cls(hashlib.sha256(path.read_bytes()).hexdigest(), found.st_mode, found.st_mtime_ns)
+def file_state(path: Path) -> tuple[str, int, int]:
+    """What `patch` followed by `unpatch` has to give back: SHA-256 of the content, mode and modification time."""
+    state = path.stat()
+    return hashlib.sha256(path.read_bytes()).hexdigest(), state.st_mode, state.st_mtime_ns
 
 
 @dataclass
@@ -70,20 +61,27 @@ class Demo:
         """All seven steps. Raises EnvironmentProblem or LaunchProblem at the first that fails."""
         require_modules(self.trainer)
         actor = copy_trainer(self.directory / "python")
-        before = FileState.of(actor)
+        before = file_state(actor)
         self.tell(f"Everything happens in {self.directory}; your installed {TRAINER.package} is copied, not touched.")
-        self._patch()
-        self._train()
-        self._index()
-        self._replay_under_deepspeed()
-        self._replay_compiled()
-        self._report()
-        self._unpatch(actor, before)
-        self.tell(f"\nDone in {self._elapsed()}.")
-
-    def _patch(self) -> None:
         self._heading("1/7", f"patch: append the capture hook to {TRAINER.name}'s actor.py")
         self._actordbg("patch", "--target", TARGET)
+        self._train()
+        self._heading("3/7", "index: the catalog of what was recorded")
+        self._actordbg("index")
+        self._actordbg("dump", "ls", "--where", QUERY, "--limit", "5")
+        self._heading("4/7", f"replay: what a query selects, through {TRAINER.name}'s Actor under DeepSpeed")
+        self._replay("--backend", "deepspeed", "--zero-stage", "2")
+        self._heading("5/7", "replay again: the forward alone, in one plain process, with torch.compile")
+        traced = []
+        if not gather_facts().compiler:
+            self.tell("  no C++ compiler is on PATH: graphs are captured and traced, but no code is generated (aot_eager)")
+            traced = ["--compile-backend", "aot_eager"]
+        self._replay("--backend", "plain", "--compile", "--no-backward", *traced)
+        self._heading("6/7", "report")
+        self._actordbg("report", "--all")
+        self._actordbg("report", "--all", "--output", "report.md")
+        self._unpatch(actor, before)
+        self.tell(f"\nDone in {self._elapsed()}.")
 
     def _train(self) -> None:
         self._heading("2/7", f"train: {TRAINER.name}'s own {self.trainer.upper()}, with dumping switched on while it runs")
@@ -105,48 +103,25 @@ class Demo:
         return " \\\n    ".join(lines)
 
     def _follow(self, progress: TrainingProgress) -> None:
-        if progress.phase == "step" and (not self._dumping or progress.step % self.program.every == 0):
-            self.tell(f"  [{self._elapsed()}] step {progress.step}  {progress.text}")
-        elif progress.phase != "step":
-            self.tell(f"  [{self._elapsed()}] {progress.text}")
-        if progress.phase == "step" and not self._dumping:
+        stepped = progress.phase == "step"
+        if not stepped or not self._dumping or progress.step % self.program.every == 0:
+            self.tell(f"  [{self._elapsed()}] {f'step {progress.step}  ' * stepped}{progress.text}")
+        if stepped and not self._dumping:
             self._dumping = True
             self._actordbg("dump", "enable")
 
-    def _index(self) -> None:
-        self._heading("3/7", "index: the catalog of what was recorded")
-        self._actordbg("index")
-        self._actordbg("dump", "ls", "--where", QUERY, "--limit", "5")
-
-    def _replay_under_deepspeed(self) -> None:
-        self._heading("4/7", f"replay: what a query selects, through {TRAINER.name}'s Actor under DeepSpeed")
-        self._replay("--max-inputs", "4", "--backend", "deepspeed", "--zero-stage", "2")
-
-    def _replay_compiled(self) -> None:
-        self._heading("5/7", "replay again: the forward alone, in one plain process, with torch.compile")
-        options = ["--backend", "plain", "--compile", "--no-backward"]
-        if not gather_facts().compiler:
-            self.tell("  no C++ compiler is on PATH: graphs are captured and traced, but no code is generated (aot_eager)")
-            options += ["--compile-backend", "aot_eager"]
-        self._replay("--max-inputs", "4", *options)
-
     def _replay(self, *options: str) -> None:
         replays = Store(self.directory / "store").replays
-        before = _entries(replays)
-        self._actordbg("replay", "--where", QUERY, "--model", "training/model", *options)
-        if _entries(replays) == before:
+        before = {*replays.glob("*")}
+        self._actordbg("replay", "--where", QUERY, "--model", "training/model", "--max-inputs", "4", *options)
+        if {*replays.glob("*")} == before:
             raise LaunchProblem("the query selected nothing that was recorded", hint="`dump ls` above shows what there is")
 
-    def _report(self) -> None:
-        self._heading("6/7", "report")
-        self._actordbg("report", "--all")
-        self._actordbg("report", "--all", "--output", "report.md")
-
-    def _unpatch(self, actor: Path, before: FileState) -> None:
+    def _unpatch(self, actor: Path, before: tuple[str, int, int]) -> None:
         self._heading("7/7", "unpatch: the file is what it was")
         self._actordbg("unpatch", "--target", TARGET)
-        after = FileState.of(actor)
-        self.tell(f"sha256 before  {before.sha256}\nsha256 after   {after.sha256}")
+        after = file_state(actor)
+        self.tell(f"sha256 before  {before[0]}\nsha256 after   {after[0]}")
         if after != before:
             raise EnvironmentProblem(f"unpatch did not give the file back: {before} became {after}")
         self.tell("the same, with the same mode and modification time")
@@ -165,9 +140,7 @@ class Demo:
     def _environment(self) -> dict[str, str]:
         """The user's, without settings of theirs that would make the demo another one."""
         env = {name: value for name, value in os.environ.items() if not name.startswith("ACTORDBG_")}
-        ours = str(Path(actordbg.__file__).resolve().parent.parent)
-        paths = os.pathsep.join([ours, *filter(None, [env.get("PYTHONPATH")])])
-        return {**env, **self.program.hide_gpus(), "PYTHONPATH": paths}
+        return {**env, **self.program.hide_gpus(), "PYTHONPATH": python_path()}
 
     def _heading(self, number: str, title: str) -> None:
         self.tell(f"\n[{number}] {title}  ({self._elapsed()})")
@@ -175,10 +148,6 @@ class Demo:
     def _elapsed(self) -> str:
         seconds = int(time.monotonic() - self._started)
         return f"{seconds // 60}:{seconds % 60:02d}"
-
-
-def _entries(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
 
 
 def require_modules(trainer: str) -> None:

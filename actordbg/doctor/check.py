@@ -20,14 +20,9 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, Any
 
-from actordbg.base.errors import EnvironmentProblem
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.owners import NOT_FROM_HERE
-from actordbg.doctor.known_versions import PACKAGES
 from actordbg.install import target_probe as probe
-
-FACTS_SECONDS = 60.0
-OTHERS = ("flash-attn", "vllm", "debugpy", "actordbg")
 
 
 class Level(str, Enum):
@@ -81,21 +76,6 @@ class Environment:
     def pip(self, *requirements: str) -> str:
         """The command that installs `requirements` here."""
         return f"{'python' if self.own else in_shell(self.python)} -m pip install {' '.join(requirements)}"
-
-
-def examined(python: str) -> Environment:
-    """Ask an interpreter for the facts; EnvironmentProblem if it does not answer."""
-    names = [package.name for package in PACKAGES] + list(OTHERS)
-    end: Ended | None = None
-    try:
-        for answer in ask(python, ["facts", *names], FACTS_SECONDS):
-            if not isinstance(answer, Ended):
-                return Environment(python, tuple(answer["python"]), answer["versions"], answer["include"], answer["scripts"])
-            end = answer
-    except OSError as error:
-        raise EnvironmentProblem(f"{python} cannot be run: {error.strerror}", hint="name a Python with --python") from None
-    words = end.last_words if end else "no answer"
-    raise EnvironmentProblem(f"{python} does not answer as a Python: {words}", hint="name a Python with --python")
 
 
 @dataclass(frozen=True)

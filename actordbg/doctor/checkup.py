@@ -16,16 +16,16 @@ Example::
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from actordbg.base.errors import EnvironmentProblem
-from actordbg.doctor import known_versions as known_good
-from actordbg.doctor import machine_check as machine
 from actordbg.doctor import python_environment as environment
-from actordbg.doctor import store_check as state
-from actordbg.doctor.check import Check, Ended, Environment, Level, ask, bad, examined, ok, warn
+from actordbg.doctor import store_check as machine
+from actordbg.doctor.check import Check, Ended, Environment, Level, ask, bad, ok, warn
 from actordbg.store.layout import Store
 from actordbg.trainers.trainer import TRAINER
 
@@ -37,14 +37,14 @@ def examine(store: Store, python: str, *, quick: bool = False, timeout: float = 
 
     Raises EnvironmentProblem if `python` does not run.
     """
-    env = examined(python)
+    env = environment.examined(python)
     found_gpus = machine.gpus()
     yield from environment.check(env)
     yield machine.gpu(found_gpus)
     yield environment.flash_attention(env, len(found_gpus))
     yield machine.memory()
     yield machine.compiler(env)
-    yield from state.check(env, store)
+    yield from machine.check(env, store)
     if not quick:
         with ThreadPoolExecutor(1) as pool:  # the launcher starts while the modules are imported: both wait for the disk
             launcher = pool.submit(machine.launcher, env)
@@ -54,8 +54,7 @@ def examine(store: Store, python: str, *, quick: bool = False, timeout: float = 
 
 def exit_code(checks: Iterable[Check]) -> int:
     """0 when nothing is bad; warnings are no failure."""
-    found = any(check.status is Level.BAD for check in checks)
-    return EnvironmentProblem.exit_code if found else 0
+    return EnvironmentProblem.exit_code if any(check.status is Level.BAD for check in checks) else 0
 
 
 def imports(env: Environment, gpus: int, timeout: float = IMPORT_SECONDS) -> Iterator[Check]:
@@ -83,7 +82,11 @@ def _one_child(env: Environment, modules: list[str], gpus: int, timeout: float) 
             if current or left:
                 yield _broken(current or f"actordbg's CPU support, before {left[0]}", answer, timeout)
         elif "torch" in answer:
-            yield from _cuda(answer["torch"], gpus)
+            torch = answer["torch"]
+            if gpus and not torch["cuda"]:
+                build = f"built for CUDA {torch['built_for']}" if torch["built_for"] else "a build without CUDA"
+                remedy = "install a torch built for your CUDA driver, or set CUDA_VISIBLE_DEVICES"
+                yield warn("torch and the GPU", f"torch {torch['version']} is {build} and sees no GPU", remedy)
         elif "cpu_support" in answer:
             support = str(answer["cpu_support"])
         elif answer["state"] == "begin":
@@ -92,13 +95,6 @@ def _one_child(env: Environment, modules: list[str], gpus: int, timeout: float) 
             left = [module for module in left if module != current]
             current = ""
             yield _ended(env, answer, support)
-
-
-def _cuda(torch: dict[str, Any], gpus: int) -> Iterator[Check]:
-    if gpus and not torch["cuda"]:
-        build = f"built for CUDA {torch['built_for']}" if torch["built_for"] else "a build without CUDA"
-        remedy = "install a torch built for your CUDA driver, or set CUDA_VISIBLE_DEVICES"
-        yield warn("torch and the GPU", f"torch {torch['version']} is {build} and sees no GPU", remedy)
 
 
 def _broken(module: str, end: Ended, timeout: float) -> Check:
@@ -132,8 +128,43 @@ def _remedy(env: Environment, answer: dict[str, Any], support: str) -> str:
     if missing:
         top = str(missing).partition(".")[0]
         lacks = f"{top} {env.versions[top]} has no {missing}: " if env.versions.get(top) else ""
-        return lacks + env.pip(known_good.requirement(top))
+        return lacks + env.pip(environment.requirement(top))
     if str(answer["first"]).startswith(("ImportError", "AttributeError")):
         pins = [p for p in ("transformers", "deepspeed", "peft") if env.versions.get(p)]
-        return f"versions that do not fit each other; known good: {env.pip(*map(known_good.requirement, pins))}"
+        return f"versions that do not fit each other; known good: {env.pip(*map(environment.requirement, pins))}"
     return "run it by hand to see the whole traceback: python -c 'import " + str(answer["module"]) + "'"
+
+
+_ABSENT = re.compile(r"not installed(?: there)?[;:] (.*)")
+_PIP = re.compile(r"(.* -m pip install) ((?:--no-deps )?)(\S+)")
+
+
+@dataclass(frozen=True)
+class MissingPackages:
+    """Packages that the same things need. level: bad or warn. commands: pip's command, `--no-deps ` if so, the requirement."""
+
+    level: str
+    why: str
+    names: tuple[str, ...]
+    commands: tuple[re.Match[str], ...]
+
+
+def missing_packages(checks: Sequence[Check]) -> tuple[list[MissingPackages], list[Check]]:
+    """What is missing, in the order of the checks, and the other checks."""
+    groups: dict[tuple[str, str], list[tuple[str, re.Match[str]]]] = {}
+    others: list[Check] = []
+    for check in checks:
+        absent, command = _ABSENT.match(check.detail), _PIP.match(check.remedy or "")
+        if check.status.value == "ok" or absent is None or command is None:
+            others.append(check)
+        else:
+            groups.setdefault((check.status.value, absent[1]), []).append((check.name, command))
+    return [MissingPackages(level, why, *zip(*members, strict=True)) for (level, why), members in groups.items()], others
+
+
+def install_command(missing: Sequence[MissingPackages]) -> str:
+    """One line that installs all of them. What must not bring its own requirements comes behind the others."""
+    wanted: dict[str, list[str]] = {"": [], "--no-deps ": []}
+    for _, no_deps, requirement in (command.groups() for group in missing for command in group.commands):
+        wanted[no_deps].append(requirement)
+    return " && ".join(f"{missing[0].commands[0][1]} {how}{' '.join(names)}" for how, names in wanted.items() if names)

@@ -1,54 +1,135 @@
-"""What actordbg itself left on this machine: the store, its catalog, the dump switch, the patch of actor.py."""
+"""This machine (memory, GPU, compiler, launcher, disk), and what actordbg left on it: store, catalog, dump switch, patch."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
 
 from actordbg.base.errors import ActordbgError
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.owners import is_own, name_of
-from actordbg.capture.control import DEFAULT_FREE_FLOOR
-from actordbg.capture.switch_file import read_control
+from actordbg.capture.control import DEFAULT_FREE_FLOOR, read_control
 from actordbg.catalog import connections as engine
 from actordbg.catalog import migrate, private_catalog
 from actordbg.config.replay_config import SETTINGS
 from actordbg.config.sources import find_file, from_environment, own_file
-from actordbg.doctor import machine_check as machine
-from actordbg.doctor.check import Check, Environment, bad, ok, warn
-from actordbg.install.patch_state import Status, inspect_target
+from actordbg.doctor.check import Check, Environment, bad, ok, run, warn
 from actordbg.install.patch_target import find_target
+from actordbg.install.patching import inspect_target
 from actordbg.install.trailer import State
 from actordbg.store.layout import Store
 from actordbg.trainers.trainer import TRAINER
+
+GIB = 2**30
+LITTLE_MEMORY = 4 * GIB
+"""A dump of 1,400 padded tokens with a vocabulary of 128,000 takes 2.5 to 3.7 GB in each worker, whatever the model."""
+LAUNCHER_SECONDS = 120.0
+
+_PROGRAM = "#include <Python.h>\n#include <omp.h>\nint actordbg_threads() { return omp_get_max_threads(); }\n"
+
+
+def gpus() -> list[str]:
+    """The names of the NVIDIA GPUs that the driver shows, without torch."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    done = run([tool, "--list-gpus"], timeout=20)
+    return [line.strip() for line in done.output.splitlines() if line.startswith("GPU ")] if done.code == 0 else []
+
+
+def gpu(found: list[str]) -> Check:
+    """What GPUs are there; none is fine."""
+    if not found:
+        return ok("gpu", "none: replays run on the CPU; no flash_attention_2, no DeepCompile")
+    names = sorted({line.partition(": ")[2].partition(" (UUID")[0] for line in found})
+    return ok("gpu", f"{len(found)} x {', '.join(names)}")
+
+
+def memory(meminfo: Path = Path("/proc/meminfo")) -> Check:
+    """How much memory is free for workers."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+        available = int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError, IndexError):
+        return ok("memory", f"unknown here; {cores} CPU cores")
+    text = f"{available / GIB:.1f} GiB available, {cores} CPU cores"
+    if available < LITTLE_MEMORY:
+        return warn("memory", text, "close something, or replay small inputs: --where 'batch_size*seq_len < 1000'")
+    return ok("memory", text)
+
+
+def compiler(env: Environment) -> Check:
+    """Whether a C++ compiler can build what torch.compile generates: it needs Python's headers and OpenMP."""
+    name = os.environ.get("CXX") or "g++"
+    found = shutil.which(name)
+    if found is None:
+        detail = f"no {name}: replay --compile needs a C++ compiler"
+        return warn("compiler", detail, "install g++ (Debian: apt install g++), or set CXX")
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "probe.cpp"
+        source.write_text(_PROGRAM, encoding="utf-8")
+        command = [found, "-shared", "-fPIC", "-fopenmp", f"-I{env.include}", str(source), "-o", f"{folder}/probe.so"]
+        done = run(command, timeout=60)
+    if done.code == 0:
+        return ok("compiler", f"{found} builds with Python.h and OpenMP")
+    error = next((line for line in done.output.splitlines() if "error" in line), done.last_words)
+    remedy = "install Python's headers (Debian: apt install python3-dev)" if "Python.h" in error else "check the compiler"
+    return warn("compiler", f"{found} cannot build what torch.compile generates: {error.strip()}", remedy)
+
+
+def launcher(env: Environment) -> Check:
+    """Whether the deepspeed launcher is there and starts."""
+    if not env.versions.get("deepspeed"):
+        detail = "deepspeed is not installed; replay --backend deepspeed needs it"
+        return warn("deepspeed launcher", detail, "replay with --backend plain, or install deepspeed")
+    script = Path(env.scripts) / "deepspeed"
+    command = [str(script)] if script.is_file() else [env.python, "-m", "deepspeed.launcher.runner"]
+    try:
+        done = run([*command, "--help"], LAUNCHER_SECONDS)
+    except OSError as error:
+        return bad("deepspeed launcher", f"{script}: {error.strerror}", "reinstall deepspeed; its first line names a Python")
+    if done.code == 0:
+        return ok("deepspeed launcher", str(script) if script.is_file() else " ".join(command[1:]))
+    how = f"no end in {LAUNCHER_SECONDS:.0f} s" if done.code is None else f"exit code {done.code}: {done.last_words}"
+    return bad("deepspeed launcher", f"does not start, {how}", "run `deepspeed --help`; reinstall deepspeed after torch")
+
+
+def disk(root: Path, floor: int) -> Check:
+    """Room where the store is or will be; `floor` is the free space in bytes below which capture drops dumps."""
+    place = next(path for path in (root, *root.parents) if path.is_dir())
+    free = shutil.disk_usage(place).free
+    text = f"{free / GIB:.1f} GiB free in {place}"
+    if free < floor:
+        detail = f"{text}, below the floor of {floor / GIB:.1f} GiB: capture drops every dump"
+        return warn("disk", detail, "make room, name another disk with --store, or lower `dump enable --free-floor`")
+    return ok("disk", text)
+
+
+# What actordbg itself left on this machine.
 
 PRIVATE = 0o077
 """Permission bits that nobody but the owner should have on a store: dumps hold training data."""
 
 
 def check(env: Environment, store: Store) -> Iterator[Check]:
-    """Store, disk, catalog, dump switch, settings of replays and patch, in this order."""
-    yield _made("store", lambda: _store(store))
-    yield machine.disk(store.root, _floor(store))
-    yield _made("catalog", lambda: _catalog(store))
-    yield _made("dumping", lambda: _control(store))
-    for name, look in (("settings file", _file), ("replay settings", _settings)):
-        if (found := _made(name, look)) is not None:
-            yield found
-    yield _made("patch", lambda: _patch(env, store))
-
-
-T = TypeVar("T")
-
-
-def _made(name: str, look: Callable[[], T]) -> T | Check:
-    """What was seen; where that raised one of our errors, the error as a check."""
-    try:
-        return look()
-    except ActordbgError as error:
-        return bad(name, error.message, error.hint)
+    """Store, disk, catalog, dump switch, settings of replays and patch, in this order. An error of ours is a bad check."""
+    looks: dict[str, Callable[[], Check | None]] = {
+        "store": lambda: _store(store), "disk": lambda: disk(store.root, _floor(store)), "catalog": lambda: _catalog(store),
+        "dumping": lambda: _control(store), "settings file": _file, "replay settings": _settings,
+        "patch": lambda: _patch(env, store),
+    }  # fmt: skip
+    for name, look in looks.items():
+        try:
+            seen = look()
+        except ActordbgError as error:
+            seen = bad(name, error.message, error.hint)
+        if seen is not None:
+            yield seen
 
 
 def _file() -> Check | None:
@@ -105,20 +186,16 @@ def _control(store: Store) -> Check:
 
 
 def _floor(store: Store) -> int:
-    try:
-        control = read_control(store)
-    except ActordbgError:
-        control = None
-    return control.free_floor_bytes if control else DEFAULT_FREE_FLOOR
+    with contextlib.suppress(ActordbgError):
+        if control := read_control(store):
+            return control.free_floor_bytes
+    return DEFAULT_FREE_FLOOR
 
 
 def _patch(env: Environment, store: Store) -> Check:
     if not env.versions.get(TRAINER.package):
         return warn("patch", f"no {TRAINER.package} here to patch", "doctor --python EXE examines the training environment")
-    return _patched(inspect_target(find_target(None if env.own else Path(env.python)), store), store)
-
-
-def _patched(status: Status, store: Store) -> Check:
+    status = inspect_target(find_target(None if env.own else Path(env.python)), store)
     if status.state is State.CLEAN:
         return ok("patch", f"clean, not patched: {status.file}")
     if status.state is State.OVERWRITTEN:

@@ -145,11 +145,6 @@ def rate(value: float | None) -> str:
     return f"{value:,.0f}" if value is not None and value >= 100 else number(value, 3)
 
 
-def ratio(value: float | None) -> str:
-    """A ratio with two decimals."""
-    return "-" if value is None else f"{value:.2f}"
-
-
 def setting(value: Any) -> str:
     """A setting's value: on and off for switches, commas in large numbers."""
     if isinstance(value, bool):

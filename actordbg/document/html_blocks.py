@@ -21,11 +21,15 @@ _CODE = re.compile("`([^`\n]+)`")
 _FACT = re.compile(r"^([A-Za-z][A-Za-z' ,|`()-]{0,60}): +(?=\S)")
 _COMMANDS = ("command", "repeat", "next")
 _TONES = {
-    "passed": "good", "match": "good", "agrees": "good", "kept": "good", "within-rounding": "good", "within-noise": "part",
-    "in part": "part", "unavailable": "part", "not run": "part", "not-compared": "part", "not compared": "part",
-    "NOT JUDGED": "part",
-    "failed": "bad", "crashed": "bad", "hung": "bad", "WRONG": "bad", "mismatch": "bad", "PARTS": "bad", "broken": "bad",
-    "BROKEN": "bad", "REGRESSED": "bad", "far": "bad", "nondeterministic": "bad",
+    word: tone
+    for tone, words in {
+        "good": ("passed", "match", "agrees", "kept", "within-rounding"),
+        "part": ("within-noise", "in part", "unavailable", "not run", "not-compared", "not compared", "NOT JUDGED"),
+        "bad": (
+            "failed", "crashed", "hung", "WRONG", "mismatch", "PARTS", "broken", "BROKEN", "REGRESSED", "far", "nondeterministic",
+        ),
+    }.items()
+    for word in words
 }  # fmt: skip
 """Words of verdicts that have a colour beside their text."""
 Folded = frozenset({"Logs", "How to read the figures", "Loaded"})
@@ -67,20 +71,23 @@ def has_charts(blocks: Iterable[Block]) -> bool:
 
 
 def _block(block: Block, number: int) -> str:
-    if isinstance(block, Paragraph):
-        return f"<p>{_inline(block.text)}</p>"
-    if isinstance(block, Items):
-        return f"<ul>{''.join(_item(one) for one in block.items)}</ul>"
-    if isinstance(block, Code):
-        return f'<pre tabindex="0">{in_html(block.text)}</pre>'
-    if isinstance(block, Grid):
-        return _grid(block)
-    if isinstance(block, Banner):
-        return _banner(block)
-    if isinstance(block, Cells):
-        return _cells(block)
-    assert isinstance(block, Chart)
-    return _chart(block, number)
+    match block:
+        case Paragraph(text):
+            return f"<p>{_inline(text)}</p>"
+        case Items(items):
+            return f"<ul>{''.join(map(_item, items))}</ul>"
+        case Code(text):
+            return f'<pre tabindex="0">{in_html(text)}</pre>'
+        case Grid():
+            return _grid(block)
+        case Banner():
+            return _banner(block)
+        case Cells():
+            return _cells(block)
+        case Chart():
+            return _chart(block, number)
+        case Heading():
+            return ""  # `as_body` has it
 
 
 def _inline(text: str) -> str:

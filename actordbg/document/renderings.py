@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable
-from dataclasses import replace
+from itertools import zip_longest
 from urllib.parse import quote
 
 from actordbg.base.foreign_text import fenced, in_line, in_lines, in_markdown
@@ -35,31 +35,25 @@ def _written(blocks: Iterable[Block]) -> Iterable[Written]:
 
 
 def _text_block(block: Written) -> str:
-    if isinstance(block, Heading):
-        return _heading(replace(block, text=_running(block.text)))
-    if isinstance(block, Paragraph):
-        return wrap(block.text) + "\n"
-    if isinstance(block, Code):
-        return "\n".join(f"    | {line[: WIDTH - 6]}" for line in in_lines(block.text).split("\n")) + "\n"
-    if isinstance(block, Items):
-        return "\n".join(_item(item) for item in block.items) + "\n"
-    return grid(block) + "\n"
-
-
-def _item(text: str) -> str:
-    """An item of a list; the command that comes next stays whole, so that it can be pasted."""
-    return f"  {in_lines(text)}" if text.startswith("next: ") else wrap(text, "  ", "      ")
+    match block:
+        case Heading(title, level):
+            text = _running(title)
+            rule = f"{('=' if level == 1 else '-') * min(len(text), WIDTH)}\n" if level < 3 else ""
+            return f"{text}\n{rule}"
+        case Paragraph(text):
+            return wrap(text) + "\n"
+        case Code(text):
+            return "\n".join(f"    | {line[: WIDTH - 6]}" for line in in_lines(text).split("\n")) + "\n"
+        case Items(items):  # the command that comes next stays whole, so that it can be pasted
+            lines = (f"  {in_lines(item)}" if item.startswith("next: ") else wrap(item, "  ", "      ") for item in items)
+            return "\n".join(lines) + "\n"
+        case Grid():
+            return grid(block) + "\n"
 
 
 def _running(text: str) -> str:
     """`text` without line breaks: they are blanks, as in any running text."""
     return in_line(re.sub(r"[\r\n\t]+", " ", text))
-
-
-def _heading(heading: Heading) -> str:
-    if heading.level == 3:
-        return f"{heading.text}\n"
-    return f"{heading.text}\n{('=' if heading.level == 1 else '-') * min(len(heading.text), WIDTH)}\n"
 
 
 def wrap(text: str, first: str = "", rest: str = "") -> str:
@@ -81,17 +75,18 @@ def grid(table: Grid, width: int = WIDTH, *, tight: bool = False, fold: bool = F
     room = width - len(indent)
     gap = 1 if tight or sum(widths) + 2 * (len(widths) - 1) > room else 2
     excess = sum(widths) + gap * (len(widths) - 1) - room
-    least = [12 if fold else _least_width([line[i].strip() for line in lines[1:]]) for i in range(len(table.columns))]
+    least = [12] * len(table.columns)
+    for i, cells in enumerate(zip(*lines[1:], strict=True)):
+        if not fold and all(_ONLY_TIME.fullmatch(cell.strip()) for cell in cells):
+            least[i] = widths[i]  # short ids stay as they are, so that they can be pasted
     while excess > 0 and (wide := [i for i, name in enumerate(table.columns) if name in table.left and widths[i] > least[i]]):
         first = max(wide, key=lambda i: widths[i]) if fold else wide[0]
         cut = 1 if fold else min(excess, widths[first] - least[first])
         widths[first] -= cut
         excess -= cut
     rule = [] if tight else ["-" * (sum(widths) + gap * (len(widths) - 1))]
-    printed = [_line(line, table, widths, gap, fold) for line in lines]
-    return "\n".join(
-        f"{indent}{text}".rstrip() for text in (*printed[0], *rule, *(text for line in printed[1:] for text in line))
-    )
+    head, *rows = (_line(line, table, widths, gap, fold) for line in lines)
+    return "\n".join(f"{indent}{text}".rstrip() for text in (*head, *rule, *(text for row in rows for text in row)))
 
 
 _CALL, _TIME = re.compile(r"(\d{8}T\d{6}\.\d{6}Z-\d{6})-[\w-]+\Z"), re.compile(r"(\d{8}T\d{6}\.\d{6})Z-\d{6}(-[\w-]+)?\Z")
@@ -100,11 +95,6 @@ _BEGINNINGS = (_CALL, _TIME)
 _ONLY_TIME = re.compile(r"\d{8}T\d{6}\.\d{6}")
 _DOTTED = re.compile(r"[A-Za-z]\w*(\.\w+){3,}")
 """A parameter's name."""
-
-
-def _least_width(cells: list[str]) -> int:
-    """How narrow a column of text may become; one of short ids stays as it is, so that they can be pasted."""
-    return max(map(len, cells)) if cells and all(map(_ONLY_TIME.fullmatch, cells)) else 12
 
 
 def _with_short_ids(lines: list[tuple[str, ...]], beginning: re.Pattern[str]) -> list[tuple[str, ...]]:
@@ -118,15 +108,16 @@ def _with_short_ids(lines: list[tuple[str, ...]], beginning: re.Pattern[str]) ->
 
 
 def _line(line: tuple[str, ...], table: Grid, widths: list[int], gap: int, fold: bool) -> list[str]:
-    cells = []
-    for text, width in zip(line, widths, strict=True):
-        whole = text.strip()
-        cells.append(textwrap.wrap(whole, width, break_on_hyphens=False) if fold else [shorten(whole, width)])
-    height = max(1, *(len(parts) for parts in cells))
-    padded = [parts + [""] * (height - len(parts)) for parts in cells]
-    sides = [(str.ljust if name in table.left else str.rjust) for name in table.columns]
-    shown = [[side(text, width) for text in parts] for parts, side, width in zip(padded, sides, widths, strict=True)]
-    return [(" " * gap).join(texts) for texts in zip(*shown, strict=True)]
+    texts = [text.strip() for text in line]
+    cells = [
+        (textwrap.wrap(text, width, break_on_hyphens=False) or [""]) if fold else [shorten(text, width)]
+        for text, width in zip(texts, widths, strict=True)
+    ]
+    sides = [str.ljust if name in table.left else str.rjust for name in table.columns]
+    return [
+        (" " * gap).join(side(text, width) for side, text, width in zip(sides, parts, widths, strict=True))
+        for parts in zip_longest(*cells, fillvalue="")
+    ]
 
 
 def shorten(text: str, width: int) -> str:
@@ -145,15 +136,17 @@ def as_markdown(blocks: Iterable[Block]) -> str:
 
 
 def _markdown_block(block: Written) -> str:
-    if isinstance(block, Heading):
-        return f"{'#' * block.level} {_flowing(block.text)}"
-    if isinstance(block, Paragraph):
-        return _flowing(block.text)
-    if isinstance(block, Items):
-        return "\n".join(f"- {_flowing(item)}" for item in block.items)
-    if isinstance(block, Code):
-        return fenced(block.text)
-    return _markdown_grid(block)
+    match block:
+        case Heading(text, level):
+            return f"{'#' * level} {_flowing(text)}"
+        case Paragraph(text):
+            return _flowing(text)
+        case Items(items):
+            return "\n".join(f"- {_flowing(item)}" for item in items)
+        case Code(text):
+            return fenced(text)
+        case Grid():
+            return _markdown_grid(block)
 
 
 def _markdown_grid(table: Grid) -> str:

@@ -78,17 +78,3 @@ def thinned(values: Sequence[Any], most: int = MOST_MARKS) -> list[Any]:
     if len(values) <= most:
         return list(values)
     return [values[round(at * (len(values) - 1) / (most - 1))] for at in range(most)]
-
-
-def histogram(values: Sequence[float], bins: int = 40) -> list[dict[str, float]]:
-    """Counts in bins of equal width: from, to, count. [] for nothing; one bin where all values are equal."""
-    if not values:
-        return []
-    low, high = min(values), max(values)
-    width = (high - low) / bins
-    if not width or not math.isfinite(width):
-        return [{"from": low, "to": high, "count": len(values)}]
-    counts = [0] * bins
-    for value in values:
-        counts[min(bins - 1, int((value - low) / width))] += 1
-    return [{"from": low + at * width, "to": low + (at + 1) * width, "count": count} for at, count in enumerate(counts)]

@@ -27,51 +27,53 @@ class _Layer:
     values: list[Drawn]
     channels: Drawn
 
+    def get(self, channel: str, value: Drawn) -> Any:
+        """The figure or name that a value has in a channel; None where it has none."""
+        said = self.channels.get(channel, {})
+        return said["datum"] if "datum" in said else value.get(said.get("field"))
+
+    def all(self, channel: str) -> list[Any]:
+        """What its values have in a channel."""
+        return [found for value in self.values if (found := self.get(channel, value)) is not None]
+
 
 def as_svg(specification: Drawn, says: str) -> str:
     """The picture; `says` describes it to whoever does not see it."""
-    layers = _layers(specification)
+    shared, values = specification.get("encoding", {}), specification.get("data", {}).get("values", [])
+    layers = [
+        _Layer(each["mark"], each.get("data", {}).get("values", values) or [{}], shared | each.get("encoding", {}))
+        for each in specification.get("layer", [])
+    ]
     height = int(specification.get("height", 240))
     x = _scale("x", layers, LEFT, WIDTH - RIGHT)
     y = _scale("y", layers, TOP + height, TOP)
-    parts = [*_axis_x(x, layers, height), *_axis_y(y, layers, height)]
-    for one in layers:
-        parts += _marks(one, x, y)
     legend = _legend(layers)
-    parts += legend
+    parts = [
+        *_axis_x(x, layers, height),
+        *_axis_y(y, layers, height),
+        *(mark for each in layers for mark in _marks(each, x, y)),
+        *legend,
+    ]
     above = LEGEND_LINE * max(0, len(legend) - 1)
     box = f"0 {-above} {WIDTH} {TOP + height + BOTTOM + above}"
     return f'<svg viewBox="{box}" role="img" aria-label="{in_html(says)}">{"".join(parts)}</svg>'
 
 
-def _layers(spec: Drawn) -> list[_Layer]:
-    shared, values = spec.get("encoding", {}), spec.get("data", {}).get("values", [])
-    return [
-        _Layer(one["mark"], one.get("data", {}).get("values", values), shared | one.get("encoding", {}))
-        for one in spec.get("layer", [])
-    ]
+def _said(layers: Sequence[_Layer], channel: str, name: str) -> Any:
+    """What the first layer that says it says of a channel; {} where none does."""
+    return next((each.channels[channel][name] for each in layers if each.channels.get(channel, {}).get(name)), {})
 
 
 def _scale(channel: str, layers: Sequence[_Layer], start: float, end: float) -> Scale:
-    said: Drawn = next((one.channels[channel] for one in layers if "type" in one.channels.get(channel, {})), {})
-    found: list[Any] = [value for one in layers for value in _values(one, channel)]
-    if said.get("type") in ("nominal", "ordinal"):
+    found = [value for each in layers for name in (channel, f"{channel}2") for value in each.all(name)]
+    if _said(layers, channel, "type") in ("nominal", "ordinal"):
         return Bands(map(str, found), *((end, start) if channel == "y" else (start, end)))
-    scale = said.get("scale", {})
-    domain = scale.get("domain")
+    scale = _said(layers, channel, "scale")
+    domain, kind = scale.get("domain"), scale.get("type", "linear")
     low, high = domain or _extent(found)
-    if scale.get("zero", True) and not domain and scale.get("type") != "log":
+    if scale.get("zero", True) and not domain and kind != "log":
         low, high = min(low, 0.0), max(high, 0.0)
-    return Numbers(low, high, start, end, scale.get("type", "linear"))
-
-
-def _values(one: _Layer, channel: str) -> Iterable[Any]:
-    for name in (channel, f"{channel}2"):
-        said = one.channels.get(name, {})
-        if "datum" in said:
-            yield said["datum"]
-        elif "field" in said:
-            yield from (value[said["field"]] for value in one.values if value.get(said["field"]) is not None)
+    return Numbers(low, high, start, end, kind)
 
 
 def _extent(found: Sequence[Any]) -> tuple[float, float]:
@@ -82,13 +84,12 @@ def _extent(found: Sequence[Any]) -> tuple[float, float]:
 def _axis_x(x: Scale, layers: Sequence[_Layer], height: int) -> Iterable[str]:
     bottom = TOP + height
     yield f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{bottom}" y2="{bottom}"/>'
-    steps = any(one.channels.get("x", {}).get("axis", {}).get("tickMinStep") for one in layers)
+    steps = "tickMinStep" in _said(layers, "x", "axis")
     for at, text in x.ticks(8):
-        if steps and "." in text:
-            continue
-        yield f'<text x="{at:.1f}" y="{bottom + 15}" text-anchor="middle">{in_html(short(text, 16))}</text>'
-    title = _title("x", layers)
-    yield f'<text class="title" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{bottom + 34}" text-anchor="middle">{in_html(title)}</text>'
+        if not steps or "." not in text:
+            yield f'<text x="{at:.1f}" y="{bottom + 15}" text-anchor="middle">{in_html(short(text, 16))}</text>'
+    title = in_html(_said(layers, "x", "title") or "")
+    yield f'<text class="title" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{bottom + 34}" text-anchor="middle">{title}</text>'
 
 
 def _axis_y(y: Scale, layers: Sequence[_Layer], height: int) -> Iterable[str]:
@@ -96,22 +97,23 @@ def _axis_y(y: Scale, layers: Sequence[_Layer], height: int) -> Iterable[str]:
         if isinstance(y, Numbers):
             yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>'
         yield f'<text x="{LEFT - 6}" y="{at + 3.5:.1f}" text-anchor="end">{in_html(short(text, 17))}</text>'
-    title, middle = _title("y", layers), TOP + height / 2
-    yield f'<text class="title" transform="translate(12 {middle}) rotate(-90)" text-anchor="middle">{in_html(title)}</text>'
-
-
-def _title(channel: str, layers: Sequence[_Layer]) -> str:
-    return next((str(t) for one in layers if (t := one.channels.get(channel, {}).get("title"))), "")
+    title, middle = in_html(_said(layers, "y", "title") or ""), TOP + height / 2
+    yield f'<text class="title" transform="translate(12 {middle}) rotate(-90)" text-anchor="middle">{title}</text>'
 
 
 def _marks(one: _Layer, x: Scale, y: Scale) -> Iterable[str]:
     painted, mark = _painter(one), one.mark["type"]
+    places = [(value, _place(one, value, x, "x"), _place(one, value, y, "y")) for value in one.values]
     if mark == "line":
-        yield from _lines(one, x, y, painted)
+        groups: dict[Any, list[Any]] = {}
+        for at in places:
+            groups.setdefault(one.get("color", at[0]), []).append(at)
+        for members in groups.values():
+            points = " ".join(f"{left[0]:.1f},{top[0]:.1f}" for _, left, top in members if left is not None and top is not None)
+            yield f'<polyline points="{points}" {painted(members[0][0], True)}/>'
         return
-    alike = "field" not in one.channels.get("color", {})  # the same look for all is said once
-    shapes = [(_shape(one, value, _place(one, value, x, "x"), _place(one, value, y, "y")), value) for value in one.values or [{}]]
-    if alike:
+    shapes = [(_shape(one, *at), at[0]) for at in places]
+    if "field" not in one.channels.get("color", {}):  # the same look for all is said once
         yield f"<g {painted({}, mark == 'rule')}>{''.join(shape for shape, _ in shapes)}</g>"
     else:
         yield from (shape.replace("/>", f" {painted(value, mark == 'rule')}/>", 1) for shape, value in shapes if shape)
@@ -119,17 +121,12 @@ def _marks(one: _Layer, x: Scale, y: Scale) -> Iterable[str]:
 
 def _place(one: _Layer, value: Drawn, scale: Scale, channel: str) -> tuple[float, float] | None:
     """Where a mark begins and ends along a channel; None where it has no place."""
-    ends = []
-    for name in (channel, f"{channel}2"):
-        said = one.channels.get(name)
-        found = None if said is None else said["datum"] if "datum" in said else value.get(said.get("field"))
-        ends.append(None if found is None else scale.place(found))
-    first, last = ends
-    if first is None:
-        return None
-    if last is None:
-        return first if one.mark["type"] != "bar" or isinstance(scale, Bands) else (scale.place(0)[0], first[0])
-    return first[0], last[0]
+    found = (one.get(name, value) for name in (channel, f"{channel}2"))
+    first, last = (None if each is None else scale.place(each) for each in found)
+    if first is not None and last is not None:
+        return first[0], last[0]
+    grows = one.mark["type"] == "bar" and isinstance(scale, Numbers)
+    return (scale.place(0)[0], first[0]) if first and grows else first
 
 
 def _shape(one: _Layer, value: Drawn, x: tuple[float, float] | None, y: tuple[float, float] | None) -> str:
@@ -157,35 +154,24 @@ def _shape(one: _Layer, value: Drawn, x: tuple[float, float] | None, y: tuple[fl
     return f'<rect x="{left:.1f}" y="{top:.1f}" width="{width + 0.3:.1f}" height="{height:.1f}"/>'
 
 
-def _lines(one: _Layer, x: Scale, y: Scale, painted: Painter) -> Iterable[str]:
-    groups: dict[Any, list[Drawn]] = {}
-    by = one.channels.get("color", {}).get("field")
-    for value in one.values:
-        groups.setdefault(value.get(by), []).append(value)
-    for members in groups.values():
-        places = [(_place(one, value, x, "x"), _place(one, value, y, "y")) for value in members]
-        points = " ".join(f"{a[0]:.1f},{b[0]:.1f}" for a, b in places if a is not None and b is not None)
-        yield f'<polyline points="{points}" {painted(members[0], True)}/>'
-
-
 def _painter(one: _Layer) -> Painter:
     """What gives a mark its colour: attributes, or a class of the page's style. stroked: its line has it, nothing is filled."""
     said = one.channels.get("color", {})
-    scale = said.get("scale", {})
-    found = [value.get(said.get("field")) for value in one.values]
-    named = list(dict.fromkeys(map(str, scale.get("domain") or found)))
-    low, high = scale.get("domain") or _extent(found)[:2] if said.get("type") == "quantitative" else (0, 1)
-    dashes = ' stroke-dasharray="5 4"' if one.mark.get("strokeDash") else ""
+    scale, found = said.get("scale", {}), one.all("color")
+    heat = said.get("type") == "quantitative"
+    names = [] if heat else list(dict.fromkeys(map(str, scale.get("domain") or found)))
+    low, high = scale.get("domain") or _extent(found) if heat else (0, 1)
+    share_of = Numbers(low, high, 0, HEAT - 1, scale.get("type", "linear")).place
     more = f' opacity="{one.mark["opacity"]}"' if "opacity" in one.mark else ""
+    dashes = ' stroke-dasharray="5 4"' if one.mark.get("strokeDash") else ""
 
     def paint(value: Drawn, stroked: bool) -> str:
         hollow = stroked or one.mark.get("filled") is False
         colour = said.get("value") or one.mark.get("color")
-        if colour is None and said.get("type") == "quantitative":
-            share = Numbers(low, high, 0, HEAT - 1, scale.get("type", "linear")).place(value.get(said["field"]) or 0)[0]
-            return f'class="h{min(HEAT - 1, max(0, round(share)))}"{more}'
+        if colour is None and heat:
+            return f'class="h{min(HEAT - 1, max(0, round(share_of(one.get("color", value) or 0)[0])))}"{more}'
         if colour is None:
-            at = named.index(str(value.get(said.get("field")))) if said.get("field") else 0
+            at = names.index(str(one.get("color", value))) if said.get("field") else 0
             if not scale.get("range"):
                 return f'class="{"s" if hollow else "c"}{at % COLOURS}"{more}{dashes}'
             colour = scale["range"][at % len(scale["range"])]
@@ -203,15 +189,14 @@ def _legend(layers: Sequence[_Layer]) -> list[str]:
         if "field" not in said or said["field"] in seen or said.get("legend", True) is None:
             continue
         seen.add(said["field"])
-        domain, found = said.get("scale", {}).get("domain"), [value.get(said["field"]) for value in one.values]
+        domain, found = said.get("scale", {}).get("domain"), one.all("color")
         if said.get("type") == "quantitative":
             low, high = domain or _extent(found)
             looks = {f"{said.get('title')}: {low:.4g}": 'class="h0"', f"{high:.4g}": f'class="h{HEAT - 1}"'}
         else:
             painted = _painter(one)
-            looks = {
-                name: painted({said["field"]: name}, False) for name in (domain or list(dict.fromkeys(map(str, found))))[:16]
-            }
+            shown = (domain or list(dict.fromkeys(map(str, found))))[:16]
+            looks = {name: painted({said["field"]: name}, False) for name in shown}
         for name, look in looks.items():
             wide = 28 + 6.2 * min(len(name), 40)
             if at + wide > WIDTH and at > LEFT:

@@ -1,22 +1,41 @@
-"""How a replay agrees with what the training run recorded, and how its ranks agree with each other. Figures first, then words.
+"""How a replay agrees with what the training run recorded, its ranks with each other, and its inputs with the laws.
+
+Figures first, then words; every text says first what was broken, or not asked.
 
 * **With the run** (`golden`): log-probs, entropies and random generators. A difference fails nothing, because other weights,
   kernels and dtypes are expected to differ. What was recorded and not compared is named with its reason.
 * **Between ranks** (`extra["lane"]` of a result): ranks that ran the same input have to give the same log-probs, bit for bit.
+* **With the laws** (`extra["laws"]` of a result): what must not matter was changed, and nothing may have moved.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from actordbg.base.units import plural
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.document.blocks import number
-from actordbg.records.arithmetic import finite, weighted_mean
-from actordbg.records.replay_record import PASSED, ResultRecord
+from actordbg.records.replay_record import (
+    BROKEN,
+    KEPT,
+    NONDETERMINISTIC,
+    NOT_CHECKED,
+    PASSED,
+    WITHIN_ROUNDING,
+    LawAnswer,
+    ResultRecord,
+    answers_of,
+    finite,
+    in_words,
+    violations,
+    weighted_mean,
+)
+
+SHOWN = 5
+"""How many violations, or ranks that differ, a text names."""
 
 
 @dataclass(frozen=True)
@@ -189,21 +208,92 @@ def ranks_in_words(agreement: RankAgreement | None) -> list[str]:
         agreed = f"{a.lane_width} ranks agree on {plural(a.agree, 'input')}, log-probs bit for bit"
         return [agreed + rest if a.checked else f"not compared: not every rank of a group of {a.lane_width} answered"]
     lines = [f"DIFFER on {a.checked - a.agree:,} of {plural(a.checked, 'input')}{rest}"]
-    lines += [_in_words(one) for one in a.differ[:5]]
-    return lines + ([f"... and {len(a.differ) - 5:,} more"] if len(a.differ) > 5 else [])
+    for one in a.differ[:SHOWN]:
+        what = "the same log-probs as" if one.same_log_probs else "other log-probs than"
+        by = ", ".join(f"{_FIGURES[name]} {number(value)}" for name, value in one.moved.items() if value)
+        lines.append(f"{one.dump_id}: rank {one.rank} has {what} rank {one.first}{f' (moved: {by})' if by else ''}")
+    return lines + [f"... and {len(a.differ) - SHOWN:,} more"] * (len(a.differ) > SHOWN)
 
 
 def _difference(one: ResultRecord, rank: int, answer: dict[str, Any]) -> RankDifference:
-    moved = {}
-    for name in _FIGURES:
-        there, here = finite([answer.get(name)]), finite([getattr(one, name)])
-        if there and here:
-            moved[name] = there[0] - here[0]
-    same = answer.get("output_digest") == one.output_digest
-    return RankDifference(one.dump_id, one.worker, rank, same, moved)
+    both = {name: finite([answer.get(name), getattr(one, name)]) for name in _FIGURES}
+    moved = {name: found[0] - found[1] for name, found in both.items() if len(found) == 2}
+    return RankDifference(one.dump_id, one.worker, rank, answer.get("output_digest") == one.output_digest, moved)
 
 
-def _in_words(one: RankDifference) -> str:
-    what = "the same log-probs as" if one.same_log_probs else "other log-probs than"
-    by = ", ".join(f"{_FIGURES[name]} {number(value)}" for name, value in one.moved.items() if value)
-    return f"{one.dump_id}: rank {one.rank} has {what} rank {one.first}{f' (moved: {by})' if by else ''}"
+@dataclass
+class LawSummary:
+    """Of `inputs` of `of` the laws were asked. counts: answers by verdict. violations: what forbids a green verdict, as data with
+    the dump's id. accepted: the same, where the user accepted it. not_checked: by law and reason, how many inputs.
+    """
+
+    inputs: int
+    of: int
+    counts: dict[str, int] = field(default_factory=dict)
+    violations: tuple[dict[str, Any], ...] = ()
+    accepted: tuple[dict[str, Any], ...] = ()
+    not_checked: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def good(self) -> bool:
+        """No law is broken, and what is nondeterministic was accepted."""
+        return not self.violations
+
+    @property
+    def broken(self) -> bool:
+        """Something changed that must not; else what forbids a green verdict is that asking raised."""
+        return any(not one.get("raised") for one in self.violations)
+
+    @property
+    def headline(self) -> str:
+        """In a line: "laws of 2 of 3 inputs: BROKEN neighbour, jacobian; 12 kept, 2 within-rounding, 4 not checked"."""
+        if not self.inputs:
+            return "no law was asked"
+        told = []
+        for verdict, word in ((BROKEN, "BROKEN"), (NONDETERMINISTIC, "NONDETERMINISTIC"), (NOT_CHECKED, "FAILED")):
+            names = dict.fromkeys(one["law"] for one in self.violations if one["verdict"] == verdict)
+            told += [f"{word} {', '.join(names)}"] if names else []
+        if self.accepted:
+            told.append(f"{', '.join(dict.fromkeys(one['verdict'] for one in self.accepted))} accepted")
+        shown = (KEPT, WITHIN_ROUNDING, NOT_CHECKED)
+        counted = [f"{self.counts[name]} {name.replace('not-', 'not ')}" for name in shown if self.counts.get(name)]
+        return f"laws of {self.inputs} of {plural(self.of, 'input')}: {'; '.join([*told, ', '.join(counted)])}"
+
+
+def laws_of(results: Sequence[ResultRecord], config: ReplayConfig) -> LawSummary | None:
+    """What the laws said of these results; None if none was to be asked."""
+    asked = {one.dump_id: answers for one in results if (answers := answers_of(one.extra))}
+    if not asked and not config.laws:
+        return None
+    every = [answer for answers in asked.values() for answer in answers]
+    bad, forbidden = (
+        [
+            {"dump_id": dump_id} | answer.to_dict()
+            for dump_id, answers in asked.items()
+            for answer in violations(answers, accepted)
+        ]
+        for accepted in (None, config.accept)
+    )
+    return LawSummary(
+        len(asked),
+        len(results),
+        dict(Counter(answer.verdict for answer in every)),
+        tuple(forbidden),
+        tuple(answer for answer in bad if answer not in forbidden),
+        dict(Counter(f"{answer.law}: {answer.words}" for answer in every if answer.verdict == NOT_CHECKED)),
+    )
+
+
+def laws_in_words(laws: LawSummary | None) -> list[str]:
+    """The headline, one line for each violation (a few), and what was not checked and why."""
+    if laws is None:
+        return []
+    lines = [laws.headline, *map(violation_in_words, laws.violations[:SHOWN])]
+    lines += [f"... and {len(laws.violations) - SHOWN} more"] * (len(laws.violations) > SHOWN)
+    lines += [f"accepted: {violation_in_words(one)}" for one in laws.accepted[:SHOWN]]
+    return lines + [f"not checked: {reason} ({plural(count, 'input')})" for reason, count in laws.not_checked.items()]
+
+
+def violation_in_words(one: dict[str, Any]) -> str:
+    """ "neighbour broken: row 1 sees row 0 (...) in 20250619T052608-9f3a2c"."""
+    return f"{in_words(LawAnswer.from_dict(one))} in {one['dump_id']}"

@@ -1,29 +1,41 @@
-"""Read the replays of a report from the store: by id, the newest one, or all of them.
+"""Read the replays of a report from the store: by id, the newest one, or all of them; and the report with its pictures.
 
 Inputs come from each replay's `spec.json`; results and resolved configurations come from the catalog, which is brought up to date
-first. A replay with an unreadable specification is left out with a note, because the others are still worth a report.
+first. A replay with an unreadable specification is left out with a note, because the others are still worth a report. Pictures
+stand in the order in which a reader asks: is it right, how fast is it, what did the workers do.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from actordbg.actor.signatures import explain
-from actordbg.base.errors import NothingToDo, StoreProblem
+from actordbg.base.errors import ActordbgError, CorruptDump, NothingToDo, StoreProblem
 from actordbg.base.units import plural
 from actordbg.catalog import query
+from actordbg.catalog.query import DumpRow
 from actordbg.catalog.why_nothing import no_match
+from actordbg.document.blocks import Block, Chart
 from actordbg.formats.dump_record import now_timestamp
+from actordbg.formats.recording_reading import read_counters
 from actordbg.judge.report_model import Summary
 from actordbg.judge.summary import SLOWEST, restrict, summarise
+from actordbg.records.comparison_record import ComparisonRecord, NoiseRecord
 from actordbg.records.journal import SPEC, read_why
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.replay_data import ReplayData
 from actordbg.store.layout import Store
 
+if TYPE_CHECKING:
+    from actordbg.judge.token_charts import Texts
+
 LAST = "last"
 ALL = "all"
+MOST_CALLS = 20_000
 _WHYS = 3
 """Reasons that a report gives for dumps that were not compared; the comparison itself has all of them."""
 
@@ -51,8 +63,9 @@ def load(store: Store, names: Sequence[str] = (), where: str | None = None) -> M
     without replays gives an empty Material.
     """
     catalog = query.open_fresh(store, where)
-    rows = _chosen(catalog, list(names) or [LAST])
-    replays, notes = [], _left_open(catalog, rows) if not names or LAST in names else []
+    names = list(names) or [LAST]
+    rows = _chosen(catalog, names)
+    replays, notes = [], _left_open(catalog, rows) if LAST in names else []
     for row in rows:
         try:
             replays.append(_read(catalog, row))
@@ -68,11 +81,8 @@ def load(store: Store, names: Sequence[str] = (), where: str | None = None) -> M
                 hint="`actordbg dump ls --where` shows what a condition selects",
             )
         notes.append(f'only inputs selected by --where "{where}"; dumps that were pruned since are left out')
-    selection = plural(len(rows), "replay")
-    if not names or list(names) == [LAST]:
-        selection = "the last replay"
-    elif ALL in names:
-        selection = f"the whole store, {selection}"
+    selection = "the whole store, " * (ALL in names) + plural(len(rows), "replay")
+    selection = "the last replay" if names == [LAST] else selection
     return Material(tuple(replays), selection, tuple(notes))
 
 
@@ -84,7 +94,7 @@ def _left_open(catalog: query.Catalog, rows: Sequence[query.ReplayRow]) -> list[
     return [f"{newest.replay_id} is newer and {newest.status}: `actordbg replay --resume {newest.replay_id}` goes on"]
 
 
-def _chosen(catalog: query.Catalog, names: list[str]) -> list[query.ReplayRow]:
+def _chosen(catalog: query.Catalog, names: Sequence[str]) -> list[query.ReplayRow]:
     """The rows that the names mean, each once."""
     rows: dict[str, query.ReplayRow] = {}
     for name in names:
@@ -108,3 +118,61 @@ def _read(catalog: query.Catalog, row: query.ReplayRow) -> ReplayData:
             one.reasons = "; ".join(query.why_not_compared(catalog, one.comparison_id)[:_WHYS]) or None
     why = read_why(catalog.store.replays / row.replay_id)
     return ReplayData(spec, row.resolved or {}, row.status, tuple(results), compared, why)
+
+
+def report_blocks(store: Store, material: Material, slowest: int = SLOWEST, texts: Texts | None = None) -> list[Block]:
+    """The whole report on these replays, with its pictures."""
+    from actordbg.judge.replay_document import document  # which `curve` loads its replays without
+
+    summary = material.summary(slowest)
+    charts = {one.label: pictures(store, data, texts) for one, data in zip(summary.replays, material.replays, strict=True)}
+    return document(summary, charts)
+
+
+def pictures(store: Store, data: ReplayData, texts: Texts | None = None) -> list[Chart]:
+    """The charts of one replay, those of its newest comparison with the truth first (without one: with another replay), and last
+    the training run of its first input; a replay of several runs has the others in `actordbg ui`.
+    """
+    from actordbg.judge.replay_charts import replay_charts, run_timeline
+
+    charts: list[Chart] = []
+    for row in sorted(data.comparisons, key=lambda row: row.against_kind != "truth")[:1]:
+        from actordbg.judge.comparison_document import comparison_charts  # and numpy
+
+        with contextlib.suppress(ActordbgError):  # the report's own words name what is damaged
+            record = ComparisonRecord.from_file(store.comparisons / f"{row.comparison_id}.json")
+            charts += comparison_charts(store, record, texts, floor_of(store, record))
+    charts += replay_charts(data)
+    with contextlib.suppress(IndexError, ActordbgError):  # no input, or one that was pruned
+        run = query.get_dump(store, data.spec.inputs[0].dump_id).run
+        chart = run_timeline(run, calls_of(store, run), dropped_of(store, run))
+        charts += [chart] if chart is not None else []
+    return charts
+
+
+def floor_of(store: Store, record: ComparisonRecord) -> float | None:
+    """The noise floor of a log-prob that the comparison was judged with; None without one, or where it cannot be read."""
+    with contextlib.suppress(ActordbgError):
+        return NoiseRecord.from_file(store.noise / f"{record.noise_id}.json").floor.get("max_abs")
+    return None
+
+
+def calls_of(source: Store | query.Catalog, run: str) -> list[DumpRow]:
+    """The recorded calls of a run, the oldest first."""
+    return query.select_dumps(source, f"run = {quoted(run)}", limit=MOST_CALLS)
+
+
+def dropped_of(store: Store, run: str) -> dict[int, int]:
+    """How many calls each rank of a run dropped, by its published counters; one that cannot be read counts nothing."""
+    dropped: Counter[int] = Counter()
+    for path in store.counters.glob("*/[!.]*.json"):
+        with contextlib.suppress(CorruptDump):
+            counters = read_counters(path)
+            if counters["run"] == run:
+                dropped[counters["rank"]] += sum(counters.get("dropped", {}).values())
+    return dict(dropped)
+
+
+def quoted(text: str) -> str:
+    """`text` as a value of a condition."""
+    return "'" + text.replace("'", "''") + "'"

@@ -1,7 +1,8 @@
-"""Pictures of one replay: its workers over time, time and memory by length, where the seconds went, and the laws. Pure.
+"""Pictures of one replay: its workers over time, time and memory by length, where the seconds went, and the laws; and a training
+run over time, from its dumps. Pure.
 
 Each function gives a Chart, or None where nothing was measured that it could show. Warm-up is drawn apart from steady inputs, as
-`records/arithmetic.py` tells them apart. Of more inputs than a picture can hold, what did not pass is kept and the rest thinned.
+`records/replay_record.py` tells them apart. Of more inputs than a picture can hold, what did not pass is kept, the rest thinned.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 from actordbg.base.units import plural
+from actordbg.catalog.query import DumpRow
 from actordbg.document.blocks import Chart, Grid, number, seconds
 from actordbg.document.specifications import (
     ACCENT,
@@ -20,6 +24,7 @@ from actordbg.document.specifications import (
     MOST_MARKS,
     PART,
     QUIET,
+    Spec,
     coloured,
     hints,
     layer,
@@ -28,9 +33,21 @@ from actordbg.document.specifications import (
     quantity,
     thinned,
 )
-from actordbg.records.arithmetic import median, warm_up_of
-from actordbg.records.law_answer import BROKEN, KEPT, NONDETERMINISTIC, NOT_CHECKED, WITHIN_ROUNDING, answers_of
-from actordbg.records.replay_record import CRASHED, FAILED, HUNG, PASSED, STOPPED
+from actordbg.records.replay_record import (
+    BROKEN,
+    CRASHED,
+    FAILED,
+    HUNG,
+    KEPT,
+    NONDETERMINISTIC,
+    NOT_CHECKED,
+    PASSED,
+    STOPPED,
+    WITHIN_ROUNDING,
+    answers_of,
+    median,
+    warm_up_of,
+)
 from actordbg.replay.replay_data import ReplayData
 
 Values = list[dict[str, Any]]
@@ -38,34 +55,35 @@ _KINDS = {"steady": ACCENT, "first input": PART, "compiled": "#8a6fb0", "did not
 _BAD = (FAILED, CRASHED, HUNG, STOPPED)
 _LAWS = {KEPT: GOOD, WITHIN_ROUNDING: "#8fc7ae", NOT_CHECKED: QUIET, NONDETERMINISTIC: PART, BROKEN: BAD}
 _MOST_LANES = 64
+TRIGGERS = {
+    "nan": "#d1495b",
+    "exception": "#8a2be2",
+    "oom": "#b8860b",
+    "slow": "#d99a1c",
+    "logprobs": "#c2185b",
+    "before": "#8d99a6",
+}
 MIB = 2.0**20
 
 
 def replay_charts(data: ReplayData) -> list[Chart]:
     """Every picture of a replay that there is something to show in."""
-    made = (by_length(data), memory_by_length(data), timeline(data), spent(data), laws(data))
-    return [chart for chart in made if chart is not None]
-
-
-def by_length(data: ReplayData) -> Chart | None:
-    """Seconds of forward and backward of each input, by its length."""
     what = "forward and backward" if any(result.backward_s is not None for result in data.results) else "forward"
-    says = "Seconds of each input by seq_len, padding included."
     took = {
         result.dump_id: result.forward_s + (result.backward_s or 0.0) for result in data.results if result.forward_s is not None
     }
-    return _scatter(data, took, f"Time by length: {what}", f"{what}, s", "s", says)
-
-
-def memory_by_length(data: ReplayData) -> Chart | None:
-    """Peak memory of each input, by its length."""
     peaks = {one.dump_id: one.peak_memory_bytes / MIB for one in data.results if one.peak_memory_bytes is not None}
-    says = "Peak memory of the worker while an input ran, by seq_len."
-    return _scatter(data, peaks, "Memory by length", "peak, MiB", "MiB", says)
+    made = (
+        _by_length(data, took, f"Time by length: {what}", f"{what}, s", "Seconds of each input by seq_len, padding included."),
+        _by_length(data, peaks, "Memory by length", "peak, MiB", "Peak memory of the worker while an input ran, by seq_len."),
+        timeline(data), spent(data), laws(data),
+    )  # fmt: skip
+    return [chart for chart in made if chart is not None]
 
 
-def _scatter(data: ReplayData, values: Mapping[str, float], title: str, axis: str, unit: str, says: str) -> Chart | None:
+def _by_length(data: ReplayData, values: Mapping[str, float], title: str, axis: str, says: str) -> Chart | None:
     """Points of values by dump id, over the lengths of the inputs."""
+    unit = axis.rpartition(", ")[2]
     by_id = {given.dump_id: given for given in data.spec.inputs}
     first, compiling = warm_up_of(data.results)
     rows: Values = []
@@ -93,46 +111,102 @@ def _scatter(data: ReplayData, values: Mapping[str, float], title: str, axis: st
 
 
 def timeline(data: ReplayData) -> Chart | None:
-    """Each worker's inputs over time: a lane for each worker, a bar for each input."""
-    timed = [(one, moment(one.started_at), moment(one.finished_at)) for one in data.results if one.started_at and one.finished_at]
-    if not timed:
-        return None
+    """Each worker's inputs over time: a line for each worker, a bar for each input."""
     lengths = {given.dump_id: given.seq_len for given in data.spec.inputs}
-    start = min(begin for _, begin, _ in timed)
     rows: Values = [
-        {"w": one.worker, "a": round(begin - start, 3), "z": round(end - start, 3), "t": round(end - begin, 3), "s": one.status,
-         "n": lengths.get(one.dump_id, 0), "d": one.dump_id}
-        for one, begin, end in timed
+        {"w": result.worker, "a": moment(result.started_at), "z": moment(result.finished_at), "s": result.status,
+         "n": lengths.get(result.dump_id, 0), "d": result.dump_id}
+        for result in data.results
+        if result.started_at and result.finished_at
     ]  # fmt: skip
-    rows.sort(key=lambda row: (row["w"], row["a"]))
-    lanes: dict[int, Values] = {}
+    if not rows:
+        return None
+    start = min(row["a"] for row in rows)
     for row in rows:
-        lanes.setdefault(row["w"], []).append(row)
-    some = list(lanes)[:_MOST_LANES]
-    kept = kept_marks([row for row in rows if row["w"] in some], lambda row: row["s"] != PASSED)
+        row |= {"a": round(row["a"] - start, 3), "z": round(row["z"] - start, 3), "t": round(row["z"] - row["a"], 3)}
+    workers = _by(rows, "w")
+    some = list(workers)[:_MOST_LANES]
+    kept = kept_marks([row for worker in some for row in workers[worker]], lambda row: row["s"] != PASSED)
     for row in kept:
         row["l"] = f"worker {row['w']}"
-    length = {"field": "n", "type": "quantitative", "title": "seq_len"}
+    bad = [row for row in kept if row["s"] != PASSED]
+    colours = coloured("s", None, dict.fromkeys((row["s"] for row in bad), BAD))
     shown = hints(("d", "dump"), ("n", "seq_len"), ("t", "seconds"), ("s", "status"))
-    lane, since = names("l", None), quantity("a", "seconds since the first input")
-    layers = [layer("bar", look={"opacity": 0.9}, x=since, x2={"field": "z"}, y=lane, color=length, tooltip=shown)]
-    if bad := [row for row in kept if row["s"] != PASSED]:
-        at = {"field": "z", "type": "quantitative"}
-        colours = coloured("s", None, dict.fromkeys((row["s"] for row in bad), BAD))
-        layers.append(layer("point", bad, {"size": 90, "filled": True}, x=at, y=lane, color=colours, tooltip=shown))
-    busy = {lane: sum(row["t"] for row in mine) for lane, mine in lanes.items()}
-    says = f"{plural(len(lanes), 'worker')}, {plural(len(rows), 'input')} in {seconds(max(row['z'] for row in rows))} s."
+    spec = _over_time("l", "seconds since the first input", kept, shown, bad, "z", colours, len(some))
+    busy = {worker: sum(row["t"] for row in mine) for worker, mine in workers.items()}
+    says = f"{plural(len(workers), 'worker')}, {plural(len(rows), 'input')} in {seconds(max(row['z'] for row in rows))} s."
     says += " A bar is an input, its colour is its length."
-    if len(lanes) > 1:
-        slowest = max(busy, key=lambda lane: busy[lane])
+    if len(workers) > 1:
+        slowest = max(busy, key=lambda worker: busy[worker])
         says += f" Busiest: worker {slowest}, {seconds(busy[slowest])} s."
     table = [
-        (f"worker {lane}", str(len(mine)), seconds(busy[lane]), seconds(max(row["t"] for row in mine)),
+        (f"worker {worker}", str(len(mine)), seconds(busy[worker]), seconds(max(row["t"] for row in mine)),
          str(sum(row["s"] != PASSED for row in mine)))
-        for lane, mine in lanes.items()
+        for worker, mine in workers.items()
     ]  # fmt: skip
     grid = Grid(("worker", "inputs", "busy s", "longest s", "did not pass"), table, {"worker"})
-    return Chart("The replay over time", says, layered(kept, *layers, height=lanes_high(len(some))), grid, left_out(kept, rows))
+    return Chart("The replay over time", says, spec, grid, left_out(kept, rows))
+
+
+def run_timeline(run: str, rows: Sequence[DumpRow], dropped: Mapping[int, int] = MappingProxyType({})) -> Chart | None:
+    """The calls of a run that were kept: a line for each rank, a mark for each call by length, and what was kept for a reason.
+
+    dropped: by rank, calls that it counted and could not keep; when, it does not know. A dump says when its call began, so a
+    straggler is a line that falls behind the others, or has a gap that only it has.
+    """
+    marks: Values = [
+        {"r": f"rank {row.rank}" + (f", {dropped[row.rank]} dropped" if dropped.get(row.rank) else ""), "q": row.rank,
+         "a": moment(row.timestamp), "n": row.seq_len, "b": row.batch_size, "o": row.role or "-", "g": row.triggered or "",
+         "d": row.dump_id}
+        for row in rows if moment(row.timestamp)
+    ]  # fmt: skip
+    if not marks:
+        return None
+    start = min(mark["a"] for mark in marks)
+    for mark in marks:
+        mark["a"] = round(mark["a"] - start, 3)
+    took, ranks = max(mark["a"] for mark in marks), sorted({row.rank for row in rows})
+    ranks_marks = _by([mark for mark in marks if mark["q"] in ranks[:_MOST_LANES]], "q")
+    drawn = [mark for mine in ranks_marks.values() for mark in mine]
+    kept = kept_marks(drawn, lambda mark: bool(mark["g"]))
+    width = max((mark["a"] for mark in kept), default=1.0) / 400 or 0.01
+    for mark in kept:
+        mark["z"] = round(mark["a"] + width, 3)
+    odd = [mark for mark in kept if mark["g"]]
+    colours = coloured("g", None, {mark["g"]: TRIGGERS.get(mark["g"], TRIGGERS["before"]) for mark in odd})
+    shown = hints(("d", "dump"), ("n", "seq_len"), ("b", "batch size"), ("o", "role"), ("g", "kept for"))
+    spec = _over_time("r", "seconds since the first call", kept, shown, odd, "a", colours, min(len(ranks), _MOST_LANES))
+    lost = sum(dropped.values())
+    says = f"{plural(len(rows), 'call')} of {plural(len(ranks), 'rank')} in {seconds(took)} s; a mark is a recorded call,"
+    says += " its colour its length. A lane that falls behind is a straggler."
+    says += f" {plural(lost, 'call')} dropped: counted, and not kept." if lost else ""
+    note = left_out(kept, drawn) + (f" {_MOST_LANES} of {len(ranks)} ranks." if len(ranks) > _MOST_LANES else "")
+    table = []
+    for mine in ranks_marks.values():
+        gaps = [later["a"] - mark["a"] for mark, later in pairwise(mine)]
+        times = map(seconds, (mine[0]["a"], mine[-1]["a"], max(gaps, default=None)))
+        table.append((mine[0]["r"], str(len(mine)), *times, str(sum(bool(mark["g"]) for mark in mine))))
+    grid = Grid(("rank", "calls", "first, s", "last, s", "longest gap, s", "kept for a reason"), table, {"rank"})
+    return Chart(f"The run over time: {run}", says, spec, grid, note.strip())
+
+
+def _by(rows: Values, key: str) -> dict[Any, Values]:
+    """The rows by the value of a key, ascending; those of a value by when they began."""
+    groups: dict[Any, Values] = {}
+    for row in sorted(rows, key=lambda row: (row[key], row["a"])):
+        groups.setdefault(row[key], []).append(row)
+    return groups
+
+
+def _over_time(name: str, axis: str, rows: Values, shown: list[Spec], odd: Values, at: str, colours: Spec, lines: int) -> Spec:
+    """Bars from `a` to `z`, a line for each value of `name`, coloured by length; `odd` ones are marked where they have `at`."""
+    length, line = {"field": "n", "type": "quantitative", "title": "seq_len"}, names(name, None)
+    since, end = quantity("a", axis), {"field": "z"}
+    layers = [layer("bar", rows, {"opacity": 0.9}, x=since, x2=end, y=line, color=length, tooltip=shown)]
+    if odd:
+        place = {"field": at, "type": "quantitative"}
+        layers.append(layer("point", odd, {"size": 85, "filled": True}, x=place, y=line, color=colours, tooltip=shown))
+    return layered([], *layers, height=lanes_high(lines))
 
 
 def spent(data: ReplayData) -> Chart | None:

@@ -14,14 +14,13 @@ from actordbg.catalog.tables import ComparisonRow
 from actordbg.config import consent
 from actordbg.config.as_ran import as_ran, in_words, label, meant, on_machine, toy
 from actordbg.config.replay_config import SETTINGS
-from actordbg.document.blocks import Block, Chart, Code, Grid, Heading, Items, Paragraph, number, rate, ratio, seconds
+from actordbg.document.blocks import Block, Chart, Code, Grid, Heading, Items, Paragraph, number, rate, seconds
 from actordbg.document.renderings import shorten
 from actordbg.formats.weight_hashes import RECORDED_WEIGHTS
-from actordbg.judge.agreement import against_the_run, ranks_in_words
-from actordbg.judge.law_summary import laws_in_words
-from actordbg.judge.report_model import Against, Counts, FailureGroup, ReplaySummary, Summary
+from actordbg.judge.agreement import against_the_run, laws_in_words, ranks_in_words
+from actordbg.judge.report_model import Against, Counts, FailureGroup, ReplaySummary, Summary, Timed
 from actordbg.judge.verdict_banner import banner
-from actordbg.records.arithmetic import PERCENTILE_DEFINITION, Spread
+from actordbg.records.replay_record import PERCENTILE_DEFINITION, Spread
 from actordbg.replay.hang import in_brief
 
 _LOG_LINES = 12
@@ -97,13 +96,17 @@ _COMPARED = (
 def _side_by_side(summary: Summary) -> list[Block]:
     comparison = summary.comparison
     assert comparison is not None
-    rows = [_compared(one, against) for one, against in zip(summary.replays, comparison.rows, strict=True)]
+    pairs = list(zip(summary.replays, comparison.rows, strict=True))
     columns = ("", "passed", "fwd", "p95", "tok/s", "peak mem", "x fwd", "timed", "digest = / !=")
+    shared = comparison.shared
+    quiet = {name for name, value in shared.items() if name in SETTINGS and (value is None or value in SETTINGS[name].quiet)}
+    quiet |= {"zero_stage"} if shared.get("backend") == "plain" else set()
+    told = {name: value for name, value in shared.items() if name not in quiet and (name in SETTINGS or name in _FACTS)}
     return [
-        Heading(f"{plural(len(rows), 'replay')} side by side", 2),
-        Grid(columns, tuple(rows), {""}),
-        Items(tuple(_configured(one, against) for one, against in zip(summary.replays, comparison.rows, strict=True))),
-        Paragraph(f"The same for all: {_shared(comparison.shared)}."),
+        Heading(f"{plural(len(pairs), 'replay')} side by side", 2),
+        Grid(columns, [_compared(one, against) for one, against in pairs], {""}),
+        Items([_configured(one, against) for one, against in pairs]),
+        Paragraph(f"The same for all: {_settings(told) or 'nothing'}."),
         Paragraph(
             f"x fwd: forward seconds by those of {comparison.baseline}, input by input, median over the inputs that are"
             f" steady in both (timed). digest: log-probs of inputs that passed in both, equal bit for bit or not."
@@ -111,27 +114,13 @@ def _side_by_side(summary: Summary) -> list[Block]:
     ]
 
 
-def _shared(shared: dict[str, Any]) -> str:
-    """What is the same for all: the label of it, as far as it says something, and facts of the model and the machine."""
-    quiet = {name for name, value in shared.items() if name in SETTINGS and (value is None or value in SETTINGS[name].quiet)}
-    quiet |= {"zero_stage"} if shared.get("backend") == "plain" else set()
-    kept = {name: value for name, value in shared.items() if name not in quiet and (name in SETTINGS or name in _FACTS)}
-    return _settings(kept) or "nothing"
-
-
 def _compared(one: ReplaySummary, against: Against) -> tuple[str, ...]:
-    baseline = one.label == "A"
-    return (
-        one.label,
-        f"{one.counts.passed}/{one.counts.inputs}",
-        seconds(one.forward.median),
-        seconds(one.forward.p95),
-        rate(one.tokens_per_s.median),
-        human_bytes(one.peak_memory_bytes),
-        "1" if baseline else ratio(against.forward_ratio),
-        "-" if baseline else str(against.timed),
-        "-" if baseline else f"{against.digests_equal} / {against.digests_differ}",
-    )
+    beside = ("1", "-", "-")
+    if one.label != "A":
+        slower = "-" if against.forward_ratio is None else f"{against.forward_ratio:.2f}"
+        beside = (slower, str(against.timed), f"{against.digests_equal} / {against.digests_differ}")
+    times = (seconds(one.forward.median), seconds(one.forward.p95), rate(one.tokens_per_s.median))
+    return one.label, f"{one.counts.passed}/{one.counts.inputs}", *times, human_bytes(one.peak_memory_bytes), *beside
 
 
 def _configured(one: ReplaySummary, against: Against) -> str:
@@ -147,7 +136,7 @@ def _configured(one: ReplaySummary, against: Against) -> str:
 
 def _replay(one: ReplaySummary, charts: Sequence[Chart]) -> list[Block]:
     return [
-        Heading(f"{one.label}  {one.replay_id}", 2), Items(tuple(_facts(one))), *_stopped(one), *_failures(one), *charts,
+        Heading(f"{one.label}  {one.replay_id}", 2), Items(list(_facts(one))), *_stopped(one), *_failures(one), *charts,
         *_timing(one), *_slowest(one), *_numbers(one), *_comparisons(one),
     ]  # fmt: skip
 
@@ -187,9 +176,9 @@ _LISTED_IDS = re.compile(r"dump_id in \((?P<ids>'[^()]{160,})\)")
 
 def counted(counts: Counts) -> str:
     """ "3 passed, 1 hung of 4": what is zero is left out, except when nothing passed."""
-    names = (("passed", counts.passed), ("failed", counts.failed), ("crashed", counts.crashed), ("hung", counts.hung),
-             ("stopped", counts.stopped), ("not run", counts.not_run))  # fmt: skip
-    shown = [f"{count:,} {name}" for name, count in names if count or name == "passed"]
+    names = ("passed", "failed", "crashed", "hung", "stopped", "not_run")
+    found = {name: getattr(counts, name) for name in names}
+    shown = [f"{count:,} {name.replace('_', ' ')}" for name, count in found.items() if count or name == "passed"]
     return f"{', '.join(shown)} of {counts.inputs:,}"
 
 
@@ -202,8 +191,7 @@ def _stopped(one: ReplaySummary) -> list[Block]:
 
 
 def _failures(one: ReplaySummary) -> list[Block]:
-    blocks = [block for group in one.failures for block in _failure(group)]
-    return [Heading("Failures", 3), *blocks] if blocks else []
+    return [Heading("Failures", 3), *(block for group in one.failures for block in _failure(group))] if one.failures else []
 
 
 def _failure(group: FailureGroup) -> list[Block]:
@@ -216,32 +204,26 @@ def _failure(group: FailureGroup) -> list[Block]:
         lines.append(f"why: {group.explanation}")
     lines += [f"way out: {way}" for way in group.ways_out]
     lines += [f"for example: {example}" for example in group.examples]
-    blocks: list[Block] = [Items(tuple(lines))]
-    if group.log_excerpt and not group.explanation:
-        blocks.append(Code("\n".join(group.log_excerpt.strip().splitlines()[-8:])))
-    elif stacks := in_brief(group.log_excerpt or ""):
-        blocks.append(Code(stacks))
-    return blocks
+    log = group.log_excerpt or ""
+    shown = in_brief(log) if group.explanation else "\n".join(log.strip().splitlines()[-8:])
+    return [Items(lines), *([Code(shown)] if shown else [])]
 
 
 def _timing(one: ReplaySummary) -> list[Block]:
     model = as_ran(one.asked, one.resolved)["model"]
-    blocks: list[Block] = [Heading(f"Time and memory by seq_len{toy(model, ', of a ')}", 3)]
+    heading = Heading(f"Time and memory by seq_len{toy(model, ', of a ')}", 3)
     if not one.buckets:
-        return [*blocks, Paragraph("No input has a result.")]
+        return [heading, Paragraph("No input has a result.")]
     columns = ("seq_len", "n", "steady", "fwd", "p95", "bwd", "p95", "tok/s", "all", "peak mem")
-    rows = [(b.label, b.inputs, b.steady, b.forward, b.backward, b.tokens_per_s, b.peak_memory_bytes) for b in one.buckets]
-    counts = one.counts
-    if len(one.buckets) > 1:
-        done = counts.inputs - counts.not_run
-        steady = sum(b.steady for b in one.buckets)
-        rows.append(("all", done, steady, one.forward, one.backward, one.tokens_per_s, one.peak_memory_bytes))
+    rows: list[tuple[str, int, int, Timed]] = [(each.label, each.inputs, each.steady, each) for each in one.buckets]
+    if len(rows) > 1:
+        rows.append(("all", one.counts.inputs - one.counts.not_run, sum(each.steady for each in one.buckets), one))
     cells = [
-        (name, str(inputs), str(timed), seconds(fwd.median), seconds(fwd.p95), seconds(bwd.median), seconds(bwd.p95),
-         rate(speed.median), rate(speed.total), human_bytes(peak))
-        for name, inputs, timed, fwd, bwd, speed, peak in rows
+        (name, str(inputs), str(steady), *map(seconds, (of.forward.median, of.forward.p95, of.backward.median, of.backward.p95)),
+         rate(of.tokens_per_s.median), rate(of.tokens_per_s.total), human_bytes(of.peak_memory_bytes))
+        for name, inputs, steady, of in rows
     ]  # fmt: skip
-    return [*blocks, Grid(columns, cells, {"seq_len"}), Paragraph(_warm_up(one))]
+    return [heading, Grid(columns, cells, {"seq_len"}), Paragraph(_warm_up(one))]
 
 
 def _warm_up(one: ReplaySummary) -> str:
@@ -266,10 +248,10 @@ def _slowest(one: ReplaySummary) -> list[Block]:
     if not one.slowest:
         return []
     title = "Slowest inputs" if one.slowest_are_steady else "Slowest inputs (warm-up included: none is steady)"
-    rows = tuple(
+    rows = [
         (s.dump_id, str(s.rank), str(s.batch_size), str(s.seq_len), seconds(s.forward_s), seconds(s.backward_s))
         for s in one.slowest
-    )
+    ]
     return [Heading(title, 3), Grid(("dump", "rank", "B", "S", "fwd s", "bwd s"), rows, {"dump"})]
 
 
@@ -292,7 +274,7 @@ def _numbers(one: ReplaySummary) -> list[Block]:
     if one.compiled:
         c = one.compiled
         lines.append(f"torch.compile: {plural(c.graphs, 'graph')}, {plural(c.graph_breaks, 'graph break')}")
-    return [Heading("Numbers", 3), Items(tuple(lines))] if lines else []
+    return [Heading("Numbers", 3), Items(lines)] if lines else []
 
 
 def _settings(data: dict[str, Any]) -> str:
@@ -305,7 +287,7 @@ def _comparisons(one: ReplaySummary) -> list[Block]:
     if not one.comparisons:
         return []
     columns = ("against", "verdict", "dumps", "max", "mean", "clip", "|g| rel")
-    rows = tuple(
+    rows = [
         (
             c.against if c.against_kind == "replay" else f"{c.against_kind} {c.against}".removesuffix(" golden"),
             c.verdict,
@@ -316,20 +298,15 @@ def _comparisons(one: ReplaySummary) -> list[Block]:
             number(c.grad_norm_rel, 2),
         )
         for c in one.comparisons
-    )
-    return [
-        Heading("Compared", 3),
-        Grid(columns, rows, {"against", "verdict"}),
-        Items(tuple(_compared_with(c) for c in one.comparisons)),
     ]
+    said = Items([_compared_with(c) for c in one.comparisons])
+    return [Heading("Compared", 3), Grid(columns, rows, {"against", "verdict"}), said]
 
 
 def _compared_with(c: ComparisonRow) -> str:
     text = f"{c.comparison_id}: {c.against_label or c.against}"
-    counts = [f"{c.mismatches:,} a mismatch"] * bool(c.mismatches) + [f"{c.within_noise:,} within the noise"] * bool(
-        c.within_noise
-    )
-    text += f"; {', '.join(counts)}" if counts else ""
+    text += f"; {c.mismatches:,} a mismatch" if c.mismatches else ""
+    text += f"{', ' if c.mismatches else '; '}{c.within_noise:,} within the noise" if c.within_noise else ""
     if c.worst_dump is not None and c.mismatches:
         text += f"; the worst is {c.worst_dump}"
     text += f"; thresholds: {c.thresholds_from}" if c.compared else f"; {c.reasons or 'nothing in common'}"

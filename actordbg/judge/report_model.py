@@ -6,13 +6,12 @@ seconds, memory in bytes, log-probs in nats. A figure that was not measured is N
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from actordbg.catalog.tables import ComparisonRow
-from actordbg.judge.agreement import Generators, Golden, NotCompared, RankAgreement
-from actordbg.judge.law_summary import LawSummary
-from actordbg.records.arithmetic import Spread
+from actordbg.judge.agreement import Generators, Golden, LawSummary, NotCompared, RankAgreement
+from actordbg.records.replay_record import Spread
 
 
 @dataclass(frozen=True)
@@ -66,21 +65,24 @@ class Throughput:
     total: float | None
 
 
-@dataclass(frozen=True)
-class BucketFigures:
-    """The figures of one range of seq_len: `inputs` have a result, `steady` of them count for the times.
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """Times of steady inputs, and the largest peak of memory of all of them."""
 
-    `peak_memory_bytes` is the largest peak of the bucket's inputs.
-    """
+    forward: Spread
+    backward: Spread
+    tokens_per_s: Throughput
+    peak_memory_bytes: int | None
+
+
+@dataclass(frozen=True)
+class BucketFigures(Timed):
+    """The figures of one range of seq_len: `inputs` have a result, `steady` of them count for the times."""
 
     label: str
     inputs: int
     passed: int
     steady: int
-    forward: Spread
-    backward: Spread
-    tokens_per_s: Throughput
-    peak_memory_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ class Compiled:
 
 
 @dataclass(frozen=True)
-class ReplaySummary:
+class ReplaySummary(Timed):
     """One replay: its inputs, the configuration that ran, and its results.
 
     `comparisons`: the newest one of it (as A) with each other replay, the truth and the run's own results. `why`: what
@@ -151,10 +153,6 @@ class ReplaySummary:
     counts: Counts
     worker_starts: int
     failures: tuple[FailureGroup, ...]
-    forward: Spread
-    backward: Spread
-    tokens_per_s: Throughput
-    peak_memory_bytes: int | None
     buckets: tuple[BucketFigures, ...]
     warm_up: WarmUp
     slowest: tuple[SlowInput, ...]
@@ -169,6 +167,11 @@ class ReplaySummary:
     ranks: RankAgreement | None = None
     laws: LawSummary | None = None
     why: str = ""
+
+    @property
+    def truth(self) -> ComparisonRow | None:
+        """The newest comparison with the truth."""
+        return next((row for row in self.comparisons if row.against_kind == "truth"), None)
 
 
 @dataclass(frozen=True)
@@ -211,4 +214,4 @@ class Summary:
     replays: tuple[ReplaySummary, ...]
     totals: Counts
     comparison: SideBySide | None = None
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()

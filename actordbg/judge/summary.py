@@ -3,7 +3,7 @@
 Rules that keep the figures honest:
 
 * A report names the configuration that the workers *resolved* (their `ready` event), not the flag.
-* Warm-up is no part of steady timing (`records/arithmetic.py`) and shown apart. All other inputs whose forward ended count,
+* Warm-up is no part of steady timing (`records/replay_record.py`) and shown apart. All other inputs whose forward ended count,
   failed ones too.
 * An input without a result is "not run", so the counts add up to the inputs of the plan.
 * Times of different replays are never pooled. Side by side (`compare`), a ratio is over the inputs that both ran.
@@ -16,22 +16,22 @@ Example::
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 from actordbg.base.units import letter_of
 from actordbg.config.as_ran import as_ran, telling
 from actordbg.config.replay_config import SETTINGS
-from actordbg.judge.agreement import agreement_of, generators_of, golden_of, not_compared_of
-from actordbg.judge.failures import Explain, group_failures, nothing_known
-from actordbg.judge.law_summary import laws_of
+from actordbg.judge.agreement import agreement_of, generators_of, golden_of, laws_of, not_compared_of
 from actordbg.judge.report_model import (
     Against,
     BucketFigures,
     Compiled,
     Counts,
+    FailureGroup,
     Inputs,
     LogProbs,
     ReplaySummary,
@@ -41,9 +41,15 @@ from actordbg.judge.report_model import (
     Throughput,
     WarmUp,
 )
-from actordbg.records.arithmetic import (
+from actordbg.records.replay_record import (
+    CRASHED,
+    FAILED,
+    HUNG,
+    PASSED,
     PERCENTILE_DEFINITION,
-    Bucket,
+    STOPPED,
+    ReplayInput,
+    ResultRecord,
     bucket_of,
     finite,
     median,
@@ -51,10 +57,21 @@ from actordbg.records.arithmetic import (
     warm_up_of,
     weighted_mean,
 )
-from actordbg.records.replay_record import CRASHED, FAILED, HUNG, PASSED, STOPPED, ReplayInput, ResultRecord
 from actordbg.replay.replay_data import ReplayData
 
 SLOWEST = 5
+EXAMPLES = 3
+CAUSE_CHARS = 600
+Explain = Callable[[str], tuple[str, tuple[str, ...]] | None]
+"""From a signature's name to (explanation, ways out), or None for an unknown name; `actordbg.actor.signatures` in the product."""
+Results = Sequence[ResultRecord]
+ById = Mapping[str, ReplayInput]
+
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
+
+
+def nothing_known(name: str) -> None:
+    """The Explain that knows no signature."""
 
 
 def summarise(
@@ -68,7 +85,7 @@ def summarise(
 ) -> Summary:
     """The report over `replays`, in their order; the first one is the baseline of the comparison.
 
-    `explain` knows failure signatures (see `failures.Explain`); `slowest` is the number of slowest inputs per replay.
+    `explain` knows failure signatures; `slowest` is the number of slowest inputs per replay.
     """
     summaries = tuple(summary_of(data, letter_of(index), slowest, explain) for index, data in enumerate(replays))
     return Summary(
@@ -76,30 +93,29 @@ def summarise(
         generated_at=now,
         percentile=PERCENTILE_DEFINITION,
         replays=summaries,
-        totals=Counts(*(sum(getattr(one.counts, field.name) for one in summaries) for field in fields(Counts))),
-        comparison=compare(replays, [one.label for one in summaries]) if len(replays) > 1 else None,
+        totals=Counts(*(sum(getattr(summary.counts, field.name) for summary in summaries) for field in fields(Counts))),
+        comparison=compare(replays, [summary.label for summary in summaries]) if len(replays) > 1 else None,
         notes=tuple(notes),
     )
 
 
 def restrict(data: ReplayData, keep: Callable[[str], bool]) -> ReplayData:
-    """The same replay with only the inputs (and their results) whose dump id `keep` accepts."""
-    inputs = tuple(one for one in data.spec.inputs if keep(one.dump_id))
-    results = tuple(one for one in data.results if keep(one.dump_id))
+    """The replay with only the inputs (and their results) whose dump id `keep` accepts."""
+    inputs = tuple(given for given in data.spec.inputs if keep(given.dump_id))
+    results = tuple(result for result in data.results if keep(result.dump_id))
     return replace(data, spec=replace(data.spec, inputs=inputs), results=results)
 
 
 def summary_of(data: ReplayData, name: str = "A", slowest: int = SLOWEST, explain: Explain = nothing_known) -> ReplaySummary:
     """What a report says of one replay."""
     spec, results = data.spec, data.results
-    by_id = {one.dump_id: one for one in spec.inputs}
-    of, lengths = Counter(one.status for one in results), [one.seq_len for one in spec.inputs]
-    not_run = len(spec.inputs) - len({one.dump_id for one in results} & by_id.keys())
+    by_id = {given.dump_id: given for given in spec.inputs}
+    of, lengths = Counter(result.status for result in results), [given.seq_len for given in spec.inputs]
+    not_run = len(spec.inputs) - len({result.dump_id for result in results} & by_id.keys())
     first, compiling = warm_up_of(results)
-    warm = first | compiling
-    steady = [one for one in results if one.forward_s is not None and one.dump_id not in warm]
-    counted = [one for one in results if one.graphs is not None]
-    measured = [one for one in results if one.forward_s is not None]
+    measured = [result for result in results if result.forward_s is not None]
+    steady = [result for result in measured if result.dump_id not in first | compiling]
+    compiled = [result for result in results if result.graphs is not None]
     return ReplaySummary(
         label=name,
         replay_id=spec.replay_id,
@@ -111,36 +127,26 @@ def summary_of(data: ReplayData, name: str = "A", slowest: int = SLOWEST, explai
         asked=spec.config.to_dict(),
         resolved=dict(data.resolved),
         versions=dict(spec.versions),
-        inputs=Inputs(
-            min(lengths, default=None),
-            median(finite(lengths)),
-            max(lengths, default=None),
-            sum(one.tokens for one in spec.inputs),
-        ),
+        inputs=Inputs(min(lengths, default=None), median(lengths), max(lengths, default=None), _total(spec.inputs, "tokens")),
         counts=Counts(not_run + len(results), of[PASSED], of[FAILED], of[CRASHED], of[HUNG], not_run, of[STOPPED]),
-        worker_starts=len({(one.worker, one.attempt) for one in results}),
+        worker_starts=len({(result.worker, result.attempt) for result in results}),
         failures=group_failures(results, explain),
-        forward=spread(one.forward_s for one in steady),
-        backward=spread(one.backward_s for one in steady),
-        tokens_per_s=_throughput(steady, by_id),
-        peak_memory_bytes=_peak(results),
-        buckets=_buckets(results, steady, by_id),
+        **_timed(results, steady, by_id),
+        buckets=tuple(_buckets(results, {result.dump_id for result in steady}, by_id)),
         warm_up=WarmUp(
             len(first),
-            spread(one.forward_s for one in results if one.dump_id in first),
+            spread(result.forward_s for result in results if result.dump_id in first),
             len(compiling),
-            spread(one.forward_s for one in results if one.dump_id in compiling),
+            spread(result.forward_s for result in results if result.dump_id in compiling),
         ),
-        slowest=_slowest(steady or measured, by_id, slowest),
+        slowest=_slowest(steady or measured, by_id)[:slowest],
         slowest_are_steady=bool(steady),
-        logprobs=_logprobs(results),
+        logprobs=_logprobs([result for result in results if result.logprob_count is not None]),
         golden=golden_of(results, "golden"),
         golden_entropy=golden_of(results, "golden_entropy"),
         generators=generators_of(results),
         not_compared=not_compared_of(results),
-        compiled=Compiled(len(counted), sum(one.graphs or 0 for one in counted), sum(one.graph_breaks or 0 for one in counted))
-        if counted
-        else None,
+        compiled=Compiled(len(compiled), _total(compiled, "graphs"), _total(compiled, "graph_breaks")) if compiled else None,
         comparisons=data.comparisons,
         ranks=agreement_of(results, spec.config),
         laws=laws_of(results, spec.config),
@@ -148,75 +154,95 @@ def summary_of(data: ReplayData, name: str = "A", slowest: int = SLOWEST, explai
     )
 
 
-def _tokens(one: ResultRecord, by_id: dict[str, ReplayInput]) -> int | None:
-    if one.tokens is not None:
-        return one.tokens
-    return by_id[one.dump_id].tokens if one.dump_id in by_id else None
+def _total(results: Sequence[Any], figure: str) -> int:
+    return sum(getattr(result, figure) or 0 for result in results)
 
 
-def _throughput(results: Sequence[ResultRecord], by_id: dict[str, ReplayInput]) -> Throughput:
-    pairs = [(_tokens(one, by_id), one.forward_s) for one in results]
-    known = [(tokens, seconds) for tokens, seconds in pairs if tokens is not None and seconds]
-    seconds = sum(s for _, s in known)
-    return Throughput(median([t / s for t, s in known]), sum(t for t, _ in known) / seconds if seconds else None)
+def _timed(results: Results, steady: Results, by_id: ById) -> dict[str, Any]:
+    """The fields of `Timed`: times of the steady results, the peak of all."""
+    given = {dump_id: each.tokens for dump_id, each in by_id.items()}
+    pairs = [(given.get(r.dump_id) if r.tokens is None else r.tokens, r.forward_s) for r in steady]
+    speeds = [(count, seconds) for count, seconds in pairs if count is not None and seconds]
+    took = sum(seconds for _, seconds in speeds)
+    total = sum(count for count, _ in speeds) / took if took else None
+    return {
+        "forward": spread(result.forward_s for result in steady),
+        "backward": spread(result.backward_s for result in steady),
+        "tokens_per_s": Throughput(median([count / seconds for count, seconds in speeds]), total),
+        "peak_memory_bytes": max((r.peak_memory_bytes for r in results if r.peak_memory_bytes is not None), default=None),
+    }
 
 
-def _peak(results: Iterable[ResultRecord]) -> int | None:
-    return max((one.peak_memory_bytes for one in results if one.peak_memory_bytes is not None), default=None)
+def _buckets(results: Results, steady: set[str], by_id: ById) -> Iterator[BucketFigures]:
+    groups: dict[tuple[int, int], list[ResultRecord]] = {}
+    for result in results:
+        if result.dump_id in by_id:
+            groups.setdefault(bucket_of(by_id[result.dump_id].seq_len), []).append(result)
+    for (low, high), members in sorted(groups.items()):
+        timed = [result for result in members if result.dump_id in steady]
+        passed = sum(result.status == PASSED for result in members)
+        yield BucketFigures(f"{low}-{high}", len(members), passed, len(timed), **_timed(members, timed, by_id))
 
 
-def _buckets(
-    results: Sequence[ResultRecord], steady: Sequence[ResultRecord], by_id: dict[str, ReplayInput]
-) -> tuple[BucketFigures, ...]:
-    timed = {one.dump_id for one in steady}
-    groups: dict[Bucket, list[ResultRecord]] = {}
-    for one in results:
-        if one.dump_id in by_id:
-            groups.setdefault(bucket_of(by_id[one.dump_id].seq_len), []).append(one)
-    buckets = []
-    for bucket in sorted(groups):
-        known = [one for one in groups[bucket] if one.dump_id in timed]
-        buckets.append(
-            BucketFigures(
-                label=bucket.label,
-                inputs=len(groups[bucket]),
-                passed=sum(one.status == PASSED for one in groups[bucket]),
-                steady=len(known),
-                forward=spread(one.forward_s for one in known),
-                backward=spread(one.backward_s for one in known),
-                tokens_per_s=_throughput(known, by_id),
-                peak_memory_bytes=_peak(groups[bucket]),
-            )
-        )
-    return tuple(buckets)
-
-
-def _slowest(results: Sequence[ResultRecord], by_id: dict[str, ReplayInput], count: int) -> tuple[SlowInput, ...]:
-    def seconds(one: ResultRecord) -> float:
-        return (one.forward_s or 0.0) + (one.backward_s or 0.0)
-
-    known = [one for one in results if one.dump_id in by_id]
-    ordered = sorted(known, key=lambda one: (-seconds(one), one.dump_id))
-    pairs = ((one, by_id[one.dump_id]) for one in ordered[:count])
+def _slowest(results: Results, by_id: ById) -> tuple[SlowInput, ...]:
+    """The inputs of these results, by forward plus backward seconds, the slowest first."""
+    ordered = sorted(results, key=lambda result: (-(result.forward_s or 0.0) - (result.backward_s or 0.0), result.dump_id))
+    pairs = ((by_id[result.dump_id], result) for result in ordered if result.dump_id in by_id)
     return tuple(
-        SlowInput(one.dump_id, at.rank, at.batch_size, at.seq_len, at.tokens, one.forward_s or 0.0, one.backward_s)
-        for one, at in pairs
+        SlowInput(
+            given.dump_id, given.rank, given.batch_size, given.seq_len, given.tokens, took.forward_s or 0.0, took.backward_s
+        )
+        for given, took in pairs
     )
 
 
-def _logprobs(results: Sequence[ResultRecord]) -> LogProbs | None:
-    known = [one for one in results if one.logprob_count is not None]
-    if not known:
+def _logprobs(results: Results) -> LogProbs | None:
+    if not results:
         return None
     return LogProbs(
-        results=len(known),
-        count=sum(one.logprob_count or 0 for one in known),
-        mean=weighted_mean((one.logprob_mean, one.logprob_count) for one in known),
-        lowest=min(finite(one.logprob_min for one in known), default=None),
-        highest=max(finite(one.logprob_max for one in known), default=None),
-        nonfinite=sum(one.nonfinite or 0 for one in known),
-        entropy_mean=weighted_mean((one.entropy_mean, one.logprob_count) for one in known),
-        folded_ids=sum(bool(one.folded_ids) for one in known),
+        results=len(results),
+        count=_total(results, "logprob_count"),
+        mean=weighted_mean((result.logprob_mean, result.logprob_count) for result in results),
+        lowest=min(finite(result.logprob_min for result in results), default=None),
+        highest=max(finite(result.logprob_max for result in results), default=None),
+        nonfinite=_total(results, "nonfinite"),
+        entropy_mean=weighted_mean((result.entropy_mean, result.logprob_count) for result in results),
+        folded_ids=_total(results, "folded_ids"),
+    )
+
+
+# Failures grouped by what they have in common: a known signature, else the kind of error with its figures taken out. A hundred
+# inputs that fail alike are one line of a report, with the first of them as the example.
+
+
+def group_failures(results: Results, explain: Explain) -> tuple[FailureGroup, ...]:
+    """One group for each kind of failure, the largest first. The earliest result of a group gives its cause."""
+    groups: dict[tuple[str, str], list[ResultRecord]] = {}
+    for result in sorted(results, key=lambda result: (result.started_at, result.slot)):
+        if result.status != PASSED:
+            text = _NUMBERS.sub("#", (result.error or "").strip().partition("\n")[0][:200])
+            alike = ("signature", result.signature) if result.signature else (result.error_class or result.status, text)
+            groups.setdefault(alike, []).append(result)
+    made = [_group(members, explain) for members in groups.values()]
+    return tuple(sorted(made, key=lambda group: (-group.count, group.name)))
+
+
+def _group(members: Results, explain: Explain) -> FailureGroup:
+    first = members[0]
+    unnamed = {CRASHED: "worker died", HUNG: "timed out", FAILED: "non-finite log-probs" if first.nonfinite else FAILED}
+    known = explain(first.signature) if first.signature else None
+    explanation, ways_out = known or ("", ())
+    return FailureGroup(
+        name=first.signature or first.error_class or unnamed.get(first.status, first.status),
+        known=known is not None,
+        count=len(members),
+        statuses=dict(Counter(result.status for result in members)),
+        error_class=first.error_class,
+        cause=(first.error or "")[:CAUSE_CHARS],
+        log_excerpt=first.log_excerpt,
+        explanation=explanation,
+        ways_out=tuple(ways_out),
+        examples=tuple(result.dump_id for result in members[:EXAMPLES]),
     )
 
 
@@ -279,5 +305,5 @@ def _against(baseline: ReplayData, data: ReplayData, label: str, differs: dict[s
         forward_ratio=median(ratios),
         digests_equal=sum(equal),
         digests_differ=len(equal) - sum(equal),
-        mean_moved=max(finite(moved), default=None),
+        mean_moved=max(moved, default=None),
     )

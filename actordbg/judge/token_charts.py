@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from actordbg.base.units import plural
 from actordbg.document.blocks import Chart, Grid, number
 from actordbg.document.specifications import (
@@ -21,7 +23,6 @@ from actordbg.document.specifications import (
     Spec,
     coloured,
     hints,
-    histogram,
     layer,
     layered,
     names,
@@ -32,6 +33,7 @@ from actordbg.document.specifications import (
 
 FIELDS, ROWS, POINTS = 110, 24, 1200
 """Fields of a row, rows, and points of a scatter that a picture has at most."""
+_BINS = 41
 _WORST = 12
 _PASTED = 30
 """Characters of a dump's id that every command takes for it."""
@@ -39,8 +41,6 @@ PROMPT, PADDING, RESPONSE = "prompt", "padding", "response"
 _KINDS = {PROMPT: ACCENT, PADDING: QUIET}
 Texts = Callable[[Sequence[int]], str]
 """The text of token ids, by a tokenizer."""
-
-
 Rows = list[list[float]]
 
 
@@ -60,46 +60,70 @@ class TokenPair:
     real: Rows | None = None
     limit: float | None = None
 
-    def compared(self) -> Iterator[tuple[int, int, float, float]]:
-        """Yields row, action, and both log-probs of every token that the mask selects."""
-        for row, (ours, theirs, mask) in enumerate(zip(self.a, self.b, self.mask, strict=True)):
-            for action, (a, b, chosen) in enumerate(zip(ours, theirs, mask, strict=True)):
-                if chosen:
-                    yield row, action, a, b
+    @property
+    def chosen(self) -> Any:
+        """Whether the mask selects a token, [B, A]."""
+        return np.array(self.mask, bool)
 
-
-@dataclass(frozen=True)
-class _Place:
-    kind: str
-    token: int | None
-    apart: float = 0.0
-    a: float | None = None
-    b: float | None = None
+    @property
+    def apart(self) -> Any:
+        """A - B, [B, A]; a value that is not finite on one side only is as far as a picture can show."""
+        a, b = np.array(self.a), np.array(self.b)
+        with np.errstate(invalid="ignore"):
+            far = np.where(np.isfinite(a) & np.isfinite(b), a - b, 1e3)
+        return np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, far)
 
 
 def tokens_chart(pair: TokenPair, texts: Texts | None = None) -> Chart | None:
     """Rows x positions of one dump; None where nothing was compared in it."""
-    rows = [_row(pair, at) for at in range(len(pair.mask))]
-    compared = [(abs(p.apart), r, c) for r, row in enumerate(rows) for c, p in enumerate(row) if p.kind == RESPONSE]
-    if not compared:
+    chosen, actions = pair.chosen, len(pair.mask[0])
+    if not chosen.any():
         return None
-    worst = max(compared)
-    order = sorted(range(len(rows)), key=lambda at: -max((abs(p.apart) for p in rows[at]), default=0))[:ROWS]
-    width = max(1, math.ceil(max(map(len, rows)) / FIELDS))
-    fields = [field for at in sorted(order) for field in _fields(rows[at], at, width, texts)]
-    spec = _drawn(fields, worst, height=max(70, min(520, 26 * len(order))))
-    share = "" if width == 1 else f" A field is {width} positions, and shows the worst of them."
-    left = f"{ROWS} of {plural(len(rows), 'row')}, those that are furthest apart." if len(rows) > ROWS else ""
-    says = f"{pair.dump_id}: {plural(len(rows), 'row')}. The worst token is ringed: {_where(worst[1], worst[2], 1)},"
-    says += f" {number(worst[0], 3)} nats.{share}"
+    length = len(pair.ids[0]) if pair.ids else actions + 1
+    before = ((0, 0), (length - actions, 0))  # log-probs are those of the last tokens
+    real = np.ones((len(chosen), length), bool) if pair.real is None else np.array(pair.real, bool)
+    kinds = np.where(np.pad(chosen, before), RESPONSE, np.where(real, PROMPT, PADDING))
+    apart = np.pad(np.where(chosen, pair.apart, 0.0), before)
+    far, answers = np.abs(apart), np.argwhere(kinds == RESPONSE)
+    order = np.argsort(-far.max(axis=1), kind="stable")[:ROWS]
+    ranked = answers[np.argsort(-far[tuple(answers.T)], kind="stable")]
+    row, position = ranked[0].tolist()
+    width = max(1, math.ceil(length / FIELDS))
+
+    def text_of(at: int, start: int, end: int, hidden: str = "") -> str:
+        """The text of a row's tokens; those of a hidden kind are left out."""
+        ids = pair.ids[at] if pair.ids else [0] * length
+        places = range(max(0, start), min(end, length))
+        return texts([int(ids[place]) for place in places if kinds[at][place] != hidden]) if texts else ""
+
+    fields: list[dict[str, Any]] = []
+    for at in sorted(order.tolist()):
+        for start in range(0, length, width):
+            end = min(start + width, length)
+            within = kinds[at][start:end].tolist()
+            kind = RESPONSE if RESPONSE in within else max((PROMPT, PADDING), key=within.count)
+            field = {"a": start, "z": end, "r": f"row {at}", "k": kind, "t": _where(at, start, end - start)}
+            if kind == RESPONSE:
+                value = float(f"{far[at][start:end].max():.4g}")
+                field |= {"v": value, "s": number(value, 3)}
+            elif not texts and start and fields[-1]["k"] == kind:  # one mark for a run of prompt or padding
+                first = fields.pop()["a"]
+                field |= {"a": first, "t": _where(at, first, end - first)}
+            fields.append(field | ({"w": text_of(at, start, end)[:90]} if texts else {}))
+    spec = _drawn(fields, (float(far[row][position]), row, position), height=max(70, min(520, 26 * len(order))))
     lines = []
-    for _, r, c in sorted(compared, key=lambda token: -token[0])[:_WORST]:
-        p = rows[r][c]
-        token = "-" if p.token is None else str(p.token)
-        line = (str(r), str(c), token, number(p.a, 6), number(p.b, 6), number(p.apart, 3))
-        lines.append((*line, *([_around(rows[r], c, texts)] if texts else [])))
-    columns = ("row", "position", "token", "A", "B", "A - B", *(("text",) if texts else ()))
-    return Chart("A dump's tokens", says, spec, Grid(columns, tuple(lines), {"text"}), left)
+    for r, c in ranked[:_WORST].tolist():
+        action = c - length + actions
+        token = str(int(pair.ids[r][c])) if pair.ids else "-"
+        line = (str(r), str(c), token, number(pair.a[r][action], 6), number(pair.b[r][action], 6), number(apart[r][c], 3))
+        around = f"{text_of(r, c - 8, c, PADDING)}[{text_of(r, c, c + 1)}]{text_of(r, c + 1, c + 7, PADDING)}"
+        lines.append((*line, *[around] * bool(texts)))
+    columns = ("row", "position", "token", "A", "B", "A - B", *["text"] * bool(texts))
+    says = f"{pair.dump_id}: {plural(len(chosen), 'row')}. The worst token is ringed: {_where(row, position, 1)},"
+    says += f" {number(far[row][position], 3)} nats."
+    says += "" if width == 1 else f" A field is {width} positions, and shows the worst of them."
+    left = f"{ROWS} of {plural(len(chosen), 'row')}, those that are furthest apart." if len(chosen) > ROWS else ""
+    return Chart("A dump's tokens", says, spec, Grid(columns, lines, {"text"}), left)
 
 
 def _drawn(fields: Sequence[dict[str, Any]], worst: tuple[float, int, int], height: int) -> Spec:
@@ -117,65 +141,23 @@ def _drawn(fields: Sequence[dict[str, Any]], worst: tuple[float, int, int], heig
     return layered([], ground, heat, ring, height=height, x=quantity("a", "position"), y=names("r", None))
 
 
-def _row(pair: TokenPair, at: int) -> list[_Place]:
-    """A row's places by position. Log-probs [B, A] are those of the last A tokens."""
-    mask, ids = pair.mask[at], pair.ids[at] if pair.ids else None
-    length = len(ids) if ids else len(mask) + 1
-    places = []
-    for position in range(length):
-        action = position - length + len(mask)
-        token = int(ids[position]) if ids else None
-        if action >= 0 and mask[action]:
-            a, b = pair.a[at][action], pair.b[at][action]
-            places.append(_Place(RESPONSE, token, _apart(a, b), a, b))
-        else:
-            real = pair.real is None or pair.real[at][position]
-            places.append(_Place(PROMPT if real else PADDING, token))
-    return places
-
-
-def _apart(a: float, b: float) -> float:
-    """A - B; a value that is not finite on one side only is as far as a picture can show."""
-    if a == b or (math.isnan(a) and math.isnan(b)):
-        return 0.0
-    return a - b if math.isfinite(a) and math.isfinite(b) else 1e3
-
-
-def _fields(row: Sequence[_Place], at: int, width: int, texts: Texts | None) -> list[dict[str, Any]]:
-    fields: list[dict[str, Any]] = []
-    for start in range(0, len(row), width):
-        places = row[start : start + width]
-        end, compared = start + len(places), [abs(p.apart) for p in places if p.kind == RESPONSE]
-        kind = RESPONSE if compared else max((PROMPT, PADDING), key=[p.kind for p in places].count)
-        if not texts and fields and fields[-1]["k"] == kind != RESPONSE:  # one mark for a run of prompt or padding
-            start = fields.pop()["a"]
-        field = {"a": start, "z": end, "r": f"row {at}", "k": kind, "t": _where(at, start, end - start)}
-        if compared:
-            value = float(f"{max(compared):.4g}")
-            field |= {"v": value, "s": number(value, 3)}
-        fields.append(field | ({"w": texts([p.token or 0 for p in places])[:90]} if texts else {}))
-    return fields
-
-
 def _where(row: int, position: int, count: int) -> str:
     return f"row {row}, position {position}" + (f" to {position + count - 1}" if count > 1 else "")
 
 
-def _around(row: Sequence[_Place], at: int, texts: Texts) -> str:
-    """The token in its text: "the cat [sat] on the"."""
-
-    def said(places: Sequence[_Place]) -> str:
-        return texts([p.token or 0 for p in places if p.kind != PADDING])
-
-    return f"{said(row[max(0, at - 8) : at])}[{said(row[at : at + 1])}]{said(row[at + 1 : at + 7])}"
+def _compared(pairs: Sequence[TokenPair]) -> Iterator[tuple[str, int, int, float, float]]:
+    """Yields dump, row, action, A - B, and B's log-prob of every token that a mask selects."""
+    for pair in pairs:
+        apart = pair.apart
+        for row, action in np.argwhere(pair.chosen).tolist():
+            yield pair.dump_id, row, action, float(apart[row][action]), pair.b[row][action]
 
 
 def scatter_chart(pairs: Sequence[TokenPair], limit: float | None, floor: float | None = None) -> Chart | None:
     """How far A is from B at each token, by how likely B finds it; the limit and the noise floor as bands."""
     points: list[dict[str, Any]] = [
-        {"b": float(f"{b:.5g}"), "d": float(f"{_apart(a, b):.4g}"), "i": pair.dump_id[:_PASTED], "t": f"row {row}, action {at}"}
-        for pair in pairs
-        for row, at, a, b in pair.compared()
+        {"b": float(f"{b:.5g}"), "d": float(f"{apart:.4g}"), "i": dump_id[:_PASTED], "t": f"row {row}, action {action}"}
+        for dump_id, row, action, apart, b in _compared(pairs)
         if math.isfinite(b)
     ]
     if not points:
@@ -207,23 +189,21 @@ def scatter_chart(pairs: Sequence[TokenPair], limit: float | None, floor: float 
 
 def histogram_chart(pairs: Sequence[TokenPair]) -> Chart | None:
     """How many tokens are how far apart, with their sign: rounding is even on both sides of zero."""
-    values = [_apart(a, b) for pair in pairs for _, _, a, b in pair.compared()]
-    bins = histogram(values, 41)
-    if len(bins) < 2:
+    values = np.array([apart for *_, apart, _ in _compared(pairs)])
+    if not len(values) or values.min() == values.max():
         return None
-    rows = [{"a": float(f"{one['from']:.4g}"), "z": float(f"{one['to']:.4g}"), "c": one["count"]} for one in bins]
+    counts, edges = np.histogram(values, _BINS)
+    bins = zip(edges, edges[1:], counts.tolist(), strict=False)
+    rows = [{"a": float(f"{low:.4g}"), "z": float(f"{high:.4g}"), "c": count} for low, high, count in bins]
     bars = layer(
         "bar", look={"color": ACCENT, "binSpacing": 0}, tooltip=hints(("a", "from, nats"), ("z", "to, nats"), ("c", "tokens"))
     )
-    x = quantity("a", "A - B, nats", zero=False, axis=small(max(map(abs, values))))
-    counts = quantity("c", "tokens", scale={"type": "symlog"}, axis={"format": "~s", "tickCount": 5})
-    spec = layered(rows, bars, x=x, x2={"field": "z"}, y=counts, y2={"datum": 0}, height=260)
-    middle = sum(values) / len(values)
-    says = (
-        f"Mean {middle:+.2g} nats over {plural(len(values), 'token')}; {sum(v > 0 for v in values) / len(values):.0%} above zero."
-    )
+    x = quantity("a", "A - B, nats", zero=False, axis=small(float(abs(values).max())))
+    heights = quantity("c", "tokens", scale={"type": "symlog"}, axis={"format": "~s", "tickCount": 5})
+    spec = layered(rows, bars, x=x, x2={"field": "z"}, y=heights, y2={"datum": 0}, height=260)
+    says = f"Mean {values.mean():+.2g} nats over {plural(len(values), 'token')}; {(values > 0).mean():.0%} above zero."
     table = Grid(
         ("from, nats", "to, nats", "tokens"),
-        tuple((number(o["a"], 3), number(o["z"], 3), f"{o['c']:,.0f}") for o in rows if o["c"]),
+        [(number(row["a"], 3), number(row["z"], 3), f"{row['c']:,}") for row in rows if row["c"]],
     )
     return Chart("Differences, counted", says, spec, table, half=True)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from actordbg.base.units import human_bytes, plural
 from actordbg.catalog.query import OPEN
-from actordbg.catalog.tables import ComparisonRow
 from actordbg.config.replay_config import TINY
 from actordbg.document.blocks import BAD_TONE, GOOD_TONE, NO_TONE, PART_TONE, Banner, number, rate
 from actordbg.judge.report_model import Counts, ReplaySummary, Summary
@@ -39,7 +38,7 @@ def of_replay(one: ReplaySummary) -> Banner:
     word, sentence, tone = _judged(one)
     toy = one.asked.get("model", TINY) == TINY
     figures = [("inputs passed", _passed(one.counts))]
-    if (truth := _truth(one)) is not None and truth.max_abs is not None:
+    if (truth := one.truth) is not None and truth.max_abs is not None:
         figures.append(("furthest from the truth", f"{number(truth.max_abs, 2)} nats"))
     if one.tokens_per_s.median is not None:
         figures.append(("tokens/s" + " (toy model)" * toy, rate(one.tokens_per_s.median)))
@@ -48,7 +47,7 @@ def of_replay(one: ReplaySummary) -> Banner:
 
 
 def _judged(one: ReplaySummary) -> tuple[str, str, str]:
-    c, laws, truth = one.counts, one.laws, _truth(one)
+    c, laws, truth = one.counts, one.laws, one.truth
     if bad := c.failed + c.crashed + c.hung:
         why = f": {one.failures[0].name}" if one.failures else ""
         return "FAILED", f"{bad:,} of {plural(c.inputs, 'input')} did not pass{why}.", BAD_TONE
@@ -63,11 +62,11 @@ def _judged(one: ReplaySummary) -> tuple[str, str, str]:
     if truth is not None and truth.verdict == MISMATCH:
         what = f"{truth.mismatches:,} of {plural(truth.compared, 'input')}"
         return "WRONG", f"The numbers of {what} are not the truth's: off by up to {number(truth.max_abs, 2)} nats.", BAD_TONE
-    return _good(one, truth)
+    return _good(one)
 
 
-def _good(one: ReplaySummary, truth: ComparisonRow | None) -> tuple[str, str, str]:
-    c = one.counts
+def _good(one: ReplaySummary) -> tuple[str, str, str]:
+    c, truth = one.counts, one.truth
     left = f"; {c.inputs - c.passed:,} were not run" if c.passed < c.inputs else ""
     passed = f"{c.passed:,} of {plural(c.inputs, 'input')} passed{left}"
     if truth is not None and truth.verdict in GOOD:
@@ -80,8 +79,7 @@ def _good(one: ReplaySummary, truth: ComparisonRow | None) -> tuple[str, str, st
 
 
 def _unjudged(one: ReplaySummary, toy: bool) -> Sequence[str]:
-    left = []
-    truth = _truth(one)
+    left, truth = [], one.truth
     if toy:
         left.append("your model: this ran the embedded toy model `tiny` (`--model PATH` replays your own)")
     if truth is None and one.counts.passed:
@@ -92,10 +90,6 @@ def _unjudged(one: ReplaySummary, toy: bool) -> Sequence[str]:
     if one.laws is None and one.counts.passed:
         left.append("laws: `actordbg replay --laws` asks whether padding or neighbours change anything")
     return left
-
-
-def _truth(one: ReplaySummary) -> ComparisonRow | None:
-    return next((row for row in one.comparisons if row.against_kind == "truth"), None)
 
 
 def _passed(counts: Counts) -> str:

@@ -4,7 +4,7 @@
   different configurations. Replays of the truth and of noise variations are left out, because nobody trains so.
 * **Length** (`by`): "seq_len" is S of [B, S], with one curve for each batch size; "padded" is B x S; "tokens" counts real tokens.
 * **Several inputs of one length**: memory is the largest peak (it has to fit), times are medians.
-* **Warm-up** is no part of times (`records/arithmetic.py`). Memory leaves out inputs during which a graph was compiled.
+* **Warm-up** is no part of times (`records/replay_record.py`). Memory leaves out inputs during which a graph was compiled.
 * **Out of memory** (by the failure's signature, or a worker that the kernel killed) gives no point but a bound: the shortest
   such length. With `by="seq_len"` it also bounds larger batches of the same configuration.
 
@@ -26,8 +26,7 @@ from actordbg.catalog.query import open_fresh, select_dumps
 from actordbg.config.as_ran import as_ran, costs
 from actordbg.config.choices import installed_versions
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.records.arithmetic import warm_up_of
-from actordbg.records.replay_record import PASSED, ReplaySpec, ResultRecord
+from actordbg.records.replay_record import PASSED, ReplaySpec, ResultRecord, warm_up_of
 from actordbg.replay.plan import make_plan
 from actordbg.replay.replay_data import ReplayData
 from actordbg.store.layout import Store

@@ -40,7 +40,7 @@ MOST_BYTES = 2**28
 """Most bytes of a journal that are read at once: those of 100,000 results, and far more than any replay wrote so far."""
 
 _ENCODE = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-_REQUIRED = {f.name for f in fields(ResultRecord) if f.default is not None}
+_REQUIRED = {each.name for each in fields(ResultRecord) if each.default is not None}
 """Fields of a result that are never null."""
 
 

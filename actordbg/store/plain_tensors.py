@@ -18,7 +18,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from actordbg.formats import dumpfile
-from actordbg.formats import payload_check as contents
+from actordbg.formats import dumpfile as contents
 from actordbg.formats.dump_record import UINT24, DumpRecord, contiguous_strides
 from actordbg.formats.encoding import BITS, ONES, Array, PlainTensor, array_dtype, serialize
 from actordbg.store import places
@@ -78,7 +78,7 @@ def widen_plain(
 
 
 def widened(record: DumpRecord, data: bytes, entries: Mapping[str, dumpfile.Entry]) -> dict[str, Array]:
-    """The values of each tensor as captured, contiguous, in memory of their own. `entries`: what `payload_check` found."""
+    """The values of each tensor as captured, contiguous, in memory of their own. `entries`: what `dumpfile.check` found."""
     found: dict[str, Array] = {}
     for name, spec in record.tensors.items():
         kind = array_dtype(spec.dtype)

@@ -28,8 +28,8 @@ from torch.compiler import is_compiling
 from actordbg.base.fault import describe
 from actordbg.capture import facts, hook
 from actordbg.capture.facts import unwrap
+from actordbg.formats.encoding import OFFSETS, POSITIONS
 from actordbg.formats.nested_values import CONTEXT, flat
-from actordbg.formats.packed_rows import OFFSETS, POSITIONS
 from actordbg.trainers.find_adapter import distribution_of, of_user
 from actordbg.trainers.seam import Adapter, NoPolicy, Rows, Scores, Seam, Unreadable, padded
 
@@ -177,7 +177,7 @@ def _say_in_books(slot: hook.Slot, seam: Seam, error: Exception) -> None:
     recorder = slot.recorder
     recorder.watch.start()
     if (control := recorder.control) is not None:
-        ledger = recorder._instance(slot, control).ledger
+        ledger = recorder.meet(slot, control).ledger
         if isinstance(error, NoPolicy):
             ledger.last_error, ledger.changed = str(error), True
         elif ledger.open(control, None)[1] is None:

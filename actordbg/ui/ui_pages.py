@@ -22,10 +22,10 @@ from actordbg.config.as_ran import as_ran, label
 from actordbg.document.blocks import Block, Heading, Items, Paragraph, number, seconds
 from actordbg.document.html_blocks import table, toned
 from actordbg.document.page import as_html
-from actordbg.judge.comparison_charts import comparison_charts
+from actordbg.judge.comparison_document import comparison_charts
 from actordbg.judge.comparison_document import document as comparison_page
-from actordbg.judge.load_replays import load
-from actordbg.judge.pictures import calls_of, dropped_of, floor_of, quoted, report_blocks, run_timeline
+from actordbg.judge.load_replays import calls_of, dropped_of, floor_of, load, quoted, report_blocks
+from actordbg.judge.replay_charts import run_timeline
 from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.records.matrix_record import MatrixRecord
 from actordbg.store.layout import Store
@@ -88,21 +88,18 @@ def dump_page(store: Store, dump_id: str) -> str:
     """One dump: what its row says, and what every replay made of it."""
     catalog = query.open_fresh(store)
     row = query.get_dump(catalog, dump_id)
-    facts = tuple(
-        f"{name.replace('_', ' ')}: {_fact(name, value)}"
-        for name, value in vars(row).items()
-        if value not in (None, "", {}) and name != "dump_id"
-    )
+    told = {name: value for name, value in vars(row).items() if value not in (None, "", {}) and name != "dump_id"}
+    facts = (f"{name.replace('_', ' ')}: {_fact(name, value)}" for name, value in told.items())
     command = f"command: actordbg replay --where {in_shell(f'dump_id={_quoted(row.dump_id)}')}"
     blocks: list[Block] = [Heading(f"dump {row.dump_id}", 1), Items((command, *facts)), Heading("Replayed", 2)]
-    cells: list[list[str | Link]] = [
-        [
+    cells = [
+        (
             _to("replays", one.replay_id),
             one.status,
             seconds(one.forward_s),
             human_bytes(one.peak_memory_bytes),
             one.signature or "-",
-        ]
+        )
         for one in query.results_of_dump(catalog, row.dump_id)[:SHOWN]
     ]
     return _page(blocks, linked_table(("replay", "status", "fwd s", "peak mem", "failure"), cells, {"fwd s", "peak mem"}))
@@ -149,7 +146,7 @@ def _own_and_others(catalog: query.Catalog) -> tuple[list[query.ReplayRow], list
 
 
 def replay_report(store: Store, replay_id: str) -> str:
-    """The same page as `actordbg report` writes."""
+    """The page that `actordbg report` writes."""
     return _page(report_blocks(store, load(store, [replay_id])))
 
 
@@ -161,11 +158,10 @@ def matrices_page(store: Store) -> str:
 
 
 def matrix_page(store: Store, matrix_id: str) -> str:
-    """The same page as `actordbg matrix --show` writes."""
-    rows = query.table_rows(store, Matrix, "matrix_id = ?", (matrix_id,))
-    record = MatrixRecord.from_file(store.matrices / f"{rows[0].matrix_id}.json") if rows else None
-    if record is None:
+    """The page that `actordbg matrix --show` writes."""
+    if not query.table_rows(store, Matrix, "matrix_id = ?", (matrix_id,)):
         raise UsageError(f"no matrix {matrix_id!r:.60}", hint="the list has those that are there")
+    record = MatrixRecord.from_file(store.matrices / f"{matrix_id}.json")
     return _page(matrix_document(record, context_of(store, record), explain))
 
 
@@ -182,9 +178,8 @@ def comparisons_page(store: Store) -> str:
 
 
 def comparison_report(store: Store, comparison_id: str) -> str:
-    """The same page as `actordbg compare` writes."""
-    known = {one.comparison_id for one in query.comparisons(store)}
-    if comparison_id not in known:
+    """The page that `actordbg compare` writes."""
+    if comparison_id not in {row.comparison_id for row in query.comparisons(store)}:
         raise UsageError(f"no comparison {comparison_id!r:.60}", hint="the list has those that are there")
     record = ComparisonRecord.from_file(store.comparisons / f"{comparison_id}.json")
     return _page(comparison_page(record, 50, comparison_charts(store, record, floor=floor_of(store, record))))
@@ -219,12 +214,10 @@ def _to(part: str, name: str) -> Link:
 def _form(catalog: query.Catalog, asked: Asked) -> str:
     fields = ""
     for name in FACETS:
-        values = [
-            (str(value), str(value)) if value is not None else ("-", "none") for value, _ in query.frequent_values(catalog, name)
-        ]
+        known = [("-", "none") if value is None else (str(value),) * 2 for value, _ in query.frequent_values(catalog, name)]
         options = "".join(
             f'<option value="{in_html(value)}"{" selected" * (value == asked.get(name, ""))}>{in_html(text)}</option>'
-            for value, text in (("", "any"), *((str(value), str(text)) for value, text in values))
+            for value, text in (("", "any"), *known)
         )
         fields += f'<label>{in_html(name)}<select name="{name}">{options}</select></label>'
     for name, says in (("shortest", "S from"), ("longest", "S to"), ("where", "and")):

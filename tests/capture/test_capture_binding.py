@@ -9,7 +9,7 @@ import pytest
 import torch
 from capturekit import SIGNATURES, ForkWithTypingDefault, ForkWithVisualInputs, SignatureD, SignatureH, ids, padded_mask
 
-from actordbg.capture.binding import MAX_ARGUMENTS, MAX_STRING, Binder, Bound
+from actordbg.capture.facts import MAX_ARGUMENTS, MAX_STRING, Binder, Bound
 from actordbg.capture.recorded_call import Layout
 from actordbg.formats.dump_record import MAX_RECORD
 
@@ -162,7 +162,7 @@ def test_numpy_scalars_are_plain():
     assert bind(SignatureH, ids(), return_output=numpy.bool_(True)).arguments["return_output"] is True
 
 
-def test_a_real_process_group_becomes_size_and_rank(tmp_path: Any):
+def test_a_real_process_group_becomes_size_and_rank(tmp_path):
     import torch.distributed as dist
 
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
@@ -174,7 +174,7 @@ def test_a_real_process_group_becomes_size_and_rank(tmp_path: Any):
     assert bound.extra == {}
 
 
-def test_keys_that_are_alike_without_secrets_all_stay(monkeypatch: pytest.MonkeyPatch):
+def test_keys_that_are_alike_without_secrets_all_stay(monkeypatch):
     secrets = {f"SECRET_{n}": f"planted-{n}-secret" for n in range(40)}
     for name, value in secrets.items():
         monkeypatch.setenv(name, value)

@@ -19,10 +19,9 @@ from roots import ROOT
 from typer.testing import CliRunner
 
 from actordbg.base.errors import NewerFormat, StoreProblem, UsageError
-from actordbg.capture.control import Control
+from actordbg.capture.control import Control, read_control, write_control
 from actordbg.capture.ledger import Identity, Ledger
 from actordbg.capture.ring import Ring
-from actordbg.capture.switch_file import read_control, write_control
 from actordbg.cli import dump_status, dump_switch
 from actordbg.cli.app import app
 from actordbg.cli.capture_options import parse_ranks
@@ -48,40 +47,39 @@ def run(store: Store, *arguments: str, fails: type[Exception] | None = None) -> 
     return json.loads(result.stdout) if "--json" in arguments else result.stdout
 
 
-def test_enable_makes_the_store_and_says_what_to_do_next(tmp_path: Path):
+def test_enable_makes_the_store_and_says_what_to_do_next(tmp_path):
     store = Store(tmp_path / "new")
     out = run(store, "enable")
     assert "Recording is on: run run-2" in out
     control = read_control(store)
-    assert control is not None and control.enabled and control.generation == 1 and control.free_floor_bytes == 5 * 2**30
+    assert control.enabled and control.generation == 1 and control.free_floor_bytes == 5 * 2**30
 
 
-def test_every_limit_gets_into_the_switch(store: Store):
+def test_every_limit_gets_into_the_switch(store):
     answer = run(
         store, "enable", "--run", "ppo", "--every", "10", "--max-dumps", "5", "--max-bytes", "10GB", "--ranks", "0,1,4-7",
         "--min-seq-len", "8", "--max-seq-len", "4096", "--free-floor", "1GiB", "--level", "9", "--with-outputs", "--json",
     )  # fmt: skip
     control = read_control(store)
-    assert control is not None
     assert (control.run, control.every, control.max_dumps, control.max_bytes) == ("ppo", 10, 5, 10**10)
     assert (control.ranks, control.min_seq_len, control.max_seq_len) == ((0, 1, 4, 5, 6, 7), 8, 4096)
     assert (control.free_floor_bytes, control.level, control.with_outputs) == (2**30, 9, True)
     assert answer["control"]["max_bytes"] == 10**10 and answer["enabled"] is True
 
 
-def test_enabling_again_keeps_the_run_and_replaces_the_limits(store: Store):
+def test_enabling_again_keeps_the_run_and_replaces_the_limits(store):
     run(store, "enable", "--run", "a", "--every", "7")
     run(store, "enable", "--max-dumps", "3")
     control = read_control(store)
-    assert control is not None and (control.run, control.every, control.max_dumps, control.generation) == ("a", 1, 3, 2)
+    assert (control.run, control.every, control.max_dumps, control.generation) == ("a", 1, 3, 2)
     run(store, "disable")
     run(store, "enable")
     control = read_control(store)
-    assert control is not None and control.run.startswith("run-") and control.generation == 4
+    assert control.run.startswith("run-") and control.generation == 4
 
 
 @pytest.mark.parametrize("command", [("dump", "enable"), ("run",)], ids=" ".join)
-def test_the_flight_recorder_has_options_of_its_own_and_the_old_ones_still_work(command: tuple[str, ...], tmp_path: Path):
+def test_the_flight_recorder_has_options_of_its_own_and_the_old_ones_still_work(command: tuple[str, ...], tmp_path):
     controls = []
     for names in (("recorder-calls", "recorder-bytes", "recorder-dir"), ("ring", "ring-bytes", "ring-dir")):
         store = Store(tmp_path / names[0]).create()
@@ -96,15 +94,15 @@ def test_the_flight_recorder_has_options_of_its_own_and_the_old_ones_still_work(
     assert "--ring" not in shown
 
 
-def test_disable_keeps_the_rest_and_may_come_twice(store: Store):
+def test_disable_keeps_the_rest_and_may_come_twice(store):
     run(store, "enable", "--run", "a", "--every", "7")
     assert "off" in run(store, "disable")
     control = read_control(store)
-    assert control is not None and not control.enabled and (control.run, control.every) == ("a", 7)
+    assert not control.enabled and (control.run, control.every) == ("a", 7)
     assert run(store, "disable", "--json")["changed"] is False
 
 
-def test_a_damaged_switch_is_replaced_and_a_newer_one_is_not(store: Store):
+def test_a_damaged_switch_is_replaced_and_a_newer_one_is_not(store):
     store.control_path.write_text("{")
     run(store, "enable", "--run", "a")
     store.control_path.write_text('{"format": 99}')
@@ -116,12 +114,12 @@ def test_a_damaged_switch_is_replaced_and_a_newer_one_is_not(store: Store):
     "arguments",
     [("--run", "../x"), ("--ranks", "1-"), ("--max-bytes", "many"), ("--min-seq-len", "9", "--max-seq-len", "8")],
 )
-def test_nonsense_is_a_usage_error_and_changes_nothing(store: Store, arguments: tuple[str, ...]):
+def test_nonsense_is_a_usage_error_and_changes_nothing(store, arguments: tuple[str, ...]):
     run(store, "enable", *arguments, fails=UsageError)
     assert read_control(store) is None
 
 
-def test_disable_and_status_need_a_store(tmp_path: Path):
+def test_disable_and_status_need_a_store(tmp_path):
     store = Store(tmp_path / "none")
     run(store, "disable", fails=StoreProblem)
     run(store, "status", fails=StoreProblem)
@@ -135,14 +133,14 @@ def test_ranks_are_lists_and_ranges():
             parse_ranks(wrong)
 
 
-def test_status_before_anything_was_recorded(store: Store):
+def test_status_before_anything_was_recorded(store):
     assert "never on" in run(store, "status")
     run(store, "enable")
     assert "No process has reported yet." in run(store, "status")
     assert run(store, "status", "--json")["processes"] == []
 
 
-def test_status_shows_what_a_process_counted(store: Store):
+def test_status_shows_what_a_process_counted(store):
     recording = Recording(store, every=2)
     actor = SignatureH()
     for _ in range(5):
@@ -171,7 +169,7 @@ def ledger(store: Store, run_name: str, rank: int, **changes: Any) -> Ledger:
     return made
 
 
-def test_a_silent_process_is_lost_and_its_drops_are_explained(store: Store):
+def test_a_silent_process_is_lost_and_its_drops_are_explained(store):
     run(store, "enable", "--run", "a")
     ledger(store, "a", 0, calls=4, captured=2, dropped={"disk_full": 2}, last_error="OSError: no space")
     now = datetime.now(timezone.utc)
@@ -182,7 +180,7 @@ def test_a_silent_process_is_lost_and_its_drops_are_explained(store: Store):
     assert "disk_full 2; last: OSError: no space" in out
 
 
-def test_processes_of_earlier_runs_are_shown_only_if_asked_for(store: Store):
+def test_processes_of_earlier_runs_are_shown_only_if_asked_for(store):
     run(store, "enable", "--run", "b")
     ledger(store, "a", 0, closed=True)
     ledger(store, "b", 1)
@@ -190,7 +188,7 @@ def test_processes_of_earlier_runs_are_shown_only_if_asked_for(store: Store):
     assert [row["run"] for row in run(store, "status", "--all", "--json")["processes"]] == ["a", "b"]
 
 
-def test_damaged_counters_are_skipped_and_counted(store: Store):
+def test_damaged_counters_are_skipped_and_counted(store):
     run(store, "enable", "--run", "a")
     ledger(store, "a", 0)
     (store.counters / "a" / "0001-x.json").write_text("{")
@@ -198,7 +196,7 @@ def test_damaged_counters_are_skipped_and_counted(store: Store):
     assert len(answer["processes"]) == 1 and answer["unreadable"] == 1
 
 
-def test_the_table_fits_eighty_columns(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_the_table_fits_eighty_columns(store, monkeypatch):
     run(store, "enable", "--run", "a")
     ledger(store, "a", 1023, role="reference", calls=1_234_567, captured=1_200_000, bytes=900 * 2**30, dropped={"queue_full": 4567},
            sampled_out={"every": 30_000})  # fmt: skip
@@ -209,7 +207,7 @@ def test_the_table_fits_eighty_columns(store: Store, monkeypatch: pytest.MonkeyP
     assert lines[heading + 1].startswith("1023") and "1234567" in lines[heading + 1]
 
 
-def test_status_names_the_rings_of_dead_processes_and_what_jobs_have_switches(store: Store, tmp_path: Path):
+def test_status_names_the_rings_of_dead_processes_and_what_jobs_have_switches(store, tmp_path):
     run(store, "enable", "--run", "a")
     write_control(store, replace(Control(True, "night", "2026-11-20T12:00:00.000000Z"), every=7), "night")
     ring = Ring.create(place(store), "host-4711-x-1", {"pid": 4711}, 2**20, 2**20)
@@ -223,7 +221,7 @@ def test_status_names_the_rings_of_dead_processes_and_what_jobs_have_switches(st
     ring.remove()
 
 
-def test_disable_reaches_every_job_or_one(store: Store):
+def test_disable_reaches_every_job_or_one(store):
     for job in ("one", "two"):
         write_control(store, Control(True, job, "2026-11-20T12:00:00.000000Z"), job)
     run(store, "enable", "--run", "a")
@@ -235,11 +233,10 @@ def test_disable_reaches_every_job_or_one(store: Store):
     assert not read_control(store, "two").enabled and not read_control(store).enabled
 
 
-def test_watch_shows_it_again_and_again_until_it_is_interrupted(store: Store):
+def test_watch_shows_it_again_and_again_until_it_is_interrupted(store):
     run(store, "enable", "--run", "a")
     command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "dump", "status", "--watch", "--interval", "0.1", "--json"]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
-    assert process.stdout is not None
     first = json.loads(process.stdout.readline())
     ledger(store, "a", 3, calls=5, captured=5)
     while not (seen := json.loads(process.stdout.readline()))["processes"]:

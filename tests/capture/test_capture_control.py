@@ -9,10 +9,7 @@ import pytest
 
 from actordbg.base.errors import NewerFormat, StoreProblem
 from actordbg.capture import control as module
-from actordbg.capture.control import Control, ControlWatcher
-from actordbg.capture.ledger import Identity, Ledger
-from actordbg.capture.switch_file import control_text, read_control, write_control
-from actordbg.store.layout import Store
+from actordbg.capture.control import Control, ControlWatcher, control_text, read_control, write_control
 
 SINCE = "2026-11-20T12:00:00.000000Z"
 
@@ -26,14 +23,10 @@ SINCE = "2026-11-20T12:00:00.000000Z"
         Control(True, "r", SINCE, every=0, triggers=("nan", "slow:3x"), before=4, keep_bytes=10**10, ring=0, with_rng=True),
     ],
 )
-def test_what_is_written_is_read(store: Store, control: Control):
+def test_what_is_written_is_read(store, control: Control):
     write_control(store, control)
     assert read_control(store) == control
     assert os.stat(store.control_path).st_mode & 0o777 == 0o600
-
-
-def test_a_store_that_was_never_switched_has_no_control(store: Store):
-    assert read_control(store) is None
 
 
 def text(**changes: object) -> str:
@@ -60,13 +53,7 @@ def test_another_format_is_refused_with_the_remedy():
     assert "version" in caught.value.hint
 
 
-def test_seq_len_limits_include_both_ends():
-    control = Control(True, "r", SINCE, min_seq_len=10, max_seq_len=20)
-    ledger = Ledger(Identity("r", 0, None, "host", 1, "actor0"))
-    assert [ledger.open(control, n)[1] for n in (9, 10, 20, 21)] == ["seq_len", None, None, "seq_len"]
-
-
-def test_a_running_process_sees_enable_and_disable(store: Store):
+def test_a_running_process_sees_enable_and_disable(store):
     watcher = ControlWatcher(store)
     assert watcher.poll() is None
     on = Control(True, "r", SINCE)
@@ -76,7 +63,7 @@ def test_a_running_process_sees_enable_and_disable(store: Store):
     assert watcher.poll() is None
 
 
-def test_only_changes_are_parsed_and_an_unchanged_switch_stays_the_same_object(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_only_changes_are_parsed_and_an_unchanged_switch_stays_the_same_object(store, monkeypatch):
     write_control(store, Control(True, "r", SINCE))
     parses, parse = [], Control.from_json
     monkeypatch.setattr(module.Control, "from_json", lambda text: (parses.append(1), parse(text))[1])
@@ -84,7 +71,7 @@ def test_only_changes_are_parsed_and_an_unchanged_switch_stays_the_same_object(s
     assert len({id(watcher.poll()) for _ in range(10)}) == len(parses) == 1
 
 
-def test_a_named_job_follows_its_own_switch_where_there_is_one(store: Store):
+def test_a_named_job_follows_its_own_switch_where_there_is_one(store):
     own, everybody = ControlWatcher(store, job="night"), ControlWatcher(store)
     write_control(store, Control(True, "r", SINCE))
     assert own.poll() == everybody.poll() == Control(True, "r", SINCE)
@@ -94,7 +81,7 @@ def test_a_named_job_follows_its_own_switch_where_there_is_one(store: Store):
     assert own.poll() is None and everybody.poll() is not None
 
 
-def test_a_damaged_file_means_off_with_one_complaint_until_it_is_mended(store: Store):
+def test_a_damaged_file_means_off_with_one_complaint_until_it_is_mended(store):
     said: list[str] = []
     watcher = ControlWatcher(store, said.append)
     write_control(store, Control(True, "r", SINCE))
@@ -110,13 +97,7 @@ def test_a_damaged_file_means_off_with_one_complaint_until_it_is_mended(store: S
     assert len(said) == 2
 
 
-def test_a_switch_of_the_first_format_is_understood(store: Store):
-    first = {"format": 1, "enabled": True, "run": "r", "since": SINCE, "generation": 3, "every": 2, "max_dumps": None}
-    store.control_path.write_text(json.dumps(first))
-    assert ControlWatcher(store).poll() == Control(True, "r", SINCE, 3, 2)
-
-
-def test_a_store_of_a_newer_format_is_not_written_to(store: Store):
+def test_a_store_of_a_newer_format_is_not_written_to(store):
     write_control(store, Control(True, "r", SINCE))
     store.format_path.write_text('{"format": 99}')
     said: list[str] = []
@@ -125,7 +106,7 @@ def test_a_store_of_a_newer_format_is_not_written_to(store: Store):
     assert len(said) == 1
 
 
-def test_a_folder_in_place_of_the_file_means_off(store: Store):
+def test_a_folder_in_place_of_the_file_means_off(store):
     store.control_path.mkdir()
     said: list[str] = []
     watcher = ControlWatcher(store, on_problem=said.append)

@@ -22,7 +22,7 @@ from victims import inputs
 from actordbg.capture.snapshot import Copier
 from actordbg.cli.app import app
 from actordbg.dumps import recover
-from actordbg.formats import old_rings, ringfile
+from actordbg.formats import ringfile
 from actordbg.formats.dump_record import DumpRecord, TensorSpec
 from actordbg.formats.recording_reading import read_counters
 from actordbg.store import payload
@@ -104,7 +104,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SWITCHES)
-def test_what_a_slow_disk_leaves_in_the_ring_is_recovered_as_it_would_have_been_written(tmp_path: Path, name: str):
+def test_what_a_slow_disk_leaves_in_the_ring_is_recovered_as_it_would_have_been_written(tmp_path, name: str, caplog):
     quick, slow = Store(tmp_path / "quick").create(), Store(tmp_path / "slow").create()
     recording = Recording(quick, **SWITCHES[name])
     train(recording, 60)
@@ -121,6 +121,7 @@ def test_what_a_slow_disk_leaves_in_the_ring_is_recovered_as_it_would_have_been_
     left = total["pending"]
     assert balanced(total) and total["calls"] == 60 and left > 5 and total["dropped"] == 0
     assert total["captured"] == disk.written and f"{left} in ring" in words
+    assert f"actordbg: {left} calls are still in the ring" in caplog.text
     assert f"{left} calls are still in the ring of pid {os.getpid()}: `actordbg dump recover`" in words
     (data,) = map(read_counters, slow.counters.rglob("*.json"))
     assert (data["pending"], data["state"]) == (left, "ended")
@@ -148,7 +149,7 @@ def test_what_a_slow_disk_leaves_in_the_ring_is_recovered_as_it_would_have_been_
     assert data["outputs_dropped"] == lost
 
 
-def test_without_a_ring_file_what_is_not_written_is_dropped_and_said(store: Store):
+def test_without_a_ring_file_what_is_not_written_is_dropped_and_said(store):
     disk = SlowStore(store.root)
     disk.seconds = 0.05
     recording = Recording(store, publisher=disk, ring=0)
@@ -159,7 +160,7 @@ def test_without_a_ring_file_what_is_not_written_is_dropped_and_said(store: Stor
     assert f"exit {total['dropped']}" in words
 
 
-def test_copies_that_a_device_still_has_land_in_the_ring_at_the_end(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_copies_that_a_device_still_has_land_in_the_ring_at_the_end(store, monkeypatch):
     device, disk = LaterDevice(), SlowStore(store.root)
     disk.seconds = 0.05
     recording = Recording(store, publisher=disk, copier=Copier(lambda _: device))
@@ -175,7 +176,7 @@ def test_copies_that_a_device_still_has_land_in_the_ring_at_the_end(store: Store
     assert all(torch.equal(found[n].inputs["sequences"], inputs(n)["sequences"]) for n in range(20))
 
 
-def test_a_ring_is_left_alone_while_its_process_still_writes(store: Store):
+def test_a_ring_is_left_alone_while_its_process_still_writes(store):
     class Stuck(Store):
         awake, entered = threading.Event(), threading.Event()
 
@@ -192,7 +193,6 @@ def test_a_ring_is_left_alone_while_its_process_still_writes(store: Store):
     assert not dumps(store), "the process holds its ring as long as its writer may write"
     disk.awake.set()
     thread = recording.recorder.writer._thread
-    assert thread is not None
     thread.join(30)
     assert recording.close()
     recovered(store)
@@ -200,7 +200,7 @@ def test_a_ring_is_left_alone_while_its_process_still_writes(store: Store):
     assert balanced(total) and total["pending"] == 0 and len(dumps(store)) == total["captured"] == 10
 
 
-def test_rings_that_make_room_keep_their_books(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_rings_that_make_room_keep_their_books(store, tmp_path, monkeypatch):
     monkeypatch.setenv("ACTORDBG_RING_DIR", str(tmp_path / "rings"))
     disk = SlowStore(store.root)
     disk.seconds = 0.2
@@ -211,7 +211,7 @@ def test_rings_that_make_room_keep_their_books(store: Store, tmp_path: Path, mon
     (path,) = recover.find_rings(store)
     foreign = path.with_name(path.name.replace(ringfile.host_name(), "elsewhere", 1))
     foreign.write_bytes(path.read_bytes()[: ringfile.DATA])
-    old_rings.forget_old(path.parent, most=0)
+    ringfile.forget_old(path.parent, most=0)
     assert path.stat().st_size == ringfile.SLOTS_AT and foreign.stat().st_size == ringfile.DATA
     foreign.unlink()
     assert status(store)[0] == before
@@ -221,7 +221,7 @@ def test_rings_that_make_room_keep_their_books(store: Store, tmp_path: Path, mon
     assert not path.exists()
 
 
-def test_discarding_rings_counts_what_they_had(store: Store):
+def test_discarding_rings_counts_what_they_had(store):
     disk = SlowStore(store.root)
     disk.seconds = 0.2
     recording = Recording(store, publisher=disk)
@@ -263,9 +263,7 @@ def fill(folder: Path) -> Path:
     ("ring", "first", "way"),
     [(8, 8, Recording), (8, 8, AdaptedRecording), (8, 0, AdaptedRecording), (0, 8, Recording), (0, 0, Recording)],
 )
-def test_a_full_disk_does_not_make_the_books_old(
-    small_disk: Path, ring: int, first: int, way: type[Recording], caplog: pytest.LogCaptureFixture
-):
+def test_a_full_disk_does_not_make_the_books_old(small_disk: Path, ring: int, first: int, way: type[Recording], caplog):
     """`first` calls are counted in a file before the disk is full. Without these and without a ring there is nothing to count in."""
     store = Store(small_disk / "store").create()
     recording, actor = way(store, ring=ring), Actor()
@@ -275,7 +273,7 @@ def test_a_full_disk_does_not_make_the_books_old(
     train(recording, 40, actor)
     wait_until(lambda: not any(ledger.pending for ledger in recording.ledgers))
     assert recording.close(30)
-    (ledger,) = recording.ledgers
+    ledger = recording.ledger
     assert ledger.dropped["disk_full"] == 40
     if first or ring:
         total, words = status(store)

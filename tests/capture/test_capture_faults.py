@@ -54,7 +54,7 @@ def run_part(part: int, folder: Path) -> int:
 
 
 @pytest.mark.slow
-def test_every_call_of_the_recorder_may_fail_once_or_for_ever(tmp_path: Path):
+def test_every_call_of_the_recorder_may_fail_once_or_for_ever(tmp_path):
     chosen = range(PARTS) if "FAULTS" in os.environ else [SAMPLE]
     with ThreadPoolExecutor(2) as pool:
         codes = list(pool.map(lambda part: run_part(part, tmp_path), chosen))
@@ -98,7 +98,7 @@ def wait_for(condition: Any, seconds: float = 120) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("writer", ["thread", "process"])
-def test_a_full_disk_costs_dumps_and_nothing_else(small_disk: Path, caplog: pytest.LogCaptureFixture, writer: str):
+def test_a_full_disk_costs_dumps_and_nothing_else(small_disk: Path, caplog, writer: str):
     store = Store(small_disk / "store").create()
     recording = Recording(store, writer=writer)
     clock = [0.0]
@@ -120,7 +120,7 @@ def test_a_full_disk_costs_dumps_and_nothing_else(small_disk: Path, caplog: pyte
     def train(calls: range) -> Any:
         for number in calls:
             compare(number)
-        (ledger,) = recording.ledgers
+        ledger = recording.ledger
         wait_for(lambda: ledger.pending == 0)
         return ledger
 
@@ -156,9 +156,7 @@ def test_a_full_disk_costs_dumps_and_nothing_else(small_disk: Path, caplog: pyte
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shared", [True, False], ids=["memory", "no other place"])
-def test_status_tells_of_losses_where_no_counters_could_be_written(
-    small_disk: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
-):
+def test_status_tells_of_losses_where_no_counters_could_be_written(small_disk: Path, monkeypatch, shared: bool):
     """The disk is full from the first call on, and the flight recorder is off: the books come into a file of their own, in memory."""
 
     def told() -> str:
@@ -198,7 +196,7 @@ torch.set_num_threads(1)
 from capturekit import TinyActor, ids
 from actordbg.capture import hook
 from actordbg.capture.control import Control
-from actordbg.capture.switch_file import write_control
+from actordbg.capture.control import write_control
 from actordbg.store.layout import Store
 
 store = Store({store!r}).create()
@@ -294,7 +292,7 @@ def start(store: Store, body: str, writer: str) -> subprocess.Popen[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("writer", first_or_all(WRITERS))
-def test_a_disk_that_sleeps_holds_up_nobody(tmp_path: Path, writer: str):
+def test_a_disk_that_sleeps_holds_up_nobody(tmp_path, writer: str):
     """While the writer hangs in a write: calls go on and wait for nothing, the switch works, the process ends, and the books are
     exact (of the process that had to leave, once its ring is recovered).
 

@@ -1,4 +1,4 @@
-"""The books: which calls are wanted, and that every call is in exactly one of them."""
+"""The books: which calls are wanted, that every call is in exactly one of them, and the newest dumps of a run within a size."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import time
 from typing import Any
 
 import pytest
-from capturekit import Recording, SignatureA, balanced, ids
+import torch
+from capturekit import Recording, SignatureA, SignatureH, balanced, ids
 
 from actordbg.base.errors import CorruptDump
 from actordbg.capture import writer
-from actordbg.capture.control import Control
-from actordbg.capture.ledger import Identity, Ledger
+from actordbg.capture.control import Control, write_control
+from actordbg.capture.ledger import Identity, Ledger, Rotation
 from actordbg.capture.ring import Ring
-from actordbg.capture.switch_file import write_control
 from actordbg.dumps.recover import find_rings
 from actordbg.formats.recording_reading import read_counters
 from actordbg.formats.ringfile import MAX_LEDGERS
@@ -40,19 +40,21 @@ def reasons(books: Ledger, switch: Control, seq_lens: list[int]) -> list[str | N
     return found
 
 
-def test_without_limits_every_call_is_wanted():
-    assert reasons(ledger(), control(), [1, 2, 3]) == [None] * 3
-
-
-def test_every_counts_from_the_first_and_only_among_calls_that_pass_the_other_limits():
-    assert reasons(ledger(), control(every=3), [9] * 5) == [None, "every", "every", None, "every"]
-    alternating = reasons(ledger(), control(every=2, min_seq_len=5), [1, 9, 1, 9, 1, 9])
-    assert alternating == ["seq_len", None, "seq_len", "every", "seq_len", None]
-
-
-def test_only_the_named_ranks_record():
-    assert reasons(ledger(2), control(ranks=(0, 1)), [9]) == ["ranks"]
-    assert reasons(ledger(1), control(ranks=(0, 1)), [9]) == [None]
+@pytest.mark.parametrize(
+    ("limits", "seq_lens", "expected"),
+    [
+        ({}, [1, 2, 3], [None] * 3),
+        ({"every": 3}, [9] * 5, [None, "every", "every", None, "every"]),
+        ({"every": 2, "min_seq_len": 5}, [1, 9, 1, 9, 1, 9], ["seq_len", None, "seq_len", "every", "seq_len", None]),
+        ({"min_seq_len": 10, "max_seq_len": 20}, [9, 10, 20, 21], ["seq_len", None, None, "seq_len"]),
+        ({"ranks": (0, 1)}, [9], ["ranks"]),
+        ({"ranks": (2,)}, [9], [None]),
+        ({"max_bytes": 0}, [1], ["max_bytes"]),
+        ({"max_dumps": 0}, [1], ["max_dumps"]),
+    ],
+)
+def test_a_limit_says_which_calls_are_wanted(limits: dict[str, Any], seq_lens: list[int], expected: list[str | None]):
+    assert reasons(ledger(2), control(**limits), seq_lens) == expected
 
 
 def test_max_dumps_counts_what_is_queued_and_starts_anew_with_the_next_enable():
@@ -77,11 +79,6 @@ def test_max_bytes_is_never_passed():
     assert reasons(books, control(2, max_bytes=250), [1]) == [None]
 
 
-def test_a_limit_of_nothing_records_nothing():
-    assert reasons(ledger(), control(max_bytes=0), [1]) == ["max_bytes"]
-    assert reasons(ledger(), control(max_dumps=0), [1]) == ["max_dumps"]
-
-
 def test_calls_from_many_threads_are_counted_exactly():
     books, switch = ledger(), control(every=2)
 
@@ -101,7 +98,7 @@ def test_calls_from_many_threads_are_counted_exactly():
     assert balanced(books)
 
 
-def test_counters_are_published_and_read(store: Store):
+def test_counters_are_published_and_read(store):
     books = ledger(3)
     books.open(control(), 5)
     books.open(control(), 5)
@@ -124,7 +121,7 @@ def test_counters_are_published_and_read(store: Store):
     assert read_counters(path)["state"] == "ended"
 
 
-def test_a_publication_that_fails_is_tried_again(store: Store):
+def test_a_publication_that_fails_is_tried_again(store):
     books = ledger()
     store.counters.write_text("in the way")
     with pytest.raises(OSError):
@@ -133,14 +130,14 @@ def test_a_publication_that_fails_is_tried_again(store: Store):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", json.dumps({"format": 1}), json.dumps({"format": 2})])
-def test_damaged_counters_are_refused(store: Store, text: str):
+def test_damaged_counters_are_refused(store, text: str):
     path = store.root / "x.json"
     path.write_text(text)
     with pytest.raises(CorruptDump):
         read_counters(path)
 
 
-def test_a_ring_that_is_being_made_when_the_process_ends_is_removed(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_a_ring_that_is_being_made_when_the_process_ends_is_removed(store, monkeypatch):
     making, create = threading.Event(), Ring.create
 
     def slowly(*args: Any) -> Ring:
@@ -155,12 +152,11 @@ def test_a_ring_that_is_being_made_when_the_process_ends_is_removed(store: Store
     write_control(store, Control(True, "r", "2026-11-20T12:00:00.000000Z", 2, ring_bytes=2**20, free_floor_bytes=0))
     assert making.wait(60) and recording.close()
     thread = recording.recorder.watch._thread
-    assert thread is not None
     thread.join(60)
-    assert find_rings(store) == [] and recording.recorder.ring is not None and recording.recorder.ring._descriptor is None
+    assert find_rings(store) == [] and recording.ring._descriptor is None
 
 
-def test_an_actor_that_is_gone_has_its_books_closed_and_leaves_room_for_others(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_an_actor_that_is_gone_has_its_books_closed_and_leaves_room_for_others(store, monkeypatch):
     monkeypatch.setattr(writer, "PUBLISH_SECONDS", 0.01)
     recording = Recording(store)
     for number in range(MAX_LEDGERS + 2):
@@ -175,3 +171,67 @@ def test_an_actor_that_is_gone_has_its_books_closed_and_leaves_room_for_others(s
     found = [read_counters(path) for path in store.counters.rglob("*.json")]
     assert [(data["state"], data["calls"], data["captured"]) for data in found] == [("ended", 1, 1)] * (MAX_LEDGERS + 2)
     assert recording.close(60)
+
+
+class Watched(SignatureH):
+    def forward(self, sequences: torch.Tensor, bad: bool = False) -> torch.Tensor:
+        return torch.full((2, 8), float("nan") if bad else 0.0)
+
+
+def size_of_one(tmp_store: Store) -> int:
+    recording = Recording(tmp_store)
+    recording.forward(Watched(), ids(2, 300, 1))
+    recording.close()
+    (path,) = tmp_store.iter_dumps()
+    return path.stat().st_size
+
+
+def test_the_oldest_go_and_the_books_say_so(store, tmp_path):
+    one = size_of_one(Store(tmp_path / "other").create())
+    recording, actor = Recording(store, keep_bytes=5 * one + one // 2), Watched()
+    for seed in range(20):
+        recording.forward(actor, ids(2, 300, seed))
+    kept = recording.dumps()
+    assert 3 <= len(kept) <= 6
+    newest = [dump.tensors["sequences"] for dump in kept]
+    assert all(torch.equal(a, ids(2, 300, 20 - len(kept) + n)) for n, a in enumerate(newest))
+    ledger = recording.ledger
+    assert balanced(ledger) and ledger.captured == 20, "captured says what was written, rotated what made room since"
+    assert ledger.rotated == 20 - len(kept) and ledger.rotated_bytes > ledger.rotated * one // 2
+
+
+def test_what_a_trigger_keeps_stays(store, tmp_path):
+    one = size_of_one(Store(tmp_path / "other").create())
+    recording, actor = Recording(store, keep_bytes=3 * one, triggers=("nan",), before=1), Watched()
+    for seed in range(30):
+        recording.forward(actor, ids(2, 300, seed), seed in (5, 6))
+    kept = recording.dumps()
+    pinned = [dump for dump in kept if dump.record.pinned]
+    assert [dump.record.triggered for dump in pinned] == ["before", "nan", "nan"]
+    assert all(torch.equal(dump.tensors["sequences"], ids(2, 300, 4 + n)) for n, dump in enumerate(pinned))
+    assert len(kept) - len(pinned) <= 4
+
+
+def test_actors_share_the_size(store, tmp_path):
+    folder = store.counters / "r"
+    folder.mkdir(parents=True)
+    for rank in range(3):
+        (folder / f"{rank:04d}-host-1-x.json").write_text("{}")
+    ledger = Ledger(Identity("r", 3, 4, "host", 1, "x"))
+    rotation = Rotation(store, ledger)
+    for n in range(10):
+        path = tmp_path / str(n)
+        path.write_bytes(b"x" * 100)
+        rotation.add(path, 100)
+    rotation.apply(1200)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["6", "7", "8", "9"]
+    assert (rotation.bytes, ledger.rotated) == (400, 6)
+
+
+def test_the_newest_stays_however_large_and_a_vanished_file_is_no_trouble(store, tmp_path):
+    rotation = Rotation(store, Ledger(Identity("r", 0, 1, "host", 1, "x")))
+    rotation.add(tmp_path / "gone", 50)
+    (tmp_path / "large").write_bytes(b"x")
+    rotation.add(tmp_path / "large", 10**9)
+    rotation.apply(10)
+    assert (tmp_path / "large").exists() and rotation.bytes == 10**9

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +15,7 @@ from capturekit import Recording, SignatureA, ids
 from roots import ROOT
 from typer.testing import CliRunner
 
-from actordbg.capture.control import Control
-from actordbg.capture.switch_file import write_control
+from actordbg.capture.control import Control, write_control
 from actordbg.cli.app import app
 from actordbg.dumps.recover import find_rings, recover
 from actordbg.formats import ringfile
@@ -46,7 +44,7 @@ class Taking(torch.nn.Module):
 
 
 @pytest.mark.slow
-def test_a_fifo_in_the_place_of_a_file_stops_neither_a_job_nor_a_command(tmp_path: Path):
+def test_a_fifo_in_the_place_of_a_file_stops_neither_a_job_nor_a_command(tmp_path):
     stores = [Store(tmp_path / name).create() for name in ("switch", "format", "others")]
     os.mkfifo(stores[0].control_path)
     stores[1].format_path.unlink()
@@ -69,7 +67,7 @@ def test_a_fifo_in_the_place_of_a_file_stops_neither_a_job_nor_a_command(tmp_pat
     assert recording.close(60) and len(list(stores[2].iter_dumps())) == 1
 
 
-def test_half_of_a_surrogate_pair_costs_no_dump(store: Store):
+def test_half_of_a_surrogate_pair_costs_no_dump(store):
     recording, actor = Recording(store), Taking()
     actor.model = torch.nn.Linear(1, 1)
     actor.model.config = type("Config", (), {"_name_or_path": "/models/caf\udce9"})()
@@ -87,19 +85,17 @@ def test_half_of_a_surrogate_pair_costs_no_dump(store: Store):
     assert payload.load(store.dump_path(third.record)).record.trigger_facts["message"] == "ValueError: a file called \\udce9"
 
 
-def test_a_tensor_that_a_transform_made_of_another_costs_its_call_and_not_the_process(store: Store):
+def test_a_tensor_that_a_transform_made_of_another_costs_its_call_and_not_the_process(store):
     recording, actor = Recording(store), Taking()
     x = torch.ones(2, 9)
     for transform in (torch.func.functionalize, torch.func.vmap):
         assert torch.equal(transform(lambda seen: recording.forward(actor, seen) * 2)(x), x * 2)
     recording.forward(actor, x)
-    assert len(recording.dumps()) == 1 and recording.ledgers[0].dropped == {"error": 2}
+    assert len(recording.dumps()) == 1 and recording.ledger.dropped == {"error": 2}
 
 
 @pytest.mark.parametrize("how", ["of another user", "writable by others", "a link"])
-def test_a_ring_is_never_made_in_a_folder_that_is_not_ours_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
-):
+def test_a_ring_is_never_made_in_a_folder_that_is_not_ours_alone(tmp_path, monkeypatch, caplog, how: str):
     store = Store(tmp_path / "store").create()
     monkeypatch.setenv("ACTORDBG_RING_DIR", str(tmp_path / "memory"))
     folder = ringfile.wanted_place(store)
@@ -114,14 +110,14 @@ def test_a_ring_is_never_made_in_a_folder_that_is_not_ours_alone(
             monkeypatch.setattr(os, "geteuid", lambda: 4711)
     recording = Recording(store)
     recording.forward(SignatureA(), ids())
-    ring = recording.recorder.ring
-    assert ring is not None and ring.path is not None and ring.path.parent == store.root / "rings"
+    ring = recording.ring
+    assert ring.path.parent == store.root / "rings"
     assert not list(folder.iterdir()) and str(folder) in caplog.text and str(store.root / "rings") in caplog.text
     assert find_rings(store) == [ring.path]
     assert recording.close(60)
 
 
-def test_unfinished_files_of_dead_processes_go_at_once_and_no_others(store: Store):
+def test_unfinished_files_of_dead_processes_go_at_once_and_no_others(store):
     recording = Recording(store)
     recording.forward(SignatureA(), ids())
     assert recording.close(60)
@@ -142,7 +138,7 @@ def test_unfinished_files_of_dead_processes_go_at_once_and_no_others(store: Stor
     assert json.loads(counters.read_bytes()) and read_counters(counters)["captured"] == 1
 
 
-def test_a_switch_that_cannot_be_read_is_named_and_the_others_are_told_of(store: Store):
+def test_a_switch_that_cannot_be_read_is_named_and_the_others_are_told_of(store):
     write_control(store, Control(enabled=True, run="job", since=now_timestamp()), "job")
     os.mkfifo(store.control_of("odd"))
     store.control_of(None).write_text("{")

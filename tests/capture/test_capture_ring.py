@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import random
-import struct
 import threading
-import zlib
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from capturekit import Empty, Recording, SignatureH, StuckStore, balanced, ids
+from capturekit import Empty, Recording, SignatureH, balanced, ids
 
 from actordbg.capture.hook import wrap
 from actordbg.capture.ring import CHUNK, Arena, Ring
 from actordbg.dumps.recover import recover
 from actordbg.formats.recording_reading import read_counters, read_ring
-from actordbg.formats.ringfile import DATA, HEAD, MAX_LEDGERS, SLOT, SLOT_SIZE, SLOTS, SLOTS_AT, slot_check
+from actordbg.formats.ringfile import DATA, MAX_LEDGERS, slot_check
 from actordbg.store import payload
-from actordbg.store.layout import Store
 
 
 class Calling(Empty):
@@ -31,22 +27,20 @@ class Calling(Empty):
 
 def states(recording: Recording) -> list[tuple[int, int]]:
     """(state, call number) of what the ring holds, the oldest first."""
-    ring = recording.recorder.ring
-    assert ring is not None and ring.path is not None
+    ring = recording.ring
     return [(slot.state, slot.numbers[0]) for slot in read_ring(ring.path).slots]
 
 
 def live(recording: Recording) -> list[payload.Dump]:
     """The inputs that are in flight now, as `dump recover --live` finds them."""
-    ring = recording.recorder.ring
-    assert ring is not None and ring.path is not None
+    ring = recording.ring
     (report,) = recover(recording.store, [ring.path], live=True)
     assert report.problem is None
     found = [dump for dump in report.dumps if dump.recovered == "in_flight"]
     return [payload.load(recording.store.root / dump.path) for dump in found]
 
 
-def test_nested_and_recursive_calls_are_in_flight_together(store: Store):
+def test_nested_and_recursive_calls_are_in_flight_together(store):
     recording, actor, other = Recording(store, every=0, triggers=("nan",)), Calling(), Calling()
     forward = wrap(Calling.forward, recording.slot)
     seen: list[list[int]] = []
@@ -67,7 +61,7 @@ def test_nested_and_recursive_calls_are_in_flight_together(store: Store):
 
 
 @pytest.mark.slow
-def test_threads_call_and_raise_while_others_are_inside(store: Store):
+def test_threads_call_and_raise_while_others_are_inside(store):
     recording, actor = Recording(store), Calling()
     forward, held, go = wrap(Calling.forward, recording.slot), threading.Event(), threading.Event()
 
@@ -95,11 +89,11 @@ def test_threads_call_and_raise_while_others_are_inside(store: Store):
     assert 999 in [int(dump.tensors["sequences"][0, 0]) for dump in live(recording)]
     go.set()
     waiting.join()
-    (ledger,) = recording.ledgers
+    ledger = recording.ledger
     assert recording.close() and balanced(ledger) and ledger.calls == ledger.captured == 401
 
 
-def test_two_threads_that_meet_an_actor_at_once_share_its_books(store: Store):
+def test_two_threads_that_meet_an_actor_at_once_share_its_books(store):
     other = SignatureH()
     for trial in range(20):
         recording, actor = Recording(store, run=f"r{trial}"), Calling()
@@ -119,7 +113,7 @@ def test_two_threads_that_meet_an_actor_at_once_share_its_books(store: Store):
         assert recording.close()
 
 
-def test_a_run_that_comes_back_goes_on_counting_where_it_stopped(store: Store):
+def test_a_run_that_comes_back_goes_on_counting_where_it_stopped(store):
     recording, actor = Recording(store, run="a"), SignatureH()
     for run in ("a", "b", "a"):
         recording.set(run=run)
@@ -131,14 +125,13 @@ def test_a_run_that_comes_back_goes_on_counting_where_it_stopped(store: Store):
     assert len(list(store.iter_dumps())) == 9
 
 
-def test_a_job_with_more_runs_than_books_keeps_exact_books_for_each(store: Store):
+def test_a_job_with_more_runs_than_books_keeps_exact_books_for_each(store):
     recording, actor = Recording(store), SignatureH()
     for n in range(2 * MAX_LEDGERS):
         recording.set(run=f"night{n}")
         recording.forward(actor, ids(seed=n))
         drain(recording)
-    ring = recording.recorder.ring
-    assert ring is not None and ring.path is not None
+    ring = recording.ring
     found = read_ring(ring.path)
     assert 1 <= len(found.books) <= 2
     assert recording.ledgers[-1].book >= 0
@@ -155,16 +148,16 @@ def drain(recording: Recording) -> None:
     writer._publish("on", heartbeat=True)
 
 
-def test_an_input_larger_than_the_ring_is_dropped_and_counted(store: Store):
+def test_an_input_larger_than_the_ring_is_dropped_and_counted(store):
     recording, actor = Recording(store, ring_bytes=2**20, capacity=2**20), SignatureH()
     recording.forward(actor, ids(4, 200_000))  # 6.4 MB
     recording.forward(actor, ids(2, 8))
-    (ledger,) = recording.ledgers
+    ledger = recording.ledger
     assert [dump.record.seq_len for dump in recording.dumps()] == [8]
     assert ledger.dropped == {"queue_full": 1} and balanced(ledger)
 
 
-def test_calls_of_nothing_and_of_empty_tensors_are_kept(store: Store):
+def test_calls_of_nothing_and_of_empty_tensors_are_kept(store):
     recording, actor = Recording(store), Calling()
     recording.forward(actor, torch.zeros(0, 5, dtype=torch.int64))
     recording.forward(actor, torch.zeros(3, 0, dtype=torch.int64))
@@ -175,7 +168,7 @@ def test_calls_of_nothing_and_of_empty_tensors_are_kept(store: Store):
     assert shapes == [{"sequences": (0, 5)}, {"sequences": (3, 0)}, {}, {"sequences": ()}]
 
 
-def test_more_kinds_of_calls_than_the_ring_has_room_for(store: Store):
+def test_more_kinds_of_calls_than_the_ring_has_room_for(store):
     recording, actor = Recording(store), Calling()
     forward = wrap(Calling.forward, recording.slot)
     long = 10**1200
@@ -184,37 +177,22 @@ def test_more_kinds_of_calls_than_the_ring_has_room_for(store: Store):
         recording.forward(SignatureH() if n % 2 else actor, torch.full((1, 4), n))
         with pytest.raises(TypeError):
             forward(actor, torch.full((1, 4), n), long + n)
-    ring = recording.recorder.ring
-    assert ring is not None and ring.path is not None and DATA - ring._kinds_end < 5000
+    ring = recording.ring
+    assert DATA - ring._kinds_end < 5000
     last = read_ring(ring.path).slots[-1]
     assert last.kind["fields"]["arguments"]["inside"] == long + 119
     assert recording.close(60) and all(balanced(ledger) for ledger in recording.ledgers)
     assert len(list(store.iter_dumps())) == 240
 
 
-def test_windows_that_overlap_are_stored_with_their_values(store: Store):
+def test_windows_that_overlap_are_stored_with_their_values(store):
     recording, windows = Recording(store), torch.arange(20).unfold(0, 4, 2)
     recording.forward(SignatureH(), windows, windows.t())
-    (dump,) = recording.dumps()
+    dump = recording.dump()
     assert torch.equal(dump.tensors["sequences"], windows) and torch.equal(dump.tensors["action_mask"], windows.t())
 
 
-@pytest.mark.slow
-def test_more_calls_wait_than_there_are_slots(tmp_path: Path):
-    store = StuckStore(tmp_path / "store")
-    store.create()
-    recording, actor = Recording(store, publisher=store), SignatureH()
-    for n in range(2 * SLOTS):
-        recording.forward(actor, torch.full((1, 4), n))
-    numbers = [number for _, number in states(recording)]
-    assert numbers[-8:] == list(range(2 * SLOTS - 8, 2 * SLOTS))  # however many wait, the last ones are there
-    store.free.set()
-    (ledger,) = recording.ledgers
-    assert recording.close(30) and balanced(ledger)
-    assert ledger.captured > SLOTS // 2 and ledger.dropped["queue_full"] > SLOTS // 2
-
-
-def test_a_ring_whose_bounds_are_tiny_never_reaches_out_of_its_memory(tmp_path: Path):
+def test_a_ring_whose_bounds_are_tiny_never_reaches_out_of_its_memory(tmp_path):
     ring = Ring.create(tmp_path, "r", {}, 0, 1000)
     ring.keep = 8
     entries = [ring.open(4, 4096) for _ in range(400)]
@@ -246,42 +224,27 @@ def test_extents_never_overlap_whatever_is_taken_and_given_back():
             arena.trim()
 
 
-def as_version_1(ring: bytearray) -> None:
-    """Make a ring what an earlier version wrote: a CRC-32 in each slot."""
-    struct.pack_into("<I", ring, 8, 1)
-    end = HEAD.size + HEAD.unpack_from(ring)[2]
-    struct.pack_into("<I", ring, end, zlib.crc32(ring[:end]))
-    for at in range(SLOTS_AT, SLOTS_AT + SLOTS * SLOT_SIZE, SLOT_SIZE):
-        state, _, ledger, _, *numbers, _ = SLOT.unpack_from(ring, at)
-        packed = struct.pack("<hQQQQII", ledger, *numbers) + ring[numbers[1] : numbers[1] + 8 * numbers[-1]]
-        struct.pack_into("<I", ring, at + SLOT.size - 4, zlib.crc32(packed) if state else 0)
-
-
-def test_slots_of_both_versions_are_read_and_a_changed_bit_is_seen(store: Store, tmp_path: Path):
+def test_slots_are_read_and_a_changed_bit_is_seen(store, tmp_path):
     assert slot_check(0, 1, DATA, 4096, 86016, 99, 8, (3, -1, 2**62)) == 1_361_749_812, "alike in Python 3.8 to 3.13"
     recording = Recording(store)
     for seed in range(3):
         recording.forward(SignatureH(), ids(2, 9, seed))
-    ring = recording.recorder.ring
-    assert ring is not None and ring.path is not None
+    ring = recording.ring
     bytes_now, path, chance = bytearray(ring.path.read_bytes()), tmp_path / "x.ring", random.Random(0)
     path.write_bytes(bytes_now)
     wanted = read_ring(path).slots  # of these bytes: in the ring itself the writer may have closed a call meanwhile
     assert len(wanted) == 3 and recording.close()
-    for version in (2, 1):
-        if version == 1:
-            as_version_1(bytes_now)
-        path.write_bytes(bytes_now)
+    path.write_bytes(bytes_now)
+    found = read_ring(path)
+    assert found.slots == wanted and not found.damaged
+    for _ in range(20):
+        at = wanted[1].offset + chance.randrange(8 * len(wanted[1].numbers))
+        changed = bytes([bytes_now[at] ^ 1 << chance.randrange(8)])
+        with path.open("r+b") as file:
+            file.seek(at)
+            file.write(changed)
         found = read_ring(path)
-        assert found.slots == wanted and not found.damaged
-        for _ in range(20):
-            at = wanted[1].offset + chance.randrange(8 * len(wanted[1].numbers))
-            changed = bytes([bytes_now[at] ^ 1 << chance.randrange(8)])
-            with path.open("r+b") as file:
-                file.seek(at)
-                file.write(changed)
-            found = read_ring(path)
-            assert found.slots == [wanted[0], wanted[2]] and len(found.damaged) == 1
-            with path.open("r+b") as file:
-                file.seek(at)
-                file.write(bytes_now[at : at + 1])
+        assert found.slots == [wanted[0], wanted[2]] and len(found.damaged) == 1
+        with path.open("r+b") as file:
+            file.seek(at)
+            file.write(bytes_now[at : at + 1])

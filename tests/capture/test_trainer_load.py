@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from roots import ROOT
 
-MOST_MODULES = 20
+MOST_MODULES = 19
 """Every entry of sys.modules under `actordbg`, the empty `__init__` of each folder included."""
-MOST_LINES = {"all": 4_520, "usual": 4_344}
+MOST_LINES = {"all": 4_490, "usual": 4_310}
 """Bounds that should fall: with everything on, and in a job that records every call with a writer process. The aim is 4,000."""
 MOST_EXCEPTS = 15
 
@@ -58,7 +58,7 @@ USUAL = {
 
 
 @pytest.mark.parametrize("what", MOST_LINES)
-def test_a_training_process_loads_few_modules_and_lines(tmp_path: Path, what: str):
+def test_a_training_process_loads_few_modules_and_lines(tmp_path, what: str):
     (tmp_path / "FORMAT").write_text('{"format": 1}\n')
     (tmp_path / "control.json").write_text(json.dumps(CONTROL if what == "all" else USUAL))
     done = subprocess.run([sys.executable, "-c", TRAINING, str(tmp_path)], capture_output=True, text=True)

@@ -33,9 +33,8 @@ from actordbg.config.choices import Facts, facts_elsewhere, gather_facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.debug.replay_stops import StopOrder
 from actordbg.formats.store_files import make_folder
-from actordbg.records.arithmetic import warm_up_of
 from actordbg.records.journal import Journal, rank_journal
-from actordbg.records.replay_record import GOES_ON, ReplayInput, ReplaySpec, ResultRecord
+from actordbg.records.replay_record import GOES_ON, ReplayInput, ReplaySpec, ResultRecord, warm_up_of
 from actordbg.replay.dealing import Dealer, dealt_slots
 from actordbg.replay.group_engine import GroupEngine, Losses, engine_in_use
 from actordbg.replay.launch import Group

@@ -38,9 +38,8 @@ from actordbg.measure.memory_samples import Sample
 from actordbg.measure.ray_watched import OfRay
 from actordbg.measure.watched import OfReplay
 from actordbg.measure.watching import Rhythm, figures, rounds, watch_into
-from actordbg.records.arithmetic import warm_up_of
 from actordbg.records.journal import read_events, read_results
-from actordbg.records.replay_record import ReplaySpec
+from actordbg.records.replay_record import ReplaySpec, warm_up_of
 from actordbg.replay.group_engine import Losses, using
 from actordbg.replay.supervise import run_replay
 from actordbg.store.layout import Store

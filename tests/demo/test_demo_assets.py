@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import re
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from actordbg.demo.demo_assets import Assets, build_assets, tasks
+from actordbg.demo.demo_training import Assets, build_assets, tasks
 from actordbg.trainers.openrlhf import demo_programs
 from actordbg.trainers.openrlhf.demo_programs import PROGRAMS
 
@@ -89,13 +88,5 @@ def test_the_rewards_are_one_number_per_answer_and_differ() -> None:
 
 def test_options_of_the_deepspeed_launcher_come_before_the_module(tmp_path: Path) -> None:
     command = PROGRAMS["sft"].command(tmp_path, tmp_path, tmp_path, 29500)
-    launcher = argparse.ArgumentParser()
-    launcher.add_argument("--num_gpus")
-    launcher.add_argument("--master_port")
-    launcher.add_argument("--module", action="store_true")
-    launcher.add_argument("script")
-    launcher.add_argument("rest", nargs=argparse.REMAINDER)
-    parsed = launcher.parse_args(command[3:])
-    assert (
-        parsed.script == "actordbg.trainers.openrlhf.demo_programs" and parsed.rest[0] == "sft" and parsed.master_port == "29500"
-    )
+    module = command.index("actordbg.trainers.openrlhf.demo_programs")
+    assert command[module + 1] == "sft" and "29500" in " ".join(command[:module]) and "--module" in command[:module]

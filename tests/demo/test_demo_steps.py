@@ -20,8 +20,10 @@ from roots import ROOT
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem
 from actordbg.base.processes import session_members
 from actordbg.demo import demo_steps as steps
-from actordbg.demo.demo_steps import Demo, FileState, require_modules
+from actordbg.demo.demo_steps import Demo, file_state, require_modules
 from actordbg.demo.demo_training import TrainingProgress
+from actordbg.formats.dumpfile import read_record
+from actordbg.store.layout import Store
 
 
 class Recorded(Demo):
@@ -36,37 +38,20 @@ class Recorded(Demo):
         self.ran.append(arguments)
 
 
-def test_dumping_is_switched_on_once_after_the_first_step(tmp_path: Path) -> None:
-    demo = Recorded("ppo", tmp_path)
-    for progress in (
-        TrainingProgress("starting"),
-        TrainingProgress("loading"),
-        TrainingProgress("step", 1),
-        TrainingProgress("step", 2),
-    ):
-        demo._follow(progress)
-        assert (("dump", "enable") in demo.ran) == (progress.phase == "step")
-    assert demo.ran == [("dump", "enable")]
-
-
-def test_a_long_training_is_told_in_few_lines(tmp_path: Path) -> None:
+def test_dumping_is_switched_on_once_after_the_first_step_and_a_long_training_is_told_in_few_lines(tmp_path: Path) -> None:
     demo = Recorded("sft", tmp_path)
+    demo._follow(TrainingProgress("starting"))
+    demo._follow(TrainingProgress("loading"))
+    assert demo.ran == []
     for step in range(1, 121):
         demo._follow(TrainingProgress("step", step))
-    assert len(demo.said) < 10
+        assert demo.ran == [("dump", "enable")]
+    assert len(demo.said) < 12
 
 
 def test_the_training_is_shown_as_its_user_would_type_it(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "actordbg.trainers.openrlhf.demo_programs",
-        "ppo",
-        "--",
-        "--a",
-        str(tmp_path / "training" / "model"),
-    ]
-    shown = Recorded("ppo", tmp_path)._as_typed(command)
+    model = str(tmp_path / "training" / "model")
+    shown = Recorded("ppo", tmp_path)._as_typed([sys.executable, "-m", "a.driver", "ppo", "--", "--a", model])
     assert shown == "python -m openrlhf.cli.train_ppo_ray --a training/model"
 
 
@@ -96,7 +81,7 @@ def test_a_replay_of_nothing_is_a_failure(tmp_path: Path) -> None:
 def test_a_file_that_came_back_different_is_not_called_the_same(tmp_path: Path) -> None:
     actor = tmp_path / "actor.py"
     actor.write_text("class Actor: ...\n")
-    before = FileState.of(actor)
+    before = file_state(actor)
     demo = Recorded("sft", tmp_path)
     demo._unpatch(actor, before)
     os.utime(actor, ns=(1, 1))
@@ -175,21 +160,8 @@ def test_the_whole_way_from_a_real_training_to_an_unpatched_file(trainer: str, t
     assert demo.returncode == 0, output[-4000:]
     commands = [line for line in output.splitlines() if line.startswith("$ actordbg --store store ")]
     verbs = [re.sub(r"^\$ actordbg --store store ", "", line).split(" --")[0] for line in commands]
-    assert verbs == [
-        "patch",
-        "dump enable",
-        "dump status",
-        "index",
-        "dump ls",
-        "replay",
-        "replay",
-        "report",
-        "report",
-        "unpatch",
-    ]
-    from actordbg.store.layout import Store
-
-    records = [record for record, _ in _records(Store(kept / "store"))]
+    assert ", ".join(verbs) == "patch, dump enable, dump status, index, dump ls, replay, replay, report, report, unpatch"
+    records = [read_record(path) for path in Store(kept / "store").iter_dumps()]
     roles = {record.role for record in records}
     assert len(records) >= 10 and (trainer == "sft" or roles == {"policy", "reference"})
     assert {record.grad_enabled for record in records} == ({True} if trainer == "sft" else {True, False})
@@ -197,9 +169,3 @@ def test_the_whole_way_from_a_real_training_to_an_unpatched_file(trainer: str, t
     assert "torch.compile" in (kept / "report.md").read_text()
     before, after = (re.search(rf"sha256 {word} +(\w{{64}})", output) for word in ("before", "after"))
     assert before and after and before[1] == after[1]
-
-
-def _records(store):  # type: ignore[no-untyped-def]
-    from actordbg.formats.dumpfile import read_record
-
-    return [(read_record(path), path) for path in store.iter_dumps()]

@@ -93,7 +93,7 @@ def judge(mutant: Mutant, path: Path, store: Store) -> tuple[bool, bool]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", mutants.KINDS)
-def test_no_mutant_is_a_traceback_or_a_wrong_tensor(kind: str, path: Path, store: Store):
+def test_no_mutant_is_a_traceback_or_a_wrong_tensor(kind: str, path: Path, store):
     for number in range(EACH):
         try:
             judge(mutants.mutant(kind, number), path, store)
@@ -112,12 +112,12 @@ def test_two_thousand_mutants_are_tried_and_they_are_mutants():
 @pytest.mark.parametrize(
     "kind", ["retold_dtype", "retold_strides", "other_values", "renamed_everywhere", "other_value", "long_text"]
 )
-def test_what_is_consistent_in_itself_does_load(kind: str, path: Path, store: Store):
+def test_what_is_consistent_in_itself_does_load(kind: str, path: Path, store):
     """Otherwise readers that refuse everything would pass."""
     assert any(judge(mutants.mutant(kind, number), path, store)[0] for number in range(40))
 
 
-def test_the_original_loads_and_verifies(path: Path, store: Store):
+def test_the_original_loads_and_verifies(path: Path, store):
     assert judge(Mutant(A.blob, A.tensors), path, store) == (True, True)
 
 
@@ -175,7 +175,7 @@ print(json.dumps(answer))
 
 
 @pytest.mark.slow
-def test_no_file_takes_twice_the_cap(path: Path, store: Store, tmp_path: Path):
+def test_no_file_takes_twice_the_cap(path: Path, store, tmp_path):
     """In a process that may not have more, and that measures its peak for each file."""
     folder = tmp_path / "files"
     folder.mkdir()
@@ -211,7 +211,7 @@ def run(store: Store, *words: str) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-def test_commands_over_a_store_of_mutants(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_commands_over_a_store_of_mutants(store, tmp_path, monkeypatch):
     """200 mutants of 200 dumps: `ls`, `index`, `verify`, `show`, `export` and `replay` go on, and say which are damaged."""
     kinds = sorted(set(mutants.KINDS) - {"wide_tensors"})  # gigabytes are allowed under the cap that commands have
     good: dict[str, bool] = {}
@@ -260,7 +260,7 @@ def test_commands_over_a_store_of_mutants(store: Store, tmp_path: Path, monkeypa
 
 
 @pytest.mark.slow
-def test_the_program_itself_ends_with_its_exit_codes(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_the_program_itself_ends_with_its_exit_codes(store, monkeypatch):
     """The same as whole processes, for three commands: what they print on standard error is no traceback."""
     for number, kind in enumerate(("not_finite", "not_unicode", "deep_nesting", "hostile_shape", "other_values")):
         original = mutants.Original.make(1, number)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-from pathlib import Path
 
 import pytest
 
 from actordbg.formats.store_files import OddFile, open_regular, read_regular
 
 
-def test_a_regular_file_is_read_whole(tmp_path: Path):
+def test_a_regular_file_is_read_whole(tmp_path):
     path = tmp_path / "a"
     for data in (b"", b"x", b"x" * 65_536, b"x" * 200_000):
         path.write_bytes(data)
@@ -19,14 +18,14 @@ def test_a_regular_file_is_read_whole(tmp_path: Path):
         assert read_regular(path, len(data)) == data
 
 
-def test_too_large_a_file_is_refused(tmp_path: Path):
+def test_too_large_a_file_is_refused(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(b"x" * 101)
     with pytest.raises(OddFile, match="more than 100 bytes"):
         read_regular(path, 100)
 
 
-def test_what_is_no_file_is_refused_at_once_and_named(tmp_path: Path):
+def test_what_is_no_file_is_refused_at_once_and_named(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "link").symlink_to("/dev/zero")
     (tmp_path / "to-a-file").symlink_to(tmp_path / "file")
@@ -47,6 +46,6 @@ def test_what_is_no_file_is_refused_at_once_and_named(tmp_path: Path):
         read_regular("/dev/zero")
 
 
-def test_what_is_not_there_is_said_as_ever(tmp_path: Path):
+def test_what_is_not_there_is_said_as_ever(tmp_path):
     with pytest.raises(FileNotFoundError):
         read_regular(tmp_path / "a")

@@ -1,7 +1,8 @@
-"""The wrappers around ray.init and submit_job: what is passed on, what is left alone, and what a worker does with it."""
+"""The wrappers around ray.init and submit_job: what a process below `run` carries, is passed on, and does in a worker."""
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Callable
@@ -10,10 +11,23 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from runkit import below_run, python
 
+from actordbg.base.errors import EnvironmentProblem
 from actordbg.install import ray_hooks
-from actordbg.install.ray_hooks import FOLDER, HOOK, JOB_CONFIG, NAMES, merged, prepared, take_along
+from actordbg.install.ray_hooks import (
+    FOLDER,
+    HOOK,
+    JOB_CONFIG,
+    NAMES,
+    child_environment,
+    merged,
+    prepared,
+    reconciled,
+    take_along,
+)
 
 OURS = {"ACTORDBG_STORE": "/s", "ACTORDBG_RUN": "r"}
 OPENRLHF = {"env_vars": {"TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN"}}
@@ -47,7 +61,7 @@ class FakeRay(ModuleType):
         return dict(self.calls[-1][1]["runtime_env"])
 
 
-def test_a_driver_passes_ours_on_with_its_own() -> None:
+def test_a_driver_passes_ours_on_with_its_own():
     ray = FakeRay()
     assert ray.init("auto", runtime_env=OPENRLHF, num_cpus=3) == "context"
     ((args, kwargs, _),) = ray.calls
@@ -57,21 +71,14 @@ def test_a_driver_passes_ours_on_with_its_own() -> None:
     assert OPENRLHF["env_vars"].keys() == {"TOKENIZERS_PARALLELISM", "NCCL_DEBUG"}
 
 
-def test_a_folder_for_rings_goes_along_where_the_user_set_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACTORDBG_RING_DIR", "/scratch")
-    ray = FakeRay()
-    ray.init()
-    assert ray.runtime_environment["env_vars"]["ACTORDBG_RING_DIR"] == "/scratch"
-
-
-def test_init_is_wrapped_once_and_keeps_its_name() -> None:
+def test_init_is_wrapped_once_and_keeps_its_name():
     ray = FakeRay()
     once = ray.init
     take_along(ray)
     assert ray.init is once and ray.init.__name__ == "_init"
 
 
-def test_the_environment_in_a_job_config_is_not_replaced() -> None:
+def test_the_environment_in_a_job_config_is_not_replaced():
     ray = FakeRay()
     ray.init(job_config=SimpleNamespace(runtime_env={"working_dir": "/w"}))
     assert ray.runtime_environment["working_dir"] == "/w" and ray.runtime_environment["env_vars"].items() >= OURS.items()
@@ -88,23 +95,14 @@ def test_the_environment_in_a_job_config_is_not_replaced() -> None:
     ],
     ids=["client", "client's server", "container", "sent already", "old ray"],
 )
-def test_where_ray_takes_no_hook_none_is_added(given: dict[str, Any], known: tuple[str, ...]) -> None:
+def test_where_ray_takes_no_hook_none_is_added(given: dict[str, Any], known: tuple[str, ...]):
     ray = FakeRay(known)
     ray.init(**given)
     assert HOOK not in ray.runtime_environment and ray.runtime_environment["env_vars"].items() >= OURS.items()
 
 
-def test_ray_client_is_known_by_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "ray://h:10001")
-    ray = FakeRay()
-    ray.init()
-    assert HOOK not in ray.runtime_environment
-
-
 @pytest.mark.parametrize("job", ["{broken", '{"runtime_env": 1}'])
-def test_a_failure_of_ours_calls_ray_as_the_user_did(
-    job: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failure_of_ours_calls_ray_as_the_user_did(job: str, monkeypatch, capsys):
     monkeypatch.setenv(JOB_CONFIG, job)
     ray = FakeRay()
     ray.init(runtime_env=OPENRLHF)
@@ -112,7 +110,7 @@ def test_a_failure_of_ours_calls_ray_as_the_user_did(
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_rays_own_errors_pass_and_the_jobs_variable_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rays_own_errors_pass_and_the_jobs_variable_comes_back(monkeypatch):
     job = json.dumps({"runtime_env": merged({}, OURS), "metadata": {"a": "b"}})
     monkeypatch.setenv(JOB_CONFIG, job)
     ray = FakeRay()
@@ -137,19 +135,19 @@ def submitted(runtime_env: dict[str, Any]) -> dict[str, str]:
     return {JOB_CONFIG: json.dumps({"runtime_env": merged(runtime_env, OURS), "metadata": {}}), **OURS}
 
 
-def test_what_the_job_has_of_ours_moves_to_the_driver() -> None:
+def test_what_the_job_has_of_ours_moves_to_the_driver():
     kwargs, job = prepared({"runtime_env": OPENRLHF}, submitted({"working_dir": "gcs://x"}), takes_hook=True)
     assert json.loads(job or "")["runtime_env"] == {"working_dir": "gcs://x"}
     assert kwargs["runtime_env"]["env_vars"] == merged(OPENRLHF, OURS)["env_vars"]
 
 
-def test_a_path_that_the_job_sets_keeps_its_place_and_gets_ours() -> None:
+def test_a_path_that_the_job_sets_keeps_its_place_and_gets_ours():
     kwargs, job = prepared({}, submitted({"env_vars": {"PYTHONPATH": "/users"}}), takes_hook=True)
     assert json.loads(job or "")["runtime_env"] == {"env_vars": {"PYTHONPATH": f"{FOLDER}:/users"}}
     assert kwargs["runtime_env"]["env_vars"] == OURS
 
 
-def test_a_hook_that_the_job_names_runs_after_ours(tmp_path: Path) -> None:
+def test_a_hook_that_the_job_names_runs_after_ours(tmp_path):
     environment = submitted({HOOK: "users_hooks.setup"})
     kwargs, job = prepared({}, environment, takes_hook=True)
     assert HOOK not in json.loads(job or "")["runtime_env"]
@@ -157,12 +155,12 @@ def test_a_hook_that_the_job_names_runs_after_ours(tmp_path: Path) -> None:
     assert in_worker(kwargs["runtime_env"][HOOK], tmp_path) == "theirs\nTrue\n"
 
 
-def test_two_hooks_of_the_users_stay_their_conflict() -> None:
+def test_two_hooks_of_the_users_stay_their_conflict():
     kwargs, job = prepared({"runtime_env": {HOOK: print}}, submitted({HOOK: "users.setup"}), takes_hook=True)
     assert HOOK in json.loads(job or "")["runtime_env"] and HOOK in kwargs["runtime_env"]
 
 
-def test_a_submission_gets_ours(tmp_path: Path) -> None:
+def test_a_submission_gets_ours(tmp_path):
     class Client:
         def submit_job(self, *, entrypoint: str, runtime_env: dict[str, Any] | None = None) -> Any:
             return entrypoint, runtime_env
@@ -192,27 +190,105 @@ def in_worker(hook: Callable[[], None], folder: Path, **more: str) -> str:
     return python(code, below_run("/s") | {"PYTHONPATH": str(folder)} | more)
 
 
-def test_a_worker_that_lost_the_path_is_hooked_and_the_users_function_runs(tmp_path: Path) -> None:
+def test_a_worker_that_lost_the_path_is_hooked_and_the_users_function_runs(tmp_path):
     mark = str(tmp_path / "mark")
     out = in_worker(ray_hooks.worker_setup(lambda: open(mark, "w").close(), FOLDER), tmp_path)
     assert out == "True\n" and Path(mark).exists()
 
 
-def test_a_worker_on_a_node_that_has_actordbg_elsewhere_is_hooked(tmp_path: Path) -> None:
+def test_a_worker_on_a_node_that_has_actordbg_elsewhere_is_hooked(tmp_path):
     (tmp_path / "actordbg").symlink_to(Path(FOLDER).parents[1])
     assert in_worker(ray_hooks.worker_setup(None, "/not/on/this/node"), tmp_path) == "True\n"
 
 
-def test_a_worker_on_a_node_without_actordbg_goes_on(tmp_path: Path) -> None:
+def test_a_worker_on_a_node_without_actordbg_goes_on(tmp_path):
     (tmp_path / "actordbg").mkdir()
     (tmp_path / "actordbg" / "__init__.py").touch()
     (tmp_path / "users_hooks.py").write_text("def setup(): print('theirs')")
     assert in_worker(ray_hooks.worker_setup("users_hooks.setup", "/nowhere"), tmp_path) == "theirs\nFalse\n"
 
 
-def test_what_the_users_hook_raises_is_theirs(tmp_path: Path) -> None:
+def test_what_the_users_hook_raises_is_theirs(tmp_path):
     def fails() -> None:
         raise ValueError("theirs")
 
     with pytest.raises(AssertionError, match="ValueError: theirs"):
         in_worker(ray_hooks.worker_setup(fails, FOLDER), tmp_path)
+
+
+NODES = f"{FOLDER}{os.pathsep}${{PYTHONPATH}}"
+
+
+@pytest.mark.parametrize(
+    ("users", "path"),
+    [
+        (None, FOLDER),
+        ("", FOLDER),
+        ("/a:/b", f"{FOLDER}:/a:/b"),
+        (":/a", f"{FOLDER}::/a"),
+        (f"{FOLDER}:/a", f"{FOLDER}:/a"),
+        ("/other/actordbg/install/pythonpath", FOLDER),
+    ],
+)
+def test_our_folder_stands_once_in_front_of_the_users_path(users: str | None, path: str):
+    environ = {"HOME": "/h"} | ({} if users is None else {"PYTHONPATH": users})
+    assert child_environment(environ, "/s", "r") == {"HOME": "/h", **OURS, "PYTHONPATH": path}
+
+
+def test_a_folder_that_cannot_stand_in_a_path_is_refused(monkeypatch):
+    monkeypatch.setattr(ray_hooks, "FOLDER", "/a:b/pythonpath")
+    with pytest.raises(EnvironmentProblem, match="PYTHONPATH"):
+        child_environment({}, "/s", "r")
+
+
+@pytest.mark.parametrize(
+    ("given", "variables"),
+    [
+        (None, {"PYTHONPATH": NODES}),
+        ({}, {"PYTHONPATH": NODES}),
+        ({"env_vars": None}, {"PYTHONPATH": NODES}),
+        ({"env_vars": {"NCCL_DEBUG": "INFO"}}, {"NCCL_DEBUG": "INFO", "PYTHONPATH": NODES}),
+        ({"env_vars": {"PYTHONPATH": "/a"}}, {"PYTHONPATH": f"{FOLDER}:/a"}),
+        ({"env_vars": {"ACTORDBG_RUN": "theirs"}}, {"PYTHONPATH": NODES}),
+    ],
+)
+def test_a_runtime_environment_keeps_what_is_the_users(given: dict[str, Any] | None, variables: dict[str, str]):
+    before = copy.deepcopy(given)
+    result = merged(given, OURS)
+    assert result == {"env_vars": {**variables, **OURS}}
+    assert given == before and merged(result, OURS) == result
+
+
+def test_other_keys_of_a_runtime_environment_stay():
+    assert merged({"working_dir": ".", "pip": ["a"]}, OURS).items() >= {"working_dir": "."}.items()
+
+
+variables = st.dictionaries(
+    st.sampled_from(["PYTHONPATH", "ACTORDBG_STORE", "ACTORDBG_RUN", "A", "B"]), st.sampled_from(["/x", "/x:/y", "1"])
+)
+
+
+@pytest.mark.slow
+@settings(deadline=None)  # the first example imports ray
+@given(job=variables, own=variables, submitted=st.booleans())
+def test_ray_merges_what_was_reconciled_unless_the_user_had_a_conflict(job: dict[str, str], own: dict[str, str], submitted: bool):
+    """`submitted`: the job was submitted below `run`, so that its runtime environment holds ours already."""
+    from ray.runtime_env.runtime_env import _merge_runtime_env
+
+    theirs = {"env_vars": dict(job)}
+    plain = _merge_runtime_env(
+        {"env_vars": {n: v for n, v in job.items() if n not in OURS}},
+        {"env_vars": {n: v for n, v in own.items() if n not in OURS}},
+    )
+    changed_job, changed_own = reconciled(merged(theirs, OURS) if submitted else theirs, {"env_vars": own}, OURS)
+    result = _merge_runtime_env(changed_job, changed_own)
+    if plain is None:
+        assert result is None
+        return
+    came = result["env_vars"]
+    users = plain.get("env_vars", {})
+    assert {n: came[n] for n in OURS} == OURS
+    assert {n: v for n, v in came.items() if n not in (*OURS, "PYTHONPATH")} == {
+        n: v for n, v in users.items() if n != "PYTHONPATH"
+    }
+    assert came["PYTHONPATH"] == (f"{FOLDER}:{users['PYTHONPATH']}" if "PYTHONPATH" in users else NODES)

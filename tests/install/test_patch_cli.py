@@ -55,7 +55,7 @@ def _run(actor: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_patch_status_unpatch_as_text(actor: Path) -> None:
+def test_patch_status_unpatch_as_text(actor: Path):
     done = _run(actor, "patch", "--target", str(actor))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"patched: {actor}\n") and "dump enable" in done.stderr
@@ -70,7 +70,7 @@ def test_patch_status_unpatch_as_text(actor: Path) -> None:
 
 
 @pytest.mark.slow
-def test_json_has_the_same_answer_and_nothing_else(actor: Path) -> None:
+def test_json_has_the_same_answer_and_nothing_else(actor: Path):
     shown = json.loads(_run(actor, "patch", "--target", str(actor), "--dry-run", "--json").stdout)
     assert shown["dry_run"] and shown["diff"] and shown["action"] == "patched" and actor.read_bytes() == ACTOR
     done = json.loads(_run(actor, "patch", "--target", str(actor), "--json").stdout)
@@ -84,7 +84,7 @@ def test_json_has_the_same_answer_and_nothing_else(actor: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_edited_trailer_ends_with_exit_code_3(actor: Path) -> None:
+def test_an_edited_trailer_ends_with_exit_code_3(actor: Path):
     _run(actor, "patch", "--target", str(actor))
     actor.write_bytes(actor.read_bytes() + b"mine = 1\n")
     for command in ("patch", "unpatch"):
@@ -95,7 +95,7 @@ def test_an_edited_trailer_ends_with_exit_code_3(actor: Path) -> None:
 
 
 @pytest.mark.slow
-def test_exit_codes_of_wrong_targets(actor: Path) -> None:
+def test_exit_codes_of_wrong_targets(actor: Path):
     (actor.parent / "other.py").write_text("x = 1\n")
     assert _run(actor, "patch", "--target", "other.py").returncode == 3
     assert _run(actor, "patch", "--target", "missing.py").returncode == 4
@@ -107,6 +107,6 @@ def test_exit_codes_of_wrong_targets(actor: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["patch", "unpatch", "status"])
-def test_help_has_an_example(actor: Path, command: str) -> None:
+def test_help_has_an_example(actor: Path, command: str):
     done = _run(actor, command, "--help")
     assert done.returncode == 0 and "Example: actordbg" in done.stdout and "--json" in done.stdout

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import actordbg
-from actordbg.install import patch_state as history
+from actordbg.install import patching as history
 from actordbg.install import trailer
 from actordbg.install.trailer import State
 from actordbg.store.layout import Store
@@ -54,7 +54,7 @@ def _start(actor: Path, store: Store, rounds: int) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def test_sixteen_processes_never_leave_a_third_state(actor: Path, store: Store) -> None:
+def test_sixteen_processes_never_leave_a_third_state(actor: Path, store):
     patched = trailer.append(ACTOR, str(store.root), mtime_ns=OLD)
     workers = [_start(actor, store, ROUNDS) for _ in range(PROCESSES)]
     seen: set[bytes] = set()
@@ -73,7 +73,7 @@ def test_sixteen_processes_never_leave_a_third_state(actor: Path, store: Store) 
     assert names == ["patch", "unpatch"] * (len(names) // 2), "the events tell the same story, in order"
 
 
-def test_processes_killed_at_any_moment_leave_one_of_the_two_states(actor: Path, store: Store) -> None:
+def test_processes_killed_at_any_moment_leave_one_of_the_two_states(actor: Path, store):
     for delay in (0.15, 0.2, 0.25, 0.3, 0.35, 0.4):
         worker = _start(actor, store, 100)
         time.sleep(delay)

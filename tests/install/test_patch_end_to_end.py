@@ -17,11 +17,10 @@ import actordbg
 from actordbg.actor.session import ActorSession
 from actordbg.base.errors import Unsupported
 from actordbg.capture import facts
-from actordbg.capture.control import Control
-from actordbg.capture.switch_file import write_control
+from actordbg.capture.control import Control, write_control
 from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.install import patch_state as history
+from actordbg.formats.dump_record import now_timestamp
 from actordbg.install import patching as operate
 from actordbg.install.patch_target import find_target
 from actordbg.store.layout import Store
@@ -62,9 +61,9 @@ def actor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_a_patched_actor_records_its_calls_and_an_unpatched_one_does_not(actor: Path, tmp_path: Path) -> None:
+def test_a_patched_actor_records_its_calls_and_an_unpatched_one_does_not(actor: Path, tmp_path):
     store = Store(tmp_path / "it's the store").create()
-    write_control(store, Control(enabled=True, run="run", since=history.now(), free_floor_bytes=0))
+    write_control(store, Control(enabled=True, run="run", since=now_timestamp(), free_floor_bytes=0))
     target = find_target(target=actor)
     operate.patch(target, store)
     _train(actor.parent)
@@ -105,9 +104,7 @@ class Actor(torch.nn.Module):
 """
 
 
-def test_the_actor_of_another_trainer_is_labelled_as_its_own_and_replayed_on_the_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_actor_of_another_trainer_is_labelled_as_its_own_and_replayed_on_the_rows(tmp_path, monkeypatch):
     """As Molt 0.1.6 has it: a mapping with attributes comes back, with entropies also where no output is asked for."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -152,7 +149,7 @@ def test_the_actor_of_another_trainer_is_labelled_as_its_own_and_replayed_on_the
     session.close()
 
 
-def test_an_actor_of_a_game_is_refused_with_what_its_forward_takes(tmp_path: Path) -> None:
+def test_an_actor_of_a_game_is_refused_with_what_its_forward_takes(tmp_path):
     game = tmp_path / "actor.py"
     game.write_text("class Actor:\n    def forward(self, obs, hidden):\n        return obs\n")
     refused = CliRunner().invoke(app, ["--store", str(tmp_path / "store"), "patch", "--target", str(game)])

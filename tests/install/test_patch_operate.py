@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import compileall
 import errno
 import json
 import os
@@ -16,15 +15,14 @@ from typing import Any
 
 import pytest
 
-from actordbg.base.errors import Conflict, EnvironmentProblem, Unsupported
-from actordbg.capture.control import Control
-from actordbg.capture.switch_file import write_control
-from actordbg.install import patch_state as history
+from actordbg.base.errors import Conflict, EnvironmentProblem
+from actordbg.capture.control import Control, write_control
+from actordbg.formats.dump_record import now_timestamp
 from actordbg.install import patching as operate
 from actordbg.install import replace_file as replace
 from actordbg.install import trailer
-from actordbg.install.patch_state import inspect_target
-from actordbg.install.patch_target import Target, find_target
+from actordbg.install.patch_target import find_target
+from actordbg.install.patching import Outcome, Status
 from actordbg.install.trailer import State
 from actordbg.store.layout import Store
 
@@ -60,8 +58,16 @@ def _write(path: Path, data: bytes, mode: int = 0o640) -> Path:
     return path
 
 
-def _target(path: Path) -> Target:
-    return find_target(target=path)
+def patch(path: Path, store: Store, **how: Any) -> Outcome:
+    return operate.patch(find_target(target=path), store, **how)
+
+
+def unpatch(path: Path, store: Store, **how: Any) -> Outcome:
+    return operate.unpatch(find_target(target=path), store, **how)
+
+
+def status(path: Path, store: Store) -> Status:
+    return operate.inspect_target(find_target(target=path), store)
 
 
 def _facts(path: Path) -> tuple[bytes, int, int, int]:
@@ -77,86 +83,62 @@ def _replace(old: replace.FileRead, data: bytes) -> None:
 
 def _seen(path: Path) -> bool:
     """Whether this interpreter, started anew, would run a trailer for `path`."""
-    return bool(inspect_target(_target(path), Store(path.parent / "no store")).hooked)
+    return bool(status(path, Store(path.parent / "no store")).hooked)
 
 
-VARIANTS = {
-    "as installed": lambda data: data,
-    "CRLF": lambda data: data.replace(b"\n", b"\r\n"),
-    "byte order mark": lambda data: b"\xef\xbb\xbf" + data,
-    "no final newline": lambda data: data.rstrip(b"\n"),
-    "non-ASCII": lambda data: data + "# 演员\n".encode(),
-}
-
-
-@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
-def test_unpatch_restores_sha256_mode_and_mtime_of_the_installed_actor(tmp_path: Path, store: Store, variant: Any) -> None:
-    installed = find_target(python=Path(sys.executable)).path
-    path = _write(tmp_path / "actor.py", variant(installed.read_bytes()), 0o751)
+def test_unpatch_restores_sha256_mode_and_mtime_of_the_installed_actor_and_both_can_be_repeated(tmp_path, store):
+    path = _write(tmp_path / "actor.py", find_target(python=Path(sys.executable)).path.read_bytes(), 0o751)
     before = _facts(path)
-    done = operate.patch(_target(path), store)
+    assert unpatch(path, store).action == "not patched"
+    done = patch(path, store)
     assert (done.action, done.state) == ("patched", State.PATCHED)
-    assert _facts(path)[1:3] == before[1:3] and _facts(path)[3] != before[3]
-    assert _seen(path)
-    undone = operate.unpatch(_target(path), store)
-    assert (undone.action, undone.sha256_before, undone.sha256_after) == (
-        "unpatched",
-        done.sha256_after,
-        done.sha256_before,
-    )
-    assert _facts(path) == before
-    assert not _seen(path)
+    patched = _facts(path)
+    assert patched[1:3] == before[1:3] and patched[3] != before[3] and _seen(path)
+    assert patch(path, store).action == "already patched" and _facts(path) == patched
+    undone = unpatch(path, store)
+    assert (undone.action, undone.sha256_before, undone.sha256_after) == ("unpatched", done.sha256_after, done.sha256_before)
+    assert unpatch(path, store).action == "not patched" and _facts(path) == before and not _seen(path)
 
 
-def test_both_can_be_repeated(actor: Path, store: Store) -> None:
-    assert operate.unpatch(_target(actor), store).action == "not patched"
-    assert operate.patch(_target(actor), store).action == "patched"
-    patched = _facts(actor)
-    assert operate.patch(_target(actor), store).action == "already patched"
-    assert _facts(actor) == patched
-    assert operate.unpatch(_target(actor), store).action == "unpatched"
-    assert operate.unpatch(_target(actor), store).action == "not patched"
-
-
-def test_dry_run_shows_the_change_and_makes_none(actor: Path, tmp_path: Path) -> None:
+def test_dry_run_shows_the_change_and_makes_none(actor: Path, tmp_path):
     store = Store(tmp_path / "not made")
     before = _facts(actor)
-    shown = operate.patch(_target(actor), store, dry_run=True)
+    shown = patch(actor, store, dry_run=True)
     assert shown.dry_run and "+# >>> actordbg trailer" in shown.diff and "\n-" not in shown.diff.replace("\n---", "")
     assert _facts(actor) == before and not store.root.exists()
-    operate.patch(_target(actor), store)
+    patch(actor, store)
     patched = _facts(actor)
-    assert "-# >>> actordbg trailer" in operate.unpatch(_target(actor), store, dry_run=True).diff
+    assert "-# >>> actordbg trailer" in unpatch(actor, store, dry_run=True).diff
     assert _facts(actor) == patched
 
 
-def test_another_store_renews_the_trailer_and_the_original_still_comes_back(actor: Path, store: Store, tmp_path: Path) -> None:
+def test_another_store_renews_the_trailer_and_the_original_still_comes_back(actor: Path, store, tmp_path):
     before = _facts(actor)
-    operate.patch(_target(actor), store)
+    patch(actor, store)
     other = Store(tmp_path / "other")
-    assert operate.patch(_target(actor), other).action == "trailer renewed"
-    assert inspect_target(_target(actor), other).store == str(other.root)
-    operate.unpatch(_target(actor), other)
+    assert patch(actor, other).action == "trailer renewed"
+    assert status(actor, other).store == str(other.root)
+    unpatch(actor, other)
     assert _facts(actor) == before
-    assert inspect_target(_target(actor), store).state is State.CLEAN, "the first store knows that it lost the file"
+    assert status(actor, store).state is State.CLEAN, "the first store knows that it lost the file"
 
 
-def test_unpatch_needs_neither_the_store_nor_actordbg_in_the_interpreter(actor: Path, store: Store, monkeypatch: Any) -> None:
+def test_unpatch_needs_neither_the_store_nor_actordbg_in_the_interpreter(actor: Path, store, monkeypatch):
     before = _facts(actor)
-    operate.patch(_target(actor), store)
+    patch(actor, store)
     shutil.rmtree(store.root)
     monkeypatch.setenv("PYTHONPATH", "/nowhere")
-    operate.unpatch(_target(actor), Store("/nowhere/store"))
+    unpatch(actor, Store("/nowhere/store"))
     assert _facts(actor) == before
 
 
-def test_the_backup_and_the_events_are_in_the_store(actor: Path, store: Store) -> None:
-    done = operate.patch(_target(actor), store)
-    operate.unpatch(_target(actor), store)
-    assert done.backup is not None and Path(done.backup).read_bytes() == ACTOR
+def test_the_backup_and_the_events_are_in_the_store(actor: Path, store):
+    done = patch(actor, store)
+    unpatch(actor, store)
+    assert Path(done.backup).read_bytes() == ACTOR
     origin = json.loads(Path(done.backup).with_name("origin.json").read_text())
     assert (origin["target"], origin["mode"], origin["mtime_ns"]) == (str(actor), 0o640, OLD)
-    patched, unpatched = history.events(store)
+    patched, unpatched = operate.events(store)
     assert (patched.event, unpatched.event) == ("patch", "unpatch")
     assert patched.sha256_before == unpatched.sha256_after == trailer.sha256_of(ACTOR)
     assert patched.sha256_after == unpatched.sha256_before == done.sha256_after
@@ -167,64 +149,56 @@ def test_the_backup_and_the_events_are_in_the_store(actor: Path, store: Store) -
 # --- edits -------------------------------------------------------------------------------------------------------------
 
 
-def test_an_edit_since_is_kept_without_the_old_time(actor: Path, store: Store) -> None:
-    operate.patch(_target(actor), store)
+def test_an_edit_since_is_kept_without_the_old_time(actor: Path, store):
+    patch(actor, store)
     actor.write_bytes(actor.read_bytes().replace(b"An actor.", b"Mine."))
-    assert inspect_target(_target(actor), store).state is State.EDITED
-    assert operate.patch(_target(actor), store).action == "already patched"
-    done = operate.unpatch(_target(actor), store)
+    assert status(actor, store).state is State.EDITED
+    assert patch(actor, store).action == "already patched"
+    done = unpatch(actor, store)
     assert actor.read_bytes() == ACTOR.replace(b"An actor.", b"Mine.")
     assert any("edit is kept" in line for line in done.notes)
     assert actor.stat().st_mtime_ns != OLD and stat.S_IMODE(actor.stat().st_mode) == 0o640
 
 
-def test_an_edited_file_is_not_moved_to_another_store(actor: Path, store: Store, tmp_path: Path) -> None:
-    operate.patch(_target(actor), store)
+def test_an_edited_file_is_not_moved_to_another_store(actor: Path, store, tmp_path):
+    patch(actor, store)
     actor.write_bytes(actor.read_bytes().replace(b"An actor.", b"Mine."))
     before = _facts(actor)
     with pytest.raises(Conflict, match="edited") as refusal:
-        operate.patch(_target(actor), Store(tmp_path / "other"))
+        patch(actor, Store(tmp_path / "other"))
     assert "unpatch" in refusal.value.hint and _facts(actor) == before
 
 
 @pytest.mark.parametrize("change", [lambda d: d + b"mine = 1\n", lambda d: d.replace(b"install(Actor", b"install(Critic")])
-def test_an_edit_in_or_behind_the_trailer_is_refused_with_the_backup_as_remedy(actor: Path, store: Store, change: Any) -> None:
-    done = operate.patch(_target(actor), store)
+def test_an_edit_in_or_behind_the_trailer_is_refused_with_the_backup_as_remedy(actor: Path, store, change: Any):
+    done = patch(actor, store)
     actor.write_bytes(change(actor.read_bytes()))
     before = _facts(actor)
-    for action in (operate.patch, operate.unpatch):
+    for action in (patch, unpatch):
         with pytest.raises(Conflict) as refusal:
-            action(_target(actor), store)
+            action(actor, store)
         assert str(done.backup) in refusal.value.hint and refusal.value.exit_code == 3
         assert _facts(actor) == before
 
 
-def test_an_upgrade_over_the_patch_is_seen_and_can_be_patched_again(actor: Path, store: Store) -> None:
-    operate.patch(_target(actor), store)
+def test_an_upgrade_over_the_patch_is_seen_and_can_be_patched_again(actor: Path, store):
+    patch(actor, store)
     _write(actor, ACTOR + b"# next version\n")
-    found = inspect_target(_target(actor), store)
+    found = status(actor, store)
     assert found.state is State.OVERWRITTEN and "another version" in found.reason
-    assert operate.patch(_target(actor), store).action == "patched"
-    assert inspect_target(_target(actor), store).state is State.PATCHED
+    assert patch(actor, store).action == "patched"
+    assert status(actor, store).state is State.PATCHED
     _write(actor, ACTOR + b"# next version\n")
-    assert any("overwritten" in line for line in operate.unpatch(_target(actor), store).notes)
-    assert inspect_target(_target(actor), store).state is State.CLEAN
+    assert any("overwritten" in line for line in unpatch(actor, store).notes)
+    assert status(actor, store).state is State.CLEAN
 
 
-def test_a_patch_on_another_host_says_nothing_about_this_one(actor: Path, store: Store, monkeypatch: Any) -> None:
+def test_a_patch_on_another_host_says_nothing_about_this_one(actor: Path, store, monkeypatch):
     with monkeypatch.context() as there:
         there.setattr(operate.socket, "gethostname", lambda: "another-node")
-        operate.patch(_target(actor), store)
+        patch(actor, store)
     _write(actor, ACTOR)
-    assert inspect_target(_target(actor), store).state is State.CLEAN
-
-
-def test_a_file_without_an_actor_is_unsupported_for_both(tmp_path: Path, store: Store) -> None:
-    path = _write(tmp_path / "actor.py", b"x = 1\n")
-    assert inspect_target(_target(path), store).state is State.UNSUPPORTED
-    for action in (operate.patch, operate.unpatch):
-        with pytest.raises(Unsupported, match="no class Actor"):
-            action(_target(path), store)
+    assert status(actor, store).state is State.CLEAN
 
 
 # --- what Python would really run ---------------------------------------------------------------------------------------
@@ -234,118 +208,107 @@ def _compile(path: Path, mode: py_compile.PycInvalidationMode) -> Path:
     return Path(str(py_compile.compile(str(path), doraise=True, invalidation_mode=mode)))
 
 
-def test_an_unchecked_hash_pyc_that_would_hide_the_hook_undoes_the_patch(actor: Path, store: Store) -> None:
+def test_an_unchecked_hash_pyc_that_would_hide_the_hook_undoes_the_patch(actor: Path, store):
     cached = _compile(actor, py_compile.PycInvalidationMode.UNCHECKED_HASH)
     before = _facts(actor)
     with pytest.raises(Conflict, match="does not see the hook") as refusal:
-        operate.patch(_target(actor), store)
+        patch(actor, store)
     assert str(cached) in refusal.value.hint
-    assert _facts(actor) == before and history.events(store) == []
+    assert _facts(actor) == before and operate.events(store) == []
     cached.unlink()
-    assert operate.patch(_target(actor), store).action == "patched"
+    assert patch(actor, store).action == "patched"
 
 
-def test_patch_says_so_when_the_hook_became_hidden_afterwards(actor: Path, store: Store) -> None:
+def test_patch_says_so_when_the_hook_became_hidden_afterwards(actor: Path, store):
     cached = _compile(actor, py_compile.PycInvalidationMode.UNCHECKED_HASH)
     hidden = cached.read_bytes()
     cached.unlink()
-    operate.patch(_target(actor), store)
+    patch(actor, store)
     cached.write_bytes(hidden)
-    found = inspect_target(_target(actor), store)
+    found = status(actor, store)
     assert found.state is State.PATCHED and found.hooked is False and not found.armed
     with pytest.raises(Conflict, match="does not see the hook"):
-        operate.patch(_target(actor), store)
+        patch(actor, store)
 
 
-def test_an_unchecked_hash_pyc_that_keeps_the_hook_is_reported_after_unpatch(actor: Path, store: Store) -> None:
-    operate.patch(_target(actor), store)
+def test_an_unchecked_hash_pyc_that_keeps_the_hook_is_reported_after_unpatch(actor: Path, store):
+    patch(actor, store)
     _compile(actor, py_compile.PycInvalidationMode.UNCHECKED_HASH)
     with pytest.raises(Conflict, match="still sees the hook"):
-        operate.unpatch(_target(actor), store)
+        unpatch(actor, store)
     assert _facts(actor)[0] == ACTOR, "the source is restored all the same"
 
 
 @pytest.mark.parametrize("mode", [py_compile.PycInvalidationMode.TIMESTAMP, py_compile.PycInvalidationMode.CHECKED_HASH])
-def test_an_ordinary_pyc_hides_neither_the_patch_nor_its_removal(actor: Path, store: Store, mode: Any) -> None:
+def test_an_ordinary_pyc_hides_neither_the_patch_nor_its_removal(actor: Path, store, mode: Any):
     _compile(actor, mode)
-    operate.patch(_target(actor), store)
+    patch(actor, store)
     assert _seen(actor)
     _compile(actor, mode)
-    operate.unpatch(_target(actor), store)
+    unpatch(actor, store)
     assert not _seen(actor)
 
 
-def test_a_timestamp_pyc_that_agrees_by_coincidence_is_removed(actor: Path, store: Store) -> None:
+def test_a_timestamp_pyc_that_agrees_by_coincidence_is_removed(actor: Path, store):
     """As a process leaves it that compiled the patched text while the file was being restored: right time and size, wrong code."""
-    operate.patch(_target(actor), store)
+    patch(actor, store)
     cached = _compile(actor, py_compile.PycInvalidationMode.TIMESTAMP)
     stale = bytearray(cached.read_bytes())
     stale[8:16] = (OLD // 10**9).to_bytes(4, "little") + len(ACTOR).to_bytes(4, "little")
     cached.write_bytes(stale)
-    operate.unpatch(_target(actor), store)
+    unpatch(actor, store)
     assert not cached.exists() and not _seen(actor)
 
 
-def test_patching_leaves_no_pyc_behind(actor: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patching_leaves_no_pyc_behind(actor: Path, store, monkeypatch):
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
-    operate.patch(_target(actor), store)
-    operate.unpatch(_target(actor), store)
+    patch(actor, store)
+    unpatch(actor, store)
     assert not (actor.parent / "__pycache__").exists()
 
 
-def test_a_file_that_the_interpreter_cannot_compile_is_given_back(actor: Path, store: Store) -> None:
+def test_a_file_that_the_interpreter_cannot_compile_is_given_back(actor: Path, store):
     _write(actor, ACTOR + b"return 1\n")
     before = _facts(actor)
     with pytest.raises(Conflict, match="cannot compile"):
-        operate.patch(_target(actor), store)
-    assert _facts(actor) == before
-
-
-def test_an_interpreter_without_actordbg_is_refused_before_anything_changes(
-    actor: Path, store: Store, tmp_path: Path, monkeypatch: Any
-) -> None:
-    (tmp_path / "light" / "actordbg" / "capture" / "hook.py").write_text("import zstandard_is_missing\n")
-    before = _facts(actor)
-    with pytest.raises(EnvironmentProblem, match="zstandard_is_missing") as problem:
-        operate.patch(_target(actor), store)
-    assert "-m pip install actordbg" in problem.value.hint and problem.value.exit_code == 4
+        patch(actor, store)
     assert _facts(actor) == before
 
 
 # --- the file system ----------------------------------------------------------------------------------------------------
 
 
-def test_other_names_of_a_hard_linked_file_keep_the_original(actor: Path, store: Store, tmp_path: Path) -> None:
+def test_other_names_of_a_hard_linked_file_keep_the_original(actor: Path, store, tmp_path):
     cache = tmp_path / "cache.py"
     os.link(actor, cache)
-    done = operate.patch(_target(actor), store)
+    done = patch(actor, store)
     assert cache.read_bytes() == ACTOR and cache.stat().st_mtime_ns == OLD
     assert any("hard-linked" in line for line in done.notes)
-    operate.unpatch(_target(actor), store)
+    unpatch(actor, store)
     assert actor.read_bytes() == ACTOR
 
 
-def test_a_symbolic_link_stays_and_the_real_file_is_patched(actor: Path, store: Store, tmp_path: Path) -> None:
+def test_a_symbolic_link_stays_and_the_real_file_is_patched(actor: Path, store, tmp_path):
     link = tmp_path / "link.py"
     link.symlink_to(actor)
-    done = operate.patch(_target(link), store)
+    done = patch(link, store)
     assert link.is_symlink() and done.file == str(actor)
     assert any(str(link) in line for line in done.notes)
-    operate.unpatch(_target(link), store)
+    unpatch(link, store)
     assert link.is_symlink() and actor.read_bytes() == ACTOR
 
 
-def test_extended_attributes_are_kept(actor: Path, store: Store) -> None:
+def test_extended_attributes_are_kept(actor: Path, store):
     try:
         os.setxattr(actor, "user.note", b"mine")
     except OSError:
         pytest.skip("this file system has no user attributes")
-    operate.patch(_target(actor), store)
+    patch(actor, store)
     assert os.getxattr(actor, "user.note") == b"mine"
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC])
-def test_a_folder_that_cannot_be_written_is_named(actor: Path, store: Store, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_a_folder_that_cannot_be_written_is_named(actor: Path, store, monkeypatch, code: int):
     """The kernel's refusal is played here: the tests may run as root, whom a mode does not stop."""
     real = os.open
 
@@ -357,17 +320,15 @@ def test_a_folder_that_cannot_be_written_is_named(actor: Path, store: Store, mon
     monkeypatch.setattr(os, "open", refuse)
     before = _facts(actor)
     with pytest.raises(EnvironmentProblem, match=str(actor.parent)) as problem:
-        operate.patch(_target(actor), store)
+        patch(actor, store)
     assert problem.value.exit_code == 4
     assert (str(actor) + " is read-only here" in problem.value.message) == (code != errno.ENOSPC)
     assert ("actordbg run -- COMMAND" in problem.value.hint) == (code != errno.ENOSPC)
-    assert _facts(actor) == before and history.events(store) == []
+    assert _facts(actor) == before and operate.events(store) == []
 
 
-def test_a_read_only_file_that_is_patched_cannot_be_unpatched_and_run_is_no_help(
-    actor: Path, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    operate.patch(_target(actor), store)
+def test_a_read_only_file_that_is_patched_cannot_be_unpatched_and_run_is_no_help(actor: Path, store, monkeypatch):
+    patch(actor, store)
     patched = _facts(actor)
 
     def refuse(*_: Any) -> None:
@@ -375,11 +336,11 @@ def test_a_read_only_file_that_is_patched_cannot_be_unpatched_and_run_is_no_help
 
     monkeypatch.setattr(os, "replace", refuse)
     with pytest.raises(EnvironmentProblem, match="is read-only here: Read-only file system") as problem:
-        operate.unpatch(_target(actor), store)
+        unpatch(actor, store)
     assert "actordbg run" not in problem.value.hint and _facts(actor) == patched
 
 
-def test_a_really_read_only_folder_is_named() -> None:
+def test_a_really_read_only_folder_is_named():
     """As root, whom a mode does not stop, the replacement runs as nobody, in a folder that nobody may read but not write."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
@@ -397,7 +358,7 @@ def test_a_really_read_only_folder_is_named() -> None:
         assert [path.name for path in folder.iterdir()] == ["actor.py"] and actor.read_bytes() == ACTOR
 
 
-def test_an_owner_that_cannot_be_kept_is_a_refusal(actor: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_owner_that_cannot_be_kept_is_a_refusal(actor: Path, store, monkeypatch):
     def refuse(*arguments: int) -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
@@ -409,7 +370,7 @@ def test_an_owner_that_cannot_be_kept_is_a_refusal(actor: Path, store: Store, mo
     assert actor.read_bytes() == ACTOR and [path.name for path in actor.parent.iterdir()] == ["actor.py"]
 
 
-def test_a_file_that_someone_else_changes_meanwhile_is_left_alone(actor: Path) -> None:
+def test_a_file_that_someone_else_changes_meanwhile_is_left_alone(actor: Path):
     old = replace.read(actor)
     actor.write_bytes(b"someone else's")
     with pytest.raises(Conflict, match="another program"):
@@ -417,16 +378,7 @@ def test_a_file_that_someone_else_changes_meanwhile_is_left_alone(actor: Path) -
     assert actor.read_bytes() == b"someone else's"
 
 
-def test_what_a_killed_process_left_behind_is_removed_by_the_next_one(actor: Path, store: Store) -> None:
-    leftover = actor.parent / ".actordbg-actor.py-1-dead.tmp"
-    leftover.write_bytes(b"half")
-    operate.patch(_target(actor), store)
-    assert not leftover.exists()
-
-
-def test_a_file_system_without_flock_on_folders_gets_a_lock_file(
-    actor: Path, store: Store, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_a_file_system_without_flock_on_folders_gets_a_lock_file(actor: Path, store, tmp_path, monkeypatch):
     real = replace.fcntl.flock
 
     def flock(descriptor: int, operation: int) -> None:
@@ -436,43 +388,29 @@ def test_a_file_system_without_flock_on_folders_gets_a_lock_file(
 
     monkeypatch.setattr(replace.fcntl, "flock", flock)
     monkeypatch.setattr(replace.tempfile, "tempdir", str(tmp_path))
-    assert operate.patch(_target(actor), store).action == "patched"
+    assert patch(actor, store).action == "patched"
     assert len(list(tmp_path.glob("actordbg-*.lock"))) == 1
 
 
-def test_waiting_for_another_actordbg_ends_with_a_message(actor: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_another_actordbg_ends_with_a_message(actor: Path, monkeypatch):
     monkeypatch.setattr(replace, "LOCK_SECONDS", 0.05)
     with replace.locked(actor), pytest.raises(EnvironmentProblem, match="another actordbg"), replace.locked(actor):
         pass
 
 
-def test_a_store_that_cannot_be_written_leaves_the_file_alone(actor: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    before = _facts(actor)
-    with pytest.raises(EnvironmentProblem):
-        operate.patch(_target(actor), Store(tmp_path / "file" / "store"))
-    assert _facts(actor) == before
-
-
-def test_capture_is_armed_only_when_patched_enabled_and_not_disabled(actor: Path, store: Store, monkeypatch: Any) -> None:
+def test_capture_is_armed_only_when_patched_enabled_and_not_disabled(actor: Path, store, monkeypatch):
     def armed() -> bool:
-        return inspect_target(_target(actor), store).armed
+        return status(actor, store).armed
 
-    write_control(store, Control(enabled=True, run="run", since=history.now()))
+    write_control(store, Control(enabled=True, run="run", since=now_timestamp()))
     assert not armed()
-    operate.patch(_target(actor), store)
+    patch(actor, store)
     assert armed()
     monkeypatch.setenv("ACTORDBG_DISABLE", "1")
     assert not armed()
     monkeypatch.delenv("ACTORDBG_DISABLE")
-    write_control(store, Control(enabled=False, run="run", since=history.now()))
+    write_control(store, Control(enabled=False, run="run", since=now_timestamp()))
     assert not armed()
     store.control_path.write_text("{")
-    found = inspect_target(_target(actor), store)
+    found = status(actor, store)
     assert not found.armed and any("dumping is off" in line for line in found.notes)
-
-
-def test_compiling_the_whole_package_beforehand_is_no_obstacle(actor: Path, store: Store) -> None:
-    assert compileall.compile_dir(str(actor.parent), quiet=1)
-    operate.patch(_target(actor), store)
-    assert _seen(actor)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from actordbg.base.errors import Conflict, Unsupported
 from actordbg.install import trailer
-from actordbg.install.patch_target import find_target
 from actordbg.install.trailer import State
 
 ACTOR = b'class Actor:\n    """An actor."""\n\n    def forward(self, sequences, attention_mask=None):\n        return sequences\n'
@@ -59,14 +58,8 @@ UNSUPPORTED = {
 }
 
 
-@pytest.fixture(scope="module")
-def installed() -> bytes:
-    """OpenRLHF's own actor.py of this environment."""
-    return find_target(python=Path(sys.executable)).path.read_bytes()
-
-
 @pytest.mark.parametrize("source", ODD_FILES.values(), ids=ODD_FILES)
-def test_any_supported_file_comes_back_to_the_byte(source: bytes) -> None:
+def test_any_supported_file_comes_back_to_the_byte(source: bytes):
     patched = trailer.append(source, STORE, mtime_ns=1)
     assert patched.startswith(source)
     assert trailer.inspect(source).state is State.CLEAN
@@ -74,20 +67,15 @@ def test_any_supported_file_comes_back_to_the_byte(source: bytes) -> None:
     assert trailer.inspect(patched).source == source
 
 
-def test_the_installed_actor_comes_back_to_the_byte_in_every_newline_convention(installed: bytes) -> None:
-    for source in (installed, installed.replace(b"\n", b"\r\n"), b"\xef\xbb\xbf" + installed, installed.rstrip(b"\n")):
-        assert trailer.inspect(trailer.append(source, STORE)).source == source
-
-
 @pytest.mark.parametrize(("source", "reason"), UNSUPPORTED.values(), ids=UNSUPPORTED)
-def test_a_file_without_an_actor_to_patch_is_unsupported_with_the_reason(source: bytes, reason: str) -> None:
+def test_a_file_without_an_actor_to_patch_is_unsupported_with_the_reason(source: bytes, reason: str):
     found = trailer.inspect(source)
     assert found.state is State.UNSUPPORTED and reason in found.reason
     with pytest.raises(Unsupported, match=reason):
         trailer.append(source, STORE)
 
 
-def test_the_trailer_is_small_ascii_and_in_the_newlines_of_the_file() -> None:
+def test_the_trailer_is_small_ascii_and_in_the_newlines_of_the_file():
     for newline in (b"\n", b"\r\n", b"\r"):
         source = ACTOR.replace(b"\n", newline)
         added = trailer.append(source, "/é/'quoted\"/\udc80").removeprefix(source)
@@ -96,25 +84,13 @@ def test_the_trailer_is_small_ascii_and_in_the_newlines_of_the_file() -> None:
         assert added.endswith(newline)
 
 
-def test_the_trailer_remembers_the_original_and_the_store() -> None:
-    found = trailer.inspect(trailer.append(ACTOR, STORE, mtime_ns=1234567890123456789)).trailer
-    assert found is not None
-    assert (found.format, found.length, found.mtime_ns, found.store) == (1, len(ACTOR), 1234567890123456789, STORE)
-    assert found.sha256 == trailer.sha256_of(ACTOR)
-
-
-def test_a_store_named_like_the_trailers_own_fields_is_only_a_name() -> None:
+def test_a_store_named_like_the_trailers_own_fields_is_only_a_name():
     for store in (f"/{'0' * 64}", '/"check": "' + "0" * 64 + '"', f"/\n{trailer.BEGIN}\n{trailer.END}", "/{store}/{}"):
         found = trailer.inspect(trailer.append(ACTOR, store))
-        assert found.state is State.PATCHED and found.trailer is not None and found.trailer.store == store
+        assert found.state is State.PATCHED and found.trailer.store == store
 
 
-def test_a_second_trailer_is_never_appended() -> None:
-    with pytest.raises(Conflict, match="already has"):
-        trailer.append(trailer.append(ACTOR, STORE), STORE)
-
-
-def test_an_encoding_that_would_read_the_trailer_differently_is_unsupported() -> None:
+def test_an_encoding_that_would_read_the_trailer_differently_is_unsupported():
     """In UTF-7 the text `+AGE-` is the letter a: the hook would capture into another store than it says."""
     source = b"# coding: utf-7\n" + ACTOR
     assert trailer.inspect(trailer.append(source, "/data/plain")).source == source
@@ -122,14 +98,7 @@ def test_an_encoding_that_would_read_the_trailer_differently_is_unsupported() ->
         trailer.append(source, "/data/+AGE-")
 
 
-def test_an_edit_before_the_trailer_is_kept_and_only_the_trailer_cut() -> None:
-    for source in (ACTOR, ACTOR.rstrip(b"\n"), ACTOR.replace(b"\n", b"\r\n")):
-        edited = trailer.append(source, STORE).replace(b"An actor.", b"My actor, edited.")
-        assert trailer.inspect(edited).state is State.EDITED
-        assert trailer.inspect(edited).source == source.replace(b"An actor.", b"My actor, edited.")
-
-
-def test_lines_added_right_before_the_trailer_are_kept() -> None:
+def test_lines_added_right_before_the_trailer_are_kept():
     patched = trailer.append(ACTOR, STORE)
     place = patched.index(trailer.BEGIN.encode())
     edited = patched[:place] + b"mine = 1\n" + patched[place:]
@@ -181,16 +150,16 @@ def _sources() -> st.SearchStrategy[bytes]:
 
 @settings(max_examples=100, deadline=None)
 @given(source=_sources(), store=st.text(min_size=1, max_size=40))
-def test_round_trip_for_any_valid_source_and_any_store_path(source: bytes, store: str) -> None:
+def test_round_trip_for_any_valid_source_and_any_store_path(source: bytes, store: str):
     patched = trailer.append(source, store)
     found = trailer.inspect(patched)
-    assert found.state is State.PATCHED and found.trailer is not None and found.trailer.store == store
+    assert found.state is State.PATCHED and found.trailer.store == store
     assert trailer.inspect(patched).source == source
 
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
-def test_whatever_changes_in_a_patched_file_nothing_of_the_user_is_lost(data: st.DataObject) -> None:
+def test_whatever_changes_in_a_patched_file_nothing_of_the_user_is_lost(data: st.DataObject):
     source = data.draw(st.sampled_from([ACTOR, ACTOR.rstrip(b"\n"), ACTOR.replace(b"\n", b"\r\n")]))
     patched = trailer.append(source, STORE)
     at = data.draw(st.integers(0, len(patched)))
@@ -244,14 +213,14 @@ def _run(tmp_path: Path, hook: str | None, store: str = STORE, **environment: st
 
 
 @pytest.mark.parametrize("hook", HOOKS.values(), ids=HOOKS)
-def test_training_runs_on_whatever_happens_to_actordbg(tmp_path: Path, hook: str | None) -> None:
+def test_training_runs_on_whatever_happens_to_actordbg(tmp_path, hook: str | None):
     done = _run(tmp_path, hook)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "['Actor'] None\n"
     assert done.stderr.count("\n") <= 1
 
 
-def test_a_failed_hook_says_so_in_one_line_on_stderr(tmp_path: Path) -> None:
+def test_a_failed_hook_says_so_in_one_line_on_stderr(tmp_path):
     assert _run(tmp_path, None).stderr == "actordbg: not capturing: ModuleNotFoundError: No module named 'actordbg'\n"
 
 
@@ -259,14 +228,14 @@ GOOD_HOOK = "def install(cls, *, store): cls.store = store"
 
 
 @pytest.mark.parametrize("path", [STORE, '/it\'s/a "path"', "/演员/store", "/line\nbreak/\\n", "/undecodable/\udc80"])
-def test_the_hook_gets_the_store_exactly_as_it_was_named(tmp_path: Path, path: str) -> None:
+def test_the_hook_gets_the_store_exactly_as_it_was_named(tmp_path, path: str):
     assert _run(tmp_path, GOOD_HOOK, path).stdout == f"['Actor'] {path!a}\n"
 
 
-def test_the_environment_overrides_the_store(tmp_path: Path) -> None:
+def test_the_environment_overrides_the_store(tmp_path):
     assert _run(tmp_path, GOOD_HOOK, ACTORDBG_STORE="/other").stdout == "['Actor'] '/other'\n"
 
 
-def test_actordbg_disable_skips_the_hook_without_a_word(tmp_path: Path) -> None:
+def test_actordbg_disable_skips_the_hook_without_a_word(tmp_path):
     done = _run(tmp_path, "raise RuntimeError", ACTORDBG_DISABLE="1")
     assert (done.stdout, done.stderr) == ("['Actor'] None\n", "")

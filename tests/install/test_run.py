@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 from runkit import ROOT, TrainingEnvironment, clean_environment, fake_openrlhf, run_job
 
-from actordbg.capture.control import Control
-from actordbg.capture.switch_file import read_control, write_control
+from actordbg.capture.control import Control, read_control, write_control
 from actordbg.cli import dump_switch, run
 from actordbg.cli.capture_options import CaptureOptions
 from actordbg.install import trailer
@@ -42,23 +41,30 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+def train(store: Store, tree: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return run_job(store, "--run", "a", "--", sys.executable, "train.py", path=tree, cwd=tree, **environment)
+
+
+def is_on(store: Store, run: str = "a") -> bool:
+    return read_control(store, run).enabled
+
+
 def records(store: Store) -> list[tuple[str, int]]:
     return sorted((dump.record.run, dump.record.rank) for dump in map(payload.load, store.iter_dumps()))
 
 
-def test_a_job_is_recorded_and_no_file_of_it_changes(store: Store, tree: Path) -> None:
+def test_a_job_is_recorded_and_no_file_of_it_changes(store, tree: Path):
     before = contents(tree)
-    done = run_job(store, "--run", "a", "--", sys.executable, "train.py", path=tree, cwd=tree, code=NO_TORCH)
+    done = train(store, tree, code=NO_TORCH)
     assert done.returncode == 0, done.stderr
     assert contents(tree) == before
     assert records(store) == [("a", 0)] * 5
-    control = read_control(store, "a")
-    assert control is not None and not control.enabled and read_control(store) is None
+    assert not is_on(store) and read_control(store) is None
     assert "run a, 1 recording actor: 5 calls = 5 captured + 0 dropped + 0 sampled out" in done.stderr
     assert done.stdout == ""
 
 
-def test_the_limits_are_those_of_dump_enable(store: Store, tree: Path) -> None:
+def test_the_limits_are_those_of_dump_enable(store, tree: Path):
     done = run_job(store, "--every", "2", "--max-dumps", "2", "--json", sys.executable, "train.py", path=tree, cwd=tree)
     answer = json.loads(done.stderr[done.stderr.index("{") :])
     assert answer["total"]["captured"] == 2 and answer["processes"][0]["sampled_out_by"] == {"every": 2, "max_dumps": 1}
@@ -66,7 +72,7 @@ def test_the_limits_are_those_of_dump_enable(store: Store, tree: Path) -> None:
     assert answer["command"] == [sys.executable, "train.py"]
 
 
-def test_run_takes_the_options_of_dump_enable_with_the_same_defaults() -> None:
+def test_run_takes_the_options_of_dump_enable_with_the_same_defaults():
     names = {one.name for one in fields(CaptureOptions)}
 
     def defaults(function: Callable[..., None]) -> dict[str, object]:
@@ -79,31 +85,30 @@ def test_run_takes_the_options_of_dump_enable_with_the_same_defaults() -> None:
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 77])
-def test_the_exit_code_is_the_jobs(store: Store, tree: Path, code: int) -> None:
+def test_the_exit_code_is_the_jobs(store, tree: Path, code: int):
     done = run_job(store, "sh", "-c", f"echo out; echo err >&2; cat; exit {code}", path=tree)
     assert (done.returncode, done.stdout) == (code, "out\n") and "err\n" in done.stderr
     assert "no process called what is recorded" in done.stderr
 
 
-def test_a_job_that_a_signal_ended_is_128_and_its_number_and_switched_off(store: Store) -> None:
+def test_a_job_that_a_signal_ended_is_128_and_its_number_and_switched_off(store):
     done = run_job(store, "--run", "a", "--", "sh", "-c", "kill -TERM $$")
-    control = read_control(store, "a")
-    assert done.returncode == 143 and control is not None and not control.enabled
+    assert done.returncode == 143 and not is_on(store)
 
 
-def test_an_interrupted_job_is_switched_off(store: Store, tree: Path) -> None:
+def test_an_interrupted_job_is_switched_off(store, tree: Path):
     program = "import time; print('ready', flush=True); time.sleep(60)"
     command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "run", "--run", "a", "--"]
     environment = clean_environment(PYTHONPATH=str(ROOT))
     process = subprocess.Popen(
         [*command, sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )  # fmt: skip
-    assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    during = read_control(store, "a")
+    assert process.stdout.readline() == "ready\n"
+    during = is_on(store)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
-    after = read_control(store, "a")
-    assert during is not None and after is not None and (during.enabled, after.enabled) == (True, False)
+    after = is_on(store)
+    assert (during, after) == (True, False)
     assert process.returncode == 143
 
 
@@ -117,22 +122,21 @@ def test_an_interrupted_job_is_switched_off(store: Store, tree: Path) -> None:
         ([], 2, "COMMAND"),
     ],
 )
-def test_bad_input_starts_nothing_and_is_explained(store: Store, words: list[str], code: int, said: str) -> None:
+def test_bad_input_starts_nothing_and_is_explained(store, words: list[str], code: int, said: str):
     done = run_job(store, *words)
     assert done.returncode == code and said in done.stderr and "Traceback" not in done.stderr
     assert not list(store.controls.glob("*.json"))
 
 
-def test_a_job_that_cannot_start_leaves_its_switch_off(store: Store, tmp_path: Path) -> None:
+def test_a_job_that_cannot_start_leaves_its_switch_off(store, tmp_path):
     (tmp_path / "data").write_text("no program")
     (tmp_path / "data").chmod(0o755)
     done = run_job(store, "--run", "a", str(tmp_path / "data"))
-    control = read_control(store, "a")
     assert done.returncode == 4 and "Exec format error" in done.stderr
-    assert control is not None and not control.enabled
+    assert not is_on(store)
 
 
-def test_two_jobs_in_one_store_have_switches_of_their_own(store: Store, tree: Path) -> None:
+def test_two_jobs_in_one_store_have_switches_of_their_own(store, tree: Path):
     write_control(store, Control(True, "common", "2026-11-20T12:00:00.000000Z", 1, every=0, free_floor_bytes=0))
     environment = clean_environment(PYTHONPATH=os.pathsep.join([str(ROOT), str(tree)]))
     command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "run"]
@@ -143,16 +147,16 @@ def test_two_jobs_in_one_store_have_switches_of_their_own(store: Store, tree: Pa
     assert [job.wait(timeout=120) for job in jobs] == [0, 0]
     assert records(store) == [("a", 0)] * 5 + [("b", 0)] * 2
     common = read_control(store)
-    assert common is not None and common.enabled and common.run == "common"
+    assert common.enabled and common.run == "common"
 
 
-def test_names_given_by_default_differ_in_the_same_second(store: Store) -> None:
+def test_names_given_by_default_differ_in_the_same_second(store):
     for _ in range(3):
         assert run_job(store, "true").returncode == 0
     assert len(list(store.controls.glob("run-*.json"))) == 3
 
 
-def test_a_run_again_counts_only_its_own_processes(store: Store, tree: Path) -> None:
+def test_a_run_again_counts_only_its_own_processes(store, tree: Path):
     words = ("--run", "a", "--json", "--", sys.executable, "train.py")
     for _ in range(2):
         done = run_job(store, *words, path=tree, cwd=tree)
@@ -160,30 +164,29 @@ def test_a_run_again_counts_only_its_own_processes(store: Store, tree: Path) -> 
     assert len(records(store)) == 10
 
 
-def test_a_job_that_goes_on_elsewhere_stays_on(store: Store, tmp_path: Path) -> None:
+def test_a_job_that_goes_on_elsewhere_stays_on(store, tmp_path):
     ray = tmp_path / "ray"
     ray.write_text('#!/bin/sh\nfor word; do echo "$word"; done\n')
     ray.chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
     done = run_job(store, "--run", "a", "--", "ray", "job", "submit", "--no-wait", "--", "python", "x.py", PATH=path)
-    control = read_control(store, "a")
-    assert control is not None and control.enabled and "recording stays on for run a" in done.stderr
+    assert is_on(store) and "recording stays on for run a" in done.stderr
     (option,) = [word for word in done.stdout.splitlines() if word.startswith("--runtime-env-json=")]
     variables = json.loads(option.partition("=")[2])["env_vars"]
     assert (variables["ACTORDBG_STORE"], variables["ACTORDBG_RUN"]) == (str(store.root), "a")
     run_job(store, "--run", "b", "--leave-on", "--", "true")
     run_job(store, "--run", "c", "--", "ray", "job", "submit", "--", "python", "x.py", PATH=path)
-    assert [getattr(read_control(store, name), "enabled", None) for name in "bc"] == [True, False]
+    assert [is_on(store, name) for name in "bc"] == [True, False]
 
 
-def test_a_patched_actor_is_recorded_once(store: Store, tree: Path) -> None:
+def test_a_patched_actor_is_recorded_once(store, tree: Path):
     actor = tree / "openrlhf" / "models" / "actor.py"
     actor.write_bytes(trailer.append(actor.read_bytes(), str(store.root)))
-    run_job(store, "--run", "a", "--", sys.executable, "train.py", path=tree, cwd=tree)
+    train(store, tree)
     assert records(store) == [("a", 0)] * 5
 
 
-def test_an_environment_without_actordbg_gets_it_lent_and_nothing_else(store: Store, tree: Path, tmp_path: Path) -> None:
+def test_an_environment_without_actordbg_gets_it_lent_and_nothing_else(store, tree: Path, tmp_path):
     environment = TrainingEnvironment(tmp_path / "env", without=("typer", "sqlmodel"))
     program = tree / "looks.py"
     program.write_text(
@@ -206,7 +209,7 @@ def test_an_environment_without_actordbg_gets_it_lent_and_nothing_else(store: St
     assert done.stdout == "[True, True]\n" and records(store) == [("a", 0)] * 5
 
 
-def test_an_environment_that_lacks_what_the_hook_needs_trains_on(store: Store, tree: Path, tmp_path: Path) -> None:
+def test_an_environment_that_lacks_what_the_hook_needs_trains_on(store, tree: Path, tmp_path):
     environment = TrainingEnvironment(tmp_path / "env", without=("zstandard",))
     done = run_job(store, "--", environment.python, "train.py", path=tree, cwd=tree, CODE="5")
     assert done.returncode == 5 and records(store) == []
@@ -215,7 +218,7 @@ def test_an_environment_that_lacks_what_the_hook_needs_trains_on(store: Store, t
 
 
 @pytest.mark.parametrize("launcher", ["script", "module", "spawn", "torchrun"])
-def test_processes_of_every_kind_are_recorded_by_rank(store: Store, tree: Path, launcher: str) -> None:
+def test_processes_of_every_kind_are_recorded_by_rank(store, tree: Path, launcher: str):
     (tree / "spawns.py").write_text(
         "import multiprocessing, os, runpy\n"
         "def work(rank):\n"
@@ -238,7 +241,7 @@ def test_processes_of_every_kind_are_recorded_by_rank(store: Store, tree: Path, 
     assert records(store) == [("a", rank) for rank in range(ranks) for _ in range(3)]
 
 
-def test_limits_can_be_changed_while_the_job_runs(store: Store, tree: Path) -> None:
+def test_limits_can_be_changed_while_the_job_runs(store, tree: Path):
     (tree / "waits.py").write_text(
         "import sys, time, torch\nfrom openrlhf.models.actor import Actor\nactor = Actor()\n"
         "def call():\n    time.sleep(1.2); actor(torch.arange(16).reshape(2, 8))\n"
@@ -250,7 +253,7 @@ def test_limits_can_be_changed_while_the_job_runs(store: Store, tree: Path) -> N
         [*command, "run", "--run", "a", "--", sys.executable, "waits.py"], env=environment, cwd=tree, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    assert job.stdout is not None and job.stdout.readline() == "one\n"
+    assert job.stdout.readline() == "one\n"
     subprocess.run([*command, "dump", "enable", "--run", "a", "--max-dumps", "0"], env=environment, check=True, capture_output=True)  # fmt: skip
     time.sleep(0.6)
     _, err = job.communicate("\n", timeout=60)
@@ -258,7 +261,7 @@ def test_limits_can_be_changed_while_the_job_runs(store: Store, tree: Path) -> N
     assert records(store) == [("a", 0)]
 
 
-def test_a_job_under_the_deepspeed_launcher_is_recorded(store: Store, tree: Path) -> None:
+def test_a_job_under_the_deepspeed_launcher_is_recorded(store, tree: Path):
     from deepspeed.launcher.runner import EXPORT_ENVS
 
     from actordbg.replay.launch import free_port

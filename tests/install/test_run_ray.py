@@ -23,10 +23,10 @@ from amounts import first_or_all
 from runkit import ROOT, clean_environment, fake_openrlhf, run_job
 
 from actordbg.base.processes import end_session
-from actordbg.capture.switch_file import read_control
+from actordbg.capture.control import read_control
 from actordbg.cli.dump_status_work import process_rows
 from actordbg.demo import demo_training as training
-from actordbg.demo.demo_assets import build_assets
+from actordbg.demo.demo_training import build_assets
 from actordbg.replay.launch import free_port
 from actordbg.store import payload
 from actordbg.store.layout import Store
@@ -185,9 +185,7 @@ def by_role(store: Store) -> dict[tuple[str, str | None], int]:
     return counts
 
 
-def test_workers_of_a_local_cluster_are_recorded_and_whom_ray_ends_was_not_killed(
-    store: Store, tree: Path, temporary: Path
-) -> None:
+def test_workers_of_a_local_cluster_are_recorded_and_whom_ray_ends_was_not_killed(store, tree: Path, temporary: Path):
     """One ends itself, one is ended by Ray with its driver, and one dies."""
     done = run_job(
         store, "--run", "a", "--", sys.executable, "driver.py", "hook", "local", str(temporary),
@@ -206,7 +204,7 @@ def test_workers_of_a_local_cluster_are_recorded_and_whom_ray_ends_was_not_kille
 
 
 @pytest.mark.parametrize("how", first_or_all(["command", "script", "inside"]))
-def test_a_submitted_job_is_recorded(store: Store, tree: Path, head: Head, how: str) -> None:
+def test_a_submitted_job_is_recorded(store, tree: Path, head: Head, how: str):
     """`command`: below `run`; `script`: a script below `run` submits, with a YAML file; `inside`: the entrypoint is `run`."""
     ray = ray_program(tree)
     users = {"PYTHONPATH": f"{tree}{os.pathsep}{ROOT}", "TREE": f"{tree}{os.pathsep}{ROOT}"}
@@ -226,10 +224,10 @@ def test_a_submitted_job_is_recorded(store: Store, tree: Path, head: Head, how: 
     assert "answers ('ran', 'WARN') ('ran', 'WARN')" in done.stdout
     assert by_role(store) == {("a", "policy"): 3, ("a", "reference"): 4}
     control = read_control(store, "a")
-    assert control is not None and not control.enabled
+    assert not control.enabled
 
 
-def test_openrlhfs_own_sft_is_recorded_without_a_patch(store: Store, tmp_path: Path) -> None:
+def test_openrlhfs_own_sft_is_recorded_without_a_patch(store, tmp_path):
     """The demo's training, from a copy of the installed OpenRLHF that nobody patched."""
     actor = training.copy_trainer(tmp_path / "python")
     before = actor.read_bytes()

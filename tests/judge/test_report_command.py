@@ -13,27 +13,26 @@ from typing import get_args
 from urllib.parse import urlsplit
 
 import pytest
-import typer
 from catalogcases import publish, record
 from reportcases import dump_id, given, replay, result
 from typer.testing import CliRunner
 
 from actordbg.actor.signatures import KNOWN
 from actordbg.base.errors import EnvironmentProblem, NothingToDo, StoreProblem, UsageError, WhereError
-from actordbg.cli import report as command
+from actordbg.cli.app import app
 from actordbg.cli.options import Format
 from actordbg.judge.load_replays import load
 from actordbg.replay.replay_data import ReplayData
 from actordbg.store.layout import Store
 
 
-def keep(store: Store, data: ReplayData, created_at: str, ready: bool = True) -> None:
+def keep(store: Store, data: ReplayData, created_at: str) -> None:
     """Write a replay as supervisor and worker would."""
     spec = replace(data.spec, created_at=created_at)
     folder = store.replays / spec.replay_id
     folder.mkdir(parents=True)
     (folder / "spec.json").write_text(spec.to_json())
-    lines = [{"event": "ready", "pid": 1, "attempt": 1, "resolved": data.resolved}] if ready else []
+    lines = [{"event": "ready", "pid": 1, "attempt": 1, "resolved": data.resolved}]
     lines += [{"event": "end", **one.to_dict()} for one in data.results]
     (folder / "rank0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "supervisor.jsonl").write_text(json.dumps({"event": "finished", "status": data.status}) + "\n")
@@ -52,56 +51,33 @@ def replayed(store: Store) -> Store:
     return store
 
 
-def invoke(store: Store, *arguments: str, catch: bool = False):
-    app = typer.Typer()
-
-    @app.callback()
-    def root(store: Path = typer.Option(None)) -> None: ...
-
-    app.command("report")(command.report)
-    return CliRunner().invoke(app, ["--store", str(store.root), "report", *arguments], catch_exceptions=catch)
+def invoke(store: Store, *arguments: str):
+    return CliRunner().invoke(app, ["--store", str(store.root), "report", *arguments], catch_exceptions=False)
 
 
-def ids(store: Store, *names: str) -> list[str]:
-    return [data.spec.replay_id for data in load(store, names).replays]
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [((), ["r1"]), (("last",), ["r1"]), (("r2", "r1", "last"), ["r2", "r1"]), (("all",), ["r1", "r2"])],
+)
+def test_names_choose_replays_in_their_order_each_once_and_the_last_is_one_that_ended(
+    replayed: Store, names: tuple[str, ...], chosen: list[str]
+):
+    assert [data.spec.replay_id for data in load(replayed, names).replays] == chosen
 
 
-def test_without_a_name_it_is_the_last_replay_that_ended(replayed: Store):
-    assert ids(replayed) == ["r1"]
-    assert ids(replayed, "last") == ["r1"]
-
-
-def test_several_keep_the_order_they_were_named_in_and_come_once(replayed: Store):
-    assert ids(replayed, "r2", "r1", "last") == ["r2", "r1"]
-
-
-def test_the_whole_store_begins_with_the_oldest(replayed: Store):
-    assert ids(replayed, "all") == ["r1", "r2"]
-
-
-def test_an_unknown_replay_is_a_usage_error(replayed: Store):
+def test_an_unknown_replay_is_a_usage_error_and_no_store_a_problem_of_the_store(replayed: Store, tmp_path: Path):
     with pytest.raises(UsageError):
         load(replayed, ["nothing"])
-
-
-def test_the_configuration_status_and_results_come_from_what_the_workers_wrote(replayed: Store):
-    (data,) = load(replayed, ["r2"]).replays
-    assert (data.resolved["attn"], data.status, len(data.results)) == ("eager", "interrupted", 2)
+    with pytest.raises(StoreProblem):
+        invoke(Store(tmp_path / "none"))
 
 
 def test_where_keeps_the_inputs_of_the_dumps_it_selects(replayed: Store):
     for index in range(4):
         publish(replayed, record(index, dump_id=dump_id(index)))
     material = load(replayed, ["r1"], "rank>1")
-    assert [one.dump_id for one in material.replays[0].spec.inputs] == [dump_id(2)]
+    assert [given.dump_id for given in material.replays[0].spec.inputs] == [dump_id(2)]
     assert any("rank>1" in text for text in material.notes)
-    with pytest.raises(WhereError):
-        load(replayed, ["r1"], "typo>1")
-
-
-def test_a_condition_that_no_result_meets_is_no_good_report(replayed: Store):
-    for index in range(4):
-        publish(replayed, record(index, dump_id=dump_id(index)))
     with pytest.raises(NothingToDo, match="no dump matches rank=7; rank = 7 selects none of 4: rank is 0 to 3"):
         load(replayed, ["r1", "r2"], "rank=7")
     with pytest.raises(NothingToDo, match=r"none of the dumps that match rank=3 [(]1[)] has a result in these replays"):
@@ -119,21 +95,17 @@ def test_a_replay_whose_specification_is_gone_is_noted_and_the_others_are_report
     (replayed.replays / "r1" / "spec.json").write_text("{")
     material = load(replayed, ["all"])
     assert [data.spec.replay_id for data in material.replays] == ["r2"]
-    assert any("r1" in text for text in material.notes) or ids(replayed, "all") == ["r2"]
+    (replayed.replays / "r2" / "spec.json").unlink()
+    said = invoke(replayed, "r2").stdout
+    assert "r2 is left out: cannot read" in said and "Nothing has been replayed" not in said
 
 
-def test_a_report_of_failures_ends_well(replayed: Store):
-    done = invoke(replayed, "r2")
-    assert done.exit_code == 0
+def test_replays_stand_side_by_side_as_they_ran_and_a_report_of_failures_ends_well(replayed: Store):
+    done = invoke(replayed, "r1", "r2")
+    assert done.exit_code == 0 and "2 replays side by side" in done.stdout
+    assert "A  r1: sdpa" in done.stdout and "B  r2: eager" in done.stdout
     assert "1 passed, 1 failed, 1 not run of 3 (the replay is interrupted)" in done.stdout
     assert "ValueError: boom" in done.stdout
-
-
-def test_two_replays_stand_side_by_side(replayed: Store):
-    done = invoke(replayed, "r1", "r2")
-    assert "2 replays side by side" in done.stdout
-    assert "A  r1: sdpa" in done.stdout
-    assert "B  r2: eager" in done.stdout
 
 
 def test_nothing_replayed_yet_says_so_and_ends_well(store: Store):
@@ -142,13 +114,6 @@ def test_nothing_replayed_yet_says_so_and_ends_well(store: Store):
         assert done.exit_code == 0
         assert "Nothing has been replayed yet" in done.stdout
     assert json.loads(invoke(store, "--json").stdout)["replays"] == []
-
-
-def test_a_replay_that_cannot_be_read_is_named_and_is_not_nothing(replayed: Store):
-    invoke(replayed, "r2")  # it is in the catalog
-    (replayed.replays / "r2" / "spec.json").unlink()
-    said = invoke(replayed, "r2").stdout
-    assert "r2 is left out: cannot read" in said and "Nothing has been replayed" not in said
 
 
 def test_json_and_csv_are_only_that(replayed: Store):
@@ -174,12 +139,9 @@ def test_every_format_that_can_be_asked_for_is_a_rendering_of_its_own(replayed: 
     assert len(set(texts)) == len(get_args(Format))
 
 
-def test_the_format_that_was_asked_for_comes_before_the_suffix(replayed: Store, tmp_path: Path):
+def test_the_format_that_was_asked_for_comes_before_the_suffix_and_two_are_refused(replayed: Store, tmp_path: Path):
     invoke(replayed, "--format", "json", "--output", str(tmp_path / "r.md"))
     assert json.loads((tmp_path / "r.md").read_text())["selection"] == "the last replay"
-
-
-def test_two_formats_at_once_are_refused(replayed: Store):
     with pytest.raises(UsageError):
         invoke(replayed, "--json", "--format", "csv")
 
@@ -201,11 +163,6 @@ def test_a_pipe_or_a_device_gets_the_report_and_stays_and_a_link_leads_to_its_fi
     link.symlink_to(target)
     invoke(replayed, "--output", str(link))
     assert link.is_symlink() and target.read_text().startswith("#")
-
-
-def test_no_store_is_a_store_problem(tmp_path: Path):
-    with pytest.raises(StoreProblem):
-        invoke(Store(tmp_path / "none"))
 
 
 def test_slowest_says_how_many_inputs_are_named(replayed: Store):
@@ -236,8 +193,7 @@ def test_open_shows_a_page_in_a_folder_that_nobody_else_can_look_into(replayed: 
 
 
 def test_text_of_tokens_comes_from_a_file_that_must_be_there(replayed: Store, tmp_path: Path):
-    with pytest.raises(UsageError, match="there is no such folder or file"):
-        invoke(replayed, "--format", "html", "--tokenizer", str(tmp_path))
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UsageError):
-        invoke(replayed, "--format", "html", "--tokenizer", str(tmp_path))
+    for message in ("there is no such folder or file", None):
+        with pytest.raises(UsageError, match=message):
+            invoke(replayed, "--format", "html", "--tokenizer", str(tmp_path))
+        (tmp_path / "tokenizer.json").write_text("{}")

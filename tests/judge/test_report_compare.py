@@ -7,21 +7,33 @@ from dataclasses import replace
 import pytest
 from reportcases import given, replay, result
 
+from actordbg.judge.report_model import Against, SideBySide
 from actordbg.judge.summary import compare
+from actordbg.records.replay_record import ResultRecord
+
+INPUTS = [given(index, 200) for index in range(4)]
+
+
+def settings(ours: dict[str, object], theirs: dict[str, object]) -> SideBySide:
+    """Two replays of one input whose workers reported these settings."""
+    return compare([replay(INPUTS[:1], [result(0)], **ours), replay(INPUTS[:1], [result(0)], "r2", **theirs)], ["A", "B"])
+
+
+def against(ours: list[ResultRecord], theirs: list[ResultRecord]) -> Against:
+    """The second of two replays beside the first."""
+    return compare([replay(INPUTS, ours), replay(INPUTS, theirs, "r2")], ["A", "B"]).rows[1]
 
 
 def test_only_settings_that_differ_are_named():
-    inputs = [given(0, 200)]
-    comparison = compare([replay(inputs, [result(0)]), replay(inputs, [result(0, "r2")], "r2", attn="eager")], ["A", "B"])
-    assert comparison.rows[0].differs == {"attn": "sdpa"}
-    assert comparison.rows[1].differs == {"attn": "eager"}
-    assert comparison.shared["model"] == "tiny"
-    assert "attn" not in comparison.shared
+    comparison = settings({}, {"attn": "eager"})
+    assert [row.differs for row in comparison.rows] == [{"attn": "sdpa"}, {"attn": "eager"}]
+    assert comparison.shared["model"] == "tiny" and "attn" not in comparison.shared
+    assert settings({"load_s": 1.0, "rank": 0}, {"load_s": 2.0, "rank": 1}).rows[1].differs == {}, "always another one"
 
 
 def test_what_a_replay_did_not_report_differs_in_none():
     """No worker of the first one became ready; the third is a truth, without an Actor's file."""
-    inputs = [given(0, 200)]
+    inputs = INPUTS[:1]
     began = replay(inputs, [result(0)], "r2", actor_path="/actor.py", engine=None, parameters=7)
     truth = replay(inputs, [result(0)], "r3", parameters=7, model_path="/llama.py")
     for replays in ([replace(replay(inputs, []), resolved={}), began, truth], [began, truth]):
@@ -34,50 +46,27 @@ def test_what_a_replay_did_not_report_differs_in_none():
 
 
 def test_the_ratio_is_taken_input_by_input_over_what_is_steady_in_both():
-    inputs = [given(i, 200) for i in range(4)]
-    ours = [result(0, forward_s=9.0), result(1, forward_s=1.0), result(2, forward_s=2.0), result(3, forward_s=100.0)]
-    theirs = [result(0, "r2", forward_s=9.0), result(1, "r2", forward_s=2.0), result(2, "r2", forward_s=8.0)]
-    row = compare([replay(inputs, ours), replay(inputs, theirs, "r2")], ["A", "B"]).rows[1]
+    ours = [result(index, forward_s=took) for index, took in enumerate((9.0, 1.0, 2.0, 100.0))]
+    row = against(ours, [result(index, forward_s=took) for index, took in enumerate((9.0, 2.0, 8.0))])
     assert (row.common, row.timed) == (3, 2)
     assert row.forward_ratio == pytest.approx(3.0)  # 2 and 4
 
 
-def test_replays_of_different_inputs_have_no_ratio():
-    row = compare([replay([given(0, 200)], [result(0)]), replay([given(1, 200)], [result(1, "r2")], "r2")], ["A", "B"]).rows[1]
-    assert (row.common, row.timed, row.forward_ratio) == (0, 0, None)
-
-
-def test_digests_are_compared_where_both_passed():
-    inputs = [given(i, 200) for i in range(4)]
-    ours = [result(0), result(1), result(2), result(3, output_digest=None)]
-    theirs = [
-        result(0, "r2"),
-        result(1, "r2", output_digest="other"),
-        result(2, "r2", status="failed"),
-        result(3, "r2"),
-    ]
-    row = compare([replay(inputs, ours), replay(inputs, theirs, "r2")], ["A", "B"]).rows[1]
-    assert (row.digests_equal, row.digests_differ) == (1, 1)
-
-
-def test_how_far_mean_log_probs_moved_is_told_where_both_passed():
-    inputs = [given(i, 200) for i in range(3)]
-    ours = [result(0, logprob_mean=-2.0), result(1, logprob_mean=-3.0), result(2, logprob_mean=-1.0)]
-    theirs = [result(0, "r2", logprob_mean=-2.5), result(1, "r2", logprob_mean=-3.25), result(2, "r2", status="failed")]
-    rows = compare([replay(inputs, ours), replay(inputs, theirs, "r2")], ["A", "B"]).rows
-    assert rows[1].mean_moved == pytest.approx(0.5)
-    assert rows[0].mean_moved == 0
-
-
-def test_replays_that_have_nothing_in_common_did_not_agree():
-    rows = compare([replay([given(0, 9)], [result(0)]), replay([given(1, 9)], [result(1, "r2")], "r2")], ["A", "B"]).rows
-    assert (rows[1].mean_moved, rows[1].digests_equal, rows[1].digests_differ) == (None, 0, 0)
-
-
-def test_what_always_differs_between_two_workers_is_no_setting():
-    inputs = [given(0, 200)]
-    comparison = compare(
-        [replay(inputs, [result(0)], load_s=1.0, rank=0), replay(inputs, [result(0, "r2")], "r2", load_s=2.0, rank=1)],
-        ["A", "B"],
+def test_outputs_are_compared_where_both_passed():
+    row = against(
+        [result(0), result(1, logprob_mean=-3.0), result(2), result(3, output_digest=None)],
+        [
+            result(0, logprob_mean=-2.5),
+            result(1, logprob_mean=-3.25, output_digest="other"),
+            result(2, status="failed"),
+            result(3),
+        ],
     )
-    assert comparison.rows[1].differs == {}
+    assert (row.digests_equal, row.digests_differ, row.mean_moved) == (1, 1, pytest.approx(0.5))
+    assert against([result(0)], [result(0)]).mean_moved == 0
+
+
+def test_replays_that_have_nothing_in_common_did_not_agree_and_have_no_ratio():
+    row = against([result(0)], [result(1)])
+    assert (row.common, row.timed, row.forward_ratio, row.mean_moved) == (0, 0, None, None)
+    assert (row.digests_equal, row.digests_differ) == (0, 0)

@@ -55,11 +55,9 @@ def test_the_report_shows_it() -> None:
 
 
 def test_ranks_that_differ_make_a_bad_answer_where_just_that_was_asked() -> None:
-    found = agreement_of([lane(0, DIFFERS)], SAME)
-    assert not ReplayAnswer("r", "complete", 1, passed=1, ranks=found, asked_for_same=True).good
-    assert ReplayAnswer("r", "complete", 1, passed=1, ranks=found).good
-    agreed = agreement_of([lane(0, AGREED)], SAME)
-    assert ReplayAnswer("r", "complete", 1, passed=1, ranks=agreed, asked_for_same=True).good
+    for found, asked, good in ((DIFFERS, True, False), (DIFFERS, False, True), (AGREED, True, True)):
+        ranks = agreement_of([lane(0, found)], SAME)
+        assert ReplayAnswer("r", "complete", 1, passed=1, ranks=ranks, asked_for_same=asked).good is good
 
 
 def test_log_probs_agree_to_the_bit_and_gradient_norms_within_rounding() -> None:
@@ -77,17 +75,14 @@ def test_what_a_follower_tells_is_json_and_leaves_out_the_rest() -> None:
 
 def test_a_followers_failure_stands_whichever_rank_is_through_first() -> None:
     good = result(0, worker=0)
-    fills = {"dump_id": good.dump_id, "rank": 1, "attempt": 1, "slot": 0, "output_digest": "d"}
-    bad = fills | {"status": "failed", "error_class": "ValueError", "error": "no"}
-    follower_first = LaneBook("r1", 2)
-    said = follower_first.take_answer(bad)
+    told = {"dump_id": good.dump_id, "rank": 1, "attempt": 1, "slot": 0, "output_digest": "d"}
+    told |= {"status": "failed", "error_class": "ValueError", "error": "no"}
+    follower_first, leader_first, own = (LaneBook("r1", 2) for _ in range(3))
+    said, again = follower_first.take_answer(told), follower_first.take_result(good)
     assert said is not None and (said.status, said.worker) == ("failed", 1) and "on rank 1" in (said.error or "")
-    again = follower_first.take_result(good)
     assert again is not None and again.status == "failed", "the first rank's own result must not hide it"
-    leader_first = LaneBook("r1", 2)
     assert leader_first.take_result(good) is None
-    later = leader_first.take_answer(bad)
+    later = leader_first.take_answer(told)
     assert later is not None and later.status == "failed"
-    own = LaneBook("r1", 2)
     assert own.take_result(result(0, worker=0, status="failed")) is None
-    assert own.take_answer(bad) is None, "the first rank's own failure has the figures"
+    assert own.take_answer(told) is None, "the first rank's own failure has the figures"

@@ -6,7 +6,8 @@ import json
 
 from replaycases import publish
 
-from actordbg.judge.pictures import calls_of, dropped_of, run_timeline
+from actordbg.judge.load_replays import calls_of, dropped_of
+from actordbg.judge.replay_charts import run_timeline
 from actordbg.store.layout import Store
 
 COUNTERS = {

@@ -10,9 +10,8 @@ import pytest
 from actorcases import run_scenario
 
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.judge.law_summary import laws_of
-from actordbg.records.law_answer import LawAnswer, in_words, violations
-from actordbg.records.replay_record import PASSED, ResultRecord
+from actordbg.judge.agreement import laws_of
+from actordbg.records.replay_record import PASSED, LawAnswer, ResultRecord, in_words, violations
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.cli.app import app
-from actordbg.document import chart_file
+from actordbg.document import page
 from actordbg.document.blocks import Chart
 from actordbg.measure import log_lines
 from actordbg.measure.log_document import values_chart
@@ -112,7 +112,7 @@ def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_read(tmp
 def test_without_vl_convert_the_command_that_installs_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(EnvironmentProblem) as caught:
-        chart_file.check("--plot", tmp_path / "x.png")
+        page.check("--plot", tmp_path / "x.png")
     assert (
         "vl-convert-python" in caught.value.message and f"{sys.executable} -m pip install vl-convert-python" in caught.value.hint
     )
@@ -130,7 +130,7 @@ def test_a_full_disk_is_a_message(tmp_path: Path):
         pytest.skip("this system has no /dev/full")
     (tmp_path / "x.png").symlink_to(full)
     with pytest.raises(EnvironmentProblem, match="cannot write"):
-        chart_file.save(values_chart_of_two_steps(), tmp_path / "x.png")
+        page.save(values_chart_of_two_steps(), tmp_path / "x.png")
 
 
 def test_json_of_a_binary_file_is_an_answer(tmp_path: Path):

@@ -31,7 +31,7 @@ ALLOWED = {
     "measure/log_lines.py": "a log that the user names, a pipe of the shell too",
     "catalog/migrate.py": "a script of this package",
     "doctor/check.py": "a module of this package",
-    "doctor/machine_check.py": "/proc",
+    "doctor/store_check.py": "/proc",
     "dumps/child_pool.py": "an old pickle that the user names",
     "dumps/recover.py": "/proc",
     "cluster/order.py": "a runtime environment that the user names",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 from pathlib import Path
 
 import catalogcases as cases
@@ -13,7 +14,7 @@ import pytest
 from actordbg.catalog.indexer import refresh
 from actordbg.catalog.query import results_for
 from actordbg.records.journal import Journal, Tail, read_events, read_results
-from actordbg.records.replay_record import ResultRecord
+from actordbg.records.replay_record import ReplaySpec, ResultRecord
 from actordbg.store.layout import Store
 
 
@@ -62,14 +63,10 @@ def test_a_line_that_a_full_disk_cut_is_an_error_and_does_not_spoil_the_next(
 
 
 def test_of_several_results_for_a_dump_the_last_one_counts_whichever_file_it_is_in(tmp_path: Path) -> None:
-    def result(status: str, finished_at: str) -> ResultRecord:
-        return ResultRecord("r", "d", status, finished_at=finished_at)
-
-    Journal(tmp_path / "supervisor.jsonl").append("end", **result("crashed", "2025-01-01T00:00:02.000000Z").to_dict())
-    Journal(tmp_path / "rank0.jsonl").append("end", **result("passed", "2025-01-01T00:00:01.000000Z").to_dict())
-    assert read_results(tmp_path)["d"].status == "crashed"
-    Journal(tmp_path / "rank0.jsonl").append("end", **result("passed", "2025-01-01T00:00:03.000000Z").to_dict())
-    assert read_results(tmp_path)["d"].status == "passed"
+    for name, status, second in (("supervisor", "crashed", 2), ("rank0", "passed", 1), ("rank0", "hung", 3)):
+        record = ResultRecord("r", "d", status, finished_at=f"2025-01-01T00:00:0{second}.000000Z")
+        Journal(tmp_path / f"{name}.jsonl").append("end", **record.to_dict())
+        assert read_results(tmp_path)["d"].status == ("hung" if second == 3 else "crashed")
 
 
 def test_journals_are_for_their_owner_only(tmp_path: Path) -> None:
@@ -84,31 +81,32 @@ GOOD = {
     "status": "passed",
     "finished_at": "2025-01-01T00:00:02.000000Z",
 }
+
+
+def end(**fields: object) -> bytes:
+    """The good result as a line, but for these fields."""
+    return json.dumps(GOOD | fields).encode() + b"\n"
+
+
 LINES: dict[str, tuple[bytes, int]] = {
-    "half a line": (json.dumps(GOOD).encode()[:-9], 0),
-    "a line that was cut, and closed by the next writer": (json.dumps(GOOD).encode()[:-9] + b"\n", 1),
+    "half a line": (end()[:-10], 0),
+    "a line that was cut, and closed by the next writer": (end()[:-10] + b"\n", 1),
     "no JSON": (b"\xff\xfe\n", 1),
     "no object": (b"[1, 2]\n", 1),
     "no event": (b'{"status": "passed"}\n', 1),
     "an event that is no name": (b'{"event": 5}\n', 1),
     "no dump": (b'{"event": "end", "replay_id": "r", "status": "passed"}\n', 1),
-    "no status": (json.dumps(GOOD | {"status": None}).encode() + b"\n", 1),
-    "a number that is too large": (json.dumps(GOOD | {"tokens": 2**63}).encode() + b"\n", 1),
-    "a list for a number": (json.dumps(GOOD | {"loss": [1]}).encode() + b"\n", 1),
-    "half of a surrogate pair": (json.dumps(GOOD | {"error": "\ud800"}).encode() + b"\n", 1),
-    "an extra that is no object": (json.dumps(GOOD | {"extra": 7}).encode() + b"\n", 1),
-    "an attempt that is no number": (json.dumps(GOOD | {"attempt": "two"}).encode() + b"\n", 1),
+    "no status": (end(status=None), 1),
+    "a number that is too large": (end(tokens=2**63), 1),
+    "a list for a number": (end(loss=[1]), 1),
+    "half of a surrogate pair": (end(error="\ud800"), 1),
+    "an extra that is no object": (end(extra=7), 1),
+    "an attempt that is no number": (end(attempt="two"), 1),
     "a nest without end": (b"[" * 100_000 + b"\n", 1),
     "an event of a newer version": (b'{"event": "checkpoint", "at": 7}\n', 0),
-    "fields of a newer version": (json.dumps(GOOD | {"dump_id": "newer", "watts": 300}).encode() + b"\n", 0),
-    "an earlier attempt that ended at the same time": (
-        json.dumps(GOOD | {"attempt": 0, "status": "hung"}).encode() + b"\n",
-        0,
-    ),
-    "an earlier end": (
-        json.dumps(GOOD | {"finished_at": "2025-01-01T00:00:01.000000Z", "status": "hung"}).encode() + b"\n",
-        0,
-    ),
+    "fields of a newer version": (end(dump_id="newer", watts=300), 0),
+    "an earlier attempt that ended at the same time": (end(attempt=0, status="hung"), 0),
+    "an earlier end": (end(finished_at="2025-01-01T00:00:01.000000Z", status="hung"), 0),
     "empty lines": (b"\n \n\r\n", 0),
 }
 
@@ -117,7 +115,7 @@ LINES: dict[str, tuple[bytes, int]] = {
 def test_the_catalog_reads_a_journal_as_the_replay_does(store: Store, case: str) -> None:
     line, skipped = LINES[case]
     folder = cases.write_spec(store, cases.spec("r", []))
-    (folder / "rank0.jsonl").write_bytes(json.dumps(GOOD).encode() + b"\n" + line)
+    (folder / "rank0.jsonl").write_bytes(end() + line)
     found = read_results(folder)
     summary = refresh(store)
     assert {one.dump_id: one for one in results_for(store, "r")} == found
@@ -135,3 +133,10 @@ def test_a_live_view_skips_an_end_without_a_sound_result(tmp_path: Path) -> None
     path = tmp_path / "rank0.jsonl"
     path.write_bytes(b'{"event": "end", "status": "passed"}\n{"event": "done"}\n')
     assert [event["event"] for event in Tail(path).poll()] == ["done"]
+
+
+def test_a_worker_without_msgspec_reads_its_specification(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = cases.spec("r", [])
+    monkeypatch.setitem(sys.modules, "msgspec", None)
+    monkeypatch.setitem(sys.modules, "msgspec.json", None)
+    assert ReplaySpec.from_json(spec.to_json()) == spec

@@ -13,12 +13,12 @@ from unittest.mock import patch
 import torch
 
 from actordbg.capture import hook
-from actordbg.capture.control import Control
+from actordbg.capture.control import Control, write_control
 from actordbg.capture.hook import Slot, wrap
 from actordbg.capture.ledger import Ledger
 from actordbg.capture.recorder import Recorder
+from actordbg.capture.ring import Ring
 from actordbg.capture.snapshot import Copier
-from actordbg.capture.switch_file import write_control
 from actordbg.capture.watch import Notices
 from actordbg.capture.writer import Writer
 from actordbg.formats.dump_record import DumpRecord
@@ -287,6 +287,22 @@ class Recording:
     def ledgers(self) -> list[Any]:
         writer = self.recorder.writer  # a forked child has one of its own
         return writer.met if isinstance(writer, RememberingWriter) else writer.watched()
+
+    @property
+    def ledger(self) -> Ledger:
+        """The books of the only actor and run."""
+        (ledger,) = self.ledgers
+        return ledger
+
+    @property
+    def ring(self) -> Ring:
+        assert self.recorder.ring is not None
+        return self.recorder.ring
+
+    def dump(self) -> payload.Dump:
+        """Close, and read back the only dump."""
+        (dump,) = self.dumps()
+        return dump
 
     def set(self, *, enabled: bool = True, run: str = "r", **limits: Any) -> None:
         """Replace the switch; the recorder looks at once."""

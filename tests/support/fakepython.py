@@ -6,7 +6,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from actordbg.doctor.known_versions import PACKAGES
+from actordbg.doctor.python_environment import PACKAGES
 
 TORCH = """
 __version__ = "2.13.0+cpu"

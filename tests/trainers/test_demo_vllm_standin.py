@@ -14,7 +14,7 @@ import pytest
 import torch
 from roots import ROOT
 
-from actordbg.demo.demo_assets import build_assets
+from actordbg.demo.demo_training import build_assets
 from actordbg.replay.launch import free_port
 from actordbg.trainers.openrlhf import vllm_standin
 from actordbg.trainers.openrlhf.vllm_standin import (

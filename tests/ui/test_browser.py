@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +21,7 @@ from actordbg.campaign.matrix_document import MatrixContext, matrix_document
 from actordbg.document.page import as_html
 
 CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
-QUIET = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
+QUIET = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync"
 pytestmark = pytest.mark.slow
 DRAWN = """async () => {
   for (const figure of document.querySelectorAll('figure.chart')) {
@@ -45,7 +39,7 @@ def browser() -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("no Chromium here: pages were not looked at in a browser (apt-get install chromium)")
     with playwright.sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=QUIET.split())
         yield opened
         opened.close()
 
@@ -59,27 +53,29 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / f"{name}.html" for name in made}
 
 
+@dataclass
 class Shown:
     """A page in a window of its own; `said`: its console, `asked`: what it requested beside itself."""
 
-    def __init__(self, browser: Any, path: Path, *, width: int = 1280, scheme: str = "light", scripts: bool = True) -> None:
-        self.context = browser.new_context(
-            viewport={"width": width, "height": 800}, color_scheme=scheme, java_script_enabled=scripts
-        )
-        self.page = self.context.new_page()
-        self.said: list[str] = []
-        self.asked: list[str] = []
-        self.page.on("console", lambda message: self.said.append(message.text))
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.on("request", lambda request: self.asked.append(request.url))
-        self.page.goto(path.as_uri())
-        self.asked = [one for one in self.asked if one != path.as_uri() and not one.startswith("data:")]
+    page: Any
+    said: list[str]
+    asked: list[str]
 
-    def __enter__(self) -> Shown:
-        return self
+    def is_visible(self, selector: str) -> bool:
+        return bool(self.page.locator(selector).first.is_visible())
 
-    def __exit__(self, *_: object) -> None:
-        self.context.close()
+
+@contextmanager
+def shown_in(browser: Any, path: Path, *, width: int = 1280, scheme: str = "light", scripts: bool = True) -> Iterator[Shown]:
+    size = {"width": width, "height": 800}
+    with browser.new_context(viewport=size, color_scheme=scheme, java_script_enabled=scripts) as context:
+        shown = Shown(context.new_page(), [], [])
+        shown.page.on("console", lambda message: shown.said.append(message.text))
+        shown.page.on("pageerror", lambda error: shown.said.append(str(error)))
+        shown.page.on("request", lambda request: shown.asked.append(request.url))
+        shown.page.goto(path.as_uri())
+        shown.asked[:] = [url for url in shown.asked if url != path.as_uri() and not url.startswith("data:")]
+        yield shown
 
 
 @pytest.mark.parametrize("name", ["report", "tokens", "matrix"])
@@ -87,7 +83,7 @@ class Shown:
 def test_everything_is_drawn_nothing_is_asked_for_and_nothing_sticks_out(
     browser: Any, pages: dict[str, Path], name: str, width: int, scheme: str
 ):
-    with Shown(browser, pages[name], width=width, scheme=scheme) as shown:
+    with shown_in(browser, pages[name], width=width, scheme=scheme) as shown:
         states = shown.page.evaluate(DRAWN)
         assert set(states) <= {"drawn"} and len(states) == {"report": 4, "tokens": 4, "matrix": 0}[name]
         assert shown.said == [] and shown.asked == []
@@ -99,7 +95,7 @@ def test_everything_is_drawn_nothing_is_asked_for_and_nothing_sticks_out(
 
 
 def test_pointing_at_a_mark_says_which_dump_it_is_and_foreign_text_stays_text(browser: Any, pages: dict[str, Path]):
-    with Shown(browser, pages["tokens"]) as shown:
+    with shown_in(browser, pages["tokens"]) as shown:
         shown.page.evaluate(DRAWN)
         shown.page.locator("#chart-2 .live .role-mark.mark-rect path").last.hover(force=True)
         tip = shown.page.locator("#vg-tooltip-element.visible")
@@ -110,8 +106,8 @@ def test_pointing_at_a_mark_says_which_dump_it_is_and_foreign_text_stays_text(br
 
 
 def test_the_keyboard_reaches_every_cell_says_why_and_copies_the_command(browser: Any, pages: dict[str, Path]):
-    with Shown(browser, pages["matrix"]) as shown:
-        shown.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    with shown_in(browser, pages["matrix"]) as shown:
+        shown.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
         cells = shown.page.locator("button.cell").count()
         assert cells == 40
         reached: set[str] = set()
@@ -129,19 +125,15 @@ def test_the_keyboard_reaches_every_cell_says_why_and_copies_the_command(browser
         assert copied.startswith("actordbg replay --where 'seq_len<600'") and copied in shown.page.locator(".why").inner_text()
 
 
-def test_without_javascript_there_are_pictures_and_tables(browser: Any, pages: dict[str, Path]):
-    with Shown(browser, pages["report"], width=390, scripts=False) as shown:
-        pictures = shown.page.locator("figure.chart .static svg")
-        assert pictures.count() == 4 and all(pictures.nth(at).is_visible() for at in range(4))
-        assert not shown.page.locator(".live").first.is_visible()
+def test_without_javascript_and_on_paper_there_are_still_pictures_and_tables(browser: Any, pages: dict[str, Path]):
+    still, live, table = "figure.chart .static svg", "figure.chart .live", "figure.chart table"
+    with shown_in(browser, pages["report"], width=390, scripts=False) as shown:
+        pictures = shown.page.locator(still)
+        assert pictures.count() == 4 and all(pictures.nth(at).is_visible() for at in range(4)) and not shown.is_visible(live)
         shown.page.locator("figure.chart summary").first.click()
-        assert shown.page.locator("figure.chart table").first.is_visible()
-
-
-def test_what_is_printed_is_light_and_has_the_still_pictures(browser: Any, pages: dict[str, Path]):
-    with Shown(browser, pages["report"], scheme="dark") as shown:
+        assert shown.is_visible(table)
+    with shown_in(browser, pages["report"], scheme="dark") as shown:
         shown.page.evaluate(DRAWN)
         shown.page.emulate_media(media="print")
-        assert shown.page.locator("figure.chart .static svg").first.is_visible()
-        assert not shown.page.locator("figure.chart .live").first.is_visible()
+        assert shown.is_visible(still) and not shown.is_visible(live)
         assert shown.page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(255, 255, 255)"

@@ -115,8 +115,11 @@ _RING = _Ring()
 def prepare_ring(attn: str) -> None:
     """Make `import ring_flash_attn` mean the kernel that goes with this attention. Before OpenRLHF's strategy imports it."""
     if attn == "sdpa" and _MODULE not in sys.modules:
-        functions = {"substitute_hf_flash_attn": substitute_hf_flash_attn}
-        stand_in(_MODULE, **functions, update_ring_flash_attn_params=update_ring_flash_attn_params)
+        stand_in(
+            _MODULE,
+            substitute_hf_flash_attn=substitute_hf_flash_attn,
+            update_ring_flash_attn_params=update_ring_flash_attn_params,
+        )
 
 
 def open_ring(group: Any, attn: str) -> Any:
