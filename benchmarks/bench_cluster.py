@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from actordbg.base.ids import new_replay_id
+from actordbg.base.units import new_replay_id
 from actordbg.cluster.order import ClusterOrder
 from actordbg.cluster.ray_engine import connected
 from actordbg.config.replay_config import ReplayConfig

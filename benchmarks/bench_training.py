@@ -94,7 +94,7 @@ def _start(work: Path, steps: int) -> TrainingJob:
     assets = build_assets(work, prompts=BATCH, conversations=CONVERSATIONS)
     _make_alike(assets.conversations)
     command = PROGRAMS["sft"].command(assets.model, assets.conversations, work / "checkpoint", free_port())
-    command[command.index("actordbg.trainers.openrlhf.demo_driver") : command.index("--") + 1] = ["benchmarks.training_child"]
+    command[command.index("actordbg.trainers.openrlhf.demo_programs") : command.index("--") + 1] = ["benchmarks.training_child"]
     command[command.index("--train.max_epochs") + 1] = str(-(-steps * BATCH // CONVERSATIONS))
     log, temporary = work / "training.log", work / "tmp"
     temporary.mkdir()

@@ -25,7 +25,7 @@ from actordbg.capture import hook
 from actordbg.capture.control import Control, write_control
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.store.layout import Store
-from actordbg.trainers.openrlhf import demo_driver as driver
+from actordbg.trainers.openrlhf import demo_programs as driver
 
 SETTLE_SECONDS = 0.8
 """The hook looks at its switch twice a second."""

@@ -11,7 +11,6 @@ so among ours and those that installed packages announce: what a store says is n
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
@@ -27,7 +26,7 @@ from actordbg.store.payload import Dump
 from actordbg.trainers.captured_call import ReplayedCall
 from actordbg.trainers.find_adapter import callable_again
 from actordbg.trainers.recorded_model import read_scores
-from actordbg.trainers.rows_actor import ROWS, RowsActor, RowsActors, build_rows_actor, positions_of, unpacked_values
+from actordbg.trainers.rows_actor import ROWS, RowsActor, RowsActors, in_one_row, unpacked_values
 from actordbg.trainers.seam import Rows, Seam, Unreadable
 from actordbg.trainers.trainer import TRAINER, Actors
 
@@ -56,10 +55,15 @@ class FunctionActor(RowsActor):
         """As an Actor of the rows returns it."""
         real = torch.ones_like(sequences) if attention_mask is None else attention_mask
         of_model = nested({name: one for name, one in more.items() if isinstance(one, Tensor)})
-        rows = Rows(self.model, sequences, real, action_mask, self.temperature, return_entropy, more=of_model)
-        kept = None
+        rows, kept = Rows(self.model, sequences, real, action_mask, self.temperature, return_entropy, more=of_model), None
         if self.packing_samples:
-            rows, kept = _packed(rows, real)
+            ids, places, kept = in_one_row(sequences, real)
+            counts = (places > 0).long()
+            if action_mask is not None:
+                marked = torch.zeros_like(sequences)
+                marked[:, -action_mask.shape[1] :] = action_mask.long()
+                counts = counts * marked.flatten()[kept].unsqueeze(0)
+            rows = replace(rows, sequences=ids, attention_mask=None, action_mask=counts[:, 1:], positions=places)
         try:
             scores = read_scores(seam := self.seams[function], rows, seam.again(self.model, rows))  # type: ignore[misc]
         except Unreadable as why:
@@ -68,18 +72,6 @@ class FunctionActor(RowsActor):
         if log_probs is not None and action_mask is not None:
             log_probs = log_probs[:, -action_mask.shape[1] :] * action_mask.float()
         return log_probs, SimpleNamespace(entropy=entropy)
-
-
-def _packed(rows: Rows, real: Tensor) -> tuple[Rows, Tensor]:
-    """The same rows one behind the other, and where in [B, S] each token was."""
-    kept = real.flatten().nonzero().flatten()
-    ids, places = (one.flatten()[kept].unsqueeze(0) for one in (rows.sequences, positions_of(real)))
-    counts = (places > 0).long()
-    if rows.action_mask is not None:
-        of_all = torch.zeros_like(rows.sequences)
-        of_all[:, -rows.action_mask.shape[1] :] = rows.action_mask.long()
-        counts = counts * of_all.flatten()[kept].unsqueeze(0)
-    return replace(rows, sequences=ids, attention_mask=None, action_mask=counts[:, 1:], positions=places), kept
 
 
 def _placed(values: Tensor | None, kept: Tensor | None, shape: torch.Size) -> Tensor | None:
@@ -92,13 +84,13 @@ def _placed(values: Tensor | None, kept: Tensor | None, shape: torch.Size) -> Te
 class FunctionActors(RowsActors):
     """Builds and calls such Actors, for one adapter."""
 
-    name = "trainer"
+    actor_class = FunctionActor
 
     def __init__(self, adapter: str) -> None:
         self._seams = {seam.where: seam for seam in callable_again(adapter)}
 
     def build_actor(self, path: str, choices: Choices, ds_config: Mapping[str, Any] | None = None) -> RowsActor:
-        actor = build_rows_actor(path, choices, ds_config, functools.partial(FunctionActor))
+        actor = super().build_actor(path, choices, ds_config)
         actor.__dict__["seams"] = self._seams
         return actor
 

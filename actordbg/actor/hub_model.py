@@ -20,17 +20,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
+import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from actordbg.base.errors import EnvironmentProblem
-from actordbg.config.choices import is_local
+from actordbg.config.choices import installed_versions, is_local
 from actordbg.config.replay_config import TINY
 
-T = TypeVar("T")
 TIMEOUT_S = 5.0
 """How long the hub may take for one answer."""
 DEADLINE_S = 12.0
@@ -53,11 +53,11 @@ def find_model(model: str) -> dict[str, Any] | None:
     Without huggingface_hub nothing can be asked, so a name is taken as it is (None): the workers will say what is missing.
     """
     base = base_of(model)
-    if base is None:
-        return _find(model)
     try:
-        return _find(base)
+        return _find(base or model)
     except EnvironmentProblem as problem:
+        if base is None:
+            raise
         hint = f"name the folder of its base as {_BASE} in {model}/adapter_config.json"
         raise EnvironmentProblem(f"{model} is an adapter, and its base cannot be had: {problem.message}", hint=hint) from None
 
@@ -96,7 +96,7 @@ def _find_by_name(model: str) -> dict[str, Any] | None:
     except ImportError:
         return None
     cached = _cached(model)
-    path = cached if cached is not None else _in_time(lambda: _fetch(model), model)
+    path = _ask(model) if cached is None else cached
     return read_config(path.parent, f"the hub's {_CONFIG} of {model} is none")
 
 
@@ -165,31 +165,26 @@ def _has_weights(folder: Path) -> bool:
     return False
 
 
-def _fetch(model: str) -> Path:
-    """Ask the hub for the model's config.json, once; the first request is not repeated, which the later ones would be."""
+def _ask(model: str) -> Path:
+    """Ask the hub for the model's config.json; EnvironmentProblem where that fails, or is not answered at the deadline."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
-    get_hf_file_metadata(hf_hub_url(model, _CONFIG), timeout=TIMEOUT_S)
-    return Path(hf_hub_download(model, _CONFIG, etag_timeout=TIMEOUT_S))
+    answers: list[Path | Exception] = []
 
-
-def _in_time(ask: Callable[[], T], model: str) -> T:
-    """What `ask` answers; EnvironmentProblem where it fails, or has not answered at the deadline (it is then left behind)."""
-    answer: list[T] = []
-    failed: list[Exception] = []
-
-    def run() -> None:
-        try:
-            answer.append(ask())
+    def ask() -> None:
+        try:  # the first request is not repeated, which the later ones would be
+            get_hf_file_metadata(hf_hub_url(model, _CONFIG), timeout=TIMEOUT_S)
+            answers.append(Path(hf_hub_download(model, _CONFIG, etag_timeout=TIMEOUT_S)))
         except Exception as error:  # noqa: BLE001 - the hub's libraries raise their HTTP client's errors; all mean "no model"
-            failed.append(error)
+            answers.append(error)
 
-    thread = threading.Thread(target=run, name="ask-the-hub", daemon=True)
+    thread = threading.Thread(target=ask, name="ask-the-hub", daemon=True)  # left behind where there is no answer
     thread.start()
     thread.join(DEADLINE_S)
-    if answer:
-        return answer[0]
-    raise _problem(model, failed[0] if failed else TimeoutError(f"no answer within {DEADLINE_S:g} s")) from None
+    answer = answers[0] if answers else TimeoutError(f"no answer within {DEADLINE_S:g} s")
+    if isinstance(answer, Exception):
+        raise _problem(model, answer) from None
+    return answer
 
 
 def _problem(model: str, error: Exception) -> EnvironmentProblem:
@@ -214,3 +209,46 @@ def _problem(model: str, error: Exception) -> EnvironmentProblem:
         f"offline: cannot reach the hub at {constants.ENDPOINT} for {model}, which is not whole in its cache: {reason}",
         hint=_WAY_OUT,
     )
+
+
+WEIGHTS = "weights"
+WHOLE = 2**25
+_CONFIG = "config.json"
+PIECES, PIECE = 64, 2**18
+DECIDE = ("actordbg", "torch", "transformers", WEIGHTS)
+"""The versions that a truth depends on."""
+
+
+def versions_of(model: str) -> dict[str, str]:
+    """Versions of the packages, and of the model's weights where these are files."""
+    weights = weights_version(model)
+    return installed_versions() | ({WEIGHTS: weights} if weights else {})
+
+
+def weights_version(model: str) -> str | None:
+    """The hash of a model's files, 16 hex digits; None where the name stands for no files on this machine."""
+    config = None if model == TINY else Path(model).expanduser() / _CONFIG if is_local(model) else cached_file(model, _CONFIG)
+    if config is None:
+        return None
+    folder = config.parent
+    total = hashlib.sha256()
+    for path in sorted(one for one in folder.iterdir() if one.is_file()):
+        total.update(os.fsencode(path.name) + b"\0" + _hash(path))
+    if base := base_of(model):
+        total.update(str(weights_version(base)).encode())
+    return total.hexdigest()[:16]
+
+
+def _hash(path: Path) -> bytes:
+    """Of one file; links are followed."""
+    found = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        state = os.fstat(file.fileno())
+        found.update(f"{state.st_size} {state.st_mtime_ns}".encode())
+        if state.st_size <= WHOLE:
+            found.update(file.read())
+        else:
+            for piece in range(PIECES):
+                file.seek(piece * (state.st_size - PIECE) // (PIECES - 1))
+                found.update(file.read(PIECE))
+    return found.digest()

@@ -74,40 +74,30 @@ def guard(model: str) -> None:
     """From now on transformers executes a model's code in this process only if consent to `model` was given."""
     from transformers import dynamic_module_utils
 
-    refuse = _refusal(model)
-    for name in _LOADERS:
-        _replace(name, dynamic_module_utils, refuse)
+    places: list[tuple[Any, str]] = [(dynamic_module_utils, name) for name in _LOADERS]
     with contextlib.suppress(ImportError):
         from transformers.integrations import hub_kernels
 
-        _replace("get_kernel_hub", hub_kernels, refuse)
+        places.append((hub_kernels, "get_kernel_hub"))
+    for home, name in places:
+        if (function := getattr(home, name, None)) is not None:
+            guarded = _asking_first(function, model)
+            for module in [module for key, module in sys.modules.items() if key.startswith("transformers.")]:
+                if vars(module).get(name) is function:  # in its module, and in those that imported it by name already
+                    setattr(module, name, guarded)
 
 
-def _refusal(model: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
-        original = getattr(function, "guards", function)
+def _asking_first(function: Any, model: str) -> Callable[..., Any]:
+    original = getattr(function, "guards", function)
 
-        def ask_first(*given: Any, **named: Any) -> Any:
-            if not consent.is_given(model):
-                what = ", ".join(str(one) for one in given[:2])
-                raise UnsafeInput(f"the model {model} would run code of its own: {original.__name__}({what})", hint=HINT)
-            return original(*given, **named)
+    def ask_first(*given: Any, **named: Any) -> Any:
+        if not consent.is_given(model):
+            what = ", ".join(str(argument) for argument in given[:2])
+            raise UnsafeInput(f"the model {model} would run code of its own: {original.__name__}({what})", hint=HINT)
+        return original(*given, **named)
 
-        ask_first.guards = original  # type: ignore[attr-defined]
-        return ask_first
-
-    return guarded
-
-
-def _replace(name: str, home: Any, guarded: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Guard a function of transformers in its module, and in those that imported it by name already."""
-    function = getattr(home, name, None)
-    if function is None:
-        return
-    guard_of = guarded(function)
-    for module in [one for key, one in sys.modules.items() if key.startswith("transformers.")]:
-        if vars(module).get(name) is function:
-            setattr(module, name, guard_of)
+    ask_first.guards = original  # type: ignore[attr-defined]
+    return ask_first
 
 
 def _mappings(config: dict[str, Any]) -> Iterator[str]:

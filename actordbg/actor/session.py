@@ -26,10 +26,10 @@ import inspect
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 
@@ -37,46 +37,25 @@ from actordbg.actor import forward_outcome as measure
 from actordbg.actor import known_failures as known
 from actordbg.actor import randomness
 from actordbg.actor.actors import actors_of
-from actordbg.actor.backends.backend import Place, set_seed
-from actordbg.actor.backends.opening import CompileCount, change_compilation, open_backend
+from actordbg.actor.backends.backend import change_compilation, compile_counts, open_backend, set_seed
 from actordbg.actor.backends.training import Training
 from actordbg.actor.forward_outcome import ForwardOutcome
 from actordbg.actor.gradient_samples import GradientKeeper
 from actordbg.actor.model_code import guard, require_consent
 from actordbg.actor.sharing import host_key
-from actordbg.actor.truth_session import TruthSession
+from actordbg.actor.truth_session import Decided, TruthSession
 from actordbg.base.errors import Unsupported, UsageError
-from actordbg.config.choices import choose, first_of, gather_facts
+from actordbg.config.choices import choose, first_of
 from actordbg.config.replay_config import COMPILE_BACKENDS, ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.store.payload import Dump
 from actordbg.trainers.built_model import change_attention, describe, follow_adapters, resolved_dtype
-from actordbg.trainers.trainer import Call
+from actordbg.trainers.captured_call import ReplayedCall, read_result
+
+if TYPE_CHECKING:
+    from actordbg.debug.replay_stops import ReplayStops
 
 T = TypeVar("T")
-
-
-class Observer(Protocol):
-    """Who is told how far an input is, and may stop there (`actordbg.debug.replay_stops`).
-
-    active: it wants to be told at all. begun: the Actor was called for this input.
-    """
-
-    active: bool
-    begun: bool
-
-    @property
-    def held_s(self) -> float:
-        """Seconds spent in stops so far."""
-
-    def forward(self, actor: Any, call: Mapping[str, Any], model: Any, names: Mapping[str, Any]) -> Any:
-        """Call the Actor."""
-
-    def after(self, actor: Any, call: Mapping[str, Any], model: Any, names: Mapping[str, Any]) -> None:
-        """The forward is done, the backward is not."""
-
-    def failed(self, error: Exception) -> None:
-        """The input failed; its frames are still there."""
 
 
 @contextlib.contextmanager
@@ -101,24 +80,29 @@ def open_actor(config: ReplayConfig, *, defaults: DumpRecord | None = None, mode
         session.close()
 
 
-class ActorSession:
-    """A built actor: `resolved` says what it is, `run` replays one dump, `close` frees it. Made by `open_actor`."""
+class ActorSession(Decided):
+    """A built actor: `resolved` says what it is, `run` replays one dump, `close` frees it. Made by `open_actor`.
+
+    model: the transformers model itself, out of whatever wraps it. ring_group: the process group of this rank's ring, None
+    without ring attention. records: whether this rank records the results of its lane. `gather(name)` copies a parameter's
+    full value and `save(folder)` writes the model in the dtype that it runs in: every rank has to call them where parameters
+    are sharded.
+    """
 
     def __init__(
         self, config: ReplayConfig, defaults: DumpRecord | None, model_cache: Path, training: Training | None = None
     ) -> None:
         os.environ["ACTORDBG_DISABLE"] = "1"  # a replay in a patched environment must not record itself
         began = time.perf_counter()
-        self.config = config
-        self._facts = gather_facts(cuda=torch.cuda.is_available(), gpus=torch.cuda.device_count())
-        self.choices = choose(config, defaults, self._facts)
-        known.refuse(config, self.choices, self._facts)
+        self.decide(config, defaults)
         self._actors = actors_of(self.choices)
         self._actors.prepare_process()
         set_seed(self.choices.seed)
-        self.watch: Observer | None = None
-        self._backend = open_backend(config, self.choices, model_cache, training)
-        self._records = Place.from_environment().rank % config.lane_width == 0
+        self.watch: ReplayStops | None = None
+        self._backend = backend = open_backend(config, self.choices, model_cache, training)
+        self.actor, self.model, self.device, self.ring_group = backend.actor, backend.model, backend.device, backend.ring_group
+        self.gather, self.save = backend.gather, backend.save
+        self.records = backend.place.rank % config.lane_width == 0
         self.resolved: dict[str, Any] = self._describe() | {"load_s": time.perf_counter() - began}
 
     @property
@@ -131,15 +115,6 @@ class ActorSession:
         """True when a failure left the engine in the middle of a step: nothing that it computes can be trusted any more."""
         return self._backend.tainted
 
-    def backward_for(self, record: DumpRecord) -> bool:
-        """Whether to replay this dump with a backward: as configured, else (plain backend) as its own record has it.
-
-        A DeepSpeed engine is built with or without an optimizer, and its ranks act together, so there it is decided once.
-        """
-        if self.config.backward is not None or self.config.backend != "plain" or record.grad_enabled is None:
-            return self.choices.backward
-        return record.grad_enabled
-
     def run(self, dump: Dump, *, backward: bool, keep: bool = False) -> ForwardOutcome:
         """Replay one captured call, and its backward; with `keep`, the outcome's `tensors` hold what is worth storing.
 
@@ -148,10 +123,10 @@ class ActorSession:
         """
         if backward and not self._backend.can_train:
             raise UsageError("this actor was opened without backward", hint="set backward in the configuration")
-        call = self._actors.make_call(self.actor, dump, self.resolved["vocab_size"], self.device, self.ring_group)
-        settings = self._follow(dump.record, backward)
+        call = self.call_of(dump)
+        training = self._follow(dump.record, backward)
         try:
-            outcome = self._run(call, settings, dump, backward)
+            outcome = self._run(call, training, dump, backward)
         except Exception as error:
             try:
                 if self.watch is not None:
@@ -164,6 +139,10 @@ class ActorSession:
             outcome.keep()
         return outcome
 
+    def call_of(self, dump: Dump) -> ReplayedCall:
+        """Build the captured call for this Actor, its tensors on this rank's device."""
+        return self._actors.make_call(self.actor, dump, self.resolved["vocab_size"], self.device, self.ring_group)
+
     def probe(
         self, dump: Dump, read: Callable[[torch.Tensor, torch.Tensor | None], T], *, backward: bool, graph: bool = False,
         seed: int | None = None,
@@ -173,7 +152,7 @@ class ActorSession:
         graph: with gradients also where `run` had none, and without an engine that waits for a backward. seed: set instead of
         the one that `run` sets, or of recorded states.
         """
-        call = self._actors.make_call(self.actor, dump, self.resolved["vocab_size"], self.device, self.ring_group)
+        call = self.call_of(dump)
         self._follow(dump.record, backward)
         set_seed(self.choices.seed if seed is None else seed)
         if seed is None:
@@ -182,8 +161,8 @@ class ActorSession:
             around = self._backend.without_engine() if graph else contextlib.nullcontext()
             with torch.set_grad_enabled(backward or graph), around:
                 with self._autocast(dump.record):
-                    found = self._actors.read_result(self.actor(**call.arguments), call.mask)
-                return read(*found)
+                    returned = read_result(self.actor(**call.arguments), call.mask)
+                return read(*returned)
         except Exception:
             self._recover()
             raise
@@ -196,31 +175,6 @@ class ActorSession:
 
         self.probe(dump, backward, backward=True)
 
-    @property
-    def actor(self) -> Any:
-        """The trainer's Actor."""
-        return self._backend.actor
-
-    @property
-    def model(self) -> Any:
-        """The transformers model itself, out of whatever wraps it."""
-        return self._backend.model
-
-    @property
-    def device(self) -> torch.device:
-        """Where inputs go."""
-        return self._backend.device
-
-    @property
-    def ring_group(self) -> Any:
-        """The process group of this rank's ring, None without ring attention."""
-        return self._backend.ring_group
-
-    @property
-    def records(self) -> bool:
-        """Whether this rank records the results of its lane."""
-        return self._records
-
     def takes(self, config: ReplayConfig, defaults: DumpRecord | None) -> bool:
         """Whether `switch` can take this configuration on the loaded Actor."""
         return host_key(config, choose(config, defaults, self._facts)) == host_key(self.config, self.choices)
@@ -231,29 +185,21 @@ class ActorSession:
         Raises Unsupported, before anything changed, for a configuration that needs another Actor (`sharing.host_key`) or that
         is refused anyway; and where the model does not take the attention. `resolved` then says what is there.
         """
-        choices = choose(config, defaults, self._facts)
-        known.refuse(config, choices, self._facts)
-        if host_key(config, choices) != host_key(self.config, self.choices):
+        before = self.config
+        if not self.takes(config, defaults):
+            known.refuse(config, choose(config, defaults, self._facts), self._facts)
             raise Unsupported("this configuration needs an Actor of its own", hint="start another process for it")
-        before, self.config, self.choices = self.config, config, choices
-        change_attention(self._backend.model, choices)
+        self.decide(config, defaults)
+        change_attention(self.model, self.choices)
         if (config.compile or before.compile) and not config.deepcompile:
             change_compilation(self._backend, config)
-        self._backend.actor.packing_samples = choices.packing
-        self._backend.actor.temperature = choices.temperature
-        measure.release(self._backend.device)
+        self.actor.packing_samples, self.actor.temperature = self.choices.packing, self.choices.temperature
+        measure.release(self.device)
         self.resolved = self._describe() | {"load_s": 0.0}
-
-    def gather(self, name: str) -> torch.Tensor:
-        """A copy of a parameter's full value; all ranks have to ask for it where the backend shards parameters."""
-        return self._backend.gather(name)
-
-    def save(self, folder: Path) -> None:
-        """Write the model as `save_pretrained` does, in the dtype that it runs in. Every rank has to call it."""
-        self._backend.save(folder)
 
     def close(self) -> None:
         """Free the model. A process group lives as long as its process."""
+        del self.actor, self.model, self.gather, self.save
         self._backend.close()
 
     def _recover(self) -> None:
@@ -264,21 +210,24 @@ class ActorSession:
             traceback.print_exc()
             self._backend.tainted = True
 
-    def _run(self, call: Call, settings: tuple[bool, float, bool], dump: Dump, backward: bool) -> ForwardOutcome:
-        device = self._backend.device
-        packing, temperature, training = settings
+    def _run(self, call: ReplayedCall, training: bool, dump: Dump, backward: bool) -> ForwardOutcome:
+        device, watch = self.device, self.watch
         set_seed(self.choices.seed)
         drawn = randomness.restore(dump, device, self.config.seed)
         measure.reset_peak(device)
-        compiled = CompileCount.now()
-        held = self.watch.held_s if self.watch is not None else 0.0
+        graphs, breaks = compile_counts()
+        held = watch.held_s if watch is not None else 0.0
         began = measure.now(device)
         with torch.set_grad_enabled(backward), self._autocast(dump.record):
-            log_probs, entropy = self._actors.read_result(self._call(call), call.mask)
-        forward_s = measure.now(device) - began - (self.watch.held_s - held if self.watch is not None else 0.0)
-        if self.watch is not None and self.watch.active:
+            if watch is None:
+                returned = self.actor(**call.arguments)
+            else:
+                returned = watch.forward(self.actor, call.arguments, self.model, {"mask": call.mask})
+            log_probs, entropy = read_result(returned, call.mask)
+        forward_s = measure.now(device) - began - (watch.held_s - held if watch is not None else 0.0)
+        if watch is not None and watch.active:
             shown = {"log_probs": log_probs, "entropy": entropy, "mask": call.mask, "loss": _loss(log_probs, call.mask)}
-            self.watch.after(self._backend.actor, call.arguments, self._backend.model, shown)
+            watch.after(self.actor, call.arguments, self.model, shown)
         outcome = ForwardOutcome(
             forward_s=forward_s,
             randomness=drawn and randomness.check(drawn, dump, device),
@@ -286,8 +235,8 @@ class ActorSession:
             mask=call.mask.cpu(),
             entropy=None if entropy is None else entropy.detach().float().cpu(),
             folded=call.folded,
-            packing=packing,
-            temperature=temperature,
+            packing=self.actor.packing_samples,
+            temperature=self.actor.temperature,
             training=training,
             notes=call.notes,
         )
@@ -295,67 +244,58 @@ class ActorSession:
             self._backward(log_probs, call.mask, outcome, dump.record.dump_id)
         outcome.peak_memory_bytes = measure.peak_bytes(device)
         if self.config.compile or self.config.deepcompile:
-            delta = CompileCount.now() - compiled
-            outcome.graphs, outcome.graph_breaks = delta.graphs, delta.breaks
+            after = compile_counts()
+            outcome.graphs, outcome.graph_breaks = after[0] - graphs, after[1] - breaks
         return outcome
 
-    def _call(self, call: Call) -> Any:
-        actor = self._backend.actor
-        if self.watch is None:
-            return actor(**call.arguments)
-        return self.watch.forward(actor, call.arguments, self._backend.model, {"mask": call.mask})
-
     def _backward(self, log_probs: torch.Tensor, mask: torch.Tensor, outcome: ForwardOutcome, dump_id: str) -> None:
-        device = self._backend.device
-        began = measure.now(device)
+        began = measure.now(self.device)
         loss = _loss(log_probs, mask)
         outcome.loss = float(loss.detach())
-        keeper = GradientKeeper(self._records) if self.config.keep_gradients else None
+        keeper = GradientKeeper(self.records) if self.config.keep_gradients else None
         outcome.grad_norm = self._backend.backward(loss, keeper)
-        outcome.backward_s = measure.now(device) - began
-        over = self._backend.averaged_over(dump_id)
-        outcome.gradient_over = tuple(sorted(over)) if len(set(over)) > 1 else ()
+        outcome.backward_s = measure.now(self.device) - began
+        averaged = {*self._backend.averaged_over(dump_id)}
+        outcome.gradient_over = tuple(sorted(averaged)) if len(averaged) > 1 else ()
         if keeper is not None:
             outcome.tensors, outcome.gradients = keeper.tensors, keeper.facts
 
-    def _follow(self, record: DumpRecord, backward: bool) -> tuple[bool, float, bool]:
-        """Set (packing, temperature, training mode) and adapters on the actor: as configured, else as the record has them."""
-        actor = self._backend.actor
-        packing = first_of(self.config.packing, record.packing_samples, self.choices.packing)
-        if packing != self.choices.packing:
-            known.refuse(self.config, replace(self.choices, packing=packing), self._facts)
-        actor.packing_samples = packing
+    def _follow(self, record: DumpRecord, backward: bool) -> bool:
+        """Set packing, temperature and adapters on the actor as configured, else as recorded; return whether it is training."""
+        actor = self.actor
+        actor.packing_samples = first_of(self.config.packing, record.packing_samples, self.choices.packing)
+        if actor.packing_samples != self.choices.packing:
+            known.refuse(self.config, replace(self.choices, packing=actor.packing_samples), self._facts)
         actor.temperature = first_of(self.config.temperature, record.temperature, self.choices.temperature)
-        training = first_of(record.training, backward)
+        training: bool = first_of(record.training, backward)
         if any(module.training is not training for module in actor.modules()):
             actor.train(training)
         follow_adapters(actor, record.actor)
-        return packing, actor.temperature, training
+        return training
 
     def _autocast(self, record: DumpRecord) -> contextlib.AbstractContextManager[Any]:
         """The autocast that the call ran under, unless another dtype than the record's was asked for."""
         dtype = getattr(torch, (record.autocast_dtype or "").removeprefix("torch."), None)
         if self.config.dtype is not None or not isinstance(dtype, torch.dtype):
             return contextlib.nullcontext()
-        return torch.autocast(self._backend.device.type, dtype=dtype)
+        return torch.autocast(self.device.type, dtype=dtype)
 
     def _describe(self) -> dict[str, Any]:
         """What was built, read off the objects themselves."""
-        backend = self._backend
-        source, through = Path(inspect.getfile(type(backend.actor))), self.choices.through
+        actor, through = self.actor, self.choices.through
+        source = Path(inspect.getfile(type(actor)))
         return {
-            **describe(backend.model, self.choices, backend.device),
-            "dtype": resolved_dtype(backend.model),
-            "packing": bool(getattr(backend.actor, "packing_samples", False)),
-            "temperature": float(getattr(backend.actor, "temperature", 1.0)),
-            "rank": Place.from_environment().rank,
-            "actor": f"{type(backend.actor).__module__}.{type(backend.actor).__qualname__}",
+            **describe(self.model, self.choices, self.device),
+            "dtype": resolved_dtype(self.model),
+            "packing": bool(getattr(actor, "packing_samples", False)),
+            "temperature": float(getattr(actor, "temperature", 1.0)),
+            "actor": f"{type(actor).__module__}.{type(actor).__qualname__}",
             "actor_path": str(source),
             "actor_sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
             "versions": dict(self._facts.versions),
             **({"through": through} if through == "rows" or self.choices.adapter else {}),
             **({"compile_backend": self.config.compile_backend or COMPILE_BACKENDS[0]} if self.config.compile else {}),
-            **backend.facts(),
+            **self._backend.facts(),
         }
 
 

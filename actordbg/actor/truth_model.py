@@ -21,18 +21,20 @@ Example:
 
 from __future__ import annotations
 
-import inspect
+import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from actordbg.base.errors import EnvironmentProblem, Unsupported
+from actordbg.base.errors import Unsupported
+from actordbg.trainers.rows_actor import model_class
 
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 _CASTS: dict[Any, Any] = {
@@ -50,18 +52,17 @@ def load(path: str, *, weights: str, dtype: torch.dtype, device: torch.device, t
     Unsupported for a model with images.
     """
     exact_products()
-    auto = _auto_model()
-    _require_text_model(path, trust)
+    auto = model_class(path, trust)
+    if "ImageTextToText" in auto.__name__:
+        raise Unsupported(
+            "the truth is computed for text models, and this one has images",
+            hint="compare two configurations of this model with each other",
+        )
     loaded = auto.from_pretrained(path, trust_remote_code=trust, attn_implementation="eager", torch_dtype=getattr(torch, weights))
     model = loaded.to(dtype).to(device).eval()
     model.config.use_cache = False
-    _renew_buffers(model, _skeleton(auto, path, wide(dtype), trust))
+    _renew_buffers(model, _skeleton(auto, path, torch.promote_types(dtype, torch.float32), trust))
     return model
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """`dtype`, or fp32 where that is wider: what log-probs are computed in from the logits, as the Actor does."""
-    return dtype if dtype is torch.float64 else torch.float32
 
 
 def exact_products() -> None:
@@ -132,28 +133,45 @@ def _renew_buffers(model: Any, skeleton: Any) -> None:
             setattr(model.get_submodule(holder), leaf, buffer.to(ours[name].device))
 
 
-def _auto_model() -> Any:
-    try:
-        from transformers import AutoModelForCausalLM
-    except ImportError as error:
-        raise EnvironmentProblem(
-            f"transformers cannot be imported here: {error}",
-            hint="`actordbg doctor` says what is missing; pip install 'actordbg[replay]'",
-        ) from error
-    return AutoModelForCausalLM
+PREFIX = "planted/"
+_COARSE = (1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3)
+_FINE = (1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1)
+_TOKENS = (1.0, 4.0, 16.0, 64.0)
 
 
-def _require_text_model(path: str, trust: bool) -> None:
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(path, trust_remote_code=trust)
-    if getattr(config, "vision_config", None) is not None:
-        raise Unsupported(
-            "the truth is computed for text models, and this one has images",
-            hint="compare two configurations of this model with each other",
-        )
+def sizes_of(model: Any, dtype: torch.dtype) -> dict[str, tuple[float, ...]]:
+    """Return the sizes to try, by fault: only faults that this model can have."""
+    shares = _COARSE if dtype in (torch.bfloat16, torch.float16) else _FINE
+    return {"matrix": shares, "position": _TOKENS, **({"attention": shares} if _scaled(model) else {})}
 
 
-def takes(model: Any, argument: str) -> bool:
-    """Whether the model's forward has this argument by name."""
-    return argument in inspect.signature(model.forward).parameters
+@contextlib.contextmanager
+def planted(model: Any, fault: str, size: float) -> Iterator[None]:
+    """Plant this fault in the model for the block: a weight `matrix` or the scale of `attention` times 1 + size, or the
+    `position` of the second half of each row `size` tokens further on.
+    """
+    with contextlib.ExitStack() as undo:
+        if fault == "position":
+            undo.callback(model.register_forward_pre_hook(partial(_shifted, size=int(size)), with_kwargs=True).remove)
+        elif fault == "attention":
+            for module in _scaled(model):
+                undo.callback(setattr, module, "scaling", module.scaling)
+                module.scaling *= 1 + size
+        else:
+            layers = [weight for name, weight in model.named_parameters() if any(map(str.isdigit, name.split(".")))]
+            matrices = [weight for weight in layers if weight.dim() == 2]
+            weight = matrices[len(matrices) // 2]
+            undo.callback(setattr, weight, "data", weight.data)
+            weight.data = (weight.data.double() * (1 + size)).to(weight.dtype)
+        yield
+
+
+def _shifted(model: Any, args: Any, kwargs: dict[str, Any], size: int) -> tuple[Any, dict[str, Any]]:
+    last = getattr(model.config, "max_position_embeddings", None) or 2**31
+    positions = kwargs["position_ids"]
+    further = torch.arange(positions.shape[-1], device=positions.device) >= positions.shape[-1] // 2
+    return args, kwargs | {"position_ids": (positions + size * further).clamp(max=last - 1)}
+
+
+def _scaled(model: Any) -> list[Any]:
+    return [module for module in model.modules() if isinstance(getattr(module, "scaling", None), float)]

@@ -40,19 +40,41 @@ from actordbg.actor.backends.backend import Place, set_seed
 from actordbg.actor.forward_outcome import ForwardOutcome
 from actordbg.actor.gradient_samples import GradientKeeper
 from actordbg.actor.models import locate
-from actordbg.actor.planted import PREFIX, planted, sizes_of
+from actordbg.actor.truth_model import PREFIX, planted, sizes_of
 from actordbg.base.errors import Unsupported
 from actordbg.config import consent
-from actordbg.config.choices import choose, first_of, gather_facts
+from actordbg.config.choices import Choices, choose, first_of, gather_facts
 from actordbg.config.replay_config import DTYPES, ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.store.payload import Dump
 from actordbg.trainers.built_model import describe, drawn_share, follow_adapters, has_experts
-from actordbg.trainers.captured_call import text_call
-from actordbg.trainers.trainer import Call
+from actordbg.trainers.captured_call import ReplayedCall, text_call
 
 
-class TruthSession:
+class Decided:
+    """What a session of either kind decides from a configuration, the record of the first dump, and this machine."""
+
+    config: ReplayConfig
+    choices: Choices
+
+    def decide(self, config: ReplayConfig, defaults: DumpRecord | None) -> None:
+        """Raises Unsupported, before anything changed, for a configuration that is known to fail here."""
+        facts = gather_facts(cuda=torch.cuda.is_available(), gpus=torch.cuda.device_count())
+        choices = choose(config, defaults, facts)
+        known.refuse(config, choices, facts)
+        self.config, self.choices, self._facts = config, choices, facts
+
+    def backward_for(self, record: DumpRecord) -> bool:
+        """Whether to replay this dump with a backward: as configured, else (plain backend) as its own record has it.
+
+        A DeepSpeed engine is built with or without an optimizer, and its ranks act together, so there it is decided once.
+        """
+        if self.config.backward is not None or self.config.backend != "plain" or record.grad_enabled is None:
+            return self.choices.backward
+        return record.grad_enabled
+
+
+class TruthSession(Decided):
     """The truth's model, built once: see `actordbg.actor.session.ActorSession` for what each method promises."""
 
     is_collective = False
@@ -65,66 +87,49 @@ class TruthSession:
 
     def _load(self, config: ReplayConfig, defaults: DumpRecord | None) -> None:
         began = time.perf_counter()
-        self.config = config
-        facts = gather_facts(cuda=torch.cuda.is_available(), gpus=torch.cuda.device_count())
-        self.choices = choose(config, defaults, facts)
-        known.refuse(config, self.choices, facts)
+        self.decide(config, defaults)
         set_seed(self.choices.seed)
         self._place = Place.from_environment()
         self._device = self._place.device()
         self._dtype = getattr(torch, {"fp64": "float64", **DTYPES}[config.truth or "fp32"])
+        self._wide = torch.promote_types(self._dtype, torch.float32)  # of what is computed from the logits, as the Actor does
         path = locate(self.choices.model, self._cache, num_layers=self.choices.num_layers)
-        weights = DTYPES[self.choices.dtype]
+        trust = consent.is_given(config.model)
         self._model = truth_model.load(
-            path, weights=weights, dtype=self._dtype, device=self._device, trust=consent.is_given(config.model)
+            path, weights=DTYPES[self.choices.dtype], dtype=self._dtype, device=self._device, trust=trust
         )
         self._dropout = drawn_share(self._model)
-        self.resolved: dict[str, Any] = self._describe() | {
-            "versions": dict(facts.versions),
-            "load_s": time.perf_counter() - began,
-        }
-
-    def backward_for(self, record: DumpRecord) -> bool:
-        """Whether to compute gradients for this dump: as configured, else as its own record has it."""
-        if self.config.backward is not None or record.grad_enabled is None:
-            return self.choices.backward
-        return record.grad_enabled
+        self.resolved: dict[str, Any] = self._describe() | {"load_s": time.perf_counter() - began}
 
     def run(self, dump: Dump, *, backward: bool, keep: bool = False) -> ForwardOutcome:
         """The truth of one captured call, one row at a time. With `keep`, `tensors` hold what is worth storing."""
-        call = text_call(dump, self.resolved["vocab_size"], self._device)
-        training = self._train(dump.record, backward)
-        temperature = self._temperature(dump.record)
+        call, record = text_call(dump, self.resolved["vocab_size"], self._device), dump.record
+        training = bool(first_of(record.training, backward)) and not self._dropout
+        self._model.train(training)
         measure.reset_peak(self._device)
         try:
-            outcome = self._rows(call, dump, backward, temperature)
-            outcome.training, outcome.notes = training, outcome.notes + self._notes(dump.record)
+            outcome = self._rows(call, dump, backward)
             if backward:
                 self._take_gradients(outcome, keep=keep and self.config.keep_gradients)
         finally:
             self._model.zero_grad(set_to_none=True)
+        outcome.training = training
+        if record.training and self._dropout:
+            note = f"the run was in training mode with dropout {self._dropout:g}: the truth drops nothing"
+            outcome.notes = (*outcome.notes, note)
         outcome.peak_memory_bytes = measure.peak_bytes(self._device)
         if keep:
             outcome.keep()
         if keep and self.config.planted:
-            outcome.tensors |= self._with_faults(call, dump, temperature)
+            for fault, sizes in sizes_of(self._model, self._dtype).items():
+                for size in sizes:
+                    with planted(self._model, fault, size):
+                        outcome.tensors[f"{PREFIX}{fault}/{size:g}"] = self._rows(call, dump, False).log_probs
         return outcome
 
     def takes(self, config: ReplayConfig, defaults: DumpRecord | None) -> bool:
         """Whether `switch` can take this configuration."""
         return config.truth is not None and config.model == self.config.model
-
-    def _with_faults(self, call: Call, dump: Dump, temperature: float) -> dict[str, Tensor]:
-        """Log-probs of the same rows under each planted fault, by the name that they are kept under."""
-        return {
-            f"{PREFIX}{fault}/{size:g}": self._faulty(call, dump, temperature, fault, size)
-            for fault, sizes in sizes_of(self._model, self._dtype).items()
-            for size in sizes
-        }
-
-    def _faulty(self, call: Call, dump: Dump, temperature: float, fault: str, size: float) -> Tensor:
-        with planted(self._model, fault, size):
-            return self._rows(call, dump, False, temperature).log_probs
 
     def switch(self, config: ReplayConfig, defaults: DumpRecord | None) -> None:
         """Load the same model anew, in another dtype perhaps: this process has imported everything already."""
@@ -143,46 +148,44 @@ class TruthSession:
         del self._model
         gc.collect()
 
-    def _rows(self, call: Call, dump: Dump, backward: bool, temperature: float) -> ForwardOutcome:
-        sequences, mask = call.arguments["sequences"], call.mask
-        attended = _attended(call.arguments.get("attention_mask"), sequences)
-        own = call.arguments.get("position_ids")
-        given = call.arguments.get("action_mask")
-        weight = (mask if given is None else given).to(self._device, truth_model.wide(self._dtype))  # the Actor multiplies by it
+    def _rows(self, call: ReplayedCall, dump: Dump, backward: bool) -> ForwardOutcome:
+        device, given, mask = self._device, call.arguments, call.mask
+        sequences, own = given["sequences"], given.get("position_ids")
+        attended = _attended(given.get("attention_mask"), sequences)
+        temperature = float(first_of(self.config.temperature, dump.record.temperature, self.choices.temperature))
+        weight = first_of(given.get("action_mask"), mask).to(device, self._wide)  # the Actor multiplies by it
         log_probs = torch.zeros(mask.shape)
-        wants_entropy = bool(dump.record.arguments.get("return_entropy"))
-        entropy = torch.zeros(mask.shape) if wants_entropy else None
+        entropy = torch.zeros(mask.shape) if dump.record.arguments.get("return_entropy") else None
         count = max(int(mask.sum()), 1)
         follow_adapters(self._model, dump.record.actor)
         forward_s = backward_s = loss = 0.0
         narrowed = truth_model.Narrowed(self._dtype)
         for row, columns, chosen in _chosen_tokens(mask.cpu(), attended.cpu()):
-            began = measure.now(self._device)
-            ids = sequences[row, attended[row]]
-            labels = sequences[row, (columns + 1).to(self._device)]
-            places = mask[row].nonzero().squeeze(-1).cpu()
+            began = measure.now(device)
+            ids, places = sequences[row, attended[row]], mask[row].nonzero().squeeze(-1).cpu()
+            labels = sequences[row, (columns + 1).to(device)]
             with torch.set_grad_enabled(backward), narrowed:
-                logits = (
-                    self._logits(ids, chosen.to(self._device), None if own is None else own[row, attended[row]]).to(
-                        truth_model.wide(self._dtype)
-                    )
-                    / temperature
-                )
+                logits = self._logits(ids, chosen.to(device), None if own is None else own[row, attended[row]])
+                logits = logits.to(self._wide) / temperature
                 normaliser = torch.logsumexp(logits, dim=-1)
-                found = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1) - normaliser
-                found = found * weight[row, places.to(self._device)]
+                scores = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1) - normaliser
+                scores = scores * weight[row, places.to(device)]
             if entropy is not None:
                 flat = logits.detach()
                 mean = (torch.softmax(flat, dim=-1) * flat).sum(-1)
                 entropy[row, places] = (normaliser.detach() - mean).float().cpu()
-            log_probs[row, places] = found.detach().float().cpu()
-            forward_s += measure.now(self._device) - began
+            log_probs[row, places] = scores.detach().float().cpu()
+            forward_s += measure.now(device) - began
             if backward:
-                began = measure.now(self._device)
-                part = -found.sum() / count
+                began = measure.now(device)
+                part = -scores.sum() / count
                 loss += float(part.detach())
                 part.backward()  # type: ignore[no-untyped-call]
-                backward_s += measure.now(self._device) - began
+                backward_s += measure.now(device) - began
+        notes = call.notes
+        if narrowed.found:
+            worst = ", ".join(f"{name} ({times}x)" for name, times in narrowed.found.most_common(3))
+            notes += (f"not all of the truth was computed in {str(self._dtype).removeprefix('torch.')}: {worst}",)
         return ForwardOutcome(
             log_probs=log_probs,
             mask=mask.cpu(),
@@ -192,7 +195,7 @@ class TruthSession:
             loss=loss if backward else None,
             folded=call.folded,
             temperature=temperature,
-            notes=call.notes + _narrowing(narrowed, self._dtype),
+            notes=notes,
         )
 
     def _logits(self, ids: Tensor, chosen: Tensor, own: Tensor | None = None) -> Tensor:
@@ -202,7 +205,7 @@ class TruthSession:
         """
         positions = torch.arange(len(ids), device=self._device) if own is None else own
         mask = None if own is None else torch.ones_like(ids[None])
-        few = {"logits_to_keep": chosen} if truth_model.takes(self._model, "logits_to_keep") else {}
+        few = {"logits_to_keep": chosen} if "logits_to_keep" in inspect.signature(self._model.forward).parameters else {}
         with truth_model.in_double(self._dtype):
             output = self._model(ids[None], attention_mask=mask, position_ids=positions[None], use_cache=False, **few)
         logits: Tensor = output.logits[0]
@@ -210,31 +213,14 @@ class TruthSession:
 
     def _take_gradients(self, outcome: ForwardOutcome, *, keep: bool) -> None:
         """The norm over all parameters, and with `keep` each parameter's gradient as `actordbg.actor.gradient_samples` has it."""
-        keeper = GradientKeeper()
-        squares = 0.0
+        keeper, norms = GradientKeeper(keep), []
         for name, parameter in self._model.named_parameters():
-            if not parameter.requires_grad:  # the base of an adapter
-                continue
-            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            squares += float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2
-            if keep:
+            if parameter.requires_grad:  # the base of an adapter does not
+                gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                norms.append(float(torch.linalg.vector_norm(gradient, dtype=torch.float64)))
                 keeper.take(name, gradient)
         outcome.tensors, outcome.gradients = keeper.tensors, keeper.facts
-        outcome.grad_norm = math.sqrt(squares)
-
-    def _train(self, record: DumpRecord, backward: bool) -> bool:
-        """Training mode as the record has it, unless that would drop something."""
-        training = bool(backward if record.training is None else record.training) and not self._dropout
-        self._model.train(training)
-        return training
-
-    def _temperature(self, record: DumpRecord) -> float:
-        return float(first_of(self.config.temperature, record.temperature, self.choices.temperature))
-
-    def _notes(self, record: DumpRecord) -> tuple[str, ...]:
-        if record.training and self._dropout:
-            return (f"the run was in training mode with dropout {self._dropout:g}: the truth drops nothing",)
-        return ()
+        outcome.grad_norm = math.hypot(*norms)
 
     def _describe(self) -> dict[str, Any]:
         return {
@@ -247,6 +233,7 @@ class TruthSession:
             "temperature": self.choices.temperature,
             "rank": self._place.rank,
             "actor": None,
+            "versions": dict(self._facts.versions),
             "model_path": inspect.getfile(type(self._model)),
             "backend": "plain",
             "compile": False,
@@ -292,11 +279,3 @@ def _chosen_tokens(mask: Tensor, attended: Tensor) -> Iterator[tuple[int, Tensor
         columns = mask[row].nonzero().squeeze(-1) + shift
         if len(columns):
             yield row, columns, rank[row, columns]
-
-
-def _narrowing(narrowed: truth_model.Narrowed, dtype: torch.dtype) -> tuple[str, ...]:
-    """What was computed in less than the truth's dtype, in words; () where nothing was."""
-    if not narrowed.found:
-        return ()
-    worst = ", ".join(f"{name} ({count}x)" for name, count in narrowed.found.most_common(3))
-    return (f"not all of the truth was computed in {str(dtype).removeprefix('torch.')}: {worst}",)

@@ -29,19 +29,19 @@ Exit codes: 0 good, 1 the answer is bad (mismatch, failed replay), 2 usage, 3 re
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib.util
+import os
 import sys
+from pathlib import Path
 
 from actordbg.base.fault import ActordbgError, EnvironmentProblem, NewerFormat, Refused, StoreProblem, Unsupported
 
-__all__ = [
-    "ActordbgError", "CatalogProblem", "Conflict", "CorruptDump", "EnvironmentProblem", "GroupsLost", "LaunchProblem",
-    "MachineFault", "NewerCatalog", "NewerFormat", "NothingToDo", "Refused", "StaysChanged", "StoreProblem", "UnsafeInput",
-    "Unsupported", "UnwritableCatalog", "UsageError", "WhereError", "error_named",
-]  # fmt: skip
-
+__all__ = ["ActordbgError", "EnvironmentProblem", "NewerFormat", "Refused", "StoreProblem", "Unsupported"]
+"""What is handed on from `fault`; journals name the classes of the tree by this module."""
 for _kind in (ActordbgError, EnvironmentProblem, NewerFormat, Refused, StoreProblem, Unsupported):
-    _kind.__module__ = __name__  # journals name the classes of the tree by this module
+    _kind.__module__ = __name__
 
 
 class UsageError(ActordbgError):
@@ -85,7 +85,7 @@ class NewerCatalog(CatalogProblem):
 
 
 class MachineFault(EnvironmentProblem):
-    """The machine failed, not what ran on it (`actordbg.base.machine_fault`)."""
+    """The machine failed, not what ran on it (`machine_fault`)."""
 
 
 class StaysChanged(EnvironmentProblem):
@@ -122,3 +122,43 @@ def require_package(who: str, name: str, distribution: str = "") -> None:
             f"{who} needs {distribution or name}, which is not installed in {sys.executable}'s environment",
             hint=f"{sys.executable} -m pip install {distribution or name}",
         )
+
+
+_NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, errno.ENFILE, errno.EMFILE)
+
+
+def machine_fault(error: BaseException, folder: Path) -> MachineFault | None:
+    """Return `error` as a fault of the machine, not of what runs on it: a full or broken disk, no open files left.
+
+    It counts if it is such an OSError, if one of those caused it, or if it quotes one's text, as libraries of C++ do; else None.
+    folder: the replay's, which `--resume` goes on with.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, MachineFault):
+            return cause
+        if number := machine_errno(cause):
+            begun = (folder / "spec.json").exists()
+            hint = f"fix that, then `actordbg replay --resume {folder.name}` goes on" if begun else "fix that, then run it again"
+            return MachineFault(f"{os.strerror(number)} ({_free(folder)}); what had not finished stays open", hint=hint)
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def machine_errno(error: BaseException) -> int:
+    """The number of the machine's fault that `error` is, or quotes; 0 if it is another error."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno if error.errno in _NUMBERS else 0
+    return next((number for number in _NUMBERS if os.strerror(number) in str(error)), 0)
+
+
+def _free(folder: Path) -> str:
+    """What is free on the disks that may be meant: an error of a write names no file."""
+    import shutil
+    import tempfile  # every command loads this module
+
+    told = []
+    for place in (folder, Path(tempfile.gettempdir())):
+        with contextlib.suppress(OSError):
+            told.append(f"{place} has {shutil.disk_usage(place).free / 2**20:,.1f} MiB free")
+    return ", ".join(told)

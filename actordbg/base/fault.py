@@ -1,7 +1,4 @@
-"""The part of the error tree that a training process loads, and what may be told of an exception.
-
-`actordbg.base.errors` has the whole tree, these errors included: whatever does not run in a trainer imports them from there.
-"""
+"""The part of the error tree (`actordbg.base.errors`) that a training process loads, and what may be told of an exception."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def combinations(base: ReplayConfig, axes: Axes) -> list[Combination]:
     for values in product(*axes.values()):
         asked = dict(zip(axes, values, strict=True))
         config = _collapse(base, asked)
-        settings = {name: value if has(AXES[name], config) else None for name, value in asked.items()}
+        settings = {name: value if has(AXES[name], config.backend, config.compile) else None for name, value in asked.items()}
         by_config.setdefault(config, Combination(name_of(settings, axes), settings, config))
     for name, wanted in axes.items():
         axis = AXES[name]
@@ -85,7 +85,7 @@ def name_of(settings: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> s
 def _collapse(base: ReplayConfig, asked: Mapping[str, Any]) -> ReplayConfig:
     """The configuration that was asked for, without what its backend takes no notice of."""
     config = replace(base, **asked)
-    idle: dict[str, Any] = {name: one.idle for name, one in AXES.items() if not has(one, config)}
+    idle: dict[str, Any] = {name: one.idle for name, one in AXES.items() if not has(one, config.backend, config.compile)}
     config = replace(config, **idle)
     if "nproc" not in asked and config.nproc < config.tp * config.ring:
         config = replace(config, nproc=config.tp * config.ring)

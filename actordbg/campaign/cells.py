@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from actordbg.actor.find_trainer import missing_trainer
-from actordbg.actor.known_failures import check_config
-from actordbg.actor.rule import REFUSE, WARN
+from actordbg.actor.known_failures import check_config, missing_trainer
+from actordbg.actor.rules import REFUSE, WARN
 from actordbg.actor.sharing import compiles, host_key
 from actordbg.actor.signatures import explain
 from actordbg.base.errors import UsageError

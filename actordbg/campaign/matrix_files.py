@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from actordbg.base.errors import Conflict, CorruptDump, StoreProblem
-from actordbg.base.ids import resolve
 from actordbg.base.owners import Owner
 from actordbg.base.processes import ALIVE, STOPPED, start_ticks, state_of
+from actordbg.base.units import resolve
 from actordbg.catalog.query import get_dump, open_fresh
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import DumpRecord, is_plain_name

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from actordbg.actor.weights_version import versions_of
+from actordbg.actor.hub_model import versions_of
 from actordbg.base.errors import ActordbgError, MachineFault, UsageError
-from actordbg.base.ids import new_replay_id
+from actordbg.base.units import new_replay_id
 from actordbg.campaign import matrix_files as matrices
 from actordbg.campaign.cell_outcomes import finished, write_log
 from actordbg.campaign.cell_verdicts import Baseline, judged, regressions

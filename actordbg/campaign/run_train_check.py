@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import ActordbgError, Conflict, GroupsLost, MachineFault, StoreProblem
-from actordbg.base.ids import resolve
 from actordbg.base.owners import Owner
 from actordbg.base.processes import ALIVE, STOPPED, start_ticks, state_of
+from actordbg.base.units import resolve
 from actordbg.campaign import checkpoints
 from actordbg.campaign.sft_cells import run_sft
 from actordbg.campaign.train_engine import CHECKPOINTS, MODULE, STEP, TRAINING, step_of

@@ -22,8 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from actordbg.base.errors import LaunchProblem, StoreProblem, UsageError
-from actordbg.base.machine_fault import machine_fault
+from actordbg.base.errors import LaunchProblem, StoreProblem, UsageError, machine_fault
 from actordbg.campaign.train_plan import log_name, name_of_cell
 from actordbg.campaign.train_verdicts import ROUND
 from actordbg.config.replay_config import TINY, ReplayConfig

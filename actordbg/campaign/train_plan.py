@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from actordbg.actor.known_failures import check_config
-from actordbg.actor.rule import REFUSE
+from actordbg.actor.rules import REFUSE
 from actordbg.base.errors import UsageError
 from actordbg.campaign.ancestor_names import Skip
 from actordbg.campaign.axes import Axes, combinations

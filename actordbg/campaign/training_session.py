@@ -23,6 +23,7 @@ from actordbg.base.errors import Unsupported
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.store.payload import Dump
+from actordbg.trainers.captured_call import read_result
 
 _WITHOUT = 'leave --gradient-checkpointing out, or select inputs of training mode: --where "training"'
 
@@ -59,19 +60,18 @@ class TrainingSession(ActorSession):
 
     def micro_batch(self, dump: Dump) -> tuple[float, float]:
         """Forward and backward of one captured call, its gradient added to the step's: its loss, and the seconds it took."""
-        backend = self._backend
         began = time.perf_counter()
-        call = self._actors.make_call(backend.actor, dump, self.resolved["vocab_size"], backend.device, backend.ring_group)
-        _, _, training = self._follow(dump.record, True)
+        call = self.call_of(dump)
+        training = self._follow(dump.record, True)
         if self._checkpoints and not training:
             raise Unsupported("it was recorded in eval mode, where there is no gradient checkpointing", hint=_WITHOUT)
         set_seed(self.choices.seed)
-        randomness.restore(dump, backend.device, self.config.seed)
+        randomness.restore(dump, self.device, self.config.seed)
         with torch.enable_grad(), self._autocast(dump.record):
-            log_probs, _ = self._actors.read_result(backend.actor(**call.arguments), call.mask)
+            log_probs, _ = read_result(self.actor(**call.arguments), call.mask)
         chosen = call.mask.to(log_probs)
         loss = -(log_probs * chosen).sum() / chosen.sum().clamp(min=1)
-        backend.accumulate(loss)
+        self._backend.accumulate(loss)
         return float(loss.detach()), time.perf_counter() - began
 
     def step(self) -> Norms:

@@ -22,7 +22,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from actordbg.base.errors import CatalogProblem, UsageError
-from actordbg.base.ids import LAST, is_own, resolve
+from actordbg.base.units import LAST, is_own, resolve
 from actordbg.catalog import connections as engine
 from actordbg.catalog import indexer as index
 from actordbg.catalog import sandbox

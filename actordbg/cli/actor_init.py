@@ -41,9 +41,8 @@ def init(
 
     Example: actordbg actor init --backend deepspeed --zero-stage 2 --packing --backward
     """
-    from actordbg.actor.find_trainer import find_trainer
     from actordbg.actor.hub_model import find_model
-    from actordbg.actor.known_failures import check_config, refuse_hits
+    from actordbg.actor.known_failures import check_config, find_trainer, refuse_hits
     from actordbg.base.owners import own_cache
     from actordbg.cli.replaying import asked_for, say_findings
     from actordbg.replay.init_program import InitOrder

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from actordbg.base.errors import EnvironmentProblem, StoreProblem, Unsupported, UsageError
 from actordbg.base.foreign_text import in_shell
-from actordbg.base.ids import LAST
+from actordbg.base.units import LAST
 from actordbg.catalog.query import Catalog, get_configuration, read_noise
 from actordbg.cli.options import approve
 from actordbg.cli.output import note

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actordbg.base.errors import Conflict, StoreProblem, UsageError
-from actordbg.base.ids import resolve
+from actordbg.base.units import resolve
 from actordbg.cli.options import (
     AllowEmpty,
     Json,

@@ -91,7 +91,7 @@ def families(
 def _run(folder: FamilyFolder, subjects: Sequence[Subject], *, quiet: bool) -> list[FamilyResult]:
     """Build the models, then run one family after the other in the same worker processes; those that are done are taken."""
     from actordbg.actor.family_models import build_families
-    from actordbg.actor.find_trainer import require_torch
+    from actordbg.actor.known_failures import require_torch
     from actordbg.campaign.axes import combinations
     from actordbg.campaign.family_matrix import SHAPES, not_built, run_family
     from actordbg.campaign.run_matrix import MatrixEvent, Surroundings

@@ -66,7 +66,7 @@ def matrix(
 
     Example: actordbg matrix --where "seq_len>1800" --max-inputs 3 --attn sdpa,eager --packing both --compile off
     """
-    from actordbg.base.ids import new_replay_id
+    from actordbg.base.units import new_replay_id
     from actordbg.campaign import matrix_files as matrices
     from actordbg.campaign.matrix_document import explanations
     from actordbg.cli import matrix_work as work

@@ -12,8 +12,8 @@ from typing import Any
 
 import typer
 
-from actordbg.actor.find_trainer import require_torch
 from actordbg.actor.hub_model import find_model
+from actordbg.actor.known_failures import require_torch
 from actordbg.actor.model_code import require_consent
 from actordbg.actor.signatures import explain
 from actordbg.base.errors import UsageError

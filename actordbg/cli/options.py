@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from actordbg.base.errors import ActordbgError, NothingToDo, Refused, StoreProblem, UsageError
-from actordbg.base.ids import LAST
+from actordbg.base.units import LAST
 from actordbg.cli import output
 from actordbg.cli.output import note
-from actordbg.config import accelerate_file, consent, dist_plugin
+from actordbg.config import consent, dist_plugin, sources
 
 if TYPE_CHECKING:
     from actordbg.base.owners import Owner
@@ -117,7 +117,7 @@ TrustRemoteCode = Annotated[
 AccelerateConfig = Annotated[
     str | None,
     typer.Option(
-        accelerate_file.FLAG,
+        sources.ACCELERATE,
         metavar="PATH|default|JSON",
         help="Settings of an `accelerate config` file, or of its keys as JSON; flags win.",
     ),

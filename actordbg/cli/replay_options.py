@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import typer
 
 from actordbg.base.errors import Refused, Unsupported, UsageError, require_package
-from actordbg.base.ids import MOST_NAMED, resolve
+from actordbg.base.units import MOST_NAMED
+from actordbg.base.units import resolve
 from actordbg.cli import output
 from actordbg.cli.options import Where, option_field, settings_of
 

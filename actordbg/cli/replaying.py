@@ -10,14 +10,14 @@ from typing import Any
 
 import typer
 
-from actordbg.actor.find_trainer import find_trainer
+from actordbg.actor.known_failures import find_trainer
 from actordbg.actor.hub_model import find_model, looks_like_path
 from actordbg.actor.known_failures import check_config, refuse_hits
 from actordbg.actor.model_code import require_consent
-from actordbg.actor.rule import RuleHit
-from actordbg.actor.weights_version import versions_of
+from actordbg.actor.rules import RuleHit
+from actordbg.actor.hub_model import versions_of
 from actordbg.base.errors import NothingToDo, Unsupported, UsageError
-from actordbg.base.ids import MOST_NAMED
+from actordbg.base.units import MOST_NAMED
 from actordbg.catalog import presets
 from actordbg.catalog.query import count_dumps, dump_extent, open_fresh, select_dumps
 from actordbg.catalog.why_nothing import no_match

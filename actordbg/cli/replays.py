@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from actordbg.base.errors import StoreProblem, UsageError
-from actordbg.base.ids import LAST
+from actordbg.base.units import LAST
 from actordbg.base.units import ago
 from actordbg.cli.options import AllowEmpty, Json, complete_replays, option, require_some, store_of
 from actordbg.cli.output import emit, note, say, table

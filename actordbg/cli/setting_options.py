@@ -32,9 +32,9 @@ from actordbg.cli.options import (
     takes_options,
 )
 from actordbg.config import dist_plugin
-from actordbg.config.accelerate_file import read_accelerate
 from actordbg.config.replay_config import SETTINGS, TRUTHS
 from actordbg.config.setting import Setting
+from actordbg.config.sources import read_accelerate
 
 Given = Mapping[str, Any]
 """The settings that were given on the command line, by name."""

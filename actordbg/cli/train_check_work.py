@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from actordbg.actor.find_trainer import find_trainer
+from actordbg.actor.known_failures import find_trainer
 from actordbg.actor.hub_model import find_model
 from actordbg.actor.model_code import require_consent
 from actordbg.base.errors import UsageError

@@ -11,7 +11,7 @@ table of settings, so two commands cannot say different things of the same two r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from actordbg.config.replay_config import SETTINGS, TINY, TOY_MODEL, TRUTHS, ReplayConfig, has
@@ -23,6 +23,8 @@ Values = dict[str, Any]
 _HEAD = ("model", "dtype", "attn")
 _ENGINE = ("backend", "zero_stage", "tp", "ring")
 _ALWAYS_TYPED = ("model", "backend")
+_TELLING = [one for one in SETTINGS.values() if one.numbers or one.cost]
+"""The settings that tell one configuration from another: what numbers, time or memory depend on."""
 
 
 def as_ran(config: ReplayConfig | Mapping[str, Any], resolved: Mapping[str, Any] | None = None) -> Values:
@@ -40,10 +42,11 @@ def label(values: Mapping[str, Any]) -> str:
     if values["truth"]:
         what = "the truth" if values["truth"] in TRUTHS else "each row alone"
         model = SETTINGS["model"].in_words(values["model"])
+        beside = [one.name for one in _TELLING if one.beside_truth is None and one.name not in ("model", "dtype", "truth")]
         weights = f" of {values['dtype']} weights" if values["dtype"] else ""
-        return ", ".join([f"{model}, {what} in {values['truth']}{weights}", *_words(values, _beside_truth())])
+        return ", ".join([f"{model}, {what} in {values['truth']}{weights}", *_words(values, beside)])
     parts = [" ".join(_words(values, _HEAD)), *_words(values, ("packing",)), " ".join(_words(values, _ENGINE))]
-    rest = [one.name for one in _telling() if one.name not in (*_HEAD, *_ENGINE, "packing")]
+    rest = [one.name for one in _TELLING if one.name not in (*_HEAD, *_ENGINE, "packing")]
     return ", ".join([*parts, *_words(values, rest)])
 
 
@@ -74,13 +77,17 @@ def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
 def telling(values: Mapping[str, Any]) -> Values:
     """The settings that tell one configuration from another: what numbers, time or memory depend on. One that the backend
     does not have counts as its idle value."""
-    return {one.name: _meant(one, values) for one in _telling()}
+    return {one.name: values[one.name] if _has(one, values) else one.idle for one in _TELLING}
+
+
+def costs(values: Mapping[str, Any]) -> Values:
+    """The settings that time and memory depend on."""
+    return {name: value for name, value in telling(values).items() if SETTINGS[name].cost}
 
 
 def meant(values: Mapping[str, Any], differs: Mapping[str, Any]) -> Values:
     """What of `differs` means something under a configuration: a plain replay has no ZeRO stage. Other facts stay."""
-    config = ReplayConfig(**_deciding(values))
-    return {name: value for name, value in differs.items() if name not in SETTINGS or has(SETTINGS[name], config)}
+    return {name: value for name, value in differs.items() if name not in SETTINGS or _has(SETTINGS[name], values)}
 
 
 def complete(values: Mapping[str, Any]) -> Values:
@@ -98,7 +105,7 @@ def in_words(name: str, value: Any) -> str:
 
 
 def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """The same as a clause: "A is compiled, B not compiled"; "both are configured alike"."""
+    """How two configurations differ, as a clause: "A is compiled, B not compiled"; "both are configured alike"."""
     mine, other = apart(ours, theirs)
     if mine and other:
         return f"A is {mine}, B {other}"
@@ -107,49 +114,27 @@ def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     return "Both are configured alike"
 
 
-def costs(values: Mapping[str, Any]) -> Values:
-    """The settings that time and memory depend on."""
-    return {one.name: _meant(one, values) for one in SETTINGS.values() if one.cost}
-
-
 def repeat_options(values: Mapping[str, Any], command: str = "replay") -> list[str]:
     """The options of a command that give this configuration again, whatever `actordbg.toml` says of model and backend."""
     words: list[str] = []
     for one in SETTINGS.values():
         value = values[one.name]
-        if one.name == "name" or command not in one.commands or not has(one, ReplayConfig(**_deciding(values))):
+        if one.name == "name" or command not in one.commands or not _has(one, values):
             continue
         words += [one.flag, str(value)] if one.name in _ALWAYS_TYPED else one.options(value)
     return words
 
 
-def _telling() -> Iterator[Setting]:
-    """The settings that tell one configuration from another: what numbers, time and memory depend on."""
-    return (one for one in SETTINGS.values() if one.numbers or one.cost)
-
-
-def _beside_truth() -> Iterator[str]:
-    return (one.name for one in _telling() if one.beside_truth is None and one.name not in ("model", "dtype", "truth"))
+def _has(one: Setting, values: Mapping[str, Any]) -> bool:
+    return has(one, values["backend"], bool(values["compile"]))
 
 
 def _words(values: Mapping[str, Any], names: Iterable[str]) -> list[str]:
-    config = ReplayConfig(**_deciding(values))
     told = ((SETTINGS[name], values[name]) for name in names)
-    return [one.in_words(value) for one, value in told if has(one, config) and value not in one.quiet and value is not None]
+    return [one.in_words(value) for one, value in told if _has(one, values) and value not in one.quiet and value is not None]
 
 
 def _side(names: Iterable[str], mine: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """What one side is where the two differ. What the other side cannot have is told only if a label would tell it."""
-    here, there = ReplayConfig(**_deciding(mine)), ReplayConfig(**_deciding(other))
-    told = [SETTINGS[name] for name in names if has(SETTINGS[name], here)]
-    return ", ".join(one.in_words(mine[one.name]) for one in told if has(one, there) or mine[one.name] not in one.quiet)
-
-
-def _meant(one: Setting, values: Mapping[str, Any]) -> Any:
-    """The value where it means something, else the idle one."""
-    return values[one.name] if has(one, ReplayConfig(**_deciding(values))) else one.idle
-
-
-def _deciding(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that decide what others mean."""
-    return {"backend": values["backend"], "compile": bool(values["compile"])}
+    told = [SETTINGS[name] for name in names if _has(SETTINGS[name], mine)]
+    return ", ".join(one.in_words(mine[one.name]) for one in told if _has(one, other) or mine[one.name] not in one.quiet)

@@ -294,11 +294,11 @@ AXES: dict[str, Setting] = {name: one for name, one in SETTINGS.items() if one.a
 """The settings that a matrix varies. What varies slowest stands first: that is the order of the combinations."""
 
 
-def has(one: Setting, config: ReplayConfig) -> bool:
-    """Whether the setting means anything under this configuration."""
+def has(one: Setting, backend: str, compile: bool) -> bool:
+    """Whether the setting means anything with this backend, compiled or not."""
     if one.name == "compile_backend":
-        return config.compile
-    return not one.backends or config.backend in one.backends or (one.name == "tp" and config.backend == "deepspeed")
+        return compile
+    return not one.backends or backend in one.backends or (one.name == "tp" and backend == "deepspeed")
 
 
 def validate(config: ReplayConfig) -> None:

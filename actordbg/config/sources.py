@@ -18,6 +18,19 @@ An `actordbg.toml` decides which store and which model commands take, and it is 
 another user is refused, unless the user's own configuration, `~/.config/actordbg/config.toml`, lists its folder::
 
     safe_directories = ["/shared/project", "~/work"]     # these and what is below them; "*": every folder
+
+`--accelerate-config PATH|default|JSON` gives the settings that an `accelerate config` comes to; a flag wins:
+
+| In the file | Setting |
+|---|---|
+| `distributed_type` DEEPSPEED, FSDP, else | `--backend` deepspeed, fsdp2, plain |
+| `num_processes` | `--nproc` |
+| `deepspeed_config.zero_stage` | `--zero-stage` |
+| `mixed_precision` bf16, fp16, no | `--dtype` bf16, fp16, fp32 |
+| `dynamo_config.dynamo_backend` inductor, aot_eager, eager | `--compile --compile-backend` |
+
+Every other key that says something is named as not honoured. A file for several machines is refused: which they are is said
+with `--engine ray`.
 """
 
 from __future__ import annotations
@@ -28,18 +41,27 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from actordbg.base.errors import Refused, UsageError
+from actordbg.base.errors import Refused, Unsupported, UsageError, require_package
 from actordbg.base.owners import Owner, is_own, name_of, read_owned, user_folder
-from actordbg.config.replay_config import SETTINGS, ReplayConfig, validate
+from actordbg.config.replay_config import COMPILE_BACKENDS, SETTINGS, ReplayConfig, validate
 from actordbg.config.setting import ENVIRONMENT
 
 FILE_NAME = "actordbg.toml"
 SAFE = "safe_directories"
 DEFAULT_STORE = "store"
 FSDP_OFF = "DEBUG_DISABLE_FSDP"
+ACCELERATE = "--accelerate-config"
+_HONOURED = (
+    "distributed_type", "num_processes", "deepspeed_config.zero_stage", "mixed_precision", "dynamo_config.dynamo_backend",
+)  # fmt: skip
+_BACKENDS = {"DEEPSPEED": "deepspeed", "FSDP": "fsdp2"}
+_PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "no": "fp32"}
+_SILENT = ("compute_environment", "debug", "num_machines", "machine_rank", "rdzv_backend", "main_training_function", "use_cpu")
+"""Keys that mean nothing for one machine, and what accelerate writes into every file."""
 _BY_OPTION = {one.option: one for one in SETTINGS.values() if not one.flag_only}
 
 
@@ -76,31 +98,20 @@ def load_settings(store_flag: str | Path | None = None, start: Path | None = Non
     for one of another user."""
     path, named = find_file(start)
     data = _read(path, named) if path else {}
-    replay, file = data.get("replay", {}), str(path or FILE_NAME)
+    store, source = DEFAULT_STORE, "default"
     if store_flag is not None:
-        return _with_store(str(store_flag), "--store", replay, file)
-    if os.environ.get("ACTORDBG_STORE"):
-        return _with_store(os.environ["ACTORDBG_STORE"], "ACTORDBG_STORE", replay, file)
-    if path and "store" in data:
-        place = data["store"] if "://" in data["store"] else os.fspath(path.parent / data["store"])
-        return _with_store(place, str(path), replay, file)
-    return Settings(Path(DEFAULT_STORE), "default", replay, file)
-
-
-def _with_store(text: str, source: str, replay: dict[str, Any], file: str) -> Settings:
-    """The settings with a store by its folder or its URL. A `file://` is a folder; nothing at all would be the working folder."""
-    if not text.strip():
+        store, source = str(store_flag), "--store"
+    elif os.environ.get("ACTORDBG_STORE"):
+        store, source = os.environ["ACTORDBG_STORE"], "ACTORDBG_STORE"
+    elif path and "store" in data:
+        store, source = data["store"] if "://" in data["store"] else os.fspath(path.parent / data["store"]), str(path)
+    if not store.strip():  # it would be the working folder
         raise UsageError(f"{source} names no store: it is empty", hint=f"{source} DIR, or leave it out for ./{DEFAULT_STORE}")
-    if text.startswith("file://"):
-        return Settings(Path(text.removeprefix("file://")), source, replay, file)
-    if "://" not in text:
-        return Settings(Path(text), source, replay, file)
-    return Settings(mirror_folder(text), source, replay, file, text)
-
-
-def mirror_folder(url: str) -> Path:
-    """Where the mirror of a store behind a URL lies, in the user's cache."""
-    return user_folder("XDG_CACHE_HOME", "~/.cache") / "staged" / mirror_name(url)
+    store = store.removeprefix("file://")
+    url = store if "://" in store else None
+    # the mirror of a store behind a URL lies in the user's cache
+    folder = user_folder("XDG_CACHE_HOME", "~/.cache") / "staged" / mirror_name(url) if url else Path(store)
+    return Settings(folder, source, data.get("replay", {}), str(path or FILE_NAME), url)
 
 
 def mirror_name(url: str) -> str:
@@ -256,3 +267,56 @@ def _parsed(raw: bytes, path: Path, keys: Mapping[str, Any], known: str) -> dict
         if not isinstance(data.get(name, kind()), kind):
             raise UsageError(f"{path}: {name} is no {kind.__name__}", hint="see docs/reference/settings.md")
     return data
+
+
+def read_accelerate(given: str | Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the settings by name that an `accelerate config` comes to, and the keys that are not honoured.
+
+    given: the file that ACCELERATE names, `default` for accelerate's own, or its keys as a mapping or in JSON. UsageError for
+    what accelerate does not read, EnvironmentProblem without accelerate, Unsupported for several machines.
+    """
+    if isinstance(given, str) and not given.lstrip().startswith("{"):
+        return _settings_of(given, given)
+    import json
+    import tempfile  # only here: every command loads this module
+
+    with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
+        file.write(given if isinstance(given, str) else json.dumps(given))
+        file.flush()
+        return _settings_of(file.name, "the mapping")
+
+
+def _settings_of(named: str, called: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    require_package(ACCELERATE, "accelerate")
+    loader = import_module("accelerate.commands.config.config_args")
+    path = Path(loader.default_config_file) if named == "default" else Path(named)
+    if not path.is_file():
+        raise UsageError(
+            f"{ACCELERATE} {path} is not a file", hint="`accelerate config` writes one; its default is called `default` here"
+        )
+    try:
+        told = loader.load_config_from_file(str(path)).to_dict()
+    except Exception as error:  # noqa: BLE001 - yaml, json and accelerate raise what they like for a damaged file
+        why = f"accelerate cannot read {called}: {error}".replace(named, called)[:400]
+        raise UsageError(why, hint="correct it, or run `accelerate config`") from None
+    machines = told.get("num_machines") or 1
+    if machines != 1:
+        raise Unsupported(
+            f"{called} is for {machines} machines, which only a Ray cluster is for a replay",
+            hint="--engine ray --nproc N --gpus-per-node M, and `num_machines: 1` in a copy of the file",
+        )
+    flat = {key: value for key, value in told.items() if value not in (None, False, [], "") and not isinstance(value, Mapping)}
+    for section, keys in told.items():
+        if isinstance(keys, Mapping):
+            flat |= {f"{section}.{key}": value for key, value in keys.items() if value is not None}
+    kind, processes, stage, precision, dynamo = map(flat.get, _HONOURED)
+    settings: dict[str, Any] = {"backend": _BACKENDS.get(str(getattr(kind, "value", kind)).upper(), "plain")}
+    if isinstance(processes, int) and processes > 0:
+        settings["nproc"] = processes
+    if isinstance(stage, int) and settings["backend"] == "deepspeed":
+        settings["zero_stage"] = stage
+    if str(precision) in _PRECISIONS:
+        settings["dtype"] = _PRECISIONS[str(precision)]
+    if str(dynamo).lower() in COMPILE_BACKENDS:
+        settings |= {"compile": True, "compile_backend": str(dynamo).lower()}
+    return settings, tuple(key for key in flat if key not in (*_HONOURED, *_SILENT))

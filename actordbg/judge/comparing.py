@@ -25,7 +25,7 @@ from itertools import islice
 from pathlib import Path
 
 from actordbg.base.errors import StoreProblem, UsageError
-from actordbg.base.ids import new_replay_id
+from actordbg.base.units import new_replay_id
 from actordbg.catalog import query
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.judge.dump_figures import measure, unlike

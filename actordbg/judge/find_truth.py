@@ -20,10 +20,9 @@ import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
-from actordbg.actor.hub_model import find_model
-from actordbg.actor.weights_version import DECIDE, WEIGHTS, versions_of
+from actordbg.actor.hub_model import DECIDE, WEIGHTS, find_model, versions_of
 from actordbg.base.errors import ActordbgError, EnvironmentProblem, StoreProblem, Unsupported, UsageError
-from actordbg.base.ids import new_replay_id
+from actordbg.base.units import new_replay_id
 from actordbg.config.choices import installed_versions
 from actordbg.config.replay_config import LONE_ROWS, SETTINGS, ReplayConfig
 from actordbg.formats.dump_record import now_timestamp

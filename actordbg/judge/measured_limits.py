@@ -38,7 +38,7 @@ whichever token, dump or parameter it is, and whichever way it goes.
 | gradients | relative, all of them times 1 + e | gradient_distance or grad_norm_rel |
 | parameter | relative, the gradient of any one parameter | parameter_distance |
 
-Others depend on the model, so they are planted in it (`actordbg.actor.planted`), with each row alone in A's dtype, and judged as
+Others depend on the model, so they are planted in it (`actordbg.actor.truth_model`), each row alone in A's dtype, and judged as
 A is (`noticed`). The size is the smallest one that was tried from which on all are red. Gradients are not computed for these,
 so a smaller one may be seen by its gradient. `None` as a size: no size of this fault is known to be seen.
 

@@ -35,8 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import StoreProblem, UsageError
-from actordbg.base.ids import new_replay_id
-from actordbg.base.units import plural
+from actordbg.base.units import new_replay_id, plural
 from actordbg.catalog import query
 from actordbg.config.as_ran import as_ran, telling
 from actordbg.config.replay_config import SETTINGS, VARIATIONS

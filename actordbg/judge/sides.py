@@ -37,7 +37,7 @@ from actordbg.store.layout import Store, known_regular
 
 GOLDEN, TRUTH = "golden", "truth"
 PLANTED = "planted/"
-"""What the names of log-probs under a planted fault begin with (`actordbg.actor.planted`)."""
+"""What the names of log-probs under a planted fault begin with (`actordbg.actor.truth_model`)."""
 NON_FINITE = "non-finite-output"
 """The signature of inputs that finished with a NaN: their tensors were kept, and a NaN on both sides is a match."""
 OTHER_WEIGHTS = "its weights were not this model's"

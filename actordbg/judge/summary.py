@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from actordbg.base.ids import letter_of
+from actordbg.base.units import letter_of
 from actordbg.config.as_ran import as_ran, telling
 from actordbg.config.replay_config import SETTINGS
 from actordbg.judge.agreement import agreement_of, generators_of, golden_of, laws_of, not_compared_of

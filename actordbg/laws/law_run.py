@@ -19,7 +19,7 @@ from torch import Tensor
 from actordbg.actor.forward_outcome import ForwardOutcome
 from actordbg.actor.gradient_samples import PREFIX, GradientKeeper
 from actordbg.actor.session import ActorSession
-from actordbg.base.machine_fault import machine_errno
+from actordbg.base.errors import machine_errno
 from actordbg.laws import changes
 from actordbg.laws.changes import FACTOR, rounded_anew
 from actordbg.laws.jacobian import halves, judge_additivity, ring_of, support

@@ -24,7 +24,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from actordbg.base.ids import letter_of
+from actordbg.base.units import letter_of
 from actordbg.measure.fit import Curve, fit
 from actordbg.measure.measurements import Measurements, Point
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from actordbg.base.ids import new_replay_id
+from actordbg.base.units import new_replay_id
 from actordbg.document.specifications import thinned
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import make_folder

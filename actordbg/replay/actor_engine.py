@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actordbg.actor.memory_history import MemoryHistory, reserved
+from actordbg.actor.forward_outcome import MemoryHistory, reserved
 from actordbg.actor.sharing import reopens
 from actordbg.base.imports import without_collecting
 from actordbg.config.replay_config import TINY

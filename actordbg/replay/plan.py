@@ -32,7 +32,7 @@ from itertools import zip_longest
 from typing import TypeVar
 
 from actordbg.base.errors import UsageError
-from actordbg.base.ids import new_replay_id
+from actordbg.base.units import new_replay_id
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.records.replay_record import ReplayInput, ReplaySpec

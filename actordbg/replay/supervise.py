@@ -27,12 +27,11 @@ from typing import Any
 
 from actordbg.actor.model_code import require_consent
 from actordbg.actor.sharing import compiles
-from actordbg.base.errors import ActordbgError, Conflict, CorruptDump, StoreProblem
+from actordbg.base.errors import ActordbgError, Conflict, CorruptDump, StoreProblem, machine_fault
 from actordbg.base.fault import scrub
-from actordbg.base.ids import LAST, is_own, resolve
-from actordbg.base.machine_fault import machine_fault
 from actordbg.base.owners import Owner
 from actordbg.base.processes import start_ticks, state_of, wait_for_any
+from actordbg.base.units import LAST, is_own, resolve
 from actordbg.config import dist_plugin
 from actordbg.debug.replay_stops import StopOrder
 from actordbg.debug.terminal import Relay, clear_away

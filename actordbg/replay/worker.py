@@ -47,9 +47,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from actordbg.actor.signatures import signature_of
-from actordbg.base.errors import ActordbgError, MachineFault
+from actordbg.base.errors import ActordbgError, MachineFault, machine_fault
 from actordbg.base.fault import scrub
-from actordbg.base.machine_fault import machine_fault
 from actordbg.base.processes import GONE, ZOMBIE, start_ticks, state_of
 from actordbg.config import consent, dist_plugin
 from actordbg.debug import stops

@@ -20,15 +20,19 @@ group had another size, that is noted.
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import Unsupported
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.formats.nested_values import CONTEXT
+from actordbg.trainers.find_adapter import cannot_import
+from actordbg.trainers.seam import Rows
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +40,7 @@ if TYPE_CHECKING:
 
     from actordbg.store.payload import Dump
 
-_GROUPS = ("ring_attn_group",)
+_GROUP = "ring_attn_group"
 _TEXT_TENSORS = frozenset({"sequences", "attention_mask", "action_mask", "position_ids"})
 _TEXT_SCALARS = frozenset({"return_output", "allgather_logits", "return_logprobs", "return_entropy", "packed_seq_lens"})
 _MULTIMODAL = ("pixel_values", "image_grid_thw", "video_grid_thw", "image_sizes", "second_per_grid_ts")
@@ -52,19 +56,18 @@ class Signature:
     @classmethod
     def of(cls, actor: Any) -> Signature:
         """Read off a built Actor; a wrapped forward (`functools.wraps`) is read through."""
-        return _read_off(type(actor).forward)
-
-
-@functools.lru_cache(maxsize=8)
-def _read_off(forward: Any) -> Signature:
-    parameters = inspect.signature(forward).parameters.values()
-    named = frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
-    return Signature(named - {"self"}, any(p.kind is p.VAR_KEYWORD for p in parameters))
+        parameters = inspect.signature(type(actor).forward).parameters.values()
+        named = frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+        return cls(named - {"self"}, any(p.kind is p.VAR_KEYWORD for p in parameters))
 
 
 @dataclass
 class ReplayedCall:
-    """See `actordbg.trainers.trainer.Call`."""
+    """One forward ready to be made.
+
+    arguments: by name, tensors on their device. mask: bool, [B, A] or [B, S-1], on the CPU: what summaries are over. folded:
+    token ids were folded into the vocabulary. notes: where the call differs from the record.
+    """
 
     arguments: dict[str, Any]
     mask: Tensor
@@ -86,7 +89,9 @@ def make_call(signature: Signature, dump: Dump, vocab_size: int, device: torch.d
     ids = inputs["sequences"]
     inputs["sequences"] = fold_ids(ids, vocab_size)
     for name, tensor in inputs.items():
-        arguments[_accepted(signature, name)] = tensor.to(device)
+        if name not in signature.names and not (signature.multimodal and name.startswith(_MULTIMODAL)):
+            raise _unknown(name)
+        arguments[name] = tensor.to(device)
     if arguments.get("action_mask") is None and not arguments.get("return_logprobs"):
         arguments["return_logprobs"] = True
         notes += ("called with return_logprobs=True: the recorded call returned logits only",)
@@ -168,7 +173,7 @@ def _require_replayable(record: DumpRecord, inputs: Mapping[str, Tensor]) -> Non
 def _scalars(signature: Signature, record: DumpRecord) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
     for name, value in record.arguments.items():
-        if name in _GROUPS or name.startswith(CONTEXT):
+        if name == _GROUP or name.startswith(CONTEXT):
             continue
         if name in signature.names:
             arguments[name] = value
@@ -181,7 +186,7 @@ def _ring(record: DumpRecord, arguments: dict[str, Any], ring_group: Any) -> tup
     """Put the replay's ring group in the place of the recorded one, and say so where their sizes differ."""
     size = 1 if ring_group is None else ring_group.size()
     if ring_group is not None:
-        arguments[_GROUPS[0]] = ring_group
+        arguments[_GROUP] = ring_group
     notes: tuple[str, ...] = ()
     for name, group in record.process_groups.items():
         recorded = (group or {}).get("size", 1)
@@ -192,16 +197,45 @@ def _ring(record: DumpRecord, arguments: dict[str, Any], ring_group: Any) -> tup
     return notes
 
 
-def _accepted(signature: Signature, name: str) -> str:
-    if name in signature.names:
-        return name
-    if signature.multimodal and name.startswith(_MULTIMODAL):
-        return name
-    raise _unknown(name)
-
-
 def _unknown(name: str) -> Unsupported:
     return Unsupported(
         f"the dump was captured with the argument {name}, which the installed Actor.forward does not have",
         hint="replay with the trainer (or the fork) that it was captured with, or --through rows",
     )
+
+
+def function(where: str) -> Any:
+    """The function at `module:Class.method`, without decorators around it."""
+    module, _, name = where.partition(":")
+    try:
+        found: Any = import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise cannot_import(where, error) from error
+    return inspect.unwrap(found)
+
+
+def stand_in(**known: Any) -> Any:
+    """In the place of a trainer's instance, for a function that asks it for little: what is `known`, and an idle accelerator."""
+    return SimpleNamespace(accelerator=SimpleNamespace(autocast=contextlib.nullcontext), **known)
+
+
+def actions(rows: Rows) -> torch.Tensor:
+    """Which of the last next tokens count; refused where rows do not say."""
+    if rows.action_mask is None or rows.attention_mask is None:
+        raise Unsupported("the trainer's function scores actions of padded rows, and this call has none", hint="--through rows")
+    return rows.action_mask
+
+
+def labelled(rows: Rows) -> dict[str, Any]:
+    """The rows as a model with labels takes them: -100 where no token counts; packed rows with their positions."""
+    real = rows.sequences.new_ones(rows.sequences.shape) if rows.attention_mask is None else rows.attention_mask
+    counted = (real[:, 1:] * real[:, :-1]) != 0
+    if rows.action_mask is not None:
+        counted = counted.new_zeros(counted.shape)
+        counted[:, -rows.action_mask.shape[1] :] = rows.action_mask != 0
+    labels = rows.sequences.new_full(rows.sequences.shape, -100)
+    labels[:, 1:] = rows.sequences[:, 1:].where(counted, labels[:, 1:])
+    places = {"position_ids": rows.positions} if rows.packed else {"attention_mask": real}
+    return {"input_ids": rows.sequences, "labels": labels, **places}

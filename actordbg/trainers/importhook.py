@@ -13,11 +13,14 @@ Example:
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 Before = Callable[[], object]
 After = Callable[[ModuleType], object]
@@ -48,31 +51,18 @@ class _WaitingFinder(MetaPathFinder):
             action()
         if fullname not in self.after:
             return None
-        spec = self._found_behind_me(fullname, path, target)
+        behind = sys.meta_path[sys.meta_path.index(self) + 1 :]  # another that waits (`actordbg run`) gets its turn
+        spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in behind)), None)
         if spec is not None and spec.loader is not None:
-            self._wrap(fullname, spec)
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                for action in self.after.pop(fullname, []):
+                    action(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
-
-    def _found_behind_me(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
-        """What the finders after this one say: another that waits for the same module (`actordbg run`) gets its turn, too."""
-        finders = list(sys.meta_path)
-        for finder in finders[finders.index(self) + 1 :]:
-            spec = finder.find_spec(fullname, path, target)
-            if spec is not None:
-                return spec
-        return None
-
-    def _wrap(self, fullname: str, spec: ModuleSpec) -> None:
-        loader = spec.loader
-        assert loader is not None
-        execute = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            for action in self.after.pop(fullname, []):
-                action(module)
-
-        loader.exec_module = exec_module  # type: ignore[method-assign]
 
 
 def _finder() -> _WaitingFinder:
@@ -82,3 +72,41 @@ def _finder() -> _WaitingFinder:
     finder = _WaitingFinder()
     sys.meta_path.insert(0, finder)
     return finder
+
+
+_MARK = "__actordbg_deepspeed_cpu__"
+
+
+def prepare_deepspeed() -> bool:
+    """Make DeepSpeed runnable in this process if it has no CUDA; say whether it has none. Calling it again does nothing more."""
+    import torch
+
+    if torch.cuda.is_available():
+        return False
+    if not getattr(torch.cuda, _MARK, False):
+        setattr(torch.cuda, _MARK, True)
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        after_import("deepspeed.ops", _without_shared_memory_operator)
+        after_import("deepspeed.runtime.zero.partition_parameters", _waiting_for_each)
+    return True
+
+
+def _without_shared_memory_operator(ops: Any) -> None:
+    """DeepSpeed's collectives over gloo are enough; its C++ ones would be compiled in every fresh environment."""
+    ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def _waiting_for_each(partition_parameters: Any) -> None:
+    """Gather parameters one at a time. DeepSpeed starts all and waits for the last one, which is enough in a CUDA stream only.
+
+    Over gloo the others go on, and may overwrite what `from_pretrained` has just put there with what was gathered before.
+    """
+    init = partition_parameters.Init
+    original = init._allgather_params_coalesced
+
+    @functools.wraps(original)
+    def _allgather_params_coalesced(self: Any, param_list: Any, *args: Any, **kwargs: Any) -> None:
+        for one in param_list:
+            original(self, [one], *args, **kwargs)
+
+    init._allgather_params_coalesced = _allgather_params_coalesced

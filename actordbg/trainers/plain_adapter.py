@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from actordbg.trainers import call_rows
-from actordbg.trainers.call_rows import counted_tokens, own_positions
-from actordbg.trainers.seam import Rows, Scores, Seam
+from actordbg.trainers import seam
+from actordbg.trainers.seam import Rows, Scores, Seam, counted_tokens, own_positions
 
 _READ = ("input_ids", "attention_mask", "labels", "position_ids", "cache_position", "logits_to_keep")
 
@@ -20,17 +19,17 @@ def _rows(call: Mapping[str, Any]) -> Rows | None:
     ids, mask, labels, model = call.get("input_ids"), call.get("attention_mask"), call.get("labels"), call["self"]
     if ids is None or call.get("past_key_values") is not None:
         return None
-    call_rows.require_policy(model)
-    call_rows.require_rows(model, ids, mask)
+    seam.require_policy(model)
+    seam.require_rows(model, ids, mask)
     positions = own_positions(ids, call.get("position_ids"))
     return Rows(
         model=model,
         sequences=ids,
         attention_mask=mask,
         positions=positions,
-        context={} if positions is None else {"rows_leak": call_rows.rows_leak(call)},
+        context={} if positions is None else {"rows_leak": seam.rows_leak(call)},
         action_mask=counted_tokens(labels, mask),
-        step=call_rows.step_of(model),
+        step=seam.step_of(model),
         more={name: one for name, one in call.items() if hasattr(one, "dim") and one.dim() and name not in _READ},
     )
 
@@ -49,6 +48,6 @@ class Plain:
             makes_model="self",
             takes=("input_ids", "labels"),
         ),
-        call_rows.TRAINER_STEP,
+        seam.TRAINER_STEP,
         Seam(where="transformers.generation.utils:GenerationMixin.generate", rows=lambda call: None, silent=True),
     )

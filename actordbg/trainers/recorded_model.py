@@ -19,16 +19,18 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from types import MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch.compiler import is_compiling
 
 from actordbg.base.fault import describe
-from actordbg.capture import hook
+from actordbg.capture import facts, hook
 from actordbg.capture.facts import unwrap
 from actordbg.formats.encoding import OFFSETS, POSITIONS
 from actordbg.formats.nested_values import CONTEXT, flat
+from actordbg.trainers.find_adapter import distribution_of, of_user
 from actordbg.trainers.seam import Adapter, NoPolicy, Rows, Scores, Seam, Unreadable, padded
 
 MARK = "__actordbg_seam__"
@@ -123,13 +125,29 @@ def recorded(
     made: arguments of what made the model. where: its place, if that is not the seam's.
     """
     where = where or seam.where
+
+    @functools.wraps(RecordedModel.forward)
+    def forward(self: RecordedModel, *args: Any, **kwargs: Any) -> Any:
+        return RecordedModel.forward(self, *args, **kwargs)
+
     whose = {"trainer": adapter.package, "adapter": adapter.name, "function": where}
-    own = {"known": weakref.WeakKeyDictionary(), "forward": _own_forward(), "recorded_as": whose}
-    kind = type(f"{adapter.name}.{where.partition(':')[2]}", (RecordedModel,), own)
+    own = {"known": weakref.WeakKeyDictionary(), "forward": forward, "recorded_as": whose}  # which the hook finds, and wraps
+    kind: type[RecordedModel] = type(f"{adapter.name}.{where.partition(':')[2]}", (RecordedModel,), own)
     if not hook.install(kind, store=store):
         return original
     signature, slot = inspect.signature(original), getattr(vars(kind)["forward"], hook.SLOT)
     traced = slot.traced
+
+    def prepared(args: Any, kwargs: Any) -> tuple[RecordedModel, Rows, dict[str, Any]] | None:
+        """The model and the rows of a call, and these as arguments; None where there are none, or they cannot be told."""
+        try:
+            rows = seam.rows({**made, **arguments_of(signature, args, kwargs)})
+            return None if rows is None else (kind.of(rows), rows, _named(rows))
+        except Exception as error:  # noqa: BLE001  # an adapter may raise anything, and the training goes on
+            tell(f"{seam.where}: a call was not recorded: {describe(error)}")
+            with contextlib.suppress(Exception):
+                _say_in_books(slot, seam, error)
+            return None
 
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -140,7 +158,7 @@ def recorded(
             return original(*args, **kwargs)
         _inside.busy = True
         try:
-            ready = _prepare(kind, slot, seam, signature, made, args, kwargs)
+            ready = prepared(args, kwargs)
             if ready is None:
                 _inside.busy = seam.silent  # what is inside of it may be recorded
                 return original(*args, **kwargs)
@@ -152,36 +170,6 @@ def recorded(
 
     setattr(function, MARK, original)
     return function
-
-
-def _own_forward() -> Callable[..., Any]:
-    """A `forward` of the subclass's own, which the hook finds in it and wraps."""
-
-    @functools.wraps(RecordedModel.forward)
-    def forward(self: RecordedModel, *args: Any, **kwargs: Any) -> Any:
-        return RecordedModel.forward(self, *args, **kwargs)
-
-    return forward
-
-
-def _prepare(
-    kind: type[RecordedModel],
-    slot: hook.Slot,
-    seam: Seam,
-    signature: inspect.Signature,
-    made: Mapping[str, Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> tuple[RecordedModel, Rows, dict[str, Any]] | None:
-    """The model and the rows of a call, and these as arguments; None where there are none, or they cannot be told."""
-    try:
-        rows = seam.rows({**made, **arguments_of(signature, args, kwargs)})
-        return None if rows is None else (kind.of(rows), rows, _named(rows))
-    except Exception as error:  # noqa: BLE001  # an adapter may raise anything, and the training goes on
-        tell(f"{seam.where}: a call was not recorded: {describe(error)}")
-        with contextlib.suppress(Exception):
-            _say_in_books(slot, seam, error)
-        return None
 
 
 def _say_in_books(slot: hook.Slot, seam: Seam, error: Exception) -> None:
@@ -311,3 +299,61 @@ def tell(text: str) -> None:
     if text not in _told and len(_told) < 100:
         _told.add(text)
         sys.stderr.write(f"actordbg: process {os.getpid()}: {text}\n")
+
+
+def attach(module: ModuleType, named: str, store: str) -> list[str]:
+    """Wrap what the adapter `named` has in this module. Returns the functions that are recorded now."""
+    adapter = of_user(named)
+    facts.DISTRIBUTIONS.extend({adapter.package, distribution_of(named)}.difference(facts.DISTRIBUTIONS))
+    seams = [seam for seam in adapter.seams if seam.module == module.__name__]
+    return [seam.where for seam in seams if _attach(module, adapter, seam, store)]
+
+
+def _attach(module: ModuleType, adapter: Adapter, seam: Seam, store: str) -> bool:
+    path, _, name = seam.function.rpartition(".")
+    holder: Any = module
+    for part in filter(None, path.split(".")):
+        holder = getattr(holder, part, None)
+    original = inspect.getattr_static(holder, name, None)
+    if not inspect.isfunction(original):
+        tell(f"adapter {adapter.name}: there is no function {seam.where}: not recording it")
+        return False
+    if hasattr(original, MARK):
+        return True
+    if why := seam.differs(inspect.signature(original).parameters):
+        tell(f"adapter {adapter.name}: {seam.where}: {why}: not recording it")
+        return False
+    wrap = _making if seam.makes_model else recorded
+    setattr(holder, name, wrap(original, seam, adapter, store, {}))
+    return hasattr(inspect.getattr_static(holder, name), MARK)
+
+
+def _making(original: Callable[..., Any], seam: Seam, adapter: Adapter, store: str, made: dict[str, Any]) -> Callable[..., Any]:
+    """`original`, which prepares a model; then that model's forward is recorded."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        output = original(*args, **kwargs)
+        try:
+            known = arguments_of(signature, args, kwargs)
+            _record_model(known.pop(seam.makes_model), seam, adapter, store, known)
+        except Exception as error:  # noqa: BLE001  # the model was made; it is trained unrecorded
+            tell(f"{seam.where}: its model is not recorded: {describe(error)}")
+        return output
+
+    setattr(function, MARK, original)
+    return function
+
+
+def _record_model(model: Any, seam: Seam, adapter: Adapter, store: str, known: dict[str, Any]) -> None:
+    """Record a model's forward: its own where it has one, as a copy of it has then; else that of its class."""
+    own = vars(model).get("forward")
+    forward = type(model).forward if own is None else own.__func__
+    if hasattr(forward, MARK) or not {*seam.takes} <= {*inspect.signature(forward).parameters}:
+        return
+    if own is None:
+        where = f"{type(model).__module__}:{type(model).__qualname__}.forward"
+        type(model).forward = recorded(forward, seam, adapter, store, known, where)
+    else:
+        model.forward = MethodType(recorded(forward, seam, adapter, store, known), model)

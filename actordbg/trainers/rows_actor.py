@@ -16,7 +16,9 @@ attention that is offered here.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,11 +30,11 @@ from actordbg.config.choices import Choices
 from actordbg.config.replay_config import DTYPES, ReplayConfig
 from actordbg.formats.nested_values import nested
 from actordbg.trainers.built_model import check, follow_adapters
-from actordbg.trainers.captured_call import ReplayedCall, Signature, make_call, read_result
+from actordbg.trainers.captured_call import ReplayedCall, Signature, make_call
+from actordbg.trainers.importhook import prepare_deepspeed
 
 if TYPE_CHECKING:
     from actordbg.store.payload import Dump
-    from actordbg.trainers.rows_strategy import RowsStrategy, Steps
 
 _CHUNK = 1024
 """Positions whose softmax over the vocabulary is summed at a time."""
@@ -61,31 +63,34 @@ class RowsActor(torch.nn.Module):
     ) -> Any:
         """Log-probs [B, A] of the actions, or [B, S-1] of all; with `return_output` a pair of them and the model's output."""
         real = torch.ones_like(sequences) if attention_mask is None else attention_mask
-        following = sequences.roll(-1, 1)
-        packed = self.packing_samples
-        output, kept = self._packed(sequences, real, more) if packed else (self._padded(sequences, real, more), None)
+        following, kept = sequences.roll(-1, 1), None
+        if self.packing_samples:
+            if more:
+                raise Unsupported(f"rows with {', '.join(more)} are not packed", hint="--no-packing")
+            ids, places, kept = in_one_row(sequences, real)
+            output = self.model(ids, attention_mask=None, position_ids=places, use_cache=False)
+            following = following.flatten()[kept].unsqueeze(0)
+        else:
+            positions = None if self._sees else positions_of(real)  # a model with images knows its own
+            given = {"attention_mask": real, "position_ids": positions, "use_cache": False, **nested(more)}
+            output = self.model(sequences, **given)
         logits = output["logits"].float()
         if self.temperature != 1.0:
             logits = logits / self.temperature
         output["logits"] = logits
         if return_entropy:
             output.entropy = unpacked_values(entropies(logits), kept, sequences.shape)[:, :-1]
-        labels = following if kept is None else following.flatten()[kept].unsqueeze(0)
-        log_probs = unpacked_values(log_probs_of(logits, labels), kept, sequences.shape)[:, :-1]
+        log_probs = unpacked_values(log_probs_of(logits, following), kept, sequences.shape)[:, :-1]
         if action_mask is not None:
             log_probs = log_probs[:, -action_mask.shape[1] :] * action_mask.float()
         return (log_probs, output) if return_output or return_entropy else log_probs
 
-    def _padded(self, sequences: Tensor, real: Tensor, more: Mapping[str, Tensor]) -> Any:
-        places = None if self._sees else positions_of(real)  # a model with images knows its own
-        return self.model(sequences, **{"attention_mask": real, "position_ids": places, "use_cache": False, **nested(more)})
 
-    def _packed(self, sequences: Tensor, real: Tensor, more: Mapping[str, Tensor]) -> tuple[Any, Tensor]:
-        if more:
-            raise Unsupported(f"rows with {', '.join(more)} are not packed", hint="--no-packing")
-        kept = real.flatten().nonzero().flatten()
-        ids, places = (one.flatten()[kept].unsqueeze(0) for one in (sequences, positions_of(real)))
-        return self.model(ids, attention_mask=None, position_ids=places, use_cache=False), kept
+def in_one_row(sequences: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the attended tokens of [B, S] one behind the other [1, T], their positions [1, T], and their places in B * S [T]."""
+    kept = real.flatten().nonzero().flatten()
+    ids, places = (values.flatten()[kept].unsqueeze(0) for values in (sequences, positions_of(real)))
+    return ids, places, kept
 
 
 def positions_of(real: Tensor) -> Tensor:
@@ -120,60 +125,40 @@ _NAMES = frozenset(inspect.signature(RowsActor.forward).parameters) - {"self", "
 class RowsActors:
     """What builds and calls such Actors. See `actordbg.trainers.trainer.Actors` for what each member promises."""
 
-    name = "rows"
-    read_result = staticmethod(read_result)
+    actor_class = RowsActor
 
     def prepare_process(self) -> None:
-        from actordbg.trainers.deepspeed_cpu import prepare_deepspeed
-
         prepare_deepspeed()
 
     def loads_checkpoint_dtype(self, dtype: str) -> bool:
         return False
 
     def build_actor(self, path: str, choices: Choices, ds_config: Mapping[str, Any] | None = None) -> RowsActor:
-        return build_rows_actor(path, choices, ds_config, RowsActor)
+        partitioning, trust = None, consent.is_given(choices.model)
+        if ds_config is not None and ds_config["zero_optimization"]["stage"] == 3:
+            from transformers.integrations.deepspeed import HfDeepSpeedConfig
+
+            partitioning = HfDeepSpeedConfig(dict(ds_config))
+        dtype = getattr(torch, DTYPES[choices.dtype])
+        model = model_class(path, trust).from_pretrained(
+            path, trust_remote_code=trust, attn_implementation=choices.attn, torch_dtype=dtype
+        )
+        model.config.use_cache = False
+        follow_adapters(model, {})
+        check(model, choices)
+        actor = self.actor_class(model, packing=choices.packing, temperature=choices.temperature)
+        actor.__dict__["partitioning"] = partitioning  # transformers looks at it as long as it lives
+        return actor
 
     def make_call(self, actor: Any, dump: Dump, vocab_size: int, device: torch.device, ring_group: Any = None) -> ReplayedCall:
         return make_call(Signature(_NAMES | {*dump.inputs}, multimodal=True), dump, vocab_size, device)
 
-    def strategy(self, choices: Choices, config: ReplayConfig, world_size: int, training: Steps | None = None) -> RowsStrategy:
-        from actordbg.trainers.rows_strategy import RowsStrategy
-
+    def strategy(self, choices: Choices, config: ReplayConfig, world_size: int, training: Any) -> RowsStrategy:
         return RowsStrategy(choices, config, world_size, training)
 
-    def open_ring(self, group: Any, attn: str) -> Any:
-        raise _no_ring()
 
-    def ring_kernel(self) -> str:
-        raise _no_ring()
-
-    def close_ring(self) -> None:
-        """There is none."""
-
-
-ROWS = RowsActors()
-
-
-def build_rows_actor(
-    path: str, choices: Choices, ds_config: Mapping[str, Any] | None, kind: Callable[..., RowsActor]
-) -> RowsActor:
-    """An Actor of the model at `path`, checked against `choices`. `ds_config`: its ZeRO stage 3 partitions what is loaded."""
-    kept = _partitioning(ds_config)
-    dtype = getattr(torch, DTYPES[choices.dtype])
-    trust = consent.is_given(choices.model)
-    model = _class_for(path, trust).from_pretrained(
-        path, trust_remote_code=trust, attn_implementation=choices.attn, torch_dtype=dtype
-    )
-    model.config.use_cache = False
-    follow_adapters(model, {})
-    check(model, choices)
-    actor = kind(model, packing=choices.packing, temperature=choices.temperature)
-    actor.__dict__["partitioning"] = kept  # transformers looks at it as long as it lives
-    return actor
-
-
-def _class_for(path: str, trust: bool) -> Any:
+def model_class(path: str, trust: bool) -> Any:
+    """Return the class of transformers that loads the model at `path`: with or without images. trust: its own code may run."""
     try:
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
     except ImportError as error:
@@ -185,13 +170,68 @@ def _class_for(path: str, trust: bool) -> Any:
     return AutoModelForCausalLM if getattr(config, "vision_config", None) is None else AutoModelForImageTextToText
 
 
-def _partitioning(ds_config: Mapping[str, Any] | None) -> Any:
-    if ds_config is None or ds_config["zero_optimization"]["stage"] != 3:
-        return None
-    from transformers.integrations.deepspeed import HfDeepSpeedConfig
+class RowsStrategy:
+    """A DeepSpeed strategy. `ring_group`: this rank's process group for ring attention, None without."""
 
-    return HfDeepSpeedConfig(dict(ds_config))
+    ring_group: Any = None
+
+    def __init__(self, choices: Choices, config: ReplayConfig, world_size: int, training: Any) -> None:
+        self._dtype, self._zero, self._deep = choices.dtype, config.zero_stage, config.deepcompile
+        self._world_size, self._training = world_size, training
+
+    def set_up(self, timeout: timedelta) -> None:
+        """Make the process group, unless there is one, and its rings."""
+        _deepspeed().init_distributed(timeout=timeout)
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+
+    def ds_config(self, *, train: bool) -> dict[str, Any]:
+        """Return the DeepSpeed configuration that an Actor is built with."""
+        config: dict[str, Any] = {
+            "train_micro_batch_size_per_gpu": 1,
+            "train_batch_size": self._training.accumulation * self._world_size,
+            "steps_per_print": 2**31,
+            "zero_optimization": {"stage": self._zero},
+            "bf16": {"enabled": self._dtype == "bf16"},
+            "fp16": {"enabled": self._dtype == "fp16"},
+            "gradient_clipping": self._training.max_norm,
+            "compile": {"deepcompile": self._deep and train},
+        }
+        if train:
+            adam = {**self._training.adam, "torch_adam": not torch.cuda.is_available()}
+            config["optimizer"] = {"type": "AdamW", "params": adam}
+        return config
+
+    def prepare(self, actor: Any, device: torch.device, *, train: bool) -> Any:
+        """Return the actor with a DeepSpeed engine in the place of its model."""
+        model = actor.model
+        experts = {type(one) for one in model.modules() if "SparseMoeBlock" in type(one).__name__}
+        if experts and self._zero == 3:  # each rank gathers all experts, whichever its tokens go to
+            _deepspeed().utils.set_z3_leaf_modules(model, list(experts))
+        parameters = {"model_parameters": [one for one in model.parameters() if one.requires_grad]} if train else {}
+        place = {"local_rank": int(os.environ.get("LOCAL_RANK", "-1"))}
+        actor.model = _deepspeed().initialize(args=place, model=model, config=self.ds_config(train=train), **parameters)[0]
+        if self._deep and train:
+            actor.model.compile()
+        return actor
+
+    def backward(self, loss: torch.Tensor, actor: Any, optimizer: Any) -> None:
+        """Run the backward of a scalar loss."""
+        actor.model.backward(loss)
+
+    def step(self, actor: Any, optimizer: Any) -> None:
+        """Run an optimizer step."""
+        actor.model.step()
 
 
-def _no_ring() -> Unsupported:
-    return Unsupported("ring attention is the trainer's own: rows are replayed without it", hint="--through trainer")
+def _deepspeed() -> Any:
+    try:
+        import deepspeed
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"DeepSpeed cannot be imported: {error}", hint="`--backend plain` and `--backend fsdp2` need no DeepSpeed"
+        ) from error
+    return deepspeed
+
+
+ROWS = RowsActors()

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from actordbg.trainers.call_rows import TRAINER_STEP, own_positions, step_of
-from actordbg.trainers.seam import Rows, Scores, Seam, Unreadable, images
+from actordbg.trainers.seam import TRAINER_STEP, Rows, Scores, Seam, Unreadable, images, own_positions, step_of
 
 _HEAD = "trl.trainer.utils:add_fused_lm_head"
 _SCORED = tuple(f"trl.trainer.{one.lower()}_trainer:{one}Trainer._get_per_token_logps_and_entropies" for one in ("GRPO", "RLOO"))
@@ -36,15 +35,15 @@ def _labelled(call: Mapping[str, Any]) -> Rows | None:
 
 def _again(where: str, model: Any, rows: Rows) -> Any:
     """TRL's function once more: GRPO's with a trainer that has nothing but a temperature."""
-    from actordbg.trainers import calling
+    from actordbg.trainers import captured_call
 
     model.__dict__.pop("forward", None)  # the head that the call before gave it
-    calling.function(_HEAD)(model, temperature=rows.temperature, outputs=("log_probs", "entropy"))
+    captured_call.function(_HEAD)(model, temperature=rows.temperature, outputs=("log_probs", "entropy"))
     if where == _HEAD:
-        return model(**calling.labelled(rows), **rows.more, fused_lm_head=True)
-    keep, trainer = calling.actions(rows).shape[1], calling.stand_in(temperature=rows.temperature)
+        return model(**captured_call.labelled(rows), **rows.more, fused_lm_head=True)
+    keep, trainer = captured_call.actions(rows).shape[1], captured_call.stand_in(temperature=rows.temperature)
     given = (trainer, model, rows.sequences, rows.attention_mask, keep)
-    return calling.function(where)(*given, compute_entropy=rows.entropy, **rows.more)
+    return captured_call.function(where)(*given, compute_entropy=rows.entropy, **rows.more)
 
 
 class Trl:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from types import SimpleNamespace
 
 import pytest
@@ -15,22 +15,19 @@ from roots import ROOT, SUPPORT
 from actordbg.config.replay_config import BACKENDS
 
 FAKE = """
-import json, sys, types
+import json, sys
 from dataclasses import replace
 from pathlib import Path
 from actorcases import make_dump
-from actordbg.actor.backends import opening, plain
+from actordbg.actor.backends import backend
 from actordbg.actor.session import open_actor
 from actordbg.config.replay_config import SETTINGS, ReplayConfig
 
-class FakeBackend(plain.PlainBackend):
+class FakeBackend(backend.Backend):
     def facts(self):
         return super().facts() | {"backend": "fake"}
 
-module = types.ModuleType("actordbg.actor.backends.fake")
-module.FakeBackend = FakeBackend
-sys.modules[module.__name__] = module
-opening.CLASSES["fake"] = "FakeBackend"
+backend.CLASSES["fake"] = "__main__:FakeBackend"
 SETTINGS["backend"] = replace(SETTINGS["backend"], values=(*SETTINGS["backend"].values, "fake"))
 found = {}
 for name in ("plain", "fake"):
@@ -42,32 +39,17 @@ print(json.dumps(found))
 
 
 def test_every_backend_that_can_be_asked_for_has_its_class():
-    from actordbg.actor.backends.opening import CLASSES
+    pytest.importorskip("torch")
+    from actordbg.actor.backends.backend import CLASSES, Backend
 
     assert set(CLASSES) == set(BACKENDS)
-
-
-@pytest.mark.parametrize("name", BACKENDS)
-def test_a_backend_has_all_that_the_base_class_asks_for(name: str):
-    pytest.importorskip("torch")
-    from actordbg.actor.backends.backend import Backend
-    from actordbg.actor.backends.opening import CLASSES
-
-    made = getattr(import_module(f"actordbg.actor.backends.{name}"), CLASSES[name])
-    assert issubclass(made, Backend)
-    assert len(Backend.__abstractmethods__) > 4
-    assert made.__abstractmethods__ == frozenset()
+    assert all(issubclass(resolve_name(place), Backend) for place in CLASSES.values())
 
 
 @pytest.mark.slow
 def test_a_replay_runs_on_a_backend_that_a_test_adds(tmp_path: Path):
     command = [sys.executable, "-c", FAKE, str(tmp_path)]
-    paths = {
-        "PYTHONPATH": f"{ROOT}:{SUPPORT}",
-        "PATH": "/usr/bin:/bin",
-        "HOME": str(tmp_path),
-        "TORCHDYNAMO_DISABLE": "1",
-    }
+    paths = {"PYTHONPATH": f"{ROOT}:{SUPPORT}", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "TORCHDYNAMO_DISABLE": "1"}
     done = subprocess.run(command, env=paths, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])

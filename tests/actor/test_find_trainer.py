@@ -13,7 +13,7 @@ import pytest
 from actorcases import make_dump
 from roots import ROOT
 
-from actordbg.actor.find_trainer import find_trainer, missing_trainer
+from actordbg.actor.known_failures import find_trainer, missing_trainer
 from actordbg.base.errors import EnvironmentProblem
 from actordbg.base.imports import is_there
 from actordbg.config.choices import Facts, facts_elsewhere
@@ -37,11 +37,11 @@ sys.meta_path.insert(0, Nowhere())
 @pytest.fixture
 def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actordbg.base.imports.is_there", lambda package: False)
-    monkeypatch.setattr("actordbg.trainers.openrlhf.late_imports.is_there", lambda package: False)
+    monkeypatch.setattr("actordbg.trainers.openrlhf.build.is_there", lambda package: False)
 
 
 @pytest.mark.usefixtures("nothing_installed")
-def test_a_trainer_whose_code_is_asked_for_and_is_missing_is_named_with_the_way_without_it() -> None:
+def test_a_trainer_whose_code_is_asked_for_and_is_missing_is_named_with_the_way_without_it():
     for config, record in ((ReplayConfig(), None), (ReplayConfig(), OURS), (THROUGH, OURS)):
         with pytest.raises(EnvironmentProblem, match="cannot be imported here: No module named") as caught:
             find_trainer(config, record)
@@ -51,21 +51,21 @@ def test_a_trainer_whose_code_is_asked_for_and_is_missing_is_named_with_the_way_
 
 
 @pytest.mark.usefixtures("nothing_installed")
-def test_what_needs_no_trainer_or_runs_elsewhere_is_not_asked() -> None:
+def test_what_needs_no_trainer_or_runs_elsewhere_is_not_asked():
     rows = replace(THROUGH, through="rows")
-    needless = [
+    needless = (
         (ReplayConfig(truth="fp32"), OURS),
         (rows, OURS),
         (rows, ANOTHER),
         (ReplayConfig(), ANOTHER),
         (THROUGH, OF_SOMEBODY),
-    ]
-    assert [missing_trainer(config, record) for config, record in needless] == [None] * len(needless)
+    )
+    assert {missing_trainer(*case) for case in needless} == {None}
     with facts_elsewhere(Facts(cuda=False, gpus=0, flash_attn=False)):
         assert missing_trainer(ReplayConfig(), OURS) is None
 
 
-def test_a_trainer_in_the_working_folder_is_there_as_for_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trainer_in_the_working_folder_is_there_as_for_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
     assert not is_there("a_trainer_of_one_file")
@@ -88,7 +88,7 @@ def without(tmp_path: Path, *missing: str) -> tuple[Store, Callable[..., subproc
 
 
 @pytest.mark.slow
-def test_without_torch_that_is_what_is_missing_and_how_it_is_installed(tmp_path: Path) -> None:
+def test_without_torch_that_is_what_is_missing_and_how_it_is_installed(tmp_path: Path):
     store, run = without(tmp_path, "torch", "transformers")
     for words in (["replay"], ["matrix"], ["check"], ["replay", "--truth", "fp32"], ["train-check", "--through", "rows"]):
         done = run(*words)
@@ -99,7 +99,7 @@ def test_without_torch_that_is_what_is_missing_and_how_it_is_installed(tmp_path:
     assert not any(folder.exists() for folder in (store.replays, store.root / "matrices", store.root / "trainchecks"))
 
 
-def test_no_replay_is_begun_without_its_trainer(tmp_path: Path) -> None:
+def test_no_replay_is_begun_without_its_trainer(tmp_path: Path):
     store, run = without(tmp_path, "openrlhf")
     for words in (["replay"], ["replay", "--dry-run"], ["noise"], ["train-check", "--steps", "1"], ["actor", "init"]):
         done = run(*words)

@@ -26,6 +26,8 @@ pytestmark = pytest.mark.slow
 WITHOUT_DYNAMO = {"TORCHDYNAMO_DISABLE": "1"}
 """OpenRLHF compiles its entropy; without dynamo it is the same function, without half a minute of C++."""
 AS_RECORDED = ("training", "checkpointed", "no gradients", "evaluated", "other entropies")
+Replayed = tuple[dict[str, Any], dict[str, ResultRecord]]
+"""The answer of a replay, and the results by what their dumps are."""
 OFF = ("without states", "other states", "no states")
 
 
@@ -38,7 +40,7 @@ class Recorded:
     ids: dict[str, str]
     drawn: list[bool]
 
-    def replay(self, *options: str) -> tuple[dict[str, Any], dict[str, ResultRecord]]:
+    def replay(self, *options: str) -> Replayed:
         """`actordbg replay --json OPTIONS`: the answer, and the results by what their dumps are."""
         answer = json.loads(self.command("replay", "--json", *options))
         assert (answer["status"], answer["passed"]) == ("complete", 8)
@@ -62,7 +64,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 
 
 @pytest.fixture(scope="module")
-def default(recorded: Recorded) -> tuple[dict[str, Any], dict[str, ResultRecord]]:
+def default(recorded: Recorded) -> Replayed:
     return recorded.replay("--model", recorded.model)
 
 
@@ -75,23 +77,20 @@ CONDITIONS = {
 
 
 @pytest.fixture(scope="module")
-def selected(recorded: Recorded, default: tuple[dict[str, Any], dict[str, ResultRecord]]) -> dict[str, set[str]]:
+def selected(recorded: Recorded, default: Replayed) -> dict[str, set[str]]:
     """What conditions on the last result of each dump select, while that is the default's."""
     listed = {one: json.loads(recorded.command("dump", "ls", "--where", one, "--json")) for one in CONDITIONS}
     return {condition: {row["dump_id"] for row in rows} for condition, rows in listed.items()}
 
 
-def test_the_runs_calls_drew_random_numbers_in_training_mode_only(recorded: Recorded) -> None:
-    assert recorded.drawn == [True, True, True, False]
-
-
-def test_where_finds_what_is_off(recorded: Recorded, selected: dict[str, set[str]]) -> None:
+def test_where_finds_what_is_off(recorded: Recorded, selected: dict[str, set[str]]):
+    assert recorded.drawn == [True, True, True, False], "random numbers are drawn in training mode only"
     assert selected == {condition: {recorded.ids[name] for name in names} for condition, names in CONDITIONS.items()}
 
 
 def test_restored_states_give_the_runs_log_probs_and_entropies_bit_for_bit(
-    default: tuple[dict[str, Any], dict[str, ResultRecord]],
-) -> None:
+    default: Replayed,
+):
     for name in AS_RECORDED:
         result = default[1][name]
         assert (result.golden_max_abs, result.rng_match) == (0.0, True), name
@@ -102,15 +101,15 @@ def test_restored_states_give_the_runs_log_probs_and_entropies_bit_for_bit(
 
 
 def test_without_the_states_or_with_others_the_log_probs_are_not_the_runs(
-    default: tuple[dict[str, Any], dict[str, ResultRecord]],
-) -> None:
+    default: Replayed,
+):
     assert all((default[1][name].golden_max_abs or 0) > 0.01 for name in OFF)
     assert [default[1][name].rng_match for name in OFF] == [None, False, None]
     assert default[1]["no states"].extra["not_compared"]["generators"].startswith("the recorded state of the cpu")
     assert not {"restored", "not_compared"} & default[1]["without states"].extra.keys()
 
 
-def test_a_seed_wins_over_the_recorded_states(recorded: Recorded) -> None:
+def test_a_seed_wins_over_the_recorded_states(recorded: Recorded):
     answer, results = recorded.replay("--model", recorded.model, "--seed", "3")
     off = [name for name, result in results.items() if result.golden_max_abs != 0.0]
     assert set(off) == set(results) - {"evaluated"}
@@ -120,7 +119,7 @@ def test_a_seed_wins_over_the_recorded_states(recorded: Recorded) -> None:
     ]
 
 
-def test_the_tiny_model_is_not_compared_and_the_answer_says_why(recorded: Recorded) -> None:
+def test_the_tiny_model_is_not_compared_and_the_answer_says_why(recorded: Recorded):
     out = recorded.command("replay", "--quiet")
     assert "log-probs of 8 inputs, entropies of 8 inputs, generators of 7 inputs not compared: the embedded tiny" in out
     (replay_id,) = [line.split()[1] for line in out.splitlines() if line.startswith("replay ")]
@@ -128,7 +127,7 @@ def test_the_tiny_model_is_not_compared_and_the_answer_says_why(recorded: Record
         assert result.golden_count is result.golden_entropy_count is result.rng_match is None
 
 
-def test_a_deepspeed_engine_gives_the_same(recorded: Recorded, default: tuple[dict[str, Any], dict[str, ResultRecord]]) -> None:
+def test_a_deepspeed_engine_gives_the_same(recorded: Recorded, default: Replayed):
     found = run_scenario("engine", recorded.store.root.parent, program=goldencases.__file__, **WITHOUT_DYNAMO)[0]
     assert found["resolved"] == {"backend": "deepspeed", "zero_stage": 2}
     results = {name: found["results"][dump_id] for name, dump_id in recorded.ids.items()}
@@ -139,9 +138,7 @@ def test_a_deepspeed_engine_gives_the_same(recorded: Recorded, default: tuple[di
     }
 
 
-def test_the_answer_the_report_and_the_catalog_tell(
-    recorded: Recorded, default: tuple[dict[str, Any], dict[str, ResultRecord]]
-) -> None:
+def test_the_answer_the_report_and_the_catalog_tell(recorded: Recorded, default: Replayed):
     answer, results = default
     assert (answer["golden"]["results"], answer["golden"]["equal"]) == (8, 5)
     assert (answer["golden_entropy"]["equal"], answer["golden_entropy"]["worst_dump"]) == (
@@ -178,7 +175,7 @@ def _assert_as_recorded(facts: dict[str, Any], kind: str) -> None:
             assert one["restored"] == [] and one["fields"]["golden_max_abs"] > 0.1
 
 
-def test_dropout_in_attention_is_the_runs_own_padded_and_packed(tmp_path: Path) -> None:
+def test_dropout_in_attention_is_the_runs_own_padded_and_packed(tmp_path: Path):
     hidden = {"CUDA_VISIBLE_DEVICES": ""}
     facts = run_scenario("sessions", tmp_path, program=goldencases.__file__, **WITHOUT_DYNAMO, **hidden)[0]
     _assert_as_recorded(facts, "cpu")
@@ -186,7 +183,7 @@ def test_dropout_in_attention_is_the_runs_own_padded_and_packed(tmp_path: Path) 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-def test_on_a_gpu_its_own_generator_is_restored(tmp_path: Path) -> None:
+def test_on_a_gpu_its_own_generator_is_restored(tmp_path: Path):
     facts = run_scenario("sessions", tmp_path, program=goldencases.__file__, **WITHOUT_DYNAMO)[0]
     assert facts["cuda"]
     _assert_as_recorded(facts, "cuda:0")

@@ -87,14 +87,14 @@ def _refusal(model: str) -> EnvironmentProblem:
     return caught.value
 
 
-def test_a_model_of_the_hub_is_asked_for_once_and_its_config_is_read(hub: str) -> None:
+def test_a_model_of_the_hub_is_asked_for_once_and_its_config_is_read(hub: str):
     assert hub_model.find_model("org/there") == CONFIG
     asked = len(_Hub.asked)
     assert hub_model.find_model("org/there") == CONFIG and len(_Hub.asked) == asked
     assert {path for _, path in _Hub.asked} == {"/org/there/resolve/main/config.json"}
 
 
-def test_a_hub_that_says_no_or_nothing_or_too_little_is_named(hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_says_no_or_nothing_or_too_little_is_named(hub: str, monkeypatch: pytest.MonkeyPatch):
     assert f"the hub at {hub} does not give the model org/absent" in _refusal("org/absent").message
     assert [method for method, _ in _Hub.asked] == ["HEAD"], "one request, not repeated"
     monkeypatch.setattr(hub_model, "TIMEOUT_S", 0.2)
@@ -104,7 +104,7 @@ def test_a_hub_that_says_no_or_nothing_or_too_little_is_named(hub: str, monkeypa
     assert "no answer within 0.3 s" in _refusal("org/drops").message
 
 
-def test_offline_only_a_cached_model_can_be_had(hub: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_offline_only_a_cached_model_can_be_had(hub: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     hub_model.find_model("org/there")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     hub_model._find_by_name.cache_clear()
@@ -116,10 +116,12 @@ def test_offline_only_a_cached_model_can_be_had(hub: str, monkeypatch: pytest.Mo
 
 def test_only_a_model_that_is_whole_in_the_cache_is_loaded_without_the_hub(
     hub: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+):
     """Without a network each of a worker's questions for a cached model's files took half a minute."""
     hub_model.find_model("org/there")
     folder = tmp_path / "hub" / "models--org--there" / "snapshots" / COMMIT
+    assert child_environment(ReplayConfig(), {})["HF_HUB_ETAG_TIMEOUT"] == "3", "seconds, unless the user says otherwise"
+    assert child_environment(ReplayConfig(), {"HF_HUB_ETAG_TIMEOUT": "30"})["HF_HUB_ETAG_TIMEOUT"] == "30"
     config, shards = ReplayConfig(model="org/there"), ("model-1.safetensors", "model-2.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict(zip("ab", shards, strict=True))}))
     (folder / shards[0]).write_bytes(b"weights")
@@ -134,29 +136,23 @@ def test_only_a_model_that_is_whole_in_the_cache_is_loaded_without_the_hub(
     assert hub_model.cached_file("org/absent", "tokenizer.json") is hub_model.cached_file("no name", "x") is None
 
 
-def test_a_name_that_is_no_model_is_refused_without_asking(hub: str, tmp_path: Path) -> None:
+def test_a_name_that_is_no_model_is_refused_without_asking(hub: str, tmp_path: Path):
     assert hub_model.find_model("tiny") is None
     assert "there is no model in /nope" in _refusal("/nope").message
     assert "the hub has no such names" in _refusal("no name").message
     assert "holds no model" in _refusal(str(tmp_path)).message
-    (tmp_path / "config.json").write_text("[" * 100_000)
-    assert "is not JSON" in _refusal(str(tmp_path)).message
-    (tmp_path / "config.json").write_text("[]")
-    assert "is not a JSON object" in _refusal(str(tmp_path)).message
+    for text, why in (("[" * 100_000, "is not JSON"), ("[]", "is not a JSON object")):
+        (tmp_path / "config.json").write_text(text)
+        assert why in _refusal(str(tmp_path)).message
     (tmp_path / "config.json").unlink()
     os.mkfifo(tmp_path / "config.json")
     assert "holds no model" in _refusal(str(tmp_path)).message
     assert _Hub.asked == []
 
 
-def test_workers_wait_seconds_for_the_hub_unless_the_user_says_otherwise() -> None:
-    assert child_environment(ReplayConfig(), {})["HF_HUB_ETAG_TIMEOUT"] == "3"
-    assert child_environment(ReplayConfig(), {"HF_HUB_ETAG_TIMEOUT": "30"})["HF_HUB_ETAG_TIMEOUT"] == "30"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [["replay"], ["replay", "--dry-run"], ["noise"], ["matrix"], ["actor", "init"]], ids=" ".join)
-def test_without_a_hub_every_command_that_builds_an_actor_says_so_and_starts_nothing(tmp_path: Path, command: list[str]) -> None:
+def test_without_a_hub_every_command_that_builds_an_actor_says_so_and_starts_nothing(tmp_path: Path, command: list[str]):
     store = Store(tmp_path / "store").create()
     create_dumps(store, 1, 1, 8)
     with socket.socket() as closed:

@@ -56,7 +56,7 @@ def refused(*arguments: str, store: Store) -> ActordbgError:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_every_command_that_loads_a_model_refuses_one_with_code_before_anything_starts(command: list[str], store: Store) -> None:
+def test_every_command_that_loads_a_model_refuses_one_with_code_before_anything_starts(command: list[str], store: Store):
     publish(store, 1)
     model = folder_of(store.root.parent / "model", {"text_config": {"parts": [{"auto_map": codedmodel.AUTO_MAP}]}})
     error = refused(*command, "--model", str(model), store=store)
@@ -65,7 +65,7 @@ def test_every_command_that_loads_a_model_refuses_one_with_code_before_anything_
     assert "--trust-remote-code" in error.hint and not store.replays.exists() and not store.matrices.exists()
 
 
-def test_an_adapter_is_as_trusted_as_its_base(store: Store) -> None:
+def test_an_adapter_is_as_trusted_as_its_base(store: Store):
     publish(store, 1)
     base = folder_of(store.root.parent / "base", {"auto_map": codedmodel.AUTO_MAP})
     (adapter := store.root.parent / "adapter").mkdir()
@@ -74,7 +74,7 @@ def test_an_adapter_is_as_trusted_as_its_base(store: Store) -> None:
     assert isinstance(error, UnsafeInput) and f"{base}/config.json says auto_map" in error.message and not store.replays.exists()
 
 
-def test_nothing_but_the_command_line_consents(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_but_the_command_line_consents(store: Store, monkeypatch: pytest.MonkeyPatch):
     publish(store, 1)
     model = folder_of(store.root.parent / "model", {"auto_map": codedmodel.AUTO_MAP})
     Path("actordbg.toml").write_text(f'[replay]\nmodel = "{model}"\n')
@@ -90,7 +90,7 @@ def test_nothing_but_the_command_line_consents(store: Store, monkeypatch: pytest
     assert isinstance(refused("replay", "--model", str(model), store=store), UnsafeInput)
 
 
-def test_what_would_run_is_found_wherever_a_model_may_say_it(tmp_path: Path) -> None:
+def test_what_would_run_is_found_wherever_a_model_may_say_it(tmp_path: Path):
     mapped = {"auto_map": {"AutoModelForCausalLM": "other/repository--modeling.Model"}}
     base = folder_of(tmp_path / "base", mapped)
     adapter = folder_of(tmp_path / "adapter", adapter_config={"base_model_name_or_path": str(base)})
@@ -106,14 +106,14 @@ def test_what_would_run_is_found_wherever_a_model_may_say_it(tmp_path: Path) -> 
     assert not list(own_code(str(circle))) and not list(own_code(str(plain)))
 
 
-def test_a_name_of_the_hub_is_refused_by_its_configuration(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_of_the_hub_is_refused_by_its_configuration(store: Store, monkeypatch: pytest.MonkeyPatch):
     publish(store, 1)
     monkeypatch.setattr(model_code, "find_model", lambda name: {"auto_map": codedmodel.AUTO_MAP})
     error = refused("replay", "--model", "some/model", store=store)
     assert isinstance(error, UnsafeInput) and "config.json of some/model on the hub says auto_map" in error.message
 
 
-def test_consent_of_a_worker_is_for_one_model(tmp_path: Path) -> None:
+def test_consent_of_a_worker_is_for_one_model(tmp_path: Path):
     mine, other = (str(folder_of(tmp_path / name, {"auto_map": codedmodel.AUTO_MAP})) for name in ("mine", "other"))
     consent.give(mine)
     assert consent.arguments(mine) == ["--trust-remote-code", mine] and consent.arguments(other) == []
@@ -124,7 +124,7 @@ def test_consent_of_a_worker_is_for_one_model(tmp_path: Path) -> None:
     assert consent.arguments("tiny") == [], "the tiny model has no code to agree to"
 
 
-def test_a_folder_that_pretends_to_be_the_tiny_model_is_refused(store: Store) -> None:
+def test_a_folder_that_pretends_to_be_the_tiny_model_is_refused(store: Store):
     folder = store.models / TinyShape().cache_name()
     build_tiny(folder)
     require_consent("tiny", store.models)
@@ -135,7 +135,7 @@ def test_a_folder_that_pretends_to_be_the_tiny_model_is_refused(store: Store) ->
             require_consent("tiny", store.models)
 
 
-def test_a_specification_names_no_other_place(store: Store) -> None:
+def test_a_specification_names_no_other_place(store: Store):
     spec = ReplaySpec("20250619T052608-000001", "2025-06-19T05:26:08.430740Z", ReplayConfig(), tuple(publish(store, 1)))
     for change in ({"replay_id": "../../elsewhere"}, {"replay_id": "/etc"}):
         with pytest.raises(ActordbgError, match="no id of a replay"):
@@ -153,7 +153,7 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_with_consent_it_runs_in_the_actor_and_in_the_truth(store: Store, tmp_path: Path) -> None:
+def test_with_consent_it_runs_in_the_actor_and_in_the_truth(store: Store, tmp_path: Path):
     model, mark = codedmodel.make(tmp_path / "model")
     publish(store, 1, batch=1, length=16)
     command = ("-m", "actordbg", "--store", str(store.root))
@@ -169,7 +169,7 @@ def test_with_consent_it_runs_in_the_actor_and_in_the_truth(store: Store, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_worker_runs_no_code_but_the_consented_models_whatever_its_files_say(store: Store, tmp_path: Path) -> None:
+def test_a_worker_runs_no_code_but_the_consented_models_whatever_its_files_say(store: Store, tmp_path: Path):
     """The specification is exchanged between the command's look at it and the worker's; so is a model's configuration."""
     model, mark = codedmodel.make(tmp_path / "model")
     spec = ReplaySpec("20250619T052608-000001", "2025-06-19T05:26:08.430740Z", ReplayConfig(model=str(model)), ())

@@ -10,7 +10,7 @@ from actordbg.replay.group import as_error
 
 
 @pytest.mark.parametrize("room", ["actordbg.base.errors", "actordbg.errors"])
-def test_an_error_keeps_its_class_under_the_new_name_of_its_module_and_the_old(room: str) -> None:
+def test_an_error_keeps_its_class_under_the_new_name_of_its_module_and_the_old(room: str):
     found = error_named(f"{room}.Unsupported", "cannot", "another way")
     assert isinstance(found, Unsupported)
     assert (found.message, found.hint) == ("cannot", "another way")
@@ -24,7 +24,7 @@ def test_an_error_keeps_its_class_under_the_new_name_of_its_module_and_the_old(r
 @pytest.mark.parametrize(
     "name", ["ValueError", "torch.OutOfMemoryError", "other.errors.Unsupported", "actordbg.base.errors.ClassVar"]
 )
-def test_what_is_none_of_the_tree_is_a_launch_problem_with_its_class(name: str) -> None:
+def test_what_is_none_of_the_tree_is_a_launch_problem_with_its_class(name: str):
     assert error_named(name, "broken") is None
     found = as_error({"error_class": name, "error": "broken", "hint": ""}, log="the end")
     assert isinstance(found, LaunchProblem) and name in found.message

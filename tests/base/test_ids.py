@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from actordbg.base.errors import ActordbgError, StoreProblem, UsageError
-from actordbg.base.ids import resolve
+from actordbg.base.units import resolve
 from actordbg.campaign import matrix_files
 from actordbg.catalog import query
 from actordbg.catalog.query import read_noise
@@ -15,26 +15,23 @@ from actordbg.store.layout import Store
 IDS = ["20250618T01-aa", "20250619T01-bb", "20250619T02-cc", "20250619T02-cccc"]
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [("last", IDS[-1]), (IDS[0], IDS[0]), ("20250618", IDS[0]), ("20250619T01", IDS[1]), (IDS[2], IDS[2])],
-)
-def test_an_id_the_only_beginning_and_last_are_found(name: str, meant: str) -> None:
-    assert resolve(name, IDS, "replay", made_by="replay") == meant
+def test_an_id_the_only_beginning_and_last_are_found():
+    meant = {"last": IDS[-1], IDS[0]: IDS[0], "20250618": IDS[0], "20250619T01": IDS[1], IDS[2]: IDS[2]}
+    assert {name: resolve(name, IDS, "replay", made_by="replay") for name in meant} == meant
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [("20250619", "several ids begin"), ("2024", "no replay has the id"), ("", "no replay has the id")],
 )
-def test_what_none_or_several_have_is_refused_with_the_newest_ids(name: str, said: str) -> None:
+def test_what_none_or_several_have_is_refused_with_the_newest_ids(name: str, said: str):
     with pytest.raises(UsageError, match=said) as caught:
         resolve(name, IDS, "replay", made_by="replay")
     assert IDS[-1] in caught.value.message + caught.value.hint
     assert "last of them" not in caught.value.hint  # `report last` is not the truth that a comparison computed after it
 
 
-def test_every_command_answers_a_name_in_an_empty_store_alike(store: Store) -> None:
+def test_every_command_answers_a_name_in_an_empty_store_alike(store: Store):
     found: list[ActordbgError] = []
     for look in (query.get_dump, query.get_replay, query.get_configuration, read_noise, load_spec, matrix_files.load):
         with pytest.raises((UsageError, StoreProblem), match=r"^there is no [a-z ]+ yet$") as caught:

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from actordbg.actor.backends.training import Training
 from actordbg.base.errors import ActordbgError, GroupsLost, UnsafeInput, Unsupported
-from actordbg.base.ids import new_replay_id
+from actordbg.base.units import new_replay_id
 from actordbg.campaign import checkpoints
 from actordbg.campaign import run_train_check as running
 from actordbg.campaign.run_train_check import CHECK, STORAGE, WENT_ON, folder_of

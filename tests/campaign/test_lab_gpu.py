@@ -12,7 +12,7 @@ import torch
 from replaycases import publish
 from roots import ROOT
 
-from actordbg.actor.signatures import KNOWN
+from actordbg.actor.signatures import known_failures
 from actordbg.campaign import matrix_files as matrices
 from actordbg.records.matrix_record import MatrixRecord
 from actordbg.store.layout import Store
@@ -36,7 +36,7 @@ def matrix(store: Store, *given: str) -> MatrixRecord:
 def test_all_eight_combinations_run_and_are_right_or_fail_in_a_known_way(store: Store) -> None:
     """Without flash-attn its four are unavailable, and say so."""
     record = matrix(store)
-    known, flash = {signature.id for signature in KNOWN}, importlib.util.find_spec("flash_attn") is not None
+    known, flash = {*known_failures()}, importlib.util.find_spec("flash_attn") is not None
     assert len(record.cells) == 8
     for cell in record.cells:
         asked_for_flash = cell.settings["attn"] == "flash_attention_2"

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from actordbg.base.errors import ActordbgError, NothingToDo, UsageError
-from actordbg.base.ids import new_replay_id
+from actordbg.base.units import new_replay_id
 from actordbg.campaign import matrix_files as matrices
 from actordbg.campaign.cell_verdicts import Baseline, judged, regressions
 from actordbg.cli.app import app

@@ -15,8 +15,8 @@ from roots import SUPPORT
 from typer.testing import CliRunner
 
 from actordbg.actor.backends.training import Training
-from actordbg.base.ids import new_replay_id
 from actordbg.base.processes import session_members
+from actordbg.base.units import new_replay_id
 from actordbg.campaign.run_train_check import TrainRun
 from actordbg.campaign.sft_cells import sft_cells
 from actordbg.campaign.train_plan import configurations, make_train_cells

@@ -27,43 +27,22 @@ def test_without_a_record_the_machine_decides():
     assert (laptop.dtype, laptop.attn) == ("fp32", "sdpa")
     assert (server.dtype, server.attn) == ("bf16", "flash_attention_2")
     assert (laptop.model, laptop.packing, laptop.temperature, laptop.backward) == ("tiny", False, 1.0, False)
+    assert choose(ReplayConfig(model="gpt2"), None, LAPTOP).dtype == "bf16", "only the tiny model is fp32 by default"
     assert (laptop.seed, choose(ReplayConfig(seed=7), None, LAPTOP).seed) == (0, 7)
 
 
-def test_on_a_cpu_only_the_tiny_model_is_fp32_by_default():
-    assert choose(ReplayConfig(model="gpt2"), None, LAPTOP).dtype == "bf16"
-
-
-def test_the_record_decides_what_is_left_open():
+def test_the_record_decides_what_is_left_open_and_what_is_asked_for_wins_also_when_it_is_false():
     captured = record(model_dtype="torch.bfloat16", packing_samples=True, temperature=0.7, grad_enabled=True)
-    found = choose(ReplayConfig(), captured, LAPTOP)
-    assert (found.dtype, found.packing, found.temperature, found.backward) == ("bf16", True, 0.7, True)
-
-
-def test_what_is_asked_for_wins_over_the_record_also_when_it_is_false():
-    captured = record(model_dtype="bfloat16", packing_samples=True, temperature=0.7, grad_enabled=True)
     asked = ReplayConfig(dtype="fp16", packing=False, temperature=1.0, backward=False)
-    found = choose(asked, captured, LAPTOP)
-    assert (found.dtype, found.packing, found.temperature, found.backward) == ("fp16", False, 1.0, False)
+    found = [choose(config, captured, LAPTOP) for config in (ReplayConfig(), asked)]
+    decided = [(one.dtype, one.packing, one.temperature, one.backward) for one in found]
+    assert decided == [("bf16", True, 0.7, True), ("fp16", False, 1.0, False)]
+    assert choose(ReplayConfig(), record(model_name="meta-llama/Llama-3.1-8B"), SERVER).model == "tiny", "it is not taken"
 
 
-def test_the_recorded_model_is_not_taken():
-    assert choose(ReplayConfig(), record(model_name="meta-llama/Llama-3.1-8B"), SERVER).model == "tiny"
-
-
-@pytest.mark.parametrize(
-    ("given", "short"),
-    [
-        ("torch.bfloat16", "bf16"),
-        ("float32", "fp32"),
-        ("fp16", "fp16"),
-        ("float8_e4m3fn", None),
-        (None, None),
-        ("", None),
-    ],
-)
-def test_dtypes_have_openrlhfs_short_names(given: str | None, short: str | None):
-    assert short_dtype(given) == short
+def test_dtypes_have_openrlhfs_short_names():
+    names = {"torch.bfloat16": "bf16", "float32": "fp32", "fp16": "fp16", "float8_e4m3fn": None, None: None, "": None}
+    assert {given: short_dtype(given) for given in names} == names
 
 
 @pytest.mark.parametrize(
@@ -91,13 +70,9 @@ def test_values_that_mean_nothing_are_refused_by_name(fields: dict[str, Any], na
     assert refused.value.hint
 
 
-def test_facts_come_without_torch_and_name_the_versions():
+def test_facts_name_the_versions_and_a_cpu_build_of_torch_has_no_gpu_whatever_devices_there_are(monkeypatch: pytest.MonkeyPatch):
     facts = gather_facts(cuda=True, gpus=3)
-    assert (facts.cuda, facts.gpus) == (True, 3)
-    assert {"python", "torch", "transformers"} <= facts.versions.keys()
-
-
-def test_a_cpu_build_of_torch_has_no_gpu_whatever_devices_there_are(monkeypatch: pytest.MonkeyPatch):
+    assert (facts.cuda, facts.gpus) == (True, 3) and {"python", "torch", "transformers"} <= facts.versions.keys()
     monkeypatch.setattr("actordbg.config.choices.installed_versions", lambda: {"torch": "2.13.0+cpu"})
-    assert gather_facts().gpus == 0
-    assert gather_facts().cuda is False
+    facts = gather_facts()
+    assert (facts.cuda, facts.gpus) == (False, 0)

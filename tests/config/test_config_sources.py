@@ -23,6 +23,7 @@ def built(file: dict[str, Any], flags: dict[str, Any]) -> ReplayConfig:
 def test_flags_win_over_the_file_and_the_file_over_the_default():
     found = built({"zero-stage": 2, "backend": "deepspeed", "timeout": 900}, {"zero_stage": 3, "backend": None})
     assert found == ReplayConfig(backend="deepspeed", zero_stage=3, timeout_s=900.0)
+    assert built({}, {"model": None, "compile": None}) == ReplayConfig()
 
 
 def test_another_backend_takes_nothing_that_the_file_says_for_its_own():
@@ -33,30 +34,23 @@ def test_another_backend_takes_nothing_that_the_file_says_for_its_own():
         built(usual, {"backend": "plain", "zero_stage": 3})
 
 
-def test_nothing_given_is_the_default_configuration():
-    assert built({}, {"model": None, "compile": None}) == ReplayConfig()
-
-
 def test_no_flash_attn_is_attn_sdpa():
     assert built({"attn": "eager"}, dict(merged_settings(attn=None, short_attn=True))).attn == "sdpa"
     with pytest.raises(UsageError, match="--no-flash-attn and --attn flash_attention_2 contradict"):
         merged_settings(attn="flash_attention_2", short_attn=True)
 
 
-@pytest.mark.parametrize(
-    ("defaults", "says"),
-    [
+def test_a_wrong_line_in_the_file_is_named():
+    for line, says in (
         ({"modell": "x"}, "unknown key 'modell'"),
-        ({"zero-stage": "2"}, "is not of type int"),
-        ({"packing": 1}, "is not of type bool"),
-    ],
-)
-def test_a_wrong_line_in_the_file_is_named(defaults: dict[str, Any], says: str):
-    with pytest.raises(UsageError, match=says):
-        built(defaults, {})
+        ({"zero-stage": "2"}, "type int"),
+        ({"packing": 1}, "type bool"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            built(line, {})
 
 
-def test_the_truth_silences_what_the_file_says_against_it() -> None:
+def test_the_truth_silences_what_the_file_says_against_it():
     usual = {"backend": "deepspeed", "zero-stage": 3, "packing": True, "model": "/models/mine", "nproc": 2}
     found = built(usual, {"truth": "fp32"})
     assert (found.backend, found.zero_stage, found.packing, found.model) == ("plain", 0, None, "/models/mine")
@@ -64,7 +58,7 @@ def test_the_truth_silences_what_the_file_says_against_it() -> None:
 
 
 class TestEnvironment:
-    def test_a_variable_stands_between_flag_and_file(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_variable_stands_between_flag_and_file(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("ACTORDBG_REPLAY_DTYPE", "fp16")
         monkeypatch.setenv("ACTORDBG_REPLAY_PACKING", "off")
         monkeypatch.setenv("ACTORDBG_REPLAY_TIMEOUT", "30")
@@ -72,12 +66,12 @@ class TestEnvironment:
         assert (found.dtype, found.packing, found.timeout_s) == ("fp16", False, 30.0)
         assert built({"dtype": "bf16"}, {"dtype": "fp32"}).dtype == "fp32"
 
-    def test_one_variable_turns_deepspeed_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_one_variable_turns_deepspeed_off(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("ACTORDBG_REPLAY_BACKEND", "plain")
         usual = {"backend": "deepspeed", "zero-stage": 3, "deepcompile": True, "compile": True}
         assert built(usual, {}) == ReplayConfig(compile=True)
 
-    def test_debug_disable_fsdp_wins_over_a_flag_and_only_over_fsdp2(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_debug_disable_fsdp_wins_over_a_flag_and_only_over_fsdp2(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("DEBUG_DISABLE_FSDP", "1")
         sharded = {"backend": "fsdp2", "nproc": 4, "tp": 2, "ring": 2, "dist_backend": "gloo", "packing": True}
         asked = build_config(Settings(Path("store"), "default", {}, ""), sharded)
@@ -89,7 +83,7 @@ class TestEnvironment:
         monkeypatch.setenv("DEBUG_DISABLE_FSDP", "0")
         assert built({}, sharded).nproc == 4
 
-    def test_each_setting_that_no_flag_gave_is_told_with_its_source(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_each_setting_that_no_flag_gave_is_told_with_its_source(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("ACTORDBG_REPLAY_COMPILE", "yes")
         settings = Settings(Path("store"), "default", {"dtype": "bf16", "seed": 4}, "/project/actordbg.toml")
         asked = build_config(settings, {"seed": 5})
@@ -109,13 +103,13 @@ class TestEnvironment:
     )
     def test_a_variable_that_says_nothing_is_refused_by_name(
         self, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str
-    ) -> None:
+    ):
         monkeypatch.setenv(variable, value)
         with pytest.raises(UsageError, match=said) as refused:
             built({}, {})
         assert "unset it" in refused.value.hint
 
-    def test_a_setting_that_has_two_values_is_refused_by_both_names(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_setting_that_has_two_values_is_refused_by_both_names(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("ACTORDBG_REPLAY_ZERO_STAGE", "2")
         with pytest.raises(UsageError, match=r"\[replay\] zero_stage is there in two spellings"):
             built({"zero-stage": 2, "zero_stage": 3}, {})
@@ -124,8 +118,40 @@ class TestEnvironment:
             built({}, {})
 
 
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The working folder, empty."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ACTORDBG_STORE", raising=False)
+    monkeypatch.delenv("ACTORDBG_CONFIG", raising=False)
+    return tmp_path
+
+
+def test_a_flag_beats_the_environment_which_beats_a_file_of_a_parent_folder(here: Path, monkeypatch: pytest.MonkeyPatch):
+    assert (load_settings().store, load_settings().source) == (Path("store"), "default")
+    (here / "actordbg.toml").write_text('store = "dumps"\n[replay]\nbackend = "deepspeed"\n')
+    (here / "deep" / "er").mkdir(parents=True)
+    found = load_settings(start=here / "deep" / "er")
+    assert found.store == here / "dumps" and found.replay == {"backend": "deepspeed"}, "its paths are relative to it"
+    monkeypatch.setenv("ACTORDBG_STORE", "/elsewhere")
+    assert load_settings().store == Path("/elsewhere")
+    assert load_settings(Path("/flag")).store == Path("/flag")
+
+
+@pytest.mark.parametrize("text", ["store = 3", "stor = 'x'", "= = =", "replay = 1", "\xff"])
+def test_a_file_that_makes_no_sense_or_is_not_there_is_a_usage_error_that_names_it(
+    here: Path, text: str, monkeypatch: pytest.MonkeyPatch
+):
+    (here / "actordbg.toml").write_bytes(text.encode("latin-1"))
+    with pytest.raises(UsageError, match=r"actordbg\.toml"):
+        load_settings()
+    monkeypatch.setenv("ACTORDBG_CONFIG", "/nothing/here.toml")
+    with pytest.raises(UsageError, match="ACTORDBG_CONFIG"):
+        load_settings()
+
+
 @pytest.mark.parametrize("text", ["", " "])
-def test_a_store_without_a_name_is_not_the_working_folder(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_without_a_name_is_not_the_working_folder(text: str, monkeypatch: pytest.MonkeyPatch):
     """`--store "$STORE"` of a variable that is not set."""
     with pytest.raises(UsageError, match="--store names no store"):
         load_settings(text)
@@ -138,17 +164,15 @@ class TestAnothersFile:
     """An actordbg.toml of another user decides nothing, unless the user's own configuration lists its folder."""
 
     @pytest.fixture
-    def planted(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
-        monkeypatch.delenv("ACTORDBG_CONFIG", raising=False)
-        monkeypatch.delenv("ACTORDBG_STORE", raising=False)
-        file = tmp_path / "shared" / "actordbg.toml"
+    def planted(self, here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(here / "home"))
+        file = here / "shared" / "actordbg.toml"
         (file.parent / "mine" / "deep").mkdir(parents=True)
         file.write_text('store = "evil"\n[replay]\nmodel = "/evil"\n')
         give_away(file, monkeypatch)
         return file
 
-    def test_it_is_refused_with_its_owner_and_a_way_out(self, planted: Path) -> None:
+    def test_it_is_refused_with_its_owner_and_a_way_out(self, planted: Path):
         deep = planted.parent / "mine" / "deep"
         for flag in (None, Path("other")):
             with pytest.raises(Refused, match=f"{planted} belongs to .*uid") as refused:
@@ -156,7 +180,7 @@ class TestAnothersFile:
         assert refused.value.exit_code == 3
         assert "safe_directories" in refused.value.hint and str(own_file()) in refused.value.hint
 
-    def test_it_is_refused_before_it_is_read(self, planted: Path) -> None:
+    def test_it_is_refused_before_it_is_read(self, planted: Path):
         planted.write_bytes(b"\xff = [")
         with pytest.raises(Refused, match="belongs to"):
             load_settings(start=planted.parent)
@@ -164,7 +188,7 @@ class TestAnothersFile:
     @pytest.mark.parametrize(("listed", "taken"), [("{}", True), ("*", True), ("{}/..", True), ("{}/mine", False), (".", False)])
     def test_the_users_own_configuration_lists_folders(
         self, planted: Path, listed: str, taken: bool, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    ):
         monkeypatch.chdir(planted.parent)
         own_file().parent.mkdir(parents=True)
         own_file().write_text(f'safe_directories = ["{listed.format(planted.parent)}"]\n')
@@ -177,7 +201,7 @@ class TestAnothersFile:
         with pytest.raises(Refused, match=f"{own_file()} belongs to"):
             load_settings(start=planted.parent)
 
-    def test_what_the_user_names_or_typed_under_sudo_is_the_users(self, planted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_the_user_names_or_typed_under_sudo_is_the_users(self, planted: Path, monkeypatch: pytest.MonkeyPatch):
         with monkeypatch.context() as patch:
             patch.setenv("ACTORDBG_CONFIG", str(planted))
             assert load_settings().store == planted.parent / "evil"
@@ -185,7 +209,7 @@ class TestAnothersFile:
         monkeypatch.setenv("SUDO_UID", str(ANOTHER))
         assert load_settings(start=planted.parent).store == planted.parent / "evil"
 
-    def test_a_link_of_another_to_a_file_of_mine_is_anothers(self, planted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_link_of_another_to_a_file_of_mine_is_anothers(self, planted: Path, monkeypatch: pytest.MonkeyPatch):
         mine = planted.parent / "mine" / "settings.toml"
         mine.write_text("")
         planted.rename(planted.with_name("given-away"))

@@ -105,46 +105,46 @@ def found(copy: Path, old_store: Store) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "command", [("replay",), ("noise",), ("matrix",), ("actor", "init"), ("curve", "memory"), ("curve", "time")]
 )
-def test_each_command_has_its_option(copy: Path, command: tuple[str, ...]) -> None:
+def test_each_command_has_its_option(copy: Path, command: tuple[str, ...]):
     done = run(copy, "-m", "actordbg", *command, "--help")
     assert done.returncode == 0 and "--head-share" in done.stdout, done.stderr
     assert ("LIST" if command == ("matrix",) else "Heads that share one key.") in done.stdout
 
 
-def test_flag_variable_and_file_give_it(copy: Path, found: dict[str, Any], old_store: Store) -> None:
+def test_flag_variable_and_file_give_it(copy: Path, found: dict[str, Any], old_store: Store):
     assert (found["file"], found["flag"]) == (4, 5)
     told = run(copy, "-m", "actordbg", "--store", str(old_store.root), "replay", "--dry-run", ACTORDBG_REPLAY_HEAD_SHARE="3")
     assert "not from the command line: head-share 3 (ACTORDBG_REPLAY_HEAD_SHARE)" in told.stderr, told.stderr
 
 
-def test_a_value_that_means_nothing_is_refused(copy: Path, old_store: Store) -> None:
+def test_a_value_that_means_nothing_is_refused(copy: Path, old_store: Store):
     done = run(copy, "-m", "actordbg", "--store", str(old_store.root), "replay", "--dry-run", "--head-share", "0")
     assert done.returncode == 2 and "--head-share 0 is too small" in done.stderr
 
 
-def test_doctor_names_its_variable(copy: Path, old_store: Store) -> None:
+def test_doctor_names_its_variable(copy: Path, old_store: Store):
     done = run(copy, "-m", "actordbg", "--store", str(old_store.root), "doctor", "--quick", ACTORDBG_REPLAY_HEAD_SHARE="3")
     assert "ACTORDBG_REPLAY_HEAD_SHARE=3" in done.stdout, done.stdout + done.stderr
 
 
-def test_labels_differences_and_the_repeat_command_have_it(found: dict[str, Any]) -> None:
+def test_labels_differences_and_the_repeat_command_have_it(found: dict[str, Any]):
     assert found["label"].endswith("shares 3") and "shares" not in found["quiet label"]
     assert found["differing"] == ["head_share"] and found["apart"] == ["shares 3", "shares 2"]
     assert found["repeat"][-2:] == ["--head-share", "3"]
 
 
-def test_files_matrix_and_shared_actors_know_it(found: dict[str, Any]) -> None:
+def test_files_matrix_and_shared_actors_know_it(found: dict[str, Any]):
     assert found["stored"] == 3 and found["own actor"]
     assert found["axis"] == ["shares 2", "shares 3"]
 
 
-def test_csv_and_catalog_have_its_column_without_a_migration(found: dict[str, Any], old_store: Store) -> None:
+def test_csv_and_catalog_have_its_column_without_a_migration(found: dict[str, Any], old_store: Store):
     assert "head_share" in found["csv"]
     with sqlite3.connect(old_store.catalog_path) as catalog:
         assert catalog.execute("SELECT replay_id, head_share FROM replay").fetchall() == [("r1", 2)]
 
 
-def test_the_reference_pages_have_it(copy: Path) -> None:
+def test_the_reference_pages_have_it(copy: Path):
     done = run(copy, str(copy / "docs" / "generate.py"))
     assert done.returncode == 0, done.stderr
     for page in ("replay-settings.md", "cli.md", "catalog.md"):

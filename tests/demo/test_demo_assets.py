@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from actordbg.demo.demo_training import Assets, build_assets, tasks
+from actordbg.trainers.openrlhf import demo_programs
 from actordbg.trainers.openrlhf.demo_programs import PROGRAMS
-from actordbg.trainers.openrlhf.demo_reward import reward_func
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +80,13 @@ def test_every_option_of_the_trainings_exists_in_openrlhfs_own_programs(tmp_path
 
 
 def test_the_rewards_are_one_number_per_answer_and_differ() -> None:
-    found = reward_func(["ab: aaaa", "ab: abcd", "ab: "], ["ab: "] * 3, [""] * 3)
+    spec = importlib.util.spec_from_file_location("loaded_by_its_path", demo_programs.__file__)  # as OpenRLHF does it
+    spec.loader.exec_module(loaded := importlib.util.module_from_spec(spec))
+    found = loaded.reward_func(["ab: aaaa", "ab: abcd", "ab: "], ["ab: "] * 3, [""] * 3)
     assert [round(float(r), 2) for r in found["rewards"]] == [0.25, 1.0, 0.0]  # type: ignore[attr-defined]
 
 
 def test_options_of_the_deepspeed_launcher_come_before_the_module(tmp_path: Path) -> None:
     command = PROGRAMS["sft"].command(tmp_path, tmp_path, tmp_path, 29500)
-    module = command.index("actordbg.trainers.openrlhf.demo_driver")
+    module = command.index("actordbg.trainers.openrlhf.demo_programs")
     assert command[module + 1] == "sft" and "29500" in " ".join(command[:module]) and "--module" in command[:module]

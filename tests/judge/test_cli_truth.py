@@ -12,9 +12,9 @@ from comparecases import given, write_replay
 from replaycases import publish
 from typer.testing import CliRunner
 
-from actordbg.actor.weights_version import versions_of
+from actordbg.actor.hub_model import versions_of
 from actordbg.base.errors import ActordbgError, EnvironmentProblem, NothingToDo, UsageError, WhereError
-from actordbg.base.ids import new_replay_id
+from actordbg.base.units import new_replay_id
 from actordbg.cli.app import app
 from actordbg.cli.lazy import filled_in
 from actordbg.config.replay_config import ReplayConfig

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from comparecases import given, write_replay
 
-from actordbg.actor import weights_version
+from actordbg.actor import hub_model
 from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.judge.find_truth import ensure_truth, find_truth, wanted_truth
 from actordbg.replay.supervise import load_spec
@@ -84,8 +84,8 @@ def test_a_model_that_was_changed_since_has_another_truth(
 ) -> None:
     """Also where its size and its time are those of before, as `rsync --times` leaves them."""
     if large:
-        monkeypatch.setattr(weights_version, "WHOLE", 8)
-        monkeypatch.setattr(weights_version, "PIECE", 4)
+        monkeypatch.setattr(hub_model, "WHOLE", 8)
+        monkeypatch.setattr(hub_model, "PIECE", 4)
     model = make_model(tmp_path / "model")
     weights = tmp_path / "model" / "model.safetensors"
     before = weights.stat()
@@ -103,7 +103,7 @@ def test_a_model_that_was_changed_since_has_another_truth(
 @pytest.mark.parametrize("package", ["torch", "transformers", "actordbg"])
 def test_after_an_upgrade_there_is_another_truth(store: Store, package: str) -> None:
     write_replay(store, MINE, INPUTS)
-    now = weights_version.versions_of("tiny")
+    now = hub_model.versions_of("tiny")
     write_replay(store, TRUTH, INPUTS, truth="fp32", versions=now | {package: "0.0.1"})
     assert found(store) is None
     write_replay(store, THIRD, INPUTS, truth="fp32", versions=now | {"deepspeed": "0.0.1"})

@@ -14,7 +14,7 @@ from comparecases import Tensors, given, write_replay
 from replaycases import publish
 from typer.testing import CliRunner
 
-from actordbg.base.ids import new_replay_id
+from actordbg.base.units import new_replay_id
 from actordbg.campaign.cell_verdicts import judged
 from actordbg.campaign.matrix_document import MatrixContext, matrix_document
 from actordbg.cli.app import app

@@ -17,7 +17,7 @@ from catalogcases import publish, record
 from reportcases import dump_id, given, replay, result
 from typer.testing import CliRunner
 
-from actordbg.actor.signatures import KNOWN
+from actordbg.actor.signatures import known_failures
 from actordbg.base.errors import EnvironmentProblem, NothingToDo, StoreProblem, UsageError, WhereError
 from actordbg.cli.app import app
 from actordbg.cli.options import Format
@@ -171,7 +171,7 @@ def test_slowest_says_how_many_inputs_are_named(replayed: Store):
 
 
 def test_a_known_failure_comes_with_its_explanation_and_ways_out(store: Store):
-    known = KNOWN[0]
+    known = next(iter(known_failures().values()))
     results = [result(0, status="failed", signature=known.id, error="x", error_class="RuntimeError", forward_s=None)]
     keep(store, replay([given(0, 300)], results), "2025-06-19T05:30:00.000000Z")
     (group,) = json.loads(invoke(store, "--json").stdout)["replays"][0]["failures"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from reportcases import NOW, dump_id, given, replay, result
 
-from actordbg.base.ids import letter_of
+from actordbg.base.units import letter_of
 from actordbg.judge.report_model import ReplaySummary
 from actordbg.judge.summary import restrict, summarise
 from actordbg.records.replay_record import ResultRecord

@@ -18,7 +18,7 @@ from replaycases import publish
 from roots import ROOT
 from typer.testing import CliRunner
 
-from actordbg.base.ids import new_replay_id
+from actordbg.base.units import new_replay_id
 from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.dumps.importer import import_paths

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from roots import ROOT
@@ -61,18 +60,6 @@ def test_continuous_integration_runs_the_command_that_the_page_names():
 
 
 # ---- what the recipes say of the code ----
-
-
-def members(protocol: Any) -> list[str]:
-    """What a protocol declares: functions, properties and attributes."""
-    return [one for one in {**vars(protocol), **protocol.__annotations__} if not one.startswith("_")]
-
-
-def test_the_trainer_has_every_member_that_a_trainer_needs():
-    from actordbg.trainers.trainer import TRAINER, Trainer
-
-    assert len(members(Trainer)) > 10
-    assert [member for member in members(Trainer) if not hasattr(TRAINER, member)] == []
 
 
 def test_a_setting_of_the_recipe_is_a_field_of_the_table():

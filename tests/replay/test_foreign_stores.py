@@ -20,7 +20,7 @@ from replaycases import publish
 from typer.testing import CliRunner
 
 from actordbg.actor.actors import actors_of
-from actordbg.actor.backends import opening
+from actordbg.actor.backends import backend
 from actordbg.actor.models import locate
 from actordbg.base import owners
 from actordbg.base.errors import ActordbgError, CatalogProblem, EnvironmentProblem, Refused, StoreProblem, Unsupported
@@ -322,7 +322,7 @@ def test_what_is_executed_later_lies_in_the_users_own_cache(
     """Kernels that torch.compile built, and a shortened model that brings code: others may write into a store."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    opening._prepare_compiler()
+    backend._prepare_compiler()
     kernels = tmp_path / "cache" / "actordbg" / "inductor"
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(kernels) and kernels.stat().st_mode & 0o777 == 0o700
     model = tmp_path / "model"

@@ -31,14 +31,14 @@ from actordbg.base.errors import (
     UsageError,
     WhereError,
 )
-from actordbg.base.ids import new_replay_id
 from actordbg.base.processes import session_members
+from actordbg.base.units import new_replay_id
 from actordbg.cli import output
 from actordbg.cli.app import app
 from actordbg.cli.replay_work import answer_of, render
 from actordbg.config import dist_plugin
-from actordbg.config.accelerate_file import read_accelerate
 from actordbg.config.replay_config import ReplayConfig
+from actordbg.config.sources import read_accelerate
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import make_folder
 from actordbg.records.journal import SPEC, Journal, read_events, read_results

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from replaycases import publish
 
-from actordbg.base.ids import new_replay_id
+from actordbg.base.units import new_replay_id
 from actordbg.catalog import query
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.dumps import packing

@@ -17,7 +17,7 @@ import pytest
 from replaycases import publish
 from safetensors.torch import load_file
 
-from actordbg.base.ids import new_replay_id
+from actordbg.base.units import new_replay_id
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.records.journal import TENSORS, Tail, read_events, read_results

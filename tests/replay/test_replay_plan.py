@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from replaycases import PlannedRow
 
-from actordbg.base.ids import new_replay_id
+from actordbg.base.units import new_replay_id
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.plan import make_plan, owner, slots_for

@@ -63,8 +63,9 @@ MODULE = "openrlhf.models.actor"
 
 WRONG_GRADIENTS = """
 def change(module):
-    from actordbg.actor.backends import fsdp2, plain
-    right, alone = fsdp2.Fsdp2Backend.backward, plain.PlainBackend.backward
+    from actordbg.actor.backends import fsdp2
+    from actordbg.actor.backends import backend
+    right, alone = fsdp2.Fsdp2Backend.backward, backend.Backend.backward
     def flipped(self, loss, keeper=None):
         hooks = [p.register_hook(lambda g: -g) for name, p in self.model.named_parameters() if "layers.0.self_attn.k_proj" in name]
         try:
@@ -73,7 +74,7 @@ def change(module):
             for hook in hooks:
                 hook.remove()
     fsdp2.Fsdp2Backend.backward = lambda self, loss, keeper=None: right(self, 2 * loss, keeper)
-    plain.PlainBackend.backward = flipped
+    backend.Backend.backward = flipped
 
 MODULE = "actordbg.actor.sharing"
 """

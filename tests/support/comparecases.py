@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 from replaycases import publish
 
-from actordbg.actor.weights_version import versions_of
+from actordbg.actor.hub_model import versions_of
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.store_files import make_folder
 from actordbg.records.journal import SPEC, SUPERVISOR, TENSORS, Journal, rank_journal

@@ -196,7 +196,7 @@ def ring_attention() -> dict[str, Any]:
     import torch.distributed as dist
     import torch.nn.functional as F
 
-    from actordbg.trainers.openrlhf import ring_attention
+    from actordbg.trainers.openrlhf import strategy
 
     rank, total = dist.get_rank(), 12
     generator = torch.Generator().manual_seed(0)
@@ -211,11 +211,11 @@ def ring_attention() -> dict[str, Any]:
 
     part = slice(rank * total // 2, (rank + 1) * total // 2)
     own = [tensor.detach()[:, :, part].clone().requires_grad_() for tensor in whole]
-    ring_attention.substitute_hf_flash_attn(dist.group.WORLD, 1)
-    ring_attention.update_ring_flash_attn_params(borders, dist.group.WORLD)
-    found, _ = ring_attention.ring_attention(None, *own)
+    strategy.substitute_hf_flash_attn(dist.group.WORLD, 1)
+    strategy.update_ring_flash_attn_params(borders, dist.group.WORLD)
+    found, _ = strategy.ring_attention(None, *own)
     (found * weights[:, part]).sum().backward()
-    ring_attention.release()
+    strategy.close_ring()
     grads = [(mine.grad - all_.grad[:, :, part]).abs().max() for mine, all_ in zip(own, whole, strict=True)]
     return {"forward": float((found - expected[:, part]).detach().abs().max()), "gradients": float(max(grads))}
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from roots import SUPPORT
 
-from actordbg.base.ids import new_replay_id
 from actordbg.base.processes import session_members
+from actordbg.base.units import new_replay_id
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import make_folder

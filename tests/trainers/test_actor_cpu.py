@@ -110,76 +110,45 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("cpu")
     model = build_tiny(folder / "model", TinyShape(vocab_size=512))
     (folder / "extensions").mkdir()
-    env = {
-        "PYTHONPATH": str(ROOT),
-        "HOME": str(folder),
-        "PATH": "",
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TORCH_EXTENSIONS_DIR": str(folder / "extensions"),
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(20000 + os.getpid() % 20000),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE, str(model)],
-        cwd=folder,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    port = str(20000 + os.getpid() % 20000)
+    env = {"PYTHONPATH": str(ROOT), "HOME": str(folder), "PATH": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    env |= {"TORCH_EXTENSIONS_DIR": str(folder / "extensions"), "RANK": "0", "WORLD_SIZE": "1"}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    command = [sys.executable, "-c", PROBE, str(model)]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("FACTS")]
     assert lines, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(lines[0].removeprefix("FACTS"))
     return found
 
 
-def test_it_says_that_it_is_needed_and_can_be_called_again(facts: dict[str, Any]) -> None:
-    assert facts["first"] is True and facts["second"] is True
-    assert facts["openrlhf imported by it"] is False
+def test_openrlhfs_actor_runs_in_fp32_where_torch_still_knows_that_there_is_no_cuda(facts: dict[str, Any]):
+    expected = {
+        "first": True, "second": True, "openrlhf imported by it": False, "cuda available": False, "device properties": "raise",
+        "moved to": "cpu", "parsed": "cuda:0", "dtype": "torch.float32", "packed attention": "sdpa",
+    }  # fmt: skip
+    assert {name: facts[name] for name in expected} == expected
+    assert f"""cuda:{CpuDevice("cpu")}""" == "cuda:0" and CpuDevice("cpu") == "cpu"
 
 
-def test_torch_still_knows_that_there_is_no_cuda(facts: dict[str, Any]) -> None:
-    assert facts["cuda available"] is False
-    assert facts["device properties"] == "raise"
-
-
-def test_the_current_device_is_the_cpu_and_formats_as_an_index(facts: dict[str, Any]) -> None:
-    assert facts["moved to"] == "cpu" and facts["parsed"] == "cuda:0"
-    assert f"cuda:{CpuDevice()}" == "cuda:0" and CpuDevice() == "cpu"
-
-
-def test_openrlhfs_actor_runs_in_fp32(facts: dict[str, Any]) -> None:
-    assert facts["dtype"] == "torch.float32"
-
-
-def test_parameters_that_zero_3_gathers_together_are_all_there_when_it_says_so(facts: dict[str, Any]) -> None:
+def test_parameters_that_zero_3_gathers_together_are_all_there_when_it_says_so(facts: dict[str, Any]):
     """Each stand-in for a collective is done when it is waited for, and not before, as gloo's may be."""
     assert facts["gathered"] == [[float(number)] * 4 for number in (1, 2, 3)]
 
 
-def test_the_training_clis_flash_attention_becomes_sdpa(facts: dict[str, Any]) -> None:
-    assert facts["packed attention"] == "sdpa"
-
-
-def test_packing_is_exact_and_rows_do_not_leak(facts: dict[str, Any]) -> None:
+def test_packing_is_exact_and_rows_do_not_leak(facts: dict[str, Any]):
     """fp32, sdpa: the padded and the packed run of three rows agree to rounding; scrambling row 0 moves no other row."""
     assert facts["spread"] > 1, "log-probs that hardly vary could not show a leak"
     assert facts["packed - padded"] < 2e-5
     assert facts["leak"] == 0.0
 
 
-def test_openrlhfs_strategy_trains_with_torchs_adam_and_compiles_nothing(facts: dict[str, Any]) -> None:
-    assert facts["optimizer"] == "AdamW"
-    assert facts["mesh"] == "cpu"
+def test_openrlhfs_strategy_trains_with_torchs_adam_and_compiles_nothing(facts: dict[str, Any]):
+    assert (facts["optimizer"], facts["mesh"], facts["compiled"]) == ("AdamW", "cpu", [])
     assert facts["loss fell by"] > 0.01
-    assert facts["compiled"] == []
 
 
-def test_the_stand_in_has_no_kernels_and_is_not_taken_for_flash_attention(facts: dict[str, Any]) -> None:
+def test_the_stand_in_has_no_kernels_and_is_not_taken_for_flash_attention(facts: dict[str, Any]):
     if facts["real flash-attn"]:
         pytest.skip("the real flash-attn is installed here, and the stand-in is never used beside it")
     assert facts["kernels"] is False and facts["flash attention 2 available"] is False

@@ -23,52 +23,33 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-def test_an_action_after_import_sees_the_finished_module_and_runs_once(module: str) -> None:
-    seen: list[int] = []
-    after_import(module, lambda loaded: seen.append(loaded.answer()))
-    assert seen == []
-    loaded = importlib.import_module(module)
-    importlib.reload(loaded)
-    assert seen == [1]
-
-
-def test_an_action_after_import_runs_at_once_for_a_module_that_is_imported(module: str) -> None:
-    importlib.import_module(module)
-    seen: list[str] = []
-    after_import(module, lambda loaded: seen.append(loaded.__name__))
-    assert seen == [module]
-
-
-def test_an_action_before_import_runs_before_the_module(module: str) -> None:
-    order: list[bool] = []
-    before_import(module, lambda: order.append(module in sys.modules))
-    importlib.import_module(module)
-    assert order == [False]
-
-
-def test_several_actions_run_in_the_order_they_were_given(module: str) -> None:
-    order: list[int] = []
+def test_actions_run_once_before_the_module_and_after_it_in_the_order_they_were_given(module: str):
+    seen: list[object] = []
+    before_import(module, lambda: seen.append(module in sys.modules))
     for number in range(3):
-        after_import(module, lambda _, number=number: order.append(number))
-    importlib.import_module(module)
-    assert order == [0, 1, 2]
+        after_import(module, lambda loaded, number=number: seen.append(number + loaded.answer()))
+    assert seen == []
+    importlib.reload(importlib.import_module(module))
+    assert seen == [False, 1, 2, 3]
+    after_import(module, lambda loaded: seen.append(loaded.__name__))
+    assert seen[4:] == [module], "it is imported already"
 
 
-def test_what_an_action_changes_is_what_importers_by_name_get(module: str) -> None:
+def test_what_an_action_changes_is_what_importers_by_name_get(module: str):
     after_import(module, lambda loaded: setattr(loaded, "value", 2))
     namespace: dict[str, object] = {}
     exec(f"from {module} import value", namespace)
     assert namespace["value"] == 2
 
 
-def test_the_module_keeps_its_source_and_loader(module: str) -> None:
+def test_the_module_keeps_its_source_and_loader(module: str):
     after_import(module, lambda loaded: None)
     loaded = importlib.import_module(module)
     assert "return value" in inspect.getsource(loaded.answer)
     assert type(loaded.__spec__.loader).__name__ == "SourceFileLoader"
 
 
-def test_a_module_that_does_not_exist_still_does_not() -> None:
+def test_a_module_that_does_not_exist_still_does_not():
     after_import("no_such_module_at_all", lambda loaded: None)
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("no_such_module_at_all")

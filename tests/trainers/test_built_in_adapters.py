@@ -27,9 +27,8 @@ from actordbg.doctor.check import Level
 from actordbg.doctor.python_environment import adapter_check
 from actordbg.store import payload
 from actordbg.store.layout import Store
-from actordbg.trainers.attaching import attach
 from actordbg.trainers.plain_adapter import Plain
-from actordbg.trainers.recorded_model import scores_of
+from actordbg.trainers.recorded_model import attach, scores_of
 from actordbg.trainers.seam import Rows, Unreadable
 from actordbg.trainers.skyrl_adapter import SkyRl
 from actordbg.trainers.trl_adapter import Trl
@@ -52,7 +51,7 @@ def read(seam: Any, call: dict[str, Any]) -> Rows:
     return rows
 
 
-def test_trl_completions_count_where_they_are_real() -> None:
+def test_trl_completions_count_where_they_are_real():
     trainer = SimpleNamespace(temperature=0.7, state=SimpleNamespace(global_step=5))
     given = {
         "self": trainer,
@@ -64,26 +63,25 @@ def test_trl_completions_count_where_they_are_real() -> None:
     }
     for seam in Trl.seams[:2]:
         rows = read(seam, given | {"pixel_values": IDS, "image_sizes": None})
-        assert rows.action_mask is not None and rows.action_mask.tolist() == [[1, 1], [1, 0]]
+        assert rows.action_mask.tolist() == [[1, 1], [1, 0]]
         assert rows.step == 5 and list(rows.more) == ["pixel_values"]
         assert seam.result((1, 2, 3)).entropy == 2
 
 
-def test_trl_labels_count_for_the_token_before_them_and_packed_rows_have_positions() -> None:
+def test_trl_labels_count_for_the_token_before_them_and_packed_rows_have_positions():
     seam = Trl.seams[2]
     call = FUSED | {"outputs": ("log_probs", "entropy")}
     rows = read(seam, call)
-    assert rows.action_mask is not None
     assert rows.action_mask.int().tolist() == [[0, 0, 0, 1, 1], [0, 1, 1, 1, 0]]
     assert seam.rows(call | {"fused_lm_head": False}) is None
     packed = seam.rows(call | {"attention_mask": None, "position_ids": IDS})
-    assert packed.positions is not None and packed.positions.equal(IDS) and packed.attention_mask is None
+    assert packed.positions.equal(IDS) and packed.attention_mask is None
     for without in ({"attention_mask": None}, {"labels": None}, {"shift_labels": IDS}):
         with pytest.raises(Unreadable, match="packed"):
             seam.rows(call | without)
 
 
-def test_sft_and_dpo_of_trl_have_the_step_of_their_trainer_and_so_have_a_reference_and_what_peft_changed() -> None:
+def test_sft_and_dpo_of_trl_have_the_step_of_their_trainer_and_so_have_a_reference_and_what_peft_changed():
     class Peft(torch.nn.Module):
         def get_base_model(self) -> torch.nn.Module:
             return MODEL
@@ -97,7 +95,7 @@ def test_sft_and_dpo_of_trl_have_the_step_of_their_trainer_and_so_have_a_referen
     steps = [Trl.seams[2].rows(scored | {"self": model}).step for model in (MODEL, reference, torch.nn.Module())]  # type: ignore[union-attr]
     assert steps == [7, 7, None]
     ours = Plain.seams[0].rows({"self": MODEL, "input_ids": IDS})
-    assert ours is not None and ours.step == 7
+    assert ours.step == 7
     del trainer
     assert Trl.seams[2].rows(scored).step is None, "the training is over"  # type: ignore[union-attr]
 
@@ -115,7 +113,7 @@ policy.generate(ids, max_new_tokens=3, use_cache=False, do_sample=False)
 
 
 @pytest.mark.slow
-def test_a_model_that_is_not_a_policy_is_named_and_generate_without_a_cache_is_not_a_call(store: Store, tmp_path: Path) -> None:
+def test_a_model_that_is_not_a_policy_is_named_and_generate_without_a_cache_is_not_a_call(store: Store, tmp_path: Path):
     (tmp_path / "job.py").write_text(OTHERS)
     given = ["--store", str(store.root), "run", "--run", "a", "--adapter", "plain", "--", sys.executable, "job.py"]
     environment = os.environ | {"ACTORDBG_DISABLE": "", "OMP_NUM_THREADS": "1"}
@@ -127,14 +125,13 @@ def test_a_model_that_is_not_a_policy_is_named_and_generate_without_a_cache_is_n
     assert "PYTHONPATH" not in done.stderr and "was not read" not in done.stderr
 
 
-def test_packed_rows_that_transformers_does_not_keep_apart_are_recorded_as_such_and_their_mismatch_says_so() -> None:
+def test_packed_rows_that_transformers_does_not_keep_apart_are_recorded_as_such_and_their_mismatch_says_so():
     model = torch.nn.Module()
     model.is_gradient_checkpointing, model.config = True, SimpleNamespace(use_cache=True)  # type: ignore[assignment]
     call = {"self": model, "input_ids": IDS, "position_ids": IDS}
 
     def leaks(**more: Any) -> bool:
         rows = Plain.seams[0].rows(call | more)
-        assert rows is not None
         record = make_dump(
             arguments={f"context.{name}": one for name, one in rows.context.items()},
             actor={"attn_implementation": "sdpa"},
@@ -150,43 +147,37 @@ def test_packed_rows_that_transformers_does_not_keep_apart_are_recorded_as_such_
     assert leaks() and not leaks(use_cache=False) and not leaks(position_ids=None)
 
 
-def test_skyrl_entropies_are_those_of_the_actions() -> None:
+def test_skyrl_entropies_are_those_of_the_actions():
     (seam,) = SkyRl.seams
     for actions in (2, [2]):
         rows = read(seam, SKYRL | {"num_actions": actions})
-        assert rows.action_mask is not None and rows.action_mask.tolist() == [[1, 1], [1, 0]]
+        assert rows.action_mask.tolist() == [[1, 1], [1, 0]]
     log_probs = torch.zeros(2, 2)
     found = seam.result((log_probs, {"entropy": torch.arange(12).view(2, 6)}))
-    assert found.log_probs is log_probs and found.entropy is not None and found.entropy.tolist() == [[3, 4], [9, 10]]
+    assert found.log_probs is log_probs and found.entropy.tolist() == [[3, 4], [9, 10]]
     assert seam.result(log_probs).log_probs is log_probs and seam.result((log_probs, {})).entropy is None
     for unread in ({"num_actions": [2, 1]}, {"pixel_values": IDS}):
         with pytest.raises(Unreadable):
             seam.rows(SKYRL | unread)
 
 
-def test_plain_calls_count_their_labels_and_a_step_of_generate_is_none() -> None:
+def test_plain_calls_count_their_labels_and_a_step_of_generate_is_none():
     seam = Plain.seams[0]
     call = {"self": MODEL, "input_ids": IDS, "attention_mask": MASK, "labels": LABELS, "num_items_in_batch": torch.tensor(5)}
     rows = seam.rows(call | {"token_type_ids": MASK, "past_key_values": None})
-    assert rows is not None and rows.action_mask is not None and list(rows.more) == ["token_type_ids"]
+    assert list(rows.more) == ["token_type_ids"]
     assert rows.action_mask.int().tolist() == [[0, 0, 0, 1, 1], [0, 1, 1, 1, 0]]
     padded = seam.rows(call | {"labels": torch.where(MASK != 0, IDS, -100)})
-    assert padded is not None and padded.action_mask is not None
     assert padded.action_mask.int().tolist() == [[0, 0, 1, 1, 1], [1, 1, 1, 1, 0]]
     without = seam.rows({"self": MODEL, "input_ids": IDS})
-    assert without is not None and without.action_mask is None and without.step is None
+    assert without.action_mask is None and without.step is None
     assert seam.rows(call | {"past_key_values": ()}) is None and seam.rows(call | {"input_ids": None}) is None
     packed = seam.rows(call | {"attention_mask": None, "position_ids": IDS, "use_cache": False})
-    assert (
-        packed is not None
-        and packed.positions is not None
-        and packed.positions.equal(IDS)
-        and packed.context == {"rows_leak": False}
-    )
+    assert packed.positions.equal(IDS) and packed.context == {"rows_leak": False}
     shared = seam.rows({"self": MODEL, "input_ids": IDS, "position_ids": torch.arange(IDS.shape[1])[None], "use_cache": False})
-    assert shared is not None and shared.positions is not None and shared.positions.shape == IDS.shape, "all rows have the same"
+    assert shared.positions.shape == IDS.shape, "all rows have the same"
     last = seam.rows({"self": MODEL, "input_ids": IDS, "logits_to_keep": torch.tensor([2, 3])})
-    assert last is not None and last.more == {}
+    assert last.more == {}
     both = torch.nn.Module()
     both.config = SimpleNamespace(is_encoder_decoder=True)  # type: ignore[assignment]
     for unread in ({"attention_mask": MASK[:, None, None, :]}, {"attention_mask": {"full_attention": MASK}}, {"self": both}):
@@ -218,7 +209,7 @@ print(json.dumps([trained(True), trained(False)]))
 @pytest.mark.slow
 def test_a_training_of_transformers_own_trainer_is_recorded_whole_and_not_changed(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setenv("ACTORDBG_DISABLE", "")  # the truth in this process sets it
     (tmp_path / "train.py").write_text(TRAINING)
     given = ["--store", str(store.root), "run", "--run", "a", "--with-outputs", "--adapter", "plain", "--", sys.executable]
@@ -241,7 +232,7 @@ def test_a_training_of_transformers_own_trainer_is_recorded_whole_and_not_change
 @pytest.mark.slow
 def test_the_positions_of_a_plain_call_are_kept_and_tell_packed_rows_apart_beside_a_full_mask_too(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, modeling_utils
 
     monkeypatch.setenv("ACTORDBG_DISABLE", "")
@@ -282,7 +273,7 @@ def test_the_positions_of_a_plain_call_are_kept_and_tell_packed_rows_apart_besid
         assert torch.equal(found[0].log_probs, found[1].log_probs)
 
 
-def test_adapters_answers_for_those_that_are_named_and_prints_a_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_answers_for_those_that_are_named_and_prints_a_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     runner = CliRunner()
     listed = runner.invoke(app, ["adapters", "plain", "--json"])
@@ -294,7 +285,7 @@ def test_adapters_answers_for_those_that_are_named_and_prints_a_template(tmp_pat
     sys.modules.pop("from_template")
 
 
-def test_doctor_tells_a_release_that_was_tried_from_one_that_was_not_and_one_that_differs() -> None:
+def test_doctor_tells_a_release_that_was_tried_from_one_that_was_not_and_one_that_differs():
     from actordbg.trainers.fitting import Fit
 
     def fit(version: str | None, *differs: str) -> Fit:
@@ -306,7 +297,7 @@ def test_doctor_tells_a_release_that_was_tried_from_one_that_was_not_and_one_tha
     assert refused.status is Level.WARN and "takes no ids" in refused.detail and "1.0" in refused.remedy
 
 
-def test_verl_rows_are_jagged_and_count_their_responses_or_their_loss_mask() -> None:
+def test_verl_rows_are_jagged_and_count_their_responses_or_their_loss_mask():
     (seam,) = Verl.seams
     jagged = torch.nested.nested_tensor_from_jagged(torch.tensor([5, 9, 11, 2, 7, 3, 8]), offsets=torch.tensor([0, 4, 7]))
     engine = SimpleNamespace(model_config=SimpleNamespace(model_type="language_model"), module=MODEL)
@@ -314,16 +305,15 @@ def test_verl_rows_are_jagged_and_count_their_responses_or_their_loss_mask() -> 
     batch = {"input_ids": jagged, "temperature": 0.7, "calculate_entropy": True}
     asked = {"prompts": torch.zeros(2, 3), "attention_mask": torch.tensor([[0, 1, 1, 1, 1, 0], [1, 1, 0, 1, 0, 0]])}
     rows = seam.rows({"self": engine, "micro_batch": batch | asked})
-    assert rows is not None and rows.action_mask is not None and rows.attention_mask is not None
     assert rows.sequences.tolist() == [[5, 9, 11, 2], [7, 3, 8, 0]] and rows.attention_mask.tolist() == [[1] * 4, [1, 1, 1, 0]]
     assert rows.action_mask.int().tolist() == [[0, 1, 1], [0, 1, 0]]
     assert (rows.temperature, rows.entropy, rows.step) == (0.7, True, 3)
     counted = torch.nested.nested_tensor_from_jagged(torch.tensor([0, 0, 0, 1, 0, 1, 1]), offsets=torch.tensor([0, 4, 7]))
     sft = seam.rows({"self": engine, "micro_batch": {**batch, "loss_mask": counted, "temperature": torch.tensor([0.7, 0.7])}})
-    assert sft is not None and sft.action_mask is not None and sft.action_mask.int().tolist() == [[0, 0, 1], [1, 1, 0]]
+    assert sft.action_mask.int().tolist() == [[0, 0, 1], [1, 1, 0]]
     values = torch.nested.nested_tensor_from_jagged(torch.arange(7.0), offsets=torch.tensor([0, 4, 7]))
     scores = scores_of(seam, rows, (1.0, {"model_output": {"log_probs": values}}))
-    assert scores.log_probs is not None and scores.log_probs.tolist() == [[0, 1, 2], [0, 5, 0]] and scores.entropy is None
+    assert scores.log_probs.tolist() == [[0, 1, 2], [0, 5, 0]] and scores.entropy is None
     for unread in ({"temperature": torch.tensor([0.7, 1.0])}, {"multi_modal_inputs": []}, {"input_ids": IDS}):
         with pytest.raises(Unreadable):
             seam.rows({"self": engine, "micro_batch": batch | asked | unread})

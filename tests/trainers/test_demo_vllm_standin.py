@@ -41,13 +41,13 @@ def _sample(engine: AsyncLLMEngine, ids: list[int], params: SamplingParams) -> C
     return asyncio.run(last())
 
 
-def test_a_sample_has_new_tokens_only_and_says_why_it_stopped(engine: AsyncLLMEngine) -> None:
+def test_a_sample_has_new_tokens_only_and_says_why_it_stopped(engine: AsyncLLMEngine):
     completion = _sample(engine, [1, 3, 40, 41], SamplingParams(max_tokens=6, min_tokens=6))
     assert len(completion.token_ids) == 6 and completion.finish_reason == "length"
     assert all(0 <= token < 512 for token in completion.token_ids)
 
 
-def test_samples_differ_unless_only_the_likeliest_token_counts(engine: AsyncLLMEngine) -> None:
+def test_samples_differ_unless_only_the_likeliest_token_counts(engine: AsyncLLMEngine):
     def tokens(params: SamplingParams) -> list[list[int]]:
         return [_sample(engine, [1, 3, 40], params).token_ids for _ in range(3)]
 
@@ -57,7 +57,7 @@ def test_samples_differ_unless_only_the_likeliest_token_counts(engine: AsyncLLME
     assert greedy[0] == greedy[1] == greedy[2]
 
 
-def test_a_broadcast_weight_is_the_weight_that_the_engine_samples_with(engine: AsyncLLMEngine) -> None:
+def test_a_broadcast_weight_is_the_weight_that_the_engine_samples_with(engine: AsyncLLMEngine):
     """As OpenRLHF does it: rank 0 (the policy) broadcasts, the engine is told name, dtype and shape and receives."""
     port = free_port()
     name = "lm_head.weight"
@@ -79,7 +79,7 @@ def test_a_broadcast_weight_is_the_weight_that_the_engine_samples_with(engine: A
     assert torch.equal(engine._model.get_parameter(name), weight.float())
 
 
-def test_everything_that_openrlhf_imports_from_vllm_is_there() -> None:
+def test_everything_that_openrlhf_imports_from_vllm_is_there():
     spec = importlib.util.find_spec("openrlhf")
     if spec is None or spec.origin is None:
         pytest.skip("openrlhf is not installed here")
@@ -97,7 +97,7 @@ def test_everything_that_openrlhf_imports_from_vllm_is_there() -> None:
     assert done.stdout.strip() == vllm_standin.__version__, done.stderr
 
 
-def test_it_is_importable_as_vllm_only_where_it_was_registered() -> None:
+def test_it_is_importable_as_vllm_only_where_it_was_registered():
     script = "import actordbg.trainers.openrlhf.vllm_standin, importlib.util as u, sys; print('vllm' in sys.modules, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.split() == ["False", "False"], done.stderr

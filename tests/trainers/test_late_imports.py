@@ -12,7 +12,7 @@ import pytest
 import torch
 from roots import ROOT
 
-from actordbg.trainers.openrlhf.late_imports import compiling_at_the_first_call
+from actordbg.trainers.openrlhf.build import compiling_at_the_first_call
 
 PROBE = """
 import json, sys
@@ -34,7 +34,7 @@ print(json.dumps(facts))
 
 
 @pytest.mark.slow
-def test_a_plain_actor_is_imported_without_deepspeed_and_inductor_and_the_entropy_is_the_entropy() -> None:
+def test_a_plain_actor_is_imported_without_deepspeed_and_inductor_and_the_entropy_is_the_entropy():
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", PROBE], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -43,7 +43,7 @@ def test_a_plain_actor_is_imported_without_deepspeed_and_inductor_and_the_entrop
     assert facts["off"] < 1e-12 and facts["version"][0].isdigit() and facts["whole"]
 
 
-def test_a_function_is_compiled_once_by_its_first_call_with_the_options_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_is_compiled_once_by_its_first_call_with_the_options_it_was_given(monkeypatch: pytest.MonkeyPatch):
     asked: list[tuple[str, dict[str, Any]]] = []
 
     def compile_it(model: Any, **options: Any) -> Any:

@@ -14,9 +14,8 @@ from actorcases import run_scenario
 from adaptercases import small_model
 from roots import ROOT
 
-from actordbg.actor.hub_model import find_model
+from actordbg.actor.hub_model import find_model, weights_version
 from actordbg.actor.models import locate
-from actordbg.actor.weights_version import weights_version
 from actordbg.base.errors import EnvironmentProblem
 from actordbg.capture.weight_recording import hashes_of
 from actordbg.store import payload
@@ -43,9 +42,7 @@ for _ in range(2):
 
 
 @pytest.mark.slow
-def test_a_pass_without_its_adapter_is_a_reference_and_both_are_right_by_the_adapters_folder(
-    store: Store, tmp_path: Path
-) -> None:
+def test_a_pass_without_its_adapter_is_a_reference_and_both_are_right_by_the_adapters_folder(store: Store, tmp_path: Path):
     small_model(tmp_path / "base")
     (tmp_path / "train.py").write_text(TRAINING)
     environment = os.environ | {"PYTHONPATH": str(ROOT), "ACTORDBG_DISABLE": "", "OMP_NUM_THREADS": "1"}
@@ -67,14 +64,14 @@ def test_a_pass_without_its_adapter_is_a_reference_and_both_are_right_by_the_ada
 
 
 @pytest.mark.slow
-def test_openrlhfs_actor_and_the_truth_have_the_adapter_of_the_folder(tmp_path: Path) -> None:
+def test_openrlhfs_actor_and_the_truth_have_the_adapter_of_the_folder(tmp_path: Path):
     facts = run_scenario("adapter", tmp_path)[0]
     for role in ("policy", "reference"):
         assert facts[role] < 2e-5, role
     assert facts["apart"] > 0.1 and facts["gradient"] < 1e-4 and facts["trained"] == ["lora_A", "lora_B"]
 
 
-def test_weights_have_the_same_names_with_and_without_pefts_prefix() -> None:
+def test_weights_have_the_same_names_with_and_without_pefts_prefix():
     model = torch.nn.Linear(2, 1)
     wrapped = torch.nn.ModuleDict({"base_model": torch.nn.ModuleDict({"model": model})})
     assert dict(hashes_of(wrapped)) == dict(hashes_of(model))
@@ -88,7 +85,7 @@ def adapter_of(base: object, path: Path) -> Path:
 
 def test_an_adapter_without_its_base_is_refused_by_name_and_a_changed_base_is_another_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     adapter = adapter_of(tmp_path / "base", tmp_path / "adapter")
     twice = adapter_of(adapter, tmp_path / "twice")
     with pytest.raises(EnvironmentProblem, match="is an adapter, and its base cannot be had: there is no model in") as refused:

@@ -33,7 +33,7 @@ from actordbg.records.replay_record import ReplayInput
 from actordbg.replay.recorded_weights import statement
 from actordbg.store import payload
 from actordbg.store.layout import Store
-from actordbg.trainers import attaching, calling, find_adapter, fitting, recorded_model
+from actordbg.trainers import captured_call, find_adapter, fitting, recorded_model
 from actordbg.trainers.seam import Rows, Scores, Seam, Unreadable
 
 PAGE = ROOT / "docs" / "how-to" / "other-trainers.md"
@@ -69,12 +69,12 @@ class Body(torch.nn.Module):
 
 def test_an_adapter_written_from_the_how_to_gives_dumps_whose_golden_is_the_truth(
     written: ModuleType, recording: Store, tmp_path: Path
-) -> None:
+):
     model = small_model(tmp_path / "model").eval()
     loop = written.Loop(model, 0.7)
     plain = loop.score(IDS, MASK, 3)
-    assert attaching.attach(written, "my_adapter:MyAdapter", str(recording.root)) == ["my_loop:Loop.score"]
-    assert attaching.attach(written, "my_adapter:MyAdapter", str(recording.root)) == ["my_loop:Loop.score"]
+    assert recorded_model.attach(written, "my_adapter:MyAdapter", str(recording.root)) == ["my_loop:Loop.score"]
+    assert recorded_model.attach(written, "my_adapter:MyAdapter", str(recording.root)) == ["my_loop:Loop.score"]
     loop.steps = 4
     assert torch.equal(loop.score(IDS, MASK, keep=3), plain)
     (dump,) = dumps_of(recording)
@@ -98,7 +98,7 @@ def test_an_adapter_written_from_the_how_to_gives_dumps_whose_golden_is_the_trut
 
 def test_what_the_adapter_raises_harms_no_call_is_told_once_and_counts_as_dropped(
     written: ModuleType, recording: Store, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     adapter = importlib.import_module("my_adapter")
     seam = adapter.MyAdapter.seams[0]
 
@@ -113,7 +113,7 @@ def test_what_the_adapter_raises_harms_no_call_is_told_once_and_counts_as_droppe
         raise KeyError("no scores")
 
     adapter.MyAdapter.seams = (Seam(seam.where, rows, result, seam.needs),)
-    attaching.attach(written, "my_adapter:MyAdapter", str(recording.root))
+    recorded_model.attach(written, "my_adapter:MyAdapter", str(recording.root))
     loop = written.Loop(Body(), 1.0)
     assert [loop.score(IDS, MASK, keep).shape[1] for keep in (1, 1, 4, 2, 3)] == [1, 1, 4, 2, 3]
     with pytest.raises(AttributeError, match="cumsum"):
@@ -130,7 +130,7 @@ def test_what_the_adapter_raises_harms_no_call_is_told_once_and_counts_as_droppe
 
 def test_a_recorded_function_inside_of_a_recorded_one_counts_once_and_a_copied_model_stays_its_own(
     written: ModuleType, recording: Store
-) -> None:
+):
     import copy
 
     made = Seam("my_loop:prepare", lambda call: Rows(call["self"], call["input_ids"]), makes_model="model", needs=("model",))
@@ -141,7 +141,7 @@ def test_a_recorded_function_inside_of_a_recorded_one_counts_once_and_a_copied_m
     written.prepare = prepare  # type: ignore[attr-defined]
     adapter = importlib.import_module("my_adapter")
     adapter.MyAdapter.seams = (*adapter.MyAdapter.seams, made)
-    attaching.attach(written, "my_adapter:MyAdapter", str(recording.root))
+    recorded_model.attach(written, "my_adapter:MyAdapter", str(recording.root))
     model = Body()
     written.prepare(model)  # type: ignore[attr-defined]
     written.Loop(model, 1.0).score(IDS, MASK, 3)  # the model's own forward is inside
@@ -150,7 +150,7 @@ def test_a_recorded_function_inside_of_a_recorded_one_counts_once_and_a_copied_m
     assert [dump.record.actor["actor_class"] for dump in dumps_of(recording)] == ["mine.Loop.score", "mine.prepare"]
 
 
-def test_rows_are_read_only_while_recording_is_on(written: ModuleType, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_read_only_while_recording_is_on(written: ModuleType, store: Store, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("actordbg.capture.control.POLL_SECONDS", 0.01)
     monkeypatch.setattr("actordbg.capture.watch.POLL_SECONDS", 0.01)
     adapter, read = importlib.import_module("my_adapter"), []
@@ -161,7 +161,7 @@ def test_rows_are_read_only_while_recording_is_on(written: ModuleType, store: St
         return seam.rows(call)
 
     adapter.MyAdapter.seams = (Seam(seam.where, rows, seam.result, seam.needs),)
-    attaching.attach(written, "my_adapter:MyAdapter", str(store.root))
+    recorded_model.attach(written, "my_adapter:MyAdapter", str(store.root))
     loop = written.Loop(Body(), 1.0)
     assert [tuple(loop.score(IDS, MASK, keep).shape) for keep in (1, 2, 3)] == [(2, 1), (2, 2), (2, 3)]
     assert read == [1], "the first call starts the thread that looks at the switch"
@@ -176,13 +176,13 @@ def test_rows_are_read_only_while_recording_is_on(written: ModuleType, store: St
 
 def test_another_release_is_left_alone_and_the_difference_named(
     written: ModuleType, recording: Store, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     Path(str(written.__file__)).write_text("class Loop:\n    def score(self, tokens, mask, keep):\n        return 7\n")
     other = importlib.reload(written)
     adapter = importlib.import_module("my_adapter").MyAdapter
     adapter.package = "pytest"  # some distribution that is installed
     before = other.Loop.score
-    assert attaching.attach(other, "my_adapter:MyAdapter", str(recording.root)) == []
+    assert recorded_model.attach(other, "my_adapter:MyAdapter", str(recording.root)) == []
     differs = "my_loop:Loop.score: it takes no ids; it takes tokens, mask, keep"
     assert other.Loop.score is before and differs in capsys.readouterr().err
     found = fitting.fit(adapter)
@@ -201,9 +201,9 @@ def test_another_release_is_left_alone_and_the_difference_named(
 
 def test_a_replay_names_the_parameter_that_is_not_the_recorded_one(
     written: ModuleType, recording: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+):
     model = small_model(tmp_path / "model").eval()
-    attaching.attach(written, "my_adapter:MyAdapter", str(recording.root))
+    recorded_model.attach(written, "my_adapter:MyAdapter", str(recording.root))
     weight_recording.follow(str(recording.root))
     weight_recording.follow(str(recording.root))
     loop = written.Loop(model, 1.0)
@@ -231,12 +231,10 @@ def test_a_replay_names_the_parameter_that_is_not_the_recorded_one(
 
 
 @pytest.mark.slow
-def test_what_other_weights_computed_is_not_held_against_a_checkpoint(
-    written: ModuleType, recording: Store, tmp_path: Path
-) -> None:
+def test_what_other_weights_computed_is_not_held_against_a_checkpoint(written: ModuleType, recording: Store, tmp_path: Path):
     """Three healthy steps, and the checkpoint that the first one met."""
     model, folder = small_model(tmp_path / "model").eval(), str(tmp_path / "model")
-    attaching.attach(written, "my_adapter:MyAdapter", str(recording.root))
+    recorded_model.attach(written, "my_adapter:MyAdapter", str(recording.root))
     weight_recording.follow(str(recording.root))
     loop = written.Loop(model, 1.0)
     for loop.steps in range(3):
@@ -274,7 +272,7 @@ class Text(NoTuple): tried, seams = "1.0", (NoTuple.seams,)
     ["nobody", "no_such_module:Adapter", "json:JSONDecoder", "json:Nobody", "ends:Adapter",
      "odd:NoTuple", "odd:Empty", "odd:Names", "odd:Text"],
 )  # fmt: skip
-def test_what_is_no_adapter_is_refused_before_the_job_starts(named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_adapter_is_refused_before_the_job_starts(named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "odd.py").write_text(ODD)
     (tmp_path / "ends.py").write_text("raise SystemExit(0)")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -284,8 +282,8 @@ def test_what_is_no_adapter_is_refused_before_the_job_starts(named: str, tmp_pat
     assert refused.value.hint and named.partition(":")[0] in refused.value.message
 
 
-def test_a_replay_runs_the_code_of_one_trainer(written: ModuleType, recording: Store) -> None:
-    attaching.attach(written, "my_adapter:MyAdapter", str(recording.root))
+def test_a_replay_runs_the_code_of_one_trainer(written: ModuleType, recording: Store):
+    recorded_model.attach(written, "my_adapter:MyAdapter", str(recording.root))
     written.Loop(Body(), 1.0).score(IDS, MASK, 3)
     dumps_of(recording)
     create_dumps(recording, 1, batch_size=1, seq_len=8)
@@ -298,16 +296,16 @@ def test_a_replay_runs_the_code_of_one_trainer(written: ModuleType, recording: S
         assert CliRunner().invoke(app, ["--store", str(recording.root), "replay", "--dry-run", *given]).exit_code == 0
 
 
-def test_a_trainer_that_is_not_installed_is_named_with_the_way_without_it() -> None:
+def test_a_trainer_that_is_not_installed_is_named_with_the_way_without_it():
     for where in ("no_such_trainer.loop:score", "json:nothing"):  # an input's failure shows the message alone
         with pytest.raises(EnvironmentProblem, match=r"cannot be imported: .*--through rows"):
-            calling.function(where)
+            captured_call.function(where)
 
 
 @pytest.mark.slow
 def test_a_trainer_is_recorded_by_its_adapter_and_replayed_on_the_rows_without_openrlhf(
     written: ModuleType, store: Store, tmp_path: Path
-) -> None:
+):
     small_model(tmp_path / "model")
     (tmp_path / "train.py").write_text(
         "import my_loop, torch\n"

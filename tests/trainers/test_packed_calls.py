@@ -19,7 +19,7 @@ from actordbg.formats import nested_values
 from actordbg.store import payload
 from actordbg.store.layout import Store
 from actordbg.store.payload import Dump
-from actordbg.trainers import attaching, recorded_model
+from actordbg.trainers import recorded_model
 from actordbg.trainers.seam import Rows, Scores, Seam
 
 IDS = torch.tensor([[5, 9, 11, 7, 3, 8, 4, 6, 2]])
@@ -71,13 +71,13 @@ WAYS: dict[str, Callable[[], dict[str, Any]]] = {
 def record(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Dump]]:
     monkeypatch.setattr(recorded_model, "_told", set())
     monkeypatch.setenv("ACTORDBG_DISABLE", "")
-    monkeypatch.setattr("actordbg.trainers.attaching.of_user", lambda _: Packing)
+    monkeypatch.setattr("actordbg.trainers.recorded_model.of_user", lambda _: Packing)
 
     def run(*calls: dict[str, Any], before_the_end: Callable[[], None] = lambda: None, **control: Any) -> list[Dump]:
         (store.root / "control.json").write_text(json.dumps(CONTROL | {"free_floor_bytes": 0} | control))
         module = ModuleType("packing_loop")
         module.score = score  # type: ignore[attr-defined]
-        assert attaching.attach(module, "packing", str(store.root)) == ["packing_loop:score"]
+        assert recorded_model.attach(module, "packing", str(store.root)) == ["packing_loop:score"]
         model = Model()
         for given in calls:
             module.score(model, given)
@@ -87,7 +87,7 @@ def record(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
     return run
 
 
-def test_each_way_to_pack_gives_the_same_rows_and_the_golden_of_its_tokens(record: Callable[..., list[Dump]]) -> None:
+def test_each_way_to_pack_gives_the_same_rows_and_the_golden_of_its_tokens(record: Callable[..., list[Dump]]):
     for way, dump in zip(WAYS, record(*(make() for make in WAYS.values())), strict=True):
         found = dump.record
         assert (found.batch_size, found.seq_len, found.tokens, found.action_len) == (3, 5, 9, 4), way
@@ -100,7 +100,7 @@ def test_each_way_to_pack_gives_the_same_rows_and_the_golden_of_its_tokens(recor
 
 
 @pytest.mark.parametrize("first", [0, 5])
-def test_rows_with_positions_of_their_own_stay_rows_wherever_these_begin(first: int, record: Callable[..., list[Dump]]) -> None:
+def test_rows_with_positions_of_their_own_stay_rows_wherever_these_begin(first: int, record: Callable[..., list[Dump]]):
     (dump,) = record({"sequences": IDS.view(3, 3), "positions": torch.arange(first, first + 3).expand(3, 3)})
     assert (dump.record.batch_size, dump.record.seq_len, dump.record.tokens) == (3, 3, 9)
     assert dump.inputs["sequences"].tolist() == IDS.view(3, 3).tolist()
@@ -108,7 +108,7 @@ def test_rows_with_positions_of_their_own_stay_rows_wherever_these_begin(first: 
 
 def test_masks_and_scores_of_several_packed_rows_are_those_of_their_next_tokens(
     record: Callable[..., list[Dump]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     ids, places = IDS.view(3, 3), torch.tensor([[0, 1, 2], [0, 1, 0], [0, 1, 2]])
     several = Seam("packing_loop:score", lambda call: Rows(call["model"], **call["given"]), lambda _: Scores(-ids[:, 1:].float()))
     monkeypatch.setattr(Packing, "seams", (several,))
@@ -123,7 +123,7 @@ def test_masks_and_scores_of_several_packed_rows_are_those_of_their_next_tokens(
 @pytest.mark.parametrize("writer", ["thread", "process"])
 def test_a_call_whose_masks_cannot_belong_to_its_tokens_is_counted_as_dropped_and_is_no_dump(
     writer: str, record: Callable[..., list[Dump]], store: Store, capfd: pytest.CaptureFixture[str]
-) -> None:
+):
     rows = {"sequences": IDS.view(3, 3)}
     odd = [
         {"action_mask": torch.ones(1, 6)},
@@ -136,29 +136,28 @@ def test_a_call_whose_masks_cannot_belong_to_its_tokens_is_counted_as_dropped_an
     assert "cannot belong together: sequences" in counters["last_error"]
 
 
-def test_log_probs_are_read_of_logits_that_are_there_for_every_position() -> None:
+def test_log_probs_are_read_of_logits_that_are_there_for_every_position():
     seam = Seam("any:score", lambda call: None, lambda out: Scores(logits=out))
     logits = torch.randn(3, 3, 12, generator=torch.Generator().manual_seed(0))
     expected = logits.log_softmax(-1)[:, :-1].gather(-1, IDS.view(3, 3)[:, 1:, None]).squeeze(-1)
     plain = Rows(Model(), IDS.view(3, 3))
     rows = Rows(Model(), IDS.view(3, 3), positions=torch.arange(3).expand(3, 3))
     found = recorded_model.read_scores(seam, rows, logits).log_probs
-    assert found is not None and found.shape == (1, 8)
+    assert found.shape == (1, 8)
     torch.testing.assert_close(found[0, [0, 1, 3, 4, 6, 7]].view(3, 2), expected)
     for given in (logits, logits[:, :-1]):
         read = recorded_model.read_scores(seam, plain, given).log_probs
-        assert read is not None
         torch.testing.assert_close(read, expected)
     with pytest.raises(ValueError, match=r"logits of \(3, 1\) positions for ids of \(3, 3\)"):
         recorded_model.read_scores(seam, plain, logits[:, -1:])
 
 
-def test_a_writer_process_makes_the_same_rows(record: Callable[..., list[Dump]]) -> None:
+def test_a_writer_process_makes_the_same_rows(record: Callable[..., list[Dump]]):
     (dump,) = record(WAYS["jagged"](), writer="process", with_outputs=False)
     assert dump.inputs["sequences"].tolist() == ROWS and dump.record.tokens == 9
 
 
-def test_what_a_ring_alone_had_is_recovered_as_rows(record: Callable[..., list[Dump]], store: Store) -> None:
+def test_what_a_ring_alone_had_is_recovered_as_rows(record: Callable[..., list[Dump]], store: Store):
     live: list[Any] = []
     record(WAYS["positions"](), triggers=["exception"], ring=4, before_the_end=lambda: live.extend(_recovered(store)))
     ((found, dump),) = live
@@ -172,9 +171,7 @@ def _recovered(store: Store) -> list[Any]:
 
 
 @pytest.mark.parametrize("offsets", [[0, 5, 3, 9], [0, 3, 20], [0], [-1, 9], [0, 0]])
-def test_borders_that_make_no_sense_leave_a_named_call_and_harm_nothing(
-    offsets: list[int], record: Callable[..., list[Dump]]
-) -> None:
+def test_borders_that_make_no_sense_leave_a_named_call_and_harm_nothing(offsets: list[int], record: Callable[..., list[Dump]]):
     (dump,) = record({"sequences": IDS, "offsets": torch.tensor(offsets)})
     assert not dump.record.replayable and "not told apart: borders" in dump.record.extra["rows"]
     assert torch.equal(dump.tensors["sequences"], IDS)
@@ -186,13 +183,13 @@ class Batch:
     loss: Any
 
 
-def test_tokens_in_no_row_are_left_out_and_counted(record: Callable[..., list[Dump]]) -> None:
+def test_tokens_in_no_row_are_left_out_and_counted(record: Callable[..., list[Dump]]):
     (dump,) = record({"sequences": IDS, "offsets": torch.tensor([0, 3, 4])})
     assert dump.inputs["sequences"].tolist() == [[5, 9, 11], [7, 0, 0]] and dump.record.replayable
     assert dump.record.extra == {"rows": "5 of 9 packed tokens lie in no row, and are left out"}
 
 
-def test_what_else_a_call_has_is_kept_by_name_and_it_is_replayable(record: Callable[..., list[Dump]]) -> None:
+def test_what_else_a_call_has_is_kept_by_name_and_it_is_replayable(record: Callable[..., list[Dump]]):
     context = {
         "batch": Batch([IDS.float(), {"deep": IDS[0]}], functools.partial(score, 1)),
         "old": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
@@ -223,7 +220,7 @@ class Sharded:
     stride = to_local = staticmethod(lambda: IDS)
 
 
-def test_values_come_back_as_they_were_nested() -> None:
+def test_values_come_back_as_they_were_nested():
     class TensorDict(dict[str, Any]):
         batch_size = ()
 

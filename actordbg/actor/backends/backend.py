@@ -12,22 +12,27 @@ import math
 import os
 import random
 import socket
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from actordbg.actor.backends.training import AdamSteps, Norms
+from actordbg.actor.actors import actors_of
+from actordbg.actor.backends.training import AdamSteps, Norms, Training
+from actordbg.actor.forward_outcome import release
 from actordbg.actor.gradient_samples import GradientKeeper, norm_of
+from actordbg.actor.models import locate
+from actordbg.base.owners import own_cache
 from actordbg.config import dist_plugin
-from actordbg.config.replay_config import ReplayConfig
+from actordbg.config.choices import Choices
+from actordbg.config.replay_config import COMPILE_BACKENDS, DTYPES, ReplayConfig
 from actordbg.debug import stops
-from actordbg.trainers.trainer import Actors
+from actordbg.trainers.trainer import TRAINER
 
 LEAST_TIMEOUT_S = 3600.0
 """Collectives give up no earlier than this (the trainer's own): a hang is for the replay's supervisor to find."""
@@ -36,36 +41,64 @@ COMPILE_OPTIONS = {"dynamic": True}
 """What `module.compile` is given, by every backend."""
 
 
-class Backend(ABC):
-    """One way of running an Actor. `actor` is callable as the trainer calls it, `actors` built it; inputs go to `device`.
+class Backend:
+    """One way of running an Actor: here the Actor alone on this rank's device, whose ranks are independent of each other.
 
-    One with an engine of its own overrides `backward` and how steps are taken. `_total` and `_whole`: how tensors lie on ranks.
-    tainted: a failure left something behind that cannot be cleared. can_train: built so that `backward` works. ring_group: the
-    process group of this rank's ring, None without ring attention: `forward` gets it as `ring_attn_group`. stepped_by: the
-    optimizer, in words; "" where no weight is stepped.
+    Another backend overrides `open`, and what its layout changes: one with an engine of its own `backward` and how steps are
+    taken, one that shards `_total` and `_whole`. `actor` is callable as the trainer calls it, `actors` built it; inputs go to
+    `device`. tainted: a failure left something behind that cannot be cleared. can_train: built so that `backward` works.
+    ring_group: the process group of this rank's ring, None without ring attention: `forward` gets it as `ring_attn_group`.
+    stepped_by: the optimizer, in words; "" where no weight is stepped.
     """
 
     actor: Any
-    actors: Actors
-    device: torch.device
     tainted = False
     can_train = True
     ring_group: Any = None
     stepped_by = ""
     _adam: AdamSteps
 
+    def __init__(self, path: str, choices: Choices, config: ReplayConfig, training: Training | None = None) -> None:
+        self.config, self.place, self.actors = config, Place.from_environment(), actors_of(choices)
+        self.device = self.place.device()
+        self.open(path, choices, training)
+
+    def open(self, path: str, choices: Choices, training: Training | None) -> None:
+        """Build the Actor of the model at `path`. training: how its weights are stepped."""
+        self.actor = self.actors.build_actor(path, choices).to(self.device)
+        if training is not None:
+            if training.wide:
+                self.actor.float()
+            self.step_with_adam(training)
+
+    def step_with_adam(self, training: Training) -> None:
+        """Step the built model's weights with torch's own optimizer."""
+        self.stepped_by = "torch's AdamW"
+        self._adam = AdamSteps(self.model.parameters(), training)
+
     @property
     def model(self) -> Any:
         """The transformers model itself, out of whatever wraps it."""
         return self.actor.model
 
-    @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """What `session.resolved` says about the backend, read off what was built."""
+        """What `session.resolved` says about the backend, read off what was built. ZeRO stage 0 partitions nothing."""
+        facts = {
+            "backend": self.config.backend,
+            "rank": self.place.rank,
+            "world_size": self.place.world_size,
+            "engine": None,
+            "zero_stage": 0,
+            "compile": getattr(self.model, "_compiled_call_impl", None) is not None,
+            "deepcompile": False,
+        }
+        if dist.is_initialized():
+            facts |= {"world_size": dist.get_world_size(), "dist_backend": str(dist.get_backend()), "ring": self.config.ring}
+        return facts if self.ring_group is None else facts | {"ring_kernel": TRAINER.ring_kernel()}
 
-    @abstractmethod
     def is_collective(self, backward: bool) -> bool:
         """Whether every rank has to take part in a forward (and backward)."""
+        return False
 
     def compile(self, compile_backend: str) -> None:
         """torch.compile the model through "inductor", "aot_eager" or "eager"; shapes are dynamic."""
@@ -101,17 +134,13 @@ class Backend(ABC):
 
     def save_training(self, folder: Path) -> None:
         """Write all that the next step depends on into the folder; every rank calls it and writes its part."""
-        from actordbg.actor.backends import checkpoint_files
-
-        checkpoint_files.save(folder, self.model, self._adam)
+        self._adam.save(folder, self.model)
 
     def load_training(self, folder: Path) -> None:
         """Go on where `save_training` was, in an Actor that was opened in the same way. Every rank has to call it."""
-        from actordbg.actor.backends import checkpoint_files
+        self._adam.load(folder, self.model)
 
-        checkpoint_files.load(folder, self.model, self._adam)
-
-    def _complete_gradients(self) -> None:  # noqa: B027 - for most there is nothing to add up
+    def _complete_gradients(self) -> None:
         """After a backward: add up what ranks hold of one gradient, where they do."""
 
     def _total(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
@@ -126,26 +155,32 @@ class Backend(ABC):
         """Inside the block a derivative that is taken of the Actor's outputs sets nothing off in an engine around its model."""
         return contextlib.nullcontext()
 
-    @abstractmethod
-    def averaged_over(self, dump_id: str) -> list[str]:
-        """After a backward: whose gradients are in the average, one dump id for each lane. Collective where backward is."""
-
     def gather(self, name: str) -> torch.Tensor:
         """A copy of a parameter's full value. Where parameters are sharded all ranks have to ask for it at the same time."""
         return self._whole(self.model.get_parameter(name).detach()).clone()
 
-    @abstractmethod
+    def averaged_over(self, dump_id: str) -> list[str]:
+        """After a backward: whose gradients are averaged, a dump id for each lane, in order. Collective where backward is."""
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            return [dump_id]
+        ids: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(ids, dump_id)
+        return ids[:: self.config.tp * self.config.ring]
+
     def recover(self) -> None:
         """After a failed input: drop what it left behind, or set `tainted` when that is not possible."""
+        self.actor.zero_grad(set_to_none=True)
+        release(self.device)
 
-    @abstractmethod
     def save(self, folder: Path) -> None:
         """Write the model with `save_pretrained`; every rank calls it, rank 0 writes."""
+        if self.place.rank == 0:
+            self.model.save_pretrained(folder)
 
     def close(self) -> None:
         """Free the model. The process group lives as long as its process."""
         if self.ring_group is not None:
-            self.actors.close_ring()
+            TRAINER.close_ring()
         del self.actor
         gc.collect()
 
@@ -209,15 +244,55 @@ def initialise(place: Place, device: torch.device, config: ReplayConfig) -> None
         dist.init_process_group(chosen, timeout=timeout_of(config))
 
 
-def backend_in_use() -> str | None:
-    """The backend of the process group, in torch.distributed's own words."""
-    return str(dist.get_backend()) if dist.is_initialized() else None
+CLASSES = {
+    "plain": f"{__name__}:Backend",
+    "deepspeed": "actordbg.actor.backends.deepspeed:DeepspeedBackend",
+    "fsdp2": "actordbg.actor.backends.fsdp2:Fsdp2Backend",
+}
+"""Where the class of each backend is: only the one that is asked for is imported."""
+GRAPH_LIMIT = 512
+_COMPILER = {
+    **dict.fromkeys(("recompile_limit", "cache_size_limit"), GRAPH_LIMIT),
+    **dict.fromkeys(("accumulated_recompile_limit", "accumulated_cache_size_limit"), 8 * GRAPH_LIMIT),
+    "fail_on_recompile_limit_hit": True,
+}
 
 
-def dumps_of_lanes(dump_id: str, lane_width: int) -> list[str]:
-    """Which dump each lane has at the moment, in the order of lanes. Every rank has to call it."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return [dump_id]
-    ids: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(ids, dump_id)
-    return ids[::lane_width]
+def open_backend(config: ReplayConfig, choices: Choices, cache: Path, training: Training | None = None) -> Backend:
+    """Build the Actor in its backend. `cache` receives the tiny model and truncated ones. `training`: how weights are stepped."""
+    dtype = DTYPES[choices.dtype] if actors_of(choices).loads_checkpoint_dtype(choices.dtype) else None
+    path = locate(choices.model, cache, num_layers=choices.num_layers, dtype=dtype)
+    if config.compile or config.deepcompile:
+        _prepare_compiler()
+    backend: Backend = resolve_name(CLASSES[config.backend])(path, choices, config, training)
+    if config.compile or config.deepcompile:
+        backend.compile(config.compile_backend or COMPILE_BACKENDS[0])
+    return backend
+
+
+def change_compilation(backend: Backend, config: ReplayConfig) -> None:
+    """Compile a built backend's model as `config` says, or not at all, as if it never had been compiled otherwise."""
+    backend.uncompile()
+    torch._dynamo.reset()  # forgets every graph, guard and kernel of this process; kernels on disk are found by their content
+    if config.compile:
+        _prepare_compiler()
+        backend.compile(config.compile_backend or COMPILE_BACKENDS[0])
+
+
+def _prepare_compiler() -> None:
+    """Set up torch.compile for this process. Compiled kernels, which later processes load and run, are kept in the user's
+    own cache unless TORCHINDUCTOR_CACHE_DIR is set: never in a store, where others may write.
+    """
+    if not os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(own_cache("inductor"))
+    import torch._dynamo.config as config
+
+    for name, value in _COMPILER.items():
+        if hasattr(config, name):
+            setattr(config, name, value)
+
+
+def compile_counts() -> tuple[int, int]:
+    """(graphs compiled, graph breaks met) in this process so far, by torch's own counters."""
+    counters = torch._dynamo.utils.counters
+    return int(counters["stats"]["unique_graphs"]), sum(counters["graph_break"].values())

@@ -24,59 +24,43 @@ import contextlib
 import functools
 import gc
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from actordbg.actor.actors import actors_of
-from actordbg.actor.backends.backend import (
-    COMPILE_OPTIONS,
-    Backend,
-    Place,
-    backend_in_use,
-    dumps_of_lanes,
-    initialise,
-    rendezvous,
-    timeout_of,
-)
+from actordbg.actor.backends.backend import COMPILE_OPTIONS, Backend, initialise, rendezvous, timeout_of
 from actordbg.actor.backends.training import Norms, Training
 from actordbg.actor.gradient_samples import GradientKeeper, norm_of
 from actordbg.base.errors import StoreProblem, Unsupported
 from actordbg.config.choices import Choices
-from actordbg.config.replay_config import ReplayConfig
 
 
 class DeepspeedBackend(Backend):
     """An Actor whose model is a DeepSpeed engine."""
 
-    def __init__(self, path: str, choices: Choices, config: ReplayConfig, place: Place, training: Training | None = None) -> None:
-        self.place = place
-        self.device = place.device()
-        self.actors = actors_of(choices)
-        self.can_train = choices.backward or config.zero_stage in (1, 2) or config.deepcompile
-        self._deep = config.deepcompile
-        self.config = config
-        self.strategy = self.actors.strategy(choices, config, place.world_size, training)
-        rendezvous(place)
+    def open(self, path: str, choices: Choices, training: Training | None) -> None:
+        config = self.config
+        train = choices.backward or config.zero_stage in (1, 2) or config.deepcompile
+        self.can_train, self._deep = train, config.deepcompile
+        self.strategy = self.actors.strategy(choices, config, self.place.world_size, training or Training(lr=0.0))
+        rendezvous(self.place)
         if config.dist_backend is not None:  # before the trainer's own set-up, which takes the group that is there
-            initialise(place, self.device, config)
+            initialise(self.place, self.device, config)
         self.strategy.set_up(timeout_of(config))
         self.ring_group = self.strategy.ring_group
-        actor = self.actors.build_actor(path, choices, self.strategy.ds_config(train=self.can_train))
-        self.actor = self.strategy.prepare(actor, self.device, train=self.can_train)
+        actor = self.actors.build_actor(path, choices, self.strategy.ds_config(train=train))
+        self.actor = self.strategy.prepare(actor, self.device, train=train)
         self._moved = torch.zeros((), dtype=torch.float64)
-        if self.can_train:
+        self._step_is_open, self._invalid_groups = False, 0
+        if train:
             innermost = self.engine.basic_optimizer
             innermost.step = _no_step if training is None else self._measured(innermost)
             self.engine.lr_scheduler = None
             if training is not None:
-                self.stepped_by = f"{_full_name(innermost)} in {type(self.engine.optimizer).__name__}"
-        self._step_is_open = False
-        self._invalid_groups = 0
-        if self.can_train:
+                package, _, _ = type(innermost).__module__.partition(".")
+                self.stepped_by = f"{package}'s {type(innermost).__name__} in {type(self.engine.optimizer).__name__}"
             self._watch_group_norms()
 
     @property
@@ -90,18 +74,13 @@ class DeepspeedBackend(Backend):
 
     def facts(self) -> dict[str, Any]:
         """The engine's own word on its stage, and which of the trainer's two engines it is."""
-        facts = {
-            "backend": "deepspeed",
+        return super().facts() | {
             "zero_stage": int(self.engine.zero_optimization_stage()),
-            "world_size": int(torch.distributed.get_world_size()),
             "engine": "training" if self.can_train else "evaluation",
             "optimizer": type(self.engine.optimizer).__name__ if self.can_train else None,
             "compile": bool(self.engine.is_compiled) and not self._deep,
             "deepcompile": self._deep and self._is_deep(),
-            "dist_backend": backend_in_use(),
-            "ring": self.config.ring,
         }
-        return facts if self.ring_group is None else facts | {"ring_kernel": self.actors.ring_kernel()}
 
     def is_collective(self, backward: bool) -> bool:
         """With several ranks: a backward averages gradients, ZeRO-3 gathers weights in every forward, a ring keys and values."""
@@ -150,10 +129,7 @@ class DeepspeedBackend(Backend):
     def step(self) -> Norms:
         norm = self._module_norm()
         self._moved.zero_()
-        optimizer = self.engine.optimizer
-        if hasattr(optimizer, "_global_grad_norm"):  # a step that is skipped would keep the norm of the step before
-            optimizer._global_grad_norm = math.nan
-        self.strategy.step(self.actor, optimizer)
+        self._step_engine()
         if self.place.world_size > 1 and not self._own_norm:  # each rank stepped its part
             torch.distributed.all_reduce(self._moved)
         return Norms(self._norm() if norm is None else norm, math.sqrt(float(self._moved)))
@@ -191,16 +167,20 @@ class DeepspeedBackend(Backend):
     @contextlib.contextmanager
     def without_engine(self) -> Iterator[None]:
         """The Actor calls the module itself: the engine would take the derivative for a training step's backward, and reduce."""
-        module, hooks = self.engine.module, getattr(self.engine.optimizer, "_leaf_module_hooks", ())
-        vars(self.actor)["model"] = module
+        holders = [
+            (hook.id, hooks)
+            for hook in getattr(self.engine.optimizer, "_leaf_module_hooks", ())
+            if hook.id in (hooks := hook.hooks_dict_ref() or {})
+        ]
+        # ZeRO 3 reduces the gradients of experts in hooks that any derivative through them runs, and gives zeros to those without
+        taken = [(hooks, key, hooks.pop(key)) for key, hooks in holders]
+        vars(self.actor)["model"] = self.engine.module
         try:
-            with _without_hooks(hooks):
-                yield
+            yield
         finally:
             del vars(self.actor)["model"]
-
-    def averaged_over(self, dump_id: str) -> list[str]:
-        return dumps_of_lanes(dump_id, self.config.ring)
+            for hooks, key, hook in taken:
+                hooks[key] = hook
 
     def gather(self, name: str) -> torch.Tensor:
         """Under ZeRO-3 not while DeepSpeed gathers it itself: partitioning it then would take it away from the engine."""
@@ -276,25 +256,25 @@ class DeepspeedBackend(Backend):
 
         optimizer.get_grad_norm_direct = get_grad_norm_direct
 
-    def _step_without_stepping(self) -> None:
-        """DeepSpeed's step, in which no weight moves: it takes the norm and clears the gradients.
-
-        Where a gradient is not finite DeepSpeed skips the step and keeps the norm of the step before: that must not be taken
-        for this one's. And fp16's dynamic loss scale reacts to what it saw: it is put back.
-        """
+    def _step_engine(self) -> None:
+        """DeepSpeed's step. Where a gradient is not finite it is skipped, and would keep the norm of the step before."""
         optimizer = self.engine.optimizer
         if hasattr(optimizer, "_global_grad_norm"):
             optimizer._global_grad_norm = math.nan
-        holders = [one for one in (optimizer, getattr(optimizer, "loss_scaler", None)) if one is not None]
-        before = [(one, name, getattr(one, name)) for one in holders for name in _LOSS_SCALE if hasattr(one, name)]
         self.strategy.step(self.actor, optimizer)
-        for one, name, value in before:
-            with suppress(AttributeError):  # some are properties of the optimizer that read the scaler's
-                setattr(one, name, value)
 
+    def _step_without_stepping(self) -> None:
+        """DeepSpeed's step, in which no weight moves: it takes the norm and clears the gradients.
 
-def _full_name(thing: Any) -> str:
-    return f"{type(thing).__module__.partition('.')[0]}'s {type(thing).__name__}"
+        fp16's dynamic loss scale reacts to what it saw, and is put back.
+        """
+        optimizer = self.engine.optimizer
+        holders = [holder for holder in (optimizer, getattr(optimizer, "loss_scaler", None)) if holder is not None]
+        before = [(holder, name, getattr(holder, name)) for holder in holders for name in _LOSS_SCALE if hasattr(holder, name)]
+        self._step_engine()
+        for holder, name, value in before:
+            with contextlib.suppress(AttributeError):  # some are properties of the optimizer that read the scaler's
+                setattr(holder, name, value)
 
 
 _CHECKPOINT = "deepspeed"
@@ -314,17 +294,3 @@ def _own_classes() -> list[Any]:
 
 def _no_step(*_args: Any, **_kwargs: Any) -> None:
     """Stands for the innermost optimizer's step: a replay changes no weights."""
-
-
-@contextlib.contextmanager
-def _without_hooks(handles: Iterable[Any]) -> Iterator[None]:
-    """Inside the block these hooks do not run.
-
-    ZeRO 3 reduces the gradients of experts in hooks that any derivative through them runs, and gives zeros to those without one.
-    """
-    taken = [(hooks, one.id, hooks.pop(one.id)) for one in handles if one.id in (hooks := one.hooks_dict_ref() or {})]
-    try:
-        yield
-    finally:
-        for hooks, key, hook in taken:
-            hooks[key] = hook

@@ -25,18 +25,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from actordbg.actor.actors import actors_of
-from actordbg.actor.backends.backend import Backend, Place, backend_in_use, dumps_of_lanes, initialise
+from actordbg.actor.backends.backend import Backend, initialise
 from actordbg.actor.backends.tensor_parallel import Split, split
-from actordbg.actor.backends.training import STEPPED_BY, AdamSteps, Training
+from actordbg.actor.backends.training import Training
 from actordbg.actor.gradient_samples import norm_of
 from actordbg.config.choices import Choices
-from actordbg.config.replay_config import DTYPES, ReplayConfig
+from actordbg.config.replay_config import DTYPES
 from actordbg.trainers.built_model import text_config
+from actordbg.trainers.trainer import TRAINER
 
 _SHARDED, _TP = "shard", "tp"
 
@@ -44,44 +44,31 @@ _SHARDED, _TP = "shard", "tp"
 class Fsdp2Backend(Backend):
     """An Actor whose model is sharded with `fully_shard`."""
 
-    def __init__(self, path: str, choices: Choices, config: ReplayConfig, place: Place, training: Training | None = None) -> None:
-        self.place = place
-        self.device = place.device()
-        self.actors = actors_of(choices)
-        self.config = config
-        self.lane_width = config.tp * config.ring
-        initialise(place, self.device, config)
-        self._mesh = _mesh(self.device, config.tp, place.world_size)
-        self.ring_group = self._open_ring(choices)
+    def open(self, path: str, choices: Choices, training: Training | None) -> None:
+        tp, world_size = self.config.tp, self.place.world_size
+        initialise(self.place, self.device, self.config)
+        # (dp x sp, tp): what is sharded over, and what is split over
+        self._mesh = init_device_mesh(self.device.type, (world_size // tp, tp), mesh_dim_names=(_SHARDED, _TP))
+        if self.config.ring > 1:
+            shape = (world_size // (tp * self.config.ring), self.config.ring, tp)
+            rings = init_device_mesh(self.device.type, shape, mesh_dim_names=("dp", "sp", "tp"))
+            self.ring_group = TRAINER.open_ring(rings["sp"].get_group(), choices.attn)
         self.actor = self.actors.build_actor(path, choices)
         if training is not None:
             self.actor.float()  # what is stepped is fp32; the policy below computes in the dtype
-        self._split: Split | None = split(self.actor.model, self._mesh[_TP]) if config.tp > 1 else None
+        self._split: Split | None = split(self.actor.model, self._mesh[_TP]) if tp > 1 else None
         self._shard(getattr(torch, DTYPES[choices.dtype]))
         if training is not None:
-            self.stepped_by = STEPPED_BY
-            self._adam = AdamSteps(self.model.parameters(), training)
+            self.step_with_adam(training)
 
     def facts(self) -> dict[str, Any]:
         """Sizes as the mesh has them. `reduce_dtype`: of gradients; `zero_stage` 0: that is another library's word."""
-        lanes = self.place.world_size // self.lane_width
-        facts = {
-            "backend": "fsdp2",
-            "zero_stage": 0,
-            "world_size": int(dist.get_world_size()),
-            "engine": None,
-            "compile": getattr(self.model, "_compiled_call_impl", None) is not None,
-            "deepcompile": False,
-            "dist_backend": backend_in_use(),
-            "reduce_dtype": "fp32",
-            "mesh": {"dp": lanes, "sp": self.config.ring, "tp": int(self._mesh[_TP].size())},
-            "tp": int(self._mesh[_TP].size()),
-            "ring": self.config.ring,
-        }
+        ring, tp = self.config.ring, int(self._mesh[_TP].size())
+        mesh = {"dp": self.place.world_size // (tp * ring), "sp": ring, "tp": tp}
+        facts = super().facts() | {"reduce_dtype": "fp32", "mesh": mesh, "tp": tp}
         if self._split is not None:
-            facts["tp_modules"] = self._split.modules
-            facts["tp_left_whole"] = list(self._split.left_whole)
-        return facts if self.ring_group is None else facts | {"ring_kernel": self.actors.ring_kernel()}
+            facts |= {"tp_modules": self._split.modules, "tp_left_whole": list(self._split.left_whole)}
+        return facts
 
     def is_collective(self, backward: bool) -> bool:
         """With several ranks every forward gathers weights."""
@@ -90,9 +77,6 @@ class Fsdp2Backend(Backend):
     def _complete_gradients(self) -> None:
         if self._split is not None:
             self._split.sum_gradients(self.model, self._mesh[_TP].get_group())
-
-    def averaged_over(self, dump_id: str) -> list[str]:
-        return dumps_of_lanes(dump_id, self.lane_width)
 
     def _whole(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -119,17 +103,9 @@ class Fsdp2Backend(Backend):
         if self.place.rank == 0:
             self.model.save_pretrained(folder, state_dict=state)
 
-    def _open_ring(self, choices: Choices) -> Any:
-        if self.config.ring == 1:
-            return None
-        shape = (self.place.world_size // self.lane_width, self.config.ring, self.config.tp)
-        mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("dp", "sp", "tp"))
-        return self.actors.open_ring(mesh["sp"].get_group(), choices.attn)
-
     def _shard(self, dtype: torch.dtype) -> None:
         self.model.register_forward_hook(_own_logits)  # before FSDP's own hook, which has to see what is handed out
-        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-        mesh = self._mesh[_SHARDED]
+        policy, mesh = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32), self._mesh[_SHARDED]
         for layer in decoder_layers(self.model):
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         fully_shard(self.model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
@@ -160,11 +136,6 @@ def decoder_layers(model: Any) -> list[Any]:
             if isinstance(layers, torch.nn.ModuleList) and len(layers) == count:
                 return list(layers)
     return []
-
-
-def _mesh(device: torch.device, tp: int, world_size: int) -> DeviceMesh:
-    """(dp x sp, tp): what is sharded over, and what is split over."""
-    return init_device_mesh(device.type, (world_size // tp, tp), mesh_dim_names=(_SHARDED, _TP))
 
 
 def _own_logits(_module: Any, _inputs: Any, output: Any) -> None:

@@ -9,8 +9,11 @@ in a lower dtype the optimizer has a copy of its own, as DeepSpeed's has. A norm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,9 +51,9 @@ class Norms:
     update: float
 
 
-STEPPED_BY = "torch's AdamW"
 Total = Callable[[Iterable[tuple[torch.Tensor, torch.Tensor]]], float]
 """The global L2 norm of tensors, each beside the parameter that it belongs to."""
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class AdamSteps:
@@ -58,45 +61,81 @@ class AdamSteps:
 
     def __init__(self, parameters: Iterable[torch.Tensor], training: Training) -> None:
         self.training = training
-        self.parameters = [one for one in parameters if one.requires_grad]
-        self.stepped = [one if one.dtype == torch.float32 else _copy(one) for one in self.parameters]
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        wide = [p if p.dtype == torch.float32 else p.detach().float().clone().requires_grad_() for p in self._parameters]
+        self._pairs = list(zip(self._parameters, wide, strict=True))
+        self._stepped = wide
         # one tensor at a time: parameters on different meshes cannot be stepped together
-        self.optimizer = torch.optim.AdamW(self.stepped, foreach=False, **training.adam)
+        self.optimizer = torch.optim.AdamW(wide, foreach=False, **training.adam)
 
     def step(self, total: Total) -> Norms:
         """Clip what `backward` left in `.grad`, step, and clear it."""
-        for own, stepped in zip(self.parameters, self.stepped, strict=True):
+        for own, stepped in self._pairs:
             if own is not stepped:
                 stepped.grad = None if own.grad is None else own.grad.float()
-        gradient = total((one.grad, own) for one, own in zip(self.stepped, self.parameters, strict=True) if one.grad is not None)
-        self._clip(gradient)
-        before = [one.detach().clone() for one in self.stepped]
+        gradients = [(stepped.grad, own) for own, stepped in self._pairs if stepped.grad is not None]
+        norm, most = total(gradients), self.training.max_norm
+        if most and norm > most:
+            for gradient, _ in gradients:
+                gradient.mul_(most / (norm + 1e-6))
+        before = [stepped.detach().clone() for stepped in self._stepped]
         self.optimizer.step()
-        self.write_back()
+        self._write_back()
         with torch.no_grad():
-            moved = ((now - was, own) for now, was, own in zip(self.stepped, before, self.parameters, strict=True))
-            update = total(moved)
+            update = total((now - was, own) for (own, now), was in zip(self._pairs, before, strict=True))
         self.clear()
-        return Norms(gradient, update)
-
-    @torch.no_grad()
-    def write_back(self) -> None:
-        """Give the Actor what its fp32 copies are now."""
-        for own, stepped in zip(self.parameters, self.stepped, strict=True):
-            if own is not stepped:
-                own.copy_(stepped)
+        return Norms(norm, update)
 
     def clear(self) -> None:
         """Drop all gradients."""
-        for one in (*self.parameters, *self.stepped):
-            one.grad = None
+        for parameter in (*self._parameters, *self._stepped):
+            parameter.grad = None
 
-    def _clip(self, norm: float) -> None:
-        if self.training.max_norm and norm > self.training.max_norm:
-            for one in self.stepped:
-                if one.grad is not None:
-                    one.grad.mul_(self.training.max_norm / (norm + 1e-6))
+    def save(self, folder: Path, model: Any) -> None:
+        """Write this rank's part of weights, buffers and AdamW's state with torch.distributed.checkpoint. A collective.
+
+        A parameter that `fully_shard` or tensor parallelism cut is a DTensor, and torch knows which part is whose. Names are the
+        model's. Only tensors are in there: what else a step depends on is set anew by each micro-batch (seeds, recorded generator
+        states) or is a number of the check (learning rate, clipping).
+        """
+        from torch.distributed.checkpoint.filesystem import FileSystemWriter
+        from torch.distributed.checkpoint.state_dict_saver import save
+
+        with _without_warnings():
+            save(self._tensors(model), storage_writer=FileSystemWriter(folder))
+
+    def load(self, folder: Path, model: Any) -> None:
+        """Read what `save` wrote into what is there; its values before do not matter. Every rank has to call it."""
+        from torch.distributed.checkpoint.filesystem import FileSystemReader
+        from torch.distributed.checkpoint.state_dict_loader import load
+
+        with _without_warnings():
+            load(self._tensors(model), storage_reader=FileSystemReader(folder))
+        self._write_back()
+
+    @torch.no_grad()
+    def _write_back(self) -> None:
+        """Give the Actor what its fp32 copies are now."""
+        for own, stepped in self._pairs:
+            if own is not stepped:
+                own.copy_(stepped)
+
+    def _tensors(self, model: Any) -> dict[str, Any]:
+        """All tensors by name, not copied. A parameter that was never stepped has the state that its first step makes."""
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        tensors = {f"buffer.{name}": buffer for name, buffer in model.named_buffers()}
+        for own, stepped in self._pairs:
+            name, state = names[id(own)], self.optimizer.state[stepped]
+            if not state:
+                state["step"] = torch.tensor(0.0, dtype=torch.float32)
+                state.update({moment: torch.zeros_like(stepped, memory_format=torch.preserve_format) for moment in _MOMENTS})
+            tensors |= {f"{part}.{name}": value for part, value in state.items()} | {f"weight.{name}": stepped.detach()}
+        return tensors
 
 
-def _copy(parameter: torch.Tensor) -> torch.Tensor:
-    return parameter.detach().float().clone().requires_grad_()
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """One process alone is meant here, and torch warns of it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=UserWarning, module="torch.distributed.checkpoint")
+        yield

@@ -106,7 +106,7 @@ def attaching(name: str, before: "Callable[[ModuleType], object] | None") -> "Ca
     def attach(module: "ModuleType") -> None:
         if before is not None:
             guarded(before, module)
-        from actordbg.trainers.attaching import attach
+        from actordbg.trainers.recorded_model import attach
 
         attach(module, name, os.environ["ACTORDBG_STORE"])
         hash_weights()

@@ -1,9 +1,9 @@
-"""OpenRLHF as `trainer.Trainer` asks for it. Light: what needs torch or OpenRLHF is imported when it is called."""
+"""OpenRLHF as `actordbg.trainers.trainer` asks for it. Light: what needs torch or OpenRLHF is imported when it is called."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,21 +15,26 @@ if TYPE_CHECKING:
     from actordbg.trainers.captured_call import ReplayedCall
     from actordbg.trainers.openrlhf.demo_programs import DemoProgram
     from actordbg.trainers.openrlhf.strategy import OpenRlhfStrategy
-    from actordbg.trainers.rows_strategy import Steps
 
 
-def _of(module: str, name: str) -> Any:
-    """A member that is a function of this room. Its module, which needs torch or OpenRLHF, is imported when it is called."""
+def _of(where: str) -> Any:
+    """A member that is a function of this folder. Its module, which needs torch or OpenRLHF, is imported when it is called."""
 
     def call(_self: OpenRlhf, *args: Any, **kwargs: Any) -> Any:
-        return getattr(import_module(f"actordbg.trainers.openrlhf.{module}"), name)(*args, **kwargs)
+        return resolve_name(f"{__package__}.{where}")(*args, **kwargs)
 
-    call.__qualname__ = f"{module}.{name}"
     return call
 
 
 class OpenRlhf:
-    """OpenRLHF 0.7 to 0.11. See `trainer.Trainer` for what each member promises."""
+    """OpenRLHF 0.7 to 0.11.
+
+    package: its distribution and its import name. actor_module, actor_file: where `class Actor` is. known_version: the one that
+    was tested. oldest, newest: the releases that are supported; `trap` says what is wrong with older ones. modules: what doctor
+    imports, and what does not work without it. losses: how its logs name them, the one that is compared first. bar_epoch,
+    bar_evaluation: regular expressions for a progress bar's title, with the epoch's number, and with the step that an evaluation
+    belongs to. The other members are functions of this folder, and those of `actordbg.trainers.trainer.Actors`.
+    """
 
     name = "OpenRLHF"
     package = "openrlhf"
@@ -39,7 +44,7 @@ class OpenRlhf:
     oldest = (0, 7)
     newest = (0, 11)
     trap = "its Actor.forward takes num_actions; capture works from 0.7 on"
-    modules: Mapping[str, str] = {
+    modules = {
         "openrlhf.models.actor": "capture and replay",
         "openrlhf.utils.deepspeed": "replay --backend deepspeed",
         "openrlhf.trainer.sft_trainer": "SFT training",
@@ -47,16 +52,9 @@ class OpenRlhf:
         "openrlhf.cli.train_dpo": "DPO training",
         "openrlhf.cli.train_ppo_ray": "PPO training under Ray",
     }
-    losses: tuple[str, ...] = (
-        "gpt_loss",
-        "loss",
-        "policy_loss",
-        "act_loss",
-        "actor_loss",
-        "critic_loss",
-        "loss_mean",
-        "train_loss",
-    )
+    losses = (
+        "gpt_loss", "loss", "policy_loss", "act_loss", "actor_loss", "critic_loss", "loss_mean", "train_loss",
+    )  # fmt: skip
     bar_epoch = r"\bepoch (\d{1,9})$"
     bar_evaluation = r"\beval\w*\b.*?(\d{1,15})$"
 
@@ -66,14 +64,14 @@ class OpenRlhf:
 
         return PROGRAMS
 
-    sft_command = _of("demo_programs", "sft_command")
-    sft_lacks = _of("demo_programs", "sft_lacks")
-    support_cpu = _of("cpu", "install_cpu_support")
-    build_actor = _of("build", "build_actor")
-    open_ring = _of("ring_attention", "open_ring")
-    ring_kernel = _of("ring_attention", "ring_kernel")
-    close_ring = _of("ring_attention", "close_ring")
-    absent = _of("late_imports", "absent")
+    sft_command = _of("demo_programs:sft_command")
+    sft_lacks = _of("demo_programs:sft_lacks")
+    support_cpu = _of("cpu:install_cpu_support")
+    build_actor = _of("build:build_actor")
+    absent = _of("build:absent")
+    open_ring = _of("strategy:open_ring")
+    ring_kernel = _of("strategy:ring_kernel")
+    close_ring = _of("strategy:close_ring")
 
     def prepare_process(self) -> None:
         from actordbg.trainers.openrlhf.cpu import allow_fp32_actor, stand_in_for_flash_attn
@@ -92,14 +90,7 @@ class OpenRlhf:
 
         return make_call(Signature.of(actor), dump, vocab_size, device, ring_group)
 
-    def read_result(self, result: Any, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        from actordbg.trainers.captured_call import read_result
-
-        return read_result(result, mask)
-
-    def strategy(
-        self, choices: Choices, config: ReplayConfig, world_size: int, training: Steps | None = None
-    ) -> OpenRlhfStrategy:
+    def strategy(self, choices: Choices, config: ReplayConfig, world_size: int, training: Any) -> OpenRlhfStrategy:
         from actordbg.trainers.openrlhf.strategy import OpenRlhfStrategy
 
         return OpenRlhfStrategy(choices, config, world_size, training)

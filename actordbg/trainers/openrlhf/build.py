@@ -14,14 +14,18 @@ compared with the request: another attention or dtype than asked for is an error
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from types import FunctionType, ModuleType
 from typing import Any
 
-from actordbg.base.errors import Unsupported
+from actordbg.base.errors import EnvironmentProblem, Unsupported
+from actordbg.base.imports import deferred, is_there, without_collecting
 from actordbg.config.choices import Choices
 from actordbg.trainers.built_model import change_attention, check, follow_adapters
-from actordbg.trainers.openrlhf.late_imports import cannot_import, without_deepspeed
 
 
 def import_actor() -> type[Any]:
@@ -46,31 +50,25 @@ def loads_checkpoint_dtype(names: frozenset[str], dtype: str) -> bool:
 
 def actor_arguments(names: frozenset[str], choices: Choices, ds_config: Mapping[str, Any] | None) -> dict[str, Any]:
     """Keyword arguments for an Actor that takes `names`; Unsupported if it has no way to do what `choices` says."""
+    wanted: tuple[tuple[str, bool, dict[str, Any]], ...] = (
+        (
+            "choose an attention implementation", True,
+            {"attn_implementation": choices.attn, "use_flash_attention_2": choices.attn == "flash_attention_2"},
+        ),
+        ("choose a dtype", True, {"param_dtype": choices.dtype, "bf16": choices.dtype == "bf16"}),
+        ("pack samples", choices.packing, {"packing_samples": choices.packing}),
+        ("divide logits by a temperature", choices.temperature != 1.0, {"temperature": choices.temperature}),
+        ("be given a DeepSpeed configuration", ds_config is not None, {"ds_config": dict(ds_config)} if ds_config else {}),
+    )  # fmt: skip
     arguments: dict[str, Any] = {}
-    if "attn_implementation" in names:
-        arguments["attn_implementation"] = choices.attn
-    elif "use_flash_attention_2" in names:
-        arguments["use_flash_attention_2"] = choices.attn == "flash_attention_2"
-    else:
-        raise _cannot("choose an attention implementation")
-    if "param_dtype" in names:
-        arguments["param_dtype"] = choices.dtype
-    elif "bf16" in names:
-        arguments["bf16"] = choices.dtype == "bf16"
-    else:
-        raise _cannot("choose a dtype")
-    if "packing_samples" in names:
-        arguments["packing_samples"] = choices.packing
-    elif choices.packing:
-        raise _cannot("pack samples")
-    if "temperature" in names:
-        arguments["temperature"] = choices.temperature
-    elif choices.temperature != 1.0:
-        raise _cannot("divide logits by a temperature")
-    if ds_config is not None:
-        if "ds_config" not in names:
-            raise _cannot("be given a DeepSpeed configuration")
-        arguments["ds_config"] = dict(ds_config)
+    for what, needed, spellings in wanted:
+        if name := next((spelling for spelling in spellings if spelling in names), None):
+            arguments[name] = spellings[name]
+        elif needed:
+            raise Unsupported(
+                f"the installed OpenRLHF's Actor cannot {what}",
+                hint="replays support OpenRLHF 0.7 to 0.11; captured dumps do not depend on the version that replays them",
+            )
     return arguments
 
 
@@ -89,8 +87,59 @@ def build_actor(path: str, choices: Choices, ds_config: Mapping[str, Any] | None
     return actor
 
 
-def _cannot(what: str) -> Unsupported:
-    return Unsupported(
-        f"the installed OpenRLHF's Actor cannot {what}",
-        hint="replays support OpenRLHF 0.7 to 0.11; captured dumps do not depend on the version that replays them",
+_PACKAGE = "openrlhf"
+
+
+def absent() -> EnvironmentProblem | None:
+    """What building an Actor would raise where OpenRLHF is not installed; nothing of it is imported."""
+    return None if is_there(_PACKAGE) else cannot_import(f"No module named {_PACKAGE!r}")
+
+
+def cannot_import(why: object) -> EnvironmentProblem:
+    """What to raise where an Actor of OpenRLHF is asked for and it cannot be imported."""
+    return EnvironmentProblem(
+        f"OpenRLHF cannot be imported here: {why}",
+        hint=f"`--through rows` needs no OpenRLHF; `actordbg doctor` says what is missing; pip install {_PACKAGE} --no-deps",
     )
+
+
+def without_deepspeed(module: str) -> ModuleType:
+    """Import this module of the trainer, which may name DeepSpeed and use nothing of it. One that uses it gets it."""
+    with compiling_at_the_first_call(module):
+        try:
+            with deferred("deepspeed"):
+                return import_module(module)
+        except ImportError:
+            return import_module(module)
+
+
+@contextlib.contextmanager
+def compiling_at_the_first_call(module: str) -> Iterator[None]:
+    """Around the first import of `module`: functions are handed to `torch.compile` by their first call, with the same options."""
+    import torch
+
+    original = torch.compile
+
+    def late(model: Any = None, **options: Any) -> Any:
+        if model is None:
+            return functools.partial(late, **options)
+        return _late(original, model, options) if isinstance(model, FunctionType) else original(model, **options)
+
+    torch.compile = late
+    try:
+        with without_collecting(module):
+            yield
+    finally:
+        torch.compile = original
+
+
+def _late(compile_it: Callable[..., Any], function: FunctionType, options: dict[str, Any]) -> Callable[..., Any]:
+    @functools.cache
+    def compiled() -> Callable[..., Any]:
+        return compile_it(function, **options)  # type: ignore[no-any-return]
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return compiled()(*args, **kwargs)
+
+    return call

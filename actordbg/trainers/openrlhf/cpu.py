@@ -14,7 +14,7 @@ it OpenRLHF's own Actor, DeepspeedStrategy, `train_sft` and `train_ppo_ray` run 
 | `torch.distributed.device_mesh.init_device_mesh("cuda", ...)` | `"cpu"` | its strategy's mesh |
 | `param_dtype="fp32"` refused by `convert_to_torch_dtype` | accepted | fp32 is exact, and faster than bf16 on a CPU |
 | the Adam of OpenRLHF's strategy | torch's (`torch_adam`) | DeepSpeed's compiles C++ for a minute |
-| some of DeepSpeed | see `actordbg.trainers.deepspeed_cpu` | it waits too little, and compiles C++ |
+| some of DeepSpeed | see `actordbg.trainers.importhook` | it waits too little, and compiles C++ |
 
 Not replaced, on purpose: `torch.cuda.get_device_properties` (inductor's cache key relies on its raising), `torch.empty` and
 `Tensor.to` (wrapping them breaks transformers' meta-device initialisation: rotary `inv_freq` stays zero and the loss is
@@ -31,11 +31,10 @@ from __future__ import annotations
 import functools
 import importlib.util
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from actordbg.trainers.deepspeed_cpu import prepare_deepspeed
-from actordbg.trainers.importhook import after_import
+from actordbg.trainers.importhook import after_import, prepare_deepspeed
 
 _MARK = "__actordbg_cpu__"
 
@@ -84,14 +83,11 @@ def has_flash_attn() -> bool:
 
 
 class CpuDevice(str):
-    """The string "cpu" that prints as device index 0.
+    """A string, "cpu", that prints as device index 0.
 
     OpenRLHF uses `torch.cuda.current_device()` in two ways: as a device (`tensor.to(...)`), where it has to mean the CPU,
     and as a number inside `f"cuda:{...}"`, where torch has to be able to parse the result.
     """
-
-    def __new__(cls) -> CpuDevice:
-        return super().__new__(cls, "cpu")
 
     def __format__(self, spec: str) -> str:
         return format(0, spec)
@@ -118,7 +114,7 @@ def _knows_no_distribution(import_utils: ModuleType) -> None:
 
 
 def _quiet_cuda(torch: ModuleType) -> None:
-    device = CpuDevice()
+    device = CpuDevice("cpu")
     torch.cuda.current_device = lambda: device
     for name in ("set_device", "synchronize", "empty_cache", "current_stream"):
         setattr(torch.cuda, name, lambda *args, **kwargs: None)
@@ -170,16 +166,12 @@ def _with_fp32(utils: Any) -> None:
 
 
 def _with_sdpa_for_flash_attention(actor_module: Any) -> None:
-    actor_module.AutoModelForCausalLM = _SdpaForFlashAttention(actor_module.AutoModelForCausalLM)
+    """Stand for `AutoModelForCausalLM` inside `openrlhf.models.actor`, where only `from_pretrained` is called."""
+    auto_model = actor_module.AutoModelForCausalLM
 
-
-class _SdpaForFlashAttention:
-    """Stands for `AutoModelForCausalLM` inside `openrlhf.models.actor`, where only `from_pretrained` is called."""
-
-    def __init__(self, auto_model: Any) -> None:
-        self._auto_model = auto_model
-
-    def from_pretrained(self, *args: Any, **kwargs: Any) -> Any:
+    def from_pretrained(*args: Any, **kwargs: Any) -> Any:
         if "flash_attention" in str(kwargs.get("attn_implementation")):
             kwargs["attn_implementation"] = "sdpa"
-        return self._auto_model.from_pretrained(*args, **kwargs)
+        return auto_model.from_pretrained(*args, **kwargs)
+
+    actor_module.AutoModelForCausalLM = SimpleNamespace(from_pretrained=from_pretrained)

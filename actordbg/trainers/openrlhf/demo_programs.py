@@ -9,67 +9,59 @@ torch, transformers and deepspeed in five processes, is most of the time either 
 | ppo | `train_ppo_ray`: one policy rank, its reference model, one sampling engine; reinforce_baseline, two samples a prompt |
 | sft | `train_sft` on one rank under the deepspeed launcher |
 
+They run in a child process, `main`, which starts OpenRLHF's own training CLI with what this machine lacks put in place:
+
+    python -m actordbg.trainers.openrlhf.demo_programs ppo -- <arguments of openrlhf.cli.train_ppo_ray>
+    deepspeed --module actordbg.trainers.openrlhf.demo_programs sft -- <arguments of openrlhf.cli.train_sft>
+
+The CLI is run by `runpy` as `__main__`, unchanged; whichever `openrlhf` is first on PYTHONPATH is the one that trains.
+
+Without CUDA: CPU support is installed on first import of openrlhf, here and (through Ray's worker set-up hook) in every Ray
+worker; the vLLM stand-in is registered; and Ray is initialised with *declared* GPUs before the CLI, since OpenRLHF's actors
+ask Ray for one each and would otherwise wait for a placement for ever. With CUDA and vLLM none of that happens: Ray finds
+the GPUs itself. (That path has not been run yet: it needs three GPUs; `hide_gpus` keeps to the CPU with fewer.)
+
 `train-check --trainer sft` runs `train_sft` under a configuration of its own (`sft_command`), as far as this release has it.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import runpy
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from actordbg.trainers.openrlhf.demo_driver import ON_CPU, RAY_TEMP_VARIABLE
+from actordbg.trainers.importhook import before_import
+from actordbg.trainers.openrlhf.cpu import install_cpu_support, map_flash_attention_to_sdpa
 
-_DRIVER = "actordbg.trainers.openrlhf.demo_driver"
+_DRIVER = "actordbg.trainers.openrlhf.demo_programs"
 _IMPORTS = ("torch", "transformers", "deepspeed", "peft", "datasets", "tokenizers", "torchdata", "pylatexenc", "openrlhf")
 _PPO_STEPS = 8
 _PROMPTS_PER_STEP = 4
-_PPO: dict[str, Any] = {
-    "data.input_key": "prompt",
-    "data.label_key": "label",
-    "actor.num_nodes": 1,
-    "actor.num_gpus_per_node": 1,
-    "ref.num_nodes": 1,
-    "ref.num_gpus_per_node": 1,
-    "vllm.num_engines": 1,
-    "vllm.tensor_parallel_size": 1,
-    "vllm.enforce_eager": None,
-    "algo.advantage.estimator": "reinforce_baseline",
-    "rollout.n_samples_per_prompt": 2,
-    "rollout.batch_size": _PROMPTS_PER_STEP,
-    "rollout.micro_batch_size": 4,
-    "rollout.max_new_tokens": 32,
-    "train.batch_size": 8,
-    "train.micro_batch_size": 4,
-    "train.max_epochs": 1,
-    "train.num_episodes": 1,
-    "actor.adam.lr": 1e-4,
-}
-_SFT: dict[str, Any] = {
-    "data.input_key": "prompt",
-    "data.output_key": "answer",
-    "train.batch_size": 4,
-    "train.micro_batch_size": 4,
-    "train.max_epochs": 5,
-    "adam.lr": 1e-4,
-}
-_BOTH: dict[str, Any] = {
-    "data.apply_chat_template": None,
-    "data.max_len": 256,
-    "ds.zero_stage": 2,
-    "ds.param_dtype": "bf16",
-    "ds.attn_implementation": "sdpa",
-    "logger.logging_steps": 1,
-}
+_PPO = f"""
+    --data.input_key prompt --data.label_key label --actor.num_nodes 1 --actor.num_gpus_per_node 1
+    --ref.num_nodes 1 --ref.num_gpus_per_node 1 --vllm.num_engines 1 --vllm.tensor_parallel_size 1 --vllm.enforce_eager
+    --algo.advantage.estimator reinforce_baseline --rollout.n_samples_per_prompt 2 --rollout.batch_size {_PROMPTS_PER_STEP}
+    --rollout.micro_batch_size 4 --rollout.max_new_tokens 32 --train.batch_size 8 --train.micro_batch_size 4
+    --train.max_epochs 1 --train.num_episodes 1 --actor.adam.lr 0.0001"""
+_SFT = """
+    --data.input_key prompt --data.output_key answer --train.batch_size 4 --train.micro_batch_size 4 --train.max_epochs 5
+    --adam.lr 0.0001"""
+_BOTH = """
+    --data.apply_chat_template --data.max_len 256 --ds.zero_stage 2 --ds.param_dtype bf16 --ds.attn_implementation sdpa
+    --logger.logging_steps 1"""
 
 
-@dataclass
-class DemoProgram:
-    """One training. See `actordbg.trainers.trainer.Program`."""
+class DemoProgram(NamedTuple):
+    """One real training for the demo, small enough for a laptop.
+
+    typed: the command without options, as a user types it. needs: modules that it imports. data: "prompts" or "conversations",
+    and `rows` how many of them it takes. every: of how many steps one is told. gpus: that it needs.
+    """
 
     name: str
     typed: str
@@ -82,15 +74,13 @@ class DemoProgram:
     def command(self, model: Path, data: Path, output: Path, port: int) -> list[str]:
         """The demo driver with OpenRLHF's options; for SFT the deepspeed launcher, which listens on `port`, in front of it."""
         if self.name == "ppo":
-            reward = importlib.util.find_spec("actordbg.trainers.openrlhf.demo_reward")
-            assert reward is not None and reward.origin is not None
-            start = ["-m", _DRIVER, "ppo"]
-            options = {"actor.model_name_or_path": model, "data.prompt_dataset": data, "reward.remote_url": reward.origin}
-            options |= _PPO
+            start, words = ["-m", _DRIVER, "ppo"], _PPO
+            options: dict[str, Any] = {"actor.model_name_or_path": model, "data.prompt_dataset": data}
+            options["reward.remote_url"] = __file__
         else:
-            start = _launcher(1, port)
-            options = {"model.model_name_or_path": model, "data.dataset": data} | _SFT
-        return _words(start, options | _BOTH | _places(output))
+            start, words = _launcher(1, port), _SFT
+            options = {"model.model_name_or_path": model, "data.dataset": data}
+        return [*_words(start, options | _places(output)), *words.split(), *_BOTH.split()]
 
     def environment(self, temporary: Path) -> dict[str, str]:
         """Where Ray keeps its files, for the driver."""
@@ -125,30 +115,26 @@ class DemoProgram:
 def sft_command(order: Any, output: Path, port: int) -> list[str]:
     """`train_sft` as a `SftOrder` (`actordbg.trainers.trainer`) says, under the deepspeed launcher, which listens on `port`."""
     options: dict[str, Any] = {
-        "model.model_name_or_path": order.model,
-        "data.dataset": order.data,
-        "data.input_key": order.keys[0],
-        "data.output_key": order.keys[1],
-        "data.max_len": order.max_len,
-        "data.max_samples": order.samples,
-        "train.max_epochs": order.epochs,
-        "train.batch_size": order.batch,
-        "train.micro_batch_size": order.micro_batch,
-        "train.seed": order.seed,
-        "adam.lr": order.lr,
-        "adam.weight_decay": order.weight_decay,
-        "max_norm": order.max_norm,
-        "lr_scheduler": "constant",
-        "ds.zero_stage": order.zero_stage,
-        "ds.tensor_parallel_size": order.tp,
-        "ds.ring_attn_size": order.ring,
-        "ds.param_dtype": order.dtype,
+        "model.model_name_or_path": order.model, "data.dataset": order.data,
+        "data.input_key": order.keys[0], "data.output_key": order.keys[1],
         "ds.attn_implementation": "flash_attention_2" if order.ring > 1 else order.attn,
-        "logger.logging_steps": 1,
-    }
-    switches = {"ds.packing_samples": order.ring > 1, "model.gradient_checkpointing_enable": order.gradient_checkpointing}
-    given = {name: None for name, on in switches.items() if on}
-    return _words(_launcher(order.processes, port), options | given | _places(output))
+        **{option: getattr(order, name) for option, name in _OF_ORDER.items()},
+    }  # fmt: skip
+    switches = {"--ds.packing_samples": order.ring > 1, "--model.gradient_checkpointing_enable": order.gradient_checkpointing}
+    words = _words(_launcher(order.processes, port), options | _places(output))
+    return [
+        *words,
+        *["--lr_scheduler", "constant", "--logger.logging_steps", "1"],
+        *(name for name, on in switches.items() if on),
+    ]
+
+
+_OF_ORDER = {
+    "data.max_len": "max_len", "data.max_samples": "samples", "train.max_epochs": "epochs", "train.batch_size": "batch",
+    "train.micro_batch_size": "micro_batch", "train.seed": "seed", "adam.lr": "lr", "adam.weight_decay": "weight_decay",
+    "max_norm": "max_norm", "ds.zero_stage": "zero_stage", "ds.tensor_parallel_size": "tp", "ds.ring_attn_size": "ring",
+    "ds.param_dtype": "dtype",
+}  # fmt: skip
 
 
 def sft_lacks(backend: str) -> str:
@@ -157,17 +143,8 @@ def sft_lacks(backend: str) -> str:
 
 
 def _launcher(processes: int, port: int) -> list[str]:
-    return [
-        "-m",
-        "deepspeed.launcher.runner",
-        "--num_gpus",
-        str(processes),
-        "--master_port",
-        str(port),
-        "--module",
-        _DRIVER,
-        "sft",
-    ]
+    command = f"-m deepspeed.launcher.runner --num_gpus {processes} --master_port {port} --module {_DRIVER} sft"
+    return command.split()
 
 
 def _places(output: Path) -> dict[str, Any]:
@@ -175,8 +152,8 @@ def _places(output: Path) -> dict[str, Any]:
 
 
 def _words(start: list[str], options: Mapping[str, Any]) -> list[str]:
-    words = [(f"--{name}", value) for name, value in options.items()]
-    return [sys.executable, *start, "--", *(str(one) for pair in words for one in pair if one is not None)]
+    words = (word for name, value in options.items() for word in (f"--{name}", str(value)))
+    return [sys.executable, *start, "--", *words]
 
 
 PROGRAMS: Mapping[str, DemoProgram] = {
@@ -193,3 +170,74 @@ PROGRAMS: Mapping[str, DemoProgram] = {
 _ACTOR = re.compile(r"(?:\((\w+) pid=\d+\) )?Actor\($")
 _PPO_STEP = re.compile(r"Global step (\d+): .*?'reward': ([-\d.e]+)")
 _SFT_STEP = re.compile(r"Train step of epoch (\d+):.*\| (\d+)/(\d+) \[.*gpt_loss=([-\d.e]+)")
+
+
+_RING = "--ds.ring_attn_size"
+RAY_TEMP_VARIABLE = "ACTORDBG_DEMO_RAY_TEMP"
+ON_CPU = {
+    "sft": "on the CPU: OpenRLHF as installed, with actordbg's CPU support",
+    "ppo": "on the CPU: OpenRLHF as installed, with actordbg's CPU support; only vLLM's sampler is a stand-in",
+}
+"""What the log says first where there is no CUDA to train on, by trainer."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the trainer named first with the arguments after `--`. (The deepspeed launcher puts its --local_rank before it.)"""
+    argv = sys.argv[1:] if argv is None else argv
+    own, given = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
+    trainer = next(word for word in own if not word.startswith("-"))
+    launcher_options = [word for word in own if word.startswith("--local_rank")]
+    if not runs_on_cuda(trainer):
+        sys.stdout.write(ON_CPU[trainer] + "\n")
+        support_cpu()
+        if _RING in given and given[given.index(_RING) + 1] != "1":
+            from actordbg.trainers.openrlhf.strategy import prepare_ring
+
+            prepare_ring("sdpa")
+    module = {"ppo": "openrlhf.cli.train_ppo_ray", "sft": "openrlhf.cli.train_sft"}[trainer]
+    if trainer == "ppo":
+        _start_ray()
+    sys.argv = [module, *given, *launcher_options]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def runs_on_cuda(trainer: str) -> bool:
+    """Whether the run uses the GPU: SFT needs CUDA, PPO needs CUDA and a real vLLM. Does not import vllm."""
+    import torch
+
+    return torch.cuda.is_available() and (trainer == "sft" or importlib.util.find_spec("vllm") is not None)
+
+
+def support_cpu() -> None:
+    """Prepare this process, the driver or a Ray worker, before it imports openrlhf. Cheap: imports neither torch nor openrlhf."""
+    from actordbg.trainers.openrlhf import vllm_standin
+
+    before_import("openrlhf", install_cpu_support)
+    map_flash_attention_to_sdpa()
+    vllm_standin.register()
+
+
+def _start_ray() -> None:
+    import ray
+    import torch
+
+    hook = {"worker_process_setup_hook": "actordbg.trainers.openrlhf.demo_programs.support_cpu"}
+    options = {} if torch.cuda.is_available() else {"num_gpus": 4, "num_cpus": 8, "runtime_env": hook}
+    ray.init(include_dashboard=False, object_store_memory=128 * 1024 * 1024, _temp_dir=os.environ[RAY_TEMP_VARIABLE], **options)
+
+
+def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> dict[str, object]:
+    """Return a reward in [0, 1] for each query: the share of distinct characters in what follows the prompt.
+
+    OpenRLHF loads it through `--reward.remote_url <this file>`. By its path,
+    so that no dataclass may be in here. Advantages then differ from sample to sample.
+    """
+    import torch
+
+    answers = [query[len(prompt) :] for query, prompt in zip(queries, prompts, strict=True)]
+    rewards = torch.tensor([len(set(answer)) / max(len(answer), 1) for answer in answers])
+    return {"rewards": rewards, "scores": rewards, "extra_logs": {}}
+
+
+if __name__ == "__main__":
+    main()

@@ -90,19 +90,20 @@ def all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor
 
 def register() -> None:
     """Make the stand-in importable as `flash_attn.bert_padding` and `flash_attn.utils.distributed` in this process."""
-    padding = _module(
+    padding = stand_in(
         "flash_attn.bert_padding",
         index_first_axis=index_first_axis,
         pad_input=pad_input,
         rearrange=rearrange,
         unpad_input=unpad_input,
     )
-    distributed = _module("flash_attn.utils.distributed", all_gather=all_gather)
-    utils = _module("flash_attn.utils", is_package=True, distributed=distributed)
-    _module("flash_attn", is_package=True, bert_padding=padding, utils=utils, __actordbg_standin__=True)
+    distributed = stand_in("flash_attn.utils.distributed", all_gather=all_gather)
+    utils = stand_in("flash_attn.utils", is_package=True, distributed=distributed)
+    stand_in("flash_attn", is_package=True, bert_padding=padding, utils=utils, __actordbg_standin__=True)
 
 
-def _module(name: str, *, is_package: bool = False, **attributes: object) -> ModuleType:
+def stand_in(name: str, *, is_package: bool = False, **attributes: object) -> ModuleType:
+    """Make a module of this name, with these attributes, importable in this process."""
     module = ModuleType(name, f"Stand-in for {name} by actordbg: see {__name__}.")
     module.__spec__ = ModuleSpec(name, None, origin=__file__, is_package=is_package)
     if is_package:

@@ -49,40 +49,32 @@ class Completion:
     logprobs: None = None
 
 
-@dataclass
-class RequestOutput:
-    outputs: list[Completion]
-
-
-class AsyncEngineArgs:
+class AsyncEngineArgs(SimpleNamespace):
     """Keeps what it is given; the engine reads `model`, `seed` and `dtype`, and has no use for the rest."""
-
-    def __init__(self, **options: Any) -> None:
-        self.options = options
 
 
 class AsyncLLMEngine:
     """Generates one request at a time with transformers' `generate` on the CPU."""
 
-    def __init__(self, options: dict[str, Any]) -> None:
+    def __init__(self, args: AsyncEngineArgs) -> None:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        torch.manual_seed(options["seed"])
-        dtype = getattr(torch, options["dtype"])
-        self._tokenizer = AutoTokenizer.from_pretrained(options["model"])
-        self._model = AutoModelForCausalLM.from_pretrained(options["model"], dtype=dtype).eval()
+        torch.manual_seed(args.seed)
+        dtype = getattr(torch, args.dtype)
+        self._tokenizer = AutoTokenizer.from_pretrained(args.model)
+        self._model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype).eval()
         self._sync: PyNcclCommunicator | None = None
         self.output_processor = SimpleNamespace(get_num_unfinished_requests=lambda: 0)
 
     @classmethod
     def from_engine_args(cls, engine_args: AsyncEngineArgs) -> AsyncLLMEngine:
-        return cls(engine_args.options)
+        return cls(engine_args)
 
     async def is_sleeping(self) -> bool:
         return False
 
-    async def generate(self, prompt: TokensPrompt, params: SamplingParams, request_id: str) -> AsyncIterator[RequestOutput]:
+    async def generate(self, prompt: TokensPrompt, params: SamplingParams, request_id: str) -> AsyncIterator[Any]:
         """Yield the one finished output of this prompt (vLLM yields partial ones before it)."""
         import torch
 
@@ -103,7 +95,7 @@ class AsyncLLMEngine:
         tokens = generated[0, ids.shape[1] :].tolist()
         text = self._tokenizer.decode(tokens, skip_special_tokens=params.skip_special_tokens)
         stopped = bool(tokens) and tokens[-1] == self._tokenizer.eos_token_id
-        yield RequestOutput([Completion(tokens, text, "stop" if stopped else "length")])
+        yield SimpleNamespace(outputs=[Completion(tokens, text, "stop" if stopped else "length")])
 
     async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[None]:
         """Run `init_process_group` or `update_weight`, which a real engine runs in its workers."""
