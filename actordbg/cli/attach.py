@@ -36,10 +36,10 @@ def attach(
 
     Example: actordbg attach ppo-7b
     """
-    from actordbg.debug import live_job
-    from actordbg.debug.terminal import attend
+    from actordbg.debug import stops
+    from actordbg.debug.meeting import attend
 
-    store, run = store_of(ctx), live_job.root() / name
+    store, run = store_of(ctx), stops.root() / name
     if run.is_dir():
         output.note(f"waiting for the stops of run {name}; Ctrl-C leaves")
         with _announced(run / "attach"):
@@ -55,13 +55,13 @@ def attach(
 
 
 def _replay(store: Store, name: str) -> Path:
-    from actordbg.debug import live_job
+    from actordbg.debug import stops
     from actordbg.replay.supervise import load_spec
 
     try:
         return store.replays / load_spec(store.require(), name).replay_id
     except StoreProblem as error:
-        runs = sorted(one.name for one in live_job.root().glob("*")) if live_job.root().is_dir() else []
+        runs = sorted(one.name for one in stops.root().glob("*")) if stops.root().is_dir() else []
         known = f"; runs on this machine that stopped before: {', '.join(runs[:8])}" if runs else ""
         raise UsageError(f"{name} is no replay here, and no run that stops on this machine{known}", hint=error.hint) from None
 

@@ -78,7 +78,7 @@ class EngineOptions:
             self._refuse_alone()
             yield engine_in_use()
             return
-        from actordbg.cluster.desk_side import StoreElsewhere
+        from actordbg.cluster.node_store import StoreElsewhere
         from actordbg.cluster.order import DEFAULT_MAX_FAILURES, ClusterOrder
         from actordbg.cluster.ray_engine import connected
         from actordbg.store.staging import split_runs

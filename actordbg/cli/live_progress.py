@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from actordbg.cli import output
-from actordbg.replay.live_catalog import LiveCatalog
+from actordbg.replay.replay_data import LiveCatalog
 
 if TYPE_CHECKING:
     from actordbg.replay.supervise import Progress

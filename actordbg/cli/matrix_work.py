@@ -39,7 +39,7 @@ from actordbg.document.blocks import as_data
 from actordbg.document.renderings import as_markdown, as_text
 from actordbg.records.journal import SPEC
 from actordbg.records.matrix_record import PASSED, MatrixCell, MatrixRecord
-from actordbg.replay.live_catalog import LiveCatalog
+from actordbg.replay.replay_data import LiveCatalog
 from actordbg.replay.selection import require_one_trainer
 from actordbg.replay.supervise import spec_and_owner
 from actordbg.store.layout import Store

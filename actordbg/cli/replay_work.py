@@ -17,13 +17,13 @@ from actordbg.cli.input_options import MOST_UNASKED, ChosenInputs
 from actordbg.cli.live_progress import replaying, show
 from actordbg.cli.replay_answer import ReplayAnswer, answer_of, shares_of
 from actordbg.cli.stop_options import StopOptions
+from actordbg.debug.meeting import Relay
 from actordbg.debug.replay_stops import StopOrder
-from actordbg.debug.terminal import Relay
 from actordbg.records.journal import read_results
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay import supervise
-from actordbg.replay.estimate import estimated
 from actordbg.replay.plan import Plan
+from actordbg.replay.replay_data import estimated
 from actordbg.replay.selection import defaults_of
 from actordbg.replay.supervise import Progress
 from actordbg.store.layout import Store

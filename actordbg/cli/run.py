@@ -55,7 +55,7 @@ def run(
     from actordbg.cli.dump_status_work import process_rows, total_of, who
     from actordbg.cli.dump_switch import switch_off
     from actordbg.cli.run_work import RunAnswer, after_the_job, recovered_from_rings, say_recorded, start_recording
-    from actordbg.debug import live_job
+    from actordbg.debug.stops import expect
     from actordbg.install import ray_hooks, ray_submit
     from actordbg.install.foreground import run_in_foreground
     from actordbg.trainers.find_adapter import carried_form
@@ -76,7 +76,7 @@ def run(
     start_recording(store, name, options)
     if stops:
         with contextlib.suppress(OSError):
-            live_job.expect(name)
+            expect(name)
         note(f"actordbg: at a breakpoint() all ranks of this machine park; from another terminal: actordbg attach {name}")
     goes_on = False
     try:

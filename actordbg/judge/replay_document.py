@@ -22,7 +22,7 @@ from actordbg.judge.law_summary import laws_in_words
 from actordbg.judge.report_model import Against, Counts, FailureGroup, ReplaySummary, Summary
 from actordbg.judge.verdict_banner import banner
 from actordbg.records.arithmetic import PERCENTILE_DEFINITION, Spread
-from actordbg.replay.hang import in_brief
+from actordbg.replay.blame import in_brief
 
 _LOG_LINES = 12
 _MOST_WHERE = 160

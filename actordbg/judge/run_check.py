@@ -20,9 +20,9 @@ from actordbg.judge.noise_floor import newest_for
 from actordbg.judge.sides import GOLDEN
 from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.records.replay_record import PASSED, ReplaySpec
+from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.replay_data import ReplayData, data_of
 from actordbg.replay.supervise import run_replay
-from actordbg.replay.warm_groups import WarmGroups
 from actordbg.store.layout import Store
 
 REPLAYING, TRUTH, ROUNDING = "replaying", "computing the truth", "measuring what the dtype costs"
