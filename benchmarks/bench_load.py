@@ -25,7 +25,7 @@ import torch
 
 from actordbg.dumps.create import Draws, Shape, make_inputs
 from actordbg.dumps.importer import import_paths
-from actordbg.formats import payload_check
+from actordbg.formats import dumpfile
 from actordbg.formats.encoding import array_dtype
 from actordbg.store import payload, places
 from actordbg.store.layout import Store
@@ -75,7 +75,7 @@ def _narrow(pickles: Sequence[Path], dumps: Sequence[Path], note: str, repeat: i
     def new() -> None:
         for path in dumps:
             record, data = places.read_payload(path, hash_too=False, parse=quick_record)
-            for dtype, shape, offset in payload_check.check(record, data).values():
+            for dtype, shape, offset in dumpfile.check(record, data).values():
                 torch.from_numpy(np.ndarray(shape, array_dtype(dtype), data, offset))
 
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""The reference page of what `actordbg fsck` checks and finds, from the tables in `actordbg/fsck/`."""
+"""The reference page of what `actordbg fsck` checks and finds, from the tables in `actordbg/dumps/`."""
 
 from __future__ import annotations
 

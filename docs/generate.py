@@ -17,6 +17,7 @@ import re
 import sys
 import types
 import typing
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,9 @@ EXIT_CODES = """\
 | 5 | nothing to do: the selection holds no dump (`--allow-empty` makes it 0) |
 | 130 | interrupted |
 """
+SHARED = 3
+"""Options that so many commands declare alike are explained once."""
+
 KINDS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
 
@@ -71,7 +75,18 @@ def cli_markdown() -> str:
     known = list(commands())
     lines = [HEADER, "# Command line", "", *paragraphs(root)[:1], "", EXIT_CODES]
     lines += [f"- [`{PROGRAM} {name}`](#{anchor(name)}): {summary(function)}" for name, function in known]
-    lines += ["", "Options before the command:", "", *table(root)]
+    lines += ["", "Options before the command:", "", *table(rows_of(root))]
+    counted = Counter(row for _, function in known for row in rows_of(function))
+    common = {row for row, count in counted.items() if count >= SHARED}
+    shared = [row for row in counted if row in common]
+    lines += [
+        "",
+        "## Options that several commands share",
+        "",
+        "The commands below name them; here is what they do.",
+        "",
+        *table(shared),
+    ]
     for name, function in known:
         lines += [
             "",
@@ -84,7 +99,10 @@ def cli_markdown() -> str:
             *paragraphs(function),
             "",
         ]
-        lines += table(function)
+        rows = rows_of(function)
+        lines += table([row for row in rows if row not in common])
+        if also := [row.split("` | ")[0].removeprefix("| ").replace("\\|", "|") + "`" for row in rows if row in common]:
+            lines += ["", f"[Shared](#options-that-several-commands-share): {', '.join(also)}."]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -117,13 +135,17 @@ def usage(name: str, function: Callable[..., Any]) -> str:
     return " ".join([PROGRAM, name, "[OPTIONS]", *shown])
 
 
-def table(function: Callable[..., Any]) -> list[str]:
-    """The arguments and options of a command as a table; nothing if it has none."""
-    rows = [
+def rows_of(function: Callable[..., Any]) -> list[str]:
+    """The arguments and options of a command as rows of a table."""
+    return [
         f"| `{escaped(spelled(parameter, info, kind))}` | {cell(info.help)} | {cell(default_of(parameter, info))} |"
         for parameter, info, kind in declared(function)
         if not info.hidden
     ]
+
+
+def table(rows: list[str]) -> list[str]:
+    """Rows of options under their heading; nothing if there is none."""
     return ["| Option or argument | What it does | Default |", "|---|---|---|", *rows] if rows else []
 
 

@@ -25,8 +25,8 @@ from actordbg.campaign.matrix_files import select
 from actordbg.campaign.run_matrix import Surroundings, new_matrix, run_matrix
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.judge.law_summary import laws_of
+from actordbg.records.comparison_record import StoredRecord
 from actordbg.records.matrix_record import FAILED, UNAVAILABLE, MatrixCell, MatrixRecord
-from actordbg.records.stored_record import StoredRecord
 from actordbg.replay.replay_data import data_of
 from actordbg.replay.supervise import load_spec
 from actordbg.store.layout import Store

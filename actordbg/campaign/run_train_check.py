@@ -39,8 +39,7 @@ from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import is_plain_name, now_timestamp
 from actordbg.formats.store_files import atomic_write, make_folder
 from actordbg.records.journal import SPEC, read_results
-from actordbg.records.replay_record import CRASHED, PASSED, ReplayInput, ReplaySpec, ResultRecord
-from actordbg.records.train_check_record import (
+from actordbg.records.matrix_record import (
     BASELINE,
     BROKEN,
     NOISE,
@@ -52,6 +51,7 @@ from actordbg.records.train_check_record import (
     TrainCheckRecord,
     TrainStep,
 )
+from actordbg.records.replay_record import CRASHED, PASSED, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.replay.group_engine import Losses, WarmGroups, engine_in_use, launch_group
 from actordbg.replay.supervise import (
     COMPLETE,

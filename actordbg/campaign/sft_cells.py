@@ -31,7 +31,7 @@ from actordbg.demo.demo_assets import build_assets
 from actordbg.demo.demo_training import start_job
 from actordbg.formats.store_files import make_folder, read_regular
 from actordbg.measure.log_lines import BAR, read_log
-from actordbg.records.train_check_record import (
+from actordbg.records.matrix_record import (
     BROKEN,
     IMPOSSIBLE,
     OPEN,

@@ -36,7 +36,7 @@ from actordbg.document.blocks import (
     number,
 )
 from actordbg.measure.log_document import apart_chart, values_chart
-from actordbg.records.train_check_record import (
+from actordbg.records.matrix_record import (
     ASKED,
     BASELINE,
     BROKEN,

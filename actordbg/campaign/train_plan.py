@@ -24,8 +24,8 @@ from actordbg.campaign.train_verdicts import steps_of_round
 from actordbg.config.choices import Facts
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
+from actordbg.records.matrix_record import ASKED, BASELINE, IMPOSSIBLE, NOISE, TrainCell
 from actordbg.records.replay_record import ReplayInput
-from actordbg.records.train_check_record import ASKED, BASELINE, IMPOSSIBLE, NOISE, TrainCell
 
 ANCESTORS: tuple[dict[str, Any], ...] = (
     {"backend": "plain"},

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from actordbg.measure.align_logs import relative
 from actordbg.measure.log_answer import FALLS, RISES, trend
-from actordbg.records.train_check_record import (
+from actordbg.records.matrix_record import (
     ASKED,
     BASELINE,
     IMPOSSIBLE,

@@ -1,6 +1,6 @@
 """The dump switch: `control.json` in the store, and how a running job notices that it changed.
 
-`actordbg dump enable` and `disable` replace the file (`actordbg.capture.switch_file`); a thread of every capturing process looks
+`actordbg dump enable` and `disable` replace the file (`write_control`); a thread of every capturing process looks
 at it twice a second. Nothing is sent to the job, so the switch works from any host that sees the store. A job with a name
 (`actordbg run --run NAME`, or ACTORDBG_RUN=NAME) follows `controls/NAME.json` where that file is there.
 
@@ -26,13 +26,13 @@ import math
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
 from actordbg.base.fault import ActordbgError, NewerFormat, StoreProblem
-from actordbg.formats.dump_record import is_plain_name
-from actordbg.formats.store_files import StoreFiles, open_regular
+from actordbg.formats.dump_record import is_plain_name, kinds_of
+from actordbg.formats.store_files import StoreFiles, atomic_write, open_regular, read_regular
 
 NAN, EXCEPTION, OOM, SLOW, LOGPROBS, BEFORE = "nan", "exception", "oom", "slow", "logprobs", "before"
 FORMS = "nan, exception, oom, slow:3x, logprobs:LOW:HIGH"
@@ -168,34 +168,31 @@ MAX_RING = 256
 _BOUNDS: dict[str, tuple[int, float]] = {"level": (1, 22), "ring": (0, MAX_RING)}
 """Least and most of a number; others are only not negative."""
 _TEXTS: dict[str, Callable[[str], bool]] = {"run": is_plain_name, "writer": WRITERS.__contains__}
-_FIELDS = {name: (str(one.type), one.default) for name, one in Control.__dataclass_fields__.items() if one.init}
+_ITEMS: dict[str, Any] = {"ranks": int, "triggers": str}
+_KINDS = {name: kinds for name, kinds in kinds_of(Control).items() if name != "on"}
 
 
 def _checked(data: dict[str, Any]) -> dict[str, Any]:
     """The values of a control file, each of the type that its field is declared with."""
-    if unknown := data.keys() - _FIELDS.keys():
+    if unknown := data.keys() - _KINDS.keys():
         raise StoreProblem(f"control.json has unknown keys: {', '.join(sorted(unknown))}", hint=_HINT)
-    for name, (kind, default) in _FIELDS.items():
-        value: Any = data.get(name, default)
-        least, most = _BOUNDS.get(name, (0, math.inf))
-        good = (
-            (value is None and kind.endswith("None"))
-            or (kind.startswith("int") and type(value) is int and least <= value <= most)
-            or (kind[:3] == "str" and isinstance(value, str) and _TEXTS.get(name, str.isprintable)(value))
-            or (kind == "bool" and isinstance(value, bool))
-            or (kind.startswith("tuple") and _is_list(value, int if name == "ranks" else str))
-        )
+    for name, value in data.items():
+        if name in _ITEMS and type(value) is list:
+            value = data[name] = tuple(value)
+        good = type(value) in _KINDS[name]
+        if good and isinstance(value, tuple):
+            good = all(type(item) is _ITEMS[name] and (isinstance(item, str) or item >= 0) for item in value)
+        elif good and isinstance(value, str):
+            good = _TEXTS.get(name, str.isprintable)(value)
+        elif good and type(value) is int:
+            least, most = _BOUNDS.get(name, (0, math.inf))
+            good = least <= value <= most
         if not good:
             most_calls = f", at most {MAX_RING} calls are kept" if name == "ring" else ""
             raise StoreProblem(f"control.json: {name} is {value!r:.40}{most_calls}", hint=_HINT)
-    return data | {name: tuple(data[name]) for name in ("ranks", "triggers") if data.get(name) is not None}
-
-
-def _is_list(value: Any, of: type) -> bool:
-    """A list of words, or of numbers that are not negative; the default is a tuple."""
-    if not isinstance(value, (list, tuple)) or not all(type(one) is of for one in value):
-        return False
-    return of is str or min(value, default=0) >= 0
+    if missing := {"enabled", "run", "since"} - data.keys():
+        raise StoreProblem(f"control.json has no {min(missing)}", hint=_HINT)
+    return data
 
 
 class ControlWatcher:
@@ -258,3 +255,35 @@ class ControlWatcher:
         self._problem = problem
         if self._on_problem is not None:
             self._on_problem(f"recording is off: {problem}")
+
+
+def control_dict(control: Control) -> dict[str, Any]:
+    """The fields as plain data."""
+    return {name: value for name, value in asdict(control).items() if name != "on"}
+
+
+def control_text(control: Control) -> str:
+    """The file's text."""
+    return json.dumps({"format": CONTROL_FORMATS[-1], **control_dict(control)}, indent=1, allow_nan=False) + "\n"
+
+
+def read_control(store: StoreFiles, job: str | None = None) -> Control | None:
+    """The store's switch, or that of one named job; None where it was never touched. Raises StoreProblem or NewerFormat."""
+    path = store.control_of(job)
+    try:
+        return Control.from_json(read_regular(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="check its permissions") from None
+
+
+def write_control(store: StoreFiles, control: Control, job: str | None = None) -> None:
+    """Replace the store's switch, or that of one named job. Running jobs see it within about half a second."""
+    path = store.control_of(job)
+    try:
+        atomic_write(path, control_text(control).encode())
+    except OSError as error:
+        raise StoreProblem(
+            f"cannot write {path}: {error.strerror}", hint="check the folder's permissions and free space"
+        ) from None

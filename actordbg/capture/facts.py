@@ -1,10 +1,22 @@
-"""What a record says about the process and the actor, beyond the call's own arguments.
+"""What a record says of a call: its arguments, the actor and the process.
 
-Three kinds: of the process (rank, host, versions), of the actor instance (model and configuration), of the call (grad mode,
-training flag, step, temperature: every time, and cheap).
+**Arguments** (`Binder`). A trainer's `forward` has had 8 signatures and forks have more, so names come from `inspect.signature`,
+read once per class. An argument given by position or by name, or left to its default, ends up under the same name. It becomes:
 
-Rank alone is not an identity: under a Ray trainer, policy rank 0 and reference rank 0 are two processes that both
-have RANK=0, and a DPO process holds two actors. So a record carries pid, instance and role, and grad mode and training flag.
+| value | goes to |
+|---|---|
+| a dense tensor of a plain dtype | `tensors`, by name (so do the tensors in `**mm_inputs`) |
+| None, bool, int, finite float, str, and lists, tuples or dicts of them | `arguments` |
+| a ProcessGroup (or None for a parameter called `..._group`) | `groups`: its size and this process's rank in it |
+| anything else | `extra`: its name and its *type*, never its text; the dump is not replayable |
+| a string that no JSON holds (half of a surrogate pair) | `extra`, as a Python literal; not replayable either |
+
+Plain arguments are copied here, on the training thread: together at most MAX_ARGUMENTS, counted before they are copied; what does
+not fit goes to `extra`. A default that cannot be stored is left out: a replay leaves that argument to its default as well.
+
+**Facts** are of the process (rank, host, versions), of the actor (model and configuration) and of the call (grad mode, training,
+step, temperature: every time, and cheap). Rank alone is not an identity: under a Ray trainer, policy rank 0 and reference rank 0
+are two processes that both have RANK=0, and a DPO process holds two actors. So a record carries pid, instance and role.
 
 No variable of the environment is ever stored but three numbers (RANK, WORLD_SIZE, LOCAL_RANK), where torch.distributed does not
 know them. Nothing is imported for a fact. Reading a generator's state changes nothing and waits for nothing: 5,056 bytes of host
@@ -16,17 +28,20 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import importlib.metadata
+import inspect
+import json
+import math
 import os
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import is_grad_enabled
 
-from actordbg.base.fault import scrub
-from actordbg.formats.dump_record import dtype_name
+from actordbg.base.fault import clean_keys, scrub
+from actordbg.formats.dump_record import SURROGATE, dtype_name, storable
 
 DISTRIBUTIONS = ["openrlhf", "torch", "transformers", "deepspeed", "flash-attn", "peft"]
 _CONFIG_FACTS = (
@@ -43,15 +58,6 @@ class Rank:
     rank: int = 0
     world_size: int | None = None
     local_rank: int | None = None
-
-
-@dataclass(frozen=True)
-class ActorFacts:
-    """What does not change about one actor: what it would take to build one like it."""
-
-    model_name: str | None
-    model_dtype: str | None
-    facts: dict[str, Any]
 
 
 def note_trainer(actor_cls: Any) -> None:
@@ -106,7 +112,7 @@ def plain_facts(grad: bool, autocast: str | None, training: Any, packing: Any, t
     }
 
 
-def facts_of_actor(actor: Any) -> ActorFacts:
+def facts_of_actor(actor: Any) -> dict[str, Any]:
     """Read what does not change about an actor: model name, dtype, and the configuration facts to build one like it."""
     wrapped = getattr(actor, "model", None)
     model = unwrap(wrapped)
@@ -132,7 +138,8 @@ def facts_of_actor(actor: Any) -> ActorFacts:
     facts = {name: scrub(value) if isinstance(value, str) else value for name, value in facts.items()}
     if isinstance(path, str):  # one that is not UTF-8 has halves of surrogate pairs, which no JSON takes
         path = path.encode("utf-8", "backslashreplace").decode()
-    return ActorFacts(scrub(path) if isinstance(path, str) and path else None, _dtype_of(model), facts)
+    model_name = scrub(path) if isinstance(path, str) and path else None
+    return {"model_name": model_name, "model_dtype": _dtype_of(model), "actor": facts}
 
 
 def unwrap(model: Any) -> Any:
@@ -202,3 +209,148 @@ def digests(states: Mapping[str, torch.Tensor]) -> dict[str, str]:
 def _cuda_is_ready() -> bool:
     initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return initialized and not torch.cuda.is_current_stream_capturing()
+
+
+MAX_STRING = 4096
+"""Longest string, in characters, that counts as a plain argument."""
+MAX_ARGUMENTS = 2**20
+"""Most bytes of one call's plain arguments: a quarter of the largest record that a reader accepts. Some 15,000 numbers."""
+MAX_DEPTH = 32
+"""Deepest nesting of lists and dicts: far from where a JSON parser gives up."""
+_MAX_BITS = 4096
+_MAX_NAMES = 512
+_VALUE = 64
+"""What any value costs, its text aside: no less than its memory here, nor than a number's text in the record."""
+_TOO_LARGE = ", too large to be stored"
+
+
+class _NotPlain(Exception):
+    """A value that is no plain argument: what is said of it behind its type."""
+
+
+@dataclass(slots=True)
+class Bound:
+    """One call's arguments, sorted by what can be stored of them. Tensors are the caller's own, not copies.
+
+    `room`: bytes that plain arguments may still take, of MAX_ARGUMENTS.
+    """
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict)
+    groups: dict[str, dict[str, int] | None] = field(default_factory=dict)
+    extra: dict[str, str] = field(default_factory=dict)
+    first: str = "sequences"
+    room: int = MAX_ARGUMENTS
+
+    @property
+    def argument_bytes(self) -> int:
+        """What the plain arguments take: an upper bound of their JSON, in bytes, and roughly their memory."""
+        return MAX_ARGUMENTS - self.room
+
+    @property
+    def leading(self) -> int:
+        """Which tensor has the shape (B, S): `sequences`, or the first parameter where a fork calls it otherwise; -1 without."""
+        names = list(self.tensors)
+        return next((names.index(name) for name in ("sequences", self.first) if name in names), -1)
+
+
+class Binder:
+    """Binds the arguments of calls of one function whose first parameter is `self`."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        self.names = tuple(p.name for p in parameters if p.kind in positional)
+        self._rest = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), None)
+        self._first = self.names[0] if self.names else "sequences"
+        self._known = {p.name for p in parameters}
+        self._defaults = Bound()
+        for parameter in parameters:
+            if parameter.default is not inspect.Parameter.empty:
+                _sort_into(self._defaults, parameter.name, parameter.default)
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
+        """Sort the arguments of one call (`args` without `self`)."""
+        known = self._defaults
+        bound = Bound({}, known.arguments.copy(), known.groups.copy(), {}, self._first, known.room)
+        if not self._known.issuperset(kwargs):  # names that the caller chose, for a `**kwargs`
+            kwargs = clean_keys(kwargs)
+            self._known.update(kwargs if len(self._known) < _MAX_NAMES else ())
+        for name, value in (*zip(self.names, args, strict=False), *kwargs.items()):
+            _sort_into(bound, name, value)
+        if len(args) > len(self.names):
+            bound.extra[self._rest or "args"] = f"{len(args) - len(self.names)} positional arguments without a name"
+        return bound
+
+
+def _sort_into(bound: Bound, name: str, value: Any) -> None:
+    """Any argument into its place; see the table above."""
+    if isinstance(value, torch.Tensor):
+        bound.arguments.pop(name, None)
+        reason = _unstorable_tensor(value)
+        if reason:
+            bound.extra[name] = reason
+        else:
+            bound.tensors[name] = value
+        return
+    if value is None and name.endswith("_group"):
+        bound.groups[name] = None
+        return
+    room = bound.room
+    try:
+        bound.arguments[name] = _plain(value, bound)
+        return
+    except _NotPlain as error:
+        bound.room, why = room, str(error)
+    bound.arguments.pop(name, None)
+    bound.groups.pop(name, None)
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and isinstance(value, dist.ProcessGroup):
+        bound.groups[name] = {"size": int(value.size()), "rank": int(value.rank())}
+    else:
+        bound.extra[name] = scrub(f"an argument of type {type(value).__module__}.{type(value).__qualname__}{why}")
+
+
+def _unstorable_tensor(tensor: torch.Tensor) -> str:
+    """Why this tensor cannot be stored; "" if it can."""
+    if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
+        return f"a tensor subclass {type(tensor).__module__}.{type(tensor).__qualname__}"
+    if tensor.is_meta or not storable(tensor) or tensor.is_complex():
+        return f"a tensor of dtype {tensor.dtype}, layout {tensor.layout} on {tensor.device.type}"
+    return ""
+
+
+def _plain(value: Any, bound: Bound, depth: int = 0) -> Any:
+    """`value` as plain JSON data; `bound.room` loses the bytes that it takes. _NotPlain for any other, and for too much."""
+    _take(bound, _VALUE if depth <= MAX_DEPTH else MAX_ARGUMENTS)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        bits = value.bit_length()
+        _take(bound, bits // 3 if bits <= _MAX_BITS else MAX_ARGUMENTS)
+        return int(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return float(value)
+    if isinstance(value, str):
+        return scrub(_text(value, bound))
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, bound, depth + 1) for item in value]
+    if isinstance(value, dict) and all(type(key) is str for key in value):
+        return clean_keys({_text(key, bound, _VALUE): _plain(item, bound, depth + 1) for key, item in value.items()})
+    if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+        return _plain(value.item(), bound, depth + 1)
+    raise _NotPlain
+
+
+def _text(text: str, bound: Bound, more: int = 0) -> str:
+    """A string that may be stored. It takes the bytes of its JSON (up to 12 for a character), and `more`."""
+    _take(bound, more + (len(json.dumps(text)) if len(text) <= MAX_STRING else MAX_ARGUMENTS))
+    if SURROGATE.search(text):
+        raise _NotPlain(f" with half of a surrogate pair: {scrub(text)!a}")
+    return str(text)
+
+
+def _take(bound: Bound, nbytes: int) -> None:
+    bound.room -= nbytes
+    if bound.room < 0:
+        raise _NotPlain(_TOO_LARGE)

@@ -27,8 +27,7 @@ from typing import Any
 
 from torch.compiler import is_compiling
 
-from actordbg.capture.binding import Binder
-from actordbg.capture.facts import note_trainer
+from actordbg.capture.facts import Binder, note_trainer
 from actordbg.capture.recorded_call import Item
 from actordbg.capture.recorder import Recorder
 from actordbg.formats.dump_record import is_plain_name

@@ -19,7 +19,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,12 +60,18 @@ def _counts_by(kind: str, reasons: tuple[str, ...]) -> Any:
     return property(lambda ledger: {reason: n for reason, place in places.items() if (n := ledger.counts[place])})
 
 
+def _admitted(counts: Sequence[int]) -> int:
+    """Calls that were neither dropped nor sampled out."""
+    return counts[0] - sum(counts[3:CLOSED])
+
+
 @dataclass(eq=False)
 class Ledger:
     """Counts of one actor instance in one run. All methods are safe from any thread.
 
     `closed`: no call will come any more (the run's name changed, the process ends, or `actor`, a weak reference, is gone).
-    `rotated` counts captured dumps that made room for newer ones, `triggered` captured calls by trigger.
+    `judge` says what its triggers keep (`recorded_call.Judge`); `rotated` counts captured dumps that made room for newer ones,
+    `triggered` captured calls by trigger.
     """
 
     identity: Identity
@@ -78,13 +84,13 @@ class Ledger:
     closed: bool = False
     actor: Callable[[], object] = lambda: True
     rotation: Rotation | None = None
+    judge: Any = None
     book: int = -1
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _admitted_before: int = 0
+    _before: tuple[int, ...] = (0,) * len(COUNTS)
+    """The counts at the last `dump enable`: limits count from there."""
     _eligible: int = 0
-    _bytes_before: int = 0
     _bytes_full: bool = False
-    _triggered_before: dict[str, int] = field(default_factory=dict)
 
     calls, captured, bytes = map(_count, ("calls", "captured", "bytes"))
     outputs_dropped, rotated, rotated_bytes = map(_count, ("outputs_dropped", "rotated", "rotated_bytes"))
@@ -95,8 +101,7 @@ class Ledger:
     @property
     def pending(self) -> int:
         """Calls that are neither captured nor dropped nor sampled out: they are in the ring."""
-        calls, captured, _, *closed = self.counts[:CLOSED]
-        return calls - captured - sum(closed)
+        return _admitted(self.counts) - self.counts[1]
 
     def names(self) -> dict[str, Any]:
         """Whose books these are, as the ring and the counters file say it."""
@@ -134,7 +139,8 @@ class Ledger:
         """
         with self._lock:
             if control.generation != self.generation:
-                self._begin(control.generation)
+                before = tuple(self.counts)
+                self.generation, self._before, self._eligible, self._bytes_full = control.generation, before, 0, False
             reason = None if control.unlimited else self._unwanted(control, seq_len)
             place, counts = PLACE["sampled_out." + reason] if reason else -1, self.counts
             self.changed, number = True, counts[0]
@@ -167,16 +173,16 @@ class Ledger:
     def admits_trigger(self, control: Control, trigger: str) -> bool:
         """Whether one more call may be kept for this trigger, since the last `dump enable`."""
         with self._lock:
-            kept = self.triggered.get(trigger, 0) - self._triggered_before.get(trigger, 0)
-            most = control.max_triggered
-            return most is None or (kept if control.generation == self.generation else 0) < most
+            place, most = PLACE[f"triggered.{trigger}"], control.max_triggered
+            kept = self.counts[place] - self._before[place] if control.generation == self.generation else 0
+            return most is None or kept < most
 
     def over_max_bytes(self, control: Control, nbytes: int) -> bool:
         """Whether a file of `nbytes` would pass `max_bytes`; if so the pending call is closed as sampled out."""
         with self._lock:
             if control.max_bytes is None or control.generation != self.generation:
                 return False
-            if self.bytes - self._bytes_before + nbytes <= control.max_bytes:
+            if self.counts[2] - self._before[2] + nbytes <= control.max_bytes:
                 return False
             self._bytes_full = True
             self._add("sampled_out.max_bytes", 1)
@@ -218,13 +224,6 @@ class Ledger:
         self.changed = True
         self.counts[PLACE[name]] += by
 
-    def _begin(self, generation: int) -> None:
-        """Limits count from the last `dump enable`."""
-        admitted = self.captured + self.pending
-        before = self.triggered
-        self.generation, self._eligible, self._admitted_before = generation, 0, admitted
-        self._bytes_before, self._bytes_full, self._triggered_before = self.bytes, False, before
-
     def _unwanted(self, control: Control, seq_len: int | None) -> str | None:
         """Who may record comes first, then what; `every` counts only the calls that got so far."""
         if control.ranks is not None and self.identity.rank not in control.ranks:
@@ -237,7 +236,7 @@ class Ledger:
         self._eligible += 1
         if (self._eligible - 1) % control.every:
             return "every"
-        if control.max_dumps is not None and self.captured + self.pending - self._admitted_before >= control.max_dumps:
+        if control.max_dumps is not None and _admitted(self.counts) - _admitted(self._before) >= control.max_dumps:
             return "max_dumps"
         full = self._bytes_full or control.max_bytes == 0
         return "max_bytes" if full and control.max_bytes is not None else None

@@ -27,13 +27,12 @@ from typing import Any
 import torch
 
 from actordbg.base.fault import describe, scrub
-from actordbg.capture.binding import Binder, Bound
 from actordbg.capture.control import EXCEPTION, LOGPROBS, NAN, OOM, SLOW, Control, Triggers
-from actordbg.capture.facts import digests, plain_facts
+from actordbg.capture.facts import Binder, Bound, digests, plain_facts
 from actordbg.capture.ledger import Ledger
 from actordbg.capture.ring import Ring, RingEntry
-from actordbg.capture.snapshot import LOW, Near, Snapshot
-from actordbg.formats.dump_record import OUTPUT_PREFIX, SIZES, DumpRecord, dtype_name, make_dump_id, storable, timestamp_of
+from actordbg.capture.snapshot import LOW, Snapshot
+from actordbg.formats.dump_record import OUTPUT_PREFIX, DumpRecord, dtype_name, make_dump_id, storable, timestamp_of
 from actordbg.formats.ringfile import CAPTURED, DROPPED, OPEN, OWN_NUMBERS, PLACE, SAMPLED, aligned, sealed
 
 MEDIAN_OF, MEDIAN_FROM = 64, 5
@@ -45,8 +44,8 @@ _OOM_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory"
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The trigger that keeps a call, and what it saw."""
+class TriggerResult:
+    """What the trigger saw that keeps a call."""
 
     trigger: str
     facts: dict[str, Any]
@@ -54,41 +53,52 @@ class Verdict:
 
 @dataclass
 class Judge:
-    """Judges the calls of one actor in one run, and remembers how long they took."""
+    """Judges the calls of one actor in one run, and remembers how long they took, in seconds."""
 
     times: dict[tuple[bool, int], deque[float]] = field(default_factory=dict)
 
-    def verdict(self, item: Item, tensors: Mapping[str, torch.Tensor], action_mask: torch.Tensor | None) -> Verdict | None:
-        """The first trigger that fires: exceptions, then outputs, then time."""
+    def fired(self, item: Item, tensors: Mapping[str, torch.Tensor], action_mask: torch.Tensor | None) -> TriggerResult | None:
+        """The first trigger that fires: exceptions, then outputs (`tensors`), then time."""
         on = item.control.on
         if item.error is not None:
             memory = bool(item.error.get("out_of_memory"))
-            return Verdict(OOM if memory else EXCEPTION, item.error) if on.exception or (on.oom and memory) else None
-        found = self._outputs(on, tensors, action_mask) if on.of_outputs else None
+            return TriggerResult(OOM if memory else EXCEPTION, item.error) if on.exception or (on.oom and memory) else None
         slow = self._slow(on.slow, item) if on.slow is not None else None
-        return found or slow
+        return _in_outputs(on, tensors, action_mask) or slow
 
-    def _outputs(self, on: Triggers, tensors: Mapping[str, torch.Tensor], action_mask: torch.Tensor | None) -> Verdict | None:
-        outputs = {name[len(OUTPUT_PREFIX) :]: t for name, t in tensors.items() if name.startswith(OUTPUT_PREFIX)}
-        for name, values in outputs.items():
-            bad = int((~values.isfinite()).sum()) if on.nan and values.is_floating_point() else 0
-            if bad:
-                nans = int(values.isnan().sum())
-                facts = {"output": name, "nan": nans, "inf": bad - nans, "of": values.numel()}
-                return Verdict(NAN, facts | _first_bad(values))
-        if on.logprobs is None:
-            return None
-        return _out_of_range(on.logprobs, outputs, action_mask)
-
-    def _slow(self, multiple: float, item: Item) -> Verdict | None:
+    def _slow(self, multiple: float, item: Item) -> TriggerResult | None:
         seconds = item.seconds() if item.seconds is not None else (item.until - item.began) / 1e9
-        kind = item.kind.fields["grad_enabled"], (item.own[5] * item.own[6]).bit_length()
-        known = self.times.setdefault(kind, deque(maxlen=MEDIAN_OF))
+        alike = item.kind.fields["grad_enabled"], (item.own[5] * item.own[6]).bit_length()
+        known = self.times.setdefault(alike, deque(maxlen=MEDIAN_OF))
         usual = median(known) if len(known) >= MEDIAN_FROM else math.inf
         known.append(seconds)
         if seconds <= multiple * usual:
             return None
-        return Verdict(SLOW, {"seconds": seconds, "median": usual, "times": seconds / usual, "of": len(known) - 1})
+        return TriggerResult(SLOW, {"seconds": seconds, "median": usual, "times": seconds / usual, "of": len(known) - 1})
+
+
+def _in_outputs(on: Triggers, tensors: Mapping[str, torch.Tensor], action_mask: torch.Tensor | None) -> TriggerResult | None:
+    """What is not a number, or no log-prob that is allowed."""
+    outputs = {name.removeprefix(OUTPUT_PREFIX): values for name, values in tensors.items()}
+    for name, values in outputs.items():
+        if on.nan and values.is_floating_point() and (bad := int((~values.isfinite()).sum())):
+            nans, first = int(values.isnan().sum()), (~values.isfinite()).nonzero()[0].tolist()
+            facts = {"output": name, "nan": nans, "inf": bad - nans, "of": values.numel()}
+            return TriggerResult(NAN, facts | ({"first": first} if first else {}))
+    log_probs = outputs.get("action_log_probs", outputs.get("log_probs"))
+    if on.logprobs is None or log_probs is None:
+        return None
+    values = log_probs
+    if action_mask is not None and action_mask.shape == values.shape:
+        values = values[action_mask.bool()]
+    values, (low, high) = values[values.isfinite()], on.logprobs
+    outside = int(((values < low) | (values > high)).sum())
+    facts = (
+        {"lowest": float(values.min()), "highest": float(values.max()), "outside": outside, "of": values.numel()}
+        if outside
+        else {}
+    )
+    return TriggerResult(LOGPROBS, facts) if outside else None
 
 
 def error_facts(error: BaseException, device: torch.device | None) -> dict[str, Any]:
@@ -101,9 +111,8 @@ def error_facts(error: BaseException, device: torch.device | None) -> dict[str, 
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out: torch's own classes, Python's, or a RuntimeError that says so (the CPU's allocator)."""
-    kinds = [MemoryError, *(getattr(torch, "OutOfMemoryError", None), getattr(torch.cuda, "OutOfMemoryError", None))]
-    if isinstance(error, tuple(kind for kind in kinds if isinstance(kind, type))):
+    """Whether memory ran out: torch's own class, Python's, or a RuntimeError that says so (the CPU's allocator)."""
+    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _OOM_WORDS)
 
@@ -112,43 +121,20 @@ def memory_facts(device: torch.device | None) -> dict[str, Any]:
     """Bytes in use: of the device's allocator where there is one, and of the process. Asks counters; nothing synchronises."""
     with open("/proc/self/statm", encoding="ascii") as file:
         resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    facts: dict[str, Any] = {"resident_bytes": resident}
-    facts["peak_resident_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    if device is not None and device.type == "cuda":
-        facts["device"] = str(device)
-        facts["allocated_bytes"] = torch.cuda.memory_allocated(device)
-        facts["reserved_bytes"] = torch.cuda.memory_reserved(device)
-        facts["peak_allocated_bytes"] = torch.cuda.max_memory_allocated(device)
-        facts["total_bytes"] = torch.cuda.get_device_properties(device).total_memory
-    else:
-        facts["allocated_bytes"] = facts["reserved_bytes"] = facts["resident_bytes"]
-    return facts
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    facts: dict[str, Any] = {"resident_bytes": resident, "peak_resident_bytes": peak}
+    if device is None or device.type != "cuda":
+        return facts | {"allocated_bytes": resident, "reserved_bytes": resident}
+    return facts | {
+        "device": str(device),
+        "allocated_bytes": torch.cuda.memory_allocated(device),
+        "reserved_bytes": torch.cuda.memory_reserved(device),
+        "peak_allocated_bytes": torch.cuda.max_memory_allocated(device),
+        "total_bytes": torch.cuda.get_device_properties(device).total_memory,
+    }
 
 
-def _first_bad(values: torch.Tensor) -> dict[str, Any]:
-    place = (~values.isfinite()).nonzero()
-    return {"first": [int(n) for n in place[0]]} if place.numel() else {}
-
-
-def _out_of_range(
-    bounds: tuple[float, float], outputs: Mapping[str, torch.Tensor], action_mask: torch.Tensor | None
-) -> Verdict | None:
-    values = outputs.get("action_log_probs", outputs.get("log_probs"))
-    if values is None or not values.numel():
-        return None
-    if action_mask is not None and action_mask.shape == values.shape:
-        values = values[action_mask.bool()]
-    values = values[values.isfinite()]
-    if not values.numel():
-        return None
-    lowest, highest = float(values.min()), float(values.max())
-    if bounds[0] <= lowest and highest <= bounds[1]:
-        return None
-    outside = int(((values < bounds[0]) | (values > bounds[1])).sum())
-    return Verdict(LOGPROBS, {"lowest": lowest, "highest": highest, "outside": outside, "of": values.numel()})
-
-
-MOST_KINDS = MOST_LAYOUTS = 512
+_MOST = 512
 """Kinds, and layouts of a kind, that are remembered; with more than these, arguments are different for each call."""
 _PLAIN = frozenset((bool, int, float, type(None)))
 """Types of what tells kinds apart. No strings: what may be stored of one depends on the environment."""
@@ -251,7 +237,7 @@ class Kinds:
             return self._bind(key, tensors, ledger, instance, call, binder.bind(args, kwargs))
         layout = kind.layouts.get(sizes)
         if layout is None:
-            if len(kind.layouts) >= MOST_LAYOUTS:
+            if len(kind.layouts) >= _MOST:
                 kind.layouts = {}
             kind.layouts[sizes] = layout = Layout.of(tensors, kind.leading)
         return kind, layout, tensors, addresses
@@ -262,7 +248,7 @@ class Kinds:
         """The same, when the arguments had to be sorted. `key`: what calls like this one have, which get its kind, too."""
         kind, tensors = _kind(ledger, instance, call, bound), list(bound.tensors.values())
         alike = key and not bound.extra and not any(bound.groups.values())
-        if alike and [*map(id, given)] == [*map(id, tensors)] and len(self.known) < MOST_KINDS:
+        if alike and [*map(id, given)] == [*map(id, tensors)] and len(self.known) < _MOST:
             kind.shared = True
             self.known[key] = kind
         addresses = [at for one in tensors if one.is_cpu and not one.is_neg() and (at := one.data_ptr()) >= LOW]
@@ -270,7 +256,6 @@ class Kinds:
 
 
 def _kind(ledger: Ledger, instance: Any, call: tuple[Any, ...], bound: Bound) -> Kind:
-    about = instance.about
     fields = {
         **{name: getattr(ledger.identity, name) for name in ("run", "host", "pid", "instance")},
         **vars(instance.rank),
@@ -279,9 +264,7 @@ def _kind(ledger: Ledger, instance: Any, call: tuple[Any, ...], bound: Bound) ->
         "arguments": bound.arguments,
         "process_groups": bound.groups,
         "extra": bound.extra,
-        "model_name": about.model_name,
-        "model_dtype": about.model_dtype,
-        "actor": about.facts,
+        **instance.about,
     }
     tensors = tuple((name, dtype_name(tensor.dtype)) for name, tensor in bound.tensors.items())
     mask = "action_mask" in bound.tensors or "action_mask" in bound.extra
@@ -302,8 +285,8 @@ class Item:
     `reason`.
 
     `own`: number, time (ns), monotonic time (ns), step, token of its dump id, B, S, then `Layout.described`. It ran from `began`
-    to `until` (monotonic, ns); on a device `timer` runs, and `seconds` may be called once the device is done. `near`: small
-    outputs of the CPU, others in `outputs`. `ended`: triggers can judge it. `nbytes`: reserved in the queue; 0 for a call that
+    to `until` (monotonic, ns); on a device `timer` runs, and `seconds` may be called once the device is done. `outputs`: copies
+    of what it returned. `ended`: triggers can judge it. `nbytes`: reserved in the queue; 0 for a call that
     only the ring keeps. `held`: holds on its place in the ring; `kept`: those that stay. `whole`: it is copied, and can be
     written. `deferred`: it is queued when it has run. `handled`: the writer has had it. `failed`: something went wrong around its
     call, so it is none of the last calls. `cause`: the dump id of the triggered call that this one came before. `path`,
@@ -318,7 +301,6 @@ class Item:
     device: torch.device | None = None
     snapshot: Snapshot | None = None
     outputs: Snapshot | None = None
-    near: Mapping[str, Near] = {}
     timer: Callable[[], Callable[[], float]] | None = None
     error: dict[str, Any] | None = None
     seconds: Callable[[], float] | None = None
@@ -347,12 +329,6 @@ class Item:
     def dump_id(self) -> str:
         return make_dump_id(timestamp_of(self.own[1]), self.number, self.pid, f"{self.own[4]:08x}")
 
-    def returned(self) -> dict[str, torch.Tensor]:
-        """The copied outputs."""
-        near = {name: one for name, one in self.near.items() if dtype_name(one[1]) in SIZES}
-        small = {n: torch.frombuffer(bytearray(one[0]), dtype=one[1]).as_strided(*one[2:]) for n, one in near.items()}
-        return small if self.outputs is None else self.outputs.tensors()
-
     def needs_only_inputs(self) -> bool:
         """Whether a process that sees nothing but the ring can write the call, and nothing else decides whether it is written."""
         control = self.control
@@ -379,18 +355,18 @@ class Item:
             self._mirror()
         return over
 
-    def leave_in_ring(self, verdict: Verdict | None) -> None:
+    def leave_in_ring(self, fired: TriggerResult | None) -> None:
         """There is no time left to write the call: its place in the ring is kept for `dump recover`, if the file outlives us."""
         file = self.ring.path is not None and self.ring.path.exists() and self.ledger.book >= 0
         if not (file and (self.held or self.ring.hold(self.entry))):
             return self.dropped("exit", "the process ended before the queue was written")
-        known: dict[str, Any] = {"triggered": verdict.trigger} if verdict else {}
+        known: dict[str, Any] = {"triggered": fired.trigger} if fired else {}
         if self.rng_after is not None:
             known["rng"] = digests(self.rng_after)
-        self.ring.set_end(self.entry, {**(verdict.facts if verdict else self.error or {}), "record": known})
+        self.ring.set_end(self.entry, {**(fired.facts if fired else self.error or {}), "record": known})
         self.held = 0
         if self.standing == OPEN:
-            if (self.near or self.outputs) and self.control.with_outputs:
+            if self.outputs is not None and self.control.with_outputs:
                 self.ledger.lost_outputs()
             self.standing = LEFT
         return None
@@ -411,11 +387,11 @@ class Item:
             self.ledger.counts[ERROR] += 1
             self.standing, self.reason = DROPPED, "error"
 
-    def known(self, verdict: Verdict | None) -> dict[str, Any]:
+    def known(self, fired: TriggerResult | None) -> dict[str, Any]:
         """What came of the call, as far as its record says it."""
         known: dict[str, Any] = {"rng": digests(self.rng_after)} if self.rng_after is not None else {}
-        return known if verdict is None else known | {
-            "pinned": True, "triggered": verdict.trigger, "trigger_facts": verdict.facts,
+        return known if fired is None else known | {
+            "pinned": True, "triggered": fired.trigger, "trigger_facts": fired.facts,
         }  # fmt: skip
 
     def _mirror(self) -> None:

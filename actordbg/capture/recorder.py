@@ -24,33 +24,37 @@ from typing import Any, TypeVar
 import torch
 
 from actordbg.capture import facts
-from actordbg.capture.binding import Binder
 from actordbg.capture.control import Control, ControlWatcher
+from actordbg.capture.facts import Binder
 from actordbg.capture.ledger import Identity, Ledger
-from actordbg.capture.recorded_call import Item, Kinds, Layout, error_facts, named_outputs
+from actordbg.capture.recorded_call import Item, Kinds, error_facts, named_outputs
 from actordbg.capture.ring import Ring
-from actordbg.capture.snapshot import Copier, PoolExhausted, cost, memmove, near
+from actordbg.capture.snapshot import Copier, cost, memmove
 from actordbg.capture.watch import Notices, RingKeeper, Watch
 from actordbg.capture.writer import EXIT_SECONDS, ITEM_BYTES, Writer
-from actordbg.formats.dump_record import OUTPUT_PREFIX, RNG_PREFIX
+from actordbg.formats.dump_record import RNG_PREFIX
 from actordbg.formats.ringfile import DROPPED, OPEN, SAMPLED, aligned, host_name
 from actordbg.formats.store_files import StoreFiles
 
 T = TypeVar("T")
-OUTPUT_BYTES = 16 * 2**10
-"""What a call's outputs may take without being asked for, where there are triggers."""
 COMPILED = "torch.compile traces a whole forward, and no call inside of it is seen: compile actor.model alone to record its calls"
 
 
 @dataclass
 class Instance:
-    """One actor of this process as the recorder knows it. `about` is read at its first recorded call; `ledgers`: by run."""
+    """One actor of this process as the recorder knows it, by weak reference (a DPO process holds a policy and a reference).
+
+    `ledger` has the books of the present run, `ledgers` those of each run by its name; `control` is the switch under which it was
+    looked up last. `about` is read at its first recorded call.
+    """
 
     name: str
     rank: facts.Rank
     role: str | None
-    ledger: Ledger
-    about: facts.ActorFacts | None = None
+    actor: Callable[[], object]
+    control: Control | None = None
+    ledger: Ledger = None  # type: ignore[assignment]  # `Recorder.meet` gives it one before anybody sees it
+    about: dict[str, Any] | None = None
     ledgers: dict[str, Ledger] = field(default_factory=dict)
     kinds: Kinds = field(default_factory=Kinds)
 
@@ -58,7 +62,6 @@ class Instance:
 class Recorder:
     """Everything that one process needs to record into one store. Not used across a fork: the child makes a new one.
 
-    It knows the actors it has met by weak reference (a DPO process holds a policy and a reference).
     `control` is what is recorded now, None while recording is off; `on_change` is called when that may have changed. `stray`
     counts calls in which the recorder failed before it could count them. `compiled`: a forward was traced.
     """
@@ -93,8 +96,7 @@ class Recorder:
         self._token = secrets.token_hex(4)
         self._dump_tokens = itertools.count(int(secrets.token_hex(4), 16))
         self._rings = RingKeeper(store, self._host, self._token, self.notices)
-        self._instances: weakref.WeakKeyDictionary[Any, Instance] = weakref.WeakKeyDictionary()
-        self._seen: dict[int, tuple[Callable[[], object], Control, Instance]] = {}
+        self._instances: dict[int, Instance] = {}
         self._met = 0
         self._meeting = threading.Lock()
 
@@ -106,7 +108,7 @@ class Recorder:
             self.writer.control = control
             self.writer.start()
             if self.compiled:
-                self._instance(self.watch, control).ledger.last_error = COMPILED
+                self.meet(self.watch, control).ledger.last_error = COMPILED
                 self.notices.warn("compiled", COMPILED)
         if control is not self.control:
             self.control = self.writer.control = control
@@ -128,9 +130,9 @@ class Recorder:
         open_: Item | Ledger | None = None
         counted = False
         try:
-            seen = self._seen.get(id(actor))
-            known = seen is not None and seen[0]() is actor and seen[1] is control
-            instance = seen[2] if seen is not None and known else self._instance(actor, control)
+            instance = self._instances.get(id(actor))
+            if instance is None or instance.control is not control or instance.actor() is not actor:
+                instance = self.meet(actor, control)
             ledger = instance.ledger
             limited = control.min_seq_len is not None or control.max_seq_len is not None
             number, reason = ledger.open(control, _peek_seq_len(binder, args, kwargs) if limited else None)
@@ -183,16 +185,15 @@ class Recorder:
         self.closed, self.control, self._timeout = True, None, timeout
         ends = (self._count_strays, self._end_writer, self._end_ring, self.notices.tell)
         steps = (self._on_change, self.watch.stop, *ends)
-        at = tries = 0
-        while at < len(steps):
-            try:
-                steps[at]()
-                at, tries = at + 1, 0
-            except Exception as error:  # noqa: BLE001  # an edge: assignments only. There is no later time to try again
-                error.__traceback__ = None
-                at, tries = at + tries, 1 - tries
-                with self.notices.lock:
-                    self.notices.later += (("fault", error),)
+        for step in steps:
+            for _ in ("now", "once more"):  # there is no later time to try again
+                try:
+                    step()
+                    break
+                except Exception as error:  # noqa: BLE001  # an edge: assignments only
+                    error.__traceback__ = None
+                    with self.notices.lock:
+                        self.notices.later += (("fault", error),)
         return self._written
 
     def _end_writer(self) -> None:
@@ -210,15 +211,15 @@ class Recorder:
         if path is not None and left:
             self.notices.warn("exit", f"{left} calls are still in the ring {path}: `actordbg dump recover` brings them")
 
-    def _attempt(self, action: Callable[[], T], otherwise: T) -> T:
-        """`action()`, or `otherwise` if it raised."""
+    def _attempt(self, action: Callable[[], T]) -> T | None:
+        """`action()`, or None if it raised."""
         try:
             return action()
         except Exception as error:  # noqa: BLE001  # an edge: assignments only
             error.__traceback__ = None
             with self.notices.lock:
                 self.notices.later += (("fault", error),)
-        return otherwise
+        return None
 
     def _copy(
         self, item: Item, instance: Instance, actor: Any, binder: Binder, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -246,7 +247,7 @@ class Recorder:
             return self._refuse(item, "queue_full")
         item.entry = entry
         if entry.spare and (item.reason is None or control.triggers or device is not None):
-            wanted = max(ITEM_BYTES, layout.end + kind.weight) + (OUTPUT_BYTES if control.triggers else 0)
+            wanted = max(ITEM_BYTES, (layout.end if device is None else cost(tensors)) + kind.weight)
             if self.writer.reserve(wanted):
                 item.nbytes = wanted
                 entry.holds += 1  # nobody else knows it yet
@@ -255,7 +256,11 @@ class Recorder:
             base = ring.arena.address + entry.data
             for address, offset, size in zip(addresses, layout.offsets, layout.sizes, strict=True):
                 memmove(base + offset, address, size)
-        elif not self._place(item, tensors, layout):
+        elif device is None or item.nbytes:
+            snapshot = self._copier.place(tensors, ring.arena, entry.data, layout.offsets)
+            item.snapshot = snapshot if device is not None else None
+        else:  # nobody would bring the copy over into the ring
+            ring.abandon(entry)
             return self._refuse(item, "queue_full")
         if not at[1]:
             at = ring.write(entry.data + layout.end, kind.text)
@@ -279,20 +284,7 @@ class Recorder:
         if instance.role is None and call[1] and call[3] is True:
             instance.role = instance.ledger.role = "policy"
         if instance.about is None:
-            instance.about = self._attempt(lambda: facts.facts_of_actor(actor), facts.ActorFacts(None, None, {}))
-
-    def _place(self, item: Item, tensors: list[torch.Tensor], layout: Layout) -> bool:
-        """Copy tensors of which one is not dense memory of this process. False, and nothing is held, if there is no room."""
-        try:
-            if item.device is not None and not item.nbytes:
-                raise PoolExhausted("nobody would bring the copy over into the ring")
-            named = {name: tensor for (name, _), tensor in zip(item.kind.tensors, tensors, strict=True)}
-            item.snapshot = self._copier.place(named, item.ring.arena, item.entry.data, layout.offsets)
-        except PoolExhausted:
-            item.ring.abandon(item.entry)
-            self.writer.free(item)
-            return False
-        return True
+            instance.about = self._attempt(lambda: facts.facts_of_actor(actor)) or {}
 
     def _hand_over(self, item: Item) -> Item | None:
         """Queue what can be queued at once. Returns the item if its end has to be told."""
@@ -322,68 +314,48 @@ class Recorder:
         if control.with_rng:
             item.rng_after = facts.states((item.device,) if item.device is not None else ())
         if error is None and (control.with_outputs or control.on.of_outputs):
-            if control.triggers and type(output) is torch.Tensor and (few := near(output, OUTPUT_BYTES)):
-                item.near = {OUTPUT_PREFIX + item.kind.returns: few}
-            elif outputs := named_outputs(output, item.kind.returns, logits=control.on.nan):
-                self._add_outputs(item, outputs)
-
-    def _add_outputs(self, item: Item, outputs: dict[str, torch.Tensor]) -> None:
-        few = {name: copy for name, one in outputs.items() if (copy := near(one, OUTPUT_BYTES // len(outputs)))}
-        if not item.control.triggers or len(few) < len(outputs):
-            if not self.writer.reserve(nbytes := cost(outputs)):
-                item.ledger.lost_outputs()
+            outputs = named_outputs(output, item.kind.returns, logits=control.on.nan)
+            nbytes = cost(outputs.values())
+            if not outputs:
                 return
-            item.nbytes += nbytes
-        if len(few) == len(outputs):
-            item.near = few
-            return
-        try:
-            item.outputs = self._copier.snapshot(outputs)
-        except PoolExhausted:
-            item.ledger.lost_outputs()
+            if self.writer.reserve(nbytes):
+                item.nbytes += nbytes
+                item.outputs = self._copier.outputs(outputs)
+            else:
+                item.ledger.lost_outputs()
 
-    def _instance(self, actor: Any, control: Control) -> Instance:
-        key = id(actor)
+    def known(self, actor: Any) -> Instance | None:
+        """What is known of an actor; None if it was never met."""
+        instance = self._instances.get(id(actor))
+        return instance if instance is not None and instance.actor() is actor else None
+
+    def meet(self, actor: Any, control: Control) -> Instance:
+        """The actor as this switch's run knows it: its books are made, or go on where they stopped."""
         with self._meeting:  # two threads may meet an actor at once, and it has one ledger
-            known = self._meet(actor, self._run or control.run)
-            self._seen[key] = weakref.ref(actor, lambda _: self._seen.pop(key, None)), control, known
-            return known
-
-    def _meet(self, actor: Any, run: str) -> Instance:
-        known = self._instances.get(actor)
-        if known is not None and known.ledger.identity.run == run:
-            return known
-        if known is not None:
-            known.ledger.closed = known.ledger.changed = True
-            before = known.ledgers.get(run)  # the run's counters file goes on where it stopped
-            ledger = self._reopen(before) if before else self._open_ledger(actor, known.name, known.rank, known.role, run)
-            if not before:
+            instance, run, key = self.known(actor), self._run or control.run, id(actor)
+            if instance is None:
+                role = getattr(actor, "recorded_role", None) or self._attempt(facts.role_from_ray)
+                here = weakref.ref(actor, lambda _: self._instances.pop(key, None))
+                instance = Instance(f"actor{self._met}-{self._token}", facts.rank_of_process(), role, here)
+            before, ledger = instance.ledger, instance.ledgers.get(run)
+            if ledger is None:
+                who = Identity(run, instance.rank.rank, instance.rank.world_size, self._host, self.pid, instance.name)
+                ledger = Ledger(who, role=instance.role, actor=weakref.ref(actor))
+                if not self._met:
+                    self._attempt(lambda: _at_exit_of_child(self))
+            if ledger is not before:
+                if before is not None:
+                    before.closed = before.changed = True
+                ledger.closed, ledger.changed = False, True
+                if self.ring is not None and ledger.book < 0:
+                    ledger.move(*self.ring.add_ledger(ledger.names()))
+                # when nothing can fail any more: counters of a ledger without calls would hide the real ones
                 self.writer.watch(ledger)
-            known.ledger = known.ledgers[run] = ledger
-            return known
-        rank = facts.rank_of_process()
-        role = getattr(actor, "recorded_role", None) or self._attempt(facts.role_from_ray, None)
-        name = f"actor{self._met}-{self._token}"
-        made = Instance(name, rank, role, self._open_ledger(actor, name, rank, role, run))
-        made.ledgers[run] = made.ledger
-        # when nothing can fail any more: counters of a ledger without calls would hide the real ones
-        self.writer.watch(made.ledger)
-        self._met += 1
-        self._instances[actor] = made
-        return made
-
-    def _open_ledger(self, actor: Any, name: str, rank: facts.Rank, role: str | None, run: str) -> Ledger:
-        who = Identity(run, rank.rank, rank.world_size, self._host, self.pid, name)
-        ledger = self._reopen(Ledger(who, role=role, actor=weakref.ref(actor)))
-        if not self._met:
-            self._attempt(lambda: _at_exit_of_child(self), None)
-        return ledger
-
-    def _reopen(self, ledger: Ledger) -> Ledger:
-        ledger.closed, ledger.changed = False, True
-        if self.ring is not None and ledger.book < 0:
-            ledger.move(*self.ring.add_ledger(ledger.names()))
-        return ledger
+                instance.ledger = instance.ledgers[run] = ledger
+            instance.control = control
+            self._met += before is None
+            self._instances[key] = instance
+            return instance
 
     def _count_strays(self) -> None:
         """Give calls that the recorder failed to count to the books, if there are any."""
@@ -395,7 +367,7 @@ class Recorder:
 
     def _of_the_process(self) -> dict[str, Any]:
         """What counters files say of the process."""
-        self._attempt(self._count_strays, None)
+        self._attempt(self._count_strays)
         return {"faults": self.faults, "ring": self._rings.about()}
 
 

@@ -118,7 +118,6 @@ class Arena:
 
 
 _MAP_NORESERVE = 0x4000
-_SLOTS_AT, _SLOT_SIZE = ringfile.SLOTS_AT, ringfile.SLOT_SIZE
 _MOST_LEFT, _MOST_LEFT_BYTES = 16, 2**21
 """Calls that returned and were not sorted yet; more than the last ones stay in the ring for so long."""
 MOST_RUNNING = 64
@@ -126,17 +125,17 @@ MOST_RUNNING = 64
 
 
 class RingEntry:
-    """One call's place in a ring. `offset`: of its extent in the mapping; `data`: of its first tensor.
+    """One call in a ring. In the mapping, `at`: where its slot is; `offset`: its extent; `data`: its first tensor.
 
     `sequence` counts the calls of the process. `holds`: how many reasons there are to keep it. `whole`: its tensors are there.
     `spare`: it may wait to be written; however many wait, the last calls and those in flight get their slots.
     """
 
-    __slots__ = ("count", "data", "holds", "offset", "sequence", "size", "slot", "spare", "state", "whole")
+    __slots__ = ("at", "count", "data", "holds", "offset", "sequence", "size", "slot", "spare", "state", "whole")
 
     def __init__(self, size: int, count: int, sequence: int) -> None:
         self.size, self.count, self.sequence = size, count, sequence
-        self.slot = self.offset = self.data = 0
+        self.at = self.slot = self.offset = self.data = 0
         self.holds = 1
         self.state = IN_FLIGHT
         self.whole = self.spare = False
@@ -183,7 +182,6 @@ class Ring:
             ringfile.back(descriptor, shared, 0, backed)
             memory = ringfile.mapped(unfinished, size)
             ringfile.touch(memory, 0, backed)
-            memory[: ringfile.HEADER] = ringfile.header_bytes(facts).ljust(ringfile.HEADER, b"\0")
 
             def grow(end: int) -> None:
                 if not shared:
@@ -195,13 +193,12 @@ class Ring:
 
             arena = Arena(memory, ringfile.DATA, backed, grow)
             made = cls(memory, arena, path, descriptor, kept)
+            made.describe(facts)
             unfinished.rename(path)
             return made
         except BaseException:
             try:
-                os.unlink(unfinished)
-            except OSError:
-                pass
+                unfinished.unlink()
             finally:
                 os.close(descriptor)
             raise
@@ -282,6 +279,7 @@ class Ring:
                 return None
             entry.offset, entry.data = offset, offset + size - tensor_bytes  # from here on, nothing can fail
             entry.slot = self._free[-1]
+            entry.at = ringfile.SLOTS_AT + entry.slot * ringfile.SLOT_SIZE
             del self._free[-1]
             self._sequence += 1
             entry.spare = len(self._free) > self.keep + MOST_RUNNING
@@ -290,24 +288,23 @@ class Ring:
 
     def commit(self, entry: RingEntry, ledger: int, book: int, kind: tuple[int, int], own: tuple[int, ...], whole: bool) -> None:
         """Write down all but the tensors and numbers (`own`); if the tensors are in place, at last that the call is in flight."""
-        memory, at = self._memory, _SLOTS_AT + entry.slot * _SLOT_SIZE
         fixed = (entry.sequence, entry.offset, entry.size, *kind, entry.count)
-        SLOT.pack_into(memory, at, WRITING, book, ledger, 0, *fixed, slot_check(ledger, *fixed, own))
+        SLOT.pack_into(self._memory, entry.at, WRITING, book, ledger, 0, *fixed, slot_check(ledger, *fixed, own))
         if whole:
             entry.whole = True
-            memory[at] = IN_FLIGHT
+            self._memory[entry.at] = IN_FLIGHT
 
     def arrived(self, entry: RingEntry) -> None:
         """The tensors that came from a device are in place now."""
         with self._lock:
             entry.whole = True
-            self._memory[_SLOTS_AT + entry.slot * _SLOT_SIZE] = entry.state
+            self._memory[entry.at] = entry.state
 
     def leave(self, entry: RingEntry, raised: bool) -> None:
         """The call returned or raised. It becomes one of the last ones later (`_settle`), at best in another thread."""
         entry.state = RAISED if raised else DONE
         if entry.whole:
-            self._memory[_SLOTS_AT + entry.slot * _SLOT_SIZE] = entry.state
+            self._memory[entry.at] = entry.state
         self._left.append(entry)
 
     def _settle(self) -> None:
@@ -337,17 +334,16 @@ class Ring:
 
     def set_book(self, entry: RingEntry, book: int) -> None:
         """How the call stands in the books now."""
-        self._memory[_SLOTS_AT + entry.slot * _SLOT_SIZE + 1] = book
+        self._memory[entry.at + 1] = book
 
     def set_end(self, entry: RingEntry, what: Mapping[str, Any]) -> None:
         """What came of the call, as JSON; nothing if that is too much."""
         text = sealed(what)
         if len(text) > END:
             return
-        at = _SLOTS_AT + entry.slot * _SLOT_SIZE
         first = entry.offset + 8 * entry.count
         self._memory[first : first + len(text)] = text
-        struct.pack_into("<I", self._memory, at + 4, len(text))
+        struct.pack_into("<I", self._memory, entry.at + 4, len(text))
 
     def hold(self, entry: RingEntry) -> bool:
         """Somebody else needs the entry, too. False if it is gone."""
@@ -377,7 +373,7 @@ class Ring:
             if not self._running and all(entry.state != RAISED for entry in self._recent):
                 while self._recent:
                     self._forget_oldest()
-            return any(self._memory[_SLOTS_AT : ringfile.KINDS_AT : _SLOT_SIZE])
+            return any(self._memory[ringfile.SLOTS_AT : ringfile.KINDS_AT : ringfile.SLOT_SIZE])
 
     def remove(self) -> None:
         """Remove the file; the memory lives on until nobody uses it."""
@@ -400,15 +396,14 @@ class Ring:
             pass
 
     def _forget_oldest(self) -> None:
-        if self._recent:
-            entry = self._recent[0]
-            self._release(entry)
-            del self._recent[0]
-            self._recent_bytes -= entry.size
+        entry = self._recent[0]
+        self._release(entry)
+        del self._recent[0]
+        self._recent_bytes -= entry.size
 
     def _release(self, entry: RingEntry) -> None:
         if entry.holds == 1:
-            self._memory[_SLOTS_AT + entry.slot * _SLOT_SIZE] = FREE
+            self._memory[entry.at] = FREE
             self.arena.give_back(entry.offset)  # before anything changes: it can be tried again if this fails
             self._free += (entry.slot,)
         entry.holds -= 1

@@ -29,7 +29,7 @@ from actordbg.capture.control import POLL_SECONDS, Control
 from actordbg.capture.facts import versions
 from actordbg.capture.ring import Ring
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.ringfile import MOST_OLD, place, wanted_place
+from actordbg.formats.ringfile import MOST_OLD, forget_old, place, wanted_place
 from actordbg.formats.store_files import StoreFiles, make_folder, processes
 
 REPEAT_SECONDS = 60.0
@@ -162,8 +162,6 @@ class RingKeeper:
             self._ring.describe(self._facts() | {"versions": versions()})
             self._notices.over("ring")
             if len(os.listdir(self._ring.path.parent)) > MOST_OLD:
-                from actordbg.formats.old_rings import forget_old
-
                 forget_old(self._ring.path.parent)
 
     def about(self) -> dict[str, Any] | None:

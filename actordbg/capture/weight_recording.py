@@ -16,7 +16,7 @@ import torch
 
 from actordbg.base.fault import describe
 from actordbg.capture import facts, hook
-from actordbg.capture.binding import Binder
+from actordbg.capture.facts import Binder
 from actordbg.capture.recorded_call import Item
 from actordbg.capture.recorder import Recorder
 from actordbg.formats.dump_record import dtype_name, now_timestamp
@@ -60,14 +60,14 @@ class WeightRecorder:
 
     def _wanted(self, actor: Any) -> tuple[Any, int]:
         """The books of an actor, and how many of its calls were not sampled out."""
-        instance = self._recorder._instances.get(actor)
+        instance = self._recorder.known(actor)
         return (instance.ledger, instance.ledger.calls - sum(instance.ledger.sampled_out.values())) if instance else (None, 0)
 
     def _look(self, actor: Any) -> None:
         model = facts.unwrap(getattr(actor, "model", None))
         if not isinstance(model, torch.nn.Module):
             return
-        ledger = self._recorder._instances[actor].ledger
+        ledger = self._wanted(actor)[0]
         number = facts.facts_of_call(actor)[0]
         step = None if number == facts.NO_STEP else number
         moment = (ledger, step if step is not None else [one._version for one in model.parameters()])

@@ -28,7 +28,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import zstandard  # noqa: F401  an environment without it is told when the hook is installed, not at its first dump
@@ -37,7 +36,7 @@ from actordbg.base.fault import describe
 from actordbg.capture.control import BEFORE, Control
 from actordbg.capture.facts import versions
 from actordbg.capture.ledger import Ledger, Rotation
-from actordbg.capture.recorded_call import ERROR, LEFT, LOGITS_SUM, Item, Judge, Verdict
+from actordbg.capture.recorded_call import ERROR, LEFT, LOGITS_SUM, Item, Judge, TriggerResult
 from actordbg.capture.ring import Ring
 from actordbg.capture.watch import Notices
 from actordbg.formats.dump_record import OUTPUT_PREFIX, SUFFIX, DumpRecord
@@ -88,7 +87,6 @@ class Writer:
         self.lock = threading.Lock()
         self._bytes = 0
         self._ledgers: list[Ledger] = []
-        self._judges: WeakKeyDictionary[Ledger, Judge] = WeakKeyDictionary()
         self._thread: threading.Thread | None = None
         self._deadline: float | None = None
         self._give_up = 0.0
@@ -97,7 +95,6 @@ class Writer:
         self._floor_checked = float("-inf")
         self._free = 0
         self._versions: dict[str, str] | None = None
-        self._compressors: dict[int, Any] = {}
         self._scribe: Any = None  # the writer process, a `Scribe`
         self.kind = self._asked = "thread"
 
@@ -266,7 +263,7 @@ class Writer:
                 for item in chosen:
                     self._land(item)
                 if self._scribe is None:
-                    from actordbg.capture.scribe import Scribe
+                    from actordbg.capture.writer_process import Scribe
 
                     self._scribe = Scribe()
                 slots = [(item.entry.slot, item.entry.sequence) for item in chosen]
@@ -323,13 +320,13 @@ class Writer:
         self._land(item)
         if item.outputs is not None:
             item.outputs.wait()
-        verdict = self._verdict(item) if item.ended and item.control.triggers else None
-        if verdict is not None:
+        fired = self._fired(item) if item.ended and item.control.triggers else None
+        if fired is not None:
             item.reopen()
         if item.standing != OPEN:
             return
-        self._write(item, verdict)
-        if verdict is not None and item.standing in (CAPTURED, LEFT):
+        self._write(item, fired)
+        if fired is not None and item.standing in (CAPTURED, LEFT):
             while self._last:  # they come next, each on its own
                 one = self._last[-1]
                 if one.kept:
@@ -339,22 +336,23 @@ class Writer:
 
     def _land(self, item: Item) -> None:
         """Bring copies from a device over into the ring."""
-        if item.snapshot is not None and item.snapshot.on_its_way:
-            item.snapshot.land()
+        if item.snapshot is not None:
+            item.snapshot.land(item.ring.arena)
             item.ring.arrived(item.entry)
+            item.snapshot = None
 
-    def _verdict(self, item: Item) -> Verdict | None:
+    def _fired(self, item: Item) -> TriggerResult | None:
         """The trigger that keeps an item, if it may keep one more."""
-        tensors = item.returned()
+        tensors = item.outputs.tensors() if item.outputs is not None else {}
         mask = None
         if item.control.on.logprobs is not None:
             from actordbg.formats.encoding import tensors_in
 
             found = tensors_in(item.ring.arena.memory, item.entry.data, item.own, item.kind.tensors).get("action_mask")
             mask = torch.from_numpy(found.values != 0) if found is not None else None
-        judge = self._judges.setdefault(item.ledger, Judge())
-        verdict = judge.verdict(item, tensors, mask)
-        return verdict if verdict and item.ledger.admits_trigger(item.control, verdict.trigger) else None
+        item.ledger.judge = item.ledger.judge or Judge()
+        fired: TriggerResult | None = item.ledger.judge.fired(item, tensors, mask)
+        return fired if fired and item.ledger.admits_trigger(item.control, fired.trigger) else None
 
     def _keep_too(self, one: Item, dump_id: str) -> None:
         """Keep a call that came before a triggered one: publish it, or pin what was published."""
@@ -362,65 +360,57 @@ class Writer:
         if one.written is None or self._is_over():
             one.reopen()
             if one.standing == OPEN:
-                self._write(one, Verdict(BEFORE, facts))
+                self._write(one, TriggerResult(BEFORE, facts))
             elif self._is_over() and one.standing in (CAPTURED, LEFT):
-                one.leave_in_ring(Verdict(BEFORE, facts))
+                one.leave_in_ring(TriggerResult(BEFORE, facts))
             return
         record, data = one.written
         if not record.pinned and one.path is not None:
             record = replace(record, pinned=True, triggered=BEFORE, trigger_facts=facts)
-            self._publisher.publish_dump(record, self._packed(record, data, one.control.level))
+            self._publisher.publish_dump(record, _pack(record, data, one.control.level))
             one.written = (record, data)
             self._rotation(one.ledger).spare(one.path)
 
-    def _write(self, item: Item, verdict: Verdict | None) -> None:
+    def _write(self, item: Item, fired: TriggerResult | None) -> None:
         """Encode and publish one item. Closes its call as the last thing it does, or raises with the call still open."""
         if item.path is not None and item.ahead:
             return self._count(item, item.path, item.ahead, False, None)
         if self._is_over():
-            return item.leave_in_ring(verdict)
+            return item.leave_in_ring(fired)
         control = item.control
         if not self._above_floor(control.free_floor_bytes):
             self._notices.warn("disk_floor", f"free space is under {control.free_floor_bytes} bytes: dropping dumps")
             return item.dropped("disk_floor", f"only {self._free} bytes free")
-        record, payload_bytes = self._describe(item, verdict)
-        blob = self._packed(record, payload_bytes, control.level)
-        if verdict is None and item.over_max_bytes(len(blob)):
+        record, payload_bytes = self._describe(item, fired)
+        blob = _pack(record, payload_bytes, control.level)
+        if fired is None and item.over_max_bytes(len(blob)):
             return None
         path = item.path = self._publisher.publish_dump(record, blob)
         if control.before:
             item.written = (record, payload_bytes)
-        return self._count(item, path, len(blob), record.pinned, verdict)
+        return self._count(item, path, len(blob), record.pinned, fired)
 
-    def _count(self, item: Item, path: Path, nbytes: int, pinned: bool, verdict: Verdict | None) -> None:
+    def _count(self, item: Item, path: Path, nbytes: int, pinned: bool, fired: TriggerResult | None) -> None:
         """The file of an item is published: close its books, and make room for it."""
-        item.captured(nbytes, verdict.trigger if verdict else None)
+        item.captured(nbytes, fired.trigger if fired else None)
         self._notices.over("disk_full", "write_error", "error", "disk_floor")
         if item.control.keep_bytes is not None and not pinned:
             rotation = self._rotation(item.ledger)
             rotation.add(path, nbytes)
             rotation.apply(item.control.keep_bytes)
 
-    def _describe(self, item: Item, verdict: Verdict | None) -> tuple[DumpRecord, bytes]:
+    def _describe(self, item: Item, fired: TriggerResult | None) -> tuple[DumpRecord, bytes]:
         """The record and the payload of what is stored."""
         from actordbg.formats import encoding  # with numpy: most processes never need it
 
         self._versions = self._versions or versions()
         tensors = encoding.tensors_in(item.ring.arena.memory, item.entry.data, item.own, item.kind.tensors)
-        record = encoding.record_of(item.kind.fields, item.own, tensors, self._versions, **item.known(verdict))
-        if item.control.with_outputs:
-            strides = item.outputs.strides if item.outputs is not None else {}
-            outputs = {name: encoding.of_torch(t, strides.get(name)) for name, t in item.returned().items()}
-            outputs.pop(OUTPUT_PREFIX + LOGITS_SUM, None)
-            tensors |= outputs
+        record = encoding.record_of(item.kind.fields, item.own, tensors, self._versions, **item.known(fired))
+        if item.control.with_outputs and item.outputs is not None:
+            strides = item.outputs.strides
+            tensors |= {name: encoding.of_torch(t, strides.get(name)) for name, t in item.outputs.tensors().items()}
+            tensors.pop(OUTPUT_PREFIX + LOGITS_SUM, None)
         return encoding.serialize(record, tensors)
-
-    def _packed(self, record: DumpRecord, payload: bytes, level: int) -> bytes:
-        """The bytes of a dump file."""
-        from actordbg.formats import encoding
-
-        compressor = self._compressors.get(level) or self._compressors.setdefault(level, encoding.compressor(level))
-        return encoding.pack(record, payload, compressor)
 
     def _lost(self, item: Item, error: Exception) -> None:
         """Something failed on the way: say so, and close the books if they are open."""
@@ -448,11 +438,7 @@ class Writer:
         while item.held > item.kept:
             item.ring.release(item.entry)
             item.held -= 1
-        item.near = {}
-        if item.outputs is not None:
-            item.outputs.release()
-        if item.snapshot is not None and item.snapshot.on_its_way:
-            item.snapshot.release()
+        item.outputs = item.snapshot = None
 
     def _is_over(self) -> bool:
         """Whether nothing more is to be written."""
@@ -500,3 +486,9 @@ class Writer:
                     self._ledgers.remove(ledger)
         self._publishing = False
         self._notices.over("counters")
+
+
+def _pack(record: DumpRecord, payload: bytes, level: int) -> bytes:
+    from actordbg.formats.encoding import pack
+
+    return pack(record, payload, level)

@@ -5,7 +5,7 @@ It maps the flight recorder's ring and reads the inputs from there, so that a re
 books and decides everything: this process only turns a slot into a dump file. What it cannot write, for whatever reason, the
 thread writes, or counts as lost.
 
-    thread   {"ring": PATH, "store": ROOT, "level": 3, "versions": {...}, "slots": [[PLACE, SEQUENCE], ...]}
+    thread   {"ring": PATH, "store": ROOT, "level": 3, "versions": {...}, "slots": [[SLOT, SEQUENCE], ...]}
     process  [[PATH, BYTES], null, ...]                     one for each slot; null: not written
 
 Invariants:
@@ -21,81 +21,116 @@ import ctypes
 import json
 import mmap
 import os
+import select
 import signal
 import struct
+import subprocess
 import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
 from actordbg.base.fault import describe
-from actordbg.formats.encoding import compressor, pack, record_of, serialize, tensors_in
 from actordbg.formats.ringfile import DATA, FREE, SLOT, SLOT_SIZE, SLOTS_AT, head_bytes
 from actordbg.formats.store_files import StoreFiles, open_regular
 
+ANSWER_SECONDS = 0.2
 _PR_SET_PDEATHSIG = 1
+_MAIN = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from actordbg.capture.writer_process import main; main()"
 
 
-class RingReader:
-    """The slots of one ring, as its process writes them."""
+class Scribe:
+    """The writer process as the thread sees it: a request and its answer are a line of JSON each.
 
-    def __init__(self, path: str) -> None:
-        descriptor = open_regular(path)
+    The thread waits for an answer as long as the process lives, but not past the moment at which its own time is over.
+    """
+
+    def __init__(self) -> None:
+        quiet = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        command = [sys.executable, "-I", "-c", _MAIN, str(os.getpid()), json.dumps(sys.path)]
+        self._process = subprocess.Popen(
+            command, env=quiet, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
+        )
+        self._said = b""
+        self._ready = False
+
+    def ask(self, request: dict[str, Any], is_over: Callable[[], bool]) -> Any:
+        """The answer to a request. OSError if the process is gone, does not do it, or time is over meanwhile."""
+        self._ready = self._ready or self._listen(is_over) == "ready"
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")  # type: ignore[union-attr]
+        answer = self._listen(is_over)
+        if not isinstance(answer, list):
+            raise OSError(f"the writer process says {answer!s:.200}")
+        return answer
+
+    def stop(self) -> None:
+        """End the process; also one that does not listen, or that is stuck and cannot end yet."""
+        try:
+            self._process.kill()
+        finally:
+            self._process.stdin.close(), self._process.stdout.close()  # type: ignore[union-attr]
+            until = time.monotonic() + 1  # it may be stuck in a disk
+            while self._process.poll() is None and time.monotonic() < until:
+                time.sleep(0.01)
+
+    def _listen(self, is_over: Callable[[], bool]) -> Any:
+        out: Any = self._process.stdout
+        ear = select.poll()
+        ear.register(out, select.POLLIN)
+        while not self._said.endswith(b"\n"):
+            more = out.read(65_536) if ear.poll(1000 * ANSWER_SECONDS) else None
+            if more == b"" or is_over():
+                raise OSError("the writer process ended" if more == b"" else "there is no time left")
+            self._said += more or b""
+        said, self._said = self._said, b""
+        return json.loads(said)
+
+
+class SlotWriter:
+    """Turns slots of one ring into dump files."""
+
+    def __init__(self, ring: str) -> None:
+        from actordbg.formats import encoding  # with numpy, which the training process does without
+
+        descriptor = open_regular(ring)
         try:
             self._memory = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
         finally:
             os.close(descriptor)
+        self._encoding = encoding
         self._kinds: dict[tuple[int, int], dict[str, Any]] = {}
-
-    def has(self, place: int, sequence: int) -> bool:
-        """Whether a slot holds the call of this number."""
-        state, _, _, _, found, *_ = SLOT.unpack_from(self._memory, SLOTS_AT + place * SLOT_SIZE)
-        return bool(state != FREE and found == sequence)
-
-    def dump(self, place: int, versions: dict[str, str]) -> tuple[Any, bytes]:
-        """The record and the payload of the call in a slot."""
-        _, _, _, _, _, offset, _, at, length, count, _ = SLOT.unpack_from(self._memory, SLOTS_AT + place * SLOT_SIZE)
-        kind, numbers = self._kind(at, length), struct.unpack_from(f"<{count}q", self._memory, offset)
-        tensors = tensors_in(self._memory, offset + head_bytes(count), numbers, kind["tensors"])
-        return serialize(record_of(kind["fields"], numbers, tensors, versions), tensors)
-
-    def _kind(self, at: int, length: int) -> dict[str, Any]:
-        known: dict[str, Any] | None = self._kinds.get((at, length))
-        if known is None:
-            known = dict(json.loads(self._memory[at : at + length - 8]))
-            if at < DATA:  # written once; what lies in a call's own extent is that call's
-                self._kinds[at, length] = known
-        return known
-
-
-class SlotWriter:
-    """Answers requests; see the module."""
-
-    def __init__(self) -> None:
-        self._path = ""
-        self._ring: RingReader | None = None
-        self._compressors: dict[int, Any] = {}
 
     def answer(self, request: dict[str, Any]) -> list[list[Any] | None]:
         """Publish the calls of a request; the path and the size of each file."""
-        if self._ring is None or self._path != request["ring"]:
-            self._path, self._ring = request["ring"], RingReader(request["ring"])
-        return [self._publish(self._ring, request, *slot) for slot in request["slots"]]
+        return [self._publish(request, *slot) for slot in request["slots"]]
 
-    def _publish(self, ring: RingReader, request: dict[str, Any], place: int, sequence: int) -> list[Any] | None:
+    def _publish(self, request: dict[str, Any], slot: int, sequence: int) -> list[Any] | None:
+        at, encoding = SLOTS_AT + slot * SLOT_SIZE, self._encoding
         try:
-            if not ring.has(place, sequence):
+            if not self._has(at, sequence):
                 return None
-            record, payload = ring.dump(place, request["versions"])
-            blob = pack(record, payload, self._compressor(request["level"]))
-            if not ring.has(place, sequence):
+            *_, offset, _, kind_at, length, count, _ = SLOT.unpack_from(self._memory, at)
+            kind, numbers = self._kind(kind_at, length), struct.unpack_from(f"<{count}q", self._memory, offset)
+            tensors = encoding.tensors_in(self._memory, offset + head_bytes(count), numbers, kind["tensors"])
+            record = encoding.record_of(kind["fields"], numbers, tensors, request["versions"])
+            record, payload = encoding.serialize(record, tensors)
+            blob = encoding.pack(record, payload, request["level"])
+            if not self._has(at, sequence):
                 return None
             return [str(StoreFiles(request["store"]).publish_dump(record, blob)), len(blob)]
         except Exception:  # noqa: BLE001  # the thread tries it again, and says what is wrong
             return None
 
-    def _compressor(self, level: int) -> Any:
-        if level not in self._compressors:
-            self._compressors[level] = compressor(level)
-        return self._compressors[level]
+    def _has(self, at: int, sequence: int) -> bool:
+        """Whether a slot holds the call of this number."""
+        state, _, _, _, held, *_ = SLOT.unpack_from(self._memory, at)
+        return bool(state != FREE and held == sequence)
+
+    def _kind(self, at: int, length: int) -> dict[str, Any]:
+        known = self._kinds.get((at, length)) or dict(json.loads(self._memory[at : at + length - 8]))
+        if at < DATA:  # written once; what lies in a call's own extent is that call's
+            self._kinds[at, length] = known
+        return known
 
 
 def main() -> None:
@@ -106,11 +141,14 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     if os.getppid() != parent:  # it died before we could ask to die with it
         return
-    writer = SlotWriter()
+    writers: dict[str, SlotWriter] = {}
     _say("ready")
     for line in sys.stdin.buffer:
         try:
-            answer: Any = writer.answer(json.loads(line))
+            request = json.loads(line)
+            if request["ring"] not in writers:
+                writers = {request["ring"]: SlotWriter(request["ring"])}
+            answer: Any = writers[request["ring"]].answer(request)
         except (OSError, ValueError) as error:  # the ring cannot be mapped: the thread does without us
             answer = describe(error)
         _say(answer)

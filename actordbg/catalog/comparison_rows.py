@@ -16,10 +16,10 @@ from actordbg.records.comparison_record import (
     ComparisonRecord,
     DumpComparison,
     Figures,
+    MemoryRecord,
     NoiseRecord,
 )
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
-from actordbg.records.memory_record import MemoryRecord
 
 Row = dict[str, Any]
 RECORDS: dict[str, Any] = {

@@ -19,7 +19,7 @@ from actordbg.catalog.dump_rows import DUMP_COLUMNS, Columns
 from actordbg.catalog.moments import to_micros
 from actordbg.catalog.replay_rows import RESULT_COLUMNS, UNFINISHED, FileMark, News, setting_columns, spec_columns
 from actordbg.formats.store_files import read_regular
-from actordbg.records.law_answer import answers_of
+from actordbg.records.replay_record import answers_of
 
 EVENT_FORMAT = 1
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from actordbg.cli import output
-from actordbg.cli.options import Json, settings_of
+from actordbg.cli.options import Json, option, settings_of
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
 
@@ -18,11 +17,9 @@ from actordbg.cli.setting_options import NONE, Given, takes_settings
 def init(
     ctx: typer.Context,
     settings: Given = NONE,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Rows of the dummy input.")] = 2,
-    seq_len: Annotated[int, typer.Option("--seq-len", min=4, help="Positions of the dummy input, padding included.")] = 128,
-    save: Annotated[
-        Path | None, typer.Option("--save", metavar="DIR", help="Write the model there with save_pretrained.")
-    ] = None,
+    batch_size: int = option(2, "Rows of the dummy input.", min=1),
+    seq_len: int = option(128, "Positions of the dummy input, padding included.", min=4),
+    save: Path | None = option(None, "Write the model there with save_pretrained.", metavar="DIR"),
     as_json: Json = False,
 ) -> None:
     """Build the actor alone and run one forward.

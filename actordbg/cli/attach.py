@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -21,12 +21,9 @@ if TYPE_CHECKING:
 
 def attach(
     ctx: typer.Context,
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="[REPLAY|RUN]", help="A replay's id, `last`, or the name of a run.", autocompletion=complete_replays
-        ),
-    ] = LAST,
+    name: str = typer.Argument(
+        LAST, metavar="[REPLAY|RUN]", help="A replay's id, `last`, or the name of a run.", autocompletion=complete_replays
+    ),
 ) -> None:
     """Take the prompt of a rank that stopped.
 

@@ -20,6 +20,7 @@ from actordbg.cli.options import (
     TrustRemoteCode,
     Where,
     chosen_format,
+    option,
     option_field,
     store_of,
     take_consent,
@@ -65,32 +66,25 @@ def compare(
             autocompletion=complete_others,
         ),
     ],
-    noise: Annotated[
-        str | None,
-        typer.Option(
-            "--noise",
-            metavar="[ID|last]",
-            help="Only what is outside a noise floor (`actordbg noise`) is real; last: the newest of A's configuration.",
-        ),
-    ] = None,
+    noise: str | None = option(
+        None,
+        "Only what is outside a noise floor (`actordbg noise`) is real; last: the newest of A's configuration.",
+        metavar="[ID|last]",
+    ),
     truth: TruthDtype = None,
     trust_remote_code: TrustRemoteCode = False,
     yes: ConfirmOption = False,
-    thresholds: Annotated[
-        Path | None, typer.Option("--thresholds", metavar="FILE", help="Thresholds from a TOML file; flags come first.")
-    ] = None,
+    thresholds: Path | None = option(None, "Thresholds from a TOML file; flags come first.", metavar="FILE"),
     flags: LimitOptions = LimitOptions(),
-    flat: Annotated[
-        bool,
-        typer.Option(
-            "--flat-limits",
-            help="Judge bf16 and fp16 by the same limits for every model, not by what rounding does to each dump.",
-            rich_help_panel=_PANEL,
-        ),
-    ] = False,
+    flat: bool = option(
+        False,
+        "Judge bf16 and fp16 by the same limits for every model, not by what rounding does to each dump.",
+        "--flat-limits",
+        rich_help_panel=_PANEL,
+    ),
     power: Power = False,
     where: Where = None,
-    limit: Annotated[int, typer.Option("--limit", min=0, help="How many of the worst dumps to show; 0 for all.")] = 10,
+    limit: int = option(10, "How many of the worst dumps to show; 0 for all.", min=0),
     format: FormatOption = None,
     html: HtmlFile = None,
     tokenizer: TokenizerFile = None,

@@ -9,7 +9,7 @@ import typer
 
 from actordbg.base.errors import UsageError
 from actordbg.cli import output
-from actordbg.cli.options import Json, Limit
+from actordbg.cli.options import Json, Limit, option
 from actordbg.cli.page_file import HtmlFile, check_page, write_page
 
 
@@ -22,29 +22,22 @@ def compare_logs(
             "one run of it) or .jsonl.",
         ),
     ],
-    each: Annotated[bool, typer.Option("--each", help="Each against each (default: all against the first).")] = False,
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            "--metric",
-            metavar="NAME",
-            help="What to compare (default: the first that both have of gpt_loss, loss, policy_loss, act_loss, actor_loss, "
-            "critic_loss, loss_mean, then any other loss).",
+    each: bool = option(False, "Each against each (default: all against the first).", "--each"),
+    metric: str | None = option(
+        None,
+        (
+            "What to compare (default: the first that both have of gpt_loss, loss, policy_loss, act_loss, actor_loss, "
+            "critic_loss, loss_mean, then any other loss)."
         ),
-    ] = None,
-    threshold: Annotated[
-        float, typer.Option("--threshold", metavar="X", help="Values that differ relatively by this or more are too far apart.")
-    ] = 0.05,
-    rule: Annotated[
-        str,
-        typer.Option(
-            "--rule",
-            metavar="first-mean-last|every-step|compare-backends",
-            help="What decides: first value, mean and last value; every step; or exactly what the script compare_backends.py "
-            "decides.",
-        ),
-    ] = "first-mean-last",
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Also draw the curves: .svg, .png or .pdf.")] = None,
+        metavar="NAME",
+    ),
+    threshold: float = option(0.05, "Values that differ relatively by this or more are too far apart.", metavar="X"),
+    rule: str = option(
+        "first-mean-last",
+        ("What decides: first value, mean and last value; every step; or exactly what the script compare_backends.py decides."),
+        metavar="first-mean-last|every-step|compare-backends",
+    ),
+    plot: Path | None = option(None, "Also draw the curves: .svg, .png or .pdf.", metavar="FILE"),
     html: HtmlFile = None,
     limit: Limit = 10,
     as_json: Json = False,

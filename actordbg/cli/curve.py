@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
 
 from actordbg.base.errors import UsageError
 from actordbg.base.units import parse_seconds, parse_size
 from actordbg.cli.curve_options import Question
-from actordbg.cli.options import takes
+from actordbg.cli.options import option, takes
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
 
@@ -17,9 +17,7 @@ from actordbg.cli.setting_options import NONE, Given, takes_settings
 @takes_settings("curve")
 def memory(
     ctx: typer.Context,
-    budget: Annotated[
-        str | None, typer.Option("--budget", metavar="SIZE", help="The longest length that fits, e.g. 80GB, 75GiB.")
-    ] = None,
+    budget: str | None = option(None, "The longest length that fits, e.g. 80GB, 75GiB.", metavar="SIZE"),
     asked: Question = Question(),
     settings: Given = NONE,
 ) -> None:
@@ -46,12 +44,8 @@ def memory(
 @takes_settings("curve")
 def time(
     ctx: typer.Context,
-    budget: Annotated[
-        str | None, typer.Option("--budget", metavar="TIME", help="The longest length that fits, e.g. 2s, 500ms.")
-    ] = None,
-    of: Annotated[
-        Literal["both", "forward", "backward"], typer.Option("--of", help="Which time the curve and the budget are about.")
-    ] = "both",
+    budget: str | None = option(None, "The longest length that fits, e.g. 2s, 500ms.", metavar="TIME"),
+    of: Literal["both", "forward", "backward"] = option("both", "Which time the curve and the budget are about."),
     asked: Question = Question(),
     settings: Given = NONE,
 ) -> None:

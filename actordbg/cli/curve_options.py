@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
 
 from actordbg.cli.completion import complete_replays
-from actordbg.cli.options import ConfirmOption, Explain, Json, Quiet, Where
+from actordbg.cli.options import ConfirmOption, Explain, Json, Quiet, Where, option_field
 from actordbg.cli.page_file import HtmlFile
 
 
@@ -17,46 +17,33 @@ from actordbg.cli.page_file import HtmlFile
 class Question:
     """What both commands take."""
 
-    replays: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[REPLAY...|last|all]", help="Replays by id, name or @1 (default: all).", autocompletion=complete_replays
-        ),
-    ] = None
-    matrix: Annotated[str | None, typer.Option("--matrix", metavar="ID|last", help="The replays of this matrix's cells.")] = None
+    replays: list[str] | None = typer.Argument(
+        None, metavar="[REPLAY...|last|all]", help="Replays by id, name or @1 (default: all).", autocompletion=complete_replays
+    )
+    matrix: str | None = option_field(None, "The replays of this matrix's cells.", metavar="ID|last")
     where: Where = None
-    at: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--at", metavar="LEN", min=1, max=2**53, help="What this length needs, and whether it fits; may be repeated."
+    at: list[int] | None = option_field(
+        None, "What this length needs, and whether it fits; may be repeated.", metavar="LEN", min=1, max=2**53
+    )
+    by: Literal["seq_len", "padded", "tokens"] = option_field(
+        "seq_len", "Length is seq_len (a curve for each batch size), padded (batch size x seq_len), or real tokens."
+    )
+    measure: str | None = option_field(
+        None,
+        (
+            "First make inputs of these lengths and replay them under the configuration of each REPLAY, changed by the "
+            "settings below."
         ),
-    ] = None
-    by: Annotated[
-        Literal["seq_len", "padded", "tokens"],
-        typer.Option(
-            "--by", help="Length is seq_len (a curve for each batch size), padded (batch size x seq_len), or real tokens."
-        ),
-    ] = "seq_len"
-    measure: Annotated[
-        str | None,
-        typer.Option(
-            "--measure",
-            metavar="LEN,LEN,...",
-            help="First make inputs of these lengths and replay them under the configuration of each REPLAY, changed by the "
-            "settings below.",
-        ),
-    ] = None
-    batch_size: Annotated[
-        int | None, typer.Option("--batch-size", min=1, help="Rows of the inputs of --measure (default: as in REPLAY).")
-    ] = None
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Also draw the curves: .svg, .png or .pdf.")] = None
-    limit: Annotated[int, typer.Option("--limit", min=0, help="At most this many lengths of each curve; 0 for all.")] = 24
+        metavar="LEN,LEN,...",
+    )
+    batch_size: int | None = option_field(None, "Rows of the inputs of --measure (default: as in REPLAY).", min=1)
+    plot: Path | None = option_field(None, "Also draw the curves: .svg, .png or .pdf.", metavar="FILE")
+    limit: int = option_field(24, "At most this many lengths of each curve; 0 for all.", min=0)
     html: HtmlFile = None
     explained: Explain = False
-    format: Annotated[
-        Literal["text", "md", "json", "csv"] | None,
-        typer.Option("--format", "-f", help="How to write the answer (default: text). csv: a row for each measured length."),
-    ] = None
+    format: Literal["text", "md", "json", "csv"] | None = option_field(
+        None, "How to write the answer (default: text). csv: a row for each measured length.", "--format", "-f"
+    )
     yes: ConfirmOption = False
     quiet: Quiet = False
     as_json: Json = False

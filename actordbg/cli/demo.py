@@ -6,23 +6,18 @@ import shutil
 import signal
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Literal
-
-import typer
+from typing import Literal
 
 from actordbg.base.errors import UsageError
+from actordbg.cli.options import option
 from actordbg.cli.output import note, say_lines
 
 
 def demo(
-    trainer: Annotated[
-        Literal["ppo", "sft"],
-        typer.Option("--trainer", help="ppo: train_ppo_ray under Ray. sft: train_sft under deepspeed, in half the time."),
-    ] = "ppo",
-    keep: Annotated[
-        Path | None,
-        typer.Option("--keep", metavar="DIR", help="Work in DIR (new or empty) and keep it; otherwise all is removed."),
-    ] = None,
+    trainer: Literal["ppo", "sft"] = option(
+        "ppo", "ppo: train_ppo_ray under Ray. sft: train_sft under deepspeed, in half the time."
+    ),
+    keep: Path | None = option(None, "Work in DIR (new or empty) and keep it; otherwise all is removed.", metavar="DIR"),
 ) -> None:
     """Record and replay a real training of a tiny model.
 

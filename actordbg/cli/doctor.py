@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from actordbg.cli.options import Json, store_of
+from actordbg.cli.options import Json, option, store_of
 from actordbg.cli.output import emit, progress, say, say_lines
 
 if TYPE_CHECKING:
@@ -34,11 +34,9 @@ def render(check: Check) -> str:
 
 def doctor(
     ctx: typer.Context,
-    python: Annotated[
-        Path | None, typer.Option("--python", metavar="EXE", help="Examine this interpreter's environment (default: this one).")
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Skip what takes seconds: imports and the launcher.")] = False,
-    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds that one module may take to import.")] = 180.0,
+    python: Path | None = option(None, "Examine this interpreter's environment (default: this one).", metavar="EXE"),
+    quick: bool = option(False, "Skip what takes seconds: imports and the launcher.", "--quick"),
+    timeout: float = option(180.0, "Seconds that one module may take to import.", min=1),
     as_json: Json = False,
 ) -> None:
     """Check whether this machine and the trainer will work.

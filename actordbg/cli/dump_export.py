@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -12,7 +12,7 @@ from actordbg.base.errors import Conflict, StoreProblem, UsageError
 from actordbg.base.ids import resolve
 from actordbg.cli import output
 from actordbg.cli.completion import complete_dumps
-from actordbg.cli.options import AllowEmpty, Json, Limit, Quiet, Where, require_some, store_of
+from actordbg.cli.options import AllowEmpty, Json, Limit, Quiet, Where, option, require_some, store_of
 
 if TYPE_CHECKING:
     from actordbg.catalog.tables import Damaged
@@ -21,17 +21,14 @@ if TYPE_CHECKING:
 
 def export(
     ctx: typer.Context,
-    dump_ids: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[DUMP_ID]...", help="Dumps, by id or the beginning of one.", autocompletion=complete_dumps),
-    ] = None,
+    dump_ids: list[str] | None = typer.Argument(
+        None, metavar="[DUMP_ID]...", help="Dumps, by id or the beginning of one.", autocompletion=complete_dumps
+    ),
     where: Where = None,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder to write into.")] = Path(),
-    format: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help="safetensors, or pt (opens with weights_only=True).")
-    ] = "safetensors",
+    out: Path = option(Path(), "Folder to write into.", "--out", "-o", metavar="DIR"),
+    format: str = option("safetensors", "safetensors, or pt (opens with weights_only=True).", metavar="FORMAT"),
     limit: Limit = 0,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
+    force: bool = option(False, "Overwrite files that exist.", "--force"),
     as_json: Json = False,
     allow_empty: AllowEmpty = False,
     quiet: Quiet = False,

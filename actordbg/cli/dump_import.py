@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from actordbg.cli import output
-from actordbg.cli.options import Json, Quiet, store_of
+from actordbg.cli.options import Json, Quiet, option, store_of
 
 if TYPE_CHECKING:
     from actordbg.dumps.importer import ImportSummary
@@ -24,7 +24,7 @@ _SHOWN = 50
 def import_(
     ctx: typer.Context,
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Pickles, or folders that are searched for *.pkl.")],
-    run: Annotated[str | None, typer.Option("--run", help="Name of the run (default: the name of the folder).")] = None,
+    run: str | None = option(None, "Name of the run (default: the name of the folder)."),
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -52,19 +52,15 @@ def import_(
 
 def create(
     ctx: typer.Context,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Calls to make for each rank.")] = 1,
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Rows of each input, B.")] = 2,
-    seq_len: Annotated[int, typer.Option("--seq-len", help="Positions of each row, S, padding included.")] = 512,
-    action_len: Annotated[
-        int | None, typer.Option("--action-len", help="Last positions that are actions, A (default S/2; 0: no action mask).")
-    ] = None,
-    padding: Annotated[
-        str, typer.Option("--padding", metavar="SIDE", help="Pad left (prompts), right (responses), both or none.")
-    ] = "both",
-    ranks: Annotated[int, typer.Option("--ranks", min=1, help="Ranks to make them for.")] = 1,
-    vocab_size: Annotated[int, typer.Option("--vocab-size", help="Make token ids below this.")] = 128_256,
-    seed: Annotated[int, typer.Option("--seed", help="The same seed makes the same tensors.")] = 0,
-    run: Annotated[str, typer.Option("--run", help="Name of the run.")] = "created",
+    count: int = option(1, "Calls to make for each rank.", "--count", "-n", min=1),
+    batch_size: int = option(2, "Rows of each input, B."),
+    seq_len: int = option(512, "Positions of each row, S, padding included."),
+    action_len: int | None = option(None, "Last positions that are actions, A (default S/2; 0: no action mask)."),
+    padding: str = option("both", "Pad left (prompts), right (responses), both or none.", metavar="SIDE"),
+    ranks: int = option(1, "Ranks to make them for.", min=1),
+    vocab_size: int = option(128_256, "Make token ids below this."),
+    seed: int = option(0, "The same seed makes the same tensors."),
+    run: str = option("created", "Name of the run."),
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from actordbg.base.units import ago
 from actordbg.cli import output
-from actordbg.cli.options import AllowEmpty, Json, Where, require_some, store_of
+from actordbg.cli.options import AllowEmpty, Json, Where, option, require_some, store_of
 
 if TYPE_CHECKING:
     from actordbg.catalog.query import Catalog, DumpRow
@@ -25,12 +25,8 @@ _WIDE, _WIDEST = 100, 140
 def ls(
     ctx: typer.Context,
     where: Where = None,
-    order: Annotated[
-        str, typer.Option("--order", help="newest (first), time (oldest first), length, or longest (first).")
-    ] = "newest",
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=0, help="At most this many rows; 0 for all (default: 50; with --json all).")
-    ] = None,
+    order: str = option("newest", "newest (first), time (oldest first), length, or longest (first)."),
+    limit: int | None = option(None, "At most this many rows; 0 for all (default: 50; with --json all).", min=0),
     allow_empty: AllowEmpty = False,
     as_json: Json = False,
 ) -> None:

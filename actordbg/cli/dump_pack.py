@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from actordbg.base.errors import UsageError
 from actordbg.cli import output
-from actordbg.cli.options import AllowEmpty, Json, OfRun, Quiet, Where, require_selected, store_of
+from actordbg.cli.options import AllowEmpty, Json, OfRun, Quiet, Where, option, require_selected, store_of
 
 if TYPE_CHECKING:
     from actordbg.catalog.tables import Damaged
@@ -22,9 +22,7 @@ def pack(
     ctx: typer.Context,
     where: Where = None,
     run: OfRun = None,
-    level: Annotated[
-        int, typer.Option("--level", min=1, max=22, help="zstd level; lower is faster and a few percent larger.")
-    ] = 19,
+    level: int = option(19, "zstd level; lower is faster and a few percent larger.", min=1, max=22),
     allow_empty: AllowEmpty = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -53,8 +51,8 @@ def unpack(
     ctx: typer.Context,
     where: Where = None,
     run: OfRun = None,
-    all_: Annotated[bool, typer.Option("--all", help="Every packed dump.")] = False,
-    level: Annotated[int, typer.Option("--level", min=1, max=22, help="zstd level of the files.")] = 12,
+    all_: bool = option(False, "Every packed dump.", "--all"),
+    level: int = option(12, "zstd level of the files.", min=1, max=22),
     allow_empty: AllowEmpty = False,
     quiet: Quiet = False,
     as_json: Json = False,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from actordbg.base.errors import UsageError
 from actordbg.base.units import parse_size
 from actordbg.cli import output
-from actordbg.cli.options import AllowEmpty, Json, OfRun, Where, Yes, require_selected, store_of
+from actordbg.cli.options import AllowEmpty, Json, OfRun, Where, Yes, option, require_selected, store_of
 
 if TYPE_CHECKING:
     from actordbg.dumps.prune import PrunePlan
@@ -22,15 +22,11 @@ _SHOWN = 20
 def prune(
     ctx: typer.Context,
     where: Where = None,
-    older_than: Annotated[str | None, typer.Option("--older-than", metavar="AGE", help="Dumps older than this: 7d, 12h.")] = None,
-    keep: Annotated[
-        str | None, typer.Option("--keep", metavar="SIZE", help="The oldest dumps, until the rest takes at most this: 10GB.")
-    ] = None,
+    older_than: str | None = option(None, "Dumps older than this: 7d, 12h.", metavar="AGE"),
+    keep: str | None = option(None, "The oldest dumps, until the rest takes at most this: 10GB.", metavar="SIZE"),
     run: OfRun = None,
-    damaged: Annotated[
-        bool, typer.Option("--damaged", help="Broken files alone; not those of a newer actordbg, nor unreadable ones.")
-    ] = False,
-    pinned: Annotated[bool, typer.Option("--pinned", help="Pinned dumps too; without this they always stay.")] = False,
+    damaged: bool = option(False, "Broken files alone; not those of a newer actordbg, nor unreadable ones.", "--damaged"),
+    pinned: bool = option(False, "Pinned dumps too; without this they always stay.", "--pinned"),
     allow_empty: AllowEmpty = False,
     yes: Yes = False,
     as_json: Json = False,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from actordbg.base.errors import UsageError
-from actordbg.cli.options import Json, store_of
+from actordbg.cli.options import Json, option, store_of
 from actordbg.cli.output import emit, note, plural, say, table
 
 if TYPE_CHECKING:
@@ -30,12 +30,10 @@ class RecoverAnswer:
 
 def recover(
     ctx: typer.Context,
-    rings: Annotated[
-        list[Path] | None, typer.Argument(metavar="[RING]...", help="Ring files; default: all on this machine.")
-    ] = None,
-    live: Annotated[bool, typer.Option("--live", help="Read rings of living processes too (a hang); these rings stay.")] = False,
-    keep_rings: Annotated[bool, typer.Option("--keep-rings", help="Leave the ring files where they are.")] = False,
-    discard: Annotated[bool, typer.Option("--discard", help="Remove the rings of dead processes, and make no dumps.")] = False,
+    rings: list[Path] | None = typer.Argument(None, metavar="[RING]...", help="Ring files; default: all on this machine."),
+    live: bool = option(False, "Read rings of living processes too (a hang); these rings stay.", "--live"),
+    keep_rings: bool = option(False, "Leave the ring files where they are.", "--keep-rings"),
+    discard: bool = option(False, "Remove the rings of dead processes, and make no dumps.", "--discard"),
     as_json: Json = False,
 ) -> None:
     """Turn what dead processes had in hand into dumps.

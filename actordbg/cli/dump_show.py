@@ -10,7 +10,7 @@ import typer
 
 from actordbg.cli import output
 from actordbg.cli.completion import complete_dumps
-from actordbg.cli.options import Json, store_of
+from actordbg.cli.options import Json, option, store_of
 
 if TYPE_CHECKING:
     from actordbg.formats.dump_record import DumpRecord
@@ -61,7 +61,7 @@ def show(
     dump_id: Annotated[
         str, typer.Argument(metavar="ID", help="The dump's id, or the beginning of it.", autocompletion=complete_dumps)
     ],
-    values: Annotated[bool, typer.Option("--values", help="Read the tensors too: min, max, non-zero (needs torch).")] = False,
+    values: bool = option(False, "Read the tensors too: min, max, non-zero (needs torch).", "--values"),
     as_json: Json = False,
 ) -> None:
     """Show one dump: its record, its tensors, its results.

@@ -9,19 +9,18 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from typing import Annotated
 
 import typer
 
-from actordbg.cli.options import Json, store_of
+from actordbg.cli.options import Json, option, store_of
 from actordbg.cli.output import clear_screen, emit, say_json
 
 
 def status(
     ctx: typer.Context,
-    everything: Annotated[bool, typer.Option("--all", help="Show processes of earlier runs too.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show the status again and again, until Ctrl-C.")] = False,
-    interval: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two looks of --watch.")] = 1.0,
+    everything: bool = option(False, "Show processes of earlier runs too.", "--all"),
+    watch: bool = option(False, "Show the status again and again, until Ctrl-C.", "--watch", "-w"),
+    interval: float = option(1.0, "Seconds between two looks of --watch.", min=0.1),
     as_json: Json = False,
 ) -> None:
     """Say what each process captured, dropped and sampled out.

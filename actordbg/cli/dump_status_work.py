@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import CorruptDump, StoreProblem
-from actordbg.capture.control import Control
-from actordbg.capture.switch_file import control_dict, read_control
+from actordbg.capture.control import Control, control_dict, read_control
 from actordbg.cli.capture_options import limits_in_words
 from actordbg.cli.dump_switch import job_names
 from actordbg.cli.output import human_bytes, note, plural, say, say_wrapped, table

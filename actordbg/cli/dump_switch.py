@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from actordbg.base.errors import NewerFormat, StoreProblem
 from actordbg.cli import capture_options as opt
-from actordbg.cli.options import Json, store_of, takes
+from actordbg.cli.options import Json, option, store_of, takes
 from actordbg.cli.output import emit, note, say, say_wrapped
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def enable(
 
     Example: actordbg dump enable --run ppo-7b --on nan,exception,slow:3x --before 4 --keep 20GB
     """
-    from actordbg.capture.switch_file import control_dict, write_control
+    from actordbg.capture.control import control_dict, write_control
 
     store = store_of(ctx).create()
     name = opt.checked_run_name(run)
@@ -57,7 +57,7 @@ def enable(
 
 def disable(
     ctx: typer.Context,
-    run: Annotated[str | None, typer.Option("--run", help="Only the job of this name.")] = None,
+    run: str | None = option(None, "Only the job of this name."),
     as_json: Json = False,
 ) -> None:
     """Stop recording, in running jobs too.
@@ -66,7 +66,7 @@ def disable(
 
     Example: actordbg dump disable
     """
-    from actordbg.capture.switch_file import control_dict
+    from actordbg.capture.control import control_dict
 
     store = store_of(ctx).require()
     name = opt.checked_run_name(run)
@@ -85,7 +85,7 @@ def job_names(store: Store) -> list[str]:
 
 def switch_off(store: Store, job: str | None) -> bool:
     """Switch the store's switch off, or that of one job. Whether it was on."""
-    from actordbg.capture.switch_file import write_control
+    from actordbg.capture.control import write_control
     from actordbg.formats.dump_record import now_timestamp
 
     before = control_before(store, job)
@@ -97,7 +97,7 @@ def switch_off(store: Store, job: str | None) -> bool:
 
 def control_before(store: Store, job: str | None) -> Control | None:
     """The switch as it was; None where there was none or it is damaged (it is about to be replaced)."""
-    from actordbg.capture.switch_file import read_control
+    from actordbg.capture.control import read_control
 
     try:
         return read_control(store, job)

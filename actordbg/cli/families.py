@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from actordbg.cli import output
-from actordbg.cli.options import FormatOption, Json, Quiet, chosen_format
+from actordbg.cli.options import FormatOption, Json, Quiet, chosen_format, option
 from actordbg.cli.page_file import check_page
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
@@ -17,17 +16,15 @@ from actordbg.cli.setting_options import NONE, Given, takes_settings
 @takes_settings("families")
 def families(
     ctx: typer.Context,
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[NAME|DIR]...", help="Families, or folders with a config.json (default: all that are known)."),
-    ] = None,
+    names: list[str] | None = typer.Argument(
+        None, metavar="[NAME|DIR]...", help="Families, or folders with a config.json (default: all that are known)."
+    ),
     settings: Given = NONE,
-    keep: Annotated[
-        Path | None,
-        typer.Option("--keep", metavar="DIR", help="Work in DIR and keep it; an earlier run there goes on. Else all is removed."),
-    ] = None,
-    write: Annotated[Path | None, typer.Option("--write", metavar="PAGE", help="Write the answer as Markdown there too.")] = None,
-    list_: Annotated[bool, typer.Option("--list", help="List the families that are known, and run nothing.")] = False,
+    keep: Path | None = option(
+        None, "Work in DIR and keep it; an earlier run there goes on. Else all is removed.", metavar="DIR"
+    ),
+    write: Path | None = option(None, "Write the answer as Markdown there too.", metavar="PAGE"),
+    list_: bool = option(False, "List the families that are known, and run nothing.", "--list"),
     format: FormatOption = None,
     quiet: Quiet = False,
     as_json: Json = False,

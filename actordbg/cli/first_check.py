@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from actordbg.cli import output
 from actordbg.cli.input_options import ChosenInputs
-from actordbg.cli.options import FormatOption, Json, Quiet, chosen_format, takes
+from actordbg.cli.options import FormatOption, Json, Quiet, chosen_format, option, takes
 from actordbg.cli.page_file import check_page, open_page, write_file
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
@@ -23,24 +22,13 @@ def check(
     ctx: typer.Context,
     inputs: ChosenInputs = ChosenInputs(),
     settings: Given = NONE,
-    golden: Annotated[
-        bool,
-        typer.Option(
-            "--golden",
-            help="Judge what the training run got, too (--with-outputs); --model has the weights of that moment.",
-        ),
-    ] = False,
-    junit: Annotated[
-        Path | None, typer.Option("--junit", metavar="FILE", rich_help_panel=_FOR, help="Write JUnit's XML there, too.")
-    ] = None,
-    github: Annotated[
-        bool, typer.Option("--github", rich_help_panel=_FOR, help="Annotate the GitHub workflow that runs this.")
-    ] = False,
-    html: Annotated[
-        Path | None,
-        typer.Option("--html", "-o", metavar="FILE", help="Where the page goes (default: into the store's reports/)."),
-    ] = None,
-    opened: Annotated[bool, typer.Option("--open", help="Show the page in the browser.")] = False,
+    golden: bool = option(
+        False, "Judge what the training run got, too (--with-outputs); --model has the weights of that moment.", "--golden"
+    ),
+    junit: Path | None = option(None, "Write JUnit's XML there, too.", metavar="FILE", rich_help_panel=_FOR),
+    github: bool = option(False, "Annotate the GitHub workflow that runs this.", "--github", rich_help_panel=_FOR),
+    html: Path | None = option(None, "Where the page goes (default: into the store's reports/).", "--html", "-o", metavar="FILE"),
+    opened: bool = option(False, "Show the page in the browser.", "--open"),
     format: FormatOption = None,
     quiet: Quiet = False,
     as_json: Json = False,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from actordbg.cli import output
-from actordbg.cli.options import Json, Quiet, store_of
+from actordbg.cli.options import Json, Quiet, option, store_of
 
 if TYPE_CHECKING:
     from actordbg.dumps.finding import Finding
@@ -42,8 +42,8 @@ class FsckAnswer:
 
 def fsck(
     ctx: typer.Context,
-    repair: Annotated[bool, typer.Option("--repair", help="Mend what can be mended; nothing is lost by it.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Read names, headers and records, but no payload whole.")] = False,
+    repair: bool = option(False, "Mend what can be mended; nothing is lost by it.", "--repair"),
+    quick: bool = option(False, "Read names, headers and records, but no payload whole.", "--quick"),
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:

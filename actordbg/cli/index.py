@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from actordbg.base.errors import CorruptDump
 from actordbg.cli import output
-from actordbg.cli.options import AllowEmpty, Json, Quiet, Where, require_some, store_of
+from actordbg.cli.options import AllowEmpty, Json, Quiet, Where, option, require_some, store_of
 
 if TYPE_CHECKING:
     from actordbg.catalog.indexer import IndexSummary
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def index(
     ctx: typer.Context,
-    rebuild: Annotated[bool, typer.Option("--rebuild", help="Forget the catalog and make it again from the files.")] = False,
+    rebuild: bool = option(False, "Forget the catalog and make it again from the files.", "--rebuild"),
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -45,7 +45,7 @@ def index(
 def verify(
     ctx: typer.Context,
     where: Where = None,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=0, help="Threads; 0 for one for each processor.")] = 0,
+    jobs: int = option(0, "Threads; 0 for one for each processor.", "--jobs", "-j", min=0),
     allow_empty: AllowEmpty = False,
     quiet: Quiet = False,
     as_json: Json = False,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from actordbg.cli import output
-from actordbg.cli.options import Json
+from actordbg.cli.options import Json, option
 
 if TYPE_CHECKING:
     from actordbg.trainers.fitting import Fit
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 def adapters(
     ctx: typer.Context,
-    named: Annotated[list[str] | None, typer.Argument(metavar="[ADAPTER]...", help="Only these: names, or module:Class.")] = None,
-    template: Annotated[bool, typer.Option("--template", help="Print the beginning of an adapter of your own.")] = False,
+    named: list[str] | None = typer.Argument(None, metavar="[ADAPTER]...", help="Only these: names, or module:Class."),
+    template: bool = option(False, "Print the beginning of an adapter of your own.", "--template"),
     as_json: Json = False,
 ) -> None:
     """List adapters for other trainers, and whether they fit here.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -10,7 +10,7 @@ from actordbg.base.errors import UsageError
 from actordbg.cli import output
 from actordbg.cli.engine_options import EngineOptions
 from actordbg.cli.input_options import ChosenInputs
-from actordbg.cli.options import ConfirmOption, Explain, FormatOption, Json, Power, Quiet, chosen_format, takes
+from actordbg.cli.options import ConfirmOption, Explain, FormatOption, Json, Power, Quiet, chosen_format, option, takes
 from actordbg.cli.page_file import HtmlFile, check_page
 from actordbg.cli.setting_options import NONE, Given, TruthDtype, takes_settings, truth_dtype
 
@@ -23,35 +23,23 @@ def matrix(
     inputs: ChosenInputs = ChosenInputs(),
     settings: Given = NONE,
     machines: EngineOptions = EngineOptions(),
-    skip_known: Annotated[
-        bool, typer.Option("--skip-known", help="Leave out cells that are known to fail; they are run otherwise.")
-    ] = False,
-    no_truth: Annotated[
-        bool, typer.Option("--no-truth", help="Do not compare passed cells with the truth: green then means finished.")
-    ] = False,
+    skip_known: bool = option(False, "Leave out cells that are known to fail; they are run otherwise.", "--skip-known"),
+    no_truth: bool = option(False, "Do not compare passed cells with the truth: green then means finished.", "--no-truth"),
     power: Power = False,
     truth: TruthDtype = None,
-    baseline: Annotated[
-        str | None,
-        typer.Option(
-            "--baseline",
-            metavar="REPLAY|MATRIX",
-            help="Exit 1 if a cell got worse than this replay, or than this matrix's cell with the same settings; "
-            "failures that it has too are then no reason.",
+    baseline: str | None = option(
+        None,
+        (
+            "Exit 1 if a cell got worse than this replay, or than this matrix's cell with the same settings; "
+            "failures that it has too are then no reason."
         ),
-    ] = None,
-    slower: Annotated[
-        float | None,
-        typer.Option("--slower", metavar="FACTOR", help="A cell this many times slower than the baseline has got worse."),
-    ] = None,
-    resume: Annotated[
-        str | None, typer.Option("--resume", metavar="MATRIX|last", help="Go on with a matrix where it stopped.")
-    ] = None,
-    show: Annotated[
-        str | None, typer.Option("--show", metavar="MATRIX|last", help="Print a matrix that is there; run nothing.")
-    ] = None,
+        metavar="REPLAY|MATRIX",
+    ),
+    slower: float | None = option(None, "A cell this many times slower than the baseline has got worse.", metavar="FACTOR"),
+    resume: str | None = option(None, "Go on with a matrix where it stopped.", metavar="MATRIX|last"),
+    show: str | None = option(None, "Print a matrix that is there; run nothing.", metavar="MATRIX|last"),
     yes: ConfirmOption = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cells and run nothing.")] = False,
+    dry_run: bool = option(False, "Print the cells and run nothing.", "--dry-run"),
     format: FormatOption = None,
     html: HtmlFile = None,
     explained: Explain = False,

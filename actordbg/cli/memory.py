@@ -9,7 +9,7 @@ import typer
 
 from actordbg.base.units import parse_seconds
 from actordbg.cli import output
-from actordbg.cli.options import FormatOption, Json, Limit, Quiet, chosen_format, require_some, store_of
+from actordbg.cli.options import FormatOption, Json, Limit, Quiet, chosen_format, option, require_some, store_of
 from actordbg.cli.page_file import HtmlFile, check_page
 
 Name = Annotated[str, typer.Argument(metavar="[FILE|ID|last]", help="A file of samples, or what `memory ls` lists.")]
@@ -17,26 +17,16 @@ Name = Annotated[str, typer.Argument(metavar="[FILE|ID|last]", help="A file of s
 
 def watch(
     ctx: typer.Context,
-    pid: Annotated[list[int] | None, typer.Option("--pid", metavar="P", min=1, help="A process; may be repeated.")] = None,
-    replay: Annotated[str | None, typer.Option("--replay", metavar="ID|last", help="The workers of a running replay.")] = None,
-    run: Annotated[str | None, typer.Option("--run", metavar="NAME", help="The recording processes of a run.")] = None,
-    ray: Annotated[
-        bool, typer.Option("--ray", help="The actors of a Ray cluster on all its nodes; --replay or --run add steps and dumps.")
-    ] = False,
-    address: Annotated[str, typer.Option("--address", metavar="ADDRESS", help="The Ray cluster.")] = "auto",
-    step_file: Annotated[
-        Path | None, typer.Option("--step-file", metavar="FILE", help="With --pid: a file that gets a line for each step.")
-    ] = None,
-    interval: Annotated[str, typer.Option("--interval", metavar="TIME", help="Between two rounds, e.g. 500ms, 10s.")] = "1s",
-    lasting: Annotated[
-        str | None, typer.Option("--for", metavar="TIME", help="End after this time (default: when the processes end).")
-    ] = None,
-    no_uss: Annotated[
-        bool, typer.Option("--no-uss", help="Leave USS out; reading it holds a large process up for milliseconds.")
-    ] = False,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the samples here, and nothing into the store.")
-    ] = None,
+    pid: list[int] | None = option(None, "A process; may be repeated.", metavar="P", min=1),
+    replay: str | None = option(None, "The workers of a running replay.", metavar="ID|last"),
+    run: str | None = option(None, "The recording processes of a run.", metavar="NAME"),
+    ray: bool = option(False, "The actors of a Ray cluster on all its nodes; --replay or --run add steps and dumps.", "--ray"),
+    address: str = option("auto", "The Ray cluster.", metavar="ADDRESS"),
+    step_file: Path | None = option(None, "With --pid: a file that gets a line for each step.", metavar="FILE"),
+    interval: str = option("1s", "Between two rounds, e.g. 500ms, 10s.", metavar="TIME"),
+    lasting: str | None = option(None, "End after this time (default: when the processes end).", "--for", metavar="TIME"),
+    no_uss: bool = option(False, "Leave USS out; reading it holds a large process up for milliseconds.", "--no-uss"),
+    out: Path | None = option(None, "Write the samples here, and nothing into the store.", "--out", "-o", metavar="FILE"),
     html: HtmlFile = None,
     format: FormatOption = None,
     quiet: Quiet = False,
@@ -96,13 +86,10 @@ def compare(
     ctx: typer.Context,
     a: Annotated[str, typer.Argument(metavar="A", help="A file of samples, or what `memory ls` lists.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The other one.")],
-    of: Annotated[
-        Literal["rss", "uss", "cuda_used", "cuda_reserved"] | None,
-        typer.Option("--of", help="Only this quantity (default: all that both have)."),
-    ] = None,
-    threshold: Annotated[
-        float, typer.Option("--threshold", metavar="X", min=0, max=1, help="Peaks that differ by more than this share part.")
-    ] = 0.05,
+    of: Literal["rss", "uss", "cuda_used", "cuda_reserved"] | None = option(
+        None, "Only this quantity (default: all that both have)."
+    ),
+    threshold: float = option(0.05, "Peaks that differ by more than this share part.", metavar="X", min=0, max=1),
     html: HtmlFile = None,
     format: FormatOption = None,
     as_json: Json = False,

@@ -16,7 +16,7 @@ from actordbg.measure import watched as sources
 from actordbg.measure import watching
 from actordbg.measure.memory_samples import Sample
 from actordbg.measure.watched import Watched
-from actordbg.records.memory_record import MemoryRecord
+from actordbg.records.comparison_record import MemoryRecord
 from actordbg.replay.supervise import load_spec
 from actordbg.store.layout import Store
 

@@ -30,8 +30,8 @@ from actordbg.config.choices import choose, gather_facts
 from actordbg.config.replay_config import AXES, ReplayConfig
 from actordbg.config.sources import FSDP_OFF
 from actordbg.formats.dump_record import now_timestamp
+from actordbg.records.matrix_record import OPEN, SFT, TrainCheckRecord
 from actordbg.records.replay_record import ReplayInput
-from actordbg.records.train_check_record import OPEN, SFT, TrainCheckRecord
 from actordbg.replay.selection import defaults_of
 from actordbg.store.layout import Store
 

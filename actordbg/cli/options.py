@@ -105,19 +105,21 @@ def takes(name: str, group: Any) -> Callable[[Callable[..., Any]], Callable[...,
         if info := field.metadata.get("option"):
             info.param_decls = info.param_decls or (f"--{field.name.replace('_', '-')}",)
             info.rich_help_panel = info.rich_help_panel or getattr(group, "panel", None)
-            hints[field.name] = Annotated[hints[field.name], info]
-    options = [option(field.name, hints[field.name], field.default) for field in fields(group)]
+    options = [parameter(field.name, hints[field.name], field.metadata.get("option", field.default)) for field in fields(group)]
     return takes_options(name, options, lambda given: group(**given))
+
+
+def option(default: Any, help: str, *names: str, **facts: Any) -> Any:
+    """An option as the default of a command's parameter. It is named after the parameter; a flag without a --no- names itself."""
+    return typer.Option(default, *names, help=help, **facts)
 
 
 def option_field(default: Any, help: str, *names: str, **facts: Any) -> Any:
     """A field of a dataclass as an option of a command that `takes` it; named after the field, unless `names` says otherwise."""
-    info = typer.Option(help=help, **facts)
-    info.param_decls = names
-    return dataclasses.field(default=default, metadata={"option": info})
+    return dataclasses.field(default=default, metadata={"option": option(default, help, *names, **facts)})
 
 
-def option(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
+def parameter(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
     """One parameter of a command, as typer reads it from a signature."""
     return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
 

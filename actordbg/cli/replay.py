@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -12,7 +12,7 @@ from actordbg.cli import output
 from actordbg.cli.completion import complete_replays
 from actordbg.cli.engine_options import EngineOptions
 from actordbg.cli.input_options import MOST_UNASKED, ChosenInputs, Shuffle
-from actordbg.cli.options import Json, Quiet, approve, settings_of, takes, typed_options
+from actordbg.cli.options import Json, Quiet, approve, option, settings_of, takes, typed_options
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 from actordbg.cli.stop_options import StopOptions
 
@@ -31,25 +31,19 @@ def replay(
     settings: Given = NONE,
     stopping: StopOptions = StopOptions(),
     machines: EngineOptions = EngineOptions(),
-    everything: Annotated[
-        bool, typer.Option("--all", rich_help_panel="The inputs", help=f"Every dump, where they are more than {MOST_UNASKED}.")
-    ] = False,
-    resume: Annotated[
-        str | None,
-        typer.Option(
-            "--resume",
-            metavar="[REPLAY|last]",
-            help="Go on with a replay where it stopped, under its own configuration.",
-            autocompletion=complete_replays,
-        ),
-    ] = None,
-    yes: Annotated[
-        bool,
-        typer.Option(
-            "--yes", "-y", help="Go on with what another user wrote or came from a URL, and let nodes listen for an editor."
-        ),
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and start nothing.")] = False,
+    everything: bool = option(
+        False, f"Every dump, where they are more than {MOST_UNASKED}.", "--all", rich_help_panel="The inputs"
+    ),
+    resume: str | None = option(
+        None,
+        "Go on with a replay where it stopped, under its own configuration.",
+        metavar="[REPLAY|last]",
+        autocompletion=complete_replays,
+    ),
+    yes: bool = option(
+        False, "Go on with what another user wrote or came from a URL, and let nodes listen for an editor.", "--yes", "-y"
+    ),
+    dry_run: bool = option(False, "Print the plan and start nothing.", "--dry-run"),
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from actordbg.base.units import ago
 from actordbg.cli import output
-from actordbg.cli.options import AllowEmpty, Json, require_some, store_of
+from actordbg.cli.options import AllowEmpty, Json, option, require_some, store_of
 
 if TYPE_CHECKING:
     from actordbg.catalog.query import Catalog
@@ -36,12 +36,8 @@ class ListedReplay:
 
 def replays(
     ctx: typer.Context,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Truths, variations, cells of a matrix and other users' replays, too.")
-    ] = False,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=0, help="At most this many; 0 for all (default: 20; with --json all).")
-    ] = None,
+    everything: bool = option(False, "Truths, variations, cells of a matrix and other users' replays, too.", "--all"),
+    limit: int | None = option(None, "At most this many; 0 for all (default: 20; with --json all).", min=0),
     allow_empty: AllowEmpty = False,
     as_json: Json = False,
 ) -> None:

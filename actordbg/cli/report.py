@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.cli.completion import complete_replays
-from actordbg.cli.options import Explain, Format, Where, chosen_format, store_of
+from actordbg.cli.options import Explain, Format, Where, chosen_format, option, store_of
 from actordbg.cli.output import note, say_lines
 from actordbg.cli.page_file import TokenizerFile, open_page, texts_of, write_file
 
@@ -32,31 +32,19 @@ _BY_SUFFIX: dict[str, Format] = {
 
 def report(
     ctx: typer.Context,
-    replays: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[REPLAY...|last|all]", help="Replays by id, name or @1 (default: last).", autocompletion=complete_replays
-        ),
-    ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="The whole store: every replay, the oldest first.")] = False,
-    format: Annotated[
-        Format | None, typer.Option("--format", "-f", help="Default: by --output's suffix, else text. CSV: a row per result.")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the report there instead of printing it.")
-    ] = None,
+    replays: list[str] | None = typer.Argument(
+        None, metavar="[REPLAY...|last|all]", help="Replays by id, name or @1 (default: last).", autocompletion=complete_replays
+    ),
+    everything: bool = option(False, "The whole store: every replay, the oldest first.", "--all"),
+    format: Format | None = option(None, "Default: by --output's suffix, else text. CSV: a row per result.", "--format", "-f"),
+    output: Path | None = option(None, "Write the report there instead of printing it.", "--output", "-o", metavar="FILE"),
     where: Where = None,
-    slowest: Annotated[int, typer.Option("--slowest", min=0, help="How many of the slowest inputs to name per replay.")] = 5,
+    slowest: int = option(5, "How many of the slowest inputs to name per replay.", min=0),
     tokenizer: TokenizerFile = None,
-    opened: Annotated[
-        bool, typer.Option("--open", help="Show the page in the browser (without --output a temporary file).")
-    ] = False,
-    to: Annotated[
-        str | None,
-        typer.Option("--to", metavar="KIND:WHERE", help="Send the figures: tensorboard:DIR, wandb:PROJECT, mlflow:ADDRESS."),
-    ] = None,
+    opened: bool = option(False, "Show the page in the browser (without --output a temporary file).", "--open"),
+    to: str | None = option(None, "Send the figures: tensorboard:DIR, wandb:PROJECT, mlflow:ADDRESS.", metavar="KIND:WHERE"),
     explain_figures: Explain = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    as_json: bool = option(False, "The same as --format json.", "--json"),
 ) -> None:
     """Report what passed, what failed and why, time and memory.
 

@@ -17,7 +17,7 @@ import typer
 
 from actordbg.base.errors import LaunchProblem
 from actordbg.cli import capture_options as opt
-from actordbg.cli.options import store_of, takes
+from actordbg.cli.options import option, store_of, takes
 from actordbg.cli.output import emit, note
 
 
@@ -27,22 +27,13 @@ def run(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The job: a program and its arguments.")],
     run: opt.Run = None,
     options: opt.CaptureOptions = opt.CaptureOptions(),
-    adapter: Annotated[
-        list[str] | None,
-        typer.Option("--adapter", metavar="NAME", help="Record this trainer: a name of `actordbg adapters`, or module:Class."),
-    ] = None,
-    hash_weights: Annotated[
-        bool, typer.Option("--hash-weights", help="Hash the weights of each recorded step: slow, for a small check.")
-    ] = False,
-    leave_on: Annotated[
-        bool, typer.Option("--leave-on", help="Do not switch recording off at the end: the job goes on elsewhere.")
-    ] = False,
-    stops: Annotated[
-        bool, typer.Option("--break", help="breakpoint() in the job's code parks all ranks, for `actordbg attach`.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Say at the end as JSON, on standard error, what was recorded.")
-    ] = False,
+    adapter: list[str] | None = option(
+        None, "Record this trainer: a name of `actordbg adapters`, or module:Class.", metavar="NAME"
+    ),
+    hash_weights: bool = option(False, "Hash the weights of each recorded step: slow, for a small check.", "--hash-weights"),
+    leave_on: bool = option(False, "Do not switch recording off at the end: the job goes on elsewhere.", "--leave-on"),
+    stops: bool = option(False, "breakpoint() in the job's code parks all ranks, for `actordbg attach`.", "--break"),
+    as_json: bool = option(False, "Say at the end as JSON, on standard error, what was recorded.", "--json"),
 ) -> None:
     """Run a job and record it, without patching actor.py.
 
@@ -56,8 +47,8 @@ def run(
     from actordbg.cli.dump_switch import switch_off
     from actordbg.cli.run_work import RunAnswer, after_the_job, recovered_from_rings, say_recorded, start_recording
     from actordbg.debug.stops import expect
-    from actordbg.install import ray_hooks, ray_submit
-    from actordbg.install.foreground import run_in_foreground
+    from actordbg.install import command as command_line
+    from actordbg.install import ray_hooks
     from actordbg.trainers.find_adapter import carried_form
     from actordbg.trainers.fitting import fit_of
 
@@ -80,8 +71,8 @@ def run(
         note(f"actordbg: at a breakpoint() all ranks of this machine park; from another terminal: actordbg attach {name}")
     goes_on = False
     try:
-        end = run_in_foreground(ray_submit.rewritten(command, ray_hooks.carried(environment)), environment)
-        goes_on = leave_on or ray_submit.goes_on(command) or (end.interrupted and ray_submit.is_submission(command))
+        end = command_line.run_in_foreground(command_line.rewritten(command, ray_hooks.carried(environment)), environment)
+        goes_on = leave_on or command_line.goes_on(command) or (end.interrupted and command_line.is_submission(command))
     finally:
         if not goes_on:
             switch_off(store, name)

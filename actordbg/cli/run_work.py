@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from actordbg.base.errors import StoreProblem
-from actordbg.capture.switch_file import control_dict, write_control
+from actordbg.capture.control import control_dict, write_control
 from actordbg.cli import capture_options as opt
 from actordbg.cli.dump_recover import RecoverAnswer, recovered_from
 from actordbg.cli.dump_status_work import ProcessRow, process_rows, totals_in_words, trouble_of, who

@@ -21,7 +21,7 @@ import typer
 from actordbg.base.errors import UsageError
 from actordbg.cli import output
 from actordbg.cli.completion import of_values
-from actordbg.cli.options import AccelerateConfig, DistPlugin, TrustRemoteCode, option, take_consent, takes_options
+from actordbg.cli.options import AccelerateConfig, DistPlugin, TrustRemoteCode, parameter, take_consent, takes_options
 from actordbg.config import dist_plugin
 from actordbg.config.accelerate_file import read_accelerate
 from actordbg.config.replay_config import SETTINGS, TRUTHS
@@ -63,9 +63,9 @@ def truth_dtype(given: str | None) -> str:
 
 
 def _options(command: str) -> Iterator[inspect.Parameter]:
-    yield option(_TRUST, TrustRemoteCode, False)
-    yield option(_PLUGIN, DistPlugin, None)
-    yield option(_ACCELERATE, AccelerateConfig, None)
+    yield parameter(_TRUST, TrustRemoteCode, False)
+    yield parameter(_PLUGIN, DistPlugin, None)
+    yield parameter(_ACCELERATE, AccelerateConfig, None)
     for one in SETTINGS.values():
         if command not in one.commands:
             continue
@@ -79,7 +79,7 @@ def _options(command: str) -> Iterator[inspect.Parameter]:
 
 
 def _given(name: str, kind: Any, declared: Any) -> inspect.Parameter:
-    return option(name, Annotated[kind | None, declared])
+    return parameter(name, Annotated[kind | None, declared])
 
 
 def _option(one: Setting) -> Any:

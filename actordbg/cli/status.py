@@ -15,7 +15,7 @@ from actordbg.cli.patch import Python, TargetFile
 
 if TYPE_CHECKING:
     from actordbg.catalog.holdings import Holdings
-    from actordbg.install.patch_state import Status
+    from actordbg.install.patching import Status
 
 
 def status(ctx: typer.Context, python: Python = None, target: TargetFile = None, as_json: Json = False) -> None:
@@ -29,8 +29,8 @@ def status(ctx: typer.Context, python: Python = None, target: TargetFile = None,
     """
     from actordbg.catalog.holdings import holdings
     from actordbg.catalog.query import open_fresh
-    from actordbg.install.patch_state import inspect_target
     from actordbg.install.patch_target import find_target
+    from actordbg.install.patching import inspect_target
 
     store = store_of(ctx)
     patch, why = None, ""

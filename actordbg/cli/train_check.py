@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from actordbg.cli import output
 from actordbg.cli.engine_options import EngineOptions
 from actordbg.cli.input_options import ChosenInputs
-from actordbg.cli.options import ConfirmOption, FormatOption, Json, Quiet, approve, chosen_format, store_of, takes
+from actordbg.cli.options import ConfirmOption, FormatOption, Json, Quiet, approve, chosen_format, option, store_of, takes
 from actordbg.cli.page_file import HtmlFile, check_page
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 from actordbg.cli.training_options import HowToTrain
@@ -26,18 +25,12 @@ def train_check(
     how: HowToTrain = HowToTrain(),
     settings: Given = NONE,
     machines: EngineOptions = EngineOptions(),
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Also draw losses and differences: .svg, .png or .pdf.")
-    ] = None,
+    plot: Path | None = option(None, "Also draw losses and differences: .svg, .png or .pdf.", metavar="FILE"),
     html: HtmlFile = None,
-    resume: Annotated[
-        str | None, typer.Option("--resume", metavar="[CHECK|last]", help="Run what has not finished of a check.")
-    ] = None,
-    show: Annotated[
-        str | None, typer.Option("--show", metavar="[CHECK|last]", help="Print a check that is there; run nothing.")
-    ] = None,
+    resume: str | None = option(None, "Run what has not finished of a check.", metavar="[CHECK|last]"),
+    show: str | None = option(None, "Print a check that is there; run nothing.", metavar="[CHECK|last]"),
     yes: ConfirmOption = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the configurations and run nothing.")] = False,
+    dry_run: bool = option(False, "Print the configurations and run nothing.", "--dry-run"),
     format: FormatOption = None,
     quiet: Quiet = False,
     as_json: Json = False,

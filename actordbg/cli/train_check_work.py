@@ -21,8 +21,8 @@ from actordbg.config.replay_config import ReplayConfig
 from actordbg.document import chart_file
 from actordbg.document.blocks import as_data
 from actordbg.document.renderings import as_markdown, as_text
+from actordbg.records.matrix_record import OPEN, SFT, SFT_BASELINE, TrainCell, TrainCheckRecord
 from actordbg.records.replay_record import ReplayInput
-from actordbg.records.train_check_record import OPEN, SFT, SFT_BASELINE, TrainCell, TrainCheckRecord
 from actordbg.store.layout import Store
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from actordbg.cli import output
-from actordbg.cli.options import store_of
+from actordbg.cli.options import option, store_of
 
 
 def ui(
     ctx: typer.Context,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port to listen on (default: a free one).")] = 0,
-    opened: Annotated[bool, typer.Option("--open/--no-open", help="Show it in the browser.")] = True,
+    port: int = option(0, "The port to listen on (default: a free one).", min=0, max=65535),
+    opened: bool = option(True, "Show it in the browser.", "--open/--no-open"),
 ) -> None:
     """Look at the store in a browser on this machine.
 

@@ -10,16 +10,15 @@ from typing import TypeVar
 from actordbg.base.errors import ActordbgError
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.owners import is_own, name_of
-from actordbg.capture.control import DEFAULT_FREE_FLOOR
-from actordbg.capture.switch_file import read_control
+from actordbg.capture.control import DEFAULT_FREE_FLOOR, read_control
 from actordbg.catalog import connections as engine
 from actordbg.catalog import migrate, private_catalog
 from actordbg.config.replay_config import SETTINGS
 from actordbg.config.sources import find_file, from_environment, own_file
 from actordbg.doctor import machine_check as machine
 from actordbg.doctor.check import Check, Environment, bad, ok, warn
-from actordbg.install.patch_state import Status, inspect_target
 from actordbg.install.patch_target import find_target
+from actordbg.install.patching import Status, inspect_target
 from actordbg.install.trailer import State
 from actordbg.store.layout import Store
 from actordbg.trainers.trainer import TRAINER

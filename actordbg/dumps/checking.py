@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from actordbg.base.errors import StoreProblem
-from actordbg.dumps import catalog_check, dump_checks, folder_checks, record_checks, recording_checks
+from actordbg.dumps import folder_checks, record_checks, verify
 from actordbg.dumps.finding import Finding
 from actordbg.store.layout import Store
 
@@ -35,19 +35,19 @@ FORMAT_CHECK = StoreCheck("format", "FORMAT", _plainly(folder_checks.format_file
 CHECKS = (
     FORMAT_CHECK,
     StoreCheck("layout", "names, types, permissions, owners, leftovers", _plainly(folder_checks.layout)),
-    StoreCheck("dumps", "each dump file: header, name, payload, checksums, tensors", dump_checks.dump_files),
-    StoreCheck("packs", "each pack: index, and each dump in it", dump_checks.packs),
-    StoreCheck("doubles", "dumps that lie in a pack and in a file", dump_checks.doubles),
+    StoreCheck("dumps", "each dump file: header, name, payload, checksums, tensors", verify.loose_dumps),
+    StoreCheck("packs", "each pack: index, and each dump in it", verify.packs),
+    StoreCheck("doubles", "dumps that lie in a pack and in a file", verify.doubles),
     StoreCheck("replays", "specifications, journals, results, kept tensors", record_checks.replays),
     StoreCheck("records", "comparisons, noise floors, matrices, memory", _plainly(record_checks.records)),
-    StoreCheck("switches", "dump switches", _plainly(recording_checks.switches)),
-    StoreCheck("counters", "counters of recording processes", _plainly(recording_checks.counters)),
-    StoreCheck("weights", "hashes of the weights that recorded calls met", _plainly(recording_checks.weights)),
-    StoreCheck("rings", "rings of this machine", _plainly(recording_checks.rings)),
-    StoreCheck("events", "events of patches", _plainly(recording_checks.events)),
-    StoreCheck("backups", "originals of patched files", _plainly(recording_checks.backups)),
-    StoreCheck("models", "models that actordbg built", _plainly(recording_checks.models)),
-    StoreCheck("catalog", "the database, its revision, its rows", catalog_check.catalog),
+    StoreCheck("switches", "dump switches", _plainly(record_checks.switches)),
+    StoreCheck("counters", "counters of recording processes", _plainly(record_checks.counters)),
+    StoreCheck("weights", "hashes of the weights that recorded calls met", _plainly(record_checks.weights)),
+    StoreCheck("rings", "rings of this machine", _plainly(record_checks.rings)),
+    StoreCheck("events", "events of patches", _plainly(record_checks.events)),
+    StoreCheck("backups", "originals of patched files", _plainly(record_checks.backups)),
+    StoreCheck("models", "models that actordbg built", _plainly(record_checks.models)),
+    StoreCheck("catalog", "the database, its revision, its rows", folder_checks.catalog),
 )
 """Every check, in its order."""
 

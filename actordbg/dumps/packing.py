@@ -29,8 +29,9 @@ from actordbg.catalog.tables import Damaged
 from actordbg.dumps.recover import remove_unfinished_files
 from actordbg.dumps.verify import check_place
 from actordbg.formats import dumpfile
-from actordbg.formats import payload_check as contents
+from actordbg.formats import dumpfile as contents
 from actordbg.formats.dump_record import SUFFIX, DumpRecord
+from actordbg.formats.encoding import pack_line
 from actordbg.formats.store_files import atomic_write, sync_folder
 from actordbg.store import places
 from actordbg.store.layout import Store
@@ -222,7 +223,7 @@ def _restore(store: Store, pack: str, dump_id: str, level: int, summary: UnpackS
         check_place(store, record, place)
         path = store.dump_path(record)
         if not path.exists():
-            atomic_write(path, dumpfile.pack_line(line, payload, level))
+            atomic_write(path, pack_line(line, payload, level))
         written, _ = dumpfile.read_payload(path)
         if written != record:
             raise StoreProblem(f"{store.relative(path)} exists and is another dump")

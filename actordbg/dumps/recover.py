@@ -31,7 +31,6 @@ from actordbg.base.errors import ActordbgError, CorruptDump, StoreProblem, Unsup
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import SIZES, DumpRecord, now_timestamp
 from actordbg.formats.encoding import PlainTensor, record_of, serialize, tensors_in
-from actordbg.formats.old_rings import is_held, remove_unfinished, ring_paths
 from actordbg.formats.record_reading import parse_record
 from actordbg.formats.recording_reading import Books, RingFile, RingSlot, read_counters, read_ring, tensors_of
 from actordbg.formats.ringfile import (
@@ -41,7 +40,10 @@ from actordbg.formats.ringfile import (
     RAISED,
     head_bytes,
     host_name,
+    is_held,
     place,
+    remove_unfinished,
+    ring_paths,
 )
 from actordbg.formats.store_files import TEMPORARY, atomic_write, processes
 from actordbg.store import places
@@ -89,7 +91,7 @@ class RingReport:
 
 def find_rings(store: Store) -> list[Path]:
     """Rings of a store that are on this machine: where they lie by default, where the switches and the counters say."""
-    from actordbg.capture.switch_file import read_control
+    from actordbg.capture.control import read_control
 
     folders = {place(store), store.root / "rings"}
     for job in (None, *(path.stem for path in store.controls.glob("[!.]*.json"))):

@@ -26,7 +26,8 @@ from actordbg.catalog.indexer import refresh
 from actordbg.dumps.finding import Finding, Repair
 from actordbg.dumps.packing import UNPACK_LEVEL
 from actordbg.formats import dumpfile
-from actordbg.formats import payload_check as contents
+from actordbg.formats import dumpfile as contents
+from actordbg.formats.encoding import pack_line
 from actordbg.formats.store_files import FORMAT, atomic_write, make_folder, sync_folder
 from actordbg.records.journal import SUPERVISOR, read_events
 from actordbg.store.layout import Store, printable
@@ -135,7 +136,7 @@ def _write_out(store: Store, pack: Pack, dump_id: str) -> bool:
     contents.check(record, payload, dump_id)
     path = store.dump_path(record)
     if not os.path.lexists(path):
-        atomic_write(path, dumpfile.pack_line(line, payload, UNPACK_LEVEL))
+        atomic_write(path, pack_line(line, payload, UNPACK_LEVEL))
     return dumpfile.read_payload(path) == (record, payload)
 
 

@@ -18,7 +18,6 @@ This module is imported in the training process: standard library only. Example:
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import re
@@ -175,14 +174,17 @@ DEFAULTS: dict[str, Any] = {
 """What a field is when the JSON leaves it out."""
 
 
+def kinds_of(record: type) -> dict[str, frozenset[type]]:
+    """By field of a dataclass the types that its annotation allows; a whole number is a float, too."""
+    names = {f.name: {*re.findall(r"\w+", re.sub(r"\[.*\]", "", str(f.type)))} for f in fields(record)}
+    known: dict[str, tuple[type, ...]] = {kind.__name__: (kind,) for kind in (str, int, bool, dict, tuple)}
+    known |= {"float": (float, int), "None": (type(None),)}
+    return {name: frozenset(kind for word in words for kind in known.get(word, ())) for name, words in names.items()}
+
+
 def storable(tensor: Any) -> bool:
     """Whether a tensor's dtype and layout can be stored (dense, and of a dtype that safetensors knows)."""
-    return _storable(tensor.dtype, tensor.layout)
-
-
-@functools.cache
-def _storable(dtype: Any, layout: Any) -> bool:
-    return str(layout) == "torch.strided" and dtype_name(dtype) in SIZES
+    return str(tensor.layout) == "torch.strided" and dtype_name(tensor.dtype) in SIZES
 
 
 def dtype_name(dtype: Any) -> str:

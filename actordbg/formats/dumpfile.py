@@ -14,16 +14,23 @@ frames are refused (`stream_reader` would return a truncated frame without an er
 checksum (XXH64) covers every byte of the payload and the CRC every byte of the record, so damage is always found. The
 payload's SHA-256 in the record is its identity; `dump verify` checks it too (`hash_too`). Loading for a replay does not:
 without SHA instructions it costs as much as everything else together, and finds nothing that the checksum does not.
+
+Frame and checksum say that a file is as it was written, not that it was written by us. So `check` holds record and safetensors
+header against each other before anything is allocated: the same tensors, each stored in a form that loses nothing, strides under
+which no two elements share memory, room for all of it; and the payload's own sentence about itself names this dump, so that two
+good halves of different files are not taken for one. `payload.widen` and `dump verify` both ask, so what verifies also loads.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import os
 import threading
 import zlib
 from collections.abc import Callable
+from functools import lru_cache
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -35,8 +42,13 @@ from actordbg.formats.dump_record import (
     MAX_DIMS,
     MAX_RECORD,
     SAFETENSORS_DTYPES,
+    SIZES,
+    UINT24,
     DumpRecord,
-    framed,
+    TensorSpec,
+    contiguous_strides,
+    label,
+    reach_of,
 )
 from actordbg.formats.record_reading import parse_record, strict_header
 from actordbg.formats.store_files import open_regular
@@ -66,7 +78,7 @@ def pack(record: DumpRecord, payload: bytes, level: int = 3) -> bytes:
 
     Raises Unsupported for a record or a payload that no reader would accept. The record is read as a reader reads it.
     """
-    from actordbg.formats.encoding import checked_line  # with numpy, which reading does without
+    from actordbg.formats.encoding import checked_line, pack_line  # with numpy, which reading does without
 
     line = checked_line(record, payload)
     try:
@@ -75,12 +87,6 @@ def pack(record: DumpRecord, payload: bytes, level: int = 3) -> bytes:
         hint = "leave out the arguments that the replay does not need"
         raise Unsupported(f"dump {record.dump_id}: no reader would accept it: {error.message}", hint=hint) from None
     return pack_line(line, payload, level)
-
-
-def pack_line(line: bytes, payload: bytes, level: int = 3) -> bytes:
-    """The same from the exact line of a record that was read before."""
-    compressor = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
-    return framed(line) + compressor.compress(payload)
 
 
 def read_record(path: str | os.PathLike[str]) -> DumpRecord:
@@ -125,34 +131,21 @@ def read_payload(
 
 def read_file(path: str | os.PathLike[str], max_bytes: int = DEFAULT_CAP) -> bytes:
     """The bytes of a dump file, unless it has more than its payload can take. CorruptDump, or OSError if it cannot be read."""
-    descriptor = open_regular(path)
-    try:
-        data, size = os.read(descriptor, _SMALL), os.lseek(descriptor, 0, os.SEEK_END)
+    with open(open_regular(path), "rb", buffering=0) as file:
+        data, size = file.read(_SMALL), os.fstat(file.fileno()).st_size
         if len(data) == size <= _FRAME_ROOM:
             return data
         head = 8 + _record_size(data[:8], path)
-        frame = data[head : head + 32]
-        content = _content_size(frame if len(frame) == 32 else os.pread(descriptor, 32, head))
-        if content is None:
-            return data[: head + 32] if len(data) > head else os.pread(descriptor, head + 32, 0)  # `unpack` says what is wrong
+        frame = data[head : head + 32] if len(data) >= head + 32 else os.pread(file.fileno(), 32, head)
+        try:
+            content = zstandard.frame_content_size(frame)
+        except zstandard.ZstdError:
+            content = -1
+        if content < 0:  # no frame, or it does not say: enough for `unpack` to say what is wrong
+            return os.pread(file.fileno(), head + 32, 0)
         if size > min(head + content + content // 128 + _FRAME_ROOM, 2 * max_bytes + MAX_RECORD):
             raise CorruptDump(f"{path}: has {size} bytes, over what its payload of {content} can take", hint=HINT)
-        if len(data) < size:
-            with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
-                file.seek(len(data))
-                data += file.read()
-        return data
-    finally:
-        os.close(descriptor)
-
-
-def _content_size(frame: bytes) -> int | None:
-    """The bytes of content that a zstd frame claims; None if it is no frame, or does not say."""
-    try:
-        claimed: int = zstandard.frame_content_size(frame)
-    except zstandard.ZstdError:
-        return None
-    return claimed if claimed >= 0 else None
+        return data if len(data) == size else data + file.read()
 
 
 def unpack(
@@ -266,3 +259,119 @@ def _decompressor() -> zstandard.ZstdDecompressor:
     if not hasattr(_own, "decompressor"):
         _own.decompressor = zstandard.ZstdDecompressor()
     return _own.decompressor  # type: ignore[no-any-return]
+
+
+_MASKS = ("int64", "int32", "int16", "int8", "uint8", "float64", "float32", "float16", "bfloat16")
+_NARROWER = {(dtype, "bool") for dtype in _MASKS} | {
+    ("int32", "uint16"), ("int32", UINT24), ("int64", "uint16"), ("int64", UINT24), ("int64", "int32"),
+}  # fmt: skip
+"""(dtype, stored) of every form beside itself in which `payload.encode` may store a tensor."""
+
+
+def check(record: DumpRecord, payload: bytes, name: str = "dump", max_bytes: int = DEFAULT_CAP) -> dict[str, Entry]:
+    """The payload's entries by key, once they are known to be what the record says. Raises CorruptDump.
+
+    What a reader then allocates, the payload and a copy of it included, stays under twice `max_bytes`.
+    """
+    entries = entries_as_written(record, payload) or _compared(record, payload, name)
+    room = 2 * len(payload)
+    for tensor, spec in record.tensors.items():
+        room += _room(tensor, spec, name)
+    if room > 2 * max_bytes:
+        raise CorruptDump(f"{name}: its tensors take {room} bytes, over the limit of {2 * max_bytes}", hint=HINT)
+    _check_truths(entries, payload, name)
+    for tensor, spec in record.tensors.items():
+        if 0 in spec.strides and 0 not in spec.shape:
+            for key, _ in spec.parts(tensor):
+                _check_expanded(key, spec, entries[key], payload, name)
+    return entries
+
+
+def _compared(record: DumpRecord, payload: bytes, name: str) -> dict[str, Entry]:
+    """The entries out of the payload's header, which must be those of the record's tensors. Its sentence about itself, too."""
+    entries = payload_entries(payload, name)
+    wanted: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for tensor, spec in record.tensors.items():
+        _room(tensor, spec, name)
+        for key, kind in spec.parts(tensor):
+            if key in wanted:
+                raise CorruptDump(f"{name}: two tensors of the record are both stored as {key!r:.80}", hint=HINT)
+            wanted[key] = kind, spec.shape
+    if {key: entry[:2] for key, entry in entries.items()} != wanted:
+        raise CorruptDump(f"{name}: the payload's tensors are not those of its record", hint=HINT)
+    header = payload[8 : 8 + int.from_bytes(payload[:8], "little")]
+    if b'"actordbg"' in header and label(record).encode() not in header:
+        raise CorruptDump(f"{name}: its payload says that it belongs to another dump", hint=HINT)
+    return entries
+
+
+def _room(tensor: str, spec: TensorSpec, name: str) -> int:
+    """Bytes that this tensor takes beside the payload; CorruptDump for a spec that was never written by `encode`."""
+    if spec.dtype not in SIZES or (spec.stored != spec.dtype and (spec.dtype, spec.stored) not in _NARROWER):
+        what = f"tensor {tensor!r:.80} of dtype {spec.dtype!r:.40} cannot be stored as {spec.stored!r:.40}"
+        raise CorruptDump(f"{name}: {what}", hint=HINT)
+    width, count = SIZES[spec.dtype], math.prod(spec.shape)
+    room = width * count if spec.stored != spec.dtype else 0
+    if count == 0 or spec.strides == contiguous_strides(spec.shape):
+        return room
+    reach = reach_of(spec.shape, spec.strides)
+    if reach is None:
+        raise CorruptDump(f"{name}: the strides of tensor {tensor!r:.80} overlap", hint=HINT)
+    return room + width * (reach + 1)
+
+
+def _check_truths(entries: dict[str, Entry], payload: bytes, name: str) -> None:
+    for key, entry in entries.items():
+        if entry.dtype == "bool" and payload[entry.offset : entry.offset + math.prod(entry.shape)].translate(None, b"\0\1"):
+            raise CorruptDump(f"{name}: {key!r:.80} holds bytes that are neither true nor false", hint=HINT)
+
+
+def _check_expanded(key: str, spec: TensorSpec, entry: Entry, payload: bytes, name: str) -> None:
+    """Along a dimension of stride 0 there is one value only, and the payload holds it as often as the dimension is long."""
+    stored = memoryview(payload)[entry.offset : entry.offset + SIZES[entry.dtype] * math.prod(entry.shape)]
+    for dim, (stride, size) in enumerate(zip(spec.strides, spec.shape, strict=True)):
+        if stride or size < 2:
+            continue
+        inner = SIZES[entry.dtype] * math.prod(spec.shape[dim + 1 :])
+        for first in range(0, len(stored), inner * size):
+            if stored[first : first + inner * (size - 1)] != stored[first + inner : first + inner * size]:
+                raise CorruptDump(f"{name}: tensor {key!r:.80} claims one value where it has several", hint=HINT)
+
+
+_MOST_HEADER = 4096
+"""Bytes of a header that is remembered: most have some hundred."""
+_REMEMBERED = 512
+_CODES = {name: code for code, (name, _) in SAFETENSORS_DTYPES.items()}
+
+
+def entries_as_written(record: DumpRecord, payload: bytes) -> dict[str, Entry] | None:
+    """The payload's entries by key, if its header is the one that our recorder writes for this record, to the byte, and the
+    payload as long as it says.
+    """
+    size = int.from_bytes(payload[:8], "little")
+    if size > _MOST_HEADER:
+        return None
+    written = _written(tuple([(name, spec.stored, spec.shape) for name, spec in record.tensors.items()]), size)
+    if written is None or len(payload) != written[2]:
+        return None
+    header = b'{"__metadata__":{"actordbg":"%b"},%b' % (label(record).encode(), written[0])
+    return written[1].copy() if payload[8 : 8 + size] == header.ljust(size) else None
+
+
+@lru_cache(_REMEMBERED)
+def _written(tensors: tuple[tuple[str, str, tuple[int, ...]], ...], size: int) -> tuple[bytes, dict[str, Entry], int] | None:
+    """For tensors of these names, `stored` and shapes, and a header of so many bytes: the header behind its label, the entries,
+    and the bytes of the whole payload. None if the recorder writes none such.
+    """
+    parts = [part + (shape,) for name, stored, shape in tensors for part in TensorSpec(stored, (), (), stored).parts(name)]
+    if not parts or not all(dtype in SIZES for _, dtype, _ in parts) or len({key for key, *_ in parts}) < len(parts):
+        return None
+    header: dict[str, object] = {}
+    entries: dict[str, Entry] = {}
+    end = 0
+    for key, dtype, shape in sorted(parts, key=lambda part: (-SIZES[part[1]], part[0])):
+        entries[key] = Entry(dtype, shape, 8 + size + end)
+        first, end = end, end + SIZES[dtype] * math.prod(shape)
+        header[key] = {"dtype": _CODES[dtype], "shape": shape, "data_offsets": (first, end)}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False)[1:]
+    return text.encode(), entries, 8 + size + end

@@ -8,7 +8,7 @@ Works on numpy's views of memory: torch costs many times as much here, and a wri
 numpy lacks, are their bits, as unsigned integers.
 
     record, data = serialize(record, {"sequences": of_torch(ids)})
-    blob = pack(record, data, compressor(level=3))
+    blob = pack(record, data, level=3)
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import hashlib
 import json
 import math
 import re
+import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from actordbg.formats.dump_record import (
     MAX_DIMS,
     MAX_RECORD,
     MAX_VALUES,
+    OUTPUT_PREFIX,
     SAFETENSORS_DTYPES,
     SIZES,
     SURROGATE,
@@ -128,24 +130,28 @@ def record_of(
     )
 
 
-def pack(record: DumpRecord, payload: bytes, compressor: zstandard.ZstdCompressor) -> bytes:
-    """One dump file's bytes from a finished record and its safetensors payload.
+def pack(record: DumpRecord, payload: bytes, level: int) -> bytes:
+    """One dump file's bytes from a finished record and its safetensors payload, compressed at zstd `level`.
 
     Raises Unsupported for a record or a payload that no reader would accept.
     """
-    return framed(checked_line(record, payload)) + compressor.compress(payload)
+    return pack_line(checked_line(record, payload), payload, level)
 
 
-def compressor(level: int) -> zstandard.ZstdCompressor:
-    """A new compressor of dump files; whoever makes many of them keeps it, for one thread."""
-    return zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
+_own = threading.local()
+
+
+def pack_line(line: bytes, payload: bytes, level: int = 3) -> bytes:
+    """A dump file's bytes from an encoded record, which is not looked at: it must come from `checked_line`, or from a file."""
+    kept: Any = vars(_own)  # making a compressor takes longer than what it does to a small payload
+    if level not in kept:
+        kept[level] = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
+    return framed(line) + kept[level].compress(payload)  # type: ignore[no-any-return]
 
 
 def serialize(record: DumpRecord, tensors: Mapping[str, PlainTensor]) -> tuple[DumpRecord, bytes]:
     """The finished record and the safetensors bytes of its payload, with tensor specs and hash. Packed rows are taken apart."""
     if "adapter" in record.actor:
-        from actordbg.formats.packed_rows import rows_apart
-
         record, tensors = rows_apart(record, tensors)
     specs: dict[str, TensorSpec] = {}
     entries: dict[str, tuple[str, Array]] = {}
@@ -237,3 +243,102 @@ def _deepest(text: bytes) -> int:
         depth += 1 if bracket in b"[{" else -1
         deepest = max(deepest, depth)
     return deepest
+
+
+PREFIX = "packed."
+OFFSETS, POSITIONS = PREFIX + "offsets", PREFIX + "positions"
+"""Names of the tensors that say where rows begin. With neither a call is not packed."""
+MOST_PLACES = 2**27
+"""Most positions, padding included, that a call's rows may take: one long row beside many short ones would fill the memory."""
+_Array = Any
+
+
+def rows_apart(record: DumpRecord, tensors: Mapping[str, Any]) -> tuple[DumpRecord, Mapping[str, Any]]:
+    """Return what an adapter read of a call, packed rows apart. Unsupported where its masks cannot be those of its tokens."""
+    if OFFSETS in tensors or POSITIONS in tensors:
+        record, tensors = _unpacked(record, tensors)
+    require_fit({name: one.values for name, one in tensors.items()}, hint="correct what the adapter reads as rows")
+    return record, tensors
+
+
+def require_fit(tensors: Mapping[str, Any], hint: str) -> None:
+    """Raise Unsupported where masks cannot be those of the sequences beside them."""
+    shapes = {name: tuple(tensors[name].shape) for name in ("sequences", "attention_mask", "action_mask") if name in tensors}
+    ids = shapes.get("sequences", ())
+    real, counted = shapes.get("attention_mask", ids), shapes.get("action_mask", (*ids[:1], -1))
+    if real[:1] + real[-1:] != ids[:1] + ids[-1:] or counted[:1] != ids[:1] or counted[-1:] >= ids[-1:]:
+        raise Unsupported(f"these cannot belong together: {', '.join(f'{n} {[*s]}' for n, s in shapes.items())}", hint=hint)
+
+
+def _unpacked(record: DumpRecord, tensors: Mapping[str, Any]) -> tuple[DumpRecord, dict[str, Any]]:
+    """The record and the tensors (`actordbg.formats.encoding.PlainTensor`) of a packed call with its rows apart."""
+    kept = {name: one for name, one in tensors.items() if not name.startswith(PREFIX)}
+    try:
+        total = tensors["sequences"].values.size
+        starts, lengths, packing = _borders(tensors, total)
+    except (KeyError, ValueError) as error:
+        return replace(record, extra={**record.extra, "rows": f"packed, and not told apart: {error}"}, replayable=False), dict(
+            tensors
+        )
+    longest = int(lengths.max())
+    at = starts[:, None] + np.arange(longest)
+    real = np.arange(longest) < lengths[:, None]
+    mask, places = kept.get("attention_mask"), tensors.get(POSITIONS)
+    shapes = ((total,), (1, total), *(() if places is None else (places.values.shape,)))
+    of_tokens = {name: _spread(one, at, real) for name, one in kept.items() if one.values.shape in shapes}
+    ahead = {
+        name: _spread(one, at[:, :-1], real[:, 1:])
+        for name, one in kept.items()
+        if one.values.shape == (1, total - 1) and (name == "action_mask" or name.startswith(OUTPUT_PREFIX))
+    }
+    ones = replace(kept["sequences"], values=real.astype("<i8"), strides=contiguous_strides(real.shape), dtype="int64")
+    found = {**kept, **({} if mask is not None else {"attention_mask": ones}), **of_tokens, **ahead}
+    attended = found["attention_mask"].values != 0
+    if places is not None:
+        own = _spread(places, at, real)
+        if (own.values != attended.cumsum(1) - 1)[attended].any():
+            found["position_ids"] = own
+    actions = found["action_mask"].values.shape[-1] if "action_mask" in found else None
+    rows: dict[str, Any] = {"batch_size": len(starts), "seq_len": longest, "tokens": int(attended.sum()), "action_len": actions}
+    outside = total - int(lengths.sum()) if OFFSETS in tensors else 0
+    said = {"rows": f"{outside} of {total} packed tokens lie in no row, and are left out"} if outside else {}
+    if packing and places is not None and mask is not None:
+        said = {"rows": "packed beside a mask: flash attention separates such rows, sdpa and eager attention do not"}
+    return replace(record, packing_samples=packing, extra={**record.extra, **said}, **rows), found
+
+
+def _borders(tensors: Mapping[str, Any], total: int) -> tuple[_Array, _Array, bool]:
+    """Where each row begins, how long it is, and whether several lay in one. ValueError where that makes no sense."""
+    given = 0
+    if OFFSETS in tensors:
+        offsets = tensors[OFFSETS].values.astype(np.int64).ravel()
+        starts, ends = offsets[:-1], offsets[1:]
+    else:
+        positions = tensors[POSITIONS].values
+        if positions.size != total:
+            raise ValueError(f"{positions.size} positions for {total} tokens")
+        width = max(1, *positions.shape[-1:])
+        begins, mask, given = positions.ravel() == 0, tensors.get("attention_mask"), total // width
+        if mask is not None:  # padding is at 0, too
+            real = mask.values.ravel() != 0
+            begins[1:] &= real[1:] & real[:-1]
+        starts = np.union1d(np.flatnonzero(begins), np.arange(0, max(1, total), width))
+        ends = np.append(starts[1:], total)
+        filled = np.flatnonzero(ends - starts > 1)
+        if mask is None:
+            starts, ends = (one[: filled[-1] + 1] if filled.size else one[:1] for one in (starts, ends))
+    lengths = ends - starts
+    if not starts.size or lengths.min() < 0 or starts[0] < 0 or ends.max() > total or not lengths.max():
+        raise ValueError(f"borders {[*starts[:4].tolist(), '...', *ends[-1:].tolist()]} of {total} tokens")
+    if starts.size * int(lengths.max()) > MOST_PLACES:
+        raise ValueError(f"{starts.size} rows of up to {lengths.max()} tokens are too many places")
+    return starts[lengths > 0], lengths[lengths > 0], len(starts) > given
+
+
+def _spread(packed: Any, at: _Array, real: _Array) -> Any:
+    """Values of one long row at their places in rows, 0 where there are none."""
+    flat = packed.values.ravel()
+    values = (
+        np.where(real, flat[np.minimum(at, flat.size - 1)], flat.dtype.type(0)) if flat.size else np.zeros(at.shape, flat.dtype)
+    )
+    return replace(packed, values=values.astype(flat.dtype, copy=False), strides=contiguous_strides(values.shape))

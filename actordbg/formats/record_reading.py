@@ -32,6 +32,7 @@ from actordbg.formats.dump_record import (
     TensorSpec,
     contiguous_strides,
     is_plain_name,
+    kinds_of,
 )
 
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z\Z", re.ASCII)
@@ -68,7 +69,7 @@ def strict_header(data: bytes) -> dict[str, Any]:
     """The header of a safetensors file, as strict as the safetensors library: an object from the first byte on, no key twice,
     no number but 0 and above, entries of three values. ValueError otherwise.
     """
-    header = strict_json(data, _decode_signed if any(map(data.__contains__, _NEGATIVE)) else _decode_header)
+    header = strict_json(data, _decode_header)
     if data[:1] != b"{" or type(header) is not dict:
         raise ValueError("it is no object")
     about = header.pop("__metadata__", {})
@@ -121,10 +122,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _decode = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse).decode
-_strictly: dict[str, Any] = {"object_pairs_hook": _once, "parse_float": _refuse, "parse_constant": _refuse}
-_decode_header, _decode_signed = json.JSONDecoder(**_strictly).decode, json.JSONDecoder(**_strictly, parse_int=_size).decode
-_NEGATIVE = tuple(before + b"-" for before in (b":", b",", b"[", b" ", b"\n", b"\t", b"\r"))
-"""One of them is wherever a number below 0 is. Looking for them is quicker than looking at each number."""
+_decode_header = json.JSONDecoder(object_pairs_hook=_once, parse_int=_size, parse_float=_refuse, parse_constant=_refuse).decode
 
 
 def _deeper_than(value: Any, depth: int) -> bool:
@@ -141,13 +139,7 @@ def _deeper_than(value: Any, depth: int) -> bool:
 
 _REQUIRED = {f.name for f in fields(DumpRecord) if f.name not in DEFAULTS}
 _OBJECTS = tuple(name for name, value in DEFAULTS.items() if value == {})
-_COUNT = (int,)
-_TYPES: dict[str, tuple[type, ...]] = {
-    "int": _COUNT, "str": (str,), "bool": (bool,), "dict": (dict,), "float": (int, float),
-}  # fmt: skip
-_KINDS = {f.name: _TYPES[re.split(r"\W", str(f.type))[0]] for f in fields(DumpRecord)}
-"""By field what JSON may hold: what the record's annotation says."""
-_NONE_ALLOWED = frozenset(name for name, value in DEFAULTS.items() if value is None)
+_KINDS = kinds_of(DumpRecord)
 
 
 def _checked(data: dict[str, Any]) -> DumpRecord:
@@ -156,9 +148,9 @@ def _checked(data: dict[str, Any]) -> DumpRecord:
         kinds = _KINDS.get(name)
         if kinds is None:
             continue
-        if type(value) not in kinds and not (value is None and name in _NONE_ALLOWED):
+        if type(value) not in kinds:
             raise CorruptDump(f"the record's {name} has the wrong type: {value!r:.80}", hint=_VERIFY_HINT)
-        if type(value) is int and not (0 if kinds is _COUNT else -(2**63)) <= value < 2**63:
+        if type(value) is int and not (-(2**63) if float in kinds else 0) <= value < 2**63:
             raise CorruptDump(f"the record's {name} is out of range: {value!r:.80}", hint=_VERIFY_HINT)
         values[name] = value
     missing = _REQUIRED - values.keys()

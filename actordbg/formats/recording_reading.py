@@ -22,7 +22,6 @@ from typing import Any
 
 from actordbg.base.errors import CorruptDump, NewerFormat, StoreProblem
 from actordbg.formats.dump_record import is_plain_name
-from actordbg.formats.old_rings import is_locked
 from actordbg.formats.record_reading import parse_timestamp, strict_json
 from actordbg.formats.ringfile import (
     BOOK,
@@ -51,6 +50,7 @@ from actordbg.formats.ringfile import (
     VERSION,
     WRITING,
     head_bytes,
+    is_locked,
     slot_check,
 )
 from actordbg.formats.store_files import open_regular, read_regular
@@ -231,12 +231,12 @@ def _header(descriptor: int, path: Path) -> dict[str, Any]:
         raise NewerFormat(f"{path} is a ring of version {version}, this actordbg reads {VERSION}", hint="upgrade actordbg")
     end = HEAD.size + length
     if struct.unpack_from("<I", page, end)[0] != zlib.crc32(page[:end]):
-        raise CorruptDump(f"{path}: damaged header (its CRC-32 does not match)", hint="`dump recover --discard` removes it")
+        raise _damaged(path, "damaged header (its CRC-32 does not match)")
     facts = None
     with contextlib.suppress(ValueError):
         facts = strict_json(page[HEAD.size : end])
     if not isinstance(facts, dict) or type(facts.get("pid")) is not int:
-        raise CorruptDump(f"{path}: its header says nothing about its process", hint="`dump recover --discard` removes it")
+        raise _damaged(path, "its header says nothing about its process")
     return facts
 
 
@@ -250,7 +250,7 @@ def _books(descriptor: int, path: Path) -> Iterator[tuple[int, Books]]:
         counts = struct.unpack_from(f"<{len(COUNTS)}Q", page, first + IDENTITY)
         books = Books(identity, dict(zip(COUNTS, counts, strict=True)))
         if not _names_somebody(identity) or not 0 <= books.unresolved <= MAX_OPEN:
-            raise CorruptDump(f"{path}: its books are damaged", hint="`dump recover --discard` removes it")
+            raise _damaged(path, "its books are damaged")
         yield number, books
 
 
@@ -285,17 +285,21 @@ def _slot(
     described = kind_at >= KINDS_AT and kind_at + kind_len <= size and kind_len <= MAX_KIND
     known = state in (IN_FLIGHT, DONE, RAISED) and book <= SAMPLED and -1 <= ledger < MAX_LEDGERS
     if not inside or not described or not known or end > END:
-        raise CorruptDump(f"{path}: a slot points outside of the ring", hint="`dump recover --discard` removes it")
+        raise _damaged(path, "a slot points outside of the ring")
     packed = _exactly(descriptor, offset, 8 * count, path)
     numbers = struct.unpack(f"<{count}q", packed)
     fixed = (ledger, sequence, offset, length, kind_at, kind_len, count)
     if check not in (slot_check(*fixed, numbers), zlib.crc32(_FIXED_1.pack(*fixed) + packed)):
-        raise CorruptDump(f"{path}: a call in it is damaged", hint="`dump recover --discard` removes it")
+        raise _damaged(path, "a call in it is damaged")
     text = _exactly(descriptor, offset + 8 * count, end, path)
     kind = _json(_exactly(descriptor, kind_at, kind_len, path), path)
     end_facts = _json(text, path) if end else {}
     kept = end_facts.pop("record", {})
     return RingSlot(place, state, book, ledger, sequence, offset, length, kind, numbers, end_facts, kept)
+
+
+def _damaged(path: Path, what: str) -> CorruptDump:
+    return CorruptDump(f"{path}: {what}", hint="`dump recover --discard` removes it")
 
 
 def _json(text: bytes, path: Path) -> dict[str, Any]:
@@ -304,7 +308,7 @@ def _json(text: bytes, path: Path) -> dict[str, Any]:
     with contextlib.suppress(ValueError):
         data = strict_json(text[:-8]) if int(text[-8:], 16) == zlib.crc32(text[:-8]) else None
     if not isinstance(data, dict):
-        raise CorruptDump(f"{path}: what describes a call is damaged", hint="`dump recover --discard` removes it")
+        raise _damaged(path, "what describes a call is damaged")
     return data
 
 
@@ -313,6 +317,6 @@ def _exactly(descriptor: int, offset: int, size: int, path: Path) -> bytes:
     while len(data) < size:
         more = os.pread(descriptor, size - len(data), offset + len(data))
         if not more:
-            raise CorruptDump(f"{path}: ends too early", hint="`dump recover --discard` removes it")
+            raise _damaged(path, "ends too early")
         data += more
     return data

@@ -15,7 +15,8 @@ DONE or RAISED is whole. Processor stores of one thread are seen in order, and a
 with its CRC-32 (8 hex digits), and a slot has a sum of its numbers: what says where tensors are is believed only if it is
 undamaged. There is no checksum over the tensors: it would cost the training thread more than the copy.
 
-Also where rings lie, and what this machine is called: the same answer in training and at the desk. Standard library only.
+Also where rings lie, what this machine is called, and which of the rings that lie around have to make room: the same answers in
+training and at the desk. Nothing that another host's process may hold is touched. Standard library only.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ import re
 import socket
 import stat
 import struct
+import time
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from actordbg.formats.store_files import StoreFiles, make_folder, open_regular
+from actordbg.formats.store_files import StoreFiles, atomic_write, make_folder, open_regular
 
 MAGIC, VERSION, SUFFIX = b"ADBGRING", 2, ".ring"
 UNFINISHED = ".making"
@@ -175,7 +177,7 @@ def _folder_name(store: StoreFiles) -> str:
 
 def new_file(path: Path) -> int:
     """A descriptor of a new file. Its folder may vanish meanwhile, with another process's last ring: then it is made again."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
     for _ in range(10):
         make_folder(path.parent)
         with contextlib.suppress(FileNotFoundError):
@@ -185,11 +187,8 @@ def new_file(path: Path) -> int:
 
 def mapped(path: Path, size: int) -> mmap.mmap:
     """Map the file by a second descriptor: mmap keeps one, and with that of the lock a forked child would keep the ring alive."""
-    descriptor = open_regular(path, os.O_RDWR)
-    try:
-        return mmap.mmap(descriptor, size)
-    finally:
-        os.close(descriptor)
+    with open(open_regular(path, os.O_RDWR), "r+b") as file:
+        return mmap.mmap(file.fileno(), size)
 
 
 def back(descriptor: int, shared: bool, first: int, length: int) -> None:
@@ -205,3 +204,61 @@ def touch(memory: mmap.mmap, first: int, length: int) -> None:
     """Map the pages now, so that the thread that trains does not take their faults; an older kernel has no such advice."""
     with contextlib.suppress(OSError):
         memory.madvise(_MADV_POPULATE_WRITE, first, length)
+
+
+UNFINISHED_SECONDS = 60.0
+"""A ring that has been in the making for so long never will be a ring."""
+
+
+def ring_paths(folder: Path) -> list[Path]:
+    """Every ring file of a folder, oldest first."""
+    found = []
+    with contextlib.suppress(OSError):  # no folder, or a name that no disk takes
+        for path in folder.glob(f"*{SUFFIX}"):
+            with contextlib.suppress(OSError):  # it went meanwhile
+                found.append((path.lstat().st_mtime_ns, path))
+    return [path for _, path in sorted(found)]
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what is left of processes that were killed while they made their ring."""
+    with contextlib.suppress(OSError):
+        for path in folder.glob(f"*{UNFINISHED}"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > UNFINISHED_SECONDS and not is_held(path):
+                    path.unlink()
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process still holds this ring. OSError if it cannot be opened."""
+    with open(open_regular(path), "rb") as file:
+        return is_locked(file.fileno())
+
+
+def is_locked(descriptor: int) -> bool:
+    """Asks for a shared lock: two that ask at once do not take each other for the owner, and a network file system gives an
+    exclusive one only to those who may write.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return False
+
+
+def forget_old(folder: Path, most: int = MOST_OLD) -> None:
+    """Reduce the oldest rings of this host's dead processes, beyond `most`, to their books: a job that is killed every night must
+    not fill the memory, and `dump recover` still counts what it lost. Removes what is left of rings that were never finished.
+    """
+    remove_unfinished(folder)
+    dead = []
+    for path in ring_paths(folder):
+        with contextlib.suppress(OSError):
+            if path.name.rsplit("-", 3)[0] == host_name() and path.stat().st_size > SLOTS_AT and not is_held(path):
+                dead.append(path)
+    for path in dead[: max(0, len(dead) - most)]:
+        with contextlib.suppress(OSError), open(open_regular(path), "rb") as ring:
+            atomic_write(path, ring.read(SLOTS_AT))  # a new file: whoever maps the old one keeps it

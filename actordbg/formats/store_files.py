@@ -32,7 +32,7 @@ TEMPORARY = ".tmp-"
 MOST_BYTES = 2**26
 """Most bytes of a file that is read whole: switches, counters, records and specifications have a few thousand."""
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
-_SAFELY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK
 KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFLNK: "a symbolic link"}
 
 
@@ -141,7 +141,7 @@ def processes() -> str:
 def atomic_write(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Write `data` to `path`, whole or not at all: temporary name, fsync, rename, fsync of the folder."""
     temporary = path.with_name(temporary_name(path.name[:80]))
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
         descriptor = os.open(temporary, flags, mode)
     except FileNotFoundError:

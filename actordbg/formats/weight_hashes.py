@@ -17,15 +17,16 @@ import os
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from actordbg.base.errors import CorruptDump, NewerFormat
-from actordbg.formats.dump_record import DumpRecord
+from actordbg.formats.dump_record import DumpRecord, kinds_of
 from actordbg.formats.store_files import read_regular
 
 if TYPE_CHECKING:
     import torch
 
+T = TypeVar("T")
 WEIGHTS_FORMAT = 1
 WEIGHTS = "weights"
 """The folder of a store."""
@@ -82,35 +83,28 @@ class WeightRecord:
 def read_weights(path: Path) -> WeightRecord:
     """A published file, checked. OSError where it cannot be read, CorruptDump if it is none, NewerFormat of a later version."""
     try:
-        return _parsed(json.loads(read_regular(path)))
+        data = json.loads(read_regular(path))
+        if type(version := data.pop("format")) is int and version > WEIGHTS_FORMAT:
+            raise NewerFormat(
+                f"hashes of weights have format {version}, this actordbg reads {WEIGHTS_FORMAT}", hint="upgrade actordbg"
+            )
+        for name, one in data["parameters"].items():
+            part = one["part"] or [0, 0]
+            if not all(type(size) is int and 0 <= size < 2**62 for size in (*one["shape"], *part)) or len(part) != 2:
+                raise ValueError("a shape is none")
+            one |= {"shape": tuple(one["shape"]), "part": one["part"] and tuple(one["part"])}
+            if not _HEX.match(one["sha256"] or "0" * 64):
+                raise ValueError("a hash is none")
+            data["parameters"][name] = _typed(ParameterHash, one)
+        return _typed(WeightRecord, data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptDump(f"{path} holds no hashes of weights: {error}", hint="`actordbg fsck --repair` moves it away") from None
 
 
-def _parsed(data: dict[str, Any]) -> WeightRecord:
-    version = data.pop("format")
-    if type(version) is int and version > WEIGHTS_FORMAT:
-        raise NewerFormat(
-            f"hashes of weights have format {version}, this actordbg reads {WEIGHTS_FORMAT}", hint="upgrade actordbg"
-        )
-    parameters = {str(name): _parameter(one) for name, one in data.pop("parameters").items()}
-    record = WeightRecord(**data, parameters=parameters)
-    texts, numbers = (record.run, record.host, record.instance), (version, record.rank, record.pid, record.call_index)
-    if not (all(isinstance(one, str) for one in texts) and all(type(one) is int for one in numbers)):
-        raise ValueError("a field is of another type")
-    if not (record.step is None or type(record.step) is int):
-        raise ValueError("the step is no number")
-    return record
-
-
-def _parameter(data: dict[str, Any]) -> ParameterHash:
-    one = ParameterHash(**{**data, "shape": tuple(data["shape"]), "part": data["part"] and tuple(data["part"])})
-    sizes = (*one.shape, *(one.part or ()))
-    if not all(type(size) is int and 0 <= size < 2**62 for size in sizes) or (one.part is not None and len(one.part) != 2):
-        raise ValueError("a shape is none")
-    if not isinstance(one.dtype, str) or not isinstance(one.why_not, str) or not (one.sha256 is None or _HEX.match(one.sha256)):
-        raise ValueError("a hash is none")
-    return one
+def _typed(record: type[T], data: dict[str, Any]) -> T:
+    if wrong := [name for name, kinds in kinds_of(record).items() if name in data and type(data[name]) not in kinds]:
+        raise ValueError(f"{wrong[0]} is of another type")
+    return record(**data)
 
 
 def weights_of(root: Path, record: DumpRecord) -> Path | None:

@@ -12,28 +12,43 @@ Decisions: a patched file whose trailer names another store or comes from anothe
 (action "trailer renewed"); an edited one does not, since its original is no longer known. A proof that fails undoes
 the patch, and so does an event that cannot be recorded. A folder whose fsync fails does not: the file is patched, the event
 says so, and a note says what a power cut may do. If undoing fails as well, the error says so, and an event is recorded.
+
+What a store remembers of it; neither is needed to unpatch, since the patched file holds all that takes:
+
+    store/backups/<sha256>/actor.py + origin.json    the original of a patched file, written before the file is changed
+    store/events/<utc>-<pid>-<rand>.json             one immutable file for each patch or unpatch, written when it is proven
+
+A file's state (`inspect_target`) follows from its bytes on disk, except "overwritten by an upgrade": the file has no trailer, yet
+its last event in this store is a patch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import itertools
+import json
+import os
 import socket
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from actordbg import __version__
-from actordbg.base.errors import ActordbgError, Conflict, EnvironmentProblem, StaysChanged, Unsupported
-from actordbg.install import patch_state, trailer
+from actordbg.base.errors import ActordbgError, Conflict, EnvironmentProblem, StaysChanged, StoreProblem, Unsupported
+from actordbg.capture.control import read_control
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.formats.store_files import atomic_write, read_regular
 from actordbg.install import replace_file as files
-from actordbg.install.patch_target import Target, require_clean, require_hook, require_hooked
+from actordbg.install import trailer
+from actordbg.install.patch_target import Copy, Target, ask, require_clean, require_hook, require_hooked
 from actordbg.install.trailer import Inspection, State
 from actordbg.store.layout import Store
 from actordbg.trainers.trainer import TRAINER
 
+EVENT_FORMAT = 1
 WITHOUT_A_PATCH = "`actordbg run -- COMMAND` records a job without a patch"
 
 
@@ -54,6 +69,29 @@ class Outcome:
     diff: str = ""
     notes: list[str] = field(default_factory=list)
 
+    def event(self, name: str) -> Event:
+        """The event that tells of it: "patch" or "unpatch"."""
+        return Event(
+            name, now_timestamp(), self.file, self.sha256_before, self.sha256_after, self.python, self.openrlhf_version,
+            __version__, socket.gethostname(),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Event:
+    """One patch or unpatch of one file on one host. `timestamp` is ISO-8601 UTC; the hashes are the file's."""
+
+    event: str
+    timestamp: str
+    target: str
+    sha256_before: str
+    sha256_after: str
+    python: str
+    openrlhf_version: str | None
+    actordbg_version: str
+    host: str | None = None
+    format: int = EVENT_FORMAT
+
 
 def patch(target: Target, store: Store, *, dry_run: bool = False) -> Outcome:
     """Append the trailer to the target, prove that its interpreter sees it, and record the event.
@@ -65,32 +103,38 @@ def patch(target: Target, store: Store, *, dry_run: bool = False) -> Outcome:
     with files.locked(target.path):
         old = files.read(target.path)
         found = trailer.inspect(old.data)
-        action, source, mtime_ns = _plan_patch(found, old, store)
-        outcome = _outcome(target, old, action, State.PATCHED, str(store.root), dry_run)
+        root, notes = str(store.root), target.notes
         if old.stat.st_nlink > 1:
-            outcome.notes.append("the file is hard-linked: its other names (caches, environments) keep the original")
-        if source is None:
+            notes.append("the file is hard-linked: its other names (caches, environments) keep the original")
+        plan = _plan_patch(found, old, root)
+        if plan is None:
+            outcome = _outcome(target, old, "already patched", found.state, root, dry_run, notes)
             if not dry_run:
-                require_hooked(target.python, target.path, str(store.root))
-                if found.trailer and not patch_state.standing_patch(store, target.path):  # an earlier patch could not record it
-                    missing = _event("patch", target, replace(outcome, sha256_before=found.trailer.sha256))
-                    outcome.notes.extend(_noted(missing, [store]))
-            reasons = [found.reason] if found.reason else []
-            return replace(outcome, state=found.state, notes=[*outcome.notes, *reasons])
-        data = trailer.append(source, str(store.root), mtime_ns=mtime_ns)
-        outcome = _with_change(outcome, old.data, data)
+                require_hooked(target.python, target.path, root)
+                if found.trailer and not standing_patch(store, target.path):  # an earlier patch could not record it
+                    notes += _noted(replace(outcome, sha256_before=found.trailer.sha256).event("patch"), [store])
+            notes += filter(None, [found.reason])
+            return outcome
+        action, source, mtime_ns = plan
+        data = trailer.append(source, root, mtime_ns=mtime_ns)
+        outcome = _outcome(target, old, action, State.PATCHED, root, dry_run, notes, data)
         if dry_run:
             return outcome
         store.create()
-        backup = _back_up(store, target, old, source, mtime_ns)
-        event = _event("patch", target, outcome)
-        with _told_if_it_stays(event, store), files.replaced(old, data, way_out=WITHOUT_A_PATCH) as notes:
-            require_hooked(target.python, target.path, str(store.root))
-            patch_state.record(store, event)
-        outcome.notes.extend(notes)
-        if found.trailer and found.trailer.store != str(store.root):
-            outcome.notes.extend(_noted(_event("unpatch", target, outcome), filter(Store.exists, [Store(found.trailer.store)])))
-        return replace(outcome, backup=str(backup))
+        facts = {
+            "format": 1, "target": outcome.file, "sha256": trailer.sha256_of(source), "length": len(source),
+            "mode": stat.S_IMODE(old.stat.st_mode), "mtime_ns": mtime_ns, "uid": old.stat.st_uid, "gid": old.stat.st_gid,
+            "openrlhf_version": target.trainer_version, "python": target.python, "timestamp": now_timestamp(),
+        }  # fmt: skip
+        outcome = replace(outcome, backup=str(back_up(store, source, facts)))
+        event = outcome.event("patch")
+        with _told_if_it_stays(event, store), files.replaced(old, data, way_out=WITHOUT_A_PATCH) as more:
+            require_hooked(target.python, target.path, root)
+            record(store, event)
+        notes += more
+        if found.trailer and found.trailer.store != root:
+            notes += _noted(outcome.event("unpatch"), filter(Store.exists, [Store(found.trailer.store)]))
+        return outcome
 
 
 def unpatch(target: Target, store: Store, *, dry_run: bool = False) -> Outcome:
@@ -105,41 +149,49 @@ def unpatch(target: Target, store: Store, *, dry_run: bool = False) -> Outcome:
             raise Unsupported(f"{target.path}: {found.reason}", hint=f"name {TRAINER.name}'s actor.py with --target")
         if found.source is None:
             raise Conflict(f"{target.path} is left as it is: {found.reason}", hint=_remedy(found, old.data))
+        notes = target.notes
         if found.trailer is None:
-            return _nothing_to_cut(target, old, store, dry_run)
-        outcome = _outcome(target, old, "unpatched", State.CLEAN, found.trailer.store, dry_run)
-        outcome = _with_change(outcome, old.data, found.source)
-        if found.state is State.EDITED:
-            outcome.notes.append(f"{found.reason}: that edit is kept, only the trailer was cut off")
-        if not dry_run:
-            mtime_ns = found.trailer.mtime_ns if found.state is State.PATCHED else None
-            told = _told_if_it_stays(_event("unpatch", target, outcome), Store(found.trailer.store))
-            with told, files.replaced(old, found.source, mtime_ns=mtime_ns) as notes:
-                pass
-            outcome.notes.extend(notes)
-            outcome.notes.extend(_after_unpatch(target, outcome, [Store(found.trailer.store), store]))
+            known = standing_patch(store, target.path)
+            notes += [overwritten(known, old)] if known else []
+            outcome, stores = _outcome(target, old, "not patched", State.CLEAN, None, dry_run, notes), [store] if known else []
+        else:
+            there = Store(found.trailer.store)
+            outcome = _outcome(target, old, "unpatched", State.CLEAN, found.trailer.store, dry_run, notes, found.source)
+            if found.state is State.EDITED:
+                notes.append(f"{found.reason}: that edit is kept, only the trailer was cut off")
+            if not dry_run:
+                mtime_ns = found.trailer.mtime_ns if found.state is State.PATCHED else None
+                told = _told_if_it_stays(outcome.event("unpatch"), there)
+                with told, files.replaced(old, found.source, mtime_ns=mtime_ns) as more:
+                    pass
+                notes += more
+            stores = [there, store]
+        if not dry_run:  # what goes wrong from here on undoes nothing; only a .pyc that still holds the hook is a Conflict
+            notes += _noted(outcome.event("unpatch"), filter(Store.exists, stores))
+            try:
+                require_clean(target.python, target.path)
+            except EnvironmentProblem as problem:
+                notes.append(f"not checked what the interpreter sees: {problem.message}")
         return outcome
 
 
-def _plan_patch(found: Inspection, old: files.FileRead, store: Store) -> tuple[str, bytes | None, int | None]:
-    """The action, the text to append to (None: nothing to do) and the modification time to remember for it."""
-    same_store = found.trailer is not None and found.trailer.store == str(store.root)
-    if found.state is State.PATCHED and found.trailer:
-        if same_store and found.trailer.actordbg == __version__:
-            return "already patched", None, None
-        return "trailer renewed", found.source, found.trailer.mtime_ns
+def _plan_patch(found: Inspection, old: files.FileRead, root: str) -> tuple[str, bytes, int | None] | None:
+    """The action, the text to append to and the modification time to remember for it; None where nothing is to be done."""
+    here = found.trailer is not None and found.trailer.store == root
+    if found.state is State.PATCHED and found.trailer and found.source is not None:
+        renewed = "trailer renewed", found.source, found.trailer.mtime_ns
+        return None if here and found.trailer.actordbg == __version__ else renewed
     if found.state is State.EDITED:
-        if found.source is not None and same_store:
-            return "already patched", None, None
-        hint = "run `actordbg unpatch` (it keeps the edit), then `actordbg patch`"
-        if found.source is None:
-            hint = _remedy(found, old.data)
+        if found.source is not None and here:
+            return None
+        keeps = "run `actordbg unpatch` (it keeps the edit), then `actordbg patch`"
+        hint = _remedy(found, old.data) if found.source is None else keeps
         raise Conflict(f"{old.path} is left as it is: {found.reason}", hint=hint)
     return "patched", old.data, old.stat.st_mtime_ns
 
 
-@contextmanager
-def _told_if_it_stays(event: patch_state.Event, store: Store) -> Iterator[None]:
+@contextlib.contextmanager
+def _told_if_it_stays(event: Event, store: Store) -> Iterator[None]:
     """Where a change failed and could not be undone: record it, and say how the file stands."""
     try:
         yield
@@ -151,95 +203,177 @@ def _told_if_it_stays(event: patch_state.Event, store: Store) -> Iterator[None]:
         raise StaysChanged(f"{event.target} stays {state} ({told}): {problem.message}", hint=problem.hint) from None
 
 
-def _noted(event: patch_state.Event, stores: Iterable[Store]) -> list[str]:
+def _noted(event: Event, stores: Iterable[Store]) -> list[str]:
     """Record an event in the first of these stores; a note where that cannot be."""
     try:
         for store in itertools.islice(stores, 1):
-            patch_state.record(store, event)
+            record(store, event)
     except (ActordbgError, OSError) as problem:
         return [f"the event is not recorded: {problem.message if isinstance(problem, ActordbgError) else problem.strerror}"]
     return []
 
 
-def _nothing_to_cut(target: Target, old: files.FileRead, store: Store, dry_run: bool) -> Outcome:
-    outcome = _outcome(target, old, "not patched", State.CLEAN, None, dry_run)
-    known = patch_state.standing_patch(store, target.path)
-    if known:
-        outcome.notes.append(patch_state.overwritten(known, old))
-    if not dry_run:
-        outcome.notes.extend(_after_unpatch(target, outcome, [store] if known else []))
-    return outcome
-
-
-def _after_unpatch(target: Target, outcome: Outcome, stores: list[Store]) -> list[str]:
-    """Check that the interpreter no longer sees the hook and record the event; what goes wrong here undoes nothing.
-
-    Conflict if a .pyc still holds the hook. An interpreter or store that is gone is only worth a note.
-    """
-    notes = _noted(_event("unpatch", target, outcome), filter(Store.exists, stores))
-    try:
-        require_clean(target.python, target.path)
-    except EnvironmentProblem as problem:
-        notes.append(f"not checked what the interpreter sees: {problem.message}")
-    return notes
-
-
-def _back_up(store: Store, target: Target, old: files.FileRead, source: bytes, mtime_ns: int | None) -> Path:
-    sha256 = trailer.sha256_of(source)
-    facts = {
-        "format": 1,
-        "target": str(target.path),
-        "sha256": sha256,
-        "length": len(source),
-        "mode": stat.S_IMODE(old.stat.st_mode),
-        "mtime_ns": mtime_ns,
-        "uid": old.stat.st_uid,
-        "gid": old.stat.st_gid,
-        "openrlhf_version": target.trainer_version,
-        "python": target.python,
-        "timestamp": patch_state.now(),
-    }
-    return patch_state.back_up(store, source, sha256, facts)
-
-
-def _outcome(target: Target, old: files.FileRead, action: str, state: State, store: str | None, dry_run: bool) -> Outcome:
+def _outcome(
+    target: Target, old: files.FileRead, action: str, state: State, store: str | None, dry_run: bool, notes: list[str],
+    data: bytes | None = None,
+) -> Outcome:  # fmt: skip
+    """`data`: what the file becomes; None where it stays."""
+    file, after, diff = str(target.path), old.data if data is None else data, ""
+    if dry_run:
+        name = file.lstrip("/")
+        mine, new = (text.decode("utf-8", "backslashreplace").splitlines() for text in (old.data, after))
+        diff = "\n".join(difflib.unified_diff(mine, new, f"a/{name}", f"b/{name}", lineterm=""))
     return Outcome(
-        action=action,
-        file=str(target.path),
-        state=state,
-        store=store,
-        sha256_before=old.sha256,
-        sha256_after=old.sha256,
-        python=target.python,
-        openrlhf_version=target.trainer_version,
-        dry_run=dry_run,
-        notes=target.notes,
-    )
-
-
-def _with_change(outcome: Outcome, before: bytes, after: bytes) -> Outcome:
-    diff = ""
-    if outcome.dry_run:
-        old, new = (data.decode("utf-8", "backslashreplace").splitlines() for data in (before, after))
-        name = outcome.file.lstrip("/")
-        diff = "\n".join(difflib.unified_diff(old, new, f"a/{name}", f"b/{name}", lineterm=""))
-    return replace(outcome, sha256_after=trailer.sha256_of(after), diff=diff)
-
-
-def _event(name: str, target: Target, outcome: Outcome) -> patch_state.Event:
-    return patch_state.Event(
-        event=name,
-        timestamp=patch_state.now(),
-        target=outcome.file,
-        sha256_before=outcome.sha256_before,
-        sha256_after=outcome.sha256_after,
-        python=target.python,
-        openrlhf_version=target.trainer_version,
-        actordbg_version=__version__,
-        host=socket.gethostname(),
-    )
+        action, file, state, store, old.sha256, trailer.sha256_of(after), target.python, target.trainer_version,
+        dry_run=dry_run, diff=diff, notes=notes,
+    )  # fmt: skip
 
 
 def _remedy(found: Inspection, data: bytes) -> str:
-    backup = patch_state.original_of(found)
-    return trailer.remedy(data) + (f"; the original: {backup}" if backup else "")
+    """What to do about a damaged trailer; names the backup that the trailer names, if it has exactly the original's bytes."""
+    hint = trailer.remedy(data)
+    with contextlib.suppress(OSError):
+        if found.trailer is not None:
+            path = Store(found.trailer.store).backups / found.trailer.sha256 / "actor.py"
+            if trailer.sha256_of(read_regular(path)) == found.trailer.sha256:
+                return f"{hint}; the original: {path}"
+    return hint
+
+
+# --- what the store remembers ---------------------------------------------------------------------------------------------
+
+
+def back_up(store: Store, original: bytes, facts: dict[str, Any]) -> Path:
+    """Keep `original` under its hash, with `facts` on where it came from, and return its path."""
+    path = store.backups / trailer.sha256_of(original) / "actor.py"
+    _write(path, original)
+    _write(path.with_name("origin.json"), json.dumps(facts, indent=2).encode() + b"\n")
+    return path
+
+
+def record(store: Store, event: Event) -> Path:
+    """Write one event file; its name sorts by time. If that fails, an interrupt included, there is no event."""
+    stamp = event.timestamp.replace("-", "").replace(":", "")
+    path = store.events / f"{stamp}-{os.getpid()}-{os.urandom(4).hex()}.json"
+    try:
+        _write(path, json.dumps(asdict(event)).encode() + b"\n")
+    except BaseException:  # the caller undoes what the event tells of
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def events(store: Store, target: Path | None = None) -> list[Event]:
+    """All events of the store, or those of one file, oldest first; files of another format are left out."""
+    found = []
+    for path in sorted(store.events.glob("[!.]*.json")):
+        try:
+            event = Event(**json.loads(read_regular(path)))
+        except (OSError, ValueError, TypeError):
+            continue
+        if event.format == EVENT_FORMAT and target in (None, Path(event.target)):
+            found.append(event)
+    return found
+
+
+def standing_patch(store: Store, target: Path) -> Event | None:
+    """The last patch of this file on this host, if no unpatch followed it. Hosts may share a store, not their disks."""
+    known = [event for event in events(store, target) if event.host in (None, socket.gethostname())]
+    return known[-1] if known and known[-1].event == "patch" else None
+
+
+def _write(path: Path, data: bytes) -> None:
+    with contextlib.suppress(OSError):
+        if read_regular(path) == data:
+            return
+    try:
+        atomic_write(path, data)
+    except OSError as error:
+        raise StoreProblem(f"cannot write {path}: {error.strerror}", hint="name a store you may write with --store DIR") from None
+
+
+@dataclass(frozen=True)
+class Status:
+    """A file's state, and whether a training job started now would capture.
+
+    `hooked`: the interpreter sees the hook (None: it could not be asked). `enabled`: the store's dump switch. `armed`:
+    hooked, enabled and not ACTORDBG_DISABLE. `store` and `original_sha256` are the trailer's; None without one.
+    """
+
+    file: str
+    state: State
+    reason: str
+    openrlhf_version: str | None
+    python: str
+    sha256: str
+    original_sha256: str | None
+    store: str | None
+    hooked: bool | None
+    enabled: bool
+    armed: bool
+    patched_at: str | None
+    copies: list[Copy]
+    notes: list[str]
+
+
+def inspect_target(target: Target, store: Store) -> Status:
+    """The target's state and whether it would capture; reads only."""
+    old = files.read(target.path)
+    found = trailer.inspect(old.data)
+    chosen = Store(found.trailer.store) if found.trailer else store
+    known = standing_patch(chosen, target.path)
+    state, reason = found.state, found.reason
+    if state is State.CLEAN and known:
+        state, reason = State.OVERWRITTEN, overwritten(known, old)
+    hooked = _hooked(target)
+    enabled, notes = False, [*target.notes]
+    try:
+        control = read_control(Store(os.environ.get("ACTORDBG_STORE") or chosen.root))
+        enabled = control is not None and control.enabled
+    except StoreProblem as problem:
+        notes.append(f"dumping is off: {problem.message}")
+    disabled = os.environ.get("ACTORDBG_DISABLE", "") not in ("", "0")
+    return Status(
+        file=str(target.path),
+        state=state,
+        reason=reason,
+        openrlhf_version=target.trainer_version,
+        python=target.python,
+        sha256=old.sha256,
+        original_sha256=found.trailer.sha256 if found.trailer else None,
+        store=found.trailer.store if found.trailer else None,
+        hooked=hooked,
+        enabled=enabled,
+        armed=bool(hooked) and enabled and not disabled,
+        patched_at=known.timestamp if known and found.trailer else None,
+        copies=target.copies,
+        notes=[*notes, *_status_notes(found, hooked, disabled, known)],
+    )
+
+
+def overwritten(known: Event, old: files.FileRead) -> str:
+    """The line that tells a user that a patch is gone, and how."""
+    what = "the original is back" if old.sha256 == known.sha256_before else "another version was installed"
+    return f"patched on {known.timestamp}, then overwritten without the trailer ({what})"
+
+
+def _hooked(target: Target) -> bool | None:
+    try:
+        return bool(ask(target.python, "prove", str(target.path))["hooked"])
+    except EnvironmentProblem:
+        return None
+
+
+def _status_notes(found: Inspection, hooked: bool | None, disabled: bool, known: Event | None) -> list[str]:
+    there = found.trailer is not None
+    elsewhere = bool(os.environ.get("ACTORDBG_STORE"))
+    told = {
+        f"no event in {found.trailer and found.trailer.store} tells of this patch: `actordbg patch` records it": there
+        and not known,
+        "the interpreter does not see the hook: run `actordbg patch` for the reason": there and hooked is False,
+        "the interpreter still sees the hook, through a .pyc: run `actordbg unpatch`": not there and hooked,
+        "ACTORDBG_DISABLE is set: jobs started from this shell do not capture": there and disabled,
+        "ACTORDBG_STORE is set: jobs started from this shell capture into that store": there and elsewhere,
+    }
+    return [note for note, holds in told.items() if holds]

@@ -173,7 +173,7 @@ def _flushed(folder: Path) -> list[str]:
 
 def _write(temporary: Path, data: bytes, old: FileRead, mtime_ns: int | None) -> int:
     """Write a file beside the one it is for, with that one's facts; its inode."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
         file.write(data)
         file.flush()
@@ -190,8 +190,6 @@ def _write(temporary: Path, data: bytes, old: FileRead, mtime_ns: int | None) ->
 
 def _copy_attributes(path: Path, descriptor: int) -> None:
     """Extended attributes (ACLs among them), as far as the file system and our rights allow."""
-    if not hasattr(os, "listxattr"):
-        return
     with contextlib.suppress(OSError):
         for name in os.listxattr(path):
             with contextlib.suppress(OSError):

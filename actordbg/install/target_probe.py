@@ -25,6 +25,7 @@ import os
 import sys
 import sysconfig
 import time
+import traceback
 from collections.abc import Callable
 
 MARK = "actordbg-probe:"
@@ -83,24 +84,17 @@ def _locate(module: str, path: list[str] | None) -> str:
     """The file that these path entries (None: all, import hooks included) give, "" if none."""
     search, origin = path, None
     parts = module.split(".")
+    finders = [importlib.machinery.PathFinder] if path else sys.meta_path
     for depth in range(1, len(parts) + 1):
         name = ".".join(parts[:depth])
         try:
-            spec = importlib.machinery.PathFinder.find_spec(name, search) if path else _first_spec(name, search)
+            spec = next(filter(None, (finder.find_spec(name, search, None) for finder in finders)), None)
         except KeyError:  # a folder without __init__.py inside a package that is not imported
             return ""
         if spec is None:
             return ""
         search, origin = list(spec.submodule_search_locations or []), spec.origin
     return os.path.abspath(origin) if origin and os.path.isfile(origin) else ""
-
-
-def _first_spec(name: str, search: list[str] | None) -> importlib.machinery.ModuleSpec | None:
-    for finder in sys.meta_path:
-        spec = finder.find_spec(name, search, None)
-        if spec is not None:
-            return spec
-    return None
 
 
 def _path_without_here() -> list[str]:
@@ -190,13 +184,9 @@ def told(error: BaseException) -> str:
 
 def last_file(error: BaseException) -> str:
     """The last file of a traceback that is no part of the import system."""
-    trace, found = error.__traceback__, ""
-    while trace is not None:
-        name = trace.tb_frame.f_code.co_filename
-        if not name.startswith("<") and "importlib" not in name:
-            found = f"{name}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return found
+    trace = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    ours = [f"{name}:{line}" for name, line in trace if not name.startswith("<") and "importlib" not in name]
+    return ours[-1] if ours else ""
 
 
 def main(arguments: list[str]) -> None:

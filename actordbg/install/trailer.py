@@ -30,6 +30,7 @@ import hashlib
 import json
 import re
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -159,24 +160,22 @@ def inspect(data: bytes) -> Inspection:
         return Inspection(State.EDITED, f"it has {len(begins)} first lines of a trailer instead of one")
     start = begins[0]
     trailer, damage = _parse(data[start:])
-    if trailer is None:
-        return Inspection(State.EDITED, damage)
-    if damage:
+    if trailer is None or damage:
         return Inspection(State.EDITED, damage, trailer)
     source = _cut(data[:start], trailer)
-    exact = len(source) == trailer.length and sha256_of(source) == trailer.sha256
-    if exact:
+    if len(source) == trailer.length and sha256_of(source) == trailer.sha256:
         return Inspection(State.PATCHED, "", trailer, source)
     return Inspection(State.EDITED, "the text before the trailer was edited after patching", trailer, source)
 
 
 def remedy(data: bytes) -> str:
     """How a user gets rid of a damaged trailer by hand, with line numbers."""
-    lines = [re.split(rb"\r\n|\r|\n", data[: match.start()]) for match in _TRACES.finditer(data)]
-    if not lines:
+    trace = _TRACES.search(data)
+    if trace is None:
         return ""
+    first = len(data[: trace.start()].splitlines()) + 1
     return (
-        f"lines {len(lines[0])} to the end hold the trailer: move what is yours above it or delete it by hand; "
+        f"lines {first} to the end hold the trailer: move what is yours above it or delete it by hand; "
         f"the original is in the store's backups folder, and reinstalling {TRAINER.package} brings it back too"
     )
 
@@ -200,9 +199,8 @@ def _with_check(text: bytes, check: str) -> bytes:
 
 def _parse(text: bytes) -> tuple[Trailer | None, str]:
     """The trailer that starts at `text`, and what is wrong with it ("" if nothing is)."""
-    line = re.split(rb"\r\n|\r|\n", text, maxsplit=2)[1:2]
     try:
-        header = json.loads(line[0].removeprefix(b"# "))
+        header = json.loads(text.splitlines()[1].removeprefix(b"# "))
         check = header.pop("check")
         if header["format"] != FORMAT:
             return None, f"its trailer has format {header['format']}, this actordbg knows format {FORMAT}"
@@ -235,8 +233,7 @@ def _cut(before: bytes, trailer: Trailer) -> bytes:
 def _newline_of(source: bytes) -> str:
     """The newline that the file uses most; LF if it has none."""
     crlf = source.count(b"\r\n")
-    counts = {"\n": source.count(b"\n") - crlf, "\r\n": crlf, "\r": source.count(b"\r") - crlf}
-    return max(counts, key=lambda newline: counts[newline])
+    return max(NEWLINES, key=lambda newline: source.count(newline.encode()) - (crlf if len(newline) == 1 else 0))
 
 
 def _parse_python(source: bytes) -> ast.Module:
@@ -265,16 +262,12 @@ def _unsupported(source: bytes) -> str:
     )
 
 
-def _top_level(body: list[ast.stmt]) -> list[ast.stmt]:
+def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     """Statements that run when the module is imported, those under top-level `if` and `try` included."""
-    found: list[ast.stmt] = []
     for node in body:
-        found.append(node)
-        if isinstance(node, ast.If):
-            found += _top_level(node.body) + _top_level(node.orelse)
-        elif isinstance(node, ast.Try):
-            found += _top_level(node.body) + _top_level(node.orelse) + _top_level(node.finalbody)
-    return found
+        yield node
+        if isinstance(node, (ast.If, ast.Try)):
+            yield from _top_level([*node.body, *node.orelse, *getattr(node, "finalbody", ())])
 
 
 def _require_same_meaning(source: bytes, patched: bytes, added: bytes) -> None:

@@ -40,7 +40,7 @@ from actordbg.judge.run_check import CheckFound
 from actordbg.judge.sides import OTHER_WEIGHTS
 from actordbg.judge.summary import summarise
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, WITHIN_NOISE, ComparisonRecord, Figures
-from actordbg.records.law_answer import answers_of, violations
+from actordbg.records.replay_record import answers_of, violations
 
 RIGHT, WRONG, FAILED, UNJUDGED = "RIGHT", "WRONG", "FAILED", "NOT JUDGED"
 CAUSE_CHARS = 200

@@ -1,22 +1,51 @@
 """One dump on both sides: whether both are about the same call, and every figure of how far they are apart.
 
 What a side lacks is no error: `not_compared` names it with the reason. What is a mismatch under any thresholds (a value that is
-finite, or zero, on one side only) is returned in words beside the figures.
+finite, or zero, on one side only) is said in the `reasons` beside the figures.
+
+**Gradients** are compared parameter by parameter, and all together. A file holds `grad/<parameter>` (float32, 1-D): the whole
+flattened gradient of a small parameter, of a large one the elements at `floor(i * numel / GRADIENT_SAMPLE)`; its metadata
+`gradients` says the number of elements of the whole. One parameter of both sides is in memory at a time, and one float32
+difference for each kept element. `distance` of all together is of the whole gradients: a sampled parameter counts by its number
+of elements, not of samples.
+
+Ranks that compute together average their gradients, so a side's gradient of one dump may be over several. The mean of samples is
+the sample of the mean. So a side whose gradients are each over one dump gives any such average from its files.
+
+**Single parameters** are judged too (`parameter_distance`): a parameter without a gradient moves the distance of all together by
+less than rounding does. It is |a - b| of one parameter by |b|, or by what |b| would be if its elements had `SMALL` times the
+root mean square of all elements, where that is more. Some gradients are zero in exact arithmetic (GPT-2's key biases), and what
+is there is rounding.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import safetensors
+from safetensors import SafetensorError
+
+from actordbg.formats.dumpfile import DEFAULT_CAP
+from actordbg.formats.encoding import Array
 from actordbg.judge.sides import Values
+from actordbg.judge.tensor_figures import angle_of, figures, odd_values, products, sequence_sums, spread_of, worst_tokens
 from actordbg.judge.thresholds import weaker
-from actordbg.records.comparison_record import MATCH, DumpComparison
+from actordbg.records.comparison_record import MATCH, DumpComparison, Figures, ParameterFigures
+from actordbg.store.layout import known_regular
 
 WORST_TOKENS = 5
 WORST_PARAMETERS = 10
-MOST_DISTANCES = 4000
-"""Parameters that a record keeps the distance of: all but those of a model with very many experts."""
+PREFIX = "grad/"
+SMALL = {"bf16": 0.05, "fp16": 0.01}
+"""By dtype, the share of the root mean square of all elements under which a parameter's gradient is mostly rounding."""
+SMALL_ELSE = 1e-3
 
 
 def unlike(a: Values, b: Values) -> str | None:
@@ -36,117 +65,195 @@ def unlike(a: Values, b: Values) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Every figure of one dump without its verdict. broken: what is a mismatch under any thresholds. distances: of each
-    parameter's gradient (`gradient_figures`).
+def measure(dump_id: str, seq_len: int | None, a: Values, b: Values) -> DumpComparison:
+    """Every figure of one dump on both sides, without its verdict. reasons: what is a mismatch under any thresholds.
+    distances: of each parameter's gradient, the furthest first.
     """
-
-    dump: DumpComparison
-    broken: list[str]
-    distances: dict[str, float]
-
-
-def measure(dump_id: str, length: int | None, a: Values, b: Values) -> Measured:
-    """Every figure of one dump on both sides."""
-    import numpy as np
-
-    from actordbg.judge.tensor_figures import figures, sequence_sums, worst_tokens
-
-    dtype = a.dtype if a.dtype == b.dtype else None
-    mask, broken, missing = a.mask, [], {}
-    tokens = figures(a.log_probs[mask], b.log_probs[mask], log_probs=True, dtype=dtype)
-    if tokens.nonfinite:
-        broken.append(f"{tokens.nonfinite} of {tokens.count} log-probs are not finite on one side only")
-    outside = int(((np.isfinite(a.log_probs) ^ np.isfinite(b.log_probs)) & ~mask).sum())
-    if outside:
-        broken.append(f"{outside} log-probs outside the mask are not finite on one side only: a product with the mask keeps them")
-    sequences = figures(sequence_sums(a.log_probs, mask), sequence_sums(b.log_probs, mask))
+    mask, said = a.mask, _Said()
+    tokens = figures(a.log_probs[mask], b.log_probs[mask], log_probs=True, dtype=a.dtype if a.dtype == b.dtype else None)
+    said.odd("log-probs", tokens)
+    if outside := int(((np.isfinite(a.log_probs) ^ np.isfinite(b.log_probs)) & ~mask).sum()):
+        where = "outside the mask are not finite on one side only: a product with the mask keeps them"
+        said.broken.append(f"{outside} log-probs {where}")
     entropy = None
     if a.entropy is not None and b.entropy is not None and a.entropy.shape == b.entropy.shape == mask.shape:
         entropy = figures(a.entropy[mask], b.entropy[mask])
-        if entropy.nonfinite:
-            broken.append(f"{entropy.nonfinite} of {entropy.count} entropies are not finite on one side only")
+        said.odd("entropies", entropy)
     elif a.entropy is not None or b.entropy is not None:
-        missing["entropy"] = _only_one("entropies", a.entropy, b.entropy)
-    dump = DumpComparison(
+        said.lacking("entropy", "entropies", a.entropy, b.entropy)
+    loss = said.apart("loss", a.loss, b.loss)
+    gradients = _gradients(a, b, said)
+    return DumpComparison(
         dump_id,
         MATCH,
-        seq_len=length,
+        tuple(said.broken),
+        seq_len=seq_len,
         log_probs=tokens,
-        sequences=sequences,
+        sequences=figures(sequence_sums(a.log_probs, mask), sequence_sums(b.log_probs, mask)),
         entropy=entropy,
-        loss_abs=_apart("the loss", a.loss, b.loss, broken, missing, relative=False),
+        loss_abs=loss,
         worst_tokens=worst_tokens(a.log_probs, b.log_probs, mask, WORST_TOKENS),
+        not_compared=said.missing,
+        **gradients,
     )
-    distances: dict[str, float] = {}
-    return Measured(_with_gradients(dump, a, b, broken, missing, distances), broken, distances)
 
 
-def _with_gradients(
-    dump: DumpComparison, a: Values, b: Values, broken: list[str], missing: dict[str, str], distances: dict[str, float]
-) -> DumpComparison:
-    """The comparison with figures of gradients, if both sides' gradients are of the same inputs."""
-    from actordbg.judge.gradient_figures import compare_gradients
+@dataclass
+class _Said:
+    """What is said of a dump beside its figures. broken: mismatches under any thresholds. missing: why there is no figure."""
 
+    broken: list[str] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def odd(self, what: str, found: Figures) -> None:
+        if found.nonfinite:
+            self.broken.append(f"{found.nonfinite} of {found.count} {what} are not finite on one side only")
+
+    def lacking(self, name: str, what: str, a: object, b: object) -> None:
+        one_side = f"only {'B' if a is None else 'A'} has {what}"
+        self.missing[name] = f"{what} of another shape on each side" if a is not None and b is not None else one_side
+
+    def apart(self, what: str, a: float | None, b: float | None, *, relative: bool = False) -> float | None:
+        """|a - b|, by |b| if `relative`. None where a side has no value, or the figure is undefined (`broken` says so)."""
+        if a is None or b is None:
+            if a is not b:
+                self.lacking(what, f"the {what}", a, b)
+            return None
+        if a == b or (math.isnan(a) and math.isnan(b)):
+            return 0.0
+        if not (math.isfinite(a) and math.isfinite(b)):
+            self.broken.append(f"the {what} is not finite on one side only")
+        elif relative and not b:
+            self.broken.append(f"the {what} is {a:.3g} in A and 0 in B")
+        else:
+            return abs(a - b) / (abs(b) if relative else 1.0)
+        return None
+
+
+def _gradients(a: Values, b: Values, said: _Said) -> dict[str, Any]:
+    """The fields of a DumpComparison that are about gradients, if both sides' gradients are of the same inputs."""
     if (a.grad_norm is not None or b.grad_norm is not None) and a.gradient_over != b.gradient_over:
-        ours, theirs = len(a.gradient_over), len(b.gradient_over)
-        missing["gradients"] = f"A's gradient is over {ours} inputs, B's over {theirs}{' others' * (ours == theirs)}"
-        return replace(dump, not_compared=missing)
-    if not a.gradients or not b.gradients:
-        norm = _apart("the gradient norm", a.grad_norm, b.grad_norm, broken, missing, relative=True)
-        if bool(a.gradients) != bool(b.gradients):
-            missing["gradients"] = _only_one("gradients", a.gradients or None, b.gradients or None)
-        return replace(dump, grad_norm_rel=norm, not_compared=missing)
-    found = compare_gradients(a.gradients, b.gradients, count=WORST_PARAMETERS, dtype=weaker([a.dtype, b.dtype]))
-    alone = len(a.gradients) == len(b.gradients) == 1  # else B's is a mean over lanes
-    if alone or (a.grad_norm is not None and found.norm_b is not None):
-        norm = b.grad_norm if alone else found.norm_b
-        dump = replace(dump, grad_norm_rel=_apart("the gradient norm", a.grad_norm, norm, broken, missing, relative=True))
-    if found.missing:
-        broken.append(f"A has no gradient of {_some(found.missing)}")
-    if found.nonfinite:
-        broken.append(f"gradients are not finite on one side only: {_some(found.nonfinite)}")
-    elif found.together and found.together.count and found.together.distance is None:
-        broken.append("B's gradients are all zero, A's are not")
-    distances |= found.distances
-    furthest = sorted(found.distances, key=lambda name: -found.distances[name])
-    worst = furthest[0] if furthest else ""
-    return replace(
-        dump,
-        gradients=found.together,
-        parameters=found.worst,
-        parameter_distance=found.distances.get(worst),
-        worst_parameter=worst,
-        distances={name: float(f"{found.distances[name]:.4g}") for name in furthest[:MOST_DISTANCES]},
-        not_compared=missing | found.not_compared,
-    )
+        counts = len(a.gradient_over), len(b.gradient_over)
+        others = " others" if counts[0] == counts[1] else ""
+        said.missing["gradients"] = f"A's gradient is over {counts[0]} inputs, B's over {counts[1]}{others}"
+        return {}
+    found: dict[str, Any] = {}
+    norm = b.grad_norm
+    if a.gradients and b.gradients:
+        whole = None
+        try:
+            with _opened(a.gradients) as ours, _opened(b.gradients) as theirs:
+                found, whole = _compared(ours, theirs, SMALL.get(weaker([a.dtype, b.dtype]) or "", SMALL_ELSE), said)
+        except (SafetensorError, OSError, ValueError, TypeError) as error:
+            said.missing["gradients"] = f"the kept tensors cannot be read ({error})"
+        if not len(a.gradients) == len(b.gradients) == 1:  # then B's is a mean, whose norm follows from the whole only
+            norm = whole
+            if a.grad_norm is None or whole is None:
+                return found
+    elif a.gradients or b.gradients:
+        said.lacking("gradients", "gradients", a.gradients or None, b.gradients or None)
+    return found | {"grad_norm_rel": said.apart("gradient norm", a.grad_norm, norm, relative=True)}
 
 
-def _some(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
+@dataclass
+class _KeptGradients:
+    handles: list[Any]
+    names: set[str]
+    sizes: dict[str, int]
+
+    def read(self, name: str) -> Array:
+        """The mean over the files, float32 (of one file: its own tensor)."""
+        each = [handle.get_tensor(PREFIX + name) for handle in self.handles]
+        return np.asarray(np.mean(each, axis=0, dtype=np.float64), np.float32)
 
 
-def _apart(
-    what: str, a: float | None, b: float | None, broken: list[str], missing: dict[str, str], *, relative: bool
-) -> float | None:
-    """|a - b|, by |b| if `relative`. None where a side has no value, or the figure is undefined (`broken` says so)."""
-    if a is None or b is None:
-        if a is not b:
-            missing[what.removeprefix("the ")] = _only_one(what, a, b)
-        return None
-    if a == b or (math.isnan(a) and math.isnan(b)):
-        return 0.0
-    if not (math.isfinite(a) and math.isfinite(b)):
-        broken.append(f"{what} is not finite on one side only")
-        return None
-    if relative and not b:
-        broken.append(f"{what} is {a:.3g} in A and 0 in B")
-        return None
-    return abs(a - b) / (abs(b) if relative else 1.0)
+@contextmanager
+def _opened(paths: Sequence[Path]) -> Iterator[_KeptGradients]:
+    with ExitStack() as stack:
+        handles = [stack.enter_context(safetensors.safe_open(known_regular(path, DEFAULT_CAP), framework="np")) for path in paths]
+        names = [{key.removeprefix(PREFIX) for key in one.keys() if key.startswith(PREFIX)} for one in handles]  # noqa: SIM118
+        told = json.loads((handles[0].metadata() or {}).get("gradients", "{}"))
+        sizes = {name: int(one["numel"]) for name, one in told.items()} if isinstance(told, dict) else {}
+        yield _KeptGradients(handles, set.intersection(*names), sizes)
 
 
-def _only_one(what: str, a: object, b: object) -> str:
-    if a is not None and b is not None:
-        return f"{what} of another shape on each side"
-    return f"only {'A' if a is not None else 'B'} has {what}"
+@np.errstate(all="ignore")
+def _compared(a: _KeptGradients, b: _KeptGradients, small: float, said: _Said) -> tuple[dict[str, Any], float | None]:
+    """The fields of a DumpComparison that are about kept gradients, and the norm of B's whole one; None if only samples were
+    kept. small: of `SMALL`.
+    """
+    total, absolute, relative = np.zeros(4), [], []
+    apart: dict[str, tuple[float, float, int]] = {}
+    badness: dict[str, float] = {}
+    nonfinite: dict[str, int] = {}
+    sampled, unlike = set(), set()
+    for name in sorted(a.names & b.names):
+        ours, theirs = a.read(name), b.read(name)
+        numel = a.sizes.get(name, ours.size)
+        if ours.shape != theirs.shape or numel != b.sizes.get(name, theirs.size):
+            unlike.add(name)
+            continue
+        if numel > ours.size:
+            sampled.add(name)
+        if odd := int(odd_values(ours, theirs).sum()):
+            nonfinite[name], badness[name] = odd, math.inf
+            continue
+        both = np.isfinite(ours)
+        wide, other = ours[both].astype(np.float64), theirs[both].astype(np.float64)
+        sums = products(wide, other) * (numel / max(1, ours.size))
+        total += sums
+        distance = np.abs(wide - other)
+        absolute.append(distance.astype(np.float32))
+        relative.append((distance / np.abs(other))[other != 0].astype(np.float32))
+        _, norm, _, difference = np.sqrt(np.abs(sums)).tolist()
+        apart[name] = difference, norm, numel
+        badness[name] = difference and (difference / norm if norm else math.inf)
+    left = _left_out("only A has it", a.names - b.names) | _left_out("only B has it", b.names - a.names)
+    left |= _left_out("another size on each side", unlike)
+    said.missing |= left
+    if missing := [name for name in sorted(b.names - a.names) if badness and np.abs(b.read(name)).max(initial=0) > 0]:
+        said.broken.append(f"A has no gradient of {_some(missing)}")
+    together = Figures(0)
+    if count := sum(one.size for one in absolute):
+        spreads = spread_of("abs", np.concatenate(absolute)) | spread_of("rel", np.concatenate(relative))
+        together = Figures(count, **spreads, **angle_of(total))
+    if nonfinite:
+        said.broken.append(f"gradients are not finite on one side only: {_some(nonfinite)}")
+    elif together.count and together.distance is None:
+        said.broken.append("B's gradients are all zero, A's are not")
+    worst = sorted((name for name in badness if badness[name] > 0), key=lambda name: (-badness[name], name))
+    distances = _distances(apart, small)
+    found = {
+        "gradients": replace(together, nonfinite=sum(nonfinite.values())) if badness else None,
+        "parameters": tuple(
+            ParameterFigures(name, figures(a.read(name), b.read(name)), name in sampled) for name in worst[:WORST_PARAMETERS]
+        ),
+        "parameter_distance": next(iter(distances.values()), None),
+        "worst_parameter": next(iter(distances), ""),
+        "distances": distances,
+    }
+    return found, math.sqrt(total[1]) if badness and not sampled and not left else None
+
+
+def _distances(apart: dict[str, tuple[float, float, int]], small: float) -> dict[str, float]:
+    """The distance of each parameter, the furthest first. `apart`: |a - b|, |b| and number of elements by name."""
+    elements = sum(numel for _, _, numel in apart.values())
+    usual = math.sqrt(sum(norm**2 for _, norm, _ in apart.values()) / elements) if elements else 0.0
+    found = {}
+    for name, (difference, norm, numel) in apart.items():
+        scale = max(norm, small * usual * math.sqrt(numel))
+        if difference == 0 or scale:
+            found[name] = difference and difference / scale
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def _left_out(why: str, names: set[str]) -> dict[str, str]:
+    if not names:
+        return {}
+    first = min(names)
+    what = f"gradient of {first}" if len(names) == 1 else f"gradients of {len(names)} parameters, e.g. {first}"
+    return {what: why}
+
+
+def _some(names: Collection[str]) -> str:
+    return ", ".join(list(names)[:3]) + (" ..." if len(names) > 3 else "")

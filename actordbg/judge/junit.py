@@ -15,8 +15,7 @@ from actordbg.base.foreign_text import in_line, in_lines
 from actordbg.judge.check_document import CheckAnswer
 from actordbg.judge.run_check import CheckFound
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, DumpComparison
-from actordbg.records.law_answer import answers_of, in_words, violations
-from actordbg.records.replay_record import PASSED
+from actordbg.records.replay_record import PASSED, answers_of, in_words, violations
 
 
 @dataclass(frozen=True)

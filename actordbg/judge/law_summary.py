@@ -9,18 +9,18 @@ from typing import Any
 
 from actordbg.base.units import plural
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.records.law_answer import (
+from actordbg.records.replay_record import (
     BROKEN,
     KEPT,
     NONDETERMINISTIC,
     NOT_CHECKED,
     WITHIN_ROUNDING,
     LawAnswer,
+    ResultRecord,
     answers_of,
     in_words,
     violations,
 )
-from actordbg.records.replay_record import ResultRecord
 
 SHOWN = 5
 """How many violations a text names."""

@@ -38,9 +38,9 @@ from actordbg.catalog import query
 from actordbg.config.as_ran import as_ran, telling
 from actordbg.config.replay_config import SETTINGS, VARIATIONS
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.judge import sides
 from actordbg.judge.comparing import compare
 from actordbg.judge.find_truth import ensure_lone_rows, find_truth, wanted_truth
+from actordbg.judge.sides import ReplaySide, open_replay
 from actordbg.judge.thresholds import Thresholds, measures
 from actordbg.records.comparison_record import NOT_COMPARED, DumpComparison, DumpNoise, Figures, NoiseRecord, NoiseVariant
 from actordbg.records.replay_record import ReplaySpec
@@ -72,7 +72,7 @@ def measure(store: Store, unchanged: str, varied: Mapping[str, str], *, rounding
 
     Raises StoreProblem if nothing could be compared, because a floor of nothing would call every difference real.
     """
-    side = sides.open_replay(query.open_fresh(store), unchanged)
+    side = open_replay(query.open_fresh(store), unchanged)
     moved: dict[str, dict[str, dict[str, float]]] = {}
     variants, reasons = [], []
     pairs = [(name, replay_id, unchanged) for name, replay_id in varied.items()]
@@ -120,11 +120,11 @@ def save(store: Store, record: NoiseRecord) -> Path:
 def newest_for(store: Store, replay_id: str) -> NoiseRecord | None:
     """The newest floor of this replay's configuration that has at least one of its dumps; None if there is none."""
     catalog = query.open_fresh(store)
-    side = sides.open_replay(catalog, replay_id)
+    side = open_replay(catalog, replay_id)
     for path in sorted(store.noise.glob("*.json"), reverse=True):
         try:
             record = NoiseRecord.from_file(path)
-            measured = sides.open_replay(catalog, record.replay_id)
+            measured = open_replay(catalog, record.replay_id)
         except (StoreProblem, UsageError):
             continue  # damaged, which `index` reports; or its replay was removed, and nobody knows what it resolved to
         about_these = any(one.dump_id in side.inputs for one in record.dumps)
@@ -133,7 +133,7 @@ def newest_for(store: Store, replay_id: str) -> NoiseRecord | None:
     return None
 
 
-def configuration_of(side: sides.ReplaySide) -> dict[str, object]:
+def configuration_of(side: ReplaySide) -> dict[str, object]:
     """What makes two replays the same configuration as far as numbers go, as it ran. Plain ranks are independent."""
     settings = {
         name: value for name, value in telling(as_ran(side.row.config, side.row.resolved)).items() if SETTINGS[name].numbers
@@ -252,7 +252,7 @@ def _rounding(
     store: Store, unchanged: str, on_passed_over: Callable[[int], None], heard: dict[str, Any]
 ) -> tuple[str, str] | None:
     """Replays with each row alone: in the dtype that the configuration computes in, and in the next wider one."""
-    side = sides.open_replay(query.open_fresh(store), unchanged)
+    side = open_replay(query.open_fresh(store), unchanged)
     narrow = side.info.dtype
     inputs = len(side.spec.inputs)
     if narrow not in WIDER:

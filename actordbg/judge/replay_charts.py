@@ -29,8 +29,19 @@ from actordbg.document.specifications import (
     thinned,
 )
 from actordbg.records.arithmetic import median, warm_up_of
-from actordbg.records.law_answer import BROKEN, KEPT, NONDETERMINISTIC, NOT_CHECKED, WITHIN_ROUNDING, answers_of
-from actordbg.records.replay_record import CRASHED, FAILED, HUNG, PASSED, STOPPED
+from actordbg.records.replay_record import (
+    BROKEN,
+    CRASHED,
+    FAILED,
+    HUNG,
+    KEPT,
+    NONDETERMINISTIC,
+    NOT_CHECKED,
+    PASSED,
+    STOPPED,
+    WITHIN_ROUNDING,
+    answers_of,
+)
 from actordbg.replay.replay_data import ReplayData
 
 Values = list[dict[str, Any]]

@@ -15,7 +15,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 from actordbg.actor.known_failures import LEAKED, leaked
 from actordbg.base.errors import StoreProblem
@@ -25,15 +27,13 @@ from actordbg.config.choices import short_dtype
 from actordbg.config.replay_config import TINY, TRUTHS
 from actordbg.formats.dump_record import OUTPUT_PREFIX
 from actordbg.formats.dumpfile import DEFAULT_CAP
+from actordbg.formats.encoding import Array
 from actordbg.formats.weight_hashes import met_weights, weights_of
 from actordbg.judge.thresholds import weaker
 from actordbg.records.comparison_record import SideInfo
 from actordbg.records.journal import SPEC, TENSORS
 from actordbg.records.replay_record import PASSED, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.store.layout import Store, known_regular
-
-if TYPE_CHECKING:
-    from actordbg.formats.encoding import Array
 
 GOLDEN, TRUTH = "golden", "truth"
 PLANTED = "planted/"
@@ -68,18 +68,37 @@ class Values:
     fault: str = ""
 
 
-class Side(Protocol):
+class Side:
     """One side of a comparison. `inputs`: by dump id, what it may have."""
 
+    inputs: Mapping[str, ReplayInput]
+
     @property
-    def info(self) -> SideInfo: ...
-    @property
-    def inputs(self) -> Mapping[str, ReplayInput]: ...
-    def read(self, dump_id: str) -> Values | str: ...
+    def info(self) -> SideInfo:
+        """What the record says of it."""
+        raise NotImplementedError
+
+    def read(self, dump_id: str) -> Values | str:
+        """The values of a dump, or why there are none."""
+        raise NotImplementedError
+
+    def averaged(self, values: Values, over: tuple[str, ...]) -> Values:
+        """These values with the mean gradient over the dumps `over` if it can be had, else as they are."""
+        return values
+
+
+def opened(path: Path) -> Any:
+    """A file of kept tensors, as a context that has `keys` and `get_tensor` (numpy's arrays)."""
+    return safe_open(known_regular(path, DEFAULT_CAP), framework="np")
+
+
+def tensors_path(store: Store, replay_id: str, dump_id: str) -> Path:
+    """Where a replay keeps the tensors of a dump."""
+    return store.replays / replay_id / TENSORS / f"{dump_id}.safetensors"
 
 
 @dataclass(frozen=True)
-class ReplaySide:
+class ReplaySide(Side):
     """A replay: `results` by dump id from its journals, tensors from its folder.
 
     `autocast`: by dump id, the autocast dtype of the recorded call, if the replay used it too.
@@ -89,77 +108,72 @@ class ReplaySide:
     row: query.ReplayRow
     spec: ReplaySpec
     results: dict[str, ResultRecord]
-    autocast: dict[str, str] = field(default_factory=dict)
+    autocast: dict[str, str]
+    inputs: Mapping[str, ReplayInput]
 
     @property
     def info(self) -> SideInfo:
         kind = TRUTH if self.spec.config.truth in TRUTHS else "replay"
-        dtypes = {self.dtype_of(dump_id) for dump_id in self.inputs} or {computed_in(self.row)}
         ran = as_ran(self.row.config, self.row.resolved)
-        return SideInfo(kind, self.row.replay_id, label(ran), weaker(dtypes), telling(ran))
-
-    def dtype_of(self, dump_id: str) -> str | None:
-        """The dtype that computed a dump."""
-        return weaker([computed_in(self.row), _dtype(self.autocast.get(dump_id))])
+        return SideInfo(kind, self.row.replay_id, label(ran), weaker(map(self.dtype_of, self.inputs or [""])), telling(ran))
 
     @property
-    def inputs(self) -> Mapping[str, ReplayInput]:
-        return {one.dump_id: one for one in self.spec.inputs}
+    def resolved(self) -> dict[str, Any]:
+        """What the workers reported."""
+        return self.row.resolved or {}
+
+    def dtype_of(self, dump_id: str) -> str | None:
+        """The dtype that computed a dump: the truth's own, else what the workers reported, or a weaker one of autocast."""
+        asked = self.row.config.get("oracle") or self.resolved.get("compute_dtype") or self.resolved.get("dtype")
+        return weaker([_dtype(asked or self.row.config.get("dtype")), _dtype(self.autocast.get(dump_id))])
+
+    @property
+    def weights_dtype(self) -> str | None:
+        """The dtype of the weights (for a truth: the one they were rounded to); None if unknown."""
+        asked = self.spec.config
+        return asked.dtype if asked.truth or asked.dtype else _dtype(self.resolved.get("dtype"))
 
     @property
     def model(self) -> tuple[Any, Any]:
         """The model and its number of layers, which must be the same on both sides."""
-        resolved, asked = self.row.resolved or {}, self.spec.config
-        return resolved.get("model", asked.model), resolved.get("num_layers", asked.num_layers)
+        asked = self.spec.config
+        return self.resolved.get("model", asked.model), self.resolved.get("num_layers", asked.num_layers)
 
     def failed(self, dump_id: str) -> bool:
         """Whether it ran without a result: it raised, crashed or hung."""
         result = self.results.get(dump_id)
         return result is not None and result.status != PASSED and result.signature != NON_FINITE
 
-    def read(self, dump_id: str) -> Values | str:
-        """The values of a dump, or why there are none."""
-        result = self.results.get(dump_id)
-        if result is None:
-            return "it was not run"
-        if self.failed(dump_id):
-            what = (result.signature or result.error_class or "").strip()
-            return f"it {result.status}" + (f" ({what})" if what else "")
-        return self._kept(dump_id, result)
-
-    def _tensors(self, dump_id: str) -> Path:
-        return self.store.replays / self.row.replay_id / TENSORS / f"{dump_id}.safetensors"
-
     def planted(self, dump_id: str) -> dict[str, Array]:
         """Log-probs under each planted fault, by "fault/size"; {} where none was planted."""
-        import safetensors
-
-        with safetensors.safe_open(known_regular(self._tensors(dump_id), DEFAULT_CAP), framework="np") as file:
-            names = [name for name in file.keys() if name.startswith(PLANTED)]  # noqa: SIM118
-            return {name.removeprefix(PLANTED): file.get_tensor(name) for name in names}
+        with opened(tensors_path(self.store, self.row.replay_id, dump_id)) as file:
+            return {name.removeprefix(PLANTED): file.get_tensor(name) for name in file.keys() if name.startswith(PLANTED)}  # noqa: SIM118
 
     def averaged(self, values: Values, over: tuple[str, ...]) -> Values:
         """These values with the mean gradient over the dumps `over`, where each of these has one of its own here.
 
         `grad_norm` is then None: a mean's norm does not follow from norms. Else the values as they are.
         """
+        if len(over) < 2 or over == values.gradient_over:
+            return values
         files: list[Path] = []
         for dump_id in over:
-            result = self.results.get(dump_id)
-            alone = result is not None and not result.extra.get("gradient_over") and result.grad_norm is not None
-            found = self.read(dump_id) if alone else ""
-            if isinstance(found, str) or not found.gradients:
+            lone = self.read(dump_id)
+            if isinstance(lone, str) or lone.gradient_over != (dump_id,) or lone.grad_norm is None or not lone.gradients:
                 return values
-            files += found.gradients
+            files += lone.gradients
         return replace(values, gradients=tuple(files), gradient_over=over, grad_norm=None)
 
-    def _kept(self, dump_id: str, result: ResultRecord) -> Values | str:
-        import safetensors
-        from safetensors import SafetensorError
-
-        path = self._tensors(dump_id)
+    def read(self, dump_id: str) -> Values | str:
+        result = self.results.get(dump_id)
+        if result is None:
+            return "it was not run"
+        if self.failed(dump_id):
+            what = (result.signature or result.error_class or "").strip()
+            return f"it {result.status}" + (f" ({what})" if what else "")
+        path = tensors_path(self.store, self.row.replay_id, dump_id)
         try:
-            with safetensors.safe_open(known_regular(path, DEFAULT_CAP), framework="np") as file:
+            with opened(path) as file:
                 names = set(file.keys())
                 log_probs, mask = file.get_tensor("log_probs"), file.get_tensor("mask")
                 entropy = file.get_tensor("entropy") if "entropy" in names else None
@@ -167,39 +181,34 @@ class ReplaySide:
             return "its tensors are gone" if self.spec.config.keep_tensors else "it kept no tensors (--no-keep-tensors)"
         except (SafetensorError, OSError) as error:
             return f"its kept tensors cannot be read ({error})"
-        with_gradients = any(name.startswith("grad/") for name in names)
-        over = result.extra.get("gradient_over") or [dump_id]
         return Values(
             log_probs=log_probs,
             mask=mask.astype(bool),
             entropy=entropy,
             loss=_figure(result, result.loss),
             grad_norm=_figure(result, result.grad_norm),
-            gradients=(path,) if with_gradients else (),
-            gradient_over=tuple(sorted(over)),
+            gradients=(path,) if any(name.startswith("grad/") for name in names) else (),
+            gradient_over=tuple(sorted(result.extra.get("gradient_over") or [dump_id])),
             dtype=self.dtype_of(dump_id),
             folded=result.folded_ids,
             temperature=result.extra.get("temperature"),
             trained=bool(result.extra.get("training")),
-            undropped=float((self.row.resolved or {}).get("undropped") or 0.0),
+            undropped=float(self.resolved.get("undropped") or 0.0),
         )
 
 
 @dataclass(frozen=True)
-class GoldenSide:
+class GoldenSide(Side):
     """The training run's own results, as its dumps recorded them. `beside`: the replay to compare with."""
 
     store: Store
     beside: ReplaySide
+    inputs: Mapping[str, ReplayInput]
     dtypes: list[str | None] = field(default_factory=list)
 
     @property
     def info(self) -> SideInfo:
         return SideInfo(GOLDEN, None, "the training run's own results", weaker(self.dtypes))
-
-    @property
-    def inputs(self) -> Mapping[str, ReplayInput]:
-        return self.beside.inputs
 
     def read(self, dump_id: str) -> Values | str:
         """The results that a dump recorded, or why it has none."""
@@ -211,24 +220,22 @@ class GoldenSide:
             record, tensors = load_plain(self.store.root / self.inputs[dump_id].path)
         except StoreProblem as error:
             return f"the dump cannot be read ({error.message})"
-        numbers = {name: numbers_of(one) for name, one in tensors.items()}
+        numbers = {name: numbers_of(tensor) for name, tensor in tensors.items()}
         outputs = {name.removeprefix(OUTPUT_PREFIX): one for name, one in numbers.items() if name.startswith(OUTPUT_PREFIX)}
-        log_probs = log_probs_of(outputs)
+        log_probs, entropy = log_probs_of(outputs), outputs.get("entropy")
         if log_probs is None:
             return NO_OUTPUTS
-        others = met_weights(self.beside.row.resolved or {}).get("other", {})
+        others = met_weights(self.beside.resolved).get("other", {})
         if others and (path := weights_of(self.store.root, record)) and f"{record.run}/{path.name}" in others:
             return OTHER_WEIGHTS
         mask = summary_mask(numbers)
-        entropy = outputs.get("entropy")
-        dtype = weaker([_dtype(record.model_dtype), _dtype(record.autocast_dtype)])
-        self.dtypes.append(dtype)
+        self.dtypes.append(weaker([_dtype(record.model_dtype), _dtype(record.autocast_dtype)]))
         return Values(
             log_probs=log_probs,
             mask=mask,
             entropy=None if entropy is None else of_the_masked(entropy, mask, record.seq_len),
             gradient_over=(dump_id,),
-            dtype=dtype,
+            dtype=self.dtypes[-1],
             temperature=record.temperature,
             fault=LEAKED if leaked(record) else "",
         )
@@ -238,17 +245,10 @@ def open_replay(catalog: query.Catalog, name: str) -> ReplaySide:
     """The replay of an id, the beginning of one, or `last`. UsageError if there is none, StoreProblem for a damaged one."""
     row = query.get_replay(catalog, name)
     spec = ReplaySpec.from_file(catalog.store.replays / row.replay_id / SPEC)
-    results = {one.dump_id: one for one in query.results_for(catalog, row.replay_id)}
+    results = {result.dump_id: result for result in query.results_for(catalog, row.replay_id)}
+    inputs = {item.dump_id: item for item in spec.inputs}
     follows = spec.config.dtype is None and spec.config.truth is None
-    autocast = query.autocast_dtypes(catalog, [one.dump_id for one in spec.inputs]) if follows else {}
-    return ReplaySide(catalog.store, row, spec, results, autocast)
-
-
-def weights_dtype(side: ReplaySide) -> str | None:
-    """The dtype of the weights (for a truth: the one they were rounded to); None if unknown."""
-    if side.spec.config.truth or side.spec.config.dtype:
-        return side.spec.config.dtype
-    return _dtype((side.row.resolved or {}).get("dtype"))
+    return ReplaySide(catalog.store, row, spec, results, query.autocast_dtypes(catalog, [*inputs]) if follows else {}, inputs)
 
 
 def why_not(a: ReplaySide, b: Side) -> str | None:
@@ -266,19 +266,12 @@ def why_not(a: ReplaySide, b: Side) -> str | None:
     return None
 
 
-def computed_in(row: query.ReplayRow) -> str | None:
-    """The dtype in which a replay computed: the truth's own, else what its workers reported."""
-    resolved = row.resolved or {}
-    asked = row.config.get("oracle") or resolved.get("compute_dtype") or resolved.get("dtype") or row.config.get("dtype")
-    return _dtype(asked) if isinstance(asked, str) else None
-
-
 def _figure(result: ResultRecord, value: float | None) -> float | None:
     """A figure of the backward. A journal has null for a NaN, which is not the same as no backward."""
     return math.nan if value is None and result.backward_s is not None else value
 
 
-def _dtype(name: str | None) -> str | None:
+def _dtype(name: Any) -> str | None:
     """The short name of a torch dtype, "fp64" for float64, and any other name as it is."""
-    plain = (name or "").removeprefix("torch.")
+    plain = name.removeprefix("torch.") if isinstance(name, str) else ""
     return "fp64" if plain in ("float64", "fp64") else short_dtype(plain) or plain or None

@@ -20,8 +20,7 @@ from actordbg.config.replay_config import SETTINGS
 from actordbg.document.blocks import Block, as_data
 from actordbg.judge.report_model import Summary
 from actordbg.records.arithmetic import warm_up_of
-from actordbg.records.law_answer import NOT_CHECKED, answers_of, violations
-from actordbg.records.replay_record import ReplayInput, ResultRecord
+from actordbg.records.replay_record import NOT_CHECKED, ReplayInput, ResultRecord, answers_of, violations
 from actordbg.replay.replay_data import ReplayData
 
 CONFIGURATION = (

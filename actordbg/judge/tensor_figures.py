@@ -23,6 +23,7 @@ Example::
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,78 +41,67 @@ def figures(a: Array, b: Array, *, log_probs: bool = False, dtype: str | None = 
 
     `log_probs`: KL and clip_share too. `dtype`: what both were computed in (bf16, fp16, fp32, fp64), for max_ulp; None: not.
     """
-    ours, theirs = a.astype(np.float64), b.astype(np.float64)
-    same = _same(ours, theirs)
-    if not ours.size:
+    if not a.size:
         return Figures(0)
-    odd = ~same & ~(np.isfinite(ours) & np.isfinite(theirs))
-    nonfinite = int(odd.sum())
-    difference = np.where(same, 0.0, ours - theirs)
+    ours, theirs, odd = a.astype(np.float64), b.astype(np.float64), odd_values(a, b)
+    both = np.isfinite(ours) & np.isfinite(theirs)
+    difference = np.where(both | odd, ours - theirs, 0.0)
     band = (difference < math.log(CLIP_LOW)) | (difference > math.log(CLIP_HIGH)) | odd  # finite on one side only is outside
     outside = float(band.mean()) if log_probs else None
-    if nonfinite:
-        return Figures(ours.size, clip_share=outside, nonfinite=nonfinite)
-    distances = np.abs(difference)
-    both = np.isfinite(ours)
-    relative = (distances / np.abs(theirs))[(theirs != 0) & both]
-    return Figures(
-        count=ours.size,
+    if odd.any():
+        return Figures(a.size, clip_share=outside, nonfinite=int(odd.sum()))
+    distances, ours, theirs = np.abs(difference), ours[both], theirs[both]
+    known = theirs != 0
+    found = Figures(
+        count=a.size,
         **spread_of("abs", distances),
-        **spread_of("rel", relative),
-        cosine=cosine(ours[both], theirs[both]),
-        kl_k1=float(np.where(same, 0.0, theirs - ours).mean()) if log_probs else None,
-        kl_k3=_finite(float((np.expm1(difference) - difference).mean())) if log_probs else None,
+        **spread_of("rel", distances[both][known] / np.abs(theirs[known])),
+        **angle_of(products(ours, theirs)),
+        max_ulp=int(ulp_distances(ours, theirs, dtype).max(initial=0)) if dtype in COUNTED else None,
+    )
+    if not log_probs:
+        return found
+    return replace(
+        found,
+        kl_k1=float(0.0 - difference.mean()),  # never -0.0
+        kl_k3=_finite((np.expm1(difference) - difference).mean()),
         clip_share=outside,
-        max_ulp=int(ulp_distances(ours[~same], theirs[~same], dtype).max(initial=0)) if dtype in COUNTED else None,
-        distance=relative_distance(_norm(difference), _norm(theirs[both])),
-        rms_abs=_finite(_norm(difference) / math.sqrt(ours.size)) if log_probs else None,
+        rms_abs=_finite(np.sqrt(np.mean(difference**2))),
     )
 
 
-def finite_on_one_side(a: Array, b: Array) -> int:
-    """How many values are finite on one side only, or differ without being finite: `Figures.nonfinite`."""
-    finite = np.isfinite(a) & np.isfinite(b)
-    return 0 if finite.all() else int((~finite & ~_same(a, b)).sum())
+def odd_values(a: Array, b: Array) -> Array:
+    """Bool, where two values are finite on one side only, or differ without being finite: `Figures.nonfinite` counts them."""
+    odd: Array = ~(np.isfinite(a) & np.isfinite(b)) & ~_same(a, b)
+    return odd
 
 
-def spread_of(kind: str, values: Array) -> dict[str, Any]:
-    """The four figures of Figures that end in `kind` ("abs" or "rel"): of differences, 1-D. None of nothing."""
+@np.errstate(all="ignore")
+def spread_of(suffix: str, values: Array) -> dict[str, Any]:
+    """The four figures of Figures that end in `suffix` ("abs" or "rel"): of differences, 1-D. None of nothing."""
     if not values.size:
         return {}
-    p95, p99 = upper_percentiles(values)
-    largest, mean = _finite(float(values.max())), _finite(float(values.mean(dtype=np.float64)))
-    return {f"max_{kind}": largest, f"mean_{kind}": mean, f"p95_{kind}": p95, f"p99_{kind}": p99}
+    p95, p99 = np.percentile(values, (95, 99))
+    spread = {"max": values.max(), "mean": values.mean(dtype=np.float64), "p95": p95, "p99": p99}
+    return {f"{name}_{suffix}": _finite(value) for name, value in spread.items()}
 
 
-def upper_percentiles(values: Array) -> tuple[float | None, float | None]:
-    """The 95th and 99th percentile of a 1-D float array; None if empty. Sorts only the upper twentieth of the values."""
-    count = values.size
-    if not count:
-        return None, None
-    positions = [(count - 1) * percent / 100 for percent in (95, 99)]
-    first = math.floor(positions[0])
-    top = np.sort(np.partition(values, first)[first:])
-    found = []
-    for position in positions:
-        low = math.floor(position)
-        lower, upper = float(top[low - first]), float(top[min(low + 1 - first, top.size - 1)])
-        found.append(_finite(lower + (upper - lower) * (position - low)))
-    return found[0], found[1]
+def products(a: Array, b: Array) -> Array:
+    """The products a·a, b·b, a·b and |a - b|² of two vectors (float64), from which `angle_of` makes figures. Sums add up."""
+    difference = a - b
+    return np.array([a @ a, b @ b, a @ b, difference @ difference])
 
 
-def cosine(a: Array, b: Array) -> float | None:
-    """The cosine of two vectors (float64); 1 for equal ones, None where only one is zero, or a norm overflows."""
-    if np.array_equal(a, b):
-        return 1.0
-    product = _norm(a) * _norm(b)
-    return max(-1.0, min(1.0, float(a @ b) / product)) if product and math.isfinite(product) else None
-
-
-def relative_distance(difference: float, norm: float) -> float | None:
-    """|a - b| / |b|; 0 where they are equal, None where b is zero and a is not."""
-    if difference == 0:
-        return 0.0
-    return _finite(difference / norm) if norm else None
+def angle_of(products: Array) -> dict[str, Any]:
+    """The cosine of two vectors, and |a - b| / |b|: 1 and 0 for equal ones; None where a norm that divides is zero."""
+    ours, theirs, product, difference = products.tolist()
+    if not difference:
+        return {"cosine": 1.0, "distance": 0.0}
+    norms = math.sqrt(ours) * math.sqrt(theirs)
+    return {
+        "cosine": max(-1.0, min(1.0, product / norms)) if norms else None,
+        "distance": _finite(math.sqrt(difference / theirs)) if theirs else None,
+    }
 
 
 def sequence_sums(values: Array, mask: Array) -> Array:
@@ -127,19 +117,17 @@ def worst_tokens(a: Array, b: Array, mask: Array, count: int) -> tuple[WorstToke
     A value that is finite on one side only is worst.
     """
     ours, theirs = a.astype(np.float64), b.astype(np.float64)
-    distance = np.nan_to_num(np.abs(ours - theirs), nan=math.inf, posinf=math.inf)
+    difference = ours - theirs
+    distance = np.nan_to_num(np.abs(difference), nan=math.inf, posinf=math.inf)
     distance = np.where(_same(ours, theirs) | ~mask, -1.0, distance).ravel()
-    if not distance.size:
-        return ()
-    least = np.partition(distance, -min(count, distance.size))[-min(count, distance.size)]
+    count = min(count, distance.size)
+    least = np.partition(distance, -count)[-count] if count else 0.0
     some = np.flatnonzero((distance >= least) & (distance > 0))
     some = some[np.argsort(-distance[some], kind="stable")][:count]  # of equally bad ones the first
-    worst = []
-    for place in some:
-        row, position = divmod(int(place), mask.shape[1])
-        here, there = float(ours[row, position]), float(theirs[row, position])
-        worst.append(WorstToken(row, position, _finite(here), _finite(there), _finite(here - there)))
-    return tuple(worst)
+    return tuple(
+        WorstToken(at[0], at[1], _finite(ours[at]), _finite(theirs[at]), _finite(difference[at]))
+        for at in (divmod(place, mask.shape[1]) for place in some.tolist())
+    )
 
 
 def _same(a: Array, b: Array) -> Array:
@@ -148,12 +136,8 @@ def _same(a: Array, b: Array) -> Array:
     return same
 
 
-def _norm(values: Array) -> float:
-    return math.sqrt(float(values @ values))
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _finite(value: Any) -> float | None:
+    return float(value) if math.isfinite(value) else None
 
 
 COUNTED = ("bf16", "fp16", "fp32", "fp64")
@@ -163,18 +147,15 @@ COUNTED = ("bf16", "fp16", "fp32", "fp64")
 @np.errstate(over="ignore")
 def ulp_distances(a: Array, b: Array, dtype: str) -> Array:
     """int64 distances, element by element, of two arrays without NaNs. `dtype`: bf16, fp16, fp32 or fp64."""
-    apart: Array = np.abs(_place(a, dtype) - _place(b, dtype))
+    apart: Array = np.abs(_ordered(a, dtype) - _ordered(b, dtype))
     return apart
 
 
-def _place(values: Array, dtype: str) -> Array:
-    """Each value's place among the representable ones, 0 at zero: sign and magnitude bits as one ordered integer."""
-    if dtype == "fp16":
-        bits, sign = values.astype(np.float32).astype(np.float16).view(np.uint16).astype(np.int64), 2**15
-    elif dtype == "bf16":
-        wide = values.astype(np.float32).view(np.uint32).astype(np.int64)
-        bits, sign = (wide + 0x7FFF + ((wide >> 16) & 1)) >> 16, 2**15  # to the nearest, ties to the even one
-    else:
-        bits, sign = values.astype(np.float32).view(np.uint32).astype(np.int64), 2**31
-    magnitude = bits & (sign - 1)
-    return np.where(bits & sign != 0, -magnitude, magnitude)
+def _ordered(values: Array, dtype: str) -> Array:
+    """The rank of each value among the representable ones, 0 at zero: sign and magnitude bits as one ordered integer."""
+    single = values.astype(np.float32)
+    bits = single.astype(np.float16).view(np.int16) if dtype == "fp16" else single.view(np.int32)
+    ranks, least = bits.astype(np.int64), np.iinfo(bits.dtype).min
+    if dtype == "bf16":
+        ranks, least = (ranks + 0x7FFF + ((ranks >> 16) & 1)) >> 16, -(2**15)  # to the nearest, ties to the even one
+    return np.where(ranks < 0, least - ranks, ranks)

@@ -32,7 +32,8 @@ Example::
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ STRENGTH = ("bf16", "fp16", "fp32", "fp64")
 """dtypes, the weakest first."""
 
 DEFAULTS: dict[str, dict[str, float]] = {
-    dtype: dict(zip([name for name in MEASURES if name not in ("sequence_max_abs", "max_ulp")], limits, strict=True))
+    dtype: dict(zip((name for name in MEASURES if name not in ("sequence_max_abs", "max_ulp")), limits, strict=True))
     for dtype, limits in {
         # max_abs, p99_abs, mean_abs, clip_share, entropy_max_abs, loss_abs, grad_norm_rel, gradient_distance, parameter_distance
         "fp64": (2e-5, 1e-5, 2e-6, 0.0, 2e-5, 2e-6, 1e-5, 1e-5, 1e-4),
@@ -94,10 +95,9 @@ class Applied:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Thresholds that were asked for: (source, value) by measure, for every dtype (`any`) and for single dtypes."""
+    """Thresholds that were asked for: (source, value) by measure, by dtype; those under "" are for every dtype."""
 
-    any: dict[str, tuple[str, float]] = field(default_factory=dict)
-    by_dtype: dict[str, dict[str, tuple[str, float]]] = field(default_factory=dict)
+    tables: dict[str, dict[str, tuple[str, float]]] = field(default_factory=dict)
 
     @classmethod
     def from_file(cls, path: Path) -> Thresholds:
@@ -108,32 +108,30 @@ class Thresholds:
             raise UsageError(f"cannot read {path}: {error.strerror}", hint="name a TOML file") from None
         except ValueError as error:
             raise UsageError(f"{path} is not TOML: {error}", hint='it has lines like "max-abs = 0.2"') from None
-        tables = {key: value for key, value in data.items() if isinstance(value, dict)}
-        plain = {key: value for key, value in data.items() if key not in tables}
-        unknown = sorted(set(tables) - set(STRENGTH))
-        if unknown:
+        tables = {name: value for name, value in data.items() if isinstance(value, dict)}
+        if unknown := sorted(set(tables) - set(STRENGTH)):
             raise UsageError(f"{path}: [{unknown[0]}] is not a dtype", hint=f"known: {', '.join(STRENGTH)}")
-        return cls(_checked(plain, str(path)), {name: _checked(table, str(path), name) for name, table in tables.items()})
+        tables[""] = {name: value for name, value in data.items() if name not in tables}
+        return cls({dtype: _checked(table, str(path), dtype) for dtype, table in tables.items()})
 
     def override(self, values: Mapping[str, Any], source: str) -> Thresholds:
-        """The same, overridden by `values` (None: not given). UsageError as for a file."""
+        """These thresholds, overridden by `values` (None: not given). UsageError as for a file."""
         given = _checked({name: value for name, value in values.items() if value is not None}, source)
-        by_dtype = {
-            dtype: {name: pair for name, pair in table.items() if name not in given} for dtype, table in self.by_dtype.items()
+        tables = {
+            dtype: {name: pair for name, pair in table.items() if name not in given} for dtype, table in self.tables.items()
         }
-        return Thresholds(self.any | given, by_dtype)
+        return Thresholds(tables | {"": tables.get("", {}) | given})
 
     def for_dtype(self, dtype: str | None) -> Applied:
         """The thresholds if `dtype` is the weaker one of the two sides; None: unknown."""
         name = dtype if dtype in DEFAULTS else UNKNOWN
-        own = self.any | self.by_dtype.get(name, {})
+        own = self.tables.get("", {}) | self.tables.get(name, {})
         limits = DEFAULTS[name] | {measure: value for measure, (_, value) in own.items()}
-        base = f"defaults for {name}" + ("" if dtype in DEFAULTS else f" (the dtype is {dtype or 'unknown'})")
-        named: dict[str, list[str]] = {}
-        for measure, (source, _) in own.items():
-            named.setdefault(source, []).append(measure)
-        parts = [base] if set(DEFAULTS[name]) - set(own) else []
-        parts += [f"{', '.join(sorted(measures))} from {source}" for source, measures in named.items()]
+        parts = []
+        if DEFAULTS[name].keys() - own.keys():
+            parts.append(f"defaults for {name}" + ("" if dtype in DEFAULTS else f" (the dtype is {dtype or 'unknown'})"))
+        for source in dict.fromkeys(source for source, _ in own.values()):
+            parts.append(f"{', '.join(sorted(one for one in own if own[one][0] == source))} from {source}")
         finite = {measure: value for measure, value in limits.items() if math.isfinite(value)}
         return Applied(finite, "; ".join(parts), name, frozenset(own))
 
@@ -144,16 +142,23 @@ def weaker(dtypes: Iterable[str | None]) -> str | None:
     return min(known, key=lambda dtype: STRENGTH.index(dtype) if dtype in STRENGTH else -1, default=None)
 
 
+_FIGURES = {
+    "sequence_max_abs": ("sequences", "max_abs"),
+    "entropy_max_abs": ("entropy", "max_abs"),
+    "gradient_distance": ("gradients", "distance"),
+}
+"""Measures that are figures of something else than log-probs."""
+
+
 def measures(dump: DumpComparison) -> dict[str, float]:
     """The measures of one compared dump. What was not measured is left out."""
-    values: dict[str, Any] = {
-        name: getattr(dump.log_probs, name, None) for name in ("max_abs", "p99_abs", "mean_abs", "clip_share", "max_ulp")
-    }
-    values |= {name: getattr(dump, name) for name in ("loss_abs", "grad_norm_rel", "parameter_distance")}
-    for name, figures in (("sequence_max_abs", dump.sequences), ("entropy_max_abs", dump.entropy)):
-        values[name] = figures and figures.max_abs
-    values["gradient_distance"] = dump.gradients and dump.gradients.distance
-    return {name: float(value) for name in MEASURES if (value := values[name]) is not None}
+    found = {}
+    for name in MEASURES:
+        part, figure = _FIGURES.get(name, ("log_probs", name))
+        value = getattr(dump if hasattr(dump, name) else getattr(dump, part), figure, None)
+        if value is not None:
+            found[name] = float(value)
+    return found
 
 
 def _checked(values: Mapping[str, Any], source: str, table: str = "") -> dict[str, tuple[str, float]]:
@@ -162,10 +167,8 @@ def _checked(values: Mapping[str, Any], source: str, table: str = "") -> dict[st
     for key, value in values.items():
         name = key.replace("-", "_")
         if name not in MEASURES:
-            raise UsageError(
-                f"{place} {key} is not a threshold",
-                hint=f"known: {', '.join(one.replace('_', '-') for one in MEASURES)}",
-            )
+            known = ", ".join(MEASURES).replace("_", "-")
+            raise UsageError(f"{place} {key} is not a threshold", hint=f"known: {known}")
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
             typed = f"--{name.replace('_', '-')} {value:g}" if source == FLAGS else f"{place} {key} = {value}"
             raise UsageError(f"{typed} is no threshold", hint="a number, 0 or larger; inf: not judged")
@@ -173,64 +176,43 @@ def _checked(values: Mapping[str, Any], source: str, table: str = "") -> dict[st
     return found
 
 
-def judge(
-    dump: DumpComparison, limits: Mapping[str, float], floor: Mapping[str, float], broken: Sequence[str] = ()
-) -> tuple[DumpComparison, float]:
+def judge(dump: DumpComparison, limits: Mapping[str, float], floor: Mapping[str, float]) -> tuple[DumpComparison, float]:
     """The compared dump with its verdict and reasons, and its largest measure in units of its threshold (1: just at it).
 
-    `broken`: what is a mismatch under any thresholds, in words.
+    The reasons that a dump has already are a mismatch under any thresholds. Above a threshold of 0 a measure counts as just
+    outside, so that it hides no other. A share of one token is not judged: `max_abs` judges a single token.
     """
-    values = measures(dump)
-    counted = [name for name in limits if name in values and not _one_token(dump, name)]
-    outside = [name for name in counted if values[name] > limits[name]]
-    real = [name for name in outside if not values[name] <= floor.get(name, -1.0)]
-    beyond = tuple(
-        f"{name} {values[name]:.4g} (noise {floor[name]:.3g})"
-        for name in counted
-        if name in floor and name not in outside and values[name] > floor[name]
-    )
-    severity = max((_times(values[name], limits[name]) for name in counted), default=0.0)
-    said = {name: _said(name, values[name], limits[name], floor.get(name)) for name in outside}
-    if broken or real:
-        if "parameter_distance" in real and dump.worst_parameter:
-            said["parameter_distance"] += f" ({dump.worst_parameter})"
-        verdict, reasons = MISMATCH, (*broken, *(said[name] for name in real))
-        severity = math.inf if broken else severity
-    else:
-        verdict, reasons = WITHIN_NOISE if outside else MATCH, tuple(said.values())
-    return replace(dump, verdict=verdict, reasons=reasons, beyond_noise=beyond), severity
+    values, severity = measures(dump), math.inf if dump.reasons else 0.0
+    real, outside, beyond = list(dump.reasons), [], []
+    for name, limit in limits.items():
+        value, noise = values.get(name), floor.get(name)
+        if value is None or (name == "clip_share" and _one_token(dump)):
+            continue
+        severity = max(severity, value / limit if limit else value and 1.0 + value)
+        covered = noise is not None and value <= noise
+        if value > limit:
+            against = "" if noise is None else f"{', within' if covered else ' and'} the noise {noise:.3g}"
+            outside.append(f"{name} {value:.4g} is above {limit:.4g}{against}")
+            if not covered:
+                parameter = dump.worst_parameter if name == "parameter_distance" else ""
+                real.append(outside[-1] + (f" ({parameter})" if parameter else ""))
+        elif noise is not None and not covered:
+            beyond.append(f"{name} {value:.4g} (noise {noise:.3g})")
+    verdict = MISMATCH if real else WITHIN_NOISE if outside else MATCH
+    return replace(dump, verdict=verdict, reasons=tuple(real or outside), beyond_noise=tuple(beyond)), severity
 
 
-class Floors:
-    """The noise floor of each dump by measure: its own, else the one over all dumps; empty without a record."""
-
-    def __init__(self, noise: NoiseRecord | None) -> None:
-        self._all = noise.floor if noise else {}
-        self._own = {one.dump_id: one.floor for one in noise.dumps} if noise else {}
-
-    def of(self, dump_id: str) -> Mapping[str, float]:
-        """The floor of one dump."""
-        return self._own.get(dump_id, self._all)
+Floors = Mapping[str, Mapping[str, float]]
+"""The noise floor by dump and measure."""
 
 
-def _one_token(dump: DumpComparison, name: str) -> bool:
-    """Whether a share counts one token only. `max_abs` judges a single token, however short the input is.
+def floors_of(noise: NoiseRecord | None) -> Floors:
+    """The floor of each dump: its own, else the one over all dumps; empty without a record."""
+    overall: Mapping[str, float] = noise.floor if noise else {}
+    return defaultdict(lambda: overall, {one.dump_id: one.floor for one in noise.dumps} if noise else {})
 
-    Tokens that are finite on one side only have a reason of their own.
-    """
+
+def _one_token(dump: DumpComparison) -> bool:
+    """Whether one token at most is outside of the clip band. One that is finite on one side only has its own reason."""
     tokens = dump.log_probs
-    if name != "clip_share" or tokens is None:
-        return False
-    return round((tokens.clip_share or 0.0) * tokens.count) - tokens.nonfinite <= 1
-
-
-def _times(value: float, limit: float) -> float:
-    """How many times a value is above its threshold. Above a threshold of 0 it is just outside, so it hides no other."""
-    if value <= 0:
-        return 0.0
-    return value / limit if limit else 1.0 + value
-
-
-def _said(name: str, value: float, limit: float, floor: float | None) -> str:
-    against = "" if floor is None else f" and the noise {floor:.3g}" if value > floor else f", within the noise {floor:.3g}"
-    return f"{name} {value:.4g} is above {limit:.4g}{against}"
+    return tokens is not None and round((tokens.clip_share or 0.0) * tokens.count) - tokens.nonfinite <= 1

@@ -22,7 +22,7 @@ from actordbg.actor.session import ActorSession
 from actordbg.base.errors import Unsupported
 from actordbg.laws.changes import attended, next_tokens, places
 from actordbg.laws.judging import not_checked
-from actordbg.records.law_answer import BROKEN, KEPT, WITHIN_ROUNDING, LawAnswer
+from actordbg.records.replay_record import BROKEN, KEPT, WITHIN_ROUNDING, LawAnswer
 from actordbg.store.payload import Dump
 
 _FP16_SCALE = 1024.0

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from actordbg.records.law_answer import BROKEN, KEPT, NOT_CHECKED, WITHIN_ROUNDING, LawAnswer
-from actordbg.records.replay_record import ReplayInput
+from actordbg.records.replay_record import BROKEN, KEPT, NOT_CHECKED, WITHIN_ROUNDING, LawAnswer, ReplayInput
 
 NOISE_FACTOR = 4.0
 """An exact law is broken in a configuration that moves by itself only if the change is this many times as large."""

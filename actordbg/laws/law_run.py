@@ -25,7 +25,7 @@ from actordbg.laws.changes import FACTOR, rounded_anew
 from actordbg.laws.jacobian import halves, judge_additivity, ring_of, support
 from actordbg.laws.judging import LAWS, NOISE_FACTOR, Change, ForwardValues, answer, change, not_checked
 from actordbg.laws.normalisation import Expected, judge_normalisation, watching
-from actordbg.records.law_answer import BROKEN, NONDETERMINISTIC, LawAnswer
+from actordbg.records.replay_record import BROKEN, NONDETERMINISTIC, LawAnswer
 from actordbg.store.payload import Dump
 from actordbg.trainers.built_model import drawn_share, has_experts, text_config
 

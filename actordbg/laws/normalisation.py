@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from actordbg.laws.judging import ForwardValues, not_checked
-from actordbg.records.law_answer import BROKEN, KEPT, LawAnswer
+from actordbg.records.replay_record import BROKEN, KEPT, LawAnswer
 
 TOLERANCE = 16 * 2.0**-23
 """Times the size of the numbers that meet in a log-softmax: a few roundings of fp32."""

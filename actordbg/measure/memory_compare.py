@@ -18,7 +18,7 @@ from statistics import median
 
 from actordbg.measure.memory_samples import QUANTITIES, Sample
 from actordbg.measure.watching import FLOOR, SECOND, STEP, by_process, figures, points
-from actordbg.records.memory_record import Growth, ProcessMemory, SizeFigures
+from actordbg.records.comparison_record import Growth, ProcessMemory, SizeFigures
 
 ALIKE, APART, NOT_COMPARED = "alike", "apart", "not-compared"
 LEAST_PEAK = 4 * 2**20

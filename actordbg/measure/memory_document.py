@@ -21,7 +21,7 @@ from actordbg.document.specifications import MOST_MARKS, hints, layer, layered, 
 from actordbg.measure.memory_compare import ALIKE, NOT_COMPARED, MemoryComparison, in_short, in_words, size
 from actordbg.measure.memory_samples import QUANTITIES, Sample
 from actordbg.measure.watching import by_process
-from actordbg.records.memory_record import MemoryRecord, ProcessMemory
+from actordbg.records.comparison_record import MemoryRecord, ProcessMemory
 
 MIB = 2**20
 

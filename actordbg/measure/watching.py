@@ -18,7 +18,7 @@ from actordbg.formats.store_files import make_folder
 from actordbg.measure.memory_samples import QUANTITIES, Sample, SampleFile, read_samples
 from actordbg.measure.process_memory import Reading, read_memory
 from actordbg.measure.watched import Watched, WatchedProcess
-from actordbg.records.memory_record import Growth, MemoryRecord, ProcessMemory, SizeFigures
+from actordbg.records.comparison_record import Growth, MemoryRecord, ProcessMemory, SizeFigures
 from actordbg.store.layout import Store
 
 Reader = Callable[[Collection[WatchedProcess]], dict[WatchedProcess, Reading]]

@@ -1,14 +1,103 @@
-"""What `actordbg compare A B` finds: figures for each dump, a verdict for each dump, and one verdict for both replays.
+"""Records that commands write to the store, each as one JSON file: how every record is written and read (`StoredRecord`), and
+comparisons, noise floors and memory. Those of `matrix` and `train-check` are in `actordbg.records.matrix_record`.
 
-A record is one file, `store/comparisons/<comparison_id>.json` (`actordbg.records.stored_record`).
+    store/comparisons/<comparison_id>.json    one ComparisonRecord, written once
+    store/noise/<noise_id>.json               one NoiseRecord, written once
+    store/matrices/<matrix_id>.json           one MatrixRecord, replaced as cells finish
+    store/memory/<memory_id>.json             one MemoryRecord, replaced when the watching ends; its samples lie beside it as .csv
+
+The catalog's tables `comparison`, `noise_floor`, `matrix`, `matrix_cell` and `memory_watch` are made from these files
+alone. Ids have the form of a replay's (`20250619T052608-9f3a2c`), so they sort by time. A float that is not finite is
+stored as null.
+
+What a field may hold is its declared type, and msgspec checks it, at any depth. Plain dataclasses all the same: msgspec is
+imported by whoever reads or writes such a file, and by nobody who only names a verdict.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from actordbg.records.stored_record import StoredRecord
+from actordbg.base.errors import CorruptDump, NewerFormat, StoreProblem
+from actordbg.formats.store_files import read_regular
+
+if TYPE_CHECKING:
+    Real = float
+else:
+    Real = float | None  # what was not finite is null in its file, and None when it is read
+
+FORMAT = 1
+
+T = TypeVar("T", bound="StoredRecord")
+
+
+class StoredRecord:
+    """Base of the records: a dataclass as JSON and back. `what` names the kind of record in messages."""
+
+    what: ClassVar[str]
+
+    def to_json(self) -> str:
+        """The record as JSON."""
+        return json.dumps({"format": FORMAT} | _plain(self), indent=1, sort_keys=True)
+
+    @classmethod
+    def from_file(cls: type[T], path: Path) -> T:
+        """The record in this file. StoreProblem for a file that cannot be read; otherwise errors as in `from_json`."""
+        try:
+            text = read_regular(path)
+        except OSError as error:
+            raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="check its permissions") from None
+        return cls.from_json(text, str(path))
+
+    @classmethod
+    def from_json(cls: type[T], text: str | bytes, source: str = "") -> T:
+        """Parse what `to_json` wrote. CorruptDump for damaged text, NewerFormat for another version. `source`: its file."""
+        from msgspec import convert
+
+        try:
+            data = strict_json(text)
+            version = data.pop("format")
+            if version != FORMAT:
+                raise NewerFormat(
+                    f"this {cls.what} has format {version!r:.40}, this actordbg reads {FORMAT}", hint="upgrade actordbg"
+                )
+            record = convert(data, cls)
+            if _says_more(data, _plain(record)):
+                raise ValueError("it has fields that this actordbg does not know")
+            return record
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            file = f"the {cls.what}'s file {source}".rstrip()
+            raise CorruptDump(f"{file} is damaged: {error}", hint="remove the file") from None
+
+
+def strict_json(text: str | bytes) -> Any:
+    """JSON as Python reads it. ValueError for a whole number of more than 64 bits, which no catalog could hold."""
+    return json.loads(text, parse_int=_of_64_bits)
+
+
+def _of_64_bits(text: str) -> int:
+    value = int(text)
+    if not -(2**63) <= value < 2**63:
+        raise ValueError(f"{text:.40} has more than 64 bits")
+    return value
+
+
+def _plain(record: Any) -> Any:
+    """A record as JSON has it. ValueError for half of a surrogate pair."""
+    from msgspec.json import decode, encode
+
+    return decode(encode(record))
+
+
+def _says_more(said: Any, kept: Any) -> bool:
+    """Whether a JSON value has keys that did not get into what was made of it."""
+    if isinstance(said, dict):
+        return not said.keys() <= kept.keys() or any(_says_more(item, kept[name]) for name, item in said.items())
+    return isinstance(said, list) and any(map(_says_more, said, kept))
+
 
 MATCH = "match"
 """Within the thresholds."""
@@ -87,7 +176,7 @@ class DumpComparison:
 
     sequences: figures over the rows' sums of log-probs. loss_abs: |a - b|. grad_norm_rel: |a - b| / |b|. gradients: over
     all parameters together; `parameters`: the worst ones; parameter_distance: the largest of a single one, `worst_parameter`
-    (`compare.gradient_figures`). worst_tokens: by absolute difference. beyond_noise: what is above the noise floor though
+    (`judge.dump_figures`). worst_tokens: by absolute difference. beyond_noise: what is above the noise floor though
     within the thresholds: real, and small enough; empty without a floor. limits: measured on this dump, where they were.
     parameter_seen: a relative error of any one parameter's gradient that would have been outside. distances: of the worst dumps,
     how far each parameter's gradients are apart.
@@ -109,9 +198,9 @@ class DumpComparison:
     parameters: tuple[ParameterFigures, ...] = ()
     worst_tokens: tuple[WorstToken, ...] = ()
     not_compared: dict[str, str] = field(default_factory=dict)
-    limits: dict[str, float] = field(default_factory=dict)
+    limits: dict[str, Real] = field(default_factory=dict)
     parameter_seen: float | None = None
-    distances: dict[str, float] = field(default_factory=dict)
+    distances: dict[str, Real] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -131,7 +220,7 @@ class SideInfo:
 class ComparisonRecord(StoredRecord):
     """`actordbg compare A B`: both sides, the thresholds that were applied, a verdict overall and for each dump, worst
     dumps first. rounding_id: the replay that says what the dtype's rounding does to each dump, where limits follow it; a dump
-    then has `limits` of its own. excludes: the smallest faults that would have been a mismatch (`compare.power`).
+    then has `limits` of its own. excludes: the smallest faults that would have been a mismatch (`judge.measured_limits`).
     """
 
     what: ClassVar[str] = "comparison"
@@ -140,7 +229,7 @@ class ComparisonRecord(StoredRecord):
     created_at: str
     a: SideInfo
     b: SideInfo
-    thresholds: dict[str, float]
+    thresholds: dict[str, Real]
     verdict: str
     dumps: tuple[DumpComparison, ...]
     thresholds_from: str = ""
@@ -181,11 +270,6 @@ def _gradients_left(dump: DumpComparison) -> str:
     return next((why for why in reasons if not why.startswith("only B")), "")
 
 
-# What `actordbg noise` measures: how far one configuration moves by itself, for each dump and each measure.
-#
-# A record is one file, `store/noise/<noise_id>.json` (`actordbg.records.stored_record`).
-
-
 @dataclass(frozen=True)
 class NoiseVariant:
     """One way of running the same inputs again, and how far that moved them. `name`: repeat, repad, rebatch or reorder."""
@@ -201,7 +285,7 @@ class DumpNoise:
     """The floor for one dump: the largest movement over all variants, by the names of `Figures` and DumpComparison."""
 
     dump_id: str
-    floor: dict[str, float]
+    floor: dict[str, Real]
 
 
 @dataclass(frozen=True)
@@ -222,5 +306,62 @@ class NoiseRecord(StoredRecord):
     dtype: str | None
     variants: tuple[NoiseVariant, ...]
     dumps: tuple[DumpNoise, ...]
-    floor: dict[str, float]
+    floor: dict[str, Real]
     reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How a size grows: bytes for each unit, the range that this lies in, how far samples are from the line, and over how many
+    units that was seen. unit: step or second. grows: more than the samples scatter.
+    """
+
+    unit: str
+    slope: Real
+    low: Real
+    high: Real
+    scatter: Real
+    span: Real
+    grows: bool
+
+
+@dataclass(frozen=True)
+class SizeFigures:
+    """One quantity of one process, in bytes. growth: None for too few samples."""
+
+    first: int
+    peak: int
+    last: int
+    growth: Growth | None = None
+
+
+@dataclass(frozen=True)
+class ProcessMemory:
+    """One process. `sizes` by quantity: rss, uss, cuda_used, cuda_reserved, as far as they are known."""
+
+    process: str
+    node: str
+    samples: int
+    steps: int
+    seconds: Real
+    sizes: dict[str, SizeFigures]
+
+
+@dataclass(frozen=True)
+class MemoryRecord(StoredRecord):
+    """One watching. kind: replay, run, processes or ray; watched: what by name.
+
+    finished_at: None while it goes on, or if it was killed. notes: what could not be sampled, and why.
+    """
+
+    what: ClassVar[str] = "watching of memory"
+
+    memory_id: str
+    created_at: str
+    finished_at: str | None
+    kind: str
+    watched: str
+    interval_s: Real
+    replay_id: str | None = None
+    processes: tuple[ProcessMemory, ...] = ()
+    notes: tuple[str, ...] = ()

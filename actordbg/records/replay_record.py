@@ -16,12 +16,21 @@ A result's status: `passed`, forward (and backward) ran and every log-prob is fi
 non-finite output; `crashed`, the worker process died in it; `hung`, it did not finish within the timeout; `stopped`, the
 user ended it at a prompt.
 
-Standard library only: this is read at the desk without torch.
+What a law said about an input is plain data in its result's `extra["laws"]`, one object for each law (`answers_of` reads them):
+
+    kept              nothing changed that must not change
+    within-rounding   something moved, by no more than rounding moves this input (`limit`)
+    nondeterministic  the same call gave other numbers the second time
+    broken            something changed that must not change
+    not-checked       the law could not be asked here, and `words` says why; `raised`: because asking it raised
+
+Workers read this too, so that it needs nothing but the standard library; a specification's types are checked where msgspec is.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -30,7 +39,7 @@ from actordbg.base.errors import CorruptDump, NewerFormat, StoreProblem
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import is_plain_name
 from actordbg.formats.store_files import read_regular
-from actordbg.records.stored_record import built
+from actordbg.records.comparison_record import strict_json
 
 SPEC_VERSION = 1
 
@@ -93,17 +102,27 @@ class ReplaySpec:
     def from_json(cls, text: str | bytes) -> ReplaySpec:
         """Parse a spec.json; CorruptDump when it is not one, NewerFormat for another version."""
         try:
-            data = json.loads(text)
+            data = strict_json(text)
             if data["format"] != SPEC_VERSION:
                 raise NewerFormat(
                     f"spec.json has format {data['format']!r:.40}, this actordbg reads {SPEC_VERSION}",
                     hint="upgrade actordbg",
                 )
-            config = ReplayConfig.from_dict(built(dict[str, Any], data.pop("config")))
-            spec: ReplaySpec = built(cls, data | {"config": asdict(config)})
-            return spec
+            inputs = tuple(ReplayInput(**each) for each in data.pop("inputs"))
+            return _typed(cls(**data | {"config": ReplayConfig.from_dict(data["config"]), "inputs": inputs}))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CorruptDump(f"spec.json is damaged: {error}", hint="remove this replay's folder") from None
+
+
+def _typed(spec: ReplaySpec) -> ReplaySpec:
+    """The specification, if every field holds what it is declared to. A node of a cluster may be without msgspec: what it reads
+    its supervisor has checked.
+    """
+    try:
+        from msgspec.json import decode, encode
+    except ImportError:
+        return spec
+    return decode(encode(spec), type=ReplaySpec)
 
 
 @dataclass
@@ -119,7 +138,7 @@ class ResultRecord:
     `graphs` and `graph_breaks` count what torch.compile did for this input; `extra` holds what has no column:
     `not_compared`, by what was recorded, says why it was not compared; `lane`, of an input that several ranks ran
     together, which ranks did and what came out in those that differ from `worker` (`actordbg.replay.work_order`); `laws`, of an
-    input that was asked, the answers (`actordbg.records.law_answer`).
+    input that was asked, the answers (`actordbg.records.replay_record`).
     """
 
     replay_id: str
@@ -174,7 +193,7 @@ class ResultRecord:
         return cls(**values, extra=extra)
 
 
-_OF_RESULT = frozenset(one.name for one in fields(ResultRecord))
+_OF_RESULT = frozenset(each.name for each in fields(ResultRecord))
 """Asked for each field of each result that is read: an index of many replays reads 100,000."""
 
 
@@ -183,5 +202,67 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if value - value == 0 else None
     if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
+        return {name: _finite(item) for name, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+KEPT, WITHIN_ROUNDING, NONDETERMINISTIC = "kept", "within-rounding", "nondeterministic"
+BROKEN, NOT_CHECKED = "broken", "not-checked"
+LAWS = "laws"
+"""The key in a result's `extra`."""
+
+
+@dataclass(frozen=True)
+class LawAnswer:
+    """size: the largest change, nats (of a gradient: relative). limit: what rounding may do. row, position, token: the first
+    place that changed. count of `looked_at` values changed. words: what it means, or why it was not checked.
+    """
+
+    law: str
+    verdict: str
+    words: str = ""
+    size: float | None = None
+    limit: float | None = None
+    row: int | None = None
+    position: int | None = None
+    token: int | None = None
+    count: int | None = None
+    looked_at: int | None = None
+    raised: bool | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, without what is not there; a size that is not finite is left out."""
+        return {name: value for name, value in vars(self).items() if _finite(value) is not None}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> LawAnswer:
+        """From plain data; what this version does not know is left out."""
+        return cls(**{each.name: data[each.name] for each in fields(cls) if each.name in data})
+
+
+def answers_of(extra: Mapping[str, Any]) -> list[LawAnswer]:
+    """The answers in a result's `extra`; what is no answer is passed over."""
+    answers = extra.get(LAWS)
+    listed = answers if isinstance(answers, list) else []
+    return [LawAnswer.from_dict(each) for each in listed if isinstance(each, Mapping) and {"law", "verdict"} <= each.keys()]
+
+
+def violations(answers: Iterable[LawAnswer], accepted: str | None = None) -> list[LawAnswer]:
+    """The answers that forbid a green verdict. `accepted`: a verdict that was accepted by name, `nondeterministic`."""
+    bad = {BROKEN, NONDETERMINISTIC} - {accepted}
+    return [answer for answer in answers if answer.verdict in bad or answer.raised]
+
+
+def in_words(answer: LawAnswer) -> str:
+    """One answer as a sentence: "neighbour broken: row 1 sees row 0 (198 of 199, from position 3, token 17, up to 0.04)"."""
+    details = []
+    if answer.count is not None and answer.looked_at:
+        details.append(f"{answer.count:,} of {answer.looked_at:,}")
+    if answer.row is not None and answer.position is not None:
+        token = "" if answer.token is None else f", token {answer.token}"
+        details.append(f"first: row {answer.row}, position {answer.position}{token}")
+    if answer.size is not None:
+        limit = "" if answer.limit is None else f", limit {answer.limit:.2g}"
+        details.append(f"up to {answer.size:.2g}{limit}")
+    told = f" ({'; '.join(details)})" if details and answer.verdict != NOT_CHECKED else ""
+    return f"{answer.law} {'failed' if answer.raised else answer.verdict}{': ' + answer.words if answer.words else ''}{told}"

@@ -20,8 +20,7 @@ from actordbg.debug import stops
 from actordbg.debug.replay_stops import ReplayStops
 from actordbg.formats.weight_hashes import WEIGHTS
 from actordbg.records.journal import TENSORS
-from actordbg.records.law_answer import LAWS
-from actordbg.records.replay_record import KEPT_BYTES, ReplayInput, ReplaySpec
+from actordbg.records.replay_record import KEPT_BYTES, LAWS, ReplayInput, ReplaySpec
 from actordbg.replay.flushing import UNFLUSHED, Unflushed
 from actordbg.replay.selection import defaults_of
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from actordbg.formats import dumpfile
-from actordbg.formats import payload_check as contents
+from actordbg.formats import dumpfile as contents
 from actordbg.formats.dump_record import OUTPUT_PREFIX, RNG_PREFIX, SIZES, DumpRecord, TensorSpec, contiguous_strides
 from actordbg.formats.encoding import BITS, Array, of_torch, serialize
 from actordbg.formats.nested_values import CONTEXT

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from actordbg.formats import dumpfile
-from actordbg.formats import payload_check as contents
+from actordbg.formats import dumpfile as contents
 from actordbg.formats.dump_record import UINT24, DumpRecord, contiguous_strides
 from actordbg.formats.encoding import BITS, ONES, Array, PlainTensor, array_dtype, serialize
 from actordbg.store import places

@@ -160,7 +160,7 @@ def _require_replayable(record: DumpRecord, inputs: Mapping[str, Tensor]) -> Non
         raise Unsupported(f"the call could not be recorded whole ({reasons})", hint="replay another dump of this run")
     if "sequences" not in inputs:
         raise Unsupported("the dump holds no sequences", hint="replay another dump of this run")
-    from actordbg.formats.packed_rows import require_fit  # with numpy, which not every desk has
+    from actordbg.formats.encoding import require_fit  # with numpy, which not every desk has
 
     require_fit(inputs, hint="replay another dump of this run")
 

@@ -27,8 +27,8 @@ from torch.compiler import is_compiling
 from actordbg.base.fault import describe
 from actordbg.capture import hook
 from actordbg.capture.facts import unwrap
+from actordbg.formats.encoding import OFFSETS, POSITIONS
 from actordbg.formats.nested_values import CONTEXT, flat
-from actordbg.formats.packed_rows import OFFSETS, POSITIONS
 from actordbg.trainers.seam import Adapter, NoPolicy, Rows, Scores, Seam, Unreadable, padded
 
 MARK = "__actordbg_seam__"
@@ -189,7 +189,7 @@ def _say_in_books(slot: hook.Slot, seam: Seam, error: Exception) -> None:
     recorder = slot.recorder
     recorder.watch.start()
     if (control := recorder.control) is not None:
-        ledger = recorder._instance(slot, control).ledger
+        ledger = recorder.meet(slot, control).ledger
         if isinstance(error, NoPolicy):
             ledger.last_error, ledger.changed = str(error), True
         elif ledger.open(control, None)[1] is None:

@@ -27,8 +27,8 @@ from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.records.journal import SPEC, Journal
+from actordbg.records.matrix_record import TRAINED, TrainCheckRecord
 from actordbg.records.replay_record import PASSED, ReplaySpec, ResultRecord
-from actordbg.records.train_check_record import TRAINED, TrainCheckRecord
 from actordbg.replay.group_engine import GroupEngine, Losses, using
 from actordbg.replay.supervise import Progress, ReplayOutcome
 from actordbg.store.layout import Store

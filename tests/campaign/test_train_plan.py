@@ -29,8 +29,7 @@ from actordbg.config.replay_config import ReplayConfig
 from actordbg.document.blocks import BAD_TONE, GOOD_TONE, PART_TONE
 from actordbg.dumps.checking import check
 from actordbg.records.journal import Journal, read_results
-from actordbg.records.replay_record import ReplayInput, ReplaySpec, ResultRecord
-from actordbg.records.train_check_record import (
+from actordbg.records.matrix_record import (
     ASKED,
     BASELINE,
     BROKEN,
@@ -44,6 +43,7 @@ from actordbg.records.train_check_record import (
     TrainCheckRecord,
     TrainStep,
 )
+from actordbg.records.replay_record import ReplayInput, ReplaySpec, ResultRecord
 from actordbg.store import payload
 from actordbg.store.layout import Store
 

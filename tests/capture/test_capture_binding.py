@@ -9,7 +9,7 @@ import pytest
 import torch
 from capturekit import SIGNATURES, ForkWithTypingDefault, ForkWithVisualInputs, SignatureD, SignatureH, ids, padded_mask
 
-from actordbg.capture.binding import MAX_ARGUMENTS, MAX_STRING, Binder, Bound
+from actordbg.capture.facts import MAX_ARGUMENTS, MAX_STRING, Binder, Bound
 from actordbg.capture.recorded_call import Layout
 from actordbg.formats.dump_record import MAX_RECORD
 

@@ -19,10 +19,9 @@ from roots import ROOT
 from typer.testing import CliRunner
 
 from actordbg.base.errors import NewerFormat, StoreProblem, UsageError
-from actordbg.capture.control import Control
+from actordbg.capture.control import Control, read_control, write_control
 from actordbg.capture.ledger import Identity, Ledger
 from actordbg.capture.ring import Ring
-from actordbg.capture.switch_file import read_control, write_control
 from actordbg.cli import dump_status, dump_switch
 from actordbg.cli.app import app
 from actordbg.cli.capture_options import parse_ranks

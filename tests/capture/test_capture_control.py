@@ -9,9 +9,7 @@ import pytest
 
 from actordbg.base.errors import NewerFormat, StoreProblem
 from actordbg.capture import control as module
-from actordbg.capture.control import Control, ControlWatcher
-from actordbg.capture.ledger import Identity, Ledger
-from actordbg.capture.switch_file import control_text, read_control, write_control
+from actordbg.capture.control import Control, ControlWatcher, control_text, read_control, write_control
 from actordbg.store.layout import Store
 
 SINCE = "2026-11-20T12:00:00.000000Z"
@@ -30,10 +28,6 @@ def test_what_is_written_is_read(store: Store, control: Control):
     write_control(store, control)
     assert read_control(store) == control
     assert os.stat(store.control_path).st_mode & 0o777 == 0o600
-
-
-def test_a_store_that_was_never_switched_has_no_control(store: Store):
-    assert read_control(store) is None
 
 
 def text(**changes: object) -> str:
@@ -58,12 +52,6 @@ def test_another_format_is_refused_with_the_remedy():
     with pytest.raises(NewerFormat) as caught:
         Control.from_json(text(format=3))
     assert "version" in caught.value.hint
-
-
-def test_seq_len_limits_include_both_ends():
-    control = Control(True, "r", SINCE, min_seq_len=10, max_seq_len=20)
-    ledger = Ledger(Identity("r", 0, None, "host", 1, "actor0"))
-    assert [ledger.open(control, n)[1] for n in (9, 10, 20, 21)] == ["seq_len", None, None, "seq_len"]
 
 
 def test_a_running_process_sees_enable_and_disable(store: Store):

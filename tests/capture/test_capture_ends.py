@@ -22,7 +22,7 @@ from victims import inputs
 from actordbg.capture.snapshot import Copier
 from actordbg.cli.app import app
 from actordbg.dumps import recover
-from actordbg.formats import old_rings, ringfile
+from actordbg.formats import ringfile
 from actordbg.formats.dump_record import DumpRecord, TensorSpec
 from actordbg.formats.recording_reading import read_counters
 from actordbg.store import payload
@@ -104,7 +104,9 @@ SWITCHES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SWITCHES)
-def test_what_a_slow_disk_leaves_in_the_ring_is_recovered_as_it_would_have_been_written(tmp_path: Path, name: str):
+def test_what_a_slow_disk_leaves_in_the_ring_is_recovered_as_it_would_have_been_written(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+):
     quick, slow = Store(tmp_path / "quick").create(), Store(tmp_path / "slow").create()
     recording = Recording(quick, **SWITCHES[name])
     train(recording, 60)
@@ -121,6 +123,7 @@ def test_what_a_slow_disk_leaves_in_the_ring_is_recovered_as_it_would_have_been_
     left = total["pending"]
     assert balanced(total) and total["calls"] == 60 and left > 5 and total["dropped"] == 0
     assert total["captured"] == disk.written and f"{left} in ring" in words
+    assert f"actordbg: {left} calls are still in the ring" in caplog.text
     assert f"{left} calls are still in the ring of pid {os.getpid()}: `actordbg dump recover`" in words
     (data,) = map(read_counters, slow.counters.rglob("*.json"))
     assert (data["pending"], data["state"]) == (left, "ended")
@@ -211,7 +214,7 @@ def test_rings_that_make_room_keep_their_books(store: Store, tmp_path: Path, mon
     (path,) = recover.find_rings(store)
     foreign = path.with_name(path.name.replace(ringfile.host_name(), "elsewhere", 1))
     foreign.write_bytes(path.read_bytes()[: ringfile.DATA])
-    old_rings.forget_old(path.parent, most=0)
+    ringfile.forget_old(path.parent, most=0)
     assert path.stat().st_size == ringfile.SLOTS_AT and foreign.stat().st_size == ringfile.DATA
     foreign.unlink()
     assert status(store)[0] == before

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import logging
 import os
 import pickle
 import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,15 +35,16 @@ from capturekit import (
 from typer.testing import CliRunner
 
 from actordbg.capture import hook, recorder
-from actordbg.capture.control import Control
-from actordbg.capture.hook import MARK, install
+from actordbg.capture.control import Control, write_control
+from actordbg.capture.hook import MARK, SLOT, install
 from actordbg.capture.snapshot import Copier
-from actordbg.capture.switch_file import write_control
 from actordbg.capture.writer import ITEM_BYTES
 from actordbg.cli.app import app
 from actordbg.store.layout import Store
 from actordbg.trainers import recorded_model
 from actordbg.trainers.seam import Rows, Seam
+
+SINCE = "2026-11-20T12:00:00.000000Z"
 
 
 @pytest.fixture
@@ -50,14 +55,24 @@ def recording(store: Store) -> Any:
 
 
 @pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Any:
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
     """A class of its own to install into, and no slots or variables left from other tests."""
     for name in ("ACTORDBG_DISABLE", "ACTORDBG_STORE", "ACTORDBG_RUN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(hook, "_slots", {})
-    yield type("Actor", (TinyActor,), {"forward": TinyActor.forward})
-    for slot in hook._slots.values():
-        slot.recorder.close()
+    made = type("Actor", (TinyActor,), {"forward": TinyActor.forward})
+    yield made
+    if hasattr(made.forward, SLOT):
+        recorder_of(made).close()
+
+
+def recorder_of(actor: type) -> recorder.Recorder:
+    return getattr(actor.forward, SLOT).recorder
+
+
+def runs_in(store: Store) -> list[str]:
+    """The run of each dump."""
+    return [path.parent.parent.name for path in store.iter_dumps()]
 
 
 # --- what is recorded ---------------------------------------------------------------------------------------------------
@@ -94,45 +109,32 @@ def test_every_signature_is_recorded_and_replayable(recording: Recording, cls: t
     assert tuple(dump.record.tensors) == ("attention_mask", "sequences")
 
 
-def test_num_actions_of_old_releases_is_an_argument(recording: Recording):
+def test_what_a_call_had_is_in_its_record_and_what_changes_later_is_not(recording: Recording):
+    class Odd(SignatureH):
+        @property
+        def model(self) -> Any:
+            raise RuntimeError("not now")
+
+    whole, changed, actor = ids(4, 40), ids(), SignatureH()
     recording.forward(SignatureA(), ids(), 4, padded_mask())
-    (dump,) = recording.dumps()
-    assert dump.record.arguments["num_actions"] == 4 and dump.record.action_len is None
-
-
-def test_without_an_attention_mask_every_position_is_a_token(recording: Recording):
-    recording.forward(SignatureH(), ids(3, 7))
-    assert recording.dumps()[0].record.tokens == 21
-
-
-def test_an_argument_that_cannot_be_stored_makes_it_not_replayable(recording: Recording):
-    recording.forward(SignatureH(), ids(), visual=object())
-    record = recording.dumps()[0].record
-    assert not record.replayable and "object" in record.extra["visual"]
-
-
-def test_strides_come_back_as_captured(recording: Recording):
-    whole = ids(4, 40)
-    recording.forward(SignatureH(), whole[:2, 3:15], whole[:1, :5].expand(2, 5))
-    tensors = recording.dumps()[0].tensors
-    assert tensors["sequences"].stride() == (40, 1) and torch.equal(tensors["sequences"], whole[:2, 3:15])
-    assert tensors["action_mask"].stride() == (0, 1)
-
-
-def test_what_training_changes_after_the_call_is_not_in_the_dump(recording: Recording):
-    sequences = ids()
-    expected = sequences.clone()
-    recording.forward(SignatureH(), sequences)
-    sequences.zero_()
-    assert torch.equal(recording.dumps()[0].tensors["sequences"], expected)
-
-
-def test_autocast_grad_and_training_are_of_the_call(recording: Recording):
-    actor = TinyActor()
+    recording.forward(actor, ids(3, 7))
+    recording.forward(actor, ids(), visual=object(), images=["x" * 4000] * 2000, return_output=True)
+    recording.forward(actor, whole[:2, 3:15], whole[:1, :5].expand(2, 5))
+    recording.forward(actor, changed)
+    changed.zero_()
     with torch.autocast("cpu", torch.bfloat16):
-        recording.forward(actor, ids(), return_logprobs=True)
-    record = recording.dumps()[0].record
-    assert (record.autocast_dtype, record.grad_enabled, record.training) == ("bfloat16", True, True)
+        recording.forward(TinyActor(), ids(), return_logprobs=True)
+    with torch.inference_mode():
+        recording.forward(Odd(), ids())
+    old, bare, odd, sliced, before, cast, _ = recording.dumps()
+    assert old.record.arguments["num_actions"] == 4 and old.record.action_len is None
+    assert bare.record.tokens == 21, "without a mask every position is a token"
+    assert not odd.record.replayable and "object" in odd.record.extra["visual"] and "too large" in odd.record.extra["images"]
+    assert odd.record.arguments["return_output"] is True and "images" not in odd.record.arguments
+    assert sliced.tensors["sequences"].stride() == (40, 1) and torch.equal(sliced.tensors["sequences"], whole[:2, 3:15])
+    assert sliced.tensors["action_mask"].stride() == (0, 1)
+    assert torch.equal(before.tensors["sequences"], ids())
+    assert (cast.record.autocast_dtype, cast.record.grad_enabled, cast.record.training) == ("bfloat16", True, True)
 
 
 def test_step_zero_stage_and_model_come_from_the_engine(recording: Recording):
@@ -205,20 +207,6 @@ def test_outputs_are_stored_beside_inputs(store: Store):
     assert not any("logits" in name for dump in (first, second, third) for name in dump.tensors)
 
 
-def test_a_forward_that_raises_is_recorded_and_still_raises(store: Store):
-    class Failing(SignatureH):
-        def forward(self, sequences, attention_mask=None):
-            raise RuntimeError("CUDA out of memory")
-
-    for outputs in (False, True):
-        recording = Recording(store, with_outputs=outputs, run=f"r{outputs}")
-        with pytest.raises(RuntimeError, match="out of memory"):
-            recording.forward(Failing(), ids())
-        assert recording.close()
-        assert [ledger.captured for ledger in recording.ledgers] == [1]
-    assert len(list(store.iter_dumps())) == 2
-
-
 # --- the actor cannot tell ----------------------------------------------------------------------------------------------
 
 
@@ -258,37 +246,20 @@ def test_outputs_gradients_weights_and_random_state_are_bit_identical(store: Sto
     assert torch.equal(plain_state, hooked_state)
 
 
-def test_the_output_object_itself_is_returned(recording: Recording):
+def test_the_output_object_is_returned_and_actors_copy_pickle_and_end_as_before(recording: Recording):
     class Same(SignatureH):
         value = object()
 
         def forward(self, sequences):
             return self.value
 
-    assert recording.forward(Same(), ids()) is Same.value
-
-
-def test_it_works_in_inference_mode_and_without_grad(recording: Recording):
-    with torch.inference_mode():
-        recording.forward(SignatureH(), ids())
-    assert len(recording.dumps()) == 1
-
-
-def test_actors_still_copy_and_pickle(recording: Recording):
-    actor = TinyActor()
+    actor, same = TinyActor(), Same()
+    assert recording.forward(same, ids()) is Same.value
     recording.forward(actor, ids(), return_logprobs=True)
     assert pickle.loads(pickle.dumps(copy.deepcopy(actor))).temperature == 0.7
     assert "actordbg" not in repr(actor.__dict__)
-
-
-def test_actors_are_not_kept_alive(recording: Recording):
-    import gc
-    import weakref
-
-    actor = SignatureH()
-    recording.forward(actor, ids())
-    gone = weakref.ref(actor)
-    del actor
+    gone = weakref.ref(same)
+    del same
     recording.close()
     gc.collect()
     assert gone() is None
@@ -298,89 +269,56 @@ def test_actors_are_not_kept_alive(recording: Recording):
 
 
 def switch(store: Store, **limits: Any) -> None:
-    write_control(store, Control(True, "r", "2026-11-20T12:00:00.000000Z", free_floor_bytes=0, **limits))
+    write_control(store, Control(True, "r", SINCE, free_floor_bytes=0, **limits))
 
 
-def test_install_wraps_once_and_keeps_the_signature(store: Store, fresh: type):
-    original = fresh.forward
-    assert install(fresh, store=str(store.root))
-    wrapped = fresh.forward
-    assert install(fresh, store=str(store.root)) and fresh.forward is wrapped
-    assert getattr(wrapped, MARK) is original
-    assert inspect.signature(wrapped) == inspect.signature(original) and wrapped.__doc__ == original.__doc__
-
-
-def test_a_reloaded_class_shares_the_recorder(store: Store, fresh: type):
+def test_install_wraps_once_and_keeps_the_signature_and_a_reloaded_class_shares_the_recorder(store: Store, fresh: type):
     switch(store)
-    again = type("Actor", (TinyActor,), {"forward": TinyActor.forward})
-    install(fresh, store=str(store.root))
-    install(again, store=str(store.root))
-    fresh()(ids(), return_logprobs=True)
-    again()(ids(), return_logprobs=True)
-    assert len(hook._slots) == 1
-    next(iter(hook._slots.values())).recorder.close()
+    original, again = fresh.forward, type("Actor", (TinyActor,), {"forward": TinyActor.forward})
+    assert install(fresh, store=str(store.root)) and install(again, store=str(store.root))
+    wrapped = fresh.forward
+    assert install(fresh, store=str(store.root)) and fresh.forward is wrapped and getattr(wrapped, MARK) is original
+    assert inspect.signature(wrapped) == inspect.signature(original) and wrapped.__doc__ == original.__doc__
+    for actor in (fresh, again):
+        actor()(ids(), return_logprobs=True)
+    assert recorder_of(fresh) is recorder_of(again) and recorder_of(fresh).close()
     assert len(list(store.iter_dumps())) == 2
 
 
-@pytest.mark.parametrize("value", ["1", "true"])
-def test_the_environment_can_switch_it_off(store: Store, fresh: type, monkeypatch: pytest.MonkeyPatch, value: str):
-    monkeypatch.setenv("ACTORDBG_DISABLE", value)
-    original = fresh.forward
-    assert not install(fresh, store=str(store.root))
-    assert fresh.forward is original
+def test_some_classes_and_environments_are_left_alone(store: Store, fresh: type, monkeypatch: pytest.MonkeyPatch):
+    original, inherits = fresh.forward, type("Inherits", (TinyActor,), {})
+    assert not install(type("NoForward", (), {}), store=str(store.root)) and not install(inherits, store=str(store.root))
+    assert "forward" not in inherits.__dict__ and not install(fresh, store=None)
+    for value in ("1", "true"):
+        monkeypatch.setenv("ACTORDBG_DISABLE", value)
+        assert not install(fresh, store=str(store.root)) and fresh.forward is original
 
 
-def test_the_environment_overrides_store_and_run(tmp_path: Any, fresh: type, monkeypatch: pytest.MonkeyPatch):
-    other = Store(tmp_path / "other").create()
-    switch(other)
-    monkeypatch.setenv("ACTORDBG_STORE", str(other.root))
-    monkeypatch.setenv("ACTORDBG_RUN", "night-7")
+@pytest.mark.parametrize(("name", "run"), [("night-7", "night-7"), ("../../etc", "r")], ids=["plain", "could leave the store"])
+def test_the_environment_overrides_store_and_run(
+    tmp_path: Path, store: Store, fresh: type, monkeypatch: pytest.MonkeyPatch, name: str, run: str
+):
+    switch(store)
+    monkeypatch.setenv("ACTORDBG_STORE", str(store.root))
+    monkeypatch.setenv("ACTORDBG_RUN", name)
     install(fresh, store=str(tmp_path / "unused"))
     fresh()(ids(), return_logprobs=True)
-    next(iter(hook._slots.values())).recorder.close()
-    assert [path.parent.parent.name for path in other.iter_dumps()] == ["night-7"]
-    assert not (tmp_path / "unused").exists()
+    assert recorder_of(fresh).close() and runs_in(store) == [run] and not (tmp_path / "unused").exists()
 
 
-def test_a_run_name_that_could_leave_the_store_is_not_used(store: Store, fresh: type, monkeypatch: pytest.MonkeyPatch):
-    switch(store)
-    monkeypatch.setenv("ACTORDBG_RUN", "../../etc")
+def test_a_running_process_writes_nothing_while_off_and_follows_enable_and_disable(tmp_path: Path, fresh: type):
+    store = Store(tmp_path / "later")
     install(fresh, store=str(store.root))
-    fresh()(ids(), return_logprobs=True)
-    next(iter(hook._slots.values())).recorder.close()
-    assert [path.parent.parent.name for path in store.iter_dumps()] == ["r"]
-
-
-@pytest.mark.parametrize("cls", [type("NoForward", (), {}), type("Inherits", (TinyActor,), {})])
-def test_a_class_without_its_own_forward_is_left_alone(store: Store, fresh: type, cls: type):
-    assert not install(cls, store=str(store.root))
-    assert "forward" not in cls.__dict__
-
-
-def test_without_any_store_nothing_is_wrapped(fresh: type):
-    assert not install(fresh, store=None)
-
-
-def test_installing_and_calling_while_off_writes_nothing(tmp_path: Any, fresh: type):
-    install(fresh, store=str(tmp_path / "store"))
-    fresh()(ids(), return_logprobs=True)
-    assert not (tmp_path / "store").exists()
-    assert next(iter(hook._slots.values())).recorder.writer._thread is None
-
-
-def test_enable_and_disable_take_effect_in_a_running_process(store: Store, fresh: type):
-    install(fresh, store=str(store.root))
-    actor, recorder_ = fresh(), next(iter(hook._slots.values())).recorder
+    actor, recorder_ = fresh(), recorder_of(fresh)
     actor(ids(), return_logprobs=True)
-    switch(store)
-    time.sleep(1)
-    actor(ids(), return_logprobs=True)
-    write_control(store, Control(False, "r", "2026-11-20T12:00:00.000000Z", 2))
-    time.sleep(1)
-    actor(ids(), return_logprobs=True)
-    recorder_.close()
+    assert not store.root.exists()
+    for generation, on in ((1, True), (2, False)):
+        write_control(store.create(), Control(on, "r", SINCE, generation, free_floor_bytes=0))
+        time.sleep(1)
+        actor(ids(), return_logprobs=True)
+    assert recorder_.close()
     (ledger,) = recorder_.writer.watched()
-    assert ledger.calls == 1 == len(list(store.iter_dumps())) >= 1
+    assert ledger.calls == 1 == len(runs_in(store))
 
 
 # --- faults -------------------------------------------------------------------------------------------------------------
@@ -400,20 +338,6 @@ def test_a_recorder_that_fails_is_swallowed_counted_and_reported_once(
     assert all(balanced(ledger) and ledger.dropped == {"error": 1} for ledger in recording.ledgers)
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("x"), OSError(28, "No space left on device")])
-def test_a_copy_that_fails_costs_the_dump_and_nothing_else(
-    recording: Recording, monkeypatch: pytest.MonkeyPatch, error: Exception
-):
-    def fail(*arguments: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(recorder, "memmove", fail)
-    recording.forward(SignatureH(), ids())
-    assert recording.close()
-    assert recording.recorder.writer._bytes == 0 and recording.recorder.ring.running == []
-    assert recording.ledgers[0].dropped == {"error": 1}
-
-
 def test_an_interrupt_goes_through_and_the_books_are_right(recording: Recording, monkeypatch: pytest.MonkeyPatch):
     def interrupt(*arguments: Any) -> None:
         raise KeyboardInterrupt
@@ -422,16 +346,6 @@ def test_an_interrupt_goes_through_and_the_books_are_right(recording: Recording,
     with pytest.raises(KeyboardInterrupt):
         recording.forward(SignatureH(), ids())
     assert recording.close() and balanced(recording.ledgers[0])
-
-
-def test_an_actor_with_odd_attributes_is_recorded_without_its_facts(recording: Recording):
-    class Odd(SignatureH):
-        @property
-        def model(self) -> Any:
-            raise RuntimeError("not now")
-
-    recording.forward(Odd(), ids())
-    assert len(recording.dumps()) == 1
 
 
 def test_wrong_arguments_raise_what_they_would_without_the_hook(recording: Recording):
@@ -475,13 +389,6 @@ def test_calls_without_tensors_do_not_queue_up_for_ever(tmp_path: Any, images: A
     store.free.set()
     assert recording.close()
     assert balanced(ledger) and recording.recorder.writer._bytes == 0
-
-
-def test_a_call_with_too_large_arguments_is_recorded_without_them(recording: Recording):
-    recording.forward(SignatureH(), ids(), images=["x" * 4000] * 2000, return_output=True)
-    record = recording.dumps()[0].record
-    assert not record.replayable and "too large" in record.extra["images"]
-    assert record.arguments["return_output"] is True and "images" not in record.arguments
 
 
 def test_a_record_that_no_reader_would_accept_is_a_counted_drop(
@@ -546,26 +453,16 @@ def test_max_bytes_holds_for_the_files(store: Store):
     assert ledger.captured == 3 and balanced(ledger)
 
 
-def test_a_new_run_name_starts_new_books_and_closes_the_old(recording: Recording):
+def test_a_new_run_name_starts_new_books_and_closes_the_old_and_after_the_end_nothing_is_counted(recording: Recording):
     actor = SignatureH()
     recording.forward(actor, ids())
     recording.set(run="s")
     recording.forward(actor, ids())
     recording.forward(actor, ids())
     recording.close()
-    assert [(ledger.identity.run, ledger.captured, ledger.closed) for ledger in recording.ledgers] == [
-        ("r", 1, True),
-        ("s", 2, True),
-    ]
-    assert {path.parent.parent.name for path in recording.store.iter_dumps()} == {"r", "s"}
-
-
-def test_after_closing_calls_are_not_counted(recording: Recording):
-    actor = SignatureH()
     recording.forward(actor, ids())
-    recording.close()
-    recording.forward(actor, ids())
-    assert recording.ledgers[0].calls == 1
+    books = [(ledger.identity.run, ledger.calls, ledger.captured, ledger.closed) for ledger in recording.ledgers]
+    assert books == [("r", 1, 1, True), ("s", 2, 2, True)] and set(runs_in(recording.store)) == {"r", "s"}
 
 
 def test_inputs_on_a_device_reach_the_ring_when_the_writer_has_seen_them(store: Store, monkeypatch: pytest.MonkeyPatch):
@@ -614,7 +511,7 @@ def test_compiling_the_model_records_and_changes_nothing(store: Store, fresh: ty
     expected = TinyActor().eval()(ids(), return_logprobs=True)
     install(fresh, store=str(store.root))
     assert torch.equal(compiled(fresh().eval(), whole=False)(ids(), return_logprobs=True), expected)
-    next(iter(hook._slots.values())).recorder.close()
+    recorder_of(fresh).close()
     assert len(list(store.iter_dumps())) == 1
 
 
@@ -629,8 +526,7 @@ def test_compiling_the_whole_actor_adds_no_graph_break_and_log_and_status_say_th
     torch._dynamo.reset()
     actor = compiled(fresh().eval(), whole=True)
     assert torch.equal(actor(ids(), return_logprobs=True), expected) and torch.equal(actor(ids(), return_logprobs=True), expected)
-    (slot,) = hook._slots.values()
-    assert slot.recorder.close() and list(store.iter_dumps()) == []
+    assert recorder_of(fresh).close() and list(store.iter_dumps()) == []
     assert [one.message for one in caplog.records if one.name == "actordbg"] == [f"actordbg: {recorder.COMPILED}"]
     shown = CliRunner().invoke(app, ["--store", str(store.root), "dump", "status"]).output
     assert "1 recording actor: 0 calls" in shown and f"recorded nothing: {recorder.COMPILED}" in shown.replace("\n", " ")
@@ -644,5 +540,5 @@ def test_a_compiled_model_of_an_adapter_is_named_like_a_compiled_actor(store: St
     compiled(fresh().eval(), whole=True)(ids(), return_logprobs=True)
     assert [one.message for one in caplog.records if one.name == "actordbg"] == [f"actordbg: {recorder.COMPILED}"]
     fresh().eval()(ids(), return_logprobs=True)
-    next(iter(hook._slots.values())).recorder.close()
+    recorder_of(fresh).close()
     assert len(list(store.iter_dumps())) == 1, "what is not compiled is recorded beside it"

@@ -12,10 +12,9 @@ from capturekit import Recording, SignatureA, balanced, ids
 
 from actordbg.base.errors import CorruptDump
 from actordbg.capture import writer
-from actordbg.capture.control import Control
+from actordbg.capture.control import Control, write_control
 from actordbg.capture.ledger import Identity, Ledger
 from actordbg.capture.ring import Ring
-from actordbg.capture.switch_file import write_control
 from actordbg.dumps.recover import find_rings
 from actordbg.formats.recording_reading import read_counters
 from actordbg.formats.ringfile import MAX_LEDGERS
@@ -40,19 +39,21 @@ def reasons(books: Ledger, switch: Control, seq_lens: list[int]) -> list[str | N
     return found
 
 
-def test_without_limits_every_call_is_wanted():
-    assert reasons(ledger(), control(), [1, 2, 3]) == [None] * 3
-
-
-def test_every_counts_from_the_first_and_only_among_calls_that_pass_the_other_limits():
-    assert reasons(ledger(), control(every=3), [9] * 5) == [None, "every", "every", None, "every"]
-    alternating = reasons(ledger(), control(every=2, min_seq_len=5), [1, 9, 1, 9, 1, 9])
-    assert alternating == ["seq_len", None, "seq_len", "every", "seq_len", None]
-
-
-def test_only_the_named_ranks_record():
-    assert reasons(ledger(2), control(ranks=(0, 1)), [9]) == ["ranks"]
-    assert reasons(ledger(1), control(ranks=(0, 1)), [9]) == [None]
+@pytest.mark.parametrize(
+    ("limits", "seq_lens", "expected"),
+    [
+        ({}, [1, 2, 3], [None] * 3),
+        ({"every": 3}, [9] * 5, [None, "every", "every", None, "every"]),
+        ({"every": 2, "min_seq_len": 5}, [1, 9, 1, 9, 1, 9], ["seq_len", None, "seq_len", "every", "seq_len", None]),
+        ({"min_seq_len": 10, "max_seq_len": 20}, [9, 10, 20, 21], ["seq_len", None, None, "seq_len"]),
+        ({"ranks": (0, 1)}, [9], ["ranks"]),
+        ({"ranks": (2,)}, [9], [None]),
+        ({"max_bytes": 0}, [1], ["max_bytes"]),
+        ({"max_dumps": 0}, [1], ["max_dumps"]),
+    ],
+)
+def test_a_limit_says_which_calls_are_wanted(limits: dict[str, Any], seq_lens: list[int], expected: list[str | None]):
+    assert reasons(ledger(2), control(**limits), seq_lens) == expected
 
 
 def test_max_dumps_counts_what_is_queued_and_starts_anew_with_the_next_enable():
@@ -75,11 +76,6 @@ def test_max_bytes_is_never_passed():
     assert books.sampled_out == {"max_bytes": 3}
     assert balanced(books)
     assert reasons(books, control(2, max_bytes=250), [1]) == [None]
-
-
-def test_a_limit_of_nothing_records_nothing():
-    assert reasons(ledger(), control(max_bytes=0), [1]) == ["max_bytes"]
-    assert reasons(ledger(), control(max_dumps=0), [1]) == ["max_dumps"]
 
 
 def test_calls_from_many_threads_are_counted_exactly():

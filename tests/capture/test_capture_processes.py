@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from typing import Any
 
 import pytest
@@ -15,12 +12,10 @@ import zstandard
 from amounts import amount
 from roots import ROOT, SUPPORT
 
-from actordbg.capture.control import Control
-from actordbg.capture.switch_file import write_control
+from actordbg.capture.control import Control, write_control
 from actordbg.capture.writer import EXIT_SECONDS
-from actordbg.dumps.recover import find_rings, recover
+from actordbg.dumps.recover import find_rings
 from actordbg.formats.recording_reading import read_counters
-from actordbg.store import payload
 from actordbg.store.layout import Store
 
 pytestmark = pytest.mark.slow
@@ -66,14 +61,6 @@ def balanced(data: dict[str, Any]) -> bool:
     return data["pending"] == 0 and data["calls"] == closed
 
 
-def test_what_is_queued_at_the_end_is_written(store: Store):
-    switch(store)
-    finish(start(store, "actor = Actor()\nfor n in range(60): actor(ids(4, 500, n))"))
-    (data,) = counters(store)
-    assert (data["calls"], data["captured"], data["state"]) == (60, 60, "ended")
-    assert balanced(data) and len(list(store.iter_dumps())) == 60
-
-
 def test_the_end_waits_at_most_five_seconds_for_a_stuck_disk(store: Store):
     """The disk never wakes, so the process ends only if it stops waiting; for how long it would wait is what it asks for."""
     switch(store)
@@ -91,45 +78,6 @@ Actor()(ids())
     told = [line.split() for line in finish(start(store, body)).splitlines()]
     waits = [float(timeout) for name, timeout in told if name == "actordbg-writer"]
     assert waits and round(sum(waits), 3) <= EXIT_SECONDS == 5
-
-
-def test_a_slow_disk_at_the_end_leaves_dumps_in_the_ring_and_a_word_in_the_log(store: Store):
-    switch(store)
-    body = """
-from actordbg.formats.store_files import StoreFiles
-publish = StoreFiles.publish_dump
-StoreFiles.publish_dump = lambda self, record, blob: (time.sleep(0.3), publish(self, record, blob))[1]
-actor = Actor()
-for n in range(60): actor(ids())
-"""
-    process = start(store, body)
-    _, said = process.communicate(timeout=90)
-    assert process.returncode == 0
-    (data,) = counters(store)
-    left = data["pending"]
-    assert left > 20 and data["captured"] >= 5 and data["state"] == "ended" and not data["dropped"]
-    assert data["calls"] == data["captured"] + left == 60 and data["captured"] == len(list(store.iter_dumps()))
-    assert f"actordbg: {left} calls are still in the ring {find_rings(store)[0]}" in said
-    assert [report.problem for report in recover(store, find_rings(store))] == [None]
-    (data,) = counters(store)
-    assert balanced(data) and data["captured"] == len(list(store.iter_dumps())) == 60 and data["state"] == "ended"
-
-
-def test_a_killed_process_leaves_only_whole_files(store: Store):
-    """Of an Actor's calls, and of those of a function that an adapter reads."""
-    switch(store)
-    other = f"Actor.score = adapted(lambda self, sequences: sequences, Path({str(store.root)!r}))"
-    body = "actor = Actor()\nprint('up', flush=True)\nwhile True: actor(ids(4, 1000)), actor.score(ids(4, 900))"
-    process = start(store, f"from pathlib import Path\nfrom capturekit import adapted\n{other}\n{body}")
-    assert process.stdout is not None and process.stdout.readline() == "up\n"
-    deadline = time.monotonic() + 30
-    while len(list(store.iter_dumps())) < 20 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    dumps = [payload.load(path) for path in store.iter_dumps()]
-    assert len(dumps) >= 20
-    assert {(dump.record.seq_len, dump.record.actor["actor_class"]) for dump in dumps} == {(1000, "Actor"), (900, "kit.forward")}
 
 
 def test_forks_while_the_queue_is_busy(store: Store):
@@ -230,28 +178,6 @@ assert child.exitcode == 0
     assert data["state"] == "ended"
 
 
-def test_sixteen_processes_write_into_one_store(store: Store):
-    switch(store, every=2)
-    body = """
-children = []
-for n in range(16):
-    os.environ.update(RANK=str(n % 4), WORLD_SIZE="4")
-    children.append(os.fork())
-    if children[-1] == 0:
-        actor = Actor()
-        for seed in range(50): actor(ids(2, 64, seed))
-        os._exit(0 if hook._slots[ROOT].recorder.close(60) else 3)
-assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 16
-""".replace("ROOT", repr(str(store.root)))
-    finish(start(store, body))
-    books = counters(store)
-    assert len(books) == 16
-    assert all(balanced(data) and data["calls"] == 50 and data["sampled_out"] == {"every": 25} for data in books)
-    names = [path.name for path in store.iter_dumps()]
-    assert len(names) == len(set(names)) == 16 * 25
-    assert {path.parent.name for path in store.iter_dumps()} == {f"rank{n:04d}" for n in range(4)}
-
-
 SWITCHED = """
 actor = Actor()
 (slot,) = hook._slots.values()
@@ -310,18 +236,3 @@ os._exit(0)  # leaves its ring
             assert b'"run":"night"' in data
             data += zstandard.ZstdDecompressor().decompressobj(read_across_frames=True).decompress(data)
         assert b"PLANTEDSECRET" not in data, path
-
-
-def test_the_training_process_loads_nothing_of_the_desk(store: Store):
-    switch(store)
-    body = """
-actor = Actor(); actor(ids())
-hook._slots[ROOT].recorder.close()
-names = {m.partition('.')[0] for m in sys.modules}
-import json; print(json.dumps(sorted(names)))
-""".replace("ROOT", repr(str(store.root)))
-    loaded = set(json.loads(finish(start(store, body)).splitlines()[-1]))
-    assert loaded.isdisjoint(
-        {"typer", "rich", "pydantic", "sqlmodel", "sqlalchemy", "alembic", "sqlglot", "click", "transformers"}
-    )
-    assert len(list(store.iter_dumps())) == 1

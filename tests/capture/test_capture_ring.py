@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from capturekit import Empty, Recording, SignatureH, StuckStore, balanced, ids
+from capturekit import Empty, Recording, SignatureH, balanced, ids
 
 from actordbg.capture.hook import wrap
 from actordbg.capture.ring import CHUNK, Arena, Ring
@@ -197,21 +197,6 @@ def test_windows_that_overlap_are_stored_with_their_values(store: Store):
     recording.forward(SignatureH(), windows, windows.t())
     (dump,) = recording.dumps()
     assert torch.equal(dump.tensors["sequences"], windows) and torch.equal(dump.tensors["action_mask"], windows.t())
-
-
-@pytest.mark.slow
-def test_more_calls_wait_than_there_are_slots(tmp_path: Path):
-    store = StuckStore(tmp_path / "store")
-    store.create()
-    recording, actor = Recording(store, publisher=store), SignatureH()
-    for n in range(2 * SLOTS):
-        recording.forward(actor, torch.full((1, 4), n))
-    numbers = [number for _, number in states(recording)]
-    assert numbers[-8:] == list(range(2 * SLOTS - 8, 2 * SLOTS))  # however many wait, the last ones are there
-    store.free.set()
-    (ledger,) = recording.ledgers
-    assert recording.close(30) and balanced(ledger)
-    assert ledger.captured > SLOTS // 2 and ledger.dropped["queue_full"] > SLOTS // 2
 
 
 def test_a_ring_whose_bounds_are_tiny_never_reaches_out_of_its_memory(tmp_path: Path):

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from capturekit import AdaptedRecording, Recording, StuckStore, balanced, ids
+from capturekit import AdaptedRecording, Recording, balanced, ids
 from roots import ROOT
 
 from actordbg.capture.control import EXCEPTION, FORMS, LOGPROBS, NAN, OOM, SLOW, Control, Triggers, parse
 from actordbg.capture.recorded_call import LOGITS_SUM, Judge
 from actordbg.formats.dump_record import OUTPUT_PREFIX
-from actordbg.store import payload
 from actordbg.store.layout import Store
 
 
@@ -81,78 +80,57 @@ def bad(value: float) -> torch.Tensor:
     return tensor
 
 
-@pytest.mark.parametrize(
-    ("value", "way"), [(float("nan"), AdaptedRecording), (float("inf"), Recording), (float("-inf"), Recording)]
-)
-def test_a_call_whose_output_is_not_finite_is_kept_and_pinned(store: Store, value: float, way: type[Recording]):
-    recording, actor = armed(store, "nan", way=way), Steered()
-    for seed in range(4):
-        call(recording, actor, seed=seed)
-    call(recording, actor, bad(value), seed=4)
-    call(recording, actor, seed=5)
-    (dump,) = recording.dumps()
-    assert torch.equal(dump.tensors["sequences"], ids(2, 9, 4))
-    assert (dump.record.triggered, dump.record.pinned) == ("nan", True)
-    facts = dump.record.trigger_facts
-    assert (facts["output"], facts["nan"] + facts["inf"], facts["of"], facts["first"]) == ("log_probs", 1, 16, [1, 3])
-    (ledger,) = recording.ledgers
-    assert balanced(ledger)
-    assert (ledger.calls, ledger.captured, ledger.sampled_out) == (6, 1, {"armed": 5})
-    assert dump.outputs == {}, "outputs were only looked at"
+def logits(value: float) -> SimpleNamespace:
+    tensor = torch.zeros(2, 8, 50)
+    tensor[0, 0, 7] = value
+    return SimpleNamespace(logits=tensor)
 
 
-def test_entropy_and_logits_are_looked_at_too(store: Store):
-    recording, actor = armed(store, "nan"), Steered()
-    call(recording, actor, SimpleNamespace(logits=torch.zeros(2, 8, 50), entropy=bad(float("nan"))))
-    call(recording, actor, SimpleNamespace(logits=torch.zeros(2, 8, 50)))
-    logits = torch.zeros(2, 8, 50)
-    logits[0, 0, 7] = float("inf")
-    call(recording, actor, SimpleNamespace(logits=logits))
-    found = [dump.record.trigger_facts["output"] for dump in recording.dumps()]
-    assert found == ["entropy", LOGITS_SUM]
-    assert all(not dump.outputs for dump in map(payload.load, store.iter_dumps()))
-
-
-@pytest.mark.parametrize("way", [Recording, AdaptedRecording])
-def test_an_exception_is_kept_with_what_it_said_and_still_raised(store: Store, way: type[Recording]):
-    recording, actor = armed(store, "exception", way=way), Steered()
-    call(recording, actor)
-    with pytest.raises(RuntimeError, match="shapes"):
-        call(recording, actor, RuntimeError("shapes do not fit"), seed=1)
-    (dump,) = recording.dumps()
-    assert dump.record.triggered == "exception"
-    assert dump.record.trigger_facts == {
-        "error": "RuntimeError", "message": "RuntimeError: shapes do not fit", "out_of_memory": False,
-    }  # fmt: skip
-    assert torch.equal(dump.tensors["sequences"], ids(2, 9, 1))
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
-        MemoryError(),
+ALL = torch.ones(2, 8, dtype=torch.bool)
+NOT_THE_BAD = ALL & (bad(1.0) == 0)
+NAMED = {"error": "RuntimeError", "message": "RuntimeError: shapes do not fit", "out_of_memory": False}
+FIRES: dict[str, tuple[str, list[Any], dict[int, tuple[str, dict[str, Any]]]]] = {
+    "not finite": ("nan", [None, bad(float("nan")), None, bad(float("inf")), bad(float("-inf"))], {
+        n: ("nan", {"output": "log_probs", "nan": n == 1, "inf": n != 1, "of": 16, "first": [1, 3]}) for n in (1, 3, 4)
+    }),
+    "entropy and logits": ("nan", [SimpleNamespace(entropy=bad(float("nan")), **vars(logits(0))), logits(0), logits(float("inf"))], {
+        0: ("nan", {"output": "entropy"}), 2: ("nan", {"output": LOGITS_SUM}),
+    }),
+    "an exception": ("exception", [None, RuntimeError("shapes do not fit"), MemoryError()], {
+        1: ("exception", NAMED), 2: ("oom", {"out_of_memory": True}),
+    }),
+    "out of memory": ("oom", [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), MemoryError(), ValueError("x"),
         RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory"),
-    ],
+    ], {n: ("oom", {"out_of_memory": True}) for n in (0, 1, 3)}),
+    "out of range, where the mask counts": ("logprobs:-20:0", [(bad(-50.0), NOT_THE_BAD), (bad(-50.0), ALL), bad(0.25)], {
+        1: ("logprobs", {"outside": 1, "lowest": -50.0}), 2: ("logprobs", {"outside": 1, "lowest": 0.0, "highest": 0.25}),
+    }),
+}  # fmt: skip
+"""The trigger, what calls return or raise (perhaps beside an action mask), and of the calls that are kept what fired and its facts."""
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [*((name, Recording) for name in FIRES), ("not finite", AdaptedRecording), ("an exception", AdaptedRecording)],
 )
-@pytest.mark.parametrize("word", ["exception", "oom"])
-def test_out_of_memory_is_told_apart_with_the_bytes_in_use(store: Store, error: Exception, word: str):
-    recording, actor = armed(store, word), Steered()
-    with pytest.raises(type(error)):
-        call(recording, actor, error)
-    (dump,) = recording.dumps()
-    facts = dump.record.trigger_facts
-    assert dump.record.triggered == "oom" and facts["out_of_memory"]
-    assert 2**20 < facts["allocated_bytes"] <= facts["peak_resident_bytes"] + 2**26
-    assert facts["reserved_bytes"] > 2**20
-
-
-def test_oom_alone_does_not_keep_other_exceptions(store: Store):
-    recording, actor = armed(store, "oom"), Steered()
-    with pytest.raises(ValueError):
-        call(recording, actor, ValueError("x"))
-    assert recording.dumps() == []
-    assert recording.ledgers[0].sampled_out == {"armed": 1}
+def test_what_fires_keeps_its_call_and_says_what_it_saw(store: Store, name: str, way: type[Recording]):
+    word, results, expected = FIRES[name]
+    recording, actor = armed(store, word, way=way), Steered()
+    for seed, result in enumerate(results):
+        result, mask = result if isinstance(result, tuple) else (result, None)
+        with pytest.raises(type(result)) if isinstance(result, BaseException) else contextlib.nullcontext():
+            call(recording, actor, result, seed=seed, action_mask=mask)
+    dumps = {dump.record.call_index: dump for dump in recording.dumps()}
+    assert {number: dump.record.triggered for number, dump in dumps.items()} == {n: fired for n, (fired, _) in expected.items()}
+    for number, (fired, told) in expected.items():
+        dump, facts = dumps[number], dumps[number].record.trigger_facts
+        assert told.items() <= facts.items() and dump.record.pinned and dump.outputs == {}, "outputs were only looked at"
+        assert torch.equal(dump.tensors["sequences"], ids(2, 9, number))
+        if fired == "oom":
+            assert 2**20 < facts["allocated_bytes"] <= facts["peak_resident_bytes"] + 2**26 and facts["reserved_bytes"] > 2**20
+    (ledger,) = recording.ledgers
+    assert balanced(ledger) and (ledger.captured, ledger.sampled_out) == (len(expected), {"armed": len(results) - len(expected)})
 
 
 def test_a_slow_call_is_kept_once_there_is_a_median(store: Store, monkeypatch: pytest.MonkeyPatch):
@@ -175,24 +153,11 @@ def test_calls_of_different_kinds_have_different_medians():
     def slow(seq_len: int, seconds: float, grad_enabled: bool = True) -> bool:
         item: Any = SimpleNamespace(control=control, error=None, own=(0, 0, 0, 0, 0, 4, seq_len), seconds=lambda: seconds)
         item.kind = SimpleNamespace(fields={"grad_enabled": grad_enabled})
-        return judge.verdict(item, {}, None) is not None
+        return judge.fired(item, {}, None) is not None
 
     assert not any(slow(seq_len, seconds) for _ in range(20) for seq_len, seconds in ((128, 0.01), (2047, 1.0)))
     assert slow(128, 0.031) and not slow(1100, 2.9)
     assert not slow(128, 9.0, grad_enabled=False)  # the first one of its kind
-
-
-def test_log_probs_out_of_range_count_only_under_the_action_mask(store: Store):
-    recording, actor = armed(store, "logprobs:-20:0"), Steered()
-    mask = torch.ones(2, 8, dtype=torch.bool)
-    mask[1, 3] = False
-    call(recording, actor, bad(-50.0), action_mask=mask)  # masked: does not count
-    call(recording, actor, bad(-50.0), seed=1, action_mask=torch.ones(2, 8, dtype=torch.bool))
-    call(recording, actor, bad(0.25), seed=2)
-    dumps = recording.dumps()
-    assert [dump.record.trigger_facts["outside"] for dump in dumps] == [1, 1]
-    assert [dump.record.trigger_facts["lowest"] for dump in dumps] == [-50.0, 0.0]
-    assert dumps[1].record.trigger_facts["highest"] == 0.25
 
 
 # --- what is kept with it ---------------------------------------------------------------------------------------------------
@@ -237,26 +202,6 @@ def test_calls_before_a_trigger_leave_the_ring_though_the_end_comes_between_two_
     assert not ring.path.exists()
 
 
-def test_a_recorded_call_before_a_triggered_one_is_pinned_in_place(store: Store):
-    recording, actor = Recording(store, triggers=("nan",), before=1), Steered()
-    for seed in range(3):
-        call(recording, actor, seed=seed)
-    call(recording, actor, bad(float("nan")), seed=3)
-    dumps = recording.dumps()
-    assert [dump.record.triggered for dump in dumps] == [None, None, "before", "nan"]
-    assert [dump.record.pinned for dump in dumps] == [False, False, True, True]
-    (ledger,) = recording.ledgers
-    assert balanced(ledger) and ledger.captured == 4 and ledger.sampled_out == {}
-
-
-def test_triggers_beside_sampling(store: Store):
-    recording, actor = Recording(store, every=3, triggers=("nan",)), Steered()
-    for seed in range(9):
-        call(recording, actor, bad(float("nan")) if seed == 4 else None, seed=seed)
-    assert [dump.record.triggered for dump in recording.dumps()] == [None, None, "nan", None]
-    assert recording.ledgers[0].sampled_out == {"every": 5}
-
-
 def test_there_is_a_limit_for_each_trigger_that_starts_anew_with_enable(store: Store):
     recording, actor = armed(store, "nan", "exception", max_triggered=2), Steered()
     for seed in range(5):
@@ -293,17 +238,6 @@ def test_an_output_of_few_bytes_and_very_many_values_costs_neither_the_dump_nor_
     (dump,) = recording.dumps()
     (ledger,) = recording.ledgers
     assert dump.outputs == {} and balanced(ledger) and (ledger.captured, ledger.outputs_dropped) == (1, 1)
-
-
-def test_no_secret_of_the_environment_gets_into_what_an_exception_said(store: Store, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("HF_TOKEN", "hf_PLANTEDSECRET")
-    recording, actor = armed(store, "exception"), Steered()
-    with pytest.raises(RuntimeError):
-        call(recording, actor, RuntimeError("401 for https://user:hf_PLANTEDSECRET@hub"))
-    (dump,) = recording.dumps()
-    assert "hf_" not in str(dump.record.trigger_facts) and "[hidden]" in dump.record.trigger_facts["message"]
-    assert recording.recorder.ring is not None and recording.recorder.ring.path is not None
-    assert b"PLANTEDSECRET" not in recording.recorder.ring.path.read_bytes()
 
 
 class Chatty(torch.nn.Module):
@@ -343,18 +277,6 @@ def test_a_secret_is_hidden_wherever_a_call_can_hold_it(store: Store, monkeypatc
         one.read_bytes() for one in files
     ]:
         assert b"PLANTED" not in data and b"hf_PLA" not in data
-
-
-def test_a_full_queue_costs_the_judgement_not_the_books(tmp_path: Path):
-    store = StuckStore(tmp_path / "store")
-    store.create()
-    recording, actor = armed(store, "nan", capacity=5 * 2**14), Steered()
-    recording.recorder.writer._publisher = store
-    for seed in range(30):
-        call(recording, actor, bad(float("nan")), seed=seed)
-    store.free.set()
-    assert len(recording.dumps()) >= 1
-    assert balanced(recording.ledgers[0]) and recording.ledgers[0].calls == 30
 
 
 def test_an_exception_keeps_no_frame_and_no_tensor_alive(store: Store):

@@ -15,8 +15,7 @@ from roots import ROOT
 from typer.testing import CliRunner
 
 from actordbg.base.errors import EnvironmentProblem
-from actordbg.capture.control import Control
-from actordbg.capture.switch_file import write_control
+from actordbg.capture.control import Control, write_control
 from actordbg.catalog import migrate
 from actordbg.cli import doctor as command
 from actordbg.cli.doctor import render

@@ -15,7 +15,7 @@ from of_record import seeds as records
 from actordbg.base.errors import StoreProblem
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import SAFETENSORS_DTYPES, framed
-from actordbg.formats.payload_check import check, entries_as_written
+from actordbg.formats.dumpfile import check, entries_as_written
 from actordbg.formats.record_reading import strict_header
 from actordbg.store import payload
 

@@ -12,7 +12,7 @@ from fuzzing import CAP, Chance, Havoc, damage, work_folder
 
 from actordbg.base.errors import StoreProblem
 from actordbg.formats import dumpfile
-from actordbg.formats.payload_check import check
+from actordbg.formats.dumpfile import check
 from actordbg.store import pack_bytes as layout
 from actordbg.store import pack_reader, payload
 

@@ -15,7 +15,7 @@ import run
 from amounts import amount
 from roots import ROOT
 
-from actordbg import formats
+from actordbg import formats, records
 
 FILES = 300_000
 """Most bytes of all inputs that are kept."""
@@ -56,7 +56,8 @@ def test_every_reader_of_the_formats_has_a_target():
     """By its name. A target that lists it has an input that gets to it: see above."""
     fuzzed = {plain(parser).__code__ for name in run.TARGETS for parser in run.load(name).PARSERS}
     readers = {}
-    for found in pkgutil.iter_modules(formats.__path__, f"{formats.__name__}."):
+    rooms = (formats, records)
+    for found in (module for room in rooms for module in pkgutil.iter_modules(room.__path__, f"{room.__name__}.")):
         module = importlib.import_module(found.name)
         kinds = [module, *(kind for kind in vars(module).values() if isinstance(kind, type) and kind.__module__ == found.name)]
         for name, function in ((name, plain(one)) for kind in kinds for name, one in vars(kind).items() if READS.match(name)):

@@ -9,17 +9,15 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from roots import ROOT
 
-from actordbg.base.errors import LaunchProblem
-from actordbg.install.foreground import End, run_in_foreground
+from actordbg.install.command import run_in_foreground
 
 WRAPPER = """
 import sys
-from actordbg.install.foreground import run_in_foreground
+from actordbg.install.command import run_in_foreground
 end = run_in_foreground(sys.argv[1:], __import__("os").environ)
 print("end", end.code, end.interrupted, flush=True)
 """
@@ -50,26 +48,6 @@ def wait_for(process: subprocess.Popen[str], text: str) -> None:
     assert process.stdout is not None
     line = process.stdout.readline()
     assert text in line, line
-
-
-@pytest.mark.parametrize(("code", "exit_code"), [("pass", 0), ("raise SystemExit(3)", 3)])
-def test_an_exit_code_is_ours(code: str, exit_code: int) -> None:
-    assert run_in_foreground([sys.executable, "-c", code], os.environ) == End(exit_code, False)
-
-
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "SIGABRT"])
-def test_a_signal_that_ended_it_is_128_and_its_number(name: str) -> None:
-    code = f"import os, signal; os.kill(os.getpid(), signal.{name})"
-    assert run_in_foreground([sys.executable, "-c", code], os.environ).code == 128 + getattr(signal, name)
-
-
-def test_a_program_that_cannot_start_is_a_launch_problem(tmp_path: Path) -> None:
-    with pytest.raises(LaunchProblem, match="no-such-program"):
-        run_in_foreground(["no-such-program"], os.environ)
-    (tmp_path / "data").write_text("no program")
-    (tmp_path / "data").chmod(0o755)
-    with pytest.raises(LaunchProblem, match="Exec format error"):
-        run_in_foreground([str(tmp_path / "data")], os.environ)
 
 
 def test_our_own_signal_mask_is_as_before_and_the_program_has_it_too() -> None:

@@ -57,13 +57,6 @@ def test_a_driver_passes_ours_on_with_its_own() -> None:
     assert OPENRLHF["env_vars"].keys() == {"TOKENIZERS_PARALLELISM", "NCCL_DEBUG"}
 
 
-def test_a_folder_for_rings_goes_along_where_the_user_set_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACTORDBG_RING_DIR", "/scratch")
-    ray = FakeRay()
-    ray.init()
-    assert ray.runtime_environment["env_vars"]["ACTORDBG_RING_DIR"] == "/scratch"
-
-
 def test_init_is_wrapped_once_and_keeps_its_name() -> None:
     ray = FakeRay()
     once = ray.init
@@ -92,13 +85,6 @@ def test_where_ray_takes_no_hook_none_is_added(given: dict[str, Any], known: tup
     ray = FakeRay(known)
     ray.init(**given)
     assert HOOK not in ray.runtime_environment and ray.runtime_environment["env_vars"].items() >= OURS.items()
-
-
-def test_ray_client_is_known_by_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "ray://h:10001")
-    ray = FakeRay()
-    ray.init()
-    assert HOOK not in ray.runtime_environment
 
 
 @pytest.mark.parametrize("job", ["{broken", '{"runtime_env": 1}'])

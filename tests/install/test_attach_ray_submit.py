@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from actordbg.install.command import goes_on, is_submission, rewritten
 from actordbg.install.ray_hooks import merged
-from actordbg.install.ray_submit import goes_on, is_submission, rewritten
 
 OURS = {"ACTORDBG_STORE": "/s", "ACTORDBG_RUN": "r"}
 USERS = {"working_dir": ".", "env_vars": {"NCCL_DEBUG": "INFO"}}

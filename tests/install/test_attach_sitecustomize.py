@@ -138,12 +138,6 @@ def test_a_failure_is_one_line_and_the_program_runs_on(light: Path, hook: str, s
     assert line.startswith("actordbg: not recording in process ") and said in line
 
 
-def test_a_module_without_an_actor_is_one_line_too(light: Path) -> None:
-    (light / "openrlhf" / "models" / "actor.py").write_text("")
-    done = ended("import openrlhf.models.actor", below_run("/s", light))
-    assert done.returncode == 0 and done.stderr.count("\n") == 1 and "Actor" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("changed", "installed"),
     [

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import actordbg
-from actordbg.install import patch_state as history
+from actordbg.install import patching as history
 from actordbg.install import trailer
 from actordbg.install.trailer import State
 from actordbg.store.layout import Store

@@ -17,11 +17,10 @@ import actordbg
 from actordbg.actor.session import ActorSession
 from actordbg.base.errors import Unsupported
 from actordbg.capture import facts
-from actordbg.capture.control import Control
-from actordbg.capture.switch_file import write_control
+from actordbg.capture.control import Control, write_control
 from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.install import patch_state as history
+from actordbg.formats.dump_record import now_timestamp
 from actordbg.install import patching as operate
 from actordbg.install.patch_target import find_target
 from actordbg.store.layout import Store
@@ -64,7 +63,7 @@ def actor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_patched_actor_records_its_calls_and_an_unpatched_one_does_not(actor: Path, tmp_path: Path) -> None:
     store = Store(tmp_path / "it's the store").create()
-    write_control(store, Control(enabled=True, run="run", since=history.now(), free_floor_bytes=0))
+    write_control(store, Control(enabled=True, run="run", since=now_timestamp(), free_floor_bytes=0))
     target = find_target(target=actor)
     operate.patch(target, store)
     _train(actor.parent)

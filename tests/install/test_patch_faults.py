@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from actordbg.base.errors import ActordbgError, Conflict, StaysChanged
-from actordbg.install import patch_state, patching, trailer
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.install import patching, trailer
 from actordbg.install.patch_target import Target
 from actordbg.install.trailer import State
 from actordbg.store.layout import Store
@@ -76,7 +77,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyCalls]:
     calls = FaultyCalls()
     for name in PROOFS:
         monkeypatch.setattr(patching, name, calls.wrapped(name, lambda *_: None))
-    monkeypatch.setattr(patch_state, "_hooked", lambda target: None)
+    monkeypatch.setattr(patching, "_hooked", lambda target: None)
     monkeypatch.setattr(trailer, "_require_same_meaning", lambda *_: None)  # a matter of bytes, and a third of the time
     with monkeypatch.context() as patched:
         for name in CALLS:
@@ -134,8 +135,8 @@ class Case:
             assert changed or "could not be looked at" in error.message
         if changed and not stays:
             assert error is None or isinstance(error, KeyboardInterrupt) or self.operation is patching.unpatch
-        status = patch_state.inspect_target(self.target, self.store)
-        events = [event.event for event in patch_state.events((status.store and Store(status.store)) or self.store)]
+        status = patching.inspect_target(self.target, self.store)
+        events = [event.event for event in patching.events((status.store and Store(status.store)) or self.store)]
         agrees = (events[-1:] == ["patch"]) == (status.state is State.PATCHED)
         assert agrees or status.state is State.OVERWRITTEN or any("no event in" in line for line in status.notes)
         assert all(path.name.startswith(".actordbg-") for path in self.actor.parent.iterdir() if path != self.actor)
@@ -145,10 +146,10 @@ class Case:
         """The next commands work, and clean up."""
         patching.patch(self.target, self.store)
         assert self.facts()[:3] == (trailer.append(ACTOR, str(self.store.root), mtime_ns=OLD), 0o640, os.getuid())
-        assert [event.event for event in patch_state.events(self.store)][-1] == "patch"
+        assert [event.event for event in patching.events(self.store)][-1] == "patch"
         patching.unpatch(self.target, self.store)
         assert self.facts() == (ACTOR, 0o640, os.getuid(), OLD)
-        assert [event.event for event in patch_state.events(self.store)][-1] == "unpatch"
+        assert [event.event for event in patching.events(self.store)][-1] == "unpatch"
         assert os.listdir(self.actor.parent) == ["actor.py"]
 
 
@@ -231,17 +232,17 @@ def test_odd_files_among_events_and_backups_stop_nothing(folder: Path, monkeypat
     """A FIFO has no writer: who opened it to read would wait for ever. Each ends with its own finding, in seconds."""
     for name in PROOFS:
         monkeypatch.setattr(patching, name, lambda *_: None)
-    monkeypatch.setattr(patch_state, "_hooked", lambda target: None)
+    monkeypatch.setattr(patching, "_hooked", lambda target: None)
     case = Case(folder, "patch")
     backup = case.store.create().backups / trailer.sha256_of(ACTOR)
     for path in (case.store.events / "1.json", backup / "actor.py", backup / "origin.json"):
         path.parent.mkdir(parents=True, exist_ok=True)
         os.mkfifo(path)
     (case.store.events / "2.json").symlink_to("/dev/zero")
-    event = patch_state.Event("unpatch", patch_state.now(), str(case.actor), "", "", "python", None, "1")
-    patch_state.record(case.store, event).rename(case.store.events / ".tmp-1-0-unfinished.json")
+    event = patching.Event("unpatch", now_timestamp(), str(case.actor), "", "", "python", None, "1")
+    patching.record(case.store, event).rename(case.store.events / ".tmp-1-0-unfinished.json")
     assert case.run() is None
-    assert patch_state.inspect_target(case.target, case.store).patched_at
+    assert patching.inspect_target(case.target, case.store).patched_at
     assert (backup / "actor.py").read_bytes() == ACTOR and (backup / "origin.json").is_file()
     patching.unpatch(case.target, case.store)
     assert case.facts() == case.before

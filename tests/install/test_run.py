@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 from runkit import ROOT, TrainingEnvironment, clean_environment, fake_openrlhf, run_job
 
-from actordbg.capture.control import Control
-from actordbg.capture.switch_file import read_control, write_control
+from actordbg.capture.control import Control, read_control, write_control
 from actordbg.cli import dump_switch, run
 from actordbg.cli.capture_options import CaptureOptions
 from actordbg.install import trailer

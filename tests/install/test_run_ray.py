@@ -23,7 +23,7 @@ from amounts import first_or_all
 from runkit import ROOT, clean_environment, fake_openrlhf, run_job
 
 from actordbg.base.processes import end_session
-from actordbg.capture.switch_file import read_control
+from actordbg.capture.control import read_control
 from actordbg.cli.dump_status_work import process_rows
 from actordbg.demo import demo_training as training
 from actordbg.demo.demo_assets import build_assets

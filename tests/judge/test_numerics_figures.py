@@ -13,7 +13,7 @@ import torch_figures
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actordbg.judge.tensor_figures import figures, sequence_sums, ulp_distances, upper_percentiles, worst_tokens
+from actordbg.judge.tensor_figures import figures, sequence_sums, ulp_distances, worst_tokens
 from actordbg.records.comparison_record import Figures
 
 INF, NAN = math.inf, math.nan
@@ -75,15 +75,6 @@ def test_they_are_those_that_torch_computes(cells: list[tuple[float, float, bool
     expected = torch_figures.worst_tokens(*(torch.from_numpy(one) for one in (a, b, mask)), 5)
     sizes = [[one.difference and abs(one.difference) for one in found] for found in (tokens, expected)]
     assert sizes[0] == sizes[1], "of equals torch takes any"
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(VALUES, min_size=1, max_size=300))
-def test_percentiles_are_numpys(values: list[float]) -> None:
-    found = upper_percentiles(np.array(values))
-    for percentile, percent in zip(found, (95, 99), strict=True):
-        assert percentile is not None
-        assert math.isclose(percentile, np.percentile(values, percent), rel_tol=1e-9, abs_tol=1e-9)
 
 
 def test_kl_estimates_are_of_the_direction_that_they_say() -> None:

@@ -10,7 +10,7 @@ import pytest
 from roots import ROOT
 
 from actordbg.base.errors import UsageError
-from actordbg.judge.thresholds import DEFAULTS, FLAGS, MEASURES, STRENGTH, Floors, Thresholds, judge, measures, weaker
+from actordbg.judge.thresholds import DEFAULTS, FLAGS, MEASURES, STRENGTH, Thresholds, floors_of, judge, measures, weaker
 from actordbg.records.comparison_record import MATCH, MISMATCH, WITHIN_NOISE, DumpComparison, DumpNoise, Figures, NoiseRecord
 
 
@@ -130,7 +130,7 @@ def test_a_difference_is_real_only_outside_the_noise() -> None:
 
 
 def test_what_is_broken_is_a_mismatch_whatever_the_thresholds_say() -> None:
-    found, severity = judge(DUMP, {}, {"max_abs": 9.0}, ["3 of 100 log-probs are not finite on one side only"])
+    found, severity = judge(replace(DUMP, reasons=("3 of 100 log-probs are not finite on one side only",)), {}, {"max_abs": 9.0})
     assert found.verdict == MISMATCH
     assert severity == float("inf")
 
@@ -144,9 +144,9 @@ def test_a_single_token_outside_the_clip_band_is_no_share() -> None:
 
 def test_the_floor_is_the_dumps_own_else_that_of_all() -> None:
     record = NoiseRecord("n", "", "r", {}, "", "bf16", (), (DumpNoise("d1", {"max_abs": 1.0}),), {"max_abs": 2.0})
-    assert Floors(record).of("d1") == {"max_abs": 1.0}
-    assert Floors(record).of("d2") == {"max_abs": 2.0}
-    assert Floors(None).of("d1") == {}
+    assert floors_of(record)["d1"] == {"max_abs": 1.0}
+    assert floors_of(record)["d2"] == {"max_abs": 2.0}
+    assert floors_of(None)["d1"] == {}
 
 
 def test_the_reference_page_has_the_defaults_that_are() -> None:

@@ -10,8 +10,17 @@ from lawcases import dump_of
 from actordbg.laws import changes
 from actordbg.laws.jacobian import asked_of, halves, judge, judge_additivity
 from actordbg.laws.judging import LAWS, ForwardValues, answer, change, chosen
-from actordbg.records.law_answer import BROKEN, KEPT, NOT_CHECKED, WITHIN_ROUNDING, LawAnswer, answers_of, in_words, violations
-from actordbg.records.replay_record import ReplayInput
+from actordbg.records.replay_record import (
+    BROKEN,
+    KEPT,
+    NOT_CHECKED,
+    WITHIN_ROUNDING,
+    LawAnswer,
+    ReplayInput,
+    answers_of,
+    in_words,
+    violations,
+)
 from actordbg.store.payload import Dump
 
 VOCAB = 256

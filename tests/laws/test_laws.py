@@ -11,8 +11,7 @@ from actorcases import run_scenario
 
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.judge.law_summary import laws_of
-from actordbg.records.law_answer import LawAnswer, in_words, violations
-from actordbg.records.replay_record import PASSED, ResultRecord
+from actordbg.records.replay_record import PASSED, LawAnswer, ResultRecord, in_words, violations
 
 pytestmark = pytest.mark.slow
 

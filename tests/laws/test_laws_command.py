@@ -25,9 +25,8 @@ from actordbg.document.renderings import as_text
 from actordbg.judge.law_summary import laws_in_words, laws_of
 from actordbg.judge.tabular import render_csv
 from actordbg.records.journal import read_events
-from actordbg.records.law_answer import LawAnswer
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
-from actordbg.records.replay_record import PASSED, ReplayInput, ReplaySpec, ResultRecord
+from actordbg.records.replay_record import PASSED, LawAnswer, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.replay.replay_data import ReplayData
 from actordbg.replay.work_order import EXIT_RESTART, WorkOrder
 from actordbg.replay.worker import Worker

@@ -30,7 +30,7 @@ from actordbg.measure.memory_document import compare_page, watch_page
 from actordbg.measure.memory_samples import Sample, SampleFile, read_samples
 from actordbg.measure.watched import OfPids
 from actordbg.measure.watching import STEP, figures, growth_of
-from actordbg.records.memory_record import MemoryRecord
+from actordbg.records.comparison_record import MemoryRecord
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.store.layout import Store
 

@@ -17,11 +17,9 @@ from __future__ import annotations
 
 import ast
 import os
-import re
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
@@ -30,8 +28,6 @@ import weight
 
 RUNS = 7
 BROAD = {"Exception", "BaseException"}
-SETTINGS = ("compile_backend", "tp", "num_layers")
-"""Three settings that many files knew: what a change of one of them touches."""
 
 TRAINER = """
 import sys, time
@@ -71,24 +67,6 @@ def broad_excepts(path: Path) -> int:
 def in_capture(path: Path) -> bool:
     """Is this a file of the room `capture`?"""
     return "capture" in path.parts[path.parts.index("actordbg") :]
-
-
-def recurring_modules(root: Path) -> list[str]:
-    """Names that more than one module has."""
-    counts = Counter(path.stem for path in sources(root) if not path.stem.startswith("__"))
-    return sorted(name for name, count in counts.items() if count > 1)
-
-
-def recurring_classes(root: Path) -> list[str]:
-    """Names that more than one class at the top of a module has."""
-    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in sources(root))
-    counts = Counter(node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef))
-    return sorted(name for name, count in counts.items() if count > 1)
-
-
-def mentions(root: Path, pattern: str) -> int:
-    """Product files in which a regular expression is found."""
-    return sum(re.search(pattern, path.read_text(encoding="utf-8")) is not None for path in sources(root))
 
 
 def settings(root: Path) -> int:
@@ -157,21 +135,15 @@ def figures(root: Path) -> dict[str, str]:
     bare = cpu_seconds(root, "-c", "import typer")
     whole = cpu_seconds(root, "-m", "actordbg", "--help")
     broad = {path: broad_excepts(path) for path in sources(root)}
-    modules_twice, classes_twice = recurring_modules(root), recurring_classes(root)
-    knows = " / ".join(str(mentions(root, rf"\b{name}\b")) for name in SETTINGS)
     return weights(root) | {
         "our modules in the trainer's process": str(modules),
         "  with empty __init__.py": str(every),
         "  their lines": f"{loaded:,}",
         "broad excepts in capture/": str(sum(count for path, count in broad.items() if in_capture(path))),
         "broad excepts elsewhere": str(sum(count for path, count in broad.items() if not in_capture(path))),
-        "files that mention OpenRLHF": str(mentions(root, "(?i)openrlhf")),
-        "module names that recur": str(len(modules_twice)),
-        "class names that recur": str(len(classes_twice)),
         "--help, CPU seconds": f"{whole:.2f}",
         "--help / import typer, CPU time": f"{whole / bare:.2f}",
         "settings of a replay": str(settings(root)),
-        f"files that know {' / '.join(SETTINGS)}": knows,
     }
 
 

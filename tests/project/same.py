@@ -146,7 +146,7 @@ def run(checkout: Path, names: set[str]) -> Leaves:
         command = [sys.executable, "-m", "actordbg", "--store", str(store), *words]
         done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         texts = {
-            stream: text.replace(str(work), "WORK").replace(str(checkout), "CHECKOUT")
+            stream: text.replace(str(work), "WORK").replace(sys.prefix, "VENV").replace(str(checkout), "CHECKOUT")
             for stream, text in (("stdout", done.stdout), ("stderr", done.stderr if done.returncode else ""))
         }
         print(f"  {name}: exit {done.returncode}", file=sys.stderr, flush=True)

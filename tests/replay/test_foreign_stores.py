@@ -38,8 +38,7 @@ from actordbg.doctor import check
 from actordbg.formats.ringfile import new_file
 from actordbg.install import patch_target
 from actordbg.records.journal import SPEC
-from actordbg.records.matrix_record import NOT_RUN, MatrixCell, MatrixRecord
-from actordbg.records.train_check_record import BASELINE, OPEN, TrainCell, TrainCheckRecord
+from actordbg.records.matrix_record import BASELINE, NOT_RUN, OPEN, MatrixCell, MatrixRecord, TrainCell, TrainCheckRecord
 from actordbg.replay.launch import child_environment
 from actordbg.replay.work_order import await_next, mailbox_of
 from actordbg.store.layout import Store

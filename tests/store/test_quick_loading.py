@@ -12,9 +12,9 @@ import torch
 
 import actordbg.store
 from actordbg.base.errors import CorruptDump, StoreProblem
-from actordbg.formats import dumpfile, payload_check
+from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import DumpRecord
-from actordbg.formats.payload_check import entries_as_written
+from actordbg.formats.dumpfile import entries_as_written
 from actordbg.formats.record_reading import parse_record
 from actordbg.store import payload
 from actordbg.store.layout import Store
@@ -82,7 +82,7 @@ def test_a_tensor_without_elements_is_loaded_however_it_was_laid_out_and_stored(
 @pytest.mark.parametrize("mask", ["a_mask", "b_mask"])
 def test_of_masks_that_lie_side_by_side_the_damaged_one_is_named(mask: str):
     record, data = made()
-    entries = payload_check.check(record, data)
+    entries = dumpfile.check(record, data)
     last = entries[mask].offset + 5
     assert entries["a_mask"].offset + 6 == entries["b_mask"].offset
     with pytest.raises(CorruptDump, match=f"'{mask}' holds bytes that are neither true nor false"):

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import catalogcases
 import storecases
 
-from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import SUFFIX
+from actordbg.formats.encoding import pack_line
 from actordbg.store.layout import Store
 from actordbg.store.pack_reader import Pack
 from actordbg.store.places import places_of, read_payload
@@ -144,7 +144,7 @@ def copied_out(changed: bool) -> Callable[[Store], str]:
         path.parent.mkdir(parents=True, exist_ok=True)
         for folder in (path.parent, path.parent.parent):
             folder.chmod(0o700)
-        path.write_bytes(dumpfile.pack_line(line, payload))
+        path.write_bytes(pack_line(line, payload))
         path.chmod(0o600)
         return store.relative(path)
 

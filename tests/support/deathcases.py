@@ -6,8 +6,7 @@ from typing import Any
 
 from victims import Job
 
-from actordbg.capture.control import Control
-from actordbg.capture.switch_file import write_control
+from actordbg.capture.control import Control, write_control
 from actordbg.dumps.recover import RingReport, find_rings, recover
 from actordbg.formats.recording_reading import read_counters
 from actordbg.store import payload

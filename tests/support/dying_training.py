@@ -63,8 +63,8 @@ class DyingEngine(TrainEngine):
 def main(store: Path, record: Path, inputs: Path) -> None:
     """Run the check, its ranks with this module."""
     from actordbg.campaign.run_train_check import TrainRun
+    from actordbg.records.matrix_record import TrainCheckRecord
     from actordbg.records.replay_record import ReplayInput
-    from actordbg.records.train_check_record import TrainCheckRecord
     from actordbg.replay.group_engine import WarmGroups
     from actordbg.replay.launch import launch
     from actordbg.store.layout import Store

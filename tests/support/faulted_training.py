@@ -28,10 +28,8 @@ faults.instrument("actordbg")
 import torch  # noqa: E402
 
 from actordbg.capture import hook, ledger, recorded_call, recorder, watch, writer  # noqa: E402
-from actordbg.capture.control import Control  # noqa: E402
+from actordbg.capture.control import Control, control_text  # noqa: E402
 from actordbg.capture.ledger import Ledger  # noqa: E402
-from actordbg.capture.switch_file import control_text  # noqa: E402
-from actordbg.formats import dump_record  # noqa: E402
 from actordbg.formats.ringfile import CLOSED  # noqa: E402
 
 STARTS_IN_S = 25.0
@@ -174,7 +172,6 @@ class Run:
 
     def prepare(self) -> None:
         self.store.mkdir()
-        dump_record._storable.cache_clear()
         (self.store / "FORMAT").write_text('{"format": 1}\n')
         os.environ["ACTORDBG_RING_DIR"] = str(self.folder / "rings")
         self._generation = 0

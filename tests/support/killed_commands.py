@@ -40,8 +40,7 @@ import torch
 from syscall_killer import Way, traced, why_not
 from victims import Job, Victims
 
-from actordbg.capture.control import Control
-from actordbg.capture.switch_file import write_control
+from actordbg.capture.control import Control, write_control
 from actordbg.catalog import migrate
 from actordbg.catalog.indexer import refresh
 from actordbg.catalog.tables import DumpColumns, columns_of
@@ -50,7 +49,7 @@ from actordbg.dumps import packing
 from actordbg.dumps.recover import find_rings, recover
 from actordbg.formats import dumpfile
 from actordbg.formats.ringfile import DATA
-from actordbg.install import patch_state, patching
+from actordbg.install import patching
 from actordbg.store.layout import Store
 from actordbg.store.places import dump_id_of, places_of, read_payload
 
@@ -104,7 +103,7 @@ def _changed(store: Store) -> None:
     records = catalogcases.fill(store, 9)[6:]
     folder = catalogcases.write_spec(store, catalogcases.spec("20250701T000000-000001", records, dtype="bf16", attn="eager"))
     catalogcases.append(folder / "rank0.jsonl", catalogcases.result("20250701T000000-000001", records[0].dump_id, forward_s=0.5))
-    patch_state.record(store, patch_state.Event("patch", SINCE, "/a.py", "0" * 64, "1" * 64, "python", None, "1", "h"))
+    patching.record(store, patching.Event("patch", SINCE, "/a.py", "0" * 64, "1" * 64, "python", None, "1", "h"))
 
 
 def _without_catalog(store: Store) -> None:
@@ -220,7 +219,7 @@ def look(store: Store, template: Path, rebuilt: Any = None) -> Look:
     if actor.exists():
         found.rows = found.rebuilt = None  # they hold the times of the events
         found.actor = [hashlib.sha256(actor.read_bytes()).hexdigest(), actor.stat().st_mode, actor.stat().st_mtime_ns == OLD]
-        found.actor += [sorted(os.listdir(actor.parent)), [event.event for event in patch_state.events(store)]]
+        found.actor += [sorted(os.listdir(actor.parent)), [event.event for event in patching.events(store)]]
     return found
 
 

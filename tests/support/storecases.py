@@ -12,13 +12,12 @@ import catalogcases
 from comparecases import write_replay
 
 from actordbg.base.errors import StoreProblem
-from actordbg.capture.control import Control
-from actordbg.capture.switch_file import write_control
+from actordbg.capture.control import Control, write_control
 from actordbg.catalog.indexer import refresh
 from actordbg.dumps.packing import pack_dumps
 from actordbg.formats.dump_record import DumpRecord, now_timestamp
 from actordbg.formats.store_files import atomic_write
-from actordbg.install.patch_state import Event, back_up, record
+from actordbg.install.patching import Event, back_up, record
 from actordbg.judge.comparing import compare, save
 from actordbg.records.comparison_record import DumpNoise, NoiseRecord
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
@@ -44,7 +43,7 @@ def build(root: Path) -> Store:
     made = compare(store, "r-02", "r-01")
     save(store, made)
     _publish_records(store, records)
-    back_up(store, b"class Actor: pass\n", hashlib.sha256(b"class Actor: pass\n").hexdigest(), {"path": "/x/actor.py"})
+    back_up(store, b"class Actor: pass\n", {"path": "/x/actor.py"})
     record(store, Event("patch", "2026-01-01T00:00:00.000000Z", "/x/actor.py", "0" * 64, "1" * 64, "python", "0.11", "1"))
     for path in (*store.replays.glob("*/spec.json"), *store.replays.glob("*/tensors/*")):
         path.chmod(0o600)

@@ -22,7 +22,7 @@ def members(protocol: type) -> set[str]:
 
 
 def test_each_member_of_the_protocols_has_a_caller_outside_of_the_trainers_room() -> None:
-    asking = "\n".join(text for name, text in PRODUCT.items() if not name.startswith("actordbg/host/"))
+    asking = "\n".join(text for name, text in PRODUCT.items() if not name.startswith("actordbg/trainers/"))
     assert {name for name in members(Trainer) if f"TRAINER.{name}" not in asking} == set()
     assert {name for name in members(Actors) if f"ctors.{name}" not in asking and f"actors_of(choices).{name}" not in asking} == {
         "name"  # TRAINER.name is asked for
@@ -44,12 +44,12 @@ def test_a_function_that_is_a_member_takes_what_the_protocol_says(name: str) -> 
         assert [*given.parameters] == [*promised.parameters][1:]
 
 
-def test_other_trainers_are_named_in_the_room_of_the_adapters_alone() -> None:
+def test_other_trainers_are_named_in_their_room_alone() -> None:
     names = {*BUILT_IN} - {"plain"} | {"slime", "areal", "nemo_rl", "prime_rl"}
-    outside = {name: text for name, text in PRODUCT.items() if not name.startswith("actordbg/adapters/")}
+    outside = {name: text for name, text in PRODUCT.items() if not name.startswith("actordbg/trainers/")}
     named = re.compile(rf"\b({'|'.join(names)})\b", re.IGNORECASE)
     assert [name for name, text in outside.items() if named.search(text)] == []
-    for path in (ROOT / "actordbg" / "adapters").glob("*_adapter.py"):
+    for path in (ROOT / "actordbg" / "trainers").glob("*_adapter.py"):
         assert path.name == "find_adapter.py" or len(path.read_text().splitlines()) <= 60, path
 
 
