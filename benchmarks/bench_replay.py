@@ -37,7 +37,7 @@ from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import DumpRecord, make_dump_id, now_timestamp
 from actordbg.formats.record_reading import parse_timestamp
 from actordbg.records.replay_record import ReplayInput, ReplaySpec
-from actordbg.replay.live_catalog import LiveCatalog
+from actordbg.replay.replay_data import LiveCatalog
 from actordbg.replay.supervise import ReplayOutcome, run_replay
 from actordbg.store import payload
 from actordbg.store.layout import Store

@@ -13,9 +13,12 @@ import contextlib
 import os
 import select
 import signal
+import threading
 import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ALIVE = "alive"
 STOPPED = "stopped"
@@ -76,6 +79,11 @@ def describe_status(wait_status: int | None) -> str:
     return f"{name} ({_SIGNAL_HINTS[name]})" if name in _SIGNAL_HINTS else name
 
 
+def wait_status_of(returncode: int) -> int:
+    """The wait status of a process whose return code `subprocess` gives: negative for a signal."""
+    return -returncode if returncode < 0 else returncode << 8
+
+
 _SIGNAL_HINTS = {
     "SIGKILL": "often the kernel's out-of-memory killer: see `dmesg`",
     "SIGSEGV": "an invalid memory access in native code",
@@ -116,6 +124,20 @@ def wait_for_any(descriptors: list[int], timeout_s: float) -> None:
     waiting.poll(timeout_s * 1000)
 
 
+@contextlib.contextmanager
+def signals_to(handler: Callable[[int, Any], Any] | signal.Handlers, numbers: Iterable[signal.Signals]) -> Iterator[None]:
+    """Send these signals to `handler` inside the block. Only the main thread may do so; elsewhere nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, signal.SIG_DFL if earlier is None else earlier)
+
+
 def session_members(session: int, mark: str | None = None) -> list[int]:
     """Pids of the live (not zombie) processes in a session, or with `mark` ("NAME=value") in their environment.
 
@@ -138,14 +160,14 @@ def _carries(pid: int, mark: str | None, session: int) -> bool:
     """
     if mark is None or pid == os.getpid():
         return False
-    environment, looks = _environment(pid), 1
+    environment, looks = environment_of(pid), 1
     while environment == b"" and session and looks < _LOOKS:
         time.sleep(0.001)
-        environment, looks = _environment(pid), looks + 1
+        environment, looks = environment_of(pid), looks + 1
     return mark.encode() in (environment or b"").split(b"\0")
 
 
-def _environment(pid: int) -> bytes | None:
+def environment_of(pid: int) -> bytes | None:
     """What a process was started with; None if it is gone or another user's."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes()

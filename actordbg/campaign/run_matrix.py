@@ -34,7 +34,7 @@ from actordbg.formats.dump_record import DumpRecord, now_timestamp
 from actordbg.records.journal import SPEC
 from actordbg.records.matrix_record import PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
 from actordbg.records.replay_record import ReplaySpec
-from actordbg.replay.group_engine import engine_in_use
+from actordbg.replay.group_engine import WarmGroups, engine_in_use
 from actordbg.replay.plan import DEFAULT_SHUFFLE_SEED, make_plan
 from actordbg.replay.selection import Row
 from actordbg.replay.supervise import (
@@ -47,7 +47,6 @@ from actordbg.replay.supervise import (
     run_replay,
     undisturbed,
 )
-from actordbg.replay.warm_groups import WarmGroups
 from actordbg.store.layout import Store
 
 

@@ -52,7 +52,7 @@ from actordbg.records.matrix_record import (
     TrainStep,
 )
 from actordbg.records.replay_record import CRASHED, PASSED, ReplayInput, ReplaySpec, ResultRecord
-from actordbg.replay.group_engine import Losses, engine_in_use, launch_group
+from actordbg.replay.group_engine import Losses, WarmGroups, engine_in_use, launch_group
 from actordbg.replay.supervise import (
     COMPLETE,
     INTERRUPTED,
@@ -63,7 +63,6 @@ from actordbg.replay.supervise import (
     run_replay,
     undisturbed,
 )
-from actordbg.replay.warm_groups import WarmGroups
 from actordbg.store.layout import Store, read_with_owner
 
 CHECK = "check.json"

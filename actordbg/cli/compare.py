@@ -120,7 +120,7 @@ def compare(
     from actordbg.judge.comparing import compare as compare_sides
     from actordbg.judge.comparison_document import comparison_charts, document
     from actordbg.judge.thresholds import FLAGS, Thresholds
-    from actordbg.replay.live_catalog import LiveCatalog
+    from actordbg.replay.replay_data import LiveCatalog
 
     take_consent(trust_remote_code)
     chosen, dtype = chosen_format(format, as_json), truth_dtype(truth)

@@ -20,8 +20,8 @@ from actordbg.judge.comparing import save
 from actordbg.judge.find_truth import Wanted, ensure_lone_rows, find_truth, require_torch, wanted_rounding, wanted_truth
 from actordbg.judge.noise_floor import newest_for
 from actordbg.records.comparison_record import ComparisonRecord, NoiseRecord
+from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.supervise import load_spec, spec_and_owner
-from actordbg.replay.warm_groups import WarmGroups
 from actordbg.store.layout import Store
 
 

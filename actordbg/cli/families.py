@@ -95,7 +95,7 @@ def _run(folder: FamilyFolder, subjects: Sequence[Subject], *, quiet: bool) -> l
     from actordbg.campaign.axes import combinations
     from actordbg.campaign.family_matrix import SHAPES, not_built, run_family
     from actordbg.campaign.run_matrix import MatrixEvent, Surroundings
-    from actordbg.replay.warm_groups import WarmGroups
+    from actordbg.replay.group_engine import WarmGroups
 
     require_torch()
     folder.make_inputs()

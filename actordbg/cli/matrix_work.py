@@ -34,7 +34,7 @@ from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import TINY, ReplayConfig
 from actordbg.records.journal import SPEC
 from actordbg.records.matrix_record import PASSED, MatrixCell, MatrixRecord
-from actordbg.replay.live_catalog import LiveCatalog
+from actordbg.replay.replay_data import LiveCatalog
 from actordbg.replay.selection import require_one_trainer
 from actordbg.replay.supervise import spec_and_owner
 from actordbg.store.layout import Store

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from actordbg.base.errors import EnvironmentProblem, UsageError
-from actordbg.base.units import resolve
-from actordbg.base.units import parse_seconds
+from actordbg.base.units import parse_seconds, resolve
 from actordbg.cli.options import (
     Format,
     FormatOption,

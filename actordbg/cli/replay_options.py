@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import typer
 
 from actordbg.base.errors import Refused, Unsupported, UsageError, require_package
-from actordbg.base.units import MOST_NAMED
-from actordbg.base.units import resolve
+from actordbg.base.units import MOST_NAMED, resolve
 from actordbg.cli import output
 from actordbg.cli.options import Where, option_field, settings_of
 
@@ -119,7 +118,7 @@ class EngineOptions:
                     raise UsageError(f"{flag} belongs to a Ray cluster", hint="add --engine ray, or leave it out")
             yield engine_in_use()
             return
-        from actordbg.cluster.desk_side import StoreElsewhere
+        from actordbg.cluster.node_store import StoreElsewhere
         from actordbg.cluster.order import DEFAULT_MAX_FAILURES, ClusterOrder
         from actordbg.cluster.ray_engine import connected
         from actordbg.store.staging import split_runs

@@ -17,8 +17,8 @@ from actordbg.cli.output import human_bytes, note, plural, say, say_fact, say_wr
 from actordbg.cli.replay_options import MOST_UNASKED, StopOptions
 from actordbg.cli.replaying import counting, replaying, require_runnable, say_skipped, what_there_is
 from actordbg.config.as_ran import on_machine, toy
+from actordbg.debug.meeting import Relay
 from actordbg.debug.replay_stops import StopOrder
-from actordbg.debug.terminal import Relay
 from actordbg.formats.weight_hashes import RECORDED_WEIGHTS
 from actordbg.judge.agreement import (
     Generators,
@@ -35,9 +35,8 @@ from actordbg.judge.summary import summarise
 from actordbg.records.journal import TENSORS, read_results
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay import supervise
-from actordbg.replay.estimate import estimated
 from actordbg.replay.plan import Plan
-from actordbg.replay.replay_data import data_of
+from actordbg.replay.replay_data import data_of, estimated
 from actordbg.replay.supervise import Progress
 from actordbg.store.layout import Store
 

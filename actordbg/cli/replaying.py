@@ -10,12 +10,10 @@ from typing import Any
 
 import typer
 
-from actordbg.actor.known_failures import find_trainer
-from actordbg.actor.hub_model import find_model, looks_like_path
-from actordbg.actor.known_failures import check_config, refuse_hits
+from actordbg.actor.hub_model import find_model, looks_like_path, versions_of
+from actordbg.actor.known_failures import check_config, find_trainer, refuse_hits
 from actordbg.actor.model_code import require_consent
 from actordbg.actor.rules import RuleHit
-from actordbg.actor.hub_model import versions_of
 from actordbg.base.errors import NothingToDo, Unsupported, UsageError
 from actordbg.base.units import MOST_NAMED
 from actordbg.catalog import presets
@@ -31,8 +29,8 @@ from actordbg.config.replay_config import TINY, USUAL_LAWS, ReplayConfig
 from actordbg.config.sources import Asked, build_config
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.launch import surrounding_launcher
-from actordbg.replay.live_catalog import LiveCatalog
 from actordbg.replay.plan import Plan, make_plan
+from actordbg.replay.replay_data import LiveCatalog
 from actordbg.replay.selection import PICKLES, defaults_of, require_one_trainer, rows_of
 from actordbg.replay.supervise import Progress
 from actordbg.store.layout import Store

@@ -8,8 +8,7 @@ from typing import Any
 import typer
 
 from actordbg.base.errors import StoreProblem, UsageError
-from actordbg.base.units import LAST
-from actordbg.base.units import ago
+from actordbg.base.units import LAST, ago
 from actordbg.cli.options import AllowEmpty, Json, complete_replays, option, require_some, store_of
 from actordbg.cli.output import emit, note, say, table
 
@@ -82,11 +81,11 @@ def attach(
 
     Example: actordbg attach ppo-7b
     """
-    from actordbg.debug import live_job
-    from actordbg.debug.terminal import attend
+    from actordbg.debug import stops
+    from actordbg.debug.meeting import attend
     from actordbg.replay.supervise import load_spec
 
-    store, run = store_of(ctx), live_job.root() / name
+    store, run = store_of(ctx), stops.root() / name
     if run.is_dir():
         note(f"waiting for the stops of run {name}; Ctrl-C leaves")
         mark = run / "attach"  # tells the run's ranks that somebody waits
@@ -99,7 +98,7 @@ def attach(
     try:
         folder = store.replays / load_spec(store.require(), name).replay_id
     except StoreProblem as error:
-        runs = sorted(path.name for path in live_job.root().glob("*"))
+        runs = sorted(path.name for path in stops.root().glob("*"))
         known = f"; runs on this machine that stopped before: {', '.join(runs[:8])}" if runs else ""
         raise UsageError(f"{name} is no replay here, and no run that stops on this machine{known}", hint=error.hint) from None
     if not _runs(folder):

@@ -76,7 +76,7 @@ def run(
     """
     from actordbg.cli.dump_status_work import process_rows, total_of, who
     from actordbg.cli.dump_switch import switch_off
-    from actordbg.debug import live_job
+    from actordbg.debug import stops as live_stops
     from actordbg.install import command as command_line
     from actordbg.install import ray_hooks
     from actordbg.trainers.find_adapter import carried_form
@@ -97,7 +97,7 @@ def run(
     start_recording(store, name, options)
     if stops:
         with contextlib.suppress(OSError):
-            live_job.expect(name)
+            live_stops.expect(name)
         note(f"actordbg: at a breakpoint() all ranks of this machine park; from another terminal: actordbg attach {name}")
     goes_on = False
     try:

@@ -10,8 +10,8 @@ from typing import Any
 
 import typer
 
-from actordbg.actor.known_failures import find_trainer
 from actordbg.actor.hub_model import find_model
+from actordbg.actor.known_failures import find_trainer
 from actordbg.actor.model_code import require_consent
 from actordbg.base.errors import UsageError
 from actordbg.campaign.ancestor_names import AncestorNames, read_names

@@ -14,6 +14,7 @@ questions with what is new there (`node_store.py`).
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib.util
 import os
@@ -28,17 +29,17 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import ActordbgError, EnvironmentProblem, StoreProblem
-from actordbg.base.processes import GONE, ZOMBIE, state_of, wait_for_any
-from actordbg.cluster.node_store import HostNews, HostQuestion, NodeStore, Parcel
-from actordbg.cluster.paused_ranks import PausedRanks
+from actordbg.base.processes import GONE, ZOMBIE, state_of, wait_for_any, wait_status_of
+from actordbg.cluster.node_store import HostNews, HostQuestion, NodeStore, Parcel, told
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.debug import editor
 from actordbg.formats.store_files import read_regular
-from actordbg.records.journal import Event, Journal, Tail, rank_journal, rank_log
-from actordbg.replay.launch import Launched, NodeShare, launch_share
-from actordbg.replay.rank_view import NODE
-from actordbg.replay.work_order import WorkOrder
-from actordbg.replay.worker_logs import status_by_launcher
+from actordbg.records.journal import Event, rank_journal, rank_log
+from actordbg.replay.launch import Launched, launch_share
+from actordbg.replay.rank_launcher import NodeShare
+from actordbg.replay.rank_view import NODE, RankView
+from actordbg.replay.work_order import WorkOrder, announce
+from actordbg.replay.worker_logs import launcher_log, status_by_launcher, take_stacks
 from actordbg.trainers.trainer import TRAINER
 
 POLL_S = 0.05
@@ -75,24 +76,11 @@ def interface_of(address: str) -> str | None:
 
 @dataclass
 class _Rank:
-    """One rank here: its journal, what that said of its process, and when and how that was seen dead."""
+    """One rank here: its view, when it was seen dead, and whether that was told."""
 
-    number: int
-    tail: Tail
-    identity: tuple[int, int] | None = None
-    attempt: int = 0
-    done: bool = False
+    view: RankView
     told: bool = False
     ended_at: float | None = None
-    wait_status: int | None = None
-
-    def look(self) -> None:
-        """See whether its process has ended. Its launcher reaps it soon, and the exit status with it."""
-        if self.identity is None or self.ended_at is not None:
-            return
-        state, self.wait_status = state_of(*self.identity)
-        if state in (GONE, ZOMBIE):
-            self.ended_at = time.monotonic()
 
 
 class NodeHost:
@@ -141,10 +129,8 @@ class NodeHost:
             added |= {key: name for key in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if key not in os.environ}
         asked = ReplayConfig.from_dict(config)
         self._folder, self._direct = order.parent, LAUNCHERS[asked.backend] == "python"
-        self._work, self._launcher_log = order, order.parent / share.log
-        self._ranks = [_Rank(number, Tail(rank_journal(self._folder, number))) for number in share.workers]
-        for rank in self._ranks:
-            rank.tail.poll()
+        self._work, self._launcher_log = order, order.parent / launcher_log(share.workers.start)
+        self._ranks = [_Rank(RankView.begin(self._folder, number)) for number in share.workers]
         self._launched = launch_share(asked, share, order, module, given, added)
 
     def _take(self, given: str | Parcel) -> Path:
@@ -165,22 +151,17 @@ class NodeHost:
     def go_on(self, given: str | Parcel) -> None:
         """The waiting ranks get another order: their journals lie in its folder from now on."""
         before, self._work = self._work, self._take(given)
-        folder = self._work.parent
-        if folder != self._folder:
-            tails = [Tail(rank_journal(folder, rank.number)) for rank in self._ranks]
-            for rank, tail in zip(self._ranks, tails, strict=True):
-                tail.poll()
-                rank.tail = tail
-            self._folder = folder
+        self._folder = self._work.parent
         for rank in self._ranks:
-            rank.done = False
+            rank.view.move(self._folder)
         if self._store is not None:
-            self._store.announce(before, self._work)
+            with told(before):
+                announce(before, self._work)
 
     def let_go(self) -> None:
         """The waiting ranks get no other order."""
-        if self._store is not None:
-            self._store.announce(self._work, None)
+        with told(self._work):
+            announce(self._work, None)
 
     def wait(self, question: HostQuestion | None = None, longest_s: float | None = None) -> int | HostNews | None:
         """Until there is news for the command, or what started the ranks has ended, with its exit code; else None in the end.
@@ -214,18 +195,16 @@ class NodeHost:
     def _news(self, question: HostQuestion | None, ended: bool) -> HostNews | None:
         if question is None or self._store is None:
             return None
-        numbers = [rank.number for rank in self._ranks]
+        numbers = [rank.view.rank for rank in self._ranks]
         logs = [*(rank_log(self._folder, number) for number in numbers), self._launcher_log]
-        last = ended or all(rank.done for rank in self._ranks)
+        last = ended or all(rank.view.done for rank in self._ranks)
         return self._store.news([rank_journal(self._folder, number) for number in numbers], logs, question.grown, last=last)
 
     def stacks(self, identities: Mapping[int, tuple[int, int]]) -> tuple[dict[int, str], dict[tuple[int, int], str]]:
         """The stacks of this node's ranks among these, and the states of their processes."""
-        mine = {rank.number for rank in self._ranks}
+        mine = {rank.view.rank for rank in self._ranks}
         here = {number: identity for number, identity in identities.items() if number in mine}
-        if self._launched is None:
-            return {}, {}
-        return self._launched.stacks(self._folder, here), {one: state_of(*one)[0] for one in here.values()}
+        return take_stacks(self._folder, here), {identity: state_of(*identity)[0] for identity in here.values()}
 
     def end(self) -> None:
         """End the ranks."""
@@ -241,37 +220,34 @@ class NodeHost:
     def _look(self, launched: Launched) -> None:
         """Learn which processes the ranks are, and write down those that ended."""
         for rank in self._ranks:
-            for event in rank.tail.poll():
+            view = rank.view
+            for event in view.poll():
                 if event["event"] == "boot":
-                    rank.identity, rank.attempt = (event["pid"], event["ticks"]), event["attempt"]
-                    rank.done = False
-                    launched.watch(rank.identity)
-                rank.done = rank.done or event["event"] == "done"
-                self._tell_ray(rank, event)
-            rank.look()
-            settled = rank.ended_at is not None and (rank.done or time.monotonic() - rank.ended_at > SETTLE_S)
+                    launched.watch((event["pid"], event["ticks"]))
+                self._tell_ray(view.rank, event)
+            if rank.ended_at is None:  # its launcher reaps it soon, and the exit status with it
+                view.look(lambda identity: state_of(*identity))
+                rank.ended_at = time.monotonic() if view.state in (GONE, ZOMBIE) else None
+            settled = rank.ended_at is not None and (view.done or time.monotonic() - rank.ended_at > SETTLE_S)
             if settled and not rank.told:
-                self._tell(rank, launched)
+                rank.told = True
+                self._tell(view, launched)
 
-    def _tell_ray(self, rank: _Rank, event: Event) -> None:
+    def _tell_ray(self, rank: int, event: Event) -> None:
         if event["event"] == "stop" and event.get("editor"):
-            self._paused.pause(rank.number, event["editor"])
+            self._paused.pause(rank, event["editor"])
         elif event["event"] in ("go", "done"):
-            self._paused.go_on(rank.number)
+            self._paused.go_on(rank)
 
-    def _tell(self, rank: _Rank, launched: Launched) -> None:
-        rank.told = True
-        self._paused.go_on(rank.number)
-        status = rank.wait_status
+    def _tell(self, view: RankView, launched: Launched) -> None:
+        self._paused.go_on(view.rank)
+        status = view.wait_status
         if status is None and self._direct and launched.ended():  # its parent is we: reaped a moment ago
-            code = launched.process.returncode
-            status = -code if code < 0 else code << 8
-        elif status is None and rank.identity is not None:  # its launcher looks as often as we do, and may be first
-            status = status_by_launcher(launched.log, rank.identity[0])
-        if not rank.done and os.getppid() == self._raylet:
-            journal = Journal(rank_journal(self._folder, rank.number))
-            journal.append("gone", rank=rank.number, attempt=rank.attempt, wait_status=status)
-            journal.close()
+            status = wait_status_of(launched.process.returncode)
+        elif status is None and view.identity is not None:  # its launcher looks as often as we do, and may be first
+            status = status_by_launcher(launched.log, view.identity[0])
+        if not view.done and os.getppid() == self._raylet:
+            view.write_gone(status)
 
 
 def require_debugpy(order: Path, node: str) -> None:
@@ -282,3 +258,44 @@ def require_debugpy(order: Path, node: str) -> None:
             f"{node} has no debugpy, and ranks there are to stop for an editor",
             hint="pip install 'actordbg[ray]' on every node, or --runtime-env FILE with `pip: [debugpy]`",
         )
+
+
+class PausedRanks:
+    """The ranks of a host that wait for an editor, of which Ray's distributed debugger learns here.
+
+    It lists Ray's workers that have paused threads, and connects to the port that Ray knows for one (debugpy speaks with it): for
+    a host that of the last rank. A rank is a process beside Ray's. So its host says that it is paused itself, at the rank's port,
+    as `ray.util.debugpy` does. Where Ray has other functions for that, nothing is listed, and the address in the command's
+    terminal works all the same.
+    """
+
+    def __init__(self) -> None:
+        self._ports: dict[int, int] = {}
+        self._told = contextlib.ExitStack()
+
+    def pause(self, rank: int, address: str) -> None:
+        """A rank waits at HOST:PORT."""
+        self._ports.pop(rank, None)
+        self._ports[rank] = int(address.rpartition(":")[2])
+        self._tell()
+
+    def go_on(self, rank: int) -> None:
+        """A rank waits no more."""
+        if self._ports.pop(rank, None) is not None:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._told.close()
+        if not self._ports:
+            return
+        with contextlib.suppress(AttributeError):
+            worker: Any = _ray_worker()
+            worker.set_debugger_port(list(self._ports.values())[-1])
+            self._told.enter_context(worker.worker_paused_by_debugger())
+            self._told.enter_context(worker.task_paused_by_debugger())
+
+
+def _ray_worker() -> Any:
+    import ray
+
+    return ray._private.worker.global_worker

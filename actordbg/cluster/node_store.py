@@ -1,4 +1,4 @@
-"""A node's own part of a store that lies behind a URL, where nodes and the command share no folder.
+"""A store that lies behind a URL, where nodes and the command share no folder: a node's own part of it, and the command's side.
 
     ~/.cache/actordbg/nodes/<store>/dumps/, packs/, models/            what nodes brought from the URL; stays, for all hosts here
     ~/.cache/actordbg/nodes/<store>/host-<...>/replays/<id>/           one host's replays; goes with the host
@@ -10,26 +10,38 @@ nothing behind the URL: the command alone does. So what is there was written by 
 
 The conversation with the command is in turns: it asks, the host answers with what is new since the last question. An answer
 counts as taken when the next question comes. A lost host costs what it had not said.
+
+**The command's side** (`DeskSide`) is what it gives a place's hosts, and takes from them:
+
+
+    side = DeskSide(StoreElsewhere("s3://bucket/store", mirror), hosts=2)
+    host.start.remote(..., side.parcel(work, ranks, number), ...)
+    side.take(number, news)                    # journals, logs and kept files lie in the command's mirror then
+
+What was taken is counted for each place. So a new place begins anew, and what a lost one had not said is not awaited.
+Of a journal whole lines are taken, so a place that is lost in the middle of one leaves nothing behind.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from actordbg.base.errors import StoreProblem
+from actordbg.base.errors import StoreProblem, Unsupported
 from actordbg.base.owners import user_folder
 from actordbg.base.processes import GONE, ZOMBIE, start_ticks, state_of
 from actordbg.config.sources import mirror_name
 from actordbg.formats.store_files import TEMPORARY, atomic_write, make_folder, open_regular, processes, read_regular
-from actordbg.records.journal import SPEC
+from actordbg.records.journal import SPEC, Journal, rank_journal, rank_log
 from actordbg.records.replay_record import ReplaySpec
-from actordbg.replay.work_order import WorkOrder, announce
-from actordbg.store.places import split_place
+from actordbg.replay.work_order import WorkOrder
+from actordbg.replay.worker_logs import launcher_log, size_of
+from actordbg.store.places import read_record, split_place
 from actordbg.store.staging import Fetched
 
 MOST_AT_ONCE = 2**25
@@ -52,7 +64,7 @@ class Parcel:
     defaults: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class HostQuestion:
     """What the command has of this host's files, by path: bytes of those that grow, names of the last whole ones. peers: what
     ranks of other nodes wrote into their journals.
@@ -85,7 +97,7 @@ class NodeStore:
         self._given: set[Path] = set()
         self._lines: dict[str, bytes] = {}
         self._whole: list[str] = []
-        with _told(self.root):
+        with told(self.root):
             make_folder(self.root)
             for name in _SHARED:
                 make_folder(shared / name)
@@ -96,7 +108,7 @@ class NodeStore:
         """Lay a work order out with everything that its ranks read; its path here."""
         order = self.root / parcel.order
         folder = order.parent
-        with _told(folder):
+        with told(folder):
             for name, data in parcel.files.items():
                 atomic_write(folder / name, data)
                 self._given.add(folder / name)
@@ -110,23 +122,17 @@ class NodeStore:
             self._fetched.bring(file_of(paths[index]) for index in wanted)
         return order
 
-    def announce(self, before: Path, following: Path | None) -> None:
-        """Tell the waiting ranks what comes next."""
-        with _told(before):
-            announce(before, following)
-
     def hear(self, question: HostQuestion) -> None:
         """Take in what other nodes' ranks wrote, and forget whole files that the command has."""
-        with _told(self.root):
+        with told(self.root):
             for path in question.whole:
                 (self.root / path).unlink(missing_ok=True)
             for path, data in question.peers.items():
-                with open(open_regular(self.root / path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
-                    file.write(data)
+                _append(self.root / path, data)
 
     def news(self, journals: Sequence[Path], logs: Sequence[Path], grown: Mapping[str, int], *, last: bool) -> HostNews:
         """What is new, at most MOST_AT_ONCE bytes of it. last: the ranks have finished, so files that change no more go too."""
-        with _told(self.root):
+        with told(self.root):
             if not self._lines:
                 self._lines = {path: data for path, data in self._grown(journals, grown) if data}
                 folders = {path.parent for path in journals} if self._lines or last else ()
@@ -172,6 +178,11 @@ def file_of(place: str) -> str:
     return packed[0] if packed else place
 
 
+def _append(path: Path, data: bytes) -> None:
+    with open(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
+        file.write(data)
+
+
 def _reach(path: Path, size: int) -> None:
     """Let a log begin where the command's copy ends, so that places in it mean the same there: a hole takes no room."""
     descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT)
@@ -192,10 +203,105 @@ def _clear_away(shared: Path) -> None:
 
 
 @contextlib.contextmanager
-def _told(where: Path) -> Iterator[None]:
+def told(where: Path) -> Iterator[None]:
     """What the node's disk refuses, as a problem of the store there."""
     try:
         yield
     except OSError as error:
         hint = "--runtime-env XDG_CACHE_HOME=/FOLDER puts it where a node has room"
         raise StoreProblem(f"{error.filename or where}: {error.strerror or error}", hint=hint) from None
+
+
+@dataclass(frozen=True)
+class StoreElsewhere:
+    """A store behind a URL, and the command's mirror of it."""
+
+    url: str
+    mirror: Path
+
+
+@dataclass
+class _Host:
+    """What one host got, and what it is asked next, by what was taken from it."""
+
+    folders: set[Path] = field(default_factory=set)
+    asked: HostQuestion = field(default_factory=lambda: HostQuestion({}))
+
+
+class DeskSide:
+    """The side of one place."""
+
+    def __init__(self, store: StoreElsewhere, hosts: int) -> None:
+        self._store = store
+        self._hosts = [_Host() for _ in range(hosts)]
+        self._journals: set[str] = set()
+
+    def parcel(self, work: Path, ranks: Sequence[int], number: int) -> Parcel:
+        """What host `number`, which has these ranks, needs for an order."""
+        host, folder, files = self._hosts[number], work.parent, {work.name: read_regular(work)}
+        defaults = None
+        if folder not in host.folders:
+            for path in folder.glob("*.json"):
+                if not path.name.startswith(_ORDERS):
+                    files[path.name] = read_regular(path, most=2**31)
+            host.folders.add(folder)
+            defaults = _defaults(folder / SPEC, self._store)
+        paths = [*(rank_log(folder, rank) for rank in ranks), folder / launcher_log(ranks[0])]
+        logs = {self._path(path): size_of(path) for path in paths}
+        host.asked.grown = logs | host.asked.grown
+        for path in (rank_journal(folder, rank) for rank in ranks):
+            if path.is_file():
+                Journal(path).close()  # a line that an earlier writer left cut is closed
+            self._journals.add(self._path(path))
+        return Parcel(self._path(work), files, logs, defaults)
+
+    def question(self, number: int) -> HostQuestion:
+        """What to ask a host."""
+        host = self._hosts[number]
+        asked, host.asked = host.asked, HostQuestion(dict(host.asked.grown))
+        return asked
+
+    def take(self, number: int, news: HostNews) -> None:
+        """Write down what a host answered: what was kept first, then logs, then the journals that speak of both."""
+        asked = self._hosts[number].asked
+        try:
+            for path, data in news.whole.items():
+                atomic_write(self._own(path), data)
+            for path in sorted(news.grown, key=self._journals.__contains__):
+                _append(self._own(path), news.grown[path])
+                asked.grown[path] = asked.grown.get(path, 0) + len(news.grown[path])
+        except OSError as error:
+            raise StoreProblem(
+                f"cannot write {error.filename or self._store.mirror}: {error.strerror}", hint="check the free space of its disk"
+            ) from None
+        asked.whole = tuple(news.whole)
+        for path in self._journals.intersection(news.grown):
+            for other in self._hosts:
+                if other.asked is not asked:
+                    other.asked.peers[path] = other.asked.peers.get(path, b"") + news.grown[path]
+
+    def _path(self, path: Path) -> str:
+        return path.absolute().relative_to(self._store.mirror).as_posix()
+
+    def _own(self, path: str) -> Path:
+        parts = PurePosixPath(path)
+        if parts.is_absolute() or ".." in parts.parts:
+            raise StoreProblem(f"a node names {path!r:.80}, which lies outside of the store", hint="nothing was written")
+        return self._store.mirror / parts
+
+
+@functools.lru_cache(8)
+def _defaults(spec: Path, store: StoreElsewhere) -> int | None:
+    """The input whose record decides open settings, so that workers find the same one: `selection.defaults_of`."""
+    inputs = ReplaySpec.from_file(spec).inputs
+    outside = next((item for item in inputs if Path(item.path).is_absolute()), None)
+    if outside is not None:
+        raise Unsupported(
+            f"dump {outside.dump_id} lies outside of the store, and nodes see only what is behind {store.url}",
+            hint="put it into the store; or leave --engine ray out",
+        )
+    for index, item in enumerate(inputs):
+        with contextlib.suppress(StoreProblem):
+            read_record(store.mirror / item.path)
+            return index
+    return None

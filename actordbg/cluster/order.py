@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import UsageError
-from actordbg.cluster.desk_side import StoreElsewhere
+from actordbg.cluster.node_store import StoreElsewhere
 from actordbg.debug.replay_stops import POST_MORTEM
 from actordbg.trainers.trainer import TRAINER
 

@@ -15,13 +15,14 @@ from typing import Any
 
 from actordbg.base.errors import ActordbgError
 from actordbg.base.processes import ALIVE
-from actordbg.cluster.desk_side import DeskSide, StoreElsewhere
 from actordbg.cluster.node_host import NodeHost
-from actordbg.cluster.node_store import Parcel
+from actordbg.cluster.node_store import DeskSide, Parcel, StoreElsewhere
 from actordbg.cluster.starved import Starved, starved_by
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
-from actordbg.replay.launch import Group, NodeShare, handed_on
+from actordbg.replay.launch import Group, Running, handed_on
+from actordbg.replay.rank_launcher import NodeShare
 from actordbg.replay.work_order import announce
+from actordbg.replay.worker_logs import launcher_log
 
 FENCE_S = 3.0
 """How long after a node was lost its ranks may still live: they look for their host four times a second."""
@@ -68,7 +69,7 @@ class GroupShape:
         """How many such groups the nodes hold, by their resources."""
         room = [min(int(node.get(name, 0) // amount) for name, amount in self.bundles[0].items()) for node in nodes]
         most = sum(room) // len(self.counts)
-        while most and sum(min(one, most) for one in room) < most * len(self.counts):
+        while most and sum(min(groups, most) for groups in room) < most * len(self.counts):
             most -= 1
         return most
 
@@ -156,7 +157,8 @@ class GroupPlace:
 
     def _death(self, error: Exception) -> str:
         """Whose death it was, in words, as far as Ray knows by now."""
-        dead, here = {one["NodeID"] for one in self.ray.nodes() if not one["Alive"]}, {one["node"] for one in self.nodes or ()}
+        dead = {node["NodeID"] for node in self.ray.nodes() if not node["Alive"]}
+        here = {host["node"] for host in self.nodes or ()}
         self.dead_nodes = frozenset(node for node in dead if node in here or node in str(error))
         gone = " and ".join(sorted(node[:8] for node in self.dead_nodes))
         return f" is lost: {f'node {gone} died' if gone else f'its process or its node died ({type(error).__name__})'}"
@@ -192,28 +194,25 @@ class GroupPlace:
         remove_placement_group(self._reserved)
 
 
-class RayRunning:
+class RayRunning(Running):
     """A group that runs in a place. Its supervisor learns of deaths from the journals, and of a lost place from here."""
 
     def __init__(self, place: GroupPlace, config: ReplayConfig, group: Group, work: Path, module: str) -> None:
         assert place.nodes is not None
-        self.place, self.log = place, work.parent / "launcher.log"
-        if group.ranks[0]:
-            self.log = work.parent / f"launcher-{group.ranks[0]}.log"
-        self.descriptors: list[int] = []
+        self.place, self.log = place, work.parent / launcher_log(group.ranks[0])
         self._states: dict[tuple[int, int], str] = {}
         counts, first = place.shape.counts, place.nodes[0]
         address = "127.0.0.1" if len(counts) == 1 else first["address"]
-        self._work, self._workers, self._blamed, self.excused = work, group.ranks, False, False
+        self._work, self._workers, self._blamed, self._excused = work, group.ranks, False, False
         self._shares = [
             NodeShare(sum(counts[:number]), count, number, len(counts), address, first["port"], group.ranks[0])
             for number, count in enumerate(counts)
         ]
-        known = config.to_dict(), module, handed_on(config)
-        self._starting: list[Any] = []
-        for host, here, share, order in zip(place.hosts, place.nodes, self._shares, self._orders(work), strict=True):
-            given = (known[0], share, order, known[1], known[2], here["node"][:8], here["address"])
-            self._starting.append(host.start.remote(*given))
+        known, given = config.to_dict(), handed_on(config)
+        self._starting = [
+            host.start.remote(known, share, order, module, given, here["node"][:8], here["address"])
+            for host, here, share, order in zip(place.hosts, place.nodes, self._shares, self._orders(work), strict=True)
+        ]
         self._waiting: dict[int, Any] = {}
         self._codes: dict[int, int] = {}
         self._looked = 0.0
@@ -225,7 +224,7 @@ class RayRunning:
         side = self.place.side
         if side is None:
             return [str(work.absolute())] * len(self._shares)
-        return [side.parcel(work, share.workers, share.log, number) for number, share in enumerate(self._shares)]
+        return [side.parcel(work, share.workers, number) for number, share in enumerate(self._shares)]
 
     @property
     def lost(self) -> str:
@@ -235,8 +234,12 @@ class RayRunning:
             return ""
         if self.place.starved is not None and not self._blamed:
             self._blamed = True
-            self.excused = self.place.starved.blame(self._work.parent, self._workers)
-        return self.place.lost if self.place.starved is None or self.excused else ""
+            self._excused = self.place.starved.blame(self._work.parent, self._workers)
+        return self.place.lost if self.place.starved is None or self._excused else ""
+
+    @property
+    def excused(self) -> bool:
+        return self._excused
 
     @property
     def dead_nodes(self) -> frozenset[str]:
@@ -270,22 +273,19 @@ class RayRunning:
         if self.place.lost:  # what they had may be given to others now
             time.sleep(max(self.place.lost_at + FENCE_S - time.monotonic(), 0))
 
-    def watch(self, identity: tuple[int, int]) -> None:
-        """The host watches."""
-
     def announce(self, before: Path, following: Path | None) -> None:
+        """Where hosts have folders of their own, they tell their ranks: what the order needs may take a while to bring."""
+        hosts, shared, told = self.place.hosts, self.place.side is None, []
         if following is not None:
             self._work, self.log = following, following.parent / self.log.name
-        if self.place.side is None:
-            if following is not None:
-                self.place.answers([host.go_on.remote(str(following.absolute())) for host in self.place.hosts])
-            return announce(before, following)
-        if following is None:
-            self._starting += [host.let_go.remote() for host in self.place.hosts]
-        else:  # what it needs has to be brought first, which may take a while
-            orders = self._orders(following)
-            self._starting += [host.go_on.remote(order) for host, order in zip(self.place.hosts, orders, strict=True)]
-        return None
+            told = [host.go_on.remote(order) for host, order in zip(hosts, self._orders(following), strict=True)]
+        elif not shared:
+            told = [host.let_go.remote() for host in hosts]
+        if not shared:
+            self._starting += told
+            return
+        self.place.answers(told)  # every host looks into the new folder before a rank writes there
+        announce(before, following)
 
     def state_of(self, identity: tuple[int, int]) -> tuple[str, int | None]:
         """As the hosts said when they took the stacks. Deaths stand in the journals."""

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from actordbg.base.errors import Conflict, EnvironmentProblem, LaunchProblem, Unsupported, UsageError
+from actordbg.base.units import plural
 from actordbg.cluster.node_host import interface_of, versions_here
 from actordbg.cluster.order import ClusterOrder, runtime_env_of
 from actordbg.cluster.place import FENCE_S, GroupPlace, GroupShape, RayRunning
@@ -64,7 +65,7 @@ class RayEngine(GroupEngine):
     def shape(self, config: ReplayConfig) -> GroupShape:
         """What a group needs here. A cluster that has GPUs gives each rank one."""
         if self._gpu is None:
-            self._gpu = any("GPU" in one for one in self._resources())
+            self._gpu = any("GPU" in node for node in self._resources())
         return GroupShape.of(config, self.order.per_node, self._gpu)
 
     def deals(self, config: ReplayConfig) -> bool:
@@ -79,7 +80,7 @@ class RayEngine(GroupEngine):
         lanes = config.lanes if together else 1
         count = max(1, min(wanted, -(-inputs // lanes)))
         firsts = range(0, count * shape.ranks, shape.ranks)
-        return [Group(tuple(range(first, first + shape.ranks)), shape.ranks > 1) for first in firsts]
+        return [Group(tuple(range(first, first + shape.ranks))) for first in firsts]
 
     def holds(self, shape: GroupShape) -> int:
         """How many such groups the cluster has room for; EnvironmentProblem where that is none."""
@@ -106,7 +107,7 @@ class RayEngine(GroupEngine):
             self.refuse(config)
         most = self.order.groups or min((self.holds(self.shape(config)) for config in configs), default=1)
         alone = replace(self.order, groups=1)
-        self._parts = [RayEngine(self.ray, alone, f"{self.title} runner {one}") for one in range(min(most, len(configs)))]
+        self._parts = [RayEngine(self.ray, alone, f"{self.title} runner {number}") for number in range(min(most, len(configs)))]
         return list(self._parts)
 
     def losses(self) -> Losses:
@@ -121,7 +122,7 @@ class RayEngine(GroupEngine):
         if self.order.store is not None:
             return
         until = time.monotonic() + EARLIER_S
-        while any(replay_id in one["name"] for one in list_named_actors(all_namespaces=True)):
+        while any(replay_id in actor["name"] for actor in list_named_actors(all_namespaces=True)):
             if time.monotonic() > until:
                 raise Conflict(
                     f"another command runs replay {replay_id} on this cluster", hint="wait for it, or end it with Ctrl-C"
@@ -139,7 +140,7 @@ class RayEngine(GroupEngine):
             for ranks in [ranks for ranks in self._places if set(ranks) & set(group.ranks)]:
                 self._give_up(ranks)  # of an earlier replay, whose groups had other ranks
             place = self._places[group.ranks] = GroupPlace(
-                self.ray, shape, self._name(group, shape), self._tell, self.order.store
+                self.ray, shape, self._name(group, shape), self._news.append, self.order.store
             )
         there = place.ready()
         if place.settled():
@@ -154,7 +155,8 @@ class RayEngine(GroupEngine):
         return RayRunning(self._places[group.ranks], config, group, work, module)
 
     def news(self) -> list[str]:
-        told, self._news = self._news, []
+        told = list(self._news)
+        self._news.clear()
         return told
 
     def is_here(self, address: str) -> bool:
@@ -162,7 +164,7 @@ class RayEngine(GroupEngine):
 
     def facts_of(self, group: Group) -> dict[str, object]:
         place = self._places.get(group.ranks)
-        return {"nodes": [one["node"] for one in place.nodes]} if place is not None and place.nodes else {}
+        return {"nodes": [host["node"] for host in place.nodes]} if place is not None and place.nodes else {}
 
     def close(self) -> None:
         """Give back every place."""
@@ -181,28 +183,25 @@ class RayEngine(GroupEngine):
         again = "" if self._made <= 1 + group.ranks[0] // shape.ranks else f" try {self._made}"
         return f"actordbg {self.title} group {group.ranks[0] // shape.ranks}{again}"
 
-    def _tell(self, text: str) -> None:
-        self._news.append(text)
-
     def _say(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
             self._news.append(text)
 
     def _resources(self) -> list[dict[str, float]]:
-        return [one["Resources"] for one in self.ray.nodes() if one["Alive"]]
+        return [node["Resources"] for node in alive(self.ray)]
 
     def _free(self) -> str:
         """What nobody has reserved, of all nodes together."""
         free, nodes = self.ray.available_resources(), self._resources()
-        kinds = [kind for kind in ("CPU", "GPU") if any(kind in one for one in nodes)]
-        most = {kind: sum(one.get(kind, 0) for one in nodes) for kind in kinds}
+        kinds = [kind for kind in ("CPU", "GPU") if any(kind in node for node in nodes)]
+        most = {kind: sum(node.get(kind, 0) for node in nodes) for kind in kinds}
         return " and ".join(f"{free.get(kind, 0):g} of {most[kind]:g} {kind}" for kind in kinds)
 
     def _in_words(self) -> str:
         nodes = self._resources()
-        each = ", ".join(f"{one.get('CPU', 0):g} CPU" + (f" and {one['GPU']:g} GPU" if "GPU" in one else "") for one in nodes[:8])
-        return f"it has {len(nodes)} node{'s' * (len(nodes) != 1)} ({each}{', ...' * (len(nodes) > 8)})"
+        each = [f"{node.get('CPU', 0):g} CPU" + (f" and {node['GPU']:g} GPU" if "GPU" in node else "") for node in nodes]
+        return f"it has {plural(len(nodes), 'node')} ({', '.join(each[:8] + ['...'] * (len(nodes) > 8))})"
 
 
 @contextlib.contextmanager
@@ -214,7 +213,7 @@ def connected(order: ClusterOrder, title: str) -> Iterator[RayEngine]:
     import ray
 
     address = order.address or os.environ.get("RAY_ADDRESS") or "auto"
-    _require_answer(address)
+    require_answer(address)
     warnings.filterwarnings("ignore", category=FutureWarning, module="ray")  # advice about the future of Ray's own settings
     try:
         ray.init(
@@ -260,13 +259,18 @@ class OwnOutput:
         return getattr(self._stream, name)
 
 
+def alive(ray: Any) -> list[dict[str, Any]]:
+    """What Ray says of the nodes that live."""
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
 def facts_of(ray: Any) -> Facts:
     """What configurations depend on, as the nodes have it: this machine may have no GPU."""
-    gpus = int(sum(one["Resources"].get("GPU", 0) for one in ray.nodes() if one["Alive"]))
+    gpus = int(sum(node["Resources"].get("GPU", 0) for node in alive(ray)))
     return gather_facts(cuda=gpus > 0, gpus=gpus)
 
 
-def _require_answer(address: str) -> None:
+def require_answer(address: str) -> None:
     """Ray tries for minutes to reach what is not there; LaunchProblem within seconds instead."""
     if address == "auto":
         return
@@ -311,7 +315,7 @@ def require_same_versions(ray: Any, needed: Sequence[str] = ()) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     asked = ray.remote(versions_here)
-    nodes = {one["NodeID"]: one["NodeManagerAddress"] for one in ray.nodes() if one["Alive"]}
+    nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in alive(ray)}
     answers = {
         node: asked.options(
             name="actordbg versions", num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
@@ -324,7 +328,7 @@ def require_same_versions(ray: Any, needed: Sequence[str] = ()) -> None:
         try:
             found[name] = ray.get(answer, timeout=ANSWER_S)
         except (ray.exceptions.RayError, TimeoutError) as error:
-            if node not in {one["NodeID"] for one in ray.nodes() if one["Alive"]}:
+            if node not in {other["NodeID"] for other in alive(ray)}:
                 continue  # it died since
             words = str(error).strip().splitlines() or [type(error).__name__]
             raise EnvironmentProblem(

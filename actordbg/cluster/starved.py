@@ -13,36 +13,12 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from actordbg.records.journal import Event, Journal, rank_journal, read_events
+from actordbg.replay.rank_view import RankView
 
 _NODE = re.compile(r"\(IP: ([^,)]+), ID: ([0-9a-f]+)\) was ([\d.]+ ?\w+ / [\d.]+ ?\w+)")
 _USER = re.compile(r"(?:^|[,\n] ?)(\d+)\t([\d.]+)\t")
 NODE_ID = 8
 """Characters of a node's id that a journal has."""
-
-
-@dataclass(frozen=True)
-class RankThere:
-    """A rank by its journal: its process, the attempt, and whether it was in an input."""
-
-    number: int
-    pid: int
-    attempt: int
-    node: str
-    busy: bool
-
-    @classmethod
-    def of(cls, number: int, events: Iterable[Event]) -> RankThere | None:
-        """None before its first boot."""
-        boot, running = None, -1
-        for event in events:
-            kind, slot = event["event"], event.get("slot", 0)
-            boot = event if kind == "boot" else boot
-            if kind in ("start", "fill"):
-                running = slot
-            elif kind == "boot" or (kind in ("end", "filled") and slot >= running):  # one that fails late ends no other
-                running = -1
-        return None if boot is None else cls(number, boot["pid"], boot["attempt"], boot.get("node", ""), running >= 0)
 
 
 @dataclass(frozen=True)
@@ -53,38 +29,36 @@ class Starved:
     why: str
     held: dict[int, float] = field(default_factory=dict)
 
-    def culprits(self, there: Iterable[RankThere], mine: Container[int]) -> list[RankThere]:
-        """Who is to blame among the ranks of a replay, where Ray took the memory from `mine`.
+    def culprits(self, ranks: Iterable[RankView], mine: Container[int]) -> list[RankView]:
+        """Who is to blame among the ranks of a replay that have booted, where Ray took the memory from `mine`.
 
         Of mine the one that held the most; all of them where Ray names none. A rank of another group instead, if mine were in
         an input and it was in one that took more than twice as much.
         """
-        here = [one for one in there if not self.node or (one.node and self.node.startswith(one.node))]
-        ours = [one for one in here if one.number in mine]
-        ours = [one for one in ours if one.busy] or ours
+        here = [view for view in ranks if not self.node or (view.node and self.node.startswith(view.node))]
+        ours = [view for view in here if view.rank in mine]
+        ours = [view for view in ours if view.doing] or ours
         if not ours:
             return []
         most = max(ours, key=self._held)
-        others = [one for one in here if one.busy and one.number not in mine and self._held(one) > 2 * self._held(most)]
-        if most.busy and others:
+        others = [view for view in here if view.doing and view.rank not in mine and self._held(view) > 2 * self._held(most)]
+        if most.doing and others:
             return [max(others, key=self._held)]
-        return [most] if most.pid in self.held else ours
+        return [most] if self._held(most) else ours
 
     def blame(self, folder: Path, mine: Container[int]) -> bool:
         """Write `gone` into the culprits' journals; whether they are others than mine, which are innocent then."""
-        numbers = (int(path.stem.removeprefix("rank")) for path in folder.glob("rank*.jsonl"))
-        seen = [RankThere.of(number, read_events(rank_journal(folder, number))) for number in numbers]
-        chosen = self.culprits([one for one in seen if one is not None], mine)
-        for one in chosen:
-            held = f"; it held {self._held(one):g} GB" if one.pid in self.held else ""
-            journal = Journal(rank_journal(folder, one.number))
-            how = {"attempt": one.attempt, "wait_status": int(signal.SIGKILL), "why": self.why + held}
-            journal.append("gone", rank=one.number, **how)
-            journal.close()
-        return any(one.number not in mine for one in chosen)
+        views = [RankView.of_peer(folder, int(path.stem.removeprefix("rank"))) for path in folder.glob("rank*.jsonl")]
+        for view in views:
+            list(view.poll())
+        chosen = self.culprits([view for view in views if view.identity], mine)
+        for view in chosen:
+            held = f"; it held {self._held(view):g} GB" if self._held(view) else ""
+            view.write_gone(int(signal.SIGKILL), why=self.why + held)
+        return any(view.rank not in mine for view in chosen)
 
-    def _held(self, rank: RankThere) -> float:
-        return self.held.get(rank.pid, 0.0)
+    def _held(self, view: RankView) -> float:
+        return self.held.get(view.identity[0], 0.0) if view.identity else 0.0
 
 
 def starved_by(message: str) -> Starved:

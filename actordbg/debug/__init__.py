@@ -1,5 +1,8 @@
 """Stops: one rank at a prompt, the others parked outside of any collective. In training code as in a replay's workers.
 
+In comes a frame, out goes a word: go on, end this input, stop no more. Begin reading in `stops`; `meeting` has the sockets,
+`prompt` is pdb behind one, `replay_stops` says where a replay's workers stop, `editor` lets VS Code in.
+
     from actordbg.debug import breakpoint
     breakpoint(rank=0)                  # `actordbg attach RUN`, from another terminal of this machine, gets the prompt
 
@@ -24,7 +27,5 @@ def breakpoint(rank: int | None = None, *, timeout: float = 300.0, frame: FrameT
     here = frame or sys._getframe(1)
     if stops.in_replay is not None:
         stops.in_replay.reached(here, rank)
-        return
-    from actordbg.debug import live_job
-
-    live_job.stop(here, rank or 0, timeout)
+    else:
+        stops.stop_job(here, rank or 0, timeout)

@@ -39,7 +39,7 @@ def listening(port: int) -> str:
         import debugpy
 
         node = os.environ.get(HOST)
-        with contextlib.nullcontext() if node else _own_user_only():
+        with contextlib.nullcontext() if node else own_user_only():
             host, taken = debugpy.listen((node or "127.0.0.1", port))
         if not node and not own_user.listens(host, taken):
             raise Unsupported(f"another user listens at {host}:{taken}", hint="use --debugpy 0")
@@ -48,7 +48,7 @@ def listening(port: int) -> str:
 
 
 @contextlib.contextmanager
-def _own_user_only() -> Iterator[None]:
+def own_user_only() -> Iterator[None]:
     """Inside the block debugpy's adapter starts, as a process that lets in this user alone; this one connects to no other's.
 
     Its adapter says where it listens at a port of ours, which anybody may have reached before: with an address of IPv6, too.
@@ -85,7 +85,13 @@ def look_here(trace: TracebackType | None, error: BaseException | None, wait_s: 
     import debugpy
 
     if not debugpy.is_client_connected():
-        _await_client(wait_s)
+        with contextlib.ExitStack() as patience:
+            if wait_s is not None:
+                over = threading.Timer(wait_s, lambda: debugpy.wait_for_client.cancel())
+                over.daemon = True
+                over.start()
+                patience.callback(over.cancel)
+            debugpy.wait_for_client()
     if not debugpy.is_client_connected():
         return
     if trace is None or error is None:
@@ -95,15 +101,3 @@ def look_here(trace: TracebackType | None, error: BaseException | None, wait_s: 
         debugpy.trigger_exception_handler((type(error), error, trace), as_uncaught=False)
     except (AttributeError, TypeError):  # an older debugpy: `trace` and `error` are here
         debugpy.breakpoint()
-
-
-def _await_client(wait_s: float | None) -> None:
-    import debugpy
-
-    over = threading.Timer(wait_s, lambda: debugpy.wait_for_client.cancel()) if wait_s is not None else None
-    if over is not None:
-        over.daemon = True
-        over.start()
-    debugpy.wait_for_client()
-    if over is not None:
-        over.cancel()

@@ -1,4 +1,4 @@
-"""How ranks of one machine park while one of them is at a prompt: Unix sockets in a folder, and no collective.
+"""Unix sockets in a folder: where ranks of one machine park while one of them is at a prompt, and where a terminal comes to it.
 
 The *leader* listens on a socket, the others connect to it and wait for its word. So nobody waits in a collective, whose time
 limit (or NCCL's watchdog) would end the job, and a process that dies is noticed at once: the kernel closes its connections.
@@ -7,7 +7,11 @@ limit (or NCCL's watchdog) would end the job, and a process that dies is noticed
     follower    connects, says which rank it is and where it stands, answers, returns with the word; LOST if the leader died
 
 Who leads is agreed on beforehand. If that rank does not come in time, the first of those that wait leads. Only one process can:
-the socket is made under a lock. Messages are lines of JSON. Standard library only.
+the socket is made under a lock. Messages are lines of JSON.
+
+The user's terminal (`Relay`) stays as it is: the kernel edits lines and echoes them. The relay never waits, so that a supervisor
+can watch on: `descriptors` says what to wait for, `step` passes on what is there. Ctrl-C interrupts what was typed, in the rank;
+a second one, with nothing typed between, is the command's own. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import fcntl
 import json
 import os
 import select
+import signal
 import socket
 import struct
 import time
@@ -28,7 +33,13 @@ CONTINUE, QUIT, DETACH, LOST = "continue", "quit", "detach", "lost"
 """Words that end a stop: go on; end this input; go on and stop no more; the rank at the prompt is gone."""
 _HELLO_S = 10.0
 _POLL_S = 0.02
+IN, OUT = 0, 2
 Message = dict[str, Any]
+
+
+def socket_of(rank: int) -> str:
+    """The name of the socket of a rank's prompt."""
+    return f"prompt-{rank}.sock"
 
 
 @contextlib.contextmanager
@@ -43,9 +54,8 @@ def address(folder: Path, name: str) -> Iterator[str]:
 
 def listen(folder: Path, name: str) -> socket.socket:
     """A socket that only this user may connect to. What an earlier process left under the name is replaced."""
+    remove(folder, name)
     with address(folder, name) as path:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
         server = socket.socket(socket.AF_UNIX)
         server.bind(path)
         Path(path).chmod(0o600)
@@ -67,8 +77,8 @@ def connect(folder: Path, name: str) -> socket.socket | None:
 
 def remove(folder: Path, name: str) -> None:
     """Take a socket's name away: nobody can connect any more."""
-    with contextlib.suppress(OSError), address(folder, name) as path:
-        os.unlink(path)
+    with contextlib.suppress(OSError):
+        (folder / name).unlink()
 
 
 def who(connection: socket.socket) -> tuple[int, int]:
@@ -83,12 +93,18 @@ def is_mine(connection: socket.socket) -> bool:
     return who(connection)[1] in (os.getuid(), 0)
 
 
+def clock(seconds: float | None) -> Callable[[], float | None]:
+    """A function that says how many of these seconds are left; None where there is no limit."""
+    deadline = None if seconds is None else time.monotonic() + seconds
+    return lambda: None if deadline is None else deadline - time.monotonic()
+
+
 class Line:
     """One end of a connection on which messages go both ways."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self._buffer = b""
+        self._file = connection.makefile("rb")
 
     def fileno(self) -> int:
         return self.connection.fileno()
@@ -101,18 +117,21 @@ class Line:
     def receive(self, timeout_s: float | None = None) -> Message | None:
         """The next message; None if the other end is gone (or silent for `timeout_s`)."""
         self.connection.settimeout(timeout_s)
-        try:
-            while b"\n" not in self._buffer:
-                if not (data := self.connection.recv(65536)):
-                    return None
-                self._buffer += data
-        except OSError:
-            return None
-        text, _, self._buffer = self._buffer.partition(b"\n")
-        message: Message = json.loads(text)
+        text = b""
+        with contextlib.suppress(OSError):
+            text = self._file.readline()
+        message: Message | None = json.loads(text) if text.endswith(b"\n") else None
         return message
 
+    def follow(self, answer: Callable[[str], str]) -> Message:
+        """Compute what the leader asks for until its word comes; LOST if it died."""
+        while (message := self.receive()) is not None and "ask" in message:
+            self.send({"answer": answer(message["ask"])})
+        self.close()
+        return message or {"word": LOST}
+
     def close(self) -> None:
+        self._file.close()
         self.connection.close()
 
 
@@ -131,9 +150,7 @@ class Leading:
 
     def step(self, readable: Collection[int]) -> str:
         """Take in who came, and who died; in words, "" for nothing."""
-        news = []
-        if self._server.fileno() in readable:
-            news.append(self._admit())
+        news = [self._admit()] if self._server.fileno() in readable else []
         for rank, line in list(self._lines.items()):
             if line.fileno() in readable:  # it has nothing to say by itself: that is its end
                 self._drop(rank)
@@ -142,13 +159,12 @@ class Leading:
 
     def await_ranks(self, ranks: Collection[int], patience_s: float | None) -> list[int]:
         """Wait until all of these came; those that did not in time. None: without a limit, since somebody else watches."""
-        deadline = None if patience_s is None else time.monotonic() + patience_s
+        left = clock(patience_s)
         while missing := sorted(set(ranks) - set(self.places) - set(self.gone)):
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
+            seconds = left()
+            if seconds is not None and seconds <= 0:
                 return missing
-            readable, _, _ = select.select(self.descriptors(), [], [], left)
-            self.step(readable)
+            self.step(select.select(self.descriptors(), [], [], seconds)[0])
         return []
 
     def everywhere(self, text: str, mine: Callable[[], str]) -> dict[int, str]:
@@ -156,13 +172,13 @@ class Leading:
         lines = dict(self._lines)
         for line in lines.values():
             line.send({"ask": text})
-        found = {self.rank: mine()}  # must not raise: the others' answers are on their way
+        answers = {self.rank: mine()}  # must not raise: the others' answers are on their way
         for rank, line in lines.items():
             answer = line.receive()
             if answer is None:
                 self._drop(rank)
-            found[rank] = "(gone)" if answer is None else str(answer["answer"])
-        return dict(sorted(found.items()))
+            answers[rank] = "(gone)" if answer is None else str(answer["answer"])
+        return dict(sorted(answers.items()))
 
     def release(self, word: str, **more: Any) -> None:
         """Send everybody on. The socket is gone before: who comes now comes to the next stop."""
@@ -191,45 +207,30 @@ class Leading:
         self.gone.append(rank)
 
 
-class Following:
-    """A follower's end: it is welcome, and waits."""
+def meet(folder: Path, name: str, rank: int, place: str, *, leads: bool, patience_s: float) -> Leading | Line:
+    """Come to the meeting of this name: as its leader, or with a line to whoever leads.
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
-
-    def wait(self, answer: Callable[[str], str]) -> Message:
-        """Compute what is asked for until the word comes; LOST if the leader died."""
-        while (message := self._line.receive()) is not None:
-            if "ask" not in message:
-                self._line.close()
-                return message
-            self._line.send({"answer": answer(message["ask"])})
-        self._line.close()
-        return {"word": LOST}
-
-
-def meet(folder: Path, name: str, rank: int, place: str, *, leads: bool, patience_s: float) -> Leading | Following:
-    """Come to the meeting of this name. A rank that does not lead does so after all when nobody leads within `patience_s`."""
+    A rank that does not lead does so after all when nobody leads within `patience_s`.
+    """
     deadline = time.monotonic() + (0.0 if leads else patience_s)
     while True:
-        if (following := _join(folder, name, rank, place)) is not None:
-            return following
+        if (line := _join(folder, name, rank, place)) is not None:
+            return line
         if time.monotonic() >= deadline and (server := _take_the_lead(folder, name)) is not None:
             return Leading(server, folder, name, rank, place)
         time.sleep(_POLL_S)
 
 
-def _join(folder: Path, name: str, rank: int, place: str) -> Following | None:
+def _join(folder: Path, name: str, rank: int, place: str) -> Line | None:
     """Follow whoever leads now. None if nobody does, or if the leader is just leaving: it did not welcome us."""
     if (connection := connect(folder, name)) is None:
         return None
     line = Line(connection)
     line.send({"rank": rank, "place": place})
-    welcome = line.receive() if is_mine(connection) else None
-    if welcome is None:
-        line.close()
-        return None
-    return Following(line)
+    if is_mine(connection) and line.receive() is not None:
+        return line
+    line.close()
+    return None
 
 
 def _take_the_lead(folder: Path, name: str) -> socket.socket | None:
@@ -240,3 +241,109 @@ def _take_the_lead(folder: Path, name: str) -> socket.socket | None:
             other.close()
             return None
         return listen(folder, name)
+
+
+class Relay:
+    """One terminal, at one prompt after the other. `at`: the rank whose prompt it is at, None between prompts."""
+
+    def __init__(self) -> None:
+        self.at: int | None = None
+        self._connection: socket.socket | None = None
+        self._waiting: list[tuple[Path, int]] = []
+        self._reads = True
+        self._interrupts = 0
+        self._before: Any = None
+
+    def call(self, folder: Path, rank: int) -> None:
+        """A rank's prompt can be connected to: now, or when the one before is over."""
+        self._waiting.append((folder, rank))
+        self._next()
+
+    def descriptors(self) -> list[int]:
+        """What `step` waits for."""
+        if self._connection is None:
+            return []
+        return [self._connection.fileno(), *([IN] if self._reads else [])]
+
+    def step(self) -> None:
+        """Pass on what is there."""
+        if self._connection is not None:
+            readable, _, _ = select.select(self.descriptors(), [], [], 0)
+            if IN in readable:
+                self._type(self._connection)
+            if self._connection.fileno() in readable and not self._show(self._connection):
+                self.close()
+        self._next()
+
+    def close(self) -> None:
+        """Leave the prompt."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection, self.at = None, None
+            with contextlib.suppress(ValueError):  # not in the main thread
+                signal.signal(signal.SIGINT, self._before)
+
+    def _next(self) -> None:
+        while self._connection is None and self._waiting:
+            folder, rank = self._waiting.pop(0)
+            connection = connect(folder, socket_of(rank))
+            if connection is None:  # somebody else is there, or it went on
+                continue
+            if not is_mine(connection):
+                return connection.close()
+            self._connection, self.at, self._interrupts, self._reads = connection, rank, 0, True
+            with contextlib.suppress(ValueError):
+                self._before = signal.signal(signal.SIGINT, self._interrupt)
+        return None
+
+    def _type(self, connection: socket.socket) -> None:
+        """A line from the terminal; its end (Ctrl-D, or nobody there any more) is the end of what is typed."""
+        typed = b""
+        with contextlib.suppress(OSError):
+            typed = os.read(IN, 65536)
+        self._interrupts = 0
+        with contextlib.suppress(OSError):
+            if typed:
+                connection.sendall(typed)
+            else:
+                self._reads = False
+                connection.shutdown(socket.SHUT_WR)
+
+    def _show(self, connection: socket.socket) -> bool:
+        """What the rank prints; False at its end."""
+        shown = b""
+        with contextlib.suppress(OSError):
+            shown = connection.recv(65536)
+            os.write(OUT, shown)
+        return bool(shown)
+
+    def _interrupt(self, _number: int, _frame: object) -> None:
+        self._interrupts += 1
+        if self._interrupts > 1 or self._connection is None:
+            raise KeyboardInterrupt
+        with contextlib.suppress(OSError):
+            os.kill(who(self._connection)[0], signal.SIGINT)
+
+
+def clear_away(folder: Path) -> None:
+    """Remove the sockets that processes left which were ended at a stop."""
+    for path in (*folder.glob("prompt-*.sock"), *folder.glob("stop-*.sock*")):
+        remove(folder, path.name)
+
+
+def attend(folders: Callable[[], list[Path]], goes_on: Callable[[], bool], told: Callable[[str], None]) -> None:
+    """Be at every prompt that opens in these folders while `goes_on`; `told` hears when one is over."""
+    relay = Relay()
+    try:
+        while relay.at is not None or goes_on():
+            for path in (path for folder in folders() for path in sorted(folder.glob("prompt-*.sock")) if relay.at is None):
+                relay.call(path.parent, int(path.stem.removeprefix("prompt-")))
+            if relay.at is None:
+                time.sleep(0.1)
+                continue
+            select.select(relay.descriptors(), [], [], 0.1)
+            relay.step()
+            if relay.at is None:
+                told("the prompt is over")
+    finally:
+        relay.close()

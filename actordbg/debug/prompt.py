@@ -5,7 +5,10 @@ the other end, what is typed comes from there. End of file (Ctrl-D, a closed ter
 interrupts what was typed; before and after the prompt the signal means what it meant.
 
 A rank on which others wait does not step: the next line may be a collective, which they are not in. So `next`, `step` and
-breakpoints of pdb's own are refused there, and `layer` goes on to the next layer on all ranks. Standard library only.
+breakpoints of pdb's own are refused there, and `layer` goes on to the next layer on all ranks.
+
+`shapes` and `stats` say what tensors are. torch is not imported here: where there are tensors, it is there already. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -13,18 +16,19 @@ from __future__ import annotations
 import builtins
 import contextlib
 import pdb
+import random
 import select
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from actordbg.debug import inspecting, meeting
+from actordbg.base.processes import signals_to
+from actordbg.debug import meeting
 from actordbg.debug.meeting import CONTINUE, DETACH, QUIT, Leading
 
 LAYER = "layer"
@@ -41,11 +45,6 @@ class StoppedByUser(Exception):
     """The user ended this input at a prompt: no fault of the model."""
 
 
-def socket_of(rank: int) -> str:
-    """The name of the socket of a rank's prompt."""
-    return f"prompt-{rank}.sock"
-
-
 class Wire:
     """The file that pdb reads and writes: a terminal behind a socket. While it waits, the meeting's news are told."""
 
@@ -59,17 +58,20 @@ class Wire:
     def readline(self) -> str:
         """The next line that was typed; "" at its end, and `ended_by` says why."""
         while b"\n" not in self._buffer:
-            watched = self._others.descriptors() if self._others else []
-            mine = self._connection.fileno()
-            readable, _, _ = select.select([mine, *watched], [], [])
-            if self._others and (news := self._others.step([one for one in readable if one in watched])):
+            readable = _awaited(self._connection, self._others, None)
+            if self._others and (news := self._others.step(readable)):
                 self.write(f"\n--- {news}\n{self.prompt}")
                 if self._others.gone:
                     self.ended_by = news
                     return ""
-            if mine in readable and not self._receive():
-                self.ended_by = "the terminal at the prompt is closed"
-                return ""
+            if self._connection.fileno() in readable:
+                data = b""
+                with contextlib.suppress(OSError):
+                    data = self._connection.recv(65536)
+                if not data:
+                    self.ended_by = "the terminal at the prompt is closed"
+                    return ""
+                self._buffer += data
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line.decode("utf-8", "replace") + "\n"
 
@@ -85,30 +87,27 @@ class Wire:
     def close(self) -> None:
         self._connection.close()
 
-    def _receive(self) -> bytes:
-        try:
-            data = self._connection.recv(65536)
-        except OSError:
-            data = b""
-        self._buffer += data
-        return data
+
+def _awaited(own: socket.socket, others: Leading | None, timeout_s: float | None) -> list[int]:
+    """Wait for a socket, and for news of the meeting; the descriptors that have some."""
+    return select.select([own.fileno(), *(others.descriptors() if others else ())], [], [], timeout_s)[0]
 
 
 def await_terminal(
-    folder: Path, rank: int, others: Leading | None, wait_s: Callable[[], float | None], opened: Callable[[], None]
+    folder: Path, rank: int, others: Leading | None, wait_s: float | None, opened: Callable[[], None]
 ) -> Wire | None:
     """Wait until somebody connects to this rank's prompt; None when nobody did.
 
-    wait_s: how long yet, None for ever. opened: called once one can connect.
+    wait_s: how long, None for ever. opened: called once one can connect.
     """
-    server = meeting.listen(folder, socket_of(rank))
+    left = meeting.clock(wait_s)
+    server = meeting.listen(folder, meeting.socket_of(rank))
     try:
         opened()
-        while (left := wait_s()) is None or left > 0:
-            watched = others.descriptors() if others else []
-            readable, _, _ = select.select([server.fileno(), *watched], [], [], left)
+        while (seconds := left()) is None or seconds > 0:
+            readable = _awaited(server, others, seconds)
             if others:
-                others.step([one for one in readable if one in watched])
+                others.step(readable)
                 if others.gone:
                     return None
             if server.fileno() in readable:
@@ -118,7 +117,7 @@ def await_terminal(
                 connection.close()
         return None
     finally:
-        meeting.remove(folder, socket_of(rank))
+        meeting.remove(folder, meeting.socket_of(rank))
         server.close()
 
 
@@ -155,7 +154,7 @@ class Prompt(pdb.Pdb):
     def interaction(self, frame: FrameType | None, traceback: Any = None) -> None:  # type: ignore[override]
         """One prompt; a rank that steps has several."""
         self.steps, began = False, time.monotonic()
-        with inspecting.undisturbed(), _nameable(self.names), _interruptible():
+        with undisturbed(), _nameable(self.names), signals_to(signal.default_int_handler, [signal.SIGINT]):
             super().interaction(frame, traceback)
         Prompt.waited_s += time.monotonic() - began
         if not self.steps:
@@ -180,9 +179,8 @@ class Prompt(pdb.Pdb):
             ways = (
                 "`layer` goes on to the next layer on all ranks, `continue` to the end" if self._layers else "`continue` goes on"
             )
-            self.error(
-                f"{command} would run on alone while the other ranks are parked, and hang in the next collective.\n    {ways}"
-            )
+            why = "would run on alone while the other ranks are parked, and hang in the next collective"
+            self.error(f"{command} {why}.\n    {ways}")
             return False
         self.steps = self.steps or command in _STEPS
         return bool(super().onecmd(line))
@@ -216,11 +214,11 @@ class Prompt(pdb.Pdb):
     def do_layer(self, arg: str) -> bool:
         """layer [NAME]: go on, and stop before the next layer (or that one, or after the forward) on all ranks."""
         name = arg.strip()
-        found = [one for one in self._layers if one == name or one.endswith(f".{name}")]
-        if not self._layers or (name and not found):
+        layers = [layer for layer in self._layers if f".{layer}".endswith(f".{name}")] if name else [""]
+        if not self._layers or not layers:
             self.error(f"no layer {name}: {', '.join(self._layers[:4]) or 'this stop knows none'}, ...")
             return False
-        self._layer = found[0] if name else ""
+        self._layer = layers[0]
         return self._go(LAYER)
 
     def _follow_from(self, frame: FrameType | None) -> None:
@@ -234,32 +232,101 @@ class Prompt(pdb.Pdb):
 @contextlib.contextmanager
 def _nameable(names: Mapping[str, Any]) -> Iterator[None]:
     """Inside the block these names are known wherever a frame does not know them itself: that is what builtins are."""
-    before = {name: getattr(builtins, name) for name in names if hasattr(builtins, name)}
-    vars(builtins).update({name: value for name, value in names.items() if name not in before})
+    added = {name: value for name, value in names.items() if not hasattr(builtins, name)}
+    vars(builtins).update(added)
     try:
         yield
     finally:
-        for name in names.keys() - before.keys():
+        for name in added:
             vars(builtins).pop(name, None)
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Inside the block SIGINT interrupts what was typed. Only the main thread may say so; elsewhere nothing changes."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before if before is not None else signal.SIG_DFL)
 
 
 def evaluated(text: str, frame: FrameType, names: Mapping[str, Any]) -> str:
     """What an expression comes to in a frame, as text; an error as its name and message."""
     try:
-        with inspecting.undisturbed(), _nameable(names):
+        with undisturbed(), _nameable(names):
             return repr(eval(text, frame.f_globals, frame.f_locals))  # noqa: S307 - the user's own expression, out of the prompt
     except Exception as error:  # noqa: BLE001 - whatever the user typed may raise anything
         return f"{type(error).__name__}: {error}"
+
+
+MOST = 60
+"""How many tensors are listed at most."""
+
+
+class Said(str):
+    """Text that shows itself without quotes where a prompt prints the value of an expression."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether it is a tensor of torch, a parameter or a DTensor."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def form(tensor: Any) -> str:
+    """Shape, dtype and device: "[2, 96] int64 cpu"."""
+    kind = f" {type(tensor).__name__}" if type(tensor).__name__ == "DTensor" else ""
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} {tensor.device}{kind}"
+
+
+def tensors_in(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The tensors among these values by name, also in lists, tuples and dicts one level down."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if is_tensor(value):
+            found[name] = value
+        items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+        found |= {f"{name}[{key!r}]": item for key, item in items if is_tensor(item)}
+    return found
+
+
+def shapes(values: Mapping[str, Any]) -> Said:
+    """A line for each tensor among these values."""
+    found = tensors_in({name: value for name, value in values.items() if not name.startswith("__")})
+    lines = [f"{name:<24} {form(tensor)}" for name, tensor in list(found.items())[:MOST]]
+    lines += [f"... and {len(found) - MOST} more"] if len(found) > MOST else []
+    return Said("\n".join(lines) or "no tensors here")
+
+
+def stats(tensor: Any) -> Said:
+    """Shape, dtype, device, smallest, largest and mean value, and how many are NaN or infinite.
+
+    Of a DTensor it is this rank's part: the whole would need all ranks, and `gather` does that.
+    """
+    if not is_tensor(tensor):
+        return Said(f"{type(tensor).__name__}, no tensor: {tensor!r:.200}")
+    torch = sys.modules["torch"]
+    with torch.no_grad():
+        part = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        whole = "" if part is tensor else f"this rank's {list(part.shape)} of it: "
+        if part.numel() == 0:
+            return Said(f"{form(tensor)}  {whole}empty")
+        values = (part.detach().abs() if part.is_complex() else part.detach()).double()
+        finite = values[torch.isfinite(values)]
+        bad = f"NaN {int(torch.isnan(values).sum())}, infinite {int(torch.isinf(values).sum())}"
+        if finite.numel() == 0:
+            return Said(f"{form(tensor)}  {whole}nothing finite, {bad}")
+        spread = f"min {finite.min():.6g}, max {finite.max():.6g}, mean {finite.mean():.6g}"
+    return Said(f"{form(tensor)}  {whole}{spread}, {bad}")
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Inside the block random numbers may be drawn: afterwards all generators are where they were."""
+    states = [(random.setstate, random.getstate())]
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if numpy is not None:
+        states.append((numpy.random.set_state, numpy.random.get_state()))
+    if torch is not None:
+        states.append((torch.set_rng_state, torch.get_rng_state()))
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            states.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+    try:
+        yield
+    finally:
+        for put, state in states:
+            put(state)

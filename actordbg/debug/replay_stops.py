@@ -11,7 +11,9 @@ all. The worker's journal tells the supervisor, whose clock stands still meanwhi
 
 from __future__ import annotations
 
+import builtins
 import inspect
+import linecache
 import os
 import sys
 import time
@@ -22,10 +24,10 @@ from types import FrameType
 from typing import Any
 
 from actordbg.base.fault import Unsupported
-from actordbg.debug import editor, inspecting
+from actordbg.debug import editor
 from actordbg.debug.meeting import DETACH
-from actordbg.debug.prompt import LAYER, Prompt, StoppedByUser
-from actordbg.debug.stops import Site, Stop, hold, in_a_frame
+from actordbg.debug.prompt import LAYER, Prompt, StoppedByUser, form, stats, tensors_in
+from actordbg.debug.stops import Stop
 
 BEFORE, AFTER, ERROR = "before", "after", "error"
 LEVELS = ("warning", "info", "debug")
@@ -68,8 +70,8 @@ class ReplayStops:
     may_pause: somebody may sit at a prompt. active: the session has something to tell.
     """
 
-    def __init__(self, folder: Path, replay_id: str, rank: int, order: StopOrder, tell: Callable[..., None]) -> None:
-        self._folder, self._replay_id, self._rank, self._order, self._tell = folder, replay_id, rank, order, tell
+    def __init__(self, folder: Path, rank: int, order: StopOrder, tell: Callable[..., None]) -> None:
+        self._folder, self._rank, self._order, self._tell = folder, rank, order, tell
         self._ranks: tuple[int, ...] = (rank,)
         self._leader = rank
         self._engaged = bool(order.at)
@@ -122,29 +124,17 @@ class ReplayStops:
 
     # ---- what the session says
 
-    def _before(self, call: Mapping[str, Any], model: Any) -> None:
-        """Tell what the forward begins with; NotInEvalMode."""
-        training = [name or type(model).__name__ for name, one in model.named_modules() if one.training]
-        if self._order.level != LEVELS[0]:
-            tensors = "; ".join(f"{name} {inspecting.form(one)}" for name, one in inspecting.tensors_in(call).items())
-            mode = "eval" if not training else "training"
-            self._line(f"before forward: {tensors}; {mode} mode, {_weights(model)}, input {self._dump_id}")
-        if self._order.expect_eval and training:
-            raise NotInEvalMode(
-                f"{len(training)} modules are in training mode ({', '.join(training[:3])}, ...): dropout may be on"
-            )
-
     def forward(self, actor: Any, call: Mapping[str, Any], model: Any, names: Mapping[str, Any]) -> Any:
         """Call the Actor; a stop before that is at the line of the call, and a rank that is stepping goes on behind it.
 
         StoppedByUser, NotInEvalMode.
         """
-        if self.active:
-            began = time.monotonic()
+        began = time.monotonic()
+        if self._order.level != LEVELS[0] or self._order.expect_eval:
             self._before(call, model)
-            self._held_s += time.monotonic() - began
+        self._held_s += time.monotonic() - began
         if self._engaged and self._order.at == BEFORE:
-            tensors_first = {**inspecting.tensors_in(call), **call}
+            tensors_first = {**tensors_in(call), **call}
             shown = {**tensors_first, **names, "arguments": call, "actor": actor, "module": model}
             text = f"output = actor({', '.join(tensors_first)})"
             output = self._at_frame("before Actor.forward", text, shown, run="actor(**arguments)")
@@ -154,31 +144,45 @@ class ReplayStops:
         self.end()
         return output
 
+    def _before(self, call: Mapping[str, Any], model: Any) -> None:
+        """Tell what the forward begins with; NotInEvalMode."""
+        training = [name or type(model).__name__ for name, module in model.named_modules() if module.training]
+        mode = "training" if training else "eval"
+        self._tell_of("before", call, f"{mode} mode, {_weights(model)}, input {self._dump_id}")
+        if self._order.expect_eval and training:
+            raise NotInEvalMode(
+                f"{len(training)} modules are in training mode ({', '.join(training[:3])}, ...): dropout may be on"
+            )
+
     def after(self, actor: Any, call: Mapping[str, Any], model: Any, names: Mapping[str, Any]) -> None:
         """The forward is done, and no backward yet. names: log_probs, entropy, mask, loss."""
         self._forwarding = False
         if self._order.level != LEVELS[0]:
-            tensors = "; ".join(
-                f"{name} {inspecting.form(one)}" for name, one in inspecting.tensors_in(names).items() if name != "loss"
-            )
-            self._line(f"after forward: {tensors}; loss {float(names['loss']):.6g}")
+            values = {name: value for name, value in names.items() if name != "loss"}
+            self._tell_of("after", values, f"loss {float(names['loss']):.6g}")
         if self._engaged and (self._order.at == AFTER or self._next_layer in ("", AFTER)):
             shown = {**call, **names, "arguments": dict(call), "actor": actor, "module": model}
             self._at_frame("after Actor.forward", "log_probs, entropy = actor(...)", shown)
 
+    def _tell_of(self, when: str, values: Mapping[str, Any], more: str) -> None:
+        if self._order.level != LEVELS[0]:
+            tensors = "; ".join(f"{name} {form(tensor)}" for name, tensor in tensors_in(values).items())
+            self._line(f"{when} forward: {tensors}; {more}")
+
     def failed(self, error: Exception) -> None:
         """An input failed: the post mortem, while the frames are there."""
         self._forwarding = False
-        if not (self._engaged and self._order.at == ERROR) or _is_the_end(error):
+        if not (self._engaged and self._order.at == ERROR) or isinstance(error, StoppedByUser | NotInEvalMode):
             return
-        leads = self._order.rank in (None, self._rank)
-        stop = Stop(
-            "where the input failed", None, self._names({"error": error, "module": self._model}), trace=error.__traceback__,
-            gathers=self._gathers, banner=f" ({type(error).__name__}: {error!s:.200})",
-        )  # fmt: skip
+        stop = self._stop(
+            "where the input failed", None, {"error": error, "module": self._model}, f" ({type(error).__name__}: {error!s:.200})"
+        )
+        stop.trace, stop.arrival_s = error.__traceback__, 5.0
+        if self._order.rank in (None, self._rank):
+            stop.leader = self._rank
         if len(self._ranks) > 1:
             stop.refusal = "after a failure they need not have come as far"
-        self._hold(stop, self._rank if leads else self._leader, arrival_s=5.0)
+        self._hold(stop)
 
     # ---- what the user's code says
 
@@ -192,10 +196,11 @@ class ReplayStops:
                 f"breakpoint() at {place} was reached, and nobody can come to its prompt: this command has no terminal",
                 hint="`actordbg replay` in a terminal; or `replay --break-wait 600`, then `actordbg attach` from another one",
             )
-        leader = self._leader if rank is None or rank not in self._ranks else rank
-        names = self._names({"model": self._model})
-        stop = Stop(f"at breakpoint(), {place}", frame, names, gathers=self._gathers, banner=f", in {frame.f_code.co_name}")
-        self._hold(stop, leader, arrival_s=ARRIVAL_S)
+        stop = self._stop(f"at breakpoint(), {place}", frame, {"model": self._model}, f", in {frame.f_code.co_name}")
+        stop.arrival_s = ARRIVAL_S
+        if rank in self._ranks:
+            stop.leader = rank
+        self._hold(stop)
 
     # ---- the rest
 
@@ -205,7 +210,7 @@ class ReplayStops:
                 return
             if self._order.level == "debug":
                 first = next(iter([*args, *kwargs.values()]), None)
-                self._line(f"before {name}: {inspecting.stats(first)}")
+                self._line(f"before {name}: {stats(first)}")
             if self._engaged and self._next_layer in ("", name):
                 call = _bound(module, args, kwargs)
                 names = {**call, "arguments": call, "module": module, "model": self._model}
@@ -214,33 +219,33 @@ class ReplayStops:
         return before_layer
 
     def _at_frame(self, place: str, code: str, names: Mapping[str, Any], run: str = "") -> Any:
-        known = self._names(names)
-
         def stop_at(frame: FrameType) -> None:
-            self._hold(Stop(place, frame, known, gathers=self._gathers, banner=f", input {self._dump_id}"), self._leader, None)
+            self._hold(self._stop(place, frame, names, f", input {self._dump_id}"))
             if run:
                 self._forwarding = self.begun = True
 
-        return in_a_frame(place, code, known, stop_at, run)
+        return in_a_frame(place, code, self._names(names), stop_at, run)
 
-    def _hold(self, stop: Stop, leader: int, arrival_s: float | None) -> None:
-        if self._order.debugpy and leader == self._rank != (self._order.rank or 0) and len(self._ranks) == 1:
+    def _stop(self, place: str, frame: FrameType | None, names: Mapping[str, Any], banner: str) -> Stop:
+        def opened(missing: list[int], address: str) -> None:
+            where = {"node_address": os.environ.get(editor.HOST, ""), "editor": address}
+            self._tell("stop", place=place, missing=missing, **{name: value for name, value in where.items() if value})
+
+        known, layers = self._names(names), (*self._layers, AFTER) if self._layers else ()
+        stop = Stop(self._folder, self._rank, self._ranks, self._leader, place, frame, known, opened, self._ended)
+        stop.banner, stop.layers, stop.attach_s, stop.debugpy = banner, layers, self._order.wait_s, self._order.debugpy
+        stop.gathers = self._session.gather if self._session is not None else None
+        return stop
+
+    def _hold(self, stop: Stop) -> None:
+        alone = len(self._ranks) == 1
+        if self._order.debugpy and alone and stop.leader == self._rank != (self._order.rank or 0):
             return  # an editor is at one rank, and others that run alone do not wait for it
-        stop.layers = (*self._layers, AFTER) if self._layers else ()
-        attach_s = None if self._order.terminal and self._order.wait_s is None else self._order.wait_s
-        site = Site(
-            self._folder, self._rank, self._ranks, leader, arrival_s, attach_s, self._opened, self._ended,
-            debugpy=self._order.debugpy,
-        )  # fmt: skip
         began, waited_s = time.monotonic(), Prompt.waited_s
         try:
-            self._open = hold(stop, site)
+            self._open = stop.hold()
         finally:
             self._held_s += time.monotonic() - began - (Prompt.waited_s - waited_s)
-
-    def _opened(self, place: str, missing: list[int], address: str) -> None:
-        where = {"node_address": os.environ.get(editor.HOST, ""), "editor": address}
-        self._tell("stop", place=place, missing=missing, **{name: one for name, one in where.items() if one})
 
     def _ended(self, word: str, layer: str) -> None:
         self._tell("go", word=word)
@@ -252,27 +257,32 @@ class ReplayStops:
             self._next_layer = None
 
     def _names(self, names: Mapping[str, Any]) -> dict[str, Any]:
-        return {**names, "rank": self._rank, "world_size": self._world_size, "dump_id": self._dump_id}
-
-    @property
-    def _world_size(self) -> int:
-        return int(self._session.resolved.get("world_size", len(self._ranks))) if self._session else len(self._ranks)
+        resolved = self._session.resolved if self._session is not None else {}
+        world = int(resolved.get("world_size", len(self._ranks)))
+        return {**names, "rank": self._rank, "world_size": world, "dump_id": self._dump_id}
 
     @property
     def _model(self) -> Any:
         return self._session.model if self._session is not None else None
-
-    @property
-    def _gathers(self) -> Callable[[str], Any] | None:
-        return self._session.gather if self._session is not None else None
 
     def _line(self, text: str) -> None:
         print(f"[rank {self._rank}] {text}", file=sys.stderr, flush=True)  # noqa: T201 - the worker's log
         self._tell("line", text=f"[rank {self._rank}] {text}")
 
 
-def _is_the_end(error: Exception) -> bool:
-    return isinstance(error, StoppedByUser | NotInEvalMode)
+def in_a_frame(place: str, call: str, names: Mapping[str, Any], then: Callable[[FrameType], None], run: str = "") -> Any:
+    """Call `then` with a frame that holds exactly these names, where there is no line of code to stop at.
+
+    `place` takes the file's place in pdb's words, and `call` that of its first line. `run`: the expression that this line then
+    runs in the frame, so that `step` enters it, and `next` goes on to the line behind it; its value is returned. Such a frame is
+    no module of actordbg's, which stepping passes by.
+    """
+    name = f"<{place}>"
+    linecache.cache[name] = (len(call), None, [call + "\n", "output\n"], name)
+    scope = {**names, "__builtins__": builtins, "__name__": "replay" if run else __name__}
+    scope["_stop"] = lambda: then(sys._getframe(1))
+    exec(compile(f"_stop(); output = {run}\noutput" if run else "_stop()", name, "exec"), scope)
+    return scope.get("output")
 
 
 def _bound(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -280,21 +290,20 @@ def _bound(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dic
     try:
         found = inspect.signature(module.forward).bind(*args, **kwargs)
     except (TypeError, ValueError):
-        return {**{f"argument_{place}": one for place, one in enumerate(args)}, **kwargs}
-    flat: dict[str, Any] = {}
-    for name, value in found.arguments.items():
-        many = found.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
-        flat |= value if many else {name: value}
+        return {**{f"argument_{place}": argument for place, argument in enumerate(args)}, **kwargs}
+    flat = found.arguments
+    for name in [name for name in flat if found.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD]:
+        flat.update(flat.pop(name))
     return flat
 
 
 def _module_called(name: str, known: Mapping[str, Any], others: Mapping[str, Any]) -> str:
     """The full name of a module by its end; Unsupported where there is none, or not one alone, or not where all ranks stop."""
-    found = [name] if name in known else [one for one in known if one.endswith(f".{name}")]
+    found = [name] if name in known else [module for module in known if module.endswith(f".{name}")]
     if len(found) == 1:
         return found[0]
     at = ", ".join(list(known)[:4])
-    if not found and any(one == name or one.endswith(f".{name}") for one in others):
+    if not found and any(f".{module}".endswith(f".{name}") for module in others):
         raise Unsupported(
             f"--break {name}: ranks that compute together stop before a layer, where all of them come, and not inside of one",
             hint=f"one of: {at}, ...; or --backend plain, where any module will do",
@@ -305,5 +314,5 @@ def _module_called(name: str, known: Mapping[str, Any], others: Mapping[str, Any
 
 def _weights(model: Any) -> str:
     """The dtype and the device of the first parameter."""
-    one = next(iter(model.parameters()), None)
-    return "no weights" if one is None else f"weights {str(one.dtype).removeprefix('torch.')} on {one.device}"
+    first = next(iter(model.parameters()), None)
+    return "no weights" if first is None else f"weights {str(first.dtype).removeprefix('torch.')} on {first.device}"

@@ -1,29 +1,38 @@
 """A stop of one rank, from its arrival to the word that sends it on; the same in a replay's worker and in a live job.
 
-    arrive      at the meeting in the folder; the leader waits for the others (`Site.arrival_s`)
-    open        the leader waits for a terminal (`Site.attach_s`), then has its prompt; the others wait for its word
+    arrive      at the meeting in the folder; the leader waits for the others (`Stop.arrival_s`)
+    open        the leader waits for a terminal (`Stop.attach_s`), then has its prompt; the others wait for its word
     end         all go on; or this input ends (StoppedByUser); or the leader died, and the others go on
 
-`in_replay` is what a worker put here: its own breakpoints and the user's `breakpoint()` are the same. Standard library only.
+`in_replay` is what a worker put here: its own breakpoints and the user's `breakpoint()` are the same.
+
+**In somebody's training code** (`stop_job`) the ranks on this machine park, and `actordbg attach RUN` gets the prompt. Nothing
+here may harm the run. Ranks wait for each other, and for somebody to attach, only as long as the call says; then they go on.
+After a stop to which nobody came, later ones wait for a second only, unless an `attach` is waiting already. `quit` and a closed
+terminal end no training: they mean `detach` and `continue`. Processes of the same job meet by MASTER_PORT, in a folder named
+after the run, which only this user can enter. Standard library only.
 """
 
 from __future__ import annotations
 
-import builtins
-import linecache
+import os
 import pdb
+import re
+import stat
 import sys
-import time
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
-from actordbg.debug import editor, inspecting
-from actordbg.debug.inspecting import Said
-from actordbg.debug.meeting import CONTINUE, LOST, QUIT, Leading, meet
-from actordbg.debug.prompt import Prompt, StoppedByUser, await_terminal, evaluated
+from actordbg.debug import editor, prompt
+from actordbg.debug.meeting import CONTINUE, DETACH, LOST, QUIT, Leading, meet
+from actordbg.debug.prompt import Prompt, Said, StoppedByUser, await_terminal, evaluated
+
+KEEP_UP_S = 30.0
+"""How long a rank waits for the one that should lead, where no limit was given."""
 
 
 class HasStops(Protocol):
@@ -47,51 +56,102 @@ def take_over_pdb() -> None:
     pdb.set_trace = set_trace
 
 
-@dataclass(frozen=True)
-class Site:
-    """Where and between whom a stop is. ranks: all that stop together. arrival_s: how long they wait for each other, None for
-    ever, since a supervisor watches. attach_s: how long for a terminal. opened: called with the place, the ranks that did not
-    come, and where an editor can connect, if one is to; attached: when somebody is there. ended: called with the word, and the
-    layer that was asked for. debugpy: the port for an editor, 0 for any.
+@dataclass
+class Stop:
+    """One rank's stop.
+
+    folder: where the ranks meet. ranks: all that stop together. place: where, in a few words. frame: None in a post mortem,
+    which has a trace. names: what the prompt can name. opened: called with the ranks that did not come, and where an editor can
+    connect, if one is to; attached: when somebody is there; ended: with the word, and the layer that was asked for.
+
+    arrival_s: how long ranks wait for each other, None for ever, since a supervisor watches. attach_s: how long for a terminal.
+    gathers: gives a parameter's full value; a collective where that is sharded. refusal: why it cannot be asked for here.
+    layers: the names of those that `layer` can go on to. quits: what `quit` does, in words. debugpy: the port for an editor, 0
+    for any.
     """
 
     folder: Path
     rank: int
     ranks: tuple[int, ...]
     leader: int
-    arrival_s: float | None
-    attach_s: float | None
-    opened: Callable[[str, list[int], str], None]
-    ended: Callable[[str, str], None]
-    attached: Callable[[], None] = lambda: None
-    debugpy: int | None = None
-
-    @property
-    def meeting(self) -> str:
-        """The name of the socket at which these ranks meet."""
-        return f"stop-{self.ranks[0]}.sock"
-
-
-@dataclass
-class Stop:
-    """One rank's stop. place: where, in a few words. names: what the prompt can name. trace: of a post mortem.
-
-    gathers: gives a parameter's full value; a collective where that is sharded. refusal: why it cannot be asked for here.
-    layers: the names of those that `layer` can go on to. quits: what `quit` does, in words.
-    """
-
     place: str
     frame: FrameType | None
-    names: dict[str, Any] = field(default_factory=dict)
+    names: dict[str, Any]
+    opened: Callable[[list[int], str], None]
+    ended: Callable[[str, str], None]
+    attached: Callable[[], None] = lambda: None
+    arrival_s: float | None = None
+    attach_s: float | None = None
     trace: TracebackType | None = None
     gathers: Callable[[str], Any] | None = None
     refusal: str = ""
     banner: str = ""
     layers: tuple[str, ...] = ()
     quits: str = "end this input"
+    debugpy: int | None = None
+    _others: Leading | None = field(default=None, init=False)
+
+    def hold(self) -> Prompt | None:
+        """Stop here until somebody says how to go on; StoppedByUser if this input is to end.
+
+        A rank alone may step: then its prompt is returned, which is still open, and whoever ends the input has to end it.
+        """
+        if len(self.ranks) == 1:
+            return self._lead()
+        patience_s = KEEP_UP_S if self.arrival_s is None else self.arrival_s
+        name, leads = f"stop-{self.ranks[0]}.sock", self.rank == self.leader
+        met = meet(self.folder, name, self.rank, self.place, leads=leads, patience_s=patience_s)
+        if isinstance(met, Leading):
+            self._others = met
+            return self._lead()
+        names = self._helpers()
+        message = met.follow(lambda text: evaluated(text, self._here, names))
+        word = str(message["word"])
+        self.ended(CONTINUE if word == LOST else word, str(message.get("layer", "")))
+        if word == QUIT:
+            raise StoppedByUser(message.get("why") or "stopped by the user")
+        return None
+
+    def _lead(self) -> Prompt | None:
+        """Lead the meeting, with a prompt if a terminal comes."""
+        missing: list[int] = []
+        word, layer, why = CONTINUE, "", ""
+
+        def ended(how: str, where: str) -> None:
+            nonlocal word, layer
+            word, layer = how, where
+            self.ended(how, where)
+
+        try:
+            if self._others is not None and self.trace is None:
+                missing = self._others.await_ranks(self.ranks, self.arrival_s)
+            if missing:
+                self.refusal = f"{_ranks(missing)} did not come here"
+            wire = None
+            if self.debugpy is not None:
+                self.opened(missing, editor.listening(self.debugpy))
+                editor.look_here(self.trace, self.names.get("error"), self.attach_s)
+            else:
+                wire = await_terminal(self.folder, self.rank, self._others, self.attach_s, lambda: self.opened(missing, ""))
+            if wire is None:
+                ended(CONTINUE, "")
+                return None
+            self.attached()
+            alone = self._others is None
+            asked = Prompt(wire, self.rank, self._helpers(), alone=alone, layers=self.layers, on_end=ended)
+            wire.write(self._introduction())
+            try:
+                asked.ask(self.frame if self.trace is None else None, self.trace)
+            except StoppedByUser as error:
+                why = str(error)
+                raise
+            return asked
+        finally:
+            if self._others is not None:
+                self._others.release(word, layer=layer, why=why)
 
     @property
-    def here(self) -> FrameType:
+    def _here(self) -> FrameType:
         """The frame that expressions are evaluated in."""
         trace = self.trace
         while trace is not None and trace.tb_next is not None:
@@ -100,150 +160,153 @@ class Stop:
         assert frame is not None
         return frame
 
+    def _helpers(self) -> dict[str, Any]:
+        """What the prompt can name, with its functions."""
 
-KEEP_UP_S = 30.0
-"""How long a rank waits for the one that should lead, where no limit was given."""
+        def shapes(*values: Any) -> Said:
+            """shapes() of all tensors here, shapes(x, y) of these."""
+            if values:
+                return prompt.shapes({f"[{number}]" if len(values) > 1 else "it": value for number, value in enumerate(values)})
+            local = {name: value for name, value in self._here.f_locals.items() if name != "arguments"}
+            return prompt.shapes({**self.names.get("arguments", {}), **local})
 
+        def everywhere(text: str) -> Said:
+            """everywhere("stats(x)"): what an expression comes to on each rank."""
+            values = self._everywhere(text, lambda: evaluated(text, self._here, names))
+            return Said("\n".join(f"rank {rank}: {value}" for rank, value in values.items()))
 
-def hold(stop: Stop, site: Site) -> Prompt | None:
-    """Stop here until somebody says how to go on; StoppedByUser if this input is to end.
+        names = {**self.names, "stats": prompt.stats, "shapes": shapes, "_gather_here": self.gathers}
+        return names | {"everywhere": everywhere, "gather": self._gather}
 
-    A rank alone may step: then its prompt is returned, which is still open, and whoever ends the input has to end it.
-    """
-    if len(site.ranks) == 1:
-        return _lead(stop, site, None)
-    patience_s = KEEP_UP_S if site.arrival_s is None else site.arrival_s
-    met = meet(site.folder, site.meeting, site.rank, stop.place, leads=site.rank == site.leader, patience_s=patience_s)
-    if isinstance(met, Leading):
-        return _lead(stop, site, met)
-    names = stop.names | _helpers(stop, None)
-    message = met.wait(lambda text: evaluated(text, stop.here, names))
-    word = str(message["word"])
-    site.ended(CONTINUE if word == LOST else word, str(message.get("layer", "")))
-    if word == QUIT:
-        raise StoppedByUser(message.get("why") or "stopped by the user")
-    return None
+    def _everywhere(self, text: str, mine: Callable[[], str]) -> dict[int, str]:
+        return self._others.everywhere(text, mine) if self._others is not None else {self.rank: mine()}
 
-
-def _lead(stop: Stop, site: Site, others: Leading | None) -> Prompt | None:
-    """Lead the meeting, with a prompt if a terminal comes."""
-    missing: list[int] = []
-    word, layer, why = CONTINUE, "", ""
-
-    def ended(how: str, where: str) -> None:
-        nonlocal word, layer
-        word, layer = how, where
-        site.ended(how, where)
-
-    try:
-        if others is not None and stop.trace is None:
-            missing = others.await_ranks(site.ranks, site.arrival_s)
-        if missing:
-            stop.refusal = f"{_ranks(missing)} did not come here"
-        if site.debugpy is not None:
-            site.opened(stop.place, missing, editor.listening(site.debugpy))
-            editor.look_here(stop.trace, stop.names.get("error"), site.attach_s)
-            ended(CONTINUE, "")
-            return None
-        wire = await_terminal(site.folder, site.rank, others, _left(site.attach_s), lambda: site.opened(stop.place, missing, ""))
-        if wire is None:
-            ended(CONTINUE, "")
-            return None
-        site.attached()
-        names = stop.names | _helpers(stop, others)
-        prompt = Prompt(wire, site.rank, names, alone=others is None, layers=stop.layers, on_end=ended)
-        wire.write(_banner(stop, site, others))
-        try:
-            prompt.ask(stop.frame if stop.trace is None else None, stop.trace)
-        except StoppedByUser as error:
-            why = str(error)
-            raise
-        return prompt
-    finally:
-        if others is not None:
-            others.release(word, layer=layer, why=why)
-
-
-def _left(seconds: float | None) -> Callable[[], float | None]:
-    """How much of a time is left; None where there is no limit."""
-    deadline = None if seconds is None else time.monotonic() + seconds
-    return lambda: None if deadline is None else deadline - time.monotonic()
-
-
-def _helpers(stop: Stop, others: Leading | None) -> dict[str, Any]:
-    """The functions of a prompt."""
-
-    def shapes(*values: Any) -> Said:
-        """shapes() of all tensors here, shapes(x, y) of these."""
-        if values:
-            return inspecting.shapes({f"[{place}]" if len(values) > 1 else "it": one for place, one in enumerate(values)})
-        local = {name: one for name, one in stop.here.f_locals.items() if name != "arguments"}
-        return inspecting.shapes({**stop.names.get("arguments", {}), **local})
-
-    def everywhere(text: str) -> Said:
-        """everywhere("stats(x)"): what an expression comes to on each rank."""
-        if others is None:
-            return Said(f"rank {stop.names.get('rank', 0)}: {evaluated(text, stop.here, names)}")
-        found = others.everywhere(text, lambda: evaluated(text, stop.here, names))
-        return Said("\n".join(f"rank {rank}: {one}" for rank, one in found.items()))
-
-    def gather(name: str) -> Any:
+    def _gather(self, name: str) -> Any:
         """gather("model.layers.0.mlp.up_proj.weight"): a parameter's full value, all ranks taking part."""
-        return _gathered(stop, others, name)
+        if self.gathers is None:
+            return Said("refused: there is no model to gather from here")
+        if self.refusal:
+            return Said(f"refused: all ranks have to take part in gathering, and {self.refusal}")
+        if self._others is None:
+            return self.gathers(name)
+        places = self._others.places
+        if len(set(places.values())) > 1:
+            stands = ", ".join(f"rank {rank} at {place}" for rank, place in sorted(places.items()))
+            return Said(f"refused: the ranks stand at different places ({stands}), where other weights may be in use")
+        kept: list[Any] = []
+        names = {"_gather_here": self.gathers, "_keep": kept.append}
+        mine = f"_keep(_gather_here({name!r}))"
+        said = self._everywhere(f"_gather_here({name!r}) is None", lambda: evaluated(mine, self._here, names))
+        wrong = [f"rank {rank}: {value}" for rank, value in said.items() if value not in ("False", "None")]
+        return Said("refused: " + "; ".join(wrong)) if wrong else kept[0]
 
-    names = {**stop.names, "stats": inspecting.stats, "shapes": shapes, "_gather_here": stop.gathers}
-    return {**names, "everywhere": everywhere, "gather": gather}
-
-
-def _gathered(stop: Stop, others: Leading | None, name: str) -> Any:
-    if stop.gathers is None:
-        return Said("refused: there is no model to gather from here")
-    if stop.refusal:
-        return Said(f"refused: all ranks have to take part in gathering, and {stop.refusal}")
-    if others is None:
-        return stop.gathers(name)
-    if len(set(others.places.values())) > 1:
-        stands = ", ".join(f"rank {rank} at {place}" for rank, place in sorted(others.places.items()))
-        return Said(f"refused: the ranks stand at different places ({stands}), where other weights may be in use")
-    found: list[Any] = []
-    names = {**stop.names, "_gather_here": stop.gathers, "_keep": found.append}
-    said = others.everywhere(
-        f"_gather_here({name!r}) is None", lambda: evaluated(f"_keep(_gather_here({name!r}))", stop.here, names)
-    )
-    wrong = [f"rank {rank}: {one}" for rank, one in said.items() if one not in ("False", "None")]
-    return Said("refused: " + "; ".join(wrong)) if wrong else found[0]
-
-
-def _banner(stop: Stop, site: Site, others: Leading | None) -> str:
-    lines = [f"rank {site.rank} of {stop.names.get('world_size', len(site.ranks))} stops {stop.place}{stop.banner}"]
-    if others is not None:
-        parked = sorted(set(others.places) - {site.rank})
-        lines[0] += f"; {_ranks(parked)} parked" if parked else "; no other rank is parked"
-        if stop.refusal:
-            lines.append(f"({stop.refusal})")
-    known = ", ".join(name for name in stop.names if not name.startswith("_"))
-    lines.append(f"here: {known}")
-    lines.append('shapes(), stats(tensor), gather("parameter"), everywhere("expression")')
-    steps = ["step", "next"] if others is None and stop.trace is None else []
-    steps += ["layer [NAME]"] if stop.layers and stop.trace is None else []
-    lines.append(", ".join(["continue", *steps, "detach (stop no more)", f"quit ({stop.quits})"]))
-    return "\n".join(f"--- {line}" for line in lines) + "\n"
+    def _introduction(self) -> str:
+        lines = [f"rank {self.rank} of {self.names.get('world_size', len(self.ranks))} stops {self.place}{self.banner}"]
+        if self._others is not None:
+            parked = sorted(set(self._others.places) - {self.rank})
+            lines[0] += f"; {_ranks(parked)} parked" if parked else "; no other rank is parked"
+            lines += [f"({self.refusal})"] if self.refusal else []
+        lines.append("here: " + ", ".join(name for name in self.names if not name.startswith("_")))
+        lines.append('shapes(), stats(tensor), gather("parameter"), everywhere("expression")')
+        steps = ["step", "next"] if self._others is None and self.trace is None else []
+        steps += ["layer [NAME]"] if self.layers and self.trace is None else []
+        lines.append(", ".join(["continue", *steps, "detach (stop no more)", f"quit ({self.quits})"]))
+        return "\n".join(f"--- {line}" for line in lines) + "\n"
 
 
 def _ranks(ranks: list[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
-def in_a_frame(place: str, call: str, names: Mapping[str, Any], then: Callable[[FrameType], None], run: str = "") -> Any:
-    """Call `then` with a frame that holds exactly these names, where there is no line of code to stop at.
+FOLDER = "ACTORDBG_STOP_DIR"
+"""The variable that says where live jobs meet, instead of shared memory."""
+SHORT_S = 1.0
+_off, _missed, _alone = False, False, False
+"""No more stops; ranks did not come to the last one; nobody attached to it."""
 
-    `place` takes the file's place in pdb's words, and `call` that of its first line. `run`: the expression that this line then
-    runs in the frame, so that `step` enters it, and `next` goes on to the line behind it; its value is returned. Such a frame is
-    no module of actordbg's, which stepping passes by.
-    """
-    name = f"<{place}>"
-    linecache.cache[name] = (len(call), None, [call + "\n", "output\n"], name)
-    scope = {**names, "__builtins__": builtins, "__name__": "replay" if run else __name__}
-    scope["_stop"] = lambda: then(sys._getframe(1))
-    exec(compile(f"_stop(); output = {run}\noutput" if run else "_stop()", name, "exec"), scope)
-    return scope.get("output")
+
+def root() -> Path:
+    """The folder below which live jobs of this user meet."""
+    memory = "/dev/shm"
+    base = os.environ.get(FOLDER) or (memory if os.access(memory, os.W_OK) else tempfile.gettempdir())
+    return Path(base) / f"actordbg-stops-{os.getuid()}"
+
+
+def run_folder(run: str = "") -> Path:
+    """The folder of a run: this process's own is named by its variable, or after the job's port."""
+    run = run or os.environ.get("ACTORDBG_RUN") or f"job-{os.environ.get('MASTER_PORT') or os.getpid()}"
+    return root() / re.sub(r"[^\w.-]", "_", run)
+
+
+def expect(run: str) -> None:
+    """Make the folder where a run's ranks will meet, so that `actordbg attach` can wait there before the first stop."""
+    _private(run_folder(run))
+
+
+def stop_job(frame: FrameType, leader: int, timeout_s: float) -> None:
+    """Stop here with the other ranks of a training job; whatever goes wrong, go on."""
+    global _off, _missed, _alone
+    if _off:
+        return
+    rank, world, here = _rank_here()
+    run = run_folder()
+    came, missed, word = False, False, ""
+    attach_s = SHORT_S if _alone and not (run / "attach").exists() else timeout_s
+
+    def opened(missing: list[int], _editor: str) -> None:
+        nonlocal missed
+        missed = bool(missing)
+        without = f" without {', '.join(f'rank {other}' for other in missing)}, which did not come" if missing else ""
+        _say(rank, f"stops {place}{without}; for {attach_s:.0f} s: actordbg attach {run.name}")
+
+    def attached() -> None:
+        nonlocal came
+        came = True
+
+    def ended(how: str, _layer: str) -> None:
+        nonlocal word
+        word = how
+
+    try:
+        if here < world:
+            raise OSError(f"{world} ranks run on several machines, and one can park only those of its own")
+        folder = _private(run / (os.environ.get("MASTER_PORT") or str(os.getpid())))
+        place, names = f"at {frame.f_code.co_filename}:{frame.f_lineno}", {"rank": rank, "world_size": world}
+        ranks, arrival_s = tuple(range(world)), SHORT_S if _missed else timeout_s
+        stop = Stop(
+            folder, rank, ranks, min(leader, world - 1), place, frame, names, opened, ended, attached, arrival_s, attach_s
+        )
+        stop.banner, stop.quits = f", in {frame.f_code.co_name}", "the same as detach"
+        stop.hold()
+    except StoppedByUser as error:
+        _off = "terminal" not in str(error)
+    except OSError as error:
+        return _say(rank, f"breakpoint() is passed: {error}")
+    _off = _off or word == DETACH
+    _missed, _alone = missed, not came
+    return _say(rank, "goes on" + (" and stops no more" if _off else ""))
+
+
+def _rank_here() -> tuple[int, int, int]:
+    """(rank, world size, how many ranks of it are on this machine as far as is known)."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        rank, world = distributed.get_rank(), distributed.get_world_size()
+    else:
+        rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    return rank, world, int(os.environ.get("LOCAL_WORLD_SIZE", world))
+
+
+def _private(folder: Path) -> Path:
+    """Make a folder below `root`, and those above it; OSError where another user made one of them before us."""
+    below = folder.relative_to(root()).parts
+    for made in (root().joinpath(*below[:depth]) for depth in range(len(below) + 1)):
+        made.mkdir(mode=0o700, parents=True, exist_ok=True)
+        state = os.lstat(made)
+        if state.st_uid != os.getuid() or not stat.S_ISDIR(state.st_mode) or state.st_mode & 0o077:
+            raise PermissionError(f"{made} is not a folder of this user alone")
+    return folder
+
+
+def _say(rank: int, text: str) -> None:
+    print(f"actordbg: rank {rank} {text}", file=sys.stderr, flush=True)  # noqa: T201 - the job's own standard error

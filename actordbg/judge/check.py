@@ -51,9 +51,9 @@ from actordbg.judge.sides import GOLDEN, OTHER_WEIGHTS
 from actordbg.judge.summary import summarise
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, WITHIN_NOISE, ComparisonRecord, DumpComparison, Figures
 from actordbg.records.replay_record import PASSED, ReplaySpec, answers_of, violations
+from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.replay_data import ReplayData, data_of
 from actordbg.replay.supervise import run_replay
-from actordbg.replay.warm_groups import WarmGroups
 from actordbg.store.layout import Store
 
 REPLAYING, TRUTH, ROUNDING = "replaying", "computing the truth", "measuring what the dtype costs"

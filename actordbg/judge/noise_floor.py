@@ -48,8 +48,8 @@ from actordbg.judge.sides import ReplaySide, open_replay
 from actordbg.judge.thresholds import MEASURES, Thresholds, measures
 from actordbg.records.comparison_record import NOT_COMPARED, DumpComparison, DumpNoise, Figures, NoiseRecord, NoiseVariant
 from actordbg.records.replay_record import ReplaySpec
+from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.supervise import run_replay
-from actordbg.replay.warm_groups import WarmGroups
 from actordbg.store.layout import Store
 
 NOT_THE_CONFIGURATION = {"vary", "seed"}

@@ -21,7 +21,7 @@ from actordbg.judge.agreement import against_the_run, laws_in_words, ranks_in_wo
 from actordbg.judge.report_model import Against, Counts, FailureGroup, ReplaySummary, Summary, Timed
 from actordbg.judge.verdict_banner import banner
 from actordbg.records.replay_record import PERCENTILE_DEFINITION, Spread
-from actordbg.replay.hang import in_brief
+from actordbg.replay.blame import in_brief
 
 _LOG_LINES = 12
 _MOST_WHERE = 160

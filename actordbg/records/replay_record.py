@@ -138,7 +138,7 @@ class ResultRecord:
     ended in those that it recorded.
     `graphs` and `graph_breaks` count what torch.compile did for this input; `extra` holds what has no column:
     `not_compared`, by what was recorded, says why it was not compared; `lane`, of an input that several ranks ran
-    together, which ranks did and what came out in those that differ from `worker` (`actordbg.replay.lanes`); `laws`, of an
+    together, which ranks did and what came out in those that differ from `worker` (`actordbg.replay.work_order`); `laws`, of an
     input that was asked, the answers (`actordbg.records.replay_record`).
     """
 

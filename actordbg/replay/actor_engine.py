@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from actordbg.store.payload import Dump
 
 
+_OF_OUTCOME = ("forward_s", "backward_s", "peak_memory_bytes", "loss", "grad_norm", "graphs", "graph_breaks")
+"""What a result has of a forward's outcome under the same name."""
+
+
 class ActorEngine:
     """Runs dumps through an `ActorSession`. See `actordbg.replay.worker.Engine` for what each method promises."""
 
@@ -61,23 +65,18 @@ class ActorEngine:
         opening = open_actor(self.spec.config, defaults=defaults, model_cache=self.root / "models")
         self._session = self._resources.enter_context(opening)
         self._watched()
-        self._record()
-        self._ask_for_weights()
-        return self._session.resolved
+        return self._begun()
 
-    def _ask_for_weights(self) -> None:
-        """Whether the weights are those that the inputs met in the training, where it recorded hashes."""
-        if not (self.root / WEIGHTS).is_dir():
-            return
-        from actordbg.replay.recorded_weights import statement
-
-        self._session.resolved |= statement(self.root, self.spec.inputs, self._session)
-
-    def _record(self) -> None:
-        """Let torch record its allocations, or stop that, as the configuration has it."""
+    def _begun(self) -> dict[str, Any]:
+        """Let torch record its allocations if the configuration says so, and compare the weights with recorded ones."""
         if self._history is not None:
             self._history.stop()
         self._history = MemoryHistory(self.folder, self.rank) if self.spec.config.memory_snapshot else None
+        if (self.root / WEIGHTS).is_dir():
+            from actordbg.replay.recorded_weights import statement
+
+            self._session.resolved |= statement(self.root, self.spec.inputs, self._session)
+        return self._session.resolved
 
     def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
         """Where nothing was loaded, `load_s` is 0 and `load_shared_with` names the replay whose load it shares."""
@@ -87,11 +86,8 @@ class ActorEngine:
         if same_kind and not self._session.takes(spec.config, defaults):
             return self.open()
         self._session.switch(spec.config, defaults)
-        self._record()
-        self._ask_for_weights()
-        if self._session.resolved["load_s"]:
-            return self._session.resolved
-        return self._session.resolved | {"load_shared_with": self._loaded_for}
+        resolved = self._begun()
+        return resolved if resolved["load_s"] else resolved | {"load_shared_with": self._loaded_for}
 
     def load(self, item: ReplayInput) -> Dump:
         from actordbg.store import payload
@@ -101,14 +97,13 @@ class ActorEngine:
     def run(
         self, item: ReplayInput, loaded: Dump, *, recorded: bool, on_law: Callable[[str], None] | None = None
     ) -> dict[str, Any]:
+        failed = item.dump_id
         try:
             fields = self._run(item, loaded, recorded, on_law)
-        except Exception:
+            failed = ""
+        finally:
             if self._history is not None:
-                self._history.keep(failed=item.dump_id)
-            raise
-        if self._history is not None:
-            self._history.keep()
+                self._history.keep(failed=failed)
         return fields
 
     def _run(self, item: ReplayInput, loaded: Dump, recorded: bool, on_law: Callable[[str], None] | None) -> dict[str, Any]:
@@ -133,11 +128,11 @@ class ActorEngine:
 
         watch, session = stops.in_replay, self._session
         if isinstance(watch, ReplayStops) and isinstance(session, ActorSession):
-            modules = {name: one for name, one in session.model.named_modules() if name}
-            layers = decoder_layers(session.model)
-            named = {name: one for name, one in modules.items() if any(one is layer for layer in layers)}
+            modules = {name: module for name, module in session.model.named_modules() if name}
+            ids = {id(layer) for layer in decoder_layers(session.model)}
+            layers = {name: module for name, module in modules.items() if id(module) in ids}
             session.watch = watch
-            watch.fit(session, named, modules, compiled=self.spec.config.compile or self.spec.config.deepcompile)
+            watch.fit(session, layers, modules, compiled=self.spec.config.compile or self.spec.config.deepcompile)
 
     def _ask(self, dump: Dump, outcome: ForwardOutcome, on_law: Callable[[str], None]) -> list[dict[str, Any]]:
         """The laws' answers for an input that was run, as plain data. They never fail it."""
@@ -157,23 +152,15 @@ class ActorEngine:
     def _fields(self, dump: Dump, outcome: ForwardOutcome) -> dict[str, Any]:
         from actordbg.replay.output_figures import against_golden, nonfinite_outside, summarise, verdict_of
 
-        tokens = dump.record.tokens
         fields = summarise(outcome.log_probs, outcome.mask, outcome.entropy)
         outside = nonfinite_outside(outcome.log_probs, outcome.mask)
         fields |= verdict_of(fields, outcome.loss, outcome.grad_norm, outside)
         checked = against_golden(dump, outcome, own_model=self._session.resolved["model"] != TINY)
-        fields |= checked.fields
-        seconds = outcome.forward_s + (outcome.backward_s or 0.0)
+        seconds, tokens = outcome.forward_s + (outcome.backward_s or 0.0), dump.record.tokens
+        fields |= checked.fields | {name: getattr(outcome, name) for name in _OF_OUTCOME}
         return fields | {
-            "forward_s": outcome.forward_s,
-            "backward_s": outcome.backward_s,
             "tokens": tokens,
             "tokens_per_s": tokens / seconds if seconds else None,
-            "peak_memory_bytes": outcome.peak_memory_bytes,
-            "loss": outcome.loss,
-            "grad_norm": outcome.grad_norm,
-            "graphs": outcome.graphs,
-            "graph_breaks": outcome.graph_breaks,
             "folded_ids": outcome.folded,
             "extra": _extra(outcome, checked.not_compared) | reserved(),
         }
@@ -206,17 +193,11 @@ class ActorEngine:
 
 
 def _extra(outcome: ForwardOutcome, not_compared: dict[str, str]) -> dict[str, Any]:
-    extra: dict[str, Any] = {
-        "packing": outcome.packing,
-        "temperature": outcome.temperature,
-        "training": outcome.training,
+    always = {"packing": outcome.packing, "temperature": outcome.temperature, "training": outcome.training}
+    where_any = {
+        "restored": list(outcome.randomness.restored) if outcome.randomness else [],
+        "gradient_over": list(outcome.gradient_over or ()),
+        "not_compared": not_compared,
+        "notes": list(outcome.notes),
     }
-    if outcome.randomness and outcome.randomness.restored:
-        extra["restored"] = list(outcome.randomness.restored)
-    if outcome.gradient_over:
-        extra["gradient_over"] = list(outcome.gradient_over)
-    if not_compared:
-        extra["not_compared"] = not_compared
-    if outcome.notes:
-        extra["notes"] = list(outcome.notes)
-    return extra
+    return always | {name: value for name, value in where_any.items() if value}

@@ -6,9 +6,9 @@ the worker goes on, and this thread flushes: the tensors first, then the journal
 speaks of. At most one result waits: `settle` comes before the next one is written.
 
     tensors = Unflushed.write(path, blob)
-    flusher.settle()                        # all that was handed over is on disk
+    flusher.settle()                        # all that was noted is on disk
     journal.write("end", ...)
-    flusher.hand_over(tensors)              # returns at once
+    flusher.note(tensors)                   # returns at once
 
 Standard library only.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,64 +69,36 @@ class Unflushed:
 
 
 class Flusher:
-    """The thread, made when it is first needed. `settle` raises what went wrong on the disk."""
+    """The thread, made when it is first needed. `settle` raises what went wrong on the disk, from then on each time."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._changed = threading.Condition()
-        self._waiting: list[Unflushed] = []
-        self._dirty = self._busy = self._closed = False
-        self._error: OSError | None = None
-        self._thread: threading.Thread | None = None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="flush")
+        self._pending: list[Future[None]] = []
+        self._error: BaseException | None = None
+        self._dirty = False
 
-    def note(self) -> None:
-        """The journal has a new line."""
-        self._wake()
-
-    def hand_over(self, file: Unflushed) -> None:
-        """Flush this file, then the journal."""
-        self._wake(file)
+    def note(self, *files: Unflushed) -> None:
+        """The journal has a new line: flush these files, then the journal."""
+        self._dirty = True
+        self._pending.append(self._pool.submit(self._flush, files))
 
     def settle(self) -> None:
         """Wait until everything is on disk. OSError if something did not get there."""
-        with self._changed:
-            self._changed.wait_for(lambda: not (self._waiting or self._dirty or self._busy))
-            if self._error is not None:
-                raise self._error
+        wait(self._pending)
+        errors = [error for future in self._pending if (error := future.exception()) is not None]
+        self._pending = []
+        self._error = self._error or next(iter(errors), None)
+        if self._error is not None:
+            raise self._error
 
     def close(self) -> None:
         """Flush what is left, and end the thread; `settle` has told what went wrong."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+        self._pool.shutdown()
 
-    def _wake(self, *files: Unflushed) -> None:
-        with self._changed:
-            self._waiting += files
-            self._dirty = True
-            self._changed.notify_all()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="flush", daemon=True)
-            self._thread.start()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._dirty or self._closed)
-                if not self._dirty:
-                    return
-                files, self._waiting = self._waiting, []
-                self._busy, self._dirty = True, False
-            try:
-                for file in files:
-                    file.flush()
-                with self._changed:  # lines that came meanwhile are flushed with these
-                    self._dirty = bool(self._waiting)
-                self._journal.sync()
-            except OSError as error:
-                self._error = error
-            with self._changed:
-                self._busy = False
-                self._changed.notify_all()
+    def _flush(self, files: tuple[Unflushed, ...]) -> None:
+        for file in files:
+            file.flush()
+        if self._dirty:  # lines that came meanwhile are flushed with these
+            self._dirty = False
+            self._journal.sync()

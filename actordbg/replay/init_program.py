@@ -13,13 +13,11 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from actordbg.actor.signatures import signature_of
-from actordbg.config import consent
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.debug import stops
 from actordbg.debug.replay_stops import ReplayStops, StopOrder
@@ -100,22 +98,16 @@ def dummy_input(batch_size: int, seq_len: int, vocab_size: int, seed: int) -> An
     return Dump(record, tensors)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Run the order; the result says what happened, the exit code only whether it was written."""
-    from actordbg.replay.worker import end_with, guarded
+    from actordbg.replay.worker import end_with, guarded, parsed
 
-    parser = argparse.ArgumentParser(prog="actordbg.replay.init_program")
-    parser.add_argument("--work", type=Path, required=True, help="an InitOrder as JSON")
-    parser.add_argument("--local_rank", help="given by launchers; LOCAL_RANK says the same")
-    parser.add_argument(consent.FLAG, dest="trusted", metavar="MODEL", help="the model whose own code may run")
-    options = parser.parse_args(arguments)
-    if options.trusted is not None:
-        consent.give(options.trusted)
+    options = parsed(argparse.ArgumentParser(prog="actordbg.replay.init_program"))
     order = InitOrder(**json.loads(options.work.read_text()))
     if order.supervisor is not None:
         pid, ticks = order.supervisor  # a list, as JSON has it
         end_with((pid, ticks))
-    stops.in_replay = ReplayStops(options.work.parent, "", 0, StopOrder(), lambda *_, **__: None)  # nobody is at a prompt here
+    stops.in_replay = ReplayStops(options.work.parent, 0, StopOrder(), lambda *_, **__: None)  # nobody is at a prompt here
     result = InitResult(rank=int(os.environ.get("RANK", "0")))
     failure = guarded(lambda: try_actor(order, result))
     if failure is not None:

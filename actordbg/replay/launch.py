@@ -19,13 +19,14 @@ Traps that this module avoids:
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -36,8 +37,9 @@ from actordbg.base.processes import DeathWatch, end_session, state_of
 from actordbg.config import consent, dist_plugin
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.formats.store_files import open_regular
+from actordbg.replay.rank_launcher import NodeShare
 from actordbg.replay.work_order import announce
-from actordbg.replay.worker_logs import LAUNCHER_LOG, take_stacks
+from actordbg.replay.worker_logs import LAUNCHER_LOG, launcher_log, take_stacks
 
 WORKER_MODULE = "actordbg.replay.worker"
 RANK_VARIABLES = (
@@ -58,10 +60,14 @@ _CAREFUL = {**NOT_FROM_HERE, "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}
 
 @dataclass(frozen=True)
 class Group:
-    """Workers that start and end together. `collective`: they compute together, so one alone cannot go on."""
+    """Workers that start and end together."""
 
     ranks: tuple[int, ...]
-    collective: bool
+
+    @property
+    def collective(self) -> bool:
+        """Whether they compute together, so that one alone cannot go on."""
+        return len(self.ranks) > 1
 
 
 class Running(Protocol):
@@ -72,24 +78,29 @@ class Running(Protocol):
     @property
     def lost(self) -> str:
         """Why the group is gone without anybody's fault, such as the death of its node; "" while it is there."""
+        return ""
 
     @property
     def excused(self) -> bool:
         """Whether it is lost through another group, so that it is no failure to be counted."""
+        return False
 
     @property
     def dead_nodes(self) -> frozenset[str]:
         """The nodes whose death it was, where it was theirs: that is one failure, however many groups they had."""
+        return frozenset()
 
     @property
     def descriptors(self) -> list[int]:
         """File descriptors that become readable when a worker dies, where there are such."""
+        return []
 
     def ended(self) -> bool:
         """Whether what started the workers has ended."""
 
     def stands(self) -> bool:
         """Whether the machines of the group are known to live at this moment, so that a death is a worker's own; never waits."""
+        return True
 
     def end(self) -> None:
         """End every process of the group, and wait until they are gone."""
@@ -99,6 +110,7 @@ class Running(Protocol):
 
     def watch(self, identity: tuple[int, int]) -> None:
         """A worker has begun, with this pid and start time."""
+        return None
 
     def state_of(self, identity: tuple[int, int]) -> tuple[str, int | None]:
         """What its machine knows of a worker: see `processes.state_of`."""
@@ -108,18 +120,12 @@ class Running(Protocol):
 
 
 @dataclass
-class Launched:
-    """A group on this machine. `process`: the launcher, leader of a session. `mark`: in the environment of all its processes.
-
-    log: the file of the launcher's own output.
-    """
+class Launched(Running):
+    """A group on this machine. `process`: the launcher, leader of a session. `mark`: in the environment of all its processes."""
 
     process: subprocess.Popen[bytes]
     mark: str | None = None
     log: Path = Path()
-    lost: str = ""
-    excused: bool = False
-    dead_nodes: frozenset[str] = frozenset()
     _deaths: DeathWatch = field(default_factory=DeathWatch)
 
     @property
@@ -132,9 +138,6 @@ class Launched:
 
     def ended(self) -> bool:
         return self.process.poll() is not None
-
-    def stands(self) -> bool:
-        return True
 
     def end(self) -> None:
         """End every process of the group, and wait for the launcher."""
@@ -164,8 +167,8 @@ Launcher = Callable[[ReplayConfig, "Group", Path], Running]
 def groups_of(config: ReplayConfig) -> list[Group]:
     """The groups that a replay's workers form."""
     if LAUNCHERS[config.backend] == "python":
-        return [Group((rank,), False) for rank in range(config.nproc)]
-    return [Group(tuple(range(config.nproc)), config.nproc > 1)]
+        return [Group((rank,)) for rank in range(config.nproc)]
+    return [Group(tuple(range(config.nproc)))]
 
 
 def launch(config: ReplayConfig, group: Group, work: Path, module: str = WORKER_MODULE) -> Launched:
@@ -180,34 +183,7 @@ def launch(config: ReplayConfig, group: Group, work: Path, module: str = WORKER_
         command = torchrun_command(config, module, work)
     else:
         command = deepspeed_command(config, environment, module, work)
-    return _start(command, environment, work.parent / LAUNCHER_LOG)
-
-
-@dataclass(frozen=True)
-class NodeShare:
-    """The ranks of a group that one node starts: `count` from `first` on, counted within the group.
-
-    node, nodes: the number of the node, and how many the group has. address, port: where rank 0 meets the others. worker: the
-    number of the group's rank 0 among all workers of the replay, by which journals are named.
-    """
-
-    first: int
-    count: int
-    node: int = 0
-    nodes: int = 1
-    address: str = "127.0.0.1"
-    port: int = 0
-    worker: int = 0
-
-    @property
-    def workers(self) -> range:
-        """The numbers of these ranks among all workers of the replay."""
-        return range(self.worker + self.first, self.worker + self.first + self.count)
-
-    @property
-    def log(self) -> str:
-        """The name of what the launcher here writes."""
-        return LAUNCHER_LOG if not self.workers.start else f"launcher-{self.workers.start}.log"
+    return start(command, environment, work.parent / LAUNCHER_LOG)
 
 
 def launch_share(
@@ -220,24 +196,21 @@ def launch_share(
         command = [sys.executable, "-m", module, *arguments]
         environment |= _rank_environment(0, config.nproc)
     else:
-        like = LAUNCHERS[config.backend]
-        command = [sys.executable, "-m", "actordbg.replay.rank_launcher", f"--like={like}", f"--nproc={config.nproc}"]
-        command += [f"--port={share.port}", f"--address={share.address}", f"--first={share.first}", f"--count={share.count}"]
-        command += [f"--node={share.node}", f"--nodes={share.nodes}"]
-        if devices := environment.get("CUDA_VISIBLE_DEVICES"):
-            command.append(f"--devices={devices}")
-        command += [module, *arguments]
-    return _start(command, environment, work.parent / share.log)
+        command = _rank_launcher(config, share, environment.get("CUDA_VISIBLE_DEVICES"), [module, *arguments])
+    return start(command, environment, work.parent / launcher_log(share.workers.start))
 
 
 def direct_command(config: ReplayConfig, environment: Mapping[str, str], module: str, work: Path) -> list[str]:
     """The command line that starts all ranks on this machine with the variables of the backend's launcher."""
+    devices = _devices(config, environment) if LAUNCHERS[config.backend] == "deepspeed" else ()
+    share = NodeShare(0, config.nproc, port=free_port())
+    return _rank_launcher(config, share, ",".join(devices), [module, "--work", str(work), *handed_on(config)])
+
+
+def _rank_launcher(config: ReplayConfig, share: NodeShare, devices: str | None, program: list[str]) -> list[str]:
     like = LAUNCHERS[config.backend]
     command = [sys.executable, "-m", "actordbg.replay.rank_launcher", f"--like={like}", f"--nproc={config.nproc}"]
-    command.append(f"--port={free_port()}")
-    if like == "deepspeed" and (devices := _devices(config, environment)):
-        command.append(f"--devices={','.join(devices)}")
-    return [*command, module, "--work", str(work), *handed_on(config)]
+    return [*command, f"--share={json.dumps(asdict(share))}", *([f"--devices={devices}"] if devices else []), *program]
 
 
 def deepspeed_command(config: ReplayConfig, environment: Mapping[str, str], module: str, work: Path) -> list[str]:
@@ -319,21 +292,19 @@ def free_port() -> int:
 def _devices(config: ReplayConfig, environment: Mapping[str, str]) -> Sequence[str]:
     """The devices of CUDA_VISIBLE_DEVICES that a deepspeed group takes; () where the variable names none."""
     visible = [part.strip() for part in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
-    return _first_devices(visible, config.nproc) if visible and environment.get("DS_ACCELERATOR") != "cpu" else ()
-
-
-def _first_devices(visible: Sequence[str], nproc: int) -> Sequence[str]:
+    if not visible or environment.get("DS_ACCELERATOR") == "cpu":
+        return ()
     if not all(part.isdigit() for part in visible):
         raise Unsupported(
             "the deepspeed launcher understands only device numbers in CUDA_VISIBLE_DEVICES",
             hint="set it to numbers such as 0,1, or unset it",
         )
-    if len(visible) < nproc:
+    if len(visible) < config.nproc:
         raise Unsupported(
-            f"--nproc {nproc} needs {nproc} GPUs, CUDA_VISIBLE_DEVICES names {len(visible)}",
+            f"--nproc {config.nproc} needs {config.nproc} GPUs, CUDA_VISIBLE_DEVICES names {len(visible)}",
             hint="lower --nproc, or name more devices",
         )
-    return visible[:nproc]
+    return visible[: config.nproc]
 
 
 def _has_gpu() -> bool:
@@ -344,16 +315,11 @@ def _has_gpu() -> bool:
 
 def _rank_environment(rank: int, nproc: int) -> dict[str, str]:
     """What a launcher would set. Each rank has its own port, because plain ranks never talk to each other."""
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(nproc),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-    }
+    values = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": nproc, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    return {name: str(value) for name, value in values.items()}
 
 
-def _start(command: list[str], environment: dict[str, str], log: Path) -> Launched:
+def start(command: list[str], environment: dict[str, str], log: Path) -> Launched:
     mark = f"{MARK}={os.urandom(8).hex()}"
     with open(open_regular(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
         log.chmod(0o600)

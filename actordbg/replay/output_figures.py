@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import torch
 
     from actordbg.actor.forward_outcome import ForwardOutcome
-    from actordbg.actor.randomness import Randomness
     from actordbg.store.payload import Dump
 
 NON_FINITE = "non-finite-output"
@@ -50,7 +49,9 @@ def summarise(log_probs: torch.Tensor, mask: torch.Tensor, entropy: torch.Tensor
         fields |= {"logprob_mean": float(finite.mean()), "logprob_min": float(low), "logprob_max": float(high)}
         fields["logprob_std"] = float(finite.std(correction=0))
     if entropy is not None and entropy.shape == mask.shape:
-        fields["entropy_mean"] = _finite_mean(entropy[mask.bool()])
+        entropies = entropy[mask.bool()]
+        entropies = entropies[entropies.isfinite()]
+        fields["entropy_mean"] = float(entropies.double().mean()) if entropies.numel() else None
     return fields
 
 
@@ -77,11 +78,6 @@ def verdict_of(fields: dict[str, Any], loss: float | None, grad_norm: float | No
     }
 
 
-def _finite_mean(values: torch.Tensor) -> float | None:
-    finite = values[values.isfinite()]
-    return float(finite.double().mean()) if finite.numel() else None
-
-
 LOG_PROBS, ENTROPY, GENERATORS = "log-probs", "entropies", "generators"
 """What can have been recorded, as `not_compared` names it."""
 
@@ -99,15 +95,26 @@ class Checked:
 def against_golden(dump: Dump, outcome: ForwardOutcome, *, own_model: bool) -> Checked:
     """Everything that `dump` recorded of its call's results against `outcome`. `own_model`: it may be the run's model."""
     found = Checked()
-    log_probs = log_probs_of(dump.outputs)
+
+    def take(what: str, prefix: str, values: torch.Tensor | None, golden: torch.Tensor) -> None:
+        if not own_model:
+            found.not_compared[what] = _OTHER_MODEL
+        elif values is None:
+            found.not_compared[what] = f"the replayed call returned no {what}"
+        elif golden.shape != values.shape:
+            found.not_compared[what] = f"the run's are {list(golden.shape)}, the replay's {list(values.shape)}"
+        else:
+            found.fields.update(_differences(values, golden, outcome.mask, prefix))
+
+    log_probs, entropy, randomness = log_probs_of(dump.outputs), dump.outputs.get("entropy"), outcome.randomness
     if log_probs is not None:
-        _take(found, LOG_PROBS, "golden", outcome.log_probs, log_probs, outcome.mask, own_model)
-    entropy = dump.outputs.get("entropy")
+        take(LOG_PROBS, "golden", outcome.log_probs, log_probs)
     if entropy is not None:
-        entropy = of_the_masked(entropy, outcome.mask, dump.record.seq_len)
-        _take(found, ENTROPY, "golden_entropy", outcome.entropy, entropy, outcome.mask, own_model)
-    if outcome.randomness is not None:
-        _take_randomness(found, outcome.randomness, own_model)
+        take(ENTROPY, "golden_entropy", outcome.entropy, of_the_masked(entropy, outcome.mask, dump.record.seq_len))
+    if randomness is not None and (reason := randomness.why if own_model else _OTHER_MODEL):
+        found.not_compared[GENERATORS] = reason
+    elif randomness is not None:
+        found.fields["rng_match"] = randomness.match
     return found
 
 
@@ -141,30 +148,3 @@ def _differences(values: torch.Tensor, golden: torch.Tensor, mask: torch.Tensor,
         f"{prefix}_max_abs": float(difference.max()),
         f"{prefix}_mean_abs": float(difference.mean()),
     }
-
-
-def _take(
-    found: Checked,
-    what: str,
-    prefix: str,
-    values: torch.Tensor | None,
-    golden: torch.Tensor,
-    mask: torch.Tensor,
-    own_model: bool,
-) -> None:
-    if not own_model:
-        found.not_compared[what] = _OTHER_MODEL
-    elif values is None:
-        found.not_compared[what] = f"the replayed call returned no {what}"
-    elif golden.shape != values.shape:
-        found.not_compared[what] = f"the run's are {list(golden.shape)}, the replay's {list(values.shape)}"
-    else:
-        found.fields.update(_differences(values, golden, mask, prefix))
-
-
-def _take_randomness(found: Checked, randomness: Randomness, own_model: bool) -> None:
-    reason = randomness.why if own_model else _OTHER_MODEL
-    if reason:
-        found.not_compared[GENERATORS] = reason
-    else:
-        found.fields["rng_match"] = randomness.match

@@ -1,7 +1,8 @@
-"""From rows of the catalog to a work list. Pure: rows and a configuration in, a ReplaySpec out.
+"""From rows of the catalog to a work list, and from that to the inputs of each group. Pure: rows and a configuration in, a
+ReplaySpec out.
 
 The plan decides who runs which input, and neither a restart nor `--resume` changes it: lane `i % lanes` runs input `i` of
-`spec.inputs` (a lane is one worker, or workers that share an input: `lanes.py`). In one *slot* every lane runs one input
+`spec.inputs` (a lane is one worker, or workers that share an input: `LaneBook`). In one *slot* every lane runs one input
 at the same time. ZeRO-3 needs that, since every rank takes part in each forward. So a lane without an input for a slot
 repeats a neighbour's, and nothing is recorded for it (a *filler*).
 
@@ -21,6 +22,10 @@ Alignments (`config.align`):
   lane has an input less, its ranks are missing in the others' collectives.
 
 With `rank` and `shuffle` the slots stay those of the plan, whatever was lost or done before (`slots_for`).
+
+Where any group may run any input, the inputs are dealt portion by portion (`Dealer`), the longest first, so that all groups
+finish at about the same time. A portion is half of a group's fair share of the tokens that are left: large at the beginning, one
+slot at the end. What a lost group did not finish comes back and is dealt again. No input is ever in two hands.
 """
 
 from __future__ import annotations
@@ -36,8 +41,7 @@ from actordbg.base.units import new_replay_id
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.records.replay_record import ReplayInput, ReplaySpec
-from actordbg.replay.calls import Calls, find_calls, in_slots
-from actordbg.replay.selection import Row
+from actordbg.replay.selection import Calls, Row, find_calls, in_slots
 
 T = TypeVar("T")
 
@@ -74,32 +78,34 @@ def make_plan(
 
     UsageError when `config.align` is "rank" and no call is whole.
     """
+    if order not in ORDERS:
+        raise ValueError(f"order {order!r} is none of {ORDERS}")
     rows = list(rows)
     usable = [row for row in rows if row.replayable]
     lost = len(rows) - len(usable)
     skipped = {"they cannot be replayed; `dump show` says why": lost} if lost else {}
-    notes = _notes(config)
+    notes = [_aligns_nothing(config)]
     if config.align == "rank" and config.lanes > 1:
         calls = find_calls(usable, config.lanes)
         skipped |= calls.left_out
-        notes += tuple(note for note in (calls.how_matched(),) if note)
+        notes += [calls.how_matched()]
         chosen = _whole_calls(calls, order, config.lanes, shuffle_seed, max_inputs)
     else:
         chosen = _ordered(usable, order, config.lanes, shuffle_seed)[:max_inputs]
     if config.align == "shuffle":
         chosen = _shuffled_per_lane(chosen, config.lanes, shuffle_seed)
-        notes += _unequal(len(chosen), config)
+        notes += [_unequal(len(chosen), config)]
     spec = ReplaySpec(
         replay_id=new_replay_id(),
         created_at=now_timestamp(),
         config=config,
-        inputs=tuple(_input(row) for row in chosen),
+        inputs=tuple(ReplayInput(row.dump_id, row.path, row.rank, row.batch_size, row.seq_len, row.tokens) for row in chosen),
         where=where,
         order=order,
         command=command,
         versions=versions or {},
     )
-    return Plan(spec, skipped, notes)
+    return Plan(spec, skipped, tuple(filter(None, notes)))
 
 
 def owner(index: int, lanes: int) -> int:
@@ -128,8 +134,6 @@ def _ordered(rows: list[Row], order: str, lanes: int, seed: int) -> list[Row]:
         return by_time
     if order == "length":
         return sorted(by_time, key=lambda row: row.seq_len)
-    if order != "shuffle":
-        raise ValueError(f"order {order!r} is none of {ORDERS}")
     return _shuffled_per_lane(by_time, lanes, seed)
 
 
@@ -153,8 +157,6 @@ def _whole_calls(calls: Calls, order: str, lanes: int, seed: int, max_inputs: in
         found = sorted(found, key=lambda call: max(row.seq_len for row in call))
     elif order == "shuffle":
         found = random.Random(seed).sample(found, len(found))
-    elif order != "time":
-        raise ValueError(f"order {order!r} is none of {ORDERS}")
     chosen: list[Row] = []
     for call in found:
         if max_inputs is not None and len(chosen) + len(call) > max_inputs:
@@ -168,23 +170,56 @@ def _whole_calls(calls: Calls, order: str, lanes: int, seed: int, max_inputs: in
     return chosen
 
 
-def _notes(config: ReplayConfig) -> tuple[str, ...]:
+def _aligns_nothing(config: ReplayConfig) -> str:
     if config.align is not None and config.nproc == 1:
-        return (f"--align {config.align} with one process aligns nothing: its inputs run one after another",)
+        return f"--align {config.align} with one process aligns nothing: its inputs run one after another"
     if config.align in FIXED and config.lanes == 1:
-        return (f"--align {config.align} aligns nothing: all {config.nproc} processes run one input together",)
-    return ()
+        return f"--align {config.align} aligns nothing: all {config.nproc} processes run one input together"
+    return ""
 
 
-def _unequal(total: int, config: ReplayConfig) -> tuple[str, ...]:
+def _unequal(total: int, config: ReplayConfig) -> str:
     if not total % config.lanes or config.backend == "plain":
-        return ()
+        return ""
     shares = [len(range(lane, total, config.lanes)) for lane in range(config.lanes)]
     return (
         f"--align shuffle gives the processes {' and '.join(map(str, shares))} inputs: where they compute together, the last "
-        f"slot hangs until --timeout ({config.timeout_s:g} s)",
+        f"slot hangs until --timeout ({config.timeout_s:g} s)"
     )
 
 
-def _input(row: Row) -> ReplayInput:
-    return ReplayInput(row.dump_id, row.path, row.rank, row.batch_size, row.seq_len, row.tokens)
+class Dealer:
+    """The inputs that no group has. `lanes`: how many a group runs at a time; `groups`: how many groups share them."""
+
+    def __init__(self, inputs: Sequence[ReplayInput], pending: Iterable[int], lanes: int, groups: int) -> None:
+        self._inputs, self._lanes, self._groups = inputs, lanes, groups
+        self._left: list[int] = []
+        self.give_back(pending)
+
+    def __bool__(self) -> bool:
+        return bool(self._left)
+
+    def deal(self) -> list[int]:
+        """The next portion, in whole slots; [] when nothing is left."""
+        fair, tokens = (self._tokens / (2 * self._groups) if self._groups > 1 else self._tokens), 0
+        portion: list[int] = []
+        while self._left and (not portion or len(portion) % self._lanes or tokens + self._next <= fair):
+            tokens += self._next
+            portion.append(self._left.pop())
+        self._tokens -= tokens
+        return portion
+
+    def give_back(self, indices: Iterable[int]) -> None:
+        """Take inputs that nobody runs any more."""
+        self._left = sorted({*self._left, *indices}, key=lambda index: (self._inputs[index].tokens, -index))
+        self._tokens = sum(self._inputs[index].tokens for index in self._left)
+
+    @property
+    def _next(self) -> int:
+        return self._inputs[self._left[-1]].tokens
+
+
+def dealt_slots(portion: Sequence[int], lanes: int) -> list[tuple[int | None, ...]]:
+    """The slots of a portion: neighbours together, and fillers where the last slot has too few."""
+    rows = (tuple(portion[first : first + lanes]) for first in range(0, len(portion), lanes))
+    return [row + (None,) * (lanes - len(row)) for row in rows]

@@ -1,6 +1,6 @@
 """Start ranks as `deepspeed` and torchrun would on a machine, without the seconds that these take to import.
 
-    python -m actordbg.replay.rank_launcher --like deepspeed --nproc 2 --port 29500 MODULE ARGUMENTS...
+    python -m actordbg.replay.rank_launcher --like deepspeed --nproc 2 --share '{"first": 0, "count": 2}' MODULE ARGUMENTS...
 
 Each rank gets the variables that the real launcher sets. The first rank that fails ends the others, and its exit code is the
 launcher's, in the words in which deepspeed says it (`worker_logs.reported_by_launcher` reads them). `--launcher real` starts the
@@ -10,6 +10,7 @@ real ones; tests hold the two against each other. Standard library only: torch i
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import subprocess
@@ -23,30 +24,46 @@ PATIENCE_S = 30.0
 """How long a rank may take to end when it is told to, as with deepspeed."""
 
 
+@dataclass(frozen=True)
+class NodeShare:
+    """The ranks of a group that one node starts: `count` from `first` on, counted within the group.
+
+    node, nodes: the number of the node, and how many the group has. address, port: where rank 0 meets the others. worker: the
+    number of the group's rank 0 among all workers of the replay, by which journals are named.
+    """
+
+    first: int
+    count: int
+    node: int = 0
+    nodes: int = 1
+    address: str = "127.0.0.1"
+    port: int = 0
+    worker: int = 0
+
+    @property
+    def workers(self) -> range:
+        """The numbers of these ranks among all workers of the replay."""
+        return range(self.worker + self.first, self.worker + self.first + self.count)
+
+
 def main() -> int:
     """Start the ranks and wait for them; the exit code of the first that failed, else 0."""
     parser = argparse.ArgumentParser(description="Starts the ranks of a replay.")
     parser.add_argument("--like", choices=("deepspeed", "torchrun"), required=True)
     parser.add_argument("--nproc", type=int, required=True)
-    parser.add_argument("--port", required=True)
-    parser.add_argument("--address", default="127.0.0.1", help="the machine of rank 0")
-    parser.add_argument("--first", type=int, default=0, help="the first rank of this machine")
-    parser.add_argument("--count", type=int, help="how many ranks this machine starts; default: all")
-    parser.add_argument("--node", type=int, default=0, help="the number of this machine")
-    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--share", required=True, help="a NodeShare as JSON: the ranks of this machine")
     parser.add_argument("--devices", help="numbers of the CUDA devices, with commas; default: as deepspeed, the first ones")
     parser.add_argument("module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _told_to_end)
+    share = NodeShare(**json.loads(options.share))
     ranks: list[subprocess.Popen[bytes]] = []
     try:
-        machine = RankMachine(options.address, options.first, options.count or options.nproc, options.node, options.nodes)
-        for local_rank in range(machine.count):
-            rank = machine.first + local_rank
+        for local_rank in range(share.count):
             local = [f"--local_rank={local_rank}"] if options.like == "deepspeed" else []
-            environment = os.environ | variables(options.like, rank, options.nproc, options.port, options.devices, machine)
+            environment = os.environ | variables(options.like, options.nproc, share, local_rank, options.devices)
             command = [sys.executable, "-u", "-m", options.module, *local, *options.arguments]
             ranks.append(subprocess.Popen(command, env=environment))
         return _wait(ranks)
@@ -54,31 +71,18 @@ def main() -> int:
         end(ranks)
 
 
-@dataclass(frozen=True)
-class RankMachine:
-    """One of the machines of a group: its ranks, its number among them, and the address of rank 0's."""
-
-    address: str = "127.0.0.1"
-    first: int = 0
-    count: int = 0
-    node: int = 0
-    nodes: int = 1
-
-
-def variables(
-    like: str, rank: int, nproc: int, port: str, devices: str | None = None, machine: RankMachine | None = None
-) -> Mapping[str, str]:
-    """What deepspeed's launcher or torchrun sets for a rank."""
-    here = machine or RankMachine(count=nproc)
+def variables(like: str, nproc: int, share: NodeShare, local_rank: int, devices: str | None = None) -> Mapping[str, str]:
+    """What deepspeed's launcher or torchrun sets for a rank of this machine."""
+    rank = share.first + local_rank
     common: dict[str, object] = {
-        "RANK": rank, "LOCAL_RANK": rank - here.first, "WORLD_SIZE": nproc, "MASTER_ADDR": here.address, "MASTER_PORT": port,
+        "RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": nproc, "MASTER_ADDR": share.address, "MASTER_PORT": share.port,
     }  # fmt: skip
     if like == "deepspeed":
-        own: dict[str, object] = {"LOCAL_SIZE": here.count, "CROSS_RANK": here.node, "CROSS_SIZE": here.nodes}
-        own["CUDA_VISIBLE_DEVICES"] = devices or ",".join(map(str, range(here.count)))
+        own: dict[str, object] = {"LOCAL_SIZE": share.count, "CROSS_RANK": share.node, "CROSS_SIZE": share.nodes}
+        own["CUDA_VISIBLE_DEVICES"] = devices or ",".join(map(str, range(share.count)))
     else:
         own = {
-            "LOCAL_WORLD_SIZE": here.count, "GROUP_RANK": here.node, "GROUP_WORLD_SIZE": here.nodes, "ROLE_RANK": rank,
+            "LOCAL_WORLD_SIZE": share.count, "GROUP_RANK": share.node, "GROUP_WORLD_SIZE": share.nodes, "ROLE_RANK": rank,
             "ROLE_WORLD_SIZE": nproc,
             "ROLE_NAME": "default", "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0,
             "TORCHELASTIC_RUN_ID": "none",

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actordbg.base.processes import ALIVE, GONE, ZOMBIE, state_of
-from actordbg.records.journal import Event, Tail, rank_journal, rank_log
+from actordbg.records.journal import Event, Journal, Tail, rank_journal, rank_log
 from actordbg.records.replay_record import FAILED
-from actordbg.replay.blame import Seen
 from actordbg.replay.worker_logs import size_of, tail_of
 
 NODE = "ACTORDBG_NODE"
@@ -24,19 +23,22 @@ NODE = "ACTORDBG_NODE"
 
 @dataclass
 class RankView:
-    """Put together event by event (`poll`). `doing` is the `start` or `fill` that has not ended; `since` the last news.
+    """Put together event by event (`take`). `doing` is the `start` or `fill` that has not ended; `since` the last news (monotonic
+    seconds).
 
-    `log_at`: where the log of what it is doing begins. `collective`: whether it needs its peers for an input, as far as is
-    known. `restart`: why it asked for one, "" if it did not. `held_since`: since when it is at a prompt; no clock runs meanwhile.
-    `node`: where it runs, "" on one machine. `gone`: the machine where it ran wrote that it ended, and how (`wait_status`, and in
-    words `why`).
+    `log_at`: where the log of what it is doing begins. `slots_finished`: passed or failed. `failed_slot`: the last one in which
+    it failed. `collective`: whether it needs its peers for an input, as far as is known. `restart`: why it asked for one, "" if
+    it did not. `held_since`: since when it is at a prompt; no clock runs meanwhile. `node`: where it runs, "" on one machine.
+    `gone`: the machine where it ran wrote that it ended, and how (`wait_status`, and in words `why`). `done`: it has nothing left
+    to do. `state`, `wait_status`: what /proc said at the last `look`.
     """
 
-    folder: Path
     rank: int
-    tail: Tail
-    since: float
-    log_at: int
+    folder: Path = Path()
+    tail: Tail | None = None
+    since: float = 0.0
+    log_at: int = 0
+    attempt: int = 0
     identity: tuple[int, int] | None = None
     doing: Event | None = None
     slots_finished: int = 0
@@ -48,26 +50,46 @@ class RankView:
     held_since: float | None = None
     node: str = ""
     gone: bool = False
+    state: str = ALIVE
     wait_status: int | None = None
     why: str = ""
 
     @classmethod
-    def begin(cls, folder: Path, rank: int) -> RankView:
-        """The view at the beginning of an attempt: what earlier attempts wrote is past."""
-        tail = Tail(rank_journal(folder, rank))
-        tail.poll()
-        return cls(folder, rank, tail, time.monotonic(), size_of(rank_log(folder, rank)))
-
-    @classmethod
     def of_peer(cls, folder: Path, rank: int) -> RankView:
         """The view that a worker has of another: the journal from its beginning, since the peer may have started earlier."""
-        return cls(folder, rank, Tail(rank_journal(folder, rank)), time.monotonic(), 0)
+        return cls(rank, folder, Tail(rank_journal(folder, rank)), time.monotonic())
 
-    def poll(self, attempt: int) -> Iterator[Event]:
-        """Take in what the journal has new of this attempt, and give it on event by event."""
-        for event in self.tail.poll():
-            if event.get("attempt") == attempt:
-                self._take(event)
+    @classmethod
+    def begin(cls, folder: Path, rank: int) -> RankView:
+        """The view at the beginning of an attempt: what earlier attempts wrote is past."""
+        view = cls.of_peer(folder, rank)
+        view.log_at = size_of(rank_log(folder, rank))
+        if view.tail is not None:
+            view.tail.poll()
+        return view
+
+    def move(self, folder: Path) -> None:
+        """Go on with the rank in another attempt, which may be of another replay: its journal there is read from now on."""
+        if folder != self.folder:
+            self.folder, self.tail = folder, Tail(rank_journal(folder, self.rank))
+            self.tail.poll()
+        self.done = False
+
+    @property
+    def slot(self) -> int | None:
+        """Where it is; None between inputs."""
+        return self.doing["slot"] if self.doing else None
+
+    @property
+    def dead(self) -> bool:
+        """It died while it still had work."""
+        return self.state in (ZOMBIE, GONE) and not self.done
+
+    def poll(self, attempt: int | None = None) -> Iterator[Event]:
+        """Take in what the journal has new of this attempt (None: of any), and give it on event by event."""
+        for event in self.tail.poll() if self.tail is not None else ():
+            if attempt is None or event.get("attempt") == attempt:
+                self.take(event)
                 yield event
 
     def is_alive(self) -> bool:
@@ -76,22 +98,29 @@ class RankView:
             return not self.gone  # only its own machine can look
         return state_of(*self.identity)[0] not in (GONE, ZOMBIE)
 
-    def _take(self, event: Event) -> None:
-        kind = event["event"]
+    def take(self, event: Event) -> None:
+        """Take in one event. At a prompt the clock stands still."""
+        kind, now = event["event"], time.monotonic()
+        if kind == "stop":
+            self.held_since = now
+        elif kind == "go" and self.held_since is not None:
+            self.since, self.held_since = self.since + now - self.held_since, None
         if kind in ("stop", "go", "line"):
-            return self._hold(kind)
-        self.since = time.monotonic()
+            return
+        self.since = now
         if kind == "boot":
-            self.identity, self.node = (event["pid"], event["ticks"]), event.get("node", "")
-            self.gone = False
+            self.identity, self.node, self.attempt = (event["pid"], event["ticks"]), event.get("node", ""), event["attempt"]
+            self.gone, self.done, self.doing = False, False, None
         elif kind == "gone":
-            self.gone, self.wait_status, self.why = True, event.get("wait_status"), event.get("why", "")
+            self.gone, self.state = True, GONE
+            self.wait_status, self.why = event.get("wait_status"), event.get("why", "")
         elif kind == "ready":
             self.collective = event.get("collective", True)
         elif kind in ("start", "fill"):
             self.doing, self.log_at = event, event["log_at"]
         elif kind in ("end", "filled"):
-            self.doing = None
+            if self.slot is None or event["slot"] >= self.slot:  # one that fails late ends no other
+                self.doing = None
             self.slots_finished = max(self.slots_finished, event["slot"] + 1)
             self.failed_slot = event["slot"] if event.get("status") == FAILED else self.failed_slot
         elif kind == "restart":
@@ -100,32 +129,18 @@ class RankView:
             self.broken = event
         elif kind == "done":
             self.done = True
-        return None
 
-    def _hold(self, kind: str) -> None:
-        """At a prompt the clock stands still."""
-        now = time.monotonic()
-        if kind == "stop":
-            self.held_since = now
-        elif kind == "go" and self.held_since is not None:
-            self.since, self.held_since = self.since + now - self.held_since, None
+    def look(self, ask: Callable[[tuple[int, int]], tuple[str, int | None]]) -> None:
+        """Learn how its process is from who can see it, unless its machine wrote that it ended. A status once seen stays."""
+        if not self.gone and self.identity:
+            self.state, status = ask(self.identity)
+            self.wait_status = self.wait_status if status is None else status
 
-    def seen(self, look: Callable[[tuple[int, int]], tuple[str, int | None]] = lambda one: state_of(*one)) -> Seen:
-        """This moment, with the process's state from /proc, or from who looks there."""
-        state, status = look(self.identity) if self.identity else (ALIVE, None)
-        state, status = (GONE, self.wait_status) if self.gone else (state, status)
-        return Seen(
-            self.rank,
-            slot=self.doing["slot"] if self.doing else None,
-            started=self.since,
-            slots_finished=self.slots_finished,
-            failed_slot=self.failed_slot,
-            state=state,
-            wait_status=status,
-            done=self.done,
-            wants_restart=bool(self.restart),
-            why=self.why,
-        )
+    def write_gone(self, wait_status: int | None, **more: str) -> None:
+        """Write into its journal that its process has ended; a worker's machine does that when the worker is dead."""
+        journal = Journal(rank_journal(self.folder, self.rank))
+        journal.append("gone", rank=self.rank, attempt=self.attempt, wait_status=wait_status, **more)
+        journal.close()
 
     def log(self) -> str:
         """What the worker printed since it began what it is doing."""

@@ -7,9 +7,9 @@ dtype. A narrower replay cannot tell a rounded weight from another one, and says
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from actordbg.store.places import read_record
 
 _NAMED = 4
 """Parameters that are named."""
+EQUAL, DIFFERS = "equal", "differs"
 
 
 def statement(root: Path, inputs: Sequence[ReplayInput], session: Any) -> dict[str, Any]:
@@ -50,19 +51,19 @@ def statement(root: Path, inputs: Sequence[ReplayInput], session: Any) -> dict[s
         return {RECORDED_WEIGHTS: f"not checked: {error}"}
     if not records:
         return {}
-    hashing = _Hashing(session)
-    found = [hashing.held_against(record) for record in records]
+    compared = _comparing(session)
+    answers = [HeldAgainst(record, paths.count(path), compared) for path, record in zip(met, records, strict=True)]
     unknown = sum(path is None for path in paths)
     behind = f"; {unknown} of {len(paths)} inputs have no recorded hashes" if unknown else ""
     told: dict[str, Any] = {"same": [], "other": {}, "unknown": unknown}
-    for path, record, one in zip(met, records, found, strict=True):
-        if one.differ:
-            told["other"][f"{path.parent.name}/{path.name}"] = record.step
-        elif one.unchecked:
-            told["unknown"] += paths.count(path)
+    for path, answer in zip(met, answers, strict=True):
+        if answer.differ:
+            told["other"][f"{path.parent.name}/{path.name}"] = answer.record.step
+        elif answer.unchecked:
+            told["unknown"] += answer.inputs
         else:
-            told["same"] += [record.step] * (record.step not in told["same"])
-    return {RECORDED_WEIGHTS: in_words(records, found, [paths.count(path) for path in met]) + behind, MET_WEIGHTS: told}
+            told["same"] += [answer.record.step] * (answer.record.step not in told["same"])
+    return {RECORDED_WEIGHTS: in_words(answers) + behind, MET_WEIGHTS: told}
 
 
 def _recorded_for(root: Path, item: ReplayInput) -> Path | None:
@@ -71,81 +72,66 @@ def _recorded_for(root: Path, item: ReplayInput) -> Path | None:
     return None
 
 
-@dataclass
 class HeldAgainst:
-    """One record against the model. unchecked: parameters by why nothing can be said of them."""
+    """One record against the model. inputs: how many met it. unchecked: parameters by why nothing can be said of them."""
 
-    equal: int = 0
-    differ: list[str] = field(default_factory=list)
-    unchecked: Counter[str] = field(default_factory=Counter)
+    def __init__(self, record: WeightRecord, inputs: int, compared: Callable[[str, ParameterHash], str]) -> None:
+        self.record, self.inputs = record, inputs
+        answers = {name: compared(name, recorded) for name, recorded in record.parameters.items()}
+        self.differ = [name for name, answer in answers.items() if answer == DIFFERS]
+        self.unchecked = Counter(answer for answer in answers.values() if answer not in (EQUAL, DIFFERS))
+        self.same = not self.differ and EQUAL in answers.values()
 
 
-class _Hashing:
-    """The loaded model's hashes, each computed once."""
+def _comparing(session: Any) -> Callable[[str, ParameterHash], str]:
+    """What holds a recorded hash against the loaded model's: EQUAL, DIFFERS, or why it cannot tell. Hashes each part once."""
+    names = {name for name, _ in session.model.named_parameters()}
 
-    def __init__(self, session: Any) -> None:
-        self._names = {name for name, _ in session.model.named_parameters()}
-        self._gather: Callable[[str], torch.Tensor] = session.gather
-        self._known: dict[tuple[str, ParameterHash], str] = {}
-
-    def held_against(self, record: WeightRecord) -> HeldAgainst:
-        found = HeldAgainst()
-        for name, one in record.parameters.items():
-            answer = self._answer(name, one)
-            if answer == "equal":
-                found.equal += 1
-            elif answer == "differs":
-                found.differ.append(name)
-            else:
-                found.unchecked[answer] += 1
-        return found
-
-    def _answer(self, name: str, one: ParameterHash) -> str:
-        if (name, one) not in self._known:
-            self._known[name, one] = self._compared(name, one)
-        return self._known[name, one]
-
-    def _compared(self, name: str, one: ParameterHash) -> str:
-        if one.sha256 is None:
-            return one.why_not or "not hashed"
-        if name not in self._names:
+    @functools.cache
+    def compared(name: str, recorded: ParameterHash) -> str:
+        if recorded.sha256 is None:
+            return recorded.why_not or "not hashed"
+        if name not in names:
             return "not a parameter of this model"
-        ours, dtype = self._gather(name), getattr(torch, one.dtype, None)
-        if tuple(ours.shape) != one.shape:
-            return "differs"
+        ours, dtype = session.gather(name), getattr(torch, recorded.dtype, None)
+        if tuple(ours.shape) != recorded.shape:
+            return DIFFERS
         if not isinstance(dtype, torch.dtype):
-            return f"recorded in {one.dtype}"
+            return f"recorded in {recorded.dtype}"
         narrower = ours.dtype != dtype and torch.promote_types(ours.dtype, dtype) != ours.dtype
-        part = ours.reshape(-1) if one.part is None else ours.reshape(-1)[one.part[0] : sum(one.part)]
-        if sha256_of(part.to(dtype)) == one.sha256:
-            return "equal"
-        return f"this replay has them in {str(ours.dtype)[6:]}, the run in {one.dtype}" if narrower else "differs"
+        part = ours.reshape(-1) if recorded.part is None else ours.reshape(-1)[recorded.part[0] : sum(recorded.part)]
+        if sha256_of(part.to(dtype)) == recorded.sha256:
+            return EQUAL
+        return f"this replay has them in {str(ours.dtype)[6:]}, the run in {recorded.dtype}" if narrower else DIFFERS
+
+    return compared
 
 
-def in_words(records: Sequence[WeightRecord], found: Sequence[HeldAgainst], inputs: Sequence[int]) -> str:
-    """What is to be said of all records in one sentence or two. inputs: how many met each."""
-    other = [at for at, one in enumerate(found) if one.differ]
-    same = [at for at, one in enumerate(found) if one.equal and not one.differ]
+def in_words(answers: Sequence[HeldAgainst]) -> str:
+    """What is to be said of all records in one sentence or two."""
+    other = [answer for answer in answers if answer.differ]
+    same = [answer for answer in answers if answer.same]
+    inputs = sum(answer.inputs for answer in answers)
     said = []
     if other:
-        names = list(dict.fromkeys(name for at in other for name in found[at].differ))
-        total = len({name for at in other for name in records[at].parameters})
-        shown = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
-        said.append(f"{len(names)} of {total} parameters differ from those recorded{_when(records, inputs, other)}: {shown}")
+        names = list(dict.fromkeys(name for answer in other for name in answer.differ))
+        total = len({name for answer in other for name in answer.record.parameters})
+        said.append(f"{len(names)} of {total} parameters differ from those recorded{_when(other, inputs)}: {_first(names)}")
     if same:
-        count = len({name for at in same for name in records[at].parameters})
+        count = len({name for answer in same for name in answer.record.parameters})
         all_of = "the weights are those that were recorded" if not other else "they are those that were recorded"
-        said.append(f"{all_of}{_when(records, inputs, same)} ({count} parameters)")
-    unchecked = found[0].unchecked
-    for why, count in unchecked.most_common(2):
-        said.append(f"{count} not checked: {why}")
+        said.append(f"{all_of}{_when(same, inputs)} ({count} parameters)")
+    said += [f"{count} not checked: {why}" for why, count in answers[0].unchecked.most_common(2)]
     return "; ".join(said)
 
 
-def _when(records: Sequence[WeightRecord], inputs: Sequence[int], which: Sequence[int]) -> str:
+def _when(answers: Sequence[HeldAgainst], inputs: int) -> str:
     """At which steps; where steps are not known, for how many inputs."""
-    steps = sorted({step for at in which if (step := records[at].step) is not None})
+    steps = sorted({answer.record.step for answer in answers if answer.record.step is not None})
     if not steps:
-        return f" for {sum(inputs[at] for at in which)} of {plural(sum(inputs), 'input')}"
-    shown = ", ".join(map(str, steps[:_NAMED])) + (", ..." if len(steps) > _NAMED else "")
-    return f" at {'step' if len(steps) == 1 else 'steps'} {shown}"
+        return f" for {sum(answer.inputs for answer in answers)} of {plural(inputs, 'input')}"
+    return f" at {'step' if len(steps) == 1 else 'steps'} {_first(list(map(str, steps)))}"
+
+
+def _first(names: list[str]) -> str:
+    return ", ".join(names[:_NAMED] + ["..."] * (len(names) > _NAMED))

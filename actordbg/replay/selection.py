@@ -1,13 +1,27 @@
-"""The inputs of a replay: dumps that a condition selects, or named files; and the record that decides open settings."""
+"""The inputs of a replay: dumps that a condition selects, or named files; and the record that decides open settings.
+
+**Which dumps belong to one call** (`find_calls`, pure): the same step of a data-parallel run, as each rank saw it (`--align
+rank`). Dumps of one call agree in run, role, actor, training step, number of the call and kind (log-prob pass or training pass),
+and come from different ranks. Imported dumps have neither step nor number, and a run that was started again counts anew. Among
+such dumps, *times* decide: two dumps are of one call when each is the other rank's nearest. A missing dump leaves its own call
+incomplete and does not shift later ones. Nearest dumps may still be of two calls, when a condition such as seq_len<1000 took one
+dump of each. They then lie much further apart than usual (`TOO_FAR`).
+
+A call is *whole* when it has every rank that the selection has of this actor, and these ranks fill the lanes evenly: lane
+`r % lanes` runs rank r. Other dumps are left out and counted. No dump is ever paired with another call's.
+"""
 
 from __future__ import annotations
 
+import bisect
 import contextlib
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from actordbg.base.errors import StoreProblem, Unsupported, UsageError
 from actordbg.config.choices import adapter_of
@@ -26,40 +40,24 @@ PICKLES = (".pkl", ".pickle")
 """What the commands import before they look here."""
 
 
-_OF_RECORD = (
-    "dump_id", "run", "rank", "timestamp", "batch_size", "seq_len", "tokens", "source", "role", "instance", "step", "call_index",
-    "grad_enabled", "replayable",
-)  # fmt: skip
-
-
 @dataclass(frozen=True)
 class FileRow:
-    """A named dump, as planning sees it. `path`: relative to the store where the dump is in it, else absolute."""
+    """A named dump, as planning sees it: its record, and `path`, relative to the store where the dump is in it, else absolute."""
 
-    dump_id: str
+    record: DumpRecord
     path: str
-    run: str
-    rank: int
-    timestamp: str
-    batch_size: int
-    seq_len: int
-    tokens: int
-    source: str
-    role: str | None
-    instance: str | None
-    step: int | None
-    call_index: int | None
-    grad_enabled: bool | None
-    return_output: bool | None
-    replayable: bool
-    adapter: str | None
 
-    @classmethod
-    def of(cls, record: DumpRecord, path: str) -> FileRow:
-        flag = record.arguments.get("return_output")
-        values = {name: getattr(record, name) for name in _OF_RECORD}
-        adapter = adapter_of(record.actor)
-        return cls(path=path, return_output=flag if isinstance(flag, bool) else None, adapter=adapter, **values)
+    @property
+    def adapter(self) -> str | None:
+        return adapter_of(self.record.actor)
+
+    @property
+    def return_output(self) -> bool | None:
+        flag = self.record.arguments.get("return_output")
+        return flag if isinstance(flag, bool) else None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "record"), name)
 
 
 Row: TypeAlias = "FileRow | DumpRow"
@@ -97,7 +95,7 @@ def rows_of_files(store: Store, files: Sequence[Path]) -> list[FileRow]:
     rows: dict[str, FileRow] = {}
     for place in (place for file in files for place in _places(file)):
         record = read_record(place)
-        rows.setdefault(record.dump_id, FileRow.of(record, _in_store(store, place)))
+        rows.setdefault(record.dump_id, FileRow(record, _in_store(store, place)))
     return list(rows.values())
 
 
@@ -144,3 +142,112 @@ def rows_of_catalog(catalog: Catalog, where: str | None, order: str, max_inputs:
         if len(rows) < limit or sum(row.replayable for row in rows) >= max_inputs:
             return rows
     return select_dumps(catalog, where)
+
+
+CAPTURED = "capture"
+NOT_ON_EVERY_RANK = "their call was not captured, or not selected, on every rank"
+APART = "their times are too far apart to be of one call"
+TOO_FAR, JITTER_S = 5.0, 0.25
+"""Ranks of one call are at most TOO_FAR times as far apart as they usually are, or JITTER_S seconds."""
+
+
+@dataclass
+class Calls:
+    """`whole`: the dumps of each call by rank, the calls by time. `left_out`: reason to number of dumps.
+
+    `spreads`: for calls matched by time, how many seconds the dumps of one call lie apart.
+    """
+
+    whole: list[list[Row]] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+    spreads: list[float] = field(default_factory=list)
+
+    def how_matched(self) -> str:
+        """How reliable the matching is, in words; "" where numbers of calls decided."""
+        if not self.spreads:
+            return ""
+        return (
+            f"{len(self.spreads):,} calls were put together by their times, because the dumps have no numbers of calls: their "
+            f"ranks are {statistics.median(self.spreads):.2f} s apart, at most {max(self.spreads):.2f} s"
+        )
+
+
+def find_calls(rows: Iterable[Row], lanes: int) -> Calls:
+    """Find the whole calls among the rows, for `lanes` lanes."""
+    calls: Calls = Calls()
+    actors: dict[Hashable, list[Row]] = defaultdict(list)
+    for row in rows:  # an instance is called actor0-<token of the process>
+        actors[row.run, row.role, row.instance.partition("-")[0] if row.instance else None].append(row)
+    for own in actors.values():
+        ranks = sorted({row.rank for row in own})
+        if len({sum(rank % lanes == lane for rank in ranks) for lane in range(lanes)}) == 1:
+            _match(own, ranks, calls)
+        else:
+            calls.left_out[f"ranks {', '.join(map(str, ranks))} do not fill {lanes} processes evenly"] += len(own)
+    calls.left_out = +calls.left_out  # without reasons that left out nothing
+    calls.whole.sort(key=lambda call: min((row.timestamp, row.dump_id) for row in call))
+    return calls
+
+
+def in_slots(call: Sequence[Row], lanes: int) -> list[Row]:
+    """A whole call's dumps in order of slots: the dump at place i runs in lane i % lanes."""
+    queues = [[row for row in call if row.rank % lanes == lane] for lane in range(lanes)]
+    return [row for slot in zip(*queues, strict=True) for row in slot]
+
+
+def _match(rows: list[Row], ranks: Sequence[int], calls: Calls) -> None:
+    alike: dict[Hashable, dict[int, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        batch_size = None if row.source == CAPTURED else row.batch_size
+        kind = row.step, row.call_index, row.grad_enabled, row.return_output, batch_size
+        alike[kind][row.rank].append(row)
+    matched = 0
+    near: list[tuple[float, list[Row]]] = []
+    for by_rank in alike.values():
+        found = _nearest(by_rank, ranks)
+        matched += sum(map(len, found))
+        if any(len(own) > 1 for own in by_rank.values()):
+            near += [(_spread(call), call) for call in found]
+        else:
+            calls.whole += found
+    usual = statistics.median_low([spread for spread, _ in near]) if near else 0.0
+    limit = max(TOO_FAR * usual, JITTER_S)
+    calls.whole += [call for spread, call in near if spread <= limit]
+    calls.spreads += [spread for spread, _ in near if spread <= limit]
+    calls.left_out[NOT_ON_EVERY_RANK] += len(rows) - matched
+    calls.left_out[APART] += sum(len(call) for spread, call in near if spread > limit)
+
+
+def _nearest(by_rank: dict[int, list[Row]], ranks: Sequence[int]) -> list[list[Row]]:
+    """The calls of dumps that differ only in rank and time, each as a list by rank."""
+    if set(by_rank) != set(ranks):
+        return []
+    lines = [sorted(by_rank[rank], key=lambda row: (row.timestamp, row.dump_id)) for rank in ranks]
+    moments = [[_seconds(row) for row in line] for line in lines]
+    found = []
+    for place, row in enumerate(lines[0]):
+        call = [row]
+        for line, times in zip(lines[1:], moments[1:], strict=True):
+            there = _closest(times, moments[0][place])
+            if _closest(moments[0], times[there]) == place:
+                call.append(line[there])
+        if len(call) == len(lines):
+            found.append(call)
+    return found
+
+
+def _spread(call: Sequence[Row]) -> float:
+    """Seconds between the first and the last of a call's dumps."""
+    moments = [_seconds(row) for row in call]
+    return max(moments) - min(moments)
+
+
+def _closest(times: Sequence[float], moment: float) -> int:
+    """The place of the value in `times` (rising) that is nearest to `moment`; the earlier of two."""
+    after = bisect.bisect_left(times, moment)
+    places = [place for place in (after - 1, after) if 0 <= place < len(times)]
+    return min(places, key=lambda place: abs(times[place] - moment))
+
+
+def _seconds(row: Row) -> float:
+    return datetime.fromisoformat(row.timestamp.replace("Z", "+00:00")).timestamp()

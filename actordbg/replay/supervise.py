@@ -18,9 +18,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,11 +29,11 @@ from actordbg.actor.sharing import compiles
 from actordbg.base.errors import ActordbgError, Conflict, CorruptDump, StoreProblem, machine_fault
 from actordbg.base.fault import scrub
 from actordbg.base.owners import Owner
-from actordbg.base.processes import start_ticks, state_of, wait_for_any
+from actordbg.base.processes import ALIVE, STOPPED, signals_to, start_ticks, state_of, wait_for_any
 from actordbg.base.units import LAST, is_own, resolve
 from actordbg.config import dist_plugin
+from actordbg.debug.meeting import Relay, clear_away
 from actordbg.debug.replay_stops import StopOrder
-from actordbg.debug.terminal import Relay, clear_away
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import atomic_write, make_folder, read_regular
 from actordbg.records.journal import (
@@ -49,17 +48,16 @@ from actordbg.records.journal import (
     result_of,
 )
 from actordbg.records.replay_record import KEPT_BYTES, ReplaySpec, ResultRecord
-from actordbg.replay.dealing import Dealer
-from actordbg.replay.group import START_TIMEOUT_S, GroupRun
-from actordbg.replay.group_engine import Losses, engine_in_use, launch_group
-from actordbg.replay.lanes import LaneBook
+from actordbg.replay.group import GroupRun
+from actordbg.replay.group_engine import Losses, WarmGroups, engine_in_use, launch_group
 from actordbg.replay.launch import Group, Launcher, groups_of
-from actordbg.replay.plan import owner
-from actordbg.replay.warm_groups import WarmGroups
-from actordbg.replay.work_order import WorkOrder
+from actordbg.replay.plan import Dealer, owner
+from actordbg.replay.work_order import LaneBook, WorkOrder
 from actordbg.store.layout import Store, read_with_owner
 
 POLL_S = 0.05
+START_TIMEOUT_S = 1800.0
+"""Longest time for building the actor, and for anything else outside of an input."""
 
 COMPLETE = "complete"
 INTERRUPTED = "interrupted"
@@ -133,12 +131,15 @@ def run_replay(
     folder = folder or store.replays / spec.replay_id
     with interruptible():
         try:
-            _prepare(folder, spec)
+            if not (folder / SPEC).exists():
+                make_folder(folder)
+                if spec.config.keep_tensors or spec.config.keep_gradients:
+                    make_folder(folder / TENSORS)
+                atomic_write(folder / SPEC, spec.to_json().encode())
             own = WarmGroups(launcher) if deal and warm is None and engine_in_use().deals(spec.config) else None
-            kept = warm or own
-            launched = kept.launch if kept else launcher
-            supervisor = Supervisor(folder, spec, on_event, on_tick, launched, start_timeout_s, kept, deal, losses)
-            supervisor.take_stops(stops, prompts)
+            supervisor = Supervisor(
+                folder, spec, on_event, on_tick, launcher, start_timeout_s, warm or own, deal, losses, stops, prompts
+            )
         except OSError as error:
             for made in (folder / TENSORS, folder):  # without a specification there is nothing to go on with
                 with contextlib.suppress(OSError):
@@ -151,30 +152,20 @@ def run_replay(
             return supervisor.run()
 
 
-def _prepare(folder: Path, spec: ReplaySpec) -> None:
-    """Make the replay's folder with its specification, unless it exists."""
-    if not (folder / SPEC).exists():
-        make_folder(folder)
-        if spec.config.keep_tensors or spec.config.keep_gradients:
-            make_folder(folder / TENSORS)
-        atomic_write(folder / SPEC, spec.to_json().encode())
-
-
 def load_spec(store: Store, name: str) -> ReplaySpec:
     """The specification of a replay by its id, a prefix of it, or "last", this user's newest; StoreProblem when there is none."""
     return spec_and_owner(store, name)[0]
 
 
 def spec_and_owner(store: Store, name: str) -> tuple[ReplaySpec, Owner]:
-    """The same, and the user who wrote it: what another user wrote is confirmed before it runs."""
+    """The specification of a replay, and the user who wrote it: what another user wrote is confirmed before it runs."""
     ids = sorted(path.parent.name for path in store.replays.glob(f"*/{SPEC}"))
-    name = LAST if name == f"@{LAST}" else name  # what is resumed may not have ended
-    if name != LAST and not any(one.startswith(name) for one in ids):
+    if name in (LAST, f"@{LAST}"):  # what is resumed may not have ended
+        name, ids = LAST, [replay_id for replay_id in ids if is_own(store.replays / replay_id)] or ids
+    elif not any(replay_id.startswith(name) for replay_id in ids):
         from actordbg.catalog.query import replay_named  # for a handle; an id needs no catalog
 
         name = replay_named(store, name)
-    if name == LAST:
-        ids = [one for one in ids if is_own(store.replays / one)] or ids
     chosen = resolve(name, ids, "replay", made_by="replay", error=StoreProblem)
     path = store.replays / chosen / SPEC
     data, owner = read_with_owner(path)
@@ -185,7 +176,7 @@ def spec_and_owner(store: Store, name: str) -> tuple[ReplaySpec, Owner]:
 
 
 class Supervisor:
-    """The state of one `run_replay`. Its groups report to it."""
+    """The state of one `run_replay`. Its groups report to it, and find here what they share."""
 
     def __init__(
         self,
@@ -195,65 +186,72 @@ class Supervisor:
         on_tick: Callable[[], None],
         launcher: Launcher,
         start_timeout_s: float,
-        warm: WarmGroups | None = None,
-        deal: bool = True,
-        losses: Losses | None = None,
+        warm: WarmGroups | None,
+        deal: bool,
+        losses: Losses | None,
+        stops: StopOrder,
+        prompts: Relay | None,
     ) -> None:
-        self.spec, self.folder = spec, folder
-        self._on_event, self._on_tick, self._launcher, self._warm = on_event, on_tick, launcher, warm
-        self._engine = engine_in_use()
+        self.spec, self.folder, self.start_timeout_s = spec, folder, start_timeout_s
+        self.launcher = launcher if warm is None else warm.launch
+        self.warm, self.stops, self.engine = warm, stops, engine_in_use()
+        self._on_event, self._on_tick = on_event, on_tick
+        self._prompts, self._attended = prompts or Relay(), prompts is not None
         cut_off = _was_cut_off(folder, spec.replay_id)
         if cut_off:
-            self._engine.await_end(spec.replay_id, folder)
+            self.engine.await_end(spec.replay_id, folder)
         ended_well = not cut_off and read_standing(folder)[1] == COMPLETE
-        done = {name: one for name, one in read_results(folder).items() if ended_well or _is_whole(folder, one)}
+        done = {name: record for name, record in read_results(folder).items() if ended_well or is_whole(folder, record)}
         self.outcome = ReplayOutcome(spec.replay_id, folder, INTERRUPTED, len(spec.inputs), done)
         self._book = LaneBook(spec.replay_id, spec.config.lane_width, done.values())
         self.journal = Journal(folder / SUPERVISOR)
-        self._go_on_with_lanes()
-        self._prompts, self._attended = Relay(), False
+        for path in sorted(folder.glob("rank*.jsonl")) if spec.config.lane_width > 1 else ():
+            for event in read_events(path):  # what followers wrote in earlier runs of the replay
+                if event["event"] == "filled":
+                    self.on_news(event)
         self._fresh, self._leaving = True, False
-        self._losses, self._dealer = losses or self._engine.losses(), None
+        self.losses = losses or self.engine.losses()
+        self.dealer: Dealer | None = None
         left = [index for index, item in enumerate(spec.inputs) if item.dump_id not in done]
-        dealt = deal and self._engine.deals(spec.config)
-        usual = groups_of(spec.config)
-        groups = self._engine.groups(spec.config, len(left)) if dealt else usual
-        if dealt and (len(groups) > 1 or groups != usual):  # a single group runs the plan's slots, as on one machine
-            self._dealer = Dealer(spec.inputs, left, spec.config.lanes if groups[0].collective else 1, len(groups))
-        self._groups = [self._group(group, set(done), start_timeout_s) for group in groups]
+        groups = usual = groups_of(spec.config)
+        if deal and self.engine.deals(spec.config):
+            groups = self.engine.groups(spec.config, len(left))
+            if len(groups) > 1 or groups != usual:  # a single group runs the plan's slots, as on one machine
+                self.dealer = Dealer(spec.inputs, left, spec.config.lanes if groups[0].collective else 1, len(groups))
+        self._groups = [GroupRun(self, group, self._pending(group, set(done)), self._attempts_so_far(group)) for group in groups]
 
-    def take_stops(self, stops: StopOrder, prompts: Relay | None) -> None:
-        """Say where workers stop, and whose terminal goes to their prompts."""
-        self._prompts = prompts or Relay()
-        self._attended = prompts is not None
-        for group in self._groups:
-            group.stops = stops
+    def _pending(self, group: Group, done: set[str]) -> list[int]:
+        """The inputs of a group that have no result, where groups have inputs of their own."""
+        config = self.spec.config
+        lanes = {rank // config.lane_width for rank in group.ranks}
+        indices = () if self.dealer is not None else range(len(self.spec.inputs))
+        mine = {index: self.spec.inputs[index].dump_id for index in indices if owner(index, config.lanes) in lanes}
+        if all(rank % config.lane_width for rank in group.ranks):  # its own answers count, not what others recorded
+            done = {dump_id for dump_id in mine.values() if self._book.answered(dump_id, group.ranks[0])}
+        return [index for index, dump_id in mine.items() if dump_id not in done]
+
+    def _attempts_so_far(self, group: Group) -> int:
+        """The number of this group's last attempt in earlier runs of the replay."""
+        orders = self.folder.glob(f"work-{group.ranks[0]}-*.json")
+        return max((WorkOrder.from_json(read_regular(path)).attempt for path in orders), default=0)
 
     def run(self) -> ReplayOutcome:
         """Run until nothing is pending or an error stops it. Afterwards no process is left in either case."""
         self.journal.append("supervisor", pid=_me()[0], ticks=_me()[1])
         self.outcome.status = STOPPED_EARLY
-        why = ""
+        said = {}
         try:
             for group in self._groups:
                 group.start()
             while running := [group for group in self._groups if not group.finished]:
-                for group in running:
-                    group.step()
-                self._deal_again()
-                for text in self._engine.news():
-                    self._on_event(Progress("line", text))
-                self._say_what_remains()
-                self._on_tick()
-                wait_for_any([*self._prompts.descriptors(), *(fd for group in running for fd in group.watched())], POLL_S)
-                self._prompts.step()
+                self._watch(running)
             self.outcome.status = COMPLETE
         except KeyboardInterrupt:
             self.outcome.status = INTERRUPTED
             raise
         except (ActordbgError, OSError) as error:
             problem = machine_fault(error, self.folder) or error
-            why = str(problem)
+            said = {"why": scrub(str(problem))} if str(problem) else {}
             raise problem from None
         finally:
             self._prompts.close()
@@ -261,85 +259,64 @@ class Supervisor:
                 for group in self._groups:
                     group.stop()
                 clear_away(self.folder)
-                said = {"why": scrub(why)} if why else {}
                 with contextlib.suppress(OSError):  # a full disk: it then reads as cut off, which it was
                     self.journal.append("finished", status=self.outcome.status, finished_at=now_timestamp(), **said)
                 self.journal.close()
                 self._on_tick()
         return self.outcome
 
-    def _deal_again(self) -> None:
-        """Groups that finished their portion get the next one, also what a lost group gave back."""
-        for group in self._groups if self._dealer is not None else ():
-            if self._dealer and group.finished:
+    def _watch(self, running: list[GroupRun]) -> None:
+        """Look after all groups once, and wait for news. Those that finished their portion get the next one."""
+        for group in running:
+            group.step()
+        for group in self._groups:
+            if self.dealer and group.finished:  # also what a lost group gave back
                 group.start()
-
-    def _begun(self, dump_id: str) -> str:
-        """An input in words: its length and its dump. The first one of a start under torch.compile compiles."""
-        length = next((item.seq_len for item in self.spec.inputs if item.dump_id == dump_id), None)
-        compiling = "compiling: " if compiles(self.spec.config) and self._fresh else ""
-        return f"{compiling}S {length}, {dump_id}"
-
-    def _say_what_remains(self) -> None:
+        for text in self.engine.news():
+            self._on_event(Progress("line", text))
         if not self._leaving and len(self.outcome.results) == self.outcome.total:
             self._leaving = True
             self._on_event(Progress("leaving", "stopping the workers"))
+        self._on_tick()
+        wait_for_any([*self._prompts.descriptors(), *(fd for group in running for fd in group.watched())], POLL_S)
+        self._prompts.step()
 
-    def _go_on_with_lanes(self) -> None:
-        """Take in what followers wrote in earlier runs of the replay."""
-        for path in sorted(self.folder.glob("rank*.jsonl")) if self.spec.config.lane_width > 1 else ():
-            for event in read_events(path):
-                if event["event"] == "filled":
-                    self._on_news(event)
-
-    def _group(self, group: Group, done: set[str], start_timeout_s: float) -> GroupRun:
-        config, inputs = self.spec.config, enumerate(self.spec.inputs)
-        lanes = {rank // config.lane_width for rank in group.ranks}
-        dealt = self._dealer is not None
-        mine = [(i, item.dump_id) for i, item in inputs if not dealt and owner(i, config.lanes) in lanes]
-        if all(rank % config.lane_width for rank in group.ranks):  # its own answers count, not what others recorded
-            done = {dump_id for _, dump_id in mine if self._book.answered(dump_id, group.ranks[0])}
-        pending = [i for i, dump_id in mine if dump_id not in done]
-        attempt = _attempts_so_far(self.folder, group)
-        keep = self._warm.keep if self._warm is not None else None
-        heard = (self._on_news, self._on_attempt, self._on_verdict)
-        run = GroupRun(self.folder, self.spec, group, pending, self._launcher, keep, *heard, attempt, start_timeout_s)
-        run.dealer, run.losses = self._dealer, self._losses
-        return run
-
-    def _on_attempt(self, group: Group, attempt: int, reason: str) -> None:
-        where = self._engine.facts_of(group)
+    def on_attempt(self, group: Group, attempt: int, reason: str) -> None:
+        where = self.engine.facts_of(group)
         self.journal.append("attempt", attempt=attempt, ranks=list(group.ranks), reason=reason, **where)
         self.outcome.restarts += bool(reason)
         self._fresh = True
         self._on_event(Progress("attempt", reason))
 
-    def _on_news(self, event: Event) -> None:
+    def on_news(self, event: Event) -> None:
         """Act on an event of a worker's journal."""
-        if event["event"] == "ready":
+        kind = event["event"]
+        if kind == "ready":
             if not self.outcome.resolved:
                 self.outcome.resolved = event["resolved"]
                 self.journal.append("resolved", resolved=event["resolved"])
             self._on_event(Progress("ready", f"rank {event['rank']}"))
-        elif event["event"] == "start":
-            self._on_event(Progress("start", self._begun(event["dump_id"])))
-        elif event["event"] == "end":
+        elif kind == "start":  # the first input of a start under torch.compile compiles
+            length = next((item.seq_len for item in self.spec.inputs if item.dump_id == event["dump_id"]), None)
+            compiling = "compiling: " if compiles(self.spec.config) and self._fresh else ""
+            self._on_event(Progress("start", f"{compiling}S {length}, {event['dump_id']}"))
+        elif kind == "end":
             record = result_of(event)
             self._tell(record)
             self._amend(self._book.take_result(record))
-        elif event["event"] == "stop":
+        elif kind == "stop":
             node = event.get("node_address", "")
-            here = not node or self._engine.is_here(node)
+            here = not node or self.engine.is_here(node)
             at = event.get("editor") or ("" if here else node)
             self._on_event(Progress("stop", f"rank {event['rank']} stops {event['place']}", at=at))
             if self._attended and here:
                 self._prompts.call(self.folder, event["rank"])
-        elif event["event"] == "line":
+        elif kind == "line":
             self._on_event(Progress("line", event["text"]))
-        elif event["event"] == "filled" and event.get("follows"):
+        elif kind == "filled" and event.get("follows"):
             self._amend(self._book.take_answer(event))
 
-    def _on_verdict(self, record: ResultRecord) -> None:
+    def on_verdict(self, record: ResultRecord) -> None:
         self._amend(record)
         self._book.take_result(record)
 
@@ -358,8 +335,7 @@ class Supervisor:
             self._on_event(Progress("result", record.status, record))
 
 
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
+def interruptible() -> contextlib.AbstractContextManager[None]:
     """Inside the block SIGTERM and SIGHUP (a closed terminal) act as Ctrl-C, so that they clean up too.
 
     An ignored signal (SIGHUP under nohup) stays ignored.
@@ -369,40 +345,19 @@ def interruptible() -> Iterator[None]:
         raise KeyboardInterrupt
 
     heeded = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
-    with _answered(heeded, interrupt):
-        yield
+    return signals_to(interrupt, heeded)
 
 
 def undisturbed() -> contextlib.AbstractContextManager[None]:
     """No Ctrl-C inside the block: a second, impatient one must not leave processes behind."""
-    return _answered((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)
-
-
-@contextlib.contextmanager
-def _answered(numbers: Iterable[signal.Signals], handler: Callable[[int, Any], None] | signal.Handlers) -> Iterator[None]:
-    """These signals go to `handler` inside the block. Only the main thread may say so; elsewhere nothing changes."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
+    return signals_to(signal.SIG_IGN, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 
 
 def _me() -> tuple[int, int]:
     return os.getpid(), start_ticks(os.getpid())
 
 
-def _attempts_so_far(folder: Path, group: Group) -> int:
-    """The number of this group's last attempt in earlier runs of the replay."""
-    orders = folder.glob(f"work-{group.ranks[0]}-*.json")
-    return max((WorkOrder.from_json(read_regular(path)).attempt for path in orders), default=0)
-
-
-def _is_whole(folder: Path, record: ResultRecord) -> bool:
+def is_whole(folder: Path, record: ResultRecord) -> bool:
     """Whether what a result speaks of came to the disk: after a power cut or on a full disk, the journal may have been first."""
     size = record.extra.get(KEPT_BYTES)
     try:
@@ -419,6 +374,6 @@ def _was_cut_off(folder: Path, replay_id: str) -> bool:
     pid, ticks = events[-1]["pid"], events[-1]["ticks"]
     if (pid, ticks) == _me():
         return False
-    if state_of(pid, ticks)[0] in ("alive", "stopped"):
+    if state_of(pid, ticks)[0] in (ALIVE, STOPPED):
         raise Conflict(f"replay {replay_id} is being run by process {pid}", hint="wait for it, or end it with Ctrl-C")
     return True

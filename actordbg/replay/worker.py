@@ -59,10 +59,9 @@ from actordbg.formats.store_files import open_regular, read_regular
 from actordbg.laws.judging import chosen
 from actordbg.records.journal import SPEC, Journal, rank_journal, rank_log
 from actordbg.records.replay_record import FAILED, GOES_ON, STOPPED, ReplayInput, ReplaySpec, ResultRecord
-from actordbg.replay.flushing import UNFLUSHED, Flusher, Unflushed
-from actordbg.replay.lanes import answer_fields
+from actordbg.replay.flushing import UNFLUSHED, Flusher
 from actordbg.replay.rank_view import NODE, RankView
-from actordbg.replay.work_order import EXIT_BROKEN, EXIT_RESTART, Duty, Task, WorkOrder, await_next
+from actordbg.replay.work_order import EXIT_BROKEN, EXIT_RESTART, Duty, Task, WorkOrder, answer_fields, await_next
 from actordbg.replay.worker_logs import EXCERPT
 
 T = TypeVar("T")
@@ -172,7 +171,7 @@ class Worker:
         """Whether an input came to its end."""
         self._asked = chosen(spec.inputs, spec.config.laws)
         self._order = StopOrder(**order.stops)
-        self.stops = ReplayStops(folder, spec.replay_id, rank, self._order, self._write)
+        self.stops = ReplayStops(folder, rank, self._order, self._write)
         stops.in_replay = self.stops
         stops.take_over_pdb()
 
@@ -225,7 +224,7 @@ class Worker:
     def _loop(self) -> None:
         for task, load in self._ahead(self.order.inputs_of(self.rank)):
             if task.duty is Duty.FILL:
-                self._fill(task.slot, task.index, load)
+                self._fill(task, load)
             else:
                 self._replay(task, load)
 
@@ -249,21 +248,22 @@ class Worker:
 
     def _replay(self, task: Task, load: Future[tuple[Any, float]]) -> None:
         """Run an input of our lane. The lane's first rank records its result; the others write what came out into `filled`."""
-        item, leads = self.spec.inputs[task.index], task.duty is Duty.LEAD
-        started_at = self._begin("start", task.slot, item) if leads else self._begin("fill", task.slot, item, follows=True)
+        leads, dump_id = task.duty is Duty.LEAD, self.spec.inputs[task.index].dump_id
+        started_at = self._begin("start", task) if leads else self._begin("fill", task, follows=True)
         loaded, load_s = load.result()
         outcome = loaded if isinstance(loaded, Failure) else self._run(task, loaded, recorded=leads)
         if isinstance(outcome, Failure):
             self._raise_if_a_peer_died()
-        fields = outcome.fields() if isinstance(outcome, Failure) else outcome
-        self.has_run = self.has_run or not isinstance(outcome, Failure)
+            fields = outcome.fields()
+        else:
+            self.has_run, fields = True, outcome
         if self.goes_on:
             fields = {**fields, "extra": {**fields.get("extra", {}), GOES_ON: True}}
-        kept = fields.pop(UNFLUSHED, None)
+        kept = [fields.pop(UNFLUSHED)] if UNFLUSHED in fields else []
         if leads:
             record = ResultRecord(
                 replay_id=self.spec.replay_id,
-                dump_id=item.dump_id,
+                dump_id=dump_id,
                 attempt=self.order.attempt,
                 worker=self.rank,
                 slot=task.slot,
@@ -272,53 +272,47 @@ class Worker:
                 load_s=load_s,
                 **fields,
             )
-            self._end(record, kept)
+            self.flusher.settle()  # what the result before left behind is on disk by then: no flush takes a result ahead
+            self.journal.write("end", **record.to_dict())
+            self.flusher.note(*kept)
         else:
-            whose = {"dump_id": item.dump_id, "slot": task.slot, "follows": True, "started_at": started_at}
+            whose = {"dump_id": dump_id, "slot": task.slot, "follows": True, "started_at": started_at}
             self._write("filled", **whose, **answer_fields(fields))
         if isinstance(loaded, Failure):
-            self._take_part_after_all(task.slot, task.index)
-        elif isinstance(outcome, Failure):
-            self._settle(task.slot)
-        elif self.engine.out_of_step:
-            raise Restart(self.engine.out_of_step)
-
-    def _end(self, record: ResultRecord, kept: Unflushed | None) -> None:
-        """Write down a result. What the one before it left behind is on disk by then, so a flush never takes a result ahead."""
-        self.flusher.settle()
-        self.journal.write("end", **record.to_dict())
-        if kept is None:
-            self.flusher.note()
+            self._take_part_after_all(task)
         else:
-            self.flusher.hand_over(kept)
+            self._settle(task.slot, failed=isinstance(outcome, Failure))
 
-    def _begin(self, event: str, slot: int, item: ReplayInput, **values: Any) -> str:
+    def _begin(self, event: str, task: Task, **values: Any) -> str:
         """Write down that an input starts now, and where its log begins; returns the time."""
-        started_at = now_timestamp()
-        self._write(event, dump_id=item.dump_id, slot=slot, started_at=started_at, log_at=_log_size(), **values)
+        started_at, item = now_timestamp(), self.spec.inputs[task.index]
+        sys.stdout.flush()
+        log_at = os.fstat(2).st_size
+        self._write(event, dump_id=item.dump_id, slot=task.slot, started_at=started_at, log_at=log_at, **values)
         return started_at
 
     def _run(self, task: Task, loaded: Any, *, recorded: bool) -> dict[str, Any] | Failure:
         began, held_s, item = time.monotonic(), self.stops.held_s, self.spec.inputs[task.index]
         on_law = self._on_law(task)
-        self._may_stop(task)
+        self._may_stop(task, item.dump_id)
         fields = self._guarded(lambda: self.engine.run(item, loaded, recorded=recorded, on_law=on_law))
         self.stops.end()
         self._longest_s = max(self._longest_s, time.monotonic() - began - (self.stops.held_s - held_s))
         return fields
 
-    def _may_stop(self, task: Task) -> None:
+    def _may_stop(self, task: Task, dump_id: str) -> None:
         """Say which input begins: ranks that compute together stop if the input to stop at runs on any of them."""
+        order, lead = self._order, None
         together = self.engine.collective
-        ranks = self.order.ranks_in(task.slot) if together else [self.rank]
-        wanted = next((one for one, item in enumerate(self.spec.inputs) if item.dump_id == self._order.dump), None)
-        lead = self.order.lead_of(task.slot, wanted) if wanted is not None else None
-        chosen_one = self._order.dump is None or (lead is not None if together else wanted == task.index)
-        rank = self._order.rank if self._order.rank is not None else lead or 0
-        if not together and self._order.rank is None and (self._order.at == ERROR or self._order.debugpy == 0):
+        mates = {self.spec.inputs[index].dump_id: index for index in self.order.mates(task.slot)}
+        if order.dump in mates:
+            lead = self.order.lead_of(task.slot, mates[order.dump])
+        rank = lead or 0 if order.rank is None else order.rank
+        if together:
+            return self.stops.begin(dump_id, self.order.ranks_in(task.slot), rank, order.dump is None or lead is not None)
+        if order.rank is None and (order.at == ERROR or order.debugpy == 0):
             rank = self.rank
-        chosen_one = chosen_one and (together or rank == self.rank)
-        self.stops.begin(self.spec.inputs[task.index].dump_id, ranks, rank, chosen_one)
+        return self.stops.begin(dump_id, [self.rank], rank, order.dump in (None, dump_id) and rank == self.rank)
 
     def _on_law(self, task: Task) -> Callable[[str], None] | None:
         """Where ranks compute together, the laws are asked of every input of a slot if they are asked of one of them.
@@ -331,32 +325,33 @@ class Worker:
         asked = self._asked.intersection(self.order.mates(task.slot) if together else [task.index])
         return (lambda law: self._write("law", law=law, slot=task.slot)) if asked else None
 
-    def _fill(self, slot: int, index: int, load: Future[tuple[Any, float]] | None) -> None:
+    def _fill(self, task: Task, load: Future[tuple[Any, float]] | None) -> None:
         """Take part in a slot without an own input: the peers wait for this rank in their collectives."""
-        self._begin("fill", slot, self.spec.inputs[index])
+        self._begin("fill", task)
+        fields: dict[str, Any] | Failure = {}
         if self.engine.collective:
-            loaded = load.result()[0] if load else self._load(index)[0]
-            task = Task(slot, index, Duty.FILL)
+            loaded = load.result()[0] if load else self._load(task.index)[0]
             fields = loaded if isinstance(loaded, Failure) else self._run(task, loaded, recorded=False)
-            if isinstance(fields, Failure):
-                self._raise_if_a_peer_died()
-                self._write("filled", slot=slot)
-                return self._settle(slot)
-        self._write("filled", slot=slot)
-        if self.engine.out_of_step:
-            raise Restart(self.engine.out_of_step)
-        return None
+        if isinstance(fields, Failure):
+            self._raise_if_a_peer_died()
+        self._write("filled", slot=task.slot)
+        self._settle(task.slot, failed=isinstance(fields, Failure))
 
-    def _take_part_after_all(self, slot: int, index: int) -> None:
+    def _take_part_after_all(self, task: Task) -> None:
         """After our input could not be read: run a neighbour's input, so that the peers' collectives complete."""
-        if len(self.order.ranks_in(slot)) > 1 and self.engine.collective:
-            others = [i for i in (*self.order.mates(slot), *range(len(self.spec.inputs))) if i != index]
-            if not others:
+        if len(self.order.ranks_in(task.slot)) > 1 and self.engine.collective:
+            others = (index for index in (*self.order.mates(task.slot), *range(len(self.spec.inputs))) if index != task.index)
+            other = next(others, None)
+            if other is None:
                 raise Restart("the only input cannot be read")
-            self._fill(slot, others[0], None)
+            self._fill(Task(task.slot, other, Duty.FILL), None)
 
-    def _settle(self, slot: int) -> None:
-        """After a failure: go on only if this process, and every peer that computes with it, can."""
+    def _settle(self, slot: int, *, failed: bool) -> None:
+        """Go on only if this process can, and, after a failure, every peer that computes with it."""
+        if not failed:
+            if self.engine.out_of_step:
+                raise Restart(self.engine.out_of_step)
+            return
         if self.engine.tainted:
             raise Restart("the failure left this process in the middle of a step")
         if not (self.peers and self.engine.collective):
@@ -397,12 +392,6 @@ class Worker:
         self.flusher.note()
 
 
-def _log_size() -> int:
-    """The size of the log now. What follows belongs to the input that starts."""
-    sys.stdout.flush()
-    return os.fstat(2).st_size
-
-
 def end_with(supervisor: tuple[int, int], interval_s: float = 1.0) -> None:
     """Start a daemon thread that ends this process and its session when the supervisor is gone."""
 
@@ -422,53 +411,51 @@ def redirect_output(path: Path) -> None:
     os.close(descriptor)
 
 
-def main(make_engine: Callable[[Path, ReplaySpec, int], Engine], arguments: Sequence[str] | None = None) -> int:
-    """The whole process around the loop. `make_engine(replay folder, spec, rank)` must not import anything heavy."""
-    parser = argparse.ArgumentParser(prog="actordbg.replay.worker")
-    parser.add_argument("--work", type=Path, required=True, help="the work order that the supervisor wrote")
-    parser.add_argument("--first-worker", type=int, default=0, help="the number of rank 0 among the workers of all groups")
-    parser.add_argument("--supervisor", type=int, metavar="PID", help="end with this process of the same machine")
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The command line of a rank's program, with the options that each such program has; consent that came with it is given."""
+    parser.add_argument("--work", type=Path, required=True, help="the order that says what to do")
     parser.add_argument("--local_rank", help="given by launchers; LOCAL_RANK says the same")
     parser.add_argument(consent.FLAG, dest="trusted", metavar="MODEL", help="the model whose own code may run")
-    parser.add_argument(dist_plugin.FLAG, dest="plugin", metavar="MODULE", help="imported before a process group is made")
-    options = parser.parse_args(arguments)
-    dist_plugin.give(options.plugin)
+    options = parser.parse_args()
     if options.trusted is not None:
         consent.give(options.trusted)
-    folder = options.work.parent
+    return options
+
+
+def main(make_engine: Callable[[Path, ReplaySpec, int], Engine]) -> int:
+    """The whole process around the loop. `make_engine(replay folder, spec, rank)` must not import anything heavy."""
+    parser = argparse.ArgumentParser(prog="actordbg.replay.worker")
+    parser.add_argument("--first-worker", type=int, default=0, help="the number of rank 0 among the workers of all groups")
+    parser.add_argument("--supervisor", type=int, metavar="PID", help="end with this process of the same machine")
+    parser.add_argument(dist_plugin.FLAG, dest="plugin", metavar="MODULE", help="imported before a process group is made")
+    options = parsed(parser)
+    dist_plugin.give(options.plugin)
     rank = options.first_worker + int(os.environ["RANK"])
-    redirect_output(rank_log(folder, rank))
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-    faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
-    order = WorkOrder.from_json(read_regular(options.work))
-    if options.supervisor is None:
-        end_with(order.supervisor)
-    else:
-        end_with((options.supervisor, start_ticks(options.supervisor)), interval_s=0.25)
-    spec = ReplaySpec.from_json(read_regular(folder / SPEC))
-    engine = make_engine(folder, spec, rank)
-    worker = Worker(folder, spec, order, rank, engine)
-    code = worker.run()
-    return _stay(options.work, worker) if code == 0 and order.stay else code
-
-
-def _stay(work: Path, worker: Worker) -> int:
-    """Run one replay's order after another on the loaded actor, until there is none or one goes wrong."""
-    folder, order, rank, engine = work.parent, worker.order, worker.rank, worker.engine
-    while order.stay and (following := await_next(work)) is not None:
-        before, work, folder = folder, following, following.parent
-        redirect_output(rank_log(folder, rank))
+    work: Path = options.work
+    before: Worker | None = None
+    engine: Engine | None = None
+    while True:
+        redirect_output(rank_log(work.parent, rank))
         order = WorkOrder.from_json(read_regular(work))
-        spec = ReplaySpec.from_json(read_regular(folder / SPEC))
-        warm = worker.goes_on or worker.has_run
-        worker = Worker(folder, spec, order, rank, engine)
-        worker.goes_on = warm and folder == before
-        code = worker.run(switch_to=folder)
-        if code != 0 or not order.stay:
+        spec = ReplaySpec.from_json(read_regular(work.parent / SPEC))
+        if engine is None:
+            faulthandler.enable()
+            faulthandler.register(signal.SIGUSR1, all_threads=True)
+            faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
+            if options.supervisor is None:
+                end_with(order.supervisor)
+            else:
+                end_with((options.supervisor, start_ticks(options.supervisor)), interval_s=0.25)
+            engine = make_engine(work.parent, spec, rank)
+        worker = Worker(work.parent, spec, order, rank, engine)
+        worker.goes_on = before is not None and (before.goes_on or before.has_run) and before.folder == worker.folder
+        code = worker.run(switch_to=None if before is None else worker.folder)
+        if code or not order.stay:
             return code
-    engine.close()
-    return 0
+        if (following := await_next(work)) is None:
+            engine.close()
+            return 0
+        work, before = following, worker
 
 
 def _run_as_program() -> None:

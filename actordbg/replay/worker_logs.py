@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actordbg.base.fault import scrub
-from actordbg.base.processes import ALIVE, describe_status, state_of
+from actordbg.base.processes import ALIVE, describe_status, state_of, wait_status_of
 from actordbg.formats.store_files import open_regular
 from actordbg.records.journal import rank_log
 from actordbg.trainers.trainer import TRAINER
@@ -100,7 +100,7 @@ class Stack:
     def model_frame(self) -> Frame | None:
         """The nearest frame of the trainer or of transformers."""
         inside = (f"{TRAINER.package}/", "transformers/")
-        return next((one for one in self.frames if one.path.startswith(inside)), None)
+        return next((frame for frame in self.frames if frame.path.startswith(inside)), None)
 
     @property
     def waits_in(self) -> str | None:
@@ -110,19 +110,17 @@ class Stack:
 
     def text(self, limit: int = MAX_FRAMES) -> str:
         """One line for each frame, without the folder in which packages are installed."""
-        more = len(self.frames) - limit
         lines = [f"  {frame}" for frame in self.frames[:limit]]
-        return "\n".join(lines + ([f"  ... {more} more"] if more > 0 else []))
+        lines += [f"  ... {len(self.frames) - limit} more"] * (len(self.frames) > limit)
+        return "\n".join(lines)
 
 
 def read_stack(text: str) -> Stack | None:
     """The stack that matters among the threads of faulthandler's text; None if there is none."""
     stacks = [Stack(frames) for frames in _threads(text)]
-    return (
-        next((stack for stack in stacks if stack.collective), None)
-        or next((stack for stack in stacks if any(_LOOP.search(frame.place) for frame in stack.frames)), None)
-        or (stacks[-1] if stacks else None)
-    )
+    waiting = [stack for stack in stacks if stack.collective]
+    looping = [stack for stack in stacks if any(_LOOP.search(frame.place) for frame in stack.frames)]
+    return next(iter(waiting or looping or stacks[-1:]), None)
 
 
 def is_complete(text: str) -> bool:
@@ -131,23 +129,22 @@ def is_complete(text: str) -> bool:
 
 
 def _threads(text: str) -> Iterator[tuple[Frame, ...]]:
-    frames: list[Frame] = []
-    for line in text.splitlines():
-        found = _FRAME.match(line)
-        if found:
-            path = _INSTALLED.sub("", found["path"])
-            frames.append(Frame(path, int(found["line"]), found["function"]))
-        elif "most recent call first" in line and frames:
-            yield tuple(frames)
-            frames = []
-    if frames:
-        yield tuple(frames)
+    for thread in text.split("most recent call first"):
+        frames = (_FRAME.match(line) for line in thread.splitlines())
+        stack = [Frame(_INSTALLED.sub("", found["path"]), int(found["line"]), found["function"]) for found in frames if found]
+        if stack:
+            yield tuple(stack)
 
 
 LAUNCHER_LOG = "launcher.log"
 _LAUNCHERS_WORD = re.compile(r"exits with return code = (-?\d+)|failed \(exitcode: (-?\d+)\) local_rank: ")
 STACKS_S = 2.0
 """Longest wait for the stacks."""
+
+
+def launcher_log(first_worker: int) -> str:
+    """The name of the log of the launcher that starts this worker and those after it."""
+    return f"launcher-{first_worker}.log" if first_worker else LAUNCHER_LOG
 
 
 def size_of(path: Path) -> int:
@@ -186,14 +183,13 @@ def reported_by_launcher(launcher: Path) -> str:
     codes = _LAUNCHERS_WORD.findall(tail_of(launcher))
     if not codes:
         return describe_status(None)
-    code = int(next(filter(None, codes[-1])))
-    return describe_status(-code if code < 0 else code << 8)
+    return describe_status(wait_status_of(int("".join(codes[-1]))))
 
 
 def status_by_launcher(launcher: Path, pid: int) -> int | None:
     """The wait status of a rank that its launcher reaped, as `rank_launcher` wrote it down; None where it did not."""
     codes = re.findall(rf"\(pid {pid}\) exits with return code = (-?\d+)", tail_of(launcher))
-    return None if not codes else -int(codes[-1]) if codes[-1].startswith("-") else int(codes[-1]) << 8
+    return wait_status_of(int(codes[-1])) if codes else None
 
 
 def take_stacks(folder: Path, processes: Mapping[int, tuple[int, int]]) -> dict[int, str]:

@@ -26,8 +26,8 @@ from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.records.matrix_record import ASKED, SFT, TrainCheckRecord
+from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.launch import launch
-from actordbg.replay.warm_groups import WarmGroups
 from actordbg.store.layout import Store
 
 FAULTS = {

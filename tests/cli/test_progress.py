@@ -19,7 +19,7 @@ from actordbg.cli.matrix_work import follow, steps_of
 from actordbg.cli.progress_bar import Bar
 from actordbg.cli.replaying import counting
 from actordbg.records.matrix_record import FAILED, PASSED
-from actordbg.replay.live_catalog import LiveCatalog
+from actordbg.replay.replay_data import LiveCatalog
 from actordbg.store.layout import Store
 
 

@@ -22,23 +22,22 @@ from actordbg.cli.app import app
 from actordbg.cli.replay_options import StopOptions
 from actordbg.cluster import node_store
 from actordbg.cluster import place as place_module
-from actordbg.cluster.desk_side import DeskSide, StoreElsewhere
 from actordbg.cluster.node_host import interface_of, require_debugpy
-from actordbg.cluster.node_store import HostNews, NodeStore
+from actordbg.cluster.node_store import DeskSide, HostNews, NodeStore, StoreElsewhere
 from actordbg.cluster.order import ClusterOrder, checkouts, runtime_env_of
 from actordbg.cluster.place import GroupShape, RayRunning
-from actordbg.cluster.ray_engine import OwnOutput, _require_answer, differing_versions
-from actordbg.cluster.starved import RankThere, starved_by
+from actordbg.cluster.ray_engine import OwnOutput, differing_versions, require_answer
+from actordbg.cluster.starved import starved_by
 from actordbg.config.choices import Facts, facts_elsewhere, gather_facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.debug.replay_stops import StopOrder
 from actordbg.formats.store_files import make_folder
 from actordbg.records.journal import Journal, rank_journal
 from actordbg.records.replay_record import GOES_ON, ReplayInput, ReplaySpec, ResultRecord, warm_up_of
-from actordbg.replay.dealing import Dealer, dealt_slots
 from actordbg.replay.group_engine import GroupEngine, Losses, engine_in_use
 from actordbg.replay.launch import Group
-from actordbg.replay.rank_launcher import RankMachine, variables
+from actordbg.replay.plan import Dealer, dealt_slots
+from actordbg.replay.rank_launcher import NodeShare, variables
 from actordbg.replay.rank_view import RankView
 from actordbg.replay.work_order import WorkOrder
 from actordbg.store.staging import packages_behind
@@ -85,12 +84,12 @@ def test_a_group_fits_where_each_of_its_nodes_does() -> None:
 
 
 def test_ranks_of_a_second_node_have_the_variables_of_their_launcher() -> None:
-    machine = RankMachine("10.0.0.1", first=8, count=8, node=1, nodes=2)
-    torchrun = variables("torchrun", 10, 16, "29500", machine=machine)
+    share = NodeShare(8, 8, node=1, nodes=2, address="10.0.0.1", port=29500)
+    torchrun = variables("torchrun", 16, share, 2)
     assert {name: torchrun[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")} == {
         "RANK": "10", "LOCAL_RANK": "2", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "GROUP_RANK": "1", "MASTER_ADDR": "10.0.0.1",
     }  # fmt: skip
-    deepspeed = variables("deepspeed", 10, 16, "29500", machine=machine)
+    deepspeed = variables("deepspeed", 16, share, 2)
     assert (deepspeed["LOCAL_SIZE"], deepspeed["CROSS_RANK"], deepspeed["CROSS_SIZE"]) == ("8", "1", "2")
     assert deepspeed["CUDA_VISIBLE_DEVICES"] == "0,1,2,3,4,5,6,7"
 
@@ -136,7 +135,7 @@ def test_a_host_tells_what_its_ranks_wrote_once_and_in_order_and_a_new_host_goes
         work = folder / f"work-0-{attempt}.json"
         work.write_text(WorkOrder(attempt, [0], [[0]], (1, 1)).to_json())
         side, node = DeskSide(elsewhere, 1), NodeStore(elsewhere.url)
-        return side, node, node.take(side.parcel(work, [0], "launcher.log", 0)).parent
+        return side, node, node.take(side.parcel(work, [0], 0)).parent
 
     def tell(side: DeskSide, node: NodeStore, here: Path) -> list[str]:
         """One turn; what the command has of the whole files then."""
@@ -198,9 +197,12 @@ def test_who_is_blamed_where_a_node_ran_out_of_memory(tmp_path: Path) -> None:
     starved = starved_by(said)
     assert (starved.node, starved.held[13], starved.held[11], starved.held[10]) == (node, 2.0, 0.9, 0.4)
 
+    def there_is(number: int, where: str, busy: bool) -> RankView:
+        return RankView(number, identity=(10 + number, 1), node=where, doing={"slot": 0} if busy else None)
+
     def culprits(*ranks: tuple[str, bool]) -> list[int]:
-        there = [RankThere(number, 10 + number, 1, where[:8], busy) for number, (where, busy) in enumerate(ranks)]
-        return [one.number for one in starved.culprits(there, (0, 1))]
+        there = [there_is(number, where[:8], busy) for number, (where, busy) in enumerate(ranks)]
+        return [view.rank for view in starved.culprits(there, (0, 1))]
 
     here, busy = (node, True), True
     assert culprits(here, here) == [1]  # it held more than rank 0
@@ -208,12 +210,12 @@ def test_who_is_blamed_where_a_node_ran_out_of_memory(tmp_path: Path) -> None:
     assert culprits(here, here, (node, not busy), here) == [3]  # of another group, and more than twice as much
     assert culprits(here, here, here, ("another", busy)) == [1]  # rank 3 is elsewhere
     assert culprits((node, not busy), (node, not busy), here, here) == [1]  # whoever only starts is no victim of an input
-    assert starved_by("new words").culprits([RankThere(0, 10, 1, "", True), RankThere(1, 11, 1, "", True)], (0, 1))[1:]
+    assert starved_by("new words").culprits([there_is(0, "", True), there_is(1, "", True)], (0, 1))[1:]
 
-    boot = {"event": "boot", "pid": 13, "attempt": 1}
     for slot, in_one in ((0, True), (1, False)):
-        told = RankThere.of(3, [boot, {"event": "start", "slot": 1}, {"event": "end", "slot": slot}])
-        assert told is not None and told.busy == in_one, "an input before, whose file was lost, ends no other"
+        view = RankView(3, doing={"slot": 1})
+        view.take({"event": "end", "slot": slot})
+        assert bool(view.doing) == in_one, "an input before, whose file was lost, ends no other"
 
     journal = Journal(rank_journal(tmp_path, 3))
     journal.append("boot", rank=3, attempt=2, pid=13, ticks=1, node=node[:8])
@@ -222,7 +224,7 @@ def test_who_is_blamed_where_a_node_ran_out_of_memory(tmp_path: Path) -> None:
     assert starved.blame(tmp_path, (3,)) is False
     view = RankView.of_peer(tmp_path, 3)
     list(view.poll(2))
-    assert view.seen().dead and view.why == (
+    assert view.dead and view.why == (
         "node ec82368a (10.0.0.7) ran out of memory (4.78GB / 23.54GB), and Ray's memory monitor ended a host there; it held 2 GB"
     )
 
@@ -313,7 +315,7 @@ def test_a_port_that_is_not_rays_is_told_from_ray_at_once() -> None:
     with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
         with pytest.raises(LaunchProblem, match="something else than Ray listens there"):
-            _require_answer(f"127.0.0.1:{server.server_port}")
+            require_answer(f"127.0.0.1:{server.server_port}")
 
 
 def test_rays_own_variable_asks_for_a_post_mortem_on_a_cluster_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,7 +391,7 @@ def test_ranks_of_a_lost_place_have_ended_before_others_get_what_they_had(
         shape=GroupShape((1,), False), starved=None, lost="", lost_at=0.0, side=None, answers=MagicMock(side_effect=lose)
     )
     place.nodes, place.hosts = [{"node": "a", "address": "127.0.0.1", "port": 1}], [MagicMock()]
-    running = RayRunning(place, ReplayConfig(), Group((0,), False), tmp_path / "replay" / "work-1.json", "worker")
+    running = RayRunning(place, ReplayConfig(), Group((0,)), tmp_path / "replay" / "work-1.json", "worker")
     if lost == "before":
         lose(None)
     running.end()

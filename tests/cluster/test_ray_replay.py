@@ -26,13 +26,12 @@ from safetensors.torch import load_file
 from supervised import make_spec, statuses
 
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem, StoreProblem, Unsupported
-from actordbg.cluster.desk_side import StoreElsewhere
+from actordbg.cluster.node_store import StoreElsewhere
 from actordbg.cluster.order import ClusterOrder
 from actordbg.cluster.ray_engine import RayEngine, connected, require_same_versions
 from actordbg.debug import meeting
-from actordbg.debug.prompt import socket_of
+from actordbg.debug.meeting import Relay, socket_of
 from actordbg.debug.replay_stops import StopOrder
-from actordbg.debug.terminal import Relay
 from actordbg.formats.store_files import make_folder
 from actordbg.measure.memory_samples import Sample
 from actordbg.measure.ray_watched import OfRay
@@ -70,6 +69,15 @@ def ends(folder: Path) -> Counter[str]:
     return Counter(event["dump_id"] for event in events if event["event"] == "end")
 
 
+def attempts(folder: Path) -> list[dict[str, Any]]:
+    """The attempts of a replay's groups, with the nodes where each ran."""
+    return [event for event in read_events(folder / "supervisor.jsonl") if event["event"] == "attempt"]
+
+
+def command(store: str | Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "actordbg", "--store", str(store), *arguments]
+
+
 def test_inputs_are_shared_out_and_a_crash_costs_its_input(cluster, store: Store) -> None:
     spec = make_spec(12)
     odd = {"d0": "unreadable", "d1": "unreadable", "d2": "unreadable", "d5": "fail"}  # the first three are a portion
@@ -78,8 +86,7 @@ def test_inputs_are_shared_out_and_a_crash_costs_its_input(cluster, store: Store
     assert "SIGKILL" in outcome.results["d3"].error
     assert {one.worker for one in outcome.results.values()} == {0, 1}
     assert set(ends(outcome.folder).values()) == {1}
-    events = read_events(outcome.folder / "supervisor.jsonl")
-    nodes = {tuple(one["nodes"]) for one in events if one["event"] == "attempt"}
+    nodes = {tuple(attempt["nodes"]) for attempt in attempts(outcome.folder)}
     assert len(nodes) == 2  # each group has its node, and a crash moves none
     firsts = warm_up_of(outcome.results.values())[0]
     ran: dict[int, list[bool]] = {}  # by process: of each input that it ran, whether that is its warm-up
@@ -157,9 +164,8 @@ def test_max_failures_says_how_often_a_start_may_go_wrong(cluster, store: Store,
     order = ClusterOrder(cluster.address, groups=1, max_failures=most)
     with pytest.raises(LaunchProblem, match=f"--max-failures {most}"):
         scripted(store, spec, {"open": "kill"}, cluster, order)
-    events = read_events(store.replays / spec.replay_id / "supervisor.jsonl")
-    assert sum(event["event"] == "attempt" for event in events) == starts
-    assert events[-1]["status"] == "failed"
+    folder = store.replays / spec.replay_id
+    assert len(attempts(folder)) == starts and read_events(folder / "supervisor.jsonl")[-1]["status"] == "failed"
 
 
 def test_without_a_limit_a_start_that_goes_wrong_is_tried_again(cluster, store: Store, monkeypatch) -> None:
@@ -193,8 +199,7 @@ def test_a_dead_node_costs_what_it_ran_and_is_one_failure_however_many_groups_it
     outcome = scripted(store, spec, {"takes": 1.0}, cluster, order, on_event=kill)
     assert outcome.all_passed and outcome.total == 21
     assert set(ends(outcome.folder).values()) == {1}, "an input ran to its end twice"
-    attempts = [one for one in read_events(outcome.folder / "supervisor.jsonl") if one["event"] == "attempt"]
-    groups = {tuple(one["ranks"]) for one in attempts if victim.node_id in one["nodes"]}
+    groups = {tuple(one["ranks"]) for one in attempts(outcome.folder) if victim.node_id in one["nodes"]}
     assert len(groups) == 3 and sum("is lost" in text for text in told) >= 3, told
 
 
@@ -217,7 +222,7 @@ def test_a_dead_node_is_one_failure_too_many(cluster, store: Store) -> None:
 KILLED = """
 import json, sys
 from clustercases import *
-from actordbg.cluster.desk_side import StoreElsewhere
+from actordbg.cluster.node_store import StoreElsewhere
 from actordbg.store.staging import Mirror, Pusher
 class Cluster: address = sys.argv[2]
 store, spec, url = Store(sys.argv[1]), ReplaySpec.from_json(sys.argv[3]), sys.argv[4]
@@ -232,8 +237,8 @@ def kill_in_the_middle(
     cluster: Any, store: Store, spec: ReplaySpec, folder: Path, environment: Any, script: dict[str, Any], url: str = ""
 ) -> None:
     """Kill a command after four results lie in this folder of its replay."""
-    command = [sys.executable, "-c", KILLED, str(store.root), cluster.address, spec.to_json(), url, json.dumps(script)]
-    killed = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
+    words = [sys.executable, "-c", KILLED, str(store.root), cluster.address, spec.to_json(), url, json.dumps(script)]
+    killed = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE)
     while len(ends(folder)) < 4 and killed.poll() is None:
         time.sleep(0.1)
     os.kill(killed.pid, signal.SIGKILL)
@@ -263,10 +268,8 @@ def test_where_nothing_is_shared_a_killed_command_and_a_dead_node_cost_what_was_
     def kill(event: Any) -> None:
         told.append(event.text)
         if event.kind == "result" and not dead:
-            attempts = [
-                one for one in read_events(second.replays / spec.replay_id / "supervisor.jsonl") if one["event"] == "attempt"
-            ]
-            dead.extend(node for node in cluster.worker_nodes if node.node_id == attempts[-1]["nodes"][0])
+            last = attempts(second.replays / spec.replay_id)[-1]
+            dead.extend(node for node in cluster.worker_nodes if node.node_id == last["nodes"][0])
             cluster.remove_node(dead[0], allow_graceful=False)
 
     order = ClusterOrder(cluster.address, groups=1, store=StoreElsewhere(url, second.root))
@@ -278,8 +281,7 @@ def test_where_nothing_is_shared_a_killed_command_and_a_dead_node_cost_what_was_
     assert any("is lost" in text for text in told), told
     assert statuses(outcome) == {f"d{n}": "passed" for n in range(24)} | {"d23": "crashed"}
     assert set(ends(there).values()) == {1} and len(ends(there)) == 23
-    attempts = [one for one in read_events(there / "supervisor.jsonl") if one["event"] == "attempt"]
-    assert len({node for one in attempts for node in one["nodes"]}) == 2
+    assert len({node for attempt in attempts(there) for node in attempt["nodes"]}) == 2
 
 
 def test_a_node_that_cannot_read_the_url_is_named(cluster, machines: Machines) -> None:
@@ -316,8 +318,9 @@ def test_a_sharded_group_over_two_nodes_gives_the_bits_of_one_machine(cluster, m
     """From the command line, with real workers; three machines that share a bucket and nothing else."""
 
     def actordbg(desk: str, *arguments: str) -> str:
-        command = [sys.executable, "-m", "actordbg", "--store", machines.url, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, env=machines.desk(desk), timeout=600)
+        done = subprocess.run(
+            command(machines.url, *arguments), capture_output=True, text=True, env=machines.desk(desk), timeout=600
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -335,8 +338,7 @@ def test_a_sharded_group_over_two_nodes_gives_the_bits_of_one_machine(cluster, m
     for dump in figures[0]:
         kept = [load_file(folder / "tensors" / f"{dump}.safetensors") for folder in folders]
         assert kept[0].keys() == kept[1].keys() and all(torch.equal(kept[0][name], kept[1][name]) for name in kept[0])
-    events = read_events(folders[1] / "supervisor.jsonl")
-    assert [len(set(one["nodes"])) for one in events if one["event"] == "attempt"] == [2]
+    assert [len(set(attempt["nodes"])) for attempt in attempts(folders[1])] == [2]
     stores = [list(node.glob("dumps/*/*/*")) for node in machines.folder.glob("node-*/actordbg/nodes/*")]
     brought = [{path.name.partition(".safetensors")[0] for path in dumps} for dumps in stores if dumps]
     assert brought == [set(figures[0])] * 2, "a node brings the dumps of the plan, and no other"
@@ -353,8 +355,7 @@ def test_a_matrix_on_the_cluster_says_what_it_says_on_one_machine(cluster, store
     for engine in ([], ["--engine", "ray", "--address", cluster.address]):  # at once, which halves the time
         own = Store(store.root / f"store-{len(engine)}").create()
         publish(own, 1, length=24)
-        command = [sys.executable, "-m", "actordbg", "--store", str(own.root), "matrix", *asked, *engine]
-        running.append(subprocess.Popen(command, env=stopcases.environment(), **pipes))
+        running.append(subprocess.Popen(command(own.root, "matrix", *asked, *engine), env=stopcases.environment(), **pipes))
     for one in running:
         said, told = one.communicate(timeout=600)
         assert one.returncode == 0, said + told
@@ -375,24 +376,13 @@ def test_rays_debugger_finds_an_input_that_failed_and_sees_its_frames(cluster, s
     publish(store, 1, length=40)
     publish(store, 1, length=33, first=1)
     faulty = brokenactor.environment(tmp_path / "fault", stopcases.FAULT)
-    options = [
-        "replay",
-        "--engine",
-        "ray",
-        "--address",
-        cluster.address,
-        "--groups",
-        "1",
-        "--ray-debug-error",
-        "--yes",
-        "--no-backward",
-    ]
+    options = ["replay", "--engine", "ray", "--address", cluster.address, "--groups", "1"]
+    options += ["--ray-debug-error", "--yes", "--no-backward"]
     path = os.pathsep.join((faulty["PYTHONPATH"], str(ROOT)))
     options += ["--runtime-env", f"PYTHONPATH={path}", "--runtime-env", f"BROKEN_ACTOR={faulty['BROKEN_ACTOR']}"]
-    command = [sys.executable, "-m", "actordbg", "--store", str(store.root), *options]
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     seen: dict[str, str] = {}
-    with subprocess.Popen(command, text=True, env=stopcases.environment(), **pipes) as replaying:
+    with subprocess.Popen(command(store.root, *options), text=True, env=stopcases.environment(), **pipes) as replaying:
         try:
             for number in (1, 2):
                 host, port = _look_into_what_is_paused(replaying, store, number, seen)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import signal
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,10 @@ from actordbg.cluster import node_host
 from actordbg.cluster.node_host import NodeHost
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.store_files import make_folder
-from actordbg.records.journal import Journal, Tail, rank_journal, read_events
+from actordbg.records.journal import rank_journal, read_events
 from actordbg.replay.launch import Group, Launched, launch
+from actordbg.replay.rank_launcher import NodeShare
+from actordbg.replay.work_order import WorkOrder
 from actordbg.replay.worker_logs import status_by_launcher
 from actordbg.store.layout import Store
 
@@ -32,9 +33,12 @@ class Dying(Launched):
 
     seen = 0
 
+    @property
+    def lost(self) -> str:
+        return "its node died" if self.seen > 1 else ""
+
     def stands(self) -> bool:
         self.seen += 1
-        self.lost = "its node died" if self.seen > 1 else ""
         return False
 
 
@@ -67,21 +71,20 @@ def test_a_host_tells_of_a_dead_rank_only_while_its_raylet_lives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raylet: str, told: int
 ) -> None:
     monkeypatch.setattr(node_host, "SETTLE_S", 0.0)
-    make_folder(tmp_path / "replay")
-    rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    journal = Journal(rank_journal(tmp_path / "replay", 0))
-    journal.append("boot", rank=0, attempt=1, pid=rank.pid, ticks=start_ticks(rank.pid))
-    journal.close()
-    host = NodeHost()
-    host._folder, host._direct = tmp_path / "replay", True
-    host._ranks = [node_host._Rank(0, Tail(rank_journal(host._folder, 0)))]
-    host._launched = Launched(rank)
-    host._look(host._launched)
-    rank.kill()
+    spec, folder = make_spec(1), tmp_path / "store" / "replays" / "r"
+    make_folder(folder)
+    order = WorkOrder(1, [0], [[0]], (os.getpid(), start_ticks(os.getpid())))
+    for name, text in {"spec.json": spec.to_json(), "script.json": '{"d0": "hang"}', "work-0-1.json": order.to_json()}.items():
+        (folder / name).write_text(text)
+    host, journal = NodeHost(), rank_journal(folder, 0)
+    host.start(spec.config.to_dict(), NodeShare(0, 1), str(folder / "work-0-1.json"), "fake_worker", [], "a", "127.0.0.1")
+    while not any(event["event"] == "start" for event in read_events(journal)):
+        assert host.wait(longest_s=0.1) is None
+    os.kill(read_events(journal)[0]["pid"], signal.SIGKILL)
     if raylet == "died":
         monkeypatch.setattr(os, "getppid", lambda: 1)
-    assert host.wait() == -9
-    gone = [event for event in read_events(rank_journal(host._folder, 0)) if event["event"] == "gone"]
+    assert host.wait() == -signal.SIGKILL
+    gone = [event for event in read_events(journal) if event["event"] == "gone"]
     assert len(gone) == told and all(event["wait_status"] == 9 for event in gone)
 
 

@@ -187,7 +187,7 @@ def test_debugpy_is_not_led_to_what_is_not_a_server_of_this_users(family: str, a
     pytest.importorskip("debugpy")
     with (
         socket.socket(getattr(socket, family)) as client,
-        editor._own_user_only(),
+        editor.own_user_only(),
         pytest.raises(ConnectionRefusedError, match="not a"),
     ):
         client.connect((address, 9))

@@ -177,7 +177,7 @@ def test_replay_takes_packs_by_name(ppo: Store, spelling: str):
     answer = json.loads(run(ppo, "replay", "--input-file", names[0], "--dry-run", "--max-inputs", "2", "--json").stdout)
     assert answer["selected"] == min(2, len(rows))
     defaults = defaults_of(ppo.root, rows)
-    assert defaults is not None and FileRow.of(defaults, rows[0].path) == rows[0]
+    assert defaults is not None and FileRow(defaults, rows[0].path) == rows[0]
 
 
 def test_a_name_that_is_no_pack_is_refused(ppo: Store, tmp_path: Path):

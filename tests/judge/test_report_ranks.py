@@ -15,7 +15,7 @@ from actordbg.judge.agreement import agreement_of, ranks_in_words
 from actordbg.judge.replay_document import document
 from actordbg.judge.summary import summarise
 from actordbg.records.replay_record import ResultRecord
-from actordbg.replay.lanes import LaneBook, answer_fields, differing
+from actordbg.replay.work_order import LaneBook, answer_fields, differing
 
 SAME = ReplayConfig(nproc=2, align="same")
 AGREED = {"ranks": [0, 1], "differ": {}}

@@ -14,7 +14,7 @@ from actordbg.config.replay_config import ReplayConfig
 from actordbg.records.journal import TENSORS, read_events, read_results
 from actordbg.records.replay_record import KEPT_BYTES, PASSED, ReplayInput, ReplaySpec
 from actordbg.replay.flushing import UNFLUSHED, Unflushed
-from actordbg.replay.supervise import _is_whole
+from actordbg.replay.supervise import is_whole
 from actordbg.replay.work_order import EXIT_BROKEN, WorkOrder
 from actordbg.replay.worker import Worker
 
@@ -113,7 +113,7 @@ def test_a_disk_that_does_not_take_the_tensors_ends_the_worker_and_their_input_r
     assert (broken["event"], broken["error_class"]) == ("broken", "actordbg.base.errors.MachineFault")
     assert broken["error"].startswith(f"No space left on device ({tmp_path} has ")
     results = read_results(tmp_path)
-    assert {name for name, one in results.items() if not _is_whole(tmp_path, one)} == {"d3"} and len(results) == 4
+    assert {name for name, one in results.items() if not is_whole(tmp_path, one)} == {"d3"} and len(results) == 4
 
 
 def test_a_journal_that_cannot_be_flushed_ends_the_worker_and_blames_no_input(

@@ -44,7 +44,7 @@ from actordbg.replay.work_order import await_next, mailbox_of
 from actordbg.store.layout import Store
 from actordbg.trainers.find_adapter import of_user
 
-REPLAY = "20250619T052608-000001"
+REPLAY, MOMENT = "20250619T052608-000001", "2025-06-19T05:26:08.430740Z"
 MODEL = "/models/of\x1b[31m-a-colleague"
 
 
@@ -75,15 +75,18 @@ def test_going_on_with_anothers_replay_is_confirmed(store: Store, monkeypatch: p
     assert invoke(store, "report", REPLAY).exit_code == 0, "reading asks nothing"
 
 
+def stopped_matrix(store: Store, dumps: tuple[str, ...]) -> None:
+    cell = MatrixCell(0, "plain", {}, NOT_RUN, ReplayConfig(model=MODEL).to_dict())
+    matrix_files.save(store, MatrixRecord(REPLAY, MOMENT, "interrupted", {}, (cell,), dumps, options={"oracle": None}))
+
+
 def test_going_on_with_anothers_matrix_is_confirmed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     dumps = tuple(item.dump_id for item in publish(store, 1))
-    cell = MatrixCell(0, "plain", {}, NOT_RUN, ReplayConfig(model=MODEL).to_dict())
-    record = MatrixRecord(REPLAY, "2025-06-19T05:26:08.430740Z", "interrupted", {}, (cell,), dumps, options={"oracle": None})
-    matrix_files.save(store, record)
+    stopped_matrix(store, dumps)
     give_away(matrix_files.path_of(store, REPLAY), monkeypatch)
     with pytest.raises(Refused, match=r"wrote matrix .* whose model is '/models/of\\x1b\[31m-a-colleague'"):
         invoke(store, "matrix", "--resume", "last")
-    matrix_files.save(store, record)
+    stopped_matrix(store, dumps)
     matrix_files.path_of(store, REPLAY).rename(matrix_files.path_of(store, "20250619T052608-000002"))
     with pytest.raises(StoreProblem, match="another matrix's file"):
         invoke(store, "matrix", "--show", "last")
@@ -106,12 +109,10 @@ def behind_a_url(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     inputs = publish(store, 1)
     write_replay(store, REPLAY, inputs, model=MODEL)
-    config = ReplayConfig(model=MODEL).to_dict()
-    cell = MatrixCell(0, "plain", {}, NOT_RUN, config)
-    moment, names = "2025-06-19T05:26:08.430740Z", tuple(item.dump_id for item in inputs)
-    matrix_files.save(store, MatrixRecord(REPLAY, moment, "interrupted", {}, (cell,), names, options={"oracle": None}))
-    trained = TrainCell(0, BASELINE, "plain", config, "a.log", OPEN)
-    check = TrainCheckRecord(REPLAY, moment, "interrupted", (trained,), names, 4, 2, "fp32", 0.05, {}, "/logs")
+    names = tuple(item.dump_id for item in inputs)
+    stopped_matrix(store, names)
+    trained = TrainCell(0, BASELINE, "plain", ReplayConfig(model=MODEL).to_dict(), "a.log", OPEN)
+    check = TrainCheckRecord(REPLAY, MOMENT, "interrupted", (trained,), names, 4, 2, "fp32", 0.05, {}, "/logs")
     store.publish_text(folder_of(store, REPLAY) / CHECK, check.to_json())
     url = f"norename://{tmp_path}/bucket"
     invoke(store, "store", "push", str(store.root), url)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 from replaycases import publish
+from supervised import fake_launcher
 
 from actordbg.base.processes import session_members
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.replay.launch import Group, Launched, launch
+from actordbg.replay.launch import WORKER_MODULE
 from actordbg.replay.plan import make_plan
 from actordbg.replay.selection import rows_of_files
 from actordbg.replay.supervise import ReplayOutcome, run_replay
@@ -36,13 +36,7 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 def replayed(store: Store, sessions: list[int], **settings: Any) -> ReplayOutcome:
     config = ReplayConfig(nproc=2, dtype="fp32", packing=False, **settings)
     plan = make_plan(rows_of_files(store, list(store.iter_dumps())), config)
-
-    def start(config: ReplayConfig, group: Group, work: Path) -> Launched:
-        launched = launch(config, group, work)
-        sessions.append(launched.session)
-        return launched
-
-    return run_replay(store, plan.spec, launcher=start)
+    return run_replay(store, plan.spec, launcher=fake_launcher(sessions, WORKER_MODULE))
 
 
 def test_ranks_with_different_numbers_of_inputs_under_zero_3_end_in_a_verdict(ready: Store) -> None:

@@ -16,8 +16,8 @@ from actordbg.base.errors import UsageError
 from actordbg.catalog.query import select_dumps
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.dumps.importer import import_paths
-from actordbg.replay.calls import APART, NOT_ON_EVERY_RANK, find_calls, in_slots
 from actordbg.replay.plan import make_plan, slots_for
+from actordbg.replay.selection import APART, NOT_ON_EVERY_RANK, find_calls, in_slots
 from actordbg.store.layout import Store
 
 TOGETHER = ReplayConfig(backend="deepspeed", zero_stage=3, nproc=2, align="rank")

@@ -9,16 +9,17 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from click.testing import Result
 from comparecases import write_replay
 from replaycases import old_pickle, publish
 from roots import ROOT, SUPPORT
+from stopcases import actordbg, environment
 from typer.testing import CliRunner
 
 from actordbg.base.errors import (
@@ -55,8 +56,13 @@ def no_surrounding_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     monkeypatch.chdir(tmp_path)
 
 
+def typed(store: Store, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["--store", str(store.root), *arguments])
+
+
 def invoke(store: Store, *arguments: str) -> Result:
-    result = CliRunner().invoke(app, ["--store", str(store.root), "replay", *arguments])
+    """`actordbg replay`; its error is raised."""
+    result = typed(store, "replay", *arguments)
     if isinstance(result.exception, ActordbgError):
         raise result.exception
     assert isinstance(result.exception, SystemExit | None), result.exception
@@ -104,13 +110,12 @@ class TestAReplayThatIsGivenUp:
         return spec
 
     def test_the_answer_has_what_is_done_and_the_error_comes_after(self, store: Store, spec: ReplaySpec) -> None:
-        arguments = ["--store", str(store.root), "replay", "--resume", spec.replay_id, "--json"]
-        result = CliRunner().invoke(app, arguments)
+        result = typed(store, "replay", "--resume", spec.replay_id, "--json")
         assert isinstance(result.exception, LaunchProblem)
         answer = json.loads(result.stdout)
         assert (answer["status"], answer["passed"], answer["crashed"], answer["not_run"]) == ("failed", 1, 1, 1)
         assert answer["restarts"] == 3
-        planned = CliRunner().invoke(app, [*arguments, "--dry-run"])
+        planned = typed(store, "replay", "--resume", spec.replay_id, "--json", "--dry-run")
         assert planned.exit_code == 0 and "3 inputs" in planned.stdout and "; 2 are done; " in planned.stdout
 
     def test_an_interruption_that_left_no_word_is_one(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,39 +124,49 @@ class TestAReplayThatIsGivenUp:
 
         spec = written_spec(store)
         monkeypatch.setattr(supervise, "run_replay", interrupted)
-        result = CliRunner().invoke(app, ["--store", str(store.root), "replay", "--resume", spec.replay_id])
+        result = typed(store, "replay", "--resume", spec.replay_id)
         assert result.exit_code == 130 and "(interrupted): 3 inputs, 3 not run" in result.stdout
 
     def test_as_text_and_in_the_catalog_too(self, store: Store, spec: ReplaySpec) -> None:
-        result = CliRunner().invoke(app, ["--store", str(store.root), "replay", "--resume", spec.replay_id])
+        result = typed(store, "replay", "--resume", spec.replay_id)
         assert isinstance(result.exception, LaunchProblem)
         assert "(failed): 3 inputs, 1 passed, 1 crashed, 1 not run" in result.stdout
         with sqlite3.connect(store.catalog_path) as catalog:
             rows = catalog.execute("SELECT status FROM result ORDER BY status").fetchall()
         assert rows == [("crashed",), ("passed",)]
-        reported = CliRunner().invoke(app, ["--store", str(store.root), "report"]).stdout
+        reported = typed(store, "report").stdout
         stopped = reported.partition("What stopped it")[2].partition("Failures")[0]
         assert "3 attempts in a row ended without a result" in stopped and "    | --- launcher.log" in stopped
 
 
-def test_folded_ids_are_said_with_the_number_of_inputs(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    spec = written_spec(store)
-    journal = Journal(store.replays / spec.replay_id / "rank0.jsonl")
-    for item, folded in zip(spec.inputs, (True, False, True), strict=True):
-        record = ResultRecord(spec.replay_id, item.dump_id, "passed", logprob_count=3, folded_ids=folded)
-        journal.append("end", **record.to_dict())
-    answer = answer_of(store, spec, 0)
+@pytest.fixture
+def ended(store: Store) -> Callable[..., ReplaySpec]:
+    """Gives a replay whose three inputs passed, with these values of its results, by input."""
+
+    def write(**values: Sequence[Any]) -> ReplaySpec:
+        spec = written_spec(store)
+        journal = Journal(store.replays / spec.replay_id / "rank0.jsonl")
+        for number, item in enumerate(spec.inputs):
+            own = {name: given[number] for name, given in values.items()}
+            journal.append("end", **ResultRecord(spec.replay_id, item.dump_id, "passed", **own).to_dict())
+        return spec
+
+    return write
+
+
+def test_folded_ids_are_said_with_the_number_of_inputs(
+    store: Store, ended: Callable[..., ReplaySpec], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = answer_of(store, ended(logprob_count=[3] * 3, folded_ids=[True, False, True]), 0)
     assert answer.folded_ids == 2
     render(answer)
     assert "token ids of 2 inputs into the model's vocabulary" in capsys.readouterr().out
 
 
-def test_figures_of_warming_up_are_shown_where_no_input_is_steady(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    spec = written_spec(store)
-    journal = Journal(store.replays / spec.replay_id / "rank0.jsonl")
-    for rank, item in enumerate(spec.inputs):
-        journal.append("end", **ResultRecord(spec.replay_id, item.dump_id, "passed", worker=rank, forward_s=0.133).to_dict())
-    render(answer_of(store, spec, 0))
+def test_figures_of_warming_up_are_shown_where_no_input_is_steady(
+    store: Store, ended: Callable[..., ReplaySpec], capsys: pytest.CaptureFixture[str]
+) -> None:
+    render(answer_of(store, ended(worker=range(3), forward_s=[0.133] * 3), 0))
     said = capsys.readouterr().out
     assert "forward        0.133 s, warming up: none is steady, since each input was a worker's first" in said
     assert "more inputs than workers give a steady one" in said and "figures below" not in said
@@ -174,7 +189,7 @@ def test_nothing_selected_is_said_with_what_there_is_and_has_an_exit_code_of_its
     allowed = invoke(store, "--where", "seq_len>4096", "--allow-empty")
     assert (allowed.exit_code, allowed.stdout) == (0, "") and reason in allowed.stderr
     for mode in ([], ["--allow-empty"]):
-        done = CliRunner().invoke(app, ["--store", str(store.root), "replay", "--where", "seq_len>4096", "--json", *mode])
+        done = typed(store, "replay", "--where", "seq_len>4096", "--json", *mode)
         answer = json.loads(done.stdout)
         assert (answer["replay_id"], answer["selected"], answer["note"]) == (None, 0, reason)
     assert list(store.replays.glob("*")) == []
@@ -201,11 +216,9 @@ def test_a_plan_says_how_long_it_may_take_by_what_was_replayed_like_it(store: St
     spec = written_spec(store)
     assert "how long it takes is unknown" in invoke(store, "--dry-run").stdout
     journal = Journal(store.replays / spec.replay_id / "rank0.jsonl")
+    took = {"forward_s": 10.0, "finished_at": now_timestamp()}
     for item in spec.inputs:
-        record = ResultRecord(
-            spec.replay_id, item.dump_id, "passed", forward_s=10.0, tokens=item.tokens, finished_at=now_timestamp()
-        )
-        journal.append("end", **record.to_dict())
+        journal.append("end", **ResultRecord(spec.replay_id, item.dump_id, "passed", tokens=item.tokens, **took).to_dict())
     ended = Journal(store.replays / spec.replay_id / "supervisor.jsonl")
     ended.append("finished", status="complete", finished_at=now_timestamp())
     assert "about 30 s, by 3 results under these settings" in invoke(store, "--dry-run").stdout
@@ -407,42 +420,31 @@ def test_defaults_come_from_actordbg_toml(store: Store, tmp_path: Path) -> None:
 class TestUnderALauncher:
     """`deepspeed --num_gpus 2 --module actordbg replay ...`: the command is run once for each rank."""
 
+    def around(self, monkeypatch: pytest.MonkeyPatch, rank: int, world_size: int, **others: int) -> None:
+        for name, value in {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank, **others}.items():
+            monkeypatch.setenv(name, str(value))
+
     def test_ranks_other_than_0_leave_it_to_rank_0(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        publish(store, 1)
-        for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
-            monkeypatch.setenv(name, value)
+        self.around(monkeypatch, 1, 2)
         result = CliRunner().invoke(app, ["--local_rank=1", "--store", str(store.root), "replay"])
         assert (result.exit_code, result.stdout) == (0, "")
 
     def test_rank_0_takes_over_the_launchers_size_and_backend(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         publish(store, 1)
-        for name, value in {
-            "RANK": "0",
-            "WORLD_SIZE": "2",
-            "LOCAL_RANK": "0",
-            "LOCAL_SIZE": "2",
-            "CROSS_SIZE": "1",
-        }.items():
-            monkeypatch.setenv(name, value)
+        self.around(monkeypatch, 0, 2, LOCAL_SIZE=2, CROSS_SIZE=1)
         assert "2 workers (deepspeed)" in planned(store)["note"]
 
     def test_several_machines_are_refused(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name, value in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
-            monkeypatch.setenv(name, value)
+        self.around(monkeypatch, 0, 4, LOCAL_WORLD_SIZE=2)
         with pytest.raises(Unsupported, match="more than one machine"):
             invoke(store)
 
     def test_resume_goes_on_under_the_replays_own_configuration(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         spec = written_spec(store)
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_SIZE"):
-            monkeypatch.setenv(name, "2" if name in ("WORLD_SIZE", "LOCAL_SIZE") else "0")
+        self.around(monkeypatch, 0, 2, LOCAL_SIZE=2, CROSS_SIZE=0)
         assert "1 worker (plain)" in planned(store, "--resume", spec.replay_id)["note"]
         with pytest.raises(UsageError, match="--nproc cannot"):
             planned(store, "--resume", spec.replay_id, "--nproc", "2")
-
-
-def test_the_command_is_in_the_application() -> None:
-    assert "replay" in typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
@@ -453,10 +455,7 @@ def test_a_failed_input_gives_exit_code_1_and_every_result_is_in_the_catalog(sto
     path = store.root / damaged.path
     path.write_bytes(path.read_bytes()[:-20])
     arguments = ["--input-file", str(path), "--input-file", str(store.root / good.path)]
-    command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "replay", *arguments, "--json"]
-    home = str(ROOT)
-    environment = os.environ | {"PYTHONPATH": home, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    done = actordbg(store, "replay", *arguments, "--json")
     assert done.returncode == 1, done.stderr
     answer = json.loads(done.stdout)
     assert (answer["passed"], answer["failed"], answer["status"]) == (1, 1, "complete")
@@ -472,8 +471,7 @@ def test_a_failed_input_gives_exit_code_1_and_every_result_is_in_the_catalog(sto
 def test_ctrl_c_exits_with_130_says_what_is_kept_and_leaves_no_process(store: Store) -> None:
     publish(store, 60, length=512)
     command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "replay", "--all", "--backward"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
     deadline = time.monotonic() + 120
     while not any(read_results(folder) for folder in store.replays.glob("*")):
         assert running.poll() is None and time.monotonic() < deadline

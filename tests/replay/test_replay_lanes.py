@@ -8,21 +8,10 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from supervised import TESTS, Bench, make_spec, statuses
+from supervised import Bench, make_spec, statuses
 
 from actordbg.records.journal import read_events, read_results
 from actordbg.replay.supervise import Progress, ReplayOutcome
-from actordbg.store.layout import Store
-
-
-@pytest.fixture(autouse=True)
-def fake_worker_is_importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
-
-
-@pytest.fixture
-def bench(store: Store) -> Bench:
-    return Bench(store)
 
 
 class TestLanes:
@@ -93,12 +82,9 @@ class TestLanes:
         outcome = bench.run(spec, {})
         journal = outcome.folder / "supervisor.jsonl"
         journal.write_text("".join(line for line in journal.open() if '"end"' not in line))
-        assert set(self.lanes_on_disk(outcome)) == {None}
+        assert {record.extra.get("lane") for record in read_results(outcome.folder).values()} == {None}
         assert self.lanes(bench.run(spec, {}))["d1"] == {"ranks": [0, 1], "differ": {}}
         assert len(bench.sessions) == 2, "nothing was run again"
-
-    def lanes_on_disk(self, outcome: ReplayOutcome) -> list[Any]:
-        return [record.extra.get("lane") for record in read_results(outcome.folder).values()]
 
 
 class TestRanksOutOfStep:

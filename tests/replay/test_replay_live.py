@@ -8,7 +8,7 @@ from replaycases import publish
 from actordbg.base.errors import CatalogProblem, NewerFormat, StoreProblem
 from actordbg.catalog import indexer as index
 from actordbg.catalog.query import select_dumps
-from actordbg.replay.live_catalog import LiveCatalog
+from actordbg.replay.replay_data import LiveCatalog
 from actordbg.store.layout import Store
 
 

@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from roots import ROOT
 from safetensors import safe_open
+from stopcases import actordbg
 
 from actordbg.catalog.query import results_for
 from actordbg.judge.comparing import compare
 from actordbg.store.layout import Store
 
 pytestmark = pytest.mark.slow
-HOME = str(ROOT)
-
-
-def actordbg(store: Store, *arguments: str, code: int = 0) -> str:
-    environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    environment |= {"PYTHONPATH": HOME, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "actordbg", "--store", str(store.root), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=400)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout if code == 0 else done.stderr
 
 
 def replay(store: Store, *options: str) -> dict[str, Any]:
     options = ("--backward", "--dtype", "fp32", "--keep-gradients", *options, "--quiet", "--json")
-    answer: dict[str, Any] = json.loads(actordbg(store, "replay", *options))
+    done = actordbg(store, "replay", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
     return answer
 
 
@@ -66,6 +55,6 @@ def test_a_model_split_by_torchrun_gives_what_the_plain_actor_gives(store: Store
 
 def test_what_cannot_be_split_is_refused_with_the_rule_before_anything_starts(store: Store) -> None:
     actordbg(store, "dump", "create", "--count", "1", "--batch-size", "2", "--seq-len", "48")
-    said = actordbg(store, "replay", "--backend", "fsdp2", "--tp", "3", code=3)
-    assert "tiny has 4 and 2" in said and "--tp 2" in said
+    refused = actordbg(store, "replay", "--backend", "fsdp2", "--tp", "3")
+    assert refused.returncode == 3 and "tiny has 4 and 2" in refused.stderr and "--tp 2" in refused.stderr
     assert not list(store.replays.glob("*"))

@@ -11,10 +11,9 @@ import os
 import signal
 import time
 from collections import Counter
-from typing import Any
 
 import pytest
-from supervised import TESTS, Bench, make_spec, statuses
+from supervised import Bench, make_spec, statuses
 
 from actordbg.base.errors import Conflict, LaunchProblem, MachineFault, StoreProblem
 from actordbg.base.processes import session_members, start_ticks
@@ -25,18 +24,7 @@ from actordbg.records.journal import TENSORS, Journal, read_events, read_results
 from actordbg.records.replay_record import KEPT_BYTES, PASSED, ResultRecord
 from actordbg.replay.group_engine import GroupEngine, using
 from actordbg.replay.launch import Group
-from actordbg.replay.supervise import Progress, ReplayOutcome, interruptible, load_spec, run_replay
-from actordbg.store.layout import Store
-
-
-@pytest.fixture(autouse=True)
-def fake_worker_is_importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
-
-
-@pytest.fixture
-def bench(store: Store) -> Bench:
-    return Bench(store)
+from actordbg.replay.supervise import Progress, interruptible, load_spec, run_replay
 
 
 def test_every_input_gets_a_result_and_nothing_is_left_running(bench: Bench) -> None:
@@ -50,31 +38,70 @@ def test_every_input_gets_a_result_and_nothing_is_left_running(bench: Bench) -> 
     assert supervisor[-1]["status"] == "complete"
 
 
-def test_an_input_that_raises_is_failed_with_its_error_and_the_same_worker_goes_on(bench: Bench) -> None:
-    outcome = bench.run(make_spec(3), {"d1": "fail"})
-    assert statuses(outcome) == {"d0": "passed", "d1": "failed", "d2": "passed"}
-    assert outcome.restarts == 0 and not outcome.all_passed
-    failed = outcome.results["d1"]
-    assert failed.error_class == "RuntimeError"
-    assert failed.error == "mat1 and mat2 shapes cannot be multiplied"
-    assert "fake_worker.py" in (failed.log_excerpt or "")
+TOGETHER = {"backend": "deepspeed", "nproc": 2}
+"""Two ranks under one launcher, with a barrier in every input: what one does, the other feels."""
 
 
-@pytest.mark.parametrize(("action", "words"), [("kill", "SIGKILL"), ("exit", "exit code 0")])
-def test_an_input_that_kills_its_worker_costs_exactly_that_input(bench: Bench, action: str, words: str) -> None:
-    outcome = bench.run(make_spec(6), {"d2": action})
-    assert statuses(outcome) == {f"d{n}": "crashed" if n == 2 else "passed" for n in range(6)}
-    crashed = outcome.results["d2"]
-    assert words in (crashed.error or "") and crashed.attempt == 1
-    assert outcome.results["d3"].attempt == 2 and outcome.restarts == 1
+@pytest.mark.parametrize(
+    ("count", "script", "lost", "restarts", "words"),
+    [
+        (3, {"d1": "fail"}, {"d1": "failed"}, 0, "mat1 and mat2 shapes cannot be multiplied"),
+        (2, {"d0": "unreadable"}, {"d0": "failed"}, 0, "this dump cannot be read"),
+        (6, {"d2": "kill"}, {"d2": "crashed"}, 1, "SIGKILL"),
+        (6, {"d2": "exit"}, {"d2": "crashed"}, 1, "exit code 0"),
+        (4, {"d1": "hang"}, {"d1": "hung"}, 1, "in _act"),
+        (3, {"d0": "tainted"}, {"d0": "failed"}, 1, "mat1"),
+        (
+            6,
+            {"d0": "kill", "d1": "kill", "d3": "hang", "d5": "exit"},
+            {"d0": "crashed", "d1": "crashed", "d3": "hung", "d5": "crashed"},
+            3,
+            "",
+        ),
+        pytest.param(
+            *(13, {f"d{n}": "kill" for n in range(12)}, {f"d{n}": "crashed" for n in range(12)}, 12, "SIGKILL"),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_what_goes_wrong_costs_exactly_its_inputs(
+    bench: Bench, count: int, script: dict[str, str], lost: dict[str, str], restarts: int, words: str
+) -> None:
+    outcome = bench.run(make_spec(count, timeout_s=1.0 if "hang" in script.values() else 30.0), script)
+    assert statuses(outcome) == {f"d{n}": "passed" for n in range(count)} | lost
+    assert (outcome.status, outcome.restarts, outcome.all_passed) == ("complete", restarts, False)
+    first = outcome.results[min(lost)]
+    assert words in f"{first.error} {first.log_excerpt}"
+    attempts = [outcome.results[f"d{n}"].attempt for n in range(count)]
+    assert attempts == sorted(attempts) and (attempts[0], attempts[-1]) == (1, restarts + 1)
     assert bench.left_running() == []
 
 
-def test_an_input_that_hangs_costs_exactly_that_input_and_leaves_its_stack(bench: Bench) -> None:
-    outcome = bench.run(make_spec(4, timeout_s=1.0), {"d1": "hang"})
-    assert statuses(outcome) == {"d0": "passed", "d1": "hung", "d2": "passed", "d3": "passed"}
-    assert "in _act" in (outcome.results["d1"].log_excerpt or "")
-    assert bench.left_running() == []
+@pytest.mark.parametrize(
+    ("count", "script", "lost", "restarts"),
+    [
+        (6, {"d2": "kill"}, {"d2": "crashed"}, 1),
+        (6, {"d3": "kill"}, {"d3": "crashed"}, 1),
+        (4, {"d3": "hang"}, {"d3": "hung"}, 1),  # the rank outside of the collective
+        (4, {"d1": "fail"}, {"d1": "failed"}, 0),  # after the last collective
+        (4, {"d1": "late-fail"}, {"d1": "failed"}, 1),  # the peer waits, and is not to blame
+        (4, {"d1": "unreadable"}, {"d1": "failed"}, 0),  # its rank runs another input, so that the peer does not wait
+    ],
+)
+def test_where_ranks_compute_together_one_costs_its_input_and_not_its_peers(
+    bench: Bench, count: int, script: dict[str, str], lost: dict[str, str], restarts: int
+) -> None:
+    waits = {"hang", "late-fail"}.intersection(script.values())
+    outcome = bench.run(make_spec(count, **TOGETHER, timeout_s=2.0 if waits else 30.0), {"collective": True} | script)
+    assert statuses(outcome) == {f"d{n}": "passed" for n in range(count)} | lost
+    assert outcome.restarts == restarts and bench.left_running() == []
+
+
+def test_an_odd_number_of_inputs_is_filled_up_and_the_filler_is_not_recorded(bench: Bench) -> None:
+    outcome = bench.run(make_spec(5, **TOGETHER), {"collective": True})
+    assert outcome.all_passed and len(outcome.results) == 5
+    fillers = [event["event"] for event in read_events(outcome.folder / "rank1.jsonl") if event["event"] in ("fill", "filled")]
+    assert fillers == ["fill", "filled"]
 
 
 def test_a_worker_that_is_stopped_from_outside_counts_as_hung(bench: Bench) -> None:
@@ -89,11 +116,6 @@ def test_a_worker_that_is_stopped_from_outside_counts_as_hung(bench: Bench) -> N
     assert "stopped by a signal" in (outcome.results["d1"].error or "")
 
 
-def test_several_bad_inputs_are_each_found(bench: Bench) -> None:
-    outcome = bench.run(make_spec(6, timeout_s=1.0), {"d0": "kill", "d1": "kill", "d3": "hang", "d5": "exit"})
-    assert list(statuses(outcome).values()) == ["crashed", "crashed", "passed", "hung", "passed", "crashed"]
-
-
 def test_plain_workers_are_independent_and_a_crash_of_one_restarts_only_that_one(bench: Bench) -> None:
     outcome = bench.run(make_spec(6, nproc=2), {"d2": "kill"})
     assert statuses(outcome) == {f"d{n}": "crashed" if n == 2 else "passed" for n in range(6)}
@@ -101,21 +123,9 @@ def test_plain_workers_are_independent_and_a_crash_of_one_restarts_only_that_one
     assert [outcome.results[f"d{n}"].attempt for n in (0, 4, 1, 3, 5)] == [1, 2, 1, 1, 1]
 
 
-def test_an_unreadable_input_is_failed(bench: Bench) -> None:
-    outcome = bench.run(make_spec(2), {"d0": "unreadable"})
-    assert statuses(outcome) == {"d0": "failed", "d1": "passed"}
-    assert outcome.results["d0"].error == "this dump cannot be read"
-
-
-def test_a_failure_that_taints_the_process_restarts_it_and_is_recorded_once(bench: Bench) -> None:
-    outcome = bench.run(make_spec(3), {"d0": "tainted"})
-    assert statuses(outcome) == {"d0": "failed", "d1": "passed", "d2": "passed"}
-    assert outcome.restarts == 1 and outcome.results["d1"].attempt == 2
-
-
 @pytest.mark.parametrize("collective", [False, True])
 def test_a_full_disk_is_no_inputs_result_and_resume_runs_the_input(bench: Bench, collective: bool) -> None:
-    spec, script = make_spec(3, **({"backend": "deepspeed", "nproc": 2} if collective else {})), {"collective": collective}
+    spec, script = make_spec(3, **(TOGETHER if collective else {})), {"collective": collective}
     full = {"d1@1": "full"} if collective else {"d1": "full"}
     with pytest.raises(MachineFault, match=r"^No space left on device \(/.* free, /tmp has .* free\); what had not") as caught:
         bench.run(spec, script | full)
@@ -160,13 +170,6 @@ def test_three_crashes_on_start_up_stop_it_and_blame_no_input(bench: Bench) -> N
     assert read_events(bench.store.replays / spec.replay_id / "supervisor.jsonl")[-1]["status"] == "failed"
 
 
-@pytest.mark.slow
-def test_a_dozen_crashes_in_a_row_cost_a_dozen_inputs_and_the_last_one_still_runs(bench: Bench) -> None:
-    outcome = bench.run(make_spec(13), {f"d{n}": "kill" for n in range(12)})
-    assert outcome.counts == {"crashed": 12, "passed": 1}
-    assert outcome.status == "complete" and outcome.restarts == 12
-
-
 def test_crashes_on_start_up_after_results_stop_it_and_resume_goes_on(bench: Bench) -> None:
     spec = make_spec(3)
     with pytest.raises(LaunchProblem, match="3 attempts in a row"):
@@ -176,19 +179,12 @@ def test_crashes_on_start_up_after_results_stop_it_and_resume_goes_on(bench: Ben
     assert bench.run(load_spec(bench.store, "last"), {}).counts == {"passed": 2, "crashed": 1}
 
 
-def test_a_replay_whose_folder_cannot_be_made_is_a_store_problem(bench: Bench) -> None:
-    bench.store.replays.write_text("")
-    with pytest.raises(StoreProblem, match="cannot write the replay's folder") as caught:
-        run_replay(bench.store, make_spec(1))
-    assert str(bench.store.replays) in caught.value.hint
-
-
-def test_a_journal_that_cannot_be_opened_is_a_store_problem(bench: Bench) -> None:
+def test_a_folder_or_a_journal_that_cannot_be_made_is_a_store_problem(bench: Bench) -> None:
     spec = make_spec(1)
     make_folder(bench.store.replays / spec.replay_id / "supervisor.jsonl")
-    with pytest.raises(StoreProblem, match="folder"):
+    with pytest.raises(StoreProblem, match="cannot write the replay's folder") as caught:
         bench.run(spec, {})
-    assert bench.sessions == []
+    assert str(bench.store.replays) in caught.value.hint and bench.sessions == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
@@ -227,15 +223,15 @@ def test_ctrl_c_keeps_what_is_done_ends_the_children_and_resume_does_the_rest(be
     assert bench.left_running() == []
     assert read_events(folder / "supervisor.jsonl")[-1]["status"] == "interrupted"
 
-    outcome = bench.run(load_spec(bench.store, "last"), {})
+    with pytest.raises(StoreProblem) as caught:
+        load_spec(bench.store, "nonsense")
+    assert spec.replay_id in caught.value.hint and load_spec(bench.store, "last") == spec
+
+    outcome = bench.run(load_spec(bench.store, spec.replay_id[:-2]), {})
     assert len(outcome.results) == 5 and outcome.all_passed
     assert outcome.results["d0"] == kept["d0"] and outcome.results["d4"].attempt == 2
-
-
-def test_resuming_a_complete_replay_starts_nothing(bench: Bench) -> None:
-    spec = make_spec(2)
-    bench.run(spec, {})
-    assert bench.run(spec, {}).all_passed and len(bench.sessions) == 1
+    started = len(bench.sessions)
+    assert bench.run(spec, {}).all_passed and len(bench.sessions) == started, "nothing is left to do"
 
 
 def test_after_a_power_cut_a_result_without_its_tensors_runs_again(bench: Bench) -> None:
@@ -264,15 +260,6 @@ def test_a_replay_that_another_process_supervises_is_refused(bench: Bench) -> No
         bench.run(spec, {})
 
 
-def test_a_replay_is_found_by_prefix_and_a_wrong_name_lists_the_last_ones(bench: Bench) -> None:
-    spec = make_spec(1)
-    bench.run(spec, {})
-    assert load_spec(bench.store, spec.replay_id[:-2]) == spec
-    with pytest.raises(StoreProblem) as caught:
-        load_spec(bench.store, "nonsense")
-    assert spec.replay_id in caught.value.hint
-
-
 def test_workers_end_when_their_supervisor_is_killed_and_who_goes_on_waits_for_that(bench: Bench) -> None:
     spec = make_spec(1)
     child = os.fork()
@@ -293,45 +280,6 @@ def test_workers_end_when_their_supervisor_is_killed_and_who_goes_on_waits_for_t
     assert outcome.all_passed and left and not any(left)
 
 
-class TestRanksThatComputeTogether:
-    """Two ranks under one launcher, with a barrier in every input: what one does, the other feels."""
-
-    def run(self, bench: Bench, count: int, script: dict[str, Any], **settings: Any) -> ReplayOutcome:
-        spec = make_spec(count, backend="deepspeed", nproc=2, **settings)
-        return bench.run(spec, {"collective": True} | script)
-
-    def test_an_odd_number_of_inputs_is_filled_up_and_the_filler_is_not_recorded(self, bench: Bench) -> None:
-        outcome = self.run(bench, 5, {})
-        assert statuses(outcome) == {f"d{n}": "passed" for n in range(5)}
-        fillers = [e for e in read_events(outcome.folder / "rank1.jsonl") if e["event"] in ("fill", "filled")]
-        assert [event["event"] for event in fillers] == ["fill", "filled"]
-
-    @pytest.mark.parametrize("culprit", ["d2", "d3"])
-    def test_a_crash_of_one_rank_costs_its_input_and_not_its_peers(self, bench: Bench, culprit: str) -> None:
-        outcome = self.run(bench, 6, {culprit: "kill"})
-        assert statuses(outcome) == {f"d{n}": "crashed" if f"d{n}" == culprit else "passed" for n in range(6)}
-        assert outcome.restarts == 1 and bench.left_running() == []
-
-    def test_of_two_ranks_in_a_hang_the_one_outside_the_collective_is_blamed(self, bench: Bench) -> None:
-        outcome = self.run(bench, 4, {"d3": "hang"}, timeout_s=1.5)
-        assert statuses(outcome) == {"d0": "passed", "d1": "passed", "d2": "passed", "d3": "hung"}
-
-    def test_a_failure_after_the_last_collective_goes_on_without_a_restart(self, bench: Bench) -> None:
-        outcome = self.run(bench, 4, {"d1": "fail"})
-        assert statuses(outcome) == {"d0": "passed", "d1": "failed", "d2": "passed", "d3": "passed"}
-        assert outcome.restarts == 0
-
-    def test_a_failure_that_leaves_the_peer_waiting_restarts_without_blaming_the_peer(self, bench: Bench) -> None:
-        outcome = self.run(bench, 4, {"d1": "late-fail"}, timeout_s=2.0)
-        assert statuses(outcome) == {"d0": "passed", "d1": "failed", "d2": "passed", "d3": "passed"}
-        assert outcome.restarts == 1 and outcome.results["d0"].attempt == 2
-
-    def test_an_unreadable_input_does_not_leave_the_peer_waiting(self, bench: Bench) -> None:
-        outcome = self.run(bench, 4, {"d1": "unreadable"})
-        assert statuses(outcome) == {"d0": "passed", "d1": "failed", "d2": "passed", "d3": "passed"}
-        assert outcome.restarts == 0
-
-
 class OnePlaceLess(GroupEngine):
     """An engine that deals to two groups, one of which loses its place when it first needs another one, for good."""
 
@@ -342,7 +290,7 @@ class OnePlaceLess(GroupEngine):
         return True
 
     def groups(self, config: ReplayConfig, inputs: int) -> list[Group]:
-        return [Group((0,), False), Group((1,), False)]
+        return [Group((0,)), Group((1,))]
 
     def ready(self, config: ReplayConfig, group: Group) -> bool:
         self.asked[group.ranks[0]] += 1

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
-from roots import SUPPORT
+from supervised import Bench, make_spec, statuses
 
 from actordbg.base import processes
 from actordbg.base.processes import session_members
-from actordbg.base.units import new_replay_id
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.store_files import make_folder
-from actordbg.records.replay_record import ReplayInput, ReplaySpec
-from actordbg.replay.launch import Group, Launched, _start, child_environment, groups_of, launch, torchrun_command
-from actordbg.replay.supervise import run_replay
+from actordbg.replay.launch import Group, Launched, child_environment, groups_of, launch, start, torchrun_command
 from actordbg.replay.worker_logs import reported_by_launcher
-from actordbg.store.layout import Store
 
 CONFIG = ReplayConfig(backend="fsdp2", nproc=2, timeout_s=4.0, launcher="real")
 
@@ -37,7 +29,7 @@ def test_all_ranks_are_one_group_of_this_interpreters_torchrun() -> None:
 
 def test_a_process_that_left_the_launchers_session_is_ended_too(tmp_path: Path) -> None:
     program = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid, flush=True)"
-    launched = _start([sys.executable, "-c", program], child_environment(CONFIG, {}), tmp_path / "launcher.log")
+    launched = start([sys.executable, "-c", program], child_environment(CONFIG, {}), tmp_path / "launcher.log")
     launched.process.wait()
     left = int((tmp_path / "launcher.log").read_text().split()[-1])
     assert session_members(launched.session) == []
@@ -48,13 +40,13 @@ def test_a_process_that_left_the_launchers_session_is_ended_too(tmp_path: Path) 
 
 def test_a_process_in_the_middle_of_its_exec_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its environment is empty for a moment; a launcher that is ended then would leave it behind."""
-    read, asked = processes._environment, Counter[int]()
+    read, asked = processes.environment_of, Counter[int]()
 
     def at_first_empty(pid: int) -> bytes | None:
         asked[pid] += 1
         return b"" if asked[pid] < 3 else read(pid)
 
-    monkeypatch.setattr(processes, "_environment", at_first_empty)
+    monkeypatch.setattr(processes, "environment_of", at_first_empty)
     with subprocess.Popen(["sleep", "600"], env={"MARKED": "here"}, start_new_session=True) as sleeping:
         try:
             assert session_members(-1, "MARKED=here") == [sleeping.pid]
@@ -78,23 +70,16 @@ def test_what_launchers_say_about_a_dead_worker_is_understood(tmp_path: Path, lo
 
 
 @pytest.mark.slow
-def test_crashes_and_hangs_under_torchrun_cost_exactly_their_inputs(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
-    inputs = tuple(ReplayInput(f"d{n}", f"dumps/d{n}", 0, 1, 8, 8) for n in range(6))
-    spec = ReplaySpec(new_replay_id(), now_timestamp(), CONFIG, inputs)
-    folder = store.replays / spec.replay_id
-    make_folder(folder)
-    (folder / "script.json").write_text(json.dumps({"d1": "kill", "d2": "hang"}))
+def test_crashes_and_hangs_under_torchrun_cost_exactly_their_inputs(bench: Bench) -> None:
     started: list[Launched] = []
 
     def start(config: ReplayConfig, group: Group, work: Path) -> Launched:
         started.append(launch(config, group, work, "fake_worker"))
         return started[-1]
 
-    outcome = run_replay(store, spec, launcher=start)
-    statuses: dict[str, Any] = {dump_id: record.status for dump_id, record in outcome.results.items()}
-    assert statuses == {"d0": "passed", "d1": "crashed", "d2": "hung", "d3": "passed", "d4": "passed", "d5": "passed"}
+    spec = make_spec(6, backend="fsdp2", nproc=2, timeout_s=4.0, launcher="real")
+    outcome = bench.run(spec, {"d1": "kill", "d2": "hang"}, launcher=start)
+    assert statuses(outcome) == {f"d{n}": "passed" for n in range(6)} | {"d1": "crashed", "d2": "hung"}
     assert "SIGKILL" in (outcome.results["d1"].error or "") and outcome.results["d1"].worker == 1
     assert "in _act" in (outcome.results["d2"].log_excerpt or "")
-    assert [session_members(one.session, one.mark) for one in started] == [[]] * len(started)
-    assert all(isinstance(one.process, subprocess.Popen) and one.process.poll() is not None for one in started)
+    assert all(one.ended() and session_members(one.session, one.mark) == [] for one in started)

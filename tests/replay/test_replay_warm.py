@@ -2,58 +2,43 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from roots import SUPPORT
-from supervised import fake_launcher, make_spec, statuses
+from supervised import TESTS, Bench, fake_launcher, make_spec, statuses
 
 from actordbg.actor.sharing import reopens
 from actordbg.base.processes import session_members
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.formats.store_files import make_folder
 from actordbg.records.journal import read_events
 from actordbg.records.replay_record import ReplaySpec
+from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.launch import Launched
-from actordbg.replay.supervise import Progress, ReplayOutcome, run_replay
-from actordbg.replay.warm_groups import WarmGroups
+from actordbg.replay.supervise import Progress, ReplayOutcome
 from actordbg.store.layout import Store
 
-TESTS = SUPPORT
 
-
-class WarmBench:
+class WarmBench(Bench):
     """Runs scripted replays one after another over the same warm groups."""
 
     def __init__(self, store: Store) -> None:
-        self.store = store
-        self.sessions: list[int] = []
+        super().__init__(store)
         self.warm = WarmGroups(fake_launcher(self.sessions))
 
     def run(self, spec: ReplaySpec, script: dict[str, Any] | None = None, **options: Any) -> ReplayOutcome:
-        folder = self.store.replays / spec.replay_id
-        make_folder(folder)
-        (folder / "script.json").write_text(json.dumps(script or {}))
-        return run_replay(self.store, spec, warm=self.warm, **options)
-
-    def left_running(self) -> list[int]:
-        return [pid for session in self.sessions for pid in session_members(session)]
+        return super().run(spec, script or {}, warm=self.warm, **options)
 
 
 @pytest.fixture
-def bench(store: Store, monkeypatch: pytest.MonkeyPatch) -> WarmBench:
+def bench(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[WarmBench]:
     monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
     bench = WarmBench(store)
     yield bench
     bench.warm.close()
-
-
-def resolved(outcome: ReplayOutcome) -> dict[str, Any]:
-    return {name: outcome.resolved.get(name) for name in ("pid", "load_shared_with")}
 
 
 def test_three_replays_share_one_process_and_each_is_an_ordinary_replay(bench: WarmBench) -> None:
@@ -73,13 +58,19 @@ def test_three_replays_share_one_process_and_each_is_an_ordinary_replay(bench: W
     assert bench.left_running() == []
 
 
-def test_groups_that_reopen_keep_their_process_for_another_key(bench: WarmBench) -> None:
-    bench.warm.reopen = True
-    for key, settings in (("a", {}), ("b", {}), ("c", {"compile": True}), ("d", {})):
+@pytest.mark.parametrize(
+    ("reopen", "keys", "counts"),
+    [
+        (False, "aab", (2, 1)),
+        (True, "abcd", (3, 1)),  # another key takes the process, unless one of the two is compiled, as c is
+    ],
+)
+def test_another_key_ends_the_group_unless_it_reopens(bench: WarmBench, reopen: bool, keys: str, counts: tuple[int, int]) -> None:
+    bench.warm.reopen = reopen
+    for key in keys:
         bench.warm.share(key)
-        bench.run(make_spec(1, **settings))
-    assert (bench.warm.started, bench.warm.shared) == (3, 1), "what was compiled is left to a process of its own"
-    assert len(bench.left_running()) == 1
+        bench.run(make_spec(1, compile=key == "c"))
+    assert (bench.warm.started, bench.warm.shared) == counts and len(bench.left_running()) == 1
 
 
 def test_a_process_takes_any_actor_of_its_launcher_and_number_of_processes() -> None:
@@ -92,24 +83,9 @@ def test_a_process_takes_any_actor_of_its_launcher_and_number_of_processes() -> 
     assert len(set(kinds)) == len(kinds) and kinds[-1] is None
 
 
-def test_another_key_ends_the_group_and_starts_a_new_one(bench: WarmBench) -> None:
-    bench.warm.share("a")
-    bench.run(make_spec(1))
-    bench.warm.share("a")
-    bench.run(make_spec(1))
-    bench.warm.share("b")
-    assert bench.left_running() == []
-    bench.run(make_spec(1))
-    assert (bench.warm.started, bench.warm.shared) == (2, 1)
-
-
 @pytest.mark.parametrize(
     ("script", "expected"),
-    [
-        ({"d1": "kill"}, "crashed"),
-        ({"d1": "hang"}, "hung"),
-        ({"d1": "tainted"}, "failed"),
-    ],
+    [({"d1": "kill"}, "crashed"), ({"d1": "hang"}, "hung"), ({"d1": "tainted"}, "failed")],
 )
 def test_what_goes_wrong_in_a_shared_process_costs_its_input_and_loads_again(
     bench: WarmBench, script: dict[str, Any], expected: str
@@ -196,23 +172,14 @@ def test_two_plain_ranks_stay_each_for_itself(bench: WarmBench) -> None:
     assert len(bench.sessions) == 3 and bench.run(make_spec(2, nproc=2)).all_passed and len(bench.sessions) == 3
 
 
-class TestRanksThatComputeTogether:
-    @pytest.fixture
-    def bench(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> WarmBench:
-        monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
-        bench = WarmBench(store)
-        yield bench
-        bench.warm.close()
-
-    def test_the_whole_group_stays_and_a_crash_in_the_second_replay_is_blamed_on_its_input(self, bench: WarmBench) -> None:
-        two = {"backend": "deepspeed", "nproc": 2}
-        first = bench.run(make_spec(2, **two), {"collective": True})
-        second = bench.run(make_spec(5, **two), {"collective": True, "d3": "kill"})
-        assert first.all_passed and len(bench.sessions) == 2
-        assert statuses(second) == {f"d{n}": "crashed" if n == 3 else "passed" for n in range(5)}
-        assert bench.run(make_spec(2, **two), {"collective": True}).all_passed and len(bench.sessions) == 2
-        bench.warm.close()
-        assert bench.left_running() == []
+def test_a_group_that_computes_together_stays_and_a_crash_in_the_second_replay_is_blamed_on_its_input(bench: WarmBench) -> None:
+    two, together = {"backend": "deepspeed", "nproc": 2}, {"collective": True}
+    assert bench.run(make_spec(2, **two), together).all_passed
+    second = bench.run(make_spec(5, **two), together | {"d3": "kill"})
+    assert statuses(second) == {f"d{n}": "crashed" if n == 3 else "passed" for n in range(5)} and len(bench.sessions) == 2
+    assert bench.run(make_spec(2, **two), together).all_passed and len(bench.sessions) == 2
+    bench.warm.close()
+    assert bench.left_running() == []
 
 
 def test_the_mailbox_is_not_taken_for_a_work_order(bench: WarmBench) -> None:

@@ -65,8 +65,8 @@ def main(store: Path, record: Path, inputs: Path) -> None:
     from actordbg.campaign.run_train_check import TrainRun
     from actordbg.records.matrix_record import TrainCheckRecord
     from actordbg.records.replay_record import ReplayInput
+    from actordbg.replay.group_engine import WarmGroups
     from actordbg.replay.launch import launch
-    from actordbg.replay.warm_groups import WarmGroups
     from actordbg.store.layout import Store
 
     os.environ["COMMAND"] = str(os.getpid())

@@ -22,8 +22,8 @@ from actordbg.campaign.run_matrix import MatrixEvent, Surroundings, new_matrix, 
 from actordbg.config.choices import Facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
+from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.launch import Group, Launched
-from actordbg.replay.warm_groups import WarmGroups
 from actordbg.store.layout import Store
 
 LAPTOP = Facts(cuda=False, gpus=0, flash_attn=False, versions={"transformers": "5.15.0"})

@@ -27,11 +27,11 @@ def make_spec(count: int, **settings: Any) -> ReplaySpec:
     return ReplaySpec(new_replay_id(), now_timestamp(), ReplayConfig(**({"timeout_s": 30.0} | settings)), inputs)
 
 
-def fake_launcher(sessions: list[int]) -> Callable[[ReplayConfig, Group, Path], Launched]:
-    """Starts scripted workers as `launch` starts real ones, and remembers their sessions."""
+def fake_launcher(sessions: list[int], module: str = "fake_worker") -> Callable[[ReplayConfig, Group, Path], Launched]:
+    """Starts workers, scripted ones unless told otherwise, and remembers their sessions."""
 
     def start(config: ReplayConfig, group: Group, work: Path) -> Launched:
-        launched = launch(config, group, work, "fake_worker")
+        launched = launch(config, group, work, module)
         sessions.append(launched.session)
         return launched
 

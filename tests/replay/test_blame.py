@@ -1,19 +1,32 @@
-"""What a hang is, in words: stacks read, and every rank named. Made-up text."""
+"""Who is to blame for a death or a hang, and a hang in words: made-up observations, stacks and logs."""
 
 from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from actordbg.actor.signatures import explain, signature_of
-from actordbg.base.processes import ALIVE, STOPPED
-from actordbg.replay import worker_logs as logs
-from actordbg.replay.blame import Seen, overdue
-from actordbg.replay.hang import MAX_RANKS, Standing, describe, excerpt, in_brief
-from actordbg.replay.worker_logs import Stack, before_stacks, is_complete, read_stack
+from actordbg.base.processes import ALIVE, GONE, STOPPED, ZOMBIE
+from actordbg.records.replay_record import ReplayInput
+from actordbg.replay import worker_logs
+from actordbg.replay.blame import (
+    MAX_RANKS,
+    Standing,
+    culprits_of_death,
+    culprits_of_hang,
+    describe,
+    excerpt,
+    in_brief,
+    overdue,
+)
+from actordbg.replay.rank_view import RankView
+from actordbg.replay.work_order import EXIT_RESTART
+from actordbg.replay.worker_logs import before_stacks, is_complete, read_stack
 
+SIGKILL, SIGTERM = 9, 15
 PACKAGES = "/home/user/venv/lib/python3.11/site-packages"
 WATCH = """Thread 0x00007f01 (most recent call first):
   File "/src/actordbg/actordbg/replay/worker.py", line 251 in watch
@@ -52,15 +65,66 @@ Current thread 0x00007f02 (most recent call first):
 {LOOP}"""
 
 
-def stack(text: str) -> Stack:
-    found = read_stack(text)
-    assert found is not None
-    return found
+def view(rank: int, slot: int | None = None, **values: Any) -> RankView:
+    return RankView(rank, doing=None if slot is None else {"slot": slot}, **values)
 
 
-def standing(rank: int, text: str = "", *, slot: int | None = 0, done: int = 0, share: int = 1, **values: object) -> Standing:
-    seen = Seen(rank, slot=slot, done=slot is None)
-    return Standing(seen, read_stack(text), "" if slot is None else f"d{rank}", 20.2, share, done, **values)  # type: ignore[arg-type]
+def dead(rank: int, wait_status: int | None = None, **values: Any) -> RankView:
+    return RankView(rank, state=GONE if wait_status is None else ZOMBIE, wait_status=wait_status, **values)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "culprits"),
+    [
+        ([dead(0, SIGKILL), dead(1, SIGTERM)], [0]),  # its launcher ended rank 1
+        ([view(0), dead(1)], [1]),
+        ([dead(0, SIGKILL), dead(1, EXIT_RESTART << 8)], [0]),  # rank 1 left because its peer was gone
+        ([dead(0, SIGTERM), dead(1, EXIT_RESTART << 8)], []),
+        ([dead(0, SIGTERM), dead(1, restart="ranks [0] are gone")], []),
+        ([dead(0, SIGTERM)], [0]),  # there is no other cause
+        ([dead(0, done=True)], []),
+    ],
+)
+def test_who_died_of_its_own(ranks: list[RankView], culprits: list[int]) -> None:
+    assert culprits_of_death(ranks) == culprits
+
+
+@pytest.mark.parametrize(
+    ("ranks", "now", "collective", "late"),
+    [
+        ([view(0, 3), view(1, 3, since=8.0), view(2)], 10.5, False, [0]),  # each by its own clock
+        ([view(0, 1), view(1, 1, since=5.0)], 12.0, True, []),  # the slot's clock starts with the last
+        ([view(0, 1), view(1, 1, since=5.0)], 16.0, True, [0, 1]),
+        ([view(0, 2, slots_finished=2), view(1, 1, slots_finished=1)], 100.0, True, [1]),  # rank 0 waits in the next slot
+        ([view(0, 1, slots_finished=1), view(1, slots_finished=1)], 100.0, True, []),  # rank 1 is about to start it
+        ([view(0, 1, since=5.0, slots_finished=1), view(1, slots_finished=1, done=True)], 16.0, True, [0]),
+    ],
+)
+def test_who_is_overdue_after_ten_seconds(ranks: list[RankView], now: float, collective: bool, late: list[int]) -> None:
+    assert overdue(ranks, now, 10.0, collective=collective) == late
+
+
+@pytest.mark.parametrize(
+    ("ranks", "late", "stacks", "culprits"),
+    [
+        ([view(0, 1), view(1, 1)], [0, 1], {0: BROADCAST, 1: BUSY}, [1]),
+        ([view(0, 1), view(1, 1)], [0, 1], {0: GATHER, 1: BUSY}, [1]),
+        ([view(0, 1), view(1, 1, state=STOPPED)], [0, 1], {0: BUSY}, [1]),
+        ([view(0, 1), view(1, 1)], [0, 1], {0: BROADCAST, 1: BROADCAST}, [0, 1]),  # nothing tells them apart
+        ([view(0, 1), view(1, 1)], [0, 1], {0: BUSY, 1: BUSY}, [0, 1]),
+        ([view(0, 1), view(1, 1)], [0, 1], {}, [0, 1]),
+        ([view(0, 1), view(1, failed_slot=1)], [0], {0: BROADCAST}, []),  # it waits for a rank that failed in the slot
+    ],
+)
+def test_who_caused_a_hang(ranks: list[RankView], late: list[int], stacks: dict[int, str], culprits: list[int]) -> None:
+    assert culprits_of_hang(ranks, late, stacks) == culprits
+
+
+def standing(
+    rank: int, text: str = "", *, slot: int | None = 0, done: int = 0, share: int = 1, seq_len: int = 8, state: str = ALIVE
+) -> Standing:
+    item = None if slot is None else ReplayInput(f"d{rank}", "", rank, 2, seq_len, seq_len)
+    return Standing(view(rank, slot, done=slot is None, state=state), read_stack(text), item, 20.2, share, done)
 
 
 @pytest.mark.parametrize(
@@ -76,12 +140,14 @@ def standing(rank: int, text: str = "", *, slot: int | None = 0, done: int = 0, 
     ],
 )
 def test_a_stack_says_which_collective_its_thread_waits_in_and_who_called_it(text: str, waits_in: str | None) -> None:
-    assert stack(text).waits_in == waits_in
+    stack = read_stack(text)
+    assert stack is not None and stack.waits_in == waits_in
 
 
 def test_the_thread_that_runs_the_input_is_read_and_not_the_one_that_watches() -> None:
-    assert str(stack(WATCH + BUSY).caller) == "transformers/models/llama/modeling_llama.py:312 forward"
-    assert str(stack(BROADCAST).model_frame) == "openrlhf/models/actor.py:265 forward"
+    busy, waiting = read_stack(WATCH + BUSY), read_stack(BROADCAST)
+    assert busy is not None and str(busy.caller) == "transformers/models/llama/modeling_llama.py:312 forward"
+    assert waiting is not None and str(waiting.model_frame) == "openrlhf/models/actor.py:265 forward"
     assert read_stack("nothing of the kind\n") is None
 
 
@@ -98,12 +164,11 @@ def test_ranks_with_different_numbers_of_inputs_are_named_with_what_they_wait_in
         "ranks ran 2 and 1 inputs; it did not finish within 20 s (--timeout)"
     )
     assert signature_of("TimeoutError", error) == "collective-mismatch"
-    known = explain("collective-mismatch")
-    assert known is not None and known[1]
+    assert (explain("collective-mismatch") or ("", ""))[1]
 
 
 def test_ranks_that_wait_in_different_collectives_are_told_with_their_lengths() -> None:
-    ranks = [standing(0, BROADCAST, batch_size=2, seq_len=96), standing(1, BACKWARD, batch_size=2, seq_len=2048)]
+    ranks = [standing(0, BROADCAST, seq_len=96), standing(1, BACKWARD, seq_len=2048)]
     error = describe(ranks, 20)
     assert "every rank waits in a collective that not all of them came to; their inputs are [2, 96] and [2, 2048]" in error
     assert "rank 1 waits in reduce_scatter_tensor" in error
@@ -117,8 +182,8 @@ def test_a_rank_outside_of_any_collective_is_who_the_others_wait_for() -> None:
     assert "rank 1 is in forward (transformers/models/llama/modeling_llama.py:312), outside of any collective" in error
     assert "the others wait for rank 1" in error
     assert signature_of("TimeoutError", error) == "worker-hung"
-    stopped = Standing(Seen(1, slot=0, state=STOPPED), None, "d1", 20.0)
-    assert "rank 1 was stopped by a signal: the others wait for rank 1" in describe([standing(0, GATHER), stopped], 20)
+    stopped = describe([standing(0, GATHER), standing(1, state=STOPPED)], 20)
+    assert "rank 1 was stopped by a signal: the others wait for rank 1" in stopped
 
 
 def test_where_stacks_did_not_come_nothing_is_concluded() -> None:
@@ -153,15 +218,9 @@ def test_what_a_worker_printed_is_told_from_the_stacks_that_it_was_asked_for() -
     assert before_stacks("one\n") == "one\n"
 
 
-def test_a_rank_that_is_done_does_not_hold_up_the_clock_of_the_others() -> None:
-    waiting = Seen(0, slot=1, started=5.0, slots_finished=1)
-    assert overdue([waiting, Seen(1, slots_finished=1, done=True)], 16.0, 10.0, collective=True) == [0]
-    assert overdue([waiting, Seen(1, slots_finished=1)], 16.0, 10.0, collective=True) == [], "it is about to say so"
-
-
 def test_a_worker_that_dies_while_it_is_asked_for_its_stacks_gives_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
-    monkeypatch.setattr(logs, "state_of", lambda pid, ticks: (ALIVE, None))
-    monkeypatch.setattr(logs, "STACKS_S", 0.1)
-    assert logs.take_stacks(tmp_path, {0: (gone.pid, 1)}) == {}
+    monkeypatch.setattr(worker_logs, "state_of", lambda pid, ticks: (ALIVE, None))
+    monkeypatch.setattr(worker_logs, "STACKS_S", 0.1)
+    assert worker_logs.take_stacks(tmp_path, {0: (gone.pid, 1)}) == {}

@@ -1,0 +1,17 @@
+"""Fixtures of the replays whose workers are scripted (`fake_worker`)."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from supervised import TESTS, Bench
+
+from actordbg.store.layout import Store
+
+
+@pytest.fixture
+def bench(store: Store, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Runs scripted replays in a store; its workers can import the script's reader."""
+    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+    return Bench(store)
