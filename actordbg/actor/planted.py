@@ -6,7 +6,7 @@
 | attention | the scale of every layer's attention scores, times 1 + e | e |
 | position | the positions of the second half of each row are further on | tokens |
 
-The log-probs of each are kept beside the input's own, as `planted/<fault>/<size>`; `compare.power` judges them.
+The log-probs of each are kept beside the input's own, as `planted/<fault>/<size>`; `judge.measured_limits` judges them.
 
 Example:
     with planted(model, "matrix", 0.01):

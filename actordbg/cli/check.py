@@ -43,7 +43,7 @@ def check(
     from actordbg.catalog.query import count_dumps, open_fresh
     from actordbg.cli import check_work as work
     from actordbg.cli import replaying
-    from actordbg.judge.check_document import answer_of_check
+    from actordbg.judge.check import answer_of_check
     from actordbg.judge.junit import junit_xml
 
     flags = dict(settings)

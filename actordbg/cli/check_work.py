@@ -17,11 +17,10 @@ from actordbg.document.chart_file import write_named
 from actordbg.document.page import as_html
 from actordbg.document.renderings import as_markdown
 from actordbg.formats.store_files import atomic_write, make_folder
-from actordbg.judge.check_document import CheckAnswer, check_blocks, check_document
+from actordbg.judge.check import ROUNDING, TRUTH, CheckAnswer, CheckFound, check_blocks, check_document, run_check
 from actordbg.judge.junit import workflow_commands
 from actordbg.judge.load_replays import load
 from actordbg.judge.pictures import pictures
-from actordbg.judge.run_check import ROUNDING, TRUTH, CheckFound, run_check
 from actordbg.records.journal import read_standing
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.supervise import COMPLETE, Progress

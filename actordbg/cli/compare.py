@@ -118,8 +118,7 @@ def compare(
     from actordbg.cli.replaying import settle
     from actordbg.document.blocks import Paragraph
     from actordbg.judge.comparing import compare as compare_sides
-    from actordbg.judge.comparison_charts import comparison_charts
-    from actordbg.judge.comparison_document import document
+    from actordbg.judge.comparison_document import comparison_charts, document
     from actordbg.judge.thresholds import FLAGS, Thresholds
     from actordbg.replay.live_catalog import LiveCatalog
 

@@ -34,8 +34,7 @@ def noise(
     """
     from actordbg.cli import replaying
     from actordbg.document.renderings import as_text
-    from actordbg.judge.noise_document import conclusion, deterministic, moves_most, noise_page, tokens_of
-    from actordbg.judge.noise_floor import measure_noise, runs_of
+    from actordbg.judge.noise_floor import conclusion, deterministic, measure_noise, moves_most, noise_page, runs_of, tokens_of
 
     check_page(html)
     flags, quiet = dict(settings), quiet or as_json

@@ -76,11 +76,7 @@ def compare(
     for a damaged one.
     """
     catalog = query.open_fresh(store)
-    if a in (GOLDEN, TRUTH):
-        raise UsageError(f"A is the side that is judged, so it cannot be {a}", hint=f"turn them round: compare REPLAY {a}")
     ours = open_replay(catalog, a)
-    if b == TRUTH:
-        raise UsageError("the truth must exist before it is compared with", hint="name its replay")
     theirs: Side = GoldenSide(store, ours, ours.inputs) if b == GOLDEN else open_replay(catalog, b)
     if theirs.info.replay_id == ours.row.replay_id:
         raise UsageError(f"A and B are the same replay, {ours.row.replay_id}", hint="name two, or `golden`, or `truth`")

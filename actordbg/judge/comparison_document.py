@@ -1,11 +1,19 @@
-"""A comparison as a document: the conclusion in words first, then the figures behind it, the worst first."""
+"""A comparison as a document: the conclusion in words first, then the figures behind it, the worst first; and its charts.
+
+The charts show the worst dump's tokens, A against B, the differences counted, and gradients by parameter and layer. Figures come
+from the comparison's record; tokens from what both replays kept, where it is still there. Of many dumps the worst are read, since
+a page holds a few thousand marks and no reader looks at more.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+from actordbg.base.errors import ActordbgError
 from actordbg.base.units import plural
 from actordbg.config.as_ran import complete, difference
 from actordbg.document.blocks import (
@@ -22,6 +30,8 @@ from actordbg.document.blocks import (
     Paragraph,
     number,
 )
+from actordbg.document.specifications import MOST_MARKS, hints, layer, layered, names, quantity
+from actordbg.judge.token_charts import Rows, Texts, TokenPair, histogram_chart, scatter_chart, tokens_chart
 from actordbg.records.comparison_record import (
     GOOD,
     MATCH,
@@ -31,8 +41,10 @@ from actordbg.records.comparison_record import (
     ComparisonRecord,
     DumpComparison,
     Figures,
-    SideInfo,
 )
+from actordbg.records.journal import SPEC
+from actordbg.records.replay_record import ReplaySpec
+from actordbg.store.layout import Store
 
 WORDS = {
     MATCH: "A agrees with B within the thresholds",
@@ -44,94 +56,74 @@ WORDS = {
 
 FLAT_IS_WIDE = ("bf16", "fp16")
 """Whose flat limits are too wide to say that a configuration is right."""
-_TOKENS, _PARAMETERS = 10, 10
-_EXAMPLES = 3
+MOST, _EXAMPLES = 10, 3
 
 
 def document(record: ComparisonRecord, limit: int, charts: Sequence[Chart] = ()) -> list[Block]:
     """The whole comparison with its `limit` worst dumps; 0: all of them."""
-    shown = [one for one in record.dumps if one.verdict != NOT_COMPARED]
-    shown = shown[: limit or None]
-    left = f"; not judged: {'; '.join(record.unjudged)}" if record.good and record.unjudged else ""
-    flat = "; flat limits: what rounding does was not measured" if flat_where_it_matters(record) else ""
+    shown, said = record.compared[: limit or None], conclusion(record)
+    flat, failed = flat_where_it_matters(record), _nothing_differs(record)
+    headline = "failed: A failed where B did not" if failed else f"{record.verdict}: {WORDS[record.verdict]}"
+    headline += "; flat limits: what rounding does was not measured" if flat else ""
+    headline += f"; not judged: {'; '.join(record.unjudged)}" if record.good and record.unjudged else ""
+    tone, against_truth, otherwise = _TONES[record.verdict]
+    figures = (
+        ("dumps compared", f"{len(record.compared):,} / {len(record.dumps):,}"),
+        ("largest difference", f"{number(record.furthest[0] if record.furthest else None, 3)} nats"),
+    )
+    word = "FAILED" if failed else against_truth if record.b.kind == "truth" else otherwise
+    tone = PART_TONE if flat and record.verdict == MATCH else tone
     known = excluded(record.excludes, record.a.dtype)
-    said = "failed: A failed where B did not" if _nothing_differs(record) else f"{record.verdict}: {WORDS[record.verdict]}"
     return [
-        Heading(f"{said}{flat}{left}", 1),
-        Paragraph(conclusion(record)),
-        comparison_banner(record),
+        Heading(headline, 1),
+        Paragraph(said),
+        Banner(word, said, tone, figures, record.unjudged),
         *([Paragraph(known)] if known else []),
         Items(tuple(_facts(record))),
         *charts,
         *_dumps(record, shown),
-        *_tokens(shown),
-        *_parameters(shown),
+        *_worst("Worst tokens", _tokens(shown), "dump"),
+        *_worst("Worst parameters", _parameters(shown), "gradient of", "dump"),
         *_not_compared(record),
     ]
 
 
 _TONES = {MATCH: (GOOD_TONE, "RIGHT", "AGREES"), WITHIN_NOISE: (GOOD_TONE, "RIGHT", "AGREES"),
           MISMATCH: (BAD_TONE, "WRONG", "DIFFERS"), NOT_COMPARED: (NO_TONE, "NOT JUDGED", "NOT COMPARED")}  # fmt: skip
-
-
-def comparison_banner(record: ComparisonRecord) -> Banner:
-    """The verdict in a sentence: RIGHT or WRONG against the truth, AGREES or DIFFERS against anything else."""
-    tone, against_truth, otherwise = _TONES[record.verdict]
-    known = [one.log_probs.max_abs for one in record.dumps if one.log_probs and one.log_probs.max_abs is not None]
-    compared = sum(one.verdict != NOT_COMPARED for one in record.dumps)
-    figures = (
-        ("dumps compared", f"{compared:,} / {len(record.dumps):,}"),
-        ("largest difference", f"{number(max(known, default=None), 3)} nats"),
-    )
-    said = conclusion(record)
-    if record.verdict == MATCH and flat_where_it_matters(record):
-        tone = PART_TONE
-    word = "FAILED" if _nothing_differs(record) else against_truth if record.b.kind == "truth" else otherwise
-    return Banner(word, said, tone, figures, record.unjudged)
+"""By verdict the tone, and the word of the banner: against the truth, and against anything else."""
 
 
 def conclusion(record: ComparisonRecord) -> str:
     """In a sentence or two: how many dumps, which verdict, how large the largest difference is."""
-    counts = Counter(one.verdict for one in record.dumps)
-    failed = sum(_only_failed(one) for one in record.dumps)
-    compared = len(record.dumps) - counts[NOT_COMPARED] - failed
-    counts[MISMATCH] -= failed
+    counts = Counter("failed" if _only_failed(dump) else dump.verdict for dump in record.dumps)
+    failed, left = counts.pop("failed", 0), counts.pop(NOT_COMPARED, 0)
     lost = f"A failed on {plural(failed, 'dump')} that B has the results of. " if failed else ""
-    if not compared:
-        whys = sorted({why for one in record.dumps for why in one.not_compared.values()})
-        reasons = "; ".join(record.reasons or whys)
+    if not counts:
+        reasons = "; ".join(record.reasons or sorted({why for dump in record.dumps for why in dump.not_compared.values()}))
         return f"{lost}None of {plural(len(record.dumps), 'dump')} could be compared{reasons and ': '}{reasons}."
     words = {MATCH: "within the thresholds", WITHIN_NOISE: "within the noise", MISMATCH: "outside"}
-    parts = [f"{counts[name]:,} {text}" for name, text in words.items() if counts[name]]
-    text = f"{lost}{plural(compared, 'dump')} compared: {', '.join(parts)}"
-    text += f"; {counts[NOT_COMPARED]:,} not compared." if counts[NOT_COMPARED] else "."
-    known = [(one.log_probs.max_abs, one.dump_id) for one in record.dumps if one.log_probs and one.log_probs.max_abs is not None]
-    if known:
-        largest, dump_id = max(known)
+    parts = ", ".join(f"{counts[name]:,} {text}" for name, text in words.items() if counts[name])
+    said = [f"{lost}{plural(counts.total(), 'dump')} compared: {parts}" + (f"; {left:,} not compared." if left else ".")]
+    if record.furthest:
+        largest, dump_id = record.furthest
         where = f" (in {dump_id})" if largest else ""
-        text += f" The largest difference of a log-prob is {number(largest, 3)} nats{where}."
-    return " ".join(part for part in (text, meaning(record), _beyond(record)) if part)
+        said.append(f"The largest difference of a log-prob is {number(largest, 3)} nats{where}.")
+    said.append(meaning(record))
+    if beyond := [dump.beyond_noise[0] for dump in record.dumps if dump.beyond_noise and dump.verdict in GOOD]:
+        differ = f"{plural(len(beyond), 'dump')} within the thresholds {'differs' if len(beyond) == 1 else 'differ'}"
+        said.append(f"{differ} by more than the noise, for example {beyond[0]}: a real difference that the thresholds allow.")
+    return " ".join(filter(None, said))
 
 
-def _only_failed(one: DumpComparison) -> bool:
+def _only_failed(dump: DumpComparison) -> bool:
     """Whether it is a mismatch without figures: A failed on it, B did not."""
-    return one.verdict == MISMATCH and one.log_probs is None
+    return dump.verdict == MISMATCH and dump.log_probs is None
 
 
 def _nothing_differs(record: ComparisonRecord) -> bool:
     """Whether it is a mismatch by failures of A alone."""
-    bad = [one for one in record.dumps if one.verdict == MISMATCH]
+    bad = [dump for dump in record.dumps if dump.verdict == MISMATCH]
     return bool(bad) and all(map(_only_failed, bad))
-
-
-def _beyond(record: ComparisonRecord) -> str:
-    """A difference within the thresholds that noise does not explain, in words; "" if there is none."""
-    real = [one for one in record.dumps if one.beyond_noise and one.verdict in GOOD]
-    if not real:
-        return ""
-    what = f"{plural(len(real), 'dump')} within the thresholds "
-    what += "differs" if len(real) == 1 else "differ"
-    return f"{what} by more than the noise, for example {real[0].beyond_noise[0]}: a real difference that the thresholds allow."
 
 
 def meaning(record: ComparisonRecord) -> str:
@@ -152,7 +144,10 @@ def meaning(record: ComparisonRecord) -> str:
         return f"A is as near the truth as {dtype} allows."
     if record.b.kind == "golden":
         return "A does not give what the run got." if real else "A gives what the run got."
-    settings = _configured(record)
+    a, b = record.a, record.b
+    settings = "Both are configured alike" if a.label == b.label else f"A is {a.label}; B is {b.label}"
+    if a.settings and b.settings:  # records of earlier versions have labels only
+        settings = difference(complete(a.settings), complete(b.settings))
     if real:
         return f"{settings}. Which of them is right, the truth tells: `actordbg compare {record.a.replay_id} truth`."
     return f"{settings}; no log-prob moves beyond the thresholds."
@@ -172,44 +167,26 @@ EXCLUDED = {
     "attention": "attention scores times 1 + {}",
     "position": "the second half of each row {} positions further on",
 }
-"""A fault of a size, in words (`compare.power`)."""
+"""A fault of a size, in words (`judge.measured_limits`)."""
 
 
 def excluded(sizes: Mapping[str, float | None], dtype: str | None) -> str:
     """What a green verdict excludes, in words; "" where that is not known."""
-    shares = ("gradients", "parameter")
-    known = [(words, sizes[name], name in shares) for name, words in EXCLUDED.items() if sizes.get(name) is not None]
+    known = [words.format(f"{size:.2%}" if name in ("gradients", "parameter") else f"{size:.2g}")
+             for name, words in EXCLUDED.items() if (size := sizes.get(name)) is not None]  # fmt: skip
     if not known:
         return ""
-    parts = [words.format(f"{value:.2%}" if share else f"{value:.2g}") for words, value, share in known]
+    unseen = [words.split(" {}")[0].removesuffix(" off by").removesuffix(" times 1 +")
+              for name, words in EXCLUDED.items() if sizes.get(name, 0) is None]  # fmt: skip
     narrow = f" What is smaller, {dtype} cannot tell from rounding: run in fp32 first." if dtype in FLAT_IS_WIDE else ""
-    unseen = [
-        words.split(" {}")[0].removesuffix(" off by").removesuffix(" times 1 +")
-        for name, words in EXCLUDED.items()
-        if sizes.get(name, 0) is None
-    ]
     never = f" No size that was tried would have been red for {', '.join(unseen)}." if unseen else ""
-    return f"It would have been red for {', '.join(parts)}.{never}{narrow}"
-
-
-def _configured(record: ComparisonRecord) -> str:
-    """In which settings the two sides differ. Files of earlier versions have labels only."""
-    a, b = record.a, record.b
-    if a.settings and b.settings:
-        return difference(complete(a.settings), complete(b.settings))
-    return "Both are configured alike" if a.label == b.label else f"A is {a.label}; B is {b.label}"
-
-
-def side(info: SideInfo) -> str:
-    """One side in words."""
-    name = info.replay_id or info.kind
-    dtype = f", computed in {info.dtype}" if info.dtype and info.dtype not in info.label.split() else ""
-    return f"{name}: {info.label}{dtype}"
+    return f"It would have been red for {', '.join(known)}.{never}{narrow}"
 
 
 def _facts(record: ComparisonRecord) -> Iterator[str]:
-    yield f"A  {side(record.a)}"
-    yield f"B  {side(record.b)}"
+    for letter, info in (("A", record.a), ("B", record.b)):
+        dtype = f", computed in {info.dtype}" if info.dtype and info.dtype not in info.label.split() else ""
+        yield f"{letter}  {info.replay_id or info.kind}: {info.label}{dtype}"
     limits = ", ".join(f"{name} {_limit(record, name)}" for name in record.thresholds)
     yield f"thresholds: {limits or 'none'} ({record.thresholds_from})"
     if record.noise_id:
@@ -220,98 +197,181 @@ def _facts(record: ComparisonRecord) -> Iterator[str]:
 def _limit(record: ComparisonRecord, name: str) -> str:
     """The threshold of a measure, or the least and the largest where each dump has its own."""
     flat = record.thresholds[name]
-    each = [one.limits.get(name, flat) for one in record.dumps if one.log_probs is not None] or [flat]
-    least, largest = number(min(each), 3), number(max(each), 3)
-    return least if least == largest else f"{least} to {largest}"
+    each = [dump.limits.get(name, flat) for dump in record.dumps if dump.log_probs is not None] or [flat]
+    return " to ".join(dict.fromkeys(number(value, 3) for value in (min(each), max(each))))
+
+
+def table(rows: Sequence[dict[str, str]], *text: str) -> Grid:
+    """A table of rows by column. text: columns that are no figures."""
+    return Grid(tuple(rows[0]), tuple(tuple(row.values()) for row in rows), set(text))
 
 
 def _dumps(record: ComparisonRecord, shown: Sequence[DumpComparison]) -> list[Block]:
     if not shown:
         return []
-    compared = sum(one.verdict != NOT_COMPARED for one in record.dumps)  # what A failed on is in the table too
-    title = "Dumps, the worst first" if len(shown) == compared else f"The worst {len(shown):,} of {plural(compared, 'dump')}"
-    columns = ("dump", "S", "verdict", "max", "p99", "mean", "clip", "KL k3", "ulp")
-    grads = any(one.grad_norm_rel is not None or one.gradients is not None for one in shown)
+    count = len(record.compared)
+    title = "Dumps, the worst first" if len(shown) == count else f"The worst {len(shown):,} of {plural(count, 'dump')}"
+    grads = any(dump.grad_norm_rel is not None or dump.gradients is not None for dump in shown)
+    odd = any(dump.log_probs and dump.log_probs.nonfinite for dump in shown)
+    legend = "max, p99, mean: absolute differences of log-probs, nats. clip: tokens whose ratio is outside 0.8 to 1.2. "
+    legend += "odd: log-probs that are not finite on one side only. " if odd else ""
     if grads:
-        columns = (*columns[:-2], "|g| rel", "grad")
-    blocks: list[Block] = [
-        Heading(title, 3),
-        Grid(columns, tuple(_dump(one, grads) for one in shown), {"dump", "verdict"}),
-        Paragraph(_legend(grads, any(one.log_probs and one.log_probs.nonfinite for one in shown))),
-    ]
-    reasons = tuple(f"{one.dump_id}: {'; '.join(one.reasons)}" for one in shown if one.reasons)
-    return [*blocks, Items(reasons)] if reasons else blocks
+        legend += "|g| rel: relative difference of the gradient norms. grad: |a - b| / |b| of the kept gradients."
+    else:
+        legend += "ulp: units of last place of the dtype that computed both."
+    rows = table([_dump(dump, grads) for dump in shown], "dump", "verdict")
+    reasons = tuple(f"{dump.dump_id}: {'; '.join(dump.reasons)}" for dump in shown if dump.reasons)
+    return [Heading(title, 3), rows, Paragraph(legend), *([Items(reasons)] if reasons else [])]
 
 
-def _dump(one: DumpComparison, grads: bool) -> tuple[str, ...]:
-    tokens = one.log_probs or Figures(0)
-    last: tuple[str, ...] = (number(tokens.kl_k3, 2), "-" if tokens.max_ulp is None else _count(tokens.max_ulp))
-    if grads:
-        last = (number(one.grad_norm_rel, 2), number(one.gradients.distance if one.gradients else None, 2))
-    odd = f"{tokens.nonfinite} odd" if tokens.nonfinite else None
-    return (
-        one.dump_id,
-        "-" if one.seq_len is None else str(one.seq_len),
-        one.verdict,
-        odd or number(tokens.max_abs, 3),
-        number(tokens.p99_abs, 2),
-        number(tokens.mean_abs, 2),
-        "-" if tokens.clip_share is None else f"{tokens.clip_share:.1%}",
-        *last,
+def _dump(dump: DumpComparison, grads: bool) -> dict[str, str]:
+    tokens = dump.log_probs or Figures(0)
+    ulp = "-" if tokens.max_ulp is None else str(tokens.max_ulp) if tokens.max_ulp < 10**6 else f"{tokens.max_ulp:.1e}"
+    distance = dump.gradients.distance if dump.gradients else None
+    return {
+        "dump": dump.dump_id,
+        "S": str(dump.seq_len or "-"),
+        "verdict": dump.verdict,
+        "max": f"{tokens.nonfinite} odd" if tokens.nonfinite else number(tokens.max_abs, 3),
+        "p99": number(tokens.p99_abs, 2),
+        "mean": number(tokens.mean_abs, 2),
+        "clip": "-" if tokens.clip_share is None else f"{tokens.clip_share:.1%}",
+    } | (
+        {"|g| rel": number(dump.grad_norm_rel, 2), "grad": number(distance, 2)}
+        if grads
+        else {"KL k3": number(tokens.kl_k3, 2), "ulp": ulp}
     )
 
 
-def _count(value: int) -> str:
-    return str(value) if value < 10**6 else f"{value:.1e}"
+def _worst(title: str, found: list[tuple[float | None, dict[str, str]]], *text: str) -> list[Block]:
+    """The `MOST` rows that are furthest apart under a title. found: (distance, row); None is further than any."""
+    found.sort(key=lambda pair: -(math.inf if pair[0] is None else abs(pair[0])))
+    return [Heading(title, 3), table([row for _, row in found[:MOST]], *text)] if found else []
 
 
-def _legend(grads: bool, odd: bool) -> str:
-    text = "max, p99, mean: absolute differences of log-probs, nats. clip: tokens whose ratio is outside 0.8 to 1.2. "
-    text += "odd: log-probs that are not finite on one side only. " if odd else ""
-    if grads:
-        return text + "|g| rel: relative difference of the gradient norms. grad: |a - b| / |b| of the kept gradients."
-    return text + "ulp: units of last place of the dtype that computed both."
+def _tokens(shown: Sequence[DumpComparison]) -> list[tuple[float | None, dict[str, str]]]:
+    return [
+        (token.difference, {"dump": dump.dump_id, "row": str(token.row), "position": str(token.position),
+                            "token": "-" if token.token_id is None else str(token.token_id), "A": number(token.a, 6),
+                            "B": number(token.b, 6), "A - B": number(token.difference, 3)})
+        for dump in shown for token in dump.worst_tokens
+    ]  # fmt: skip
 
 
-def _tokens(shown: Sequence[DumpComparison]) -> list[Block]:
-    found = [(one.dump_id, token) for one in shown for token in one.worst_tokens]
-    found.sort(key=lambda pair: -(abs(pair[1].difference) if pair[1].difference is not None else float("inf")))
-    if not found:
-        return []
-    rows = tuple(
-        (dump_id, str(t.row), str(t.position), "-" if t.token_id is None else str(t.token_id), number(t.a, 6), number(t.b, 6),
-         number(t.difference, 3))
-        for dump_id, t in found[:_TOKENS]
-    )  # fmt: skip
-    columns = ("dump", "row", "position", "token", "A", "B", "A - B")
-    return [Heading("Worst tokens", 3), Grid(columns, rows, {"dump"})]
-
-
-def _parameters(shown: Sequence[DumpComparison]) -> list[Block]:
-    found = [(one.dump_id, item) for one in shown for item in one.parameters]
-    found.sort(key=lambda pair: -(math.inf if (distance := pair[1].figures.distance) is None else distance))
-    if not found:
-        return []
-    rows = tuple(
-        (dump_id, item.name + (" (sampled)" if item.sampled else ""), number(item.figures.distance, 3),
-         "-" if item.figures.cosine is None else f"{item.figures.cosine:.6f}", number(item.figures.max_abs, 2))
-        for dump_id, item in found[:_PARAMETERS]
-    )  # fmt: skip
-    columns = ("dump", "gradient of", "|a-b|/|b|", "cosine", "max")  # the first one is cut first
-    return [Heading("Worst parameters", 3), Grid(columns, rows, {"gradient of", "dump"})]
+def _parameters(shown: Sequence[DumpComparison]) -> list[tuple[float | None, dict[str, str]]]:
+    return [
+        (found.distance, {"dump": dump.dump_id, "gradient of": item.name + (" (sampled)" if item.sampled else ""),
+                          "|a-b|/|b|": number(found.distance, 3),
+                          "cosine": "-" if found.cosine is None else f"{found.cosine:.6f}", "max": number(found.max_abs, 2)})
+        for dump in shown for item in dump.parameters for found in (item.figures,)
+    ]  # fmt: skip
 
 
 def _not_compared(record: ComparisonRecord) -> list[Block]:
     """Dumps that were not compared, by reason, with examples."""
     by_reason: dict[str, list[str]] = {}
-    for one in record.dumps:
-        for what, why in one.not_compared.items():
-            text = why if what == "dump" else f"{what}: {why}"
-            by_reason.setdefault(text, []).append(one.dump_id)
-    if not by_reason:
-        return []
-    lines = []
-    for reason, ids in by_reason.items():
-        examples = ", ".join(ids[:_EXAMPLES]) + (", ..." if len(ids) > _EXAMPLES else "")
-        lines.append(f"{plural(len(ids), 'dump')}: {reason}; {examples}")
-    return [Heading("Not compared", 3), Items(tuple(lines))]
+    for dump in record.dumps:
+        for what, why in dump.not_compared.items():
+            by_reason.setdefault(why if what == "dump" else f"{what}: {why}", []).append(dump.dump_id)
+    lines = tuple(
+        f"{plural(len(ids), 'dump')}: {why}; {', '.join([*ids[:_EXAMPLES], *['...'] * (len(ids) > _EXAMPLES)])}"
+        for why, ids in by_reason.items()
+    )
+    return [Heading("Not compared", 3), Items(lines)] if lines else []
+
+
+MOST_DUMPS = 24
+"""Dumps whose tokens are read."""
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
+_EXPERT = re.compile(r"\bexperts\.\d+\.")
+_OUTSIDE = "-"
+
+
+def comparison_charts(
+    store: Store, record: ComparisonRecord, texts: Texts | None = None, floor: float | None = None
+) -> list[Chart]:
+    """Every picture of a comparison that there is something to show in. floor: the noise floor of a log-prob, nats."""
+    pairs = list(_pairs(store, record))
+    limits = [pair.limit for pair in pairs if pair.limit is not None]
+    tokens, scatter = tokens_chart(pairs[0], texts) if pairs else None, scatter_chart(pairs, max(limits, default=None), floor)
+    return [chart for chart in (tokens, scatter, histogram_chart(pairs), gradients_chart(record.dumps)) if chart is not None]
+
+
+def _pairs(store: Store, record: ComparisonRecord) -> Iterable[TokenPair]:
+    """The worst dumps that both sides kept."""
+    ours, theirs = record.a.replay_id, record.b.replay_id
+    if ours is None or theirs is None:
+        return
+    try:
+        paths = {given.dump_id: given.path for given in ReplaySpec.from_file(store.replays / ours / SPEC).inputs}
+    except Exception:  # noqa: BLE001  whatever is wrong with it, the picture has no prompt and no text, and the report is there
+        paths = {}
+    for dump in [dump for dump in record.compared if dump.log_probs][:MOST_DUMPS]:
+        a, b = kept_rows(store, ours, dump.dump_id), kept_rows(store, theirs, dump.dump_id)
+        if a is None or b is None or [len(row) for row in a[1]] != [len(row) for row in b[0]]:
+            continue
+        limit = dump.limits.get("max_abs", record.thresholds.get("max_abs"))
+        ids, real = token_rows(store, paths[dump.dump_id]) if dump.dump_id in paths else (None, None)
+        yield TokenPair(dump.dump_id, a[0], b[0], a[1], ids, real, limit)
+
+
+def kept_rows(store: Store, replay_id: str, dump_id: str) -> tuple[Rows, Rows] | None:
+    """The log-probs that a replay kept of a dump, and its mask; None if they are gone, or unlike what they should be."""
+    from safetensors import SafetensorError
+
+    from actordbg.judge.sides import opened, tensors_path
+
+    try:
+        with opened(tensors_path(store, replay_id, dump_id)) as file:
+            log_probs, mask = file.get_tensor("log_probs"), file.get_tensor("mask")
+    except (SafetensorError, OSError):
+        return None
+    return (log_probs.tolist(), mask.tolist()) if log_probs.ndim == 2 and log_probs.shape == mask.shape else None
+
+
+def token_rows(store: Store, path: str) -> tuple[Rows | None, Rows | None]:
+    """The token ids of the dump at this path below the store, and which are not padding; None for what cannot be read."""
+    from actordbg.store.plain_tensors import load_plain
+
+    try:
+        tensors = load_plain(store.root / path)[1]
+    except (ActordbgError, OSError):
+        return None, None
+    ids, real = (tensors[name].values.tolist() if name in tensors else None for name in ("sequences", "attention_mask"))
+    return ids, real
+
+
+def gradients_chart(dumps: Sequence[DumpComparison]) -> Chart | None:
+    """By kind of parameter and layer, the largest |a - b| / |b| of a gradient over the worst dumps."""
+    worst: dict[tuple[str, str], tuple[float, str]] = {}
+    for dump in dumps:
+        known = {one.name: one.figures.distance for one in dump.parameters if one.figures.distance is not None}
+        for name, distance in (dump.distances or known).items():
+            field = place_of(name)
+            worst[field] = max(worst.get(field, (-1.0, "")), (distance, dump.dump_id))
+    if not worst:
+        return None
+    fields = sorted(worst, key=lambda field: (field[1] == _OUTSIDE, field[1].zfill(6), field[0]))[:MOST_MARKS]
+    rows: list[dict[str, Any]] = [
+        {"p": name, "l": at, "v": float(f"{worst[name, at][0]:.4g}"), "d": worst[name, at][1]} for name, at in fields
+    ]
+    shown = hints(("p", "gradient of"), ("l", "layer"), ("v", "|a-b| / |b|"), ("d", "dump"))
+    height = max(70, min(520, 24 * len({name for name, _ in fields})))
+    rectangles = layer("rect", tooltip=shown, color=quantity("v", "|a-b| / |b|"))
+    spec = layered(rows, rectangles, height=height, x=names("l", "layer"), y=names("p", None))
+    name, at = max(worst, key=lambda field: worst[field])
+    value, dump_id = worst[name, at]
+    count = sum(bool(dump.distances or dump.parameters) for dump in dumps)
+    where = name if at == _OUTSIDE else f"{name} of layer {at}"
+    says = f"The furthest is {where}: {number(value, 3)} in {dump_id}. A field is the largest over {plural(count, 'dump')}."
+    lines = [{"gradient of": row["p"], "layer": row["l"], "|a-b|/|b|": number(row["v"], 3)} for row in rows]
+    title = f"Gradients by parameter and layer: {plural(len(worst), 'parameter')}"
+    return Chart(title, says, spec, table(lines, "gradient of"))
+
+
+def place_of(name: str) -> tuple[str, str]:
+    """A parameter's kind and layer: "model.layers.3.mlp.up_proj.weight" is ("mlp.up_proj.weight", "3"). Experts are one kind."""
+    found = _LAYER.search(name)
+    if found is None:
+        return name.removeprefix("model."), _OUTSIDE
+    return _EXPERT.sub("experts.*.", name[found.end() :]), found[1]

@@ -15,9 +15,9 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from actordbg.actor.hub_model import find_model
@@ -28,8 +28,9 @@ from actordbg.config.choices import installed_versions
 from actordbg.config.replay_config import LONE_ROWS, SETTINGS, ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.judge.measured_limits import DTYPES
-from actordbg.records.journal import SPEC, TENSORS, read_results, read_standing
-from actordbg.records.replay_record import FAILED, PASSED, ReplayInput, ReplaySpec, ResultRecord
+from actordbg.judge.sides import tensors_path
+from actordbg.records.journal import SPEC, read_results, read_standing
+from actordbg.records.replay_record import FAILED, PASSED, ReplayInput, ReplaySpec
 from actordbg.replay.supervise import load_spec, run_replay
 from actordbg.store.layout import Store
 
@@ -69,11 +70,9 @@ def wanted_rounding(store: Store, spec: ReplaySpec, *, planted: bool = False) ->
 def ensure_rounding(store: Store, replay_id: str, *, planted: bool = False, **heard: Any) -> str | None:
     """The id of a finished replay that says what this replay's dtype costs; None where there can be none."""
     wanted = wanted_rounding(store, load_spec(store, replay_id), planted=planted)
-    try:
+    with contextlib.suppress(Unsupported):  # a kernel that this dtype lacks: the comparison says that its limits are flat
         if wanted is not None:
             return ensure_lone_rows(store, wanted, command=f"what the dtype costs replay {replay_id}", **heard)
-    except Unsupported:
-        pass  # a kernel that this dtype lacks: the comparison says that its limits are flat
     return None
 
 
@@ -144,10 +143,8 @@ def require_torch(wanted: Wanted) -> None:
     """EnvironmentProblem where nothing can be computed, with the versions that a replay would have to be found under."""
     if "torch" in installed_versions():
         return
-    ran = (
-        ", ".join(f"{name} {wanted.versions[name]}" for name in DECIDE if name in wanted.versions)
-        or "versions that it did not record"
-    )
+    ran = ", ".join(f"{name} {wanted.versions[name]}" for name in DECIDE if name in wanted.versions)
+    ran = ran or "versions that it did not record"
     raise EnvironmentProblem(
         f"the store has no finished truth in {wanted.config.truth} of all its inputs under {ran}, and torch, which computes one, "
         f"is not installed in {sys.executable}'s environment",
@@ -159,7 +156,7 @@ def find_truth(store: Store, wanted: Wanted) -> str | None:
     """The newest replay in the store that is this truth and has every wanted input; None if there is none."""
     decide = [name for name, setting in SETTINGS.items() if setting.decides_truth]
     for path in sorted(store.replays.glob(f"*/{SPEC}"), reverse=True):
-        try:
+        with contextlib.suppress(ActordbgError):  # damaged, or of a newer version: other commands report it
             spec = load_spec(store, path.parent.name)
             there = spec.config
             if (
@@ -167,24 +164,21 @@ def find_truth(store: Store, wanted: Wanted) -> str | None:
                 and all(getattr(there, name) == getattr(wanted.config, name) for name in decide)
                 and there.keep_tensors
                 and (there.keep_gradients or not wanted.config.keep_gradients)
-                and _covers(path.parent, read_results(path.parent), wanted)
+                and _covers(store, spec, wanted)
             ):
                 return spec.replay_id
-        except ActordbgError:
-            continue  # damaged, or of a newer version: other commands report it
     return None
 
 
-def _covers(folder: Path, results: dict[str, ResultRecord], wanted: Wanted) -> bool:
+def _covers(store: Store, spec: ReplaySpec, wanted: Wanted) -> bool:
     """Whether every wanted input has a result. A refused input counts: running it again would refuse it again."""
-    for item in wanted.inputs:
-        result = results.get(item.dump_id)
-        if result is None or result.status not in (PASSED, FAILED):
-            return False
-        if result.status == FAILED:
-            continue
-        if not (folder / TENSORS / f"{item.dump_id}.safetensors").is_file():
-            return False
-        if item.dump_id in wanted.with_gradients and result.grad_norm is None:
-            return False
-    return True
+    results = read_results(store.replays / spec.replay_id)
+
+    def covered(dump_id: str) -> bool:
+        result = results.get(dump_id)
+        if result is None or result.status != PASSED:
+            return result is not None and result.status == FAILED
+        whole = result.grad_norm is not None or dump_id not in wanted.with_gradients
+        return whole and tensors_path(store, spec.replay_id, dump_id).is_file()
+
+    return all(covered(item.dump_id) for item in wanted.inputs)

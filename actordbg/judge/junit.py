@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from xml.etree import ElementTree
 
 from actordbg.base.foreign_text import in_line, in_lines
-from actordbg.judge.check_document import CheckAnswer
-from actordbg.judge.run_check import CheckFound
+from actordbg.judge.check import CheckAnswer, CheckFound
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, DumpComparison
 from actordbg.records.replay_record import PASSED, answers_of, in_words, violations
 
@@ -32,11 +31,10 @@ class JunitCase:
 
 def cases(found: CheckFound) -> Iterator[JunitCase]:
     """Every case of a check, dump by dump."""
-    results = {one.dump_id: one for one in found.data.results}
-    compared = {one.dump_id: one for one in (found.comparison.dumps if found.comparison else ())}
-    goldens = {one.dump_id: one for one in (found.golden.dumps if found.golden else ())}
+    results = {result.dump_id: result for result in found.data.results}
+    compared, goldens = ({dump.dump_id: dump for dump in dumps} for dumps in (found.truths, found.goldens))
     for dump_id in (item.dump_id for item in found.data.spec.inputs):
-        result, dump, own = results.get(dump_id), compared.get(dump_id), goldens.get(dump_id)
+        result, dump = results.get(dump_id), compared.get(dump_id)
         if result is None:
             yield JunitCase("replay", dump_id, failure="not run")
             continue
@@ -46,44 +44,44 @@ def cases(found: CheckFound) -> Iterator[JunitCase]:
         if answers := answers_of(result.extra):
             broken = violations(answers, found.data.spec.config.accept)
             yield JunitCase("laws", dump_id, failure="; ".join(map(in_words, broken)))
-        if passed and (dump is None or dump.verdict == NOT_COMPARED):
-            reason = found.no_truth or (next(iter(dump.not_compared.values()), "") if dump else "")
-            yield JunitCase("truth", dump_id, skipped=reason or "not compared")
-        elif passed and dump is not None:
-            yield JunitCase("truth", dump_id, failure=_mismatch(dump))
-        if own is not None:
+        if passed:
+            why = found.no_truth or next(iter(dump.not_compared.values() if dump else ()), "") or "not compared"
+            left = dump is None or dump.verdict == NOT_COMPARED
+            yield JunitCase("truth", dump_id, failure=_mismatch(dump), skipped=why if left else "")
+        if own := goldens.get(dump_id):
             skipped = "" if own.log_probs else "; ".join(own.not_compared.values())
             yield JunitCase("golden", dump_id, failure=_mismatch(own), skipped=skipped)
 
 
-def _mismatch(dump: DumpComparison) -> str:
-    return "; ".join(dump.reasons) or dump.verdict if dump.verdict == MISMATCH else ""
+def _mismatch(dump: DumpComparison | None) -> str:
+    return "; ".join(dump.reasons) or dump.verdict if dump and dump.verdict == MISMATCH else ""
 
 
 def junit_xml(found: CheckFound, answer: CheckAnswer) -> bytes:
     """The check as JUnit's XML. Its first property is the sentence."""
     every = list(cases(found))
     root = ElementTree.Element("testsuites")
-    about = {
-        "name": "actordbg check",
-        "tests": str(len(every)),
-        "failures": str(sum(bool(one.failure) for one in every)),
-        "errors": "0",
-        "skipped": str(sum(bool(one.skipped) for one in every)),
-        "timestamp": found.data.spec.created_at[:19],
-        "time": f"{sum(one.seconds for one in every):.3f}",
-    }
-    suite = ElementTree.SubElement(root, "testsuite", about)
+    suite = ElementTree.SubElement(
+        root,
+        "testsuite",
+        name="actordbg check",
+        tests=str(len(every)),
+        failures=str(sum(bool(case.failure) for case in every)),
+        errors="0",
+        skipped=str(sum(bool(case.skipped) for case in every)),
+        timestamp=found.data.spec.created_at[:19],
+        time=f"{sum(case.seconds for case in every):.3f}",
+    )
     properties = ElementTree.SubElement(suite, "properties")
     for name in ("sentence", "replay_id", "configuration", "next"):
         ElementTree.SubElement(properties, "property", name=name, value=_xml(str(getattr(answer, name))))
-    for one in every:
-        what = {"classname": f"actordbg.{one.asked}", "name": _xml(one.dump_id), "time": f"{one.seconds:.3f}"}
-        case = ElementTree.SubElement(suite, "testcase", what)
-        if one.failure:
-            ElementTree.SubElement(case, "failure", message=_xml(one.failure)).text = _xml(one.text, in_lines) or None
-        elif one.skipped:
-            ElementTree.SubElement(case, "skipped", message=_xml(one.skipped))
+    for case in every:
+        what = {"classname": f"actordbg.{case.asked}", "name": _xml(case.dump_id), "time": f"{case.seconds:.3f}"}
+        element = ElementTree.SubElement(suite, "testcase", what)
+        if case.failure:
+            ElementTree.SubElement(element, "failure", message=_xml(case.failure)).text = _xml(case.text, in_lines) or None
+        elif case.skipped:
+            ElementTree.SubElement(element, "skipped", message=_xml(case.skipped))
     ElementTree.indent(root)
     return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
 

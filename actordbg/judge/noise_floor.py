@@ -20,6 +20,8 @@ What moves when it is run again, by more than that times what rounding explains,
 A dump that one run failed on (out of memory with every row twice, say) has the floor of the other runs, and the record says so.
 A NaN that comes and goes is named, and leaves its measure out.
 
+`noise_page` says it: whether the same call repeats, what moves it, and by how much.
+
 Example:
     record = measure_noise(store, plan.spec, on_run=print)
     record.floor["max_abs"]            # 3.1e-06
@@ -27,31 +29,32 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.base.ids import new_replay_id
+from actordbg.base.units import plural
 from actordbg.catalog import query
 from actordbg.config.as_ran import as_ran, telling
 from actordbg.config.replay_config import SETTINGS, VARIATIONS
+from actordbg.document.blocks import GOOD_TONE, NO_TONE, PART_TONE, Banner, Block, Chart, Grid, Heading, Items, Paragraph, number
+from actordbg.document.specifications import ACCENT, hints, layer, layered, names, quantity
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.judge.comparing import compare
 from actordbg.judge.find_truth import ensure_lone_rows, find_truth, wanted_truth
 from actordbg.judge.sides import ReplaySide, open_replay
-from actordbg.judge.thresholds import Thresholds, measures
+from actordbg.judge.thresholds import MEASURES, Thresholds, measures
 from actordbg.records.comparison_record import NOT_COMPARED, DumpComparison, DumpNoise, Figures, NoiseRecord, NoiseVariant
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.supervise import run_replay
 from actordbg.replay.warm_groups import WarmGroups
 from actordbg.store.layout import Store
 
-NOT_THE_CONFIGURATION = ("vary", "seed")
+NOT_THE_CONFIGURATION = {"vary", "seed"}
 """Settings of a replay that do not change the log-probs that a configuration gives."""
-
-
 UNCHANGED, REPEAT, ROUNDING = "unchanged", "repeat", "rounding"
 WIDER = {"bf16": "fp32", "fp16": "fp32", "fp32": "fp64"}
 """The dtype that a dtype's rounding is measured against."""
@@ -59,10 +62,13 @@ ROUNDING_MARGIN = 2.0
 FAULT = 10.0
 """A movement of this many times its explanation is a fault. Measured with the tiny model: 1.1 times in bf16 without a
 fault, 700,000 times in fp32 where packed rows leak into each other."""
-LEAST = {"grad_norm_rel": 1e-5}
-"""Floors that are never lower: engines sum a norm's squares in fp32, which rounds by more than the gradients did."""
+LEAST_NORM = 1e-5
+"""The floor of a gradient norm is never lower: engines sum its squares in fp32, which rounds by more than the gradients did."""
 _TELLING = ("max_abs", "mean_abs", "grad_norm_rel", "gradient_distance")
 """Measures that reveal a fault. Shares and percentiles say little about short inputs."""
+
+Moved = dict[str, dict[str, dict[str, float]]]
+"""How far each variation moved each dump: by name, dump and measure."""
 
 
 def measure(store: Store, unchanged: str, varied: Mapping[str, str], *, rounding: tuple[str, str] | None = None) -> NoiseRecord:
@@ -73,31 +79,30 @@ def measure(store: Store, unchanged: str, varied: Mapping[str, str], *, rounding
     Raises StoreProblem if nothing could be compared, because a floor of nothing would call every difference real.
     """
     side = open_replay(query.open_fresh(store), unchanged)
-    moved: dict[str, dict[str, dict[str, float]]] = {}
+    pairs = {name: (replay_id, unchanged) for name, replay_id in varied.items()} | ({ROUNDING: rounding} if rounding else {})
+    moved: Moved = {}
     variants, reasons = [], []
-    pairs = [(name, replay_id, unchanged) for name, replay_id in varied.items()]
-    for name, replay_id, against in pairs + ([(ROUNDING, *rounding)] if rounding else []):
-        found = compare(store, replay_id, against, thresholds=Thresholds(), only=set(side.inputs))
-        compared = [dump for dump in found.dumps if dump.verdict != NOT_COMPARED and dump.log_probs is not None]
+    for name, pair in pairs.items():
+        dumps = compare(store, *pair, only=side.inputs).dumps
+        compared = [dump for dump in dumps if dump.verdict != NOT_COMPARED and dump.log_probs is not None]
         moved[name] = {dump.dump_id: measures(dump) for dump in compared}
         norms = (dump.grad_norm_rel for dump in compared if dump.grad_norm_rel is not None)
-        variants.append(NoiseVariant(name, replay_id, _together(compared), max(norms, default=None)))
-        reasons += _missing(name, found.dumps)
+        variants.append(NoiseVariant(name, pair[0], _together(compared), max(norms, default=None)))
+        reasons += [f"{name} of {dump.dump_id}: {why}" for dump in dumps if (why := _missing(dump))]
     reasons += _take_out_faults(moved, Thresholds().for_dtype(side.info.dtype).limits)
     floors: dict[str, dict[str, float]] = {}
-    for name, by_dump in moved.items():
-        for dump_id, values in by_dump.items():
-            least = {one: value for one, value in LEAST.items() if one in values}
-            _raise_to(floors.setdefault(dump_id, least), values, ROUNDING_MARGIN if name == ROUNDING else 1.0)
+    for dump_id in sorted({dump_id for by_dump in moved.values() for dump_id in by_dump}):
+        margins = {name: ROUNDING_MARGIN if name == ROUNDING else 1.0 for name in moved if dump_id in moved[name]}
+        floor = _largest({key: margin * value for key, value in moved[name][dump_id].items()} for name, margin in margins.items())
+        if "grad_norm_rel" in floor:
+            floor["grad_norm_rel"] = max(LEAST_NORM, floor["grad_norm_rel"])
+        floors[dump_id] = floor
     if not floors:
         raise StoreProblem(
             "no dump passed both unchanged and varied, so there is no floor to measure: "
             + "; ".join(reasons[:2] or ["nothing was replayed"]),
             hint=f"`actordbg report {side.row.replay_id}` shows what failed",
         )
-    overall: dict[str, float] = {}
-    for floor in floors.values():
-        _raise_to(overall, floor)
     return NoiseRecord(
         noise_id=new_replay_id(),
         created_at=now_timestamp(),
@@ -106,8 +111,8 @@ def measure(store: Store, unchanged: str, varied: Mapping[str, str], *, rounding
         label=side.info.label,
         dtype=side.info.dtype,
         variants=tuple(variants),
-        dumps=tuple(DumpNoise(dump_id, floors[dump_id]) for dump_id in sorted(floors)),
-        floor=overall,
+        dumps=tuple(DumpNoise(dump_id, floor) for dump_id, floor in floors.items()),
+        floor=_largest(floors.values()),
         reasons=tuple(reasons),
     )
 
@@ -135,42 +140,42 @@ def newest_for(store: Store, replay_id: str) -> NoiseRecord | None:
 
 def configuration_of(side: ReplaySide) -> dict[str, object]:
     """What makes two replays the same configuration as far as numbers go, as it ran. Plain ranks are independent."""
-    settings = {
-        name: value for name, value in telling(as_ran(side.row.config, side.row.resolved)).items() if SETTINGS[name].numbers
-    }
-    apart = NOT_THE_CONFIGURATION if settings["backend"] != "plain" else (*NOT_THE_CONFIGURATION, "nproc")
-    return {name: value for name, value in settings.items() if name not in apart}
+    settings = telling(as_ran(side.row.config, side.row.resolved))
+    apart = NOT_THE_CONFIGURATION | ({"nproc"} if settings["backend"] == "plain" else set())
+    return {name: value for name, value in settings.items() if SETTINGS[name].numbers and name not in apart}
 
 
-def _take_out_faults(moved: dict[str, dict[str, dict[str, float]]], limits: Mapping[str, float]) -> list[str]:
-    """Remove faults from `moved` (measures by variation and dump), and return them in words.
+def _take_out_faults(moved: Moved, limits: Mapping[str, float]) -> list[str]:
+    """Remove faults from `moved`, and return them in words.
 
     Removes nothing where rounding was not measured, because then nothing explains a movement.
     """
-    said: list[str] = []
-    explained: dict[str, dict[str, float]] = {}
-    anywhere: dict[str, float] = {}
-    order = (ROUNDING, REPEAT, *(name for name in moved if name not in (ROUNDING, REPEAT))) if moved.get(ROUNDING) else ()
-    for name in order:
-        by = "rounding explains" if name == REPEAT else "rounding and running again explain"
-        for dump_id, values in list(moved.get(name, {}).items()) if name != ROUNDING else ():
-            known = explained[dump_id] if dump_id in moved[ROUNDING] else anywhere
-            for measure in (one for one in _TELLING if one in values and one in limits and one in known):
-                if values[measure] > max(limits[measure], FAULT * known[measure]):
+    explained = moved.get(ROUNDING)
+    if not explained:
+        return []
+    anywhere, by, said = _largest(explained.values()), "rounding explains", []
+    for name in sorted((name for name in moved if name != ROUNDING), key=lambda name: name != REPEAT):
+        for dump_id, values in list(moved[name].items()):
+            known = explained.get(dump_id, anywhere)
+            for key in _TELLING:
+                if key in values and key in limits and key in known and values[key] > max(limits[key], FAULT * known[key]):
                     del moved[name][dump_id]
-                    why = f"{name} of {dump_id}: {measure} {values[measure]:.3g}, where {by} {known[measure]:.2g}"
+                    why = f"{name} of {dump_id}: {key} {values[key]:.3g}, where {by} {known[key]:.2g}"
                     said.append(f"{why}: taken for a fault, and left out of the floor")
                     break
-        if name in (ROUNDING, REPEAT):
-            for dump_id, values in moved.get(name, {}).items():
-                _raise_to(explained.setdefault(dump_id, {}), values)
-                _raise_to(anywhere, values)
+        if name == REPEAT:
+            again, by = moved[name], "rounding and running again explain"
+            explained = {dump_id: _largest([values, again.get(dump_id, {})]) for dump_id, values in explained.items()}
+            anywhere = _largest([anywhere, *again.values()])
     return said
 
 
-def _raise_to(floor: dict[str, float], values: Mapping[str, float], margin: float = 1.0) -> None:
-    for name, value in values.items():
-        floor[name] = max(floor.get(name, 0.0), margin * value)
+def _largest(each: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The largest value of each measure."""
+    found: dict[str, float] = {}
+    for values in each:
+        found |= {name: max(found.get(name, 0.0), value) for name, value in values.items()}
+    return found
 
 
 def _together(dumps: Sequence[DumpComparison]) -> Figures | None:
@@ -179,27 +184,17 @@ def _together(dumps: Sequence[DumpComparison]) -> Figures | None:
     if not parts:
         return None
     count = sum(part.count for part in parts)
-    return Figures(
-        count=count,
-        max_abs=max(part.max_abs or 0.0 for part in parts),
-        mean_abs=sum((part.mean_abs or 0.0) * part.count for part in parts) / count,
-        p95_abs=max(part.p95_abs or 0.0 for part in parts),
-        p99_abs=max(part.p99_abs or 0.0 for part in parts),
-    )
+    largest: dict[str, Any] = {
+        name: max(getattr(part, name) or 0.0 for part in parts) for name in ("max_abs", "p95_abs", "p99_abs")
+    }
+    return Figures(count, mean_abs=sum((part.mean_abs or 0.0) * part.count for part in parts) / count, **largest)
 
 
-def _missing(name: str, dumps: Sequence[DumpComparison]) -> list[str]:
-    """What this variation could not measure, in words."""
-    said = []
-    for dump in dumps:
-        reason = dump.not_compared.get("dump") if dump.verdict == NOT_COMPARED else None
-        if dump.log_probs is None and reason is None:
-            reason = "; ".join(dump.reasons)
-        if reason is None and dump.log_probs is not None and dump.log_probs.nonfinite:
-            reason = f"{dump.log_probs.nonfinite} log-probs are finite in one run and not in the other"
-        if reason is not None:
-            said.append(f"{name} of {dump.dump_id}: {reason}")
-    return said
+def _missing(dump: DumpComparison) -> str:
+    """What of this dump could not be measured, in words; "" if all was."""
+    if dump.log_probs is not None and dump.log_probs.nonfinite:
+        return f"{dump.log_probs.nonfinite} log-probs are finite in one run and not in the other"
+    return dump.not_compared.get("dump") or ("" if dump.log_probs else "; ".join(dump.reasons))
 
 
 def measure_noise(
@@ -229,16 +224,15 @@ def measure_noise(
         run_replay(store, varied, warm=warm, **heard)
         ids[name] = varied.replay_id
 
+    alone, rounding = spec.config.truth is not None, None  # the truth's model is never shared, and it has no rounding
     with WarmGroups() as warm:
-        for name in (UNCHANGED, *(one for one in VARIATIONS if one != REPEAT)):
-            run(name, warm if spec.config.truth is None else None)  # the truth's model is never shared
+        for name in (UNCHANGED, *(name for name in VARIATIONS if name != REPEAT)):
+            run(name, None if alone else warm)
     run(REPEAT, None)
-    unchanged = ids[UNCHANGED]
-    rounding = None
-    if spec.config.truth is None:
+    if not alone:
         on_run(ROUNDING)
-        rounding = _rounding(store, unchanged, on_passed_over, heard)
-    record = measure(store, unchanged, {name: ids[name] for name in VARIATIONS}, rounding=rounding)
+        rounding = _rounding(store, ids[UNCHANGED], on_passed_over, heard)
+    record = measure(store, ids[UNCHANGED], {name: ids[name] for name in VARIATIONS}, rounding=rounding)
     save(store, record)
     return record
 
@@ -253,16 +247,129 @@ def _rounding(
 ) -> tuple[str, str] | None:
     """Replays with each row alone: in the dtype that the configuration computes in, and in the next wider one."""
     side = open_replay(query.open_fresh(store), unchanged)
-    narrow = side.info.dtype
-    inputs = len(side.spec.inputs)
+    narrow, inputs = side.info.dtype, len(side.inputs)
     if narrow not in WIDER:
         on_passed_over(2 * inputs)
         return None
-    found = []
+
+    def lone_rows(dtype: str) -> str:
+        wanted = wanted_truth(store, side.spec, dtype)
+        on_passed_over(0 if find_truth(store, wanted) is None else inputs)
+        return ensure_lone_rows(store, wanted, command=f"the rounding of replay {unchanged}, in {dtype}", warm=warm, **heard)
+
     with WarmGroups() as warm:
-        for dtype in (narrow, WIDER[narrow]):
-            wanted = wanted_truth(store, side.spec, dtype)
-            on_passed_over(inputs - (len(wanted.inputs) if find_truth(store, wanted) is None else 0))
-            command = f"the rounding of replay {unchanged}, in {dtype}"
-            found.append(ensure_lone_rows(store, wanted, command=command, warm=warm, **heard))
-    return found[0], found[1]
+        return lone_rows(narrow), lone_rows(WIDER[narrow])
+
+
+_HOW = {
+    "repeat": "the same call again",
+    "repad": "more padding",
+    "rebatch": "every row twice",
+    "reorder": "rows reversed",
+    "rounding": "the dtype by itself",
+}
+_FIGURES = {"max_abs": "largest", "p99_abs": "99th percentile", "mean_abs": "mean"}
+_WORDS = {True: ("DETERMINISTIC", GOOD_TONE), False: ("NOT DETERMINISTIC", PART_TONE), None: ("UNKNOWN", NO_TONE)}
+
+
+def tokens_of(record: NoiseRecord) -> int:
+    """Returns how many log-probs were compared."""
+    return max((variant.log_probs.count for variant in record.variants if variant.log_probs is not None), default=0)
+
+
+def deterministic(record: NoiseRecord) -> bool | None:
+    """Returns whether the same call, run again, gave the same log-probs and gradient norms; None if that is not known."""
+    repeat = _variant(record, REPEAT)
+    if repeat is None or repeat.log_probs is None:
+        return None
+    return not repeat.log_probs.max_abs and not repeat.grad_norm_rel
+
+
+def moves_most(record: NoiseRecord) -> NoiseVariant | None:
+    """Returns the variation that moves a log-prob most, None where none moves any. Rounding is no variation."""
+    moved = [variant for variant in record.variants if _size(variant) and variant.name != ROUNDING]
+    return max(moved, key=_size, default=None)
+
+
+def conclusion(record: NoiseRecord) -> list[str]:
+    """Says what the floor means, a sentence or two for each finding, and last the command that uses it."""
+    lines, most, same = [], moves_most(record), deterministic(record)
+    if same is True:
+        lines.append("Run again, it gives the same bits: this configuration is deterministic here.")
+    elif same is False:
+        lines.append(
+            "Run again, the same call gives other numbers: it is not deterministic here (atomic additions, kernels chosen by "
+            "timing), and no two runs of it can agree better than that."
+        )
+    unknown = [variant.name for variant in record.variants if variant.name != ROUNDING and variant.log_probs is None]
+    if unknown:
+        lines.append(f"Not measured: {', '.join(unknown)}; no input passed unchanged and so.")
+    if most is not None:
+        how = _HOW.get(most.name, most.name)
+        lines.append(f"Moved most by {how} ({most.name}): a log-prob by up to {_size(most):.3g} nats.")
+    elif not unknown:
+        lines.append("Padding, batch and order of rows move no log-prob at all.")
+    rounding = _variant(record, ROUNDING)
+    if rounding is not None and rounding.log_probs is not None:
+        lines.append(
+            f"{record.dtype} itself, each row alone, is up to {_size(rounding):.3g} nats from the same in a wider dtype: no "
+            f"configuration can be expected to be nearer to the truth. That counts {ROUNDING_MARGIN:g} times in the floor."
+        )
+    if record.config.get("oracle") is None:
+        lines.append(f"next: actordbg compare {record.replay_id} truth --noise {record.noise_id}")
+    return lines
+
+
+def noise_page(record: NoiseRecord) -> list[Block]:
+    """The whole answer of `actordbg noise`: the floor by variation, then by measure, and what it means."""
+    word, tone = _WORDS[deterministic(record)]
+    said = conclusion(record)
+    sentence = " ".join(line for line in said if not line.startswith("next: "))
+    floor = (("the floor of a log-prob", f"{number(record.floor.get('max_abs'), 3)} nats"), ("inputs", str(len(record.dumps))))
+    rows = tuple(
+        (variant.name, _HOW.get(variant.name, ""), *(number(getattr(variant.log_probs or Figures(0), name)) for name in _FIGURES),
+         number(variant.grad_norm_rel))
+        for variant in record.variants
+    )  # fmt: skip
+    floors = tuple(
+        (MEASURES.get(name, name).removesuffix(" (no default)"), number(value)) for name, value in record.floor.items()
+    )
+    compared = f"{plural(len(record.dumps), 'input')} with {tokens_of(record):,} log-probs"
+    left = [f"left out: {reason}" for reason in record.reasons[:5]]
+    more = len(record.reasons) - len(left)
+    return [
+        Heading(f"noise {record.noise_id}", 1),
+        Banner(word, sentence, tone, floor),
+        Items((f"ran as: {record.label}", f"compared: {compared}; unchanged in {record.replay_id}")),
+        *([chart] if (chart := _moved(record)) else []),
+        Grid(("variation", "what", "max", "p99", "mean", "|g| rel"), rows, {"variation", "what"}),
+        Paragraph("max, p99, mean: how far it moves log-probs, nats. |g| rel: the gradient norm, relative."),
+        Grid(("the floor", "largest"), floors, {"the floor"}),
+        Items((*said, *left, *([f"left out: {more} more, in --json"] if more else []))),
+    ]  # fmt: skip
+
+
+def _moved(record: NoiseRecord) -> Chart | None:
+    rows = [
+        {"v": variant.name, "m": words, "x": float(f"{value:.4g}")}
+        for variant in record.variants if variant.log_probs is not None
+        for name, words in _FIGURES.items() if (value := getattr(variant.log_probs, name)) is not None
+    ]  # fmt: skip
+    if not rows:
+        return None
+    shown = hints(("v", "variation"), ("m", "figure"), ("x", "nats"))
+    largest = [row for row in rows if row["m"] == _FIGURES["max_abs"]]
+    bars = layer("bar", largest, {"color": ACCENT}, tooltip=shown)
+    spec = layered([], bars, height=32 * len(largest), x=quantity("x", "a log-prob moves by up to, nats"), y=names("v", None))
+    lines = tuple((str(row["v"]), str(row["m"]), number(float(str(row["x"])), 3)) for row in rows)
+    table = Grid(("variation", "figure", "nats"), lines, {"variation", "figure"})
+    says = "Each variation changes what must not matter; rounding is the dtype by itself, each row alone."
+    return Chart("What moves it", says, spec, table)
+
+
+def _variant(record: NoiseRecord, name: str) -> NoiseVariant | None:
+    return next((variant for variant in record.variants if variant.name == name), None)
+
+
+def _size(variant: NoiseVariant) -> float:
+    return (variant.log_probs.max_abs or 0.0) if variant.log_probs else 0.0

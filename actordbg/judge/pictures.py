@@ -15,7 +15,7 @@ from actordbg.catalog.tables import ComparisonRow
 from actordbg.document.blocks import Block, Chart, Grid, seconds
 from actordbg.document.specifications import coloured, hints, layer, layered, names, quantity
 from actordbg.formats.recording_reading import read_counters
-from actordbg.judge.comparison_charts import comparison_charts
+from actordbg.judge.comparison_document import comparison_charts
 from actordbg.judge.load_replays import Material
 from actordbg.judge.replay_charts import kept_marks, lanes_high, left_out, moment, replay_charts
 from actordbg.judge.replay_document import document

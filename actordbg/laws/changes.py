@@ -4,7 +4,7 @@ Tokens are replaced by other tokens of the same dump, so that they are ids which
 special. Places, masks and shapes stay; the record's outputs are left out.
 
     asked = plain_call(dump, vocab_size)            # every log-prob and the logits, ids inside of the vocabulary
-    changed = other_tokens(asked, rows_of(asked, odd=False))
+    changed = with_other_tokens(asked, behind_the_middle(asked))
 """
 
 from __future__ import annotations
@@ -37,11 +37,6 @@ def plain_call(dump: Dump, vocab_size: int) -> Dump:
 def attended(dump: Dump) -> Tensor:
     """Bool [B, S]: the real tokens."""
     return dump.inputs["attention_mask"] != 0
-
-
-def rows_of(dump: Dump, *, odd: bool) -> Tensor:
-    """Bool [B, 1]: every other row."""
-    return (torch.arange(dump.inputs["sequences"].shape[0]) % 2 == int(odd))[:, None]
 
 
 def with_other_tokens(dump: Dump, where: Tensor) -> Dump:
@@ -111,9 +106,14 @@ FACTOR = 4.0
 """How much further than in one random draw rounding may move a log-prob: kernels round in more places than modules end."""
 
 
+_UNITS = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+
+
 @contextlib.contextmanager
 def rounded_anew(model: Any, seed: int = 1) -> Iterator[None]:
-    """Inside the block each module's output of `model` is rounded at random. A compiled model runs eagerly there."""
+    """Inside the block each module's output of `model` is rounded at random. A module that was compiled in place runs there as it
+    was written; its graphs stay.
+    """
     generators: dict[torch.device, torch.Generator] = {}
 
     def perturb(_module: Any, _inputs: Any, output: Any) -> Any:
@@ -124,25 +124,11 @@ def rounded_anew(model: Any, seed: int = 1) -> Iterator[None]:
         wide = output.double() if output.dtype == torch.float32 else output.float()
         return (wide * (1 + sign * _UNITS[output.dtype])).to(output.dtype)
 
-    leaves = [module for module in model.modules() if not any(True for _ in module.children())]
-    hooks = [module.register_forward_hook(perturb) for module in leaves]
-    try:
-        with uncompiled(model):
-            yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-@contextlib.contextmanager
-def uncompiled(model: Any) -> Iterator[None]:
-    """Inside the block a module that was compiled in place runs as it was written; its graphs stay."""
     compiled = getattr(model, "_compiled_call_impl", None)
-    model._compiled_call_impl = None
-    try:
+    with contextlib.ExitStack() as undone:
+        for module in model.modules():
+            if next(module.children(), None) is None:
+                undone.callback(module.register_forward_hook(perturb).remove)
+        undone.callback(setattr, model, "_compiled_call_impl", compiled)
+        model._compiled_call_impl = None
         yield
-    finally:
-        model._compiled_call_impl = compiled
-
-
-_UNITS = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}

@@ -36,12 +36,12 @@ class RowAsked:
     columns: Tensor
 
 
-def asked_of(dump: Dump) -> RowAsked | None:
-    """The first half of the log-probs of the last row that has some; None for an input without a real next token."""
+def asked_of(dump: Dump) -> RowAsked:
+    """The first half of the log-probs of the last row that has some; the first one of an input without a real next token."""
     real = next_tokens(dump)
     rows = real.any(1).nonzero().flatten()
     if not len(rows):
-        return None
+        return RowAsked(0, torch.tensor([0]))
     row = int(rows[-1])
     columns = real[row].nonzero().flatten()
     return RowAsked(row, columns[: max(1, len(columns) // 2)])
@@ -49,7 +49,7 @@ def asked_of(dump: Dump) -> RowAsked | None:
 
 def support(session: ActorSession, dump: Dump, *, backward: bool, packing: bool) -> LawAnswer:
     """Ask the law `jacobian` of one input. In a ring every rank has to call it."""
-    asked = asked_of(dump) or RowAsked(0, torch.tensor([0]))
+    asked = asked_of(dump)
     reached = _reached(session, dump, asked, backward)
     group = session.ring_group
     where = places(dump, packing, *ring_of(session))
@@ -77,13 +77,13 @@ def judge(found: Tensor, asked: RowAsked, dump: Dump) -> LawAnswer:
     allowed = (rows == asked.row) & (columns <= last) & real
     wrong = (size != 0) & ~allowed
     looked_at, count = int((~allowed).sum()), int(wrong.sum())
-    if not next_tokens(dump).any():
-        return not_checked("jacobian", "the input has no token to look at")
+    why = "there is no other row, later position or padding" if not looked_at else ""
     if not bool((size[allowed] != 0).any()):
         why = "no derivative reached the embeddings: the graph is cut, or they are not the model's input"
+    if not next_tokens(dump).any():
+        why = "the input has no token to look at"
+    if why:
         return not_checked("jacobian", why)
-    if not looked_at:
-        return not_checked("jacobian", "there is no other row, later position or padding")
     if not count:
         return LawAnswer("jacobian", KEPT, count=0, looked_at=looked_at)
     told = []
@@ -95,8 +95,7 @@ def judge(found: Tensor, asked: RowAsked, dump: Dump) -> LawAnswer:
     if padding := int((wrong & ~real).sum()):
         told.append(f"{padding:,} positions of padding")
     words = "; ".join(f"row {asked.row} sees {what}" for what in told)
-    first = int(wrong.nonzero()[0])
-    row, column = int(rows[first]), int(columns[first])
+    row, column = int(rows[wrong][0]), int(columns[wrong][0])
     token = int(dump.inputs["sequences"][row, column])
     return LawAnswer("jacobian", BROKEN, words, float(size[wrong].max()), None, row, column, token, count, looked_at)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -215,3 +217,86 @@ def chosen(inputs: Sequence[ReplayInput], count: int) -> frozenset[int]:
         return item.batch_size < 2, item.tokens >= size, size, number
 
     return frozenset(sorted(range(len(inputs)), key=worth)[:count])
+
+
+TOLERANCE = 16 * 2.0**-23
+"""Times the size of the numbers that meet in a log-softmax: a few roundings of fp32."""
+_AT_ONCE = 2**25
+
+
+class Expected:
+    """What log-probs and entropies should be, [B, S-1] in float64, NaN where no logits were seen. allowed: for rounding."""
+
+    def __init__(self, places: Tensor, ids: Tensor, temperature: float) -> None:
+        self.places, self.ids, self.temperature = places, ids, temperature
+        self.problem = "the Actor did not call its model"
+        shape = (ids.shape[0], ids.shape[1] - 1)
+        self.log_probs, self.entropy, self.allowed = (torch.full(shape, torch.nan, dtype=torch.float64) for _ in range(3))
+
+    def take(self, logits: Any) -> None:
+        """The model's logits: [..., V], one vector for each of `places`."""
+        logits = logits.full_tensor() if hasattr(logits, "full_tensor") else logits
+        flat = logits.detach().reshape(-1, logits.shape[-1])
+        if len(flat) != len(self.places):
+            self.problem = f"the model gave logits of {len(flat)} positions, the input has {len(self.places)}"
+            return
+        self.problem = ""
+        rows, columns = self.places.unbind(1)
+        inside = ((columns >= 0) & (columns < self.ids.shape[1] - 1)).nonzero().flatten()
+        for some in torch.split(inside, max(1, _AT_ONCE // flat.shape[-1])):
+            place = rows[some], columns[some]
+            scaled = flat[some.to(flat.device)].double() / self.temperature
+            total, largest = scaled.logsumexp(-1), scaled.abs().amax(-1)
+            label = scaled.gather(-1, self.ids[place[0], place[1] + 1].to(scaled.device)[:, None]).squeeze(-1)
+            self.log_probs[place] = (label - total).cpu()
+            self.entropy[place] = (total - (scaled.softmax(-1) * scaled).sum(-1)).cpu()
+            self.allowed[place] = (TOLERANCE * (1 + largest + total.abs())).cpu()
+
+
+class _Watched:
+    """Stands for the Actor's model in one call: passes everything on, and shows the logits."""
+
+    def __init__(self, model: Any, show: Callable[[Any], None]) -> None:
+        self.__dict__ |= {"_model": model, "_show": show}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        output = self._model(*args, **kwargs)
+        with torch.no_grad():
+            self._show(output["logits"])
+        return output
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+@contextlib.contextmanager
+def watching(actor: Any, expected: Expected) -> Iterator[None]:
+    """Inside the block the logits of the Actor's model are shown to `expected`. No hook, so a compiled model keeps its graph."""
+    vars(actor)["model"] = _Watched(actor.model, expected.take)
+    try:
+        yield
+    finally:
+        del vars(actor)["model"]
+
+
+def judge_normalisation(ours: ForwardValues, expected: Expected, mask: Tensor) -> LawAnswer:
+    """The answer of `normalisation`. mask: bool [B, S-1], the log-probs that count."""
+    seen = mask & ~expected.allowed.isnan()
+    if expected.problem or not bool(seen.any()):
+        why = expected.problem or "the input has no token to look at, or its logits are not finite"
+        return not_checked("normalisation", why)
+    pairs = [(ours.log_probs, expected.log_probs, "the log-prob is not the log-softmax of the logits / T")]
+    if ours.entropy is not None:
+        pairs.append((ours.entropy, expected.entropy, "the entropy is not that of the same logits"))
+    answers = []
+    for values, theirs, words in pairs:
+        apart = (values.double() - theirs).abs().nan_to_num(torch.inf, torch.inf).where(seen, torch.zeros(()))
+        wrong = (apart > expected.allowed) & seen
+        measured = (float(apart.max()), float(expected.allowed[seen].max()))
+        count, looked_at = int(wrong.sum()), int(seen.sum())
+        if count:
+            row, column = wrong.nonzero()[0].tolist()
+            place = (row, column + 1, int(expected.ids[row, column + 1]))
+            return LawAnswer("normalisation", BROKEN, words, *measured, *place, count, looked_at)
+        answers.append(LawAnswer("normalisation", KEPT, "", *measured, count=0, looked_at=looked_at))
+    return answers[0]

@@ -23,8 +23,18 @@ from actordbg.base.machine_fault import machine_errno
 from actordbg.laws import changes
 from actordbg.laws.changes import FACTOR, rounded_anew
 from actordbg.laws.jacobian import halves, judge_additivity, ring_of, support
-from actordbg.laws.judging import LAWS, NOISE_FACTOR, Change, ForwardValues, answer, change, not_checked
-from actordbg.laws.normalisation import Expected, judge_normalisation, watching
+from actordbg.laws.judging import (
+    LAWS,
+    NOISE_FACTOR,
+    Change,
+    Expected,
+    ForwardValues,
+    answer,
+    change,
+    judge_normalisation,
+    not_checked,
+    watching,
+)
 from actordbg.records.replay_record import BROKEN, NONDETERMINISTIC, LawAnswer
 from actordbg.store.payload import Dump
 from actordbg.trainers.built_model import drawn_share, has_experts, text_config
@@ -49,27 +59,25 @@ class LawRun:
     out_of_step: str = ""
 
     def __post_init__(self) -> None:
-        self.asked = changes.plain_call(self.dump, int(self.session.resolved["vocab_size"]))
+        session, config = self.session, self.session.config
+        self.asked = changes.plain_call(self.dump, int(session.resolved["vocab_size"]))
+        self.ids: Tensor = self.asked.inputs["sequences"]
         self.real, self.tokens = changes.attended(self.asked), changes.next_tokens(self.asked)
-        self._rows = len(self.real)
+        self.base = ForwardValues(self.outcome.log_probs)
+        self._rows = torch.arange(len(self.real))
         self._waiting: dict[str, tuple[Change, str]] = {}
         self._noise = 0.0
-        config = self.session.config
         self._compiled: bool = config.compile or config.deepcompile
-        self._packed: bool = bool(config.packing)
-        self._experts: bool = has_experts(self.session.model)
-        self._drops: bool = drawn_share(self.session.model) > 0
-        self.base = ForwardValues(self.outcome.log_probs)
+        self._experts: bool = has_experts(session.model)
+        self._draws: bool = self.outcome.training and drawn_share(session.model) > 0
 
     def run(self) -> list[LawAnswer]:
         """Every law's answer, in the order of the table."""
-        step = "rerun"
+        step, why = "rerun", self._unknown()
+        missing = {"jacobian": "a compiled graph has no place for a hook", "additivity": "no backward ran"}
+        missing = dict.fromkeys(LAWS, why) if why else dict.fromkeys(LAWS, "it was not asked") | missing
         try:
-            if why := self._unknown():
-                self._give_up(why)
-                if not self.together:
-                    return self._in_order()
-            for step, ask in self._steps().items():
+            for step, ask in self._steps().items() if self.together or not why else ():
                 self.tell(step)
                 ask()
         except Exception as error:
@@ -77,10 +85,11 @@ class LawRun:
                 raise
             said = str(error).strip().partition("\n")[0]
             self._take(replace(not_checked(step, f"{type(error).__name__}: {said}"), raised=True))
-            self._give_up(f"{step} failed")
+            missing = dict.fromkeys(LAWS, why or f"{step} failed")
             if self.together or self.session.tainted:
                 self.out_of_step = f"the law {step} failed, and what it left behind cannot be cleared away"
-        return self._in_order()
+        answers = [self.answers.get(law) or not_checked(law, missing[law]) for law in LAWS]
+        return [_without_meaning(self.session, answer) for answer in answers]
 
     def _steps(self) -> dict[str, Callable[[], None]]:
         steps = {"rerun": self._rerun, "neighbour": self._neighbours, "future": self._future}
@@ -93,31 +102,31 @@ class LawRun:
     # The exact laws
 
     def _rerun(self) -> None:
-        dump = self.asked
-        places = changes.places(dump, self.outcome.packing, *ring_of(self.session))
-        expected = Expected(places, dump.inputs["sequences"], self.outcome.temperature)
-        seed = None if self.outcome.training and self._drops else self.session.choices.seed + 1
+        places = changes.places(self.asked, self.outcome.packing, *ring_of(self.session))
+        expected = Expected(places, self.ids, self.outcome.temperature)
         with watching(self.session.actor, expected):
-            self.base = self._forward(dump, seed)
-        first, ids = self.outcome.log_probs, dump.inputs["sequences"]
+            self.base = self._forward(self.asked, None if self._draws else self.session.choices.seed + 1)
+        first, mask = self.outcome.log_probs, self.outcome.mask
         again = self.base.log_probs[:, -first.shape[1] :]
         if "action_mask" in self.dump.inputs:
             again = again * self.dump.inputs["action_mask"].float()
-        left_out = self.outcome.mask & (first == 0) & (again != 0)
+        left_out = mask & (first == 0) & (again != 0)
         pair = ForwardValues(again), ForwardValues(first)
-        moved = change(*pair, self.outcome.mask & ~left_out)
+        moved = change(*pair, mask & ~left_out)
         self._noise = moved.size
-        rerun = answer("rerun", change(*pair, left_out), ids, OTHER_MASK)
+        rerun = answer("rerun", change(*pair, left_out), self.ids, OTHER_MASK)
         if rerun.verdict != BROKEN:
-            rerun = answer("rerun", moved, ids, _NOT_AGAIN, verdict=NONDETERMINISTIC, nothing="the input has no token to look at")
+            rerun = answer(
+                "rerun", moved, self.ids, _NOT_AGAIN, verdict=NONDETERMINISTIC, nothing="the input has no token to look at"
+            )
         self._take(rerun)
         self._take(judge_normalisation(self.base, expected, self.tokens))  # in a ring: of this rank's part
 
     def _neighbours(self) -> None:
         """`neighbour` and `padding`: at once, in two forwards, unless something moves. Then each by itself."""
-        tokens, real, rows = self.tokens, self.real, [changes.rows_of(self.asked, odd=odd) for odd in (False, True)]
-        alone = self.together or self._rows < 2
-        ways = [(rows[0] & real, tokens & rows[1]), (rows[1] & real, tokens & rows[0])]
+        tokens, real, odd = self.tokens, self.real, self._rows[:, None] % 2 == 1
+        alone = self.together or len(self._rows) < 2
+        ways = [(real & ~odd, tokens & odd), (real & odd, tokens & ~odd)]
         found = _joined(*(self._changed(where if alone else where | ~real, mask) for where, mask in ways))
         padding = found
         if alone or found.count:
@@ -126,7 +135,7 @@ class LawRun:
             found = _joined(*(self._changed(where, mask) for where, mask in ways))
         said = f"row {padding.first[0]} sees the padding" if padding.count else ""
         self._exact("padding", padding, said, "" if bool((~real).any()) else "the input has no padding")
-        self._exact("neighbour", found, self._who(found), ONE_ROW * (self._rows < 2))
+        self._exact("neighbour", found, self._who(found), ONE_ROW * (len(self._rows) < 2))
 
     def _future(self) -> None:
         where = changes.behind_the_middle(self.asked)
@@ -145,20 +154,18 @@ class LawRun:
         if not why and found.count and self._experts:
             self._waiting[law] = (found, words)
             why = "what rounding does to this input was not measured"
-        self._take(not_checked(law, why) if why else answer(law, found, self.asked.inputs["sequences"], words))
+        self._take(not_checked(law, why) if why else answer(law, found, self.ids, words))
 
     def _who(self, found: Change) -> str:
         """Which row reaches which, as far as it can be said: "row 1 sees row 0"."""
         if not found.count:
             return ""
         seen = found.first[0]
-        others = [row for row in range(self._rows) if row % 2 != seen % 2 and bool(self.real[row].any())]
+        others = [row for row in range(len(self._rows)) if row % 2 != seen % 2 and bool(self.real[row].any())]
         if len(others) > 1 and not self.together:
-            near = sorted(others, key=lambda row: abs(row - seen))[:_CULPRITS]
-            where = torch.arange(self._rows)[:, None]
-            others = next(
-                ([row] for row in near if self._changed((where == row) & self.real, (where == seen) & self.tokens).count), others
-            )
+            near, tokens = sorted(others, key=lambda row: abs(row - seen))[:_CULPRITS], self._of_row(self.tokens, seen)
+            reach = ([row] for row in near if self._changed(self._of_row(self.real, row), tokens).count)
+            others = next(reach, others)
         return f"row {seen} sees " + (f"row {others[0]}" if len(others) == 1 else "other rows")
 
     # Laws within rounding
@@ -167,42 +174,36 @@ class LawRun:
         """`order` and `alone`; and what exact laws said of a model with experts, held against the same rounding."""
         rows = self.tokens.any(1).nonzero().flatten()
         row = int(rows[-1]) if len(rows) else 0
-        turned = torch.arange(self._rows).flip(0)
+        turned = self._rows.flip(0)
         order = self._forward(changes.with_rows(self.asked, turned)).rows(turned)
-        # compiled, an unpacked batch of one row would be another graph
-        lone = self._forward(changes.with_rows(self.asked, torch.tensor([row]))) if self._packed or not self._compiled else None
+        self._waiting["order"] = (change(order, self.base, self.tokens), "in another order rows give other numbers")
+        if self.session.config.packing or not self._compiled:  # else a batch of one row would be another graph
+            lone = self._forward(changes.with_rows(self.asked, self._rows[row : row + 1])).rows(torch.zeros_like(self._rows))
+            words = f"row {row} by itself gives other numbers than among the others"
+            self._waiting["alone"] = (change(lone, self.base, self._of_row(self.tokens, row)), words)
         with rounded_anew(self.session.model):
             moved = change(self._forward(self.asked), self.base, self.tokens)
         limit = FACTOR * (moved.mean if self._experts else moved.size)
-        why = ONE_ROW if self._rows < 2 else _RANDOM if self.outcome.training and self._drops else ""
-        self._waiting["order"] = (change(order, self.base, self.tokens), "in another order rows give other numbers")
-        if lone is not None:
-            only = self.tokens & (torch.arange(self._rows)[:, None] == row)
-            found = change(lone.rows(torch.zeros(self._rows, dtype=torch.int64)), self.base, only)
-            self._waiting["alone"] = (found, f"row {row} by itself gives other numbers than among the others")
-        else:
+        why = ONE_ROW if len(self._rows) < 2 else _RANDOM if self._draws else ""
+        if "alone" not in self._waiting:
             self._take(not_checked("alone", why or "a batch of one row would be compiled anew"))
-        for law, (found, words) in self._waiting.items():
-            if why and law in ("order", "alone"):
-                self._take(not_checked(law, why))
-            else:  # with experts a token may change its expert, so the mean counts
-                ids = self.asked.inputs["sequences"]
-                self._take(answer(law, found, ids, words, limit=limit, by_mean=self._experts))
+        for law, (found, words) in self._waiting.items():  # with experts a token may change its expert, so the mean counts
+            within = answer(law, found, self.ids, words, limit=limit, by_mean=self._experts)
+            self._take(not_checked(law, why) if why and law in ("order", "alone") else within)
 
     # Gradients
 
     def _additivity(self) -> None:
         terms = torch.zeros_like(self.tokens)
         terms[:, -self.outcome.mask.shape[1] :] = self.outcome.mask
-        whole = terms.double() / terms.sum().clamp(min=1)
-        keepers = [GradientKeeper(self.session.records) for _ in range(3)]
         kept = self.session.config.keep_gradients  # then the run itself has left the whole's
-        for weights, keeper in zip((whole, *halves(terms)), keepers, strict=True):
-            if not (kept and weights is whole):
-                self.session.gradient(self.asked, weights, keeper=keeper)
-        given = {name: tensor for name, tensor in self.outcome.tensors.items() if name.startswith(PREFIX)} if kept else {}
-        dtype = str(self.session.resolved["dtype"])
-        found = judge_additivity(dtype, given or keepers[0].tensors, keepers[1].tensors, keepers[2].tensors)
+        weights = (*(() if kept else (terms.double() / terms.sum().clamp(min=1),)), *halves(terms))
+        keepers = [GradientKeeper(self.session.records) for _ in weights]
+        for part, keeper in zip(weights, keepers, strict=True):
+            self.session.gradient(self.asked, part, keeper=keeper)
+        given = {name: tensor for name, tensor in self.outcome.tensors.items() if name.startswith(PREFIX)}
+        *whole, one, other = (keeper.tensors for keeper in keepers)
+        found = judge_additivity(str(self.session.resolved["dtype"]), whole[0] if whole else given, one, other)
         self._take(found if int(terms.sum()) > 1 else not_checked("additivity", "the loss has fewer than two terms"))
 
     # What the steps share
@@ -213,6 +214,9 @@ class LawRun:
             return f"the laws know rows of tokens, not {', '.join(others)}"
         packed = self.dump.record.arguments.get("packed_seq_lens") is not None
         return "the rows were packed before the Actor got them" if packed else ""
+
+    def _of_row(self, where: Tensor, row: int) -> Tensor:
+        return where & (self._rows == row)[:, None]
 
     def _forward(self, dump: Dump, seed: int | None = None) -> ForwardValues:
         def read(log_probs: Tensor, entropy: Tensor | None) -> ForwardValues:
@@ -225,15 +229,6 @@ class LawRun:
 
     def _take(self, found: LawAnswer) -> None:
         self.answers[found.law] = found
-
-    def _give_up(self, why: str) -> None:
-        for law in LAWS:
-            self.answers.setdefault(law, not_checked(law, why))
-
-    def _in_order(self) -> list[LawAnswer]:
-        missing = {"jacobian": "a compiled graph has no place for a hook", "additivity": "no backward ran"}
-        answers = [self.answers.get(law) or not_checked(law, missing.get(law, "it was not asked")) for law in LAWS]
-        return [_without_meaning(self.session, one) for one in answers]
 
 
 ONE_ROW = "the input has one row"

@@ -122,7 +122,7 @@ class Figures:
     kl_k3 = mean(exp(a - b) - 1 - (a - b)), Schulman's estimators of KL(b || a) from samples of b
     (http://joschu.net/blog/kl-approx.html), in nats; clip_share: share of tokens whose ratio exp(a - b) is outside 0.8 to 1.2,
     PPO's usual clip band. max_ulp: largest distance in units of last place of the dtype that both were computed in (see
-    `numerics.ulp`); None for unequal dtypes. rms_abs: root mean square of the differences, for log-probs.
+    `judge.tensor_figures`); None for unequal dtypes. rms_abs: root mean square of the differences, for log-probs.
     """
 
     count: int
@@ -242,6 +242,17 @@ class ComparisonRecord(StoredRecord):
     def good(self) -> bool:
         """Something was compared, and none of it is a mismatch."""
         return self.verdict in GOOD
+
+    @property
+    def compared(self) -> tuple[DumpComparison, ...]:
+        """The dumps that have a verdict, the worst first: those that A failed on too."""
+        return tuple(dump for dump in self.dumps if dump.verdict != NOT_COMPARED)
+
+    @property
+    def furthest(self) -> tuple[float, str] | None:
+        """The largest difference of a log-prob, in nats, and the id of its dump; None where nothing has a finite one."""
+        known = ((dump.log_probs.max_abs, dump.dump_id) for dump in self.dumps if dump.log_probs)
+        return max(((size, dump_id) for size, dump_id in known if size is not None), default=None)
 
     @property
     def unjudged(self) -> tuple[str, ...]:

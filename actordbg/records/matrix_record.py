@@ -33,7 +33,7 @@ class MatrixCell:
     `regressed`: what got worse than the baseline; empty where nothing did. `loads`: Actors that were built for it: one for each
     group of processes that starts together, again after a crash. `laws`: what they said, in a line. `violations`: which are
     broken, and how it first showed. `unasked`: which could not be asked, and why. `excludes`: the smallest faults that would
-    have made it wrong (`compare.power`).
+    have made it wrong (`judge.measured_limits`).
     """
 
     index: int

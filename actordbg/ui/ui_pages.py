@@ -22,7 +22,7 @@ from actordbg.config.as_ran import as_ran, label
 from actordbg.document.blocks import Block, Heading, Items, Paragraph, number, seconds
 from actordbg.document.html_blocks import table, toned
 from actordbg.document.page import as_html
-from actordbg.judge.comparison_charts import comparison_charts
+from actordbg.judge.comparison_document import comparison_charts
 from actordbg.judge.comparison_document import document as comparison_page
 from actordbg.judge.load_replays import load
 from actordbg.judge.pictures import calls_of, dropped_of, floor_of, quoted, report_blocks, run_timeline

@@ -9,24 +9,20 @@ from xml.etree import ElementTree
 
 import brokenactor
 import pytest
-import torch
 from click.testing import Result
-from comparecases import given, write_replay
+from comparecases import given, publish_golden, write_replay
 from hostilestore import HOSTILE, forbidden
-from replaycases import publish
 from typer.testing import CliRunner
 
 from actordbg.base.errors import MachineFault, Unsupported
 from actordbg.catalog.query import get_configuration
 from actordbg.cli.app import app
 from actordbg.dumps.create import create_dumps
-from actordbg.judge.check_document import CheckAnswer, answer_of_check
+from actordbg.judge.check import CheckAnswer, CheckFound, answer_of_check, run_check
 from actordbg.judge.junit import junit_xml, workflow_commands
 from actordbg.judge.load_replays import load
-from actordbg.judge.run_check import CheckFound, run_check
 from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.replay.supervise import load_spec
-from actordbg.store import payload
 from actordbg.store.layout import Store
 
 INPUTS = [given(index) for index in range(3)]
@@ -87,7 +83,7 @@ class TestTheWord:
         def no_truth(*_: Any, **__: Any) -> str:
             raise Unsupported("no row has a truth")
 
-        monkeypatch.setattr("actordbg.judge.run_check.ensure_truth", no_truth)
+        monkeypatch.setattr("actordbg.judge.check.ensure_truth", no_truth)
         _, answer = checked(store, truth=False)
         assert answer.sentence.endswith("nothing could be compared with the truth: no row has a truth")
 
@@ -97,19 +93,13 @@ class TestWhatTheRunGot:
 
     @staticmethod
     def answer(store: Store, log_prob: float = 0.0, entropy: float = 0.0, outputs: bool = True) -> CheckAnswer:
-        inputs = publish(store, 2, length=16, model_dtype="torch.float32", temperature=1.0)
-        made: list[dict[str, Any]] = []
-        for item in inputs:
-            dump = payload.load(store.root / item.path)
-            mask = dump.tensors["action_mask"].bool()
-            got, spread = -torch.rand(mask.shape), torch.rand(mask.shape)
-            made.append({"log_probs": got.clone(), "mask": mask, "entropy": spread.clone()})
-            got[1, 0], spread[1, 0] = got[1, 0] + log_prob * (item is inputs[0]), spread[1, 0] + entropy
-            own = {"output.action_log_probs": got, "output.entropy": spread} if outputs else {}
-            store.publish_dump(*payload.encode(dump.record, dump.tensors | own))
-        for name, truth in (("r-01", None), ("r-02", "fp32")):
-            same: dict[str, Any] = {"model": "/m", "truth": truth, "result": lambda index: {"folded_ids": False}}
-            write_replay(store, name, inputs, change=lambda index, _: made[index], **same)
+        inputs, made = publish_golden(store, 2, outputs)
+        made[0]["log_probs"][1, 0] -= log_prob
+        for tensors in made:
+            tensors["entropy"][1, 0] -= entropy
+        truth: Any = {"model": "/m", "change": lambda index, _: made[index], "result": lambda index: {"folded_ids": False}}
+        write_replay(store, "r-01", inputs, **truth)
+        write_replay(store, "r-02", inputs, truth="fp32", **truth)
         return answer_of_check(run_check(store, load_spec(store, "r-01"), golden=True), of=2)
 
     def test_a_fault_of_the_trainer_is_wrong_though_the_replay_is_right(self, store: Store) -> None:

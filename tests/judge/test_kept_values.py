@@ -9,7 +9,7 @@ import torch
 from replaycases import publish
 from safetensors.torch import save_file
 
-from actordbg.judge.comparison_charts import kept_rows, token_rows
+from actordbg.judge.comparison_document import kept_rows, token_rows
 from actordbg.records.journal import TENSORS
 from actordbg.store import payload
 from actordbg.store.layout import Store

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from actordbg.document.renderings import as_text
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.judge.comparing import compare
 from actordbg.judge.comparison_document import document
+from actordbg.judge.thresholds import FLAGS, Thresholds
 from actordbg.records.comparison_record import MATCH, MISMATCH, ComparisonRecord, NoiseRecord
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
 from actordbg.records.replay_record import ReplayInput, ReplaySpec
@@ -45,11 +45,13 @@ def off(size: float, seed: int, shift: float = 0.0) -> Any:
     return change
 
 
-def written(store: Store, size: float = ROUNDING, shift: float = 0.0, **asked: Any) -> ComparisonRecord:
+def written(
+    store: Store, size: float = ROUNDING, shift: float = 0.0, inputs: list[ReplayInput] = INPUTS, **asked: Any
+) -> ComparisonRecord:
     """A bf16 replay against the truth, where rounding in bf16 is `ROUNDING`."""
-    write_replay(store, "r-01", INPUTS, truth="fp32", dtype="bf16")
-    write_replay(store, "r-02", INPUTS, truth="bf16", dtype="bf16", change=off(ROUNDING, 1))
-    write_replay(store, "r-03", INPUTS, dtype="bf16", change=off(size, 2, shift))
+    write_replay(store, "r-01", inputs, truth="fp32", dtype="bf16")
+    write_replay(store, "r-02", inputs, truth="bf16", dtype="bf16", change=off(ROUNDING, 1))
+    write_replay(store, "r-03", inputs, dtype="bf16", change=off(size, 2, shift))
     return compare(store, "r-03", "r-01", **({"rounding": "r-02"} | asked))
 
 
@@ -68,10 +70,9 @@ def test_rounding_like_that_of_the_dtype_is_green_and_twice_as_much_is_red(store
 def test_flat_limits_pass_it_and_the_first_line_says_that_nothing_was_measured(store: Store) -> None:
     flat = written(store, size=2.5 * ROUNDING, rounding=None)
     assert flat.verdict == MATCH and flat.rounding_id is None
-    assert first_lines(flat).startswith(
-        "match: A agrees with B within the thresholds; flat limits: what rounding does was not measured"
-    )
-    assert "as near the truth as" not in first_lines(flat)
+    said = first_lines(flat)
+    assert said.startswith("match: A agrees with B within the thresholds; flat limits: what rounding does was not measured")
+    assert "as near the truth as" not in said
 
 
 def test_a_bias_that_no_token_shows_is_red(store: Store) -> None:
@@ -103,19 +104,13 @@ def test_what_a_green_verdict_excludes_would_really_have_been_red(store: Store, 
 
 
 def test_a_threshold_that_somebody_set_stays(store: Store) -> None:
-    from actordbg.judge.thresholds import FLAGS, Thresholds
-
     wide = Thresholds().override({"mean_abs": 1.0, "max_abs": 1.0, "p99_abs": math.inf}, FLAGS)
     record = written(store, size=2.5 * ROUNDING, thresholds=wide)
     assert record.verdict == MATCH and record.dumps[0].limits["mean_abs"] == 1.0 and "p99_abs" not in record.dumps[0].limits
 
 
 def test_few_tokens_are_judged_by_wider_limits(store: Store) -> None:
-    few = [given(0)]
-    for name, settings, seed in (("r-01", {"truth": "fp32"}, 0), ("r-02", {"truth": "bf16"}, 1), ("r-03", {}, 2)):
-        size = 0.0 if name == "r-01" else ROUNDING
-        write_replay(store, name, few, dtype="bf16", change=off(3 * size if seed == 2 else size, seed), **settings)
-    record = compare(store, "r-03", "r-01", rounding="r-02")
+    record = written(store, size=3 * ROUNDING, inputs=[given(0)])
     assert record.verdict == MATCH and 0.1 < record.dumps[0].limits["max_abs"] <= 0.5
 
 
@@ -135,18 +130,11 @@ def test_a_lost_gradient_is_seen_in_a_model_with_experts_and_one_of_an_exchanged
     store: Store, lost: str, verdict: str
 ) -> None:
     """Half of a parameter's gradient is what rounding may exchange; all of it is not, but for a single expert's."""
-
-    def written(name: str, size: float, **settings: Any) -> None:
-        def made(index: int) -> dict[str, torch.Tensor]:
-            exchanged = {} if settings else {"q_proj": 0.5, "down_proj": 0.5, lost: 0.0}
-            return gradients(index, size, **exchanged)
-
-        norm = {"grad_norm": 90.0, "loss": 2.0}
-        resolved = {"experts": True}
-        write_replay(store, name, INPUTS, gradients=made, result=lambda _: norm, resolved=resolved, dtype="bf16", **settings)
-
-    for name, size, settings in (("r-01", 1e-9, {"truth": "fp32"}), ("r-02", 0.01, {"truth": "bf16"}), ("r-03", 0.011, {})):
-        written(name, size, **settings)
+    exchanged = {"q_proj": 0.5, "down_proj": 0.5, lost: 0.0}
+    both: dict[str, Any] = {"result": lambda _: {"grad_norm": 90.0, "loss": 2.0}, "resolved": {"experts": True}, "dtype": "bf16"}
+    write_replay(store, "r-01", INPUTS, gradients=lambda index: gradients(index, 1e-9), truth="fp32", **both)
+    write_replay(store, "r-02", INPUTS, gradients=lambda index: gradients(index, 0.01), truth="bf16", **both)
+    write_replay(store, "r-03", INPUTS, gradients=lambda index: gradients(index, 0.011, **exchanged), **both)
     record = compare(store, "r-03", "r-01", rounding="r-02")
     assert record.verdict == verdict, record.dumps[0].reasons
 
@@ -178,14 +166,6 @@ def test_a_cell_of_a_matrix_shows_the_smallest_error_of_a_token_that_it_sees(sto
     )
 
 
-@dataclass(frozen=True)
-class Real:
-    """A replay of the tiny model in bf16 whose first input is right, and each other has a fault."""
-
-    store: Store
-    inputs: list[ReplayInput]
-
-
 FAULTS = (
     "log-softmax in bf16",
     "one token off by 0.4",
@@ -203,7 +183,8 @@ class TestPlantedFaults:
     """Each was green in bf16 under flat limits, but for the last two."""
 
     @pytest.fixture(scope="class")
-    def real(self, tmp_path_factory: pytest.TempPathFactory) -> Real:
+    def real(self, tmp_path_factory: pytest.TempPathFactory) -> Store:
+        """A replay of the tiny model in bf16 whose first input is right, and each other has a fault."""
         folder = tmp_path_factory.mktemp("planted")
         store = Store(folder / "store").create()
         inputs = publish(store, len(FAULTS) + 1, batch=2, length=200)
@@ -213,21 +194,20 @@ class TestPlantedFaults:
                 patch.setenv(name, value)
             outcome = run_replay(store, ReplaySpec(new_replay_id(), now_timestamp(), config, tuple(inputs)))
         assert outcome.all_passed and (folder / "faults" / "reached").read_text()
-        return Real(store, inputs)
+        return store
 
-    def judged(self, real: Real, *more: str) -> dict[str, Any]:
-        result = CliRunner().invoke(app, ["--store", str(real.store.root), "compare", "last", "truth", *more, "--json"])
+    def judged(self, store: Store, *more: str) -> dict[str, Any]:
+        result = CliRunner().invoke(app, ["--store", str(store.root), "compare", "last", "truth", *more, "--json"])
         assert isinstance(result.exception, SystemExit | None), result.exception
-        found: dict[str, Any] = {dump["dump_id"]: dump for dump in json.loads(result.stdout)["dumps"]}
-        return {name: found[one.dump_id] for name, one in zip(("right", *FAULTS), real.inputs, strict=True)}
+        dumps = sorted(json.loads(result.stdout)["dumps"], key=lambda dump: dump["dump_id"])
+        return dict(zip(("right", *FAULTS), dumps, strict=True))
 
-    def test_each_fault_is_red_by_measured_limits_and_the_right_input_is_green(self, real: Real) -> None:
+    def test_each_fault_is_red_by_measured_limits_and_the_right_input_is_green(self, real: Store) -> None:
         found = self.judged(real)
         assert {name: one["verdict"] for name, one in found.items()} == {"right": MATCH} | dict.fromkeys(FAULTS, MISMATCH)
         assert any("q_proj" in reason for reason in found["no gradient of q_proj, layer 1"]["reasons"])
 
-    def test_flat_limits_pass_the_small_ones(self, real: Real) -> None:
+    def test_flat_limits_pass_the_small_ones(self, real: Store) -> None:
         found = self.judged(real, "--flat-limits")
-        assert {
-            found[name]["verdict"] for name in ("right", "log-softmax in bf16", "one token off by 0.4", "gradients x0.98")
-        } == {MATCH}
+        small = ("right", "log-softmax in bf16", "one token off by 0.4", "gradients x0.98")
+        assert {found[name]["verdict"] for name in small} == {MATCH}

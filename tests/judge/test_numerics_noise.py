@@ -14,14 +14,13 @@ from actordbg.config.replay_config import ReplayConfig
 from actordbg.document.renderings import as_text
 from actordbg.judge import find_truth, noise_floor
 from actordbg.judge.comparing import compare
-from actordbg.judge.noise_document import conclusion, noise_page
-from actordbg.judge.noise_floor import ROUNDING_MARGIN, measure, measure_noise, newest_for, runs_of, save
+from actordbg.judge.noise_floor import ROUNDING_MARGIN, conclusion, measure, measure_noise, newest_for, noise_page, runs_of, save
 from actordbg.records.comparison_record import NoiseRecord
 from actordbg.records.replay_record import PASSED, ReplaySpec, ResultRecord
 from actordbg.replay.supervise import ReplayOutcome
 from actordbg.store.layout import Store
 
-UNCHANGED = "20250619T050000-000001"
+UNCHANGED, UNCHANGED_FP32 = "20250619T050000-000001", "20250619T050000-00000a"
 
 
 def replay_id(number: int) -> str:
@@ -39,19 +38,36 @@ def moved(by: float, *, only: int | None = None) -> Callable[[int, Tensors], Ten
     return change
 
 
+INPUTS = [given(0), given(1)]
+Settings = dict[str, Any]
+
+
 @pytest.fixture
 def two(store: Store) -> Store:
-    """An unchanged replay of two dumps."""
-    write_replay(store, UNCHANGED, [given(0), given(1)], dtype="bf16")
+    """An unchanged replay of two dumps in bf16, and one in fp32."""
+    write_replay(store, UNCHANGED, INPUTS, dtype="bf16")
+    write_replay(store, UNCHANGED_FP32, INPUTS, dtype="fp32")
     return store
 
 
+def measured(store: Store, varied: dict[str, Settings], rounding: Settings | None = None, dtype: str = "bf16") -> NoiseRecord:
+    """The floor of the unchanged replay of this dtype. varied: by variation what its replay is made up of. rounding: what the
+    rows alone are made up of in this dtype; None: they were not measured.
+    """
+    ids = {
+        name: write_replay(store, replay_id(number), INPUTS, **({"dtype": dtype, "vary": name} | settings))
+        for number, (name, settings) in enumerate(varied.items(), 0x20)
+    }
+    alone = None
+    if rounding is not None:
+        wider = {"bf16": "fp32", "fp32": "fp64"}[dtype]
+        narrow = write_replay(store, replay_id(0x30), INPUTS, dtype=dtype, truth=dtype, **rounding)
+        alone = narrow, write_replay(store, replay_id(0x31), INPUTS, dtype=dtype, truth=wider)
+    return measure(store, UNCHANGED if dtype == "bf16" else UNCHANGED_FP32, ids, rounding=alone)
+
+
 def test_the_floor_is_the_largest_movement_over_all_variants(two: Store) -> None:
-    inputs = [given(0), given(1)]
-    write_replay(two, replay_id(2), inputs, dtype="bf16", vary="repeat")
-    write_replay(two, replay_id(3), inputs, dtype="bf16", vary="repad", change=moved(0.25))
-    write_replay(two, replay_id(4), inputs, dtype="bf16", vary="reorder", change=moved(0.5, only=1))
-    found = measure(two, UNCHANGED, {"repeat": replay_id(2), "repad": replay_id(3), "reorder": replay_id(4)})
+    found = measured(two, {"repeat": {}, "repad": {"change": moved(0.25)}, "reorder": {"change": moved(0.5, only=1)}})
     first, second = found.dumps
     assert first.floor["max_abs"] == pytest.approx(0.25, abs=1e-6)
     assert second.floor["max_abs"] == found.floor["max_abs"] == pytest.approx(0.5, abs=1e-6)
@@ -63,37 +79,25 @@ def test_the_floor_is_the_largest_movement_over_all_variants(two: Store) -> None
 
 
 def test_rounding_counts_with_its_margin(two: Store) -> None:
-    inputs = [given(0), given(1)]
-    write_replay(two, replay_id(2), inputs, dtype="bf16", vary="repeat")
-    write_replay(two, replay_id(3), inputs, dtype="bf16", truth="bf16", change=moved(0.125))
-    write_replay(two, replay_id(4), inputs, dtype="bf16", truth="fp32")
-    found = measure(two, UNCHANGED, {"repeat": replay_id(2)}, rounding=(replay_id(3), replay_id(4)))
+    found = measured(two, {"repeat": {}}, {"change": moved(0.125)})
     assert found.floor["max_abs"] == pytest.approx(ROUNDING_MARGIN * 0.125, abs=1e-6)
-    assert found.variants[-1].name == "rounding"
-    assert found.variants[-1].log_probs is not None
-    assert found.variants[-1].log_probs.max_abs == pytest.approx(0.125, abs=1e-6)
+    rounding = found.variants[-1]
+    assert rounding.name == "rounding" and rounding.log_probs is not None
+    assert rounding.log_probs.max_abs == pytest.approx(0.125, abs=1e-6)
 
 
 def test_what_a_variant_could_not_run_is_said(two: Store) -> None:
-    inputs = [given(0), given(1)]
     failed = {"status": "failed", "error_class": "OutOfMemoryError"}
-    write_replay(two, replay_id(2), inputs, vary="rebatch", result=lambda index: failed if index else {})
-    write_replay(two, replay_id(3), inputs, vary="repad", change=moved(0.25))
-    found = measure(two, UNCHANGED, {"rebatch": replay_id(2), "repad": replay_id(3)})
+    rebatch = {"result": lambda index: failed if index else {}}
+    found = measured(two, {"rebatch": rebatch, "repad": {"change": moved(0.25)}})
     assert [round(one.floor["max_abs"], 3) for one in found.dumps] == [0.25, 0.25]
-    assert len(found.reasons) == 1
-    assert found.reasons[0].startswith("rebatch of ") and "OutOfMemoryError" in found.reasons[0]
+    (reason,) = found.reasons
+    assert reason.startswith("rebatch of ") and "OutOfMemoryError" in reason
 
 
 def test_what_no_input_passed_with_is_not_said_to_move_nothing(two: Store) -> None:
-    inputs = [given(0), given(1)]
-    failed = {"status": "failed", "error_class": "OutOfMemoryError"}
-    write_replay(two, replay_id(2), inputs, vary="repeat")
-    write_replay(two, replay_id(3), inputs, vary="reorder", result=lambda index: failed)
-    write_replay(two, replay_id(4), inputs, dtype="bf16", truth="bf16", result=lambda index: failed)
-    write_replay(two, replay_id(5), inputs, dtype="bf16", truth="fp32")
-    varied = {"repeat": replay_id(2), "reorder": replay_id(3)}
-    found = measure(two, UNCHANGED, varied, rounding=(replay_id(4), replay_id(5)))
+    failed = {"result": lambda index: {"status": "failed", "error_class": "OutOfMemoryError"}}
+    found = measured(two, {"repeat": {}, "reorder": failed}, failed)
     said = " ".join(conclusion(found))
     command = f"\n  next: actordbg compare {found.replay_id} truth --noise {found.noise_id}\n"
     assert command in as_text(noise_page(found)), "in one line, so that it can be pasted"
@@ -102,14 +106,11 @@ def test_what_no_input_passed_with_is_not_said_to_move_nothing(two: Store) -> No
 
 
 def test_a_nan_that_comes_and_goes_is_no_floor(two: Store) -> None:
-    inputs = [given(0), given(1)]
-
     def spoiled(index: int, made: Tensors) -> Tensors:
         made["log_probs"][0, 0] = torch.nan if index == 0 else made["log_probs"][0, 0]
         return made
 
-    write_replay(two, replay_id(2), inputs, vary="repeat", change=spoiled)
-    found = measure(two, UNCHANGED, {"repeat": replay_id(2)})
+    found = measured(two, {"repeat": {"change": spoiled}})
     assert "max_abs" not in found.dumps[0].floor and found.floor["max_abs"] == 0
     assert "finite in one run and not in the other" in found.reasons[0]
 
@@ -121,82 +122,56 @@ def test_a_floor_of_nothing_is_refused(two: Store) -> None:
 
 
 def test_a_difference_inside_the_floor_is_no_mismatch_and_outside_it_is(two: Store) -> None:
-    inputs = [given(0), given(1)]
-    write_replay(two, replay_id(2), inputs, dtype="fp32", vary="repad", change=moved(0.25))
-    write_replay(two, replay_id(3), inputs, dtype="fp32", change=moved(-0.2))
-    write_replay(two, replay_id(4), inputs, dtype="fp32", change=moved(-0.3))
-    floor = measure(two, UNCHANGED, {"repad": replay_id(2)})
-    write_replay(two, replay_id(5), inputs, dtype="fp32")
-    assert compare(two, replay_id(3), replay_id(5)).verdict == "mismatch"
-    assert compare(two, replay_id(3), replay_id(5), noise=floor).verdict == "within-noise"
-    assert compare(two, replay_id(4), replay_id(5), noise=floor).verdict == "mismatch"
+    floor = measured(two, {"repad": {"change": moved(0.25)}}, dtype="fp32")
+    for number, by, verdict in ((3, -0.2, "within-noise"), (4, -0.3, "mismatch")):
+        other = write_replay(two, replay_id(number), INPUTS, change=moved(by))
+        assert compare(two, other, UNCHANGED_FP32).verdict == "mismatch"
+        assert compare(two, other, UNCHANGED_FP32, noise=floor).verdict == verdict
 
 
-def test_the_newest_floor_of_the_same_configuration_is_found(two: Store) -> None:
-    inputs = [given(0), given(1)]
-    write_replay(two, replay_id(2), inputs, dtype="bf16", vary="repeat")
+def test_the_newest_floor_of_the_same_configuration_is_found_past_a_damaged_one(two: Store) -> None:
     assert newest_for(two, UNCHANGED) is None
-    saved = measure(two, UNCHANGED, {"repeat": replay_id(2)})
+    saved = measured(two, {"repeat": {}})
     assert NoiseRecord.from_json(save(two, saved).read_bytes()) == saved
-    same = write_replay(two, replay_id(6), [given(1)], dtype=None, timeout_s=5.0, resolved={"dtype": "bf16"})
-    packed = write_replay(two, replay_id(7), inputs, dtype="bf16", packing=True)
-    elsewhere = write_replay(two, replay_id(8), [given(9)], dtype="bf16")
-    found = [newest_for(two, one) for one in (same, packed, elsewhere)]
-    assert found == [saved, None, None]
-
-
-def test_a_damaged_floor_does_not_stand_in_the_way_of_the_others(two: Store) -> None:
-    write_replay(two, replay_id(2), [given(0), given(1)], dtype="bf16", vary="repeat")
-    saved = measure(two, UNCHANGED, {"repeat": replay_id(2)})
-    save(two, saved)
     (two.noise / "99990101T000000-ffffff.json").write_text("{")
-    assert newest_for(two, UNCHANGED) == saved
+    same = write_replay(two, replay_id(6), [given(1)], dtype=None, timeout_s=5.0, resolved={"dtype": "bf16"})
+    packed = write_replay(two, replay_id(7), INPUTS, dtype="bf16", packing=True)
+    elsewhere = write_replay(two, replay_id(8), [given(9)], dtype="bf16")
+    assert [newest_for(two, one) for one in (same, packed, elsewhere)] == [saved, None, None]
 
 
 def test_what_rounding_does_not_explain_is_a_fault_and_no_floor(two: Store) -> None:
-    inputs = [given(0), given(1)]
-    write_replay(two, replay_id(2), inputs, dtype="bf16", vary="repeat")
-    write_replay(two, replay_id(3), inputs, dtype="bf16", vary="repad", change=moved(0.04))
-    write_replay(two, replay_id(4), inputs, dtype="bf16", vary="reorder", change=moved(3.0, only=1))
-    write_replay(two, replay_id(5), inputs, dtype="bf16", truth="bf16", change=moved(0.05))
-    write_replay(two, replay_id(6), inputs, dtype="bf16", truth="fp32")
-    varied = {"repeat": replay_id(2), "repad": replay_id(3), "reorder": replay_id(4)}
-    found = measure(two, UNCHANGED, varied, rounding=(replay_id(5), replay_id(6)))
+    varied: dict[str, Settings] = {
+        "repeat": {}, "repad": {"change": moved(0.04)}, "reorder": {"change": moved(3.0, only=1)},
+    }  # fmt: skip
+    found = measured(two, varied, {"change": moved(0.05)})
     assert found.floor["max_abs"] == pytest.approx(2 * 0.05, rel=1e-3)
     assert found.reasons == (
-        f"reorder of {inputs[1].dump_id}: max_abs 3, where rounding and running again explain 0.05: taken for a fault, "
+        f"reorder of {INPUTS[1].dump_id}: max_abs 3, where rounding and running again explain 0.05: taken for a fault, "
         "and left out of the floor",
     )
     largest = {one.name: one.log_probs.max_abs for one in found.variants if one.log_probs}
     assert largest["reorder"] == pytest.approx(3.0), "it is shown all the same"
-    unknown = measure(two, UNCHANGED, varied)
+    unknown = measure(two, UNCHANGED, {name: replay_id(number) for number, name in enumerate(varied, 0x20)})
     assert unknown.floor["max_abs"] == pytest.approx(3.0) and not unknown.reasons
 
 
 def test_what_moves_by_itself_does_not_excuse_itself(two: Store) -> None:
     """Random noise on each token: running again explains nothing that rounding does not."""
-    inputs = [given(0), given(1)]
-    write_replay(two, replay_id(1), inputs, dtype="fp32")
-    write_replay(two, replay_id(2), inputs, dtype="fp32", vary="repeat", change=moved(0.6))
-    write_replay(two, replay_id(3), inputs, dtype="fp32", vary="repad", change=moved(0.5))
-    write_replay(two, replay_id(5), inputs, dtype="fp32", truth="fp32", change=moved(3e-6))
-    write_replay(two, replay_id(6), inputs, dtype="fp32", truth="fp64")
-    varied = {"repeat": replay_id(2), "repad": replay_id(3)}
-    found = measure(two, replay_id(1), varied, rounding=(replay_id(5), replay_id(6)))
+    varied = {"repeat": {"change": moved(0.6)}, "repad": {"change": moved(0.5)}}
+    found = measured(two, varied, {"change": moved(3e-6)}, "fp32")
     assert found.floor["max_abs"] < 1e-5
     assert len(found.reasons) == 4 and found.reasons[0].startswith("repeat of ") and "where rounding explains" in found.reasons[0]
 
 
-def test_the_floor_of_a_gradient_norm_is_what_an_engines_sum_rounds(two: Store) -> None:
-    def trained(norm: float) -> Callable[[int], dict[str, float]]:
-        return lambda index: {"loss": 2.0, "grad_norm": norm, "backward_s": 0.5}
+def test_the_floor_of_a_gradient_norm_is_what_an_engines_sum_rounds(store: Store) -> None:
+    def trained(norm: float) -> Settings:
+        return {"result": lambda index: {"loss": 2.0, "grad_norm": norm, "backward_s": 0.5}}
 
-    inputs = [given(0), given(1)]
-    write_replay(two, replay_id(1), inputs, dtype="fp32", result=trained(4.0))
-    write_replay(two, replay_id(2), inputs, dtype="fp32", vary="repeat", result=trained(4.0))
-    floor = measure(two, replay_id(1), {"repeat": replay_id(2)})
-    write_replay(two, replay_id(3), inputs, dtype="fp32", truth="fp32", result=trained(4.0 * (1 + 3e-6)))
-    record = compare(two, replay_id(1), replay_id(3), noise=floor)
+    write_replay(store, UNCHANGED_FP32, INPUTS, **trained(4.0))
+    floor = measured(store, {"repeat": trained(4.0)}, dtype="fp32")
+    write_replay(store, replay_id(3), INPUTS, truth="fp32", **trained(4.0 * (1 + 3e-6)))
+    record = compare(store, UNCHANGED_FP32, replay_id(3), noise=floor)
     assert record.verdict == "match" and all(not dump.beyond_noise for dump in record.dumps)
 
 

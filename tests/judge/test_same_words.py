@@ -63,9 +63,8 @@ def test_nothing_differs_where_only_what_is_kept_does(store: Store) -> None:
 
 
 def test_the_command_of_a_curve_measures_more_lengths_under_the_configuration_of_the_run(store: Store) -> None:
-    config = ReplayConfig(compile=True, compile_backend="aot_eager", num_layers=1, backend="fsdp2", nproc=2, dist_backend="gloo")
-    ran = {"compile": True, "compile_backend": "aot_eager", "backend": "fsdp2", "world_size": 2, "dist_backend": "gloo"}
-    keep(store, run("r1", lengths=(128,), config=config, **ran))
+    ran = {"compile": True, "compile_backend": "aot_eager", "backend": "fsdp2", "dist_backend": "gloo"}
+    keep(store, run("r1", lengths=(128,), config=ReplayConfig(num_layers=1, nproc=2, **ran), world_size=2, **ran))
     text = " ".join(shown(store, "curve", "memory").split())
     (words,) = re.findall(r"More lengths: actordbg (curve memory r1 --measure [\d,]*\d)", text)
     docpages.parse(words.split())

@@ -9,12 +9,14 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from replaycases import publish
 
 from actordbg.actor.weights_version import versions_of
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.store_files import make_folder
 from actordbg.records.journal import SPEC, SUPERVISOR, TENSORS, Journal, rank_journal
 from actordbg.records.replay_record import ReplayInput, ReplaySpec, ResultRecord
+from actordbg.store import payload
 from actordbg.store.layout import Store
 
 Tensors = dict[str, torch.Tensor]
@@ -88,3 +90,17 @@ def _keep(path: Any, kept: Tensors, gradients: dict[str, torch.Tensor], numel: d
     named = {f"grad/{name}": one for name, one in gradients.items()}
     plain = {name: tensor.contiguous() for name, tensor in (kept | named).items()}
     path.write_bytes(safetensors.torch.save(plain, metadata={"gradients": json.dumps(sizes)}))
+
+
+def publish_golden(store: Store, count: int, outputs: bool = True) -> tuple[list[ReplayInput], list[Tensors]]:
+    """`count` dumps with the run's own log-probs and entropies, and the tensors of a replay that got the same."""
+    inputs = publish(store, count, length=16, model_dtype="torch.float32", temperature=1.0)
+    made: list[Tensors] = []
+    for item in inputs:
+        dump = payload.load(store.root / item.path)
+        mask = dump.tensors["action_mask"].bool()
+        log_probs, entropy = -torch.rand(mask.shape), torch.rand(item.batch_size, item.seq_len - 1)
+        own = {"output.action_log_probs": log_probs, "output.entropy": entropy} if outputs else {}
+        store.publish_dump(*payload.encode(dump.record, dump.tensors | own))
+        made.append({"mask": mask, "log_probs": log_probs.clone(), "entropy": entropy[:, -mask.shape[1] :].clone()})
+    return inputs, made

@@ -13,7 +13,7 @@ from reportcases import given, replay, result
 
 from actordbg.document.blocks import Heading, Paragraph
 from actordbg.document.page import as_html
-from actordbg.judge.comparison_charts import gradients_chart
+from actordbg.judge.comparison_document import gradients_chart
 from actordbg.judge.replay_charts import replay_charts
 from actordbg.judge.replay_document import document
 from actordbg.judge.summary import summarise

@@ -1,17 +1,25 @@
-"""A check in words: one sentence that says first what is wrong and what was not judged, three figures, the next command.
+"""One's own dumps through one configuration, judged by everything that is there: the replay, the laws, the truth, a noise floor.
 
-answer = answer_of_check(found, of=257, recorded="meta-llama/Llama-3.1-8B")
-answer.sentence       # "RIGHT: 8 of 257 dumps run, and are as near the truth as bf16 allows; not judged: ..."
+    found = run_check(store, plan.spec)
+    answer = answer_of_check(found, of=257, recorded="meta-llama/Llama-3.1-8B")
+    answer.sentence       # "RIGHT: 8 of 257 dumps run, and are as near the truth as bf16 allows; not judged: ..."
+
+The replay is an ordinary one, so `report`, `compare` and `replay --resume` know it. One plain process computes the replay and
+then the truth, which saves a start; under other backends the truth gets a process of its own.
+
+The answer is one sentence that says first what is wrong and what was not judged, three figures, and the next command.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from actordbg.actor.known_failures import LEAKED
 from actordbg.actor.signatures import explain
+from actordbg.base.errors import ActordbgError, MachineFault
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import human_bytes, plural
 from actordbg.config.as_ran import as_ran, label
@@ -31,19 +39,89 @@ from actordbg.document.blocks import (
     seconds,
 )
 from actordbg.formats.weight_hashes import met_weights
+from actordbg.judge.comparing import compare, save
 from actordbg.judge.comparison_document import document as comparison_blocks
 from actordbg.judge.comparison_document import flat_where_it_matters
+from actordbg.judge.find_truth import ensure_rounding, ensure_truth
 from actordbg.judge.law_summary import violation_in_words
+from actordbg.judge.noise_floor import newest_for
 from actordbg.judge.replay_document import document
 from actordbg.judge.report_model import ReplaySummary
-from actordbg.judge.run_check import CheckFound
-from actordbg.judge.sides import OTHER_WEIGHTS
+from actordbg.judge.sides import GOLDEN, OTHER_WEIGHTS
 from actordbg.judge.summary import summarise
-from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, WITHIN_NOISE, ComparisonRecord, Figures
-from actordbg.records.replay_record import answers_of, violations
+from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, WITHIN_NOISE, ComparisonRecord, DumpComparison, Figures
+from actordbg.records.replay_record import PASSED, ReplaySpec, answers_of, violations
+from actordbg.replay.replay_data import ReplayData, data_of
+from actordbg.replay.supervise import run_replay
+from actordbg.replay.warm_groups import WarmGroups
+from actordbg.store.layout import Store
 
+REPLAYING, TRUTH, ROUNDING = "replaying", "computing the truth", "measuring what the dtype costs"
 RIGHT, WRONG, FAILED, UNJUDGED = "RIGHT", "WRONG", "FAILED", "NOT JUDGED"
 CAUSE_CHARS = 200
+
+
+@dataclass(frozen=True)
+class CheckFound:
+    """What a check came to. comparison: with the truth; None where there is none, and `no_truth` says why.
+
+    golden: with what the training run itself got, where that was asked for.
+    """
+
+    data: ReplayData
+    comparison: ComparisonRecord | None = None
+    no_truth: str = ""
+    golden: ComparisonRecord | None = None
+
+    @property
+    def truths(self) -> tuple[DumpComparison, ...]:
+        """The dumps beside the truth."""
+        return self.comparison.dumps if self.comparison else ()
+
+    @property
+    def goldens(self) -> tuple[DumpComparison, ...]:
+        """The dumps beside what the training run itself got."""
+        return self.golden.dumps if self.golden else ()
+
+
+def run_check(
+    store: Store,
+    spec: ReplaySpec,
+    *,
+    golden: bool = False,
+    on_stage: Callable[[str], None] = lambda stage: None,
+    **heard: Any,
+) -> CheckFound:
+    """Replay what the specification says, and compare it with the truth; with `golden` also with what the training run got.
+
+    on_stage: is told what begins. `heard`: on_event and on_tick, as `run_replay` takes them. An error of the replay is raised, as
+    by `run_replay`. A truth that cannot be computed is said in the answer.
+    """
+    with WarmGroups(reopen=True) as warm:
+        heard["warm"] = warm
+        warm.share(spec.replay_id)
+        on_stage(REPLAYING)
+        run_replay(store, spec, **heard)
+        data = data_of(store, spec)
+        if not any(result.status == PASSED for result in data.results):
+            return CheckFound(data, no_truth="no input passed")
+        warm.share(None)
+        own = None
+        if golden:
+            save(store, own := compare(store, spec.replay_id, GOLDEN))
+        try:
+            on_stage(TRUTH)
+            truth = ensure_truth(store, spec.replay_id, **heard)
+            on_stage(ROUNDING)
+            rounding = ensure_rounding(store, spec.replay_id, **heard)
+            noise = newest_for(store, spec.replay_id)
+            save(store, record := compare(store, spec.replay_id, truth, rounding=rounding, noise=noise))
+        except MachineFault as fault:
+            fault.hint = f"fix that, then `actordbg compare {spec.replay_id} truth` goes on"
+            raise
+        except ActordbgError as problem:
+            return CheckFound(data, no_truth=problem.message, golden=own)
+        return CheckFound(data, record, golden=own)
 
 
 @dataclass(frozen=True)
@@ -76,30 +154,30 @@ class CheckAnswer:
 def answer_of_check(found: CheckFound, *, of: int, recorded: str | None = None) -> CheckAnswer:
     """The answer. of: how many dumps the sample was drawn from. recorded: the model that the dumps name."""
     one = summarise([found.data], selection="", now="", explain=explain).replays[0]
-    values = as_ran(found.data.spec.config, found.data.resolved)
+    spec, values = found.data.spec, as_ran(found.data.spec.config, found.data.resolved)
     toy = values["model"] == TINY
     word, said = _verdict(found, one, f"{one.counts.inputs:,} of {plural(of, 'dump')}")
     left = tuple(_not_judged(found, one, toy)) if word in (RIGHT, WRONG) else ()
     forward = one.forward if one.forward.count else one.warm_up.first_forward
-    log_probs = (dump.log_probs for dump in (found.comparison.dumps if found.comparison else ()))
-    furthest = max((figures.max_abs for figures in log_probs if figures and figures.max_abs is not None), default=None)
+    furthest = found.comparison.furthest if found.comparison else None
+    max_abs = furthest[0] if furthest else None
     return CheckAnswer(
         word=word,
         good=word == RIGHT,
         sentence=f"{word}{f' ({TOY_MODEL})' if toy else ''}: {said}" + (f"; not judged: {'; '.join(left)}" if left else ""),
         said=said,
-        replay_id=found.data.spec.replay_id,
+        replay_id=spec.replay_id,
         comparison_id=found.comparison.comparison_id if found.comparison else None,
-        dumps=len(found.data.spec.inputs),
+        dumps=len(spec.inputs),
         of=of,
         configuration=label(values),
         toy_model=toy,
         not_judged=left,
-        max_abs=furthest,
+        max_abs=max_abs,
         forward_median_s=forward.median,
         tokens_per_s=one.tokens_per_s.median,
         peak_memory_bytes=one.peak_memory_bytes,
-        figures=tuple(_figures(one, furthest, toy)),
+        figures=tuple(_figures(one, max_abs, toy)),
         next=_next(found, word, toy, recorded),
     )
 
@@ -119,15 +197,15 @@ _WORST = 10
 
 def check_blocks(found: CheckFound, answer: CheckAnswer, charts: Sequence[Chart]) -> list[Block]:
     """Build the page: the banner and the next command, both comparisons, the replay's report with its charts."""
-    summary = summarise([found.data], selection=answer.replay_id, now=found.data.spec.created_at, explain=explain)
+    spec = found.data.spec
+    summary = summarise([found.data], selection=answer.replay_id, now=spec.created_at, explain=explain)
     of_replay = document(summary, {one.label: charts for one in summary.replays})
     at = next(index for index, block in enumerate(of_replay) if isinstance(block, Banner))
     tone = {RIGHT: GOOD_TONE, UNJUDGED: PART_TONE}.get(answer.word, BAD_TONE)
-    figures = tuple(_figure(name, text) for name, text in answer.figures)
     blocks: list[Block] = [
         Heading("actordbg check", 1),
-        Paragraph(f"{found.data.spec.command}; {found.data.spec.created_at}"),
-        Banner(answer.word, answer.said, tone, figures, answer.not_judged),
+        Paragraph(f"{spec.command}; {spec.created_at}"),
+        Banner(answer.word, answer.said, tone, tuple(_figure(*figure) for figure in answer.figures), answer.not_judged),
         Items((f"next: {answer.next}", f"configuration: {answer.configuration}")),
     ]
     for record, against in ((found.golden, "what the run itself got"), (found.comparison, "the truth")):
@@ -146,40 +224,38 @@ def _figure(name: str, text: str) -> tuple[str, str]:
 
 def _figures(one: ReplaySummary, furthest: float | None, is_toy: bool) -> Iterator[tuple[str, str]]:
     """How far from the truth, how fast, how much memory."""
-    toy = f", of a {TOY_MODEL}" if is_toy else ""
+    toy, first = f", of a {TOY_MODEL}" if is_toy else "", one.warm_up.first_forward.median
     yield "from the truth", "unknown" if furthest is None else f"{number(furthest, 2)} nats, the largest of a log-prob"
     if one.forward.median is not None:
         yield "forward", f"{seconds(one.forward.median)} s, {rate(one.tokens_per_s.median)} tokens/s in one worker{toy}"
-    elif one.warm_up.first_forward.median is not None:
-        yield "forward", f"{seconds(one.warm_up.first_forward.median)} s while warming up{toy}"
+    elif first is not None:
+        yield "forward", f"{seconds(first)} s while warming up{toy}"
     if one.peak_memory_bytes is not None:
         yield "peak memory", f"{human_bytes(one.peak_memory_bytes)} in one worker{toy}"
 
 
 def _verdict(found: CheckFound, one: ReplaySummary, dumps: str) -> tuple[str, str]:
     """The word, and what it is about."""
-    compared, bad = found.comparison, one.counts.inputs - one.counts.passed
+    record, bad = found.comparison, one.counts.inputs - one.counts.passed
     if bad:
         why = f": {_in_brief(one.failures[0].name, one.failures[0].cause)}" if one.failures else ""
         return FAILED, f"{bad:,} of {plural(one.counts.inputs, 'dump')} did not pass{why}"
     if one.laws is not None and not one.laws.good:
         return WRONG if one.laws.broken else FAILED, violation_in_words(one.laws.violations[0])
-    if compared is None or compared.verdict == NOT_COMPARED:
-        dumps_why = (why for dump in (compared.dumps if compared else ()) for why in dump.not_compared.values())
-        why = found.no_truth or next(dumps_why, "")
-        return UNJUDGED, f"{dumps} run, and nothing could be compared with the truth{f': {why}' if why else ''}"
-    dtype = compared.a.dtype or "its dtype"
-    own = "" if found.golden is None else _own_in_words(found.golden, dtype)
-    far = sum(dump.verdict == MISMATCH for dump in compared.dumps)
-    if not compared.good:
-        return WRONG, f"{far:,} of {plural(len(compared.dumps), 'dump')} further from the truth than {dtype} explains"
-    if own:
+    if record is None or record.verdict == NOT_COMPARED:
+        why = found.no_truth or next((why for dump in found.truths for why in dump.not_compared.values()), "")
+        return UNJUDGED, f"{dumps} run, and nothing could be compared with the truth{why and ': '}{why}"
+    dtype = record.a.dtype or "its dtype"
+    far = sum(dump.verdict == MISMATCH for dump in record.dumps)
+    if not record.good:
+        return WRONG, f"{far:,} of {plural(len(record.dumps), 'dump')} further from the truth than {dtype} explains"
+    if found.golden is not None and (own := _own_in_words(found.golden, dtype)):
         return WRONG, own
-    noise = "no further from the truth than noise moves them"
-    said = f"{dumps} run, {noise if compared.verdict == WITHIN_NOISE else f'as near the truth as {dtype} allows'}"
+    noise = record.verdict == WITHIN_NOISE
+    near = "no further from the truth than noise moves them" if noise else f"as near the truth as {dtype} allows"
     if found.golden is not None and found.golden.verdict == NOT_COMPARED:
-        return UNJUDGED, f"{said}; not judged: {next(_golden_left(found), 'what the run itself got')}"
-    return RIGHT, said
+        return UNJUDGED, f"{dumps} run, {near}; not judged: {next(_golden_left(found), 'what the run itself got')}"
+    return RIGHT, f"{dumps} run, {near}"
 
 
 def _own_in_words(golden: ComparisonRecord, dtype: str) -> str:
@@ -187,13 +263,11 @@ def _own_in_words(golden: ComparisonRecord, dtype: str) -> str:
     bad = [dump for dump in golden.dumps if dump.verdict == MISMATCH]
     if not bad:
         return ""
-    told = [
-        _beyond("log-probs", [dump.log_probs for dump in bad], golden.thresholds.get("max_abs")),
-        _beyond("entropies", [dump.entropy for dump in bad], golden.thresholds.get("entropy_max_abs")),
-    ]
-    furthest = ", ".join(filter(None, told)) or bad[0].reasons[0]
-    agree = "; its log-probs agree" if told[1] and not told[0] else ""
-    many = f"{len(bad):,} of {plural(sum(dump.verdict != NOT_COMPARED for dump in golden.dumps), 'dump')}"
+    log_probs = _beyond("log-probs", [dump.log_probs for dump in bad], golden.thresholds.get("max_abs"))
+    entropies = _beyond("entropies", [dump.entropy for dump in bad], golden.thresholds.get("entropy_max_abs"))
+    furthest = ", ".join(filter(None, (log_probs, entropies))) or bad[0].reasons[0]
+    agree = "; its log-probs agree" if entropies and not log_probs else ""
+    many = f"{len(bad):,} of {plural(len(golden.compared), 'dump')}"
     fault = f"; {LEAKED}" if any(LEAKED in dump.reasons for dump in bad) else ""
     return f"in {many} what the run itself got is not what its model gives in {dtype}: {furthest}{agree}{fault}"
 
@@ -235,28 +309,28 @@ def _not_judged(found: CheckFound, one: ReplaySummary, toy: bool) -> Iterator[st
 
 def _golden_left(found: CheckFound) -> Iterator[str]:
     """What the run itself got and nobody judged: dumps by reason, and the condition that leaves those of other weights out."""
-    dumps, same = found.golden.dumps if found.golden else (), met_weights(found.data.resolved).get("same", [])
+    same = met_weights(found.data.resolved).get("same", [])
     steps = f"step={same[0]}" if len(same) == 1 else f"step in ({', '.join(map(str, same))})"
     known = f'--where "{steps}" leaves them out' if same and None not in same else "--model wants the checkpoint of that step"
-    left = Counter(next(iter(dump.not_compared.values()), "") for dump in dumps if dump.verdict == NOT_COMPARED)
+    left = Counter(next(iter(dump.not_compared.values()), "") for dump in found.goldens if dump.verdict == NOT_COMPARED)
     for why, count in left.most_common():
-        said = f"what the run itself got in {count:,} of {plural(len(dumps), 'dump')}: {why}"
+        said = f"what the run itself got in {count:,} of {plural(len(found.goldens), 'dump')}: {why}"
         yield f"{said} ({known})" if why == OTHER_WEIGHTS else said
 
 
 def _next(found: CheckFound, word: str, toy: bool, recorded: str | None) -> str:
     """Name the command that comes next. It repeats the configuration of this one."""
-    spec, compared, golden = found.data.spec, found.comparison, found.golden
+    spec, golden = found.data.spec, found.golden
     model = f"--model {in_shell(spec.config.model)}"
     if word in (FAILED, UNJUDGED):
         return f"actordbg report {spec.replay_id}"
     if word == WRONG:
         lawless = [one.dump_id for one in found.data.results if violations(answers_of(one.extra), spec.config.accept)]
-        if compared and compared.good and not lawless and golden and golden.verdict == MISMATCH:
+        if found.comparison and found.comparison.good and not lawless and golden and golden.verdict == MISMATCH:
             return f"actordbg compare {spec.replay_id} golden"
-        worst = [*lawless, *(dump.dump_id for dump in (compared.dumps if compared else ()))][0]
-        where = f"dump_id = '{worst}'"
-        return f"actordbg matrix --where {in_shell(where)} {model}"
+        worst = [*lawless, *(dump.dump_id for dump in found.truths)][0]
+        where = in_shell(f"dump_id = '{worst}'")
+        return f"actordbg matrix --where {where} {model}"
     if toy:
         return f"actordbg check --model {in_shell(recorded) if recorded else 'PATH'}"
     return f"actordbg matrix --where {in_shell(spec.where or 'rank=0')} --max-inputs 3 {model}"
