@@ -24,8 +24,8 @@ from pathlib import Path
 
 from actordbg.base.errors import LaunchProblem, StoreProblem, UsageError
 from actordbg.base.machine_fault import machine_fault
+from actordbg.campaign.train_document import ROUND
 from actordbg.campaign.train_plan import log_name, name_of_cell
-from actordbg.campaign.train_verdicts import ROUND
 from actordbg.config.replay_config import TINY, ReplayConfig
 from actordbg.demo.demo_assets import build_assets
 from actordbg.demo.demo_training import start_job
@@ -95,7 +95,7 @@ def run_sft(
             reason = f"{error.message}{_last_error(log)}"
             if fault := machine_fault(LaunchProblem(reason), log.parent):
                 raise fault from None
-    steps = _steps(log, record.steps)
+    steps = steps_of_log(log, record.steps)
     if not reason and len(steps) < record.steps:
         reason = f"its log has {len(steps)} of {record.steps} steps"
     return BROKEN if reason else TRAINED, reason, steps
@@ -150,7 +150,7 @@ def _lines(data: Path) -> int:
         return sum(1 for line in file if line.strip())
 
 
-def _steps(log: Path, count: int) -> tuple[TrainStep, ...]:
+def steps_of_log(log: Path, count: int) -> tuple[TrainStep, ...]:
     """The loss of each step. Releases that print one for each micro-batch: the mean of a step's."""
     found = read_log(str(log)).series.get(TRAINER.losses[0], {}).get(BAR)
     values = list(found.values) if found else []

@@ -8,7 +8,7 @@ from dataclasses import replace
 import typer
 
 from actordbg.base.errors import UsageError
-from actordbg.campaign import matrix_files as matrices
+from actordbg.campaign import run_matrix as matrices
 from actordbg.catalog.query import newest_configuration, open_fresh
 from actordbg.cli import output
 from actordbg.cli.curve_options import Question
@@ -22,8 +22,7 @@ from actordbg.document import chart_file
 from actordbg.document.blocks import Paragraph, as_data
 from actordbg.document.renderings import as_markdown, as_text
 from actordbg.judge.load_replays import load
-from actordbg.measure.curve_chart import curve_banner, curve_chart
-from actordbg.measure.curve_document import as_csv, document, explanations
+from actordbg.measure.curve_document import as_csv, curve_banner, curve_chart, document, explanations
 from actordbg.measure.curves import answer
 from actordbg.measure.measurements import gather, is_configuration, plan_lengths, settled
 from actordbg.replay.supervise import run_replay, spec_and_owner

@@ -46,8 +46,7 @@ def families(
     Example: actordbg families qwen3_5 mixtral --packing on
     """
     from actordbg.actor.family_models import FAMILIES
-    from actordbg.campaign.family_folder import FamilyFolder
-    from actordbg.campaign.family_matrix import USUAL_AXES, subject_of
+    from actordbg.campaign.family_matrix import USUAL_AXES, FamilyFolder, subject_of
     from actordbg.cli.chosen_inputs import asked_for
     from actordbg.cli.families_work import folder_for, print_families, run_families
     from actordbg.cli.matrix_work import kept

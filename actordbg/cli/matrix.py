@@ -71,7 +71,7 @@ def matrix(
     Example: actordbg matrix --where "seq_len>1800" --max-inputs 3 --attn sdpa,eager --packing both --compile off
     """
     from actordbg.base.ids import new_replay_id
-    from actordbg.campaign import matrix_files as matrices
+    from actordbg.campaign import run_matrix as matrices
     from actordbg.campaign.matrix_document import explanations
     from actordbg.cli.chosen_inputs import asked_for, is_left_to_rank_0, opened
     from actordbg.cli.matrix_work import baseline_of, kept, new_record, print_answer, require_alone, resumed, run_cells, selected

@@ -52,7 +52,7 @@ def watch(
     from actordbg.cli.memory_work import chosen_source, say_answer, tell
     from actordbg.measure import watching
     from actordbg.measure.memory_document import watch_page
-    from actordbg.measure.memory_samples import read_samples
+    from actordbg.measure.watching import read_samples
 
     check_page(html)
     chosen = chosen_format(format, as_json)
@@ -83,7 +83,7 @@ def show(
     from actordbg.cli.memory_work import known, say_answer
     from actordbg.measure import watching
     from actordbg.measure.memory_document import watch_page
-    from actordbg.measure.memory_samples import read_samples
+    from actordbg.measure.watching import read_samples
 
     check_page(html)
     record, path = known(store_of(ctx), name)
@@ -115,9 +115,8 @@ def compare(
     Example: actordbg memory compare before.csv after.csv --html memory.html
     """
     from actordbg.cli.memory_work import known, say_answer
-    from actordbg.measure.memory_compare import ALIKE, compare_samples
-    from actordbg.measure.memory_document import compare_page
-    from actordbg.measure.memory_samples import read_samples
+    from actordbg.measure.memory_document import ALIKE, compare_page, compare_samples
+    from actordbg.measure.watching import read_samples
 
     check_page(html)
     store = store_of(ctx)

@@ -14,8 +14,8 @@ from actordbg.document.blocks import Block, as_data
 from actordbg.document.renderings import as_markdown, as_text
 from actordbg.measure import watched as sources
 from actordbg.measure import watching
-from actordbg.measure.memory_samples import Sample
 from actordbg.measure.watched import Watched
+from actordbg.measure.watching import Sample
 from actordbg.records.memory_record import MemoryRecord
 from actordbg.replay.supervise import load_spec
 from actordbg.store.layout import Store
@@ -51,7 +51,7 @@ def chosen_source(
         return WatchedSource("processes", ", ".join(map(str, pids)), sources.OfPids(pids, step_file), read)
     replay_id = load_spec(store.require(), replay).replay_id if replay else None
     if address is not None:
-        from actordbg.measure.ray_watched import OfRay
+        from actordbg.measure.watched import OfRay
 
         marks: Watched | None = sources.OfReplay(store.replays / replay_id) if replay_id else None
         on_ray = OfRay(address, rhythm.unshared, marks or (sources.OfRun(store.require(), run, anywhere=True) if run else None))

@@ -13,12 +13,19 @@ import typer
 from actordbg.actor.find_trainer import find_trainer
 from actordbg.actor.hub_model import find_model
 from actordbg.base.errors import UsageError
-from actordbg.campaign.ancestor_names import AncestorNames, read_names
-from actordbg.campaign.axes import Axes
+from actordbg.campaign.cells import Axes
 from actordbg.campaign.run_train_check import folder_of
 from actordbg.campaign.sft_cells import keys_of, sft_cells
-from actordbg.campaign.train_plan import batch_of, configurations, make_train_cells, require_whole_groups, taken_twice
-from actordbg.campaign.train_verdicts import ROUND
+from actordbg.campaign.train_document import ROUND
+from actordbg.campaign.train_plan import (
+    AncestorNames,
+    batch_of,
+    configurations,
+    make_train_cells,
+    read_names,
+    require_whole_groups,
+    taken_twice,
+)
 from actordbg.catalog.presets import joined
 from actordbg.cli import output
 from actordbg.cli.chosen_inputs import asked_for, chosen_order, nothing_to, planned

@@ -11,8 +11,7 @@ from actordbg.actor.model_code import require_consent
 from actordbg.base.errors import UsageError
 from actordbg.campaign.cell_outcomes import shown_path
 from actordbg.campaign.run_train_check import TrainRun, load_train_check, log_of
-from actordbg.campaign.train_document import train_charts, train_document
-from actordbg.campaign.train_verdicts import is_good, verdicts
+from actordbg.campaign.train_document import is_good, train_charts, train_document, verdicts
 from actordbg.cli import output
 from actordbg.cli.engine_options import EngineOptions
 from actordbg.cli.options import Format, typed_options

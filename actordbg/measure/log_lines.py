@@ -98,12 +98,35 @@ class Series:
 
 @dataclass
 class TrainLog:
-    """One log. `metrics`: how often each name with figures was seen; `series`: by metric and kind, of what was kept."""
+    """One log. `metrics`: how often each name with figures was seen; `series`: by metric and kind, of what was kept.
+
+    metric: the one to keep; "": every one that is a loss.
+    """
 
     path: str
     segments: int = 0
     metrics: dict[str, int] = field(default_factory=dict)
     series: dict[str, dict[str, Series]] = field(default_factory=dict)
+    metric: str = ""
+
+    def wants(self, name: str) -> bool:
+        """Whether the values of a metric are kept."""
+        return name == self.metric if self.metric else is_loss(name)
+
+    def add(self, name: str, kind: str, step: int | None, value: float) -> None:
+        """Count a figure, and keep it where it is wanted; one without a step is the next of its kind."""
+        if name in self.metrics or len(self.metrics) < _MOST_NAMES:
+            self.metrics[name] = self.metrics.get(name, 0) + 1
+        if self.wants(name) and (name in self.series or len(self.series) < _MOST_SERIES):
+            series = self.series.setdefault(name, {}).setdefault(kind, Series(kind))
+            series.add(len(series.steps) + 1 if step is None else step, value)
+
+    def settled(self) -> TrainLog:
+        """The log, each step of it once."""
+        for kinds in self.series.values():
+            for series in kinds.values():
+                series.settle()
+        return self
 
 
 def read_log(path: str, metric: str | None = None) -> TrainLog:
@@ -111,10 +134,24 @@ def read_log(path: str, metric: str | None = None) -> TrainLog:
 
     Raises UsageError and EnvironmentProblem as `segments` does. A log that says nothing is a TrainLog without metrics.
     """
-    reader = _Reader(path, metric)
+    log = TrainLog(path, metric=plain_name(metric or ""))
+    bars: dict[tuple[str, str], _Bar] = {}
+    totals: dict[str, set[int]] = {}
     for source, text in segments(path):
-        reader.take(source, text)
-    return reader.finish()
+        log.segments += 1
+        if "%|" in text and (found := list(_BAR.finditer(text))):
+            begin = 0
+            for match in found:
+                name = text[begin : match.start()][-_TITLE:].strip().rstrip(":")
+                for metric_name in _read_bar(log, bars.setdefault((source, name), _Bar()), name, match):
+                    totals.setdefault(metric_name, set()).add(int(match[3]))
+                begin = match.end()
+        elif "loss" in text or (log.metric and log.metric in text):
+            _read_line(log, text)
+    for name, kinds in log.settled().series.items():
+        if BAR in kinds:
+            kinds[BAR].totals = tuple(sorted(totals[name]))
+    return log
 
 
 @dataclass
@@ -127,82 +164,37 @@ class _Bar:
     early: bool = False
 
 
-class _Reader:
-    """Takes a log's segments one after another."""
+def _read_bar(log: TrainLog, bar: _Bar, name: str, found: re.Match[str]) -> list[str]:
+    """Keep the figures inside a bar's brackets; the metrics that it showed for a step."""
+    count, total = int(found[2]), int(found[3])
+    if count < bar.count:
+        bar.offset += bar.total
+    bar.count, bar.total = count, total
+    parts = found[4].split(", ")
+    if not found[5]:
+        parts.pop()  # a bar that was cut off at the terminal's width lost the end of its last figure
+    split = (part.partition("=") for part in parts)
+    values = [(plain_name(raw), value) for raw, sign, text in split if sign and (value := _VALUE.match(text.strip()))]
+    bar.early = bar.early or (count == 0 and bool(values))
+    if bar.early and count >= total:
+        return []
+    if evaluation := _EVALUATION.search(name):
+        step = int(evaluation[1])
+    else:
+        epoch = _EPOCH.search(name)
+        step = (int(epoch[1]) * total if epoch else bar.offset) + count + bar.early
+    for metric, value in values:
+        log.add(metric, BAR, step, float(value[1]))
+    return [metric for metric, _ in values]
 
-    def __init__(self, path: str, metric: str | None) -> None:
-        self._log = TrainLog(path)
-        self._metric = plain_name(metric) if metric else None
-        self._bars: dict[tuple[str, str], _Bar] = {}
-        self._totals: dict[str, set[int]] = {}
 
-    def take(self, source: str, text: str) -> None:
-        self._log.segments += 1
-        if "%|" in text and (bars := list(_BAR.finditer(text))):
-            begin = 0
-            for found in bars:
-                self._bar(source, text[begin : found.start()][-_TITLE:].strip().rstrip(":"), found)
-                begin = found.end()
-        elif "loss" in text or (self._metric and self._metric in text):
-            self._line(text)
-
-    def finish(self) -> TrainLog:
-        for name, kinds in self._log.series.items():
-            for series in kinds.values():
-                series.settle()
-            if BAR in kinds:
-                kinds[BAR].totals = tuple(sorted(self._totals[name]))
-        return self._log
-
-    def _bar(self, source: str, name: str, found: re.Match[str]) -> None:
-        count, total = int(found[2]), int(found[3])
-        bar = self._bars.setdefault((source, name), _Bar())
-        if count < bar.count:
-            bar.offset += bar.total
-        bar.count, bar.total = count, total
-        pairs = list(self._postfix(found[4], complete=bool(found[5])))
-        if not pairs:
-            return
-        bar.early = bar.early or count == 0
-        if bar.early and count >= total:
-            return
-        if evaluation := _EVALUATION.search(name):
-            step = int(evaluation[1])
-        else:
-            epoch = _EPOCH.search(name)
-            step = (int(epoch[1]) * bar.total if epoch else bar.offset) + bar.count + bar.early
-        for metric, value in pairs:
-            if (series := self._series(metric, BAR)) is not None:
-                series.add(step, value)
-                self._totals.setdefault(metric, set()).add(total)
-
-    def _line(self, text: str) -> None:
-        found = ((plain_name(a or b or c), float(number)) for a, b, c, number in _PAIR.findall(text))
-        pairs = [(name, value) for name, value in found if not name.endswith(".py")]  # logging's file.py:45
-        losses = [(name, value) for name, value in pairs if self._wants(name) or is_loss(name)]
-        said = _STEP.search(text)
-        for name, value in (pairs if said else losses) if losses else ():
-            if (series := self._series(name, LINE if said else ORDER)) is not None:
-                series.add(int(said[1]) if said else len(series.steps) + 1, value)
-
-    def _postfix(self, inner: str, *, complete: bool) -> Iterator[tuple[str, float]]:
-        """The figures inside a bar's brackets. A bar that was cut off at the terminal's width lost the end of its last one."""
-        parts = inner.split(", ")
-        for part in parts if complete else parts[:-1]:
-            raw, separator, value = part.partition("=")
-            if separator and (found := _VALUE.match(value.strip())):
-                yield plain_name(raw), float(found[1])
-
-    def _wants(self, name: str) -> bool:
-        return name == self._metric if self._metric else is_loss(name)
-
-    def _series(self, name: str, kind: str) -> Series | None:
-        """Where a figure goes; None where it is only counted."""
-        if name in self._log.metrics or len(self._log.metrics) < _MOST_NAMES:
-            self._log.metrics[name] = self._log.metrics.get(name, 0) + 1
-        if not self._wants(name) or (name not in self._log.series and len(self._log.series) >= _MOST_SERIES):
-            return None
-        return self._log.series.setdefault(name, {}).setdefault(kind, Series(kind))
+def _read_line(log: TrainLog, text: str) -> None:
+    found = ((plain_name(a or b or c), float(number)) for a, b, c, number in _PAIR.findall(text))
+    pairs = [(name, value) for name, value in found if not name.endswith(".py")]  # logging's file.py:45
+    losses = [(name, value) for name, value in pairs if log.wants(name) or is_loss(name)]
+    said = _STEP.search(text)
+    for name, value in (pairs if said else losses) if losses else ():
+        log.add(name, LINE if said else ORDER, int(said[1]) if said else None, value)
 
 
 @lru_cache(_MOST_NAMES)
@@ -245,7 +237,7 @@ def segments(path: str) -> Iterator[tuple[str, str]]:
     """
     source = ""
     for text, begins_line in _pieces(path):
-        clean = _ESCAPE.sub("", text) if "\x1b" in text else text
+        clean = _ESCAPE.sub("", text)
         if begins_line:
             source = ""
         if "(" in clean[:3] and (found := _RAY.match(clean)):

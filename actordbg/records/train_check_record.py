@@ -1,7 +1,7 @@
 """What `actordbg train-check` ran and what came of each step: `store/trainchecks/<id>/check.json`, replaced as cells finish.
 
 A cell's folder beside it is a replay's (`actordbg.records.replay_record`), with `training.json`. Verdicts are not stored: they
-follow from the figures (`actordbg.campaign.train_verdicts`).
+follow from the figures (`actordbg.campaign.train_document`).
 """
 
 from __future__ import annotations

@@ -16,13 +16,11 @@ from typer.testing import CliRunner, Result
 
 from actordbg.actor.backends.training import Training
 from actordbg.base.errors import ActordbgError, Refused, Unsupported, UsageError, WhereError
-from actordbg.campaign import sft_cells
-from actordbg.campaign.ancestor_names import read_names
 from actordbg.campaign.run_train_check import CHECK, folder_of, log_of, write_trainer_log
-from actordbg.campaign.train_document import train_banner
+from actordbg.campaign.sft_cells import steps_of_log
+from actordbg.campaign.train_document import is_good, train_banner, verdicts
 from actordbg.campaign.train_engine import STEP, TrainEngine
-from actordbg.campaign.train_plan import batch_of, configurations, log_name, schedule
-from actordbg.campaign.train_verdicts import is_good, verdicts
+from actordbg.campaign.train_plan import batch_of, configurations, log_name, read_names, schedule
 from actordbg.campaign.training_session import open_training
 from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
@@ -157,7 +155,7 @@ def test_a_step_that_is_not_finite_fails_with_its_figures_and_its_result_can_be_
 
 def test_a_loss_of_the_trainers_own_program_that_is_not_finite_is_none(tmp_path: Path) -> None:
     (tmp_path / "x.log").write_text(logcases.sft_bars([2.0, float("nan"), 1.5], epochs=1))
-    assert [one.loss for one in sft_cells._steps(tmp_path / "x.log", 3)] == [2.0, None, 1.5]
+    assert [one.loss for one in steps_of_log(tmp_path / "x.log", 3)] == [2.0, None, 1.5]
 
 
 @pytest.mark.parametrize(

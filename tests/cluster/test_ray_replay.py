@@ -34,10 +34,8 @@ from actordbg.debug.prompt import socket_of
 from actordbg.debug.replay_stops import StopOrder
 from actordbg.debug.terminal import Relay
 from actordbg.formats.store_files import make_folder
-from actordbg.measure.memory_samples import Sample
-from actordbg.measure.ray_watched import OfRay
-from actordbg.measure.watched import OfReplay
-from actordbg.measure.watching import Rhythm, figures, rounds, watch_into
+from actordbg.measure.watched import OfRay, OfReplay
+from actordbg.measure.watching import Rhythm, Sample, figures, rounds, watch_into
 from actordbg.records.arithmetic import warm_up_of
 from actordbg.records.journal import read_events, read_results
 from actordbg.records.replay_record import ReplaySpec

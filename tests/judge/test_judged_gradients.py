@@ -11,7 +11,7 @@ import torch
 from comparecases import Tensors, given, write_replay
 from typer.testing import CliRunner
 
-from actordbg.campaign.cell_verdicts import judged
+from actordbg.campaign.cell_outcomes import judged
 from actordbg.campaign.matrix_document import MatrixContext, matrix_document, verdict_word
 from actordbg.cli.app import app
 from actordbg.document.renderings import as_text

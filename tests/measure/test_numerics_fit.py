@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actordbg.measure.fit import fit
+from actordbg.measure.curves import fit
 
 LENGTHS = (128, 256, 512, 1024, 1536, 2048, 3072, 4096)
 

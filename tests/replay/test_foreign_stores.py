@@ -24,7 +24,7 @@ from actordbg.actor.backends import opening
 from actordbg.actor.models import locate
 from actordbg.base import owners
 from actordbg.base.errors import ActordbgError, CatalogProblem, EnvironmentProblem, Refused, StoreProblem, Unsupported
-from actordbg.campaign import matrix_files
+from actordbg.campaign import run_matrix
 from actordbg.campaign.run_train_check import CHECK, folder_of
 from actordbg.catalog.connections import connect_readonly
 from actordbg.catalog.indexer import refresh
@@ -80,12 +80,12 @@ def test_going_on_with_anothers_matrix_is_confirmed(store: Store, monkeypatch: p
     dumps = tuple(item.dump_id for item in publish(store, 1))
     cell = MatrixCell(0, "plain", {}, NOT_RUN, ReplayConfig(model=MODEL).to_dict())
     record = MatrixRecord(REPLAY, "2025-06-19T05:26:08.430740Z", "interrupted", {}, (cell,), dumps, options={"oracle": None})
-    matrix_files.save(store, record)
-    give_away(matrix_files.path_of(store, REPLAY), monkeypatch)
+    store.publish_text(run_matrix.path_of(store, record.matrix_id), record.to_json())
+    give_away(run_matrix.path_of(store, REPLAY), monkeypatch)
     with pytest.raises(Refused, match=r"wrote matrix .* whose model is '/models/of\\x1b\[31m-a-colleague'"):
         invoke(store, "matrix", "--resume", "last")
-    matrix_files.save(store, record)
-    matrix_files.path_of(store, REPLAY).rename(matrix_files.path_of(store, "20250619T052608-000002"))
+    store.publish_text(run_matrix.path_of(store, record.matrix_id), record.to_json())
+    run_matrix.path_of(store, REPLAY).rename(run_matrix.path_of(store, "20250619T052608-000002"))
     with pytest.raises(StoreProblem, match="another matrix's file"):
         invoke(store, "matrix", "--show", "last")
 
@@ -110,7 +110,8 @@ def behind_a_url(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     config = ReplayConfig(model=MODEL).to_dict()
     cell = MatrixCell(0, "plain", {}, NOT_RUN, config)
     moment, names = "2025-06-19T05:26:08.430740Z", tuple(item.dump_id for item in inputs)
-    matrix_files.save(store, MatrixRecord(REPLAY, moment, "interrupted", {}, (cell,), names, options={"oracle": None}))
+    matrix = MatrixRecord(REPLAY, moment, "interrupted", {}, (cell,), names, options={"oracle": None})
+    store.publish_text(run_matrix.path_of(store, REPLAY), matrix.to_json())
     trained = TrainCell(0, BASELINE, "plain", config, "a.log", OPEN)
     check = TrainCheckRecord(REPLAY, moment, "interrupted", (trained,), names, 4, 2, "fp32", 0.05, {}, "/logs")
     store.publish_text(folder_of(store, REPLAY) / CHECK, check.to_json())
