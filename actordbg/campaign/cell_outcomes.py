@@ -64,9 +64,11 @@ def finished(
         shared_with=by_replay.get(shared_with or ""),
     )
     if summary.laws:
-        first = {answer["law"]: violation_in_words(answer) for answer in reversed(summary.laws.violations)}
-        broken = tuple(first[law] for law in dict.fromkeys(answer["law"] for answer in summary.laws.violations))
-        cell = replace(cell, laws=summary.laws.headline, violations=broken, unasked=tuple(summary.laws.not_checked))
+        first: dict[str, str] = {}
+        for answer in summary.laws.violations:
+            first.setdefault(answer["law"], violation_in_words(answer))
+        violations, unasked = tuple(first.values()), tuple(summary.laws.not_checked)
+        cell = replace(cell, laws=summary.laws.headline, violations=violations, unasked=unasked)
     failures = (result for result in data.results if result.status != INPUT_PASSED)
     if failure := min(failures, key=lambda result: (result.started_at, result.slot), default=None):
         signature = failure.signature or failure.error_class or failure.status
@@ -250,7 +252,7 @@ class Baseline:
     def cell_like(self, cell: MatrixCell) -> MatrixCell | None:
         """The baseline's cell with the same configuration."""
         cells = self.matrix.cells if self.matrix else ()
-        return next((one for one in cells if _configured(one) == _configured(cell)), None)
+        return next((other for other in cells if _configured(other) == _configured(cell)), None)
 
     def replay_for(self, cell: MatrixCell) -> str | None:
         """The replay to compare this cell with; None if the baseline has none."""

@@ -87,9 +87,9 @@ class Combination:
 
 def parse_axes(given: Mapping[str, str | None]) -> Axes:
     """The axes of the options that were given (None: not given); the default ones where no option lists several values."""
-    axes = {name: one.list_of(text) for name, one in AXES.items() if (text := given.get(name)) is not None}
+    axes = {name: setting.list_of(text) for name, setting in AXES.items() if (text := given.get(name)) is not None}
     if all(len(values) == 1 for values in axes.values()):
-        usual = {name: list(one.axis.default) for name, one in AXES.items() if one.axis and one.axis.default}
+        usual = {name: list(setting.axis.default) for name, setting in AXES.items() if setting.axis and setting.axis.default}
         axes = usual | axes
     return {name: axes[name] for name in AXES if name in axes}
 
@@ -134,7 +134,7 @@ def name_of(settings: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> s
 def _collapse(base: ReplayConfig, asked: Mapping[str, Any]) -> ReplayConfig:
     """The configuration that was asked for, without what its backend takes no notice of."""
     config = replace(base, **asked)
-    idle: dict[str, Any] = {name: one.idle for name, one in AXES.items() if not has(one, config)}
+    idle: dict[str, Any] = {name: setting.idle for name, setting in AXES.items() if not has(setting, config)}
     config = replace(config, **idle)
     if "nproc" not in asked and config.nproc < config.tp * config.ring:
         config = replace(config, nproc=config.tp * config.ring)

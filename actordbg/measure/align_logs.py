@@ -195,8 +195,7 @@ def chosen_series(a: TrainLog, b: TrainLog, name: str) -> tuple[Series, Series]:
 
 def pair(a: Series, b: Series) -> Pairs:
     """The steps that both series have, ascending, and both values of each."""
-    theirs = dict(zip(b.steps, b.values, strict=True))
-    return [(step, value, theirs[step]) for step, value in zip(a.steps, a.values, strict=True) if step in theirs]
+    return [(step, value, b.points[step]) for step, value in a.points.items() if step in b.points]
 
 
 def compare_logs(
@@ -253,7 +252,7 @@ def compare_logs(
         reasons = [f"{counted} in both, and fewer than {LEAST_COMMON} say nothing about a training"]
     return LogComparison(
         *sides, name, rule, threshold, verdict, tuple(reasons), tuple(_notes(ours, theirs, len(both), called)), first, mean, last,
-        common=len(both), only_a=len(ours.steps) - len(both), only_b=len(theirs.steps) - len(both),
+        common=len(both), only_a=len(ours.points) - len(both), only_b=len(theirs.points) - len(both),
         exceeding=len(over),
         median_relative=median(finite) if finite else None,
         max_relative=max(finite, default=None),
@@ -283,9 +282,9 @@ def compare_many(logs: Sequence[TrainLog], *, each: bool = False, metric: str | 
 def _deciding(ours: Series, theirs: Series, both: Pairs, rule: str) -> tuple[list[float], list[float]]:
     """The values that first, mean and last are taken of."""
     if rule == COMPARE_BACKENDS:
-        return [v for v in ours.values if 0 < v < 100], [v for v in theirs.values if 0 < v < 100]
+        return [v for v in ours.points.values() if 0 < v < 100], [v for v in theirs.points.values() if 0 < v < 100]
     if ours.kind == ORDER and theirs.kind == ORDER:
-        return _finite(ours.values), _finite(theirs.values)
+        return _finite(ours.points.values()), _finite(theirs.points.values())
     return _finite(a for _, a, _ in both), _finite(b for _, _, b in both)
 
 
@@ -330,8 +329,8 @@ def _notes(ours: Series, theirs: Series, both: int, sides: Sequence[tuple[str, L
     if ours.totals and theirs.totals and ours.totals != theirs.totals:
         rounds = f"{_list(ours.totals)} steps in {a} and {_list(theirs.totals)} in {b}"
         notes.append(f"a round has {rounds}: equal numbers may not be equal steps")
-    if len(ours.steps) != len(theirs.steps):
-        notes.append(f"{a} has {len(ours.steps):,} steps, {b} {len(theirs.steps):,}; {both:,} are in both")
+    if len(ours.points) != len(theirs.points):
+        notes.append(f"{a} has {len(ours.points):,} steps, {b} {len(theirs.points):,}; {both:,} are in both")
     for letter, side in sides:
         if side.rerun:
             notes.append(f"{letter} came back to {side.rerun:,} earlier steps (resumed?): the later values count")
@@ -351,16 +350,16 @@ def _step(gap: float, step: int, a: float, b: float) -> Step:
 
 
 def _side(log: TrainLog, series: Series, rule: str, counted: Sequence[float]) -> LogSide:
-    values = _finite(series.values)
-    wild = [step for step, value in zip(series.steps, series.values, strict=True) if not math.isfinite(value)]
+    steps, values = list(series.points), _finite(series.points.values())
+    wild = [step for step, value in series.points.items() if not math.isfinite(value)]
     return LogSide(
-        log.path, series.kind, len(series.steps), series.steps[0], series.steps[-1],
+        log.path, series.kind, len(steps), steps[0], steps[-1],
         first=values[0] if values else None,
         mean=fmean(values) if values else None,
         last=values[-1] if values else None,
         smallest=min(values, default=None), largest=max(values, default=None),
         trend=trend(values), nonfinite=len(wild), nonfinite_steps=tuple(wild[:_NAMED]), rerun=series.rerun,
-        left_out=len(series.values) - len(counted) if rule == COMPARE_BACKENDS else 0,
+        left_out=len(steps) - len(counted) if rule == COMPARE_BACKENDS else 0,
         round_lengths=series.totals,
     )  # fmt: skip
 

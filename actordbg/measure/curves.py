@@ -155,13 +155,13 @@ def answer(
         value_of = attrgetter(MEMORY if quantity == MEMORY else passes)
         values = tuple((point.n, value_of(point)) for point in found.points if value_of(point) is not None)
         curve = fit(values, square=quantity == TIME or found.settings.get("attn") == "eager")
-        one = CurveAnswer(letter_of(index), found, curve, values)
-        most = _longest(one, budget) if budget is not None and values else None
-        curves.append(replace(one, longest=most, at=tuple(_value_at(one, n, budget) for n in at)))
+        config = CurveAnswer(letter_of(index), found, curve, values)
+        most = _longest(config, budget) if budget is not None and values else None
+        curves.append(replace(config, longest=most, at=tuple(_value_at(config, n, budget) for n in at)))
     return CurvesAnswer(quantity, by, passes if quantity == TIME else None, budget, replays, tuple(curves), tuple(notes))
 
 
-def _value_at(one: CurveAnswer, n: int, budget: float | None) -> At:
+def _value_at(config: CurveAnswer, n: int, budget: float | None) -> At:
     """What length `n` needs, and whether that fits."""
 
     def at(how: str, fits: str, far: bool = False, value: float | None = None, error: float | None = None) -> At:
@@ -170,34 +170,34 @@ def _value_at(one: CurveAnswer, n: int, budget: float | None) -> At:
             fits = YES if high <= limit else NO if low > limit else UNSURE
         return At(n, how, value, low, high, None if budget is None else fits, far)
 
-    known, limit = dict(one.values), math.inf if budget is None else budget
-    if n >= min(one.measurements.out_of_memory, default=math.inf):
+    known, limit = dict(config.values), math.inf if budget is None else budget
+    if n >= min(config.measurements.out_of_memory, default=math.inf):
         return at(OUT_OF_MEMORY, NO)
     if n in known:
         return at(MEASURED, YES if known[n] <= limit else NO, value=known[n], error=0.0)
-    _, too_long, _ = _bounds(one, limit)
+    _, too_long, _ = _bounds(config, limit)
     fits = UNSURE if too_long is None or n < too_long else NO
-    shortest, most = (one.values[0][0], one.values[-1][0]) if one.values else (n, n)
-    if one.curve is None or n > FURTHEST * most:
-        return at(UNKNOWN, fits, one.curve is not None)
+    shortest, most = (config.values[0][0], config.values[-1][0]) if config.values else (n, n)
+    if config.curve is None or n > FURTHEST * most:
+        return at(UNKNOWN, fits, config.curve is not None)
     how = INTERPOLATED if shortest < n < most else EXTRAPOLATED
-    return at(how, fits, n > FAR * most, one.curve.at(n), one.curve.error_at(n))
+    return at(how, fits, n > FAR * most, config.curve.at(n), config.curve.error_at(n))
 
 
-def _bounds(one: CurveAnswer, budget: float) -> tuple[int | None, int | None, tuple[int, ...]]:
+def _bounds(config: CurveAnswer, budget: float) -> tuple[int | None, int | None, tuple[int, ...]]:
     """The longest that ran within the budget, the shortest that is known not to fit (over the budget with no longer one that
     fits, or out of memory), and the lengths that were over the budget though a longer one was not.
     """
-    bound = min(one.measurements.out_of_memory, default=None)
-    below = [(n, value > budget) for n, value in one.values if bound is None or n < bound]
+    bound = min(config.measurements.out_of_memory, default=None)
+    below = [(n, value > budget) for n, value in config.values if bound is None or n < bound]
     most = max((n for n, over in below if not over), default=None)
     too_long = [n for n, over in below if over]
     return most, min((n for n in too_long if n > (most or 0)), default=bound), tuple(n for n in too_long if n < (most or 0))
 
 
-def _longest(one: CurveAnswer, budget: float) -> Longest:
+def _longest(config: CurveAnswer, budget: float) -> Longest:
     """The longest length that fits `budget`, where something was measured."""
-    most, too_long, exceptions = _bounds(one, budget)
+    most, too_long, exceptions = _bounds(config, budget)
 
     def clamped(n: float | None) -> int | None:
         """The whole length, within the known bounds."""
@@ -207,14 +207,14 @@ def _longest(one: CurveAnswer, budget: float) -> Longest:
         return max(whole if too_long is None else min(whole, too_long - 1), most or 0) or None
 
     by_curve, low, high = None, None, None
-    if one.curve is not None:
-        reached = one.curve.reaches(budget)
+    if config.curve is not None:
+        reached = config.curve.reaches(budget)
         by_curve = clamped(reached)
-        if reached is not None and (error := one.curve.error_at(reached)) is not None:
-            low = clamped(one.curve.reaches(budget / (1 + error)))
-            high = clamped(one.curve.reaches(budget / (1 - error))) if error < 1 else None
+        if reached is not None and (error := config.curve.error_at(reached)) is not None:
+            low = clamped(config.curve.reaches(budget / (1 + error)))
+            high = clamped(config.curve.reaches(budget / (1 - error))) if error < 1 else None
     how = EXTRAPOLATED if too_long is None or most is None else MEASURED
-    furthest = FURTHEST * one.values[-1][0] if too_long is None else math.inf
+    furthest = FURTHEST * config.values[-1][0] if too_long is None else math.inf
     if (by_curve or 0) > furthest:
         return Longest(how, most, far=True, exceptions=exceptions, refused=by_curve)
     high = None if (high or 0) > furthest else high
@@ -286,7 +286,9 @@ def fit(points: Sequence[tuple[float, float]], *, square: bool = False) -> Curve
     if len(known) < LEAST:
         return None
     size = -(-len(known) // _MOST)  # thousands of lengths would take minutes: medians of neighbours
-    array = np.array([np.median(known[at : at + size], axis=0) for at in range(0, len(known), size)])
+    groups = (zip(*known[at : at + size], strict=True) for at in range(0, len(known), size))
+    thinned = [tuple(map(median, group)) for group in groups]
+    array, longest = np.array(thinned), thinned[-1][0]
     form, errors = _best(array, square)[0]
     coefficients = _robust(array, form)
     named = " + ".join(name for name, value in zip(("a", "b n", "c n^2"), coefficients, strict=True) if value)
@@ -295,7 +297,7 @@ def fit(points: Sequence[tuple[float, float]], *, square: bool = False) -> Curve
     usual = errors[errors <= max(4 * np.median(errors), _NOTHING)]
     error = float(np.sqrt(np.mean(usual**2)))
     a, b, c = coefficients.tolist()
-    return Curve(named, a, b, c, float(array[-1, 0]), error, ahead, bool(half >= LEAST))
+    return Curve(named, a, b, c, longest, error, ahead, bool(half >= LEAST))
 
 
 def _best(points: Array, square: bool, certain: float = _NOTHING) -> list[tuple[tuple[int, ...], Array]]:

@@ -142,7 +142,7 @@ def log_charts(answers: Sequence[LogComparison], read: Sequence[TrainLog]) -> li
         paths = answer.a.path, answer.b.path
         both = chosen_series(logs[paths[0]], logs[paths[1]], answer.metric)
         for path, series in zip(paths, both, strict=True):
-            values[f"{letters[path]}: {Path(path).name}"] = list(zip(series.steps, series.values, strict=True))
+            values[f"{letters[path]}: {Path(path).name}"] = list(series.points.items())
         apart[_pair_name(letters, answer)] = [(step, relative(a, b)) for step, a, b in pair(*both)]
     if not apart:
         return []

@@ -13,21 +13,20 @@ Three ways in which a log numbers its steps, each a series of its own:
 A step that comes again later (a resumed run in one log) counts with its later value, and is counted in `rerun`. NaN and
 infinities are values like others here. Steps of an evaluation bar are those that it names.
 
-Standard library only. Memory: 16 bytes for each step of each metric that is kept.
+Standard library only. Memory grows with the steps of what is kept, not with the file.
 """
 
 from __future__ import annotations
 
 import gzip
+import io
 import re
 import sys
 import zlib
-from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import IO, cast
 
@@ -42,9 +41,7 @@ _MOST_NAMES = 1000
 _MOST_SERIES = 64
 _TITLE = 200
 """Characters before a bar that are looked at."""
-_SETTLE = 2**17
-"""Values after which repeated steps are put together, so that a log that begins anew many times stays small."""
-# Steps fit into 64 bits, and no pattern tries the same digits or spaces twice: a segment may have 4 MB of them.
+# No pattern tries the same digits or spaces twice: a segment may have 4 MB of them.
 _NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|inf(?:inity)?|nan)"
 _BAR = re.compile(r"(\d{1,3})%\|[^|]{0,300}\|\s{0,20}(\d{1,9})/(\d{1,9}) \[([^\]]*)(\]?)")
 _EPOCH = re.compile(TRAINER.bar_epoch, re.IGNORECASE)
@@ -63,37 +60,21 @@ _VALUE = re.compile(rf"(?:[a-z_][\w.]*\()?({_NUMBER})\)?$", re.IGNORECASE)
 
 @dataclass
 class Series:
-    """A metric by step: `steps` ascending, each once, and the value of each (NaN and infinities included).
+    """A metric: the value of each step, ascending where it was read (`TrainLog.settled`); NaN and infinities included.
 
-    rerun: steps that the log came back to later. totals: steps of a bar's round (an epoch), as the bars said, ascending.
+    rerun: steps that the log came back to. totals: steps of a bar's round (an epoch), as the bars said, ascending.
     """
 
     kind: str
-    steps: array[int] = field(default_factory=lambda: array("q"))
-    values: array[float] = field(default_factory=lambda: array("d"))
+    points: dict[int, float] = field(default_factory=dict)
     rerun: int = 0
     totals: tuple[int, ...] = ()
-    _settle_at: int = _SETTLE
+    _last: int | None = None
 
     def add(self, step: int, value: float) -> None:
         """The next value as the log has it; a repeated step replaces its value."""
-        if self.steps and self.steps[-1] == step:
-            self.values[-1] = value
-            return
-        if len(self.steps) >= self._settle_at:
-            self.settle()
-            self._settle_at = 2 * len(self.steps) + _SETTLE
-        self.steps.append(step)
-        self.values.append(value)
-
-    def settle(self) -> None:
-        """Put the steps in order and keep the last value of each."""
-        if all(a < b for a, b in pairwise(self.steps)):
-            return
-        last = dict(zip(self.steps, self.values, strict=True))
-        self.rerun += len(self.steps) - len(last)
-        self.steps = array("q", sorted(last))
-        self.values = array("d", (last[step] for step in self.steps))
+        self.rerun += step in self.points and step != self._last
+        self.points[step], self._last = value, step
 
 
 @dataclass
@@ -119,13 +100,13 @@ class TrainLog:
             self.metrics[name] = self.metrics.get(name, 0) + 1
         if self.wants(name) and (name in self.series or len(self.series) < _MOST_SERIES):
             series = self.series.setdefault(name, {}).setdefault(kind, Series(kind))
-            series.add(len(series.steps) + 1 if step is None else step, value)
+            series.add(len(series.points) + 1 if step is None else step, value)
 
     def settled(self) -> TrainLog:
-        """The log, each step of it once."""
+        """The log, its steps in order."""
         for kinds in self.series.values():
             for series in kinds.values():
-                series.settle()
+                series.points = dict(sorted(series.points.items()))
         return self
 
 
@@ -215,17 +196,15 @@ def plain_name(name: str) -> str:
 # sequences are taken out. A Ray worker's prefix, `(PolicyModelActor pid=7022)`, becomes the segment's source and holds until the
 # line ends, since Ray puts it once before a line of many states.
 #
-# Memory does not grow with the file: it is read in pieces of 1 MiB. A file that begins like gzip is read as gzip.
+# Memory does not grow with the file. A file that begins like gzip is read as gzip.
 
 
 STDIN = "-"
-_PIECE = 2**20
 _LONGEST = 2**22
-"""Bytes without any line break after which a segment is cut: no log, but it must not fill the memory."""
+"""Characters without any line break after which a segment is cut: no log, but it must not fill the memory."""
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _PIPE = re.compile(r"/dev/(stdin|fd/\d+)\Z")
 """What a shell names a pipe that it holds open. Any other FIFO is refused: nobody may be at its other end."""
-_BREAK = re.compile(r"([\r\n])")
 _RAY = re.compile(r"\s*\((\w[\w.:-]*) (?:pid|rank)=\d+[^)]{0,80}\) ?")
 _TORCHRUN = re.compile(r"\s*\[[A-Za-z]+\d+\]:\s?")
 
@@ -235,36 +214,23 @@ def segments(path: str) -> Iterator[tuple[str, str]]:
 
     Raises UsageError for what is not a file, EnvironmentProblem for one that cannot be read.
     """
-    source = ""
-    for text, begins_line in _pieces(path):
-        clean = _ESCAPE.sub("", text)
-        if begins_line:
-            source = ""
-        if "(" in clean[:3] and (found := _RAY.match(clean)):
-            source, clean = found[1], clean[found.end() :]
-        elif "[" in clean[:3] and (found := _TORCHRUN.match(clean)):
-            clean = clean[found.end() :]
-        if clean and not clean.isspace():
-            yield source, clean
-
-
-def _pieces(path: str) -> Iterator[tuple[str, bool]]:
-    """Each segment as it stands in the file, and whether a line begins with it."""
-    rest, begins_line = b"", True
+    source, begins_line = "", True
     with _opened(path) as stream:
-        while block := stream.read(_PIECE):
-            block = rest + block
-            end = max(block.rfind(b"\n"), block.rfind(b"\r")) + 1
-            if not end and len(block) > _LONGEST:
-                end = len(block)
-            whole, rest = block[:end], block[end:]
-            texts = _BREAK.split(whole.decode("utf-8", "replace"))  # segments, and between them what ended each
-            for text, stop in zip(texts[::2], [*texts[1::2], ""], strict=True):
-                if text or stop:
-                    yield text, begins_line
-                    begins_line = stop == "\n"
-    if rest:
-        yield rest.decode("utf-8", "replace"), begins_line
+        lines = io.TextIOWrapper(stream, "utf-8", "replace", newline="")  # each with the break that ended it, \r or \n
+        try:
+            while line := lines.readline(_LONGEST):
+                if begins_line:
+                    source = ""
+                begins_line = line.endswith("\n")
+                text = _ESCAPE.sub("", line.rstrip("\r\n"))
+                if found := _RAY.match(text):
+                    source, text = found[1], text[found.end() :]
+                elif found := _TORCHRUN.match(text):
+                    text = text[found.end() :]
+                if text and not text.isspace():
+                    yield source, text
+        finally:
+            lines.detach()  # standard input stays open
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from actordbg.campaign.sft_cells import steps_of_log
 from actordbg.campaign.train_document import is_good, train_banner, verdicts
 from actordbg.campaign.train_engine import STEP, TrainEngine
 from actordbg.campaign.train_plan import batch_of, configurations, log_name, read_names, schedule
-from actordbg.campaign.training_session import open_training
+from actordbg.campaign.training_session import TrainingSession
 from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.document.blocks import BAD_TONE, GOOD_TONE, PART_TONE
@@ -272,7 +273,7 @@ def test_gradient_checkpointing_computes_layers_again_and_changes_no_figure(
     def trained(checkpoints: bool, dump: payload.Dump) -> tuple[Any, ...]:
         calls.clear()
         config, training = ReplayConfig(dtype="fp32", backward=True), Training(gradient_checkpointing=checkpoints)
-        with open_training(config, training, defaults=dump.record, model_cache=tmp_path) as session:
+        with closing(TrainingSession(config, dump.record, tmp_path, training)) as session:
             loss, _ = session.micro_batch(dump)
             return loss, session.step(), len(calls)
 
@@ -285,11 +286,8 @@ def test_gradient_checkpointing_computes_layers_again_and_changes_no_figure(
 
 def test_a_cell_that_cannot_run_says_why_and_lists_are_axes(store: Store) -> None:
     publish(store, 1)
-    told = json.loads(
-        invoke(
-            store, "--dry-run", "--json", "--backend", "deepspeed,fsdp2", "--zero-stage", "2,3", "--tp", "1,2", "--nproc", "3"
-        ).stdout
-    )
+    given = ("--backend", "deepspeed,fsdp2", "--zero-stage", "2,3", "--tp", "1,2", "--nproc", "3")
+    told = json.loads(invoke(store, "--dry-run", "--json", *given).stdout)
     cells = {one["name"]: one for one in told["cells"][2:]}
     assert list(cells) == ["ZeRO 2", "ZeRO 2, tp 2", "ZeRO 3", "ZeRO 3, tp 2", "fsdp2", "fsdp2, tp 2"]
     assert cells["ZeRO 3"]["log_name"] == "deepspeed_zero3_test.log" and not cells["ZeRO 3"]["reason"]
