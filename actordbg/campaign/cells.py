@@ -7,17 +7,19 @@ because a table should show what happens here; `skip_known` leaves it out.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
 
 from actordbg.actor.known_failures import check_config, missing_trainer
 from actordbg.actor.rules import REFUSE, WARN
 from actordbg.actor.sharing import compiles, host_key
 from actordbg.actor.signatures import explain
 from actordbg.base.errors import UsageError
-from actordbg.campaign.axes import Combination
 from actordbg.config.choices import Facts, choose
-from actordbg.config.replay_config import ReplayConfig
+from actordbg.config.replay_config import AXES, ReplayConfig, has
+from actordbg.config.sources import FSDP_OFF, fsdp_is_off
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.records.matrix_record import NOT_RUN, UNAVAILABLE, MatrixCell
 
@@ -54,24 +56,85 @@ def make_cells(
     return cells
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Cells that share a loaded Actor, by index, in order of running."""
-
-    key: Hashable
-    cells: tuple[int, ...]
-
-
-def batches(cells: Sequence[MatrixCell], facts: Facts, defaults: DumpRecord | None) -> list[Batch]:
-    """The cells that must still run, grouped by the Actor that they load. Within a group, compiling cells run last."""
+def batches(cells: Sequence[MatrixCell], facts: Facts, defaults: DumpRecord | None) -> dict[Hashable, list[int]]:
+    """The indices of the cells that must still run, by the Actor that they load. Within a batch, compiling cells run last."""
     by_key: dict[Hashable, list[int]] = {}
     open_cells = [(cell.index, ReplayConfig.from_dict(cell.config)) for cell in cells if cell.open]
     for index, config in sorted(open_cells, key=lambda cell: (compiles(cell[1]), cell[0])):
         by_key.setdefault(host_key(config, choose(config, defaults, facts)), []).append(index)
-    return sorted((Batch(key, tuple(indices)) for key, indices in by_key.items()), key=lambda batch: min(batch.cells))
+    return dict(sorted(by_key.items(), key=lambda batch: min(batch[1])))
 
 
 def with_way_out(message: str, ways: Sequence[str]) -> str:
     """A cell's reason and its ways out, in one line."""
     ways = [way for way in ways if way]
     return f"{message}; way out: {'; or '.join(ways)}" if ways else message
+
+
+Axes = dict[str, list[Any]]
+"""Values by name of the setting, in the order of AXES."""
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One cell before it ran. `settings`: by axis, None where the axis means nothing here. `name`: the settings in words."""
+
+    name: str
+    settings: dict[str, Any]
+    config: ReplayConfig
+
+
+def parse_axes(given: Mapping[str, str | None]) -> Axes:
+    """The axes of the options that were given (None: not given); the default ones where no option lists several values."""
+    axes = {name: setting.list_of(text) for name, setting in AXES.items() if (text := given.get(name)) is not None}
+    if all(len(values) == 1 for values in axes.values()):
+        usual = {name: list(setting.axis.default) for name, setting in AXES.items() if setting.axis and setting.axis.default}
+        axes = usual | axes
+    return {name: axes[name] for name in AXES if name in axes}
+
+
+def combinations(base: ReplayConfig, axes: Axes) -> list[Combination]:
+    """The product of the axes over `base`, in its order, without what is the same thing twice.
+
+    UsageError for an axis that means nothing to any of them: its table would answer another question than the one asked.
+    """
+    if fsdp_is_off() and "fsdp2" in axes.get("backend", ()):
+        raise UsageError(f"{FSDP_OFF} is set, and --backend lists fsdp2", hint=f"unset {FSDP_OFF}, or leave fsdp2 out")
+    by_config: dict[ReplayConfig, Combination] = {}
+    for values in product(*axes.values()):
+        asked = dict(zip(axes, values, strict=True))
+        config = _collapse(base, asked)
+        settings = {name: value if has(AXES[name], config.backend, config.compile) else None for name, value in asked.items()}
+        by_config.setdefault(config, Combination(name_of(settings, axes), settings, config))
+    for name, wanted in axes.items():
+        axis = AXES[name]
+        if wanted != [axis.idle] and all(combination.settings[name] is None for combination in by_config.values()):
+            listed = ",".join(axis.typed(value) for value in wanted)
+            raise UsageError(
+                f"{axis.flag} {listed} means nothing to any of these cells",
+                hint=f"add {axis.needs}; or leave {axis.flag} out",
+            )
+    return list(by_config.values())
+
+
+def name_of(settings: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> str:
+    """The settings that tell this combination from the others, in words: short, since a table has 24 columns for them.
+
+    A group of one rank is none, and a ZeRO stage says that it is DeepSpeed's.
+    """
+    known = {name: value for name, value in settings.items() if value is not None}
+    brief = {name: value for name, value in known.items() if len(axes.get(name, ())) > 1}
+    brief = {name: value for name, value in brief.items() if not (name in ("tp", "ring") and value == 1)}
+    if "zero_stage" in brief:
+        brief.pop("backend", None)
+    return ", ".join(AXES[name].in_words(value, brief=True) for name, value in (brief or known).items())
+
+
+def _collapse(base: ReplayConfig, asked: Mapping[str, Any]) -> ReplayConfig:
+    """The configuration that was asked for, without what its backend takes no notice of."""
+    config = replace(base, **asked)
+    idle: dict[str, Any] = {name: axis.idle for name, axis in AXES.items() if not has(axis, config.backend, config.compile)}
+    config = replace(config, **idle)
+    if "nproc" not in asked and config.nproc < config.tp * config.ring:
+        config = replace(config, nproc=config.tp * config.ring)
+    return config

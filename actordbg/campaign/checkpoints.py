@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from actordbg.records.replay_record import ReplaySpec
 
 CHECKPOINT = "checkpoint.json"
 KEPT = 2
-_NAME = re.compile(r"step-(\d+)\.(\d+)")
+_NAME = re.compile(r"step-\d+\.\d+")
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def open_folder(folder: Path) -> None:
 def belongs_to(
     check_id: str, index: int, spec: ReplaySpec, training: Mapping[str, Any], versions: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What has to be the same when a training goes on. `spec`: of the whole training."""
+    """What has to be the same when a training goes on, as JSON has it. `spec`: of the whole training."""
     inputs = json.dumps([asdict(item) for item in spec.inputs], sort_keys=True).encode()
     told = {
         "check": check_id,
@@ -81,9 +81,9 @@ def belongs_to(
         "inputs": hashlib.sha256(inputs).hexdigest(),
         "configuration": spec.config.to_dict(),
         "optimizer": dict(training),
+        "versions": dict(versions),
     }
-    whole: dict[str, Any] = json.loads(json.dumps(told | {"versions": dict(versions)}))
-    return whole
+    return dict(json.loads(json.dumps(told)))
 
 
 def generation(folder: Path, step: int, attempt: int) -> Path:
@@ -100,36 +100,32 @@ def newest(folder: Path, belongs: Mapping[str, Any], most: int) -> Checkpoint | 
     """The newest complete checkpoint of a step up to `most`. Unsupported if it belongs to something else, UnsafeInput if others
     may have written it.
     """
-    found = next((one for one in _complete(folder) if one.step <= most), None)
-    if found is not None and (other := _differences(found.belongs, belongs)):
-        raise Unsupported(
-            f"the checkpoint {found.folder} cannot be gone on from: {'; '.join(other)}",
-            hint=f"the same installation as before, or remove {folder}: the configuration then starts from step 1",
-        )
-    if found is not None:
-        require_own(found.folder)
-    return found
+    for found in _complete(folder):
+        if found.step <= most:
+            if other := _differences(found.belongs, belongs):
+                raise Unsupported(
+                    f"the checkpoint {found.folder} cannot be gone on from: {'; '.join(other)}",
+                    hint=f"the same installation as before, or remove {folder}: the configuration then starts from step 1",
+                )
+            require_own(found.folder)
+            return found
+    return None
 
 
 def clear(folder: Path, chosen: Checkpoint | None) -> None:
     """Remove what is newer than the checkpoint that is gone on from, and what is not complete."""
-    kept = {one.folder for one in _complete(folder) if chosen and (one.step, one.attempt) <= (chosen.step, chosen.attempt)}
-    for path in _generations(folder):
-        if path not in kept:
-            _remove(path)
+    kept = [one.folder for one in _complete(folder) if chosen and (one.step, one.attempt) <= (chosen.step, chosen.attempt)]
+    _remove(path for path in _generations(folder) if path not in kept)
 
 
 def prune(folder: Path) -> None:
     """Remove all but the two newest complete checkpoints; what may still be written stays."""
-    found = _complete(folder)
-    for one in found[KEPT:]:
-        _remove(one.folder)
+    _remove(one.folder for one in _complete(folder)[KEPT:])
 
 
 def remove_all(folder: Path) -> None:
     """The training is over: remove its checkpoints, and the folders above that are empty then."""
-    for path in _generations(folder):
-        _remove(path)
+    _remove(_generations(folder))
     with contextlib.suppress(OSError):
         folder.rmdir()
         folder.parent.rmdir()
@@ -155,10 +151,9 @@ def _complete(folder: Path) -> list[Checkpoint]:
     found = []
     for path in _generations(folder):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            told = json.loads(read_regular(path / CHECKPOINT))
-            name = _NAME.fullmatch(path.name)
-            if name and told["step"] == int(name[1]) and told["format"] == 1:
-                found.append(Checkpoint(path, int(name[1]), int(name[2]), dict(told["belongs"])))
+            told, (step, attempt) = json.loads(read_regular(path / CHECKPOINT)), map(int, path.name[5:].split("."))
+            if told["step"] == step and told["format"] == 1:
+                found.append(Checkpoint(path, step, attempt, dict(told["belongs"])))
     return sorted(found, key=lambda one: (one.step, one.attempt), reverse=True)
 
 
@@ -166,11 +161,12 @@ def _generations(folder: Path) -> list[Path]:
     return [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)]
 
 
-def _remove(folder: Path) -> None:
-    """Its last file first, so that a half removed checkpoint is none."""
-    with contextlib.suppress(OSError):
-        os.unlink(folder / CHECKPOINT)
-    shutil.rmtree(folder, ignore_errors=True)
+def _remove(folders: Iterable[Path]) -> None:
+    """The last file of each first, so that a half removed checkpoint is none."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            os.unlink(folder / CHECKPOINT)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -183,8 +179,5 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     }
     other = [told for name, told in words.items() if before.get(name) != now[name]]
     was, are = dict(before.get("versions") or {}), now["versions"]
-    return other + [
-        f"{name} was {was.get(name, 'none')}, and is {are.get(name, 'none')}"
-        for name in sorted({*was, *are})
-        if was.get(name) != are.get(name)
-    ]
+    changed = sorted(name for name in {*was, *are} if was.get(name) != are.get(name))
+    return other + [f"{name} was {was.get(name, 'none')}, and is {are.get(name, 'none')}" for name in changed]

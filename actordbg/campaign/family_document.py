@@ -14,7 +14,6 @@ from actordbg.config.replay_config import AXES
 from actordbg.document.blocks import Block, Code, Grid, Heading, Items, Paragraph
 from actordbg.records.matrix_record import PASSED, UNAVAILABLE, MatrixCell
 
-RIGHT = "right"
 _SAID = ("transformers", "torch", "openrlhf", "deepspeed", "actordbg")
 _LEGEND = (
     "right: no law is broken, and log-probs, entropies, loss and gradients are as near the truth (each row alone, unpadded, "
@@ -32,27 +31,26 @@ def families_document(results: Sequence[FamilyResult]) -> list[Block]:
     if 1 < len(results) < len(FAMILIES) and all(result.name in FAMILIES for result in results):
         families = f"{len(results)} of the {len(FAMILIES)} families that the command knows"
     cells = [cell for result in results for cell in result.cells]
-    open_to = " that could run" if any(cell.status == UNAVAILABLE for cell in cells) else ""
+    open_to = " that could run" * any(cell.status == UNAVAILABLE for cell in cells)
     packings = list(dict.fromkeys(map(_packing, cells))) or [""]
     columns = ("family", "models", *(packing or "result" for packing in packings))
-    rows = [(one.name, one.known_as, *(_words(one, packing) for packing in packings)) for one in results]
+    rows = [(result.name, result.known_as, *(_words(result, packing) for packing in packings)) for result in results]
     blocks: list[Block] = [
         Heading("Families", 1),
         Paragraph(f"{families}: {good} right in every cell{open_to}, {len(results) - good} not. {ran_on}."),
-        Grid(columns, tuple(rows), frozenset(columns)),
+        Grid(columns, rows, columns),
         Paragraph(_LEGEND),
     ]
-    findings = [(one, finding) for one in results for finding in one.findings]
-    for cause in (*CAUSES, None):
-        members = [found for found in findings if cause is None or cause.applies(*found)]
-        findings = [found for found in findings if found not in members]
+    findings = [(result, finding) for result in results for finding in result.findings]
+    for cause in (*CAUSES, UNEXPLAINED):
+        members = [pair for pair in findings if cause.applies(*pair)]
+        findings = [pair for pair in findings if pair not in members]
         if members:
-            lines = tuple(f"{one.name}: {finding.word}, {_where(one, finding)}: {finding.words}" for one, finding in members)
-            meaning = [Paragraph(cause.meaning)] if cause else []
-            heading = Heading(cause.title if cause else "Not explained yet", 2)
-            blocks += [heading, *meaning, Items(lines), Paragraph("See it:"), Code(_command(*members[0]))]
-    problems = [f"{one.name}: {one.problem}" for one in results if one.problem]
-    return blocks + ([Heading("Not built", 2), Items(tuple(problems))] if problems else [])
+            lines = [f"{result.name}: {told.word}, {_where(result, told)}: {told.words}" for result, told in members]
+            meaning = [Paragraph(cause.meaning)] if cause.meaning else []
+            blocks += [Heading(cause.title, 2), *meaning, Items(lines), Paragraph("See it:"), Code(_command(*members[0]))]
+    problems = [f"{result.name}: {result.problem}" for result in results if result.problem]
+    return blocks + ([Heading("Not built", 2), Items(problems)] if problems else [])
 
 
 def _packing(cell: MatrixCell) -> str:
@@ -69,21 +67,21 @@ def _words(result: FamilyResult, packing: str) -> str:
     by_word: dict[str, list[MatrixCell]] = {}
     for cell in column:
         word = verdict_word(cell)
-        by_word.setdefault(RIGHT if word == PASSED else word, []).append(cell)
+        by_word.setdefault("right" if word == PASSED else word, []).append(cell)
     if len(by_word) == 1:
         return next(iter(by_word))
-    told = {word: _shared(cells, column) or plural(len(cells), "cell") for word, cells in by_word.items() if word != RIGHT}
+    told = {word: _shared(cells, column) or plural(len(cells), "cell") for word, cells in by_word.items() if word != "right"}
     return "; ".join(f"{word} ({where})" for word, where in told.items())
 
 
 def _shared(cells: Sequence[MatrixCell], others: Sequence[MatrixCell]) -> str:
     """Name the settings that these cells have in common and that vary among the others."""
-    values = {name: cells[0].settings[name] for name in AXES if name in cells[0].settings}
-    return ", ".join(
-        AXES[name].in_words(value, brief=True)
-        for name, value in values.items()
-        if all(cell.settings.get(name) == value for cell in cells) and any(cell.settings.get(name) != value for cell in others)
-    )
+    shared = []
+    for name in AXES:
+        values, all_values = ({cell.settings.get(name) for cell in some} for some in (cells, others))
+        if len(values) == 1 < len(all_values) and name in cells[0].settings:
+            shared.append(AXES[name].in_words(values.pop(), brief=True))
+    return ", ".join(shared)
 
 
 def _cells(result: FamilyResult, finding: FamilyFinding) -> list[MatrixCell]:
@@ -171,3 +169,4 @@ CAUSES = (
     ),
 )
 """In this order; the first one that applies is said."""
+UNEXPLAINED = Cause("Not explained yet", "", lambda result, finding: True)

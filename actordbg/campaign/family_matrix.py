@@ -9,21 +9,26 @@ far as that goes (`WarmGroups.reopen`), because a start takes longer than a fami
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import hashlib
 import json
+import os
 import re
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from actordbg.actor.family_models import FAMILIES, config_of_model
-from actordbg.base.errors import UsageError
-from actordbg.campaign.axes import Axes, combinations
+from actordbg.actor.family_models import FAMILIES, VOCABULARY, config_of_model
+from actordbg.base.errors import ActordbgError, Conflict, UsageError
 from actordbg.campaign.cell_outcomes import context_of
-from actordbg.campaign.cells import make_cells
+from actordbg.campaign.cells import Axes, combinations, make_cells
 from actordbg.campaign.matrix_document import IN_PART, UNJUDGED, WRONG, verdict_word
-from actordbg.campaign.matrix_files import select
-from actordbg.campaign.run_matrix import Surroundings, new_matrix, run_matrix
+from actordbg.campaign.run_matrix import Surroundings, new_matrix, run_matrix, select
+from actordbg.config.choices import installed_versions
 from actordbg.config.replay_config import ReplayConfig
+from actordbg.formats.store_files import atomic_write
 from actordbg.judge.agreement import laws_of
 from actordbg.records.comparison_record import StoredRecord
 from actordbg.records.matrix_record import FAILED, UNAVAILABLE, MatrixCell, MatrixRecord
@@ -41,18 +46,6 @@ SHAPES: tuple[dict[str, Any], ...] = (
 
 
 @dataclass(frozen=True)
-class Subject:
-    """What is to be run: a family's name, or a folder's, and the configuration of its small model. typed: what selects it, and
-    no other: folders may have one name.
-    """
-
-    name: str
-    known_as: str
-    config: dict[str, Any]
-    typed: str
-
-
-@dataclass(frozen=True)
 class FamilyFinding:
     """What is not right in some cells of a family, in the same words. word: as in the table. cells: by name."""
 
@@ -63,9 +56,10 @@ class FamilyFinding:
 
 @dataclass(frozen=True)
 class FamilyResult(StoredRecord):
-    """A family that ran, or the problem with building its model. config: of the small model, as transformers wrote it.
+    """A family that is to be run or ran, or the problem with building its model.
 
-    asked: a hash of what was asked of it (`actordbg.campaign.family_folder`).
+    name, known_as: the family's, or a folder's. typed: what selects it, and no other: folders may have one name. config: of the
+    small model; of one that ran as transformers wrote it. asked: a hash of what was asked of it.
     """
 
     what: ClassVar[str] = "family"
@@ -89,62 +83,56 @@ class FamilyResult(StoredRecord):
         return any(cell.good for cell in self.cells) and not bad
 
 
-def subject_of(name: str) -> Subject:
-    """A family by its name, or a model's folder; UsageError for neither."""
+def subject_of(name: str) -> FamilyResult:
+    """A family by its name, or a model's folder, before it runs; UsageError for neither."""
     spelled = name.lower().replace("-", "_").replace(".", "_")
     if spelled in FAMILIES:
-        return Subject(spelled, FAMILIES[spelled].known_as, FAMILIES[spelled].config, spelled)
-    folder = Path(name)
-    if not folder.is_dir():
+        family = FAMILIES[spelled]
+        typed, known_as, config = spelled, family.known_as, family.config
+    elif (folder := Path(name)).is_dir():
+        typed, known_as, config, spelled = name, name, config_of_model(folder), folder.resolve().name
+    else:
         raise UsageError(f"{name} is neither a family nor a folder", hint=f"the families: {', '.join(FAMILIES)}")
-    return Subject(folder.resolve().name, name, config_of_model(folder), name)
-
-
-def not_built(subject: Subject, problem: str) -> FamilyResult:
-    """The result of a family whose small model cannot be made."""
-    return FamilyResult(subject.name, subject.known_as, subject.typed, str(subject.config["model_type"]), problem=problem)
+    return FamilyResult(spelled, known_as, typed, str(config["model_type"]), config=config)
 
 
 def run_family(
-    store: Store, subject: Subject, model: Path, base: ReplayConfig, axes: Axes, around: Surroundings, command: str
+    store: Store, subject: FamilyResult, model: Path, base: ReplayConfig, axes: Axes, around: Surroundings, command: str
 ) -> FamilyResult:
     """Run the matrix of one family, whose small model lies in the folder `model`, on the dumps of the store."""
     base = replace(base, model=str(model))
-    chosen = select(store, base, None, [], "time", None, 0)
+    chosen = select(store, base)
     cells = make_cells(combinations(base, axes), around.facts, chosen.defaults)
     options = {"order": "time", "oracle": "fp32", "skip_known": False, "slower": None}
     record = new_matrix(cells, axes, chosen.rows, options, command=command)
     record = run_matrix(store, record, chosen.rows, replace(around, defaults=chosen.defaults))
     context = context_of(store, record)
     return replace(
-        not_built(subject, ""),
+        subject,
         model_class=str(context.resolved.get("model_class", "")),
         cells=record.cells,
-        findings=tuple(findings_of(store, record)),
+        findings=findings_of(store, record),
         versions=context.versions,
         config=json.loads((model / "config.json").read_bytes()),
     )
 
 
-def findings_of(store: Store, record: MatrixRecord) -> list[FamilyFinding]:
+def findings_of(store: Store, record: MatrixRecord) -> tuple[FamilyFinding, ...]:
     """List what is not right, each text once with its cells."""
-    cells: dict[tuple[str, str], list[str]] = {}
+    cells: dict[tuple[str, str], tuple[str, ...]] = {}
     for cell in record.cells:
         word = verdict_word(cell)
         if words := _said(store, cell, word):
-            cells.setdefault((word, words), []).append(cell.name)
-    return [FamilyFinding(word, words, tuple(names)) for (word, words), names in cells.items()]
+            cells[word, words] = (*cells.get((word, words), ()), cell.name)
+    return tuple(FamilyFinding(*said, names) for said, names in cells.items())
 
 
 def _said(store: Store, cell: MatrixCell, word: str) -> str:
     """Say why a cell is not right, without what differs from machine to machine; "" where it is right."""
-    if word in (UNAVAILABLE, IN_PART, UNJUDGED):
-        return cell.reason
     if word == FAILED:
         return cell.error or cell.signature or FAILED
-    if word != WRONG:
-        return ""
-    assert cell.replay_id is not None
+    if word != WRONG or cell.replay_id is None:
+        return cell.reason if word in (UNAVAILABLE, IN_PART, UNJUDGED) else ""
     spec = load_spec(store, cell.replay_id)
     laws = laws_of(data_of(store, spec).results, spec.config)
     broken: dict[str, str] = {}
@@ -153,3 +141,82 @@ def _said(store: Store, cell: MatrixCell, word: str) -> str:
     measures = ", ".join(dict.fromkeys(re.findall(r"(\w+) [\d.e+-]+ is above", cell.reason)))
     further = f"further from the truth than rounding explains: {measures}" if measures else cell.reason
     return "; ".join(broken.values()) or f"no law is broken; {further}"
+
+
+@dataclass(frozen=True)
+class FamilyFolder:
+    """A folder to work in. base, axes: what is asked of every family."""
+
+    folder: Path
+    base: ReplayConfig
+    axes: Axes
+
+    @property
+    def store(self) -> Store:
+        """Its store; it may not be there yet."""
+        return Store(self.folder / "store")
+
+    def model(self, subject: FamilyResult) -> Path:
+        """Where the small model of a family belongs."""
+        return self.folder / "models" / f"{subject.name}-{_hash(subject.config)}"
+
+    def make_inputs(self) -> None:
+        """The dumps that every family replays; those that are there stay."""
+        from actordbg.dumps.create import create_dumps  # and numpy
+
+        there = len(list(self.store.iter_dumps())) if self.store.root.is_dir() else 0
+        for seed, shape in list(enumerate(SHAPES))[there:]:
+            create_dumps(self.store, 1, vocab_size=VOCABULARY, seed=seed, **shape)
+
+    def done(self, subject: FamilyResult) -> FamilyResult | None:
+        """The result of an earlier run that asked the same; None if it must run."""
+        with contextlib.suppress(ActordbgError):
+            result = FamilyResult.from_file(self._file(subject))
+            if result.asked == self._asked(subject):
+                return replace(result, known_as=subject.known_as, typed=subject.typed)
+        return None
+
+    def keep(self, subject: FamilyResult, result: FamilyResult) -> FamilyResult:
+        """Write down what became of a family, and what was asked of it."""
+        result = replace(result, asked=self._asked(subject))
+        atomic_write(self._file(subject), result.to_json().encode())
+        return result
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Inside the block no other `families` works here; Conflict if one does."""
+        descriptor = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise Conflict(
+                f"another `actordbg families` works in {self.folder}", hint="wait for it, or name a new folder"
+            ) from None
+        finally:
+            os.close(descriptor)
+
+    def _file(self, subject: FamilyResult) -> Path:
+        return self.folder / "families" / f"{self.model(subject).name}.json"
+
+    def _asked(self, subject: FamilyResult) -> str:
+        """A hash of all that decides a result."""
+        base = {name: value for name, value in asdict(self.base).items() if name != "model"}
+        return _hash([subject.config, base, self.axes, SHAPES, installed_versions()])
+
+
+def open_folder(folder: Path) -> Path:
+    """The folder of an earlier run, or a new or empty one; UsageError for one with anything else in it."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is no folder", hint="name a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    if {path.name for path in folder.iterdir()} - {"store", "models", "families"}:
+        raise UsageError(
+            f"{folder} is not empty, and not of `actordbg families`",
+            hint="name a new folder: this command writes only where nothing is",
+        )
+    return folder.resolve()
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

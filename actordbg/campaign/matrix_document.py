@@ -7,22 +7,43 @@ finished, and its numbers are not the truth's), NOT JUDGED (it finished, and cou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 from typing import Any
 
+from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import human_bytes, plural
-from actordbg.campaign.matrix_picture import heat_map, matrix_banner
-from actordbg.config.as_ran import toy
-from actordbg.config.replay_config import AXES
-from actordbg.document.blocks import Block, Grid, Heading, Items, Paragraph, number, seconds, setting
+from actordbg.config.as_ran import complete, repeat_options, toy
+from actordbg.config.replay_config import AXES, SETTINGS, TINY
+from actordbg.document.blocks import (
+    BAD_TONE,
+    GOOD_TONE,
+    NO_TONE,
+    PART_TONE,
+    Banner,
+    Block,
+    Cell,
+    Cells,
+    Grid,
+    Heading,
+    Items,
+    Paragraph,
+    number,
+    seconds,
+    setting,
+)
+from actordbg.document.specifications import BAD, PART, QUIET, coloured, hints, layer, layered, names
+from actordbg.document.specifications import GOOD as GREEN
 from actordbg.judge.agreement import SHOWN
 from actordbg.judge.comparison_document import excluded
 from actordbg.judge.summary import Explain, nothing_known
 from actordbg.records.comparison_record import GOOD, NOT_COMPARED
 from actordbg.records.matrix_record import FAILED, NOT_RUN, PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
 
-_STATES = {"running": "running, or was killed"}
+MODEL = ("model", "model_class", "parameters", "num_layers")
 AXES_AS_COLUMNS = 4
 """With more axes than this the settings share one column."""
 WRONG, UNJUDGED, REGRESSED, IN_PART, WAITS = "WRONG", "NOT JUDGED", "REGRESSED", "in part", "not compared"
@@ -51,46 +72,46 @@ def matrix_document(
     record: MatrixRecord, context: MatrixContext, explain: Explain = nothing_known, *, explained: bool = True
 ) -> list[Block]:
     """Build the whole matrix, top to bottom. explained: with what its columns mean, not only with where that is said."""
-    word = word_in(record)
     cells, counted = record.cells, _counted(record)
-    state = "" if record.status == "complete" else f" The matrix is {_STATES.get(record.status, record.status)}."
+    state = "running, or was killed" if record.status == "running" else record.status
     of_toy = next((said for cell in cells if (said := toy(cell.config.get("model"), ", of a "))), "")
-    heat = heat_map(record, word)
-    unasked = ((f"not checked: {reason}", cell) for cell in cells if cell.laws for reason in cell.unasked)
-    excludes = [cell for cell in cells if cell.excludes and record.options.get("power")]
+    heat = heat_map(record)
+    words = [(verdict_word(cell), cell) for cell in cells]
+    reasons = [(cell.reason, cell) for cell in cells]
+    laws = [(cell.laws, cell) for cell in cells]
+    unasked = [(f"not checked: {reason}", cell) for cell in cells if cell.laws for reason in cell.unasked]
     sections = {
-        "Wrong": (_wrong(cell) for cell in cells if verdict_word(cell) == WRONG),
-        "Not judged": _by_text((cell.reason, cell) for cell in cells if verdict_word(cell) == UNJUDGED),
-        "In part": _by_text((cell.reason, cell) for cell in cells if verdict_word(cell) in (PASSED, IN_PART)),
-        "Regressed": (f"{_label(cell)}: {'; '.join(cell.regressed)}" for cell in cells if cell.regressed),
-        "Laws": _by_text((cell.laws, cell) for cell in cells) + _by_text(unasked),
-        "What would have been wrong": (
-            f"{_label(cell)}: {excluded(cell.excludes, str(cell.config.get('dtype')))}" for cell in excludes
-        ),
-        "Failed": (line for cell in cells if cell.status == FAILED for line in _failure(cell, explain)),
-        "Unavailable and not run": _by_text((cell.reason, cell) for cell in cells if cell.status in (UNAVAILABLE, NOT_RUN)),
+        "Wrong": [_wrong(cell) for word, cell in words if word == WRONG],
+        "Not judged": _by_text((cell.reason, cell) for word, cell in words if word == UNJUDGED),
+        "In part": _by_text((cell.reason, cell) for word, cell in words if word in (PASSED, IN_PART)),
+        "Regressed": [f"{_label(cell)}: {'; '.join(cell.regressed)}" for cell in cells if cell.regressed],
+        "Laws": _by_text(laws) + _by_text(unasked),
+        "What would have been wrong": [
+            f"{_label(cell)}: {excluded(cell.excludes, str(cell.config.get('dtype')))}"
+            for cell in cells
+            if cell.excludes and record.options.get("power")
+        ],
+        "Failed": [line for cell in cells if cell.status == FAILED for line in _failure(cell, explain)],
+        "Unavailable and not run": _by_text(told for told in reasons if told[1].status in (UNAVAILABLE, NOT_RUN)),
         "Loaded": _loaded(record, context),
-        "Logs": (f"{_label(cell)}: {context.logs[cell.index]}" for cell in cells if cell.index in context.logs),
+        "Logs": [f"{_label(cell)}: {context.logs[cell.index]}" for cell in cells if cell.index in context.logs],
         "What it ran on": _facts(record, context),
     }
-    blocks: list[Block] = [
+    return [
         Heading(f"matrix {record.matrix_id}{of_toy}", 1),
-        Paragraph(f"{counted}.{state}"),
+        Paragraph(f"{counted}." + f" The matrix is {state}." * (state != "complete")),
         matrix_banner(record, counted),
         *([heat] if heat else []),
         _table(record, context),
         Paragraph(f"{'; '.join(_DEFINITIONS)}." if explained else _EXPLAINED),
         *([] if record.options.get("oracle") else [Paragraph(_UNCOMPARED)]),
+        *(block for title, lines in sections.items() if lines for block in (Heading(title, 3), Items(lines))),
     ]
-    for title, lines in sections.items():
-        if items := tuple(lines):
-            blocks += [Heading(title, 3), Items(items)]
-    return blocks
 
 
-def word_in(record: MatrixRecord) -> Callable[[MatrixCell], str]:
+def word_of(record: MatrixRecord, cell: MatrixCell) -> str:
     """What became of a cell of this matrix: one that still waits for its comparison has not passed."""
-    return lambda cell: WAITS if record.waits(cell) and not cell.violations else verdict_word(cell)
+    return WAITS if record.waits(cell) and not cell.violations else verdict_word(cell)
 
 
 def verdict_word(cell: MatrixCell) -> str:
@@ -107,9 +128,9 @@ def verdict_word(cell: MatrixCell) -> str:
 
 
 def _counted(record: MatrixRecord) -> str:
-    words = list(map(word_in(record), record.cells))
+    words = Counter(word_of(record, cell) for cell in record.cells)
     names = (PASSED, IN_PART, WRONG, UNJUDGED, WAITS, FAILED, UNAVAILABLE, "unfinished", NOT_RUN)
-    counts = ", ".join(f"{words.count(name)} {name}" for name in names if name in words)
+    counts = ", ".join(f"{words[name]} {name}" for name in names if name in words)
     passed = [cell for cell in record.cells if cell.status == PASSED]
     told = [f"{plural(len(record.cells), 'cell')} on {plural(len(record.dump_ids), 'dump')}: {counts}"]
     if lawless := sum(not cell.laws for cell in passed):
@@ -122,37 +143,39 @@ def _counted(record: MatrixRecord) -> str:
 
 
 def _table(record: MatrixRecord, context: MatrixContext) -> Grid:
-    cells, word = record.cells, word_in(record)
+    """A column for each heading that some cell has a value for; "#" and figures are set right."""
+    cells = record.cells
     varied = [name for name in AXES if len(record.axes.get(name, ())) > 1]
-    columns: dict[str, list[str]] = {"#": [str(cell.index) for cell in cells]}
+    columns: dict[str, Callable[[MatrixCell], str]] = {"combination": lambda cell: cell.name or "all as given"}
     if 0 < len(varied) <= AXES_AS_COLUMNS:
-        columns |= {name.replace("_", " "): [_setting(name, cell.settings.get(name)) for cell in cells] for name in varied}
-    else:
-        columns["combination"] = [cell.name or "all as given" for cell in cells]
-    columns["result"] = [_result(cell, word(cell)) for cell in cells]
-    left = frozenset(columns) - {"#"}
+        columns = {name.replace("_", " "): partial(_setting, name) for name in varied}
+    columns["result"] = partial(_result, record)
+    left = set(columns)
+    columns = {"#": lambda cell: str(cell.index)} | columns
     if any(cell.verdict is not None for cell in cells):
-        columns["off by"] = ["?" if cell.verdict == NOT_COMPARED else number(cell.max_abs, 2) for cell in cells]
+        columns["off by"] = lambda cell: "?" if cell.verdict == NOT_COMPARED else number(cell.max_abs, 2)
     if any(cell.excludes for cell in cells):
-        columns["sees"] = [number(cell.excludes.get("token"), 2) for cell in cells]
-    columns["fwd s"] = [seconds(cell.forward_s) for cell in cells]
+        columns["sees"] = lambda cell: number(cell.excludes.get("token"), 2)
+    columns["fwd s"] = lambda cell: seconds(cell.forward_s)
     if any(cell.backward_s is not None for cell in cells):
-        columns["bwd s"] = [seconds(cell.backward_s) for cell in cells]
-    columns["peak mem"] = [human_bytes(cell.peak_memory_bytes) for cell in cells]
-    shared = ["-" if cell.shared_with is None else f"as {cell.shared_with}" for cell in cells]
-    columns["load s"] = [seconds(cell.load_s) if cell.loads else text for cell, text in zip(cells, shared, strict=True)]
-    links = tuple(context.logs.get(cell.index, "") for cell in cells)
-    return Grid(tuple(columns), tuple(zip(*columns.values(), strict=True)), left, links)
+        columns["bwd s"] = lambda cell: seconds(cell.backward_s)
+    columns["peak mem"] = lambda cell: human_bytes(cell.peak_memory_bytes)
+    columns["load s"] = lambda cell: (
+        seconds(cell.load_s) if cell.loads else "-" if cell.shared_with is None else f"as {cell.shared_with}"
+    )
+    rows = [[text_of(cell) for text_of in columns.values()] for cell in cells]
+    return Grid(tuple(columns), rows, left, [context.logs.get(cell.index, "") for cell in cells])
 
 
-def _result(cell: MatrixCell, word: str) -> str:
+def _result(record: MatrixRecord, cell: MatrixCell) -> str:
     bad = sum(count for status, count in cell.counts.items() if status != PASSED)
-    told = f"{word} {bad}/{sum(cell.counts.values())}" if cell.status == FAILED and bad else word
+    told = word_of(record, cell) + f" {bad}/{sum(cell.counts.values())}" * bool(cell.status == FAILED and bad)
     return f"{told} {REGRESSED}" if cell.regressed else told
 
 
-def _setting(name: str, value: Any) -> str:
+def _setting(name: str, cell: MatrixCell) -> str:
     """A value below the name of its axis: "flash", "on", "3"."""
+    value = cell.settings.get(name)
     return "-" if value is None else AXES[name].in_words(value, brief=True) if isinstance(value, str) else AXES[name].typed(value)
 
 
@@ -210,35 +233,36 @@ def _by_text(said: Iterable[tuple[str, MatrixCell]]) -> list[str]:
     return [f"{_cells(cells)}: {text}" for text, cells in by_text.items() if text]
 
 
-def _loaded(record: MatrixRecord, context: MatrixContext) -> Iterator[str]:
+def _loaded(record: MatrixRecord, context: MatrixContext) -> list[str]:
     built = [cell for cell in record.cells if cell.loads]
     if not built:
-        return
+        return []
     total = sum(cell.load_s or 0.0 for cell in built)
     ran = sum(cell.replay_id is not None for cell in record.cells)
-    yield f"{plural(record.loads, 'Actor')} built in {seconds(total)} s for {plural(ran, 'cell')}"
+    lines = [f"{plural(record.loads, 'Actor')} built in {seconds(total)} s for {plural(ran, 'cell')}"]
     for cell in built:
         # one that was resumed may have shared first and built later
         shared = [one for one in record.cells if one.shared_with == cell.index != one.index and not one.loads]
-        more = f", {cell.loads} builds" if cell.loads > 1 else ""
-        yield f"{_label(cell)}: {seconds(cell.load_s)} s{more}" + (f"; shared by {_cells(shared)}" if shared else "")
+        more = f", {cell.loads} builds" * (cell.loads > 1) + f"; shared by {_cells(shared)}" * bool(shared)
+        lines.append(f"{_label(cell)}: {seconds(cell.load_s)} s{more}")
     if context.truth_load_s is not None:
-        yield f"the truth ({record.truth_id}) has a model of its own: {seconds(context.truth_load_s)} s"
+        lines.append(f"the truth ({record.truth_id}) has a model of its own: {seconds(context.truth_load_s)} s")
+    return lines
 
 
-def _facts(record: MatrixRecord, context: MatrixContext) -> Iterator[str]:
-    if context.resolved:
-        named = {name: context.resolved.get(name) for name in ("model", "model_class", "parameters", "num_layers")}
-        told = (f"{name} {setting(value)}" for name, value in named.items() if value is not None)
-        yield "model: " + ", ".join(told).removeprefix("model ")
-        yield f"device: {context.resolved.get('device_name')}, {context.resolved.get('threads')} threads"
-    if context.seq_lens:
-        sizes = f"batch size {_range(context.batch_sizes)}, seq_len {_range(context.seq_lens)}, {plural(context.tokens, 'token')}"
-        folded = f" (ids of {context.folded} folded into the vocabulary)" if context.folded else ""
-        yield f"inputs: {plural(len(context.seq_lens), 'dump')}, {sizes}{folded}"
+def _facts(record: MatrixRecord, context: MatrixContext) -> list[str]:
+    ran, inputs = context.resolved, len(context.seq_lens)
+    model = [f"{name} {setting(ran[name])}" for name in MODEL if ran.get(name) is not None]
+    sizes = inputs and (
+        f"{plural(inputs, 'dump')}, batch size {_range(context.batch_sizes)}, seq_len {_range(context.seq_lens)}, "
+        f"{plural(context.tokens, 'token')}" + f" (ids of {context.folded} folded into the vocabulary)" * bool(context.folded)
+    )
     gone = dict.fromkeys(context.gone, " (gone)")
     replays = [f"{cell.index}: {cell.replay_id}{gone.get(cell.replay_id, '')}" for cell in record.cells if cell.replay_id]
     facts = {
+        "model": ", ".join(model).removeprefix("model "),
+        "device": ran and f"{ran.get('device_name')}, {ran.get('threads')} threads",
+        "inputs": sizes,
         "selected": record.selection and f'--where "{record.selection}"',
         "the same for all": ", ".join(f"{name} {setting(values[0])}" for name, values in record.axes.items() if len(values) == 1),
         "versions": ", ".join(f"{name} {version}" for name, version in sorted(context.versions.items())),
@@ -246,9 +270,93 @@ def _facts(record: MatrixRecord, context: MatrixContext) -> Iterator[str]:
         "baseline": record.baseline,
         "replays (for `report` and `compare`)": ", ".join(replays),
     }
-    yield from (f"{name}: {text}" for name, text in facts.items() if text)
+    return [f"{name}: {text}" for name, text in facts.items() if text]
 
 
 def _range(values: Sequence[int]) -> str:
     low, high = min(values), max(values)
     return str(low) if low == high else f"{low} to {high}"
+
+
+MOST_COLUMNS = 6
+"""Columns of a heat map that a phone can still scroll through."""
+_COLOURS = {GOOD_TONE: GREEN, PART_TONE: PART, BAD_TONE: BAD, NO_TONE: QUIET}
+
+
+def matrix_banner(record: MatrixRecord, counted: str) -> Banner:
+    """Say the verdict over all cells. counted: how many cells came out how, in words."""
+    ran = [cell for cell in record.cells if cell.status in (PASSED, FAILED)]
+    judged = [cell for cell in ran if cell.verdict is not None and not cell.unjudged]
+    toy = all(str(cell.config.get("model", TINY)) == TINY for cell in record.cells)
+    left = ["your model: this ran the embedded toy model `tiny`"] if toy else []
+    if unjudged := len(ran) - len(judged):
+        left.append(f"the numbers of {plural(unjudged, 'cell')}, which nothing was compared with")
+    if others := len(record.cells) - len(ran):
+        left.append(f"{plural(others, 'cell')} that did not run")
+    figures = [("cells that are right", f"{sum(cell.good for cell in judged)} / {len(record.cells)}")]
+    if good := [(cell.forward_s, cell.name) for cell in ran if cell.good and cell.forward_s]:
+        fastest, name = min(good, key=lambda pair: pair[0])
+        figures.append((f"fastest forward{' (toy model)' * toy}: {name}", f"{seconds(fastest)} s"))
+    wrong, failed = [cell for cell in ran if cell.wrong], [cell for cell in ran if cell.status == FAILED]
+    words = {
+        ("NOTHING RAN", NO_TONE): not ran,
+        (WRONG, BAD_TONE): wrong,
+        ("FAILED", BAD_TONE): failed,
+        (REGRESSED, BAD_TONE): any(cell.regressed for cell in record.cells),
+        ("NOT COMPLETE", PART_TONE): any(cell.open or record.waits(cell) for cell in record.cells),
+        (UNJUDGED, PART_TONE): unjudged,
+        ("RIGHT", GOOD_TONE): True,
+    }
+    word, tone = next(verdict for verdict, applies in words.items() if applies)
+    first = f" {WRONG if wrong else 'Failed'}: {(wrong or failed)[0].name}." if wrong or failed else ""
+    return Banner(word, f"{counted}.{first}", tone, tuple(figures), tuple(left))
+
+
+def heat_map(record: MatrixRecord) -> Cells | None:
+    """Lay out the cells by their settings; None where nothing varies."""
+    down = [name for name in AXES if len(record.axes.get(name, ())) > 1]
+    if not down:
+        return None
+    across: list[str] = []
+    while down and (not across or len(_values(record, [down[-1], *across])) <= MOST_COLUMNS):
+        across.insert(0, down.pop())
+    by_settings = {tuple(str(cell.settings.get(name)) for name in (*down, *across)): cell for cell in record.cells}
+    rows, columns = _values(record, down), _values(record, across)
+    found = [[by_settings.get((*map(str, row), *map(str, column))) for column in columns] for row in rows]
+    cells = tuple(tuple(None if cell is None else _cell(cell, record) for cell in line) for line in found)
+    heads = tuple(_named(down, row) or "all" for row in rows), tuple(_named(across, column) for column in columns)
+    says = "Each field is a replay under those settings: its word, and how far it is from the truth. Point at one for the reason;"
+    marks = [
+        {"row": row, "column": column, "verdict": cell.text, "tone": cell.tone, "figure": cell.figure, "why": cell.why}
+        for row, line in zip(heads[0], cells, strict=True)
+        for column, cell in zip(heads[1], line, strict=True)
+        if cell is not None
+    ]
+    shown = hints(("verdict", "verdict"), ("figure", "figures"), ("why", "why"))
+    field = layer("rect", tooltip=shown, color=coloured("tone", None, _COLOURS))
+    drawn = layered(marks, field, height=44 * len(rows), x=names("column", None), y=names("row", None))
+    return Cells("The cells", f"{says} a click copies the command that repeats it.", *heads, cells, drawn)
+
+
+def _values(record: MatrixRecord, axes: Sequence[str]) -> list[tuple[Any, ...]]:
+    return list(product(*(record.axes[name] for name in axes)))
+
+
+def _named(axes: Sequence[str], values: Sequence[Any]) -> str:
+    return ", ".join(SETTINGS[name].in_words(value) or f"{name} {value}" for name, value in zip(axes, values, strict=True))
+
+
+def _cell(cell: MatrixCell, record: MatrixRecord) -> Cell:
+    word = word_of(record, cell)
+    figures = [f"off by {number(cell.max_abs, 2)}"] if cell.max_abs is not None else []
+    figures += [f"{seconds(cell.forward_s)} s"] if cell.forward_s is not None else []
+    why = [*cell.violations[:2], *filter(None, (cell.reason, cell.error)), *cell.regressed]
+    said = f"cell {cell.index}, {cell.name}: {word}" + f". {'; '.join(why)[:400]}" * bool(why)
+    tone = GOOD_TONE if word == PASSED and cell.verdict is not None else PART_TONE
+    if cell.wrong or cell.status == FAILED or cell.regressed:
+        tone = BAD_TONE
+    elif cell.status != PASSED or cell.unjudged:
+        tone = NO_TONE
+    where = ["--where", record.selection] if record.selection else []
+    words = ["actordbg", "replay", *where, "--max-inputs", str(len(record.dump_ids)), *repeat_options(complete(cell.config))]
+    return Cell(word, ", ".join(figures), tone, said, " ".join(map(in_shell, words)))

@@ -18,19 +18,18 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from actordbg.base.errors import ActordbgError, Conflict, GroupsLost, MachineFault, StoreProblem
+from actordbg.base.errors import ActordbgError, GroupsLost, MachineFault, StoreProblem
 from actordbg.base.owners import Owner
-from actordbg.base.processes import ALIVE, STOPPED, start_ticks, state_of
 from actordbg.base.units import resolve
 from actordbg.campaign import checkpoints
+from actordbg.campaign.runner import Campaign, Trial, run_trials
 from actordbg.campaign.sft_cells import run_sft
 from actordbg.campaign.train_engine import CHECKPOINTS, MODULE, STEP, TRAINING, step_of
 from actordbg.campaign.train_plan import schedule
@@ -53,21 +52,12 @@ from actordbg.records.matrix_record import (
 )
 from actordbg.records.replay_record import CRASHED, PASSED, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.replay.group_engine import Losses, WarmGroups, engine_in_use, launch_group
-from actordbg.replay.supervise import (
-    COMPLETE,
-    INTERRUPTED,
-    STOPPED_EARLY,
-    Progress,
-    ReplayOutcome,
-    interruptible,
-    run_replay,
-    undisturbed,
-)
+from actordbg.replay.supervise import Progress, run_replay
 from actordbg.store.layout import Store, read_with_owner
 
 CHECK = "check.json"
-RUNNER, STORAGE, WENT_ON = "runner", "storage", "went on"
-"""Keys of the record's options: who runs it; where checkpoints go, and how often; after which steps a cell went on from one."""
+STORAGE, WENT_ON = "storage", "went on"
+"""Keys of the record's options: where checkpoints go, and how often; after which steps a cell went on from one."""
 FAILURES_HERE = 3
 """How often a cell's group may be lost on this machine. On a cluster `--max-failures` is for all cells together."""
 Hears = Callable[[TrainCell, str], None]
@@ -86,108 +76,93 @@ class CellEnded(Exception):
         self.record = record
 
 
-@dataclass
-class TrainRun:
-    """One run of a training check. `record` always equals the file."""
+class TrainRun(Campaign[TrainCheckRecord]):
+    """One run of a training check."""
 
-    store: Store
-    record: TrainCheckRecord
-    inputs: Sequence[ReplayInput]
-    on_event: Hears = lambda cell, what: None
-    warm: WarmGroups = field(default_factory=lambda: WarmGroups(partial(launch_group, module=MODULE)))
-
-    _resumes: dict[int, str | None] = field(default_factory=dict)
-    _died_in: set[str] = field(default_factory=set)
-    _losses: Losses | None = None
+    def __init__(
+        self,
+        store: Store,
+        record: TrainCheckRecord,
+        inputs: Sequence[ReplayInput],
+        on_event: Hears = lambda cell, what: None,
+        warm: WarmGroups | None = None,
+    ) -> None:
+        name, self._folder = record.check_id, folder_of(store, record.check_id)
+        super().__init__(store, record, self._folder / CHECK, f"training check {name}", f"train-check --resume {name}")
+        self.inputs, self.on_event = inputs, on_event
+        self.warm = warm or WarmGroups(partial(launch_group, module=MODULE))
+        self._resumes: dict[int, str | None] = {}
+        self._died_in: set[str] = set()
+        self._losses = engine_in_use().losses()
+        self._storage_root = Path(told["folder"]) if (told := record.options.get(STORAGE)) else None
 
     def run(self) -> TrainCheckRecord:
-        """Run every cell that has not finished. KeyboardInterrupt passes through after every process has ended."""
-        self._claim()
-        self._losses = engine_in_use().losses()
-        status = STOPPED_EARLY
-        try:
-            with interruptible():
-                for index in self._order():
-                    self._run_cell(index)
-            status = COMPLETE
-        except KeyboardInterrupt:
-            status = INTERRUPTED
-            raise
-        except (GroupsLost, MachineFault) as error:
-            error.hint = f"`actordbg train-check --resume {self.record.check_id}` goes on"
-            raise
-        finally:
-            with undisturbed():
-                self.warm.close(at_once=status != COMPLETE)
-                options = self.record.options | {RUNNER: None}
-                self.record = replace(self.record, status=status, finished_at=now_timestamp(), options=options)
-                self._save()
-        return self.record
+        if (storage := self._storage_root) is not None:
+            if self.record.status == OPEN:
+                checkpoints.open_folder(storage)
+            elif not storage.is_dir():
+                raise StoreProblem(f"the checkpoints' folder {storage} is not there", hint="mount it, or start a new check")
+        return super().run()
 
-    def _order(self) -> list[int]:
-        """The open cells, those of one launcher together."""
+    def work(self) -> None:
+        """Run the open cells, those of one launcher together."""
         cells = [cell for cell in self.record.cells if cell.status == OPEN]
         first = {_home(cell): cell.index for cell in reversed(cells)}
-        return [cell.index for cell in sorted(cells, key=lambda cell: (first[_home(cell)], cell.index))]
+        cells.sort(key=lambda cell: (first[_home(cell)], cell.index))
+        run_trials([Trial(_home(cell), partial(self._run_cell, cell)) for cell in cells], self.warm)
 
-    def _run_cell(self, index: int) -> None:
-        cell = self.record.cells[index]
-        self.warm.share(_home(cell))
-        own = cell.role in (SFT, SFT_BASELINE)
+    def close(self, complete: bool) -> None:
+        self.warm.close(at_once=not complete)
+
+    def _run_cell(self, cell: TrainCell, warm: WarmGroups) -> None:
+        own, began = cell.role in (SFT, SFT_BASELINE), time.monotonic()
         cell = replace(cell, folder=None, reason="") if own else self._next_attempt(cell)
         for _ in range(len(cell.steps) * self.record.batch):
             self.on_event(cell, "micro-batch")
-        self._put(cell)
+        self.put(cell)
         self.on_event(cell, "starts")
-        began = time.monotonic()
         if own:
-            self._finish(
-                cell, began, *run_sft(cell, self.record, log_of(self.record, cell), lambda: self.on_event(cell, "micro-batch"))
-            )
+            log = log_of(self.record, cell)
+            status, reason, steps = run_sft(cell, self.record, log, partial(self.on_event, cell, "micro-batch"))
+            optimizer = ""
         else:
-            self._train(cell, began)
+            cell, status, reason, optimizer = self._train(cell)
+            steps = self._steps_so_far(cell)
+            if status == TRAINED and len(steps) < self.record.steps:
+                status, reason = BROKEN, f"only {len(steps)} of {self.record.steps} steps have figures"
+        seconds = time.monotonic() - began
+        cell = replace(cell, status=status, reason=reason, seconds=seconds, steps=steps, optimizer=optimizer)
+        self.put(cell)
+        self.on_event(cell, "done")
+        if not own:
+            write_trainer_log(cell, self.record)
+            if (storage := self._storage(cell)) is not None:
+                checkpoints.remove_all(storage)
 
-    def _train(self, cell: TrainCell, began: float) -> None:
-        status, reason, optimizer = TRAINED, "", ""
+    def _train(self, cell: TrainCell) -> tuple[TrainCell, str, str, str]:
+        """Attempt the cell until it ends: the cell in its last attempt, its status and reason, and its optimizer."""
         losses, self._died_in = self._losses or Losses(FAILURES_HERE), set()
         while True:
             before = len(losses.reasons)
             try:
-                optimizer = str(self._attempt(cell).resolved.get("stepped_by", ""))
+                hear, folder = partial(self._hear, cell), self._folder / str(cell.folder)
+                outcome = run_replay(
+                    self.store, self._spec(cell), hear, warm=self.warm, folder=folder, deal=False, losses=self._losses
+                )
+                return cell, TRAINED, "", str(outcome.resolved.get("stepped_by", ""))
             except GroupLost as lost:
                 self.warm.close(at_once=True)
                 if losses.reasons[before:][-1:] != [str(lost)]:  # what its supervisor has not counted
                     losses.count(str(lost))
                 cell = self._next_attempt(cell)
-                self._put(cell)
-                continue
+                self.put(cell)
             except CellEnded as ended:
-                status, reason = BROKEN, _why(ended.record)
                 self.warm.close(at_once=True)
+                return cell, BROKEN, _why(ended.record), ""
             except (GroupsLost, MachineFault):
                 raise
             except ActordbgError as error:
-                status, reason = BROKEN, error.message
-            break
-        steps = self._steps_so_far(cell)
-        if status == TRAINED and len(steps) < self.record.steps:
-            status, reason = BROKEN, f"only {len(steps)} of {self.record.steps} steps have figures"
-        cell = self._finish(cell, began, status, reason, steps, optimizer)
-        write_trainer_log(cell, self.record)
-        if (storage := self._storage(cell)) is not None:
-            checkpoints.remove_all(storage)
-
-    def _attempt(self, cell: TrainCell) -> ReplayOutcome:
-        """Run what the cell's record has no steps of, in its folder."""
-        return run_replay(
-            self.store,
-            self._spec(cell),
-            partial(self._hear, cell),
-            warm=self.warm,
-            folder=self._folder / str(cell.folder),
-            deal=False,
-            losses=self._losses,
-        )
+                return cell, BROKEN, error.message, ""
 
     def _next_attempt(self, cell: TrainCell) -> TrainCell:
         """The cell with a new folder, and with the steps before the newest checkpoint. Unsupported for a checkpoint of others."""
@@ -197,36 +172,26 @@ class TrainRun:
             found = checkpoints.newest(storage, self._belongs(cell), len(steps))
             checkpoints.clear(storage, found)
         self._resumes[cell.index] = str(found.folder) if found else None
-        cell = replace(cell, folder=self._next_folder(cell.index), reason="", steps=steps[: found.step] if found else ())
+        names = (f"cell-{cell.index}.{attempt}" for attempt in itertools.count(1))
+        folder = next(name for name in names if not (self._folder / name).exists())
+        cell = replace(cell, folder=folder, reason="", steps=steps[: found.step] if found else ())
         if found is not None:
-            told = dict(self.record.options.get(WENT_ON) or {})
-            told[str(cell.index)] = [*told.get(str(cell.index), []), found.step]
+            told, name = self.record.options.get(WENT_ON) or {}, str(cell.index)
+            told = told | {name: [*told.get(name, []), found.step]}
             self.record = replace(self.record, options=self.record.options | {WENT_ON: told})
         return cell
 
     def _steps_so_far(self, cell: TrainCell) -> tuple[TrainStep, ...]:
         """Those that earlier attempts left in the record, and those in the journals of the last."""
-        last = steps_of(self._folder / cell.folder, self.record.batch) if cell.folder else []
-        return (*cell.steps, *last)
+        return (*cell.steps, *(steps_of(self._folder / cell.folder, self.record.batch) if cell.folder else ()))
 
     def _storage(self, cell: TrainCell) -> Path | None:
         """Where the cell's checkpoints are."""
-        told = self.record.options.get(STORAGE)
-        return Path(told["folder"]) / self.record.check_id / f"cell-{cell.index}" if told else None
+        return self._storage_root and self._storage_root / self.record.check_id / f"cell-{cell.index}"
 
     def _belongs(self, cell: TrainCell) -> dict[str, Any]:
         whole = self._work(replace(cell, steps=()))
         return checkpoints.belongs_to(self.record.check_id, cell.index, whole, self.record.training, gather_facts().versions)
-
-    def _finish(
-        self, cell: TrainCell, began: float, status: str, reason: str, steps: tuple[TrainStep, ...], optimizer: str = ""
-    ) -> TrainCell:
-        """Write down what became of a cell."""
-        seconds = time.monotonic() - began
-        cell = replace(cell, status=status, reason=reason, seconds=seconds, steps=steps, optimizer=optimizer)
-        self._put(cell)
-        self.on_event(cell, "done")
-        return cell
 
     def _spec(self, cell: TrainCell) -> ReplaySpec:
         """What the cell's workers run; it is written beside how they step."""
@@ -240,7 +205,7 @@ class TrainRun:
                 "folder": str(storage),
                 "every": self.record.options[STORAGE]["every"],
                 "steps": self.record.steps,
-                "attempt": int(str(cell.folder).rpartition(".")[2]),
+                "attempt": int(folder.suffix[1:]),
                 "resume": self._resumes.get(cell.index),
                 "belongs": self._belongs(cell),
             }
@@ -257,49 +222,17 @@ class TrainRun:
     def _hear(self, cell: TrainCell, event: Progress) -> None:
         if event.kind == "attempt" and event.text and read_results(self._folder / str(cell.folder)):
             raise GroupLost(event.text)
-        if event.kind == "result" and event.result is not None:
-            if event.result.status != PASSED:
-                self._judge(cell, event.result)
+        if event.kind == "result" and (result := event.result) is not None:
             storage = self._storage(cell)
-            if storage is not None and event.result.extra.get(STEP):
+            if result.status == CRASHED and storage is not None and result.dump_id not in self._died_in:
+                # with checkpoints, ranks may die in a micro-batch once: of it, or of something else; twice is of it
+                self._died_in.add(result.dump_id)
+                raise GroupLost(_why(result))
+            if result.status != PASSED:
+                raise CellEnded(result)
+            if storage is not None and result.extra.get(STEP):
                 checkpoints.prune(storage)  # after a step no rank writes one
             self.on_event(cell, "micro-batch")
-
-    def _judge(self, cell: TrainCell, result: ResultRecord) -> None:
-        """With checkpoints, ranks may die in a micro-batch once: of it, or of something else. Twice is of it."""
-        if result.status == CRASHED and self._storage(cell) is not None and result.dump_id not in self._died_in:
-            self._died_in.add(result.dump_id)
-            raise GroupLost(_why(result))
-        raise CellEnded(result)
-
-    @property
-    def _folder(self) -> Path:
-        return folder_of(self.store, self.record.check_id)
-
-    def _next_folder(self, index: int) -> str:
-        names = (f"cell-{index}.{attempt}" for attempt in itertools.count(1))
-        return next(name for name in names if not (self._folder / name).exists())
-
-    def _claim(self) -> None:
-        """Conflict while another process runs it."""
-        runner, me = self.record.options.get(RUNNER), [os.getpid(), start_ticks(os.getpid())]
-        if runner and runner != me and state_of(runner[0], runner[1])[0] in (ALIVE, STOPPED):
-            raise Conflict(f"training check {self.record.check_id} is being run by process {runner[0]}", hint="wait for it")
-        told = self.record.options.get(STORAGE)
-        if told and self.record.status == OPEN:
-            checkpoints.open_folder(Path(told["folder"]))
-        elif told and not Path(told["folder"]).is_dir():
-            raise StoreProblem(f"the checkpoints' folder {told['folder']} is not there", hint="mount it, or start a new check")
-        self.record = replace(self.record, status="running", options=self.record.options | {RUNNER: me})
-        self._save()
-
-    def _put(self, cell: TrainCell) -> None:
-        cells = tuple(cell if one.index == cell.index else one for one in self.record.cells)
-        self.record = replace(self.record, cells=cells)
-        self._save()
-
-    def _save(self) -> None:
-        self.store.publish_text(self._folder / CHECK, self.record.to_json())
 
 
 def folder_of(store: Store, check_id: str) -> Path:
@@ -354,11 +287,10 @@ def steps_of(folder: Path, batch: int) -> list[TrainStep]:
         step = step_of(name)
         if record.loss is not None:
             losses.setdefault(step, []).append(record.loss)
-        norms[step] = record.extra.get(STEP) or norms.get(step) or {}
-    whole = sorted(step for step, found in losses.items() if len(found) == batch and norms.get(step))
-    return [
-        TrainStep(step, sum(losses[step]) / batch, norms[step].get("grad_norm"), norms[step].get("update_norm")) for step in whole
-    ]
+        if figures := record.extra.get(STEP):
+            norms[step] = figures
+    whole = sorted(step for step in norms if len(losses.get(step, ())) == batch)
+    return [TrainStep(s, sum(losses[s]) / batch, norms[s].get("grad_norm"), norms[s].get("update_norm")) for s in whole]
 
 
 def _home(cell: TrainCell) -> tuple[object, ...]:

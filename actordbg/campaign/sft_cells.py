@@ -23,8 +23,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from actordbg.base.errors import LaunchProblem, StoreProblem, UsageError, machine_fault
+from actordbg.campaign.train_document import ROUND
 from actordbg.campaign.train_plan import log_name, name_of_cell
-from actordbg.campaign.train_verdicts import ROUND
 from actordbg.config.replay_config import TINY, ReplayConfig
 from actordbg.demo.demo_training import build_assets, start_job
 from actordbg.formats.store_files import make_folder, read_regular
@@ -53,8 +53,8 @@ _MADE_UP_LENGTH, _LENGTH = 256, 2048
 def sft_cells(configs: Sequence[ReplayConfig], base: ReplayConfig, first: int) -> list[TrainCell]:
     """A cell for each configuration that shards, behind the one that they are held against; `first` is its index."""
     alone = replace(base, backend="deepspeed", zero_stage=2, nproc=1, tp=1, ring=1, packing=None, dist_backend=None)
-    asked = [one for one in configs if one.backend != "plain"]
-    stages = {one.zero_stage for one in asked if one.backend == "deepspeed"}
+    asked = [config for config in configs if config.backend != "plain"]
+    stages = {config.zero_stage for config in asked if config.backend == "deepspeed"}
     missing = [name for name in TRAINER.programs[_PROGRAM].needs if importlib.util.find_spec(name) is None]
     cells: list[TrainCell] = []
     for config in (alone, *asked):
@@ -93,7 +93,7 @@ def run_sft(
             reason = f"{error.message}{_last_error(log)}"
             if fault := machine_fault(LaunchProblem(reason), log.parent):
                 raise fault from None
-    steps = _steps(log, record.steps)
+    steps = steps_of_log(log, record.steps)
     if not reason and len(steps) < record.steps:
         reason = f"its log has {len(steps)} of {record.steps} steps"
     return BROKEN if reason else TRAINED, reason, steps
@@ -116,8 +116,8 @@ def keys_of(data: Path) -> tuple[str, str]:
 def _order(cell: TrainCell, record: TrainCheckRecord, folder: Path) -> SftOrder:
     """Rows, sizes and numbers, so that every cell of the check has the same rows in each step."""
     config, told, training = ReplayConfig.from_dict(cell.config), record.options[SFT], record.training
-    sharing = [ReplayConfig.from_dict(one.config) for one in record.cells if one.role == SFT and one.status != IMPOSSIBLE]
-    together = ROWS * math.lcm(*(one.lanes for one in sharing))
+    sharing = [ReplayConfig.from_dict(other.config) for other in record.cells if other.role == SFT and other.status != IMPOSSIBLE]
+    together = ROWS * math.lcm(*(shared.lanes for shared in sharing))
     batch = together * int(told["accumulation"])
     if told["data"] is None:
         made_up = batch * (told.get(ROUND) or record.steps)
@@ -148,11 +148,11 @@ def _lines(data: Path) -> int:
         return sum(1 for line in file if line.strip())
 
 
-def _steps(log: Path, count: int) -> tuple[TrainStep, ...]:
+def steps_of_log(log: Path, count: int) -> tuple[TrainStep, ...]:
     """The loss of each step. Releases that print one for each micro-batch: the mean of a step's."""
     found = read_log(str(log)).series.get(TRAINER.losses[0], {}).get(BAR)
-    values = list(found.values) if found else []
+    values = list(found.points.values()) if found else []
     each = max(1, len(values) // count)
     whole = [values[at : at + each] for at in range(0, len(values) - each + 1, each)]
-    losses = [math.fsum(one) / len(one) if all(map(math.isfinite, one)) else None for one in whole[:count]]
+    losses = [math.fsum(step) / each if all(map(math.isfinite, step)) else None for step in whole[:count]]
     return tuple(TrainStep(step, loss, None, None) for step, loss in enumerate(losses, 1))

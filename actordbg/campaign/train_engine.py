@@ -55,6 +55,8 @@ class TrainEngine:
     """Runs micro-batches through a `TrainingSession`. See `actordbg.replay.worker.Engine` for what each method promises."""
 
     out_of_step = ""
+    tainted = False
+    """After a failure in the middle of a step no weight can be trusted."""
 
     def __init__(self, folder: Path, spec: ReplaySpec, rank: int) -> None:
         self.folder, self.spec, self.rank = folder, spec, rank
@@ -62,7 +64,6 @@ class TrainEngine:
         self._session: TrainingSession
         self._training: Training
         self._done = 0
-        self._failed = False
         self._checkpoints: Any = None
 
     @property
@@ -74,24 +75,19 @@ class TrainEngine:
     def collective(self) -> bool:
         return self._session.is_collective
 
-    @property
-    def tainted(self) -> bool:
-        """After a failure in the middle of a step no weight can be trusted."""
-        return self._failed
-
     def open(self) -> dict[str, Any]:
         from actordbg.actor.backends.training import Training
-        from actordbg.campaign.training_session import open_training
+        from actordbg.campaign.training_session import TrainingSession
 
         if read_results(self.folder):
             raise StoreProblem("a training cannot go on in the middle: its weights are gone", hint="start the check again")
         told = json.loads(read_regular(self.folder / TRAINING))
         self._checkpoints = told.pop(CHECKPOINTS, None)
         self._training = Training(**{**told, "betas": (told["betas"][0], told["betas"][1])})
-        self._done, self._failed = 0, False
+        self._done, self.tainted = 0, False
         defaults = defaults_of(self.root, self.spec.inputs)
-        opening = open_training(self.spec.config, self._training, defaults=defaults, model_cache=self.root / "models")
-        self._session = self._resources.enter_context(opening)
+        session = TrainingSession(self.spec.config, defaults, self.root / "models", self._training)
+        self._session = self._resources.enter_context(contextlib.closing(session))
         went_on = self._go_on() if self._checkpoints else {}
         return self._session.resolved | {"training": asdict(self._training), "stepped_by": self._session.stepped_by} | went_on
 
@@ -136,7 +132,7 @@ class TrainEngine:
     def run(
         self, item: ReplayInput, loaded: Dump, *, recorded: bool, on_law: Callable[[str], None] | None = None
     ) -> dict[str, Any]:
-        self._failed = True
+        self.tainted = True
         loss, seconds = self._session.micro_batch(loaded)
         self._done += 1
         figures = {"loss": loss}
@@ -152,7 +148,7 @@ class TrainEngine:
         else:
             if fields["extra"]:
                 self._save(step_of(item.dump_id))
-            self._failed = False
+            self.tainted = False
         return fields
 
     def close(self) -> None:

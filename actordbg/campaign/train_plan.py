@@ -11,20 +11,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from actordbg.actor.known_failures import check_config
 from actordbg.actor.rules import REFUSE
 from actordbg.base.errors import UsageError
-from actordbg.campaign.ancestor_names import Skip
-from actordbg.campaign.axes import Axes, combinations
+from actordbg.campaign.cells import Axes, combinations, with_way_out
+from actordbg.campaign.train_document import steps_of_round
 from actordbg.campaign.train_engine import input_id
-from actordbg.campaign.train_verdicts import steps_of_round
 from actordbg.config.choices import Facts
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
+from actordbg.config.sources import FSDP_OFF
 from actordbg.formats.dump_record import DumpRecord
-from actordbg.records.matrix_record import ASKED, BASELINE, IMPOSSIBLE, NOISE, TrainCell
+from actordbg.records.matrix_record import ASKED, BASELINE, IMPOSSIBLE, NOISE, OPEN, TrainCell
 from actordbg.records.replay_record import ReplayInput
 
 ANCESTORS: tuple[dict[str, Any], ...] = (
@@ -44,11 +44,12 @@ def configurations(
 ) -> list[ReplayConfig]:
     """The configurations to train under, but those to `skip`. `sizes`: tp and ring where no axis is given."""
     if axes:
-        found = [one.config for one in combinations(base, axes)]
+        found = [combination.config for combination in combinations(base, axes)]
     else:
-        sized = [{name: (sizes or {}).get(name, value) for name, value in one.items()} for one in ANCESTORS]
-        found = list(dict.fromkeys(replace(base, **one) for one in sized))
-    return [one for one in map(_fitted, found) if not any(_is_left_out(one, what) for what in skip)]
+        sized = [{name: (sizes or {}).get(name, value) for name, value in settings.items()} for settings in ANCESTORS]
+        found = list(dict.fromkeys(replace(base, **settings) for settings in sized))
+    fitted = map(_fitted, found)
+    return [config for config in fitted if not any(_is_left_out(config, *what) for what in skip)]
 
 
 def _fitted(config: ReplayConfig) -> ReplayConfig:
@@ -58,31 +59,29 @@ def _fitted(config: ReplayConfig) -> ReplayConfig:
     return replace(config, packing=True) if config.ring > 1 and config.packing is None else config
 
 
-def _is_left_out(config: ReplayConfig, skip: Skip) -> bool:
-    backend, tp, ring = skip
+def _is_left_out(config: ReplayConfig, backend: str, tp: bool | None, ring: bool | None) -> bool:
     return config.backend == backend and tp in (None, config.tp > 1) and ring in (None, config.ring > 1)
 
 
 def batch_of(configs: Sequence[ReplayConfig], accumulation: int) -> int:
     """Micro-batches of a step: `accumulation` for each lane of the cell that has most, and a multiple of the lanes of all."""
-    lanes = [_lanes(one) for one in configs if _lanes(one)]
-    return math.lcm(*lanes) * accumulation if lanes else accumulation
+    return math.lcm(*(config.lanes for config in configs if _is_whole(config))) * accumulation
 
 
-def _lanes(config: ReplayConfig) -> int:
-    """0 for processes that no groups of tp x ring divide."""
-    return 0 if config.nproc % (config.tp * config.ring) else config.lanes
+def _is_whole(config: ReplayConfig) -> bool:
+    """Whether groups of tp x ring divide the processes."""
+    return config.nproc % (config.tp * config.ring) == 0
 
 
 def require_whole_groups(configs: Sequence[ReplayConfig], axes: Axes) -> None:
     """UsageError where tp x ring does not divide the processes of a configuration that is there by default, or of all that lists
     name. Of some that lists name, their cells say so.
     """
-    broken = [one for one in configs if not _lanes(one)]
+    broken = [config for config in configs if not _is_whole(config)]
     if not broken or (axes and len(broken) < len(configs)):
         return
-    groups = "; ".join(f"{name_of_cell(one)} takes groups of {one.tp * one.ring}" for one in broken)
-    whole = math.lcm(*(one.tp * one.ring for one in configs))
+    groups = "; ".join(f"{name_of_cell(config)} takes groups of {config.tp * config.ring}" for config in broken)
+    whole = math.lcm(*(config.tp * config.ring for config in configs))
     raise UsageError(
         f"{broken[0].nproc} processes do not divide into whole groups (tp x ring): {groups}",
         hint=f"use --nproc {whole} (NUM_GPUS={whole}) or a multiple of it, or other sizes (--tp, --ring); or leave these out"
@@ -102,44 +101,37 @@ def make_train_cells(
 ) -> list[TrainCell]:
     """The baseline, the noise, and a cell for each configuration; one that cannot run here says why."""
     plain = _fitted(replace(base, backend="plain", zero_stage=0, tp=1, ring=1, dist_backend=None))
-    cells = [
-        _cell(0, "baseline, fp32", BASELINE, plain, _BASELINE_LOG, facts, defaults),
-        _cell(1, "plain, reordered", NOISE, plain, _NOISE_LOG, facts, defaults),
+    stages = {config.zero_stage for config in configs if config.backend == "deepspeed"}
+    planned = [
+        ("baseline, fp32", BASELINE, plain, _BASELINE_LOG),
+        ("plain, reordered", NOISE, plain, _NOISE_LOG),
+        *((name_of_cell(config), ASKED, config, log_name(config, stages)) for config in configs),
     ]
-    stages = {one.zero_stage for one in configs if one.backend == "deepspeed"}
-    for config in configs:
-        cells.append(_cell(len(cells), name_of_cell(config), ASKED, config, log_name(config, stages), facts, defaults))
+    cells = []
+    for index, (name, role, config, log) in enumerate(planned):
+        try:
+            stops = [hit for hit in check_config(config, facts, defaults) if hit.severity == REFUSE]
+            reason = with_way_out("; ".join(hit.message for hit in stops), stops[0].ways_out) if stops else ""
+        except UsageError as error:
+            reason = with_way_out(error.message, (error.hint,))
+        cells.append(TrainCell(index, name, role, config.to_dict(), log, IMPOSSIBLE if reason else OPEN, reason))
     return cells
-
-
-def _cell(
-    index: int, name: str, role: str, config: ReplayConfig, log: str, facts: Facts, defaults: DumpRecord | None
-) -> TrainCell:
-    cell = TrainCell(index, name, role, config.to_dict(), log)
-    try:
-        stops = [hit for hit in check_config(config, facts, defaults) if hit.severity == REFUSE]
-    except UsageError as error:
-        return replace(cell, status=IMPOSSIBLE, reason=f"{error.message}; way out: {error.hint}")
-    if not stops:
-        return cell
-    told = "; ".join(hit.message for hit in stops)
-    return replace(cell, status=IMPOSSIBLE, reason=f"{told}; way out: {'; or '.join(stops[0].ways_out)}")
 
 
 def name_of_cell(config: ReplayConfig) -> str:
     """ "ZeRO 2", "fsdp2, tp 2, ring 2"."""
-    parts = [f"ZeRO {config.zero_stage}" if config.backend == "deepspeed" else config.backend]
-    parts += [f"{name} {value}" for name, value in (("tp", config.tp), ("ring", config.ring)) if value > 1]
-    return ", ".join(parts)
+    backend = f"ZeRO {config.zero_stage}" if config.backend == "deepspeed" else config.backend
+    return ", ".join([backend, *(f"{name} {value}" for name, value in _sizes(config))])
 
 
 def log_name(config: ReplayConfig, stages: set[int]) -> str:
     """What the ancestor called the log of this configuration: "deepspeed_test.log", "fsdp2_tp2_ring2_test.log"."""
-    parts = [config.backend]
-    if config.backend == "deepspeed" and (len(stages) > 1):
-        parts.append(f"zero{config.zero_stage}")
-    parts += [f"{name}{value}" for name, value in (("tp", config.tp), ("ring", config.ring)) if value > 1]
-    return "_".join([*parts, "test.log"])
+    stage = [f"zero{config.zero_stage}"] if config.backend == "deepspeed" and len(stages) > 1 else []
+    return "_".join([config.backend, *stage, *(f"{name}{value}" for name, value in _sizes(config)), "test.log"])
+
+
+def _sizes(config: ReplayConfig) -> list[tuple[str, int]]:
+    return [(name, value) for name, value in (("tp", config.tp), ("ring", config.ring)) if value > 1]
 
 
 def schedule(inputs: Sequence[ReplayInput], steps: int, batch: int, *, reverse: bool = False) -> tuple[ReplayInput, ...]:
@@ -150,3 +142,61 @@ def schedule(inputs: Sequence[ReplayInput], steps: int, batch: int, *, reverse: 
         for micro, item in enumerate(reversed(chosen) if reverse else chosen):
             work.append(replace(item, dump_id=input_id(step + 1, micro + 1, item.dump_id)))
     return tuple(work)
+
+
+NUMBERS = {"NUM_GPUS": "nproc", "MAX_SAMPLES": "max_inputs", "TP_SIZE": "tp", "RING_SIZE": "ring", "MAX_LEN": "max_len"}
+TEXTS = {"MODEL": "model", "LOG_DIR": "log_dir", "DATASET": "dataset"}
+Skip = tuple[str, bool | None, bool | None]
+"""A backend, and whether it has several ranks in tp and in a ring; None: either."""
+SKIPS: dict[str, Skip] = {
+    "SKIP_DEEPSPEED": ("deepspeed", None, None),
+    "SKIP_FSDP2": ("fsdp2", False, False),
+    "SKIP_FSDP2_TP": ("fsdp2", True, False),
+    "SKIP_RING": ("fsdp2", False, True),
+    "SKIP_COMBINED": ("fsdp2", True, True),
+    FSDP_OFF: ("fsdp2", None, None),
+}
+IDLE = {"OUTPUT_DIR": "no checkpoint outlives a check (--log-dir is for logs)"}
+WITHOUT_ROWS = {"DATASET": "inputs come from the store (--store, --where); --trainer sft takes it"}
+
+
+@dataclass(frozen=True)
+class AncestorNames:
+    """values: by our names. skips: cells to leave out. took: variables with an effect. idle: the others, and why."""
+
+    values: dict[str, Any]
+    skips: list[Skip]
+    took: dict[str, str]
+    idle: dict[str, str]
+
+
+def read_names(environment: Mapping[str, str], given: set[str], *, trains_on_rows: bool = False) -> AncestorNames:
+    """What they come to, where `given` are the names that flags gave. UsageError for a number that is none.
+
+    trains_on_rows: the trainer's own program runs too.
+    """
+    without = IDLE if trains_on_rows else IDLE | WITHOUT_ROWS
+    found = AncestorNames({}, [], {}, {})
+    for name in (*NUMBERS, *TEXTS, *SKIPS, *IDLE):
+        ours, text = NUMBERS.get(name) or TEXTS.get(name), environment.get(name)
+        if not text:
+            continue
+        if name in without:
+            found.idle[name] = without[name]
+        elif ours in given:
+            found.idle[name] = f"--{str(ours).replace('_', '-')} was given"
+        elif ours or text == "1":
+            if ours is None:
+                found.skips.append(SKIPS[name])
+            else:
+                found.values[ours] = _number(name, text) if name in NUMBERS else text
+            found.took[name] = text
+        else:
+            found.idle[name] = "only 1 skips, as in the test suite"
+    return found
+
+
+def _number(name: str, text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) < 10**9:
+        raise UsageError(f"{name}={text!r:.40} is no number of 1 or more", hint=f"unset {name}, or give the flag")
+    return int(text)

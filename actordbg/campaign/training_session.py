@@ -6,9 +6,8 @@ otherwise the Actor is in training mode. After a failure the weights are nobody'
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -28,24 +27,12 @@ from actordbg.trainers.captured_call import read_result
 _WITHOUT = 'leave --gradient-checkpointing out, or select inputs of training mode: --where "training"'
 
 
-@contextlib.contextmanager
-def open_training(
-    config: ReplayConfig, training: Training, *, defaults: DumpRecord | None, model_cache: Path
-) -> Iterator[TrainingSession]:
-    """Build the Actor and its optimizer, and close both afterwards. Raises as `actordbg.actor.session.open_actor` does."""
-    require_consent(config.model, model_cache)
-    guard(config.model)
-    session = TrainingSession(config, defaults, model_cache, training)
-    try:
-        yield session
-    finally:
-        session.close()
-
-
 class TrainingSession(ActorSession):
-    """Made by `open_training`."""
+    """An Actor and its optimizer, until it is closed. Building it raises as `actordbg.actor.session.open_actor` does."""
 
     def __init__(self, config: ReplayConfig, defaults: DumpRecord | None, model_cache: Path, training: Training) -> None:
+        require_consent(config.model, model_cache)
+        guard(config.model)
         super().__init__(config, defaults, model_cache, training)
         self._checkpoints = training.gradient_checkpointing
         if self._checkpoints:

@@ -207,9 +207,8 @@ def compare_logs(
     """
     from actordbg.document import page as pages
     from actordbg.document.renderings import as_text
-    from actordbg.measure.align_logs import compare_many
+    from actordbg.measure.align_logs import compare_many, together
     from actordbg.measure.exported_logs import is_exported, read_exported
-    from actordbg.measure.log_answer import together
     from actordbg.measure.log_document import log_charts, logs_page
     from actordbg.measure.log_lines import read_log
 

@@ -126,8 +126,7 @@ def _answer(
     from actordbg.document.blocks import Paragraph
     from actordbg.document.renderings import as_text
     from actordbg.judge.load_replays import load
-    from actordbg.measure.curve_chart import curve_banner, curve_chart
-    from actordbg.measure.curve_document import as_csv, document, explanations
+    from actordbg.measure.curve_document import as_csv, curve_banner, curve_chart, document, explanations
     from actordbg.measure.curves import answer
     from actordbg.measure.measurements import gather, is_configuration
 
@@ -165,7 +164,7 @@ def _answer(
 
 
 def _names(store: Store, asked: Question) -> list[str]:
-    from actordbg.campaign import matrix_files as matrices
+    from actordbg.campaign import run_matrix as matrices
     from actordbg.catalog.query import newest_configuration, open_fresh
 
     if asked.matrix is None:

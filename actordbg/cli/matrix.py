@@ -67,7 +67,7 @@ def matrix(
     Example: actordbg matrix --where "seq_len>1800" --max-inputs 3 --attn sdpa,eager --packing both --compile off
     """
     from actordbg.base.units import new_replay_id
-    from actordbg.campaign import matrix_files as matrices
+    from actordbg.campaign import run_matrix as matrices
     from actordbg.campaign.matrix_document import explanations
     from actordbg.cli import matrix_work as work
     from actordbg.cli import replaying

@@ -17,14 +17,20 @@ from actordbg.actor.known_failures import require_torch
 from actordbg.actor.model_code import require_consent
 from actordbg.actor.signatures import explain
 from actordbg.base.errors import UsageError
-from actordbg.campaign import matrix_files as matrices
-from actordbg.campaign.axes import combinations, parse_axes
-from actordbg.campaign.cell_outcomes import context_of
-from actordbg.campaign.cell_verdicts import Baseline, open_baseline, require_common
-from actordbg.campaign.cells import batches, make_cells
+from actordbg.campaign import run_matrix as matrices
+from actordbg.campaign.cell_outcomes import Baseline, context_of, require_common
+from actordbg.campaign.cells import batches, combinations, make_cells, parse_axes
 from actordbg.campaign.matrix_document import matrix_document
-from actordbg.campaign.matrix_files import Selection, select, select_again
-from actordbg.campaign.run_matrix import MatrixEvent, Surroundings, new_matrix, run_matrix
+from actordbg.campaign.run_matrix import (
+    MatrixEvent,
+    Selection,
+    Surroundings,
+    new_matrix,
+    open_baseline,
+    run_matrix,
+    select,
+    select_again,
+)
 from actordbg.cli.options import Format, approve, command_line
 from actordbg.cli.output import emit_json, note, plural, say, say_wrapped
 from actordbg.cli.page_file import say_document
@@ -105,7 +111,7 @@ def run_cells(
     for model in {str(cell.config.get("model", TINY)) for cell in record.cells if cell.open}:
         find_model(model)
     if dry_run:
-        loads = [batch.cells for batch in batches(record.cells, around.facts, chosen.defaults)]
+        loads = list(batches(record.cells, around.facts, chosen.defaults).values())
         return print_plan(record.cells, len(chosen.rows), loads, as_json=how == "json")
     if held is not None:
         require_common(store, held, record.cells, record.dump_ids)

@@ -25,9 +25,8 @@ from actordbg.cli.output import emit, human_bytes, note, table
 from actordbg.cli.page_file import HtmlFile, check_page, say_document
 
 if TYPE_CHECKING:
-    from actordbg.measure.memory_samples import Sample
     from actordbg.measure.watched import Watched
-    from actordbg.measure.watching import Reader, Rhythm
+    from actordbg.measure.watching import Reader, Rhythm, Sample
     from actordbg.records.comparison_record import MemoryRecord
     from actordbg.store.layout import Store
 
@@ -117,7 +116,7 @@ def _source(
         marks = sources.OfRun(store.require(), run, anywhere=address is not None)
     name = replay_id or run or str(address)
     if address is not None:
-        from actordbg.measure.ray_watched import OfRay
+        from actordbg.measure.watched import OfRay
 
         on_ray = OfRay(address, rhythm.unshared, marks)
         return ("ray", name, replay_id), on_ray, on_ray.read
@@ -159,9 +158,8 @@ def compare(
 
     Example: actordbg memory compare before.csv after.csv --html memory.html
     """
-    from actordbg.measure.memory_compare import ALIKE, compare_samples
-    from actordbg.measure.memory_document import compare_page
-    from actordbg.measure.memory_samples import read_samples
+    from actordbg.measure.memory_document import ALIKE, compare_page, compare_samples
+    from actordbg.measure.watching import read_samples
 
     check_page(html)
     store = store_of(ctx)
@@ -210,7 +208,7 @@ def _known(store: Store, name: str) -> tuple[MemoryRecord, Path]:
 
 def _say_watched(record: MemoryRecord, path: Path, chosen: Format, html: Path | None) -> None:
     from actordbg.measure.memory_document import watch_page
-    from actordbg.measure.memory_samples import read_samples
+    from actordbg.measure.watching import read_samples
 
     say_document(watch_page(record, read_samples(path)), chosen, html, data=vars(record))
     require_some(len(record.processes))

@@ -14,15 +14,21 @@ from actordbg.actor.hub_model import find_model
 from actordbg.actor.known_failures import find_trainer
 from actordbg.actor.model_code import require_consent
 from actordbg.base.errors import UsageError
-from actordbg.campaign.ancestor_names import AncestorNames, read_names
-from actordbg.campaign.axes import Axes
 from actordbg.campaign.cell_outcomes import shown_path
+from actordbg.campaign.cells import Axes
 from actordbg.campaign.checkpoints import checked_storage, every_by_default
 from actordbg.campaign.run_train_check import STORAGE, TrainRun, folder_of, load_train_check, log_of
 from actordbg.campaign.sft_cells import keys_of, sft_cells
-from actordbg.campaign.train_document import train_charts, train_document
-from actordbg.campaign.train_plan import batch_of, configurations, make_train_cells, require_whole_groups, taken_twice
-from actordbg.campaign.train_verdicts import ROUND, is_good, verdicts
+from actordbg.campaign.train_document import ROUND, is_good, train_charts, train_document, verdicts
+from actordbg.campaign.train_plan import (
+    AncestorNames,
+    batch_of,
+    configurations,
+    make_train_cells,
+    read_names,
+    require_whole_groups,
+    taken_twice,
+)
 from actordbg.catalog.presets import joined
 from actordbg.cli.options import Format, command_line, is_typed, require_good
 from actordbg.cli.output import note, plural, progress, say, say_wrapped

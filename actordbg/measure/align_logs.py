@@ -12,17 +12,23 @@ One of three rules decides, and the answer names it. A relative difference is |a
 Under the first two, a NaN or an infinity makes the answer bad: it agrees with nothing. Fewer than LEAST_COMMON common steps are
 `too-few-steps`: first, mean and last of one step are the same number. Two logs with nothing to compare give `nothing-in-common`.
 All of these are bad.
+
+Whether a series falls: the median of the first third of its values is compared with that of the last third; half of a third
+may be wild without moving its median. A change counts if it is more than twice its standard error. That is estimated from how far
+neighbouring steps are apart: sigma = 1.4826 x median |x[i+1] - x[i]| / sqrt(2), a scale that neither trend nor outliers inflate
+much. The difference of two medians of m values each has the standard error 1.2533 x sigma x sqrt(2 / m).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import combinations
-from statistics import median
+from dataclasses import dataclass, field
+from itertools import combinations, pairwise
+from statistics import fmean, median
+from typing import Any
 
 from actordbg.base.errors import UsageError
-from actordbg.measure.log_answer import ALIGNED, DIFFERENT, NOTHING, TOO_FEW_COMMON, LogComparison, LogSide, Step, trend
 from actordbg.measure.log_lines import BAR, KINDS, ORDER, Series, TrainLog, is_loss, plain_name
 from actordbg.trainers.trainer import TRAINER
 
@@ -32,34 +38,141 @@ THRESHOLD = 0.05
 LEAST_COMMON = 3
 """Common steps below which nothing is called aligned."""
 _NAMED = 20
-Letters = tuple[str, str]
-Three = tuple[float | None, float | None, float | None]
-"""Relative differences of first value, mean and last value; None where one side has no value."""
 Pairs = list[tuple[int, float, float]]
 """Steps that both logs have, ascending, and both values of each."""
+ALIGNED, DIFFERENT, NOTHING, TOO_FEW_COMMON = "aligned", "different", "nothing-in-common", "too-few-steps"
+METHOD = (
+    "median of the last third against that of the first, beyond twice the standard error that the scatter of "
+    "neighbouring steps gives"
+)
+LEAST = 6
+"""Fewest values that say anything."""
+
+FALLS, RISES, FLAT, TOO_FEW = "falls", "rises", "neither falls nor rises", "too few steps to tell"
+
+
+@dataclass(frozen=True)
+class Trend:
+    """word: one of the four above. first, last: medians of the first and last third. error: its standard error."""
+
+    word: str
+    first: float | None = None
+    last: float | None = None
+    error: float | None = None
+
+
+def trend(values: Sequence[float]) -> Trend:
+    """Whether finite `values`, in order of their steps, fall or rise."""
+    if len(values) < LEAST:
+        return Trend(TOO_FEW)
+    third = len(values) // 3
+    first, last = median(values[:third]), median(values[-third:])
+    sigma = 1.4826 * median(abs(b - a) for a, b in pairwise(values)) / math.sqrt(2)
+    error = 1.2533 * sigma * math.sqrt(2 / third)
+    word = FLAT if abs(last - first) <= 2 * error else FALLS if last < first else RISES
+    return Trend(word, first, last, error)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step in both logs; values that are not finite are None here and in words in `note`."""
+
+    step: int
+    a: float | None
+    b: float | None
+    relative: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class LogSide:
+    """One log's values of the metric. Figures are over its finite values; `left_out`: values that the rule does not count.
+
+    nonfinite: how many values are NaN or infinite, and nonfinite_steps the first of their steps. rerun: steps that the log
+    came back to. found: every metric in the log and how often it was seen (only where nothing could be compared, else empty).
+    """
+
+    path: str
+    numbered_by: str | None = None
+    steps: int = 0
+    first_step: int | None = None
+    last_step: int | None = None
+    first: float | None = None
+    mean: float | None = None
+    last: float | None = None
+    smallest: float | None = None
+    largest: float | None = None
+    trend: Trend = field(default_factory=lambda: trend(()))
+    nonfinite: int = 0
+    nonfinite_steps: tuple[int, ...] = ()
+    rerun: int = 0
+    left_out: int = 0
+    round_lengths: tuple[int, ...] = ()
+    found: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LogComparison:
+    """The answer of `compare-logs`. verdict: aligned, different, too-few-steps, or nothing-in-common; `reasons`: what decided.
+
+    first, mean, last: relative differences under the rule. common: steps in both; exceeding: those that differ by the
+    threshold or more, `worst` the largest of them first. trend_method: how "falls" was decided.
+    """
+
+    a: LogSide
+    b: LogSide
+    metric: str | None
+    rule: str
+    threshold: float
+    verdict: str
+    reasons: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    first: float | None = None
+    mean: float | None = None
+    last: float | None = None
+    common: int = 0
+    only_a: int = 0
+    only_b: int = 0
+    exceeding: int = 0
+    median_relative: float | None = None
+    max_relative: float | None = None
+    worst: tuple[Step, ...] = ()
+    trend_method: str = METHOD
+
+    @property
+    def good(self) -> bool:
+        """Something was compared, and it agrees."""
+        return self.verdict == ALIGNED
+
+
+@dataclass(frozen=True)
+class LogComparisons:
+    """The answer of `compare-logs` over more than two logs: each against the first, or each against each."""
+
+    verdict: str
+    metric: str | None
+    rule: str
+    threshold: float
+    comparisons: tuple[LogComparison, ...]
+
+    @property
+    def good(self) -> bool:
+        """Every pair was compared, and agrees."""
+        return all(pair.good for pair in self.comparisons)
+
+
+def together(pairs: Sequence[LogComparison]) -> LogComparisons:
+    """One answer: aligned if every pair is, else the first other verdict."""
+    verdict = next((pair.verdict for pair in pairs if not pair.good), ALIGNED)
+    metric = next((pair.metric for pair in pairs if pair.metric), None)
+    return LogComparisons(verdict, metric, pairs[0].rule, pairs[0].threshold, tuple(pairs))
 
 
 def relative(a: float, b: float) -> float:
     """|a - b| / max(|a|, |b|), 0 where both are 0; NaN where one is not finite."""
     if not (math.isfinite(a) and math.isfinite(b)):
         return math.nan
-    largest = max(abs(a), abs(b))
-    return abs(a - b) / largest if largest else 0.0
-
-
-def choose(a: TrainLog, b: TrainLog, metric: str | None = None) -> str | None:
-    """The metric to compare: the asked one, else the preferred loss that both have; None where they share none."""
-    if metric is not None:
-        name = plain_name(metric)
-        return name if name in a.series and name in b.series else None
-    shared = [name for name in a.series if name in b.series and is_loss(name)]
-    return min(shared, key=_preference, default=None)
-
-
-def choose_of_many(logs: Sequence[TrainLog], of: Sequence[TrainLog]) -> str | None:
-    """The loss of one of `of` that most of the logs have, the preferred one of several; None if there is none."""
-    names = dict.fromkeys(name for log in of for name in log.series if is_loss(name))
-    return min(names, key=lambda name: (-sum(name in log.series for log in logs), _preference(name)), default=None)
+    return abs(a - b) / (max(abs(a), abs(b)) or 1.0)
 
 
 def letters_of(paths: Sequence[str]) -> dict[str, str]:
@@ -67,26 +180,22 @@ def letters_of(paths: Sequence[str]) -> dict[str, str]:
     return {path: chr(ord("A") + at) if at < 26 else f"L{at + 1}" for at, path in enumerate(dict.fromkeys(paths))}
 
 
-def _preference(name: str) -> tuple[int, int, str]:
+def _preference(name: str) -> tuple[bool, int, str]:
     """The trainer's losses in its order, then the others by name, an evaluation's last."""
-    place = TRAINER.losses.index(name) if name in TRAINER.losses else len(TRAINER.losses)
-    return (int("eval" in name.lower()), place, name)
+    return "eval" in name.lower(), [*TRAINER.losses, name].index(name), name
 
 
 def chosen_series(a: TrainLog, b: TrainLog, name: str) -> tuple[Series, Series]:
     """Both logs' series of a metric: numbered alike where possible, the best numbering first."""
     ours, theirs = a.series[name], b.series[name]
-    for kind in KINDS:
-        if kind in ours and kind in theirs:
-            return ours[kind], theirs[kind]
-    first, second = (next(one[kind] for kind in KINDS if kind in one) for one in (ours, theirs))
+    both = [kind for kind in KINDS if kind in ours and kind in theirs]
+    first, second = (next(series[kind] for kind in both or KINDS if kind in series) for series in (ours, theirs))
     return first, second
 
 
 def pair(a: Series, b: Series) -> Pairs:
     """The steps that both series have, ascending, and both values of each."""
-    theirs = dict(zip(b.steps, b.values, strict=True))
-    return [(step, value, theirs[step]) for step, value in zip(a.steps, a.values, strict=True) if step in theirs]
+    return [(step, value, b.points[step]) for step, value in a.points.items() if step in b.points]
 
 
 def compare_logs(
@@ -97,78 +206,85 @@ def compare_logs(
     threshold: float = THRESHOLD,
     rule: str = FIRST_MEAN_LAST,
     limit: int = 10,
-    letters: Letters = ("A", "B"),
+    letters: tuple[str, str] = ("A", "B"),
 ) -> LogComparison:
-    """Compare one metric of two logs. `limit`: how many of the worst steps to name, 0 for all. `letters`: what they are called.
+    """Compare one metric of two logs: the asked one, else the preferred loss that both have.
 
-    Raises UsageError for a threshold that is not a positive number, and for an unknown rule.
+    `limit`: how many of the worst steps to name, 0 for all. `letters`: what the logs are called. Raises UsageError for a
+    threshold that is not a positive number, and for an unknown rule.
     """
     if not threshold > 0 or not math.isfinite(threshold):
         raise UsageError(f"--threshold {threshold} is not a positive number", hint="0.05 allows 5 % of difference")
     if rule not in RULES:
         raise UsageError(f"there is no rule {rule!r:.40}", hint=f"one of {', '.join(RULES)}")
-    name = choose(a, b, metric)
+
+    def nothing(metric: str | None, why: str) -> LogComparison:
+        ours, theirs = (LogSide(path=log.path, found=dict(log.metrics)) for log in (a, b))
+        return LogComparison(ours, theirs, metric, rule, threshold, NOTHING, reasons=(why,))
+
+    wanted = None if metric is None else plain_name(metric)
+    known = [[name for name in log.series if (is_loss(name) if wanted is None else name == wanted)] for log in (a, b)]
+    name = min(set(known[0]).intersection(known[1]), key=_preference, default=None)
     if name is None:
-        wanted = plain_name(metric) if metric is not None else None
-        lacking = [
-            letter for letter, log in zip(letters, (a, b), strict=True)
-            if not (any(map(is_loss, log.series)) if wanted is None else wanted in log.series)
-        ]  # fmt: skip
+        lacking = [letter for letter, names in zip(letters, known, strict=True) if not names]
         why = f"no {wanted or 'loss'} in {' and '.join(lacking)}" if lacking else "no loss that both logs have"
-        return _nothing(a, b, metric, rule, threshold, why)
+        return nothing(metric, why)
     ours, theirs = chosen_series(a, b, name)
     both = pair(ours, theirs)
     if not both and rule != COMPARE_BACKENDS:
-        return _nothing(a, b, name, rule, threshold, f"both logs have {name}, but no step is in both")
+        return nothing(name, f"both logs have {name}, but no step is in both")
     numbers = _deciding(ours, theirs, both, rule)
-    sides = (_side(a, ours, rule, numbers[0]), _side(b, theirs, rule, numbers[1]))
+    sides = _side(a, ours, rule, numbers[0]), _side(b, theirs, rule, numbers[1])
     gaps = [(relative(x, y), step, x, y) for step, x, y in both]
     over = sorted((gap for gap in gaps if not gap[0] < threshold), key=lambda gap: (not math.isnan(gap[0]), -gap[0], gap[1]))
-    known = sorted(gap for gap, _, _, _ in gaps if not math.isnan(gap))
-    three: Three = (None, None, None)
+    finite = sorted(_finite(gap for gap, *_ in gaps))
+    first = mean = last = None
     if all(numbers):
-        first, mean, last = zip(*((values[0], math.fsum(values) / len(values), values[-1]) for values in numbers), strict=True)
-        three = relative(*first), relative(*mean), relative(*last)
-    reasons = _reasons(name, rule, threshold, three, len(over), list(zip(letters, sides, strict=True)))
+        x, y = numbers
+        first, mean, last = relative(x[0], y[0]), relative(fmean(x), fmean(y)), relative(x[-1], y[-1])
+    three = first, mean, last
+    called = list(zip(letters, sides, strict=True))
+    reasons = _reasons(name, rule, threshold, three, len(over), called)
     verdict = DIFFERENT if reasons else ALIGNED
     if verdict == ALIGNED and rule != COMPARE_BACKENDS and len(both) < LEAST_COMMON:
         verdict = TOO_FEW_COMMON
         counted = "1 step is" if len(both) == 1 else f"{len(both):,} steps are"
         reasons = [f"{counted} in both, and fewer than {LEAST_COMMON} say nothing about a training"]
     return LogComparison(
-        *sides, name, rule, threshold, verdict, tuple(reasons), tuple(_notes(ours, theirs, len(both), sides, letters)), *three,
-        common=len(both), only_a=len(ours.steps) - len(both), only_b=len(theirs.steps) - len(both),
+        *sides, name, rule, threshold, verdict, tuple(reasons), tuple(_notes(ours, theirs, len(both), called)), first, mean, last,
+        common=len(both), only_a=len(ours.points) - len(both), only_b=len(theirs.points) - len(both),
         exceeding=len(over),
-        median_relative=median(known) if known else None,
-        max_relative=known[-1] if known else None,
+        median_relative=median(finite) if finite else None,
+        max_relative=max(finite, default=None),
         worst=tuple(_step(*gap) for gap in (over[:limit] if limit else over)),
     )  # fmt: skip
 
 
-def compare_many(
-    logs: Sequence[TrainLog], *, each: bool = False, metric: str | None = None, threshold: float = THRESHOLD,
-    rule: str = FIRST_MEAN_LAST, limit: int = 10,
-) -> list[LogComparison]:  # fmt: skip
-    """Every log against the first, or with `each` every one against every other; all pairs by the same metric."""
-    pairs = combinations(logs, 2) if each else ((logs[0], other) for other in logs[1:])
-    if metric is None and len(logs) > 2:
-        metric = choose_of_many(logs, logs if each else logs[:1])
-    called = letters_of([log.path for log in logs])
+def compare_many(logs: Sequence[TrainLog], *, each: bool = False, metric: str | None = None, **asked: Any) -> list[LogComparison]:
+    """Every log against the first, or with `each` every one against every other; all pairs by the same metric.
+
+    Without a `metric`, of more than two logs it is the loss that most have. `asked`: threshold, rule and limit of `compare_logs`.
+    """
+    if len(logs) == 2:
+        return [compare_logs(*logs, metric=metric, **asked)]
+    if metric is None:
+        names = {name for log in (logs if each else logs[:1]) for name in log.series if is_loss(name)}
+        counts = {name: sum(name in log.series for log in logs) for name in names}
+        metric = min(names, key=lambda name: (-counts[name], _preference(name)), default=None)
+    letters = letters_of([log.path for log in logs])
     return [
-        compare_logs(
-            a, b, metric=metric, threshold=threshold, rule=rule, limit=limit,
-            letters=(called[a.path], called[b.path]) if len(logs) > 2 else ("A", "B"),
-        )
-        for a, b in pairs
-    ]  # fmt: skip
+        compare_logs(a, b, metric=metric, letters=(letters[a.path], letters[b.path]), **asked)
+        for a, b in combinations(logs, 2)
+        if each or a is logs[0]
+    ]
 
 
 def _deciding(ours: Series, theirs: Series, both: Pairs, rule: str) -> tuple[list[float], list[float]]:
     """The values that first, mean and last are taken of."""
     if rule == COMPARE_BACKENDS:
-        return [v for v in ours.values if 0 < v < 100], [v for v in theirs.values if 0 < v < 100]
+        return [v for v in ours.points.values() if 0 < v < 100], [v for v in theirs.points.values() if 0 < v < 100]
     if ours.kind == ORDER and theirs.kind == ORDER:
-        return _finite(ours.values), _finite(theirs.values)
+        return _finite(ours.points.values()), _finite(theirs.points.values())
     return _finite(a for _, a, _ in both), _finite(b for _, _, b in both)
 
 
@@ -176,7 +292,7 @@ def _reasons(
     name: str,
     rule: str,
     threshold: float,
-    three: Three,
+    three: Sequence[float | None],
     over: int,
     sides: Sequence[tuple[str, LogSide]],
 ) -> list[str]:
@@ -191,19 +307,21 @@ def _reasons(
         for what, value in zip(("first value", "mean", "last value"), three, strict=True):
             if value is not None and not value < threshold:
                 reasons.append(f"the {what} differs by {value:.4g}, which is not below {threshold:g}")
-    if rule != COMPARE_BACKENDS:
-        for letter, side in sides:
-            if side.nonfinite:
-                what = "value of {} is" if side.nonfinite == 1 else "values of {} are"
-                steps = ", ".join(map(str, side.nonfinite_steps[:5])) + (", ..." if side.nonfinite > 5 else "")
-                reasons.append(f"{side.nonfinite:,} {what.format(letter)} NaN or infinite (step {steps})")
+    for letter, side in sides:
+        if side.nonfinite and rule != COMPARE_BACKENDS:
+            count = f"1 value of {letter} is" if side.nonfinite == 1 else f"{side.nonfinite:,} values of {letter} are"
+            steps = ", ".join(map(str, side.nonfinite_steps[:5])) + (", ..." if side.nonfinite > 5 else "")
+            reasons.append(f"{count} NaN or infinite (step {steps})")
     return reasons
 
 
-def _notes(ours: Series, theirs: Series, both: int, sides: tuple[LogSide, LogSide], letters: Letters) -> list[str]:
-    notes, (a, b) = [], letters
+_NUMBERED = {"line": "what its lines say", "bar": "its progress bar", "order": "counting its lines"}
+
+
+def _notes(ours: Series, theirs: Series, both: int, sides: Sequence[tuple[str, LogSide]]) -> list[str]:
+    notes, (a, b) = [], (letter for letter, _ in sides)
     if ours.kind != theirs.kind:
-        notes.append(f"the logs number their steps differently: {a} by {_KIND[ours.kind]}, {b} by {_KIND[theirs.kind]}")
+        notes.append(f"the logs number their steps differently: {a} by {_NUMBERED[ours.kind]}, {b} by {_NUMBERED[theirs.kind]}")
     elif ours.kind == ORDER:
         notes.append("nothing in the lines says which step they are: they are counted, from 1")
     if BAR in (ours.kind, theirs.kind):
@@ -211,17 +329,14 @@ def _notes(ours: Series, theirs: Series, both: int, sides: tuple[LogSide, LogSid
     if ours.totals and theirs.totals and ours.totals != theirs.totals:
         rounds = f"{_list(ours.totals)} steps in {a} and {_list(theirs.totals)} in {b}"
         notes.append(f"a round has {rounds}: equal numbers may not be equal steps")
-    if len(ours.steps) != len(theirs.steps):
-        notes.append(f"{a} has {len(ours.steps):,} steps, {b} {len(theirs.steps):,}; {both:,} are in both")
-    for letter, side in zip(letters, sides, strict=True):
+    if len(ours.points) != len(theirs.points):
+        notes.append(f"{a} has {len(ours.points):,} steps, {b} {len(theirs.points):,}; {both:,} are in both")
+    for letter, side in sides:
         if side.rerun:
             notes.append(f"{letter} came back to {side.rerun:,} earlier steps (resumed?): the later values count")
         if side.left_out:
             notes.append(f"{side.left_out:,} values of {letter} are left out: not between 0 and 100, or not finite")
     return notes
-
-
-_KIND = {"line": "what its lines say", "bar": "its progress bar", "order": "counting its lines"}
 
 
 def _list(values: Sequence[int]) -> str:
@@ -235,25 +350,19 @@ def _step(gap: float, step: int, a: float, b: float) -> Step:
 
 
 def _side(log: TrainLog, series: Series, rule: str, counted: Sequence[float]) -> LogSide:
-    values = _finite(series.values)
-    wild = [step for step, value in zip(series.steps, series.values, strict=True) if not math.isfinite(value)]
+    steps, values = list(series.points), _finite(series.points.values())
+    wild = [step for step, value in series.points.items() if not math.isfinite(value)]
     return LogSide(
-        path=log.path, numbered_by=series.kind, steps=len(series.steps),
-        first_step=series.steps[0], last_step=series.steps[-1],
+        log.path, series.kind, len(steps), steps[0], steps[-1],
         first=values[0] if values else None,
-        mean=math.fsum(values) / len(values) if values else None,
+        mean=fmean(values) if values else None,
         last=values[-1] if values else None,
         smallest=min(values, default=None), largest=max(values, default=None),
         trend=trend(values), nonfinite=len(wild), nonfinite_steps=tuple(wild[:_NAMED]), rerun=series.rerun,
-        left_out=len(series.values) - len(counted) if rule == COMPARE_BACKENDS else 0,
+        left_out=len(steps) - len(counted) if rule == COMPARE_BACKENDS else 0,
         round_lengths=series.totals,
     )  # fmt: skip
 
 
 def _finite(values: Iterable[float]) -> list[float]:
-    return [value for value in values if math.isfinite(value)]
-
-
-def _nothing(a: TrainLog, b: TrainLog, metric: str | None, rule: str, threshold: float, why: str) -> LogComparison:
-    sides = [LogSide(path=log.path, found=dict(log.metrics)) for log in (a, b)]
-    return LogComparison(sides[0], sides[1], metric, rule, threshold, NOTHING, reasons=(why,))
+    return list(filter(math.isfinite, values))

@@ -1,18 +1,35 @@
-"""An answer of `actordbg curve` as headings, paragraphs and tables, for text of 80 columns and for Markdown."""
+"""An answer of `actordbg curve` as headings, paragraphs and tables, and as a chart. Pure.
+
+The chart has what was measured as points, the curve through them, and beyond them dashes and the budget.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
+from typing import Any
 
 from actordbg.base.foreign_text import in_csv
 from actordbg.base.units import plural
 from actordbg.config.as_ran import complete, label, toy
-from actordbg.document.blocks import Block, Grid, Heading, Items, Paragraph, seconds
-from actordbg.document.specifications import thinned
-from actordbg.measure.curves import EXTRAPOLATED, FURTHEST, MEASURED, MEMORY, CurveAnswer, CurvesAnswer, Longest
-from actordbg.measure.fit import LEAST, Curve
-from actordbg.measure.measurements import BY, PADDED, SEQ_LEN, Measurements
+from actordbg.document.blocks import (
+    BAD_TONE,
+    GOOD_TONE,
+    NO_TONE,
+    PART_TONE,
+    Banner,
+    Block,
+    Chart,
+    Grid,
+    Heading,
+    Items,
+    Paragraph,
+    seconds,
+)
+from actordbg.document.specifications import BAD, MOST_MARKS, hints, layer, layered, names, quantity, thinned
+from actordbg.measure.curves import EXTRAPOLATED, FURTHEST, LEAST, MEASURED, MEMORY, YES, Curve, CurveAnswer, CurvesAnswer
+from actordbg.measure.measurements import BY, PADDED, SEQ_LEN, TOKENS, Measurements
 
 MOST_ROWS = 24
 NOTHING = (
@@ -24,17 +41,17 @@ NOTHING = (
 def document(answer: CurvesAnswer, rows: int = MOST_ROWS) -> list[Block]:
     """The answer. `rows`: at most so many points of each curve, spread evenly; 0 for all."""
     what = "peak memory" if answer.quantity == MEMORY else f"{answer.passes} time".removeprefix("both ")
-    measured = sum(point.inputs for one in answer.curves for point in one.measurements.points)
+    measured = sum(point.inputs for config in answer.curves for point in config.measurements.points)
     said = f"{what} by {BY[answer.by]}; {plural(answer.replays, 'replay')}, {plural(measured, 'input')}"
     blocks: list[Block] = [Heading(f"actordbg curve {answer.quantity}", 1), Paragraph(said)]
-    if not any(one.values for one in answer.curves):
+    if not any(config.values for config in answer.curves):
         blocks.append(Paragraph(NOTHING))
-    if answer.budget is not None and any(one.longest for one in answer.curves):
+    if answer.budget is not None and any(config.longest for config in answer.curves):
         blocks += _longest(answer, answer.budget)
-    if any(one.at for one in answer.curves):
+    if any(config.at for config in answer.curves):
         blocks += _at(answer)
-    for one in answer.curves:
-        blocks += _curve(one, answer, rows)
+    for config in answer.curves:
+        blocks += _curve(config, answer, rows)
     return [*blocks, *map(Paragraph, answer.notes)]
 
 
@@ -57,34 +74,35 @@ def explanations(quantity: str) -> list[Block]:
 
 
 CSV_HEAD = "curve,configuration,by,batch_size,n,inputs,peak_memory_bytes,forward_s,backward_s,both_s,fitted\n"
+_TIMES = ("forward", "backward", "both")
 
 
 def as_csv(answer: CurvesAnswer) -> str:
     """A row for each measured length of each curve. fitted: bytes or seconds by the curve; what is not known is empty."""
-    out = io.StringIO()
-    out.write(CSV_HEAD)
+    out = io.StringIO(CSV_HEAD)
+    out.seek(0, io.SEEK_END)
     writer = csv.writer(out, lineterminator="\n")
-    for one in answer.curves:
-        of = one.measurements
-        for p in of.points:
-            fitted = one.curve.at(p.n) if one.curve else None
-            measured = (p.memory, p.forward, p.backward, p.both, fitted)
-            writer.writerow((one.label, in_csv(configuration(of)), answer.by, of.batch_size, p.n, p.inputs, *measured))
+    for config in answer.curves:
+        found = config.measurements
+        shared = config.label, in_csv(configuration(found)), answer.by, found.batch_size
+        for p in found.points:
+            fitted = config.curve.at(p.n) if config.curve else None
+            writer.writerow((*shared, p.n, p.inputs, p.memory, p.forward, p.backward, p.both, fitted))
     return out.getvalue()
 
 
-def title(one: CurveAnswer) -> str:
+def title(config: CurveAnswer) -> str:
     """A curve's heading: "A  TOY MODEL fp32 sdpa, batch size 2"."""
-    of, batch = one.measurements.settings, one.measurements.batch_size
+    of, batch = config.measurements.settings, config.measurements.batch_size
     model = toy(of["model"]) or str(of["model"] or "-").rstrip("/").rpartition("/")[2]
     rows = "" if batch is None else f", batch size {batch}"
-    return f"{one.label}  {model:.40} {of['dtype'] or '-'} {of['attn'] or '-'}{rows}"
+    return f"{config.label}  {model:.40} {of['dtype'] or '-'} {of['attn'] or '-'}{rows}"
 
 
-def configuration(one: Measurements) -> str:
+def configuration(config: Measurements) -> str:
     """A configuration in words: "tiny fp32 sdpa, 2 layers, packed, plain, forward and backward, on cpu"."""
-    passes = "forward and backward" if one.backward else "forward"
-    return f"{label(complete(one.settings))}, {passes}, on {one.settings['device_name'] or 'an unknown device'}"
+    passes = "forward and backward" if config.backward else "forward"
+    return f"{label(complete(config.settings))}, {passes}, on {config.settings['device_name'] or 'an unknown device'}"
 
 
 def formula(curve: Curve, quantity: str) -> str:
@@ -123,113 +141,171 @@ def _duration(value: float) -> str:
 
 def _longest(answer: CurvesAnswer, budget: float) -> list[Block]:
     rows, texts = [], []
-    for one in answer.curves:
-        if (found := one.longest) is not None:
-            how = "" if found.how == EXTRAPOLATED and found.by_curve is None else found.how
-            rows.append((one.label, _length(found.measured), _length(found.too_long), _by_curve(found), how))
-            texts += _remarks(one, found, answer)
-    grid = Grid(("", "ran and fits", "too long", "by the curve", ""), tuple(rows), frozenset({""}))
-    heading = Heading(f"Longest {_unit(answer.by)} in {shown_budget(budget, answer.quantity)}", 2)
-    return [heading, grid, *([Items(tuple(texts))] if texts else [])]
+    for config in answer.curves:
+        if (found := config.longest) is None:
+            continue
+        by_curve = _length(found.by_curve)
+        if found.by_curve is not None and found.low is not None and found.low != found.high:
+            by_curve += f" ({found.low:,} " + ("or more)" if found.high is None else f"to {found.high:,})")
+        how = "" if found.how == EXTRAPOLATED and found.by_curve is None else found.how
+        rows.append((config.label, _length(found.measured), _length(found.too_long), by_curve, how))
+        furthest = config.values[-1][0]
+        if found.refused:
+            texts.append(_too_far(config, answer, found.refused))
+        elif found.far and found.by_curve:
+            times = f"{found.by_curve / furthest:.1f} times the longest measured length, {furthest:,}"
+            texts.append(f"{config.label}: caution, that is {times}: measure a longer one before relying on it")
+        if found.exceptions:
+            texts.append(f"{config.label}: over the budget though longer ones were not: {_listed(found.exceptions[:5])}")
+        if found.too_long is None and config.curve is not None and found.by_curve is None and not found.refused:
+            texts.append(f"{config.label}: the curve never reaches the budget: measure longer inputs")
+        if found.measured is None and found.by_curve is None:
+            texts.append(f"{config.label}: nothing that was measured fits")
+    grid = Grid(("", "ran and fits", "too long", "by the curve", ""), rows, {""})
+    heading = Heading(f"Longest {_UNITS[answer.by]} in {shown_budget(budget, answer.quantity)}", 2)
+    return [heading, grid, *([Items(texts)] if texts else [])]
 
 
-def _by_curve(found: Longest) -> str:
-    shown = _length(found.by_curve)
-    if found.by_curve is None or found.low is None or found.low == found.high:
-        return shown
-    return f"{shown} ({found.low:,} " + ("or more)" if found.high is None else f"to {found.high:,})")
-
-
-def _too_far(one: CurveAnswer, answer: CurvesAnswer, n: int) -> str:
+def _too_far(config: CurveAnswer, answer: CurvesAnswer, n: int) -> str:
     """That nothing is said of a length, and how to come nearer."""
-    longest, of = one.values[-1][0], one.measurements
+    longest, found = config.values[-1][0], config.measurements
     lengths = f"{2 * longest},{4 * longest}" if answer.by == SEQ_LEN else "LEN,LEN"
-    own = " --model PATH" * bool(toy(of.settings["model"]))
+    own = " --model PATH" * bool(toy(found.settings["model"]))
     told = f"{n / longest:,.0f} times the longest measured length, {longest:,}, and at most {FURTHEST:g} times is extrapolated"
-    command = f"actordbg curve {answer.quantity} {of.replays[-1]} --measure {lengths}{own}"
-    return f"{one.label}: refused, {told}: measure longer ones, `{command}`"
-
-
-def _remarks(one: CurveAnswer, found: Longest, answer: CurvesAnswer) -> list[str]:
-    texts = []
-    if found.refused:
-        texts.append(_too_far(one, answer, found.refused))
-    elif found.far and found.by_curve:
-        times = f"{found.by_curve / one.values[-1][0]:.1f} times the longest measured length, {one.values[-1][0]:,}"
-        texts.append(f"{one.label}: caution, that is {times}: measure a longer one before relying on it")
-    if found.exceptions:
-        listed = ", ".join(f"{n:,}" for n in found.exceptions[:5])
-        texts.append(f"{one.label}: over the budget though longer ones were not: {listed}")
-    if found.too_long is None and one.curve is not None and found.by_curve is None and not found.refused:
-        texts.append(f"{one.label}: the curve never reaches the budget: measure longer inputs")
-    if found.measured is None and found.by_curve is None:
-        texts.append(f"{one.label}: nothing that was measured fits")
-    return texts
+    command = f"actordbg curve {answer.quantity} {found.replays[-1]} --measure {lengths}{own}"
+    return f"{config.label}: refused, {told}: measure longer ones, `{command}`"
 
 
 def _at(answer: CurvesAnswer) -> list[Block]:
     rows, refused = [], []
-    for one, at in [(curve, at) for curve in answer.curves for at in curve.at]:
+    for config, at in [(curve, at) for curve in answer.curves for at in curve.at]:
         low, value, high = (shown_value(figure, answer.quantity) for figure in (at.low, at.value, at.high))
         between = "-" if at.low is None or at.how == MEASURED else f"{low} to {high}"
-        rows.append((one.label, f"{at.n:,}", value, between, at.how + ", far" * at.far, at.fits or "-"))
-        refused += [_too_far(one, answer, at.n)] if at.far and at.value is None else []
-    width = 5 + (answer.budget is not None)
-    columns = ("", _unit(answer.by), "needs", "with the curve's error", "how", "fits")[:width]
-    grid = Grid(columns, tuple(row[:width] for row in rows), frozenset({"", "how", "fits"}))
-    return [Heading("At the lengths asked for", 2), grid, *([Items(tuple(refused))] if refused else [])]
+        rows.append((config.label, f"{at.n:,}", value, between, at.how + ", far" * at.far, at.fits or "-"))
+        refused += [_too_far(config, answer, at.n)] * (at.far and at.value is None)
+    columns = ("", _UNITS[answer.by], "needs", "with the curve's error", "how", "fits")[: 5 + (answer.budget is not None)]
+    grid = Grid(columns, [row[: len(columns)] for row in rows], {"", "how", "fits"})
+    return [Heading("At the lengths asked for", 2), grid, *([Items(refused)] if refused else [])]
 
 
-def _curve(one: CurveAnswer, answer: CurvesAnswer, rows: int) -> list[Block]:
-    of = one.measurements
-    lines = [f"ran as: {configuration(of)}", _law(one, answer)]
-    if of.out_of_memory:
-        lines.append(f"out of memory at {', '.join(f'{n:,}' for n in of.out_of_memory[:8])}: never said to fit, nor is more")
-    if of.left_out and answer.quantity != MEMORY:
-        lines.append(f"{plural(of.left_out, 'input')} left out: warming up or compiling")
-    names = ", ".join(of.replays[:3]) + (f" and {len(of.replays) - 3} more" if len(of.replays) > 3 else "")
-    blocks: list[Block] = [Heading(title(one), 2), Items((*lines, f"replays: {names}"))]
-    if one.values:
-        blocks.append(_points(one, answer, rows))
-    if one.curve is None:
-        blocks.append(Paragraph(_how_to_measure(one, answer.by, answer.quantity)))
+def _curve(config: CurveAnswer, answer: CurvesAnswer, most: int) -> list[Block]:
+    """One configuration: what it ran as, its curve, and at most so many of its points."""
+    found, curve, times = config.measurements, config.curve, answer.quantity != MEMORY
+    law = f"no curve: {plural(len(config.values), 'length')} measured, {LEAST} are the fewest"
+    if curve is not None:
+        beyond = "unknown beyond" if curve.ahead is None else f"{max(curve.error, curve.ahead):.1%} for twice the longest"
+        shape = f"(form {curve.form}; error {curve.error:.1%} between lengths, {beyond})"
+        law = f"curve: {formula(curve, answer.quantity)}   {shape}"
+    lines = [f"ran as: {configuration(found)}", law]
+    if found.out_of_memory:
+        lines.append(f"out of memory at {_listed(found.out_of_memory[:8])}: never said to fit, nor is more")
+    if found.left_out and times:
+        lines.append(f"{plural(found.left_out, 'input')} left out: warming up or compiling")
+    more = f" and {len(found.replays) - 3} more" if len(found.replays) > 3 else ""
+    lines.append(f"replays: {', '.join(found.replays[:3])}{more}")
+    blocks: list[Block] = [Heading(title(config), 2), Items(lines)]
+    if config.values:
+        by_length = {point.n: point for point in found.points}
+        rows = []
+        for n, value in thinned(config.values, most) if most > 1 else config.values[:most] or config.values:
+            point, fitted = by_length[n], curve.at(n) if curve else None
+            figures = [getattr(point, name) for name in (_TIMES if times else (MEMORY,))]
+            shown = [seconds(figure) if times else shown_value(figure, MEMORY) for figure in (*figures, fitted)]
+            off = "-" if fitted is None or not value else f"{(fitted - value) / value:+.1%}"
+            rows.append((f"{n:,}", f"{point.inputs:,}", *shown, off))
+        blocks.append(Grid((_UNITS[answer.by], "inputs", *(_TIMES if times else ("peak",)), "curve", "off"), rows))
+    if curve is None:
+        longest = max([point.n for point in found.points] + [512]) if answer.by == SEQ_LEN else 512
+        bound = min(found.out_of_memory, default=2**60) if answer.by == SEQ_LEN else 2**60
+        lengths = {max(64, longest // 4), max(128, longest // 2), longest, 2 * longest}
+        listed = ",".join(str(n) for n in sorted(lengths) if n < bound)
+        blocks.append(Paragraph(f"More lengths: actordbg curve {answer.quantity} {found.replays[-1]} --measure {listed}"))
     return blocks
 
 
-def _law(one: CurveAnswer, answer: CurvesAnswer) -> str:
-    if one.curve is None:
-        return f"no curve: {plural(len(one.values), 'length')} measured, {LEAST} are the fewest"
-    form, error, ahead = one.curve.form, one.curve.error, one.curve.ahead
-    beyond = "unknown beyond" if ahead is None else f"{max(error, ahead):.1%} for twice the longest"
-    return f"curve: {formula(one.curve, answer.quantity)}   (form {form}; error {error:.1%} between lengths, {beyond})"
-
-
-def _points(one: CurveAnswer, answer: CurvesAnswer, most: int) -> Grid:
-    by_length = {point.n: point for point in one.measurements.points}
-    times = answer.quantity != MEMORY
-    rows = []
-    for n, value in thinned(one.values, most) if most > 1 else one.values[:most] or one.values:
-        point, fitted = by_length[n], one.curve.at(n) if one.curve else None
-        measured = (point.forward, point.backward, point.both) if times else (point.memory,)
-        shown = [seconds(figure) if times else shown_value(figure, MEMORY) for figure in (*measured, fitted)]
-        off = "-" if fitted is None or not value else f"{(fitted - value) / value:+.1%}"
-        rows.append((f"{n:,}", f"{point.inputs:,}", *shown, off))
-    columns = (_unit(answer.by), "inputs", *(("forward", "backward", "both") if times else ("peak",)), "curve", "off")
-    return Grid(columns, tuple(rows))
-
-
-def _how_to_measure(one: CurveAnswer, by: str, quantity: str) -> str:
-    of = one.measurements
-    longest = max([point.n for point in of.points] + [512]) if by == SEQ_LEN else 512
-    lengths = {max(64, longest // 4), max(128, longest // 2), longest, 2 * longest}
-    bound = of.out_of_memory[0] if of.out_of_memory and by == SEQ_LEN else 2**60
-    listed = ",".join(str(n) for n in sorted(lengths) if n < bound)
-    return f"More lengths: actordbg curve {quantity} {of.replays[-1]} --measure {listed}"
-
-
-def _unit(by: str) -> str:
-    return {SEQ_LEN: "seq_len", PADDED: "B x S"}.get(by, "tokens")
+_UNITS = {SEQ_LEN: "seq_len", PADDED: "B x S", TOKENS: "tokens"}
 
 
 def _length(value: int | None) -> str:
     return "-" if value is None else f"{value:,}"
+
+
+def _listed(lengths: Sequence[int]) -> str:
+    return ", ".join(map(_length, lengths))
+
+
+_STEPS = 60
+
+
+def curve_banner(answer: CurvesAnswer) -> Banner:
+    """What was asked, answered in a sentence: does it fit, or how long may it be."""
+    measured = [config for config in answer.curves if config.values]
+    if not measured:
+        return Banner("NOTHING", "was measured.", NO_TONE)
+    asked = [(config, at) for config in answer.curves for at in config.at if at.fits is not None]
+    lengths = f"{plural(len(asked), 'length')} asked for"
+    if bad := [f"{at.n:,} under {config.label}" for config, at in asked if at.fits != YES]:
+        return Banner("NOT SURE TO FIT", f"{lengths}; not sure: {', '.join(bad[:4])}.", BAD_TONE)
+    if asked:
+        return Banner("FITS", f"{lengths}; all fit.", GOOD_TONE)
+    figures = []
+    for config in answer.curves[:4]:
+        if found := config.longest:
+            how = found.how if found.by_curve else "as far as it ran"
+            figures.append((f"longest that fits, {config.label} ({how})", f"{found.by_curve or found.measured or 0:,}"))
+    said = f"{plural(len(measured), 'configuration')}, {plural(answer.replays, 'replay')}."
+    return Banner("MEASURED", said, PART_TONE, figures)
+
+
+def curve_chart(answer: CurvesAnswer) -> Chart | None:
+    """Draw every configuration that has points: measured, extrapolated, and the budget as a line."""
+    drawn = [config for config in answer.curves if config.values]
+    if not drawn:
+        return None
+    memory = answer.quantity == MEMORY
+    scale, unit = (2.0**30, "GiB") if memory else (1.0, "s")
+    most = max(n for config in drawn for n, _ in config.values)
+    wanted = [at.n for config in answer.curves for at in config.at]
+    wanted += [config.longest.by_curve for config in answer.curves if config.longest and config.longest.by_curve]
+    bounds = [n for config in answer.curves for n in config.measurements.out_of_memory[:1]]
+    end = float(max(most, *bounds, min(FURTHEST * most, max(wanted, default=0)), 1))  # past all that was asked for
+    every: list[dict[str, Any]] = []
+    parts: dict[str, list[dict[str, Any]]] = {"inside": [], "beyond": []}
+    failed = []
+    for config in drawn:
+
+        def mark(n: float, value: float, name: str = title(config)) -> dict[str, Any]:
+            return {"c": name, "n": n, "v": float(f"{value / scale:.5g}")}
+
+        inputs = {point.n: point.inputs for point in config.measurements.points}
+        every += [mark(n, value) | {"s": shown_value(value, answer.quantity), "i": inputs[n]} for n, value in config.values]
+        bound = config.measurements.out_of_memory[:1]
+        failed += [{"n": n, "c": title(config), "t": "out of memory"} for n in bound]
+        if config.curve:  # between the measured lengths, and beyond them up to where memory ran out
+            least, longest = config.values[0][0], config.values[-1][0]
+            furthest = max(longest, min([end, *bound]))
+            for part, first, last in (("inside", least, longest), ("beyond", longest, furthest)):
+                steps = [first + (last - first) * step / _STEPS for step in range(_STEPS + 1)]
+                parts[part] += [mark(round(n, 1), config.curve.at(n)) | {"p": part} for n in steps]
+    points = thinned(every, MOST_MARKS)
+    x = quantity("n", BY[answer.by].partition(",")[0])
+    y = quantity("v", f"peak memory, {unit}" if memory else f"{answer.passes}, {unit}")
+    coloured = {"x": x, "y": y, "color": names("c", None)}
+    shown = hints(("c", "configuration"), ("n", "length"), ("s", "measured"), ("i", "inputs"))
+    layers = [
+        layer("line", parts["inside"], {"strokeWidth": 1.8}, **coloured),
+        layer("line", parts["beyond"], {"strokeDash": [5, 4]}, **coloured),
+        layer("point", points, {"size": 45, "filled": True}, **coloured, tooltip=shown),
+    ]
+    if answer.budget is not None:
+        budget = [{"v": answer.budget / scale, "n": 0, "t": f"budget {shown_value(answer.budget, answer.quantity)}"}]
+        layers.append(layer("rule", budget, {"color": BAD, "strokeDash": [2, 3]}, y=y))
+        layers.append(layer("text", budget, {"align": "left", "dx": 6, "dy": -6}, x=x, y=y, text={"field": "t"}))
+    if failed:
+        told = hints(("c", "out of memory"), ("n", "length"))
+        layers.append(layer("rule", failed, {"color": BAD, "strokeDash": [6, 3]}, x=x, tooltip=told))
+    spec = layered([], *layers, height=300) | {"resolve": {"scale": {"color": "shared"}}}
+    says = "Points are measured, lines are fitted, dashes are extrapolated beyond what ran."
+    rows = [(point["c"], f"{point['n']:,}", point["s"]) for point in points[:200]]
+    table = Grid(("configuration", "length", "measured"), rows, {"configuration"})
+    return Chart(f"{answer.quantity.capitalize()} by length", says, spec, table)

@@ -3,7 +3,7 @@
 Every length that is named says where it comes from:
 
 * **measured**: an input of that length ran.
-* **interpolated**: between measured lengths, by the curve (`actordbg.measure.fit`).
+* **interpolated**: between measured lengths, by the curve.
 * **extrapolated**: beyond them, by the curve. More than twice the longest measured length comes with a caution, because kernels,
   allocators and caches behave differently at other sizes; more than `FURTHEST` times is refused.
 
@@ -15,6 +15,30 @@ them the error of extrapolation where that could be checked. Within that error o
 Attention computes n^2 scores, and eager attention stores them. So times, and the memory of eager attention, always have a
 square term, even if the measured lengths are too short to show it.
 
+The curve is y = a + b n, y = a + c n^2, or y = a + b n + c n^2, with no coefficient negative.
+Memory and time over a length: neither is negative or shrinks when inputs grow, and nothing in a transformer grows faster
+than the square of the length. Stated once, so that a figure can be checked by hand:
+
+* **weights**: relative errors are what counts, so every point weighs 1 / y^2.
+* **outliers**: Huber's weights on the relative residuals (k = 1.345 of their scale, 1.4826 x median |r|), until they settle.
+  One wild point among several hardly moves the curve.
+* **which form**: each form is fitted without some of the points, which it then has to predict (each point in turn; from 20
+  points on, every tenth together). The form with the smallest median relative error wins, unless a simpler one is within a
+  tenth of it (or within 1e-6). A form needs one more point than it has coefficients.
+* **error**: the winner's held-out error: the root of the mean square of its relative errors, of those up to four times their
+  median (an outlier says nothing about the others).
+* **ahead**: how wrong extrapolation was where it can be checked: the largest relative error of the lengths beyond half of the
+  longest, predicted from those up to it (where those are too few: of the longest, predicted from all others); or how far
+  apart the forms that predict at most three times worse are at twice the longest, if that is more. It holds for up to one
+  doubling beyond the longest length, and grows with every further one (`Curve.error_at`). Where the longer half could not be
+  predicted, forms up to 5 % off are held beside each other too, and nobody knows the error beyond that doubling. A flat curve
+  has none at all: something else (libraries, an earlier input) hid what grows, so nobody knows where it begins to show.
+
+Example::
+
+    curve = fit([(512, 1.0e9), (1024, 1.5e9), (2048, 2.5e9)])
+    curve.at(4096), curve.form          # 4.5e9, "a + b n"
+
 Pure: measurements in, answer out.
 """
 
@@ -22,11 +46,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations
+from operator import attrgetter
+from statistics import median
+from typing import Any
+
+import numpy as np
 
 from actordbg.base.units import letter_of
-from actordbg.measure.fit import Curve, fit
-from actordbg.measure.measurements import Measurements, Point
+from actordbg.measure.measurements import Measurements
 
 MEMORY, TIME = "memory", "time"
 MEASURED, INTERPOLATED, EXTRAPOLATED = "measured", "interpolated", "extrapolated"
@@ -104,9 +133,9 @@ class CurvesAnswer:
     @property
     def good(self) -> bool:
         """Something was measured, and in every configuration the asked lengths fit, else the longest one is known."""
-        measured = any(one.values for one in self.curves)
-        refused = any(one.longest and one.longest.refused and not one.at for one in self.curves)
-        return measured and not refused and all(at.fits in (None, YES) for one in self.curves for at in one.at)
+        measured = any(curve.values for curve in self.curves)
+        refused = any(curve.longest and curve.longest.refused and not curve.at for curve in self.curves)
+        return measured and not refused and all(at.fits in (None, YES) for curve in self.curves for at in curve.at)
 
 
 def answer(
@@ -122,86 +151,215 @@ def answer(
 ) -> CurvesAnswer:
     """Fit a curve for each configuration. `budget`: bytes or seconds. `at`: lengths whose value is wanted."""
     curves = []
-    for index, one in enumerate(measured):
-        values = tuple((point.n, value) for point in one.points if (value := value_of(point, quantity, passes)) is not None)
-        curve = fit(values, square=quantity == TIME or one.settings.get("attn") == "eager")
-        bound = next(iter(one.out_of_memory), None)
-        most = longest(values, curve, bound, budget) if budget is not None and values else None
-        at_lengths = tuple(value_at(n, values, curve, bound, budget) for n in at)
-        curves.append(CurveAnswer(letter_of(index), one, curve, values, most, at_lengths))
+    for index, found in enumerate(measured):
+        value_of = attrgetter(MEMORY if quantity == MEMORY else passes)
+        values = tuple((point.n, value_of(point)) for point in found.points if value_of(point) is not None)
+        curve = fit(values, square=quantity == TIME or found.settings.get("attn") == "eager")
+        config = CurveAnswer(letter_of(index), found, curve, values)
+        most = _longest(config, budget) if budget is not None and values else None
+        curves.append(replace(config, longest=most, at=tuple(_value_at(config, n, budget) for n in at)))
     return CurvesAnswer(quantity, by, passes if quantity == TIME else None, budget, replays, tuple(curves), tuple(notes))
 
 
-def value_of(point: Point, quantity: str, passes: str | None) -> float | None:
-    """Return the value of a curve's quantity at one point."""
-    value: float | None = getattr(point, MEMORY if quantity == MEMORY else passes or "both")
-    return value
-
-
-def value_at(n: int, values: Sequence[tuple[int, float]], curve: Curve | None, bound: int | None, budget: float | None) -> At:
+def _value_at(config: CurveAnswer, n: int, budget: float | None) -> At:
     """What length `n` needs, and whether that fits."""
-    if bound is not None and n >= bound:
-        return At(n, OUT_OF_MEMORY, fits=None if budget is None else NO)
-    known = dict(values)
+
+    def at(how: str, fits: str, far: bool = False, value: float | None = None, error: float | None = None) -> At:
+        low, high = (None, None) if value is None or error is None else (value * (1 - min(error, 1.0)), value * (1 + error))
+        if fits == UNSURE and low is not None and high is not None:
+            fits = YES if high <= limit else NO if low > limit else UNSURE
+        return At(n, how, value, low, high, None if budget is None else fits, far)
+
+    known, limit = dict(config.values), math.inf if budget is None else budget
+    if n >= min(config.measurements.out_of_memory, default=math.inf):
+        return at(OUT_OF_MEMORY, NO)
     if n in known:
-        value = known[n]
-        return At(n, MEASURED, value, value, value, None if budget is None else YES if value <= budget else NO)
-    too_long = None if budget is None else _too_long(values, bound, budget)
-    fits = None if budget is None else UNSURE if too_long is None or n < too_long else NO
-    shortest, most = (values[0][0], values[-1][0]) if values else (n, n)
-    if curve is None or n > FURTHEST * most:
-        return At(n, UNKNOWN, fits=fits, far=curve is not None)
-    value, error = curve.at(n), curve.error_at(n)
-    how, far = INTERPOLATED if shortest < n < most else EXTRAPOLATED, n > FAR * most
-    if error is None:
-        return At(n, how, value, fits=fits, far=far)
-    low, high = value * (1 - min(error, 1.0)), value * (1 + error)
-    if budget is not None and fits == UNSURE:
-        fits = YES if high <= budget else NO if low > budget else UNSURE
-    return At(n, how, value, low, high, fits, far)
+        return at(MEASURED, YES if known[n] <= limit else NO, value=known[n], error=0.0)
+    _, too_long, _ = _bounds(config, limit)
+    fits = UNSURE if too_long is None or n < too_long else NO
+    shortest, most = (config.values[0][0], config.values[-1][0]) if config.values else (n, n)
+    if config.curve is None or n > FURTHEST * most:
+        return at(UNKNOWN, fits, config.curve is not None)
+    how = INTERPOLATED if shortest < n < most else EXTRAPOLATED
+    return at(how, fits, n > FAR * most, config.curve.at(n), config.curve.error_at(n))
 
 
-def _too_long(values: Sequence[tuple[int, float]], bound: int | None, budget: float) -> int | None:
-    """The shortest length that is known not to fit: over the budget with no longer one that fits, or out of memory."""
-    below = [(n, value > budget) for n, value in values if bound is None or n < bound]
-    most = max((n for n, over in below if not over), default=0)
-    return min((n for n, over in below if over and n > most), default=bound)
-
-
-def longest(values: Sequence[tuple[int, float]], curve: Curve | None, bound: int | None, budget: float) -> Longest:
-    """The longest length that fits `budget`; `values` ascending and not empty, `bound` the first that ran out of memory."""
-    below = [(n, value > budget) for n, value in values if bound is None or n < bound]
+def _bounds(config: CurveAnswer, budget: float) -> tuple[int | None, int | None, tuple[int, ...]]:
+    """The longest that ran within the budget, the shortest that is known not to fit (over the budget with no longer one that
+    fits, or out of memory), and the lengths that were over the budget though a longer one was not.
+    """
+    bound = min(config.measurements.out_of_memory, default=None)
+    below = [(n, value > budget) for n, value in config.values if bound is None or n < bound]
     most = max((n for n, over in below if not over), default=None)
-    too_long = _too_long(values, bound, budget)
-    exceptions = tuple(n for n, over in below if over and most is not None and n < most)
-    by_curve, low, high = _by_curve(curve, budget, most, too_long)
-    how = EXTRAPOLATED if too_long is None or most is None else MEASURED
-    times = (by_curve or 0) / values[-1][0] if too_long is None else 0.0
-    if times > FURTHEST:
-        return Longest(how, most, far=True, exceptions=exceptions, refused=by_curve)
-    if too_long is None and high is not None and high > FURTHEST * values[-1][0]:
-        high = None
-    return Longest(how, most, by_curve, low, high, too_long, times > FAR, exceptions)
+    too_long = [n for n, over in below if over]
+    return most, min((n for n in too_long if n > (most or 0)), default=bound), tuple(n for n in too_long if n < (most or 0))
 
 
-def _by_curve(
-    curve: Curve | None, budget: float, most: int | None, too_long: int | None
-) -> tuple[int | None, int | None, int | None]:
-    """Where the curve reaches the budget, alone and with its error added and subtracted, within the known bounds."""
-    if curve is None:
-        return None, None, None
+def _longest(config: CurveAnswer, budget: float) -> Longest:
+    """The longest length that fits `budget`, where something was measured."""
+    most, too_long, exceptions = _bounds(config, budget)
 
     def clamped(n: float | None) -> int | None:
+        """The whole length, within the known bounds."""
         if n is None or not math.isfinite(n):
             return None
         whole = math.floor(n * (1 + 1e-9))  # the fit may end one bit below a whole number
-        whole = whole if too_long is None else min(whole, too_long - 1)
-        whole = max(whole, most or 0)
-        return whole if whole > 0 else None
+        return max(whole if too_long is None else min(whole, too_long - 1), most or 0) or None
 
-    reached = curve.reaches(budget)
-    error = None if reached is None else curve.error_at(reached)
-    if error is None:
-        return clamped(reached), None, None
-    bold = curve.reaches(budget / (1 - error)) if error < 1 else None
-    return clamped(reached), clamped(curve.reaches(budget / (1 + error))), clamped(bold)
+    by_curve, low, high = None, None, None
+    if config.curve is not None:
+        reached = config.curve.reaches(budget)
+        by_curve = clamped(reached)
+        if reached is not None and (error := config.curve.error_at(reached)) is not None:
+            low = clamped(config.curve.reaches(budget / (1 + error)))
+            high = clamped(config.curve.reaches(budget / (1 - error))) if error < 1 else None
+    how = EXTRAPOLATED if too_long is None or most is None else MEASURED
+    furthest = FURTHEST * config.values[-1][0] if too_long is None else math.inf
+    if (by_curve or 0) > furthest:
+        return Longest(how, most, far=True, exceptions=exceptions, refused=by_curve)
+    high = None if (high or 0) > furthest else high
+    far = (by_curve or 0) > furthest / FURTHEST * FAR
+    return Longest(how, most, by_curve, low, high, too_long, far, exceptions)
+
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+_HUBER = 1.345
+_ROUNDS = 30
+_FOLDS = 10
+_MOST = 200
+_CLOSE = 1.1
+_PLAUSIBLE = 3.0
+_NOTHING = 1e-6
+_UNCHECKED = 0.05
+_POWERS = np.arange(3)
+_FORMS: tuple[tuple[int, ...], ...] = ((0,), (0, 1), (0, 2), (0, 1, 2))
+"""Powers of n in each form."""
+LEAST = 3
+"""Fewest different lengths that a curve is drawn through: two make a line through anything."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """y = a + b n + c n^2, in y's unit, through lengths up to `longest`. form: which of the terms it has.
+
+    error: held-out relative error between measured lengths. ahead: the error for a doubling beyond them; None if unknown.
+    checked: whether the longer half was predicted from the shorter one; if not, no error is known beyond that doubling.
+    """
+
+    form: str
+    a: float
+    b: float
+    c: float
+    longest: float
+    error: float
+    ahead: float | None
+    checked: bool = True
+
+    def at(self, n: float) -> float:
+        """The curve's value at a length."""
+        return self.a + self.b * n + self.c * n * n
+
+    def error_at(self, n: float) -> float | None:
+        """The relative error to expect at a length; None beyond the longest if it is unknown."""
+        if n <= self.longest:
+            return self.error
+        if not self.checked and n > 2 * self.longest:
+            return None
+        return None if self.ahead is None else max(self.error, self.ahead) * max(1.0, math.log2(n / self.longest))
+
+    def reaches(self, y: float) -> float | None:
+        """The length at which the curve is `y`; None if it never is (flat), or is above it at 0 already."""
+        if self.a > y:
+            return None
+        if self.c > 0:
+            return 2 * (y - self.a) / (self.b + math.sqrt(self.b * self.b + 4 * self.c * (y - self.a)))
+        return (y - self.a) / self.b if self.b > 0 else None
+
+
+def fit(points: Sequence[tuple[float, float]], *, square: bool = False) -> Curve | None:
+    """The curve through points (n, y), y > 0, one for each n; None for fewer than three.
+
+    `square`: y is known to grow with n^2, even if that part is still too small to tell from noise. From four points on, only
+    forms with n^2 are tried. Extrapolations become larger, and right.
+    """
+    known = sorted((n, y) for n, y in points if y > 0)
+    if len(known) < LEAST:
+        return None
+    size = -(-len(known) // _MOST)  # thousands of lengths would take minutes: medians of neighbours
+    groups = (zip(*known[at : at + size], strict=True) for at in range(0, len(known), size))
+    thinned = [tuple(map(median, group)) for group in groups]
+    array, longest = np.array(thinned), thinned[-1][0]
+    form, errors = _best(array, square)[0]
+    coefficients = _robust(array, form)
+    named = " + ".join(name for name, value in zip(("a", "b n", "c n^2"), coefficients, strict=True) if value)
+    half = sum(array[:, 0] <= array[-1, 0] / 2)
+    ahead = _ahead(array, square, half) if coefficients[1:].any() else None
+    usual = errors[errors <= max(4 * np.median(errors), _NOTHING)]
+    error = float(np.sqrt(np.mean(usual**2)))
+    a, b, c = coefficients.tolist()
+    return Curve(named, a, b, c, longest, error, ahead, bool(half >= LEAST))
+
+
+def _best(points: Array, square: bool, certain: float = _NOTHING) -> list[tuple[tuple[int, ...], Array]]:
+    """Forms and their held-out errors: the one to take, then all others that are at most three times as wrong,
+    or as `certain`.
+    """
+    forms = [form for form in _FORMS if len(points) > len(form) and (2 in form or not square or len(points) <= LEAST)]
+    tried = [(form, _held_out(points, form)) for form in forms]
+    wrong = [median(errors) for _, errors in tried]
+    first = next(at for at, error in enumerate(wrong) if error <= max(min(wrong) * _CLOSE, _NOTHING))
+    bound = max(min(wrong) * _PLAUSIBLE, certain)
+    return [tried[first], *(tried[at] for at, error in enumerate(wrong) if at != first and error <= bound)]
+
+
+def _ahead(points: Array, square: bool, half: int) -> float | None:
+    """How wrong extrapolation was where that can be checked; half: how many lengths are up to half of the longest."""
+    known = half if half >= LEAST else len(points) - 1
+    if known < LEAST:
+        return None
+    wrong = _errors(_robust(points[:known], _best(points[:known], square)[0][0]), points[known:])
+    plausible = [_robust(points, form) for form, _ in _best(points, square, _NOTHING if half >= LEAST else _UNCHECKED)]
+    chosen, *others = [float((2 * points[-1, 0]) ** _POWERS @ coefficients) for coefficients in plausible]
+    return max([float(max(wrong)), *(abs(other - chosen) / chosen for other in others)])
+
+
+def _held_out(points: Array, form: tuple[int, ...]) -> Array:
+    """Return the absolute relative errors of points that the form was fitted without."""
+    folds = len(points) if len(points) < 2 * _FOLDS else _FOLDS
+    fold_of = np.arange(len(points)) % folds
+    return np.concatenate([_errors(_robust(points[fold_of != k], form), points[fold_of == k]) for k in range(folds)])
+
+
+def _errors(coefficients: Array, points: Array) -> Array:
+    """The absolute relative error of each point."""
+    errors: Array = abs(points[:, :1] ** _POWERS @ coefficients / points[:, 1] - 1)
+    return errors
+
+
+def _robust(points: Array, form: tuple[int, ...]) -> Array:
+    """Fit (a, b, c), those outside `form` 0, by weighted least squares on relative residuals."""
+    n, y = points[:, :1], points[:, 1:]
+    units = n.max() ** _POWERS
+    rows = n**_POWERS / units / y  # a row times the coefficients should be 1
+    weights, fitted = np.ones(len(rows)), np.zeros(3)
+    for _ in range(_ROUNDS):
+        before, fitted = fitted, _not_negative(rows, weights, form)
+        residuals = abs(rows @ fitted - 1)
+        scale = 1.4826 * np.median(residuals)
+        if scale < 1e-12 or np.allclose(before, fitted, 1e-7, 1e-30):
+            break
+        weights = _HUBER * scale / np.maximum(residuals, _HUBER * scale)
+    return np.asarray(fitted / units)
+
+
+def _not_negative(rows: Array, weights: Array, form: tuple[int, ...]) -> Array:
+    """Solve for the best coefficients of which none is negative: the best over the subsets of terms whose own best has none."""
+    root = np.sqrt(weights)
+    best, least = np.zeros(3), math.inf
+    for kept in (subset for size in range(1, len(form) + 1) for subset in combinations(form, size)):
+        fitted = np.zeros(3)
+        fitted[list(kept)] = np.linalg.lstsq(rows[:, kept] * root[:, None], root, rcond=None)[0]
+        cost = float(weights @ (rows @ fitted - 1) ** 2)
+        if fitted.min() >= 0 and cost < least:
+            best, least = fitted, cost
+    return best

@@ -12,6 +12,7 @@ Where no column says the step, lines are counted. `__MIN` and `__MAX` columns ar
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -21,7 +22,7 @@ from importlib import import_module
 from pathlib import Path
 
 from actordbg.base.errors import EnvironmentProblem, UsageError, require_package
-from actordbg.measure.log_lines import LINE, ORDER, Series, TrainLog, is_loss, plain_name
+from actordbg.measure.log_lines import LINE, ORDER, TrainLog, plain_name
 
 EVENTS = "tfevents"
 MOST_BYTES = 2**30
@@ -33,40 +34,30 @@ _BETWEEN = " - "
 def is_exported(path: str) -> bool:
     """Whether the name says that this is no log of lines."""
     name, _, _ = path.partition("#")
-    return name.lower().endswith((".csv", ".jsonl")) or EVENTS in os.path.basename(name) or _holds_events(name)
+    return name.lower().endswith((".csv", ".jsonl")) or _has_events(name)
 
 
 def read_exported(path: str, metric: str | None = None) -> TrainLog:
     """One metric, or without one every loss. UsageError for what is not there or has no figures, EnvironmentProblem for a file
     that cannot be read, or a missing `tensorboard`.
     """
-    log = TrainLog(path)
-    wanted = plain_name(metric) if metric else None
+    log = TrainLog(path, metric=plain_name(metric or ""))
     name = path.partition("#")[0] if ".csv#" in path.lower() else path
-    rows = _events(name) if EVENTS in os.path.basename(name) or _holds_events(name) else _table(path, name)
-    for step, found in rows:
+    for step, found in _events(name) if _has_events(name) else _table(path, name):
         log.segments += 1
         for raw, value in found.items():
-            metric_name = plain_name(raw)
-            log.metrics[metric_name] = log.metrics.get(metric_name, 0) + 1
-            if metric_name == wanted or (wanted is None and is_loss(metric_name)):
-                kind = ORDER if step is None else LINE
-                series = log.series.setdefault(metric_name, {}).setdefault(kind, Series(kind))
-                series.add(len(series.steps) + 1 if step is None else step, value)
-    for kinds in log.series.values():
-        for series in kinds.values():
-            series.settle()
-    return log
+            log.add(plain_name(raw), ORDER if step is None else LINE, step, value)
+    return log.settled()
 
 
 def _table(path: str, name: str) -> Iterator[tuple[int | None, dict[str, float]]]:
     """Each row's step, if a column says it, and its figures."""
     text = _text(name)
     for row in _of_csv(path, text) if name.lower().endswith(".csv") else _of_json_lines(text):
-        steps = [value for name, value in row.items() if name.strip().lower() in _STEPS]
-        figures = {name: value for name, value in row.items() if name.strip().lower() not in _STEPS}
-        if figures:
-            yield _step(steps[0] if steps else None), figures
+        steps = [row.pop(column) for column in list(row) if column.strip().lower() in _STEPS]
+        if row:
+            whole = steps and abs(steps[0]) < 2**62 and steps[0].is_integer()
+            yield int(steps[0]) if whole else None, row
 
 
 def _text(name: str) -> str:
@@ -82,55 +73,38 @@ def _text(name: str) -> str:
 
 
 def _of_csv(path: str, text: str) -> Iterator[dict[str, float]]:
+    """The figures of each row of one run, by metric. UsageError where several runs have the same metric."""
     run = path.rpartition("#")[2] if ".csv#" in path.lower() else None
     try:
-        table = list(csv.reader(io.StringIO(text.replace("\0", ""), newline="")))
+        heads, *rows = list(csv.reader(io.StringIO(text.replace("\0", ""), newline=""))) or [[]]
     except csv.Error as error:
         raise UsageError(f"{path} is no CSV: {error}", hint="export the chart again") from None
-    columns = _columns(path, table[0] if table else [], run)
-    for row in table[1:]:
-        yield {name: value for index, name in columns.items() if (value := _number(row, index)) is not None}
-
-
-def _columns(path: str, heads: list[str], run: str | None) -> dict[int, str]:
-    """The metric of each column that is one, of one run. UsageError where several runs have the same metric."""
-    found: dict[int, str] = {}
+    columns: dict[int, str] = {}
     for index, head in enumerate(heads):
         whose, between, metric = head.rpartition(_BETWEEN)
-        if head.endswith(_DERIVED) or (run is not None and between and whose != run):
-            continue
-        found[index] = metric if between else head
-    names = [plain_name(name) for name in found.values()]
-    if len(set(names)) < len(names):
+        if not head.endswith(_DERIVED) and (run is None or not between or whose == run):
+            columns[index] = metric
+    if len(set(map(plain_name, columns.values()))) < len(columns):
         runs = sorted({head.rpartition(_BETWEEN)[0] for head in heads if _BETWEEN in head})
         raise UsageError(f"{path} holds several runs: {', '.join(runs)[:300]}", hint=f"name one: {path}#{(runs or ['RUN'])[0]}")
-    return found
+    for row in rows:
+        figures = {}
+        for index, name in columns.items():
+            with contextlib.suppress(ValueError, IndexError):
+                figures[name] = float(row[index])
+        yield figures
 
 
 def _of_json_lines(text: str) -> Iterator[dict[str, float]]:
     for line in text.split("\n"):  # a text in a row may hold what splitlines() takes for an end
-        try:
-            row = json.loads(line) if line.strip() else None
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict):
-            numbers = ((name, value) for name, value in row.items() if type(value) in (int, float))
-            yield {name: float(value) for name, value in numbers if isinstance(value, float) or abs(value) < 2**63}
+        with contextlib.suppress(ValueError, RecursionError, AttributeError):
+            numbers = {name: value for name, value in json.loads(line).items() if type(value) in (int, float)}
+            yield {name: float(value) for name, value in numbers.items() if type(value) is float or abs(value) < 2**63}
 
 
-def _number(row: list[str], index: int) -> float | None:
-    try:
-        return float(row[index]) if row[index].strip() else None
-    except (ValueError, IndexError):
-        return None
-
-
-def _step(value: float | None) -> int | None:
-    return int(value) if value is not None and abs(value) < 2**62 and value == int(value) else None
-
-
-def _holds_events(name: str) -> bool:
-    return os.path.isdir(name) and any(EVENTS in file for file in os.listdir(name))
+def _has_events(name: str) -> bool:
+    inside = os.listdir(name) if os.path.isdir(name) else []
+    return any(EVENTS in file for file in (os.path.basename(name), *inside))
 
 
 def _events(name: str) -> Iterator[tuple[int | None, dict[str, float]]]:

@@ -13,21 +13,20 @@ Three ways in which a log numbers its steps, each a series of its own:
 A step that comes again later (a resumed run in one log) counts with its later value, and is counted in `rerun`. NaN and
 infinities are values like others here. Steps of an evaluation bar are those that it names.
 
-Standard library only. Memory: 16 bytes for each step of each metric that is kept.
+Standard library only. Memory grows with the steps of what is kept, not with the file.
 """
 
 from __future__ import annotations
 
 import gzip
+import io
 import re
 import sys
 import zlib
-from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import IO, cast
 
@@ -42,9 +41,7 @@ _MOST_NAMES = 1000
 _MOST_SERIES = 64
 _TITLE = 200
 """Characters before a bar that are looked at."""
-_SETTLE = 2**17
-"""Values after which repeated steps are put together, so that a log that begins anew many times stays small."""
-# Steps fit into 64 bits, and no pattern tries the same digits or spaces twice: a segment may have 4 MB of them.
+# No pattern tries the same digits or spaces twice: a segment may have 4 MB of them.
 _NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|inf(?:inity)?|nan)"
 _BAR = re.compile(r"(\d{1,3})%\|[^|]{0,300}\|\s{0,20}(\d{1,9})/(\d{1,9}) \[([^\]]*)(\]?)")
 _EPOCH = re.compile(TRAINER.bar_epoch, re.IGNORECASE)
@@ -63,47 +60,54 @@ _VALUE = re.compile(rf"(?:[a-z_][\w.]*\()?({_NUMBER})\)?$", re.IGNORECASE)
 
 @dataclass
 class Series:
-    """A metric by step: `steps` ascending, each once, and the value of each (NaN and infinities included).
+    """A metric: the value of each step, ascending where it was read (`TrainLog.settled`); NaN and infinities included.
 
-    rerun: steps that the log came back to later. totals: steps of a bar's round (an epoch), as the bars said, ascending.
+    rerun: steps that the log came back to. totals: steps of a bar's round (an epoch), as the bars said, ascending.
     """
 
     kind: str
-    steps: array[int] = field(default_factory=lambda: array("q"))
-    values: array[float] = field(default_factory=lambda: array("d"))
+    points: dict[int, float] = field(default_factory=dict)
     rerun: int = 0
     totals: tuple[int, ...] = ()
-    _settle_at: int = _SETTLE
+    _last: int | None = None
 
     def add(self, step: int, value: float) -> None:
         """The next value as the log has it; a repeated step replaces its value."""
-        if self.steps and self.steps[-1] == step:
-            self.values[-1] = value
-            return
-        if len(self.steps) >= self._settle_at:
-            self.settle()
-            self._settle_at = 2 * len(self.steps) + _SETTLE
-        self.steps.append(step)
-        self.values.append(value)
-
-    def settle(self) -> None:
-        """Put the steps in order and keep the last value of each."""
-        if all(a < b for a, b in pairwise(self.steps)):
-            return
-        last = dict(zip(self.steps, self.values, strict=True))
-        self.rerun += len(self.steps) - len(last)
-        self.steps = array("q", sorted(last))
-        self.values = array("d", (last[step] for step in self.steps))
+        self.rerun += step in self.points and step != self._last
+        self.points[step], self._last = value, step
 
 
 @dataclass
 class TrainLog:
-    """One log. `metrics`: how often each name with figures was seen; `series`: by metric and kind, of what was kept."""
+    """One log. `metrics`: how often each name with figures was seen; `series`: by metric and kind, of what was kept.
+
+    metric: the one to keep; "": every one that is a loss.
+    """
 
     path: str
     segments: int = 0
     metrics: dict[str, int] = field(default_factory=dict)
     series: dict[str, dict[str, Series]] = field(default_factory=dict)
+    metric: str = ""
+
+    def wants(self, name: str) -> bool:
+        """Whether the values of a metric are kept."""
+        return name == self.metric if self.metric else is_loss(name)
+
+    def add(self, name: str, kind: str, step: int | None, value: float) -> None:
+        """Count a figure, and keep it where it is wanted; one without a step is the next of its kind."""
+        if name in self.metrics or len(self.metrics) < _MOST_NAMES:
+            self.metrics[name] = self.metrics.get(name, 0) + 1
+        if self.wants(name) and (name in self.series or len(self.series) < _MOST_SERIES):
+            series = self.series.setdefault(name, {}).setdefault(kind, Series(kind))
+            series.add(len(series.points) + 1 if step is None else step, value)
+
+    def settled(self) -> TrainLog:
+        """The log, its steps in order."""
+        for kinds in self.series.values():
+            for series in kinds.values():
+                series.points = dict(sorted(series.points.items()))
+        return self
 
 
 def read_log(path: str, metric: str | None = None) -> TrainLog:
@@ -111,10 +115,24 @@ def read_log(path: str, metric: str | None = None) -> TrainLog:
 
     Raises UsageError and EnvironmentProblem as `segments` does. A log that says nothing is a TrainLog without metrics.
     """
-    reader = _Reader(path, metric)
+    log = TrainLog(path, metric=plain_name(metric or ""))
+    bars: dict[tuple[str, str], _Bar] = {}
+    totals: dict[str, set[int]] = {}
     for source, text in segments(path):
-        reader.take(source, text)
-    return reader.finish()
+        log.segments += 1
+        if "%|" in text and (found := list(_BAR.finditer(text))):
+            begin = 0
+            for match in found:
+                name = text[begin : match.start()][-_TITLE:].strip().rstrip(":")
+                for metric_name in _read_bar(log, bars.setdefault((source, name), _Bar()), name, match):
+                    totals.setdefault(metric_name, set()).add(int(match[3]))
+                begin = match.end()
+        elif "loss" in text or (log.metric and log.metric in text):
+            _read_line(log, text)
+    for name, kinds in log.settled().series.items():
+        if BAR in kinds:
+            kinds[BAR].totals = tuple(sorted(totals[name]))
+    return log
 
 
 @dataclass
@@ -127,82 +145,37 @@ class _Bar:
     early: bool = False
 
 
-class _Reader:
-    """Takes a log's segments one after another."""
+def _read_bar(log: TrainLog, bar: _Bar, name: str, found: re.Match[str]) -> list[str]:
+    """Keep the figures inside a bar's brackets; the metrics that it showed for a step."""
+    count, total = int(found[2]), int(found[3])
+    if count < bar.count:
+        bar.offset += bar.total
+    bar.count, bar.total = count, total
+    parts = found[4].split(", ")
+    if not found[5]:
+        parts.pop()  # a bar that was cut off at the terminal's width lost the end of its last figure
+    split = (part.partition("=") for part in parts)
+    values = [(plain_name(raw), value) for raw, sign, text in split if sign and (value := _VALUE.match(text.strip()))]
+    bar.early = bar.early or (count == 0 and bool(values))
+    if bar.early and count >= total:
+        return []
+    if evaluation := _EVALUATION.search(name):
+        step = int(evaluation[1])
+    else:
+        epoch = _EPOCH.search(name)
+        step = (int(epoch[1]) * total if epoch else bar.offset) + count + bar.early
+    for metric, value in values:
+        log.add(metric, BAR, step, float(value[1]))
+    return [metric for metric, _ in values]
 
-    def __init__(self, path: str, metric: str | None) -> None:
-        self._log = TrainLog(path)
-        self._metric = plain_name(metric) if metric else None
-        self._bars: dict[tuple[str, str], _Bar] = {}
-        self._totals: dict[str, set[int]] = {}
 
-    def take(self, source: str, text: str) -> None:
-        self._log.segments += 1
-        if "%|" in text and (bars := list(_BAR.finditer(text))):
-            begin = 0
-            for found in bars:
-                self._bar(source, text[begin : found.start()][-_TITLE:].strip().rstrip(":"), found)
-                begin = found.end()
-        elif "loss" in text or (self._metric and self._metric in text):
-            self._line(text)
-
-    def finish(self) -> TrainLog:
-        for name, kinds in self._log.series.items():
-            for series in kinds.values():
-                series.settle()
-            if BAR in kinds:
-                kinds[BAR].totals = tuple(sorted(self._totals[name]))
-        return self._log
-
-    def _bar(self, source: str, name: str, found: re.Match[str]) -> None:
-        count, total = int(found[2]), int(found[3])
-        bar = self._bars.setdefault((source, name), _Bar())
-        if count < bar.count:
-            bar.offset += bar.total
-        bar.count, bar.total = count, total
-        pairs = list(self._postfix(found[4], complete=bool(found[5])))
-        if not pairs:
-            return
-        bar.early = bar.early or count == 0
-        if bar.early and count >= total:
-            return
-        if evaluation := _EVALUATION.search(name):
-            step = int(evaluation[1])
-        else:
-            epoch = _EPOCH.search(name)
-            step = (int(epoch[1]) * bar.total if epoch else bar.offset) + bar.count + bar.early
-        for metric, value in pairs:
-            if (series := self._series(metric, BAR)) is not None:
-                series.add(step, value)
-                self._totals.setdefault(metric, set()).add(total)
-
-    def _line(self, text: str) -> None:
-        found = ((plain_name(a or b or c), float(number)) for a, b, c, number in _PAIR.findall(text))
-        pairs = [(name, value) for name, value in found if not name.endswith(".py")]  # logging's file.py:45
-        losses = [(name, value) for name, value in pairs if self._wants(name) or is_loss(name)]
-        said = _STEP.search(text)
-        for name, value in (pairs if said else losses) if losses else ():
-            if (series := self._series(name, LINE if said else ORDER)) is not None:
-                series.add(int(said[1]) if said else len(series.steps) + 1, value)
-
-    def _postfix(self, inner: str, *, complete: bool) -> Iterator[tuple[str, float]]:
-        """The figures inside a bar's brackets. A bar that was cut off at the terminal's width lost the end of its last one."""
-        parts = inner.split(", ")
-        for part in parts if complete else parts[:-1]:
-            raw, separator, value = part.partition("=")
-            if separator and (found := _VALUE.match(value.strip())):
-                yield plain_name(raw), float(found[1])
-
-    def _wants(self, name: str) -> bool:
-        return name == self._metric if self._metric else is_loss(name)
-
-    def _series(self, name: str, kind: str) -> Series | None:
-        """Where a figure goes; None where it is only counted."""
-        if name in self._log.metrics or len(self._log.metrics) < _MOST_NAMES:
-            self._log.metrics[name] = self._log.metrics.get(name, 0) + 1
-        if not self._wants(name) or (name not in self._log.series and len(self._log.series) >= _MOST_SERIES):
-            return None
-        return self._log.series.setdefault(name, {}).setdefault(kind, Series(kind))
+def _read_line(log: TrainLog, text: str) -> None:
+    found = ((plain_name(a or b or c), float(number)) for a, b, c, number in _PAIR.findall(text))
+    pairs = [(name, value) for name, value in found if not name.endswith(".py")]  # logging's file.py:45
+    losses = [(name, value) for name, value in pairs if log.wants(name) or is_loss(name)]
+    said = _STEP.search(text)
+    for name, value in (pairs if said else losses) if losses else ():
+        log.add(name, LINE if said else ORDER, int(said[1]) if said else None, value)
 
 
 @lru_cache(_MOST_NAMES)
@@ -223,17 +196,15 @@ def plain_name(name: str) -> str:
 # sequences are taken out. A Ray worker's prefix, `(PolicyModelActor pid=7022)`, becomes the segment's source and holds until the
 # line ends, since Ray puts it once before a line of many states.
 #
-# Memory does not grow with the file: it is read in pieces of 1 MiB. A file that begins like gzip is read as gzip.
+# Memory does not grow with the file. A file that begins like gzip is read as gzip.
 
 
 STDIN = "-"
-_PIECE = 2**20
 _LONGEST = 2**22
-"""Bytes without any line break after which a segment is cut: no log, but it must not fill the memory."""
+"""Characters without any line break after which a segment is cut: no log, but it must not fill the memory."""
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _PIPE = re.compile(r"/dev/(stdin|fd/\d+)\Z")
 """What a shell names a pipe that it holds open. Any other FIFO is refused: nobody may be at its other end."""
-_BREAK = re.compile(r"([\r\n])")
 _RAY = re.compile(r"\s*\((\w[\w.:-]*) (?:pid|rank)=\d+[^)]{0,80}\) ?")
 _TORCHRUN = re.compile(r"\s*\[[A-Za-z]+\d+\]:\s?")
 
@@ -243,36 +214,23 @@ def segments(path: str) -> Iterator[tuple[str, str]]:
 
     Raises UsageError for what is not a file, EnvironmentProblem for one that cannot be read.
     """
-    source = ""
-    for text, begins_line in _pieces(path):
-        clean = _ESCAPE.sub("", text) if "\x1b" in text else text
-        if begins_line:
-            source = ""
-        if "(" in clean[:3] and (found := _RAY.match(clean)):
-            source, clean = found[1], clean[found.end() :]
-        elif "[" in clean[:3] and (found := _TORCHRUN.match(clean)):
-            clean = clean[found.end() :]
-        if clean and not clean.isspace():
-            yield source, clean
-
-
-def _pieces(path: str) -> Iterator[tuple[str, bool]]:
-    """Each segment as it stands in the file, and whether a line begins with it."""
-    rest, begins_line = b"", True
+    source, begins_line = "", True
     with _opened(path) as stream:
-        while block := stream.read(_PIECE):
-            block = rest + block
-            end = max(block.rfind(b"\n"), block.rfind(b"\r")) + 1
-            if not end and len(block) > _LONGEST:
-                end = len(block)
-            whole, rest = block[:end], block[end:]
-            texts = _BREAK.split(whole.decode("utf-8", "replace"))  # segments, and between them what ended each
-            for text, stop in zip(texts[::2], [*texts[1::2], ""], strict=True):
-                if text or stop:
-                    yield text, begins_line
-                    begins_line = stop == "\n"
-    if rest:
-        yield rest.decode("utf-8", "replace"), begins_line
+        lines = io.TextIOWrapper(stream, "utf-8", "replace", newline="")  # each with the break that ended it, \r or \n
+        try:
+            while line := lines.readline(_LONGEST):
+                if begins_line:
+                    source = ""
+                begins_line = line.endswith("\n")
+                text = _ESCAPE.sub("", line.rstrip("\r\n"))
+                if found := _RAY.match(text):
+                    source, text = found[1], text[found.end() :]
+                elif found := _TORCHRUN.match(text):
+                    text = text[found.end() :]
+                if text and not text.isspace():
+                    yield source, text
+        finally:
+            lines.detach()  # standard input stays open
 
 
 @contextmanager

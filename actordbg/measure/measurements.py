@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, product
+from operator import attrgetter
 from statistics import median
 from typing import Any
 
@@ -68,85 +69,66 @@ class Measurements:
     out_of_memory: tuple[int, ...] = ()
 
 
+_Key = tuple[tuple[tuple[str, Any], ...], bool, "int | None"]
+"""What tells configurations apart: settings by name, whether backward ran, and the batch size if each has its own curve."""
+
+
 @dataclass
 class _Gathered:
     """One configuration while its results are read. samples: a `Point` for each input."""
 
-    settings: dict[str, Any]
-    backward: bool
-    batch_size: int | None
     replays: dict[str, None] = field(default_factory=dict)
     samples: list[Point] = field(default_factory=list)
     left_out: int = 0
     failed: set[int] = field(default_factory=set)
 
-    def settled(self) -> Measurements:
-        by_length = groupby(sorted(self.samples, key=lambda sample: sample.n), key=lambda sample: sample.n)
-        return Measurements(
-            self.settings,
-            self.backward,
-            self.batch_size,
-            tuple(self.replays),
-            tuple(_together(n, list(samples)) for n, samples in by_length),
-            self.left_out,
-            tuple(sorted(self.failed)),
-        )
-
-
-class _Groups(dict[tuple[Any, ...], _Gathered]):
-    """The configurations by what tells them apart, in order of appearance."""
-
-    def of(self, settings: dict[str, Any], backward: bool, batch: int | None, replay_id: str) -> _Gathered:
-        group = self.setdefault((*settings.items(), backward, batch), _Gathered(settings, backward, batch))
-        group.replays[replay_id] = None
-        return group
-
 
 def gather(replays: Sequence[ReplayData], by: str = SEQ_LEN) -> list[Measurements]:
     """Gather the points of every configuration in `replays`, in order of appearance."""
-    groups = _Groups()
-    failed: list[tuple[tuple[bool, ...], dict[str, Any], int | None, int, str]] = []
-    for data in replays:
-        if is_configuration(data):
-            _read(data, by, groups, failed)
-    for passes, settings, batch, n, replay_id in failed:
-        known = [backward for backward in passes if (*settings.items(), backward, batch) in groups]
-        for backward in known or passes[:1]:
-            groups.of(settings, backward, batch, replay_id).failed.add(n)
+    groups: dict[_Key, _Gathered] = {}
+    failed: list[tuple[list[_Key], int, str]] = []
+    for data in filter(is_configuration, replays):
+        ran = costs(as_ran(data.spec.config, data.resolved)) | {"device_name": data.resolved.get("device_name")}
+        del ran["backward"]  # each input's own
+        settings, replay_id = tuple(ran.items()), data.spec.replay_id
+        warming_up = set[str]().union(*warm_up_of(data.results))
+        inputs = {item.dump_id: item for item in data.spec.inputs}
+        for result in data.results:
+            item = inputs.get(result.dump_id)
+            if item is None:
+                continue
+            batch = item.batch_size if by == SEQ_LEN else None
+            n = item.seq_len * (item.batch_size if by == PADDED else 1) if by != TOKENS else result.tokens or item.tokens
+            if result.signature in OUT_OF_MEMORY and result.status != PASSED:
+                failed.append(([(settings, passes, batch) for passes in _passes(data, result)], n, replay_id))
+            elif result.status == PASSED and result.forward_s is not None:
+                forward, backward, warm = result.forward_s, result.backward_s, result.dump_id in warming_up
+                group = groups.setdefault((settings, backward is not None, batch), _Gathered())
+                group.replays[replay_id] = None
+                group.left_out += warm
+                memory = float(result.peak_memory_bytes) if result.peak_memory_bytes and not result.graphs else None
+                times = (None, None, None) if warm else (forward, backward, forward + (backward or 0.0))
+                group.samples.append(Point(n, 1, memory, *times))
+    for keys, n, replay_id in failed:
+        for key in [key for key in keys if key in groups] or keys[:1]:
+            group = groups.setdefault(key, _Gathered())
+            group.replays[replay_id] = None
+            group.failed.add(n)
     if by == SEQ_LEN:  # what does not fit with few rows does not fit with more
-        for group, other in product(groups.values(), repeat=2):
-            alike = (other.settings, other.backward) == (group.settings, group.backward)
-            if alike and (other.batch_size or 0) < (group.batch_size or 0):
-                group.failed |= other.failed
-    return [group.settled() for group in groups.values()]
+        for (key, group), (other, smaller) in product(groups.items(), repeat=2):
+            if other[:2] == key[:2] and (other[2] or 0) < (key[2] or 0):
+                group.failed |= smaller.failed
+    found = []
+    for (settings, backward, batch), group in groups.items():
+        by_length = groupby(sorted(group.samples, key=attrgetter("n")), key=attrgetter("n"))
+        points, bounds = tuple(_together(n, list(samples)) for n, samples in by_length), tuple(sorted(group.failed))
+        found.append(Measurements(dict(settings), backward, batch, tuple(group.replays), points, group.left_out, bounds))
+    return found
 
 
 def is_configuration(data: ReplayData) -> bool:
     """Return whether the replay can have a curve: it is neither a truth nor a noise variation."""
     return data.spec.config.truth is None and data.spec.config.vary is None
-
-
-def _read(data: ReplayData, by: str, groups: _Groups, failed: list[tuple[Any, ...]]) -> None:
-    settings = costs(as_ran(data.spec.config, data.resolved)) | {"device_name": data.resolved.get("device_name")}
-    del settings["backward"]  # each input's own
-    warming_up = set[str]().union(*warm_up_of(data.results))
-    inputs = {item.dump_id: item for item in data.spec.inputs}
-    for result in data.results:
-        item = inputs.get(result.dump_id)
-        if item is None:
-            continue
-        batch = item.batch_size if by == SEQ_LEN else None
-        n = item.seq_len * (item.batch_size if by == PADDED else 1) if by != TOKENS else result.tokens or item.tokens
-        if result.signature in OUT_OF_MEMORY and result.status != PASSED:
-            failed.append((_passes(data, result), settings, batch, n, data.spec.replay_id))
-        elif result.status == PASSED and result.forward_s is not None:
-            forward, backward = result.forward_s, result.backward_s
-            group = groups.of(settings, backward is not None, batch, data.spec.replay_id)
-            warm = result.dump_id in warming_up
-            group.left_out += warm
-            memory = float(result.peak_memory_bytes) if result.peak_memory_bytes and not result.graphs else None
-            times = (None, None, None) if warm else (forward, backward, forward + (backward or 0.0))
-            group.samples.append(Point(n, 1, memory, *times))
 
 
 def _passes(data: ReplayData, result: ResultRecord) -> tuple[bool, ...]:
@@ -160,11 +142,13 @@ def _passes(data: ReplayData, result: ResultRecord) -> tuple[bool, ...]:
 
 
 def _together(n: int, samples: Sequence[Point]) -> Point:
-    def known(name: str) -> list[float]:
-        return [value for sample in samples if (value := getattr(sample, name)) is not None]
-
-    times = (median(values) if (values := known(name)) else None for name in ("forward", "backward", "both"))
-    return Point(n, len(samples), max(known("memory"), default=None), *times)
+    known = {
+        name: [value for sample in samples if (value := getattr(sample, name)) is not None]
+        for name in ("memory", "forward", "backward", "both")
+    }
+    memory = known.pop("memory")
+    times = (median(values) if values else None for values in known.values())
+    return Point(n, len(samples), max(memory, default=None), *times)
 
 
 # Measure on purpose: make inputs of chosen lengths, and replay them as an earlier replay ran.

@@ -5,7 +5,7 @@
                                            (`actordbg.records.replay_record`), with `training.json`
 
 Both are replaced as cells finish (`actordbg.records.comparison_record.StoredRecord`). Verdicts of a training check are not
-stored: they follow from the figures (`actordbg.campaign.train_verdicts`).
+stored: they follow from the figures (`actordbg.campaign.train_document`).
 """
 
 from __future__ import annotations

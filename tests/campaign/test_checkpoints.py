@@ -118,15 +118,9 @@ def test_a_checkpoint_of_something_else_or_that_others_may_have_written_is_refus
     folder = tmp_path / "cell-3"
     one = made(folder, 4)
     others = {"check": "d", "configuration": {"tp": 2}, "versions": {"torch": "2.12.0", "deepspeed": "0.19.6"}}
-    with pytest.raises(Unsupported) as refused:
+    told = "another check; its settings were others; deepspeed was none, and is 0.19.6; torch was 2.13.0, and is 2.12.0"
+    with pytest.raises(Unsupported, match=told):
         checkpoints.newest(folder, BELONGS | others, 4)
-    for told in (
-        "another check",
-        "its settings were others",
-        "torch was 2.13.0, and is 2.12.0",
-        "deepspeed was none, and is 0.19.6",
-    ):
-        assert told in refused.value.message
     assert checkpoints.newest(folder, BELONGS, 4) is not None
     one.chmod(0o770)
     with pytest.raises(UnsafeInput, match="others may write"):
@@ -153,17 +147,7 @@ def test_a_storage_that_cannot_be_is_refused_before_anything_is_written(store: S
     for told, options in cases.items():
         done = CliRunner().invoke(app, ["--store", str(store.root), "train-check", "--dry-run", *options])
         assert isinstance(done.exception, ActordbgError) and told in done.exception.message and done.exception.exit_code == 2
-    planned = [
-        "--store",
-        str(store.root),
-        "train-check",
-        "--dry-run",
-        "--json",
-        "--steps",
-        "40",
-        "--storage",
-        str(tmp_path / "new"),
-    ]
+    planned = f"--store {store.root} train-check --dry-run --json --steps 40 --storage {tmp_path / 'new'}".split()
     told = json.loads(CliRunner().invoke(app, planned).stdout)["options"][STORAGE]
     assert told == {"folder": str(tmp_path / "new"), "every": 4} and not (tmp_path / "new").exists()
 

@@ -20,8 +20,7 @@ from actordbg.actor.family_models import FAMILIES, SMALL
 from actordbg.base.errors import Conflict, Unsupported, UsageError
 from actordbg.campaign import family_matrix
 from actordbg.campaign.family_document import families_document
-from actordbg.campaign.family_folder import FamilyFolder, open_folder
-from actordbg.campaign.family_matrix import FamilyFinding, FamilyResult, Subject, not_built, subject_of
+from actordbg.campaign.family_matrix import FamilyFinding, FamilyFolder, FamilyResult, open_folder, subject_of
 from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.document.renderings import as_markdown
@@ -59,7 +58,7 @@ def test_the_document_says_where_a_family_is_wrong_and_how_to_see_it() -> None:
     broken = FamilyFinding("WRONG", "neighbour broken: row 1 sees row 0", ("bf16, True",))
     wrong = FamilyResult("odd", "Odd 1", "odd", "odd", cells=tuple(cells), findings=(broken,))
     right = FamilyResult("good", "Good 2", "good", "good", cells=tuple(cells[:3]))
-    gone = not_built(subject_of("llama3"), "ValueError: no such rope")
+    gone = replace(subject_of("llama3"), problem="ValueError: no such rope", config={})
     assert (wrong.good, right.good, gone.good) == (False, True, False)
     text = as_markdown(families_document([wrong, right, gone]))
     assert "3 families: 1 right in every cell, 2 not." in text
@@ -93,7 +92,7 @@ def test_two_folders_of_one_name_are_two_subjects(tmp_path: Path, monkeypatch: p
         Path(folder).mkdir(parents=True)
         (Path(folder) / "config.json").write_text(json.dumps({"model_type": "llama", "rope_theta": 10_000.0 * layers}))
 
-    def run(store: Store, subject: Subject, *rest: object) -> FamilyResult:
+    def run(store: Store, subject: FamilyResult, *rest: object) -> FamilyResult:
         cells = (cell(0, True, "fp32", violations=() if subject.typed == typed[0] else ("x",)),)
         return FamilyResult(subject.name, subject.known_as, subject.typed, "llama", cells=cells)
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
 from actordbg.actor.sharing import CHANGEABLE, host_key
 from actordbg.base.errors import UsageError
-from actordbg.campaign.axes import Combination, combinations, parse_axes
-from actordbg.campaign.cells import batches, make_cells
+from actordbg.campaign.cells import Combination, batches, combinations, make_cells, parse_axes
 from actordbg.config.choices import Facts, choose
 from actordbg.config.replay_config import AXES, ReplayConfig
 
@@ -187,31 +186,17 @@ class TestSharing:
 
     def test_cells_are_put_together_by_what_they_load_and_compiled_ones_come_last(self) -> None:
         cells = make_cells(combined(compile="on,off", dtype="fp32,bf16", packing="both"), LAPTOP, None)
-        found = batches(cells, LAPTOP, None)
-        assert [len(batch.cells) for batch in found] == [4, 4]
+        found = list(batches(cells, LAPTOP, None).values())
         for batch in found:
-            assert [ReplayConfig.from_dict(cells[index].config).compile for index in batch.cells] == [False] * 2 + [True] * 2
-        assert sorted(index for batch in found for index in batch.cells) == list(range(8))
-
-    def test_what_is_decided_is_in_no_batch(self) -> None:
-        cells = make_cells(combined(), LAPTOP, None)
-        cells[4] = replace(cells[4], status="passed")
-        assert [batch.cells for batch in batches(cells, LAPTOP, None)] == [(5, 6, 7)]
-        assert asdict(cells[4])["config"]["attn"] == "sdpa"
+            assert [cells[index].config["compile"] for index in batch] == [False] * 2 + [True] * 2
+        assert sorted(index for batch in found for index in batch) == list(range(8)) and len(found) == 2
+        decided = [replace(cell, status="passed") if cell.index in found[0] else cell for cell in cells]
+        assert list(batches(decided, LAPTOP, None).values()) == found[1:]
 
 
 def test_names_are_short_and_tell_all_combinations_apart() -> None:
-    axes = {
-        "backend": ["plain", "deepspeed", "fsdp2"],
-        "zero_stage": [0, 3],
-        "tp": [1, 2],
-        "ring": [1, 2],
-        "packing": [False, True],
-    }
-    names = [cell.name for cell in combinations(ReplayConfig(nproc=4), axes)]
-    assert len(set(names)) == len(names)
-    assert {"plain, not packed", "ZeRO 3, ring 2, packed", "fsdp2, tp 2, not packed"} <= set(names)
-    assert [cell.name for cell in combinations(ReplayConfig(backend="fsdp2", nproc=2), {"tp": [1, 2]})] == [
-        "tp 1",
-        "tp 2",
-    ]
+    given = {"backend": "plain,deepspeed,fsdp2", "zero_stage": "0,3", "tp": "1,2", "ring": "1,2", "packing": "both"}
+    found = [one.name for one in combined(ReplayConfig(nproc=4), **given)]
+    assert len(set(found)) == len(found)
+    assert {"plain, not packed", "ZeRO 3, ring 2, packed", "fsdp2, tp 2, not packed"} <= set(found)
+    assert [one.name for one in combined(ReplayConfig(backend="fsdp2", nproc=2), tp="1,2")] == ["tp 1", "tp 2"]

@@ -20,11 +20,11 @@ from typer.testing import CliRunner
 
 from actordbg.base.errors import Conflict, MachineFault, UsageError
 from actordbg.base.processes import session_members
-from actordbg.campaign import matrix_files as matrices
-from actordbg.campaign.cell_outcomes import context_of
-from actordbg.campaign.cell_verdicts import Baseline, open_baseline, regressions, require_common
+from actordbg.campaign import run_matrix as matrices
+from actordbg.campaign.cell_outcomes import Baseline, context_of, regressions, require_common
 from actordbg.campaign.matrix_document import MatrixContext, matrix_document
-from actordbg.campaign.run_matrix import MatrixEvent
+from actordbg.campaign.run_matrix import MatrixEvent, open_baseline
+from actordbg.campaign.runner import claimed
 from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.document.blocks import PART_TONE, Banner
@@ -50,6 +50,10 @@ def shown(record: MatrixRecord) -> str:
     return as_text(matrix_document(record, MatrixContext()))
 
 
+def banner_of(record: MatrixRecord) -> tuple[str, str]:
+    return next((one.word, one.tone) for one in matrix_document(record, MatrixContext()) if isinstance(one, Banner))
+
+
 def test_cells_that_can_share_load_once_and_each_is_a_replay_of_its_own(bench: Bench) -> None:
     record = bench.run(bench.new(FOUR))
     assert statuses(record) == ["passed"] * 4 and record.status == "complete" and record.good
@@ -67,6 +71,8 @@ def test_cells_that_can_share_load_once_and_each_is_a_replay_of_its_own(bench: B
     assert bench.left_running() == []
     assert matrices.load(bench.store, "last") == record
     assert "1 Actor built in 1.00 s for 4 cells" in shown(record) and "as 0" in shown(record)
+    again = bench.run(record)
+    assert replace(again, finished_at="") == replace(record, finished_at="") and len(bench.sessions) == 1
 
 
 def test_who_shares_and_which_replay_is_gone_is_said(bench: Bench) -> None:
@@ -78,11 +84,6 @@ def test_who_shares_and_which_replay_is_gone_is_said(bench: Bench) -> None:
     shutil.rmtree(bench.store.replays / second)
     text = " ".join(as_text(matrix_document(record, context_of(bench.store, record))).split())
     assert f"0: {first}, 1: {second} (gone)" in text
-
-
-def test_cells_that_cannot_share_load_once_for_each_key(bench: Bench) -> None:
-    record = bench.run(bench.new({"packing": "both", "dtype": "fp32,bf16", "attn": "sdpa"}, inputs=1))
-    assert record.loads == 2 and [cell.shared_with for cell in record.cells] == [None, 0, None, 2]
 
 
 @pytest.mark.parametrize(("action", "status", "signature"), [("kill", "crashed", "killed"), ("fail", "failed", "shape-mismatch")])
@@ -187,7 +188,7 @@ class TestGoingOn:
             bench.run(record, lambda config: {"takes": 0.3})
             os._exit(0)
         deadline = time.monotonic() + 60
-        while not (record_now := self.there(bench)) or statuses(record_now)[1] != "passed":
+        while not matrices.names(bench.store) or statuses(matrices.load(bench.store, "last"))[1] != "passed":
             assert time.monotonic() < deadline
             time.sleep(0.02)
         time.sleep(0.3)  # inside of the third cell
@@ -203,59 +204,30 @@ class TestGoingOn:
         assert statuses(after) == ["passed"] * 4
         assert after.cells[:2] == killed.cells[:2]
 
-    def there(self, bench: Bench) -> MatrixRecord | None:
-        return matrices.load(bench.store, "last") if matrices.names(bench.store) else None
-
-    def test_a_finished_matrix_starts_nothing(self, bench: Bench) -> None:
-        record = bench.run(bench.new(FOUR, inputs=1))
-        started = len(bench.sessions)
-        assert replace(bench.run(record), finished_at="") == replace(record, finished_at="")
-        assert len(bench.sessions) == started
-
     def test_a_matrix_that_another_process_runs_is_refused(self, bench: Bench) -> None:
-        record = matrices.claimed(bench.new(FOUR))
+        record = claimed(bench.new(FOUR), "matrix m")
         pid, ticks = record.options["runner"]
         child = os.fork()
         if child == 0:
             try:
-                matrices.claimed(record)
+                claimed(record, "matrix m")
             except Conflict as problem:
                 os._exit(7 if str(pid) in problem.message else 1)
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-        assert matrices.claimed(replace(record, options={"runner": [pid, ticks + 1]})).status == "running"
-
-    def test_a_matrix_is_found_by_prefix_and_a_wrong_name_lists_the_last_ones(self, bench: Bench) -> None:
-        record = bench.new(FOUR)
-        matrices.save(bench.store, record)
-        assert matrices.load(bench.store, record.matrix_id[:-2]) == record
-        with pytest.raises(UsageError) as caught:
-            matrices.load(bench.store, "nonsense")
-        assert record.matrix_id in caught.value.hint
+        assert claimed(replace(record, options={"runner": [pid, ticks + 1]}), "m").status == "running"
 
 
 class TestBaseline:
-    def test_a_dump_that_passed_there_and_fails_here_is_a_regression(self, bench: Bench) -> None:
-        first = bench.run(bench.new(FOUR))
-        held = open_baseline(bench.store, first.matrix_id, None)
+    @pytest.mark.parametrize("whole", [True, False])
+    def test_a_dump_that_passed_there_and_fails_here_is_a_regression(self, bench: Bench, whole: bool) -> None:
+        """A matrix is a baseline cell by cell, one replay for all cells."""
+        first = bench.run(bench.new(FOUR if whole else {"attn": "sdpa", "compile": "off", "packing": "off"}))
+        held = open_baseline(bench.store, first.matrix_id if whole else str(first.cells[0].replay_id), None)
         record = bench.run(bench.new(FOUR, baseline=held), in_cell("eager", False, {"d2": "fail"}), held)
         assert [bool(cell.regressed) for cell in record.cells] == [False, False, True, False]
         assert "passed in the baseline, not here: d2" in record.cells[2].regressed[0] and not record.good
         assert "REGRESSED" in shown(record)
-
-    @pytest.mark.slow
-    def test_what_failed_there_already_may_fail_here(self, bench: Bench) -> None:
-        script = in_cell("eager", False, {"d2": "fail"})
-        first = bench.run(bench.new(FOUR), script)
-        held = open_baseline(bench.store, first.matrix_id, None)
-        record = bench.run(bench.new(FOUR, baseline=held), script, held)
-        assert statuses(record)[2] == "failed" and record.good and not first.good
-
-    def test_one_replay_is_a_baseline_for_every_cell(self, bench: Bench) -> None:
-        first = bench.run(bench.new({"attn": "sdpa", "compile": "off", "packing": "off"}))
-        held = open_baseline(bench.store, str(first.cells[0].replay_id), None)
-        record = bench.run(bench.new(FOUR, baseline=held), lambda config: {"d0": "fail"} if config.packing else {}, held)
-        assert [bool(cell.regressed) for cell in record.cells] == [False, True, False, True]
 
     def test_slower_counts_where_a_factor_is_given(self, bench: Bench) -> None:
         one = {"attn": "sdpa", "compile": "off", "packing": "off"}
@@ -293,8 +265,7 @@ def test_a_matrix_with_cells_that_must_still_run_is_not_good_and_its_page_not_gr
     left = replace(done, status="running", cells=(*right[:3], replace(right[3], status="not run", verdict=None)))
     assert replace(done, cells=right).good and not left.good
     assert "3 passed, 1 unfinished. The matrix is running, or was killed." in shown(left)
-    banner = next(one for one in matrix_document(left, MatrixContext()) if isinstance(one, Banner))
-    assert (banner.word, banner.tone) == ("NOT COMPLETE", PART_TONE)
+    assert banner_of(left) == ("NOT COMPLETE", PART_TONE)
     skipped = replace(left, cells=(*right[:3], replace(right[3], status="not run", verdict=None, reason="known to fail")))
     assert skipped.good, "what is not to be run is not left over"
 
@@ -308,6 +279,7 @@ def test_a_cell_that_fails_and_did_not_run_in_the_baseline_has_regressed(bench: 
     (found,) = regressions(bench.store, record.cells[1], fewer)
     assert found == "it failed, and did not run in the baseline"
     assert regressions(bench.store, record.cells[1], Baseline(matrix=record)) == (), "what failed there may fail here"
+    assert replace(record, baseline="before").good and not record.good
 
 
 def test_a_cell_with_wrong_numbers_is_wrong_and_one_that_could_not_be_compared_neither_wrong_nor_good(bench: Bench) -> None:
@@ -333,13 +305,12 @@ def test_a_cell_that_was_never_compared_and_one_whose_laws_raised_have_not_passe
     left = [{"law": "future", "verdict": "not-checked", "words": "rerun failed"}]
     done = bench.run(bench.new(FOUR, inputs=1), in_cell("eager", True, {"laws": [raised, *left]}))
     interrupted = replace(done, status="interrupted", options=done.options | {"oracle": "fp32"})
-    matrices.save(bench.store, interrupted)
+    bench.store.publish_text(matrices.path_of(bench.store, interrupted.matrix_id), interrupted.to_json())
     said = " ".join(CliRunner().invoke(app, ["--store", str(bench.store.root), "matrix", "--show", "last"]).stdout.split())
     assert ": 3 not compared, 1 failed;" in said, said
     assert "law-failed (1 passed)" in said and "first cause: rerun failed: RuntimeError: no kernel in d0" in said
     others = replace(interrupted, cells=tuple(replace(cell, laws="asked") for cell in done.cells[:3]))
-    banner = next(one for one in matrix_document(others, MatrixContext()) if isinstance(one, Banner))
-    assert (banner.word, banner.tone) == ("NOT COMPLETE", PART_TONE) and not others.good
+    assert banner_of(others) == ("NOT COMPLETE", PART_TONE) and not others.good
 
 
 def test_a_table_fits_eighty_columns_whatever_its_axes(bench: Bench) -> None:

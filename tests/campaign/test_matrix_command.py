@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from amounts import first_or_all
 from click.testing import Result
+from comparecases import given, write_replay
 from replaycases import publish
 from roots import ROOT
 from safetensors.torch import load_file, save_file
@@ -22,11 +23,14 @@ from typer.testing import CliRunner
 
 from actordbg.base.errors import ActordbgError, NothingToDo, UsageError
 from actordbg.base.units import new_replay_id
-from actordbg.campaign import matrix_files as matrices
-from actordbg.campaign.cell_verdicts import Baseline, judged, regressions
+from actordbg.campaign import run_matrix as matrices
+from actordbg.campaign.cell_outcomes import Baseline, judged, regressions
+from actordbg.campaign.matrix_document import MatrixContext, matrix_document
 from actordbg.cli.app import app
+from actordbg.document.renderings import as_text
+from actordbg.records.comparison_record import MATCH
 from actordbg.records.journal import read_events, read_results
-from actordbg.records.matrix_record import MatrixRecord
+from actordbg.records.matrix_record import MatrixCell, MatrixRecord
 from actordbg.records.replay_record import ReplaySpec, ResultRecord
 from actordbg.replay.supervise import load_spec, run_replay
 from actordbg.store.layout import Store
@@ -60,14 +64,15 @@ class TestAsTyped:
 
     def test_an_unknown_value_is_a_usage_error_before_anything_starts(self, store: Store) -> None:
         publish(store, 1)
-        with pytest.raises(UsageError, match="--attn flash is not known"):
-            invoke(store, "--attn", "flash")
-        with pytest.raises(UsageError, match="--slower has nothing to measure against"):
-            invoke(store, "--slower", "2")
-        with pytest.raises(UsageError, match="--baseline nonsense is neither"):
-            invoke(store, "--baseline", "nonsense")
-        with pytest.raises(UsageError, match="--truth bf16"):
-            invoke(store, "--oracle", "bf16")
+        refused = {
+            "--attn flash is not known": ("--attn", "flash"),
+            "--slower has nothing to measure against": ("--slower", "2"),
+            "--baseline nonsense is neither": ("--baseline", "nonsense"),
+            "--truth bf16": ("--oracle", "bf16"),
+        }
+        for said, typed in refused.items():
+            with pytest.raises(UsageError, match=said):
+                invoke(store, *typed)
         assert not store.matrices.exists() and not store.replays.exists()
 
     def test_below_a_launcher_one_process_runs_it_with_as_many_workers(
@@ -128,17 +133,7 @@ def figures(record: ResultRecord) -> tuple[Any, ...]:
 class TestARealOne:
     """Four cells on one loaded Actor: sdpa and eager, compiled or not, packed, with backward."""
 
-    GIVEN = (
-        "--attn",
-        "sdpa,eager",
-        "--compile",
-        "off,on",
-        "--compile-backend",
-        "eager",
-        "--packing",
-        "on",
-        "--backward",
-    )
+    GIVEN = ("--attn", "sdpa,eager", "--compile", "off,on", "--compile-backend", "eager", "--packing", "on", "--backward")
 
     @pytest.fixture(scope="class")
     def store(self, tmp_path_factory: pytest.TempPathFactory) -> Store:
@@ -181,18 +176,15 @@ class TestARealOne:
         }
         assert [there[one].graphs for one in there] == [fresh.results[one].graphs for one in there]
 
-    def test_it_is_shown_again_in_every_form(self, store: Store, record: MatrixRecord) -> None:
-        text, markdown = command(store, "--show", "last"), command(store, "--show", record.matrix_id, "-f", "md")
-        assert "4 cells on 2 dumps: 4 passed; some laws could not be asked of " in text and "as 0" in text
-        assert max(len(line) for line in text.splitlines() if "/" not in line) <= 80
-        assert "| # | attn | compile | result | off by |" in markdown and "- device: cpu" in markdown
-
     def test_against_a_baseline_with_other_numbers_a_cell_has_regressed(self, store: Store, record: MatrixRecord) -> None:
         cell = record.cells[3]
         assert regressions(store, cell, Baseline(matrix=record)) == ()
         assert regressions(store, cell, Baseline(replay_id=record.cells[0].replay_id)) == (), "within what compare allows"
         (found,) = regressions(store, cell, Baseline(replay_id=shifted(store, str(record.cells[0].replay_id))))
         assert found.startswith("other numbers than in the baseline: 20250619T0526")
+        there = shifted(store, str(record.cells[0].replay_id), temperature=0.5)
+        (found,) = regressions(store, cell, Baseline(replay_id=there))
+        assert found.startswith("its numbers cannot be compared with the baseline's: ") and "temperature" in found
 
     def test_a_cell_that_finished_with_other_numbers_than_the_truth_is_wrong(self, store: Store, record: MatrixRecord) -> None:
         cell = replace(record.cells[0], replay_id=shifted(store, str(record.cells[0].replay_id)), verdict=None)
@@ -201,11 +193,6 @@ class TestARealOne:
         assert (found.status, found.verdict) == ("passed", "mismatch") and found.wrong and found.reason
         assert found.max_abs == pytest.approx(0.5, abs=1e-3)
         assert not replace(record, cells=(found, *record.cells[1:])).good
-
-    def test_numbers_that_cannot_be_compared_are_no_agreement(self, store: Store, record: MatrixRecord) -> None:
-        there = shifted(store, str(record.cells[0].replay_id), temperature=0.5)
-        (found,) = regressions(store, record.cells[3], Baseline(replay_id=there))
-        assert found.startswith("its numbers cannot be compared with the baseline's: ") and "temperature" in found
 
 
 def shifted(store: Store, replay_id: str, temperature: float = 1.0) -> str:
@@ -223,3 +210,37 @@ def shifted(store: Store, replay_id: str, temperature: float = 1.0) -> str:
         tensors = load_file(path)
         save_file(tensors | {"log_probs": tensors["log_probs"] + 0.5}, path)
     return copy.replay_id
+
+
+# A cell's verdict against a truth that is not about every dump.
+
+INPUTS = [given(index) for index in range(3)]
+
+
+def test_a_good_cell_says_which_part_of_it_the_truth_is_not_about(store: Store) -> None:
+    def refused(index: int) -> dict[str, Any]:
+        return {"status": "failed", "signature": "images"} if index == 1 else {}
+
+    truth = write_replay(store, "r-01", INPUTS, result=refused, truth="fp32")
+    write_replay(store, "r-02", INPUTS)
+    found, name = judged(store, MatrixCell(0, "sdpa", {}, "passed", {}, "r-02"), "fp32")
+    assert (found.verdict, name) == (MATCH, truth) and found.good
+    assert found.reason == "not judged against the truth: 1 of 3 dumps: B: it failed (images)"
+    record = MatrixRecord("m-01", "", "complete", {}, (found,), tuple(one.dump_id for one in INPUTS))
+    said = " ".join(as_text(matrix_document(record, MatrixContext())).split())
+    assert "In part" in said and f"cell 0: {found.reason}" in said
+
+
+def test_gradients_that_were_averaged_over_other_inputs_are_said_to_be_unjudged(store: Store) -> None:
+    trained = {"loss": 2.0, "grad_norm": 4.0, "backward_s": 0.5}
+    over = {"extra": {"temperature": 1.0, "gradient_over": [one.dump_id for one in INPUTS[:2]]}}
+    write_replay(store, "r-01", INPUTS, result=lambda index: trained, truth="fp32")
+    write_replay(store, "r-02", INPUTS, result=lambda index: trained | (over if index < 2 else {}))
+    write_replay(store, "r-03", INPUTS)
+    averaged, _ = judged(store, MatrixCell(0, "sdpa", {}, "passed", {}, "r-02"), "fp32")
+    assert averaged.verdict == MATCH
+    assert averaged.reason.startswith(
+        "not judged against the truth: the gradients of 2 of 3 dumps: A's gradient is over 2 inputs, B's over 1"
+    )
+    forward, _ = judged(store, MatrixCell(0, "sdpa", {}, "passed", {}, "r-03"), "fp32")
+    assert (forward.verdict, forward.reason) == (MATCH, ""), "without a backward there was nothing to judge"

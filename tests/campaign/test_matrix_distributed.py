@@ -1,8 +1,11 @@
-"""Two processes, started by each backend's real launcher: every backend agrees with the truth, packed or not, in one matrix."""
+"""Several processes, started by each backend's real launcher: every backend agrees with the truth, packed or not, in one matrix.
+
+Where there is CUDA: flash attention's cells, nccl, ring_flash_attn. Those never run without a device.
+"""
 
 from __future__ import annotations
 
-import json
+import importlib.util
 import os
 import subprocess
 import sys
@@ -11,20 +14,30 @@ from typing import Any
 
 import brokenactor
 import pytest
+import torch
 from replaycases import publish
 from roots import ROOT
 
-from actordbg.campaign import matrix_files as matrices
+from actordbg.campaign import run_matrix as matrices
+from actordbg.config.dist_plugin import KNOWN
 from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.records.journal import read_events
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
 from actordbg.store.layout import Store
 
 pytestmark = pytest.mark.slow
-GIVEN = (
-    "--backend", "deepspeed,fsdp2", "--zero-stage", "3", "--tp", "1,2", "--nproc", "2", "--packing", "both", "--align", "same",
-    "--backward", "--dtype", "fp32", "--attn", "sdpa", "--compile", "off", "--timeout", "900",
-)  # fmt: skip
+USUAL = ("--backward", "--attn", "sdpa", "--compile", "off")
+DEVICES = torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def matrix(store: Store, *given: str, code: int | None = None, **variables: str) -> MatrixRecord:
+    """What the command leaves in the store. code: how it has to end."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "matrix", "--quiet", *given]
+    environment |= {"PYTHONPATH": str(ROOT)} | variables
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3600, env=environment)
+    assert done.returncode in ((0, 1) if code is None else (code,)), f"{done.stdout[-4000:]}\n{done.stderr}"
+    return matrices.load(store, "last")
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +50,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 @pytest.fixture(scope="module")
 def record(store: Store) -> MatrixRecord:
-    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "matrix", "--quiet", "--json", *GIVEN]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, env=environment | {"PYTHONPATH": str(ROOT)})
-    assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr}"
-    assert json.loads(done.stdout)["good"] is True
-    return matrices.load(store, "last")
+    given = ("--backend", "deepspeed,fsdp2", "--zero-stage", "3", "--tp", "1,2", "--nproc", "2", "--packing", "both")
+    record = matrix(store, *given, "--align", "same", *USUAL, "--dtype", "fp32", "--timeout", "900", code=0)
+    assert record.good
+    return record
 
 
 def ran(record: MatrixRecord) -> list[MatrixCell]:
@@ -85,13 +96,9 @@ def test_a_combination_that_cannot_work_is_unavailable_with_its_rule(record: Mat
 def test_wrong_gradients_are_wrong_cells(store: Store, tmp_path: Path) -> None:
     """Each rank has inputs of its own, so what fsdp2 gives is a mean over two of them. Log-probs and losses are right."""
     broken = brokenactor.environment(tmp_path / "broken", brokenactor.WRONG_GRADIENTS)
-    given = ("--backend", "plain,fsdp2", "--nproc", "2", "--packing", "off", "--backward", "--dtype", "bf16", "--attn", "sdpa", "--compile", "off")  # fmt: skip
-    command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "matrix", "--quiet", "--json", *given]
-    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     broken["PYTHONPATH"] = f"{tmp_path / 'broken'}{os.pathsep}{ROOT}"
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment | broken)
-    assert done.returncode == 1, f"{done.stdout[-4000:]}\n{done.stderr}"
-    cells = matrices.load(store, "last").cells
+    given = ("--backend", "plain,fsdp2", "--nproc", "2", "--packing", "off", *USUAL, "--dtype", "bf16")
+    cells = matrix(store, *given, code=1, **broken).cells
     assert [cell.settings["backend"] for cell in cells] == ["plain", "fsdp2"]
     for cell in cells:
         flipped = "(model.layers.0.self_attn.k_proj.weight)" in cell.reason and "parameter_distance " in cell.reason
@@ -99,3 +106,53 @@ def test_wrong_gradients_are_wrong_cells(store: Store, tmp_path: Path) -> None:
         record = ComparisonRecord.from_json((store.comparisons / f"{cell.comparison_id}.json").read_bytes())
         assert record.verdict == "mismatch" and record.unjudged == ()
         assert all(dump.log_probs is not None and (dump.log_probs.max_abs or 0) < 0.1 for dump in record.dumps)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not DEVICES, reason="needs CUDA")
+def test_all_eight_combinations_run_and_are_right_or_fail_in_a_known_way(store: Store) -> None:
+    """Without flash-attn its four are unavailable, and say so."""
+    record = matrix(store)
+    known, flash = {signature.id for signature in KNOWN}, importlib.util.find_spec("flash_attn") is not None
+    assert len(record.cells) == 8
+    for cell in record.cells:
+        asked_for_flash = cell.settings["attn"] == "flash_attention_2"
+        if asked_for_flash and not flash:
+            assert cell.status == "unavailable", cell
+        elif cell.status == "passed":
+            assert cell.verdict == "match", cell
+        else:
+            assert cell.status == "failed" and asked_for_flash and cell.settings["compile"] and cell.signature in known, cell
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not DEVICES, reason="needs CUDA")
+def test_every_backend_over_nccl_agrees_with_the_truth(store: Store) -> None:
+    """On one GPU each group is one process: nccl takes one rank for each device."""
+    ranks = min(DEVICES, 2)
+    given = (
+        "--backend",
+        "plain,deepspeed,fsdp2",
+        "--zero-stage",
+        "0,3",
+        "--packing",
+        "both",
+        "--nproc",
+        str(ranks),
+        "--dtype",
+        "fp32",
+    )
+    record = matrix(store, *given, *USUAL, *(("--tp", "1,2", "--align", "same") if ranks == 2 else ("--tp", "1")))
+    ran = [cell for cell in record.cells if cell.status != "unavailable"]
+    assert len(ran) >= (10 if ranks == 2 else 8) and all((cell.status, cell.verdict) == ("passed", "match") for cell in ran)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    DEVICES < 2 or importlib.util.find_spec("ring_flash_attn") is None,
+    reason="needs two CUDA devices and ring_flash_attn",
+)
+def test_a_ring_of_the_real_kernel_agrees_with_the_truth(store: Store) -> None:
+    given = ("--backend", "deepspeed,fsdp2", "--ring", "2", "--packing", "on", "--attn", "flash_attention_2")
+    record = matrix(store, *given, "--compile", "off", "--dtype", "bf16", "--backward", "--align", "same")
+    assert [(cell.status, cell.verdict) for cell in record.cells] == [("passed", "match")] * 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,14 +17,12 @@ from typer.testing import CliRunner, Result
 
 from actordbg.actor.backends.training import Training
 from actordbg.base.errors import ActordbgError, Refused, Unsupported, UsageError, WhereError
-from actordbg.campaign import sft_cells
-from actordbg.campaign.ancestor_names import read_names
 from actordbg.campaign.run_train_check import CHECK, folder_of, log_of, write_trainer_log
-from actordbg.campaign.train_document import train_banner
+from actordbg.campaign.sft_cells import steps_of_log
+from actordbg.campaign.train_document import is_good, train_banner, verdicts
 from actordbg.campaign.train_engine import STEP, TrainEngine
-from actordbg.campaign.train_plan import batch_of, configurations, log_name, schedule
-from actordbg.campaign.train_verdicts import is_good, verdicts
-from actordbg.campaign.training_session import open_training
+from actordbg.campaign.train_plan import batch_of, configurations, log_name, read_names, schedule
+from actordbg.campaign.training_session import TrainingSession
 from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.document.blocks import BAD_TONE, GOOD_TONE, PART_TONE
@@ -157,7 +156,7 @@ def test_a_step_that_is_not_finite_fails_with_its_figures_and_its_result_can_be_
 
 def test_a_loss_of_the_trainers_own_program_that_is_not_finite_is_none(tmp_path: Path) -> None:
     (tmp_path / "x.log").write_text(logcases.sft_bars([2.0, float("nan"), 1.5], epochs=1))
-    assert [one.loss for one in sft_cells._steps(tmp_path / "x.log", 3)] == [2.0, None, 1.5]
+    assert [one.loss for one in steps_of_log(tmp_path / "x.log", 3)] == [2.0, None, 1.5]
 
 
 @pytest.mark.parametrize(
@@ -274,7 +273,7 @@ def test_gradient_checkpointing_computes_layers_again_and_changes_no_figure(
     def trained(checkpoints: bool, dump: payload.Dump) -> tuple[Any, ...]:
         calls.clear()
         config, training = ReplayConfig(dtype="fp32", backward=True), Training(gradient_checkpointing=checkpoints)
-        with open_training(config, training, defaults=dump.record, model_cache=tmp_path) as session:
+        with closing(TrainingSession(config, dump.record, tmp_path, training)) as session:
             loss, _ = session.micro_batch(dump)
             return loss, session.step(), len(calls)
 
@@ -287,11 +286,8 @@ def test_gradient_checkpointing_computes_layers_again_and_changes_no_figure(
 
 def test_a_cell_that_cannot_run_says_why_and_lists_are_axes(store: Store) -> None:
     publish(store, 1)
-    told = json.loads(
-        invoke(
-            store, "--dry-run", "--json", "--backend", "deepspeed,fsdp2", "--zero-stage", "2,3", "--tp", "1,2", "--nproc", "3"
-        ).stdout
-    )
+    given = ("--backend", "deepspeed,fsdp2", "--zero-stage", "2,3", "--tp", "1,2", "--nproc", "3")
+    told = json.loads(invoke(store, "--dry-run", "--json", *given).stdout)
     cells = {one["name"]: one for one in told["cells"][2:]}
     assert list(cells) == ["ZeRO 2", "ZeRO 2, tp 2", "ZeRO 3", "ZeRO 3, tp 2", "fsdp2", "fsdp2, tp 2"]
     assert cells["ZeRO 3"]["log_name"] == "deepspeed_zero3_test.log" and not cells["ZeRO 3"]["reason"]

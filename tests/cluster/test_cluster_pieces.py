@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem, StoreProblem, Unsupported, UsageError
-from actordbg.campaign.cells_in_parallel import CellRunners
+from actordbg.campaign.runner import CellRunners
 from actordbg.cli.app import app
 from actordbg.cli.replay_options import StopOptions
 from actordbg.cluster import node_store

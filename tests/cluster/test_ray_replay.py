@@ -33,10 +33,8 @@ from actordbg.debug import meeting
 from actordbg.debug.meeting import Relay, socket_of
 from actordbg.debug.replay_stops import StopOrder
 from actordbg.formats.store_files import make_folder
-from actordbg.measure.memory_samples import Sample
-from actordbg.measure.ray_watched import OfRay
-from actordbg.measure.watched import OfReplay
-from actordbg.measure.watching import Rhythm, figures, rounds, watch_into
+from actordbg.measure.watched import OfRay, OfReplay
+from actordbg.measure.watching import Rhythm, Sample, figures, rounds, watch_into
 from actordbg.records.journal import read_events, read_results
 from actordbg.records.replay_record import ReplaySpec, warm_up_of
 from actordbg.replay.group_engine import Losses, using

@@ -10,7 +10,7 @@ import pytest
 from ownercases import ANOTHER, give_away
 
 from actordbg.base.errors import Refused, UsageError
-from actordbg.campaign.axes import combinations
+from actordbg.campaign.cells import combinations
 from actordbg.cli.setting_options import merged_settings
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.config.sources import Settings, build_config, load_settings, own_file

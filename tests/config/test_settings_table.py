@@ -35,7 +35,7 @@ from actordbg.config.as_ran import apart, as_ran, differing, label, repeat_optio
 from actordbg.config.choices import Facts, choose
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.config.sources import Settings, build_config
-from actordbg.campaign.axes import combinations, parse_axes
+from actordbg.campaign.cells import combinations, parse_axes
 from actordbg.judge.tabular import COLUMNS
 from actordbg.store.layout import Store
 

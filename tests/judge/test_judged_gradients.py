@@ -9,7 +9,7 @@ import pytest
 import torch
 from comparecases import Tensors, given, write_replay
 
-from actordbg.campaign.cell_verdicts import judged
+from actordbg.campaign.cell_outcomes import judged
 from actordbg.campaign.matrix_document import MatrixContext, matrix_document, verdict_word
 from actordbg.document.renderings import as_text
 from actordbg.judge.comparing import compare

@@ -15,7 +15,7 @@ from replaycases import publish
 from typer.testing import CliRunner
 
 from actordbg.base.units import new_replay_id
-from actordbg.campaign.cell_verdicts import judged
+from actordbg.campaign.cell_outcomes import judged
 from actordbg.campaign.matrix_document import MatrixContext, matrix_document
 from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig

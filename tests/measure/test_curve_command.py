@@ -12,7 +12,7 @@ import pytest
 from curvecases import gigabytes, keep, run, square
 from typer.testing import CliRunner, Result
 
-from actordbg.base.errors import CorruptDump, EnvironmentProblem, NothingToDo, StoreProblem, UsageError
+from actordbg.base.errors import CorruptDump, EnvironmentProblem, UsageError
 from actordbg.cli.app import app
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
 from actordbg.store.layout import Store
@@ -60,12 +60,6 @@ def test_a_budget_that_a_small_model_reaches_far_beyond_what_ran_is_refused(repl
     assert f"A: refused, 586 {refused}`{command}`" in text and "1,200,000 - - unknown, far unsure" in text
 
 
-def test_a_longest_length_that_no_curve_gives_is_not_called_extrapolated(store: Store):
-    keep(store, run("r1", memory=lambda n: 1e9))
-    text = shown(invoke(store, "memory", "--budget", "80GB"))
-    assert re.search(r"\n  A +2,048 +- +-\n", text) and "the curve never reaches the budget" in text
-
-
 def test_times_show_each_pass(replayed: Store):
     text = shown(invoke(replayed, "time", "r2", "--budget", "1s", "--of", "backward"))
     assert "backward time by seq_len" in text and "Longest seq_len in 1.00 s" in text
@@ -80,13 +74,6 @@ def test_times_show_each_pass(replayed: Store):
 )  # fmt: skip
 def test_at_with_a_budget_asks_whether_it_fits(replayed: Store, arguments: tuple[str, ...], code: int):
     assert invoke(replayed, "memory", "r1", *arguments).exit_code == code
-
-
-def test_a_length_that_ran_out_of_memory_ends_with_1(replayed: Store):
-    done = invoke(replayed, "memory", "--at", "4096", "--budget", "80GB")
-    assert done.exit_code == 1
-    assert re.search(r"A +4,096 +4\.7\d\d GiB .* extrapolated +yes", shown(done))
-    assert re.search(r"B +4,096 +- +- +out of memory +no", done.stdout)
 
 
 def test_json_is_the_whole_answer(replayed: Store):
@@ -123,16 +110,6 @@ def test_too_few_lengths_come_with_a_command_that_measures_more_and_exists(store
     assert done.exit_code == 0 and "no curve: 2 lengths measured, 3 are the fewest" in text
     (command,) = re.findall(r"More lengths: actordbg (curve memory r1 --measure \S+)", text)
     parse(command.split())
-
-
-def test_nothing_measured_ends_with_1_and_says_how_to_measure(store: Store):
-    done = invoke(store, "memory")
-    assert done.exit_code == 1 and "Nothing was measured" in shown(done)
-
-
-def test_where_that_selects_no_input_says_so(replayed: Store):
-    with pytest.raises(NothingToDo, match="seq_len > 100 selects none"):
-        invoke(replayed, "memory", "--where", "seq_len > 100")
 
 
 def test_a_matrix_names_its_cells_replays_and_those_that_are_gone_are_left_out(replayed: Store):
@@ -178,11 +155,6 @@ def test_the_picture_is_written(tmp_path: Path, replayed: Store):
 def test_what_means_nothing_is_a_usage_error(replayed: Store, arguments: tuple[str, ...]):
     with pytest.raises(UsageError):
         invoke(replayed, *arguments)
-
-
-def test_without_a_store_it_says_so(tmp_path: Path):
-    with pytest.raises(StoreProblem):
-        invoke(Store(tmp_path / "none"), "memory")
 
 
 @pytest.mark.slow

@@ -75,19 +75,18 @@ def test_out_of_memory_bounds_its_configuration_and_larger_batches_of_it():
     ]  # fmt: skip
 
 
-def test_a_backward_that_does_not_fit_says_nothing_about_the_forward():
+@pytest.mark.parametrize("turned", [1, -1])
+def test_what_does_not_fit_forward_does_not_fit_backward_either_but_not_the_other_way_round(turned: int):
     trained = run("b", backward=square, oom=[4096])
     trained.results[-1].forward_s = 1.0
+    forward = [run("b", backward=square), run("a", oom=[4096], config=ReplayConfig(backward=False))]
     assert [m.out_of_memory for m in gather([run("a"), trained])] == [(), (4096,)]
-
-
-@pytest.mark.parametrize("turned", [False, True])
-def test_a_forward_that_does_not_fit_says_that_its_backward_does_not_either(turned: bool):
-    replays = [run("b", backward=square), run("a", oom=[4096], config=ReplayConfig(backward=False))]
-    assert [m.out_of_memory for m in gather(replays[::-1] if turned else replays)] == [(4096,), (4096,)]
+    assert [m.out_of_memory for m in gather(forward[::turned])] == [(4096,), (4096,)]
 
 
 def test_a_length_that_ran_out_of_memory_is_never_said_to_fit():
+    longer = one(run(oom=[1024]), budget=80e9, at=[2048])  # though a longer one passed
+    assert (longer.longest.measured, longer.longest.by_curve, longer.at[0].fits) == (512, 1023, "no")
     found = one(run(oom=[4096]), budget=80e9, at=[4095, 4096, 10_000])
     assert (found.longest.how, found.longest.measured, found.longest.too_long) == ("measured", 2048, 4096)
     assert found.longest.by_curve == 4095 and found.longest.high == 4095
@@ -96,11 +95,6 @@ def test_a_length_that_ran_out_of_memory_is_never_said_to_fit():
         ("out of memory", "no"),
         ("out of memory", "no"),
     ]
-
-
-def test_out_of_memory_wins_over_a_longer_input_that_passed():
-    found = one(run(oom=[1024]), budget=80e9, at=[2048])
-    assert (found.longest.measured, found.longest.by_curve, found.at[0].fits) == (512, 1023, "no")
 
 
 # ---- budgets ----

@@ -25,11 +25,9 @@ from actordbg.cli.app import app
 from actordbg.document.blocks import NO_TONE, Banner, Items
 from actordbg.dumps.checking import check
 from actordbg.measure import process_memory, watching
-from actordbg.measure.memory_compare import ALIKE, APART, NOT_COMPARED, compare_samples
-from actordbg.measure.memory_document import compare_page, watch_page
-from actordbg.measure.memory_samples import Sample, SampleFile, read_samples
+from actordbg.measure.memory_document import ALIKE, APART, NOT_COMPARED, compare_page, compare_samples, watch_page
 from actordbg.measure.watched import OfPids
-from actordbg.measure.watching import STEP, figures, growth_of
+from actordbg.measure.watching import STEP, Sample, figures, growth_of, read_samples, watch_into
 from actordbg.records.comparison_record import MemoryRecord
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.store.layout import Store
@@ -131,19 +129,11 @@ def test_what_too_few_steps_show_is_not_judged_and_not_called_steady():
 )
 def test_a_line_with_figures_that_nothing_can_have_is_left_out(tmp_path: Path, column: str, value: str):
     path, made = tmp_path / "a.csv", series(MB, 8)
-    with SampleFile(path) as file:
-        file.write(made)
+    watch_into(path, [made], list)
     head, first, *rest = path.read_text().splitlines()
     odd = dict(zip(head.split(","), first.split(","), strict=True)) | {column: value}
     path.write_text("\n".join([head, ",".join(odd.values()), *rest]) + "\n")
     assert read_samples(path) == made[1:]
-
-
-@pytest.mark.parametrize("line", ["2026" + 200_000 * "0", "a\rb"])
-def test_a_file_that_is_no_table_is_named(tmp_path: Path, line: str):
-    (tmp_path / "a.csv").write_bytes(f"{line},1\n".encode())
-    with pytest.raises(UsageError, match=r"a\.csv is no table of samples"):
-        read_samples(tmp_path / "a.csv")
 
 
 def test_two_series_part_at_the_step_and_dump_where_the_second_begins_to_grow():
@@ -161,16 +151,17 @@ def test_two_series_part_at_the_step_and_dump_where_the_second_begins_to_grow():
 
 def test_samples_are_read_as_they_were_written_and_a_cut_line_is_left_out(tmp_path: Path):
     path, made = tmp_path / "a.csv", series(MB, 3)
-    with SampleFile(path) as file:
-        file.write(made)
+    watch_into(path, [made], list)
     whole = path.read_bytes()
     path.write_bytes(whole + whole.splitlines()[-1][:40])
     assert read_samples(path) == made
     with pytest.raises(UsageError, match="is there already"):
-        SampleFile(path)
-    (tmp_path / "b.csv").write_text("step,loss\n1,2\n")
-    with pytest.raises(UsageError, match="no samples of memory"):
-        read_samples(tmp_path / "b.csv")
+        watch_into(path, [], list)
+    no_table = "is no table of samples"
+    for text, says in (("step,loss\n1", "no samples of memory"), ("2026" + 200_000 * "0", no_table), ("a\rb", no_table)):
+        (tmp_path / "b.csv").write_bytes(f"{text},1\n".encode())
+        with pytest.raises(UsageError, match=says):
+            read_samples(tmp_path / "b.csv")
 
 
 def test_a_process_by_pid_is_watched_until_it_ends_with_steps_from_a_file(store: Store, tmp_path: Path):

@@ -22,8 +22,8 @@ def log_of(tmp_path: Path, text: str | bytes, metric: str | None = None) -> Trai
 
 
 def points(series: Series) -> dict[int, float]:
-    assert list(series.steps) == sorted(set(series.steps))
-    return dict(zip(series.steps, series.values, strict=True))
+    assert list(series.points) == sorted(series.points)
+    return series.points
 
 
 def test_the_bars_of_a_real_sft_training(tmp_path: Path):
@@ -39,6 +39,8 @@ def test_a_real_ppo_training_has_global_steps_and_bars(tmp_path: Path):
     assert points(log.series["policy_loss"]["line"]) == {1: -7.635354995727539e-05, 2: -0.023798852131284517}
     # a bar of two micro-batches for each global step, whose figures are set before it counts
     assert points(log.series["act_loss"]["bar"]) == {1: -0.317, 3: -0.23}
+    other = log_of(tmp_path, logcases.PPO, "no_such_thing")
+    assert other.series == {} and {"policy_loss", "reward", "act_loss"} <= set(other.metrics)
     rewards = log_of(tmp_path, logcases.PPO, "reward").series["reward"]
     assert points(rewards["line"]) == {1: 0.36200106143951416, 2: 0.4213128834962845}
     assert points(rewards["bar"]) == {1: 0.4, 3: 0.358}
@@ -60,7 +62,7 @@ def test_a_resumed_run_keeps_its_step_numbers(tmp_path: Path):
     resumed = points(log_of(tmp_path, second).series["gpt_loss"]["bar"])
     assert min(resumed) == 9 and max(resumed) == 24
     both = log_of(tmp_path, whole + second).series["gpt_loss"]["bar"]
-    assert (len(both.steps), both.rerun) == (24, 16)
+    assert (len(both.points), both.rerun) == (24, 16)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_lines_without_a_step_are_counted(tmp_path: Path, line: str, value: floa
 @pytest.mark.parametrize(
     "line",
     ["step {} gpt_loss: 2.5", "{{'global_step': {}, 'gpt_loss': 2.5}}", "Step {}/100 | gpt_loss = 2.5", "✨ Global step {}: {{'gpt_loss': 2.5}}",
-     "[iteration {}] gpt_loss: 2.5", "{{'gpt_loss': 2.5, 'train/global_step': {}}}"],
+     "\x1b[36m(PolicyModelActor pid=7022, ip=10.0.0.1)\x1b[0m \x1b[1mGlobal step {}:\x1b[0m {{'gpt_loss': 2.5}}", "[iteration {}] gpt_loss: 2.5", "{{'gpt_loss': 2.5, 'train/global_step': {}}}"],
 )  # fmt: skip
 def test_lines_that_say_their_step_are_numbered(tmp_path: Path, line: str):
     text = "".join(line.format(step) + "\n" for step in (5, 6, 6, 11))
@@ -95,17 +97,6 @@ def test_lines_that_say_their_step_are_numbered(tmp_path: Path, line: str):
 def test_settings_and_source_lines_are_no_losses(tmp_path: Path):
     text = "aux_loss_coef: 0.01\nNamespace(loss_scale=1)\nINFO sft_trainer.py:45] loss went down\n'gpt_loss_weights': 3\n"
     assert log_of(tmp_path, text).series == {}
-
-
-def test_nan_and_infinity_are_values(tmp_path: Path):
-    text = logcases.sft_bars([5.0, math.nan, math.inf, 4.0], epochs=1)
-    found = points(log_of(tmp_path, text).series["gpt_loss"]["bar"])
-    assert (found[1], found[4]) == (5.0, 4.0) and math.isnan(found[2]) and found[3] == math.inf
-
-
-def test_colours_and_rays_prefix_are_no_part_of_a_line(tmp_path: Path):
-    coloured = "\x1b[36m(PolicyModelActor pid=7022, ip=10.0.0.1)\x1b[0m \x1b[1mGlobal step 3:\x1b[0m {'policy_loss': 0.25}\n"
-    assert points(log_of(tmp_path, coloured).series["policy_loss"]["line"]) == {3: 0.25}
 
 
 def test_bars_of_two_actors_do_not_disturb_each_other(tmp_path: Path):
@@ -127,11 +118,6 @@ def test_a_bar_cut_off_at_the_terminals_width_gives_no_half_a_number(tmp_path: P
     text = "\rTrain step of epoch 0:   4%|#| 1/24 [00:00<00:02, 9it/s, gpt_loss=8.02, lr=2.5\n"
     assert log_of(tmp_path, text).metrics == {"gpt_loss": 1}
     assert log_of(tmp_path, text.replace("02, lr=2.5", "")).metrics == {}
-
-
-def test_other_metrics_are_named_but_not_kept(tmp_path: Path):
-    log = log_of(tmp_path, logcases.PPO, "no_such_thing")
-    assert log.series == {} and {"policy_loss", "reward", "act_loss"} <= set(log.metrics)
 
 
 def test_gzip_is_read_and_damage_is_said(tmp_path: Path):
@@ -162,15 +148,7 @@ def test_memory_does_not_grow_with_repeated_states(tmp_path: Path):
     (series,) = read_log(str(tmp_path / "train.log")).series["gpt_loss"].values()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert len(series.steps) == 100 and peak < 12 * 2**20
-
-
-@pytest.mark.parametrize("size", [1, 2, 7, 64, 1000])
-def test_where_the_file_is_cut_into_pieces_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int):
-    whole = log_of(tmp_path, logcases.SFT + logcases.PPO)
-    monkeypatch.setattr("actordbg.measure.log_lines._PIECE", size)
-    pieces = log_of(tmp_path, logcases.SFT + logcases.PPO)
-    assert (pieces.metrics, pieces.series) == (whole.metrics, whole.series)
+    assert len(series.points) == 100 and peak < 12 * 2**20
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_the_kit_has_the_tree_and_versions_of_all_it_brings(kit: ModuleType, tmp
     assert 3_000_000 < nbytes < 20_000_000
     assert (tmp_path / "kit" / "tree" / "actordbg" / "capture" / "hook.py").is_file()
     tests = kit.gpu_tests(tmp_path / "kit" / "tree")
-    assert "tests/campaign/test_lab_gpu.py" in tests and len(tests) == 4
+    assert "tests/campaign/test_matrix_distributed.py" in tests and len(tests) == 4
     names = making.names_of(ROOT / "benchmarks" / "gpu" / "packages.txt")
     wanted = making.pinned(names, ROOT / "constraints.txt")
     assert len(wanted) == len(names) > 30 and "deepspeed==0.19.6" in wanted

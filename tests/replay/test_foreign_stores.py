@@ -24,7 +24,7 @@ from actordbg.actor.backends import backend
 from actordbg.actor.models import locate
 from actordbg.base import owners
 from actordbg.base.errors import ActordbgError, CatalogProblem, EnvironmentProblem, Refused, StoreProblem, Unsupported
-from actordbg.campaign import matrix_files
+from actordbg.campaign import run_matrix
 from actordbg.campaign.run_train_check import CHECK, folder_of
 from actordbg.catalog.connections import connect_readonly
 from actordbg.catalog.indexer import refresh
@@ -77,17 +77,18 @@ def test_going_on_with_anothers_replay_is_confirmed(store: Store, monkeypatch: p
 
 def stopped_matrix(store: Store, dumps: tuple[str, ...]) -> None:
     cell = MatrixCell(0, "plain", {}, NOT_RUN, ReplayConfig(model=MODEL).to_dict())
-    matrix_files.save(store, MatrixRecord(REPLAY, MOMENT, "interrupted", {}, (cell,), dumps, options={"oracle": None}))
+    matrix = MatrixRecord(REPLAY, MOMENT, "interrupted", {}, (cell,), dumps, options={"oracle": None})
+    store.publish_text(run_matrix.path_of(store, REPLAY), matrix.to_json())
 
 
 def test_going_on_with_anothers_matrix_is_confirmed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     dumps = tuple(item.dump_id for item in publish(store, 1))
     stopped_matrix(store, dumps)
-    give_away(matrix_files.path_of(store, REPLAY), monkeypatch)
+    give_away(run_matrix.path_of(store, REPLAY), monkeypatch)
     with pytest.raises(Refused, match=r"wrote matrix .* whose model is '/models/of\\x1b\[31m-a-colleague'"):
         invoke(store, "matrix", "--resume", "last")
     stopped_matrix(store, dumps)
-    matrix_files.path_of(store, REPLAY).rename(matrix_files.path_of(store, "20250619T052608-000002"))
+    run_matrix.path_of(store, REPLAY).rename(run_matrix.path_of(store, "20250619T052608-000002"))
     with pytest.raises(StoreProblem, match="another matrix's file"):
         invoke(store, "matrix", "--show", "last")
 

@@ -15,9 +15,8 @@ from replaycases import PlannedRow
 from supervised import fake_launcher
 
 from actordbg.base.processes import session_members
-from actordbg.campaign.axes import combinations, parse_axes
-from actordbg.campaign.cell_verdicts import Baseline
-from actordbg.campaign.cells import make_cells
+from actordbg.campaign.cell_outcomes import Baseline
+from actordbg.campaign.cells import combinations, make_cells, parse_axes
 from actordbg.campaign.run_matrix import MatrixEvent, Surroundings, new_matrix, run_matrix
 from actordbg.config.choices import Facts
 from actordbg.config.replay_config import ReplayConfig

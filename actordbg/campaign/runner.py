@@ -1,0 +1,167 @@
+"""One campaign: trials of one question, one record of them, and one process that runs it.
+
+    class MatrixRun(Campaign[MatrixRecord]): ...
+    record = MatrixRun(store, record, ...).run()
+
+A *trial* is any callable with a key: trials of one key follow one another, and the warm processes of one serve the next. What
+it may cost, and how it goes on where it stopped, is its own: it keeps what it has in its folder, and puts each step of its cell
+into the record. The record's file is replaced at each `put`. So a campaign that was interrupted or killed goes on by running it
+again: what has finished is no trial any more.
+
+Where the engine has several groups, trials run side by side. A thread runs one trial after another with an engine of its own
+(`GroupEngine.parts`), so each Actor is loaded once per group and key. What a trial tells goes through a queue to the caller's
+thread, which alone touches the terminal and the catalog. A Ctrl-C there, or an error of a trial, stops every other one at its
+next tick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from actordbg.base.errors import Conflict, GroupsLost, MachineFault
+from actordbg.base.processes import ALIVE, STOPPED, start_ticks, state_of
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.replay.group_engine import GroupEngine, WarmGroups, using
+from actordbg.replay.supervise import COMPLETE, INTERRUPTED, STOPPED_EARLY, interruptible, undisturbed
+from actordbg.store.layout import Store
+
+T = TypeVar("T")
+Record = TypeVar("Record", bound=Any)
+Call = Callable[[], None]
+RUNNER = "runner"
+"""The key of a record's options: pid and start time of who runs it."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A part of a campaign. key: what its processes have loaded. run: run it, or go on with it."""
+
+    key: Hashable
+    run: Callable[[WarmGroups], None]
+
+
+def claimed(record: Record, called: str) -> Record:
+    """The record, now run by this process; Conflict while another process runs it. called: "matrix <id>"."""
+    runner, me = record.options.get(RUNNER), [os.getpid(), start_ticks(os.getpid())]
+    if runner and runner != me and state_of(*runner)[0] in (ALIVE, STOPPED):
+        raise Conflict(f"{called} is being run by process {runner[0]}", hint="wait for it, or end it with Ctrl-C")
+    running: Record = replace(record, options=record.options | {RUNNER: me}, status="running", finished_at=None)
+    return running
+
+
+class Campaign(Generic[Record]):
+    """One run of a record's trials. `record` always equals the file `path`.
+
+    called: "matrix <id>", in messages. resume: the command that goes on with it.
+    """
+
+    def __init__(self, store: Store, record: Record, path: Path, called: str, resume: str) -> None:
+        self.store, self.record, self.path, self.called, self.resume = store, record, path, called, resume
+        self._writing = threading.Lock()
+
+    def work(self) -> None:
+        """Run every trial that is left."""
+
+    def close(self, complete: bool) -> None:
+        """End the processes. complete: every trial has run."""
+
+    def run(self) -> Record:
+        """Run until every cell is decided. KeyboardInterrupt passes through after every process has ended."""
+        self.record = claimed(self.record, self.called)
+        self.save()
+        status = STOPPED_EARLY
+        try:
+            with interruptible():
+                self.work()
+            status = COMPLETE
+        except KeyboardInterrupt:
+            status = INTERRUPTED
+            raise
+        except (GroupsLost, MachineFault) as fault:
+            fault.hint = f"fix that, then `actordbg {self.resume}` goes on"
+            raise
+        finally:
+            with undisturbed():
+                self.close(status == COMPLETE)
+                options = self.record.options | {RUNNER: None}
+                self.record = replace(self.record, options=options, status=status, finished_at=now_timestamp())
+                self.save()
+        return self.record
+
+    def put(self, cell: Any, **changed: Any) -> None:
+        """Put a cell, and what else has changed, into the record and its file."""
+        with self._writing:
+            cells = tuple(cell if other.index == cell.index else other for other in self.record.cells)
+            self.record = replace(self.record, cells=cells, **changed)
+            self.save()
+
+    def save(self) -> None:
+        self.store.publish_text(self.path, self.record.to_json())
+
+
+def run_trials(trials: Iterable[Trial], warm: WarmGroups) -> None:
+    """Run trials one after another, in the same processes as far as their keys allow."""
+    for trial in trials:
+        warm.share(trial.key)
+        trial.run(warm)
+
+
+class CellRunners:
+    """Runs jobs on several engines. `tell` hands a call to the caller's thread; `tick` ends a job that has to stop."""
+
+    def __init__(self, engines: Sequence[GroupEngine]) -> None:
+        self._engines: queue.SimpleQueue[GroupEngine] = queue.SimpleQueue()
+        for engine in engines:
+            self._engines.put(engine)
+        self._told: queue.SimpleQueue[Call] = queue.SimpleQueue()
+        self.tell = self._told.put
+        self._stopped = threading.Event()
+
+    def tick(self) -> None:
+        """A job calls this often; raises KeyboardInterrupt when all are to stop."""
+        if self._stopped.is_set():
+            raise KeyboardInterrupt
+
+    def run(self, jobs: Sequence[T], work: Callable[[T], None], on_tick: Call) -> None:
+        """Run every job, and raise the first error of any. `on_tick` is called in this thread, about 20 times a second."""
+
+        def on_an_engine(job: T) -> None:
+            engine = self._engines.get()
+            try:
+                with using(engine):
+                    work(job)
+            finally:
+                self._engines.put(engine)
+
+        with ThreadPoolExecutor(self._engines.qsize(), thread_name_prefix="cells") as pool:
+            futures = [pool.submit(on_an_engine, job) for job in jobs]
+            try:
+                while not all(future.done() for future in futures) and not any(map(_error, futures)):
+                    self._listen(0.05)
+                    on_tick()
+            finally:
+                self._stopped.set()
+                for future in futures:
+                    future.cancel()
+        self._listen(0)
+        errors = filter(None, map(_error, futures))
+        for error in sorted(errors, key=lambda error: isinstance(error, KeyboardInterrupt)):
+            raise error  # what went wrong, before what was stopped for it
+
+    def _listen(self, patience_s: float) -> None:
+        with contextlib.suppress(queue.Empty):
+            self._told.get(timeout=patience_s or None, block=bool(patience_s))()
+            while True:
+                self._told.get_nowait()()
+
+
+def _error(future: Future[Any]) -> BaseException | None:
+    return future.exception() if future.done() and not future.cancelled() else None
