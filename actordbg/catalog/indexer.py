@@ -5,12 +5,12 @@
 * It lists a folder of dumps again only if the folder's modification time changed, so a refresh with nothing new costs one
   `stat` for each folder. A time younger than two seconds is not relied on: file systems keep coarse times, and a file
   that arrived in the same tick would be missed.
-* It reads packs first (`pack_rows`). A dump that lies in a pack and in a file is one row, the packed one.
+* It reads packs first (`sources`). A dump that lies in a pack and in a file is one row, the packed one.
 * It reads only the header of a new dump, removes the row of a vanished one, and notes a damaged one with its reason. A dump
   of a newer format, or one that could not be read, may become readable later; its folder is listed again each time.
-* It reads journals of replays on from where the last refresh stopped (`replay_rows`).
+* It reads journals of replays on from where the last refresh stopped (`record_rows`).
 * It opens nothing but regular files. Links, FIFOs, names that are no text and whatever else is no file of ours are noted too.
-* It reads files of comparisons, noise floors, matrices and memory that are new or were replaced (`comparison_index`).
+* It reads files of comparisons, noise floors, matrices and memory that are new or were replaced (`sources`).
 
 Many processes may refresh at once. Each reads a batch of files and then writes it in one immediate transaction. The first
 batch forgets the folder's noted time and the last one notes it again. So a refresh that is killed, or overtaken by
@@ -37,11 +37,9 @@ from itertools import chain
 from typing import Any
 
 from actordbg.base.errors import NewerFormat, StoreProblem
-from actordbg.catalog import comparison_index, migrate, private_catalog
 from actordbg.catalog import connections as engine
-from actordbg.catalog import pack_rows as packed
-from actordbg.catalog import replay_rows as replays
-from actordbg.catalog.replay_rows import FileMark
+from actordbg.catalog import migrate, private_catalog, record_rows
+from actordbg.catalog.sources import SETTLED_NS, Events, packs, refresh_records
 from actordbg.catalog.tables import OF_A_RANK, Damaged, odd_files
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.store_files import OddFile
@@ -51,8 +49,6 @@ BATCH = 4096
 """Dumps that are read and then written in one transaction."""
 ANALYZE_FROM = 5000
 """A refresh that adds so many dumps counts the indexes' entries again for SQLite's planner."""
-SETTLED_NS = 2_000_000_000
-"""A folder's modification time is relied on if it was at least so old when the folder was listed."""
 
 Progress = Callable[[int, int], None]
 """Called with (dumps read, dumps to read) after each batch."""
@@ -118,8 +114,8 @@ def _refresh(store: Store, rebuild: bool, on_progress: Progress | None) -> Index
     def take_in(anew: bool = False) -> None:
         _refresh_dumps(store, summary, on_progress, anew)
         _refresh_replays(store, summary)
-        _refresh_events(store, summary)
-        summary.lab = comparison_index.refresh_records(store, SETTLED_NS)
+        summary.events = Events(store, "events").refresh().added
+        summary.lab = refresh_records(store)
 
     fresh = rebuild or not path.exists()
     old = None if fresh else migrate.earlier(path)
@@ -168,7 +164,9 @@ def _refresh_dumps(store: Store, summary: IndexSummary, on_progress: Progress | 
             on_progress(done, done)
 
     odd = {path: NO_FOLDER for path in FOLDERS if os.path.lexists(store.root / path) and not os.path.isdir(store.root / path)}
-    summary.added, summary.removed = packed.refresh_packs(store, SETTLED_NS, count, odd)
+    for source in packs(store, odd):
+        source.refresh(count)
+        summary.added, summary.removed = summary.added + source.added, summary.removed + source.removed
     folders, gone = _changed_folders(store, odd)
     summary.damaged += odd_files(odd)
     total = done + sum(len(folder.new) for folder in folders)
@@ -235,37 +233,29 @@ def _changed_folders(store: Store, odd: dict[str, str]) -> tuple[list[_DumpFolde
 
 def _read_batch(store: Store, folder: _DumpFolder, names: list[str]) -> tuple[list[Any], list[Damaged], bool]:
     """Columns of the good ones, the damaged ones, and whether any of these may become good without a change of the folder."""
-    from actordbg.catalog import many_headers as together  # and msgspec, which nothing new does without
+    from actordbg.catalog import dump_rows  # and msgspec, which nothing new does without
 
     blocks: list[Any] = []
     damaged: list[Damaged] = []
     passing = False
-    for first in range(0, len(names), together.AT_ONCE):
-        some = names[first : first + together.AT_ONCE]
-        columns = together.read_columns(f"{store.root}/{folder.path}/", some, folder.run, folder.rank)
-        if columns is None:
-            columns, bad, may_pass = _read_each(store, folder, some)
-            damaged, passing = damaged + bad, passing or may_pass
+    for first in range(0, len(names), dump_rows.AT_ONCE):
+        some = names[first : first + dump_rows.AT_ONCE]
+        columns = dump_rows.read_columns(f"{store.root}/{folder.path}/", some, folder.run, folder.rank)
+        if columns is None:  # something is odd among them
+            rows = []
+            for name in some:
+                path = f"{folder.path}/{name}{SUFFIX}"
+                try:
+                    rows.append(dump_rows.read_row(f"{store.root}/{path}", name, folder.run, folder.rank))
+                except FileNotFoundError:
+                    continue
+                except (StoreProblem, OSError) as error:
+                    passing = passing or (isinstance(error, NewerFormat | OSError) and not isinstance(error, OddFile))
+                    damaged.append(Damaged.by(path, error))
+            columns = list(zip(*rows, strict=True))
         if columns:
             blocks.append(columns)
     return [[*chain.from_iterable(parts)] for parts in zip(*blocks, strict=True)], damaged, passing
-
-
-def _read_each(store: Store, folder: _DumpFolder, names: list[str]) -> tuple[list[Any], list[Damaged], bool]:
-    """The same, one by one, where something is odd among them."""
-    from actordbg.catalog import dump_rows as headers
-
-    rows, damaged, passing = [], [], False
-    for name in names:
-        path = f"{folder.path}/{name}{SUFFIX}"
-        try:
-            rows.append(headers.read_row(f"{store.root}/{path}", name, folder.run, folder.rank))
-        except FileNotFoundError:
-            continue
-        except (StoreProblem, OSError) as error:
-            passing = passing or (isinstance(error, NewerFormat | OSError) and not isinstance(error, OddFile))
-            damaged.append(Damaged.by(path, error))
-    return list(zip(*rows, strict=True)), damaged, passing
 
 
 def _settle(store: Store, folder: _DumpFolder, final: bool, anew: bool) -> int:
@@ -303,12 +293,13 @@ def _drop_folder(store: Store, path: str) -> int:
 
 def _refresh_replays(store: Store, summary: IndexSummary) -> None:
     with engine.connect_readonly(store.catalog_path) as reader:
-        known = {path: FileMark(*rest) for path, *rest in reader.execute("SELECT path, size, mtime_ns, offset FROM read_file")}
-        present = reader.execute("SELECT replay_id FROM replay").fetchall()
+        marks = reader.execute("SELECT path, size, mtime_ns, offset FROM read_file WHERE replay_id != ''")
+        known = {path: record_rows.FileMark(*mark) for path, *mark in marks}
+        present = [replay_id for (replay_id,) in reader.execute("SELECT replay_id FROM replay")]
     odd: dict[str, str] = {}
-    for replay_id, paths in replays.changed(store, known, odd):
+    for replay_id, paths in record_rows.changed_replays(store, known, odd):
         try:
-            news = replays.read_news(store.root, replay_id, paths, known)
+            news = record_rows.read_news(store.root, replay_id, paths, known)
         except (StoreProblem, OSError) as error:
             summary.damaged.append(Damaged.by(f"replays/{replay_id}", error))
             continue
@@ -321,28 +312,7 @@ def _refresh_replays(store: Store, summary: IndexSummary) -> None:
         summary.results += len({row["dump_id"] for row in news.results})
         summary.skipped_lines += news.skipped
     summary.damaged += odd_files(odd)
-    gone = [replay_id for (replay_id,) in present if not (store.replays / replay_id).is_dir()]
+    gone = [replay_id for replay_id in present if not (store.replays / replay_id).is_dir()]
     if gone:
         with engine.writing(store.catalog_path) as writer:
             writer.remove_replays(gone)
-
-
-def _refresh_events(store: Store, summary: IndexSummary) -> None:
-    """Patch events are immutable files: what the table lacks is read, what has vanished goes."""
-    mtime_ns = store.modified_ns("events")
-    with engine.connect_readonly(store.catalog_path) as reader:
-        noted = reader.execute("SELECT mtime_ns FROM scanned_folder WHERE path = 'events'").fetchone()
-        if (noted[0] if noted else 0) == mtime_ns:
-            return
-        known = {row[0] for row in reader.execute("SELECT name FROM patch_event")}
-    from actordbg.catalog.statements import event_row
-
-    odd: dict[str, str] = {}
-    found = {path.removeprefix("events/") for path in store.files("events", ".json", odd)}
-    rows = [row for name in sorted(found - known) if (row := event_row(store.events / name)) is not None]
-    settled = time.time_ns() - mtime_ns >= SETTLED_NS
-    with engine.writing(store.catalog_path) as writer:
-        writer.put_events(rows, sorted(known - found))
-        writer.put_damaged("events", odd_files(odd), writer.known_damaged("events"))
-        writer.note_folder("events", mtime_ns if settled else -1)
-    summary.events = len(rows)

@@ -67,20 +67,20 @@ def columns(as_json: Json = False) -> None:
 
     Example: actordbg dump columns
     """
-    from actordbg.catalog.columns import COLUMNS, HEADINGS
+    from actordbg.catalog.tables import HEADINGS, WHERE_COLUMNS
 
     headings = {name: heading for heading, name in HEADINGS.items()}
     answer = [
         {"name": column.name, "kind": column.kind, "heading": headings.get(column.name), "meaning": column.doc}
-        for column in COLUMNS.values()
+        for column in WHERE_COLUMNS.values()
     ]
     output.emit(answer, lambda _: _render_columns(), as_json)
 
 
 def _render_columns() -> None:
-    from actordbg.catalog.columns import COLUMNS, FUNCTIONS, OPERATORS
+    from actordbg.catalog.tables import FUNCTIONS, OPERATORS, WHERE_COLUMNS
 
-    rows = [(column.name, column.kind, column.doc) for column in COLUMNS.values()]
+    rows = [(column.name, column.kind, column.doc) for column in WHERE_COLUMNS.values()]
     output.table(("column", "kind", "meaning"), rows, tight=True)
     output.say()
     output.say(f"operators: {OPERATORS}")
@@ -89,7 +89,7 @@ def _render_columns() -> None:
 
 
 def _render(rows: list[DumpRow], catalog: Catalog, where: str | None) -> None:
-    from actordbg.catalog.why_nothing import reasons
+    from actordbg.catalog.selections import reasons
 
     if not rows:
         output.say(f"no dump matches {where}" if where else "there are no dumps in this store yet")

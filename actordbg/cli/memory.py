@@ -134,9 +134,9 @@ def ls(ctx: typer.Context, limit: Limit = 20, as_json: Json = False) -> None:
     Example: actordbg memory ls
     """
     from actordbg.catalog.query import open_fresh, table_rows
-    from actordbg.catalog.tables import MemoryRow
 
-    rows = table_rows(open_fresh(store_of(ctx)), MemoryRow, f"1 ORDER BY created_at DESC, memory_id DESC LIMIT {limit or -1}")
+    newest = f"1 ORDER BY created_at DESC, memory_id DESC LIMIT {limit or -1}"
+    rows = table_rows(open_fresh(store_of(ctx)), "memory_watch", newest)
     columns = ("id", "what", "of", "processes", "samples", "steps", "peak RSS", "growth a step")
     shown = [
         (one.memory_id, one.kind, one.watched, one.processes, one.samples, one.steps, output.human_bytes(one.peak_rss),

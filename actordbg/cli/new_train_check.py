@@ -19,7 +19,7 @@ from actordbg.campaign.run_train_check import folder_of
 from actordbg.campaign.sft_cells import keys_of, sft_cells
 from actordbg.campaign.train_plan import batch_of, configurations, make_train_cells, require_whole_groups, taken_twice
 from actordbg.campaign.train_verdicts import ROUND
-from actordbg.catalog.presets import joined
+from actordbg.catalog.selections import joined
 from actordbg.cli import output
 from actordbg.cli.chosen_inputs import asked_for, chosen_order, nothing_to, planned
 from actordbg.cli.input_options import ChosenInputs

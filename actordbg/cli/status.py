@@ -14,7 +14,7 @@ from actordbg.cli.output import cell, emit, human_bytes, note, plural, say, say_
 from actordbg.cli.patch import Python, TargetFile
 
 if TYPE_CHECKING:
-    from actordbg.catalog.holdings import Holdings
+    from actordbg.catalog.selections import Holdings
     from actordbg.install.patch_state import Status
 
 
@@ -27,8 +27,8 @@ def status(ctx: typer.Context, python: Python = None, target: TargetFile = None,
 
     Example: actordbg status --json
     """
-    from actordbg.catalog.holdings import holdings
     from actordbg.catalog.query import open_fresh
+    from actordbg.catalog.selections import holdings
     from actordbg.install.patch_state import inspect_target
     from actordbg.install.patch_target import find_target
 

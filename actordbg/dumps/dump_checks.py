@@ -17,8 +17,7 @@ from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.store.layout import Store
 from actordbg.store.pack_bytes import PACK_SUFFIX
-from actordbg.store.pack_reader import Pack
-from actordbg.store.places import packed_place
+from actordbg.store.places import Pack, packed_place
 
 _KINDS = {CorruptDump.code: "damaged-dump", NewerFormat.code: "newer-format", StoreProblem.code: "misplaced-dump"}
 

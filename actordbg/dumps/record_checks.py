@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import NewerFormat, StoreProblem
-from actordbg.catalog.comparison_index import ID
-from actordbg.catalog.comparison_rows import RECORDS
+from actordbg.catalog.record_rows import ID, RECORDS
 from actordbg.dumps.finding import Finding, unusable
 from actordbg.formats.dumpfile import DEFAULT_CAP, payload_entries
 from actordbg.formats.store_files import read_regular

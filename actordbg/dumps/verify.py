@@ -20,7 +20,7 @@ from actordbg.formats.dump_record import DumpRecord
 from actordbg.store import places
 from actordbg.store.layout import Store
 from actordbg.store.pack_bytes import PACK_SUFFIX
-from actordbg.store.pack_reader import open_pack
+from actordbg.store.places import open_pack
 
 
 def paths_to_verify(catalog: Catalog, where: str | None) -> list[str]:

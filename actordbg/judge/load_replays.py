@@ -13,7 +13,7 @@ from actordbg.actor.signatures import explain
 from actordbg.base.errors import NothingToDo, StoreProblem
 from actordbg.base.units import plural
 from actordbg.catalog import query
-from actordbg.catalog.why_nothing import no_match
+from actordbg.catalog.selections import no_match
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.judge.report_model import Summary
 from actordbg.judge.summary import SLOWEST, restrict, summarise

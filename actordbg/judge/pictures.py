@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import ActordbgError, CorruptDump
 from actordbg.base.units import plural
 from actordbg.catalog import query
 from actordbg.catalog.query import DumpRow
-from actordbg.catalog.tables import ComparisonRow
 from actordbg.document.blocks import Block, Chart, Grid, seconds
 from actordbg.document.specifications import coloured, hints, layer, layered, names, quantity
 from actordbg.formats.recording_reading import read_counters
@@ -24,6 +23,9 @@ from actordbg.judge.token_charts import Texts
 from actordbg.records.comparison_record import ComparisonRecord, NoiseRecord
 from actordbg.replay.replay_data import ReplayData
 from actordbg.store.layout import Store
+
+if TYPE_CHECKING:
+    from actordbg.catalog.lab_models import ComparisonRun
 
 
 def report_blocks(store: Store, material: Material, slowest: int = SLOWEST, texts: Texts | None = None) -> list[Block]:
@@ -49,7 +51,7 @@ def _runs(store: Store, data: ReplayData) -> list[Chart]:
     return [chart] if chart is not None else []
 
 
-def _compared(store: Store, row: ComparisonRow, texts: Texts | None) -> list[Chart]:
+def _compared(store: Store, row: ComparisonRun, texts: Texts | None) -> list[Chart]:
     try:
         record = ComparisonRecord.from_file(store.comparisons / f"{row.comparison_id}.json")
     except ActordbgError:

@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import human_bytes, plural
-from actordbg.catalog.tables import ComparisonRow
 from actordbg.config import consent
 from actordbg.config.as_ran import as_ran, in_words, label, meant, on_machine, toy
 from actordbg.config.replay_config import SETTINGS
@@ -23,6 +22,9 @@ from actordbg.judge.report_model import Against, Counts, FailureGroup, ReplaySum
 from actordbg.judge.verdict_banner import banner
 from actordbg.records.arithmetic import PERCENTILE_DEFINITION, Spread
 from actordbg.replay.hang import in_brief
+
+if TYPE_CHECKING:
+    from actordbg.catalog.lab_models import ComparisonRun
 
 _LOG_LINES = 12
 _MOST_WHERE = 160
@@ -324,7 +326,7 @@ def _comparisons(one: ReplaySummary) -> list[Block]:
     ]
 
 
-def _compared_with(c: ComparisonRow) -> str:
+def _compared_with(c: ComparisonRun) -> str:
     text = f"{c.comparison_id}: {c.against_label or c.against}"
     counts = [f"{c.mismatches:,} a mismatch"] * bool(c.mismatches) + [f"{c.within_noise:,} within the noise"] * bool(
         c.within_noise

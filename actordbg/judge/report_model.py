@@ -7,12 +7,14 @@ seconds, memory in bytes, log-probs in nats. A figure that was not measured is N
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from actordbg.catalog.tables import ComparisonRow
 from actordbg.judge.agreement import Generators, Golden, NotCompared, RankAgreement
 from actordbg.judge.law_summary import LawSummary
 from actordbg.records.arithmetic import Spread
+
+if TYPE_CHECKING:
+    from actordbg.catalog.lab_models import ComparisonRun
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ class ReplaySummary:
     generators: Generators | None
     not_compared: tuple[NotCompared, ...]
     compiled: Compiled | None
-    comparisons: tuple[ComparisonRow, ...] = ()
+    comparisons: tuple[ComparisonRun, ...] = ()
     ranks: RankAgreement | None = None
     laws: LawSummary | None = None
     why: str = ""

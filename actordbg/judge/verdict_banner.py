@@ -7,14 +7,17 @@ with finite numbers is "not judged". Figures of the embedded toy model are said 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from actordbg.base.units import human_bytes, plural
 from actordbg.catalog.query import OPEN
-from actordbg.catalog.tables import ComparisonRow
 from actordbg.config.replay_config import TINY
 from actordbg.document.blocks import BAD_TONE, GOOD_TONE, NO_TONE, PART_TONE, Banner, number, rate
 from actordbg.judge.report_model import Counts, ReplaySummary, Summary
 from actordbg.records.comparison_record import GOOD, MISMATCH, WITHIN_NOISE
+
+if TYPE_CHECKING:
+    from actordbg.catalog.lab_models import ComparisonRun
 
 _ORDER = {BAD_TONE: 0, PART_TONE: 1, GOOD_TONE: 2, NO_TONE: 3}
 
@@ -66,7 +69,7 @@ def _judged(one: ReplaySummary) -> tuple[str, str, str]:
     return _good(one, truth)
 
 
-def _good(one: ReplaySummary, truth: ComparisonRow | None) -> tuple[str, str, str]:
+def _good(one: ReplaySummary, truth: ComparisonRun | None) -> tuple[str, str, str]:
     c = one.counts
     left = f"; {c.inputs - c.passed:,} were not run" if c.passed < c.inputs else ""
     passed = f"{c.passed:,} of {plural(c.inputs, 'input')} passed{left}"
@@ -94,7 +97,7 @@ def _unjudged(one: ReplaySummary, toy: bool) -> Sequence[str]:
     return left
 
 
-def _truth(one: ReplaySummary) -> ComparisonRow | None:
+def _truth(one: ReplaySummary) -> ComparisonRun | None:
     return next((row for row in one.comparisons if row.against_kind == "truth"), None)
 
 

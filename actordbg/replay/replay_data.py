@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from actordbg.catalog.tables import ComparisonRow
 from actordbg.records.journal import read_results, read_standing, read_why
 from actordbg.records.replay_record import ReplaySpec, ResultRecord
 from actordbg.store.layout import Store
+
+if TYPE_CHECKING:
+    from actordbg.catalog.lab_models import ComparisonRun
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class ReplayData:
     resolved: dict[str, Any]
     status: str
     results: tuple[ResultRecord, ...]
-    comparisons: tuple[ComparisonRow, ...] = ()
+    comparisons: tuple[ComparisonRun, ...] = ()
     why: str = ""
 
 

@@ -14,8 +14,8 @@ from replaycases import publish
 from typer.testing import CliRunner
 
 from actordbg.base.errors import EnvironmentProblem
-from actordbg.catalog.holdings import unequal_steps
 from actordbg.catalog.query import open_fresh
+from actordbg.catalog.selections import unequal_steps
 from actordbg.cli.app import app
 from actordbg.cli.dump_status_work import ProcessRow, ranks_apart
 from actordbg.doctor import checkup

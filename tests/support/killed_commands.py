@@ -44,7 +44,7 @@ from actordbg.capture.control import Control
 from actordbg.capture.switch_file import write_control
 from actordbg.catalog import migrate
 from actordbg.catalog.indexer import refresh
-from actordbg.catalog.tables import DumpColumns, columns_of
+from actordbg.catalog.tables import DUMP_COLUMNS
 from actordbg.cli.app import main as command_line
 from actordbg.dumps import packing
 from actordbg.dumps.recover import find_rings, recover
@@ -272,7 +272,7 @@ def _names(store: Store) -> list[str]:
 
 def _rows(store: Store) -> dict[str, list[str]]:
     """Every derived row, without the numbers of rows, and in whatever order an upgrade left the columns."""
-    found = {"dump": [json.dumps(row) for row in catalogcases.dump_rows(store, [*columns_of(DumpColumns)])]}
+    found = {"dump": [json.dumps(row) for row in catalogcases.dump_rows(store, [*DUMP_COLUMNS])]}
     with contextlib.closing(sqlite3.connect(store.catalog_path)) as connection:
         for table in catalogcases.DERIVED:
             names = sorted(set(catalogcases.columns_in(connection, f"main.{table}")) - {"id"})
