@@ -31,22 +31,23 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import NewerFormat, StoreProblem
 from actordbg.catalog import connections as engine
 from actordbg.catalog import migrate, private_catalog, record_rows
-from actordbg.catalog.sources import SETTLED_NS, Events, packs, refresh_records
+from actordbg.catalog.sources import Events, Source, packs, refresh_records
 from actordbg.catalog.tables import OF_A_RANK, Damaged, odd_files
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.store_files import OddFile
 from actordbg.store.layout import UNPRINTABLE, Store, printable
 
-BATCH = 4096
-"""Dumps that are read and then written in one transaction."""
+if TYPE_CHECKING:
+    from actordbg.catalog.statements import CatalogWriter
+
 ANALYZE_FROM = 5000
 """A refresh that adds so many dumps counts the indexes' entries again for SQLite's planner."""
 
@@ -56,7 +57,6 @@ Progress = Callable[[int, int], None]
 FOLDERS = ("dumps", "packs", "replays", "comparisons", "noise", "matrices", "memory", "events")
 """The folders that it reads."""
 NO_FOLDER = "it is not a folder"
-_RANK = re.compile(r"rank(\d{4,})\Z")
 
 
 @dataclass
@@ -80,19 +80,6 @@ class IndexSummary:
     private_catalog: str | None = None
 
 
-@dataclass
-class _DumpFolder:
-    """A folder of dumps that has to be listed: its place, its modification time before the listing, and what is new."""
-
-    path: str
-    run: str
-    rank: int | None
-    mtime_ns: int
-    names: set[str]
-    new: list[str]
-    odd: dict[str, str]
-
-
 def refresh(store: Store, rebuild: bool = False, on_progress: Progress | None = None, *, newer_too: bool = False) -> IndexSummary:
     """Index what is new in the store; with `rebuild` forget everything first. Safe to run in many processes at once.
 
@@ -111,15 +98,15 @@ def refresh(store: Store, rebuild: bool = False, on_progress: Progress | None = 
 def _refresh(store: Store, rebuild: bool, on_progress: Progress | None) -> IndexSummary:
     path, summary = store.catalog_path, IndexSummary()
 
-    def take_in(anew: bool = False) -> None:
-        _refresh_dumps(store, summary, on_progress, anew)
+    def take_in() -> None:
+        _refresh_dumps(store, summary, on_progress)
         _refresh_replays(store, summary)
-        summary.events = Events(store, "events").refresh().added
+        summary.events = Events(store, "events").look().take().added
         summary.lab = refresh_records(store)
 
     fresh = rebuild or not path.exists()
     old = None if fresh else migrate.earlier(path)
-    made = (fresh or old) and migrate.make_anew(store, lambda: take_in(anew=True), rebuild=rebuild)
+    made = (fresh or old) and migrate.make_anew(store, take_in, rebuild=rebuild)
     if made and old:
         logging.getLogger("actordbg").warning(
             f"rebuilt the catalog from the store's files: an earlier actordbg made it (revision {old:.20})"
@@ -153,41 +140,74 @@ def read_damaged(reader: sqlite3.Connection) -> list[Damaged]:
     return [Damaged(*row) for row in reader.execute("SELECT path, code, reason FROM damaged_file ORDER BY path")]
 
 
-def _refresh_dumps(store: Store, summary: IndexSummary, on_progress: Progress | None, anew: bool) -> None:
-    """anew: no row is there that this refresh did not write."""
-    done = 0
+class Dumps(Source):
+    """The dump files of one rank. There may be many, and they never change, so that they are known by their names alone."""
 
-    def count(read: int) -> None:
-        nonlocal done
-        done += read
-        if on_progress and read:
-            on_progress(done, done)
+    at_once = 4096
 
-    odd = {path: NO_FOLDER for path in FOLDERS if os.path.lexists(store.root / path) and not os.path.isdir(store.root / path)}
-    for source in packs(store, odd):
-        source.refresh(count)
-        summary.added, summary.removed = summary.added + source.added, summary.removed + source.removed
-    folders, gone = _changed_folders(store, odd)
-    summary.damaged += odd_files(odd)
-    total = done + sum(len(folder.new) for folder in folders)
-    for folder in folders:
+    def __init__(self, store: Store, folder: str) -> None:
+        super().__init__(store, folder)
+        _, self._run, name = folder.split("/")
+        match = re.fullmatch(r"rank(\d{4,})", name)
+        self._rank = int(match[1]) if match and name == f"rank{int(match[1]):04d}" else None
+
+    def known(self, reader: sqlite3.Connection) -> dict[str, Any]:
+        """The dumps of the rank."""
+        rows = reader.execute(f"SELECT dump_id, pack FROM dump WHERE {OF_A_RANK}", (self._run, self._rank)).fetchall()
+        self._packed = {self._path(dump_id): None for dump_id, pack in rows if pack is not None}
+        return {self._path(dump_id): None for dump_id, _ in rows}
+
+    def listed(self, odd: dict[str, str]) -> dict[str, Any]:
+        """The dumps that have a file, or lie in a pack."""
+        names = [name for name in self.store.names(self.folder) if name[0] != "."]
+        strange = set() if "".join(names).isprintable() else {name for name in names if not name.isprintable()}
+        odd |= {printable(f"{self.folder}/{name}"): UNPRINTABLE for name in strange}
+        return self._packed | {f"{self.folder}/{name}": None for name in names if name.endswith(SUFFIX) and name not in strange}
+
+    def remove(self, writer: CatalogWriter, paths: Sequence[str]) -> int:
+        """The rows of those that do not lie in a pack go."""
+        gone = set(writer.known_dumps(self._run, self._rank)) & set(map(self._name, paths))
+        writer.remove_dumps(gone)
+        return len(gone)
+
+    def take_in(self, paths: Sequence[str], on_read: Callable[[int], None]) -> bool:
+        """Read these files together; those among which something is odd one by one."""
+        from actordbg.catalog import dump_rows  # and msgspec, which nothing new does without
+
+        blocks: list[Any] = []
+        damaged: list[Damaged] = []
         final = True
-        for first in range(0, len(folder.new), BATCH):
-            batch = folder.new[first : first + BATCH]
-            with _collector_paused():
-                columns, damaged, passing = _read_batch(store, folder, batch)
-                with engine.writing(store.catalog_path) as writer:
-                    writer.note_folder(folder.path, -1)
-                    sound = (f"{folder.path}/{name}{SUFFIX}" for name in (columns[0] if columns else ()))
-                    writer.put_damaged(folder.path, damaged, sound)
-                    summary.added += writer.put_dumps(folder.run, columns)
-            final = final and not passing
-            done += len(batch)
-            if on_progress:
-                on_progress(done, total)
-        summary.removed += _settle(store, folder, final, anew)
-    for path in gone:
-        summary.removed += _drop_folder(store, path)
+        with _collector_paused():
+            for first in range(0, len(paths), dump_rows.AT_ONCE):
+                names = list(map(self._name, paths[first : first + dump_rows.AT_ONCE]))
+                columns = dump_rows.read_columns(f"{self.store.root}/{self.folder}/", names, self._run, self._rank)
+                if columns is None:
+                    rows = []
+                    for name in names:
+                        try:
+                            rows.append(dump_rows.read_row(f"{self.store.root}/{self._path(name)}", name, self._run, self._rank))
+                        except FileNotFoundError:
+                            continue
+                        except (StoreProblem, OSError) as error:
+                            passing = isinstance(error, NewerFormat | OSError) and not isinstance(error, OddFile)
+                            final = final and not passing
+                            damaged.append(Damaged.by(self._path(name), error))
+                    columns = list(zip(*rows, strict=True))
+                if columns:
+                    blocks.append(columns)
+            together = [[*chain.from_iterable(parts)] for parts in zip(*blocks, strict=True)]
+            with self._writing() as writer:
+                writer.note_folder(self.folder, -1)
+                writer.put_damaged(self.folder, damaged, map(self._path, together[0] if together else ()))
+                self.added += writer.put_dumps(self._run, together)
+        on_read(len(paths))
+        return final
+
+    def _path(self, dump_id: str) -> str:
+        return f"{self.folder}/{dump_id}{SUFFIX}"
+
+    def _name(self, path: str) -> str:
+        return path[len(self.folder) + 1 : -len(SUFFIX)]
 
 
 @contextlib.contextmanager
@@ -202,93 +222,41 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _changed_folders(store: Store, odd: dict[str, str]) -> tuple[list[_DumpFolder], list[str]]:
-    """Folders to list again, listed, and the known folders that are no longer there. `odd` gets what is there in their place."""
+def dump_folders(store: Store, odd: dict[str, str]) -> Iterator[Dumps]:
+    """The ranks' folders, also those that are gone. `odd` gets what is there in the place of one, and why."""
+    runs = store.folder_names("dumps", odd)
+    present = {f"dumps/{run}/{rank}" for run in runs for rank in store.folder_names(f"dumps/{run}", odd)}
     with engine.connect_readonly(store.catalog_path) as reader:
-        noted = dict(reader.execute("SELECT path, mtime_ns FROM scanned_folder WHERE path LIKE 'dumps/%'"))
-        present, changed = set(), []
-        runs = store.folder_names("dumps", odd)
-        for path in (f"dumps/{run}/{rank}" for run in runs for rank in store.folder_names(f"dumps/{run}", odd)):
-            _, run, name = path.split("/")
-            mtime_ns = store.modified_ns(path)
-            if mtime_ns:
-                present.add(path)
-            if mtime_ns in (0, noted.get(path)):
-                continue
-            try:
-                listed = store.names(path)
-            except StoreProblem as error:
-                odd[path] = error.message
-                continue
-            match = _RANK.match(name)
-            rank = int(match[1]) if match and name == f"rank{int(match[1]):04d}" else None
-            cut, ours = -len(SUFFIX), [entry for entry in listed if entry[0] != "."]
-            odd_ones = [] if "".join(ours).isprintable() else [entry for entry in ours if not entry.isprintable()]
-            strange = {printable(f"{path}/{entry}"): UNPRINTABLE for entry in odd_ones}
-            names = {entry[:cut] for entry in ours if entry.endswith(SUFFIX)}.difference(entry[:cut] for entry in odd_ones)
-            known = {row[0] for row in reader.execute(f"SELECT dump_id FROM dump WHERE {OF_A_RANK}", (run, rank))}
-            changed.append(_DumpFolder(path, run, rank, mtime_ns, names, sorted(names - known), strange))
-    return changed, sorted(path for path in set(noted) - present if not {"dumps", path.rpartition("/")[0]} & odd.keys())
+        noted = {path for (path,) in reader.execute("SELECT path FROM scanned_folder WHERE path LIKE 'dumps/%'")}
+    gone = {path for path in noted - present if not {"dumps", path.rpartition("/")[0]} & odd.keys()}
+    return (Dumps(store, path) for path in sorted(present | gone))
 
 
-def _read_batch(store: Store, folder: _DumpFolder, names: list[str]) -> tuple[list[Any], list[Damaged], bool]:
-    """Columns of the good ones, the damaged ones, and whether any of these may become good without a change of the folder."""
-    from actordbg.catalog import dump_rows  # and msgspec, which nothing new does without
+def _refresh_dumps(store: Store, summary: IndexSummary, on_progress: Progress | None) -> None:
+    done = total = 0
 
-    blocks: list[Any] = []
-    damaged: list[Damaged] = []
-    passing = False
-    for first in range(0, len(names), dump_rows.AT_ONCE):
-        some = names[first : first + dump_rows.AT_ONCE]
-        columns = dump_rows.read_columns(f"{store.root}/{folder.path}/", some, folder.run, folder.rank)
-        if columns is None:  # something is odd among them
-            rows = []
-            for name in some:
-                path = f"{folder.path}/{name}{SUFFIX}"
-                try:
-                    rows.append(dump_rows.read_row(f"{store.root}/{path}", name, folder.run, folder.rank))
-                except FileNotFoundError:
-                    continue
-                except (StoreProblem, OSError) as error:
-                    passing = passing or (isinstance(error, NewerFormat | OSError) and not isinstance(error, OddFile))
-                    damaged.append(Damaged.by(path, error))
-            columns = list(zip(*rows, strict=True))
-        if columns:
-            blocks.append(columns)
-    return [[*chain.from_iterable(parts)] for parts in zip(*blocks, strict=True)], damaged, passing
+    def count(read: int) -> None:
+        nonlocal done
+        done += read
+        if on_progress and read:
+            on_progress(done, max(done, total))
 
-
-def _settle(store: Store, folder: _DumpFolder, final: bool, anew: bool) -> int:
-    """The last transaction of a folder: rows of vanished files go, and its modification time is noted.
-
-    `final`: what was read of its files will be the same as long as the modification time is.
-    """
-    settled = final and time.time_ns() - folder.mtime_ns >= SETTLED_NS
-    with engine.writing(store.catalog_path) as writer:
-        known = [] if anew else writer.known_dumps(folder.run, folder.rank)
-        missing = [name for name in known if name not in folder.names]
-        missing = [name for name in missing if not os.path.lexists(f"{store.root}/{folder.path}/{name}{SUFFIX}")]
-        writer.remove_dumps(missing)
-        noted = writer.known_damaged(folder.path)
-        unlisted = [path for path in noted if path.rpartition("/")[2].removesuffix(SUFFIX) not in folder.names]
-        stale = [path for path in unlisted if not os.path.lexists(store.root / path)]
-        writer.put_damaged(folder.path, odd_files(folder.odd), stale)
-        writer.note_folder(folder.path, folder.mtime_ns if settled else -1)
-    return len(missing)
-
-
-def _drop_folder(store: Store, path: str) -> int:
-    _, run, name = path.split("/")
-    match = _RANK.match(name)
-    with engine.writing(store.catalog_path) as writer:
-        if (store.root / path).is_dir():
-            writer.note_folder(path, -1)
-            return 0
-        missing = writer.known_dumps(run, int(match[1]) if match else None)
-        writer.remove_dumps(missing)
-        writer.put_damaged(path, (), writer.known_damaged(path))
-        writer.forget_folder(path)
-    return len(missing)
+    odd = {path: NO_FOLDER for path in FOLDERS if os.path.lexists(store.root / path) and not os.path.isdir(store.root / path)}
+    for pack in packs(store, odd):
+        pack.look().take(count)
+        summary.added, summary.removed = summary.added + pack.added, summary.removed + pack.removed
+    folders = []
+    for folder in dump_folders(store, odd):
+        try:
+            folder.look()
+            folders.append(folder)
+        except StoreProblem as error:
+            odd[folder.folder] = error.message
+    total = done + sum(len(folder.changed) for folder in folders)
+    for folder in folders:
+        folder.take(count)
+        summary.added, summary.removed = summary.added + folder.added, summary.removed + folder.removed
+    summary.damaged += odd_files(odd)
 
 
 def _refresh_replays(store: Store, summary: IndexSummary) -> None:

@@ -428,8 +428,12 @@ def _decoded(columns: Mapping[str, Column], found: Iterable[Sequence[Any]]) -> I
     try:
         for values in found:
             row = dict(zip(columns, values, strict=False))
-            row |= {name: bool(row[name]) for name in flags if row[name] is not None}
-            row |= {name: json.loads(row[name]) for name in texts if row[name] is not None}
+            for name in flags:
+                if row[name] is not None:
+                    row[name] = row[name] != 0
+            for name in texts:
+                if row[name] is not None:
+                    row[name] = json.loads(row[name])
             yield row
     except (TypeError, ValueError) as error:
         raise CatalogProblem(f"the catalog has a damaged row: {error}", hint=engine.REBUILD) from None
@@ -439,8 +443,9 @@ def _dump_rows(found: Iterable[Sequence[Any]]) -> list[DumpRow]:
     """Rows of `_DUMP_SQL`."""
     rows = []
     for row in _decoded(_DUMP_ROW, found):
-        path = dump_path(row["dump_id"], row["run"], row["rank"], row["pack"])
-        rows.append(DumpRow(**row | {"timestamp": from_micros(row["timestamp"]), "path": path}))
+        row["timestamp"] = from_micros(row["timestamp"])
+        row["path"] = dump_path(row["dump_id"], row["run"], row["rank"], row["pack"])
+        rows.append(DumpRow(**row))
     return rows
 
 

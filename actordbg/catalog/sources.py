@@ -1,8 +1,9 @@
-"""Folders of the store whose files become rows: packs, comparisons, noise floors, matrices, memory and patch events.
+"""Folders whose files become rows: packs, comparisons, noise floors, matrices, memory, patch events; `indexer` has the dumps'.
 
-One loop takes them all in (`Source.refresh`). It lists a folder again only if the folder's modification time changed, and reads a
-file again only if its size or time did. Times younger than two seconds are not relied on: file systems keep coarse times, and a
-file that was replaced in the same tick would be missed. A subclass says how a file is read, and what becomes of its rows.
+One loop takes them all in (`Source.look`, `Source.take`). It lists a folder again only if the folder's modification time changed,
+and reads a file again only if its size or time did. Times younger than two seconds are not relied on: file systems keep coarse
+times, and a file that was replaced in the same tick would be missed. A subclass says how a file is read, and what becomes of its
+rows.
 
 An interrupted `pack` or `unpack` leaves a dump both in a pack and in a file. Such a dump is one row, the packed one. So packs are
 indexed before files, and take over the files' rows. When a pack vanishes, the run's folders are listed again, because files may
@@ -15,8 +16,9 @@ asks for it with one query, and reads only what changed."""
 from __future__ import annotations
 
 import os
+import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,15 +40,31 @@ _NAMED = 20
 
 
 class Source:
-    """A folder of the store, each of whose files makes rows."""
+    """A folder of the store, each of whose files makes rows. `changed`: the files to read, after a `look`."""
 
     suffix = ".json"
     changes = False
     """Whether a file may be replaced under its name."""
+    at_once = 1
+    """Files that are taken in together."""
 
     def __init__(self, store: Store, folder: str) -> None:
         self.store, self.folder = store, folder
-        self.read = self.added = self.removed = 0
+        self.added = self.removed = 0
+        self.changed: list[str] = []
+
+    def known(self, reader: sqlite3.Connection) -> dict[str, Any]:
+        """The files whose rows are there, each with what it was when it was read."""
+        sql = "SELECT path, size, mtime_ns FROM read_file WHERE substr(path, 1, ?) = ?"
+        return {row[0]: row[1:] for row in reader.execute(sql, (len(self.folder) + 1, f"{self.folder}/"))}
+
+    def listed(self, odd: dict[str, str]) -> dict[str, Any]:
+        """The files that are there, each with what it is now: its size and time. `odd` gets what is no file of ours, and why."""
+        young = time.time_ns() - SETTLED_NS  # such a time is noted as -1, and the file read again the next time
+        return {
+            path: (state.st_size, -1 if self.changes and state.st_mtime_ns >= young else state.st_mtime_ns)
+            for path, state in self.store.files(self.folder, self.suffix, odd).items()
+        }
 
     def rows(self, path: str) -> tuple[Any, list[Damaged]]:
         """What a file (its path below the store) says, None for nothing, and what is damaged in it. StoreProblem or OSError."""
@@ -56,55 +74,56 @@ class Source:
         """Write what a file says in place of what was there; returns how many rows are new."""
         raise NotImplementedError
 
-    def remove(self, writer: CatalogWriter, path: str) -> int:
-        """Remove what came from a file that is gone, or damaged; returns how many rows went."""
+    def remove(self, writer: CatalogWriter, paths: Sequence[str]) -> int:
+        """Remove what came from files that are gone, or damaged; returns how many rows went."""
         raise NotImplementedError
 
-    def to_read(self, changed: list[str], found: list[str], gone: set[str]) -> list[str]:
-        """Which files to read, of those that are there."""
-        return changed
+    def begin(self, writer: CatalogWriter) -> None:
+        """What is forgotten before the first file is read."""
 
-    def known(self, reader: Any) -> set[str]:
-        """Further files that rows are of."""
-        return set()
-
-    def refresh(self, on_read: Callable[[int], None] = lambda count: None) -> Source:
-        """Bring the rows of the folder's files up to date. on_read: called with the number of new rows of each file."""
-        mtime_ns = self.store.modified_ns(self.folder)
+    def look(self) -> Source:
+        """Find the files that are new, changed or gone, if anything came into the folder or left it."""
+        self._mtime_ns = self.store.modified_ns(self.folder)
         with engine.connect_readonly(self.store.catalog_path) as reader:
             noted = reader.execute("SELECT mtime_ns FROM scanned_folder WHERE path = ?", (self.folder,)).fetchone()
-            if (noted[0] if noted else 0) == mtime_ns:
+            self._differs = (noted[0] if noted else 0) != self._mtime_ns
+            if not self._differs:
                 return self
-            sql = "SELECT path, size, mtime_ns FROM read_file WHERE substr(path, 1, ?) = ?"
-            known = {row[0]: row[1:] for row in reader.execute(sql, (len(self.folder) + 1, f"{self.folder}/"))}
+            known = self.known(reader)
             damaged = reader.execute("SELECT path FROM damaged_file WHERE folder = ?", (self.folder,)).fetchall()
-            noted_files = {*known, *self.known(reader), *(path.partition("#")[0] for (path,) in damaged)}
-        odd: dict[str, str] = {}
-        files = self.store.files(self.folder, self.suffix, odd)
-        young = time.time_ns() - SETTLED_NS  # such a time is noted as -1, and the file read again the next time
-        found = {
-            path: (state.st_size, -1 if self.changes and state.st_mtime_ns >= young else state.st_mtime_ns)
-            for path, state in files.items()
-        }
-        gone = noted_files - found.keys()
-        changed = [path for path, stamp in found.items() if known.get(path) != stamp or stamp[1] < 0]
-        changed = self.to_read(changed, list(found), gone)
-        with self._writing() as writer:
-            for path in (*gone, *changed):
-                writer.forget_file(self.folder, path)
-        final = False not in [self._take_in(path, found[path], on_read) for path in changed]
-        with self._writing() as writer:
-            for path in gone:
-                if path in odd or not os.path.lexists(self.store.root / path):
-                    self.removed += self.remove(writer, path)
-            writer.put_damaged(self.folder, odd_files(odd))
-            settled = final and time.time_ns() - mtime_ns >= SETTLED_NS
-            writer.note_folder(self.folder, mtime_ns if settled else -1)
-        self.read = len(changed)
+        self._odd: dict[str, str] = {}
+        self._found = self.listed(self._odd)
+        self._gone = sorted({*known, *(path.partition("#")[0] for (path,) in damaged)} - self._found.keys())
+        self.changed = sorted(
+            path for path, stamp in self._found.items() if path not in known or known[path] != stamp or (stamp and stamp[1] < 0)
+        )
         return self
 
-    def _take_in(self, path: str, stamp: tuple[int, int], on_read: Callable[[int], None]) -> bool:
-        """Read one file and write its rows; whether they stay the same as long as the file does."""
+    def take(self, on_read: Callable[[int], None] = lambda count: None) -> Source:
+        """Read what `look` found, and write its rows. on_read: called with how many were read, again and again."""
+        if not self._differs:
+            return self
+        with self._writing() as writer:
+            writer.note_folder(self.folder, -1)
+            self.begin(writer)
+        final = True
+        for first in range(0, len(self.changed), self.at_once):
+            final = self.take_in(self.changed[first : first + self.at_once], on_read) and final
+        with self._writing() as writer:
+            gone = [path for path in self._gone if path in self._odd or not os.path.lexists(self.store.root / path)]
+            self.removed += self.remove(writer, gone)
+            for path in gone:
+                writer.forget_file(path)
+            writer.put_damaged(self.folder, odd_files(self._odd))
+            settled = final and time.time_ns() - self._mtime_ns >= SETTLED_NS
+            writer.note_folder(self.folder, self._mtime_ns if settled else -1)
+            if not self._mtime_ns:  # it is gone
+                writer.remove_rows(("scanned_folder",), "path", self.folder)
+        return self
+
+    def take_in(self, paths: Sequence[str], on_read: Callable[[int], None]) -> bool:
+        """Read a file and write its rows; whether they stay the same as long as the file does."""
+        (path,) = paths
         rows: Any = None
         damaged: list[Damaged] = []
         try:
@@ -118,14 +137,15 @@ class Source:
             damaged = [Damaged.by(path, error, f"{self.store.root / path}")]
             final = error.code not in (NewerFormat.code, StoreProblem.code)
         with self._writing() as writer:
-            writer.forget_file(self.folder, path)
+            writer.note_folder(self.folder, -1)
+            writer.forget_file(path)
             if rows is None:
-                self.remove(writer, path)
+                self.remove(writer, paths)
             added = 0 if rows is None else self.put(writer, path, rows)
             writer.put_damaged(self.folder, damaged)
             if final:
-                row = {"path": path, "replay_id": "", "size": stamp[0], "mtime_ns": stamp[1], "offset": stamp[0]}
-                writer.put("read_file", [row])
+                size, mtime_ns = self._found[path]
+                writer.put("read_file", [{"path": path, "replay_id": "", "size": size, "mtime_ns": mtime_ns, "offset": size}])
         self.added += added
         on_read(added)
         return final
@@ -181,9 +201,9 @@ class Packs(Source):
         self._remove(writer, set(writer.packed_dumps(path)).difference(*rows[:1]))
         return added
 
-    def remove(self, writer: CatalogWriter, path: str) -> int:
-        """The rows of dumps in it go."""
-        return self._remove(writer, set(writer.packed_dumps(path)))
+    def remove(self, writer: CatalogWriter, paths: Sequence[str]) -> int:
+        """The rows of dumps in them go."""
+        return self._remove(writer, {dump_id for path in paths for dump_id in writer.packed_dumps(path)})
 
     def _remove(self, writer: CatalogWriter, dump_ids: set[str]) -> int:
         """Remove rows of packed dumps. Files of the same dumps may be there: the run's folders are listed again."""
@@ -192,14 +212,18 @@ class Packs(Source):
             writer.forget_folders_of(self.folder.split("/")[1])
         return len(dump_ids)
 
-    def to_read(self, changed: list[str], found: list[str], gone: set[str]) -> list[str]:
-        """If one is gone all: another may hold what it held."""
-        return found if gone else changed
-
-    def known(self, reader: Any) -> set[str]:
-        """Packs that dumps' rows say they lie in."""
+    def known(self, reader: sqlite3.Connection) -> dict[str, Any]:
+        """Also packs that dumps' rows say they lie in."""
         sql = "SELECT DISTINCT pack FROM dump WHERE pack > ? AND pack < ?"
-        return {pack for (pack,) in reader.execute(sql, (f"{self.folder}/", f"{self.folder}0"))}  # "0" comes after "/"
+        rows = reader.execute(sql, (f"{self.folder}/", f"{self.folder}0"))  # "0" comes after "/"
+        return {pack: None for (pack,) in rows} | super().known(reader)
+
+    def begin(self, writer: CatalogWriter) -> None:
+        """If a pack is gone all are read: another may hold what it held. None of these is noted meanwhile."""
+        if self._gone:
+            self.changed = sorted(self._found)
+        for path in (*self._gone, *self.changed):
+            writer.forget_file(path)
 
 
 def packs(store: Store, odd: dict[str, str]) -> Iterator[Packs]:
@@ -224,10 +248,11 @@ class Events(Source):
         writer.put("patch_event", [rows])
         return 1
 
-    def remove(self, writer: CatalogWriter, path: str) -> int:
-        """The row of the event goes."""
-        writer.remove_rows(("patch_event",), "name", Path(path).name)
-        return 1
+    def remove(self, writer: CatalogWriter, paths: Sequence[str]) -> int:
+        """The rows of the events go."""
+        for path in paths:
+            writer.remove_rows(("patch_event",), "name", Path(path).name)
+        return len(paths)
 
 
 class Records(Source):
@@ -264,22 +289,23 @@ class Records(Source):
             before = writer.row("comparison_run", "comparison_id", row["comparison_id"])
             if before is not None and before | {"current": 0} == row:
                 return 0
-        self.remove(writer, path)
+        self.remove(writer, [path])
         for table, made in rows.items():
             writer.put(table, made)
         return 1
 
-    def remove(self, writer: CatalogWriter, path: str) -> int:
-        """The rows that have the record's name go."""
+    def remove(self, writer: CatalogWriter, paths: Sequence[str]) -> int:
+        """The rows that have the records' names go."""
         from actordbg.catalog.record_rows import ID
 
-        writer.remove_rows(self.tables[self.folder], ID[self.folder], Path(path).stem)
-        return 1
+        for path in paths:
+            writer.remove_rows(self.tables[self.folder], ID[self.folder], Path(path).stem)
+        return len(paths)
 
 
 def refresh_records(store: Store) -> int:
     """Bring the rows of comparisons, noise floors, matrices and memory up to date; returns how many files were read."""
-    return sum(Records(store, folder).refresh().read for folder in Records.tables) + _refresh_current(store)
+    return sum(len(Records(store, folder).look().take().changed) for folder in Records.tables) + _refresh_current(store)
 
 
 _NOT_AS_IT_SHOULD_BE = """

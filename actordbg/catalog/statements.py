@@ -109,17 +109,9 @@ class CatalogWriter:
             self.connection.executemany("DELETE FROM damaged_file WHERE path = ?", [(path,) for path in sound])
         self.put("damaged_file", [{**vars(item), "folder": folder} for item in found])
 
-    def known_damaged(self, path: str) -> list[str]:
-        """Paths of the files of one folder that are noted as damaged."""
-        return self.first("SELECT path FROM damaged_file WHERE folder = ?", path)
-
     def note_folder(self, path: str, mtime_ns: int) -> None:
         """Note a folder's modification time; -1 for one that cannot be relied on."""
         self.put("scanned_folder", [{"path": path, "mtime_ns": mtime_ns}])
-
-    def forget_folder(self, path: str) -> None:
-        """Forget a folder or a pack altogether. A folder whose rows are still there must stay noted, or nobody misses it."""
-        self.connection.execute("DELETE FROM scanned_folder WHERE path = ?", (path,))
 
     def count_for_planner(self) -> None:
         """Tell SQLite how many rows each index gives, so that it can choose; looks at a sample, takes a few milliseconds."""
@@ -209,9 +201,8 @@ class CatalogWriter:
                 self.connection.execute(f"DELETE FROM {which} = ?", (replay_id,))
         self._point_to_last_result(affected)
 
-    def forget_file(self, folder: str, path: str) -> None:
-        """Before a file is taken in: forget that it was read, what was wrong with it or in it, and that its folder was listed."""
-        self.note_folder(folder, -1)
+    def forget_file(self, path: str) -> None:
+        """Forget that a file was read, and what was wrong with it or in it."""
         self.connection.execute("DELETE FROM read_file WHERE path = ?", (path,))
         inside = f"{path}#"
         self.connection.execute("DELETE FROM damaged_file WHERE path = ? OR substr(path, 1, ?) = ?", (path, len(inside), inside))

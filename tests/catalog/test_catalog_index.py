@@ -506,7 +506,7 @@ def test_sixteen_processes_may_publish_and_refresh_at_once(store: Store, fresh: 
 
 
 def test_progress_is_told_batch_by_batch(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actordbg.catalog.indexer.BATCH", 2)
+    monkeypatch.setattr("actordbg.catalog.indexer.Dumps.at_once", 2)
     cases.fill(store, 9)
     calls: list[tuple[int, int]] = []
     refresh(store, on_progress=lambda done, total: calls.append((done, total)))
