@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import process_time
 
-from actordbg.catalog.holdings import holdings
 from actordbg.catalog.indexer import IndexSummary, refresh
 from actordbg.catalog.query import Catalog, select_dumps
+from actordbg.catalog.selections import holdings
 from actordbg.document import page
 from actordbg.document.blocks import Chart, Grid
 from actordbg.document.specifications import layer, layered, names, quantity

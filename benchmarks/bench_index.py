@@ -33,8 +33,8 @@ import torch
 from actordbg.catalog import connections as engine
 from actordbg.catalog import migrate
 from actordbg.catalog.indexer import IndexSummary, refresh
-from actordbg.catalog.moments import to_micros
 from actordbg.catalog.query import Catalog, select_dumps
+from actordbg.catalog.tables import to_micros
 from actordbg.formats.dump_record import MAGIC, DumpRecord, format_timestamp, make_dump_id
 from actordbg.store import payload
 from actordbg.store.layout import Store

@@ -29,8 +29,8 @@ from actordbg.dumps.importer import import_paths
 from actordbg.dumps.packing import PackSummary, pack_dumps
 from actordbg.records.replay_record import ReplayInput
 from actordbg.replay.plan import make_plan
-from actordbg.store import pack_reader as reader
 from actordbg.store import payload
+from actordbg.store import places as reader
 from actordbg.store.layout import Store
 from benchmarks.bench_load import REAL, _generate
 from benchmarks.bench_replay import SMALL, _environment, _replay, _timeline, publish
@@ -84,7 +84,7 @@ def _load(loose: Store, packed: Store, note: str, repeat: int) -> list[Row]:
 def _load_row(name: str, files: Sequence[Path], places: Sequence[Path], note: str, repeat: int, *, anew: bool = False) -> Row:
     def ours() -> None:
         if anew:
-            reader._packs.clear()
+            reader._opened.cache_clear()
         for place in places:
             payload.load(place)
 

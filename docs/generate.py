@@ -1,5 +1,5 @@
 """Writes what follows from the code: the reference pages `docs/reference/cli.md`, `catalog.md`, `fsck.md` and
-`replay-settings.md`, and the schema of a new catalog, `migrations/head.sql`.
+`replay-settings.md`, the schema of a new catalog, `migrations/head.sql`, and its columns, `actordbg/catalog/columns.json`.
 
     python docs/generate.py            writes them
     python docs/generate.py --check    writes nothing; exit code 1 and a diff if one of them is out of date
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from catalog_page import catalog_markdown, schema_sql
+from catalog_page import catalog_markdown, columns_json, schema_sql
 from fsck_page import fsck_markdown
 from settings_page import settings_markdown
 from typer.models import ArgumentInfo, OptionInfo, ParameterInfo
@@ -57,6 +57,7 @@ def pages() -> dict[Path, str]:
         REFERENCE / "fsck.md": f"{HEADER}\n{fsck_markdown()}",
         REFERENCE / "replay-settings.md": f"{HEADER}\n{settings_markdown()}",
         migrate.scripts_folder() / migrate.SCRIPT: schema_sql(),
+        Path(migrate.__file__).with_name("columns.json"): columns_json(),
     }
 
 

@@ -1,6 +1,6 @@
 """Alembic's environment, for tools that know alembic: actordbg itself executes `head.sql`, and a test holds the two equal.
 
-A changed table: change `actordbg/catalog/tables.py`, run `make docs`, which writes `head.sql`, and give `HEAD` in
+A changed table: change `actordbg/catalog/models.py`, run `make docs`, which writes `head.sql`, and give `HEAD` in
 `actordbg/catalog/migrate.py` and the file in `versions/` the next number. Older catalogs are made anew from the store's files.
 """
 
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from alembic import context
 
-from actordbg.catalog.sqlmodels import metadata
+from actordbg.catalog.lab_models import Table
 
 context.configure(
     connection=context.config.attributes["connection"],
-    target_metadata=metadata,
+    target_metadata=Table.metadata,
     transactional_ddl=True,
     transaction_per_migration=False,
 )

@@ -7,7 +7,6 @@ CREATE TABLE run (
 );
 
 CREATE TABLE caller (
-    id INTEGER NOT NULL,  -- number of the row
     run VARCHAR NOT NULL,  -- the training run
     rank INTEGER NOT NULL,  -- global rank of the process that captured it
     source VARCHAR NOT NULL,  -- capture, import or create
@@ -20,27 +19,28 @@ CREATE TABLE caller (
     host VARCHAR,  -- host name
     pid INTEGER,  -- process id
     instance VARCHAR,  -- tells several actors in one process apart
-    training INTEGER,  -- whether the module was in training mode (1 yes, 0 no)
-    grad_enabled INTEGER,  -- whether gradients were enabled (1 yes, 0 no)
-    packing_samples INTEGER,  -- whether the actor packs samples (1 yes, 0 no)
+    training BOOLEAN,  -- whether the module was in training mode (1 yes, 0 no)
+    grad_enabled BOOLEAN,  -- whether gradients were enabled (1 yes, 0 no)
+    packing_samples BOOLEAN,  -- whether the actor packs samples (1 yes, 0 no)
     autocast_dtype VARCHAR,  -- dtype of the autocast context; NULL without one
     temperature FLOAT,  -- the actor's sampling temperature
     model_name VARCHAR,  -- name or path of the model
     model_dtype VARCHAR,  -- dtype of the model's parameters
-    replayable INTEGER NOT NULL,  -- whether everything the call needs was stored (1 yes, 0 no)
-    return_output INTEGER,  -- the call's return_output (1 yes, 0 no)
-    return_logprobs INTEGER,  -- the call's return_logprobs (1 yes, 0 no)
-    return_entropy INTEGER,  -- the call's return_entropy (1 yes, 0 no)
-    allgather_logits INTEGER,  -- the call's allgather_logits (1 yes, 0 no)
-    with_outputs INTEGER NOT NULL,  -- whether the call's own outputs were recorded too (1 yes, 0 no)
+    replayable BOOLEAN NOT NULL,  -- whether everything the call needs was stored (1 yes, 0 no)
+    return_output BOOLEAN,  -- the call's return_output (1 yes, 0 no)
+    return_logprobs BOOLEAN,  -- the call's return_logprobs (1 yes, 0 no)
+    return_entropy BOOLEAN,  -- the call's return_entropy (1 yes, 0 no)
+    allgather_logits BOOLEAN,  -- the call's allgather_logits (1 yes, 0 no)
+    with_outputs BOOLEAN NOT NULL,  -- whether the call's own outputs were recorded too (1 yes, 0 no)
     openrlhf_version VARCHAR,  -- version of openrlhf in the run
     torch_version VARCHAR,  -- version of torch in the run
     transformers_version VARCHAR,  -- version of transformers in the run
     deepspeed_version VARCHAR,  -- version of deepspeed in the run
-    pinned INTEGER NOT NULL,  -- whether rotation spares it (1 yes, 0 no)
+    pinned BOOLEAN NOT NULL,  -- whether rotation spares it (1 yes, 0 no)
     triggered VARCHAR,  -- the trigger that kept it: nan, exception, oom, slow, logprobs, before; NULL if none
     recovered VARCHAR,  -- in_flight or recent: out of the ring of a process that died; NULL otherwise
-    with_rng INTEGER NOT NULL,  -- whether the generator states were recorded too (1 yes, 0 no)
+    with_rng BOOLEAN NOT NULL,  -- whether the generator states were recorded too (1 yes, 0 no)
+    id INTEGER NOT NULL,  -- number of the row
     PRIMARY KEY (id),
     FOREIGN KEY (run) REFERENCES run (name)
 );
@@ -88,21 +88,21 @@ CREATE TABLE replay (
     launcher VARCHAR,  -- direct, or real: deepspeed's launcher or torchrun
     dtype VARCHAR,  -- bf16, fp16 or fp32
     attn VARCHAR,  -- attention: flash_attention_2, sdpa or eager
-    compile INTEGER,  -- whether torch.compile was on (1 yes, 0 no)
+    compile BOOLEAN,  -- whether torch.compile was on (1 yes, 0 no)
     compile_backend VARCHAR,  -- what torch.compile was told to use: inductor, aot_eager or eager
-    deepcompile INTEGER,  -- whether DeepSpeed's DeepCompile was on (1 yes, 0 no)
-    packing INTEGER,  -- whether samples were packed (1 yes, 0 no)
-    backward INTEGER,  -- whether backward ran too (1 yes, 0 no)
+    deepcompile BOOLEAN,  -- whether DeepSpeed's DeepCompile was on (1 yes, 0 no)
+    packing BOOLEAN,  -- whether samples were packed (1 yes, 0 no)
+    backward BOOLEAN,  -- whether backward ran too (1 yes, 0 no)
     temperature FLOAT,  -- temperature that logits were divided by
     seed INTEGER,  -- random seed
     align VARCHAR,  -- which rank gets which input: same, rank or shuffle; NULL for each its share
     oracle VARCHAR,  -- dtype of the truth, fp32 or fp64; NULL for a replay that is not one
     vary VARCHAR,  -- how inputs were varied to measure noise; NULL if they were not
-    planted INTEGER,  -- whether faults of known sizes were computed too, for --power (1 yes, 0 no)
+    planted BOOLEAN,  -- whether faults of known sizes were computed too, for --power (1 yes, 0 no)
     timeout_s FLOAT,  -- seconds that one input might take
-    keep_tensors INTEGER,  -- whether outputs were kept under tensors/ (1 yes, 0 no)
-    keep_gradients INTEGER,  -- whether each parameter's gradient was kept there too (1 yes, 0 no)
-    memory_snapshot INTEGER,  -- whether torch's history of CUDA allocations was kept (1 yes, 0 no)
+    keep_tensors BOOLEAN,  -- whether outputs were kept under tensors/ (1 yes, 0 no)
+    keep_gradients BOOLEAN,  -- whether each parameter's gradient was kept there too (1 yes, 0 no)
+    memory_snapshot BOOLEAN,  -- whether torch's history of CUDA allocations was kept (1 yes, 0 no)
     laws INTEGER,  -- of how many inputs the laws were asked
     name VARCHAR,  -- what the replay was called; NULL without --name
     accept VARCHAR,  -- the verdict of the laws that was accepted; NULL for none
@@ -141,14 +141,14 @@ CREATE TABLE result (
     output_digest VARCHAR,  -- SHA-256 of the log-probs' bytes in float32
     graphs INTEGER,  -- graphs that torch.compile made for this input
     graph_breaks INTEGER,  -- graph breaks for this input
-    folded_ids INTEGER,  -- whether token ids were folded into a smaller vocabulary (1 yes, 0 no)
+    folded_ids BOOLEAN,  -- whether token ids were folded into a smaller vocabulary (1 yes, 0 no)
     golden_count INTEGER,  -- log-probs compared with those that the run recorded
     golden_max_abs FLOAT,  -- largest absolute difference from them, nats
     golden_mean_abs FLOAT,  -- mean absolute difference from them, nats
     golden_entropy_count INTEGER,  -- entropies compared with those that the run recorded
     golden_entropy_max_abs FLOAT,  -- largest absolute difference from them, nats
     golden_entropy_mean_abs FLOAT,  -- mean absolute difference from them, nats
-    rng_match INTEGER,  -- whether the generators ended in the run's own states; NULL if not comparable (1 yes, 0 no)
+    rng_match BOOLEAN,  -- whether the generators ended in the run's own states; NULL if not comparable (1 yes, 0 no)
     extra JSON,  -- what has no column
     PRIMARY KEY (id),
     CONSTRAINT uq_result UNIQUE (replay_id, dump_id),
@@ -161,7 +161,7 @@ CREATE TABLE comparison_run (
     replay_id VARCHAR NOT NULL,  -- A, the replay that was judged; it may be gone
     against VARCHAR NOT NULL,  -- B: golden, or the other replay's id; it may be gone
     against_kind VARCHAR NOT NULL,  -- what B is: replay, truth or golden
-    current INTEGER NOT NULL,  -- whether its dumps are in `comparison`: newest of its pair, replays there (1 yes, 0 no)
+    current BOOLEAN NOT NULL,  -- whether its dumps are in `comparison`: newest of its pair, replays there (1 yes, 0 no)
     verdict VARCHAR NOT NULL,  -- match, within-noise, mismatch or not-compared
     dumps INTEGER NOT NULL,  -- dumps of either side
     compared INTEGER NOT NULL,  -- dumps that were compared

@@ -11,26 +11,28 @@ import contextlib
 import difflib
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import UsageError, WhereError
 from actordbg.base.units import parse_size
-from actordbg.catalog.columns import (
+from actordbg.catalog.tables import (
     BOOL,
-    COLUMNS,
     FUNCTIONS,
     HEADINGS,
     NUMBER,
     TEXT,
     TIME,
+    WHERE_COLUMNS,
+    micros_of,
     parse_duration,
     parse_moment,
     refusal,
     shortened,
+    times_beginning,
 )
-from actordbg.catalog.moments import micros_of, times_beginning
 from actordbg.formats.dump_record import format_timestamp
 
 if TYPE_CHECKING:
@@ -55,6 +57,11 @@ class Part:
     """A sum's SQL without the outer parentheses, so that a longer sum does not nest them."""
 
 
+def _made(sql: str, kind: str, parts: Iterable[Part], **more: Any) -> Part:
+    """A part that is made of others: their bound values, in their order."""
+    return Part(sql, kind, [value for part in parts for value in part.params], **more)
+
+
 class ExpressionWriter:
     """Walks a tree and spells it out; `columns` collects the names that were used."""
 
@@ -70,7 +77,7 @@ class ExpressionWriter:
 
     def column(self, node: Any) -> Part:
         name = node.name
-        column = COLUMNS.get(name) or COLUMNS.get(HEADINGS.get(name) or name.lower())
+        column = WHERE_COLUMNS.get(name) or WHERE_COLUMNS.get(HEADINGS.get(name) or name.lower())
         if column is None:
             raise _unknown_column(name, bool(node.this.args.get("quoted")))
         self.columns.add(column.name)
@@ -96,7 +103,7 @@ class ExpressionWriter:
         word = type(node).__name__.upper()
         first, others = _left_spine(node, (type(node).__name__,))
         parts = [self._condition(side, word.lower()) for side in (first, *(one.expression for one in others))]
-        return Part(f"({f' {word} '.join(part.sql for part in parts)})", BOOL, [v for part in parts for v in part.params])
+        return _made(f"({f' {word} '.join(part.sql for part in parts)})", BOOL, parts)
 
     def negate(self, node: Any) -> Part:
         inner = self._condition(node.this, "not")
@@ -110,7 +117,7 @@ class ExpressionWriter:
             raise refusal(f"{_sql(node)!r} compares a condition", "use parentheses, and `and`, `or`, `not`")
         if sign == "<>":
             sign = "IS NOT"  # what is not there is unequal, too
-        return Part(f"({left.sql} {sign} {right.sql})", BOOL, left.params + right.params, bare=True)
+        return _made(f"({left.sql} {sign} {right.sql})", BOOL, (left, right), bare=True)
 
     def is_(self, node: Any) -> Part:
         left, right = self.write(node.this), self.write(node.expression)
@@ -126,14 +133,13 @@ class ExpressionWriter:
             raise refusal(f"`in` needs a list of 1 to {MAX_ITEMS} values", "rank in (0, 1)")
         tested, *listed = parts = self._all_alike([node.this, *items], node)
         marks = ", ".join(part.sql for part in listed)
-        return Part(f"({tested.sql} IN ({marks}))", BOOL, [v for part in parts for v in part.params], bare=True)
+        return _made(f"({tested.sql} IN ({marks}))", BOOL, parts, bare=True)
 
     def between(self, node: Any) -> Part:
-        tested, low, high = self._all_alike([node.this, node.args["low"], node.args["high"]], node)
+        tested, low, high = parts = self._all_alike([node.this, node.args["low"], node.args["high"]], node)
         if BOOL in (tested.kind, low.kind, high.kind):
             raise refusal(f"{_sql(node)!r} compares a condition")
-        sql = f"({tested.sql} BETWEEN {low.sql} AND {high.sql})"
-        return Part(sql, BOOL, tested.params + low.params + high.params, bare=True)
+        return _made(f"({tested.sql} BETWEEN {low.sql} AND {high.sql})", BOOL, parts, bare=True)
 
     def like(self, node: Any) -> Part:
         tested, pattern = self.write(node.this), self.write(node.expression)
@@ -169,12 +175,11 @@ class ExpressionWriter:
         _require_number(right, node.expression, node)
         if sign in "/%" and right.literal == 0:
             raise refusal(f"{_sql(node)!r} divides by zero")
-        params = left.params + right.params
         if sign in "+-":
             chain = f"{left.chain or left.sql} {sign} {right.sql}"
-            return Part(f"({chain})", NUMBER, params, chain=chain)
+            return _made(f"({chain})", NUMBER, (left, right), chain=chain)
         divided = f"CAST({left.sql} AS REAL)" if sign == "/" else left.sql
-        return Part(f"({divided} {sign} {right.sql})", NUMBER, params)
+        return _made(f"({divided} {sign} {right.sql})", NUMBER, (left, right))
 
     def function(self, node: Any) -> Part:
         said = node.this if type(node).__name__ == "Anonymous" else type(node).__name__
@@ -188,7 +193,7 @@ class ExpressionWriter:
             parts = [self._numeric(one, node) for one in (node.this, digits) if one is not None]
             if not all(isinstance(part.literal, int) for part in parts[1:]):
                 raise refusal("round(number, digits): digits is a whole number")
-            return _joined(name, parts, NUMBER)
+            return _made(f"{name}({', '.join(part.sql for part in parts)})", NUMBER, parts)
         if name in ("length", "lower", "upper"):
             inner = self.write(node.this)
             if inner.kind not in (TEXT, TIME):
@@ -199,7 +204,7 @@ class ExpressionWriter:
         parts = self._all_alike([node.this, *node.expressions], node)
         if len(parts) < 2:
             raise refusal("coalesce takes two values or more", "coalesce(step, 0) > 10")
-        return _joined(name, parts, parts[0].kind)
+        return _made(f"{name}({', '.join(part.sql for part in parts)})", parts[0].kind, parts)
 
     def _condition(self, node: Any, word: str) -> Part:
         part = self.write(node)
@@ -335,11 +340,6 @@ def _alike_in_time(tested: Part, pattern: str) -> tuple[str, list[Any]] | None:
     return f"({between} AND {_text_of(tested)} LIKE ?)", [*ends, pattern]
 
 
-def _joined(name: str, parts: list[Part], kind: str) -> Part:
-    """Spell the call of a function with these arguments."""
-    return Part(f"{name}({', '.join(part.sql for part in parts)})", kind, [value for part in parts for value in part.params])
-
-
 def _require_number(part: Part, node: Any, parent: Any) -> None:
     if part.kind != NUMBER:
         raise refusal(f"{_sql(parent)!r} computes with {_sql(node)!r}, which is a {part.kind}")
@@ -386,7 +386,7 @@ def _refused(node: Any) -> WhereError:
 def _unknown_column(name: str, quoted: bool) -> WhereError:
     if name == "None":
         return refusal("None is not a value of SQL", "what is not there is null: role is null")
-    near = difflib.get_close_matches(name.lower(), COLUMNS, n=1)
+    near = difflib.get_close_matches(name.lower(), WHERE_COLUMNS, n=1)
     meant = f'; did you mean "{near[0]}"?' if near else ""
     hint = "`actordbg dump columns` lists the columns"
     if quoted or not near:

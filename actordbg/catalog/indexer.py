@@ -5,12 +5,12 @@
 * It lists a folder of dumps again only if the folder's modification time changed, so a refresh with nothing new costs one
   `stat` for each folder. A time younger than two seconds is not relied on: file systems keep coarse times, and a file
   that arrived in the same tick would be missed.
-* It reads packs first (`pack_rows`). A dump that lies in a pack and in a file is one row, the packed one.
+* It reads packs first (`sources`). A dump that lies in a pack and in a file is one row, the packed one.
 * It reads only the header of a new dump, removes the row of a vanished one, and notes a damaged one with its reason. A dump
   of a newer format, or one that could not be read, may become readable later; its folder is listed again each time.
-* It reads journals of replays on from where the last refresh stopped (`replay_rows`).
+* It reads journals of replays on from where the last refresh stopped (`record_rows`).
 * It opens nothing but regular files. Links, FIFOs, names that are no text and whatever else is no file of ours are noted too.
-* It reads files of comparisons, noise floors, matrices and memory that are new or were replaced (`comparison_index`).
+* It reads files of comparisons, noise floors, matrices and memory that are new or were replaced (`sources`).
 
 Many processes may refresh at once. Each reads a batch of files and then writes it in one immediate transaction. The first
 batch forgets the folder's noted time and the last one notes it again. So a refresh that is killed, or overtaken by
@@ -31,28 +31,25 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import NewerFormat, StoreProblem
-from actordbg.catalog import comparison_index, migrate, private_catalog
 from actordbg.catalog import connections as engine
-from actordbg.catalog import pack_rows as packed
-from actordbg.catalog import replay_rows as replays
-from actordbg.catalog.replay_rows import FileMark
+from actordbg.catalog import migrate, private_catalog, record_rows
+from actordbg.catalog.sources import Events, Source, packs, refresh_records
 from actordbg.catalog.tables import OF_A_RANK, Damaged, odd_files
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.store_files import OddFile
 from actordbg.store.layout import UNPRINTABLE, Store, printable
 
-BATCH = 4096
-"""Dumps that are read and then written in one transaction."""
+if TYPE_CHECKING:
+    from actordbg.catalog.statements import CatalogWriter
+
 ANALYZE_FROM = 5000
 """A refresh that adds so many dumps counts the indexes' entries again for SQLite's planner."""
-SETTLED_NS = 2_000_000_000
-"""A folder's modification time is relied on if it was at least so old when the folder was listed."""
 
 Progress = Callable[[int, int], None]
 """Called with (dumps read, dumps to read) after each batch."""
@@ -60,7 +57,6 @@ Progress = Callable[[int, int], None]
 FOLDERS = ("dumps", "packs", "replays", "comparisons", "noise", "matrices", "memory", "events")
 """The folders that it reads."""
 NO_FOLDER = "it is not a folder"
-_RANK = re.compile(r"rank(\d{4,})\Z")
 
 
 @dataclass
@@ -84,19 +80,6 @@ class IndexSummary:
     private_catalog: str | None = None
 
 
-@dataclass
-class _DumpFolder:
-    """A folder of dumps that has to be listed: its place, its modification time before the listing, and what is new."""
-
-    path: str
-    run: str
-    rank: int | None
-    mtime_ns: int
-    names: set[str]
-    new: list[str]
-    odd: dict[str, str]
-
-
 def refresh(store: Store, rebuild: bool = False, on_progress: Progress | None = None, *, newer_too: bool = False) -> IndexSummary:
     """Index what is new in the store; with `rebuild` forget everything first. Safe to run in many processes at once.
 
@@ -115,15 +98,15 @@ def refresh(store: Store, rebuild: bool = False, on_progress: Progress | None = 
 def _refresh(store: Store, rebuild: bool, on_progress: Progress | None) -> IndexSummary:
     path, summary = store.catalog_path, IndexSummary()
 
-    def take_in(anew: bool = False) -> None:
-        _refresh_dumps(store, summary, on_progress, anew)
+    def take_in() -> None:
+        _refresh_dumps(store, summary, on_progress)
         _refresh_replays(store, summary)
-        _refresh_events(store, summary)
-        summary.lab = comparison_index.refresh_records(store, SETTLED_NS)
+        summary.events = Events(store, "events").look().take().added
+        summary.lab = refresh_records(store)
 
     fresh = rebuild or not path.exists()
     old = None if fresh else migrate.earlier(path)
-    made = (fresh or old) and migrate.make_anew(store, lambda: take_in(anew=True), rebuild=rebuild)
+    made = (fresh or old) and migrate.make_anew(store, take_in, rebuild=rebuild)
     if made and old:
         logging.getLogger("actordbg").warning(
             f"rebuilt the catalog from the store's files: an earlier actordbg made it (revision {old:.20})"
@@ -157,39 +140,74 @@ def read_damaged(reader: sqlite3.Connection) -> list[Damaged]:
     return [Damaged(*row) for row in reader.execute("SELECT path, code, reason FROM damaged_file ORDER BY path")]
 
 
-def _refresh_dumps(store: Store, summary: IndexSummary, on_progress: Progress | None, anew: bool) -> None:
-    """anew: no row is there that this refresh did not write."""
-    done = 0
+class Dumps(Source):
+    """The dump files of one rank. There may be many, and they never change, so that they are known by their names alone."""
 
-    def count(read: int) -> None:
-        nonlocal done
-        done += read
-        if on_progress and read:
-            on_progress(done, done)
+    at_once = 4096
 
-    odd = {path: NO_FOLDER for path in FOLDERS if os.path.lexists(store.root / path) and not os.path.isdir(store.root / path)}
-    summary.added, summary.removed = packed.refresh_packs(store, SETTLED_NS, count, odd)
-    folders, gone = _changed_folders(store, odd)
-    summary.damaged += odd_files(odd)
-    total = done + sum(len(folder.new) for folder in folders)
-    for folder in folders:
+    def __init__(self, store: Store, folder: str) -> None:
+        super().__init__(store, folder)
+        _, self._run, name = folder.split("/")
+        match = re.fullmatch(r"rank(\d{4,})", name)
+        self._rank = int(match[1]) if match and name == f"rank{int(match[1]):04d}" else None
+
+    def known(self, reader: sqlite3.Connection) -> dict[str, Any]:
+        """The dumps of the rank."""
+        rows = reader.execute(f"SELECT dump_id, pack FROM dump WHERE {OF_A_RANK}", (self._run, self._rank)).fetchall()
+        self._packed = {self._path(dump_id): None for dump_id, pack in rows if pack is not None}
+        return {self._path(dump_id): None for dump_id, _ in rows}
+
+    def listed(self, odd: dict[str, str]) -> dict[str, Any]:
+        """The dumps that have a file, or lie in a pack."""
+        names = [name for name in self.store.names(self.folder) if name[0] != "."]
+        strange = set() if "".join(names).isprintable() else {name for name in names if not name.isprintable()}
+        odd |= {printable(f"{self.folder}/{name}"): UNPRINTABLE for name in strange}
+        return self._packed | {f"{self.folder}/{name}": None for name in names if name.endswith(SUFFIX) and name not in strange}
+
+    def remove(self, writer: CatalogWriter, paths: Sequence[str]) -> int:
+        """The rows of those that do not lie in a pack go."""
+        gone = set(writer.known_dumps(self._run, self._rank)) & set(map(self._name, paths))
+        writer.remove_dumps(gone)
+        return len(gone)
+
+    def take_in(self, paths: Sequence[str], on_read: Callable[[int], None]) -> bool:
+        """Read these files together; those among which something is odd one by one."""
+        from actordbg.catalog import dump_rows  # and msgspec, which nothing new does without
+
+        blocks: list[Any] = []
+        damaged: list[Damaged] = []
         final = True
-        for first in range(0, len(folder.new), BATCH):
-            batch = folder.new[first : first + BATCH]
-            with _collector_paused():
-                columns, damaged, passing = _read_batch(store, folder, batch)
-                with engine.writing(store.catalog_path) as writer:
-                    writer.note_folder(folder.path, -1)
-                    sound = (f"{folder.path}/{name}{SUFFIX}" for name in (columns[0] if columns else ()))
-                    writer.put_damaged(folder.path, damaged, sound)
-                    summary.added += writer.put_dumps(folder.run, columns)
-            final = final and not passing
-            done += len(batch)
-            if on_progress:
-                on_progress(done, total)
-        summary.removed += _settle(store, folder, final, anew)
-    for path in gone:
-        summary.removed += _drop_folder(store, path)
+        with _collector_paused():
+            for first in range(0, len(paths), dump_rows.AT_ONCE):
+                names = list(map(self._name, paths[first : first + dump_rows.AT_ONCE]))
+                columns = dump_rows.read_columns(f"{self.store.root}/{self.folder}/", names, self._run, self._rank)
+                if columns is None:
+                    rows = []
+                    for name in names:
+                        try:
+                            rows.append(dump_rows.read_row(f"{self.store.root}/{self._path(name)}", name, self._run, self._rank))
+                        except FileNotFoundError:
+                            continue
+                        except (StoreProblem, OSError) as error:
+                            passing = isinstance(error, NewerFormat | OSError) and not isinstance(error, OddFile)
+                            final = final and not passing
+                            damaged.append(Damaged.by(self._path(name), error))
+                    columns = list(zip(*rows, strict=True))
+                if columns:
+                    blocks.append(columns)
+            together = [[*chain.from_iterable(parts)] for parts in zip(*blocks, strict=True)]
+            with self._writing() as writer:
+                writer.note_folder(self.folder, -1)
+                writer.put_damaged(self.folder, damaged, map(self._path, together[0] if together else ()))
+                self.added += writer.put_dumps(self._run, together)
+        on_read(len(paths))
+        return final
+
+    def _path(self, dump_id: str) -> str:
+        return f"{self.folder}/{dump_id}{SUFFIX}"
+
+    def _name(self, path: str) -> str:
+        return path[len(self.folder) + 1 : -len(SUFFIX)]
 
 
 @contextlib.contextmanager
@@ -204,111 +222,52 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _changed_folders(store: Store, odd: dict[str, str]) -> tuple[list[_DumpFolder], list[str]]:
-    """Folders to list again, listed, and the known folders that are no longer there. `odd` gets what is there in their place."""
+def dump_folders(store: Store, odd: dict[str, str]) -> Iterator[Dumps]:
+    """The ranks' folders, also those that are gone. `odd` gets what is there in the place of one, and why."""
+    runs = store.folder_names("dumps", odd)
+    present = {f"dumps/{run}/{rank}" for run in runs for rank in store.folder_names(f"dumps/{run}", odd)}
     with engine.connect_readonly(store.catalog_path) as reader:
-        noted = dict(reader.execute("SELECT path, mtime_ns FROM scanned_folder WHERE path LIKE 'dumps/%'"))
-        present, changed = set(), []
-        runs = store.folder_names("dumps", odd)
-        for path in (f"dumps/{run}/{rank}" for run in runs for rank in store.folder_names(f"dumps/{run}", odd)):
-            _, run, name = path.split("/")
-            mtime_ns = store.modified_ns(path)
-            if mtime_ns:
-                present.add(path)
-            if mtime_ns in (0, noted.get(path)):
-                continue
-            try:
-                listed = store.names(path)
-            except StoreProblem as error:
-                odd[path] = error.message
-                continue
-            match = _RANK.match(name)
-            rank = int(match[1]) if match and name == f"rank{int(match[1]):04d}" else None
-            cut, ours = -len(SUFFIX), [entry for entry in listed if entry[0] != "."]
-            odd_ones = [] if "".join(ours).isprintable() else [entry for entry in ours if not entry.isprintable()]
-            strange = {printable(f"{path}/{entry}"): UNPRINTABLE for entry in odd_ones}
-            names = {entry[:cut] for entry in ours if entry.endswith(SUFFIX)}.difference(entry[:cut] for entry in odd_ones)
-            known = {row[0] for row in reader.execute(f"SELECT dump_id FROM dump WHERE {OF_A_RANK}", (run, rank))}
-            changed.append(_DumpFolder(path, run, rank, mtime_ns, names, sorted(names - known), strange))
-    return changed, sorted(path for path in set(noted) - present if not {"dumps", path.rpartition("/")[0]} & odd.keys())
+        noted = {path for (path,) in reader.execute("SELECT path FROM scanned_folder WHERE path LIKE 'dumps/%'")}
+    gone = {path for path in noted - present if not {"dumps", path.rpartition("/")[0]} & odd.keys()}
+    return (Dumps(store, path) for path in sorted(present | gone))
 
 
-def _read_batch(store: Store, folder: _DumpFolder, names: list[str]) -> tuple[list[Any], list[Damaged], bool]:
-    """Columns of the good ones, the damaged ones, and whether any of these may become good without a change of the folder."""
-    from actordbg.catalog import many_headers as together  # and msgspec, which nothing new does without
+def _refresh_dumps(store: Store, summary: IndexSummary, on_progress: Progress | None) -> None:
+    done = total = 0
 
-    blocks: list[Any] = []
-    damaged: list[Damaged] = []
-    passing = False
-    for first in range(0, len(names), together.AT_ONCE):
-        some = names[first : first + together.AT_ONCE]
-        columns = together.read_columns(f"{store.root}/{folder.path}/", some, folder.run, folder.rank)
-        if columns is None:
-            columns, bad, may_pass = _read_each(store, folder, some)
-            damaged, passing = damaged + bad, passing or may_pass
-        if columns:
-            blocks.append(columns)
-    return [[*chain.from_iterable(parts)] for parts in zip(*blocks, strict=True)], damaged, passing
+    def count(read: int) -> None:
+        nonlocal done
+        done += read
+        if on_progress and read:
+            on_progress(done, max(done, total))
 
-
-def _read_each(store: Store, folder: _DumpFolder, names: list[str]) -> tuple[list[Any], list[Damaged], bool]:
-    """The same, one by one, where something is odd among them."""
-    from actordbg.catalog import dump_rows as headers
-
-    rows, damaged, passing = [], [], False
-    for name in names:
-        path = f"{folder.path}/{name}{SUFFIX}"
+    odd = {path: NO_FOLDER for path in FOLDERS if os.path.lexists(store.root / path) and not os.path.isdir(store.root / path)}
+    for pack in packs(store, odd):
+        pack.look().take(count)
+        summary.added, summary.removed = summary.added + pack.added, summary.removed + pack.removed
+    folders = []
+    for folder in dump_folders(store, odd):
         try:
-            rows.append(headers.read_row(f"{store.root}/{path}", name, folder.run, folder.rank))
-        except FileNotFoundError:
-            continue
-        except (StoreProblem, OSError) as error:
-            passing = passing or (isinstance(error, NewerFormat | OSError) and not isinstance(error, OddFile))
-            damaged.append(Damaged.by(path, error))
-    return list(zip(*rows, strict=True)), damaged, passing
-
-
-def _settle(store: Store, folder: _DumpFolder, final: bool, anew: bool) -> int:
-    """The last transaction of a folder: rows of vanished files go, and its modification time is noted.
-
-    `final`: what was read of its files will be the same as long as the modification time is.
-    """
-    settled = final and time.time_ns() - folder.mtime_ns >= SETTLED_NS
-    with engine.writing(store.catalog_path) as writer:
-        known = [] if anew else writer.known_dumps(folder.run, folder.rank)
-        missing = [name for name in known if name not in folder.names]
-        missing = [name for name in missing if not os.path.lexists(f"{store.root}/{folder.path}/{name}{SUFFIX}")]
-        writer.remove_dumps(missing)
-        noted = writer.known_damaged(folder.path)
-        unlisted = [path for path in noted if path.rpartition("/")[2].removesuffix(SUFFIX) not in folder.names]
-        stale = [path for path in unlisted if not os.path.lexists(store.root / path)]
-        writer.put_damaged(folder.path, odd_files(folder.odd), stale)
-        writer.note_folder(folder.path, folder.mtime_ns if settled else -1)
-    return len(missing)
-
-
-def _drop_folder(store: Store, path: str) -> int:
-    _, run, name = path.split("/")
-    match = _RANK.match(name)
-    with engine.writing(store.catalog_path) as writer:
-        if (store.root / path).is_dir():
-            writer.note_folder(path, -1)
-            return 0
-        missing = writer.known_dumps(run, int(match[1]) if match else None)
-        writer.remove_dumps(missing)
-        writer.put_damaged(path, (), writer.known_damaged(path))
-        writer.forget_folder(path)
-    return len(missing)
+            folder.look()
+            folders.append(folder)
+        except StoreProblem as error:
+            odd[folder.folder] = error.message
+    total = done + sum(len(folder.changed) for folder in folders)
+    for folder in folders:
+        folder.take(count)
+        summary.added, summary.removed = summary.added + folder.added, summary.removed + folder.removed
+    summary.damaged += odd_files(odd)
 
 
 def _refresh_replays(store: Store, summary: IndexSummary) -> None:
     with engine.connect_readonly(store.catalog_path) as reader:
-        known = {path: FileMark(*rest) for path, *rest in reader.execute("SELECT path, size, mtime_ns, offset FROM read_file")}
-        present = reader.execute("SELECT replay_id FROM replay").fetchall()
+        marks = reader.execute("SELECT path, size, mtime_ns, offset FROM read_file WHERE replay_id != ''")
+        known = {path: record_rows.FileMark(*mark) for path, *mark in marks}
+        present = [replay_id for (replay_id,) in reader.execute("SELECT replay_id FROM replay")]
     odd: dict[str, str] = {}
-    for replay_id, paths in replays.changed(store, known, odd):
+    for replay_id, paths in record_rows.changed_replays(store, known, odd):
         try:
-            news = replays.read_news(store.root, replay_id, paths, known)
+            news = record_rows.read_news(store.root, replay_id, paths, known)
         except (StoreProblem, OSError) as error:
             summary.damaged.append(Damaged.by(f"replays/{replay_id}", error))
             continue
@@ -321,28 +280,7 @@ def _refresh_replays(store: Store, summary: IndexSummary) -> None:
         summary.results += len({row["dump_id"] for row in news.results})
         summary.skipped_lines += news.skipped
     summary.damaged += odd_files(odd)
-    gone = [replay_id for (replay_id,) in present if not (store.replays / replay_id).is_dir()]
+    gone = [replay_id for replay_id in present if not (store.replays / replay_id).is_dir()]
     if gone:
         with engine.writing(store.catalog_path) as writer:
             writer.remove_replays(gone)
-
-
-def _refresh_events(store: Store, summary: IndexSummary) -> None:
-    """Patch events are immutable files: what the table lacks is read, what has vanished goes."""
-    mtime_ns = store.modified_ns("events")
-    with engine.connect_readonly(store.catalog_path) as reader:
-        noted = reader.execute("SELECT mtime_ns FROM scanned_folder WHERE path = 'events'").fetchone()
-        if (noted[0] if noted else 0) == mtime_ns:
-            return
-        known = {row[0] for row in reader.execute("SELECT name FROM patch_event")}
-    from actordbg.catalog.statements import event_row
-
-    odd: dict[str, str] = {}
-    found = {path.removeprefix("events/") for path in store.files("events", ".json", odd)}
-    rows = [row for name in sorted(found - known) if (row := event_row(store.events / name)) is not None]
-    settled = time.time_ns() - mtime_ns >= SETTLED_NS
-    with engine.writing(store.catalog_path) as writer:
-        writer.put_events(rows, sorted(known - found))
-        writer.put_damaged("events", odd_files(odd), writer.known_damaged("events"))
-        writer.note_folder("events", mtime_ns if settled else -1)
-    summary.events = len(rows)

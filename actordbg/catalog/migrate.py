@@ -33,8 +33,6 @@ SCRIPT = "head.sql"
 """The schema of HEAD."""
 STATEMENT_END = ";\n\n"
 
-_TYPES = {str: "VARCHAR", int: "INTEGER", float: "FLOAT", bool: "INTEGER"}
-"""The type of a setting's column."""
 _INDEX = "CREATE INDEX ix_dump_"
 _SEARCHED = ("ix_dump_caller_seq_len", "ix_dump_pack")
 """The indexes of `dump` that an index of files needs. The others are made behind the rows, in a quarter of the time."""
@@ -111,10 +109,6 @@ def _execute(connection: sqlite3.Connection, later: Sequence[str] = ()) -> None:
     for statement in _statements():
         if statement not in later:
             connection.execute(statement)
-    present = {row[1] for row in connection.execute("PRAGMA table_info(replay)")}
-    for setting in SETTINGS.values():  # one that is newer than `head.sql`
-        if setting.stored not in present:
-            connection.execute(f'ALTER TABLE replay ADD COLUMN "{setting.stored}" {_TYPES[setting.kind]}')
 
 
 def _statements() -> list[str]:

@@ -1,10 +1,10 @@
 """Reads the catalog: dumps by condition, replays and their results, damaged files.
 
-Every function takes a `Store` or a `Catalog`. It indexes a Store first, so the answer has what is new in the files. A
-Catalog, from `open_fresh`, was indexed when it was opened, so a command indexes once and then asks as often as it likes.
+Every function takes a `Store` or a `Catalog`. It indexes a Store first, so the answer has what is new in the files. A Catalog,
+from `open_fresh`, was indexed when it was opened, so a command indexes once and then asks as often as it likes.
 
-Rows are objects of the dataclasses in `tables`. They are read with plain sqlite3 on read-only connections, so that `dump ls`
-need not import SQLAlchemy. Queries that carry a user's condition go through the sandbox.
+A row is a plain object with the attributes of its class in `models`. Rows are read with plain sqlite3 on read-only connections,
+so that `dump ls` need not import SQLModel. Queries that carry a user's condition go through the sandbox.
 
 Example::
 
@@ -16,30 +16,44 @@ Example::
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import CatalogProblem, UsageError
 from actordbg.base.units import LAST, is_own, resolve
 from actordbg.catalog import connections as engine
 from actordbg.catalog import indexer as index
-from actordbg.catalog import sandbox
-from actordbg.catalog.columns import CALLER, COLUMNS, LAST_RESULT, joins
-from actordbg.catalog.moments import from_micros, to_micros
-from actordbg.catalog.tables import ComparedDump, ComparisonRow, Damaged, DumpColumns, Replay, columns_of
-from actordbg.catalog.where import Condition, compile_where
-from actordbg.config.replay_config import NAME
+from actordbg.catalog.tables import (
+    CALLER,
+    COLUMNS,
+    DUMP_COLUMNS,
+    LAST_RESULT,
+    TIME,
+    WHERE_COLUMNS,
+    Column,
+    Damaged,
+    WhereColumn,
+    from_micros,
+    joins,
+    to_micros,
+)
+from actordbg.catalog.where import Condition, Sandbox, compile_where, guarded
+from actordbg.config.replay_config import NAME, SETTINGS
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.records.replay_record import ResultRecord
 from actordbg.store.layout import Store
 from actordbg.store.places import packed_place
 
 if TYPE_CHECKING:
+    from actordbg.catalog.lab_models import ComparisonRun
+    from actordbg.catalog.models import DumpRow as DumpRow
+    from actordbg.catalog.models import ReplayRow as ReplayRow
     from actordbg.records.comparison_record import NoiseRecord
+else:
+    DumpRow = ReplayRow = SimpleNamespace
 
-T = TypeVar("T")
 ORDERS = {
     "time": "d.timestamp, d.dump_id",
     "newest": "d.timestamp DESC, d.dump_id DESC",
@@ -66,37 +80,15 @@ class Catalog:
     summary: index.IndexSummary
 
 
-class DumpRow(DumpColumns):
-    """One dump with its last result, if there is one: `status` to `replay`. path: its place below the store.
-
-    bytes: size of the file, or the share of the pack. forward_s, backward_s: seconds. peak_memory: bytes.
-    """
-
-    status: str | None
-    error: str | None
-    signature: str | None
-    forward_s: float | None
-    backward_s: float | None
-    peak_memory: int | None
-    replay: str | None
-    path: str
-
-
-class ReplayRow(Replay):
-    """One replay, and how many of its inputs came out how. `config` and `resolved` hold its settings."""
-
-    WITH_SETTINGS = False
-
-    passed: int
-    failed: int
-    crashed: int
-    hung: int
-
-
+_OF_LAST_RESULT = ("status", "error", "signature", "forward_s", "backward_s", "peak_memory", "replay")
+_DUMP_ROW = DUMP_COLUMNS | dict.fromkeys(_OF_LAST_RESULT, Column("str", False, ""))
+_DUMP_SQL = ", ".join(WHERE_COLUMNS[name].sql for name in _DUMP_ROW)
 _COUNTED = ("passed", "failed", "crashed", "hung")
 _COUNT = "(SELECT count(*) FROM result AS r WHERE r.replay_id = p.replay_id AND +r.status = '{}')"
 """`+`: else SQLite looks, for each replay, through all results that passed in any."""
-_DUMP_SQL = ", ".join(COLUMNS[name].sql for name in columns_of(DumpRow) if name != "path")
+_OF_SETTINGS = {setting.stored for setting in SETTINGS.values()}
+_REPLAY_ROW = {name: column for name, column in COLUMNS["replay"].items() if name not in _OF_SETTINGS}
+_REPLAY_SQL = ", ".join((*(f"p.{name}" for name in _REPLAY_ROW), *map(_COUNT.format, _COUNTED)))
 _PLACE_SQL = "d.dump_id, k.run, k.rank, d.pack"
 
 
@@ -128,7 +120,7 @@ def each_dump(
         raise UsageError(f"there is no order {order!r}", hint=f"one of {', '.join(ORDERS)}")
     condition = compile_where(where) if where is not None else None
     catalog = _catalog(source)
-    with sandbox.guarded(catalog.store.catalog_path) as box:
+    with guarded(catalog.store.catalog_path) as box:
         source_sql, params = _source(box, condition, order)
         sql = f"SELECT d.dump_id FROM {source_sql} ORDER BY {ORDERS[order]} LIMIT ? OFFSET ?"
         ids = [dump_id for (dump_id,) in box.rows(sql, (*params, -1 if limit is None else limit, offset))]
@@ -139,7 +131,7 @@ def each_dump(
         yield from (rows[dump_id] for dump_id in some if dump_id in rows)
 
 
-def _source(box: sandbox.Sandbox, condition: Condition | None, order: str) -> tuple[str, tuple[Any, ...]]:
+def _source(box: Sandbox, condition: Condition | None, order: str) -> tuple[str, tuple[Any, ...]]:
     """The part after FROM that finds the rows of a condition fast: which is best depends on how many there are.
 
     SQLite cannot know, so it is tried out. Few matches (found by whatever index suits the condition): they are looked up
@@ -155,7 +147,7 @@ def _source(box: sandbox.Sandbox, condition: Condition | None, order: str) -> tu
     return f"dump AS d INDEXED BY {_INDEXES[order]} {_ALL} WHERE {condition.sql}", condition.params
 
 
-def _fastest(box: sandbox.Sandbox, condition: Condition) -> str:
+def _fastest(box: Sandbox, condition: Condition) -> str:
     """The part after FROM for the dumps of a condition, in any order.
 
     SQLite cannot know whether one caller has this role or all of them, and looks up each dump of all as it would those of one.
@@ -180,7 +172,7 @@ def count_dumps(source: Store | Catalog, where: str | None = None) -> int:
     catalog = _catalog(source)
     if condition is None:
         return int(_answers(catalog, "SELECT count(*) FROM dump")[0][0])
-    with sandbox.guarded(catalog.store.catalog_path) as box:
+    with guarded(catalog.store.catalog_path) as box:
         sql = f"SELECT count(*) FROM {_fastest(box, condition)}"
         return int(next(box.rows(sql, condition.params))[0])
 
@@ -194,12 +186,17 @@ def dump_extent(source: Store | Catalog) -> tuple[int, int, int]:
 
 def frequent_values(source: Store | Catalog, name: str, most: int = 50) -> list[tuple[Any, int]]:
     """The values of a column of `--where`, and of how many dumps: the most frequent first."""
-    column = COLUMNS[name]
-    with sandbox.guarded(_catalog(source).store.catalog_path) as box:
+    column = WHERE_COLUMNS[name]
+    with guarded(_catalog(source).store.catalog_path) as box:
         rows = box.rows(
             f"SELECT {column.sql}, count(*) FROM dump AS d {joins([name])} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT {most}"
         )
-        return [(column.shown(value), int(count)) for value, count in rows]
+        return [(shown(column, value), int(count)) for value, count in rows]
+
+
+def shown(column: WhereColumn, value: Any) -> Any:
+    """A value that a column's SQL gave, as people read it."""
+    return from_micros(value) if column.kind == TIME and value is not None else value
 
 
 def dump_tally(source: Store | Catalog) -> tuple[int, int, int, int]:
@@ -246,7 +243,7 @@ def dump_files(
     condition = compile_where(where) if where is not None else None
     catalog = _catalog(source)
     until = None if before is None else to_micros(before)
-    with sandbox.guarded(catalog.store.catalog_path) as box:
+    with guarded(catalog.store.catalog_path) as box:
         source_sql, params = _source(box, condition, "time")
         found = box.rows(
             f"SELECT {_PLACE_SQL}, d.timestamp < ?, d.bytes, k.pinned FROM {source_sql} ORDER BY {ORDERS['time']}",
@@ -345,13 +342,18 @@ def replay_named(source: Store | Catalog, name: str) -> str:
 
 def results_for(source: Store | Catalog, replay_id: str) -> list[ResultRecord]:
     """The results of one replay (its full id), in order of their end."""
-    return table_rows(source, ResultRecord, "replay_id = ? ORDER BY finished_at, id", (replay_id,), table="result")
+    return _results(source, "replay_id = ? ORDER BY finished_at, id", replay_id)
 
 
 def results_of_dump(source: Store | Catalog, dump_id: str) -> list[ResultRecord]:
     """The results of one dump (its full id) over all replays, the newest first."""
-    where = "dump_id = ? ORDER BY finished_at DESC, replay_id DESC"
-    return table_rows(source, ResultRecord, where, (dump_id,), table="result")
+    return _results(source, "dump_id = ? ORDER BY finished_at DESC, replay_id DESC", dump_id)
+
+
+def _results(source: Store | Catalog, where: str, value: str) -> list[ResultRecord]:
+    columns = {name: column for name, column in COLUMNS["result"].items() if name != "id"}
+    rows = _answers(source, f"SELECT {', '.join(columns)} FROM result WHERE {where}", (value,))
+    return [ResultRecord(**row) for row in _decoded(columns, rows)]
 
 
 def damaged_files(source: Store | Catalog) -> list[Damaged]:
@@ -360,21 +362,22 @@ def damaged_files(source: Store | Catalog) -> list[Damaged]:
         return [item for item in index.read_damaged(reader) if item.path.startswith(("dumps/", "packs/"))]
 
 
-def table_rows(source: Store | Catalog, row: type[T], where: str, params: tuple[Any, ...] = (), *, table: str = "") -> list[T]:
-    """The rows of a table that a condition in SQL selects, as objects of its declaration, or of a record with its columns."""
-    sql = f"SELECT {', '.join(columns_of(row))} FROM {table or getattr(row, 'TABLE', '')} WHERE {where}"
-    return rows_of(row, _answers(source, sql, params))
+def table_rows(source: Store | Catalog, table: str, where: str, params: tuple[Any, ...] = ()) -> list[Any]:
+    """The rows of a table that a condition in SQL selects."""
+    columns = COLUMNS[table]
+    rows = _answers(source, f"SELECT {', '.join(columns)} FROM {table} WHERE {where}", params)
+    return [SimpleNamespace(**row) for row in _decoded(columns, rows)]
 
 
-def comparisons(source: Store | Catalog, replay_id: str | None = None) -> list[ComparisonRow]:
+def comparisons(source: Store | Catalog, replay_id: str | None = None) -> list[ComparisonRun]:
     """The newest comparison of each pair whose replays are there, the newest first; of one replay (its full id): as A."""
     where, params = ("current AND replay_id = ?", (replay_id,)) if replay_id else ("current", ())
-    return table_rows(source, ComparisonRow, f"{where} ORDER BY created_at DESC, comparison_id DESC", params)
+    return table_rows(source, "comparison_run", f"{where} ORDER BY created_at DESC, comparison_id DESC", params)
 
 
 def why_not_compared(source: Store | Catalog, comparison_id: str) -> list[str]:
     """Why each dump of a comparison was not compared, in words; each reason once."""
-    rows = table_rows(source, ComparedDump, "comparison_id = ? AND reasons IS NOT NULL ORDER BY dump_id", (comparison_id,))
+    rows = table_rows(source, "comparison", "comparison_id = ? AND reasons IS NOT NULL ORDER BY dump_id", (comparison_id,))
     return list(dict.fromkeys(row.reasons for row in rows if row.reasons))
 
 
@@ -419,53 +422,35 @@ def _answers(source: Store | Catalog, sql: str, params: Sequence[Any] = ()) -> l
         return reader.execute(sql, params).fetchall()
 
 
-def rows_of(kind: type[T], found: Iterable[Sequence[Any]], **more: Callable[[dict[str, Any]], Any]) -> list[T]:
-    """Rows of a query, in the order of the dataclass's fields, as its objects: flags as bool, JSON parsed, times as text.
-
-    more: how to make fields that were not asked for from those that were.
-    """
-    names, flags, texts, moments = _decoded(kind, tuple(more))  # type: ignore[arg-type]
-    rows = []
+def _decoded(columns: Mapping[str, Column], found: Iterable[Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Rows of a query, whose values begin with those of these columns, by name: flags as bool, JSON parsed."""
+    flags, texts = ([name for name, column in columns.items() if column.type == kind] for kind in ("bool", "dict"))
     try:
         for values in found:
-            row = dict(zip(names, values, strict=True))
+            row = dict(zip(columns, values, strict=False))
             for name in flags:
                 if row[name] is not None:
                     row[name] = row[name] != 0
-            for name, optional in texts:
+            for name in texts:
                 if row[name] is not None:
                     row[name] = json.loads(row[name])
-                elif not optional:
-                    row[name] = {}
-            for name in moments:
-                row[name] = from_micros(row[name])
-            for name, make in more.items():
-                row[name] = make(row)
-            made = object.__new__(kind)
-            vars(made).update(row)
-            rows.append(made)
+            yield row
     except (TypeError, ValueError) as error:
         raise CatalogProblem(f"the catalog has a damaged row: {error}", hint=engine.REBUILD) from None
-    return rows
-
-
-_Names = tuple[str, ...]
-
-
-@cache
-def _decoded(kind: Any, without: tuple[str, ...]) -> tuple[_Names, _Names, tuple[tuple[str, bool], ...], _Names]:
-    """Names of a table's columns but some; of these the flags; those of JSON, with whether they may be None; and the times."""
-    columns = [one for one in columns_of(kind).values() if one.name not in without]
-    flags = tuple(one.name for one in columns if one.kind == "bool")
-    texts = tuple((one.name, one.optional) for one in columns if one.kind == "dict")
-    return tuple(one.name for one in columns), flags, texts, tuple(one.name for one in columns if one.micros)
 
 
 def _dump_rows(found: Iterable[Sequence[Any]]) -> list[DumpRow]:
-    return rows_of(DumpRow, found, path=lambda row: dump_path(row["dump_id"], row["run"], row["rank"], row["pack"]))
+    """Rows of `_DUMP_SQL`."""
+    rows = []
+    for row in _decoded(_DUMP_ROW, found):
+        row["timestamp"] = from_micros(row["timestamp"])
+        row["path"] = dump_path(row["dump_id"], row["run"], row["rank"], row["pack"])
+        rows.append(DumpRow(**row))
+    return rows
 
 
 def _replay_rows(catalog: Catalog, where: str, params: tuple[Any, ...], limit: int) -> list[ReplayRow]:
-    sql = ", ".join(_COUNT.format(name) if name in _COUNTED else f"p.{name}" for name in columns_of(ReplayRow))
-    asked = f"SELECT {sql} FROM replay AS p WHERE {where} ORDER BY p.created_at DESC, p.replay_id DESC LIMIT ?"
-    return rows_of(ReplayRow, _answers(catalog, asked, (*params, limit)))
+    asked = f"SELECT {_REPLAY_SQL} FROM replay AS p WHERE {where} ORDER BY p.created_at DESC, p.replay_id DESC LIMIT ?"
+    found = _answers(catalog, asked, (*params, limit))
+    counts = (dict(zip(_COUNTED, values[-len(_COUNTED) :], strict=True)) for values in found)
+    return [ReplayRow(**row, **count) for row, count in zip(_decoded(_REPLAY_ROW, found), counts, strict=True)]

@@ -9,7 +9,7 @@ expression of this shape:
 
 Kinds are checked on the way (`columns`): SQLite takes `"typo" > 4096` for a text and, as every text is larger than
 every number, selects *every* row; here it is an error that names the column that was probably meant. Depth, length and
-number of operators are bounded before anything recursive sees the text. `sandbox` runs the result.
+number of operators are bounded before anything recursive sees the text. `Sandbox` runs the result.
 
 Times: `timestamp` compares with ISO texts ('2025-06-19', '2025-06-19 05:26', '2025-06-19T05:26:08Z', UTC unless they say
 otherwise), with 'today' and 'yesterday', and with `now()`, plus or minus a duration ('30m', '2h30m', '1d'). What is no SQL and
@@ -21,38 +21,54 @@ can only mean one thing (`4k`, `10MB`, `last 2h`, `&&`) is written out first::
 What is not there is unequal to everything: `status != 'passed'` and `status not in ('passed')` select what was never
 replayed too.
 
+That lets nothing through but comparisons of known columns. The sandbox is the second wall, in SQLite itself:
+
+* the file is opened read-only (`mode=ro`, `query_only`), on a connection of its own;
+* an authorizer allows reading `dump`, `caller`, `result`, `run`, `replay`, `comparison` and `law_answer`, and the functions that
+  `--where` has, and denies the rest;
+* SQLite's limits are lowered (Python 3.11 and later have the call);
+* a progress handler stops a query that has been at work for a second without giving a row. The clock starts again with
+  each batch of rows, so listing a million rows is no offence; a filter that finds nothing in a second is.
+
 Example::
 
     condition = compile_where("seq_len>4096 and timestamp > now() - '2h'")
-    condition.sql, condition.params
+    with guarded(store.catalog_path) as box:
+        box.rows(f"SELECT count(*) FROM dump AS d {condition.joins} WHERE {condition.sql}", condition.params)
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import WhereError
 from actordbg.base.units import parse_size
-from actordbg.catalog.columns import (
+from actordbg.catalog import connections as engine
+from actordbg.catalog import tables
+from actordbg.catalog.expression import MAX_ITEMS, ExpressionWriter
+from actordbg.catalog.tables import (
     BOOL,
     CALLER,
-    COLUMNS,
+    FUNCTIONS,
     NUMBER,
     TEXT,
     TIME,
+    WHERE_COLUMNS,
     WhereColumn,
     joins,
+    micros_of,
     parse_moment,
     refusal,
     shortened,
 )
-from actordbg.catalog.expression import MAX_ITEMS, ExpressionWriter
-from actordbg.catalog.moments import micros_of
 
 MAX_LENGTH = 20_000
 MAX_DEPTH = 16
@@ -130,7 +146,7 @@ def _of_callers(tree: Any, now: datetime) -> Iterator[tuple[str, tuple[Any, ...]
             yield from _of_callers(one, now)
         return
     part = (writer := ExpressionWriter(now)).write(plain)
-    if {COLUMNS[name].join for name in writer.columns} == {CALLER}:
+    if {WHERE_COLUMNS[name].join for name in writer.columns} == {CALLER}:
         yield part.sql, tuple(part.params)
 
 
@@ -143,7 +159,7 @@ def _simple(text: str) -> Condition | None:
     names: list[str] = []
     for one in _AND.split(text, MAX_SIMPLE):
         found = _COMPARED.match(one)
-        column = COLUMNS.get(found[1]) if found else None
+        column = WHERE_COLUMNS.get(found[1]) if found else None
         value = _value(column, found[3], found[4]) if found is not None and column is not None else None
         if found is None or column is None or value is None:
             return None
@@ -152,7 +168,7 @@ def _simple(text: str) -> Condition | None:
         names.append(column.name)
     sql = parts[0] if len(parts) == 1 else f"({' AND '.join(parts)})"
     each = zip(parts, params, names, strict=True)
-    of_callers = tuple((part, (value,)) for part, value, name in each if COLUMNS[name].join == CALLER)
+    of_callers = tuple((part, (value,)) for part, value, name in each if WHERE_COLUMNS[name].join == CALLER)
     return Condition(sql, tuple(params), frozenset(names), of_callers)
 
 
@@ -297,3 +313,82 @@ def _written_out(piece: str) -> str:
 def _since(found: re.Match[str]) -> str:
     duration = found[1] or f"{found[2] or 1}{_WORDS[found[3].lower()]}"
     return f"timestamp > now() - '{duration}'"
+
+
+TIME_LIMIT_S = 1.0
+_TABLES = {"dump", "caller", "result", "run", "replay", "comparison", "law_answer"}
+_FUNCTIONS = (set(FUNCTIONS) - {"now"}) | {"like", "count", "min", "max", "group_concat", "micros", "moment"}
+_READ, _OK = sqlite3.SQLITE_READ, sqlite3.SQLITE_OK
+_STEPS = 20_000
+_FETCH = 1000
+_LIMITS = {
+    "SQLITE_LIMIT_LENGTH": 64 * 2**20,
+    "SQLITE_LIMIT_SQL_LENGTH": 200_000,
+    "SQLITE_LIMIT_EXPR_DEPTH": 600,
+    "SQLITE_LIMIT_COMPOUND_SELECT": 2,
+    "SQLITE_LIMIT_VDBE_OP": 50_000,
+    "SQLITE_LIMIT_FUNCTION_ARG": 64,
+    "SQLITE_LIMIT_ATTACHED": 0,
+    "SQLITE_LIMIT_LIKE_PATTERN_LENGTH": 200,
+    "SQLITE_LIMIT_TRIGGER_DEPTH": 1,
+    "SQLITE_LIMIT_WORKER_THREADS": 0,
+}
+
+_FAULTS = ("integer overflow", "expression tree is too large", "parser stack overflow", "too many", "too big", "too complex")
+"""Parts of SQLite's messages about an expression; any other error is one of the catalog."""
+
+
+class Sandbox:
+    """A guarded connection; `rows` runs one query on it."""
+
+    def __init__(self, connection: sqlite3.Connection, time_limit_s: float = TIME_LIMIT_S) -> None:
+        self._connection = connection
+        self._limit = time_limit_s
+        self._deadline = 0.0
+        if hasattr(connection, "setlimit"):
+            for name, value in _LIMITS.items():
+                connection.setlimit(getattr(sqlite3, name), value)
+        tables.add_functions(connection)
+        connection.execute("BEGIN")  # one snapshot for all queries of a sandbox
+        connection.execute("SELECT 1 FROM dump LIMIT 0")  # reads schema and statistics, which the authorizer would deny
+        connection.set_progress_handler(self._late, _STEPS)
+        connection.set_authorizer(_authorize)
+
+    def rows(self, sql: str, params: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
+        """The rows of one query, fetched in batches; WhereError if it takes longer than the limit to give any, or overflows."""
+        try:
+            self._deadline = time.monotonic() + self._limit
+            cursor = self._connection.execute(sql, params)
+            while batch := cursor.fetchmany(_FETCH):
+                yield from batch
+                self._deadline = time.monotonic() + self._limit
+        except (sqlite3.OperationalError, sqlite3.DataError) as error:
+            text = str(error)
+            if "interrupted" in text:
+                raise WhereError(
+                    f"--where: the query was stopped after {self._limit:g} s",
+                    hint="narrow it by rank, seq_len, timestamp, tokens, step or run, which have indexes",
+                ) from None
+            if any(fault in text.lower() for fault in _FAULTS):
+                raise WhereError(f"--where: SQLite cannot compute it: {text}", hint="make it simpler") from None
+            raise
+
+    def _late(self) -> int:
+        return time.monotonic() > self._deadline
+
+
+@contextlib.contextmanager
+def guarded(path: Path, time_limit_s: float = TIME_LIMIT_S) -> Iterator[Sandbox]:
+    """A sandbox on the catalog at `path`, closed at the end of the block."""
+    with engine.connect_readonly(path, alone=True) as connection:
+        yield Sandbox(connection, time_limit_s)
+
+
+def _authorize(action: int, first: str | None, second: str | None, *_: str | None) -> int:
+    if action == _READ and first in _TABLES:  # first, since it is asked for each column
+        return _OK
+    if action == sqlite3.SQLITE_SELECT:
+        return sqlite3.SQLITE_OK
+    if action == sqlite3.SQLITE_FUNCTION and second in _FUNCTIONS:
+        return sqlite3.SQLITE_OK
+    return sqlite3.SQLITE_DENY

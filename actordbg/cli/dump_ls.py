@@ -62,7 +62,7 @@ def ls(
 
 
 def _say_dumps(rows: list[DumpRow], catalog: Catalog, where: str | None) -> None:
-    from actordbg.catalog.why_nothing import reasons
+    from actordbg.catalog.selections import reasons
 
     if not rows:
         say(f"no dump matches {where}" if where else "there are no dumps in this store yet")
@@ -101,12 +101,12 @@ def columns(as_json: Json = False) -> None:
 
     Example: actordbg dump columns
     """
-    from actordbg.catalog.columns import COLUMNS, FUNCTIONS, HEADINGS, OPERATORS
+    from actordbg.catalog.tables import FUNCTIONS, HEADINGS, OPERATORS, WHERE_COLUMNS
 
     headings = {name: heading for heading, name in HEADINGS.items()}
     answer = [
         {"name": column.name, "kind": column.kind, "heading": headings.get(column.name), "meaning": column.doc}
-        for column in COLUMNS.values()
+        for column in WHERE_COLUMNS.values()
     ]
 
     def render(answer: list[dict[str, str | None]]) -> None:

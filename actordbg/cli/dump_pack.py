@@ -148,8 +148,8 @@ def prune(
 
     Example: actordbg dump prune --older-than 7d --keep 10GB --yes
     """
-    from actordbg.catalog.columns import parse_duration
     from actordbg.catalog.query import open_fresh
+    from actordbg.catalog.tables import parse_duration
     from actordbg.dumps import prune as pruning
 
     if where is None and older_than is None and keep is None and run is None and not damaged:

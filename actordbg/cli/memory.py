@@ -175,9 +175,9 @@ def ls(ctx: typer.Context, limit: Limit = 20, as_json: Json = False) -> None:
     Example: actordbg memory ls
     """
     from actordbg.catalog.query import open_fresh, table_rows
-    from actordbg.catalog.tables import MemoryRow
 
-    rows = table_rows(open_fresh(store_of(ctx)), MemoryRow, f"1 ORDER BY created_at DESC, memory_id DESC LIMIT {limit or -1}")
+    newest = f"1 ORDER BY created_at DESC, memory_id DESC LIMIT {limit or -1}"
+    rows = table_rows(open_fresh(store_of(ctx)), "memory_watch", newest)
     columns = ("id", "what", "of", "processes", "samples", "steps", "peak RSS", "growth a step")
     shown = [
         (row.memory_id, row.kind, row.watched, row.processes, row.samples, row.steps, human_bytes(row.peak_rss),

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, TypeVar
 
 import typer
@@ -227,6 +227,8 @@ def progress(label: str, total: int | None, *, quiet: bool = False) -> Iterator[
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, SimpleNamespace):
+        return vars(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     if isinstance(value, Enum):

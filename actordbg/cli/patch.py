@@ -17,7 +17,7 @@ from actordbg.cli.options import Json, store_of
 from actordbg.cli.output import cell, emit, human_bytes, note, plural, say, say_fact, say_lines, say_wrapped
 
 if TYPE_CHECKING:
-    from actordbg.catalog.holdings import Holdings
+    from actordbg.catalog.selections import Holdings
     from actordbg.install.patching import Outcome, Status
 
 
@@ -96,8 +96,8 @@ def status(ctx: typer.Context, python: Python = None, target: TargetFile = None,
 
     Example: actordbg status --json
     """
-    from actordbg.catalog.holdings import holdings
     from actordbg.catalog.query import open_fresh
+    from actordbg.catalog.selections import holdings
     from actordbg.install.patch_target import find_target
     from actordbg.install.patching import inspect_target
 

@@ -16,9 +16,9 @@ from actordbg.actor.model_code import require_consent
 from actordbg.actor.rules import RuleHit
 from actordbg.base.errors import NothingToDo, Unsupported, UsageError
 from actordbg.base.units import MOST_NAMED
-from actordbg.catalog import presets
+from actordbg.catalog import selections
 from actordbg.catalog.query import count_dumps, dump_extent, open_fresh, select_dumps
-from actordbg.catalog.why_nothing import no_match
+from actordbg.catalog.selections import no_match
 from actordbg.cli import output
 from actordbg.cli.options import command_line, settings_of, store_of
 from actordbg.cli.output import note, plural, progress
@@ -96,9 +96,9 @@ def _with_preset(store: Store, inputs: ChosenInputs) -> ChosenInputs:
     if len(asked) > 1 or inputs.input_file:
         given = [f"--{name}" for name in (*["input-file"] * bool(inputs.input_file), *asked)]
         raise UsageError(f"{' and '.join(given or ['--failed'])} exclude each other", hint="give one of them")
-    where = presets.joined(inputs.where, presets.FAILED) if inputs.failed else inputs.where
+    where = selections.joined(inputs.where, selections.FAILED) if inputs.failed else inputs.where
     for name, count in asked.items():
-        where = getattr(presets, name)(open_fresh(store.require(), where), where, count)
+        where = getattr(selections, name)(open_fresh(store.require(), where), where, count)
     return replace(inputs, where=where)
 
 

@@ -29,7 +29,7 @@ from actordbg.campaign.train_plan import (
     require_whole_groups,
     taken_twice,
 )
-from actordbg.catalog.presets import joined
+from actordbg.catalog.selections import joined
 from actordbg.cli.options import Format, command_line, is_typed, require_good
 from actordbg.cli.output import note, plural, progress, say, say_wrapped
 from actordbg.cli.page_file import save_charts, say_document

@@ -36,7 +36,7 @@ from actordbg.formats.store_files import atomic_write, sync_folder
 from actordbg.store import places
 from actordbg.store.layout import Store
 from actordbg.store.pack_build import DEFAULT_LEVEL, PackFigures, PackWriter, exclusive
-from actordbg.store.pack_reader import open_pack
+from actordbg.store.places import open_pack
 
 T = TypeVar("T")
 K = TypeVar("K")

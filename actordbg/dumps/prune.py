@@ -25,8 +25,7 @@ from actordbg.formats.store_files import TEMPORARY
 from actordbg.store.layout import Store
 from actordbg.store.pack_build import exclusive
 from actordbg.store.pack_bytes import PACK_SUFFIX
-from actordbg.store.pack_reader import Pack
-from actordbg.store.places import dump_id_of, split_place
+from actordbg.store.places import Pack, dump_id_of, split_place
 
 LEFTOVER_AGE_S = 3600.0
 """A temporary file older than this belongs to a writer that died; one of this machine's dead processes does at once."""

@@ -13,8 +13,7 @@ from typing import Any
 
 from actordbg.base.errors import NewerFormat, StoreProblem
 from actordbg.capture.control import Control
-from actordbg.catalog.comparison_index import ID
-from actordbg.catalog.comparison_rows import RECORDS
+from actordbg.catalog.record_rows import ID, RECORDS
 from actordbg.dumps.finding import Finding, unusable
 from actordbg.formats.dumpfile import DEFAULT_CAP, payload_entries
 from actordbg.formats.recording_reading import read_counters, read_ring

@@ -32,8 +32,7 @@ from actordbg.formats.store_files import FORMAT, atomic_write, make_folder, sync
 from actordbg.records.journal import SUPERVISOR, read_events
 from actordbg.store.layout import Store, printable
 from actordbg.store.pack_build import exclusive
-from actordbg.store.pack_reader import Pack
-from actordbg.store.places import split_place
+from actordbg.store.places import Pack, split_place
 
 QUARANTINE = "quarantine"
 

@@ -24,8 +24,7 @@ from actordbg.formats.dump_record import SUFFIX, DumpRecord
 from actordbg.store import places
 from actordbg.store.layout import Store
 from actordbg.store.pack_bytes import PACK_SUFFIX
-from actordbg.store.pack_reader import Pack, open_pack
-from actordbg.store.places import packed_place
+from actordbg.store.places import Pack, open_pack, packed_place
 
 
 def paths_to_verify(catalog: Catalog, where: str | None) -> list[str]:

@@ -18,7 +18,7 @@ from actordbg.base.errors import ActordbgError, CorruptDump, NothingToDo, StoreP
 from actordbg.base.units import plural
 from actordbg.catalog import query
 from actordbg.catalog.query import DumpRow
-from actordbg.catalog.why_nothing import no_match
+from actordbg.catalog.selections import no_match
 from actordbg.document.blocks import Block, Chart
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.recording_reading import read_counters

@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import human_bytes, plural
-from actordbg.catalog.tables import ComparisonRow
 from actordbg.config import consent
 from actordbg.config.as_ran import as_ran, in_words, label, meant, on_machine, toy
 from actordbg.config.replay_config import SETTINGS
@@ -22,6 +21,9 @@ from actordbg.judge.report_model import Against, Counts, FailureGroup, ReplaySum
 from actordbg.judge.verdict_banner import banner
 from actordbg.records.replay_record import PERCENTILE_DEFINITION, Spread
 from actordbg.replay.blame import in_brief
+
+if TYPE_CHECKING:
+    from actordbg.catalog.lab_models import ComparisonRun
 
 _LOG_LINES = 12
 _MOST_WHERE = 160
@@ -303,7 +305,7 @@ def _comparisons(one: ReplaySummary) -> list[Block]:
     return [Heading("Compared", 3), Grid(columns, rows, {"against", "verdict"}), said]
 
 
-def _compared_with(c: ComparisonRow) -> str:
+def _compared_with(c: ComparisonRun) -> str:
     text = f"{c.comparison_id}: {c.against_label or c.against}"
     text += f"; {c.mismatches:,} a mismatch" if c.mismatches else ""
     text += f"{', ' if c.mismatches else '; '}{c.within_noise:,} within the noise" if c.within_noise else ""

@@ -7,11 +7,13 @@ seconds, memory in bytes, log-probs in nats. A figure that was not measured is N
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from actordbg.catalog.tables import ComparisonRow
 from actordbg.judge.agreement import Generators, Golden, LawSummary, NotCompared, RankAgreement
 from actordbg.records.replay_record import Spread
+
+if TYPE_CHECKING:
+    from actordbg.catalog.lab_models import ComparisonRun
 
 
 @dataclass(frozen=True)
@@ -163,13 +165,13 @@ class ReplaySummary(Timed):
     generators: Generators | None
     not_compared: tuple[NotCompared, ...]
     compiled: Compiled | None
-    comparisons: tuple[ComparisonRow, ...] = ()
+    comparisons: tuple[ComparisonRun, ...] = ()
     ranks: RankAgreement | None = None
     laws: LawSummary | None = None
     why: str = ""
 
     @property
-    def truth(self) -> ComparisonRow | None:
+    def truth(self) -> ComparisonRun | None:
         """The newest comparison with the truth."""
         return next((row for row in self.comparisons if row.against_kind == "truth"), None)
 

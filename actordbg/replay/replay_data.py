@@ -16,15 +16,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import ActordbgError
 from actordbg.catalog.query import Catalog, list_replays, results_for
-from actordbg.catalog.tables import ComparisonRow
 from actordbg.config.as_ran import as_ran, costs
 from actordbg.records.journal import read_results, read_standing, read_why
 from actordbg.records.replay_record import PASSED, ReplaySpec, ResultRecord
 from actordbg.store.layout import Store
+
+if TYPE_CHECKING:
+    from actordbg.catalog.lab_models import ComparisonRun
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class ReplayData:
     resolved: dict[str, Any]
     status: str
     results: tuple[ResultRecord, ...]
-    comparisons: tuple[ComparisonRow, ...] = ()
+    comparisons: tuple[ComparisonRun, ...] = ()
     why: str = ""
 
 

@@ -30,8 +30,7 @@ from actordbg.formats.dump_record import SUFFIX, DumpRecord
 from actordbg.records.replay_record import ReplayInput
 from actordbg.store.layout import Store
 from actordbg.store.pack_bytes import PACK_SUFFIX
-from actordbg.store.pack_reader import open_pack
-from actordbg.store.places import packed_place, read_record, split_place
+from actordbg.store.places import open_pack, packed_place, read_record, split_place
 
 if TYPE_CHECKING:
     from actordbg.catalog.query import Catalog, DumpRow

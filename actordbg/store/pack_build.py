@@ -24,11 +24,10 @@ import fcntl
 import hashlib
 import os
 import zlib
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from actordbg.base.errors import Conflict, CorruptDump, Refused, StoreProblem
 from actordbg.formats import dumpfile
@@ -36,8 +35,7 @@ from actordbg.formats.dump_record import SAFETENSORS_DTYPES, DumpRecord
 from actordbg.formats.store_files import TEMPORARY, make_folder, open_regular, sync_folder, temporary_name
 from actordbg.store import pack_bytes as layout
 from actordbg.store.layout import Store
-from actordbg.store.pack_pieces import MAX_PIECE, MAX_ROWS, Cutter, Piece, rows_of
-from actordbg.store.pack_reader import Pack
+from actordbg.store.places import Pack
 
 DEFAULT_LEVEL = 19
 """zstd level of a pack: on the real dumps 8 % smaller than level 12 and 12 % smaller than level 3, and read as fast."""
@@ -73,50 +71,101 @@ class PackFigures:
         return PackFigures(*(getattr(self, name) + getattr(other, name) for name in vars(self)))
 
 
-class PackBuilder:
-    """A pack under way, written to a binary file from its beginning."""
+def _refuse_countless(dump_id: str, entries: dict[str, dumpfile.Entry], size: int) -> None:
+    most = sum(4 * min(entry.shape[0] if len(entry.shape) > 1 else 1, MAX_ROWS) for entry in entries.values())
+    if layout.index_bytes(most, 1, most, 0) + size // MAX_PIECE * 20 > layout.MAX_INDEX - 2 * MOST_INDEX:
+        raise Refused(f"dump {dump_id} has too many small tensors for a pack", hint="it stays a file of its own")
 
-    def __init__(self, file: IO[bytes], level: int = DEFAULT_LEVEL) -> None:
+
+class PackWriter:
+    """One pack on its way into a folder. `discard` leaves nothing behind."""
+
+    def __init__(self, folder: Path, level: int = DEFAULT_LEVEL) -> None:
+        make_folder(folder)
         self.figures = PackFigures()
-        self._file, self._level = file, level
+        self._folder, self._level = folder, level
+        self._temporary = folder / temporary_name(layout.PACK_SUFFIX)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._file = os.fdopen(os.open(self._temporary, flags, 0o600), "wb")
+        self._hash = hashlib.sha256()
         self._cutters: defaultdict[str, Cutter] = defaultdict(Cutter)
         self._known: dict[tuple[bytes, int], int] = {}
         self._rows: set[tuple[int, ...]] = set()
         self._pieces: list[tuple[int, int, int]] = []
         self._dumps: list[tuple[str, bytes, bytes, tuple[int, ...], int]] = []
+        self._expected: dict[str, tuple[bytes, str]] = {}
         self._open: dict[str, tuple[int, bytearray]] = {}
         self._opened = 0
         self._written: list[tuple[int, int, int]] = []
         self._references = self._texts = 0
-        self.hash = hashlib.sha256()
         self._write(layout.head())
+
+    @property
+    def count(self) -> int:
+        """Dumps so far."""
+        return len(self._dumps)
 
     @property
     def is_full(self) -> bool:
         """Whether the next dump belongs into another pack."""
-        index = layout.index_bytes(len(self._pieces), len(self._dumps), self._references, self._texts)
-        return len(self._dumps) >= MOST_DUMPS or self.figures.distinct >= MOST_CONTENT or index >= MOST_INDEX
+        index = layout.index_bytes(len(self._pieces), self.count, self._references, self._texts)
+        return self.count >= MOST_DUMPS or self.figures.distinct >= MOST_CONTENT or index >= MOST_INDEX
 
-    def add(self, dump_id: str, line: bytes, payload: bytes) -> None:
-        """Add a dump: the exact line of its record, and its exact, checked payload.
+    def add(self, record: DumpRecord, line: bytes, payload: bytes) -> None:
+        """Add a dump: the exact line of its record, and its exact payload, which was checked against it.
 
         Raises CorruptDump for a payload that is not safetensors, Refused for one of so many small parts that no reader
         would accept the index; nothing was added then.
         """
-        entries = dumpfile.payload_entries(payload, dump_id)
+        entries = dumpfile.payload_entries(payload, record.dump_id)
         header = payload[: 8 + int.from_bytes(payload[:8], "little")]
-        _refuse_countless(dump_id, entries, len(line) + len(payload))
+        _refuse_countless(record.dump_id, entries, len(line) + len(payload))
         refs: list[int] = []
         ends = [*(entry.offset for entry in entries.values()), len(payload)][1:]
         for (kind, entry), end in zip(entries.items(), ends, strict=True):
             refs += self._add_tensor(kind, entry, payload[entry.offset : end])
-        self._dumps.append((dump_id, line, header, tuple(refs), zlib.crc32(payload, zlib.crc32(line))))
+        self._dumps.append((record.dump_id, line, header, tuple(refs), zlib.crc32(payload, zlib.crc32(line))))
+        self._expected[record.dump_id] = hashlib.sha256(line).digest(), record.payload_sha256
         self._references += len(refs)
         self._texts += len(line) + len(header)
         self.figures.dumps += 1
         self.figures.content += len(line) + len(payload)
 
-    def finish(self) -> None:
+    def publish(self) -> tuple[Path, PackFigures]:
+        """Finish, flush to disk, read everything again, and give the pack its name. Return its path, and what it took.
+
+        Raises CorruptDump if what was read is not what was written: then nothing was published, and nothing may be removed.
+        """
+        try:
+            self._finish()
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._verify()
+            first = next(iter(self._expected))[:15].rstrip("._+-")
+            path = self._folder / f"{first}-{self._hash.hexdigest()[:16]}{layout.PACK_SUFFIX}"
+            os.replace(self._temporary, path)
+            sync_folder(self._folder)
+        except BaseException:
+            self.discard()
+            raise
+        return path, self.figures
+
+    def discard(self) -> None:
+        """Give up: the temporary file goes."""
+        self._file.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self._temporary)
+
+    def _verify(self) -> None:
+        pack = Pack(self._temporary)
+        for dump_id, (line_digest, payload_sha256) in self._expected.items():
+            line, payload = pack.read(dump_id)
+            same = hashlib.sha256(line).digest() == line_digest
+            if not same or hashlib.sha256(payload).hexdigest() != payload_sha256:
+                raise CorruptDump(f"{dump_id}: the pack does not give back what went into it", hint=layout.HINT)
+
+    def _finish(self) -> None:
         """Write what is left, the index and the foot."""
         for kind in list(self._open):
             self._close_block(kind)
@@ -176,76 +225,8 @@ class PackBuilder:
 
     def _write(self, data: bytes) -> None:
         self._file.write(data)
-        self.hash.update(data)
+        self._hash.update(data)
         self.figures.stored += len(data)
-
-
-def _refuse_countless(dump_id: str, entries: dict[str, dumpfile.Entry], size: int) -> None:
-    most = sum(4 * min(entry.shape[0] if len(entry.shape) > 1 else 1, MAX_ROWS) for entry in entries.values())
-    if layout.index_bytes(most, 1, most, 0) + size // MAX_PIECE * 20 > layout.MAX_INDEX - 2 * MOST_INDEX:
-        raise Refused(f"dump {dump_id} has too many small tensors for a pack", hint="it stays a file of its own")
-
-
-class PackWriter:
-    """One pack on its way into a folder. `discard` leaves nothing behind."""
-
-    def __init__(self, folder: Path, level: int = DEFAULT_LEVEL) -> None:
-        make_folder(folder)
-        self._folder = folder
-        self._temporary = folder / temporary_name(layout.PACK_SUFFIX)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self._file = os.fdopen(os.open(self._temporary, flags, 0o600), "wb")
-        self._builder = PackBuilder(self._file, level)
-        self._expected: dict[str, tuple[bytes, str]] = {}
-
-    @property
-    def count(self) -> int:
-        """Dumps so far."""
-        return len(self._expected)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the next dump belongs into another pack."""
-        return self._builder.is_full
-
-    def add(self, record: DumpRecord, line: bytes, payload: bytes) -> None:
-        """Add a dump whose payload was checked against its record; see `PackBuilder.add`."""
-        self._builder.add(record.dump_id, line, payload)
-        self._expected[record.dump_id] = hashlib.sha256(line).digest(), record.payload_sha256
-
-    def publish(self) -> tuple[Path, PackFigures]:
-        """Finish, flush to disk, read everything again, and give the pack its name. Return its path, and what it took.
-
-        Raises CorruptDump if what was read is not what was written: then nothing was published, and nothing may be removed.
-        """
-        try:
-            self._builder.finish()
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self._verify()
-            first = next(iter(self._expected))[:15].rstrip("._+-")
-            path = self._folder / f"{first}-{self._builder.hash.hexdigest()[:16]}{layout.PACK_SUFFIX}"
-            os.replace(self._temporary, path)
-            sync_folder(self._folder)
-        except BaseException:
-            self.discard()
-            raise
-        return path, self._builder.figures
-
-    def discard(self) -> None:
-        """Give up: the temporary file goes."""
-        self._file.close()
-        with contextlib.suppress(OSError):
-            os.unlink(self._temporary)
-
-    def _verify(self) -> None:
-        pack = Pack(self._temporary)
-        for dump_id, (line_digest, payload_sha256) in self._expected.items():
-            line, payload = pack.read(dump_id)
-            same = hashlib.sha256(line).digest() == line_digest
-            if not same or hashlib.sha256(payload).hexdigest() != payload_sha256:
-                raise CorruptDump(f"{dump_id}: the pack does not give back what went into it", hint=layout.HINT)
 
 
 @contextlib.contextmanager
@@ -275,3 +256,102 @@ def exclusive(store: Store) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+MIN_ROW = 64
+"""Rows of fewer bytes are not worth a reference each."""
+MAX_ROWS = 4096
+"""A tensor of more rows is cut as a whole."""
+MAX_PIECE = 2**20
+"""Longer cores are cut into pieces of this many bytes."""
+
+MAX_RUNS = 3
+"""A mask: padding, sample, padding."""
+MAX_TIMES = 2**31
+"""Longer runs are cut, so that their length fits into 32 bits."""
+
+Piece = tuple[bytes, int]
+"""Bytes, and how often they are repeated."""
+
+
+def rows_of(data: bytes, shape: Sequence[int]) -> list[bytes]:
+    """The rows (dim 0) of a tensor's bytes; all of it as one if it has fewer than two dimensions, or tiny or too many rows."""
+    count = shape[0] if len(shape) > 1 else 1
+    if not 1 < count <= MAX_ROWS or len(data) < MIN_ROW * count:
+        return [data] if data else []
+    size = len(data) // count
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
+
+class Cutter:
+    """Cuts the rows of one kind of tensor; learns which elements pad them, on either side, as they come."""
+
+    def __init__(self) -> None:
+        self._lead: Counter[bytes] = Counter()
+        self._trail: Counter[bytes] = Counter()
+
+    def cut(self, rows: Sequence[bytes], width: int) -> list[list[Piece]]:
+        """For each row (of elements of `width` bytes) its pieces."""
+        for row in rows:
+            for edge, run, element in (
+                (self._lead, leading_run(row, width), row[:width]),
+                (self._trail, trailing_run(row, width), row[-width:]),
+            ):
+                if width < run < len(row):
+                    edge[element] += run
+        lead, trail = (_padding(edge) for edge in (self._lead, self._trail))
+        return [few_runs(row, width) or list(_trimmed(row, width, lead, trail)) for row in rows]
+
+
+def _padding(edge: Counter[bytes]) -> set[bytes]:
+    """The elements that make up a good part of all runs on one side. Chance runs of other elements do not."""
+    enough = edge.total() / 16
+    return {element for element, total in edge.items() if total >= enough}
+
+
+def few_runs(row: bytes, width: int) -> list[Piece]:
+    """The row as runs, as a mask is, if it has at most MAX_RUNS of them; else nothing."""
+    runs: list[Piece] = []
+    at = 0
+    while at < len(row):
+        if len(runs) == MAX_RUNS:
+            return []
+        size = leading_run(row[at:], width)
+        runs += _run(row[at : at + width], size // width)
+        at += size
+    return runs
+
+
+def _trimmed(row: bytes, width: int, lead: set[bytes], trail: set[bytes]) -> Iterator[Piece]:
+    """Padding, core, padding."""
+    before = leading_run(row, width) if row[:width] in lead else 0
+    after = trailing_run(row, width) if row[-width:] in trail else 0
+    yield from _run(row[:width], before // width)
+    for at in range(before, len(row) - after, MAX_PIECE):
+        yield row[at : min(at + MAX_PIECE, len(row) - after)], 1
+    yield from _run(row[-width:], after // width)
+
+
+def _run(element: bytes, times: int) -> Iterator[Piece]:
+    for done in range(0, times, MAX_TIMES):
+        yield element, min(times - done, MAX_TIMES)
+
+
+def leading_run(data: bytes, width: int) -> int:
+    """Bytes at the beginning of `data` that repeat its first element of `width` bytes."""
+    end, known, step, growing = len(data), min(width, len(data)), width, True
+    while known < end:
+        upto = min(known + step, end)
+        if data[known:upto] == data[known - width : upto - width]:
+            known = upto
+            step = step * 2 if growing else step
+        elif step == width:
+            break
+        else:
+            growing, step = False, step // 2
+    return known
+
+
+def trailing_run(data: bytes, width: int) -> int:
+    """Bytes at the end of `data`, which is whole elements, that repeat its last one."""
+    return leading_run(data[::-1], width)

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import itertools
 import struct
-import sys
 import zlib
 from array import array
 from collections.abc import Iterable, Sequence
@@ -184,16 +183,12 @@ def encode_index(
     refs = [number for *_, numbers, _ in dumps for number in numbers]
     counts = _COUNTS.pack(len(blocks), len(pieces), len(dumps), len(refs), len(texts), len(ids))
     columns: list[Iterable[int]] = [
-        *_columns(blocks, 2),
-        *_columns(pieces, 3),
-        *_columns([(len(line), len(header), len(numbers), crc) for _, line, header, numbers, crc in dumps], 4),
+        *zip(*blocks, strict=True),
+        *zip(*pieces, strict=True),
+        *zip(*((len(line), len(header), len(numbers), crc) for _, line, header, numbers, crc in dumps), strict=True),
         refs,
     ]
     return b"".join((counts, texts, ids, *map(_to_planes, columns)))
-
-
-def _columns(rows: Sequence[tuple[int, ...]], width: int) -> list[list[int]]:
-    return [[row[place] for row in rows] for place in range(width)]
 
 
 def index_bytes(pieces: int, dumps: int, references: int, texts: int) -> int:
@@ -211,11 +206,11 @@ def decode_index(content: bytes, found: Foot, name: str) -> Index:
         raise CorruptDump(f"{name}: its index does not have the size of what it claims to list", hint=HINT)
     at = _COUNTS.size + texts
     names = _dump_ids(content[at : at + ids], dumps, name)
-    planes = _Planes(content, at + ids)
-    stored, contents = planes.take(blocks), planes.take(blocks)
-    piece_block, piece_bytes, piece_times = planes.take(pieces), planes.take(pieces), planes.take(pieces)
-    lines, headers, numbers, crc = (planes.take(dumps) for _ in range(4))
-    refs = planes.take(references)
+    sizes = (blocks, blocks, pieces, pieces, pieces, dumps, dumps, dumps, dumps, references)
+    starts_at = itertools.accumulate(sizes[:-1], lambda at, size: at + 4 * size, initial=at + ids)
+    stored, contents, piece_block, piece_bytes, piece_times, lines, headers, numbers, crc, refs = map(
+        _of_planes, itertools.repeat(content), starts_at, sizes
+    )
     if references and max(refs) >= pieces:
         raise CorruptDump(f"{name}: its index refers to a piece that is not there", hint=HINT)
     starts = [0, *itertools.accumulate(itertools.chain.from_iterable(zip(lines, headers, strict=True)))]
@@ -276,27 +271,14 @@ def _place_pieces(
 
 
 def _to_planes(column: Iterable[int]) -> bytes:
-    data = _little(array("I", column)).tobytes()
+    data = array("I", column).tobytes()
     return b"".join(data[place::4] for place in range(4))
 
 
-class _Planes:
-    """Reads u32 columns, each of four planes, one after another."""
-
-    def __init__(self, content: bytes, at: int) -> None:
-        self.content, self.at = content, at
-
-    def take(self, count: int) -> array[int]:
-        data = bytearray(4 * count)
-        for place in range(4):
-            data[place::4] = self.content[self.at : self.at + count]
-            self.at += count
-        column = array("I")
-        column.frombytes(data)
-        return _little(column)
-
-
-def _little(column: array[int]) -> array[int]:
-    if sys.byteorder == "big":
-        column.byteswap()
+def _of_planes(content: bytes, at: int, count: int) -> array[int]:
+    data = bytearray(4 * count)
+    for place in range(4):
+        data[place::4] = content[at + place * count : at + (place + 1) * count]
+    column = array("I")
+    column.frombytes(data)
     return column

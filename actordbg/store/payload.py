@@ -19,22 +19,13 @@ from dataclasses import dataclass
 import torch
 
 from actordbg.formats import dumpfile
-from actordbg.formats import dumpfile as contents
-from actordbg.formats.dump_record import OUTPUT_PREFIX, RNG_PREFIX, SIZES, DumpRecord, TensorSpec, contiguous_strides
-from actordbg.formats.encoding import BITS, Array, of_torch, serialize
+from actordbg.formats.dump_record import OUTPUT_PREFIX, RNG_PREFIX, SIZES, DumpRecord, contiguous_strides
+from actordbg.formats.encoding import BITS, PlainTensor, of_torch
 from actordbg.formats.nested_values import CONTEXT
-from actordbg.store import places
-from actordbg.store.plain_tensors import widened
-
-_parse: dumpfile.Parser
-try:
-    from actordbg.store.quick_record import quick_record as _parse
-except ImportError:  # a worker's environment may be without msgspec
-    from actordbg.formats.record_reading import parse_record as _parse
+from actordbg.store.plain_tensors import encode_plain, load_plain, widen_plain
 
 DTYPES = {name: getattr(torch, name) for name in SIZES}
 """The torch dtypes that can be stored, by name."""
-_HINT = "run `actordbg dump verify` to list every damaged file"
 
 
 @dataclass(frozen=True)
@@ -74,8 +65,7 @@ def encode(
     `strides` gives, by name, the strides that a tensor had where `tensors` holds a compact copy of it.
     """
     known = strides or {}
-    finished, data = serialize(record, {name: of_torch(tensor, known.get(name)) for name, tensor in tensors.items()})
-    return finished, dumpfile.pack(finished, data, level)
+    return encode_plain(record, {name: of_torch(tensor, known.get(name)) for name, tensor in tensors.items()}, level)
 
 
 def load(path: str | os.PathLike[str], max_bytes: int = dumpfile.DEFAULT_CAP) -> Dump:
@@ -83,33 +73,34 @@ def load(path: str | os.PathLike[str], max_bytes: int = dumpfile.DEFAULT_CAP) ->
 
     Raises CorruptDump, NewerFormat or StoreProblem; never returns wrong tensors.
     """
-    record, payload = places.read_payload(path, max_bytes, hash_too=False, parse=_parse)
-    return widen(record, payload, str(path), max_bytes)
+    return _dump(*load_plain(path, max_bytes))
 
 
 def widen(record: DumpRecord, payload: bytes, name: str = "dump", max_bytes: int = dumpfile.DEFAULT_CAP) -> Dump:
     """Tensors as captured from a record and its checked safetensors payload."""
-    entries = contents.check(record, payload, name, max_bytes)
-    specs = record.tensors
-    return Dump(record, {key: _tensor(values, specs[key]) for key, values in widened(record, payload, entries).items()})
+    return _dump(record, widen_plain(record, payload, name, max_bytes))
 
 
-def _tensor(values: Array, spec: TensorSpec) -> torch.Tensor:
+def _dump(record: DumpRecord, tensors: Mapping[str, PlainTensor]) -> Dump:
+    return Dump(record, {name: _tensor(plain) for name, plain in tensors.items()})
+
+
+def _tensor(plain: PlainTensor) -> torch.Tensor:
     """A tensor over memory that numpy widened: what torch does for one small tensor takes several times as long."""
-    shape, strides = spec.shape, spec.strides
+    shape, strides, dtype = plain.values.shape, plain.strides, DTYPES[plain.dtype]
     if 0 in shape:
-        return torch.empty_strided(shape, strides, dtype=DTYPES[spec.dtype])
-    tensor = torch.from_numpy(values)
-    if spec.dtype in BITS:
-        tensor = tensor.view(DTYPES[spec.dtype])
-    return tensor if strides == contiguous_strides(shape) else _with_strides(tensor, spec)
+        return torch.empty_strided(shape, strides, dtype=dtype)
+    tensor = torch.from_numpy(plain.values)
+    if plain.dtype in BITS:
+        tensor = tensor.view(dtype)
+    return tensor if strides == contiguous_strides(shape) else _with_strides(tensor, strides)
 
 
-def _with_strides(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+def _with_strides(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """The same values in a tensor with the captured strides; a stride of 0 (expanded) is expanded again."""
-    base, shape = tensor, list(spec.shape)
-    for dim, (size, stride) in enumerate(zip(spec.shape, spec.strides, strict=True)):
+    base, shape = tensor, list(tensor.shape)
+    for dim, (size, stride) in enumerate(zip(tensor.shape, strides, strict=True)):
         if stride == 0 and size > 1:
             base, shape[dim] = base.narrow(dim, 0, 1), 1
-    laid_out = torch.empty_strided(shape, spec.strides, dtype=tensor.dtype)
-    return laid_out.copy_(base).expand(spec.shape)
+    laid_out = torch.empty_strided(shape, strides, dtype=tensor.dtype)
+    return laid_out.copy_(base).expand(tensor.shape)

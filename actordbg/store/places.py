@@ -9,7 +9,11 @@ Dumps move: `dump pack` puts files into a pack, `dump unpack` takes them out, `d
 place that was noted before (the plan of a replay) may be out of date, so a reader that finds nothing there looks for the
 dump in the packs and folders of its run. A dump leaves its old place only when it lies, verified, in the new one.
 
-Standard library and zstandard only.
+In a pack nothing is trusted: sizes are checked against caps before anything is allocated, every number of the index against the
+others (`pack_bytes`), every block by zstd's checksum, the index by a CRC-32 and a checksum, and a dump that was put together by
+its own CRC-32. Damage is a CorruptDump that names the dump; never wrong tensors. `dump verify` checks the SHA-256 as well. Packs
+stay open, a few at a time, and so do decompressed blocks, so a replay in order of time decompresses each block once. Many threads
+may read. Standard library and zstandard only.
 
 Example::
 
@@ -18,8 +22,13 @@ Example::
 
 from __future__ import annotations
 
+import itertools
 import os
+import threading
+import weakref
+import zlib
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,9 +37,10 @@ from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import SUFFIX, DumpRecord, is_plain_name
 from actordbg.formats.dumpfile import DEFAULT_CAP
 from actordbg.formats.record_reading import parse_record
+from actordbg.formats.store_files import open_regular
+from actordbg.store import pack_bytes
 from actordbg.store.layout import Store
 from actordbg.store.pack_bytes import HINT, PACK_SUFFIX
-from actordbg.store.pack_reader import Pack, open_pack
 
 T = TypeVar("T")
 _MARK = "#"
@@ -159,13 +169,153 @@ def _follow(place: str | os.PathLike[str], read: Callable[[str], T]) -> T:
 def _elsewhere(place: str) -> Iterator[str]:
     """Where the dump of a place may lie now: its own place, the packs of its run, the folders of its ranks."""
     yield place
-    dump_id, above = dump_id_of(place), Path(place).parents
-    packed = split_place(place) is not None
-    depth = 1 if packed else 2
-    if len(above) <= depth + 1 or above[depth].name != ("packs" if packed else "dumps"):
-        return
-    store, run = Store(above[depth + 1]), above[depth - 1].name
-    for path in store.iter_packs(run):
-        yield packed_place(os.fspath(path), dump_id)
-    for folder in store.dump_folders(run):
-        yield f"{folder}/{dump_id}{SUFFIX}"
+    path, dump_id = Path(place), dump_id_of(place)
+    top = next((parent for parent in path.parents if parent.name in ("dumps", "packs")), None)
+    if top is not None:
+        store, run = Store(top.parent), path.relative_to(top).parts[0]
+        yield from (packed_place(os.fspath(pack), dump_id) for pack in store.iter_packs(run))
+        yield from (f"{folder}/{dump_id}{SUFFIX}" for folder in store.dump_folders(run))
+
+
+OPEN_PACKS = 8
+"""Packs that a process keeps open."""
+KEPT_BLOCKS = 48
+"""Decompressed blocks that a process keeps, of 2 MiB each: all of one pack."""
+
+
+@lru_cache(maxsize=KEPT_BLOCKS)
+def _content(pack: int, number: int) -> bytes:
+    """The decompressed content of a block of an open pack."""
+    return _open[pack].decompressed(number)
+
+
+_numbers = itertools.count()
+_open: weakref.WeakValueDictionary[int, Pack] = weakref.WeakValueDictionary()
+"""By number: so the blocks that are kept do not keep their pack open."""
+
+
+class Pack:
+    """One open pack. Making one reads and checks its index: CorruptDump, NewerFormat, or OSError if it cannot be read."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self._number, self._lock = next(_numbers), threading.Lock()
+        self._descriptor = open_regular(self.path)
+        weakref.finalize(self, os.close, self._descriptor)
+        self.bytes = os.fstat(self._descriptor).st_size
+        pack_bytes.check_head(self._at(0, pack_bytes.HEAD_BYTES), self.path)
+        end = self._at(max(self.bytes - pack_bytes.FOOT_BYTES, 0), pack_bytes.FOOT_BYTES)
+        foot = pack_bytes.parse_foot(end, self.bytes, self.path)
+        frame = self._at(foot.offset, foot.stored)
+        if zlib.crc32(frame) != foot.crc:
+            raise CorruptDump(f"{self.path}: damaged index (its CRC-32 does not match)", hint=HINT)
+        content = pack_bytes.decompress(frame, foot.content, f"{self.path}: index")
+        self._index = pack_bytes.decode_index(content, foot, self.path)
+        self._index_bytes = foot.stored
+        self._places = {dump_id: place for place, dump_id in enumerate(self._index.dump_ids)}
+        _open[self._number] = self
+
+    def __contains__(self, dump_id: str) -> bool:
+        return dump_id in self._places
+
+    @property
+    def dump_ids(self) -> list[str]:
+        """The dumps that it holds, in their order."""
+        return self._index.dump_ids
+
+    def line(self, dump_id: str) -> bytes:
+        """The record of a dump, as the exact line of JSON that its file had. KeyError if it is not in here."""
+        place = self._places[dump_id]
+        return self._index.texts[self._index.line_start[place] : self._index.head_start[place]]
+
+    def read(self, dump_id: str, max_bytes: int = DEFAULT_CAP) -> tuple[bytes, bytes]:
+        """Record's line and safetensors payload of a dump. KeyError if it is not in here, CorruptDump if it is damaged."""
+        line, place, index = self.line(dump_id), self._places[dump_id], self._index
+        name = f"{self.path}#{dump_id}"
+        header = index.texts[index.head_start[place] : index.line_start[place + 1]]
+        refs = index.refs[index.first_ref[place] : index.first_ref[place + 1]]
+        size = len(header) + sum(index.piece_bytes[ref] * index.piece_times[ref] for ref in refs)
+        if size > max_bytes:
+            raise CorruptDump(f"{name}: its payload claims {size} bytes, over the limit of {max_bytes}", hint=HINT)
+        try:
+            with self._lock:  # of two threads that want a block, one decompresses it
+                blocks = {number: _content(self._number, number) for number in {index.piece_block[ref] for ref in refs}}
+        except CorruptDump as error:
+            raise CorruptDump(f"{name}: {error.message}", hint=HINT) from None
+        parts = [header]
+        for ref in refs:
+            start = index.piece_start[ref]
+            parts.append(blocks[index.piece_block[ref]][start : start + index.piece_bytes[ref]] * index.piece_times[ref])
+        payload = b"".join(parts)
+        if zlib.crc32(payload, zlib.crc32(line)) != index.crc[place]:
+            raise CorruptDump(f"{name}: damaged (its CRC-32 does not match)", hint=HINT)
+        return line, payload
+
+    def shares(self) -> list[int]:
+        """For each dump its share of the file, in bytes: its own texts, and of each piece an equal part for each dump that uses
+        it, as compressed as the block is. The shares sum to the size of the file.
+        """
+        index = self._index
+        users = [0] * len(index.piece_bytes)
+        used = [set(index.refs[a:b]) for a, b in zip(index.first_ref, index.first_ref[1:], strict=False)]
+        for refs in used:
+            for ref in refs:
+                users[ref] += 1
+        rate = [block.stored / block.content for block in index.blocks]
+        cost = [
+            rate[block] * size / max(count, 1)
+            for block, size, count in zip(index.piece_block, index.piece_bytes, users, strict=True)
+        ]
+        texts = self._index_bytes / max(len(index.texts), 1)
+        own = [texts * (b - a) for a, b in zip(index.line_start, index.line_start[1:], strict=False)]
+        weights = [mine + sum(cost[ref] for ref in refs) for mine, refs in zip(own, used, strict=True)]
+        return _apportion(weights, self.bytes)
+
+    def decompressed(self, number: int) -> bytes:
+        """The content of a block."""
+        block = self._index.blocks[number]
+        return pack_bytes.decompress(self._at(block.offset, block.stored), block.content, f"block {number} of the pack")
+
+    def _at(self, offset: int, size: int) -> bytes:
+        """Bytes of the file; a file that ends before is refused before anything is allocated."""
+        if offset + size > self.bytes:
+            raise CorruptDump(f"{self.path}: is too short to be an actordbg pack", hint=HINT)
+        data = os.pread(self._descriptor, size, offset)
+        if len(data) != size:
+            raise CorruptDump(f"{self.path}: ends before byte {offset + size}", hint=HINT)
+        return data
+
+
+def _apportion(weights: list[float], total: int) -> list[int]:
+    """Whole numbers in proportion to the weights that sum to `total`."""
+    whole, shares, reached = sum(weights) or 1.0, [], 0
+    so_far = 0.0
+    for weight in weights:
+        so_far += weight
+        upto = min(round(total * (so_far / whole)), total)
+        shares.append(upto - reached)
+        reached = upto
+    if shares:
+        shares[-1] += total - reached
+    return shares
+
+
+@lru_cache(maxsize=OPEN_PACKS)
+def _opened(path: str, state: tuple[int, int, int]) -> Pack:
+    """The pack at a path, which is another one when its inode, size or time is."""
+    return Pack(path)
+
+
+def open_pack(path: str | os.PathLike[str]) -> Pack:
+    """An open pack from a small cache, read again if the file is another one now.
+
+    Raises CorruptDump or NewerFormat, FileNotFoundError if there is none, StoreProblem if it cannot be read.
+    """
+    name = os.fspath(path)
+    try:
+        state = os.lstat(name)
+        return _opened(name, (state.st_ino, state.st_size, state.st_mtime_ns))
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(2, "no such pack", name) from None
+    except OSError as error:
+        raise StoreProblem(f"cannot read {name}: {error.strerror}", hint="check the path and its permissions") from None

@@ -23,6 +23,12 @@ from actordbg.formats.dump_record import UINT24, DumpRecord, contiguous_strides
 from actordbg.formats.encoding import BITS, ONES, Array, PlainTensor, array_dtype, serialize
 from actordbg.store import places
 
+_parse: dumpfile.Parser
+try:
+    from actordbg.store.quick_record import quick_record as _parse
+except ImportError:  # a worker's environment may be without msgspec
+    from actordbg.formats.record_reading import parse_record as _parse
+
 
 def of_array(values: Array) -> PlainTensor:
     """A contiguous array of a dtype that numpy has."""
@@ -64,34 +70,29 @@ def encode_plain(record: DumpRecord, tensors: Mapping[str, PlainTensor], level: 
 
 def load_plain(path: str | os.PathLike[str], max_bytes: int = dumpfile.DEFAULT_CAP) -> tuple[DumpRecord, dict[str, PlainTensor]]:
     """Read, check and widen one dump, from its file or out of a pack; errors as of `payload.load`."""
-    record, data = places.read_payload(path, max_bytes, hash_too=False)
+    record, data = places.read_payload(path, max_bytes, hash_too=False, parse=_parse)
     return record, widen_plain(record, data, str(path), max_bytes)
 
 
 def widen_plain(
     record: DumpRecord, data: bytes, name: str = "dump", max_bytes: int = dumpfile.DEFAULT_CAP
 ) -> dict[str, PlainTensor]:
-    """Tensors as captured from a record and its checked safetensors payload."""
+    """Tensors as captured, each contiguous and in memory of its own, from a record and its checked safetensors payload."""
     entries = contents.check(record, data, name, max_bytes)
-    values = widened(record, data, entries)
-    return {name: PlainTensor(spec.dtype, values[name], spec.strides) for name, spec in record.tensors.items()}
-
-
-def widened(record: DumpRecord, data: bytes, entries: Mapping[str, dumpfile.Entry]) -> dict[str, Array]:
-    """The values of each tensor as captured, contiguous, in memory of their own. `entries`: what `dumpfile.check` found."""
-    found: dict[str, Array] = {}
+    found: dict[str, PlainTensor] = {}
     for name, spec in record.tensors.items():
         kind = array_dtype(spec.dtype)
         if spec.stored == UINT24:
             (low, _), (high, _) = spec.parts(name)
-            found[name] = values = _view(data, entries[low]).astype(kind)
+            values = _view(data, entries[low]).astype(kind)
             if values.size:  # in the third byte of each it has 0
                 third = np.ndarray(values.shape, np.uint8, values, 2, values.strides)
                 third[...] = _view(data, entries[high])
         else:
-            found[name] = values = _view(data, entries[name]).astype(kind)
+            values = _view(data, entries[name]).astype(kind)
             if spec.stored == "bool" and spec.dtype in BITS:
                 values *= kind.type(ONES[spec.dtype])
+        found[name] = PlainTensor(spec.dtype, values, spec.strides)
     return found
 
 

@@ -57,7 +57,9 @@ def _field(field: Field[Any]) -> tuple[Any, ...]:
     return name, kind | None if default is None else kind, msgspec.field(default_factory=dict) if default == {} else default
 
 
-_Record = msgspec.defstruct("_Record", map(_field, fields(DumpRecord)), kw_only=True, forbid_unknown_fields=True)
+RECORD_FIELDS: dict[str, tuple[Any, ...]] = {field.name: _field(field) for field in fields(DumpRecord)}
+"""The fields of a record as `msgspec.defstruct` takes them; the catalog reads some of them."""
+_Record = msgspec.defstruct("_Record", RECORD_FIELDS.values(), kw_only=True, forbid_unknown_fields=True)
 _decode = msgspec.json.Decoder(_Record).decode
 _plain_run = functools.lru_cache(64)(is_plain_name)
 _new, _set = object.__new__, object.__setattr__

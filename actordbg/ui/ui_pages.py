@@ -16,7 +16,6 @@ from actordbg.base.units import ago, human_bytes, plural
 from actordbg.campaign.cell_outcomes import context_of
 from actordbg.campaign.matrix_document import matrix_document
 from actordbg.catalog import query
-from actordbg.catalog.tables import Matrix
 from actordbg.catalog.where import all_of
 from actordbg.config.as_ran import as_ran, label
 from actordbg.document.blocks import Block, Heading, Items, Paragraph, number, seconds
@@ -152,14 +151,14 @@ def replay_report(store: Store, replay_id: str) -> str:
 
 def matrices_page(store: Store) -> str:
     """All matrices, the newest first."""
-    rows = query.table_rows(store, Matrix, f"1 ORDER BY created_at DESC LIMIT {SHOWN}")
+    rows = query.table_rows(store, "matrix", f"1 ORDER BY created_at DESC LIMIT {SHOWN}")
     cells = [(_to("matrices", one.matrix_id), one.status, str(one.inputs), one.command or "-") for one in rows]
     return _page([Heading("matrices", 1)], linked_table(("matrix", "status", "dumps", "command"), cells, {"dumps"}))
 
 
 def matrix_page(store: Store, matrix_id: str) -> str:
     """The page that `actordbg matrix --show` writes."""
-    if not query.table_rows(store, Matrix, "matrix_id = ?", (matrix_id,)):
+    if not query.table_rows(store, "matrix", "matrix_id = ?", (matrix_id,)):
         raise UsageError(f"no matrix {matrix_id!r:.60}", hint="the list has those that are there")
     record = MatrixRecord.from_file(store.matrices / f"{matrix_id}.json")
     return _page(matrix_document(record, context_of(store, record), explain))

@@ -1,20 +1,18 @@
-"""A column is declared once, in `tables`; a field of a record that becomes a column, once there and once in the record."""
+"""A column is declared once, in `models`; a field of a record that becomes a column, once there and once in the record."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import fields
-from typing import Any
+from pathlib import Path
 
 import catalogcases as cases
-import pytest
 from sqlmodel import Session, select
 
-from actordbg.catalog import dump_rows, query
-from actordbg.catalog import sqlmodels as models
+from actordbg.catalog import dump_rows, lab_models, models, query
 from actordbg.catalog.connections import make_engine
 from actordbg.catalog.indexer import refresh
-from actordbg.catalog.replay_rows import RESULT_COLUMNS
-from actordbg.catalog.tables import TABLES, Caller, Column, DumpColumns, IndexedDump, Replay, Result, columns_of
+from actordbg.catalog.tables import COLUMNS, DUMP_COLUMNS
 from actordbg.config.replay_config import SETTINGS
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.records.replay_record import ResultRecord
@@ -25,56 +23,37 @@ IN_THE_FILE_ONLY = {
     "rng", "versions", "payload_sha256",
 }  # fmt: skip
 """Fields of a dump's record that are no columns: objects, and what nobody selects by."""
-COMPUTED = {"padding", "with_outputs", "with_rng", "bytes", "pack", "last_result"}
+COMPUTED = {"padding", "with_outputs", "with_rng", "bytes", "pack"}
+OUT_OF_OBJECTS = {name for _, names in dump_rows._MEMBERS.values() for name in names}
 
 
-def _difference(fields_: dict[str, Column], columns: dict[str, Column]) -> list[str]:
-    """What a record and a table do not both have, or have of another type; a list of names."""
-    found = [f"{name} has no column" for name in fields_ if name not in columns]
-    found += [f"{name} is no field of the record" for name in columns if name not in fields_]
-    return found + [
-        f"{name} is {one.kind} in the record and {columns[name].kind} in the table"
-        for name, one in fields_.items()
-        if name in columns and columns[name].kind != one.kind
-    ]
-
-
-def _without(columns: dict[str, Column], *names: str) -> dict[str, Column]:
-    return {name: one for name, one in columns.items() if name not in names}
+def types_of(record: type) -> dict[str, str]:
+    """The type of each field of a record, by name."""
+    return {field.name: str(field.type).partition(" | ")[0].partition("[")[0] for field in fields(record)}
 
 
 def test_every_field_of_a_dumps_record_is_a_column_of_its_type_or_stays_in_the_file() -> None:
-    record = _without(columns_of(DumpRecord), *IN_THE_FILE_ONLY)
-    taken = [name for name, one in columns_of(DumpColumns).items() if one.source]
-    assert _difference(record, _without(columns_of(DumpColumns), *COMPUTED, *taken)) == []
-    assert columns_of(Caller).keys() | columns_of(IndexedDump).keys() == {*columns_of(DumpColumns), "id", "caller", "last_result"}
-    assert not columns_of(Caller).keys() & columns_of(IndexedDump).keys()
-    assert {*dump_rows.DUMP_COLUMNS} == {*columns_of(DumpColumns)}
-    assert dump_rows.RECORD_FIELDS[:4] == ("dump_id", "run", "rank", "timestamp")
+    said = {name: kind for name, kind in types_of(DumpRecord).items() if name not in IN_THE_FILE_ONLY}
+    of_objects = OUT_OF_OBJECTS | {*dump_rows.VERSIONS}
+    taken = {name: one.type for name, one in DUMP_COLUMNS.items() if name not in COMPUTED | of_objects}
+    assert taken | {"timestamp": "str"} == said  # which the catalog holds as a number
+    assert {*dump_rows.DUMP_COLUMNS} == {*DUMP_COLUMNS} and not {*COLUMNS["caller"]} & {*COLUMNS["dump"]}
 
 
-def test_every_field_of_a_result_is_a_column_of_its_type() -> None:
-    assert _difference(columns_of(ResultRecord), _without(columns_of(Result), "id")) == []
-    assert {*RESULT_COLUMNS} == {*columns_of(ResultRecord)}
+def test_every_field_of_a_result_and_every_setting_is_a_column_of_its_type() -> None:
+    assert types_of(ResultRecord) == {name: one.type for name, one in COLUMNS["result"].items() if name != "id"}
+    settings = {setting.stored: setting.kind.__name__ for setting in SETTINGS.values()}
+    assert settings == {name: COLUMNS["replay"][name].type for name in settings}
 
 
-def test_every_setting_of_a_replay_is_a_column_of_its_type() -> None:
-    declared = {one.stored: one.kind.__name__ for one in SETTINGS.values()}
-    assert declared == {name: columns_of(Replay)[name].kind for name in declared}
+def test_what_commands_know_of_the_schema_is_what_the_classes_say() -> None:
+    """`make docs` writes it; each column says what it holds."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
+    from catalog_page import columns_json
 
-
-def test_a_field_without_a_column_is_named() -> None:
-    watts = {"watts": Column("", kind="float")}
-    assert _difference(watts, {}) == ["watts has no column"]
-    assert _difference({}, watts) == ["watts is no field of the record"]
-    assert _difference(watts, {"watts": Column("", kind="int")}) == ["watts is float in the record and int in the table"]
-
-
-@pytest.mark.parametrize("row", TABLES)
-def test_every_column_says_what_it_holds_and_has_a_type(row: Any) -> None:
-    for column in columns_of(row).values():
-        assert column.comment and column.kind in ("str", "int", "float", "bool", "dict"), column
-    assert list(columns_of(row)) == list(models.table_of(row).columns.keys())
+    assert Path(query.__file__).with_name("columns.json").read_text(encoding="utf-8") == columns_json()
+    assert COLUMNS.keys() == lab_models.Table.metadata.tables.keys()
+    assert all(column.comment for columns in COLUMNS.values() for column in columns.values())
 
 
 def test_the_sqlmodel_classes_read_what_was_indexed(store: Store) -> None:
@@ -85,8 +64,11 @@ def test_the_sqlmodel_classes_read_what_was_indexed(store: Store) -> None:
     with Session(make_engine(store.catalog_path)) as session:
         (failed,) = session.exec(select(models.Result).where(models.Result.status == "failed")).all()
         assert (failed.dump_id, failed.replay_id) == (described.dump_id, "r")
-        dump = session.get(models.MODELS[IndexedDump], described.dump_id)
-        assert dump.last_result == failed.id and dump.seq_len == described.seq_len
+        dump = session.get(models.Dump, described.dump_id)
+        assert dump is not None and dump.last_result == failed.id and dump.seq_len == described.seq_len
+        replay = session.get(models.Replay, "r")
+        assert replay is not None and replay.config == cases.spec("r", [described]).config.to_dict()
     row = query.get_dump(store, described.dump_id)
-    assert {f.name for f in fields(row)} > set(columns_of(DumpColumns))
+    assert vars(row).keys() == models.DumpRow.model_fields.keys()
+    assert vars(query.get_replay(store, "r")).keys() == models.ReplayRow.model_fields.keys()
     assert (row.status, row.training, row.replayable) == ("failed", described.training, True)

@@ -235,16 +235,6 @@ def _unwritable(monkeypatch: pytest.MonkeyPatch, store: Store, *more: Path) -> N
     connections.make_engine.cache_clear()
 
 
-def test_a_catalog_that_agrees_is_read_as_it_lies(store: Store, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cases.fill(store, 3)
-    age(store)
-    refresh(store)
-    _unwritable(monkeypatch, store)
-    assert query.count_dumps(Store(store.root)) == 3 and not cache.exists()
-    cases.publish(store, cases.record(50))
-    assert query.count_dumps(Store(store.root)) == 4 and cache.exists()
-
-
 def test_a_private_catalog_begins_as_a_copy_and_follows_the_files(
     store: Store, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

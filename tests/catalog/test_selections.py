@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from actordbg.base.errors import NothingToDo, UsageError
-from actordbg.catalog import presets
+from actordbg.catalog import selections
 from actordbg.catalog.query import count_dumps, open_fresh, select_dumps
-from actordbg.catalog.why_nothing import reasons
+from actordbg.catalog.selections import reasons
 from actordbg.cli.app import app
 from actordbg.store.layout import Store
 
@@ -69,20 +69,20 @@ def test_an_empty_answer_names_the_part_that_selects_nothing_and_what_there_is(t
 def test_selections_by_name(twelve: Store):
     catalog = open_fresh(twelve)
     rows = select_dumps(catalog)
-    assert [row.status for row in select_dumps(catalog, presets.FAILED)] == ["failed"]
-    long = select_dumps(catalog, presets.longest(catalog, "rank=1", 2), order="length")
+    assert [row.status for row in select_dumps(catalog, selections.FAILED)] == ["failed"]
+    long = select_dumps(catalog, selections.longest(catalog, "rank=1", 2), order="length")
     assert [row.seq_len for row in long] == sorted(row.seq_len for row in rows if row.rank == 1)[-2:]
     for where in (None, "rank=1"):
         most = select_dumps(catalog, where, order="longest")
         assert most == sorted(select_dumps(catalog, where), key=lambda row: (row.seq_len, row.dump_id))[::-1]
-        assert presets.longest(catalog, where, 2) == presets.named(most[:2])
-    slow = {row.forward_s for row in select_dumps(catalog, presets.slowest(catalog, None, 2))}
+        assert selections.longest(catalog, where, 2) == selections.named(most[:2])
+    slow = {row.forward_s for row in select_dumps(catalog, selections.slowest(catalog, None, 2))}
     assert slow == {2.0, 3.0}
-    sample = select_dumps(catalog, presets.diverse(catalog, None, 6))
+    sample = select_dumps(catalog, selections.diverse(catalog, None, 6))
     assert len(sample) == 6 and max(row.seq_len for row in sample) == max(row.seq_len for row in rows)
     for name in ("role", "training", "status"):
         assert {getattr(row, name) for row in sample} == {getattr(row, name) for row in rows}
-    assert count_dumps(catalog, presets.longest(catalog, "rank=99", 3)) == 0
+    assert count_dumps(catalog, selections.longest(catalog, "rank=99", 3)) == 0
 
 
 @pytest.mark.parametrize(
@@ -103,15 +103,15 @@ def test_a_sample_has_one_of_each_kind_and_then_others_over_time(tmp_path: Path)
     for index in range(0, 320, 32):  # every property of these repeats
         cases.publish(store, cases.record(index, role="policy", training=True))
     catalog = open_fresh(store)
-    called = {row.call_index for row in select_dumps(catalog, presets.diverse(catalog, None, 4))}
+    called = {row.call_index for row in select_dumps(catalog, selections.diverse(catalog, None, 4))}
     assert called == {0, 64, 160, 256}, "the first, and three of the nine others, evenly"
-    assert count_dumps(catalog, presets.diverse(catalog, None, 50)) == 10
+    assert count_dumps(catalog, selections.diverse(catalog, None, 50)) == 10
     cases.publish(store, cases.record(320, role="policy", training=True, run="another"))
     cases.publish(
         store, cases.record(352, role="policy", training=True, actor={"trainer": "a", "adapter": "a", "function": "a:f"})
     )
     catalog = open_fresh(store)
-    sample = select_dumps(catalog, presets.diverse(catalog, None, 3))
+    sample = select_dumps(catalog, selections.diverse(catalog, None, 3))
     assert {row.call_index for row in sample} == {0, 320, 352}, "each run and each function may be the wrong one"
 
 
@@ -120,7 +120,7 @@ def test_a_call_without_rows_differs_as_one_of_a_row_does(tmp_path: Path):
     for index, size in enumerate((0, 1, 8)):
         cases.publish(store, cases.record(index * 32, batch_size=size, tokens=0))
     catalog = open_fresh(store)
-    assert count_dumps(catalog, presets.diverse(catalog, None, 2)) == 2
+    assert count_dumps(catalog, selections.diverse(catalog, None, 2)) == 2
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from steps import counted
 
 from actordbg.base.errors import WhereError
 from actordbg.catalog import where
-from actordbg.catalog.columns import CALLER, COLUMNS, LAST_RESULT, parse_duration
-from actordbg.catalog.moments import to_micros
+from actordbg.catalog.tables import CALLER, LAST_RESULT, WHERE_COLUMNS, parse_duration, to_micros
 from actordbg.catalog.where import MAX_DEPTH, MAX_OPERATORS, compile_where
 
 DAY = (to_micros("2025-06-19T00:00:00.000000Z"), to_micros("2025-06-19T23:59:59.999999Z"))
@@ -327,7 +326,7 @@ def test_plain_comparisons_are_understood_as_the_parser_understands_them(monkeyp
     ]
     signs = ["<", "<=", ">", ">=", "=", "==", "!=", "<>", "=>", "is", "<=>"]
     plain = []
-    for name in (*COLUMNS, "S", "Rank", "nothing"):
+    for name in (*WHERE_COLUMNS, "S", "Rank", "nothing"):
         for place, sign in enumerate(signs):
             for value in values[place % 3 :: 3]:
                 text = f"{name} {sign} {value}"

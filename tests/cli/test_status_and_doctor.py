@@ -13,8 +13,8 @@ from comparecases import write_replay
 from replaycases import publish
 
 from actordbg.base.errors import EnvironmentProblem
-from actordbg.catalog.holdings import unequal_steps
 from actordbg.catalog.query import open_fresh
+from actordbg.catalog.selections import unequal_steps
 from actordbg.cli.dump_status_work import ProcessRow, ranks_apart
 from actordbg.doctor import checkup
 from actordbg.doctor.check import bad, ok, warn

@@ -20,8 +20,7 @@ from actordbg.store import pack_build as build
 from actordbg.store import payload, places
 from actordbg.store.layout import Store
 from actordbg.store.pack_build import exclusive
-from actordbg.store.pack_reader import Pack
-from actordbg.store.places import split_place
+from actordbg.store.places import Pack, split_place
 
 pytestmark = pytest.mark.slow
 

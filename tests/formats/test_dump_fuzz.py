@@ -25,7 +25,6 @@ from typer.main import get_command
 
 from actordbg.base.errors import ActordbgError
 from actordbg.catalog import dump_rows as headers
-from actordbg.catalog import many_headers as together
 from actordbg.cli.app import app
 from actordbg.dumps import verify
 from actordbg.formats import dumpfile
@@ -71,13 +70,13 @@ def judge(mutant: Mutant, path: Path, store: Store) -> tuple[bool, bool]:
     path.write_bytes(mutant.blob)
     record: DumpRecord | None = attempt(lambda: dumpfile.read_record(path))
     row = attempt(lambda: headers.read_row(str(path), A.record.dump_id, A.record.run, A.record.rank))
-    many = together.read_columns(f"{path.parent}/", [A.record.dump_id], A.record.run, A.record.rank)
+    many = headers.read_columns(f"{path.parent}/", [A.record.dump_id], A.record.run, A.record.rank)
     assert many is None or list(zip(*many, strict=True)) == [row], "another row among others"
     whole = attempt(lambda: dumpfile.read_payload(path, mutants.CAP))
     dump = attempt(lambda: payload.load(path, mutants.CAP))
     ((_, _, damaged),) = verify.verify_files(store, [store.relative(path)], 1, mutants.CAP)
     if record is not None and row is not None:
-        assert [getattr(record, name) for name in headers.RECORD_FIELDS] == list(row[: len(headers.RECORD_FIELDS)])
+        assert [getattr(record, name) for name in headers.FIELDS] == list(row[: len(headers.FIELDS)])
     if dump is not None:
         assert record is not None and dump.record == record
         assert mutant.loads is not None, "it loaded, and should not"

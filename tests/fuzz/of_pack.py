@@ -14,9 +14,9 @@ from actordbg.base.errors import StoreProblem
 from actordbg.formats import dumpfile
 from actordbg.formats.dumpfile import check
 from actordbg.store import pack_bytes as layout
-from actordbg.store import pack_reader, payload
+from actordbg.store import payload, places
 
-PARSERS = (layout.check_head, layout.parse_foot, layout.decode_index, layout.decompress, pack_reader.Pack.read)
+PARSERS = (layout.check_head, layout.parse_foot, layout.decode_index, layout.decompress, places.Pack.read)
 _FOLDER = work_folder()
 
 
@@ -31,7 +31,7 @@ def one_input(data: bytes) -> None:
     path = _FOLDER / "fuzzed.pack"
     path.write_bytes(data)
     with damage():
-        pack = pack_reader.Pack(path)
+        pack = places.Pack(path)
         assert sum(pack.shares()) == len(data) or not pack.dump_ids
         assert len(set(pack.dump_ids)) == len(pack.dump_ids)
         assert layout.encode_index(*_lists(pack._index)) == _content(data), "the index is not what its numbers make"

@@ -7,7 +7,7 @@ import json
 import catalogcases
 from fuzzing import damage, mutate_json
 
-from actordbg.catalog.dump_rows import RECORD_FIELDS, row_of
+from actordbg.catalog.dump_rows import FIELDS, row_of
 from actordbg.formats.dump_record import DumpRecord, TensorSpec
 from actordbg.formats.record_reading import parse_record, parse_timestamp, strict_json
 from actordbg.store.quick_record import quickly
@@ -15,7 +15,7 @@ from actordbg.store.quick_record import quickly
 PARSERS = (parse_record, parse_timestamp, strict_json, row_of, quickly)
 WORDS = tuple(f'"{name}":'.encode() for name in DumpRecord.__dataclass_fields__)
 mutate = mutate_json
-_COLUMNS = {*RECORD_FIELDS, "arguments", "actor", "versions", "format_version"}
+_COLUMNS = {*FIELDS, "arguments", "actor", "versions", "format_version"}
 
 
 def seeds() -> dict[str, bytes]:
@@ -42,8 +42,8 @@ def one_input(data: bytes) -> None:
 
 def _agrees(row: tuple[object, ...], record: DumpRecord) -> None:
     """The catalog holds a temperature as a double, so a whole number over 2^53 as the nearest one."""
-    found = dict(zip(RECORD_FIELDS, row, strict=False))
-    said = {name: getattr(record, name) for name in RECORD_FIELDS}
+    found = dict(zip(FIELDS, row, strict=False))
+    said = {name: getattr(record, name) for name in FIELDS}
     for one in (found, said):
         if one["temperature"] is not None:
             one["temperature"] = float(one["temperature"])

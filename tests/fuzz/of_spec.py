@@ -12,8 +12,7 @@ from typing import Any
 
 from fuzzing import Chance, Havoc, damage, mutate_json, same_json
 
-from actordbg.catalog.comparison_rows import dumps_of, rows_of
-from actordbg.catalog.replay_rows import setting_columns, spec_columns
+from actordbg.catalog.record_rows import dumps_of, rows_of, setting_columns, spec_columns
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.records.comparison_record import (
     ComparisonRecord,

@@ -9,16 +9,15 @@ from datetime import datetime, timezone
 from fuzzing import Chance, Havoc, refused
 
 from actordbg.base.errors import WhereError
-from actordbg.catalog import sandbox
-from actordbg.catalog.columns import COLUMNS, FUNCTIONS, OPERATORS, parse_duration, parse_moment
-from actordbg.catalog.tables import Caller, ComparedDump, IndexedDump, Result, columns_of
+from actordbg.catalog import where
+from actordbg.catalog.tables import COLUMNS, FUNCTIONS, OPERATORS, WHERE_COLUMNS, parse_duration, parse_moment
 from actordbg.catalog.where import compile_where
 
 PARSERS = (compile_where, parse_duration, parse_moment)
 NOW = datetime(2025, 6, 20, tzinfo=timezone.utc)
 WORDS = tuple(
     word.encode()
-    for word in (*COLUMNS, *(f"{name}(" for name in FUNCTIONS), *OPERATORS.split(), "'2h'", "'2025-06-19'", "d.", "select")
+    for word in (*WHERE_COLUMNS, *(f"{name}(" for name in FUNCTIONS), *OPERATORS.split(), "'2h'", "'2025-06-19'", "d.", "select")
 )
 _JOIN = (
     "SELECT d.dump_id FROM dump AS d JOIN caller AS k ON k.dump_id IS d.dump_id "
@@ -31,8 +30,7 @@ _read: set[tuple[str, str]] = set()
 def _tables() -> sqlite3.Connection:
     """A catalog's seven tables in memory, with values of every kind in three dumps."""
     found = sqlite3.connect(":memory:", isolation_level=None)
-    rows = {"dump": IndexedDump, "caller": Caller, "result": Result, "comparison": ComparedDump}
-    made = {table: tuple(columns_of(row)) for table, row in rows.items()} | {"law_answer": LAW_COLUMNS}
+    made = {table: tuple(COLUMNS[table]) for table in ("dump", "caller", "result", "comparison")} | {"law_answer": LAW_COLUMNS}
     for table, columns in made.items():
         names = {*columns, "dump_id", "comparison_id", "created_at"}
         found.execute(f"CREATE TABLE {table} ({', '.join(sorted(names))})")
@@ -44,13 +42,13 @@ def _tables() -> sqlite3.Connection:
 
 
 _CONNECTION = _tables()
-_SANDBOX = sandbox.Sandbox(_CONNECTION)
+_SANDBOX = where.Sandbox(_CONNECTION)
 
 
 def _watch(action: int, first: str | None, second: str | None, *rest: str | None) -> int:
     if action == sqlite3.SQLITE_READ and first is not None:
         _read.add((first, second or ""))
-    return sandbox._authorize(action, first, second, *rest)
+    return where._authorize(action, first, second, *rest)
 
 
 _CONNECTION.set_authorizer(_watch)
@@ -71,7 +69,7 @@ def one_input(data: bytes) -> None:
     with refused(WhereError):
         found = compile_where(text, now=NOW)
         assert compile_where(text, now=NOW) == found
-        assert found.columns <= COLUMNS.keys() and found.sql.count("?") == len(found.params)
+        assert found.columns <= WHERE_COLUMNS.keys() and found.sql.count("?") == len(found.params)
         _read.clear()
         rows = list(_SANDBOX.rows(f"{_JOIN} {found.sql}", found.params))
         assert _columns_allowed() >= _read, f"it reads {_read}"
@@ -98,8 +96,8 @@ def _columns_allowed() -> set[tuple[str, str]]:
         *(("comparison", name) for name in ("dump_id", "comparison_id", "created_at")),
         *(("law_answer", name) for name in LAW_COLUMNS),
     }
-    results = {("result", found[1]) for column in COLUMNS.values() if (found := re.search(r"\br\.(\w+)", column.sql))}
-    return joins | results | {(table, name) for table in ("dump", "caller", "comparison") for name in COLUMNS}
+    results = {("result", found[1]) for column in WHERE_COLUMNS.values() if (found := re.search(r"\br\.(\w+)", column.sql))}
+    return joins | results | {(table, name) for table in ("dump", "caller", "comparison") for name in WHERE_COLUMNS}
 
 
 def mutate(data: bytes, chance: Chance, havoc: Havoc) -> bytes:

@@ -20,7 +20,6 @@ from typer.testing import CliRunner, Result
 from actordbg.base.errors import UsageError
 from actordbg.catalog.indexer import refresh
 from actordbg.catalog.query import table_rows
-from actordbg.catalog.tables import MemoryRow
 from actordbg.cli.app import app
 from actordbg.document.blocks import NO_TONE, Banner, Items
 from actordbg.dumps.checking import check
@@ -89,7 +88,7 @@ def test_a_worker_that_leaks_a_megabyte_an_input_shows_it_and_parts_from_one_tha
     assert done.exit_code == 1 and "rank 0, USS: growth is" in done.stdout and "in B; they part at step" in done.stdout
     assert "<html" in page.read_text() and "USS over steps" in page.read_text()
     assert invoke(store, "compare", str(sound["memory_id"]), str(sound["memory_id"])).exit_code == 0
-    rows = {one.memory_id: one for one in table_rows(store, MemoryRow, "1")} if refresh(store).lab else {}
+    rows = {one.memory_id: one for one in table_rows(store, "memory_watch", "1")} if refresh(store).lab else {}
     assert rows[str(leaking["memory_id"])].growth_per_step == pytest.approx(MB, rel=0.1)
     assert rows[str(sound["memory_id"])].growth_per_step is None
     assert bench.left_running() == []
@@ -194,7 +193,7 @@ def test_a_watching_is_in_the_store_whole_and_listed(store: Store):
     assert done.exit_code == 0 and answer["kind"] == "processes" and any("steps" in note for note in answer["notes"])
     listed = json.loads(invoke(store, "ls", "--json").stdout)
     assert [(one["memory_id"], one["processes"]) for one in listed] == [(answer["memory_id"], 1)]
-    assert refresh(store, rebuild=True).lab == 1 and len(table_rows(store, MemoryRow, "1")) == 1
+    assert refresh(store, rebuild=True).lab == 1 and len(table_rows(store, "memory_watch", "1")) == 1
     assert not check(store)
     (store.memory / f"{answer['memory_id']}.json").write_text("{}")
     assert [one.kind for one in check(store)] == ["damaged-record"]

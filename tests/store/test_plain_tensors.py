@@ -14,15 +14,13 @@ import torchencoding
 from catalogcases import record
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plainkit import as_torch
 from roots import ROOT
 from safetensors.torch import load_file
 
 from actordbg.formats import dumpfile
 from actordbg.formats.encoding import PlainTensor, array_dtype
 from actordbg.store import payload
-from actordbg.store.layout import Store
-from actordbg.store.plain_tensors import encode_plain, load_plain, numbers_of, strided
+from actordbg.store.plain_tensors import encode_plain, numbers_of, strided
 
 DTYPES = (
     "int64",
@@ -72,20 +70,6 @@ def test_a_dump_is_the_same_to_the_byte(data, dtype: str, rows: int, columns: in
     finished, data = torchencoding.serialize(record(0), {"sequences": tensor})
     assert vars(one[0]) == vars(finished) and one[1] == dumpfile.pack(finished, data)
     assert array_dtype(dtype).itemsize == tensor.element_size()
-
-
-def test_what_is_read_without_torch_is_what_torch_reads(store: Store) -> None:
-    made = torch.Generator().manual_seed(1)
-    tensors = {
-        "sequences": torch.randint(0, 2**20, (3, 20), generator=made)[:, ::2], "wide": torch.tensor([2**40, -1]),
-        "mask": torch.ones(2, 3, dtype=torch.bfloat16), "half": torch.randn(4, generator=made).half(), "none": torch.empty(0, 3),
-        "some": torch.randn(2, 2, generator=made).bfloat16(), "flags": torch.tensor([[0, 1], [1, 1]]),
-    }  # fmt: skip
-    path = store.publish_dump(*payload.encode(record(0), tensors))
-    theirs, (_, ours) = payload.load(path), load_plain(path)
-    for name, tensor in theirs.tensors.items():
-        mine = as_torch(ours[name])
-        assert (mine.dtype, mine.stride()) == (tensor.dtype, tensor.stride()) and torch.equal(mine, tensor), name
 
 
 @pytest.mark.slow

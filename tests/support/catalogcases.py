@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from actordbg.catalog import moments
-from actordbg.catalog.tables import DumpColumns, columns_of
+from actordbg.catalog import tables
+from actordbg.catalog.tables import DUMP_COLUMNS
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import MAGIC, DumpRecord, format_timestamp, make_dump_id
@@ -117,7 +117,7 @@ def append(journal: Path, *events: dict[str, Any] | ResultRecord) -> None:
 def dump_rows(store: Store, names: Sequence[str]) -> list[tuple[object, ...]]:
     """These columns of all dumps, those of their callers among them, times as text, in order of the ids."""
     with contextlib.closing(sqlite3.connect(store.catalog_path)) as connection:
-        moments.add_functions(connection)
+        tables.add_functions(connection)
         plain = ", ".join("moment(timestamp)" if name == "timestamp" else name for name in names)
         return connection.execute(f"SELECT {plain} FROM dump JOIN caller ON caller.id = dump.caller ORDER BY dump_id").fetchall()
 
@@ -130,7 +130,7 @@ def columns_in(connection: sqlite3.Connection, table: str) -> dict[str, str]:
 
 def contents(store: Store) -> dict[str, list[tuple[object, ...]]]:
     """Every derived row, without the numbers of rows."""
-    tables: dict[str, list[tuple[object, ...]]] = {"dump": dump_rows(store, list(columns_of(DumpColumns)))}
+    tables: dict[str, list[tuple[object, ...]]] = {"dump": dump_rows(store, list(DUMP_COLUMNS))}
     with sqlite3.connect(store.catalog_path) as connection:
         for table in DERIVED:
             names = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]

@@ -17,8 +17,7 @@ import storecases
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.encoding import pack_line
 from actordbg.store.layout import Store
-from actordbg.store.pack_reader import Pack
-from actordbg.store.places import places_of, read_payload
+from actordbg.store.places import Pack, places_of, read_payload
 
 
 class Damage(NamedTuple):

@@ -43,7 +43,7 @@ from victims import Job, Victims
 from actordbg.capture.control import Control, write_control
 from actordbg.catalog import migrate
 from actordbg.catalog.indexer import refresh
-from actordbg.catalog.tables import DumpColumns, columns_of
+from actordbg.catalog.tables import DUMP_COLUMNS
 from actordbg.cli.app import main as command_line
 from actordbg.dumps import packing
 from actordbg.dumps.recover import find_rings, recover
@@ -271,7 +271,7 @@ def _names(store: Store) -> list[str]:
 
 def _rows(store: Store) -> dict[str, list[str]]:
     """Every derived row, without the numbers of rows, and in whatever order an upgrade left the columns."""
-    found = {"dump": [json.dumps(row) for row in catalogcases.dump_rows(store, [*columns_of(DumpColumns)])]}
+    found = {"dump": [json.dumps(row) for row in catalogcases.dump_rows(store, [*DUMP_COLUMNS])]}
     with contextlib.closing(sqlite3.connect(store.catalog_path)) as connection:
         for table in catalogcases.DERIVED:
             names = sorted(set(catalogcases.columns_in(connection, f"main.{table}")) - {"id"})

@@ -16,8 +16,7 @@ from actordbg.formats.dump_record import DumpRecord
 from actordbg.store import payload
 from actordbg.store.layout import Store
 from actordbg.store.pack_build import PackWriter
-from actordbg.store.pack_reader import Pack
-from actordbg.store.places import places_of, read_payload
+from actordbg.store.places import Pack, places_of, read_payload
 
 EOS = 128_009
 """Pads on the right, and ends every sample: so it is in OpenRLHF."""

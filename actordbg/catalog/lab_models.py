@@ -1,0 +1,322 @@
+"""The tables of what is learnt from replays: comparisons, noise floors, matrices, laws, memory; and of what `patch` did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Index, text
+from sqlmodel import Field
+
+from actordbg.catalog.models import Table, json_field
+
+
+class ComparisonRun(Table, table=True):
+    """One `actordbg compare A B`: its file under comparisons/, and what came of it over all dumps."""
+
+    __tablename__ = "comparison_run"
+
+    comparison_id: str = Field(primary_key=True)
+    """its file under comparisons/"""
+    created_at: str
+    """UTC time"""
+    replay_id: str
+    """A, the replay that was judged; it may be gone"""
+    against: str
+    """B: golden, or the other replay's id; it may be gone"""
+    against_kind: str
+    """what B is: replay, truth or golden"""
+    current: bool
+    """whether its dumps are in `comparison`: newest of its pair, replays there"""
+    verdict: str
+    """match, within-noise, mismatch or not-compared"""
+    dumps: int
+    """dumps of either side"""
+    compared: int
+    """dumps that were compared"""
+    mismatches: int
+    """dumps that are a mismatch"""
+    within_noise: int
+    """dumps that are outside the thresholds and inside the noise"""
+    worst_dump: str | None
+    """the worst dump; NULL if none was compared"""
+    max_abs: float | None
+    """largest absolute difference of a log-prob, nats; NULL if not finite"""
+    mean_abs: float | None
+    """mean absolute difference over all tokens, nats; NULL if not finite"""
+    clip_share: float | None
+    """share of all tokens whose ratio is outside 0.8 to 1.2"""
+    grad_norm_rel: float | None
+    """largest relative difference of a gradient norm"""
+    label: str | None
+    """A's configuration in words"""
+    against_label: str | None
+    """B's configuration in words"""
+    thresholds_from: str | None
+    """where the thresholds are from"""
+    thresholds: dict[str, Any] = json_field()
+    """the thresholds by measure"""
+    noise_id: str | None
+    """the noise floor that was applied; NULL without one"""
+    reasons: str | None
+    """what was said about the whole, in words"""
+    rounding_id: str | None
+    """the replay whose rounding set the limits; NULL for flat ones"""
+    excludes: dict[str, Any] = json_field()
+    """by fault, the smallest size that would have been a mismatch"""
+
+
+class Comparison(Table, table=True):
+    """How far one result is from something else: by `compare`, or with every replay from what the run recorded (golden)."""
+
+    __table_args__ = (
+        Index("uq_comparison_result", "replay_id", "dump_id", "against", unique=True, sqlite_where=text("comparison_id IS NULL")),
+        Index(
+            "uq_comparison_file", "replay_id", "dump_id", "against", unique=True, sqlite_where=text("comparison_id IS NOT NULL")
+        ),
+        Index("ix_comparison_file", "comparison_id", sqlite_where=text("comparison_id IS NOT NULL")),
+        Index("ix_comparison_dump", "dump_id", "created_at", sqlite_where=text("comparison_id IS NOT NULL")),
+    )
+
+    id: int | None = Field(default=None, primary_key=True)
+    """number of the row"""
+    replay_id: str = Field(foreign_key="replay.replay_id", ondelete="CASCADE")
+    """the replay"""
+    dump_id: str
+    """the dump"""
+    against: str
+    """golden: the run's own log-probs; golden-entropy: its entropies; else the other replay's id"""
+    count: int
+    """values compared"""
+    max_abs: float | None
+    """largest absolute difference, nats; NULL if not finite"""
+    mean_abs: float | None
+    """mean absolute difference, nats; NULL if not finite"""
+    comparison_id: str | None
+    """its file under comparisons/; NULL if it came with the replay"""
+    created_at: str | None
+    """UTC time of the comparison; NULL if it came with the replay"""
+    verdict: str | None
+    """match, within-noise, mismatch or not-compared; NULL if none was asked for"""
+    p95_abs: float | None
+    """95th percentile of the absolute differences, nats"""
+    p99_abs: float | None
+    """99th percentile of the absolute differences, nats"""
+    max_rel: float | None
+    """largest relative difference"""
+    p99_rel: float | None
+    """99th percentile of the relative differences"""
+    cosine: float | None
+    """cosine of the two vectors of log-probs"""
+    kl_k1: float | None
+    """KL estimate k1, nats"""
+    kl_k3: float | None
+    """KL estimate k3, nats"""
+    clip_share: float | None
+    """share of tokens whose ratio is outside 0.8 to 1.2"""
+    max_ulp: int | None
+    """largest distance in units of last place; NULL for unequal dtypes"""
+    entropy_max_abs: float | None
+    """largest absolute difference of an entropy, nats"""
+    loss_abs: float | None
+    """absolute difference of the losses"""
+    grad_norm_rel: float | None
+    """relative difference of the gradient norms"""
+    gradient_cosine: float | None
+    """cosine of the gradients of all parameters"""
+    gradient_distance: float | None
+    """|a - b| / |b| of the gradients of all parameters"""
+    sequence_max_abs: float | None
+    """largest absolute difference of a row's sum of log-probs, nats"""
+    nonfinite: int | None
+    """log-probs that are not finite on one side only"""
+    reasons: str | None
+    """what made it a mismatch, or why it was not compared, in words"""
+
+
+class NoiseFloor(Table, table=True):
+    """How far one configuration moves by itself (`actordbg noise`)."""
+
+    __tablename__ = "noise_floor"
+
+    noise_id: str = Field(primary_key=True)
+    """its file under noise/"""
+    created_at: str
+    """UTC time"""
+    replay_id: str
+    """the unchanged run"""
+    label: str
+    """the configuration in words"""
+    dtype: str | None
+    """bf16, fp16 or fp32"""
+    inputs: int
+    """dumps that it was measured on"""
+    max_abs: float | None
+    """largest movement of a log-prob, nats"""
+    p99_abs: float | None
+    """99th percentile of the movements, largest over dumps, nats"""
+    mean_abs: float | None
+    """mean movement, largest over dumps, nats"""
+    grad_norm_rel: float | None
+    """largest relative movement of the gradient norm"""
+    floor: dict[str, Any] = json_field()
+    """every figure of the floor"""
+    config: dict[str, Any] = json_field()
+    """the configuration as asked for"""
+
+
+class MemoryWatch(Table, table=True):
+    """One `actordbg memory watch`: the memory of some processes over time, sizes in bytes."""
+
+    __tablename__ = "memory_watch"
+
+    memory_id: str = Field(primary_key=True)
+    """its files under memory/"""
+    created_at: str
+    """UTC time of its start"""
+    finished_at: str | None
+    """UTC time of its end; NULL while it goes on, or if it was killed"""
+    kind: str
+    """replay, run, processes or ray"""
+    watched: str
+    """the replay, the run, the pids or the cluster"""
+    replay_id: str | None
+    """the replay; NULL for anything else"""
+    interval_s: float
+    """seconds between two rounds"""
+    processes: int
+    """processes that were sampled"""
+    samples: int
+    """samples of all of them"""
+    steps: int
+    """steps of the process that had most; 0 where nobody counted"""
+    peak_rss: int | None
+    """largest RSS of a process"""
+    peak_uss: int | None
+    """largest USS of a process"""
+    peak_cuda_used: int | None
+    """largest CUDA memory in use of a process"""
+    growth_per_step: float | None
+    """fastest growth of a process that grows, by step; NULL if none does"""
+    growth_per_second: float | None
+    """the same where steps are not known"""
+    notes: str | None
+    """what could not be sampled, and why"""
+
+
+class Matrix(Table, table=True):
+    """One `actordbg matrix`: the same inputs under the combinations of some settings."""
+
+    matrix_id: str = Field(primary_key=True)
+    """its file under matrices/"""
+    created_at: str
+    """UTC time of its start"""
+    finished_at: str | None
+    """UTC time of its end; NULL while it runs, or if it was killed"""
+    status: str
+    """running, complete, interrupted or failed"""
+    inputs: int
+    """dumps that each cell replays"""
+    loads: int
+    """how often an Actor was built"""
+    selection: str | None
+    """the --where expression that selected them"""
+    command: str | None
+    """the command line"""
+    truth_id: str | None
+    """the replay that computed the truth"""
+    baseline: str | None
+    """the replay or matrix that cells were compared with"""
+    axes: dict[str, Any] = json_field()
+    """values by axis"""
+
+
+class MatrixCell(Table, table=True):
+    """One combination of a matrix."""
+
+    __tablename__ = "matrix_cell"
+
+    matrix_id: str = Field(primary_key=True, foreign_key="matrix.matrix_id", ondelete="CASCADE")
+    """the matrix"""
+    cell: int = Field(primary_key=True)
+    """its number in the matrix, from 0"""
+    name: str
+    """the combination in words"""
+    status: str
+    """passed, failed, unavailable or not run"""
+    verdict: str | None
+    """against the truth: match, within-noise, mismatch, not-compared; NULL if not asked for"""
+    replay_id: str | None
+    """its replay; NULL if nothing was started"""
+    reason: str | None
+    """why it is unavailable, was not run, is wrong, or was judged in part only"""
+    signature: str | None
+    """signature of the first failure"""
+    max_abs: float | None
+    """largest difference of a log-prob from the truth, nats"""
+    load_s: float | None
+    """seconds to build the Actor; 0 if another cell's was used"""
+    regressed: str | None
+    """what got worse than the baseline; NULL if nothing did"""
+    settings: dict[str, Any] = json_field()
+    """the combination by axis"""
+    laws: str | None
+    """what the laws said, in a line; NULL if none was asked"""
+    violations: str | None
+    """which laws are broken, and how it first showed; NULL if none is"""
+    excludes: dict[str, Any] = json_field()
+    """by fault, the smallest size that would have been WRONG"""
+
+
+class LawAnswer(Table, table=True):
+    """What a law said of one dump in one replay."""
+
+    __tablename__ = "law_answer"
+    __table_args__ = (Index("ix_law_answer_dump", "dump_id", "verdict"),)
+
+    replay_id: str = Field(primary_key=True, foreign_key="replay.replay_id", ondelete="CASCADE")
+    """the replay"""
+    dump_id: str = Field(primary_key=True)
+    """the dump"""
+    law: str = Field(primary_key=True)
+    """the law: rerun, neighbour, padding, ..."""
+    verdict: str
+    """kept, within-rounding, broken, nondeterministic or not-checked"""
+    size: float | None
+    """largest change, nats; of a gradient relative; NULL if nothing changed"""
+    row: int | None
+    """row of the first change"""
+    position: int | None
+    """position of the first change in its row"""
+    token: int | None
+    """token id there"""
+    count: int | None
+    """values that changed"""
+    looked_at: int | None
+    """values that were looked at"""
+    words: str | None
+    """what a broken law means, or why it was not checked"""
+
+
+class PatchEvent(Table, table=True):
+    """One `patch` or `unpatch` of an `actor.py`."""
+
+    __tablename__ = "patch_event"
+
+    name: str = Field(primary_key=True)
+    """name of the event's file under events/"""
+    event: str
+    """patch or unpatch"""
+    timestamp: str | None
+    """UTC time"""
+    target: str | None
+    """path of the file"""
+    sha256_before: str | None
+    """SHA-256 of the file before"""
+    sha256_after: str | None
+    """SHA-256 of the file after"""
+    python: str | None
+    """interpreter whose environment the file belongs to"""
+    openrlhf_version: str | None
+    """version of openrlhf there"""
+    actordbg_version: str | None
+    """version of actordbg that did it"""

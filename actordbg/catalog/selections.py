@@ -1,0 +1,266 @@
+"""Selections that people ask for by name, as `--where` expressions: what failed last, the slowest, the longest, a diverse sample.
+And why a condition selects no dump: which of its parts selects nothing by itself, and what there is instead. And, for
+`actordbg status`, what a store holds, in a few figures: its dumps, its replays, and what failed last.
+
+Example::
+
+    longest(catalog, "rank=0", 3)                           # "dump_id in ('...', '...', '...')"
+    reasons(catalog, "seq_len>4096 and role='policy'")
+    # ["role = 'policy' selects none of 257: role is actor (200), reference (57)"]
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from actordbg.catalog.query import (
+    Catalog,
+    DumpRow,
+    calls_by_step,
+    count_dumps,
+    damaged_files,
+    dump_bytes,
+    dump_tally,
+    dumps_by_trainer,
+    frequent_values,
+    list_own_replays,
+    list_replays,
+    select_dumps,
+    shown,
+)
+from actordbg.catalog.tables import NUMBER, TIME, WHERE_COLUMNS, joins, shortened
+from actordbg.catalog.where import all_of, compile_where, guarded, parts_of
+from actordbg.formats.record_reading import parse_timestamp
+
+FAILED = "status in ('failed', 'crashed', 'hung')"
+"""What did not pass in its last replay."""
+
+
+def joined(where: str | None, more: str) -> str:
+    """Both conditions."""
+    return more if where is None else all_of([where, more])
+
+
+def longest(catalog: Catalog, where: str | None, count: int) -> str | None:
+    """The `count` dumps of the largest seq_len; `where` if it selects none, so that an empty answer speaks of what was asked."""
+    rows = select_dumps(catalog, where, order="longest", limit=count)
+    return named(rows) if rows else where
+
+
+def slowest(catalog: Catalog, where: str | None, count: int) -> str:
+    """The `count` dumps whose last forward took longest; what was never replayed is left out."""
+    timed = joined(where, "forward_s is not null")
+    rows = sorted(select_dumps(catalog, timed), key=lambda row: (-(row.forward_s or 0.0), row.dump_id))[:count]
+    return named(rows) if rows else timed
+
+
+def diverse(catalog: Catalog, where: str | None, count: int) -> str | None:
+    """A sample of `count` dumps that differ most: in run, function, role, padding, mode, trigger, last result, rows and length.
+
+    Begins with the longest, and takes the one that is farthest from all that were taken (Gonzalez's traversal, 1985,
+    https://doi.org/10.1016/0304-3975(85)90224-5). Where there are fewer kinds, others are taken evenly over time.
+    """
+    kinds: dict[tuple[object, ...], DumpRow] = {}
+    rows = select_dumps(catalog, where)
+    for row in sorted(rows, key=lambda row: (-row.seq_len, row.dump_id)):
+        kinds.setdefault((*_words(row), row.batch_size, row.seq_len), row)
+    left = list(kinds.values())
+    taken: list[DumpRow] = []
+    far = [math.inf] * len(left)
+    while left and len(taken) < count:
+        best = max(range(len(left)), key=far.__getitem__)
+        if far[best] == 0:
+            break
+        taken.append(left[best])
+        far = [min(known, _distance(row, left[best])) for known, row in zip(far, left, strict=True)]
+    ids = {row.dump_id for row in taken}
+    others = [row for row in rows if row.dump_id not in ids]
+    more = min(count - len(taken), len(others))
+    taken += [others[(2 * at + 1) * len(others) // (2 * more)] for at in range(more)]
+    return named(taken) if taken else where
+
+
+def named(rows: Iterable[DumpRow]) -> str:
+    """An expression that selects just these dumps, one or more."""
+    ids = ", ".join(f"'{row.dump_id}'" for row in rows)
+    return f"dump_id in ({ids})"
+
+
+def _words(row: DumpRow) -> tuple[object, ...]:
+    kept = row.triggered or row.recovered
+    return row.run, row.function, row.role, row.padding, row.training, kept, row.status, row.action_len == 0
+
+
+def _distance(one: DumpRow, other: DumpRow) -> float:
+    """0 for dumps of one kind; 1 for each word that differs, and the logarithm (base 2) of how much longer or larger one is."""
+    words = sum(a != b for a, b in zip(_words(one), _words(other), strict=True))
+    return words + _ratio(one.seq_len, other.seq_len) + _ratio(one.batch_size, other.batch_size) / 2
+
+
+def _ratio(one: int, other: int) -> float:
+    """How many times twice one is the other. A call without rows is one of a row here."""
+    return abs(math.log2(max(1, one) / max(1, other)))
+
+
+_SHOWN = 5
+_LIKE_IT = 2
+"""Ids that are shown: one is as long as half a line."""
+_SECOND = len("20250619T052608")
+"""What ids of one second have in common."""
+_SHORTEST, _LONGEST = 3, 100
+_IDS = f"SELECT dump_id FROM dump WHERE dump_id LIKE ? ORDER BY dump_id LIMIT {_LIKE_IT + 1}"
+_TEXT = re.compile(r"'([^']+)'")
+
+
+def no_match(catalog: Catalog, where: str) -> str:
+    """What to say where a condition selects no dump: that, and why."""
+    return f"no dump matches {where}; {'; '.join(reasons(catalog, where))}"
+
+
+def reasons(catalog: Catalog, where: str) -> list[str]:
+    """A line for each part of the expression (joined by `and`) that no dump meets; one line if each part alone has some."""
+    total = count_dumps(catalog)
+    counts = {part: count_dumps(catalog, part) for part in parts_of(where)}
+    if nothing := [part for part, count in counts.items() if not count]:
+        return [f"{shortened(part)} selects none of {total:,}{_instead(catalog, part)}" for part in nothing]
+    return [f"each part alone selects some: {', '.join(f'{shortened(part)} ({count:,})' for part, count in counts.items())}"]
+
+
+def _instead(catalog: Catalog, part: str) -> str:
+    """What the columns of a part hold, in words."""
+    told = [_ids(catalog, part) if name == "dump_id" else _held(catalog, name) for name in sorted(compile_where(part).columns)]
+    return f": {'; '.join(told)}" if told else ""
+
+
+def _ids(catalog: Catalog, part: str) -> str:
+    """The ids that have a text of the part in them, or its beginning: each dump has its own, so the most frequent say nothing."""
+    with guarded(catalog.store.catalog_path) as box:
+        for text in _TEXT.findall(part)[:_SHOWN]:
+            for like in dict.fromkeys((text, text[:_SECOND])):
+                if len(like.strip("%_")) < _SHORTEST:
+                    continue
+                rows = box.rows(_IDS, [f"%{like[:_LONGEST]}%"])
+                if found := [dump_id for (dump_id,) in rows]:
+                    more = ", ..." * (len(found) > _LIKE_IT)
+                    return f"dump_id is like it in {', '.join(found[:_LIKE_IT])}{more}"
+    return "no dump_id is like it; `actordbg dump ls` lists them"
+
+
+def _held(catalog: Catalog, name: str) -> str:
+    """The values of a column: from the least to the largest, or the most frequent ones with their numbers of dumps."""
+    column = WHERE_COLUMNS[name]
+    if column.kind in (NUMBER, TIME):
+        with guarded(catalog.store.catalog_path) as box:
+            ((least, largest),) = box.rows(f"SELECT min({column.sql}), max({column.sql}) FROM dump AS d {joins([name])}")
+        return f"{name} is null everywhere" if least is None else f"{name} is {shown(column, least)} to {shown(column, largest)}"
+    rows = frequent_values(catalog, name, _SHOWN + 1)
+    values = [f"{'null' if value is None else value} ({count:,})" for value, count in rows[:_SHOWN]]
+    return f"{name} is {', '.join(values)}{', ...' if len(rows) > _SHOWN else ''}"
+
+
+QUIET_SECONDS = 10.0
+"""The newest step of a run is judged when its ranks have made no call for so long: before, they are on their way."""
+
+
+@dataclass(frozen=True)
+class UnequalStep:
+    """A step of a run in which ranks made unequal numbers of calls: `calls` by rank. open: no rank has gone further."""
+
+    run: str
+    role: str | None
+    step: int
+    calls: dict[int, int]
+    open: bool
+    newest: str
+
+    @property
+    def in_words(self) -> str:
+        """`run r, policy, step 7: rank 1 made 3 calls, ranks 0, 2 made 4`."""
+        ranks: dict[int, list[str]] = {}
+        for rank, count in self.calls.items():
+            ranks.setdefault(count, []).append(str(rank))
+        said = [f"rank{'s' * (len(who) > 1)} {', '.join(who)} made {count}" for count, who in sorted(ranks.items())]
+        return f"run {self.run}{f', {self.role}' if self.role else ''}, step {self.step}: {'; '.join(said)} calls"
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """dumps: how many; in_packs of them lie in packs. newest: UTC time of the newest. never_replayed, failed: of dumps, by their
+    last result. damaged: files that cannot be read. replays: of this user, and `other_replays` that commands ran by themselves.
+    last: the newest one's id, with its status, inputs and passed ones. trainers: how many dumps are of each.
+    unequal: the newest step of the newest run in which ranks made unequal numbers of calls.
+    """
+
+    store: str
+    dumps: int
+    bytes: int
+    in_packs: int
+    newest: str | None
+    never_replayed: int
+    failed: int
+    damaged: int
+    replays: int
+    other_replays: int
+    trainers: dict[str, int]
+    unequal: UnequalStep | None
+    last: str | None
+    last_status: str
+    last_at: str | None
+    last_inputs: int
+    last_passed: int
+
+
+def holdings(catalog: Catalog) -> Holdings:
+    """What the store of this catalog holds."""
+    newest = select_dumps(catalog, order="newest", limit=1)
+    own = list_own_replays(catalog)
+    last = own[0] if own else None
+    dumps, packed, fresh, failed = dump_tally(catalog)
+    return Holdings(
+        store=str(catalog.store.root),
+        dumps=dumps,
+        bytes=dump_bytes(catalog),
+        in_packs=packed,
+        newest=newest[0].timestamp if newest else None,
+        never_replayed=fresh,
+        failed=failed,
+        damaged=len(damaged_files(catalog)),
+        replays=len(own),
+        other_replays=len(list_replays(catalog)) - len(own),
+        trainers=dumps_by_trainer(catalog),
+        unequal=next(unequal_steps(catalog, newest[0].run), None) if newest else None,
+        last=last.replay_id if last else None,
+        last_status=last.status if last else "",
+        last_at=last.created_at if last else None,
+        last_inputs=last.inputs if last else 0,
+        last_passed=last.passed if last else 0,
+    )
+
+
+def unequal_steps(catalog: Catalog, run: str, now: datetime | None = None) -> Iterator[UnequalStep]:
+    """Steps of a run in which ranks made unequal numbers of recorded calls, the newest first.
+
+    The step in which recording began is left out, unless it is the first: ranks see the switch at different moments.
+    """
+    found: dict[str | None, dict[int, dict[int, int]]] = {}
+    newest: dict[tuple[str | None, int], str] = {}
+    for role, step, rank, count, when in calls_by_step(catalog, run):
+        found.setdefault(role, {}).setdefault(step, {})[rank] = count
+        newest[role, step] = max(when, newest.get((role, step), ""))
+    for role, steps in found.items():
+        ranks = sorted({rank for one in steps.values() for rank in one})
+        first, last = min(steps), max(steps)
+        for step in sorted(steps, reverse=True):
+            calls = {rank: steps[step].get(rank, 0) for rank in ranks}
+            is_open, when = step == last, newest[role, step]
+            if len({*calls.values()}) == 1 or (step == first > 0) or (is_open and _age(when, now) < QUIET_SECONDS):
+                continue
+            yield UnequalStep(run, role, step, calls, is_open, when)
+
+
+def _age(when: str, now: datetime | None) -> float:
+    return ((now or datetime.now(timezone.utc)) - parse_timestamp(when)).total_seconds()

@@ -1,0 +1,342 @@
+"""Folders whose files become rows: packs, comparisons, noise floors, matrices, memory, patch events; `indexer` has the dumps'.
+
+One loop takes them all in (`Source.look`, `Source.take`). It lists a folder again only if the folder's modification time changed,
+and reads a file again only if its size or time did. Times younger than two seconds are not relied on: file systems keep coarse
+times, and a file that was replaced in the same tick would be missed. A subclass says how a file is read, and what becomes of its
+rows.
+
+An interrupted `pack` or `unpack` leaves a dump both in a pack and in a file. Such a dump is one row, the packed one. So packs are
+indexed before files, and take over the files' rows. When a pack vanishes, the run's folders are listed again, because files may
+have come in its place. Another pack may take over a row whose pack is no longer noted.
+
+Every comparison has a row in `comparison_run`. Of a pair (A, B), the newest comparison whose replays are both in the catalog is
+*current*: its dumps are rows of `comparison`. A file or a replay that comes or goes may change which one that is. So each refresh
+asks for it with one query, and reads only what changed."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from actordbg.base.errors import ActordbgError, CorruptDump, NewerFormat, StoreProblem
+from actordbg.catalog import connections as engine
+from actordbg.catalog.tables import Damaged, odd_files
+from actordbg.formats.store_files import OddFile, read_regular
+from actordbg.store.layout import Store
+from actordbg.store.pack_bytes import PACK_SUFFIX
+from actordbg.store.places import open_pack, packed_place
+
+if TYPE_CHECKING:
+    from actordbg.catalog.statements import CatalogWriter
+
+SETTLED_NS = 2_000_000_000
+"""A modification time is relied on if it was at least so old when it was looked at."""
+_NAMED = 20
+"""Dumps of a damaged pack that are named."""
+
+
+class Source:
+    """A folder of the store, each of whose files makes rows. `changed`: the files to read, after a `look`."""
+
+    suffix = ".json"
+    changes = False
+    """Whether a file may be replaced under its name."""
+    at_once = 1
+    """Files that are taken in together."""
+
+    def __init__(self, store: Store, folder: str) -> None:
+        self.store, self.folder = store, folder
+        self.added = self.removed = 0
+        self.changed: list[str] = []
+
+    def known(self, reader: sqlite3.Connection) -> dict[str, Any]:
+        """The files whose rows are there, each with what it was when it was read."""
+        sql = "SELECT path, size, mtime_ns FROM read_file WHERE substr(path, 1, ?) = ?"
+        return {row[0]: row[1:] for row in reader.execute(sql, (len(self.folder) + 1, f"{self.folder}/"))}
+
+    def listed(self, odd: dict[str, str]) -> dict[str, Any]:
+        """The files that are there, each with what it is now: its size and time. `odd` gets what is no file of ours, and why."""
+        young = time.time_ns() - SETTLED_NS  # such a time is noted as -1, and the file read again the next time
+        return {
+            path: (state.st_size, -1 if self.changes and state.st_mtime_ns >= young else state.st_mtime_ns)
+            for path, state in self.store.files(self.folder, self.suffix, odd).items()
+        }
+
+    def rows(self, path: str) -> tuple[Any, list[Damaged]]:
+        """What a file (its path below the store) says, None for nothing, and what is damaged in it. StoreProblem or OSError."""
+        raise NotImplementedError
+
+    def put(self, writer: CatalogWriter, path: str, rows: Any) -> int:
+        """Write what a file says in place of what was there; returns how many rows are new."""
+        raise NotImplementedError
+
+    def remove(self, writer: CatalogWriter, paths: Sequence[str]) -> int:
+        """Remove what came from files that are gone, or damaged; returns how many rows went."""
+        raise NotImplementedError
+
+    def begin(self, writer: CatalogWriter) -> None:
+        """What is forgotten before the first file is read."""
+
+    def look(self) -> Source:
+        """Find the files that are new, changed or gone, if anything came into the folder or left it."""
+        self._mtime_ns = self.store.modified_ns(self.folder)
+        with engine.connect_readonly(self.store.catalog_path) as reader:
+            noted = reader.execute("SELECT mtime_ns FROM scanned_folder WHERE path = ?", (self.folder,)).fetchone()
+            self._differs = (noted[0] if noted else 0) != self._mtime_ns
+            if not self._differs:
+                return self
+            known = self.known(reader)
+            damaged = reader.execute("SELECT path FROM damaged_file WHERE folder = ?", (self.folder,)).fetchall()
+        self._odd: dict[str, str] = {}
+        self._found = self.listed(self._odd)
+        self._gone = sorted({*known, *(path.partition("#")[0] for (path,) in damaged)} - self._found.keys())
+        self.changed = sorted(
+            path for path, stamp in self._found.items() if path not in known or known[path] != stamp or (stamp and stamp[1] < 0)
+        )
+        return self
+
+    def take(self, on_read: Callable[[int], None] = lambda count: None) -> Source:
+        """Read what `look` found, and write its rows. on_read: called with how many were read, again and again."""
+        if not self._differs:
+            return self
+        with self._writing() as writer:
+            writer.note_folder(self.folder, -1)
+            self.begin(writer)
+        final = True
+        for first in range(0, len(self.changed), self.at_once):
+            final = self.take_in(self.changed[first : first + self.at_once], on_read) and final
+        with self._writing() as writer:
+            gone = [path for path in self._gone if path in self._odd or not os.path.lexists(self.store.root / path)]
+            self.removed += self.remove(writer, gone)
+            for path in gone:
+                writer.forget_file(path)
+            writer.put_damaged(self.folder, odd_files(self._odd))
+            settled = final and time.time_ns() - self._mtime_ns >= SETTLED_NS
+            writer.note_folder(self.folder, self._mtime_ns if settled else -1)
+            if not self._mtime_ns:  # it is gone
+                writer.remove_rows(("scanned_folder",), "path", self.folder)
+        return self
+
+    def take_in(self, paths: Sequence[str], on_read: Callable[[int], None]) -> bool:
+        """Read a file and write its rows; whether they stay the same as long as the file does."""
+        (path,) = paths
+        rows: Any = None
+        damaged: list[Damaged] = []
+        try:
+            rows, damaged = self.rows(path)
+            final = not any(item.code == NewerFormat.code for item in damaged)
+        except FileNotFoundError:
+            final = False
+        except OSError as error:
+            damaged, final = [Damaged.by(path, error)], isinstance(error, OddFile)
+        except StoreProblem as error:  # a newer actordbg may have written it; and a plain one says that it cannot be read now
+            damaged = [Damaged.by(path, error, f"{self.store.root / path}")]
+            final = error.code not in (NewerFormat.code, StoreProblem.code)
+        with self._writing() as writer:
+            writer.note_folder(self.folder, -1)
+            writer.forget_file(path)
+            if rows is None:
+                self.remove(writer, paths)
+            added = 0 if rows is None else self.put(writer, path, rows)
+            writer.put_damaged(self.folder, damaged)
+            if final:
+                size, mtime_ns = self._found[path]
+                writer.put("read_file", [{"path": path, "replay_id": "", "size": size, "mtime_ns": mtime_ns, "offset": size}])
+        self.added += added
+        on_read(added)
+        return final
+
+    def _writing(self) -> Any:
+        return engine.writing(self.store.catalog_path)
+
+
+class Packs(Source):
+    """The packs of one run."""
+
+    suffix = PACK_SUFFIX
+
+    def rows(self, path: str) -> tuple[Any, list[Damaged]]:
+        """Columns of a pack's good dumps."""
+        from actordbg.catalog import dump_rows
+
+        try:
+            pack = open_pack(self.store.root / path)
+        except StoreProblem as error:
+            raise type(error)(f"{error.message}{self._with_it(path)}", hint=error.hint) from None
+        run, lines, shares = path.split("/")[1], list(map(pack.line, pack.dump_ids)), pack.shares()
+        try:
+            columns = dict(zip(dump_rows.DUMP_COLUMNS, dump_rows.columns_of(lines, shares, path), strict=True))
+            if [*columns["dump_id"]] == pack.dump_ids and {*columns["run"]} == {run}:
+                return [*columns.values()], []
+        except (ValueError, RecursionError):
+            pass  # each goes through the full check
+        rows, damaged = [], []
+        for dump_id, line, share in zip(pack.dump_ids, lines, shares, strict=True):
+            try:
+                row = dump_rows.row_of(line, share, path)
+                of_id, of_run = (row[dump_rows.DUMP_COLUMNS.index(name)] for name in ("dump_id", "run"))
+                if (of_id, of_run) != (dump_id, run):
+                    raise StoreProblem(f"its record is that of {of_id}, and belongs below packs/{of_run}")
+                rows.append(row)
+            except ActordbgError as error:
+                damaged.append(Damaged.by(packed_place(path, dump_id), error))
+        return list(zip(*rows, strict=True)), damaged
+
+    def _with_it(self, path: str) -> str:
+        """The dumps that were known to be in a pack that cannot be read, in words."""
+        with engine.connect_readonly(self.store.catalog_path) as reader:
+            lost = [dump_id for (dump_id,) in reader.execute("SELECT dump_id FROM dump WHERE pack = ?", (path,))]
+        more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
+        return f"; with it {', '.join(lost[:_NAMED])}{more} cannot be read" if lost else ""
+
+    def put(self, writer: CatalogWriter, path: str, rows: Any) -> int:
+        """Files' rows become the pack's, others are added; those of dumps that it does not have any more go."""
+        if rows:
+            writer.take_into_pack(path, rows)
+        added = writer.put_dumps(path.split("/")[1], rows)
+        self._remove(writer, set(writer.packed_dumps(path)).difference(*rows[:1]))
+        return added
+
+    def remove(self, writer: CatalogWriter, paths: Sequence[str]) -> int:
+        """The rows of dumps in them go."""
+        return self._remove(writer, {dump_id for path in paths for dump_id in writer.packed_dumps(path)})
+
+    def _remove(self, writer: CatalogWriter, dump_ids: set[str]) -> int:
+        """Remove rows of packed dumps. Files of the same dumps may be there: the run's folders are listed again."""
+        if dump_ids:
+            writer.remove_dumps(dump_ids)
+            writer.forget_folders_of(self.folder.split("/")[1])
+        return len(dump_ids)
+
+    def known(self, reader: sqlite3.Connection) -> dict[str, Any]:
+        """Also packs that dumps' rows say they lie in."""
+        sql = "SELECT DISTINCT pack FROM dump WHERE pack > ? AND pack < ?"
+        rows = reader.execute(sql, (f"{self.folder}/", f"{self.folder}0"))  # "0" comes after "/"
+        return {pack: None for (pack,) in rows} | super().known(reader)
+
+    def begin(self, writer: CatalogWriter) -> None:
+        """If a pack is gone all are read: another may hold what it held. None of these is noted meanwhile."""
+        if self._gone:
+            self.changed = sorted(self._found)
+        for path in (*self._gone, *self.changed):
+            writer.forget_file(path)
+
+
+def packs(store: Store, odd: dict[str, str]) -> Iterator[Packs]:
+    """The folders of packs, also those that are gone. `odd` gets what lies among the runs' folders and is none, and why."""
+    with engine.connect_readonly(store.catalog_path) as reader:
+        noted = reader.execute("SELECT path FROM scanned_folder WHERE path LIKE 'packs/%'").fetchall()
+    for run in sorted({*store.folder_names("packs", odd), *(path.split("/")[1] for (path,) in noted)}):
+        yield Packs(store, f"packs/{run}")
+
+
+class Events(Source):
+    """What `patch` and `unpatch` did."""
+
+    def rows(self, path: str) -> tuple[Any, list[Damaged]]:
+        """The row of an event; None for a file that is not one."""
+        from actordbg.catalog.record_rows import event_row
+
+        return event_row(self.store.root / path), []
+
+    def put(self, writer: CatalogWriter, path: str, rows: Any) -> int:
+        """An event never changes."""
+        writer.put("patch_event", [rows])
+        return 1
+
+    def remove(self, writer: CatalogWriter, paths: Sequence[str]) -> int:
+        """The rows of the events go."""
+        for path in paths:
+            writer.remove_rows(("patch_event",), "name", Path(path).name)
+        return len(paths)
+
+
+class Records(Source):
+    """Comparisons, noise floors, matrices or memory: a file is one record."""
+
+    changes = True
+    tables = {
+        "comparisons": ("comparison", "comparison_run"),
+        "noise": ("noise_floor",),
+        "memory": ("memory_watch",),
+        "matrices": ("matrix_cell", "matrix"),
+    }
+    """By folder the tables that its rows are in."""
+
+    def record(self, path: str) -> Any:
+        """The record of a file. StoreProblem or OSError for one that cannot be read, or is that of another file."""
+        from actordbg.catalog.record_rows import ID, RECORDS
+
+        record = RECORDS[self.folder].from_json(read_regular(self.store.root / path))
+        own = getattr(record, ID[self.folder])
+        if f"{self.folder}/{own}.json" != path:
+            raise CorruptDump(f"the file is that of {own!s:.80}")
+        return record
+
+    def rows(self, path: str) -> tuple[Any, list[Damaged]]:
+        """The rows of a record by table."""
+        from actordbg.catalog.record_rows import rows_of
+
+        return rows_of(self.record(path)), []
+
+    def put(self, writer: CatalogWriter, path: str, rows: Any) -> int:
+        """What is known of a comparison already stays as it is, and its dumps with it."""
+        for row in rows.get("comparison_run", ()):
+            before = writer.row("comparison_run", "comparison_id", row["comparison_id"])
+            if before is not None and before | {"current": 0} == row:
+                return 0
+        self.remove(writer, [path])
+        for table, made in rows.items():
+            writer.put(table, made)
+        return 1
+
+    def remove(self, writer: CatalogWriter, paths: Sequence[str]) -> int:
+        """The rows that have the records' names go."""
+        from actordbg.catalog.record_rows import ID
+
+        for path in paths:
+            writer.remove_rows(self.tables[self.folder], ID[self.folder], Path(path).stem)
+        return len(paths)
+
+
+def refresh_records(store: Store) -> int:
+    """Bring the rows of comparisons, noise floors, matrices and memory up to date; returns how many files were read."""
+    return sum(len(Records(store, folder).look().take().changed) for folder in Records.tables) + _refresh_current(store)
+
+
+_NOT_AS_IT_SHOULD_BE = """
+    WITH wanted AS (
+        SELECT comparison_id, max(created_at || comparison_id) FROM comparison_run AS c
+        WHERE EXISTS (SELECT 1 FROM replay AS p WHERE p.replay_id = c.replay_id)
+          AND (c.against = 'golden' OR EXISTS (SELECT 1 FROM replay AS p WHERE p.replay_id = c.against))
+        GROUP BY replay_id, against
+    )
+    SELECT c.comparison_id, c.comparison_id IN (SELECT comparison_id FROM wanted) FROM comparison_run AS c
+    WHERE c.current != (c.comparison_id IN (SELECT comparison_id FROM wanted)) ORDER BY 2, 1
+"""
+
+
+def _refresh_current(store: Store) -> int:
+    """Make the rows of `comparison` those of the comparisons that are current now; returns how many files were read."""
+    with engine.connect_readonly(store.catalog_path) as reader:
+        wrong = reader.execute(_NOT_AS_IT_SHOULD_BE).fetchall()
+    if not wrong:
+        return 0
+    from actordbg.catalog.record_rows import dumps_of
+
+    source, rows, read = Records(store, "comparisons"), {}, 0
+    for comparison_id in (comparison_id for comparison_id, wanted in wrong if wanted):
+        read += 1
+        try:
+            rows[comparison_id] = dumps_of(source.record(f"comparisons/{comparison_id}.json"))
+        except (StoreProblem, OSError):
+            continue  # it changed since, and is read again
+    with engine.writing(store.catalog_path) as writer:
+        for comparison_id, wanted in writer.connection.execute(_NOT_AS_IT_SHOULD_BE).fetchall():
+            if not wanted or comparison_id in rows:
+                writer.put_dumps_of(comparison_id, rows[comparison_id] if wanted else None)
+    return read
