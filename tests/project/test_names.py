@@ -1,4 +1,4 @@
-"""One name for one thing: a module's name and a class's name stand for one place in the product."""
+"""One name for one thing: the name of a class stands for one place in the product."""
 
 from __future__ import annotations
 
@@ -13,14 +13,6 @@ PRODUCT = sorted((ROOT / "actordbg").rglob("*.py"))
 
 def twice(places: dict[str, list[str]]) -> dict[str, list[str]]:
     return {name: found for name, found in places.items() if len(found) > 1}
-
-
-def test_no_two_modules_have_the_same_name():
-    places: dict[str, list[str]] = defaultdict(list)
-    for path in PRODUCT:
-        if path.stem not in ("__init__", "__main__"):
-            places[path.stem].append(str(path.relative_to(ROOT)))
-    assert twice(places) == {}
 
 
 def test_no_two_classes_have_the_same_name():
