@@ -24,7 +24,7 @@ def functions(path: Path) -> set[str]:
 
 
 def test_there_is_a_recipe_for_each_kind_of_change():
-    assert [title.split()[1] for title in RECIPES] == ["setting", "column", "backend", "parser", "report", "trainer"]
+    assert [title.split()[1] for title in RECIPES] == ["setting", "column", "backend", "law", "parser", "report", "trainer"]
 
 
 @pytest.mark.parametrize("title", RECIPES)
