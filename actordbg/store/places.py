@@ -169,10 +169,10 @@ def _follow(place: str | os.PathLike[str], read: Callable[[str], T]) -> T:
 def _elsewhere(place: str) -> Iterator[str]:
     """Where the dump of a place may lie now: its own place, the packs of its run, the folders of its ranks."""
     yield place
-    path, dump_id = Path(place), dump_id_of(place)
-    top = next((parent for parent in path.parents if parent.name in ("dumps", "packs")), None)
-    if top is not None:
-        store, run = Store(top.parent), path.relative_to(top).parts[0]
+    dump_id, above = dump_id_of(place), Path(place).parents
+    top, depth = ("packs", 1) if split_place(place) is not None else ("dumps", 2)  # a run may be called so as well
+    if len(above) > depth + 1 and above[depth].name == top:
+        store, run = Store(above[depth + 1]), above[depth - 1].name
         yield from (packed_place(os.fspath(pack), dump_id) for pack in store.iter_packs(run))
         yield from (f"{folder}/{dump_id}{SUFFIX}" for folder in store.dump_folders(run))
 
