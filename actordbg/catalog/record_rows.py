@@ -158,7 +158,7 @@ def event_row(path: Path) -> Row | None:
         if data["format"] != EVENT_FORMAT or not isinstance(data["event"], str):
             return None
         said = {name: data.get(name) for name in COLUMNS["patch_event"]}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return {name: None if value is None else str(value) for name, value in said.items()} | {"name": path.name}
 

@@ -364,6 +364,7 @@ def test_patch_events_are_indexed(store: Store) -> None:
              "actordbg_version": "0.1.0"}  # fmt: skip
     (store.events / "20250619-1-aa.json").write_text(json.dumps(event))
     (store.events / "20250619-1-bb.json").write_text("{")
+    (store.events / "20250619-1-cc.json").write_text("[" * 100_000)
     refresh(store)
     (found,) = query.table_rows(store, "patch_event", "1")
     assert (found.event, found.target, found.openrlhf_version) == ("patch", "/x/actor.py", None)
