@@ -244,6 +244,11 @@ def packs(store: Store, odd: dict[str, str]) -> Iterator[Packs]:
 class Events(Source):
     """What `patch` and `unpatch` did."""
 
+    def known(self, reader: sqlite3.Connection) -> dict[str, Any]:
+        """Also those that have a row and are not noted as read: in a catalog that noted none."""
+        names = reader.execute("SELECT name FROM patch_event")
+        return {f"{self.folder}/{name}": None for (name,) in names} | super().known(reader)
+
     def rows(self, path: str) -> tuple[Any, list[Damaged]]:
         """The row of an event; None for a file that is not one."""
         from actordbg.catalog.record_rows import event_row

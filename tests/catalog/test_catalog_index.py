@@ -368,6 +368,8 @@ def test_patch_events_are_indexed(store: Store) -> None:
     refresh(store)
     (found,) = query.table_rows(store, "patch_event", "1")
     assert (found.event, found.target, found.openrlhf_version) == ("patch", "/x/actor.py", None)
+    with sqlite3.connect(store.catalog_path) as connection:
+        connection.execute("DELETE FROM read_file WHERE path LIKE 'events/%'")  # as in a catalog that did not note events
     (store.events / "20250619-1-aa.json").unlink()
     assert query.table_rows(store, "patch_event", "1") == []
 
