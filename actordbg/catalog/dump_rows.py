@@ -183,7 +183,7 @@ def read_row(path: str, dump_id: str, run: str, rank: int | None) -> tuple[Any, 
 
 def _line(path: str) -> tuple[bytes, int]:
     """The record's line of JSON, its checksum compared, and the size of the file."""
-    with open(open_regular(path), "rb", buffering=0) as file:
+    with open(open_regular(path), "rb") as file:  # buffered: a single read may bring less than it was asked for
         head = file.read(8)
         length = int.from_bytes(head[4:8], "little")
         if len(head) < 8 or head[:4] != MAGIC:

@@ -143,6 +143,7 @@ def read_damaged(reader: sqlite3.Connection) -> list[Damaged]:
 class Dumps(Source):
     """The dump files of one rank. There may be many, and they never change, so that they are known by their names alone."""
 
+    suffix = SUFFIX
     at_once = 4096
 
     def __init__(self, store: Store, folder: str) -> None:
@@ -166,7 +167,8 @@ class Dumps(Source):
 
     def remove(self, writer: CatalogWriter, paths: Sequence[str]) -> int:
         """The rows of those that do not lie in a pack go."""
-        gone = set(writer.known_dumps(self._run, self._rank)) & set(map(self._name, paths))
+        names = {self._name(path) for path in paths if path.endswith(SUFFIX)}  # odd files may have other names
+        gone = names.intersection(writer.known_dumps(self._run, self._rank))
         writer.remove_dumps(gone)
         return len(gone)
 

@@ -152,13 +152,13 @@ def _weighted(tokens: list[Figures], name: str, count: int) -> float | None:
 
 
 def event_row(path: Path) -> Row | None:
-    """The row of a patch event's file; None for a file that is not one."""
+    """The row of a patch event's file; None for a file that is not one. OSError if it cannot be read."""
     try:
         data = json.loads(read_regular(path))
         if data["format"] != EVENT_FORMAT or not isinstance(data["event"], str):
             return None
         said = {name: data.get(name) for name in COLUMNS["patch_event"]}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return {name: None if value is None else str(value) for name, value in said.items()} | {"name": path.name}
 

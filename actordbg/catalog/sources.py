@@ -93,7 +93,7 @@ class Source:
             damaged = reader.execute("SELECT path FROM damaged_file WHERE folder = ?", (self.folder,)).fetchall()
         self._odd: dict[str, str] = {}
         self._found = self.listed(self._odd)
-        self._gone = sorted({*known, *(path.partition("#")[0] for (path,) in damaged)} - self._found.keys())
+        self._gone = sorted({*known, *(self._file_of(path) for (path,) in damaged)} - self._found.keys())
         self.changed = sorted(
             path for path, stamp in self._found.items() if path not in known or known[path] != stamp or (stamp and stamp[1] < 0)
         )
@@ -110,7 +110,9 @@ class Source:
         for first in range(0, len(self.changed), self.at_once):
             final = self.take_in(self.changed[first : first + self.at_once], on_read) and final
         with self._writing() as writer:
-            gone = [path for path in self._gone if path in self._odd or not os.path.lexists(self.store.root / path)]
+            known = self.known(writer.connection)  # also rows that another refresh has written since `look`
+            gone = sorted({*self._gone, *known.keys() - self._found.keys()})
+            gone = [path for path in gone if path in self._odd or not os.path.lexists(self.store.root / path)]
             self.removed += self.remove(writer, gone)
             for path in gone:
                 writer.forget_file(path)
@@ -149,6 +151,11 @@ class Source:
         self.added += added
         on_read(added)
         return final
+
+    def _file_of(self, path: str) -> str:
+        """The file that a damaged path is, or is in: `x.pack` of `x.pack#dump`. A file's own name may have a # in it."""
+        file, mark, _ = path.partition(f"{self.suffix}#")
+        return file + self.suffix if mark and path not in self._found else path
 
     def _writing(self) -> Any:
         return engine.writing(self.store.catalog_path)
@@ -237,11 +244,21 @@ def packs(store: Store, odd: dict[str, str]) -> Iterator[Packs]:
 class Events(Source):
     """What `patch` and `unpatch` did."""
 
+    def known(self, reader: sqlite3.Connection) -> dict[str, Any]:
+        """Also those that have a row and are not noted as read: in a catalog that noted none."""
+        names = reader.execute("SELECT name FROM patch_event")
+        return {f"{self.folder}/{name}": None for (name,) in names} | super().known(reader)
+
     def rows(self, path: str) -> tuple[Any, list[Damaged]]:
         """The row of an event; None for a file that is not one."""
         from actordbg.catalog.record_rows import event_row
 
-        return event_row(self.store.root / path), []
+        try:
+            return event_row(self.store.root / path), []
+        except OddFile:
+            return None, []
+        except OSError:  # it cannot be read now: passed over, and looked at again
+            raise FileNotFoundError(path) from None
 
     def put(self, writer: CatalogWriter, path: str, rows: Any) -> int:
         """An event never changes."""

@@ -188,5 +188,5 @@ def models(store: Store) -> Iterator[Finding]:
             json.loads(read_regular(folder / "config.json"))
             if not any(one.endswith(".safetensors") for one in os.listdir(folder)):
                 yield Finding(folder, "damaged-model", "it has no weights")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             yield Finding(folder, "damaged-model", f"config.json cannot be read: {error}")

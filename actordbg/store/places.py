@@ -27,8 +27,9 @@ import os
 import threading
 import weakref
 import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -169,29 +170,45 @@ def _follow(place: str | os.PathLike[str], read: Callable[[str], T]) -> T:
 def _elsewhere(place: str) -> Iterator[str]:
     """Where the dump of a place may lie now: its own place, the packs of its run, the folders of its ranks."""
     yield place
-    path, dump_id = Path(place), dump_id_of(place)
-    top = next((parent for parent in path.parents if parent.name in ("dumps", "packs")), None)
-    if top is not None:
-        store, run = Store(top.parent), path.relative_to(top).parts[0]
+    dump_id, above = dump_id_of(place), Path(place).parents
+    top, depth = ("packs", 1) if split_place(place) is not None else ("dumps", 2)  # a run may be called so as well
+    if len(above) > depth + 1 and above[depth].name == top:
+        store, run = Store(above[depth + 1]), above[depth - 1].name
         yield from (packed_place(os.fspath(pack), dump_id) for pack in store.iter_packs(run))
         yield from (f"{folder}/{dump_id}{SUFFIX}" for folder in store.dump_folders(run))
 
 
 OPEN_PACKS = 8
 """Packs that a process keeps open."""
-KEPT_BLOCKS = 48
-"""Decompressed blocks that a process keeps, of 2 MiB each: all of one pack."""
+CACHE_BYTES = 96 * 2**20
+"""Decompressed blocks that a process keeps, in bytes: all of one pack, however many they are."""
 
 
-@lru_cache(maxsize=KEPT_BLOCKS)
-def _content(pack: int, number: int) -> bytes:
-    """The decompressed content of a block of an open pack."""
-    return _open[pack].decompressed(number)
+class BlockCache:
+    """Decompressed blocks by (pack, number): the longest unused go when there are more than `limit` bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.bytes = limit, 0
+        self._blocks: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[int, int], make: Callable[[], bytes]) -> bytes:
+        """The block, made if it is not here; others go until there is room."""
+        with self._lock:
+            if key in self._blocks:
+                self._blocks.move_to_end(key)
+                return self._blocks[key]
+        content = make()
+        with self._lock:
+            self.bytes += len(content) - len(self._blocks.get(key, b""))
+            self._blocks[key] = content
+            while self.bytes > self.limit:
+                self.bytes -= len(self._blocks.popitem(last=False)[1])
+        return content
 
 
+_blocks = BlockCache(CACHE_BYTES)
 _numbers = itertools.count()
-_open: weakref.WeakValueDictionary[int, Pack] = weakref.WeakValueDictionary()
-"""By number: so the blocks that are kept do not keep their pack open."""
 
 
 class Pack:
@@ -213,7 +230,6 @@ class Pack:
         self._index = pack_bytes.decode_index(content, foot, self.path)
         self._index_bytes = foot.stored
         self._places = {dump_id: place for place, dump_id in enumerate(self._index.dump_ids)}
-        _open[self._number] = self
 
     def __contains__(self, dump_id: str) -> bool:
         return dump_id in self._places
@@ -239,7 +255,10 @@ class Pack:
             raise CorruptDump(f"{name}: its payload claims {size} bytes, over the limit of {max_bytes}", hint=HINT)
         try:
             with self._lock:  # of two threads that want a block, one decompresses it
-                blocks = {number: _content(self._number, number) for number in {index.piece_block[ref] for ref in refs}}
+                blocks = {
+                    number: _blocks.get((self._number, number), partial(self._decompressed, number))
+                    for number in {index.piece_block[ref] for ref in refs}
+                }
         except CorruptDump as error:
             raise CorruptDump(f"{name}: {error.message}", hint=HINT) from None
         parts = [header]
@@ -271,7 +290,7 @@ class Pack:
         weights = [mine + sum(cost[ref] for ref in refs) for mine, refs in zip(own, used, strict=True)]
         return _apportion(weights, self.bytes)
 
-    def decompressed(self, number: int) -> bytes:
+    def _decompressed(self, number: int) -> bytes:
         """The content of a block."""
         block = self._index.blocks[number]
         return pack_bytes.decompress(self._at(block.offset, block.stored), block.content, f"block {number} of the pack")

@@ -15,9 +15,9 @@ import pytest
 from catalogcases import contents
 
 from actordbg.base.errors import CatalogProblem, StoreProblem
-from actordbg.catalog import connections, migrate, query
+from actordbg.catalog import connections, migrate, query, record_rows
 from actordbg.catalog import dump_rows as headers
-from actordbg.catalog.indexer import refresh
+from actordbg.catalog.indexer import Dumps, refresh
 from actordbg.catalog.tables import DUMP_COLUMNS
 from actordbg.formats.dump_record import SUFFIX, DumpRecord, TensorSpec
 from actordbg.records.replay_record import ResultRecord
@@ -164,6 +164,47 @@ def test_a_damaged_file_that_goes_is_forgotten(store: Store, monkeypatch: pytest
         assert len(refresh(store).damaged) == 1
     path.unlink()
     assert refresh(store).damaged == []
+
+
+def test_a_row_that_a_killed_refresh_wrote_after_the_file_went_does_not_stay(store: Store) -> None:
+    gone, stays = (store.dump_path(described) for described in cases.fill(store, 5)[::4])
+    kept = gone.read_bytes()
+    folder = store.relative(gone.parent)
+    killed, ours = Dumps(store, folder), Dumps(store, folder)
+    migrate.ensure(store)
+    killed.look()
+    gone.unlink()
+    cases.settle(store)
+    ours.look()
+    gone.write_bytes(kept)  # as the other one had read it before
+    killed.take_in(killed.changed, lambda count: None)
+    gone.unlink()
+    cases.settle(store)
+    ours.take()
+    assert rows_of(store) == [stays.name.removesuffix(SUFFIX)]
+
+
+@pytest.mark.parametrize("name", ["a#b" + SUFFIX, "a.json#b" + SUFFIX, f"a{SUFFIX}#b{SUFFIX}"])
+def test_a_damaged_file_stays_noted_whatever_its_name(store: Store, name: str) -> None:
+    (described,) = cases.fill(store, 1)
+    odd = store.dump_path(described).with_name(name)
+    odd.write_bytes(b"junk")
+    for _ in range(3):
+        (damaged,) = refresh(store).damaged
+        assert damaged.path == store.relative(odd)
+        cases.settle(store)
+    (store.dump_path(described).parent / "come").touch()  # the folder is listed again
+    assert [damaged.path for damaged in refresh(store).damaged] == [store.relative(odd)]
+    assert rows_of(store) == [described.dump_id]
+
+
+def test_an_odd_name_that_begins_as_a_dump_does_not_hide_it(store: Store) -> None:
+    (described,) = cases.fill(store, 1)
+    path = store.dump_path(described)
+    path.with_name(f"{described.dump_id}.safetensors\x1b").touch()  # shown as long as the dump's own name
+    for _ in range(3):
+        assert len(refresh(store).damaged) == 1
+        assert rows_of(store) == [described.dump_id]
 
 
 def test_a_file_under_another_name_or_in_another_place_is_damaged(store: Store) -> None:
@@ -323,11 +364,25 @@ def test_patch_events_are_indexed(store: Store) -> None:
              "actordbg_version": "0.1.0"}  # fmt: skip
     (store.events / "20250619-1-aa.json").write_text(json.dumps(event))
     (store.events / "20250619-1-bb.json").write_text("{")
+    (store.events / "20250619-1-cc.json").write_text("[" * 100_000)
     refresh(store)
     (found,) = query.table_rows(store, "patch_event", "1")
     assert (found.event, found.target, found.openrlhf_version) == ("patch", "/x/actor.py", None)
+    with sqlite3.connect(store.catalog_path) as connection:
+        connection.execute("DELETE FROM read_file WHERE path LIKE 'events/%'")  # as in a catalog that did not note events
     (store.events / "20250619-1-aa.json").unlink()
     assert query.table_rows(store, "patch_event", "1") == []
+
+
+def test_an_event_that_cannot_be_read_for_a_moment_is_read_later(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.events.mkdir()
+    (store.events / "20250619-1-aa.json").write_text(json.dumps({"format": 1, "event": "patch", "target": "/x/actor.py"}))
+    cases.settle(store)
+    with monkeypatch.context() as patched:
+        patched.setattr(record_rows, "read_regular", lambda path: os.listdir(path))  # NotADirectoryError
+        assert query.table_rows(store, "patch_event", "1") == []
+    (found,) = query.table_rows(store, "patch_event", "1")
+    assert found.target == "/x/actor.py"
 
 
 def test_rows_and_schema_are_the_same_however_the_catalog_was_made(store: Store) -> None:

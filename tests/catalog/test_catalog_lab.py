@@ -284,6 +284,17 @@ def test_damaged_files_are_noted_and_forgotten(store: Store, folder: str) -> Non
     )
 
 
+def test_a_damaged_file_whose_name_begins_as_another_leaves_that_ones_rows(replayed: Store) -> None:
+    save(replayed, comparison("c-01", "r-02", "r-01"))
+    odd = replayed.comparisons / "c-01#copy.json"
+    shutil.copy(replayed.comparisons / "c-01.json", odd)
+    age(replayed)
+    for count in range(3):
+        assert [damaged.path for damaged in refresh(replayed).damaged] == [replayed.relative(odd)]
+        assert [row.comparison_id for row in query.comparisons(replayed)] == ["c-01"]
+        (replayed.comparisons / f"{count}.txt").touch()  # the folder is listed again
+
+
 def test_a_good_file_that_is_damaged_later_loses_its_rows(replayed: Store) -> None:
     path = save(replayed, comparison("c-01", "r-02", "r-01"))
     refresh(replayed)

@@ -65,6 +65,17 @@ def test_a_record_that_is_spelled_differently_keeps_its_spelling(store: Store):
     assert dumpfile.line_of(path.read_bytes()) == dumpfile.line_of(blob) != b""
 
 
+@pytest.mark.parametrize("run", ["ppo-1", "packs", "dumps"])
+def test_a_noted_place_leads_to_a_dump_that_moved_whatever_its_run_is_called(store: Store, run: str):
+    described = catalogcases.record(0, run=run)
+    file = catalogcases.publish(store, described)
+    packing.pack_dumps(store)
+    (packed,) = places.places_of(store)
+    assert not file.exists() and places.read_record(file).run == run
+    packing.unpack_dumps(store)
+    assert not places.is_there(packed) and places.read_record(packed).run == run
+
+
 def test_a_condition_and_a_run_choose(store: Store, ppo: dict[str, tuple[str, str]]):
     packcases.fill_ppo(store, calls=1, first=20, run="other")
     assert packing.pack_dumps(store, "rank = 1", run="ppo-1").figures.dumps == 3

@@ -329,6 +329,21 @@ def test_a_block_is_decompressed_once_for_many_dumps_and_threads(store: Store, t
     assert wrong == [] and len(names) == len(index_of(pack).blocks)
 
 
+def test_blocks_are_kept_by_their_bytes_however_many_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tensors = {f"args.x{number}": torch.rand(2, 70) for number in range(60)}
+    pack = Pack(packcases.write_pack(tmp_path, [encoded(tensors)]).path)
+    names: list[str] = []
+    real = layout.decompress
+    monkeypatch.setattr(layout, "decompress", lambda *words: names.append(words[2]) or real(*words))
+    for _ in range(2):
+        pack.read(pack.dump_ids[0])
+    assert len(names) == len(index_of(pack).blocks) == 60
+    cache = reader.BlockCache(100)
+    for number in range(5):
+        assert len(cache.get((0, number), lambda: bytes(40))) == 40
+    assert cache.bytes == 80
+
+
 def test_an_open_pack_that_is_replaced_is_read_again(tmp_path: Path):
     first, second = (
         encoded({"sequences": torch.ones(2, 70).long()}),
