@@ -255,8 +255,8 @@ class ActorSession(Decided):
         keeper = GradientKeeper(self.records) if self.config.keep_gradients else None
         outcome.grad_norm = self._backend.backward(loss, keeper)
         outcome.backward_s = measure.now(self.device) - began
-        averaged = {*self._backend.averaged_over(dump_id)}
-        outcome.gradient_over = tuple(sorted(averaged)) if len(averaged) > 1 else ()
+        averaged = self._backend.averaged_over(dump_id)  # a lane that fills in has another's, which then counts twice
+        outcome.gradient_over = tuple(sorted(averaged)) if len(set(averaged)) > 1 else ()
         if keeper is not None:
             outcome.tensors, outcome.gradients = keeper.tensors, keeper.facts
 

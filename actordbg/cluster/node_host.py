@@ -225,8 +225,9 @@ class NodeHost:
                 if event["event"] == "boot":
                     launched.watch((event["pid"], event["ticks"]))
                 self._tell_ray(view.rank, event)
-            if rank.ended_at is None:  # its launcher reaps it soon, and the exit status with it
-                view.look(lambda identity: state_of(*identity))
+            if rank.ended_at is None and view.identity is not None:  # its launcher reaps it soon, and the exit status with it
+                # asked also of a rank that the command wrote down as gone, with a reason that our word would take the place of
+                view.state, view.wait_status = state_of(*view.identity)
                 rank.ended_at = time.monotonic() if view.state in (GONE, ZOMBIE) else None
             settled = rank.ended_at is not None and (view.done or time.monotonic() - rank.ended_at > SETTLE_S)
             if settled and not rank.told:

@@ -337,7 +337,8 @@ def attend(folders: Callable[[], list[Path]], goes_on: Callable[[], bool], told:
     try:
         while relay.at is not None or goes_on():
             for path in (path for folder in folders() for path in sorted(folder.glob("prompt-*.sock")) if relay.at is None):
-                relay.call(path.parent, int(path.stem.removeprefix("prompt-")))
+                if (rank := path.stem.removeprefix("prompt-")).isdigit():  # a store may be shared: others may put anything there
+                    relay.call(path.parent, int(rank))
             if relay.at is None:
                 time.sleep(0.1)
                 continue

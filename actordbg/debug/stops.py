@@ -271,6 +271,9 @@ def stop_job(frame: FrameType, leader: int, timeout_s: float) -> None:
         if here < world:
             raise OSError(f"{world} ranks run on several machines, and one can park only those of its own")
         folder = _private(run / (os.environ.get("MASTER_PORT") or str(os.getpid())))
+    except OSError as error:
+        return _say(rank, f"breakpoint() is passed: {error}")
+    try:
         place, names = f"at {frame.f_code.co_filename}:{frame.f_lineno}", {"rank": rank, "world_size": world}
         ranks, arrival_s = tuple(range(world)), SHORT_S if _missed else timeout_s
         stop = Stop(
@@ -280,8 +283,8 @@ def stop_job(frame: FrameType, leader: int, timeout_s: float) -> None:
         stop.hold()
     except StoppedByUser as error:
         _off = "terminal" not in str(error)
-    except OSError as error:
-        return _say(rank, f"breakpoint() is passed: {error}")
+    except OSError as error:  # what was said at the prompt, and that nobody came, counts all the same
+        _say(rank, f"breakpoint() is passed: {error}")
     _off = _off or word == DETACH
     _missed, _alone = missed, not came
     return _say(rank, "goes on" + (" and stops no more" if _off else ""))

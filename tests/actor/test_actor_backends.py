@@ -27,13 +27,16 @@ class FakeBackend(backend.Backend):
     def facts(self):
         return super().facts() | {"backend": "fake"}
 
+    def averaged_over(self, dump_id):
+        return ["dump", "another", "dump"]  # the third lane fills in
+
 backend.CLASSES["fake"] = "__main__:FakeBackend"
 SETTINGS["backend"] = replace(SETTINGS["backend"], values=(*SETTINGS["backend"].values, "fake"))
 found = {}
 for name in ("plain", "fake"):
     with open_actor(ReplayConfig(backend=name, seed=7), model_cache=Path(sys.argv[1])) as session:
         outcome = session.run(make_dump(0), backward=True)
-        found[name] = [session.resolved["backend"], outcome.log_probs.tolist(), outcome.grad_norm]
+        found[name] = [session.resolved["backend"], outcome.gradient_over, outcome.log_probs.tolist(), outcome.grad_norm]
 print(json.dumps(found))
 """
 
@@ -53,7 +56,8 @@ def test_a_replay_runs_on_a_backend_that_a_test_adds(tmp_path: Path):
     done = subprocess.run(command, env=paths, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["fake"] == ["fake", *found["plain"][1:]]
+    assert found["fake"] == ["fake", ["another", "dump", "dump"], *found["plain"][2:]]
+    assert found["plain"][1] == []
 
 
 def test_norms_are_summed_in_float64(monkeypatch: pytest.MonkeyPatch):

@@ -18,6 +18,7 @@ from actordbg.formats.store_files import make_folder
 from actordbg.records.journal import rank_journal, read_events
 from actordbg.replay.launch import Group, Launched, launch
 from actordbg.replay.rank_launcher import NodeShare
+from actordbg.replay.rank_view import RankView
 from actordbg.replay.work_order import WorkOrder
 from actordbg.replay.worker_logs import status_by_launcher
 from actordbg.store.layout import Store
@@ -66,11 +67,8 @@ def test_what_ran_on_a_dying_node_is_blamed_on_no_input(store: Store, action: st
     assert "its node died" in json.dumps(read_events(folder / "supervisor.jsonl"))
 
 
-@pytest.mark.parametrize(("raylet", "told"), [("lives", 1), ("died", 0)])
-def test_a_host_tells_of_a_dead_rank_only_while_its_raylet_lives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raylet: str, told: int
-) -> None:
-    monkeypatch.setattr(node_host, "SETTLE_S", 0.0)
+def host_of_a_hanging_rank(tmp_path: Path) -> tuple[NodeHost, Path]:
+    """A host whose only rank hangs in its first input, and the rank's journal."""
     spec, folder = make_spec(1), tmp_path / "store" / "replays" / "r"
     make_folder(folder)
     order = WorkOrder(1, [0], [[0]], (os.getpid(), start_ticks(os.getpid())))
@@ -80,12 +78,34 @@ def test_a_host_tells_of_a_dead_rank_only_while_its_raylet_lives(
     host.start(spec.config.to_dict(), NodeShare(0, 1), str(folder / "work-0-1.json"), "fake_worker", [], "a", "127.0.0.1")
     while not any(event["event"] == "start" for event in read_events(journal)):
         assert host.wait(longest_s=0.1) is None
+    return host, journal
+
+
+@pytest.mark.parametrize(("raylet", "told"), [("lives", 1), ("died", 0)])
+def test_a_host_tells_of_a_dead_rank_only_while_its_raylet_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raylet: str, told: int
+) -> None:
+    monkeypatch.setattr(node_host, "SETTLE_S", 0.0)
+    host, journal = host_of_a_hanging_rank(tmp_path)
     os.kill(read_events(journal)[0]["pid"], signal.SIGKILL)
     if raylet == "died":
         monkeypatch.setattr(os, "getppid", lambda: 1)
     assert host.wait() == -signal.SIGKILL
     gone = [event for event in read_events(journal) if event["event"] == "gone"]
     assert len(gone) == told and all(event["wait_status"] == 9 for event in gone)
+
+
+def test_a_host_does_not_tell_again_of_a_rank_that_was_written_down_as_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_host, "SETTLE_S", 0.0)
+    host, journal = host_of_a_hanging_rank(tmp_path)
+    starved = RankView.of_peer(journal.parent, 0)
+    list(starved.poll())
+    starved.write_gone(9, why="its node ran out of memory")
+    assert host.wait(longest_s=0.3) is None
+    assert [event["why"] for event in read_events(journal) if event["event"] == "gone"] == ["its node ran out of memory"]
+    host.end()
 
 
 def test_a_rank_that_its_launcher_reaped_first_ended_as_the_launcher_says(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import pytest
 import stopcases
 from stopcases import AtTerminal, live_job
 
+from actordbg.debug import stops
+from actordbg.debug.meeting import DETACH, attend
 from actordbg.store.layout import Store
 
 pytestmark = pytest.mark.slow
@@ -68,3 +70,26 @@ def test_a_run_with_stops_can_be_attached_to_before_its_first_stop(store: Store,
     terminal.child.expect("waiting for the stops of run early")
     terminal.child.sendintr()
     assert terminal.leave()[0] == 130
+
+
+def test_what_was_said_at_a_prompt_counts_also_where_the_stop_then_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    held = []
+
+    def hold(stop: stops.Stop) -> None:
+        held.append(stop.place)
+        stop.ended(DETACH, "")
+        raise OSError("no space left")
+
+    monkeypatch.setenv(stops.FOLDER, str(tmp_path))
+    monkeypatch.setattr(stops.Stop, "hold", hold)
+    for name in ("_off", "_missed", "_alone"):
+        monkeypatch.setattr(stops, name, False)
+    for _ in range(2):
+        stops.stop_job(sys._getframe(), 0, 1.0)
+    assert len(held) == 1
+
+
+def test_what_others_put_among_the_prompts_of_a_shared_store_is_passed_by(tmp_path: Path):
+    (tmp_path / "prompt-x.sock").touch()
+    goes_on = iter([True, False])
+    attend(lambda: [tmp_path], lambda: next(goes_on), print)
