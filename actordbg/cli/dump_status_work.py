@@ -13,6 +13,7 @@ from typing import Any
 from actordbg.base.errors import CorruptDump, StoreProblem
 from actordbg.capture.control import Control, control_dict, read_control
 from actordbg.cli.capture_options import limits_in_words
+from actordbg.cli.dump_switch import job_names
 from actordbg.cli.output import human_bytes, note, plural, say, say_wrapped, table
 from actordbg.dumps.recover import find_rings
 from actordbg.formats.record_reading import parse_timestamp
@@ -124,11 +125,6 @@ def status_of(store: Store, everything: bool) -> RecordingStatus:
         rings=ring_rows(store),
         damaged_switches=damaged,
     )
-
-
-def job_names(store: Store) -> list[str]:
-    """The jobs of this store that have a switch of their own."""
-    return sorted(path.stem for path in store.controls.glob("*.json") if not path.name.startswith("."))
 
 
 def ring_rows(store: Store) -> list[RingRow]:

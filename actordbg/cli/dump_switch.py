@@ -55,8 +55,6 @@ def disable(
 
     Example: actordbg dump disable
     """
-    from actordbg.cli.dump_status_work import job_names
-
     store = store_of(ctx).require()
     name = opt.checked_run_name(run)
     own = name if name is not None and store.control_of(name).exists() else None
@@ -71,6 +69,11 @@ def _answer(store: Store, control: Control | None, enabled: bool, changed: bool,
 
     now = control_dict(control) if control else None
     return {"store": str(store.root), "enabled": enabled, "changed": changed, "control": now, "job": job}
+
+
+def job_names(store: Store) -> list[str]:
+    """The jobs of this store that have a switch of their own."""
+    return sorted(path.stem for path in store.controls.glob("*.json") if not path.name.startswith("."))
 
 
 def switch_off(store: Store, job: str | None) -> bool:

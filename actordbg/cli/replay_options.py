@@ -250,7 +250,7 @@ class StopOptions:
         return StopOrder(
             at=at,
             rank=self.break_rank,
-            dump=only and resolve(only, ids, "input of this replay", made_by="dump ls", error=UsageError),
+            dump=None if only is None else resolve(only, ids, "input of this replay", made_by="dump ls", error=UsageError),
             wait_s=self.break_wait,
             terminal=terminal and self.break_wait is None,
             debugpy=self.debugpy,

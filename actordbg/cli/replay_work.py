@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from actordbg.actor.signatures import explain
@@ -254,9 +255,17 @@ def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> ReplayAnswer:
         "failures": tuple(map(_failure, summary.failures)),
         "configuration": on_machine(spec.config, data.resolved) if data.resolved else "",
         "folder": str(folder),
-        "kept_bytes": sum(path.stat().st_size for path in (folder / TENSORS).glob("*")),
+        "kept_bytes": _size_of(folder / TENSORS),
     }
     return ReplayAnswer(**same | derived)
+
+
+def _size_of(folder: Path) -> int:
+    """Bytes of the files in a folder; 0 if it is not there, or cannot be looked at: no reason to lose a replay's answer."""
+    try:
+        return sum(path.stat().st_size for path in folder.iterdir())
+    except OSError:
+        return 0
 
 
 def _failure(group: FailureGroup) -> dict[str, Any]:

@@ -65,12 +65,12 @@ def train_check(
     form = chosen_format(format, as_json)
     check_page(html)
     pages.check("--plot", plot)
-    if name := show or resume:
-        word, engine = ("show", []) if show else ("resume", [field.name for field in fields(EngineOptions)])
+    if show is not None or resume is not None:
+        word, engine = ("show", []) if show is not None else ("resume", [field.name for field in fields(EngineOptions)])
         beside = {word, "format", "plot", "html", "yes", "dry_run", *engine}
         refuse_beside(ctx, f"--{word} takes a check as it is", beside)
         store = store_of(ctx).require()
-        record, owner = load_train_check(store, name)
+        record, owner = load_train_check(store, str(show or resume))
         if show is not None:
             return work.print_train_check(record, form, plot, html)
         models = ", ".join(sorted({repr(cell.config.get("model")) for cell in record.cells}))

@@ -110,7 +110,8 @@ def _marks(one: _Layer, x: Scale, y: Scale) -> Iterable[str]:
             groups.setdefault(one.get("color", at[0]), []).append(at)
         for members in groups.values():
             points = " ".join(f"{left[0]:.1f},{top[0]:.1f}" for _, left, top in members if left is not None and top is not None)
-            yield f'<polyline points="{points}" {painted(members[0][0], True)}/>'
+            if points:  # a layer without values has no name either that a colour could be for
+                yield f'<polyline points="{points}" {painted(members[0][0], True)}/>'
         return
     shapes = [(_shape(one, *at), at[0]) for at in places]
     if "field" not in one.channels.get("color", {}):  # the same look for all is said once
@@ -157,7 +158,7 @@ def _shape(one: _Layer, value: Drawn, x: tuple[float, float] | None, y: tuple[fl
 def _painter(one: _Layer) -> Painter:
     """What gives a mark its colour: attributes, or a class of the page's style. stroked: its line has it, nothing is filled."""
     said = one.channels.get("color", {})
-    scale, found = said.get("scale", {}), one.all("color")
+    scale, found = said.get("scale", {}), [one.get("color", value) for value in one.values]
     heat = said.get("type") == "quantitative"
     names = [] if heat else list(dict.fromkeys(map(str, scale.get("domain") or found)))
     low, high = scale.get("domain") or _extent(found) if heat else (0, 1)

@@ -42,6 +42,12 @@ def test_nothing_selected_is_exit_5_and_0_where_that_is_allowed(sixty: Store, tm
     assert run(sixty, *words, "--allow-empty")[0] == 0
 
 
+@pytest.mark.parametrize("option", ["--show", "--resume"])
+def test_a_training_check_without_a_name_is_none_and_starts_no_new_one(sixty: Store, option: str):
+    code, shown, message = run(sixty, "train-check", option, "", "--dry-run")
+    assert code == UsageError.exit_code and shown == "" and "training check" in message
+
+
 def test_a_list_in_json_is_whole_and_on_a_terminal_fifty(sixty: Store):
     assert len(json.loads(run(sixty, "dump", "ls", "--json")[1])) == 60
     assert len(json.loads(run(sixty, "dump", "ls", "--json", "--limit", "7")[1])) == 7

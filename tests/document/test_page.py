@@ -88,6 +88,8 @@ def test_a_static_picture_keeps_its_marks_inside(scale: str):
     assert len(places) == 6 and all(0 <= place <= 720 for place in places)
     for few in ([], [{"x": 0, "y": 0}]):
         assert as_svg(layered(few, layer("bar"), x=quantity("x", "x"), y=names("y", "y")), "nothing").startswith("<svg")
+    axes = {"x": quantity("x", "x"), "y": quantity("y", "y"), "color": names("c", None)}
+    assert "<polyline" not in as_svg(layered([], layer("line"), **axes), "a line of nothing, which has no name")
 
 
 def test_a_still_picture_tells_near_values_apart_and_breaks_a_long_legend() -> None:

@@ -42,7 +42,7 @@ from actordbg.config.replay_config import ReplayConfig
 from actordbg.config.sources import read_accelerate
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import make_folder
-from actordbg.records.journal import SPEC, Journal, read_events, read_results
+from actordbg.records.journal import SPEC, TENSORS, Journal, read_events, read_results
 from actordbg.records.replay_record import ReplaySpec, ResultRecord
 from actordbg.replay import supervise
 from actordbg.replay.launch import launch, torchrun_command
@@ -161,6 +161,13 @@ def test_folded_ids_are_said_with_the_number_of_inputs(
     assert answer.folded_ids == 2
     render(answer)
     assert "token ids of 2 inputs into the model's vocabulary" in capsys.readouterr().out
+
+
+def test_kept_outputs_that_cannot_be_looked_at_cost_no_answer(store: Store, ended: Callable[..., ReplaySpec]) -> None:
+    spec = ended()
+    make_folder(store.replays / spec.replay_id / TENSORS)
+    (store.replays / spec.replay_id / TENSORS / "gone").symlink_to("nowhere")
+    assert answer_of(store, spec, 0).kept_bytes == 0
 
 
 def test_figures_of_warming_up_are_shown_where_no_input_is_steady(
