@@ -13,7 +13,6 @@ from typing import Any
 from actordbg.base.errors import CorruptDump, StoreProblem
 from actordbg.capture.control import Control, control_dict, read_control
 from actordbg.cli.capture_options import limits_in_words
-from actordbg.cli.dump_switch import job_names
 from actordbg.cli.output import human_bytes, note, plural, say, say_wrapped, table
 from actordbg.dumps.recover import find_rings
 from actordbg.formats.record_reading import parse_timestamp
@@ -103,7 +102,7 @@ def status_of(store: Store, everything: bool) -> RecordingStatus:
     """What is known of a store's recording now: of the current run and of others that still record, or of every run."""
     controls: list[Control | None] = []
     damaged = []
-    for name in (None, *job_names(store)):
+    for name in (None, *store.job_names()):
         try:
             controls.append(read_control(store, name))
         except StoreProblem as error:  # to a job it means off

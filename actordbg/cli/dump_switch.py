@@ -58,7 +58,7 @@ def disable(
     store = store_of(ctx).require()
     name = opt.checked_run_name(run)
     own = name if name is not None and store.control_of(name).exists() else None
-    jobs = [None, *job_names(store)] if name is None else [own]
+    jobs = [None, *store.job_names()] if name is None else [own]
     changed = [switch_off(store, job) for job in jobs]
     emit(_answer(store, control_before(store, jobs[0]), False, any(changed), own), _say_disabled, as_json)
 
@@ -69,11 +69,6 @@ def _answer(store: Store, control: Control | None, enabled: bool, changed: bool,
 
     now = control_dict(control) if control else None
     return {"store": str(store.root), "enabled": enabled, "changed": changed, "control": now, "job": job}
-
-
-def job_names(store: Store) -> list[str]:
-    """The jobs of this store that have a switch of their own."""
-    return sorted(path.stem for path in store.controls.glob("*.json") if not path.name.startswith("."))
 
 
 def switch_off(store: Store, job: str | None) -> bool:

@@ -169,6 +169,10 @@ class Store(StoreFiles):
                 return None
             raise StoreProblem(f"cannot list {path}: {error.strerror}", hint="check the permissions of the store") from None
 
+    def job_names(self) -> list[str]:
+        """The jobs of this store that have a switch of their own."""
+        return sorted(path.stem for path in self.controls.glob("*.json") if not path.name.startswith("."))
+
     def dump_folders(self, run: str | None = None) -> Iterator[Path]:
         """Every rank folder, or those of one run, sorted."""
         for folder in _folders(self.dumps) if run is None else [self.dumps / run]:
