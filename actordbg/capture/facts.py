@@ -301,7 +301,7 @@ def _sort_into(bound: Bound, name: str, value: Any) -> None:
         bound.arguments[name] = _plain(value, bound)
         return
     except _NotPlain as error:
-        bound.room, why = room, str(error)
+        bound.room, why = room, str(error) if isinstance(value, str) or str(error) == _TOO_LARGE else ""
     bound.arguments.pop(name, None)
     bound.groups.pop(name, None)
     dist = sys.modules.get("torch.distributed")
@@ -333,6 +333,8 @@ def _plain(value: Any, bound: Bound, depth: int = 0) -> Any:
         return float(value)
     if isinstance(value, str):
         return scrub(_text(value, bound))
+    if isinstance(value, (list, tuple, dict)) and len(value) * _VALUE > bound.room:  # nothing of it is looked at
+        raise _NotPlain(_TOO_LARGE)
     if isinstance(value, (list, tuple)):
         return [_plain(item, bound, depth + 1) for item in value]
     if isinstance(value, dict) and all(type(key) is str for key in value):

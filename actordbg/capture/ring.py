@@ -187,7 +187,9 @@ class Ring:
             return made
         except BaseException:
             try:
-                unfinished.unlink()
+                os.unlink(unfinished)
+            except OSError:  # what is raised is why there is no ring
+                pass
             finally:
                 os.close(descriptor)
             raise

@@ -84,7 +84,9 @@ def read_weights(path: Path) -> WeightRecord:
     """A published file, checked. OSError where it cannot be read, CorruptDump if it is none, NewerFormat of a later version."""
     try:
         data = json.loads(read_regular(path))
-        if type(version := data.pop("format")) is int and version > WEIGHTS_FORMAT:
+        if type(version := data.pop("format")) is not int:
+            raise ValueError("its format is no number")
+        if version > WEIGHTS_FORMAT:
             raise NewerFormat(
                 f"hashes of weights have format {version}, this actordbg reads {WEIGHTS_FORMAT}", hint="upgrade actordbg"
             )
@@ -93,7 +95,7 @@ def read_weights(path: Path) -> WeightRecord:
             if not all(type(size) is int and 0 <= size < 2**62 for size in (*one["shape"], *part)) or len(part) != 2:
                 raise ValueError("a shape is none")
             one |= {"shape": tuple(one["shape"]), "part": one["part"] and tuple(one["part"])}
-            if not _HEX.match(one["sha256"] or "0" * 64):
+            if one["sha256"] is not None and not _HEX.match(one["sha256"]):
                 raise ValueError("a hash is none")
             data["parameters"][name] = _typed(ParameterHash, one)
         return _typed(WeightRecord, data)

@@ -78,9 +78,6 @@ def _wait(child: subprocess.Popen[bytes], watched: set[signal.Signals]) -> bool:
     return interrupted
 
 
-_JSON, _FILE = "--runtime-env-json", "--runtime-env"
-
-
 def is_submission(command: Sequence[str]) -> bool:
     """Whether this is `ray job submit`, perhaps behind another program (`uv run ray job submit`)."""
     return bool(_parted(command)[0])

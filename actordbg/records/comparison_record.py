@@ -17,7 +17,7 @@ imported by whoever reads or writes such a file, and by nobody who only names a 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -67,6 +67,7 @@ class StoredRecord:
             record = convert(data, cls)
             if _says_more(data, _plain(record)):
                 raise ValueError("it has fields that this actordbg does not know")
+            _complete(record)
             return record
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             file = f"the {cls.what}'s file {source}".rstrip()
@@ -90,6 +91,17 @@ def _plain(record: Any) -> Any:
     from msgspec.json import decode, encode
 
     return decode(encode(record, enc_hook=float))  # a float of numpy's is one
+
+
+def _complete(value: Any) -> None:
+    """Give each record in a value, at any depth, the defaults of what its file did not say. msgspec leaves them to the class,
+    and what goes through a record's own fields (`vars`, msgspec itself) would pass them over.
+    """
+    if is_dataclass(value):
+        vars(value).update({each.name: getattr(value, each.name) for each in fields(value)})
+        value = vars(value)
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ():
+        _complete(item)
 
 
 def _says_more(said: Any, kept: Any) -> bool:

@@ -127,6 +127,21 @@ def test_what_an_argument_costs_is_no_less_than_its_json(value: Any):
     assert len(json.dumps(value)) <= bound.argument_bytes <= MAX_ARGUMENTS
 
 
+def test_of_what_is_no_string_only_the_type_is_said():
+    for value in ({"password": "hunter2\ud800"}, ["hunter2\ud800"], {"hunter2\ud800": 1}):
+        extra = bind(SignatureH, ids(), meta=value).extra["meta"]
+        assert extra == f"an argument of type builtins.{type(value).__name__}", "nobody could tell that it is a secret"
+
+
+def test_a_container_of_too_many_is_not_looked_at():
+    class Watched(dict):
+        def __iter__(self):
+            raise AssertionError("the training thread would wait for it")
+
+    bound = bind(SignatureH, ids(), meta=Watched(dict.fromkeys(range(20_000))))
+    assert "too large" in bound.extra["meta"]
+
+
 def test_the_arguments_of_a_call_have_one_bound_together():
     some = ["x" * MAX_STRING] * 20
     bound = bind(SignatureH, ids(), **{f"a{i}": some for i in range(60)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -199,6 +200,16 @@ def test_a_ring_whose_bounds_are_tiny_never_reaches_out_of_its_memory(tmp_path):
     made = [entry for entry in entries if entry is not None]
     assert made and max(entry.offset + entry.size for entry in made) <= len(ring._memory)
     ring.remove()
+
+
+def test_what_stopped_a_ring_is_raised_even_where_its_file_is_gone(tmp_path, monkeypatch):
+    def interrupted(unfinished, path):
+        unfinished.unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Ring.create(tmp_path, "r", {}, 0, 1000)
 
 
 def test_extents_never_overlap_whatever_is_taken_and_given_back():

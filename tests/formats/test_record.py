@@ -10,6 +10,7 @@ import pytest
 from actordbg.base.errors import CorruptDump, NewerFormat
 from actordbg.formats.dump_record import DumpRecord, TensorSpec, format_timestamp, is_plain_name, make_dump_id
 from actordbg.formats.record_reading import parse_record, parse_timestamp
+from actordbg.formats.weight_hashes import ParameterHash, WeightRecord, read_weights
 
 
 def record(**changes: object) -> DumpRecord:
@@ -83,3 +84,17 @@ def test_dump_ids_sort_by_time_and_are_plain_names():
     first = make_dump_id("2025-06-19T05:26:08.430740Z", 12, 4711, "ff")
     second = make_dump_id("2025-06-19T05:26:08.430741Z", 3, 1, "00")
     assert first < second and is_plain_name(first)
+
+
+@pytest.mark.parametrize("of_file", [{}, {"format": "1"}, {"format": None}, {"format": True}, {"rank": True}])
+@pytest.mark.parametrize("of_parameter", [{}, {"sha256": ""}, {"sha256": 0}, {"part": []}])
+def test_hashes_of_weights_are_what_they_say_or_damaged(tmp_path, of_file: dict, of_parameter: dict):
+    whole = WeightRecord("r", 0, "h", 1, "i", 0, None, "t", 0.5, 8, {"w": ParameterHash("float32", (2,))})
+    data = json.loads(whole.to_json()) | of_file
+    data["parameters"]["w"] |= of_parameter
+    (tmp_path / "weights.json").write_text(json.dumps(data))
+    if not of_file and not of_parameter:
+        assert read_weights(tmp_path / "weights.json") == whole
+    else:
+        with pytest.raises(CorruptDump):
+            read_weights(tmp_path / "weights.json")

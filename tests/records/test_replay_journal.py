@@ -14,6 +14,7 @@ import pytest
 from actordbg.catalog.indexer import refresh
 from actordbg.catalog.query import results_for
 from actordbg.records.journal import Journal, Tail, read_events, read_results
+from actordbg.records.matrix_record import MatrixCell, MatrixRecord
 from actordbg.records.replay_record import ReplaySpec, ResultRecord
 from actordbg.store.layout import Store
 
@@ -140,3 +141,12 @@ def test_a_worker_without_msgspec_reads_its_specification(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "msgspec", None)
     monkeypatch.setitem(sys.modules, "msgspec.json", None)
     assert ReplaySpec.from_json(spec.to_json()) == spec
+
+
+def test_what_a_record_does_not_say_is_there_when_it_is_read_and_written():
+    cell = {"index": 0, "name": "n", "settings": {}, "status": "passed", "config": {}}
+    said = {"matrix_id": "m", "created_at": "t", "status": "running", "axes": {}, "cells": [cell], "dump_ids": []}
+    read = MatrixRecord.from_json(json.dumps({"format": 1} | said))
+    whole = MatrixRecord(**said | {"cells": (MatrixCell(**cell),), "dump_ids": ()})
+    assert read.to_json() == whole.to_json()
+    assert vars(read) == vars(whole) and vars(read.cells[0]) == vars(whole.cells[0])
