@@ -370,5 +370,5 @@ CREATE UNIQUE INDEX uq_comparison_result ON comparison (replay_id, dump_id, agai
 
 CREATE INDEX ix_law_answer_dump ON law_answer (dump_id, verdict);
 
-INSERT INTO alembic_version VALUES ('0010');
+INSERT INTO alembic_version VALUES ('0011');
 

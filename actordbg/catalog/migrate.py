@@ -8,7 +8,7 @@
     damaged               refused; `actordbg index --rebuild` makes it again
 
 The schema lies in `migrations/` of the source tree and in `actordbg/_migrations` of an installed package. Revisions are
-numbers ("0010"), so that newer and older can be told apart without knowing the newer program's tables.
+numbers ("0011"), so that newer and older can be told apart without knowing the newer program's tables.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from actordbg.config.replay_config import SETTINGS
 from actordbg.formats.store_files import OddFile, open_regular
 from actordbg.store.layout import Store
 
-HEAD = "0010"
+HEAD = "0011"
 """The revision that this program reads and writes."""
 
 SCRIPT = "head.sql"

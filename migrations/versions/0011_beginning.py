@@ -1,6 +1,6 @@
 """The beginning: all of `head.sql`, which `make docs` writes from the tables' declarations.
 
-Revision ID: 0010
+Revision ID: 0011
 Revises: nothing. A catalog of an earlier revision is made anew from the store's files, since it holds nothing of its own.
 """
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from alembic import op
 
-revision = "0010"
+revision = "0011"
 down_revision = None
 branch_labels = None
 depends_on = None
