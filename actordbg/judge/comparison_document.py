@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import ActordbgError
 from actordbg.base.units import plural
@@ -31,7 +31,6 @@ from actordbg.document.blocks import (
     number,
 )
 from actordbg.document.specifications import MOST_MARKS, hints, layer, layered, names, quantity
-from actordbg.judge.token_charts import Rows, Texts, TokenPair, histogram_chart, scatter_chart, tokens_chart
 from actordbg.records.comparison_record import (
     GOOD,
     MATCH,
@@ -45,6 +44,9 @@ from actordbg.records.comparison_record import (
 from actordbg.records.journal import SPEC
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.store.layout import Store
+
+if TYPE_CHECKING:
+    from actordbg.judge.token_charts import Rows, Texts, TokenPair
 
 WORDS = {
     MATCH: "A agrees with B within the thresholds",
@@ -291,6 +293,8 @@ def comparison_charts(
     store: Store, record: ComparisonRecord, texts: Texts | None = None, floor: float | None = None
 ) -> list[Chart]:
     """Every picture of a comparison that there is something to show in. floor: the noise floor of a log-prob, nats."""
+    from actordbg.judge.token_charts import histogram_chart, scatter_chart, tokens_chart  # and numpy, which words do without
+
     pairs = list(_pairs(store, record))
     limits = [pair.limit for pair in pairs if pair.limit is not None]
     tokens, scatter = tokens_chart(pairs[0], texts) if pairs else None, scatter_chart(pairs, max(limits, default=None), floor)
@@ -299,6 +303,8 @@ def comparison_charts(
 
 def _pairs(store: Store, record: ComparisonRecord) -> Iterable[TokenPair]:
     """The worst dumps that both sides kept."""
+    from actordbg.judge.token_charts import TokenPair
+
     ours, theirs = record.a.replay_id, record.b.replay_id
     if ours is None or theirs is None:
         return

@@ -305,5 +305,5 @@ def _against(baseline: ReplayData, data: ReplayData, label: str, differs: dict[s
         forward_ratio=median(ratios),
         digests_equal=sum(equal),
         digests_differ=len(equal) - sum(equal),
-        mean_moved=max(moved, default=None),
+        mean_moved=max(finite(moved), default=None),
     )

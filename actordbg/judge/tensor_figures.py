@@ -93,13 +93,15 @@ def products(a: Array, b: Array) -> Array:
 
 
 def angle_of(products: Array) -> dict[str, Any]:
-    """The cosine of two vectors, and |a - b| / |b|: 1 and 0 for equal ones; None where a norm that divides is zero."""
+    """The cosine of two vectors, and |a - b| / |b|: 1 and 0 for equal ones; None where a norm that divides is zero,
+    or overflows.
+    """
     ours, theirs, product, difference = products.tolist()
     if not difference:
         return {"cosine": 1.0, "distance": 0.0}
     norms = math.sqrt(ours) * math.sqrt(theirs)
     return {
-        "cosine": max(-1.0, min(1.0, product / norms)) if norms else None,
+        "cosine": max(-1.0, min(1.0, product / norms)) if 0 < norms < math.inf else None,
         "distance": _finite(math.sqrt(difference / theirs)) if theirs else None,
     }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -74,11 +74,21 @@ class TokenPair:
         return np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, far)
 
 
+def _fitting(pair: TokenPair) -> TokenPair:
+    """The pair without ids and padding that are not of its log-probs: the dump may be another one by now."""
+    rows, actions = np.shape(pair.mask)
+    fits = pair.ids and np.ndim(pair.ids) == 2 and len(pair.ids) >= rows and len(pair.ids[0]) >= actions
+    ids = pair.ids if fits else None
+    real = pair.real if np.shape(pair.real) == (rows, len(ids[0]) if ids else actions + 1) else None
+    return replace(pair, ids=ids, real=real)
+
+
 def tokens_chart(pair: TokenPair, texts: Texts | None = None) -> Chart | None:
     """Rows x positions of one dump; None where nothing was compared in it."""
-    chosen, actions = pair.chosen, len(pair.mask[0])
+    chosen = pair.chosen
     if not chosen.any():
         return None
+    pair, actions = _fitting(pair), len(pair.mask[0])
     length = len(pair.ids[0]) if pair.ids else actions + 1
     before = ((0, 0), (length - actions, 0))  # log-probs are those of the last tokens
     real = np.ones((len(chosen), length), bool) if pair.real is None else np.array(pair.real, bool)

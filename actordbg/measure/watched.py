@@ -117,25 +117,31 @@ class OfReplay:
                     if isinstance(rank := event.get("rank", event.get("worker")), int):
                         self._read(rank, event)
                 elif event["event"] == "supervisor":
-                    self._supervisor, self._finished = (event["pid"], event["ticks"]), False
+                    self._supervisor, self._finished = (int(str(event["pid"])), int(str(event["ticks"]))), False
                 elif event["event"] == "finished":
                     self._finished = True
+        return self._booted
+
+    @property
+    def _booted(self) -> list[WatchedProcess]:
+        """The workers that said who they are; of others a journal may have events alone."""
         return [worker for worker in self._workers.values() if worker.pid]
 
     def _read(self, rank: int, event: Event) -> None:
         what, worker = event["event"], self._workers.get(rank, WatchedProcess("", 0, 0, rank))
         if what == "boot":
-            node, pid, ticks = str(event.get("node") or self._node), event["pid"], event["ticks"]
+            node, pid, ticks = str(event.get("node") or self._node), int(str(event["pid"])), int(str(event["ticks"]))
             worker = replace(worker, node=node, pid=pid, ticks=ticks)
             if ticks == started(pid):
                 self._here.add(pid)
         elif what in ("start", "fill"):
-            worker = replace(worker, step=(worker.step or 0) + 1, dump_id=event.get("dump_id") or "")
+            worker = replace(worker, step=(worker.step or 0) + 1, dump_id=str(event.get("dump_id") or ""))
         elif what in ("end", "filled"):
             if what == "filled" or event.get("dump_id") == worker.dump_id:  # else its file was lost while the next one runs
                 worker = replace(worker, dump_id="")
-            reserved = (event.get("extra") or {}).get("cuda_reserved_bytes")
-            worker = worker if reserved is None else replace(worker, cuda_reserved=reserved)
+            extra = event.get("extra")
+            reserved = extra.get("cuda_reserved_bytes") if isinstance(extra, dict) else None
+            worker = replace(worker, cuda_reserved=reserved) if isinstance(reserved, int) else worker
         self._workers[rank] = worker
 
     def over(self, sampled: int) -> bool:
@@ -143,9 +149,9 @@ class OfReplay:
         return self._finished or (not sampled and gone)
 
     def notes(self) -> list[str]:
-        elsewhere = sorted({worker.node for worker in self._workers.values() if worker.pid not in self._here} - {self._node})
+        elsewhere = sorted({worker.node for worker in self._booted if worker.pid not in self._here} - {self._node})
         said = [f"workers on {', '.join(elsewhere)} were not sampled: --ray reaches other nodes"] if elsewhere else []
-        return said + ([] if self._workers else ["no worker of this replay ran on this machine"])
+        return said + ([] if self._booted else ["no worker of this replay ran on this machine"])
 
 
 class OfRun:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from replaycases import publish
 from safetensors.torch import save_file
 
 from actordbg.judge.comparison_document import kept_rows, token_rows
+from actordbg.judge.token_charts import TokenPair, tokens_chart
 from actordbg.records.journal import TENSORS
 from actordbg.store import payload
 from actordbg.store.layout import Store
@@ -45,3 +47,12 @@ def test_a_dumps_tokens_are_those_that_torch_reads(store: Store):
     dump = payload.load(store.root / one.path)
     ids, real = token_rows(store, one.path)
     assert ids == dump.tensors["sequences"].tolist() and real == dump.tensors["attention_mask"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("ids", "real"), [([[1.0, 2.0]], None), ([1.0, 2.0, 3.0], None), ([[1.0, 2.0, 3.0, 4.0]], [[1.0, 1.0, 1.0]]), (None, [[1.0]])]
+)
+def test_a_dump_of_another_shape_by_now_leaves_the_picture_without_its_tokens(ids: Any, real: Any):
+    values = [[-1.0, -2.0, -3.0]]
+    chart = tokens_chart(TokenPair("d", values, [[-1.0, -2.0, -3.5]], [[1.0, 1.0, 1.0]], ids, real))
+    assert chart is not None and "3.5" in str(chart.table)

@@ -13,7 +13,7 @@ import torch_figures
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actordbg.judge.tensor_figures import figures, sequence_sums, ulp_distances, worst_tokens
+from actordbg.judge.tensor_figures import angle_of, figures, products, sequence_sums, ulp_distances, worst_tokens
 from actordbg.records.comparison_record import Figures
 
 INF, NAN = math.inf, math.nan
@@ -72,6 +72,11 @@ ONE_SIDE = {"count": 2, "nonfinite": 1, "clip_share": 0.5} | NOTHING_LEFT  # suc
 def test_what_is_not_finite_and_what_is_zero(a: list[float], b: list[float], expected: dict[str, Any]) -> None:
     found = asdict(of(a, b, log_probs=True, dtype="fp32"))
     assert {name: found[name] for name in expected} == expected
+
+
+def test_a_norm_that_overflows_gives_no_cosine() -> None:
+    with np.errstate(over="ignore", invalid="ignore"):
+        assert angle_of(products(np.array([1e200, 1.0]), np.array([1.0, 1e200]))) == {"cosine": None, "distance": None}
 
 
 def test_sums_are_of_the_masked_tokens_of_rows_that_have_any() -> None:

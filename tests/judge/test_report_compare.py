@@ -64,6 +64,7 @@ def test_outputs_are_compared_where_both_passed():
     )
     assert (row.digests_equal, row.digests_differ, row.mean_moved) == (1, 1, pytest.approx(0.5))
     assert against([result(0)], [result(0)]).mean_moved == 0
+    assert against([result(0, logprob_mean=float("inf"))], [result(0)]).mean_moved is None
 
 
 def test_replays_that_have_nothing_in_common_did_not_agree_and_have_no_ratio():

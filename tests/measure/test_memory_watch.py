@@ -25,7 +25,7 @@ from actordbg.document.blocks import NO_TONE, Banner, Items
 from actordbg.dumps.checking import check
 from actordbg.measure import process_memory, watching
 from actordbg.measure.memory_document import ALIKE, APART, NOT_COMPARED, compare_page, compare_samples, watch_page
-from actordbg.measure.watched import OfPids
+from actordbg.measure.watched import OfPids, OfReplay
 from actordbg.measure.watching import STEP, Sample, figures, growth_of, read_samples, watch_into
 from actordbg.records.comparison_record import MemoryRecord
 from actordbg.records.replay_record import ReplaySpec
@@ -181,6 +181,18 @@ def test_a_process_by_pid_is_watched_until_it_ends_with_steps_from_a_file(store:
     assert [one.step for one in found] == list(range(7)) and {one.pid for one in found} == {child.pid}
     assert all(one.rss and one.uss and one.rss >= one.uss for one in found)
     assert invoke(store, "show", str(out)).exit_code == 0
+
+
+def test_journals_with_odd_events_are_followed_and_workers_without_a_beginning_are_not_named(tmp_path: Path):
+    events = [{"event": "start", "rank": 0, "dump_id": "a"}, {"event": "filled", "rank": 0, "extra": ["no", "object"]}]
+    (tmp_path / "rank0.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    watched = OfReplay(tmp_path)
+    assert watched.poll() == [] and watched.notes() == ["no worker of this replay ran on this machine"]
+    with open(tmp_path / "rank0.jsonl", "a") as file:
+        file.write(
+            json.dumps({"event": "boot", "rank": 0, "pid": os.getpid(), "ticks": process_memory.started(os.getpid())}) + "\n"
+        )
+    assert [(one.pid, one.step, one.dump_id) for one in watched.poll()] == [(os.getpid(), 1, "")] and watched.notes() == []
 
 
 def test_a_watching_is_in_the_store_whole_and_listed(store: Store):
