@@ -78,7 +78,7 @@ def test_run_takes_the_options_of_dump_enable_with_the_same_defaults():
     def defaults(function: Callable[..., None]) -> dict[str, object]:
         parameters = inspect.signature(function).parameters.values()
         declared = [p for p in parameters if p.name in names]
-        return {p.name: (p.annotation.__origin__, vars(p.annotation.__metadata__[0]), p.default) for p in declared}
+        return {p.name: (p.annotation, vars(p.default)) for p in declared}
 
     assert defaults(dump_switch.enable) == defaults(run.run)
     assert set(inspect.signature(dump_switch.enable).parameters) - names == {"ctx", "run", "as_json"}
