@@ -79,7 +79,7 @@ def _fitting(pair: TokenPair) -> TokenPair:
     rows, actions = np.shape(pair.mask)
     fits = pair.ids and np.ndim(pair.ids) == 2 and len(pair.ids) >= rows and len(pair.ids[0]) >= actions
     ids = pair.ids if fits else None
-    real = pair.real if np.shape(pair.real) == (rows, len(ids[0]) if ids else actions + 1) else None
+    real = pair.real if np.asarray(pair.real or ()).shape == (rows, len(ids[0]) if ids else actions + 1) else None
     return replace(pair, ids=ids, real=real)
 
 
