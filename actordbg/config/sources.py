@@ -35,7 +35,6 @@ with `--engine ray`.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import sys
@@ -116,6 +115,8 @@ def load_settings(store_flag: str | Path | None = None, start: Path | None = Non
 
 def mirror_name(url: str) -> str:
     """The name of what belongs to a store behind a URL: readable, and one for each URL."""
+    import hashlib  # `--help` needs no more than the options
+
     address = url.partition("#")[0].rstrip("/")
     name = re.sub(r"[^A-Za-z0-9]+", "-", address.rpartition("/")[2])[:32].strip("-") or "store"
     digest = hashlib.sha256(address.encode()).hexdigest()[:12]

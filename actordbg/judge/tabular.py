@@ -58,7 +58,7 @@ not be asked; empty where none was asked."""
 def render_json(summary: Summary, blocks: Iterable[Block] = ()) -> str:
     """The Summary field by field, with the verdict and the charts of its document: indented JSON that ends with a line break."""
     told = asdict(summary) | as_data(blocks)
-    return in_json(json.dumps(told, indent=2, ensure_ascii=False, allow_nan=False, default=str)) + "\n"
+    return in_json(json.dumps(told, indent=2, ensure_ascii=False, allow_nan=False, default=vars)) + "\n"
 
 
 def render_csv(replays: Sequence[ReplayData]) -> str:

@@ -68,6 +68,8 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = table.read_text()
     place = text.index("    @property\n    def lane_width")
     table.write_text(f"{text[:place].rstrip()}\n{FIELD}\n{text[place:]}")
+    made = run(folder, str(folder / "docs" / "generate.py"))  # `make docs`, as the recipe says
+    assert made.returncode == 0, made.stderr
     return folder
 
 

@@ -165,7 +165,7 @@ def test_tests_and_their_helpers_do_not_mix():
     tests_only = {path for path in outside if path.name.startswith("test_")}
     targets = {TESTS / "fuzz" / name for name in ("run.py", "fuzzing.py")} | set((TESTS / "fuzz").glob("of_*.py"))
     programs = {TESTS / "project" / name for name in ("figures.py", "weight.py", "same.py", "compat.py", "once_more.py")}
-    assert set(outside) - tests_only == {TESTS / "conftest.py"} | programs | targets
+    assert set(outside) - tests_only == {TESTS / "conftest.py", TESTS / "replay" / "conftest.py"} | programs | targets
     assert [path.name for path in SUPPORT.glob("test_*.py")] == []
 
 
