@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, fields
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from actordbg.base.errors import ActordbgError, EnvironmentProblem, UsageError
@@ -58,7 +59,12 @@ not be asked; empty where none was asked."""
 def render_json(summary: Summary, blocks: Iterable[Block] = ()) -> str:
     """The Summary field by field, with the verdict and the charts of its document: indented JSON that ends with a line break."""
     told = asdict(summary) | as_data(blocks)
-    return in_json(json.dumps(told, indent=2, ensure_ascii=False, allow_nan=False, default=vars)) + "\n"
+    return in_json(json.dumps(told, indent=2, ensure_ascii=False, allow_nan=False, default=_plain)) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """A row of the catalog as a dict, anything else in words."""
+    return vars(value) if isinstance(value, SimpleNamespace) else str(value)
 
 
 def render_csv(replays: Sequence[ReplayData]) -> str:
