@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem, error_named
-from actordbg.cli.options import Json, option, require_good, settings_of
+from actordbg.cli.options import option, require_good, settings_of
 from actordbg.cli.output import emit, human_bytes, plural, say_fact
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
@@ -33,7 +33,6 @@ def init(
     batch_size: int = option(2, "Rows of the dummy input.", min=1),
     seq_len: int = option(128, "Positions of the dummy input, padding included.", min=4),
     save: Path | None = option(None, "Write the model there with save_pretrained.", metavar="DIR"),
-    as_json: Json = False,
 ) -> None:
     """Build the actor alone and run one forward.
 
@@ -58,7 +57,7 @@ def init(
     models = own_cache("models") if store.is_dir() and not os.access(store, os.W_OK | os.X_OK) else store / "models"
     order = InitOrder(config.to_dict(), str(models), batch_size, seq_len, target)
     answer = answer_of(order, run_init(config, order)) | {"findings": findings}
-    emit(answer, render, as_json)
+    emit(answer, render)
     require_good(answer["ok"])
 
 

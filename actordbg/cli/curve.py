@@ -13,11 +13,8 @@ from actordbg.base.units import parse_seconds, parse_size
 from actordbg.cli.options import (
     ConfirmOption,
     Explain,
-    Json,
-    Quiet,
     Where,
     approve,
-    chosen_format,
     command_line,
     complete_replays,
     option,
@@ -26,7 +23,7 @@ from actordbg.cli.options import (
     store_of,
 )
 from actordbg.cli.output import note, plural, say_lines
-from actordbg.cli.page_file import HtmlFile, PlotFile, check_page, save_charts, say_document, write_page
+from actordbg.cli.page_file import say_document
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 from actordbg.config.replay_config import SETTINGS, TINY, validate
 
@@ -61,16 +58,11 @@ class Question:
         metavar="LEN,LEN,...",
     )
     batch_size: int | None = option_field(None, "Rows of the inputs of --measure (default: as in REPLAY).", min=1)
-    plot: PlotFile = None
+
     limit: int = option_field(24, "At most this many lengths of each curve; 0 for all.", min=0)
-    html: HtmlFile = None
+
     explained: Explain = False
-    format: Literal["text", "md", "json", "csv"] | None = option_field(
-        None, "How to write the answer (default: text). csv: a row for each measured length.", "--format", "-f"
-    )
     yes: ConfirmOption = False
-    quiet: Quiet = False
-    as_json: Json = False
 
 
 @takes_settings("curve")
@@ -122,7 +114,6 @@ def _answer(
     ctx: typer.Context, asked: Question, settings: Given, quantity: str, budget: float | None, passes: str = "both"
 ) -> None:
     """Answer for memory (`budget` in bytes) or time (in seconds, of the `passes`)."""
-    from actordbg.document import page as pages
     from actordbg.document.blocks import Paragraph
     from actordbg.document.renderings import as_text
     from actordbg.judge.load_replays import load
@@ -132,9 +123,6 @@ def _answer(
 
     if asked.explained:
         return say_lines(as_text(explanations(quantity)))
-    chosen = chosen_format(asked.format, asked.as_json)
-    check_page(asked.html)
-    pages.check("--plot", asked.plot)
     store = store_of(ctx)
     flags = [*(["--batch-size"] if asked.batch_size else []), *(SETTINGS[name].flag for name in settings)]
     if flags and asked.measure is None:
@@ -151,15 +139,9 @@ def _answer(
     measured, lengths, count = gather(material.replays, asked.by), sorted(set(asked.at or [])), len(material.replays) - others
     curves = answer(measured, quantity, asked.by, passes=passes, budget=budget, at=lengths, replays=count, notes=notes)
     blocks = document(curves, asked.limit)
-    charts = [chart] if (chart := curve_chart(curves)) else []
-    blocks[2:2] = [curve_banner(curves), *charts]
-    if chosen == "csv":
-        write_page(asked.html, [*blocks, *explanations(quantity)])
-        say_lines(as_csv(curves))
-    else:
-        brief = [*blocks, Paragraph(f"How to read the figures: `actordbg curve {quantity} --explain`.")]
-        say_document([*blocks, *explanations(quantity)], chosen, asked.html, data=vars(curves), brief=brief)
-    save_charts(charts, asked.plot)
+    blocks[2:2] = [curve_banner(curves), *([chart] if (chart := curve_chart(curves)) else [])]
+    brief = [*blocks, Paragraph(f"How to read the figures: `actordbg curve {quantity} --explain`.")]
+    say_document([*blocks, *explanations(quantity)], data=vars(curves), brief=brief, csv=lambda: as_csv(curves))
     require_good(curves.good)
 
 
@@ -211,7 +193,7 @@ def _measured(store: Store, names: Sequence[str], asked: Question, settings: Giv
             continue
         spec = plan_lengths(store, config, {int(part) for part in parts}, batch, command=command_line())
         label = f"measuring as {data.spec.replay_id}"
-        with replaying(store, label, len(spec.inputs), quiet=asked.quiet or asked.as_json) as (catalog, advance):
+        with replaying(store, label, len(spec.inputs)) as (catalog, advance):
             advance(0, note="starting the workers")
             run_replay(store, spec, counting(catalog, advance), on_tick=catalog.tick)
         done[key] = spec.replay_id

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from actordbg.base.errors import UsageError
-from actordbg.cli.options import Json, option, require_good, store_of
+from actordbg.cli.options import option, require_good, store_of
 from actordbg.cli.output import emit, note, progress, say, say_lines, table
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ def doctor(
     python: Path | None = option(None, "Examine this interpreter's environment (default: this one).", metavar="EXE"),
     quick: bool = option(False, "Skip what takes seconds: imports and the launcher.", "--quick"),
     timeout: float = option(180.0, "Seconds that one module may take to import.", min=1),
-    as_json: Json = False,
 ) -> None:
     """Check whether this machine and the trainer will work.
 
@@ -57,11 +56,11 @@ def doctor(
 
     checks: list[Check] = []
     executable = str(python) if python is not None else sys.executable
-    with progress("examining", None, quiet=as_json or not sys.stderr.isatty()) as advance:
+    with progress("examining", None, quiet=not sys.stderr.isatty()) as advance:
         for check in examine(store_of(ctx), executable, quick=quick, timeout=timeout):
             checks.append(check)
             advance(1, note=check.name)
-    emit(checks, _render_all, as_json)
+    emit(checks, _render_all)
     raise typer.Exit(exit_code(checks))
 
 
@@ -88,7 +87,6 @@ def adapters(
     ctx: typer.Context,
     named: list[str] | None = typer.Argument(None, metavar="[ADAPTER]...", help="Only these: names, or module:Class."),
     template: bool = option(False, "Print the beginning of an adapter of your own.", "--template"),
-    as_json: Json = False,
 ) -> None:
     """List adapters for other trainers, and whether they fit here.
 
@@ -106,7 +104,7 @@ def adapters(
             say(line)
         return
     known = [fit_of(name) for name in named] if named else fits()
-    emit(known, _render, as_json)
+    emit(known, _render)
     require_good(not named or all(fit.fits for fit in known))
 
 

@@ -16,10 +16,7 @@ import typer
 from actordbg.base.errors import Conflict, StoreProblem, UsageError
 from actordbg.base.units import resolve
 from actordbg.cli.options import (
-    AllowEmpty,
-    Json,
     Limit,
-    Quiet,
     Where,
     complete_dumps,
     option,
@@ -42,8 +39,6 @@ def import_(
     ctx: typer.Context,
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Pickles, or folders that are searched for *.pkl.")],
     run: str | None = option(None, "Name of the run (default: the name of the folder)."),
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Import pickles of the old recorder; execute nothing in them.
 
@@ -56,11 +51,11 @@ def import_(
 
     store = _writable(ctx)
     began = time.perf_counter()
-    with progress("importing", len(find_pickles(paths)), quiet=quiet or as_json) as advance:
+    with progress("importing", len(find_pickles(paths))) as advance:
         summary = import_paths(store, paths, run=run, on_progress=lambda done, total, path: advance(1))
     seconds = round(time.perf_counter() - began, 3)
     answer = vars(summary) | {"store": str(store.root), "seconds": seconds}
-    emit(answer, lambda _: _say_imported(summary, seconds), as_json)
+    emit(answer, lambda _: _say_imported(summary, seconds))
     require_good(not summary.refused)
 
 
@@ -81,8 +76,6 @@ def create(
     vocab_size: int = option(128_256, "Make token ids below this."),
     seed: int = option(0, "The same seed makes the same tensors."),
     run: str = option("created", "Name of the run."),
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Make random inputs of chosen shapes.
 
@@ -94,7 +87,7 @@ def create(
     from actordbg.formats.dump_record import SUFFIX
 
     store = _writable(ctx)
-    with progress("creating", count * ranks, quiet=quiet or as_json) as advance:
+    with progress("creating", count * ranks) as advance:
         paths = create_dumps(
             store, count, batch_size, seq_len, action_len, padding, ranks, vocab_size, seed, run,
             on_progress=lambda done, total: advance(1),
@@ -107,7 +100,7 @@ def create(
         say(f"see them with: actordbg dump ls --where \"run='{run}'\"")
 
     answer = {"store": str(store.root), "run": run, "created": len(ids), "bytes_stored": size, "dump_ids": ids}
-    emit(answer, render, as_json)
+    emit(answer, render)
 
 
 def _say_imported(summary: ImportSummary, seconds: float) -> None:
@@ -132,9 +125,6 @@ def export(
     format: str = option("safetensors", "safetensors, or pt (opens with weights_only=True).", metavar="FORMAT"),
     limit: Limit = 0,
     force: bool = option(False, "Overwrite files that exist.", "--force"),
-    as_json: Json = False,
-    allow_empty: AllowEmpty = False,
-    quiet: Quiet = False,
 ) -> None:
     """Write dumps as .safetensors or .pt files.
 
@@ -155,7 +145,7 @@ def export(
         raise Conflict(f"{taken[0]} exists", hint="choose another folder with --out, or overwrite with --force")
     exported: list[dict[str, Any]] = []
     damaged: list[Damaged] = []
-    with progress("exporting", len(paths), quiet=quiet or as_json) as advance:
+    with progress("exporting", len(paths)) as advance:
         for path in paths:
             try:
                 written = exporting.export_dump(path, out, format, overwrite=True)
@@ -170,9 +160,9 @@ def export(
         size = human_bytes(sum(dump["bytes"] for dump in exported))
         say(f"{plural(len(exported), 'dump')} exported to {out} ({size})")
 
-    emit({"folder": str(out), "exported": exported, "damaged": damaged}, render, as_json)
+    emit({"folder": str(out), "exported": exported, "damaged": damaged}, render)
     require_good(not damaged)
-    require_some(len(paths), allow_empty)
+    require_some(len(paths))
 
 
 def _selected(store: Store, dump_ids: Sequence[str], where: str | None, limit: int) -> list[Path]:

@@ -11,7 +11,7 @@ import typer
 from actordbg.base.errors import UsageError
 from actordbg.base.units import parse_size
 from actordbg.cli.index import damage_line
-from actordbg.cli.options import AllowEmpty, Json, OfRun, Quiet, Where, Yes, option, require_good, require_selected, store_of
+from actordbg.cli.options import OfRun, Where, Yes, option, require_good, require_selected, store_of
 from actordbg.cli.output import emit, human_bytes, note, note_some, plural, progress, say
 
 if TYPE_CHECKING:
@@ -27,9 +27,6 @@ def pack(
     where: Where = None,
     run: OfRun = None,
     level: int = option(19, "zstd level; lower is faster and a few percent larger.", min=1, max=22),
-    allow_empty: AllowEmpty = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
 ) -> None:
     """Move dumps into packs, which store each row once.
 
@@ -43,12 +40,12 @@ def pack(
     from actordbg.dumps.packing import pack_dumps
 
     store = store_of(ctx).require_writable()
-    with progress("packing", None, quiet=quiet or as_json) as advance:
+    with progress("packing", None) as advance:
         summary = pack_dumps(store, where, run, level, on_progress=lambda done, total: advance(1, total=total))
     answer = _packed(summary)
-    emit(answer, _say_packed, as_json)
+    emit(answer, _say_packed)
     require_good(not summary.kept)
-    require_selected(store, where, summary.figures.dumps + summary.finished, allow_empty)
+    require_selected(store, where, summary.figures.dumps + summary.finished)
 
 
 def unpack(
@@ -57,9 +54,6 @@ def unpack(
     run: OfRun = None,
     all_: bool = option(False, "Every packed dump.", "--all"),
     level: int = option(12, "zstd level of the files.", min=1, max=22),
-    allow_empty: AllowEmpty = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
 ) -> None:
     """Take dumps out of their packs, byte for byte.
 
@@ -73,11 +67,11 @@ def unpack(
     if where is None and run is None and not all_:
         raise UsageError("say which dumps: --where, --run or --all", hint="see --help")
     store = store_of(ctx).require_writable()
-    with progress("unpacking", None, quiet=quiet or as_json) as advance:
+    with progress("unpacking", None) as advance:
         summary = unpack_dumps(store, where, run, level, on_progress=lambda done, total: advance(1, total=total))
-    emit(summary, _say_unpacked, as_json)
+    emit(summary, _say_unpacked)
     require_good(not summary.kept)
-    require_selected(store, where, summary.dumps, allow_empty)
+    require_selected(store, where, summary.dumps)
 
 
 def _packed(summary: PackSummary) -> dict[str, Any]:
@@ -136,9 +130,7 @@ def prune(
     run: OfRun = None,
     damaged: bool = option(False, "Broken files alone; not those of a newer actordbg, nor unreadable ones.", "--damaged"),
     pinned: bool = option(False, "Pinned dumps too; without this they always stay.", "--pinned"),
-    allow_empty: AllowEmpty = False,
     yes: Yes = False,
-    as_json: Json = False,
 ) -> None:
     """Remove dumps.
 
@@ -180,9 +172,9 @@ def prune(
         while size is not None and not plan.failed and (more := choose(catalog)).files:
             plan = plan.followed_by(pruning.apply(catalog.store, more))
             catalog = open_fresh(catalog.store)
-    emit(plan, _say_pruned, as_json)
+    emit(plan, _say_pruned)
     require_good(not plan.failed)
-    require_selected(catalog.store, where, len(plan.files), allow_empty)
+    require_selected(catalog.store, where, len(plan.files))
 
 
 def _say_pruned(plan: PrunePlan) -> None:

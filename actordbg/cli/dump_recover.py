@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from actordbg.base.errors import UsageError
-from actordbg.cli.options import Json, option, require_good, store_of
+from actordbg.cli.options import option, require_good, store_of
 from actordbg.cli.output import emit, note, plural, say, table
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ def recover(
     live: bool = option(False, "Read rings of living processes too (a hang); these rings stay.", "--live"),
     keep_rings: bool = option(False, "Leave the ring files where they are.", "--keep-rings"),
     discard: bool = option(False, "Remove the rings of dead processes, and make no dumps.", "--discard"),
-    as_json: Json = False,
 ) -> None:
     """Turn what dead processes had in hand into dumps.
 
@@ -48,7 +47,7 @@ def recover(
         raise UsageError("--discard goes without --live and --keep-rings", hint="leave one of them out")
     store = store_of(ctx).require() if discard else store_of(ctx).require_writable()
     answer = recovered_from(store, rings, live=live, keep_rings=keep_rings, discard=discard)
-    emit(answer, _render, as_json)
+    emit(answer, _render)
     require_good(not any(report.problem for report in answer.rings))
 
 

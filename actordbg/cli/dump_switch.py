@@ -12,7 +12,8 @@ import typer
 
 from actordbg.base.errors import NewerFormat, StoreProblem
 from actordbg.cli import capture_options as opt
-from actordbg.cli.options import Json, option, store_of, takes_groups
+from actordbg.cli import output
+from actordbg.cli.options import option, store_of, takes_groups
 from actordbg.cli.output import clear_screen, emit, emit_json, note, say, say_wrapped
 
 if TYPE_CHECKING:
@@ -21,9 +22,7 @@ if TYPE_CHECKING:
 
 
 @takes_groups
-def enable(
-    ctx: typer.Context, run: opt.Run = None, options: opt.CaptureOptions = opt.CaptureOptions(), as_json: Json = False
-) -> None:
+def enable(ctx: typer.Context, run: opt.Run = None, options: opt.CaptureOptions = opt.CaptureOptions()) -> None:
     """Start recording, in running jobs too.
 
     Makes the store if there is none. Enabling again replaces the limits and starts them anew; the run goes on unless --run
@@ -41,13 +40,12 @@ def enable(
     run_name = name or going_on or opt.default_run_name()
     control = opt.control_from(options, run_name, previous.generation + 1 if previous else 1)
     write_control(store, control, job)
-    emit(_answer(store, control, True, True, job), _say_enabled, as_json)
+    emit(_answer(store, control, True, True, job), _say_enabled)
 
 
 def disable(
     ctx: typer.Context,
     run: str | None = option(None, "Only the job of this name."),
-    as_json: Json = False,
 ) -> None:
     """Stop recording, in running jobs too.
 
@@ -60,7 +58,7 @@ def disable(
     own = name if name is not None and store.control_of(name).exists() else None
     jobs = [None, *store.job_names()] if name is None else [own]
     changed = [switch_off(store, job) for job in jobs]
-    emit(_answer(store, control_before(store, jobs[0]), False, any(changed), own), _say_disabled, as_json)
+    emit(_answer(store, control_before(store, jobs[0]), False, any(changed), own), _say_disabled)
 
 
 def _answer(store: Store, control: Control | None, enabled: bool, changed: bool, job: str | None) -> dict[str, Any]:
@@ -117,7 +115,6 @@ def status(
     everything: bool = option(False, "Show processes of earlier runs too.", "--all"),
     watch: bool = option(False, "Show the status again and again, until Ctrl-C.", "--watch", "-w"),
     interval: float = option(1.0, "Seconds between two looks of --watch.", min=0.1),
-    as_json: Json = False,
 ) -> None:
     """Say what each process captured, dropped and sampled out.
 
@@ -131,11 +128,11 @@ def status(
 
     store = store_of(ctx).require()
     if not watch:
-        return emit(status_of(store, everything), say_status, as_json)
+        return emit(status_of(store, everything), say_status)
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             answer = status_of(store, everything)
-            if as_json:
+            if output.wanted.json:
                 emit_json(answer, None)
             else:
                 clear_screen()

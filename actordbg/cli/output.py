@@ -1,7 +1,8 @@
 """How commands speak: one answer on standard output, as text or JSON; progress and notes on standard error.
 
-A command builds its answer (a dataclass, or a list of them), and calls `emit(answer, render, as_json)`. With `--json`
-the answer's own fields are printed, so every command's JSON is its output type; otherwise `render(answer)` prints text.
+A command builds its answer (a dataclass, or a list of them), and calls `emit(answer, render)`. With `--json` the
+answer's own fields are printed, so every command's JSON is its output type; otherwise `render(answer)` prints text. Which of
+the two it is, and whether there is a progress bar, stands in `wanted`: no command looks at these options itself.
 
 Everything goes out through this module, and foreign text (`actordbg.base.foreign_text`) is cleaned here: a name or an error can
 neither move the cursor nor begin a line of its own in what `say` and `note` print. Colours are put on after that.
@@ -23,7 +24,7 @@ from datetime import datetime
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import typer
 
@@ -40,14 +41,39 @@ CELL_WIDTH = 1000
 """Characters of a value that a table shows; folding a longer one takes seconds, and nobody reads it there."""
 _QUOTED, _HELD = re.compile(r"`[^`]*`"), "\x00"
 """A command in a text, and what stands for its blanks while lines are broken: `in_line` leaves no such character."""
+Format = Literal["text", "md", "json", "csv", "html"]
+"""How an answer is written. A page of HTML goes into a file."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """How the user wants the answer of this command, as typed (`options.takes_outputs`). html, plot: files for it."""
+
+    format: Format = "text"
+    quiet: bool = False
+    allow_empty: bool = False
+    html: Path | None = None
+    plot: Path | None = None
+
+    @property
+    def json(self) -> bool:
+        return self.format == "json"
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing but the answer is to be said."""
+        return self.quiet or self.json
+
+
+wanted = Wanted()
 _answered = False
 """Whether JSON went to standard output already: an error then does not, which would be a second document."""
 
 
-def emit(answer: T, render: Callable[[T], None], as_json: bool, *, err: bool = False) -> None:
-    """Print `answer` as JSON (with `err` on standard error), or hand it to `render`."""
-    if as_json:
-        emit_json(answer, err=err)
+def emit(answer: T, render: Callable[[T], None]) -> None:
+    """Print `answer` as JSON, or hand it to `render`."""
+    if wanted.json:
+        emit_json(answer)
     else:
         render(answer)
 
@@ -213,9 +239,9 @@ def cell(value: Any) -> str:
 @contextmanager
 def progress(label: str, total: int | None, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
     """A progress bar on standard error while the block runs; yields `advance(n=1, note="", total=None, drawn=None)`, where a
-    total that is given replaces the one that the bar began with, and `drawn` hides or shows it. A no-op with `quiet`.
-    A bar of which no step was made goes away."""
-    if quiet:
+    total that is given replaces the one that the bar began with, and `drawn` hides or shows it. A no-op with `quiet`, --quiet
+    and --json. A bar of which no step was made goes away."""
+    if quiet or wanted.silent:
         yield lambda *_, **__: None
         return
     from actordbg.cli.progress_bar import Bar

@@ -9,19 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actordbg.base.errors import EnvironmentProblem, UsageError
-from actordbg.cli.options import Format
+from actordbg.cli import output
 from actordbg.cli.output import emit_json, note, say_lines
 
 if TYPE_CHECKING:
-    from actordbg.document.blocks import Block, Chart
+    from actordbg.document.blocks import Block
     from actordbg.judge.token_charts import Texts
 
 
-HtmlFile = Annotated[
-    Path | None, typer.Option("--html", metavar="FILE", help="Write the answer as a page, too: one HTML file with its charts.")
-]
-
-PlotFile = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Also draw the curves: .svg, .png or .pdf.")]
 _TOKENIZER = "tokenizer.json"
 
 TokenizerFile = Annotated[
@@ -50,6 +45,14 @@ def texts_of(path: Path | None) -> Texts | None:
     return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
+def check_outputs() -> None:
+    """Whether the files that --html and --plot name could be written. Asked before the work, which may take minutes."""
+    from actordbg.document import page as pages
+
+    check_page(output.wanted.html)
+    pages.check("--plot", output.wanted.plot)
+
+
 def check_page(path: Path | None) -> None:
     """Whether a page could be written there. Asked before the work, which may take minutes."""
     if path is None:
@@ -60,42 +63,36 @@ def check_page(path: Path | None) -> None:
         raise EnvironmentProblem(f"cannot write {path}: it is a folder", hint="name a file in it")
 
 
-def write_page(path: Path | None, blocks: Iterable[Block]) -> None:
-    """Write the page of a document, where one was asked for."""
-    if path is not None:
-        from actordbg.document.page import as_html
-
-        write_file(path, as_html(blocks))
-
-
 def say_document(
     blocks: Sequence[Block],
-    how: Format,
-    html: Path | None = None,
     *,
     data: Mapping[str, Any],
     brief: Iterable[Block] = (),
     style: Callable[[str], str] | None = None,
+    csv: Callable[[], str] = str,
 ) -> None:
-    """Print an answer in its format, and write its page where one was asked for.
+    """Print an answer in the format that is wanted, and write its page and its picture where they were asked for.
 
     data: the answer as JSON, beside the blocks. brief: what a terminal gets, where that is not the whole; style: colours it.
+    csv: the answer as CSV, of a command that has it.
     """
-    from actordbg.document.blocks import as_data
+    from actordbg.document import page as pages
+    from actordbg.document.blocks import Chart, as_data
     from actordbg.document.renderings import as_markdown, as_text
 
-    write_page(html, blocks)
-    if how == "json":
-        return emit_json({**data, **as_data(blocks)})
-    return say_lines(as_markdown(blocks)) if how == "md" else say_lines(as_text(brief or blocks), style)
-
-
-def save_charts(charts: Sequence[Chart], path: Path | None) -> None:
-    """Draw the charts into a file, where one was asked for."""
-    from actordbg.document import page as pages
-
-    if path is not None and pages.save(charts, path):
-        note(f"wrote {path}")
+    how = output.wanted
+    if how.html is not None:
+        write_file(how.html, pages.as_html(blocks))
+    if how.json:
+        emit_json({**data, **as_data(blocks)})
+    elif how.format == "md":
+        say_lines(as_markdown(blocks))
+    elif how.format == "csv":
+        say_lines(csv())
+    else:
+        say_lines(as_text(brief or blocks), style)
+    if how.plot is not None and pages.save([block for block in blocks if isinstance(block, Chart)], how.plot):
+        note(f"wrote {how.plot}")
 
 
 def write_file(path: Path, text: str) -> None:

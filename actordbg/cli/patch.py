@@ -13,7 +13,8 @@ import typer
 
 from actordbg.base.errors import EnvironmentProblem
 from actordbg.base.units import ago
-from actordbg.cli.options import Json, store_of
+from actordbg.cli import output
+from actordbg.cli.options import store_of
 from actordbg.cli.output import cell, emit, human_bytes, note, plural, say, say_fact, say_lines, say_wrapped
 
 if TYPE_CHECKING:
@@ -30,9 +31,7 @@ TargetFile = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change as a diff; change nothing.")]
 
 
-def patch(
-    ctx: typer.Context, python: Python = None, target: TargetFile = None, dry_run: DryRun = False, as_json: Json = False
-) -> None:
+def patch(ctx: typer.Context, python: Python = None, target: TargetFile = None, dry_run: DryRun = False) -> None:
     """Append the capture hook to OpenRLHF's actor.py.
 
     Jobs that start from now on can record actor inputs; nothing is recorded until `actordbg dump enable`. The existing lines
@@ -45,14 +44,12 @@ def patch(
     from actordbg.install.patch_target import find_target
 
     answer = operate.patch(find_target(python, target), store_of(ctx), dry_run=dry_run)
-    emit(answer, _say_outcome, as_json)
-    if not as_json and not dry_run:
+    emit(answer, _say_outcome)
+    if not output.wanted.json and not dry_run:
         note("next: actordbg dump enable, before or while the job runs")
 
 
-def unpatch(
-    ctx: typer.Context, python: Python = None, target: TargetFile = None, dry_run: DryRun = False, as_json: Json = False
-) -> None:
+def unpatch(ctx: typer.Context, python: Python = None, target: TargetFile = None, dry_run: DryRun = False) -> None:
     """Take the capture hook out again, byte for byte.
 
     Restores the bytes, mode and modification time that OpenRLHF's actor.py had. Keeps an edit that was made to the file
@@ -64,7 +61,7 @@ def unpatch(
     from actordbg.install import patching as operate
     from actordbg.install.patch_target import find_target
 
-    emit(operate.unpatch(find_target(python, target), store_of(ctx), dry_run=dry_run), _say_outcome, as_json)
+    emit(operate.unpatch(find_target(python, target), store_of(ctx), dry_run=dry_run), _say_outcome)
 
 
 def _say_outcome(outcome: Outcome) -> None:
@@ -87,7 +84,7 @@ def _say_outcome(outcome: Outcome) -> None:
         note(f"note: {line}")
 
 
-def status(ctx: typer.Context, python: Python = None, target: TargetFile = None, as_json: Json = False) -> None:
+def status(ctx: typer.Context, python: Python = None, target: TargetFile = None) -> None:
     """Say how patch, switch, dumps and replays stand.
 
     Names the interpreter, the version of OpenRLHF and the store that the hook captures into; then what this store holds, what
@@ -111,7 +108,7 @@ def status(ctx: typer.Context, python: Python = None, target: TargetFile = None,
         why = problem.message
     held = holdings(open_fresh(store)) if store.exists() else None
     answer = (vars(patch) if patch else {"state": None, "reason": why}) | {"holds": held}
-    emit(answer, lambda _: _say(patch, why, held), as_json)
+    emit(answer, lambda _: _say(patch, why, held))
 
 
 def _say(patch: Status | None, no_patch: str, held: Holdings | None) -> None:

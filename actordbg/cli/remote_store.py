@@ -9,14 +9,13 @@ from typing import Annotated
 import typer
 
 from actordbg.base.errors import StoreProblem, UsageError
-from actordbg.cli.options import Json, require_good
+from actordbg.cli.options import require_good
 from actordbg.cli.output import emit, say
 
 
 def pull(
     url: Annotated[str, typer.Argument(metavar="URL[#RUN,...]", help="The store: s3://bucket/store, hdfs://..., memory://...")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that mirrors it.")],
-    as_json: Json = False,
 ) -> None:
     """Bring what is new of a store behind a URL into a folder.
 
@@ -25,13 +24,12 @@ def pull(
 
     Example: actordbg store pull s3://bucket/store#ppo-7b ./store
     """
-    _move(url, folder, "staged", as_json)
+    _move(url, folder, "staged")
 
 
 def push(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder: a store of this machine.")],
     url: Annotated[str, typer.Argument(metavar="URL", help="Where to put it.")],
-    as_json: Json = False,
 ) -> None:
     """Put what is new in a store's folder behind a URL.
 
@@ -43,10 +41,10 @@ def push(
     from actordbg.store.layout import Store
 
     Store(folder).require()
-    _move(url, folder, "pushed", as_json)
+    _move(url, folder, "pushed")
 
 
-def _move(url: str, folder: Path, what: str, as_json: bool) -> None:
+def _move(url: str, folder: Path, what: str) -> None:
     from actordbg.cli.staged_store import in_words
     from actordbg.store.staging import Mirror, split_runs
 
@@ -64,5 +62,5 @@ def _move(url: str, folder: Path, what: str, as_json: bool) -> None:
         raise StoreProblem(f"there is no store at {address}", hint="check the URL; `actordbg store push DIR URL` puts one there")
     seconds = time.monotonic() - began
     answer = {"url": address, "folder": str(folder), "seconds": seconds} | vars(moved)
-    emit(answer, lambda _: say(in_words(what, moved, address, seconds)), as_json)
+    emit(answer, lambda _: say(in_words(what, moved, address, seconds)))
     require_good(not moved.skipped)

@@ -6,9 +6,8 @@ from dataclasses import fields, replace
 
 import typer
 
+from actordbg.cli import output
 from actordbg.cli.options import (
-    Json,
-    Quiet,
     approve,
     complete_replays,
     option,
@@ -42,8 +41,6 @@ def replay(
         False, "Go on with what another user wrote or came from a URL, and let nodes listen for an editor.", "--yes", "-y"
     ),
     dry_run: bool = option(False, "Print the plan and start nothing.", "--dry-run"),
-    quiet: Quiet = False,
-    as_json: Json = False,
 ) -> None:
     """Replay recorded inputs, without the training.
 
@@ -79,7 +76,7 @@ def replay(
         require_consent(spec.config.model, store.models)
         plan = Plan(spec)
     else:
-        ask = not (dry_run or quiet or as_json)
+        ask = not (dry_run or output.wanted.silent)
         asked, plan = replaying.asked_and_planned(ctx, store, flags, inputs, order, judged=False, ask=ask)
         if not (everything or inputs.where is not None or inputs.max_inputs or inputs.input_file):
             ask_for_all(store, plan.spec, dry_run=dry_run)
@@ -87,12 +84,12 @@ def replay(
         apart, spans = settings_of(ctx).url is not None, machines.spans_nodes(plan.spec.config)
         stopping = stopping.on(machines.engine, several_nodes=spans, apart=apart, yes=yes)
         machines.run(ctx, f"replay {plan.spec.replay_id}")
-    answer, problem = run_planned(store, plan, stopping, dry_run=dry_run, quiet=quiet or as_json)
+    answer, problem = run_planned(store, plan, stopping, dry_run=dry_run)
     if asked is not None:
         own = replaying.unasked_model(store, plan.spec, asked, flags)
         answer = replace(answer, settings_from=asked.sources, recorded_model=own)
-    if answer.selected or as_json:
-        emit(answer, render, as_json)
+    if answer.selected or output.wanted.json:
+        emit(answer, render)
     if not answer.selected:
         raise replaying.nothing_to("replay", store, inputs)
     if problem is not None:

@@ -46,7 +46,6 @@ class ChosenInputs:
     order: Literal["time", "length", "shuffle"] | None = option_field(
         None, "In which order (default: time).", metavar="time|length|shuffle"
     )
-    allow_empty: bool = option_field(False, "Exit code 0, not 5, if nothing is selected.")
     failed: bool = option_field(False, "Only those whose last result is no pass.", "--failed", "--lf")
     longest: int | None = option_field(None, "The N longest.", min=1, max=MOST_NAMED, metavar="N")
     slowest: int | None = option_field(None, "The N slowest last forwards.", min=1, max=MOST_NAMED, metavar="N")

@@ -68,23 +68,21 @@ def _lasts(store: Store, spec: ReplaySpec) -> str:
     return f"; about {in_time(estimate.seconds)}, by {plural(estimate.results, 'result')} under these settings"
 
 
-def run_planned(
-    store: Store, plan: Plan, stopping: StopOptions, *, dry_run: bool, quiet: bool
-) -> tuple[ReplayAnswer, Exception | None]:
+def run_planned(store: Store, plan: Plan, stopping: StopOptions, *, dry_run: bool) -> tuple[ReplayAnswer, Exception | None]:
     """The answer, and the error that ended the replay before every input had its result, if one did."""
     spec = plan.spec
     say_skipped(plan.skipped)
     if not spec.inputs:
         why = what_there_is(store, spec.where)
         return ReplayAnswer(None, "nothing to replay", 0, skipped=plan.skipped, note=why), None
-    known = require_runnable(store, spec, quiet=quiet)
+    known = require_runnable(store, spec)
     for text in plan.notes:
         note(text)
     problem = None
     if dry_run:
         answer = _planned(store, spec)
     else:
-        answer, problem = _supervised(store, spec, stopping.order(spec), quiet)
+        answer, problem = _supervised(store, spec, stopping.order(spec))
     return replace(answer, skipped=plan.skipped, findings=tuple(map(asdict, known))), problem
 
 
@@ -117,7 +115,7 @@ def _planned(store: Store, spec: ReplaySpec) -> ReplayAnswer:
     return ReplayAnswer(None, "planned", count, note=text, shares=tuple(shares))
 
 
-def _supervised(store: Store, spec: ReplaySpec, stops: StopOrder, quiet: bool) -> tuple[ReplayAnswer, Exception | None]:
+def _supervised(store: Store, spec: ReplaySpec, stops: StopOrder) -> tuple[ReplayAnswer, Exception | None]:
     """Run it with a progress bar, and read the answer from the store, also after a Ctrl-C or a launch that went wrong.
 
     What goes wrong before anything was started (its folder cannot be written, another process runs it) is raised.
@@ -128,7 +126,7 @@ def _supervised(store: Store, spec: ReplaySpec, stops: StopOrder, quiet: bool) -
     restarts = 0
     lines: list[str] = []
     prompts = Relay() if stops.terminal and stops.debugpy is None else None
-    bare = quiet or bool(stops.at) or stops.level != StopOrder().level  # a bar would draw over prompts and lines
+    bare = bool(stops.at) or stops.level != StopOrder().level  # a bar would draw over prompts and lines
 
     def on_event(event: Progress) -> None:
         nonlocal begun, restarts

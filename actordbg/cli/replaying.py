@@ -180,17 +180,17 @@ def unasked_model(store: Store, spec: ReplaySpec, asked: Asked, flags: Mapping[s
     return names.pop() if len(names) == 1 else None
 
 
-def require_runnable(store: Store, spec: ReplaySpec, *, quiet: bool = False) -> list[RuleHit]:
+def require_runnable(store: Store, spec: ReplaySpec, *, told: bool = True) -> list[RuleHit]:
     """Refuse a configuration that is known to fail, and a trainer or a model that are not there. Returns what is known of it.
 
-    quiet: do not say that.
+    told: say that, unless the user wants the answer alone.
     """
     defaults = defaults_of(store.root, spec.inputs)
     findings = check_config(spec.config, defaults=defaults)
     refuse_hits(findings)
     find_trainer(spec.config, defaults)
     find_model(spec.config.model)
-    say_findings([] if quiet else findings)
+    say_findings(findings if told and not output.wanted.silent else [])
     return findings
 
 
@@ -215,14 +215,14 @@ def what_there_is(store: Store, where: str | None) -> str:
 def nothing_to(purpose: str, store: Store, inputs: ChosenInputs) -> Exception:
     """What to raise where no input was selected and there is no answer to give: an error, or with --allow-empty a good end."""
     reason = f"nothing to {purpose}: {what_there_is(store, inputs.where)}"
-    if not inputs.allow_empty:
+    if not output.wanted.allow_empty:
         return NothingToDo(reason, hint="choose dumps with --where or --input-file; --allow-empty calls this good")
     note(reason)
     return typer.Exit(0)
 
 
 @contextmanager
-def replaying(store: Store, label: str, total: int, *, quiet: bool) -> Iterator[tuple[LiveCatalog, Callable[..., None]]]:
+def replaying(store: Store, label: str, total: int, *, quiet: bool = False) -> Iterator[tuple[LiveCatalog, Callable[..., None]]]:
     """A catalog that follows running replays, and a progress bar (`output.progress`). The catalog is up to date afterwards,
     also after a Ctrl-C; why it is not goes to standard error."""
     catalog = LiveCatalog(store)

@@ -9,7 +9,8 @@ import typer
 
 from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.base.units import LAST, ago
-from actordbg.cli.options import AllowEmpty, Json, complete_replays, option, require_some, store_of
+from actordbg.cli import output
+from actordbg.cli.options import complete_replays, option, require_some, store_of
 from actordbg.cli.output import emit, note, say, table
 
 _ROWS = 20
@@ -19,8 +20,6 @@ def replays(
     ctx: typer.Context,
     everything: bool = option(False, "Truths, variations, cells of a matrix and other users' replays, too.", "--all"),
     limit: int | None = option(None, "At most this many; 0 for all (default: 20; with --json all).", min=0),
-    allow_empty: AllowEmpty = False,
-    as_json: Json = False,
 ) -> None:
     """List replays, the newest first, with a short handle.
 
@@ -48,11 +47,11 @@ def replays(
         }
         for row in (list_replays(catalog) if everything else own)
     ]
-    shown = rows[: (0 if as_json else _ROWS) if limit is None else limit] or rows
-    emit(shown, _say_replays, as_json)
+    shown = rows[: (0 if output.wanted.json else _ROWS) if limit is None else limit] or rows
+    emit(shown, _say_replays)
     if len(rows) > len(shown):
         note(f"{len(rows) - len(shown):,} more; --limit 0 shows all")
-    require_some(len(rows), allow_empty)
+    require_some(len(rows))
 
 
 def _say_replays(rows: list[dict[str, Any]]) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from actordbg.base.errors import EnvironmentProblem, UsageError
-from actordbg.cli.options import Explain, Format, Where, chosen_format, complete_replays, option, store_of
-from actordbg.cli.output import note, say, say_lines
+from actordbg.cli.options import Explain, Where, chosen_format, complete_replays, option, store_of
+from actordbg.cli.output import Format, note, say, say_lines
 from actordbg.cli.page_file import TokenizerFile, open_page, texts_of, write_file
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import typer
 from actordbg.base.errors import LaunchProblem, StoreProblem
 from actordbg.cli import capture_options as opt
 from actordbg.cli.options import option, store_of, takes_groups
-from actordbg.cli.output import emit, human_bytes, note, plural
+from actordbg.cli.output import emit_json, human_bytes, note, plural
 
 if TYPE_CHECKING:
     from actordbg.cli.dump_recover import RecoverAnswer
@@ -110,7 +110,10 @@ def run(
     if recovered := None if goes_on else recovered_from_rings(store, name):
         rows, unreadable = after_the_job(store, name, known, wait=False)
     answer = RunAnswer(str(store.root), name, command, end.code, not goes_on, rows, total_of(rows), unreadable, recovered)
-    emit(answer, say_recorded, as_json, err=True)
+    if as_json:
+        emit_json(answer, err=True)
+    else:
+        say_recorded(answer)
     raise typer.Exit(end.code)
 
 
