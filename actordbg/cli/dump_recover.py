@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -15,17 +14,6 @@ from actordbg.cli.output import emit, note, plural, say, table
 if TYPE_CHECKING:
     from actordbg.dumps.recover import RingReport
     from actordbg.store.layout import Store
-
-
-@dataclass
-class RecoverAnswer:
-    """The rings of this machine. `recovered` counts dumps, `in_flight` those whose call was running."""
-
-    store: str
-    host: str
-    recovered: int
-    in_flight: int
-    rings: list[RingReport]
 
 
 def recover(
@@ -48,13 +36,16 @@ def recover(
     store = store_of(ctx).require() if discard else store_of(ctx).require_writable()
     answer = recovered_from(store, rings, live=live, keep_rings=keep_rings, discard=discard)
     emit(answer, _render)
-    require_good(not any(report.problem for report in answer.rings))
+    require_good(not any(report.problem for report in answer["rings"]))
 
 
 def recovered_from(
     store: Store, rings: list[Path] | None = None, *, live: bool = False, keep_rings: bool = False, discard: bool = False
-) -> RecoverAnswer:
-    """Recover rings, all of this machine's by default, and let the catalog know."""
+) -> dict[str, Any]:
+    """Recover rings, all of this machine's by default, and let the catalog know.
+
+    `recovered` counts dumps, `in_flight` those whose call was running.
+    """
     from actordbg.catalog.indexer import forget_dumps
     from actordbg.dumps import recover as recovering
     from actordbg.formats.ringfile import host_name
@@ -72,13 +63,13 @@ def recovered_from(
         folders = {str(Path(dump.path).parent) for dump in dumps}
         forget_dumps(store, [dump.dump_id for dump in dumps if dump.recorded], folders)
     flying = sum(dump.recovered == "in_flight" for dump in dumps)
-    return RecoverAnswer(str(store.root), host_name(), len(dumps), flying, reports)
+    return {"store": str(store.root), "host": host_name(), "recovered": len(dumps), "in_flight": flying, "rings": reports}
 
 
-def _render(answer: RecoverAnswer) -> None:
-    for report in answer.rings:
+def _render(answer: dict[str, Any]) -> None:
+    for report in answer["rings"]:
         _say_ring(report)
-    dumps = [dump for report in answer.rings for dump in report.dumps]
+    dumps = [dump for report in answer["rings"] for dump in report.dumps]
     if dumps:
         say()
         rows = [(d.rank, d.role, d.recovered, d.batch_size, d.seq_len, d.dump_id) for d in dumps]
@@ -86,10 +77,10 @@ def _render(answer: RecoverAnswer) -> None:
         for dump in dumps:
             if dump.error:
                 say(f"{dump.dump_id} raised {dump.error}")
-        say(f"{plural(len(dumps), 'dump')} recovered, {answer.in_flight} of a call in flight")
+        say(f"{plural(len(dumps), 'dump')} recovered, {answer['in_flight']} of a call in flight")
         note("next: actordbg replay --where \"recovered='in_flight'\"")
-    elif not answer.rings:
-        say(f"No process left a ring on {answer.host}.")
+    elif not answer["rings"]:
+        say(f"No process left a ring on {answer['host']}.")
         note("rings lie where the process ran: run this on that machine; `actordbg dump status` names them")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import typer
 
@@ -85,15 +85,14 @@ def replay(
         stopping = stopping.on(machines.engine, several_nodes=spans, apart=apart, yes=yes)
         machines.run(ctx, f"replay {plan.spec.replay_id}")
     answer, problem = run_planned(store, plan, stopping, dry_run=dry_run)
-    if asked is not None:
-        own = replaying.unasked_model(store, plan.spec, asked, flags)
-        answer = replace(answer, settings_from=asked.sources, recorded_model=own)
-    if answer.selected or output.wanted.json:
+    own = replaying.unasked_model(store, plan.spec, asked, flags) if asked is not None else None
+    answer |= {"settings_from": asked.sources if asked is not None else {}, "recorded_model": own}
+    if answer["selected"] or output.wanted.json:
         emit(answer, render)
-    if not answer.selected:
+    if not answer["selected"]:
         raise replaying.nothing_to("replay", store, inputs)
     if problem is not None:
         raise problem
-    if answer.status == "interrupted":
+    if answer["status"] == "interrupted":
         raise typer.Exit(130)
-    require_good(answer.good or dry_run)
+    require_good(answer["good"])
