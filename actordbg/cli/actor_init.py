@@ -45,7 +45,7 @@ def init(
     with TemporaryDirectory(prefix="actordbg-init-") as folder:
         store = Store(Path(folder) / "store")
         create_dumps(store, config.lanes, batch_size, seq_len, vocab_size=VOCABULARY, seed=config.seed or 0, run="init")
-        spec = replaying.planned(store, config, ChosenInputs(), "time").spec
+        spec = replaying.planned(store, config, ChosenInputs()).spec
         findings = replaying.require_runnable(store, spec)
         answer = _tried(store, spec) | {"batch_size": batch_size, "seq_len": seq_len, "findings": findings}
     emit(answer, _say_tried)

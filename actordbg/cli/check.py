@@ -51,8 +51,7 @@ def check(
     check_page(html)
     of_all = inputs.where
     store, inputs = replaying.opened(ctx, work.sampled(inputs))
-    order = replaying.chosen_order(inputs)
-    asked, plan = replaying.asked_and_planned(ctx, store, flags, inputs, order, judged=True, ask=not output.wanted.silent)
+    asked, plan = replaying.asked_and_planned(ctx, store, flags, inputs, judged=True, ask=not output.wanted.silent)
     replaying.say_skipped(plan.skipped)
     if not plan.spec.inputs:
         raise replaying.nothing_to("check", store, inputs)

@@ -90,7 +90,7 @@ def matrix(
         chosen = work.selected(store, base, inputs)
         held = work.baseline_of(store, baseline, slower)
         options: dict[str, Any] = {
-            "order": replaying.chosen_order(inputs),
+            "order": inputs.ordered,
             "shuffle_seed": inputs.random_seed,
             "skip_known": skip_known,
             "slower": slower,

@@ -35,7 +35,7 @@ from actordbg.cli.options import approve, command_line
 from actordbg.cli.output import emit_json, note, plural, say, say_wrapped
 from actordbg.cli.page_file import say_document
 from actordbg.cli.replay_options import ChosenInputs
-from actordbg.cli.replaying import chosen_order, nothing_to, replaying, say_skipped
+from actordbg.cli.replaying import nothing_to, replaying, say_skipped
 from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import TINY, ReplayConfig
 from actordbg.records.journal import SPEC
@@ -53,8 +53,8 @@ _TABLE, _WORD = re.compile(r"^  .*$", re.MULTILINE), re.compile(rf"\b({'|'.join(
 
 
 def selected(store: Store, base: ReplayConfig, inputs: ChosenInputs) -> Selection:
-    where, files, order = inputs.where, inputs.input_file or [], chosen_order(inputs)
-    chosen = select(store, base, where, files, order, inputs.max_inputs, inputs.random_seed)
+    files = inputs.input_file or []
+    chosen = select(store, base, inputs.where, files, inputs.ordered, inputs.max_inputs, inputs.random_seed)
     say_skipped(chosen.skipped)
     if not chosen.rows:
         raise nothing_to("replay", store, inputs)

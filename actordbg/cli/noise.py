@@ -7,7 +7,7 @@ from dataclasses import replace
 import typer
 
 from actordbg.cli.page_file import say_document
-from actordbg.cli.replay_options import ChosenInputs, EngineOptions, Shuffle
+from actordbg.cli.replay_options import ChosenInputs, EngineOptions
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
 
@@ -15,7 +15,6 @@ from actordbg.cli.setting_options import NONE, Given, takes_settings
 def noise(
     ctx: typer.Context,
     chosen: ChosenInputs = ChosenInputs(),
-    shuffle_inputs: Shuffle = False,
     settings: Given = NONE,
     machines: EngineOptions = EngineOptions(),
 ) -> None:
@@ -34,10 +33,9 @@ def noise(
     if replaying.is_left_to_rank_0(flags):
         return
     store, chosen = replaying.opened(ctx, chosen)
-    order = replaying.chosen_order(chosen, shuffle_inputs)
     config = replaying.asked_for(ctx, flags).config
     config = replace(config, keep_tensors=True, keep_gradients=config.backward is not False)
-    plan = replaying.planned(store, config, chosen, order)
+    plan = replaying.planned(store, config, chosen)
     spec = plan.spec
     if not spec.inputs:
         raise replaying.nothing_to("measure noise on", store, chosen)

@@ -16,7 +16,7 @@ from actordbg.cli.options import (
     settings_of,
 )
 from actordbg.cli.output import emit, note
-from actordbg.cli.replay_options import MOST_UNASKED, ChosenInputs, EngineOptions, Shuffle, StopOptions
+from actordbg.cli.replay_options import MOST_UNASKED, ChosenInputs, EngineOptions, StopOptions
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
 
@@ -24,7 +24,6 @@ from actordbg.cli.setting_options import NONE, Given, takes_settings
 def replay(
     ctx: typer.Context,
     inputs: ChosenInputs = ChosenInputs(),
-    shuffle_inputs: Shuffle = False,
     settings: Given = NONE,
     stopping: StopOptions = StopOptions(),
     machines: EngineOptions = EngineOptions(),
@@ -63,7 +62,6 @@ def replay(
     if replaying.is_left_to_rank_0(flags):
         return
     store, inputs = replaying.opened(ctx, inputs, writes=not dry_run)
-    order = replaying.chosen_order(inputs, shuffle_inputs)
     asked = None
     if resume is not None:
         beside = [field.name for group in (StopOptions, EngineOptions) for field in fields(group)]
@@ -77,7 +75,7 @@ def replay(
         plan = Plan(spec)
     else:
         ask = not (dry_run or output.wanted.silent)
-        asked, plan = replaying.asked_and_planned(ctx, store, flags, inputs, order, judged=False, ask=ask)
+        asked, plan = replaying.asked_and_planned(ctx, store, flags, inputs, judged=False, ask=ask)
         if not (everything or inputs.where is not None or inputs.max_inputs or inputs.input_file):
             ask_for_all(store, plan.spec, dry_run=dry_run)
     if not dry_run and plan.spec.inputs:

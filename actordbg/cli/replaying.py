@@ -37,13 +37,6 @@ from actordbg.store.layout import Store
 from actordbg.store.places import dump_id_of
 
 
-def chosen_order(inputs: ChosenInputs, shuffle: bool = False) -> str:
-    """The order that --order and --shuffle-inputs come to; UsageError where they contradict each other."""
-    if shuffle and inputs.order not in (None, "shuffle"):
-        raise UsageError(f"--shuffle-inputs and --order {inputs.order} contradict each other", hint="give one of them")
-    return "shuffle" if shuffle else inputs.order or "time"
-
-
 def is_left_to_rank_0(flags: dict[str, Any]) -> bool:
     """Under `deepspeed -m actordbg replay ...` this command runs once for each rank. Rank 0 supervises; the others leave.
 
@@ -123,7 +116,7 @@ def kept(asked: Asked, flags: Mapping[str, Any]) -> ReplayConfig:
 
 
 def asked_and_planned(
-    ctx: typer.Context, store: Store, flags: dict[str, Any], inputs: ChosenInputs, order: str, *, judged: bool, ask: bool
+    ctx: typer.Context, store: Store, flags: dict[str, Any], inputs: ChosenInputs, *, judged: bool, ask: bool
 ) -> tuple[Asked, Plan]:
     """The configuration of this invocation, and its plan over the inputs.
 
@@ -133,7 +126,7 @@ def asked_and_planned(
 
     def made(*answers: str) -> tuple[Asked, Plan]:
         asked = asked_for(ctx, flags)
-        return asked, planned(store, kept(asked, flags) if judged else asked.config, inputs, order, answers)
+        return asked, planned(store, kept(asked, flags) if judged else asked.config, inputs, answers)
 
     asked, plan = made()
     own = unasked_model(store, plan.spec, asked, flags) if ask else None
@@ -146,14 +139,14 @@ def asked_and_planned(
     return made("--model", str(model))
 
 
-def planned(store: Store, config: ReplayConfig, inputs: ChosenInputs, order: str, answered: Sequence[str] = ()) -> Plan:
+def planned(store: Store, config: ReplayConfig, inputs: ChosenInputs, answered: Sequence[str] = ()) -> Plan:
     """The plan of the dumps that --where, --input-file and --max-inputs select. answered: options that a question stands for."""
     enough = None if config.align == "rank" else inputs.max_inputs  # of whole calls nobody knows how many rows they take
-    rows = rows_of(store, inputs.where, inputs.input_file or [], order, enough)
+    rows = rows_of(store, inputs.where, inputs.input_file or [], inputs.ordered, enough)
     plan = make_plan(
         rows,
         config,
-        order=order,
+        order=inputs.ordered,
         max_inputs=inputs.max_inputs,
         shuffle_seed=inputs.random_seed,
         where=inputs.where,

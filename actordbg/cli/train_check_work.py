@@ -34,7 +34,7 @@ from actordbg.cli.options import command_line, is_typed, require_good
 from actordbg.cli.output import note, plural, progress, say, say_wrapped
 from actordbg.cli.page_file import say_document
 from actordbg.cli.replay_options import ChosenInputs, HowToTrain
-from actordbg.cli.replaying import asked_for, chosen_order, nothing_to, planned, say_skipped
+from actordbg.cli.replaying import asked_for, nothing_to, planned, say_skipped
 from actordbg.cli.setting_options import TRAINING_AXES
 from actordbg.config.choices import choose, gather_facts
 from actordbg.config.replay_config import AXES, ReplayConfig
@@ -115,7 +115,7 @@ def new_train_check(
     longest = names.values.get("max_len")
     where = joined(inputs.where, f"seq_len <= {longest}") if longest else inputs.where
     narrowed = replace(inputs, max_inputs=most, where=where)
-    plan = planned(store, base, narrowed, chosen_order(inputs))
+    plan = planned(store, base, narrowed)
     say_skipped(plan.skipped)
     if not plan.spec.inputs:
         raise nothing_to("train on", store, narrowed)
