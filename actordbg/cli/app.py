@@ -24,10 +24,10 @@ DUMP = CommandGroup(
     "dump",
     "Record, bring in, look at, check, take out and drop dumps.",
     (
-        Command("Start recording, in running jobs too.", "dump_switch:enable", settings=OLD_NAMES),
-        Command("Stop recording, in running jobs too.", "dump_switch:disable"),
-        Command("Say what each process captured, dropped and sampled out.", "dump_switch:status"),
-        Command("Turn what dead processes had in hand into dumps.", "dump_recover:recover"),
+        Command("Start recording, in running jobs too.", "dump_recording:enable", settings=OLD_NAMES),
+        Command("Stop recording, in running jobs too.", "dump_recording:disable"),
+        Command("Say what each process captured, dropped and sampled out.", "dump_recording:status"),
+        Command("Turn what dead processes had in hand into dumps.", "dump_recording:recover"),
         Command("Import pickles of the old recorder; execute nothing in them.", "dump_files:import_", "quiet json"),
         Command("Make random inputs of chosen shapes.", "dump_files:create", "quiet json"),
         Command("List dumps, the newest first.", "dump_ls:ls", "empty json"),
@@ -35,9 +35,9 @@ DUMP = CommandGroup(
         Command("Show one dump: its record, its tensors, its results.", "dump_ls:show"),
         Command("Check dump files for damage.", "index:verify", "empty quiet json"),
         Command("Write dumps as .safetensors or .pt files.", "dump_files:export", "empty quiet json"),
-        Command("Move dumps into packs, which store each row once.", "dump_pack:pack", "empty quiet json"),
-        Command("Take dumps out of their packs, byte for byte.", "dump_pack:unpack", "empty quiet json"),
-        Command("Remove dumps.", "dump_pack:prune", "empty json"),
+        Command("Move dumps into packs, which store each row once.", "dump_files:pack", "empty quiet json"),
+        Command("Take dumps out of their packs, byte for byte.", "dump_files:unpack", "empty quiet json"),
+        Command("Remove dumps.", "dump_files:prune", "empty json"),
     ),
 )
 ACTOR = CommandGroup(
@@ -75,8 +75,8 @@ CONTENTS = (
     Section(
         "Install",
         (
-            Command("Check whether this machine and the trainer will work.", "doctor:doctor"),
-            Command("Record and replay a real training of a tiny model.", "doctor:demo", ""),
+            Command("Check whether this machine and the trainer will work.", "patch:doctor"),
+            Command("Record and replay a real training of a tiny model.", "patch:demo", ""),
             Command("Append the capture hook to OpenRLHF's actor.py.", "patch:patch"),
             Command("Take the capture hook out again, byte for byte.", "patch:unpatch"),
             Command("Say how patch, switch, dumps and replays stand.", "patch:status"),
@@ -91,7 +91,7 @@ CONTENTS = (
                 "",
                 settings={"allow_interspersed_args": False} | OLD_NAMES,
             ),
-            Command("List adapters for other trainers, and whether they fit here.", "doctor:adapters"),
+            Command("List adapters for other trainers, and whether they fit here.", "patch:adapters"),
             DUMP,
             Command("Index what is new in the store.", "index:index", "quiet json"),
             STORE,
@@ -108,8 +108,8 @@ CONTENTS = (
                 "empty quiet json",
                 settings=OLD_TRUTH,
             ),
-            Command("List replays, the newest first, with a short handle.", "replays:replays", "empty json"),
-            Command("Take the prompt of a rank that stopped.", "replays:attach", ""),
+            Command("List replays, the newest first, with a short handle.", "report:replays", "empty json"),
+            Command("Take the prompt of a rank that stopped.", "report:attach", ""),
             Command(
                 "Find the combinations of settings that work and are right.",
                 "matrix:matrix",

@@ -9,7 +9,7 @@ import typer
 
 from actordbg.cli import output
 from actordbg.cli.options import option, require_good
-from actordbg.cli.page_file import check_page, open_page, write_file
+from actordbg.cli.output import check_page, open_page, write_file
 from actordbg.cli.replay_options import ChosenInputs
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 

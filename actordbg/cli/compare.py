@@ -18,8 +18,6 @@ from actordbg.cli.options import (
     Power,
     TrustRemoteCode,
     Where,
-    complete_others,
-    complete_replays,
     option,
     parameter,
     require_good,
@@ -27,8 +25,7 @@ from actordbg.cli.options import (
     take_consent,
     takes_options,
 )
-from actordbg.cli.output import note, progress
-from actordbg.cli.page_file import TokenizerFile, say_document, texts_of
+from actordbg.cli.output import TokenizerFile, note, progress, say_document, texts_of
 from actordbg.cli.setting_options import TruthDtype, truth_dtype
 
 _PANEL = "Thresholds (inf: not judged)"
@@ -55,7 +52,8 @@ def compare(
     a: Annotated[
         str,
         typer.Argument(
-            metavar="A", help="The replay that is judged: an id, a name, `@1` or `last`.", autocompletion=complete_replays
+            metavar="A",
+            help="The replay that is judged: an id, a name, `@1` or `last`.",
         ),
     ],
     b: Annotated[
@@ -63,7 +61,6 @@ def compare(
         typer.Argument(
             metavar="B",
             help="Another replay, `truth`, or `golden`: what the training run itself got.",
-            autocompletion=complete_others,
         ),
     ],
     noise: str | None = option(

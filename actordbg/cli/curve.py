@@ -16,14 +16,12 @@ from actordbg.cli.options import (
     Where,
     approve,
     command_line,
-    complete_replays,
     option,
     option_field,
     require_good,
     store_of,
 )
-from actordbg.cli.output import note, plural, say_lines
-from actordbg.cli.page_file import say_document
+from actordbg.cli.output import note, plural, say_document, say_lines
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 from actordbg.config.replay_config import SETTINGS, TINY, validate
 
@@ -38,7 +36,8 @@ class Question:
     replays: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[REPLAY...|last|all]", help="Replays by id, name or @1 (default: all).", autocompletion=complete_replays
+            metavar="[REPLAY...|last|all]",
+            help="Replays by id, name or @1 (default: all).",
         ),
     ] = None
     matrix: str | None = option_field(None, "The replays of this matrix's cells.", metavar="ID|last")

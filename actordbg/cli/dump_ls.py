@@ -12,7 +12,7 @@ import typer
 
 from actordbg.base.units import ago
 from actordbg.cli import output
-from actordbg.cli.options import Where, complete_dumps, option, require_some, store_of
+from actordbg.cli.options import Where, option, require_some, store_of
 from actordbg.cli.output import cell, emit, emit_each, human_bytes, note, say, say_fact, say_wrapped, table
 
 if TYPE_CHECKING:
@@ -120,7 +120,11 @@ def columns() -> None:
 def show(
     ctx: typer.Context,
     dump_id: Annotated[
-        str, typer.Argument(metavar="ID", help="The dump's id, or the beginning of it.", autocompletion=complete_dumps)
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="The dump's id, or the beginning of it.",
+        ),
     ],
     values: bool = option(False, "Read the tensors too: min, max, non-zero (needs torch).", "--values"),
 ) -> None:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from actordbg.cli.options import command_line, option, require_good
-from actordbg.cli.output import note, progress, table
-from actordbg.cli.page_file import check_page, say_document, write_file
+from actordbg.cli.output import check_page, note, progress, say_document, table, write_file
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
 if TYPE_CHECKING:

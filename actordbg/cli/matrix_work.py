@@ -32,8 +32,7 @@ from actordbg.campaign.run_matrix import (
 )
 from actordbg.cli import output
 from actordbg.cli.options import approve, command_line
-from actordbg.cli.output import emit_json, note, plural, say, say_wrapped
-from actordbg.cli.page_file import say_document
+from actordbg.cli.output import emit_json, note, plural, say, say_document, say_wrapped
 from actordbg.cli.replay_options import ChosenInputs
 from actordbg.cli.replaying import nothing_to, replaying, say_skipped
 from actordbg.config.choices import gather_facts

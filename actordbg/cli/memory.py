@@ -17,8 +17,7 @@ from actordbg.cli.options import (
     require_some,
     store_of,
 )
-from actordbg.cli.output import emit, human_bytes, note, table
-from actordbg.cli.page_file import say_document
+from actordbg.cli.output import emit, human_bytes, note, say_document, table
 
 if TYPE_CHECKING:
     from actordbg.measure.watched import Watched

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import typer
 
-from actordbg.cli.page_file import say_document
+from actordbg.cli.output import say_document
 from actordbg.cli.replay_options import ChosenInputs, EngineOptions
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 

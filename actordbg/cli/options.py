@@ -2,7 +2,6 @@
 
 An option of one command is a parameter with `option` as its default; one of several is an `Annotated` type, declared here once.
 Options that go together are the fields of a dataclass, made by `option_field`, which commands take whole (`takes_groups`).
-Completing reads the store and never fails: where nothing can be read, nothing is offered.
 """
 
 from __future__ import annotations
@@ -13,68 +12,21 @@ import inspect
 import shlex
 import sys
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from actordbg.base.errors import ActordbgError, NothingToDo, Refused, StoreProblem, UsageError
-from actordbg.base.units import LAST
+from actordbg.base.errors import NothingToDo, Refused, StoreProblem, UsageError
 from actordbg.cli import output
 from actordbg.cli.output import Format, note
 from actordbg.config import consent, dist_plugin, sources
 
 if TYPE_CHECKING:
     from actordbg.base.owners import Owner
-    from actordbg.catalog.query import Catalog
     from actordbg.config.sources import Settings
     from actordbg.store.layout import Store
-
-OFFERED = 50
-"""Ids that a shell is offered, the newest."""
-
-
-def complete_replays(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Ids and names of replays, the newest first, and `last`."""
-    from actordbg.catalog.query import list_own_replays, list_replays
-
-    def words(catalog: Catalog) -> Iterator[str]:
-        rows = list_replays(catalog)
-        yield LAST
-        yield from (str(name) for row in rows if (name := row.config.get("name")))
-        if incomplete:
-            yield from (f"@{number}" for number, _ in zip(range(1, 10), list_own_replays(catalog), strict=False))
-        yield from (row.replay_id for row in rows)
-
-    return _offered(ctx, incomplete, words)
-
-
-def complete_others(ctx: typer.Context, incomplete: str) -> list[str]:
-    """What a replay is compared with."""
-    fixed = [word for word in ("truth", "golden") if word.startswith(incomplete)]
-    return [*fixed, *complete_replays(ctx, incomplete)]
-
-
-def complete_dumps(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Ids of dumps, the newest first."""
-    from actordbg.catalog.query import select_dumps
-
-    asked = incomplete.replace("'", "")
-    where = f"dump_id >= '{asked}' and dump_id <= '{asked}z'" if asked else None
-    newest: Any = {"order": "newest", "limit": OFFERED}
-    return _offered(ctx, incomplete, lambda catalog: (row.dump_id for row in select_dumps(catalog, where, **newest)))
-
-
-def _offered(ctx: typer.Context, incomplete: str, words: Callable[[Catalog], Iterable[str]]) -> list[str]:
-    from actordbg.base.foreign_text import in_line
-    from actordbg.catalog.query import open_fresh
-
-    try:
-        known = dict.fromkeys(words(open_fresh(store_of(ctx).require())))
-    except (ActordbgError, OSError):
-        return []
-    return [word for word in known if word.startswith(incomplete) and in_line(word) == word][:OFFERED]
 
 
 def of_values(values: Iterable[object]) -> Callable[[str], list[str]]:
@@ -213,7 +165,7 @@ def takes_outputs(function: Callable[..., Any], words: str) -> Callable[..., Any
         mine["format"] = chosen_format(mine.get("format"), mine.pop("as_json", False))
         output.wanted = output.Wanted(**mine)
         if mine.get("html") or mine.get("plot"):
-            from actordbg.cli.page_file import check_outputs
+            from actordbg.cli.output import check_outputs
 
             check_outputs()
         return function(**given)
@@ -310,7 +262,7 @@ def store_of(ctx: typer.Context) -> Store:
     settings = settings_of(ctx)
     store = Store(settings.store)
     if settings.url is not None:
-        from actordbg.cli.staged_store import staged
+        from actordbg.cli.remote_store import staged
 
         staged(ctx, settings.url, store)
     if store.root.exists() and not store.root.is_dir():

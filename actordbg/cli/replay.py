@@ -9,7 +9,6 @@ import typer
 from actordbg.cli import output
 from actordbg.cli.options import (
     approve,
-    complete_replays,
     option,
     refuse_beside,
     require_good,
@@ -34,7 +33,6 @@ def replay(
         None,
         "Go on with a replay where it stopped, under its own configuration.",
         metavar="[REPLAY|last]",
-        autocompletion=complete_replays,
     ),
     yes: bool = option(
         False, "Go on with what another user wrote or came from a URL, and let nodes listen for an editor.", "--yes", "-y"

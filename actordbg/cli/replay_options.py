@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MOST_UNASKED = 50
 """Inputs that are replayed without a question where nothing selects them."""
 
+
 @dataclass(frozen=True)
 class ChosenInputs:
     """Which dumps to replay, as typed."""
@@ -130,7 +131,7 @@ class EngineOptions:
         failures = DEFAULT_MAX_FAILURES if self.max_failures is None else self.max_failures
         settings, there = settings_of(ctx), None
         if settings.url is not None:
-            from actordbg.cli.staged_store import push_now
+            from actordbg.cli.remote_store import push_now
 
             push_now(ctx)
             there = StoreElsewhere(split_runs(settings.url)[0], settings.store.absolute())

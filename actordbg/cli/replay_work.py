@@ -18,10 +18,12 @@ from actordbg.cli.output import human_bytes, note, plural, say, say_fact, say_wr
 from actordbg.cli.replay_options import MOST_UNASKED, StopOptions
 from actordbg.cli.replaying import counting, replaying, require_runnable, say_skipped, what_there_is
 from actordbg.config.as_ran import on_machine, toy
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.debug.meeting import Relay
 from actordbg.debug.replay_stops import StopOrder
 from actordbg.formats.weight_hashes import RECORDED_WEIGHTS
 from actordbg.judge.agreement import against_the_run, laws_in_words, ranks_in_words
+from actordbg.judge.report_model import ReplaySummary
 from actordbg.judge.summary import summary_of
 from actordbg.records.journal import TENSORS, read_results
 from actordbg.records.replay_record import ReplaySpec
@@ -62,10 +64,15 @@ def run_planned(store: Store, plan: Plan, stopping: StopOptions, *, dry_run: boo
     """The answer, and the error that ended the replay before every input had its result, if one did."""
     spec = plan.spec
     say_skipped(plan.skipped)
-    answer: dict[str, Any] = {"replay_id": None, "status": "nothing to replay", "selected": len(spec.inputs), "good": True}
-    answer |= {"skipped": plan.skipped, "findings": [], "note": "", "shares": []}
+    answer: dict[str, Any] = {
+        "replay_id": None,
+        "selected": len(spec.inputs),
+        "skipped": plan.skipped,
+        "findings": [],
+        "good": True,
+    }
     if not spec.inputs:
-        return answer | {"note": what_there_is(store, spec.where)}, None
+        return answer | {"status": "nothing to replay", "note": what_there_is(store, spec.where), "shares": []}, None
     answer["findings"] = require_runnable(store, spec)
     for text in plan.notes:
         note(text)
@@ -156,6 +163,12 @@ def _supervised(store: Store, spec: ReplaySpec, stops: StopOrder) -> tuple[dict[
     return answer, problem
 
 
+def is_good(summary: ReplaySummary, config: ReplayConfig) -> bool:
+    """Nothing failed, nothing is missing, ranks that were to do the same (`--align same`) did, and no law is broken."""
+    differ = config.align == "same" and summary.ranks is not None and bool(summary.ranks.differ)
+    return summary.counts.passed == summary.counts.inputs and not differ and (summary.laws is None or summary.laws.good)
+
+
 _COUNTS = ("passed", "failed", "crashed", "hung", "stopped", "not_run")
 _RECORDED = ("golden", "golden_entropy", "generators", "not_compared")
 """How far what came out is from what the run itself recorded, and what of that could not be compared."""
@@ -164,21 +177,21 @@ _RECORDED = ("golden", "golden_entropy", "generators", "not_compared")
 def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> dict[str, Any]:
     """Read from the store what became of a replay: its summary, as `actordbg report` has it, in brief.
 
-    Times in seconds over steady inputs. `good`: nothing failed, nothing is missing, ranks that were to do the same
-    (`--align same`) did, and no law is broken. `folded_ids` counts the inputs with token ids outside of the model's vocabulary,
+    Times in seconds over steady inputs. `folded_ids` counts the inputs with token ids outside of the model's vocabulary,
     which were folded into it. `folder` has the journals and logs, and `kept_bytes` of log-probs, entropies and gradients.
     """
     folder = store.replays / spec.replay_id
     data = data_of(store, spec)
     summary = summary_of(data, explain=explain)
     counts = {name: getattr(summary.counts, name) for name in _COUNTS}
-    same = spec.config.align == "same"
-    differ = same and summary.ranks is not None and bool(summary.ranks.differ)
     copied = ("replay_id", "status", "peak_memory_bytes", *_RECORDED, "ranks", "laws", "resolved")
     return {
         **{name: getattr(summary, name) for name in copied},
         **counts,
-        "good": counts["passed"] == len(spec.inputs) and not differ and (summary.laws is None or summary.laws.good),
+        "selected": len(spec.inputs),
+        "good": is_good(summary, spec.config),
+        "note": "",
+        "shares": [],
         "restarts": restarts,
         "forward_median_s": summary.forward.median,
         "forward_p95_s": summary.forward.p95,
@@ -186,7 +199,7 @@ def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> dict[str, Any]:
         "backward_median_s": summary.backward.median,
         "tokens_per_s": summary.tokens_per_s.median,
         "folded_ids": summary.logprobs.folded_ids if summary.logprobs else 0,
-        "asked_for_same": same,
+        "asked_for_same": spec.config.align == "same",
         "failures": [
             {"signature": group.name, "error": group.cause}
             | {name: getattr(group, name) for name in ("count", "statuses", "explanation", "ways_out", "examples")}

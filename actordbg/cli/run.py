@@ -53,8 +53,8 @@ def run(
 
     Example: actordbg run --run ppo-7b --max-dumps 200 -- bash train_ppo.sh
     """
+    from actordbg.cli.dump_recording import switch_off
     from actordbg.cli.dump_status_work import process_rows, total_of, who
-    from actordbg.cli.dump_switch import switch_off
     from actordbg.debug import stops as live_stops
     from actordbg.install import command as command_line
     from actordbg.install import ray_hooks
@@ -108,7 +108,7 @@ def run(
 
 def recovered_from_rings(store: Store, run: str) -> dict[str, Any] | None:
     """Recover what processes of this run that died on this machine had in hand, before the machine goes."""
-    from actordbg.cli.dump_recover import recovered_from
+    from actordbg.cli.dump_recording import recovered_from
     from actordbg.dumps.recover import find_rings
     from actordbg.formats.recording_reading import read_ring
 
@@ -144,7 +144,7 @@ def after_the_job(store: Store, run: str, known: set[tuple[Any, ...]], *, wait: 
 def start_recording(store: Store, run: str, options: opt.CaptureOptions) -> None:
     """Write the job's own switch, and say so."""
     from actordbg.capture.control import control_dict, write_control
-    from actordbg.cli.dump_switch import control_before
+    from actordbg.cli.dump_recording import control_before
 
     previous = control_before(store, run)
     if previous is not None and previous.enabled:

@@ -31,8 +31,7 @@ from actordbg.campaign.train_plan import (
 )
 from actordbg.catalog.selections import joined
 from actordbg.cli.options import command_line, is_typed, require_good
-from actordbg.cli.output import note, plural, progress, say, say_wrapped
-from actordbg.cli.page_file import say_document
+from actordbg.cli.output import note, plural, progress, say, say_document, say_wrapped
 from actordbg.cli.replay_options import ChosenInputs, HowToTrain
 from actordbg.cli.replaying import asked_for, nothing_to, planned, say_skipped
 from actordbg.cli.setting_options import TRAINING_AXES

@@ -74,7 +74,7 @@ def test_an_error_under_json_is_json_on_standard_output_and_words_on_the_other(s
 
 
 def test_an_error_behind_an_answer_is_no_second_document():
-    code = "from actordbg.cli import output; output.emit({}, print, True)"
+    code = "from actordbg.cli import output; output.emit_json({})"
     done = program("--store", "/nowhere", "dump", "ls", "--json", code=code)
     assert done.returncode == 4 and json.loads(done.stdout) == {}
     done = program("--store", "/proc/nowhere", "run", "python", "job.py", "--json")

@@ -147,7 +147,7 @@ def test_no_commands_own_help_loads_what_the_command_works_with():
     left = own - targets - {name for name in own if name.endswith("options") or name.startswith("actordbg.base")}
     assert left <= {
         "actordbg", "actordbg.cli", "actordbg.cli.app", "actordbg.cli.lazy", "actordbg.cli.output",
-        "actordbg.cli.page_file", "actordbg.config", "actordbg.config.sources",
+        "actordbg.config", "actordbg.config.sources",
         "actordbg.config.consent", "actordbg.config.dist_plugin", "actordbg.config.replay_config", "actordbg.config.setting",
     }  # fmt: skip
 

@@ -158,7 +158,7 @@ def test_folded_ids_are_said_with_the_number_of_inputs(
     store: Store, ended: Callable[..., ReplaySpec], capsys: pytest.CaptureFixture[str]
 ) -> None:
     answer = answer_of(store, ended(logprob_count=[3] * 3, folded_ids=[True, False, True]), 0)
-    assert answer.folded_ids == 2
+    assert answer["folded_ids"] == 2
     render(answer)
     assert "token ids of 2 inputs into the model's vocabulary" in capsys.readouterr().out
 
@@ -167,7 +167,7 @@ def test_kept_outputs_that_cannot_be_looked_at_cost_no_answer(store: Store, ende
     spec = ended()
     make_folder(store.replays / spec.replay_id / TENSORS)
     (store.replays / spec.replay_id / TENSORS / "gone").symlink_to("nowhere")
-    assert answer_of(store, spec, 0).kept_bytes == 0
+    assert answer_of(store, spec, 0)["kept_bytes"] == 0
 
 
 def test_figures_of_warming_up_are_shown_where_no_input_is_steady(
