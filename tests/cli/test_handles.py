@@ -58,11 +58,15 @@ def test_the_list_has_the_newest_first_and_what_became_of_each(three: Store) -> 
     assert invoke(Store(three.root.parent / "new").create(), "replays").exit_code == 5
 
 
-def test_an_id_that_a_table_shows_can_be_pasted(three: Store) -> None:
-    columns, row = ("dump", *(f"figure{n}" for n in range(5))), ("1.2345",) * 5
-    shown = grid(Grid(columns, tuple((one.dump_id, *row) for one in INPUTS), frozenset({"dump"}))).splitlines()
-    printed = [line.split()[0] for line in shown[2:]]
-    assert all(one.dump_id.startswith(text) for one, text in zip(INPUTS, printed, strict=True)) and len(set(printed)) == 2
-    alike = [INPUTS[0].dump_id, INPUTS[0].dump_id[:-1] + "f"]  # the beginning would not tell them apart
-    cut = grid(Grid(columns, tuple((dump_id, *row) for dump_id in alike), frozenset({"dump"}))).splitlines()[2:]
-    assert all(".." in line for line in cut)
+def test_an_id_that_a_table_shows_can_be_pasted() -> None:
+    """Its beginning, unless that would not tell two apart."""
+
+    def printed(*dump_ids: str) -> list[str]:
+        rows = tuple((dump_id, *["1.2345"] * 5) for dump_id in dump_ids)
+        return [line.split()[0] for line in grid(Grid(("dump", *"abcde"), rows, {"dump"}), 60).splitlines()[2:]]
+
+    ids = [one.dump_id for one in INPUTS]
+    assert (
+        all(dump_id.startswith(text) for dump_id, text in zip(ids, printed(*ids), strict=True)) and len(set(printed(*ids))) == 2
+    )
+    assert all(".." in text for text in printed(ids[0], ids[0][:-1] + "f"))

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from amounts import WHOLE
 from roots import ROOT
 
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem
@@ -142,17 +143,17 @@ def _child_sessions(parent: int) -> list[int]:
 @needs_openrlhf
 @pytest.mark.slow
 def test_the_whole_way_from_a_real_training_to_an_unpatched_file(tmp_path: Path) -> None:
-    """The steps are the same for both trainers, and tests/install/test_run_ray.py records a real SFT training."""
-    kept = tmp_path / "kept"
-    demo = _demo("--keep", str(kept), cwd=tmp_path)
+    """The steps are the same for both trainers; in `make whole` it is PPO under Ray, which takes twice as long."""
+    kept, ppo = tmp_path / "kept", WHOLE
+    demo = _demo("--trainer", "ppo" if ppo else "sft", "--keep", str(kept), cwd=tmp_path)
     output = demo.communicate(timeout=900)[0]
     assert demo.returncode == 0, output[-4000:]
     commands = [line for line in output.splitlines() if line.startswith("$ actordbg --store store ")]
     verbs = [re.sub(r"^\$ actordbg --store store ", "", line).split(" --")[0] for line in commands]
     assert ", ".join(verbs) == "patch, dump enable, dump status, index, dump ls, replay, replay, report, report, unpatch"
     records = [read_record(path) for path in Store(kept / "store").iter_dumps()]
-    assert len(records) >= 10 and {record.role for record in records} == {"policy", "reference"}
-    assert {record.grad_enabled for record in records} == {True, False}
+    assert len(records) >= 10 and {record.grad_enabled for record in records} == ({True, False} if ppo else {True})
+    assert not ppo or {record.role for record in records} == {"policy", "reference"}
     assert output.count("4 passed") >= 2
     assert "torch.compile" in (kept / "report.md").read_text()
     before, after = (re.search(rf"sha256 {word} +(\w{{64}})", output) for word in ("before", "after"))
