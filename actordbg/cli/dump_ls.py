@@ -13,7 +13,7 @@ import typer
 from actordbg.base.units import ago
 from actordbg.cli import output
 from actordbg.cli.options import Where, option, require_some, store_of
-from actordbg.cli.output import cell, emit, emit_each, human_bytes, note, say, say_fact, say_wrapped, table
+from actordbg.cli.output import as_json, cell, emit, emit_each, human_bytes, note, say, say_fact, say_wrapped, table
 
 if TYPE_CHECKING:
     from actordbg.catalog.query import Catalog, DumpRow
@@ -106,15 +106,11 @@ def columns() -> None:
         {"name": column.name, "kind": column.kind, "heading": headings.get(column.name), "meaning": column.doc}
         for column in WHERE_COLUMNS.values()
     ]
-
-    def render(answer: list[dict[str, str | None]]) -> None:
+    if not as_json(answer):
         table(("column", "kind", "meaning"), [(row["name"], row["kind"], row["meaning"]) for row in answer], tight=True)
         say()
-        say(f"operators: {OPERATORS}")
-        for form in FUNCTIONS.values():
-            say(form)
-
-    emit(answer, render)
+        for line in (f"operators: {OPERATORS}", *FUNCTIONS.values()):
+            say(line)
 
 
 def show(

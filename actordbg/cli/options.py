@@ -163,7 +163,7 @@ def takes_outputs(function: Callable[..., Any], words: str) -> Callable[..., Any
     def called(**given: Any) -> Any:
         mine = {option.name: given.pop(option.name) for option in options}
         mine["format"] = chosen_format(mine.get("format"), mine.pop("as_json", False))
-        output.wanted = output.Wanted(**mine)
+        output.wanted = output.OutputOptions(**mine)
         if mine.get("html") or mine.get("plot"):
             from actordbg.cli.output import check_outputs
 

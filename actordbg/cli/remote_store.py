@@ -13,7 +13,7 @@ import typer
 
 from actordbg.base.errors import Refused, StoreProblem, UsageError
 from actordbg.cli.options import require_good
-from actordbg.cli.output import emit, human_bytes, note, plural, say
+from actordbg.cli.output import as_json, human_bytes, note, plural, say
 
 if TYPE_CHECKING:
     from actordbg.store.layout import Store
@@ -68,7 +68,8 @@ def _move(url: str, folder: Path, what: str) -> None:
         raise StoreProblem(f"there is no store at {address}", hint="check the URL; `actordbg store push DIR URL` puts one there")
     seconds = time.monotonic() - began
     answer = {"url": address, "folder": str(folder), "seconds": seconds} | vars(moved)
-    emit(answer, lambda _: say(in_words(what, moved, address, seconds)))
+    if not as_json(answer):
+        say(in_words(what, moved, address, seconds))
     require_good(not moved.skipped)
 
 
