@@ -163,25 +163,27 @@ def answer(
 
 def _value_at(config: CurveAnswer, n: int, budget: float | None) -> At:
     """What length `n` needs, and whether that fits."""
-
-    def at(how: str, fits: str, far: bool = False, value: float | None = None, error: float | None = None) -> At:
-        low, high = (None, None) if value is None or error is None else (value * (1 - min(error, 1.0)), value * (1 + error))
-        if fits == UNSURE and low is not None and high is not None:
-            fits = YES if high <= limit else NO if low > limit else UNSURE
-        return At(n, how, value, low, high, None if budget is None else fits, far)
-
-    known, limit = dict(config.values), math.inf if budget is None else budget
-    if n >= min(config.measurements.out_of_memory, default=math.inf):
-        return at(OUT_OF_MEMORY, NO)
-    if n in known:
-        return at(MEASURED, YES if known[n] <= limit else NO, value=known[n], error=0.0)
-    _, too_long, _ = _bounds(config, limit)
+    known, curve, limit = dict(config.values), config.curve, math.inf if budget is None else budget
+    too_long = _bounds(config, limit)[1]
+    how, far, value, error = UNKNOWN, False, None, None
     fits = UNSURE if too_long is None or n < too_long else NO
-    shortest, most = (config.values[0][0], config.values[-1][0]) if config.values else (n, n)
-    if config.curve is None or n > FURTHEST * most:
-        return at(UNKNOWN, fits, config.curve is not None)
-    how = INTERPOLATED if shortest < n < most else EXTRAPOLATED
-    return at(how, fits, n > FAR * most, config.curve.at(n), config.curve.error_at(n))
+    if n >= min(config.measurements.out_of_memory, default=math.inf):
+        how, fits = OUT_OF_MEMORY, NO
+    elif n in known:
+        how, value, error = MEASURED, known[n], 0.0
+        fits = YES if value <= limit else NO
+    elif curve is not None:
+        shortest, longest = config.values[0][0], config.values[-1][0]
+        far = n > FAR * longest
+        if n <= FURTHEST * longest:
+            how = INTERPOLATED if shortest < n < longest else EXTRAPOLATED
+            value, error = curve.at(n), curve.error_at(n)
+    low, high = None, None
+    if value is not None and error is not None:
+        low, high = value * (1 - min(error, 1.0)), value * (1 + error)
+        if fits == UNSURE:
+            fits = YES if high <= limit else NO if low > limit else UNSURE
+    return At(n, how, value, low, high, None if budget is None else fits, far)
 
 
 def _bounds(config: CurveAnswer, budget: float) -> tuple[int | None, int | None, tuple[int, ...]]:

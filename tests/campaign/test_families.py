@@ -19,8 +19,7 @@ from actordbg.actor import family_models
 from actordbg.actor.family_models import FAMILIES, SMALL
 from actordbg.base.errors import Conflict, Unsupported, UsageError
 from actordbg.campaign import family_matrix
-from actordbg.campaign.family_document import families_document
-from actordbg.campaign.family_matrix import FamilyFinding, FamilyFolder, FamilyResult, open_folder, subject_of
+from actordbg.campaign.family_matrix import FamilyFinding, FamilyFolder, FamilyResult, families_document, open_folder, subject_of
 from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.document.renderings import as_markdown

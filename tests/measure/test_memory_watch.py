@@ -175,7 +175,7 @@ def test_a_process_by_pid_is_watched_until_it_ends_with_steps_from_a_file(store:
         if next(left, None) is None:
             child.communicate(b"\n")
 
-    rounds = watching.rounds(OfPids([child.pid], steps), watching.local_reader(True), watching.Rhythm(0.01))
+    rounds = watching.rounds(OfPids([child.pid], steps), 0.01)
     watching.watch_into(out, rounds, lambda samples: advance(samples) if samples else None)
     found = read_samples(out)
     assert [one.step for one in found] == list(range(7)) and {one.pid for one in found} == {child.pid}
