@@ -26,7 +26,7 @@ from actordbg.actor.hub_model import versions_of
 from actordbg.base.errors import ActordbgError, CorruptDump, MachineFault, StoreProblem, UsageError
 from actordbg.base.owners import Owner
 from actordbg.base.units import new_replay_id, resolve
-from actordbg.campaign.cell_outcomes import Baseline, finished, judged, regressions, write_log
+from actordbg.campaign.cell_outcomes import Baseline, finished, judged, regressions
 from actordbg.campaign.cells import batches, with_way_out
 from actordbg.campaign.runner import Campaign, CellRunners, Trial, run_trials
 from actordbg.catalog.query import get_dump, open_fresh
@@ -263,7 +263,6 @@ class MatrixRun(Campaign[MatrixRecord]):
         if (left_out := dumps - len(spec.inputs)) and cell.status == PASSED:
             cell = replace(cell, reason=f"{left_out} of {dumps} dumps left out: not of a whole call")
         self.put(cell)
-        write_log(self.store, self.record.matrix_id, cell)
         around.on_event(MatrixEvent("done", cell))
 
     def _spec(self, cell: MatrixCell) -> ReplaySpec:

@@ -6,7 +6,7 @@ three criteria: it completes, its loss falls, and first, mean and last loss are 
 fp16: beside a check in fp32 it runs in bf16.
 
     cells = sft_cells(configs, base, first=8)
-    status, reason, steps = run_sft(cell, record, model, folder, log, on_step)
+    cell = run_sft(cell, record, log, on_step)
 
 Every cell sees the same rows in a step, in as many micro-batches: a cell with fewer lanes has larger ones. A cell that this
 release of the trainer cannot train says so.
@@ -72,10 +72,8 @@ def sft_cells(configs: Sequence[ReplayConfig], base: ReplayConfig, first: int) -
     return cells
 
 
-def run_sft(
-    cell: TrainCell, record: TrainCheckRecord, log: Path, on_step: Callable[[], None]
-) -> tuple[str, str, tuple[TrainStep, ...]]:
-    """Train; (status, reason, the loss of each step). Afterwards no process and no checkpoint is left."""
+def run_sft(cell: TrainCell, record: TrainCheckRecord, log: Path, on_step: Callable[[], None]) -> TrainCell:
+    """Train; the cell with its status, reason, and the loss of each step. Afterwards no process and no checkpoint is left."""
     program = TRAINER.programs[_PROGRAM]
     try:
         make_folder(log.parent)
@@ -96,7 +94,7 @@ def run_sft(
     steps = steps_of_log(log, record.steps)
     if not reason and len(steps) < record.steps:
         reason = f"its log has {len(steps)} of {record.steps} steps"
-    return BROKEN if reason else TRAINED, reason, steps
+    return replace(cell, status=BROKEN if reason else TRAINED, reason=reason, steps=steps)
 
 
 def keys_of(data: Path) -> tuple[str, str]:

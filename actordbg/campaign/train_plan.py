@@ -48,8 +48,14 @@ def configurations(
     else:
         sized = [{name: (sizes or {}).get(name, value) for name, value in settings.items()} for settings in ANCESTORS]
         found = list(dict.fromkeys(replace(base, **settings) for settings in sized))
-    fitted = map(_fitted, found)
-    return [config for config in fitted if not any(_is_left_out(config, *what) for what in skip)]
+    return [
+        config
+        for config in map(_fitted, found)
+        if not any(
+            config.backend == backend and tp in (None, config.tp > 1) and ring in (None, config.ring > 1)
+            for backend, tp, ring in skip
+        )
+    ]
 
 
 def _fitted(config: ReplayConfig) -> ReplayConfig:
@@ -57,10 +63,6 @@ def _fitted(config: ReplayConfig) -> ReplayConfig:
     if LAUNCHERS[config.backend] == "python":
         config = replace(config, nproc=1)
     return replace(config, packing=True) if config.ring > 1 and config.packing is None else config
-
-
-def _is_left_out(config: ReplayConfig, backend: str, tp: bool | None, ring: bool | None) -> bool:
-    return config.backend == backend and tp in (None, config.tp > 1) and ring in (None, config.ring > 1)
 
 
 def batch_of(configs: Sequence[ReplayConfig], accumulation: int) -> int:
@@ -185,18 +187,16 @@ def read_names(environment: Mapping[str, str], given: set[str], *, trains_on_row
             found.idle[name] = without[name]
         elif ours in given:
             found.idle[name] = f"--{str(ours).replace('_', '-')} was given"
-        elif ours or text == "1":
+        elif ours is None and text != "1":
+            found.idle[name] = "only 1 skips, as in the test suite"
+        else:
+            found.took[name] = text
             if ours is None:
                 found.skips.append(SKIPS[name])
+            elif name in TEXTS:
+                found.values[ours] = text
+            elif text.isascii() and text.isdigit() and 1 <= int(text) < 10**9:
+                found.values[ours] = int(text)
             else:
-                found.values[ours] = _number(name, text) if name in NUMBERS else text
-            found.took[name] = text
-        else:
-            found.idle[name] = "only 1 skips, as in the test suite"
+                raise UsageError(f"{name}={text!r:.40} is no number of 1 or more", hint=f"unset {name}, or give the flag")
     return found
-
-
-def _number(name: str, text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) < 10**9:
-        raise UsageError(f"{name}={text!r:.40} is no number of 1 or more", hint=f"unset {name}, or give the flag")
-    return int(text)
