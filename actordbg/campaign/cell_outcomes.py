@@ -11,7 +11,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -192,58 +192,39 @@ def judged(store: Store, cell: MatrixCell, truth_dtype: str, power: bool = False
     ), truth
 
 
-@dataclass(frozen=True)
-class Baseline:
-    """What cells are compared with: one replay for all cells, or the cell of a matrix with the same configuration.
-
-    slower: a cell regressed if its forward takes more than this many times as long; None: time does not matter.
-    """
-
-    replay_id: str | None = None
-    matrix: MatrixRecord | None = None
-    slower: float | None = None
-
-    @property
-    def name(self) -> str:
-        """Its id."""
-        return self.replay_id or (self.matrix.matrix_id if self.matrix else "")
-
-    def cell_like(self, cell: MatrixCell) -> MatrixCell | None:
-        """The baseline's cell with the same configuration, but for what is only asked of it."""
-        cells, only_asked = self.matrix.cells if self.matrix else (), {"laws": None, "accept": None}
-        return next((other for other in cells if other.config | only_asked == cell.config | only_asked), None)
-
-    def replay_for(self, cell: MatrixCell) -> str | None:
-        """The replay to compare this cell with; None if the baseline has none."""
-        like = self.cell_like(cell)
-        return like.replay_id if like else self.replay_id
+def cell_like(baseline: MatrixRecord, cell: MatrixCell) -> MatrixCell | None:
+    """The baseline's cell with the same configuration, but for what is only asked of it."""
+    only_asked = {"laws": None, "accept": None}
+    return next((other for other in baseline.cells if other.config | only_asked == cell.config | only_asked), None)
 
 
-def require_common(store: Store, baseline: Baseline, cells: Sequence[MatrixCell], dump_ids: Sequence[str]) -> None:
+def require_common(store: Store, baseline: MatrixRecord, record: MatrixRecord) -> None:
     """Raise UsageError if no dump can be compared with the baseline: that must not look like "nothing regressed"."""
-    replays = {baseline.replay_for(cell) for cell in cells} - {None}
+    like = [other for cell in record.cells if (other := cell_like(baseline, cell)) and other.replay_id]
     passed = {
         dump_id
-        for replay_id in replays
-        for dump_id, result in read_results(store.replays / str(replay_id)).items()
+        for cell in like
+        for dump_id, result in read_results(store.replays / str(cell.replay_id)).items()
         if result.status == INPUT_PASSED
     }
-    if not passed.intersection(dump_ids):
-        what = "has no cell in common with this one" if not replays else "has passed none of these dumps"
-        raise UsageError(f"--baseline {baseline.name} {what}: nothing could regress", hint="select the dumps that it replayed")
+    if not passed.intersection(record.dump_ids):
+        what = "has passed none of these dumps" if like else "has no cell in common with this one"
+        hint = "select the dumps that it replayed"
+        raise UsageError(f"--baseline {baseline.matrix_id} {what}: nothing could regress", hint=hint)
 
 
-def regressions(store: Store, cell: MatrixCell, baseline: Baseline) -> tuple[str, ...]:
+def regressions(store: Store, cell: MatrixCell, baseline: MatrixRecord, slower: float | None = None) -> tuple[str, ...]:
     """What got worse, in words; () if nothing did, or if the baseline has nothing to compare this cell with.
 
     A dump that passed there and does not pass here; log-probs that differ from those there by more than `compare` allows, or
     that cannot be compared with them (another temperature, another model, outputs that were not kept); a
     forward that takes more than `slower` times as long (input by input, the median over inputs that are steady in both); a
-    cell of a matrix that ran there and is unavailable here, or that failed here and did not run there.
+    cell that ran there and is unavailable here, or that failed here and did not run there.
     """
     from actordbg.judge.comparing import compare
 
-    like, theirs = baseline.cell_like(cell), baseline.replay_for(cell)
+    like = cell_like(baseline, cell)
+    theirs = like.replay_id if like else None
     if cell.status == UNAVAILABLE:
         return (f"it passed in the baseline, and is unavailable here: {cell.reason}",) * bool(like and like.good)
     if theirs is None:
@@ -263,11 +244,11 @@ def regressions(store: Store, cell: MatrixCell, baseline: Baseline) -> tuple[str
         if record.verdict == NOT_COMPARED:
             why = next((reason for dump in record.dumps for reason in dump.not_compared.values()), "")
             worse.append(f"its numbers cannot be compared with the baseline's: {'; '.join(record.reasons) or why}")
-    if baseline.slower is not None:
+    if slower is not None:
         replays = [data_of(store, load_spec(store, replay_id)) for replay_id in (theirs, cell.replay_id)]
         comparison = summarise(replays, selection="", now="").comparison
         ratio = comparison.rows[1].forward_ratio if comparison else None
-        if ratio is not None and ratio > baseline.slower:
+        if ratio is not None and ratio > slower:
             worse.append(f"the forward takes {ratio:.2f} times as long as in the baseline")
     return tuple(worse)
 

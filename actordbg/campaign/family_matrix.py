@@ -252,14 +252,22 @@ def families_document(results: Sequence[FamilyResult]) -> list[Block]:
         Grid(columns, rows, columns),
         Paragraph(_LEGEND),
     ]
-    findings = [(result, finding) for result in results for finding in result.findings]
-    for cause in (*CAUSES, UNEXPLAINED):
-        members = [pair for pair in findings if cause.applies(*pair)]
-        findings = [pair for pair in findings if pair not in members]
+    findings = [
+        (result, finding, [cell for cell in result.cells if cell.name in finding.cells])
+        for result in results
+        for finding in result.findings
+    ]
+    for title, meaning, applies in CAUSES:
+        members = [told for told in findings if applies(*told)]
+        findings = [told for told in findings if told not in members]
         if members:
-            lines = [f"{result.name}: {told.word}, {_where(result, told)}: {told.words}" for result, told in members]
-            meaning = [Paragraph(cause.meaning)] if cause.meaning else []
-            blocks += [Heading(cause.title, 2), *meaning, Items(lines), Paragraph("See it:"), Code(_command(*members[0]))]
+            lines = [f"{result.name}: {told.word}, {_where(result, cells)}: {told.words}" for result, told, cells in members]
+            result, _, cells = members[0]
+            settings = {name: value for name in AXES if (value := cells[0].settings.get(name)) is not None}
+            options = [f"{AXES[name].flag} {AXES[name].typed(value)}" for name, value in settings.items()]
+            command = " ".join(["actordbg families", shlex.quote(result.typed), *options])
+            explained = [Paragraph(meaning)] if meaning else []
+            blocks += [Heading(title, 2), *explained, Items(lines), Paragraph("See it:"), Code(command)]
     problems = [f"{result.name}: {result.problem}" for result in results if result.problem]
     return blocks + ([Heading("Not built", 2), Items(problems)] if problems else [])
 
@@ -295,40 +303,19 @@ def _shared(cells: Sequence[MatrixCell], others: Sequence[MatrixCell]) -> str:
     return ", ".join(shared)
 
 
-def _cells(result: FamilyResult, finding: FamilyFinding) -> list[MatrixCell]:
-    return [cell for cell in result.cells if cell.name in finding.cells]
-
-
-def _where(result: FamilyResult, finding: FamilyFinding) -> str:
+def _where(result: FamilyResult, cells: Sequence[MatrixCell]) -> str:
     """Say in which cells: "packed", or "packed, bf16"; "every cell"."""
-    cells = _cells(result, finding)
     if len(cells) == len(result.cells):
         return "every cell"
-    return _shared(cells, result.cells) or ", ".join(f"[{name}]" for name in finding.cells)
-
-
-def _command(result: FamilyResult, finding: FamilyFinding) -> str:
-    """Write the first cell of a finding alone as a command line."""
-    settings = _cells(result, finding)[0].settings
-    options = [f"{AXES[name].flag} {AXES[name].typed(settings[name])}" for name in AXES if settings.get(name) is not None]
-    return " ".join(["actordbg families", shlex.quote(result.typed), *options])
+    return _shared(cells, result.cells) or ", ".join(f"[{cell.name}]" for cell in cells)
 
 
 # Why a family is wrong, where that is known: what a reader needs to know who sees the finding for the first time. Pure.
 
 
-@dataclass(frozen=True)
-class Cause:
-    """A known cause. applies: whether it explains this finding of this family."""
-
-    title: str
-    meaning: str
-    applies: Callable[[FamilyResult, FamilyFinding], bool]
-
-
-def _rows_meet(result: FamilyResult, finding: FamilyFinding) -> bool:
+def _rows_meet(result: FamilyResult, finding: FamilyFinding, cells: Sequence[MatrixCell]) -> bool:
     """Rows see each other, and only where they are packed."""
-    packed = all(cell.config.get("packing") for cell in _cells(result, finding))
+    packed = all(cell.config.get("packing") for cell in cells)
     return packed and ("jacobian broken: row" in finding.words or "neighbour broken" in finding.words)
 
 
@@ -339,45 +326,43 @@ def _has_a_state(result: FamilyResult) -> bool:
     return named or bool(layers & {"linear_attention", "conv", "mamba", "hybrid"})
 
 
-def _no_soft_cap(result: FamilyResult, finding: FamilyFinding) -> bool:
-    sdpa = all(cell.config.get("attn") == "sdpa" for cell in _cells(result, finding))
-    return sdpa and bool(result.config.get("attn_logit_softcapping"))
-
-
-CAUSES = (
-    Cause(
+Applies = Callable[[FamilyResult, FamilyFinding, Sequence[MatrixCell]], bool]
+CAUSES: tuple[tuple[str, str, Applies], ...] = (
+    (
         "A state runs on into the next packed row",
         "These models have layers with a state along the sequence: a recurrence or a convolution. transformers sets it back at "
         "the border of a row only where it is told of the borders (cu_seq_lens_q or seq_idx), or not at all. OpenRLHF packs all "
         "rows into one and passes position ids only. Every row after the first begins with what the row before left. Train these "
         "without packing.",
-        lambda result, finding: _rows_meet(result, finding) and _has_a_state(result),
+        lambda result, finding, cells: _rows_meet(result, finding, cells) and _has_a_state(result),
     ),
-    Cause(
+    (
         "Attention does not know where a packed row ends",
         "With sdpa and eager attention, transformers finds the borders of packed rows in the position ids, and builds its mask "
         "from them. The code of these models does not hand its position ids to the mask. So each packed row attends to all rows "
         "before it. Train these without packing.",
         _rows_meet,
     ),
-    Cause(
+    (
         "sdpa leaves the soft cap of the attention's logits out",
         "The configuration caps attention logits (attn_logit_softcapping). sdpa has no such cap and drops it without a word; "
         "eager attention has it. How much it matters grows with the logits. Use eager attention, or flash attention where it "
         "takes a soft cap.",
-        _no_soft_cap,
+        lambda result, finding, cells: (
+            all(cell.config.get("attn") == "sdpa" for cell in cells) and bool(result.config.get("attn_logit_softcapping"))
+        ),
     ),
-    Cause(
+    (
         "Experts are drawn at random in a training pass",
         "The router samples its experts in training mode (transformers' sparsemixer): without jitter among those of equal "
         "score, and in bf16 there are some. So the log-probs of a training pass depend on the seed.",
-        lambda result, finding: result.model_type == "phimoe" and finding.words.startswith("rerun nondeterministic"),
+        lambda result, finding, cells: result.model_type == "phimoe" and finding.words.startswith("rerun nondeterministic"),
     ),
-    Cause(
+    (
         "The model has no such attention",
         "The model's code has no sdpa. OpenRLHF's Actor is then not built. Use eager attention.",
-        lambda result, finding: "does not support an attention implementation" in finding.words,
+        lambda result, finding, cells: "does not support an attention implementation" in finding.words,
     ),
+    ("Not explained yet", "", lambda result, finding, cells: True),
 )
-"""In this order; the first one that applies is said."""
-UNEXPLAINED = Cause("Not explained yet", "", lambda result, finding: True)
+"""Title, meaning, and whether it explains a finding in these cells of a family; the first one that applies is said."""

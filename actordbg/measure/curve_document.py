@@ -109,8 +109,6 @@ def _longest(answer: CurvesAnswer, budget: float) -> list[Block]:
         elif found.far and found.by_curve:
             times = f"{found.by_curve / furthest:.1f} times the longest measured length, {furthest:,}"
             texts.append(f"{config.label}: caution, that is {times}: measure a longer one before relying on it")
-        if found.exceptions:
-            texts.append(f"{config.label}: over the budget though longer ones were not: {_listed(found.exceptions[:5])}")
         if found.too_long is None and config.curve is not None and found.by_curve is None and not found.refused:
             texts.append(f"{config.label}: the curve never reaches the budget: measure longer inputs")
         if found.measured is None and found.by_curve is None:
@@ -155,7 +153,8 @@ def _curve(config: CurveAnswer, answer: CurvesAnswer, most: int) -> list[Block]:
     device = found.settings["device_name"] or "an unknown device"
     lines = [f"ran as: {label(complete(found.settings))}, {passes}, on {device}", law]
     if found.out_of_memory:
-        lines.append(f"out of memory at {_listed(found.out_of_memory[:8])}: never said to fit, nor is more")
+        lengths = ", ".join(map(_length, found.out_of_memory[:8]))
+        lines.append(f"out of memory at {lengths}: never said to fit, nor is more")
     if found.left_out and times:
         lines.append(f"{plural(found.left_out, 'input')} left out: warming up or compiling")
     more = f" and {len(found.replays) - 3} more" if len(found.replays) > 3 else ""
@@ -176,8 +175,8 @@ def _curve(config: CurveAnswer, answer: CurvesAnswer, most: int) -> list[Block]:
         longest, bound = 512, 2**60
         if answer.by == SEQ_LEN:
             longest, bound = max([512, *(point.n for point in found.points)]), min(found.out_of_memory, default=bound)
-        lengths = sorted({max(64, longest // 4), max(128, longest // 2), longest, 2 * longest})
-        listed = ",".join(str(n) for n in lengths if n < bound)
+        suggested = sorted({max(64, longest // 4), max(128, longest // 2), longest, 2 * longest})
+        listed = ",".join(str(n) for n in suggested if n < bound)
         blocks.append(Paragraph(f"More lengths: actordbg curve {answer.quantity} {found.replays[-1]} --measure {listed}"))
     return blocks
 
@@ -187,10 +186,6 @@ _UNITS = {SEQ_LEN: "seq_len", PADDED: "B x S", TOKENS: "tokens"}
 
 def _length(value: int | None) -> str:
     return "-" if value is None else f"{value:,}"
-
-
-def _listed(lengths: Sequence[int]) -> str:
-    return ", ".join(map(_length, lengths))
 
 
 _STEPS = 60
