@@ -151,13 +151,13 @@ def log_charts(answers: Sequence[LogComparison], read: Sequence[TrainLog]) -> li
     return [chart for chart in charts if chart]
 
 
-Curve = Sequence[tuple[float, float]]
-"""(step, value) pairs."""
+Curve = Sequence[tuple[Any, ...]]
+"""(step, value), and where there is one the dump that was running."""
 _MOST = 400
 
 
 def values_chart(
-    title: str, what: str, curves: Mapping[str, Curve], along: str = "step", whose: str = "training"
+    title: str, what: str, curves: Mapping[str, Curve], along: str = "step", whose: str = "training", *more: tuple[str, str]
 ) -> Chart | None:
     """A value by step, a line for each training; steps without a finite value are left out and counted. None for no values."""
     finite = {name: _finite(curve) for name, curve in curves.items()}
@@ -165,10 +165,10 @@ def values_chart(
         return None
     rows, ends = [row for name, curve in finite.items() for row in _rows(name, curve)], []
     for name, curve in finite.items():
-        known = [value for _, value in curve]
+        known = [point[1] for point in curve]
         figures = map(number, (known[0], fmean(known), max(known), known[-1]) if known else (None,) * 4)
         ends.append((name, str(len(curves[name])), *figures))
-    shown = hints(("c", whose), ("s", along), ("v", what))
+    shown = hints(("c", whose), ("s", along), ("v", what), *more)
     line = layer("line", look={"strokeWidth": 1.6}, tooltip=shown)
     spec = layered(rows, line, height=260, x=whole("s", along), y=quantity("v", what, zero=False), color=names("c", None))
     odd = sum(len(curves[name]) - len(curve) for name, curve in finite.items())
@@ -198,8 +198,9 @@ def apart_chart(title: str, what: str, curves: Mapping[str, Curve], limits: Curv
 
 
 def _finite(curve: Curve) -> Curve:
-    return [(step, value) for step, value in curve if math.isfinite(value)]
+    return [point for point in curve if math.isfinite(point[1])]
 
 
 def _rows(name: str, curve: Curve) -> list[dict[str, Any]]:
-    return [{"c": name, "s": step, "v": float(f"{value:.6g}")} for step, value in thinned(curve, _MOST)]
+    points = thinned(curve, _MOST)
+    return [{"c": name, "s": step, "v": float(f"{value:.6g}"), **dict(zip("d", more, strict=False))} for step, value, *more in points]

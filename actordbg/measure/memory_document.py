@@ -218,8 +218,12 @@ def _charts(sides: Mapping[str, Sequence[Sample]]) -> list[Chart]:
     charts = []
     for what, called in QUANTITIES.items():
         curves = {
-            name: [(getattr(sample, along), value / MIB) for sample, value in sizes_of(own, what) if sample.step or along != STEP]
+            name: [
+                (getattr(sample, along), value / MIB, sample.dump_id)
+                for sample, value in sizes_of(own, what)
+                if sample.step or along != STEP
+            ]
             for name, own in series.items()
         }
-        charts.append(values_chart(f"{called} by {along}", f"{called}, MiB", curves, along, "process"))
+        charts.append(values_chart(f"{called} by {along}", f"{called}, MiB", curves, along, "process", ("d", "dump")))
     return [chart for chart in charts if chart]
