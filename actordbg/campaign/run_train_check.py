@@ -30,10 +30,9 @@ from actordbg.base.owners import Owner
 from actordbg.base.units import resolve
 from actordbg.campaign import checkpoints
 from actordbg.campaign.runner import Campaign, Trial, run_trials
-from actordbg.campaign.sft_cells import run_sft
 from actordbg.campaign.train_document import OWN
 from actordbg.campaign.train_engine import CHECKPOINTS, MODULE, STEP, TRAINING, step_of
-from actordbg.campaign.train_plan import schedule
+from actordbg.campaign.train_plan import run_sft, schedule
 from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import is_plain_name, now_timestamp

@@ -18,15 +18,16 @@ from actordbg.campaign.cell_outcomes import shown_path
 from actordbg.campaign.cells import Axes
 from actordbg.campaign.checkpoints import checked_storage
 from actordbg.campaign.run_train_check import STORAGE, TrainRun, folder_of, load_train_check, log_of
-from actordbg.campaign.sft_cells import keys_of, sft_cells
 from actordbg.campaign.train_document import OWN, ROUND, is_good, train_charts, train_document, verdicts
 from actordbg.campaign.train_plan import (
     AncestorNames,
     batch_of,
     configurations,
+    keys_of,
     make_train_cells,
     read_names,
     require_whole_groups,
+    sft_cells,
     taken_twice,
 )
 from actordbg.catalog.selections import joined

@@ -202,5 +202,7 @@ def _finite(curve: Curve) -> Curve:
 
 
 def _rows(name: str, curve: Curve) -> list[dict[str, Any]]:
-    points = thinned(curve, _MOST)
-    return [{"c": name, "s": step, "v": float(f"{value:.6g}"), **dict(zip("d", more, strict=False))} for step, value, *more in points]
+    return [
+        {"c": name, "s": step, "v": float(f"{value:.6g}")} | dict(zip("d", dump, strict=False))
+        for step, value, *dump in thinned(curve, _MOST)
+    ]

@@ -18,9 +18,8 @@ from actordbg.actor.backends.training import Training
 from actordbg.base.processes import session_members
 from actordbg.base.units import new_replay_id
 from actordbg.campaign.run_train_check import TrainRun
-from actordbg.campaign.sft_cells import sft_cells
 from actordbg.campaign.train_document import FIGURES, verdicts
-from actordbg.campaign.train_plan import configurations, make_train_cells
+from actordbg.campaign.train_plan import configurations, make_train_cells, sft_cells
 from actordbg.cli.app import app
 from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import ReplayConfig

@@ -18,10 +18,9 @@ from typer.testing import CliRunner, Result
 from actordbg.actor.backends.training import Training
 from actordbg.base.errors import ActordbgError, Refused, Unsupported, UsageError, WhereError
 from actordbg.campaign.run_train_check import CHECK, folder_of, write_trainer_log
-from actordbg.campaign.sft_cells import steps_of_log
 from actordbg.campaign.train_document import is_good, train_document, verdicts
 from actordbg.campaign.train_engine import STEP, TrainEngine
-from actordbg.campaign.train_plan import batch_of, configurations, log_name, read_names, schedule
+from actordbg.campaign.train_plan import batch_of, configurations, log_name, read_names, schedule, steps_of_log
 from actordbg.campaign.training_session import TrainingSession
 from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
@@ -198,7 +197,7 @@ def test_a_loss_that_nobody_knows_to_fall_is_not_green_and_the_first_sentence_sa
     assert banner.unjudged == ("whether the loss falls: too few steps, or within its scatter (asked)",)
 
 
-@pytest.mark.parametrize(("given", "taken"), [("", 20), ("--steps 5", 8), ("--max-inputs 24", 24), ("--steps 100", 30)])
+@pytest.mark.parametrize(("given", "taken"), [("--steps 5", 8), ("--max-inputs 24", 24)])
 def test_as_many_inputs_are_taken_as_the_steps_take_twice(store: Store, given: str, taken: int) -> None:
     publish(store, 30)
     told = json.loads(invoke(store, "--dry-run", "--json", *given.split()).stdout)

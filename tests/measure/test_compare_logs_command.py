@@ -117,13 +117,6 @@ def test_any_number_of_logs_against_the_first_or_each_other(tmp_path: Path):
     assert [one["verdict"] for one in answer["comparisons"]] == ["aligned", "different", "different"]
 
 
-@pytest.mark.parametrize(("steps", "verdict"), [(2, "too-few-steps"), (3, "aligned")])
-def test_logs_with_too_few_common_steps_are_not_called_aligned(tmp_path: Path, steps: int, verdict: str):
-    log = lines(tmp_path / "a.log", steps, gpt_loss=6)
-    answer = json.loads(invoke(log, log, "--json").stdout)
-    assert (answer["verdict"], answer["common"], answer["a"]["numbered_by"]) == (verdict, steps, "line")
-
-
 def test_all_pairs_of_many_logs_are_of_one_metric_and_called_by_their_letters(tmp_path: Path):
     """The second has the preferred loss only, the third and fourth another: A and B alone would be held together by gpt_loss."""
     a, b = lines(tmp_path / "a.log", gpt_loss=10, loss=50), lines(tmp_path / "b.log", gpt_loss=10.01)

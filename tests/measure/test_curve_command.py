@@ -64,15 +64,8 @@ def test_times_show_each_pass(replayed: Store):
     assert "backward time by seq_len" in text and "Longest seq_len in 1.00 s" in text
     assert re.search(r"\n +512 +2 +0\.282 +0\.282 +0\.564 +0\.282 +[+-]0\.0%\n", text)
     assert "1 input left out: warming up or compiling" in text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [(("--at", "1024", "--budget", "2.1GB"), 0), (("--at", "1024", "--budget", "2GB"), 1), (("--at", "1024"), 0),
-     (("--at", "512", "--at", "4096", "--budget", "80GB"), 0), (("--at", "9000000", "--budget", "80GB"), 1), (("--at", "9" * 400), 2)],
-)  # fmt: skip
-def test_at_with_a_budget_asks_whether_it_fits(replayed: Store, arguments: tuple[str, ...], code: int):
-    assert invoke(replayed, "memory", "r1", *arguments).exit_code == code
+    text = shown(invoke(replayed, "memory", "r1", "--limit", "3"))
+    assert [n for n in (64, 128, 256, 512, 1024, 1536, 2048) if re.search(rf"\n +{n:,} +\d ", text)] == [64, 512, 2048]
 
 
 def test_json_is_the_whole_answer(replayed: Store):
@@ -83,11 +76,6 @@ def test_json_is_the_whole_answer(replayed: Store):
     assert first["measurements"]["points"][1]["memory"] == gigabytes(128)
     text = invoke(replayed, "memory", "--format", "md").stdout
     assert "| seq\\_len | inputs | peak | curve | off |" in text or "| seq_len | inputs | peak | curve | off |" in text
-
-
-def test_only_as_many_lengths_are_listed_as_asked_for(replayed: Store):
-    text = shown(invoke(replayed, "memory", "r1", "--limit", "3"))
-    assert [n for n in (64, 128, 256, 512, 1024, 1536, 2048) if re.search(rf"\n +{n:,} +\d ", text)] == [64, 512, 2048]
 
 
 def test_too_few_lengths_come_with_a_command_that_measures_more_and_exists(store: Store):

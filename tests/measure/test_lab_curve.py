@@ -173,6 +173,7 @@ def test_eager_attentions_memory_has_a_square_in_it():
         return gigabytes(n) + 20.0 * n * n
 
     assert "n^2" in one(run(memory=law, attn="eager")).curve.form
+    assert one(run(memory=gigabytes, attn="eager")).curve.form == "a + b n"
 
 
 def test_nothing_measured_is_not_good():

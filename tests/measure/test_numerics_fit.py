@@ -72,16 +72,6 @@ def test_any_points_give_a_curve_that_does_not_fall_or_none(measured):
         assert min(curve.a, curve.b, curve.c) >= 0 and max(curve.a, curve.b, curve.c) > 0
 
 
-def test_a_square_that_is_known_to_be_there_is_drawn_even_if_it_is_small():
-    def law(n: float) -> float:
-        return 5e8 + 3e5 * n + 10 * n * n
-
-    measured = points(law, noise=0.01, lengths=LENGTHS[:6])
-    assert "n^2" in fit(measured, square=True).form
-    assert fit(points(linear), square=True).form == "a + b n"
-    assert fit(points(linear)[:3], square=True).form == "a + b n"
-
-
 def test_the_error_beyond_the_longest_is_what_extrapolation_was_wrong_by():
     def bend(n: float) -> float:
         return 1e9 + 1e5 * n + (0 if n < 1500 else 1e6 * (n - 1500))

@@ -156,14 +156,6 @@ def test_the_preferred_loss_that_both_have_is_compared():
     assert compared(evaluated, evaluated).metric == "zz_loss"
 
 
-def test_an_asked_metric_that_one_log_lacks_is_named_with_what_is_there():
-    answer = compared(several(gpt_loss=[1.0]), several(act_loss=[1.0]), metric="gpt_loss")
-    assert (answer.verdict, answer.reasons) == ("nothing-in-common", ("no gpt_loss in B",))
-    assert (answer.a.found, answer.b.found) == ({"gpt_loss": 1}, {"act_loss": 1})
-    assert compared(several(gpt_loss=[1.0]), several(act_loss=[1.0])).reasons == ("no loss that both logs have",)
-    assert compared(TrainLog("x"), several(act_loss=[1.0])).reasons == ("no loss in A",)
-
-
 def test_numbering_that_both_have_is_preferred():
     both = TrainLog(
         "x",

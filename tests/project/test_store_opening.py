@@ -37,7 +37,7 @@ ALLOWED = {
     "measure/watching.py": "a file that it made itself, by the opener",
     "measure/process_memory.py": "/proc",
     "measure/watched.py": "a log of steps that the user names",
-    "campaign/sft_cells.py": "rows that the user names",
+    "campaign/train_plan.py": "rows that the user names",
 }
 """By module what it opens that is no file of a store."""
 
