@@ -86,14 +86,10 @@ def prepare_deepspeed() -> bool:
     if not getattr(torch.cuda, _MARK, False):
         setattr(torch.cuda, _MARK, True)
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-        after_import("deepspeed.ops", _without_shared_memory_operator)
+        # its collectives over gloo are enough; its C++ ones would be compiled in every fresh environment
+        after_import("deepspeed.ops", lambda ops: ops.__compatible_ops__.update(deepspeed_shm_comm=False))
         after_import("deepspeed.runtime.zero.partition_parameters", _waiting_for_each)
     return True
-
-
-def _without_shared_memory_operator(ops: Any) -> None:
-    """DeepSpeed's collectives over gloo are enough; its C++ ones would be compiled in every fresh environment."""
-    ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def _waiting_for_each(partition_parameters: Any) -> None:

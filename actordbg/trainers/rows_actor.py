@@ -123,17 +123,20 @@ _NAMES = frozenset(inspect.signature(RowsActor.forward).parameters) - {"self", "
 
 
 class RowsActors:
-    """What builds and calls such Actors. See `actordbg.trainers.trainer.Actors` for what each member promises."""
+    """What builds and calls such Actors; a trainer's own class has the same members (`actordbg.trainers.trainer.Actors`)."""
 
     actor_class = RowsActor
 
     def prepare_process(self) -> None:
+        """Make this process ready to build Actors, with CUDA or without."""
         prepare_deepspeed()
 
     def loads_checkpoint_dtype(self, dtype: str) -> bool:
+        """Say whether the Actor gets `dtype` only by loading the checkpoint in its own."""
         return False
 
     def build_actor(self, path: str, choices: Choices, ds_config: Mapping[str, Any] | None = None) -> RowsActor:
+        """Build an Actor of the model at `path`, checked against `choices`. `ds_config` of ZeRO-3 partitions what is loaded."""
         partitioning, trust = None, consent.is_given(choices.model)
         if ds_config is not None and ds_config["zero_optimization"]["stage"] == 3:
             from transformers.integrations.deepspeed import HfDeepSpeedConfig
@@ -151,9 +154,11 @@ class RowsActors:
         return actor
 
     def make_call(self, actor: Any, dump: Dump, vocab_size: int, device: torch.device, ring_group: Any = None) -> ReplayedCall:
+        """Make the captured call for this Actor. Raises Unsupported where it cannot be made."""
         return make_call(Signature(_NAMES | {*dump.inputs}, multimodal=True), dump, vocab_size, device)
 
     def strategy(self, choices: Choices, config: ReplayConfig, world_size: int, training: Any) -> RowsStrategy:
+        """Make the DeepSpeed strategy for this replay. training: how weights are stepped (`actordbg.actor.backends.training`)."""
         return RowsStrategy(choices, config, world_size, training)
 
 

@@ -33,7 +33,7 @@ class OpenRlhf:
     was tested. oldest, newest: the releases that are supported; `trap` says what is wrong with older ones. modules: what doctor
     imports, and what does not work without it. losses: how its logs name them, the one that is compared first. bar_epoch,
     bar_evaluation: regular expressions for a progress bar's title, with the epoch's number, and with the step that an evaluation
-    belongs to. The other members are functions of this folder, and those of `actordbg.trainers.trainer.Actors`.
+    belongs to. The other members are functions of this folder, and those of `actordbg.trainers.rows_actor.RowsActors`.
     """
 
     name = "OpenRLHF"

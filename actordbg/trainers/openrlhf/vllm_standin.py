@@ -19,7 +19,7 @@ import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
-from typing import Any, TypedDict
+from typing import Any
 
 __version__ = "0.29.0+actordbg.cpu"
 
@@ -37,16 +37,8 @@ class SamplingParams:
     logprobs: int | None = None
 
 
-class TokensPrompt(TypedDict):
-    prompt_token_ids: list[int]
-
-
-@dataclass
-class Completion:
-    token_ids: list[int]
-    text: str
-    finish_reason: str
-    logprobs: None = None
+TokensPrompt = dict
+"""Of `prompt_token_ids`: list[int]."""
 
 
 class AsyncEngineArgs(SimpleNamespace):
@@ -74,7 +66,7 @@ class AsyncLLMEngine:
     async def is_sleeping(self) -> bool:
         return False
 
-    async def generate(self, prompt: TokensPrompt, params: SamplingParams, request_id: str) -> AsyncIterator[Any]:
+    async def generate(self, prompt: dict[str, list[int]], params: SamplingParams, request_id: str) -> AsyncIterator[Any]:
         """Yield the one finished output of this prompt (vLLM yields partial ones before it)."""
         import torch
 
@@ -95,7 +87,8 @@ class AsyncLLMEngine:
         tokens = generated[0, ids.shape[1] :].tolist()
         text = self._tokenizer.decode(tokens, skip_special_tokens=params.skip_special_tokens)
         stopped = bool(tokens) and tokens[-1] == self._tokenizer.eos_token_id
-        yield SimpleNamespace(outputs=[Completion(tokens, text, "stop" if stopped else "length")])
+        reason = "stop" if stopped else "length"
+        yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=tokens, text=text, finish_reason=reason, logprobs=None)])
 
     async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[None]:
         """Run `init_process_group` or `update_weight`, which a real engine runs in its workers."""
