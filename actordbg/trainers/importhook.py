@@ -22,17 +22,14 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-Before = Callable[[], object]
-After = Callable[[ModuleType], object]
 
-
-def before_import(name: str, action: Before) -> None:
+def before_import(name: str, action: Callable[[], object]) -> None:
     """Call `action()` when `name` is first looked for. If it is imported already, nothing happens: it is too late."""
     if name not in sys.modules:
         _finder().before.setdefault(name, []).append(action)
 
 
-def after_import(name: str, action: After) -> None:
+def after_import(name: str, action: Callable[[ModuleType], object]) -> None:
     """Call `action(module)` right after `name` has run; now, if it is imported already."""
     module = sys.modules.get(name)
     if module is not None:
@@ -43,8 +40,8 @@ def after_import(name: str, action: After) -> None:
 
 class _WaitingFinder(MetaPathFinder):
     def __init__(self) -> None:
-        self.before: dict[str, list[Before]] = {}
-        self.after: dict[str, list[After]] = {}
+        self.before: dict[str, list[Callable[[], object]]] = {}
+        self.after: dict[str, list[Callable[[ModuleType], object]]] = {}
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         for action in self.before.pop(fullname, []):

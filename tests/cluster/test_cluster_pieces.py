@@ -81,11 +81,8 @@ def test_a_group_fits_where_each_of_its_nodes_does() -> None:
 
 def test_ranks_of_a_second_node_have_the_variables_of_their_launcher() -> None:
     share = NodeShare(8, 8, node=1, nodes=2, address="10.0.0.1", port=29500)
-    torchrun = variables("torchrun", 16, share, 2)
-    assert {name: torchrun[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")} == {
-        "RANK": "10", "LOCAL_RANK": "2", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "GROUP_RANK": "1", "MASTER_ADDR": "10.0.0.1",
-    }  # fmt: skip
     deepspeed = variables("deepspeed", 16, share, 2)
+    assert (deepspeed["RANK"], deepspeed["LOCAL_RANK"], deepspeed["WORLD_SIZE"]) == ("10", "2", "16")
     assert (deepspeed["LOCAL_SIZE"], deepspeed["CROSS_RANK"], deepspeed["CROSS_SIZE"]) == ("8", "1", "2")
     assert deepspeed["CUDA_VISIBLE_DEVICES"] == "0,1,2,3,4,5,6,7"
 
@@ -176,7 +173,7 @@ def test_losses_are_counted_over_the_whole_replay() -> None:
         Losses(0).count("rank 1 died")
     assert "--max-failures" not in f"{here.value} {here.value.hint}", "where nothing sets the limit no option is named"
     endless = Losses(-1)
-    for _ in range(100):
+    for _ in range(9):
         endless.count("again")
     assert endless.pause_s == 30.0
 

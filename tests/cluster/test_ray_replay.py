@@ -383,10 +383,9 @@ def _look_into_what_is_paused(
     return host, port
 
 
-@pytest.mark.parametrize("here", [True, False])
-def test_a_prompt_says_on_which_node_it_is(cluster, store: Store, monkeypatch: pytest.MonkeyPatch, here: bool) -> None:
-    """A terminal goes to the prompt only where it can reach it; elsewhere the command names the node."""
-    monkeypatch.setattr(RayEngine, "is_here", lambda self, address: here)
+def test_a_prompt_says_on_which_node_it_is(cluster, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal goes to the prompt only where it can reach it (`Relay.call`); elsewhere the command names the node."""
+    monkeypatch.setattr(RayEngine, "is_here", lambda self, address: False)
     spec, prompts = make_spec(2), Relay()
     told: list[str] = []
     shown: list[str] = []
@@ -407,7 +406,7 @@ def test_a_prompt_says_on_which_node_it_is(cluster, store: Store, monkeypatch: p
     assert outcome.all_passed and "('rank', 0)" in "".join(shown)
     (stop,) = [one for one in read_events(outcome.folder / "rank0.jsonl") if one["event"] == "stop"]
     assert stop["node_address"] == ray.nodes()[0]["NodeManagerAddress"]
-    assert (told, calls) == (([""], [0]) if here else ([stop["node_address"]], []))
+    assert (told, calls) == ([stop["node_address"]], [])
 
 
 def test_a_place_makes_room_for_the_next_configuration(cluster, store: Store) -> None:

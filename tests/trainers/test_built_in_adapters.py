@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from actorcases import make_dump
-from adaptercases import CONTROL, dumps_of
+from adaptercases import CONTROL, dumps_of, small_model
 from typer.testing import CliRunner
 
 from actordbg.actor.known_failures import check_config, leaked
@@ -207,18 +207,16 @@ def test_a_training_of_transformers_own_trainer_is_recorded_whole_and_not_change
 def test_the_positions_of_a_plain_call_are_kept_and_tell_packed_rows_apart_beside_a_full_mask_too(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, modeling_utils
+    from transformers import LlamaForCausalLM, PreTrainedModel, modeling_utils
 
     monkeypatch.setenv("ACTORDBG_DISABLE", "")
     for kind, name in ((LlamaForCausalLM, "forward"), (PreTrainedModel, "post_init")):
         monkeypatch.setattr(kind, name, getattr(kind, name))  # so that it is as before afterwards
-    (store.root / "control.json").write_text(json.dumps(CONTROL | {"free_floor_bytes": 0}))
+    (store.root / "control.json").write_text(json.dumps(CONTROL))
     assert attach(modeling_utils, "plain", str(store.root))
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=99, initializer_range=0.3, use_cache=False, **sizes))
-    model.save_pretrained(tmp_path / "model")
-    ids = torch.randint(3, 99, (3, 8), generator=torch.Generator().manual_seed(1))
+    model = small_model(tmp_path / "model")
+    model.config.use_cache = False
+    ids = torch.randint(3, 16, (3, 8), generator=torch.Generator().manual_seed(1))
     places = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5, 0, 1], [0, 1, 2, 3, 4, 5, 6, 7]])
     labels, full = torch.where(places > 1, ids, -100), torch.ones_like(ids)
     padded = full * torch.tensor([[0] * 3 + [1] * 5, [1] * 8, [1] * 8])
@@ -234,9 +232,9 @@ def test_the_positions_of_a_plain_call_are_kept_and_tell_packed_rows_apart_besid
     assert all({*map(len, dump.inputs.values())} == {dump.record.batch_size} for dump in dumps)
     assert [dump.record.action_len for dump in dumps] == [7, 7, None, 7, None]
     assert ["position_ids" in dump.inputs for dump in dumps] == [False, False, False, True, False]
-    for config in (ReplayConfig(truth="fp32"), ReplayConfig(dtype="fp32")):
-        session_of = TruthSession if config.truth else ActorSession
-        session = session_of(replace(config, model=str(tmp_path / "model"), through="rows"), dumps[0].record, tmp_path / "cache")
+    for session_of, settings in ((TruthSession, {"truth": "fp32"}), (ActorSession, {"dtype": "fp32"})):
+        config = ReplayConfig(model=str(tmp_path / "model"), through="rows", **settings)
+        session = session_of(config, dumps[0].record, tmp_path / "cache")
         found = [session.run(dump, backward=False) for dump in dumps]
         session.close()
         for dump, outcome in zip(dumps, found, strict=True):

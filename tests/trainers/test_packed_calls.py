@@ -74,7 +74,7 @@ def record(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
     monkeypatch.setattr("actordbg.trainers.recorded_model.of_user", lambda _: Packing)
 
     def run(*calls: dict[str, Any], before_the_end: Callable[[], None] = lambda: None, **control: Any) -> list[Dump]:
-        (store.root / "control.json").write_text(json.dumps(CONTROL | {"free_floor_bytes": 0} | control))
+        (store.root / "control.json").write_text(json.dumps(CONTROL | control))
         module = ModuleType("packing_loop")
         module.score = score  # type: ignore[attr-defined]
         assert recorded_model.attach(module, "packing", str(store.root)) == ["packing_loop:score"]

@@ -52,9 +52,9 @@ def init_parameters(actor_class: type[Any]) -> frozenset[str]:
     return frozenset(p.name for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
 
 
-def loads_checkpoint_dtype(names: frozenset[str], dtype: str) -> bool:
-    """Whether this Actor can load `dtype` only by taking the checkpoint's own (bf16=False in old versions)."""
-    return "param_dtype" not in names and dtype != "bf16"
+def loads_checkpoint_dtype(dtype: str) -> bool:
+    """Say whether this Actor can load `dtype` only by taking the checkpoint's own (bf16=False in old versions)."""
+    return dtype != "bf16" and "param_dtype" not in init_parameters(import_actor())
 
 
 def actor_arguments(names: frozenset[str], choices: Choices, ds_config: Mapping[str, Any] | None) -> dict[str, Any]:
