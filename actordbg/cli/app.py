@@ -49,8 +49,8 @@ CURVE = CommandGroup(
     "curve",
     "Memory and time by length, and what fits a budget.",
     (
-        Command("Show peak memory by length, and the longest that fits.", "curve:memory", "plot html csv quiet json"),
-        Command("Show time by length, and the longest that fits.", "curve:time", "plot html csv quiet json"),
+        Command("Show peak memory by length, and the longest that fits.", "curve:memory", "plot html format quiet json"),
+        Command("Show time by length, and the longest that fits.", "curve:time", "plot html format quiet json"),
     ),
 )
 STORE = CommandGroup(

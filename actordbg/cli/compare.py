@@ -182,7 +182,6 @@ def compare_logs(
     Example: actordbg compare-logs deepspeed.log fsdp2.log fsdp2_tp2.log --threshold 0.05 --plot losses.png
     """
     from actordbg.measure.align_logs import compare_many, together
-    from actordbg.measure.exported_logs import is_exported, read_exported
     from actordbg.measure.log_document import log_charts, logs_page
     from actordbg.measure.log_lines import read_log
 
@@ -190,7 +189,7 @@ def compare_logs(
         raise UsageError("one log has nothing to be compared with", hint="name two or more")
     if logs.count("-") > 1:
         raise UsageError("standard input cannot be both logs", hint="name a file for one of them")
-    read = [read_exported(path, metric) if is_exported(path) else read_log(path, metric) for path in logs]
+    read = [read_log(path, metric) for path in logs]
     pairs = compare_many(read, each=each, metric=metric, threshold=threshold, rule=rule, limit=limit)
     charts = log_charts(pairs, read) if output.wanted.html or output.wanted.plot else []
     whole = together(pairs)

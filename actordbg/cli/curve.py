@@ -116,7 +116,7 @@ def _answer(
     from actordbg.document.blocks import Paragraph
     from actordbg.document.renderings import as_text
     from actordbg.judge.load_replays import load
-    from actordbg.measure.curve_document import as_csv, curve_banner, curve_chart, document, explanations
+    from actordbg.measure.curve_document import curve_charts, document, explanations
     from actordbg.measure.curves import answer
     from actordbg.measure.measurements import gather, is_configuration
 
@@ -137,10 +137,9 @@ def _answer(
         notes.append(f"{plural(others, 'replay')} left out: truths and noise variants")
     measured, lengths, count = gather(material.replays, asked.by), sorted(set(asked.at or [])), len(material.replays) - others
     curves = answer(measured, quantity, asked.by, passes=passes, budget=budget, at=lengths, replays=count, notes=notes)
-    blocks = document(curves, asked.limit)
-    blocks[2:2] = [curve_banner(curves), *([chart] if (chart := curve_chart(curves)) else [])]
+    blocks = document(curves, curve_charts(curves), asked.limit)
     brief = [*blocks, Paragraph(f"How to read the figures: `actordbg curve {quantity} --explain`.")]
-    say_document([*blocks, *explanations(quantity)], data=vars(curves), brief=brief, csv=lambda: as_csv(curves))
+    say_document([*blocks, *explanations(quantity)], data=vars(curves), brief=brief)
     require_good(curves.good)
 
 

@@ -143,11 +143,6 @@ _OUTPUTS = {
         "html", Path | None, option(None, "Write the answer as a page, too: one HTML file with its charts.", metavar="FILE")
     ),
     "format": parameter("format", Literal["text", "md", "json"] | None, option(None, _FORMAT, "--format", "-f")),
-    "csv": parameter(
-        "format",
-        Literal["text", "md", "json", "csv"] | None,
-        option(None, "How to write the answer (default: text). csv: a row for each measured length.", "--format", "-f"),
-    ),
     "empty": parameter("allow_empty", bool, option(False, "Exit code 0, not 5, if nothing is selected.", "--allow-empty")),
     "quiet": parameter("quiet", bool, option(False, "No progress, only the answer.", "--quiet", "-q")),
     "json": parameter("as_json", bool, option(False, "Print the answer as JSON.", "--json")),

@@ -329,12 +329,10 @@ def say_document(
     data: Mapping[str, Any],
     brief: Iterable[Block] = (),
     style: Callable[[str], str] | None = None,
-    csv: Callable[[], str] = str,
 ) -> None:
     """Print an answer in the format that is wanted, and write its page and its picture where they were asked for.
 
     data: the answer as JSON, beside the blocks. brief: what a terminal gets, where that is not the whole; style: colours it.
-    csv: the answer as CSV, of a command that has it.
     """
     from actordbg.document import page as pages
     from actordbg.document.blocks import Chart, as_data
@@ -347,8 +345,6 @@ def say_document(
         emit_json({**data, **as_data(blocks)})
     elif how.format == "md":
         say_lines(as_markdown(blocks))
-    elif how.format == "csv":
-        say_lines(csv())
     else:
         say_lines(as_text(brief or blocks), style)
     if how.plot is not None and pages.save([block for block in blocks if isinstance(block, Chart)], how.plot):

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from actordbg.base.errors import Refused, StoreProblem, UsageError
-from actordbg.cli.options import require_good
 from actordbg.cli.output import as_json, human_bytes, note, plural, say
 
 if TYPE_CHECKING:
@@ -70,7 +69,8 @@ def _move(url: str, folder: Path, what: str) -> None:
     answer = {"url": address, "folder": str(folder), "seconds": seconds} | vars(moved)
     if not as_json(answer):
         say(in_words(what, moved, address, seconds))
-    require_good(not moved.skipped)
+    if moved.skipped:
+        raise typer.Exit(1)
 
 
 _NAMED = 5
