@@ -18,13 +18,14 @@ import pytest
 import torch
 import typer
 from click.testing import Result
+from commandline import function_of
 from typer.testing import CliRunner
 
 from actordbg.base.errors import ActordbgError, CatalogProblem, NewerCatalog, UsageError, WhereError
 from actordbg.catalog import dump_rows as headers
 from actordbg.catalog import migrate, query
 from actordbg.catalog.indexer import IndexSummary, refresh
-from actordbg.cli import dump_files, dump_ls, index, output
+from actordbg.cli import output
 from actordbg.cli.app import app as actordbg
 from actordbg.dumps import prune
 from actordbg.formats.dump_record import SUFFIX
@@ -33,9 +34,8 @@ from actordbg.store.layout import Store
 from benchmarks.bench_index import fill_synthetic
 
 app = typer.Typer()
-for name, command in (("index", index.index), ("ls", dump_ls.ls), ("show", dump_ls.show), ("verify", index.verify),
-                      ("prune", dump_files.prune)):  # fmt: skip
-    app.command(name)(command)
+for name in ("index", "dump ls", "dump show", "dump verify", "dump prune"):
+    app.command(name.split()[-1])(function_of(name))
 
 
 @app.callback()
@@ -88,13 +88,6 @@ def test_ls_finds_new_dumps_by_itself_and_says_when_there_are_none(store: Store)
     cases.fill(store, 1)
     assert "no dump matches seq_len>4096" in run(store, "ls", "--where", "seq_len>4096", code=5).stdout
     assert "policy" in run(store, "ls", "--where", "rank=0").stdout or "reference" in run(store, "ls").stdout
-
-
-def test_ids_are_cut_on_a_narrow_terminal_only_if_they_still_differ() -> None:
-    ids = [cases.record(n).dump_id for n in range(3)]
-    assert dump_ls.shown_ids(ids, 80) == [dump_id[:30] for dump_id in ids]
-    assert dump_ls.shown_ids(ids, 160) == ids
-    assert dump_ls.shown_ids([ids[0], ids[0] + "x"], 80) == [ids[0], ids[0] + "x"]
 
 
 def test_show_tells_record_tensors_and_results(store: Store) -> None:
