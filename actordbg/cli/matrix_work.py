@@ -15,7 +15,6 @@ import typer
 from actordbg.actor.hub_model import find_model
 from actordbg.actor.known_failures import require_torch
 from actordbg.actor.model_code import require_consent
-from actordbg.actor.signatures import explain
 from actordbg.base.errors import UsageError
 from actordbg.campaign import run_matrix as matrices
 from actordbg.campaign.cell_outcomes import Baseline, context_of, require_common
@@ -134,9 +133,9 @@ def run_cells(
 def print_answer(store: Store, record: MatrixRecord, how: Format, html: Path | None = None) -> None:
     """Print a matrix in one of the formats, and write its page where one was asked for."""
     context = context_of(store, record)
-    brief = matrix_document(record, context, explain, explained=False)
+    brief = matrix_document(record, context, explained=False)
     answer = {"matrix": record, "good": record.good, "context": context}
-    say_document(matrix_document(record, context, explain), how, html, data=answer, brief=brief, style=_coloured)
+    say_document(matrix_document(record, context), how, html, data=answer, brief=brief, style=_coloured)
 
 
 def _coloured(text: str) -> str:

@@ -8,7 +8,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from actordbg.actor.signatures import explain
 from actordbg.base.errors import ActordbgError, UsageError
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import in_time
@@ -235,7 +234,7 @@ def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> ReplayAnswer:
     """Read from the store what became of a replay."""
     folder = store.replays / spec.replay_id
     data = data_of(store, spec)
-    summary = summarise([data], selection=spec.replay_id, now=spec.created_at, explain=explain).replays[0]
+    summary = summarise([data], selection=spec.replay_id, now=spec.created_at).replays[0]
     same = {
         field.name: getattr(source, field.name)
         for source in (summary, summary.counts)
