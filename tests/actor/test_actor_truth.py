@@ -29,7 +29,7 @@ def session(truth: Facts) -> Facts:
 def test_log_probs_and_entropies_are_the_formulas(truth: Facts):
     for case, apart in truth["errors"].items():
         assert apart < (ONE_ULP if case.startswith("fp64") else 2e-5), case
-    assert len(truth["errors"]) == 4 * 6
+    assert len(truth["errors"]) == 3 * 6
 
 
 def test_holes_padding_and_empty_rows_have_a_truth_too(truth: Facts):
@@ -37,10 +37,9 @@ def test_holes_padding_and_empty_rows_have_a_truth_too(truth: Facts):
     assert set(truth["outside"]) == {0.0}, "nothing outside of the mask"
 
 
-def test_fp64_is_fp64_in_every_operation(truth: Facts, session: Facts):
+def test_fp64_is_fp64_in_every_operation(truth: Facts):
     assert truth["logits"] < 1e-11 and truth["logits' dtype"] == "torch.float64"
     assert all(notes == [] for notes in truth["notes"].values())
-    assert session["without the block"] > 10, "the check would see it"
 
 
 def test_weights_are_rounded_first(truth: Facts):
@@ -62,9 +61,9 @@ def test_what_has_no_truth_is_refused_with_the_reason(session: Facts):
 
 
 def test_gradients_are_kept_as_the_backends_keep_them(session: Facts):
-    assert {"log_probs", "mask", "grad/lm_head.weight"} <= set(session["kept"])
-    assert session["dtypes"] == ["torch.bool", "torch.float32"]
-    assert session["facts"]["numel"] == 4096 * 64 and session["facts"]["kept"] == 65_536
+    assert {"log_probs", "mask", "grad/lm_head.weight"} <= session["kept"].keys()
+    assert set(session["kept"].values()) == {"torch.bool", "torch.float32"}
+    assert session["sizes"] == [4096 * 64, 65_536]
     assert session["norms"][0] == pytest.approx(session["norms"][1], rel=1e-12)
 
 

@@ -113,9 +113,7 @@ def truth(cache: Path) -> dict[str, Any]:
         "holes": holes(**entropies),
         "actions in holes": holes(5),
     }
-    for name, given, dtype in (
-        ("fp64", weights, None), ("fp32", weights, None), ("fp32 of bf16", rounded, "bf16"), ("fp64 of bf16", rounded, "bf16"),
-    ):  # fmt: skip
+    for name, given, dtype in (("fp64", weights, None), ("fp32", weights, None), ("fp64 of bf16", rounded, "bf16")):
         asked = ReplayConfig(model=str(path), truth=name[:4], dtype=dtype or "fp32", backward=True)
         with open_actor(asked, model_cache=cache) as session:
             facts.setdefault("resolved", {})[name] = dict(session.resolved)
@@ -149,66 +147,48 @@ def gradient(session: Any, weights: dict[str, Any], config: dict[str, Any], dump
     loss = -expected(leaves, config, dump)[0][:, -mask.shape[1] :][mask].mean()
     loss.backward()
     norm = sum(float(tensor.grad.norm()) ** 2 for tensor in leaves.values()) ** 0.5
-    return {"loss": [outcome.loss, float(loss)], "norm": [outcome.grad_norm, norm], "left": left(session)}
-
-
-def left(session: Any) -> int:
-    """How many parameters still have a gradient."""
-    return sum(parameter.grad is not None for parameter in session._model.parameters())
+    return {"loss": [outcome.loss, float(loss)], "norm": [outcome.grad_norm, norm],
+            "left": sum(parameter.grad is not None for parameter in session._model.parameters())}  # fmt: skip
 
 
 def session_facts(cache: Path) -> dict[str, Any]:
-    """Refusals, dropout, kept tensors, and what falls back to fp32 without the block that prevents it."""
+    """Refusals, kept tensors, and a recorded training pass of a model with dropout."""
     import torch
 
-    from actordbg.actor import truth_model
     from actordbg.actor.session import open_actor
     from actordbg.base.errors import Unsupported
     from actordbg.config.replay_config import ReplayConfig
 
     facts: dict[str, Any] = {"refused": {}}
-    orphan, numbered, fork = make_dump(0), make_dump(0), make_dump(0)
-    orphan.tensors["action_mask"] = torch.ones(3, 22, dtype=torch.bool)
-    numbered.tensors["attention_mask"] = numbered.tensors["attention_mask"] * 2
-    fork.tensors["pixel_values"] = torch.zeros(3, 2)
-    packed = make_dump(0, arguments={"packed_seq_lens": [4, 5]})
+    odd = {"orphan": make_dump(0), "numbered": make_dump(0), "images": make_dump(0)}
+    odd["orphan"].tensors["action_mask"] = torch.ones(3, 22, dtype=torch.bool)
+    odd["numbered"].tensors["attention_mask"] = odd["numbered"].tensors["attention_mask"] * 2
+    odd["images"].tensors["pixel_values"] = torch.zeros(3, 2)
+    odd["packed"] = make_dump(0, arguments={"packed_seq_lens": [4, 5]})
     with open_actor(ReplayConfig(truth="fp64", keep_gradients=True), model_cache=cache) as session:
-        for name, dump in (("orphan", orphan), ("numbered", numbered), ("images", fork), ("packed", packed)):
+        for name, dump in odd.items():
             try:
                 session.run(dump, backward=False)
                 facts["refused"][name] = "ran"
             except Unsupported as error:
                 facts["refused"][name] = error.message
         kept = session.run(make_dump(0), backward=True, keep=True)
-        facts["kept"] = sorted(kept.tensors)
-        facts["dtypes"] = sorted({str(tensor.dtype) for tensor in kept.tensors.values()})
-        facts["facts"] = kept.gradients["lm_head.weight"] | {"kept": kept.tensors["grad/lm_head.weight"].numel()}
-        facts["norms"] = [sum(one["norm"] ** 2 for one in kept.gradients.values()) ** 0.5, kept.grad_norm]
-        with truth_model.Narrowed(torch.float64) as narrowed, torch.no_grad():
-            session._model(torch.ones(1, 4, dtype=torch.long), use_cache=False)
-        facts["without the block"] = sum(narrowed.found.values())
-    facts["dropout"] = dropout(cache)
-    return facts
-
-
-def dropout(cache: Path) -> dict[str, Any]:
-    """A recorded training pass of a model with dropout."""
-    from actordbg.actor.session import open_actor
-    from actordbg.config.replay_config import ReplayConfig
-
+        facts["kept"] = {name: str(tensor.dtype) for name, tensor in kept.tensors.items()}
+        facts["sizes"] = [kept.gradients["lm_head.weight"]["numel"], kept.tensors["grad/lm_head.weight"].numel()]
+        facts["norms"] = [sum(gradient["norm"] ** 2 for gradient in kept.gradients.values()) ** 0.5, kept.grad_norm]
     path, _, config = model_of(cache)
     dropping = cache / "dropping"
     dropping.mkdir()
     (dropping / "model.safetensors").symlink_to(path / "model.safetensors")
     (dropping / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.25}))
     with open_actor(ReplayConfig(truth="fp32", model=str(dropping)), model_cache=cache) as session:
-        one, other = (session.run(make_dump(0, training=True), backward=False) for _ in range(2))
-        plain = session.run(make_dump(0, training=False), backward=False)
-        return {
-            "notes": [list(outcome.notes) for outcome in (one, plain)],
-            "training": one.training,
-            "equal": bool((one.log_probs == other.log_probs).all() and (one.log_probs == plain.log_probs).all()),
-        }
+        first, again, plain = (session.run(make_dump(0, training=on), backward=False) for on in (True, True, False))
+    facts["dropout"] = {
+        "notes": [list(outcome.notes) for outcome in (first, plain)],
+        "training": first.training,
+        "equal": bool((first.log_probs == again.log_probs).all() and (first.log_probs == plain.log_probs).all()),
+    }
+    return facts
 
 
 if __name__ == "__main__":
