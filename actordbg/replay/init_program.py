@@ -58,44 +58,23 @@ class InitResult:
     trace: str | None = None
 
 
-def try_actor(order: InitOrder, result: InitResult) -> None:
-    """Build, run and save; fills `result` as far as it comes."""
+def try_actor(order: InitOrder, result: InitResult, folder: Path) -> None:
+    """Build, run and save; fills `result` as far as it comes. The dummy input is made in a store in `folder`."""
     from actordbg.actor.session import open_actor
+    from actordbg.dumps.create import create_dumps
+    from actordbg.store import payload
+    from actordbg.store.layout import Store
 
     with open_actor(ReplayConfig.from_dict(order.config), model_cache=Path(order.models)) as session:
         result.resolved = session.resolved
-        dump = dummy_input(order.batch_size, order.seq_len, session.resolved["vocab_size"], session.choices.seed)
-        outcome = session.run(dump, backward=session.choices.backward)
+        vocabulary, seed = session.resolved["vocab_size"], session.choices.seed
+        (path,) = create_dumps(Store(folder), 1, order.batch_size, order.seq_len, vocab_size=vocabulary, seed=seed)
+        outcome = session.run(payload.load(path), backward=session.choices.backward)
         for name in ("forward_s", "backward_s", "peak_memory_bytes", "loss", "grad_norm", "graphs"):
             setattr(result, name, getattr(outcome, name))
         result.logprob_mean = float(outcome.log_probs[outcome.mask].double().mean())
         if order.save is not None:
             session.save(Path(order.save))
-
-
-def dummy_input(batch_size: int, seq_len: int, vocab_size: int, seed: int) -> Any:
-    """A dump in memory: random ids, prompts padded on the left, responses on the right, the second half actions."""
-    import torch
-
-    from actordbg.dumps.create import Draws, Shape, make_inputs
-    from actordbg.formats.dump_record import DumpRecord, make_dump_id, now_timestamp
-    from actordbg.store.payload import Dump
-
-    shape = Shape(batch_size, seq_len, vocab_size=vocab_size).check()
-    tensors = {name: torch.from_numpy(values) for name, values in make_inputs(shape, Draws(seed)).items()}
-    moment = now_timestamp()
-    record = DumpRecord(
-        dump_id=make_dump_id(moment, 0, os.getpid(), "00000000"),
-        run="init",
-        rank=0,
-        timestamp=moment,
-        batch_size=batch_size,
-        seq_len=seq_len,
-        tokens=int(tensors["attention_mask"].sum()),
-        action_len=shape.actions,
-        source="create",
-    )
-    return Dump(record, tensors)
 
 
 def main() -> int:
@@ -109,7 +88,7 @@ def main() -> int:
         end_with((pid, ticks))
     stops.in_replay = ReplayStops(options.work.parent, 0, StopOrder(), lambda *_, **__: None)  # nobody is at a prompt here
     result = InitResult(rank=int(os.environ.get("RANK", "0")))
-    failure = guarded(lambda: try_actor(order, result))
+    failure = guarded(lambda: try_actor(order, result, options.work.parent / f"input{result.rank}"))
     if failure is not None:
         result.error_class, result.error = failure.error_class, failure.error
         result.hint, result.trace = failure.hint or None, failure.trace
