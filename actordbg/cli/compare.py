@@ -208,7 +208,6 @@ def compare_logs(
     from actordbg.document import page as pages
     from actordbg.document.renderings import as_text
     from actordbg.measure.align_logs import compare_many, together
-    from actordbg.measure.exported_logs import is_exported, read_exported
     from actordbg.measure.log_document import log_charts, logs_page
     from actordbg.measure.log_lines import read_log
 
@@ -218,7 +217,7 @@ def compare_logs(
         raise UsageError("one log has nothing to be compared with", hint="name two or more")
     if logs.count("-") > 1:
         raise UsageError("standard input cannot be both logs", hint="name a file for one of them")
-    read = [read_exported(path, metric) if is_exported(path) else read_log(path, metric) for path in logs]
+    read = [read_log(path, metric) for path in logs]
     pairs = compare_many(read, each=each, metric=metric, threshold=threshold, rule=rule, limit=limit)
     charts = log_charts(pairs, read) if html or plot else []
     page = logs_page(pairs, charts)

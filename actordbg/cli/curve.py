@@ -13,6 +13,7 @@ from actordbg.base.units import parse_seconds, parse_size
 from actordbg.cli.options import (
     ConfirmOption,
     Explain,
+    FormatOption,
     Json,
     Quiet,
     Where,
@@ -26,7 +27,7 @@ from actordbg.cli.options import (
     store_of,
 )
 from actordbg.cli.output import note, plural, say_lines
-from actordbg.cli.page_file import HtmlFile, PlotFile, check_page, save_charts, say_document, write_page
+from actordbg.cli.page_file import HtmlFile, PlotFile, check_page, save_charts, say_document
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 from actordbg.config.replay_config import SETTINGS, TINY, validate
 
@@ -65,9 +66,7 @@ class Question:
     limit: int = option_field(24, "At most this many lengths of each curve; 0 for all.", min=0)
     html: HtmlFile = None
     explained: Explain = False
-    format: Literal["text", "md", "json", "csv"] | None = option_field(
-        None, "How to write the answer (default: text). csv: a row for each measured length.", "--format", "-f"
-    )
+    format: FormatOption = None
     yes: ConfirmOption = False
     quiet: Quiet = False
     as_json: Json = False
@@ -126,7 +125,7 @@ def _answer(
     from actordbg.document.blocks import Paragraph
     from actordbg.document.renderings import as_text
     from actordbg.judge.load_replays import load
-    from actordbg.measure.curve_document import as_csv, curve_banner, curve_chart, document, explanations
+    from actordbg.measure.curve_document import curve_charts, document, explanations
     from actordbg.measure.curves import answer
     from actordbg.measure.measurements import gather, is_configuration
 
@@ -150,15 +149,10 @@ def _answer(
         notes.append(f"{plural(others, 'replay')} left out: truths and noise variants")
     measured, lengths, count = gather(material.replays, asked.by), sorted(set(asked.at or [])), len(material.replays) - others
     curves = answer(measured, quantity, asked.by, passes=passes, budget=budget, at=lengths, replays=count, notes=notes)
-    blocks = document(curves, asked.limit)
-    charts = [chart] if (chart := curve_chart(curves)) else []
-    blocks[2:2] = [curve_banner(curves), *charts]
-    if chosen == "csv":
-        write_page(asked.html, [*blocks, *explanations(quantity)])
-        say_lines(as_csv(curves))
-    else:
-        brief = [*blocks, Paragraph(f"How to read the figures: `actordbg curve {quantity} --explain`.")]
-        say_document([*blocks, *explanations(quantity)], chosen, asked.html, data=vars(curves), brief=brief)
+    charts = curve_charts(curves)
+    blocks = document(curves, charts, asked.limit)
+    brief = [*blocks, Paragraph(f"How to read the figures: `actordbg curve {quantity} --explain`.")]
+    say_document([*blocks, *explanations(quantity)], chosen, asked.html, data=vars(curves), brief=brief)
     save_charts(charts, asked.plot)
     require_good(curves.good)
 

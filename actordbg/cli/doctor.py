@@ -17,7 +17,7 @@ from actordbg.cli.options import Json, option, require_good, store_of
 from actordbg.cli.output import emit, note, progress, say, say_lines, table
 
 if TYPE_CHECKING:
-    from actordbg.doctor.check import Check
+    from actordbg.doctor.python_environment import Check
     from actordbg.trainers.fitting import Fit
 
 
@@ -30,10 +30,10 @@ def render(check: Check) -> str:
     from actordbg.trainers.trainer import TRAINER
 
     name = check.name.removeprefix(f"import {TRAINER.package}.")  # the line says "imported"
-    head = f"{check.status.value:<4}  {name.ljust(_NAME)}  "
+    head = f"{check.status:<4}  {name.ljust(_NAME)}  "
     blank = " " * len(head)
     lines = wrap(" ".join(check.detail.split()), head, blank)
-    if check.remedy and check.status.value != "ok":
+    if check.remedy and check.status != "ok":
         lines += "\n" + wrap(" ".join(check.remedy.split()), f"{blank[3:]}-> ", blank)
     return lines
 
@@ -71,14 +71,14 @@ def _render_all(checks: list[Check]) -> None:
     from actordbg.document.renderings import wrap
 
     levels = ("bad", "warn", "ok")
-    say(", ".join(f"{sum(check.status.value == level for check in checks)} {level}" for level in levels))
+    say(", ".join(f"{sum(check.status == level for check in checks)} {level}" for level in levels))
     missing, others = missing_packages(checks)
     for level in levels:
-        for group in missing:
-            if group.level == level:
-                say_lines(wrap(f"not installed: {', '.join(group.names)}; {group.why}", f"{level:<4}  ", " " * 6))
+        for (missed_as, why), packages in missing.items():
+            if missed_as == level:
+                say_lines(wrap(f"not installed: {', '.join(packages)}; {why}", f"{level:<4}  ", " " * 6))
         for check in others:
-            if check.status.value == level:
+            if check.status == level:
                 say_lines(render(check))
         if level == "warn" and missing:
             say_lines(f"to install what is missing:\n  {install_command(missing)}")

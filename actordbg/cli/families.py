@@ -53,8 +53,7 @@ def families(
     from tempfile import TemporaryDirectory
 
     from actordbg.actor.family_models import FAMILIES
-    from actordbg.campaign.family_document import families_document
-    from actordbg.campaign.family_matrix import USUAL_AXES, FamilyFolder, open_folder, subject_of
+    from actordbg.campaign.family_matrix import USUAL_AXES, FamilyFolder, families_document, open_folder, subject_of
     from actordbg.cli.replaying import asked_for, kept
     from actordbg.config.replay_config import AXES
     from actordbg.document.renderings import as_markdown, as_text

@@ -38,10 +38,10 @@ def matrix(
     baseline: str | None = option(
         None,
         (
-            "Exit 1 if a cell got worse than this replay, or than this matrix's cell with the same settings; "
+            "Exit 1 if a cell got worse than this matrix's cell with the same settings; "
             "failures that it has too are then no reason."
         ),
-        metavar="REPLAY|MATRIX",
+        metavar="MATRIX|last",
     ),
     slower: float | None = option(None, "A cell this many times slower than the baseline has got worse.", metavar="FACTOR"),
     resume: str | None = option(None, "Go on with a matrix where it stopped.", metavar="MATRIX|last"),
@@ -109,6 +109,6 @@ def matrix(
             "oracle": None if no_truth else truth_dtype(truth),
             "input_files": [str(path.absolute()) for path in inputs.input_file or []],
         }
-        about = {"matrix_id": matrix_id, "selection": inputs.where, "baseline": held and held.name}
+        about = {"matrix_id": matrix_id, "selection": inputs.where, "baseline": held and held.matrix_id}
         record = work.new_record(base, axes, chosen, options, **about)
     return work.run_cells(store, record, chosen, held, how, html, quiet=quiet or as_json, dry_run=dry_run)

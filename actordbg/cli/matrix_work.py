@@ -18,7 +18,7 @@ from actordbg.actor.model_code import require_consent
 from actordbg.actor.signatures import explain
 from actordbg.base.errors import UsageError
 from actordbg.campaign import run_matrix as matrices
-from actordbg.campaign.cell_outcomes import Baseline, context_of, require_common
+from actordbg.campaign.cell_outcomes import context_of, require_common
 from actordbg.campaign.cells import batches, combinations, make_cells, parse_axes
 from actordbg.campaign.matrix_document import matrix_document
 from actordbg.campaign.run_matrix import (
@@ -26,7 +26,6 @@ from actordbg.campaign.run_matrix import (
     Selection,
     Surroundings,
     new_matrix,
-    open_baseline,
     run_matrix,
     select,
     select_again,
@@ -61,12 +60,12 @@ def selected(store: Store, base: ReplayConfig, inputs: ChosenInputs) -> Selectio
     return chosen
 
 
-def baseline_of(store: Store, name: str | None, slower: float | None) -> Baseline | None:
+def baseline_of(store: Store, name: str | None, slower: float | None) -> MatrixRecord | None:
     if slower is not None and name is None:
-        raise UsageError("--slower has nothing to measure against", hint="add --baseline REPLAY")
+        raise UsageError("--slower has nothing to measure against", hint="add --baseline MATRIX")
     if slower is not None and not slower >= 1:
         raise UsageError(f"--slower {slower:g} calls what is as fast as the baseline slower", hint="for example --slower 1.5")
-    return None if name is None else open_baseline(store, name, slower)
+    return None if name is None else matrices.load(store, name)
 
 
 def new_record(
@@ -79,7 +78,7 @@ def new_record(
     return replace(new_matrix(cells, axes, chosen.rows, options), command=command_line(), **about)
 
 
-def resumed(store: Store, name: str, yes: bool) -> tuple[MatrixRecord, Selection, Baseline | None]:
+def resumed(store: Store, name: str, yes: bool) -> tuple[MatrixRecord, Selection, MatrixRecord | None]:
     record, owner = matrices.load_with_owner(store, name)
     models = sorted({str(cell.config.get("model", TINY)) for cell in record.cells})
     approve(f"matrix {record.matrix_id}, whose model is {', '.join(map(repr, models))}", owner, yes)
@@ -98,7 +97,7 @@ def run_cells(
     store: Store,
     record: MatrixRecord,
     chosen: Selection,
-    held: Baseline | None,
+    held: MatrixRecord | None,
     how: Format,
     html: Path | None,
     *,
@@ -114,7 +113,7 @@ def run_cells(
         loads = list(batches(record.cells, around.facts, chosen.defaults).values())
         return print_plan(record.cells, len(chosen.rows), loads, as_json=how == "json")
     if held is not None:
-        require_common(store, held, record.cells, record.dump_ids)
+        require_common(store, held, record)
     interrupted = False
     try:
         with replaying(store, "matrix", steps_of(record), quiet=quiet) as (catalog, advance):

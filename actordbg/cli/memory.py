@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from actordbg.base.errors import EnvironmentProblem, UsageError
-from actordbg.base.units import parse_seconds, resolve
+from actordbg.base.units import new_replay_id, parse_seconds, resolve
 from actordbg.cli.options import (
     Format,
     FormatOption,
@@ -26,7 +26,7 @@ from actordbg.cli.page_file import HtmlFile, check_page, say_document
 
 if TYPE_CHECKING:
     from actordbg.measure.watched import Watched
-    from actordbg.measure.watching import Reader, Rhythm, Sample
+    from actordbg.measure.watching import Sample
     from actordbg.records.comparison_record import MemoryRecord
     from actordbg.store.layout import Store
 
@@ -57,7 +57,9 @@ def watch(
 
     Example: actordbg memory watch --replay last --interval 200ms
     """
+    from actordbg.formats.dump_record import now_timestamp
     from actordbg.measure import watching
+    from actordbg.records.comparison_record import MemoryRecord
 
     check_page(html)
     chosen = chosen_format(format, as_json)
@@ -71,16 +73,17 @@ def watch(
             note(f"watching {', '.join(new[:8])}{f' and {len(new) - 8} more' * (len(new) > 8)}; Ctrl-C ends it")
 
     most = None if lasting is None else parse_seconds("--for", lasting)
-    rhythm = watching.Rhythm(parse_seconds("--interval", interval), most, not no_uss)
+    interval_s = parse_seconds("--interval", interval)
     store = store_of(ctx)
     if step_file is not None and not pid:
         raise UsageError("--step-file is for --pid: a replay and a run count their own steps", hint="leave it out")
-    named, watched, read = _source(store, pid or [], replay, run, address if ray else None, step_file, rhythm)
-    record = watching.new_record(*named[:2], rhythm, named[2])
+    kind, name, replay_id, watched = _source(store, pid or [], replay, run, address if ray else None, step_file)
+    watched.unshared = not no_uss
+    record = MemoryRecord(new_replay_id(), now_timestamp(), None, kind, name, interval_s, replay_id)
     if out is None:
         watching.save(store.create().require_writable(), record)
     path = out or watching.samples_path(store, record)
-    watching.watch_into(path, watching.rounds(watched, read, rhythm), tell)
+    watching.watch_into(path, watching.rounds(watched, interval_s, most), tell)
     record = watching.finished(record, path, watched.notes())
     if out is None:
         watching.save(store, record)
@@ -95,19 +98,16 @@ def _source(
     run: str | None,
     address: str | None,
     step_file: Path | None,
-    rhythm: Rhythm,
-) -> tuple[tuple[str, str, str | None], Watched, Reader]:
-    """What is watched (its kind, its name, the replay that it is), the processes, and how their memory is read."""
+) -> tuple[str, str, str | None, Watched]:
+    """What is watched: its kind, its name, the replay that it is, and the processes."""
     from actordbg.measure import watched as sources
-    from actordbg.measure.watching import local_reader
     from actordbg.replay.supervise import load_spec
 
     given = [name for name, value in (("--pid", pids), ("--replay", replay), ("--run", run)) if value]
     if len(given) > 1 or not (given or address) or (address and pids):
         raise UsageError("memory watch takes one of --pid, --replay and --run, or --ray", hint="name what to watch")
-    read = local_reader(rhythm.unshared)
     if pids:
-        return ("processes", ", ".join(map(str, pids)), None), sources.OfPids(pids, step_file), read
+        return "processes", ", ".join(map(str, pids)), None, sources.OfPids(pids, step_file)
     replay_id = load_spec(store.require(), replay).replay_id if replay else None
     marks: Watched | None = None
     if replay_id:
@@ -116,12 +116,9 @@ def _source(
         marks = sources.OfRun(store.require(), run, anywhere=address is not None)
     name = replay_id or run or str(address)
     if address is not None:
-        from actordbg.measure.watched import OfRay
-
-        on_ray = OfRay(address, rhythm.unshared, marks)
-        return ("ray", name, replay_id), on_ray, on_ray.read
+        return "ray", name, replay_id, sources.OfRay(address, marks)
     assert marks is not None
-    return ("replay" if replay_id else "run", name, replay_id), marks, read
+    return "replay" if replay_id else "run", name, replay_id, marks
 
 
 def show(

@@ -16,17 +16,18 @@ from actordbg.actor.model_code import require_consent
 from actordbg.base.errors import UsageError
 from actordbg.campaign.cell_outcomes import shown_path
 from actordbg.campaign.cells import Axes
-from actordbg.campaign.checkpoints import checked_storage, every_by_default
+from actordbg.campaign.checkpoints import checked_storage
 from actordbg.campaign.run_train_check import STORAGE, TrainRun, folder_of, load_train_check, log_of
-from actordbg.campaign.sft_cells import keys_of, sft_cells
-from actordbg.campaign.train_document import ROUND, is_good, train_charts, train_document, verdicts
+from actordbg.campaign.train_document import OWN, ROUND, is_good, train_charts, train_document, verdicts
 from actordbg.campaign.train_plan import (
     AncestorNames,
     batch_of,
     configurations,
+    keys_of,
     make_train_cells,
     read_names,
     require_whole_groups,
+    sft_cells,
     taken_twice,
 )
 from actordbg.catalog.selections import joined
@@ -40,7 +41,7 @@ from actordbg.config.choices import choose, gather_facts
 from actordbg.config.replay_config import AXES, ReplayConfig
 from actordbg.config.sources import FSDP_OFF
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.records.matrix_record import OPEN, SFT, SFT_BASELINE, TrainCell, TrainCheckRecord
+from actordbg.records.matrix_record import OPEN, SFT, TrainCell, TrainCheckRecord
 from actordbg.records.replay_record import ReplayInput
 from actordbg.replay.selection import defaults_of
 from actordbg.store.layout import Store
@@ -63,7 +64,7 @@ def run_cells_of(
     quiet: bool,
 ) -> None:
     units = sum(  # micro-batches, of the trainer's own program steps
-        record.steps * (1 if cell.role in (SFT, SFT_BASELINE) else record.batch) for cell in record.cells if cell.status == OPEN
+        record.steps * (1 if cell.role in OWN else record.batch) for cell in record.cells if cell.status == OPEN
     )
     try:
         with progress("training", units, quiet=quiet) as advance:
@@ -99,7 +100,7 @@ def say_plan(record: TrainCheckRecord) -> None:
     for cell in record.cells:
         config = ReplayConfig.from_dict(cell.config)
         plan = f"{cell.status} ({cell.reason})" if cell.reason else plural(config.nproc, "process")
-        if not cell.reason and cell.role not in (SFT, SFT_BASELINE):
+        if not cell.reason and cell.role not in OWN:
             plan += f", accumulates {record.batch // config.lanes}"
         say_wrapped(f"  {cell.name}: {plan}", "      ")
 
@@ -178,7 +179,7 @@ def _training(how: HowToTrain) -> dict[str, Any]:
 def _stored(how: HowToTrain, store: Path) -> dict[str, Any]:
     """Where checkpoints go and how often, as the record's options have it."""
     if how.storage is not None:
-        every = how.checkpoint_every or every_by_default(how.steps)
+        every = how.checkpoint_every or -(-how.steps // 10)  # a death costs a tenth at most; of a short training one step
         return {STORAGE: {"folder": str(checked_storage(how.storage, store)), "every": every}}
     if how.checkpoint_every is not None:
         raise UsageError("--checkpoint-every says nothing without --storage", hint="--storage DIR, or leave it out")

@@ -17,7 +17,7 @@ from actordbg.catalog.query import open_fresh
 from actordbg.catalog.selections import unequal_steps
 from actordbg.cli.dump_status_work import ProcessRow, ranks_apart
 from actordbg.doctor import checkup
-from actordbg.doctor.check import bad, ok, warn
+from actordbg.doctor.python_environment import bad, ok, warn
 from actordbg.install import patch_target
 from actordbg.store.layout import Store
 
