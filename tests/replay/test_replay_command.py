@@ -39,7 +39,6 @@ from actordbg.cli.app import app
 from actordbg.cli.replay_work import answer_of, render
 from actordbg.config import dist_plugin
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.config.sources import read_accelerate
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import make_folder
 from actordbg.records.journal import SPEC, TENSORS, Journal, read_events, read_results
@@ -338,20 +337,8 @@ def test_an_accelerate_file_gives_settings_and_what_is_not_honoured_is_named(sto
     assert "--nproc" in caught.value.hint
     for damaged in ("- nonsense", '{"distributed_type": '):
         file.write_text(damaged)
-        for given in (str(file), damaged) if damaged.startswith("{") else (str(file),):
-            with pytest.raises(UsageError, match="accelerate cannot read"):
-                invoke(store, "--accelerate-config", given, "--dry-run")
-
-
-def test_an_accelerate_config_may_be_a_mapping(store: Store) -> None:
-    publish(store, 2)
-    mapping = {"distributed_type": "FSDP", "num_processes": 2, "mixed_precision": "bf16", "fsdp_config": {"fsdp_version": 2}}
-    settings = {"backend": "fsdp2", "nproc": 2, "dtype": "bf16"}
-    assert read_accelerate(mapping) == read_accelerate(json.dumps(mapping)) == (settings, ("fsdp_config.fsdp_version",))
-    done = invoke(store, "--accelerate-config", json.dumps(mapping), "--dry-run")
-    assert "2 workers (fsdp2)" in done.stdout and "fsdp_config.fsdp_version" in done.stderr
-    with pytest.raises(UsageError, match="cannot read the mapping"):
-        read_accelerate({"distributed_typ": "FSDP"})
+        with pytest.raises(UsageError, match="accelerate cannot read"):
+            invoke(store, "--accelerate-config", str(file), "--dry-run")
 
 
 def test_debug_disable_fsdp_makes_a_replay_under_fsdp2_a_plain_one_and_says_so(
