@@ -93,7 +93,8 @@ class Source:
         from actordbg.catalog.record_rows import ID
 
         for path in paths:
-            writer.remove_rows(self.tables[self.folder], ID[self.folder], Path(path).stem)
+            name = Path(path).name if self.folder == "events" else Path(path).stem
+            writer.remove_rows(self.tables[self.folder], ID[self.folder], name)
         return len(paths)
 
     def begin(self, writer: CatalogWriter) -> None:
