@@ -77,8 +77,8 @@ def run(
     from actordbg.cli.dump_status_work import process_rows, total_of, who
     from actordbg.cli.dump_switch import switch_off
     from actordbg.debug import stops as live_stops
-    from actordbg.install import command as command_line
     from actordbg.install import ray_hooks
+    from actordbg.install.command import run_in_foreground, submission
     from actordbg.trainers.find_adapter import carried_form
     from actordbg.trainers.fitting import fit_of
 
@@ -101,17 +101,18 @@ def run(
         note(f"actordbg: at a breakpoint() all ranks of this machine park; from another terminal: actordbg attach {name}")
     goes_on = False
     try:
-        end = command_line.run_in_foreground(command_line.rewritten(command, ray_hooks.carried(environment)), environment)
-        goes_on = leave_on or command_line.goes_on(command) or (end.interrupted and command_line.is_submission(command))
+        code, interrupted = run_in_foreground(command, environment)
+        submitted = submission(command)  # a job that nobody waits for runs on
+        goes_on = leave_on or (submitted is not None and (interrupted or "--no-wait" in submitted))
     finally:
         if not goes_on:
             switch_off(store, name)
     rows, unreadable = after_the_job(store, name, known, wait=not goes_on)
     if recovered := None if goes_on else recovered_from_rings(store, name):
         rows, unreadable = after_the_job(store, name, known, wait=False)
-    answer = RunAnswer(str(store.root), name, command, end.code, not goes_on, rows, total_of(rows), unreadable, recovered)
+    answer = RunAnswer(str(store.root), name, command, code, not goes_on, rows, total_of(rows), unreadable, recovered)
     emit(answer, say_recorded, as_json, err=True)
-    raise typer.Exit(end.code)
+    raise typer.Exit(code)
 
 
 def recovered_from_rings(store: Store, run: str) -> RecoverAnswer | None:

@@ -14,7 +14,7 @@ from capturekit import AdaptedRecording, Recording, balanced, ids
 from roots import ROOT
 
 from actordbg.capture.control import EXCEPTION, FORMS, LOGPROBS, NAN, OOM, SLOW, Control, Triggers, parse
-from actordbg.capture.recorded_call import Judge
+from actordbg.capture.recorded_call import trigger_of
 from actordbg.capture.snapshot import LOGITS_SUM
 from actordbg.formats.dump_record import OUTPUT_PREFIX
 from actordbg.store.layout import Store
@@ -149,12 +149,12 @@ def test_a_slow_call_is_kept_once_there_is_a_median(store, monkeypatch):
 
 
 def test_calls_of_different_kinds_have_different_medians():
-    judge, control = Judge(), Control(True, "r", "2026-11-20T12:00:00.000000Z", triggers=("slow:3x",))
+    ledger, control = SimpleNamespace(times={}), Control(True, "r", "2026-11-20T12:00:00.000000Z", triggers=("slow:3x",))
 
     def slow(seq_len: int, seconds: float, grad_enabled: bool = True) -> bool:
         item: Any = SimpleNamespace(control=control, error=None, own=(0, 0, 0, 0, 0, 4, seq_len), seconds=lambda: seconds)
-        item.kind = SimpleNamespace(fields={"grad_enabled": grad_enabled})
-        return judge.fired(item, {}, None) is not None
+        item.kind, item.ledger = SimpleNamespace(fields={"grad_enabled": grad_enabled}), ledger
+        return trigger_of(item, {}, None) is not None
 
     assert not any(slow(seq_len, seconds) for _ in range(20) for seq_len, seconds in ((128, 0.01), (2047, 1.0)))
     assert slow(128, 0.031) and not slow(1100, 2.9)
