@@ -25,21 +25,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from actordbg.debug import editor, prompt
 from actordbg.debug.meeting import CONTINUE, DETACH, LOST, QUIT, Leading, meet
 from actordbg.debug.prompt import Prompt, Said, StoppedByUser, await_terminal, evaluated
 
-if TYPE_CHECKING:
-    from actordbg.debug.replay_stops import ReplayStops
-
 KEEP_UP_S = 30.0
 """How long a rank waits for the one that should lead, where no limit was given."""
 
 
-in_replay: ReplayStops | None = None
-"""The stops of this process, where it is a worker of a replay: its own, and the user's `breakpoint()`."""
+in_replay: Any = None
+"""The `ReplayStops` of this process, where it is a worker of a replay: its own stops, and the user's `breakpoint()`."""
 
 
 def take_over_pdb() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -183,6 +184,9 @@ def test_the_deepspeed_launcher_hands_our_variables_to_other_nodes(light: Path):
     (package / "runner.py").write_text("EXPORT_ENVS = ['MLFLOW', 'PYTHON']\n")
     code = "from deepspeed.launcher.runner import EXPORT_ENVS; print(EXPORT_ENVS)"
     assert python(code, below_run("/s", light)) == "['MLFLOW', 'PYTHON', 'ACTORDBG_']\n"
+    (installed,) = importlib.metadata.distribution("deepspeed").locate_file("deepspeed/launcher").glob("runner.py")
+    (line,) = [line for line in installed.read_text().splitlines() if line.startswith("EXPORT_ENVS = ")]
+    assert "'PYTHON'" in line, "what our addition to this list rests on"
 
 
 # ---- the user's own sitecustomize ----
@@ -243,3 +247,14 @@ def test_below_run_with_stops_a_breakpoint_is_ours_though_ray_sets_its_own(tmp_p
     assert python(STOPPED, with_stops) == "stopped (1,) {'timeout': 2} train True\n"
     without = below_run("/s", ROOT)
     assert python("import sys; print(sys.breakpointhook is sys.__breakpointhook__)", without) == "True\n"
+
+
+@pytest.mark.slow
+def test_openrlhfs_own_actor_is_wrapped_when_it_is_imported():
+    code = """
+from actordbg.trainers.openrlhf.cpu import install_cpu_support
+install_cpu_support()
+from openrlhf.models.actor import Actor
+print(hasattr(Actor.forward, "__actordbg_forward__"))
+"""
+    assert python(code, below_run("/s", ROOT)).splitlines()[-1] == "True"

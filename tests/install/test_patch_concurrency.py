@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -15,7 +14,6 @@ from patchkit import ACTOR, OLD, facts_of, written
 import actordbg
 from actordbg.install import patching as history
 from actordbg.install import trailer
-from actordbg.install.trailer import State
 from actordbg.store.layout import Store
 
 pytestmark = pytest.mark.slow
@@ -62,18 +60,3 @@ def test_sixteen_processes_never_leave_a_third_state(actor: Path, store):
     assert os.listdir(actor.parent) == ["actor.py"]
     names = [event.event for event in history.events(store)]
     assert names == ["patch", "unpatch"] * (len(names) // 2), "the events tell the same story, in order"
-
-
-def test_processes_killed_at_any_moment_leave_one_of_the_two_states(actor: Path, store):
-    for delay in (0.15, 0.25, 0.35):
-        worker = _start(actor, store, 100)
-        time.sleep(delay)
-        worker.send_signal(signal.SIGKILL)
-        worker.communicate()
-        assert trailer.inspect(actor.read_bytes()).state in (State.CLEAN, State.PATCHED)
-        assert facts_of(actor)[1] == 0o640
-    last = _start(actor, store, 1)
-    _, err = last.communicate()
-    assert last.returncode == 0, err
-    assert facts_of(actor) == (ACTOR, 0o640, os.getuid(), OLD)
-    assert os.listdir(actor.parent) == ["actor.py"]
