@@ -41,7 +41,7 @@ from actordbg.base.units import new_replay_id
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.records.replay_record import ReplayInput, ReplaySpec
-from actordbg.replay.selection import Calls, Row, find_calls, in_slots
+from actordbg.replay.selection import Calls, Row, find_calls
 
 T = TypeVar("T")
 
@@ -108,11 +108,6 @@ def make_plan(
     return Plan(spec, skipped, tuple(filter(None, notes)))
 
 
-def owner(index: int, lanes: int) -> int:
-    """The lane that input `index` of a plan belongs to."""
-    return index % lanes
-
-
 def slots_for(config: ReplayConfig, lanes: Sequence[int], pending: Sequence[int], total: int) -> list[Slot]:
     """The slots in which `lanes` run their `pending` inputs: indices, in order, into the `total` inputs of the plan.
 
@@ -120,11 +115,11 @@ def slots_for(config: ReplayConfig, lanes: Sequence[int], pending: Sequence[int]
     has its result already. Otherwise each lane goes on with its next input.
     """
     if config.align not in FIXED:
-        queues = ([index for index in pending if owner(index, config.lanes) == lane] for lane in lanes)
+        queues = ([index for index in pending if index % config.lanes == lane] for lane in lanes)
         return list(zip_longest(*queues))
     left = set(pending)
     rows = (range(first, min(first + config.lanes, total)) for first in range(0, total, config.lanes))
-    mine = ([index for index in row if owner(index, config.lanes) in lanes] for row in rows)
+    mine = ([index for index in row if index % config.lanes in lanes] for row in rows)
     return [tuple(index if index in left else None for index in row) for row in mine if left.intersection(row)]
 
 
@@ -161,7 +156,8 @@ def _whole_calls(calls: Calls, order: str, lanes: int, seed: int, max_inputs: in
     for call in found:
         if max_inputs is not None and len(chosen) + len(call) > max_inputs:
             break
-        chosen += in_slots(call, lanes)
+        queues = [[row for row in call if row.rank % lanes == lane] for lane in range(lanes)]  # rank r runs in lane r % lanes
+        chosen += [row for slot in zip(*queues, strict=True) for row in slot]
     if found and not chosen:
         raise UsageError(
             f"--max-inputs {max_inputs} is less than one call, which has an input on each of {len(found[0])} ranks",

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from actordbg.actor import model_code
 from actordbg.actor.model_code import own_code, require_consent
-from actordbg.actor.tiny import TinyShape, build_tiny
+from actordbg.actor.models import TinyShape, build_tiny
 from actordbg.base.errors import ActordbgError, NewerFormat, UnsafeInput, UsageError
 from actordbg.base.processes import start_ticks
 from actordbg.cli.app import app
@@ -63,15 +63,6 @@ def test_every_command_that_loads_a_model_refuses_one_with_code_before_anything_
     assert (type(error), error.exit_code) == (UnsafeInput, 3)
     assert f"{model}/config.json says auto_map" in error.message and "modeling_own.OwnModel" in error.message
     assert "--trust-remote-code" in error.hint and not store.replays.exists() and not store.matrices.exists()
-
-
-def test_an_adapter_is_as_trusted_as_its_base(store: Store):
-    publish(store, 1)
-    base = folder_of(store.root.parent / "base", {"auto_map": codedmodel.AUTO_MAP})
-    (adapter := store.root.parent / "adapter").mkdir()
-    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
-    error = refused("replay", "--model", str(adapter), store=store)
-    assert isinstance(error, UnsafeInput) and f"{base}/config.json says auto_map" in error.message and not store.replays.exists()
 
 
 def test_nothing_but_the_command_line_consents(store: Store, monkeypatch: pytest.MonkeyPatch):
