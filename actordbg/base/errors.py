@@ -106,12 +106,9 @@ class GroupsLost(LaunchProblem):
 
 
 def error_named(error_class: str, message: str, hint: str = "") -> ActordbgError | None:
-    """The error that a worker raised, from its class's full name; None where it is none of this tree.
-
-    Journals that were written before the tree moved say `actordbg.errors.X` for `actordbg.base.errors.X`.
-    """
+    """The error that a worker raised, from its class's full name; None where it is none of this tree."""
     module, _, name = error_class.rpartition(".")
-    kind = globals().get(name) if module in (__name__, "actordbg.errors") else None
+    kind = globals().get(name) if module == __name__ else None
     return kind(message, hint=hint) if isinstance(kind, type) and issubclass(kind, ActordbgError) else None
 
 

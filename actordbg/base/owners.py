@@ -7,6 +7,7 @@ of this user's, but who wrote it is unknown: whoever brings one writes its `orig
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import stat
@@ -85,13 +86,12 @@ def own_cache(name: str) -> Path:
     from tempfile import mkdtemp  # every command imports this module, and this one needs a folder
 
     folder = user_folder("XDG_CACHE_HOME", "~/.cache") / name
-    try:
+    with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         state = os.lstat(folder)
-    except OSError:
-        return Path(mkdtemp(prefix="actordbg-"))
-    mine = stat.S_ISDIR(state.st_mode) and is_own(state.st_uid) and not state.st_mode & 0o022
-    return folder if mine else Path(mkdtemp(prefix="actordbg-"))
+        if stat.S_ISDIR(state.st_mode) and is_own(state.st_uid) and not state.st_mode & 0o022:
+            return folder
+    return Path(mkdtemp(prefix="actordbg-"))
 
 
 def user_folder(variable: str, usual: str) -> Path:

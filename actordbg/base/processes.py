@@ -160,10 +160,11 @@ def _carries(pid: int, mark: str | None, session: int) -> bool:
     """
     if mark is None or pid == os.getpid():
         return False
-    environment, looks = environment_of(pid), 1
-    while environment == b"" and session and looks < _LOOKS:
+    for _ in range(_LOOKS):
+        environment = environment_of(pid)
+        if environment != b"" or not session:
+            break
         time.sleep(0.001)
-        environment, looks = environment_of(pid), looks + 1
     return mark.encode() in (environment or b"").split(b"\0")
 
 
@@ -187,16 +188,13 @@ def end_session(session: int, grace_s: float = 2.0, *, mark: str | None = None) 
     while left:
         _signal(left, signal.SIGKILL)
         time.sleep(0.02)
-        left = [pid for pid in session_members(session, mark) if not _uninterruptible(pid)]
+        stats = {pid: read_stat(pid) for pid in session_members(session, mark)}
+        left = [
+            pid for pid, stat in stats.items() if stat is None or stat.state != "D"
+        ]  # in D SIGKILL works when the kernel lets it
 
 
 def _signal(pids: list[int], number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
-
-
-def _uninterruptible(pid: int) -> bool:
-    """Whether it is in state D (waits for a disk or a device): SIGKILL works when the kernel lets it."""
-    stat = read_stat(pid)
-    return stat is not None and stat.state == "D"

@@ -23,18 +23,16 @@ import socket
 import struct
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import ActordbgError, EnvironmentProblem, StoreProblem
 from actordbg.base.processes import GONE, ZOMBIE, state_of, wait_for_any, wait_status_of
-from actordbg.cluster.node_store import HostNews, HostQuestion, NodeStore, Parcel, told
+from actordbg.cluster.node_store import NodeStore, Parcel, told
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.debug import editor
 from actordbg.formats.store_files import read_regular
-from actordbg.records.journal import Event, rank_journal, rank_log
 from actordbg.replay.launch import Launched, launch_share
 from actordbg.replay.rank_launcher import NodeShare
 from actordbg.replay.rank_view import NODE, RankView
@@ -74,15 +72,6 @@ def interface_of(address: str) -> str | None:
     return None
 
 
-@dataclass
-class _Rank:
-    """One rank here: its view, when it was seen dead, and whether that was told."""
-
-    view: RankView
-    told: bool = False
-    ended_at: float | None = None
-
-
 class NodeHost:
     """The actor. Its methods run in threads of their own, since `wait` may last as long as the group.
 
@@ -93,8 +82,10 @@ class NodeHost:
         self._url = url
         self._store: NodeStore | None = None
         self._launched: Launched | None = None
-        self._ranks: list[_Rank] = []
-        self._folder, self._work, self._launcher_log, self._name = Path(), Path(), Path(), ""
+        self._views: list[RankView] = []
+        self._ended_at: dict[int, float] = {}
+        self._told: set[int] = set()
+        self._work, self._launcher_log, self._name = Path(), Path(), ""
         self._direct = False
         self._paused = PausedRanks()
         self._raylet = os.getppid()
@@ -121,16 +112,19 @@ class NodeHost:
     ) -> None:
         """Start this node's ranks on a work order. `own`: the address of this node; `node`: its name."""
         self._name = f"node {node} ({own})"
-        order = self._take(given_order)
-        require_debugpy(order, self._name)
-        added = {NODE: node, editor.HOST: own}
-        name = interface_of(own) if share.nodes > 1 else None
+        self._work = order = self._take(given_order)
+        if WorkOrder.from_json(read_regular(order)).stops.get("debugpy") is not None and not importlib.util.find_spec("debugpy"):
+            raise EnvironmentProblem(
+                f"{self._name} has no debugpy, and ranks there are to stop for an editor",
+                hint="pip install 'actordbg[ray]' on every node, or --runtime-env FILE with `pip: [debugpy]`",
+            )
+        added, name = {NODE: node, editor.HOST: own}, None if share.nodes == 1 else interface_of(own)
         if name is not None:
             added |= {key: name for key in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if key not in os.environ}
         asked = ReplayConfig.from_dict(config)
-        self._folder, self._direct = order.parent, LAUNCHERS[asked.backend] == "python"
-        self._work, self._launcher_log = order, order.parent / launcher_log(share.workers.start)
-        self._ranks = [_Rank(RankView.begin(self._folder, number)) for number in share.workers]
+        self._direct, self._launcher_log = LAUNCHERS[asked.backend] == "python", order.parent / launcher_log(share.workers.start)
+        self._views = [RankView.begin(order.parent, number) for number in share.workers]
+        self._ended_at, self._told = {}, set()
         self._launched = launch_share(asked, share, order, module, given, added)
 
     def _take(self, given: str | Parcel) -> Path:
@@ -148,38 +142,38 @@ class NodeHost:
             )
         return Path(given)
 
-    def go_on(self, given: str | Parcel) -> None:
-        """The waiting ranks get another order: their journals lie in its folder from now on."""
-        before, self._work = self._work, self._take(given)
-        self._folder = self._work.parent
-        for rank in self._ranks:
-            rank.view.move(self._folder)
+    def go_on(self, given: str | Parcel | None) -> None:
+        """The waiting ranks get another order: their journals lie in its folder from now on. None: they get no other."""
+        before = self._work
+        if given is not None:
+            self._work = self._take(given)
+            for view in self._views:
+                view.move(self._work.parent)
         if self._store is not None:
             with told(before):
-                announce(before, self._work)
+                announce(before, None if given is None else self._work)
 
-    def let_go(self) -> None:
-        """The waiting ranks get no other order."""
-        with told(self._work):
-            announce(self._work, None)
-
-    def wait(self, question: HostQuestion | None = None, longest_s: float | None = None) -> int | HostNews | None:
+    def wait(self, peers: dict[str, bytes] | None = None, longest_s: float | None = None) -> int | dict[str, bytes] | None:
         """Until there is news for the command, or what started the ranks has ended, with its exit code; else None in the end.
 
+        peers: what other nodes' ranks wrote into their journals; None where nodes share a folder, and nothing is news but an end.
         Whoever died before that is written down by then, and everything is told before an exit code.
         """
-        launched, since = self._launched, time.monotonic()
+        launched, store, since = self._launched, None if peers is None else self._store, time.monotonic()
         assert launched is not None
-        if question is not None and self._store is not None:
-            self._store.hear(question)
+        if store is not None:
+            store.hear(peers or {})
         while True:
             self._look(launched)
-            untold = any(rank.ended_at is not None and not rank.told for rank in self._ranks)
+            untold = bool(self._ended_at.keys() - self._told)
             ended = not untold and launched.ended()
             if ended:
                 self._look(launched)
-            if news := self._news(question, ended):
-                return news
+            if store is not None:
+                last = ended or all(view.done for view in self._views)
+                ranks = [view.rank for view in self._views]
+                if news := store.news(self._work.parent, ranks, self._launcher_log, last=last):
+                    return news
             if ended:
                 return launched.process.returncode
             if longest_s is not None and time.monotonic() - since > longest_s:
@@ -192,19 +186,10 @@ class NodeHost:
     def hello(self) -> None:
         """Answer, so that the command knows this host to live."""
 
-    def _news(self, question: HostQuestion | None, ended: bool) -> HostNews | None:
-        if question is None or self._store is None:
-            return None
-        numbers = [rank.view.rank for rank in self._ranks]
-        logs = [*(rank_log(self._folder, number) for number in numbers), self._launcher_log]
-        last = ended or all(rank.view.done for rank in self._ranks)
-        return self._store.news([rank_journal(self._folder, number) for number in numbers], logs, question.grown, last=last)
-
     def stacks(self, identities: Mapping[int, tuple[int, int]]) -> tuple[dict[int, str], dict[tuple[int, int], str]]:
         """The stacks of this node's ranks among these, and the states of their processes."""
-        mine = {rank.view.rank for rank in self._ranks}
-        here = {number: identity for number, identity in identities.items() if number in mine}
-        return take_stacks(self._folder, here), {identity: state_of(*identity)[0] for identity in here.values()}
+        here = {view.rank: identities[view.rank] for view in self._views if view.rank in identities}
+        return take_stacks(self._work.parent, here), {identity: state_of(*identity)[0] for identity in here.values()}
 
     def end(self) -> None:
         """End the ranks."""
@@ -219,46 +204,32 @@ class NodeHost:
 
     def _look(self, launched: Launched) -> None:
         """Learn which processes the ranks are, and write down those that ended."""
-        for rank in self._ranks:
-            view = rank.view
+        for view in self._views:
             for event in view.poll():
                 if event["event"] == "boot":
                     launched.watch((event["pid"], event["ticks"]))
-                self._tell_ray(view.rank, event)
-            if rank.ended_at is None and view.identity is not None:  # its launcher reaps it soon, and the exit status with it
-                # asked also of a rank that the command wrote down as gone, with a reason that our word would take the place of
+                elif event["event"] == "stop" and event.get("editor"):
+                    self._paused.tell(view.rank, event["editor"])
+                elif event["event"] in ("go", "done"):
+                    self._paused.tell(view.rank)
+            if view.rank not in self._ended_at and view.identity is not None:
+                # its launcher reaps it soon, and the exit status with it; asked also of a rank that the command wrote down as
+                # gone, with a reason that our word would take the place of
                 view.state, view.wait_status = state_of(*view.identity)
-                rank.ended_at = time.monotonic() if view.state in (GONE, ZOMBIE) else None
-            settled = rank.ended_at is not None and (view.done or time.monotonic() - rank.ended_at > SETTLE_S)
-            if settled and not rank.told:
-                rank.told = True
-                self._tell(view, launched)
-
-    def _tell_ray(self, rank: int, event: Event) -> None:
-        if event["event"] == "stop" and event.get("editor"):
-            self._paused.pause(rank, event["editor"])
-        elif event["event"] in ("go", "done"):
-            self._paused.go_on(rank)
-
-    def _tell(self, view: RankView, launched: Launched) -> None:
-        self._paused.go_on(view.rank)
-        status = view.wait_status
-        if status is None and self._direct and launched.ended():  # its parent is we: reaped a moment ago
-            status = wait_status_of(launched.process.returncode)
-        elif status is None and view.identity is not None:  # its launcher looks as often as we do, and may be first
-            status = status_by_launcher(launched.log, view.identity[0])
-        if not view.done and os.getppid() == self._raylet:
-            view.write_gone(status)
-
-
-def require_debugpy(order: Path, node: str) -> None:
-    """EnvironmentProblem where ranks are to stop for an editor, and cannot."""
-    wanted = WorkOrder.from_json(read_regular(order)).stops.get("debugpy") is not None
-    if wanted and importlib.util.find_spec("debugpy") is None:
-        raise EnvironmentProblem(
-            f"{node} has no debugpy, and ranks there are to stop for an editor",
-            hint="pip install 'actordbg[ray]' on every node, or --runtime-env FILE with `pip: [debugpy]`",
-        )
+                if view.state in (GONE, ZOMBIE):
+                    self._ended_at[view.rank] = time.monotonic()
+            ended_at = self._ended_at.get(view.rank)
+            if ended_at is None or view.rank in self._told or not (view.done or time.monotonic() - ended_at > SETTLE_S):
+                continue
+            self._told.add(view.rank)
+            self._paused.tell(view.rank)
+            status = view.wait_status
+            if status is None and self._direct and launched.ended():  # its parent is we: reaped a moment ago
+                status = wait_status_of(launched.process.returncode)
+            elif status is None and view.identity is not None:  # its launcher looks as often as we do, and may be first
+                status = status_by_launcher(launched.log, view.identity[0])
+            if not view.done and os.getppid() == self._raylet:
+                view.write_gone(status)
 
 
 class PausedRanks:
@@ -274,26 +245,19 @@ class PausedRanks:
         self._ports: dict[int, int] = {}
         self._told = contextlib.ExitStack()
 
-    def pause(self, rank: int, address: str) -> None:
-        """A rank waits at HOST:PORT."""
-        self._ports.pop(rank, None)
-        self._ports[rank] = int(address.rpartition(":")[2])
-        self._tell()
-
-    def go_on(self, rank: int) -> None:
-        """A rank waits no more."""
-        if self._ports.pop(rank, None) is not None:
-            self._tell()
-
-    def _tell(self) -> None:
-        self._told.close()
-        if not self._ports:
+    def tell(self, rank: int, address: str = "") -> None:
+        """A rank waits at HOST:PORT, or, with "", no more."""
+        if self._ports.pop(rank, None) is None and not address:
             return
-        with contextlib.suppress(AttributeError):
-            worker: Any = _ray_worker()
-            worker.set_debugger_port(list(self._ports.values())[-1])
-            self._told.enter_context(worker.worker_paused_by_debugger())
-            self._told.enter_context(worker.task_paused_by_debugger())
+        if address:
+            self._ports[rank] = int(address.rpartition(":")[2])
+        self._told.close()
+        if self._ports:
+            with contextlib.suppress(AttributeError):
+                worker: Any = _ray_worker()
+                worker.set_debugger_port([*self._ports.values()][-1])
+                self._told.enter_context(worker.worker_paused_by_debugger())
+                self._told.enter_context(worker.task_paused_by_debugger())
 
 
 def _ray_worker() -> Any:

@@ -5,11 +5,12 @@
     ~/.cache/actordbg/nodes/<store>/host-<...>/dumps -> ../dumps       so workers find a store like any other
 
 With each work order a `Parcel` comes from the command, and the dumps that it names are fetched. What the ranks write goes back
-as `HostNews`: journals by whole lines, logs by bytes, other files whole and before the lines that speak of them. A node puts
-nothing behind the URL: the command alone does. So what is there was written by one process, in the right order.
+as news, bytes by path: journals by whole lines, logs by bytes, other files whole and before the lines that speak of them. A node
+puts nothing behind the URL: the command alone does. So what is there was written by one process, in the right order.
 
-The conversation with the command is in turns: it asks, the host answers with what is new since the last question. An answer
-counts as taken when the next question comes. A lost host costs what it had not said.
+Each piece is told once. A host whose answer does not arrive is lost, and costs what it had not said: its ranks' inputs run again
+in a new place, which begins anew. Journals are told by whole lines, so a place that is lost in the middle of one leaves nothing
+behind.
 
 **The command's side** (`DeskSide`) is what it gives a place's hosts, and takes from them:
 
@@ -17,9 +18,6 @@ counts as taken when the next question comes. A lost host costs what it had not 
     side = DeskSide(StoreElsewhere("s3://bucket/store", mirror), hosts=2)
     host.start.remote(..., side.parcel(work, ranks, number), ...)
     side.take(number, news)                    # journals, logs and kept files lie in the command's mirror then
-
-What was taken is counted for each place. So a new place begins anew, and what a lost one had not said is not awaited.
-Of a journal whole lines are taken, so a place that is lost in the middle of one leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -28,8 +26,8 @@ import contextlib
 import functools
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from actordbg.base.errors import StoreProblem, Unsupported
@@ -49,7 +47,6 @@ MOST_AT_ONCE = 2**25
 _MOST_OF_A_FILE = 2**33
 _GROWING = (".jsonl", ".log")
 _ORDERS = ("work-", "next-")
-_SHARED = ("dumps", "packs", "models")
 
 
 @dataclass(frozen=True)
@@ -64,28 +61,6 @@ class Parcel:
     defaults: int | None = None
 
 
-@dataclass
-class HostQuestion:
-    """What the command has of this host's files, by path: bytes of those that grow, names of the last whole ones. peers: what
-    ranks of other nodes wrote into their journals.
-    """
-
-    grown: dict[str, int]
-    whole: tuple[str, ...] = ()
-    peers: dict[str, bytes] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class HostNews:
-    """What a host's ranks wrote: whole files, and what others grew by behind the bytes that were asked from."""
-
-    whole: dict[str, bytes]
-    grown: dict[str, bytes]
-
-    def __bool__(self) -> bool:
-        return bool(self.whole or self.grown)
-
-
 class NodeStore:
     """One host's store. Guarantees: no path of the command's machine is used here."""
 
@@ -93,16 +68,21 @@ class NodeStore:
         shared = user_folder("XDG_CACHE_HOME", "~/.cache") / "nodes" / mirror_name(url)
         self.root = shared / f"host-{processes()}-{os.getpid()}-{start_ticks(os.getpid())}"
         self._fetched = Fetched(url, shared)
-        self._paths: dict[Path, list[str]] = {}
+        self._inputs: dict[Path, list[str]] = {}
         self._given: set[Path] = set()
+        self._taken: dict[str, int] = {}
         self._lines: dict[str, bytes] = {}
-        self._whole: list[str] = []
+        self._whole: list[Path] = []
         with told(self.root):
             make_folder(self.root)
-            for name in _SHARED:
+            for name in ("dumps", "packs", "models"):
                 make_folder(shared / name)
                 (self.root / name).symlink_to(Path("..") / name)
-            _clear_away(shared)
+            for path in shared.glob(f"host-{processes()}-*"):  # what hosts of this machine left whose processes are gone
+                with contextlib.suppress(ValueError):
+                    pid, ticks = map(int, path.name.split("-")[2:])
+                    if state_of(pid, ticks)[0] in (GONE, ZOMBIE):
+                        shutil.rmtree(path, ignore_errors=True)
 
     def take(self, parcel: Parcel) -> Path:
         """Lay a work order out with everything that its ranks read; its path here."""
@@ -112,56 +92,64 @@ class NodeStore:
             for name, data in parcel.files.items():
                 atomic_write(folder / name, data)
                 self._given.add(folder / name)
-            for path, size in parcel.logs.items():
-                _reach(self.root / path, size)
-            if folder not in self._paths:
-                self._paths[folder] = [item.path for item in ReplaySpec.from_json(read_regular(folder / SPEC)).inputs]
-            paths, slots = self._paths[folder], WorkOrder.from_json(read_regular(order)).slots
+            for log, size in parcel.logs.items():
+                self._taken.setdefault(log, size)
+                # it begins where the command's copy ends, so that places in it mean the same there: a hole takes no room
+                with open(open_regular(self.root / log, os.O_WRONLY | os.O_CREAT), "wb") as file:
+                    if os.fstat(file.fileno()).st_size < size:
+                        file.truncate(size)
+            if folder not in self._inputs:
+                spec = ReplaySpec.from_json(read_regular(folder / SPEC))
+                self._inputs[folder] = [(split_place(item.path) or (item.path,))[0] for item in spec.inputs]  # or the pack
             wanted = [] if parcel.defaults is None else [parcel.defaults]
-            wanted += [index for slot in slots for index in slot if index is not None]
-            self._fetched.bring(file_of(paths[index]) for index in wanted)
+            wanted += [index for slot in WorkOrder.from_json(read_regular(order)).slots for index in slot if index is not None]
+            self._fetched.bring(self._inputs[folder][index] for index in wanted)
         return order
 
-    def hear(self, question: HostQuestion) -> None:
-        """Take in what other nodes' ranks wrote, and forget whole files that the command has."""
+    def hear(self, peers: dict[str, bytes]) -> None:
+        """Take in what other nodes' ranks wrote into their journals."""
         with told(self.root):
-            for path in question.whole:
-                (self.root / path).unlink(missing_ok=True)
-            for path, data in question.peers.items():
+            for path, data in peers.items():
                 _append(self.root / path, data)
 
-    def news(self, journals: Sequence[Path], logs: Sequence[Path], grown: Mapping[str, int], *, last: bool) -> HostNews:
+    def news(self, folder: Path, ranks: Sequence[int], launched: Path, *, last: bool) -> dict[str, bytes]:
         """What is new, at most MOST_AT_ONCE bytes of it. last: the ranks have finished, so files that change no more go too."""
         with told(self.root):
             if not self._lines:
-                self._lines = {path: data for path, data in self._grown(journals, grown) if data}
-                folders = {path.parent for path in journals} if self._lines or last else ()
-                self._whole = [path for folder in folders for path in self._whole_files(folder, last)]
-            whole, room = {}, MOST_AT_ONCE
+                self._lines = self._grown([rank_journal(folder, rank) for rank in ranks])
+                self._whole = list(self._whole_files(folder, last)) if self._lines or last else []
+            news, room = {}, MOST_AT_ONCE
             while self._whole and room > 0:
                 path = self._whole.pop()
                 with contextlib.suppress(FileNotFoundError):
-                    whole[path] = read_regular(self.root / path, _MOST_OF_A_FILE)
-                    room -= len(whole[path])
-            lines = {} if self._whole else self._lines
-            self._lines = self._lines if self._whole else {}
-            texts = {path: data for path, data in self._grown(logs, grown) if data}
-        return HostNews(whole, texts | lines)
+                    data = news[self._name(path)] = read_regular(path, _MOST_OF_A_FILE)
+                    path.unlink()
+                    room -= len(data)
+            news |= self._grown([*(rank_log(folder, rank) for rank in ranks), launched])
+            if not self._whole:
+                news, self._lines = news | self._lines, {}
+        return news
 
     def remove(self) -> None:
         """The host leaves: its replays are at the command."""
         shutil.rmtree(self.root, ignore_errors=True)
 
-    def _grown(self, paths: Sequence[Path], grown: Mapping[str, int]) -> Iterator[tuple[str, bytes]]:
-        """What these files have behind what the command has of them; of a journal whole lines."""
-        for path in paths:
-            name = path.relative_to(self.root).as_posix()
-            with contextlib.suppress(FileNotFoundError), open(open_regular(path), "rb") as file:
-                file.seek(grown.get(name, 0))
-                data = file.read(MOST_AT_ONCE // len(paths))
-                yield name, data if path.suffix == ".log" else data[: data.rfind(b"\n") + 1]
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.root).as_posix()
 
-    def _whole_files(self, folder: Path, last: bool) -> Iterator[str]:
+    def _grown(self, paths: Sequence[Path]) -> dict[str, bytes]:
+        """What these files have that was not told yet; of a journal whole lines."""
+        grown = {}
+        for path in paths:
+            name = self._name(path)
+            with contextlib.suppress(FileNotFoundError), open(open_regular(path), "rb") as file:
+                file.seek(begin := self._taken.get(name, 0))
+                data = file.read(MOST_AT_ONCE // len(paths))
+                if data := data if path.suffix == ".log" else data[: data.rfind(b"\n") + 1]:
+                    grown[name], self._taken[name] = data, begin + len(data)
+        return grown
+
+    def _whole_files(self, folder: Path, last: bool) -> Iterator[Path]:
         """What ranks wrote beside journals and logs. Of the folder itself only at the end: such a file may still change."""
         for above, folders, names in os.walk(folder):
             folders[:] = [name for name in folders if not name.startswith(".")]
@@ -169,37 +157,12 @@ class NodeStore:
                 path = Path(above, name)
                 ours = path in self._given or name.startswith((*_ORDERS, TEMPORARY, ".")) or name.endswith(_GROWING)
                 if not ours and not path.is_symlink() and path.is_file():
-                    yield path.relative_to(self.root).as_posix()
-
-
-def file_of(place: str) -> str:
-    """The file in which a dump lies: its own, or a pack."""
-    packed = split_place(place)
-    return packed[0] if packed else place
+                    yield path
 
 
 def _append(path: Path, data: bytes) -> None:
     with open(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
         file.write(data)
-
-
-def _reach(path: Path, size: int) -> None:
-    """Let a log begin where the command's copy ends, so that places in it mean the same there: a hole takes no room."""
-    descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT)
-    try:
-        if os.fstat(descriptor).st_size < size:
-            os.ftruncate(descriptor, size)
-    finally:
-        os.close(descriptor)
-
-
-def _clear_away(shared: Path) -> None:
-    """Remove what hosts of this machine left whose processes are gone."""
-    for path in shared.glob(f"host-{processes()}-*"):
-        with contextlib.suppress(ValueError):
-            pid, ticks = map(int, path.name.split("-")[2:])
-            if state_of(pid, ticks)[0] in (GONE, ZOMBIE):
-                shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -220,74 +183,56 @@ class StoreElsewhere:
     mirror: Path
 
 
-@dataclass
-class _Host:
-    """What one host got, and what it is asked next, by what was taken from it."""
-
-    folders: set[Path] = field(default_factory=set)
-    asked: HostQuestion = field(default_factory=lambda: HostQuestion({}))
-
-
 class DeskSide:
-    """The side of one place."""
+    """The side of one place: the folders that each host was given, and what it has to hear of the others' journals."""
 
     def __init__(self, store: StoreElsewhere, hosts: int) -> None:
         self._store = store
-        self._hosts = [_Host() for _ in range(hosts)]
+        self._folders: list[set[Path]] = [set() for _ in range(hosts)]
+        self._peers: list[dict[str, bytes]] = [{} for _ in range(hosts)]
         self._journals: set[str] = set()
 
-    def parcel(self, work: Path, ranks: Sequence[int], number: int) -> Parcel:
+    def parcel(self, work: Path, ranks: Iterable[int], number: int) -> Parcel:
         """What host `number`, which has these ranks, needs for an order."""
-        host, folder, files = self._hosts[number], work.parent, {work.name: read_regular(work)}
-        defaults = None
-        if folder not in host.folders:
+        folder, files, defaults = work.parent, {work.name: read_regular(work)}, None
+        if folder not in self._folders[number]:
             for path in folder.glob("*.json"):
                 if not path.name.startswith(_ORDERS):
                     files[path.name] = read_regular(path, most=2**31)
-            host.folders.add(folder)
+            self._folders[number].add(folder)
             defaults = _defaults(folder / SPEC, self._store)
-        paths = [*(rank_log(folder, rank) for rank in ranks), folder / launcher_log(ranks[0])]
-        logs = {self._path(path): size_of(path) for path in paths}
-        host.asked.grown = logs | host.asked.grown
+        ranks = list(ranks)
         for path in (rank_journal(folder, rank) for rank in ranks):
             if path.is_file():
                 Journal(path).close()  # a line that an earlier writer left cut is closed
             self._journals.add(self._path(path))
-        return Parcel(self._path(work), files, logs, defaults)
+        logs = [*(rank_log(folder, rank) for rank in ranks), folder / launcher_log(ranks[0])]
+        return Parcel(self._path(work), files, {self._path(path): size_of(path) for path in logs}, defaults)
 
-    def question(self, number: int) -> HostQuestion:
-        """What to ask a host."""
-        host = self._hosts[number]
-        asked, host.asked = host.asked, HostQuestion(dict(host.asked.grown))
-        return asked
+    def peers(self, number: int) -> dict[str, bytes]:
+        """What a host has to hear, once."""
+        peers, self._peers[number] = self._peers[number], {}
+        return peers
 
-    def take(self, number: int, news: HostNews) -> None:
-        """Write down what a host answered: what was kept first, then logs, then the journals that speak of both."""
-        asked = self._hosts[number].asked
-        try:
-            for path, data in news.whole.items():
-                atomic_write(self._own(path), data)
-            for path in sorted(news.grown, key=self._journals.__contains__):
-                _append(self._own(path), news.grown[path])
-                asked.grown[path] = asked.grown.get(path, 0) + len(news.grown[path])
-        except OSError as error:
-            raise StoreProblem(
-                f"cannot write {error.filename or self._store.mirror}: {error.strerror}", hint="check the free space of its disk"
-            ) from None
-        asked.whole = tuple(news.whole)
-        for path in self._journals.intersection(news.grown):
-            for other in self._hosts:
-                if other.asked is not asked:
-                    other.asked.peers[path] = other.asked.peers.get(path, b"") + news.grown[path]
+    def take(self, number: int, news: dict[str, bytes]) -> None:
+        """Write down what a host answered, in its order: what was kept first, then logs, then the journals that speak of both."""
+        for path, data in news.items():
+            parts = PurePosixPath(path)
+            if parts.is_absolute() or ".." in parts.parts:
+                raise StoreProblem(f"a node names {path!r:.80}, which lies outside of the store", hint="nothing was written")
+            try:
+                (_append if path.endswith(_GROWING) else atomic_write)(self._store.mirror / parts, data)
+            except OSError as error:
+                raise StoreProblem(
+                    f"cannot write {error.filename or self._store.mirror}: {error.strerror}",
+                    hint="check the free space of its disk",
+                ) from None
+            for other, peers in enumerate(self._peers) if path in self._journals else ():
+                if other != number:
+                    peers[path] = peers.get(path, b"") + data
 
     def _path(self, path: Path) -> str:
         return path.absolute().relative_to(self._store.mirror).as_posix()
-
-    def _own(self, path: str) -> Path:
-        parts = PurePosixPath(path)
-        if parts.is_absolute() or ".." in parts.parts:
-            raise StoreProblem(f"a node names {path!r:.80}, which lies outside of the store", hint="nothing was written")
-        return self._store.mirror / parts
 
 
 @functools.lru_cache(8)

@@ -56,8 +56,7 @@ def runtime_env_of(order: ClusterOrder) -> dict[str, Any]:
             variables[found[1]] = found[2]
         else:
             whole = _read(Path(text))
-    named = whole.get("env_vars") or {}
-    env_vars = {str(name): str(value) for name, value in named.items()} | variables
+    env_vars = {str(name): str(value) for name, value in (whole.get("env_vars") or {}).items()} | variables
     if env_vars.get(POST_MORTEM, "0") not in ("", "0"):
         raise UsageError(
             f"{POST_MORTEM} in --runtime-env would stop the hosts of ranks, and ranks would not know of it",
@@ -83,14 +82,9 @@ def checkouts(packages: Iterable[str]) -> list[str]:
 
 def _read(path: Path) -> dict[str, Any]:
     """A runtime environment from a file; YAML where there is a reader for it, which Ray brings."""
+    hint = "KEY=VALUE, or a YAML or JSON file with one mapping, as `env_vars: {A: b}`"
     try:
         text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise UsageError(
-            f"--runtime-env {path}: cannot be read: {reason}", hint="KEY=VALUE, or a YAML or JSON file with a runtime environment"
-        ) from None
-    try:
         if path.suffix == ".json":
             data = json.loads(text)
         else:
@@ -98,7 +92,8 @@ def _read(path: Path) -> dict[str, Any]:
 
             data = yaml.safe_load(text)
     except Exception as error:  # noqa: BLE001 - two parsers, each with errors of its own; all mean that the file is wrong
-        raise UsageError(f"--runtime-env {path}: {str(error)[:300]}", hint="a YAML or JSON file with one mapping") from None
+        reason = getattr(error, "strerror", None) or str(error)[:300]
+        raise UsageError(f"--runtime-env {path}: cannot be read: {reason}", hint=hint) from None
     if not isinstance(data, dict) or not isinstance(data.get("env_vars") or {}, dict):
-        raise UsageError(f"--runtime-env {path} holds no runtime environment", hint="a mapping, as `env_vars: {A: b}`")
+        raise UsageError(f"--runtime-env {path} holds no runtime environment", hint=hint)
     return data

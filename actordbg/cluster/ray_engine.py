@@ -29,9 +29,9 @@ from typing import IO, Any, cast
 
 from actordbg.base.errors import Conflict, EnvironmentProblem, LaunchProblem, Unsupported, UsageError
 from actordbg.base.units import plural
+from actordbg.cluster.group_place import FENCE_S, GroupPlace, GroupShape, RayRunning
 from actordbg.cluster.node_host import interface_of, versions_here
 from actordbg.cluster.order import ClusterOrder, runtime_env_of
-from actordbg.cluster.place import FENCE_S, GroupPlace, GroupShape, RayRunning
 from actordbg.config.choices import Facts, facts_elsewhere, gather_facts
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.replay.group_engine import GroupEngine, Losses, PlaceLost
@@ -139,16 +139,22 @@ class RayEngine(GroupEngine):
             self.refuse(config)
             for ranks in [ranks for ranks in self._places if set(ranks) & set(group.ranks)]:
                 self._give_up(ranks)  # of an earlier replay, whose groups had other ranks
-            place = self._places[group.ranks] = GroupPlace(
-                self.ray, shape, self._name(group, shape), self._news.append, self.order.store
-            )
+            number = group.ranks[0] // shape.ranks
+            self._made += 1
+            name = f"actordbg {self.title} group {number}{f' try {self._made}' * (self._made > 1 + number)}"
+            place = self._places[group.ranks] = GroupPlace(self.ray, shape, name, self._news.append, self.order.store)
         there = place.ready()
         if place.settled():
             raise PlaceLost(place.lost, place.dead_nodes)
         if not there and place.is_late(SAY_AFTER_S):
-            starts = "starts: its code and its hosts come to its nodes"
-            waits = f"waits for {shape.words()}; {self._in_words()}, free {self._free()}"
-            self._say(f"{place.name} {starts if place.is_reserved() else waits}")
+            from ray.util.placement_group import placement_group_table
+
+            says = f"{place.name} starts: its code and its hosts come to its nodes"
+            if placement_group_table(place.reserved).get("state") != "CREATED":
+                says = f"{place.name} waits for {shape.words()}; {self._in_words()}, free {self._free()}"
+            if says not in self._said:
+                self._said.add(says)
+                self._news.append(says)
         return there
 
     def launch(self, config: ReplayConfig, group: Group, work: Path, module: str = WORKER_MODULE) -> Running:
@@ -178,25 +184,13 @@ class RayEngine(GroupEngine):
         with contextlib.suppress(self.ray.exceptions.RayError):  # what is lost cannot be given back
             place.release()
 
-    def _name(self, group: Group, shape: GroupShape) -> str:
-        self._made += 1
-        again = "" if self._made <= 1 + group.ranks[0] // shape.ranks else f" try {self._made}"
-        return f"actordbg {self.title} group {group.ranks[0] // shape.ranks}{again}"
-
-    def _say(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
-            self._news.append(text)
-
     def _resources(self) -> list[dict[str, float]]:
         return [node["Resources"] for node in alive(self.ray)]
 
     def _free(self) -> str:
         """What nobody has reserved, of all nodes together."""
-        free, nodes = self.ray.available_resources(), self._resources()
-        kinds = [kind for kind in ("CPU", "GPU") if any(kind in node for node in nodes)]
-        most = {kind: sum(node.get(kind, 0) for node in nodes) for kind in kinds}
-        return " and ".join(f"{free.get(kind, 0):g} of {most[kind]:g} {kind}" for kind in kinds)
+        free, most = self.ray.available_resources(), self.ray.cluster_resources()
+        return " and ".join(f"{free.get(kind, 0):g} of {most[kind]:g} {kind}" for kind in ("CPU", "GPU") if kind in most)
 
     def _in_words(self) -> str:
         nodes = self._resources()
@@ -215,13 +209,15 @@ def connected(order: ClusterOrder, title: str) -> Iterator[RayEngine]:
     address = order.address or os.environ.get("RAY_ADDRESS") or "auto"
     require_answer(address)
     warnings.filterwarnings("ignore", category=FutureWarning, module="ray")  # advice about the future of Ray's own settings
+    job = ray.job_config.JobConfig()
+    job.set_metadata("job_name", f"actordbg {title}")
     try:
         ray.init(
             address=address,
             runtime_env=runtime_env or None,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            **({} if address.startswith("ray://") else {"job_config": _job(ray, title)}),  # Ray's client cannot name a job
+            **({} if address.startswith("ray://") else {"job_config": job}),  # Ray's client cannot name a job
         )
     except (ConnectionError, ValueError, RuntimeError, TimeoutError, OSError) as error:
         words = str(error).strip().splitlines() or [type(error).__name__]
@@ -294,12 +290,6 @@ def require_answer(address: str) -> None:
         ) from None
 
 
-def _job(ray: Any, title: str) -> Any:
-    job = ray.job_config.JobConfig()
-    job.set_metadata("job_name", f"actordbg {title}")
-    return job
-
-
 # Every node has the versions that this command has, or nothing starts: other versions would give other numbers.
 
 
@@ -322,11 +312,11 @@ def require_same_versions(ray: Any, needed: Sequence[str] = ()) -> None:
         ).remote(needed)
         for node in nodes
     }
-    found: dict[str, dict[str, str]] = {}
+    ours, different = versions_here(needed), []
     for node, answer in answers.items():
         name = f"{node[:8]} ({nodes[node]})"
         try:
-            found[name] = ray.get(answer, timeout=ANSWER_S)
+            theirs = ray.get(answer, timeout=ANSWER_S)
         except (ray.exceptions.RayError, TimeoutError) as error:
             if node not in {other["NodeID"] for other in alive(ray)}:
                 continue  # it died since
@@ -335,19 +325,17 @@ def require_same_versions(ray: Any, needed: Sequence[str] = ()) -> None:
                 f"node {name} cannot run actordbg: {words[-1].strip()[:400]}",
                 hint="--runtime-env says what a node needs; its log is in /tmp/ray on the node",
             ) from None
-    if different := differing_versions(versions_here(needed), found, needed):
+        if other := differing_versions(ours, theirs, needed):
+            different.append(f"  node {name}: {', '.join(other)}")
+    if different:
         raise Unsupported(
-            "nodes have other versions than this command:\n" + "\n".join(different),
+            "nodes have other versions than this command:\n" + "\n".join(sorted(different)),
             hint="the same environment on every node, or what Ray's runtime environment makes of it (--runtime-env FILE)",
         )
 
 
-def differing_versions(ours: Mapping[str, str], found: Mapping[str, Mapping[str, str]], needed: Sequence[str] = ()) -> list[str]:
-    """A line for each node that differs, with each package that does. A needed one only has to be there."""
-    lines = []
-    for node, theirs in sorted(found.items()):
-        alike = {name for name in ours if theirs.get(name) == ours[name] or (name in needed and theirs.get(name) != "none")}
-        other = [f"{name} {theirs.get(name, 'none')} (here {ours[name]})" for name in ours if name not in alike]
-        if other:
-            lines.append(f"  node {node}: {', '.join(other)}")
-    return lines
+def differing_versions(ours: Mapping[str, str], theirs: Mapping[str, str], needed: Sequence[str]) -> list[str]:
+    """Each package whose version differs on a node. A needed one only has to be there."""
+    theirs = {name: theirs.get(name, "none") for name in ours}
+    alike = {name for name in ours if theirs[name] == ours[name] or (name in needed and theirs[name] != "none")}
+    return [f"{name} {theirs[name]} (here {ours[name]})" for name in ours if name not in alike]

@@ -16,16 +16,29 @@ Example::
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
-from actordbg.base.errors import EnvironmentProblem
+from actordbg.base.errors import ActordbgError, EnvironmentProblem
+from actordbg.base.foreign_text import in_shell
+from actordbg.base.owners import is_own, name_of
+from actordbg.capture.control import DEFAULT_FREE_FLOOR, read_control
+from actordbg.catalog import connections as engine
+from actordbg.catalog import migrate, private_catalog
+from actordbg.config.replay_config import SETTINGS
+from actordbg.config.sources import find_file, from_environment, own_file
 from actordbg.doctor import python_environment as environment
-from actordbg.doctor import store_check as machine
-from actordbg.doctor.check import Check, Ended, Environment, Level, ask, bad, ok, warn
+from actordbg.doctor.python_environment import Check, Ended, Environment, ask, bad, ok, run, warn
+from actordbg.install.patch_target import find_target
+from actordbg.install.patching import inspect_target
+from actordbg.install.trailer import State
 from actordbg.store.layout import Store
 from actordbg.trainers.trainer import TRAINER
 
@@ -38,26 +51,26 @@ def examine(store: Store, python: str, *, quick: bool = False, timeout: float = 
     Raises EnvironmentProblem if `python` does not run.
     """
     env = environment.examined(python)
-    found_gpus = machine.gpus()
+    found_gpus = gpus()
     yield from environment.check(env)
-    yield machine.gpu(found_gpus)
+    yield gpu(found_gpus)
     yield environment.flash_attention(env, len(found_gpus))
-    yield machine.memory()
-    yield machine.compiler(env)
-    yield from machine.check(env, store)
+    yield memory()
+    yield compiler(env)
+    yield from on_this_machine(env, store)
     if not quick:
         with ThreadPoolExecutor(1) as pool:  # the launcher starts while the modules are imported: both wait for the disk
-            launcher = pool.submit(machine.launcher, env)
+            starting = pool.submit(launcher, env)
             yield from imports(env, len(found_gpus), timeout)
-            yield launcher.result()
+            yield starting.result()
 
 
 def exit_code(checks: Iterable[Check]) -> int:
     """0 when nothing is bad; warnings are no failure."""
-    return EnvironmentProblem.exit_code if any(check.status is Level.BAD for check in checks) else 0
+    return EnvironmentProblem.exit_code if any(check.status == "bad" for check in checks) else 0
 
 
-def imports(env: Environment, gpus: int, timeout: float = IMPORT_SECONDS) -> Iterator[Check]:
+def imports(env: Environment, gpu_count: int, timeout: float = IMPORT_SECONDS) -> Iterator[Check]:
     """A check of torch and of each module of the trainer, as they come; `timeout` is for one module."""
     if not env.versions.get("torch") or not env.versions.get(TRAINER.package):
         missing = [name for name in ("torch", TRAINER.package) if not env.versions.get(name)]
@@ -66,7 +79,7 @@ def imports(env: Environment, gpus: int, timeout: float = IMPORT_SECONDS) -> Ite
     left = list(TRAINER.modules)
     said: set[str] = set()
     while left:
-        for check in _one_child(env, left, gpus, timeout):
+        for check in _one_child(env, left, gpu_count, timeout):
             if check.name not in said:
                 said.add(check.name)
                 yield check
@@ -74,16 +87,23 @@ def imports(env: Environment, gpus: int, timeout: float = IMPORT_SECONDS) -> Ite
         left = [module for module in left if module not in reached] if reached else []
 
 
-def _one_child(env: Environment, modules: list[str], gpus: int, timeout: float) -> Iterator[Check]:
+def _one_child(env: Environment, modules: list[str], gpu_count: int, timeout: float) -> Iterator[Check]:
     """Checks of one child process; if a module killed or hung it, that one is the last."""
     current, support, left = "torch", "", list(modules)
     for answer in ask(env.python, ["imports", *modules], timeout):
         if isinstance(answer, Ended):
-            if current or left:
-                yield _broken(current or f"actordbg's CPU support, before {left[0]}", answer, timeout)
+            if not current and not left:
+                return
+            name = "import " + (current or f"actordbg's CPU support, before {left[0]}")
+            if answer.code is None:
+                yield bad(name, f"no end in {timeout:.0f} s", "import it by hand with `python -X importtime`; try --timeout")
+            else:
+                how = f"signal {-answer.code}" if answer.code < 0 else f"exit code {answer.code}"
+                remedy = "a compiled package is broken: reinstall what it names"
+                yield bad(name, f"the process died ({how}): {answer.last_words}", remedy)
         elif "torch" in answer:
             torch = answer["torch"]
-            if gpus and not torch["cuda"]:
+            if gpu_count and not torch["cuda"]:
                 build = f"built for CUDA {torch['built_for']}" if torch["built_for"] else "a build without CUDA"
                 remedy = "install a torch built for your CUDA driver, or set CUDA_VISIBLE_DEVICES"
                 yield warn("torch and the GPU", f"torch {torch['version']} is {build} and sees no GPU", remedy)
@@ -95,14 +115,6 @@ def _one_child(env: Environment, modules: list[str], gpus: int, timeout: float) 
             left = [module for module in left if module != current]
             current = ""
             yield _ended(env, answer, support)
-
-
-def _broken(module: str, end: Ended, timeout: float) -> Check:
-    name = f"import {module}"
-    if end.code is None:
-        return bad(name, f"no end in {timeout:.0f} s", "import it by hand with `python -X importtime`; try --timeout")
-    how = f"signal {-end.code}" if end.code < 0 else f"exit code {end.code}"
-    return bad(name, f"the process died ({how}): {end.last_words}", "a compiled package is broken: reinstall what it names")
 
 
 def _ended(env: Environment, answer: dict[str, Any], support: str) -> Check:
@@ -139,32 +151,217 @@ _ABSENT = re.compile(r"not installed(?: there)?[;:] (.*)")
 _PIP = re.compile(r"(.* -m pip install) ((?:--no-deps )?)(\S+)")
 
 
-@dataclass(frozen=True)
-class MissingPackages:
-    """Packages that the same things need. level: bad or warn. commands: pip's command, `--no-deps ` if so, the requirement."""
-
-    level: str
-    why: str
-    names: tuple[str, ...]
-    commands: tuple[re.Match[str], ...]
+Missing: TypeAlias = "dict[tuple[str, str], dict[str, re.Match[str]]]"
+"""By level (bad or warn) and what needs them: packages with pip's command, `--no-deps ` if so, and the requirement."""
 
 
-def missing_packages(checks: Sequence[Check]) -> tuple[list[MissingPackages], list[Check]]:
+def missing_packages(checks: Sequence[Check]) -> tuple[Missing, list[Check]]:
     """What is missing, in the order of the checks, and the other checks."""
-    groups: dict[tuple[str, str], list[tuple[str, re.Match[str]]]] = {}
+    missing: Missing = {}
     others: list[Check] = []
     for check in checks:
-        absent, command = _ABSENT.match(check.detail), _PIP.match(check.remedy or "")
-        if check.status.value == "ok" or absent is None or command is None:
+        absent, command = _ABSENT.match(check.detail), _PIP.match(check.remedy)
+        if check.status == "ok" or absent is None or command is None:
             others.append(check)
         else:
-            groups.setdefault((check.status.value, absent[1]), []).append((check.name, command))
-    return [MissingPackages(level, why, *zip(*members, strict=True)) for (level, why), members in groups.items()], others
+            missing.setdefault((check.status, absent[1]), {})[check.name] = command
+    return missing, others
 
 
-def install_command(missing: Sequence[MissingPackages]) -> str:
+def install_command(missing: Missing) -> str:
     """One line that installs all of them. What must not bring its own requirements comes behind the others."""
-    wanted: dict[str, list[str]] = {"": [], "--no-deps ": []}
-    for _, no_deps, requirement in (command.groups() for group in missing for command in group.commands):
-        wanted[no_deps].append(requirement)
-    return " && ".join(f"{missing[0].commands[0][1]} {how}{' '.join(names)}" for how, names in wanted.items() if names)
+    commands = [command for packages in missing.values() for command in packages.values()]
+    wanted = {how: [command[3] for command in commands if command[2] == how] for how in ("", "--no-deps ")}
+    return " && ".join(f"{commands[0][1]} {how}{' '.join(names)}" for how, names in wanted.items() if names)
+
+
+# This machine: memory, GPU, compiler, launcher, disk.
+
+GIB = 2**30
+LITTLE_MEMORY = 4 * GIB
+"""A dump of 1,400 padded tokens with a vocabulary of 128,000 takes 2.5 to 3.7 GB in each worker, whatever the model."""
+LAUNCHER_SECONDS = 120.0
+
+_PROGRAM = "#include <Python.h>\n#include <omp.h>\nint actordbg_threads() { return omp_get_max_threads(); }\n"
+
+
+def gpus() -> list[str]:
+    """The names of the NVIDIA GPUs that the driver shows, without torch."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    done = run([tool, "--list-gpus"], timeout=20)
+    return [line.strip() for line in done.output.splitlines() if line.startswith("GPU ")] if done.code == 0 else []
+
+
+def gpu(found: list[str]) -> Check:
+    """What GPUs are there; none is fine."""
+    if not found:
+        return ok("gpu", "none: replays run on the CPU; no flash_attention_2, no DeepCompile")
+    names = sorted({line.partition(": ")[2].partition(" (UUID")[0] for line in found})
+    return ok("gpu", f"{len(found)} x {', '.join(names)}")
+
+
+def memory(meminfo: Path = Path("/proc/meminfo")) -> Check:
+    """How much memory is free for workers."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+        available = int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError, IndexError):
+        return ok("memory", f"unknown here; {cores} CPU cores")
+    text = f"{available / GIB:.1f} GiB available, {cores} CPU cores"
+    if available < LITTLE_MEMORY:
+        return warn("memory", text, "close something, or replay small inputs: --where 'batch_size*seq_len < 1000'")
+    return ok("memory", text)
+
+
+def compiler(env: Environment) -> Check:
+    """Whether a C++ compiler can build what torch.compile generates: it needs Python's headers and OpenMP."""
+    name = os.environ.get("CXX") or "g++"
+    found = shutil.which(name)
+    if found is None:
+        detail = f"no {name}: replay --compile needs a C++ compiler"
+        return warn("compiler", detail, "install g++ (Debian: apt install g++), or set CXX")
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "probe.cpp"
+        source.write_text(_PROGRAM, encoding="utf-8")
+        command = [found, "-shared", "-fPIC", "-fopenmp", f"-I{env.include}", str(source), "-o", f"{folder}/probe.so"]
+        done = run(command, timeout=60)
+    if done.code == 0:
+        return ok("compiler", f"{found} builds with Python.h and OpenMP")
+    error = next((line for line in done.output.splitlines() if "error" in line), done.last_words)
+    remedy = "install Python's headers (Debian: apt install python3-dev)" if "Python.h" in error else "check the compiler"
+    return warn("compiler", f"{found} cannot build what torch.compile generates: {error.strip()}", remedy)
+
+
+def launcher(env: Environment) -> Check:
+    """Whether the deepspeed launcher is there and starts."""
+    if not env.versions.get("deepspeed"):
+        detail = "deepspeed is not installed; replay --backend deepspeed needs it"
+        return warn("deepspeed launcher", detail, "replay with --backend plain, or install deepspeed")
+    script = Path(env.scripts) / "deepspeed"
+    command = [str(script)] if script.is_file() else [env.python, "-m", "deepspeed.launcher.runner"]
+    try:
+        done = run([*command, "--help"], LAUNCHER_SECONDS)
+    except OSError as error:
+        return bad("deepspeed launcher", f"{script}: {error.strerror}", "reinstall deepspeed; its first line names a Python")
+    if done.code == 0:
+        return ok("deepspeed launcher", str(script) if script.is_file() else " ".join(command[1:]))
+    how = f"no end in {LAUNCHER_SECONDS:.0f} s" if done.code is None else f"exit code {done.code}: {done.last_words}"
+    return bad("deepspeed launcher", f"does not start, {how}", "run `deepspeed --help`; reinstall deepspeed after torch")
+
+
+def disk(root: Path, floor: int) -> Check:
+    """Room where the store is or will be; `floor` is the free space in bytes below which capture drops dumps."""
+    place = next(path for path in (root, *root.parents) if path.is_dir())
+    free = shutil.disk_usage(place).free
+    text = f"{free / GIB:.1f} GiB free in {place}"
+    if free < floor:
+        detail = f"{text}, below the floor of {floor / GIB:.1f} GiB: capture drops every dump"
+        return warn("disk", detail, "make room, name another disk with --store, or lower `dump enable --free-floor`")
+    return ok("disk", text)
+
+
+# What actordbg itself left on this machine.
+
+PRIVATE = 0o077
+"""Permission bits that nobody but the owner should have on a store: dumps hold training data."""
+
+
+def on_this_machine(env: Environment, store: Store) -> Iterator[Check]:
+    """Check store, disk, catalog, dump switch, settings of replays and patch, in this order. An error of ours is a bad check."""
+    looks: dict[str, Callable[[], Check | None]] = {
+        "store": lambda: _store(store), "disk": lambda: disk(store.root, _floor(store)), "catalog": lambda: _catalog(store),
+        "dumping": lambda: _control(store), "settings file": _file, "replay settings": _settings,
+        "patch": lambda: _patch(env, store),
+    }  # fmt: skip
+    for name, look in looks.items():
+        try:
+            seen = look()
+        except ActordbgError as error:
+            seen = bad(name, error.message, error.hint)
+        if seen is not None:
+            yield seen
+
+
+def _file() -> Check | None:
+    """The actordbg.toml that commands in this folder use, and whose it is; nothing where there is none."""
+    path, named = find_file()
+    if path is None:
+        return None
+    owner = path.stat().st_uid
+    why = "ACTORDBG_CONFIG names it" if named else f"its folder is listed in {own_file()}"
+    return ok("settings file", f"{path}, {'yours' if is_own(owner) else f'of {name_of(owner)}: {why}'}")
+
+
+def _settings() -> Check | None:
+    """The environment variables that change what replays do; nothing where none is set."""
+    found = from_environment()
+    told = ", ".join(f"{source}={SETTINGS[name].typed(value)}" for name, (value, source) in found.items())
+    return ok("replay settings", f"from the environment: {told}") if found else None
+
+
+def _store(store: Store) -> Check:
+    if not store.exists() and not (store.root.is_dir() and any(store.root.glob("dumps/*/rank*"))):
+        return ok("store", f"none yet in {store.root}; the first dump makes it")
+    store.require()
+    if not os.access(store.root, os.W_OK | os.X_OK):
+        detail = f"{store.root} is not writable for you: commands that only read work"
+        return warn("store", detail, "for results name another store with --store DIR or ACTORDBG_STORE")
+    mode = store.root.stat().st_mode
+    if mode & PRIVATE:
+        detail = f"{store.root} has mode {mode & 0o777:o}: others can look at the dumps"
+        return warn("store", detail, f"chmod 700 {in_shell(str(store.root))}")
+    kind = engine.file_system(store.root)
+    return ok("store", f"{store.root}, format 1" + (f", on {kind}" if kind else ""))
+
+
+def _catalog(store: Store) -> Check:
+    path = store.catalog_path
+    if store.exists() and not engine.is_writable(path):
+        return ok("catalog", f"cannot be written here; reading commands keep one in {next(private_catalog.places(store))}")
+    found = migrate.revision(path)
+    if found is None:
+        return ok("catalog", "none yet; the first command that reads dumps makes it")
+    if migrate.earlier(path):
+        return warn("catalog", f"revision {found}, of an earlier actordbg", "any reading command rebuilds it: actordbg index")
+    return ok("catalog", f"revision {found}, up to date; journal {engine.journal_mode(path)}")
+
+
+def _control(store: Store) -> Check:
+    if os.environ.get("ACTORDBG_DISABLE", "") not in ("", "0"):
+        return warn("dumping", "ACTORDBG_DISABLE is set: jobs started from this shell do not capture", "unset ACTORDBG_DISABLE")
+    control = read_control(store)
+    if control is None or not control.enabled:
+        return ok("dumping", "disabled")
+    return ok("dumping", f"enabled since {control.since}, run {control.run}")
+
+
+def _floor(store: Store) -> int:
+    with contextlib.suppress(ActordbgError):
+        if control := read_control(store):
+            return control.free_floor_bytes
+    return DEFAULT_FREE_FLOOR
+
+
+def _patch(env: Environment, store: Store) -> Check:
+    if not env.versions.get(TRAINER.package):
+        return warn("patch", f"no {TRAINER.package} here to patch", "doctor --python EXE examines the training environment")
+    status = inspect_target(find_target(None if env.own else Path(env.python)), store)
+    if status.state is State.CLEAN:
+        return ok("patch", f"clean, not patched: {status.file}")
+    if status.state is State.OVERWRITTEN:
+        return warn("patch", f"{status.reason}: {status.file}", "run `actordbg patch` again")
+    if status.state is State.UNSUPPORTED:
+        oldest, newest = (".".join(map(str, version)) for version in (TRAINER.oldest, TRAINER.newest))
+        remedy = f"{TRAINER.name} {oldest} to {newest} have an Actor that can be patched"
+        return bad("patch", f"{status.file}: {status.reason}", remedy)
+    if status.state is State.EDITED:
+        return warn("patch", f"{status.reason}: {status.file}", "`actordbg unpatch` keeps the edit and takes the hook away")
+    if status.hooked is False:
+        return bad("patch", f"patched, but the interpreter does not see it: {status.file}", "run `actordbg patch` for the reason")
+    if status.store and Path(status.store) != store.root:
+        remedy = f"actordbg --store {in_shell(str(status.store))} ..."
+        return warn("patch", f"patched, capturing into another store: {status.store}", remedy)
+    return ok("patch", f"patched: {status.file}")

@@ -1,51 +1,157 @@
-"""Python and the packages of the examined interpreter, beside the versions that are known to work together.
+"""The examined interpreter: Python and its packages, beside the versions that are known to work together; and `Check`, what
+doctor says of each thing that it looked at.
 
 The packages are read from their metadata: nothing is imported. `constraints.txt` pins the same versions; a test holds them equal.
 Another version is a warning that says so, never an error. What is known about particular versions stands in `TRAPS`.
+Other processes are asked with an end in sight (`run`, `ask`): what hangs is killed, with all that it started.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import json
+import os
+import queue
 import re
-from collections.abc import Iterator
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from pathlib import Path
+from typing import Any, Literal
 
 import actordbg
 from actordbg.base.errors import EnvironmentProblem
 from actordbg.base.foreign_text import in_shell
-from actordbg.doctor.check import Check, Ended, Environment, ask, bad, ok, warn
+from actordbg.base.owners import NOT_FROM_HERE
+from actordbg.install import target_probe as probe
 from actordbg.trainers.fitting import Fit, fits
 from actordbg.trainers.trainer import TRAINER
+
+
+@dataclass(frozen=True)
+class Check:
+    """What was looked at, how it stands, what was seen, and (unless it is fine) what to do.
+
+    ok: fine. warn: works, or only a part that you may not need does not. bad: something you asked for will fail.
+    """
+
+    name: str
+    status: Literal["ok", "warn", "bad"]
+    detail: str
+    remedy: str = ""
+
+
+def ok(name: str, detail: str) -> Check:
+    """It is fine."""
+    return Check(name, "ok", detail)
+
+
+def warn(name: str, detail: str, remedy: str) -> Check:
+    """It may matter."""
+    return Check(name, "warn", detail, remedy)
+
+
+def bad(name: str, detail: str, remedy: str) -> Check:
+    """It makes something fail."""
+    return Check(name, "bad", detail, remedy)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The examined interpreter: versions by distribution name (None: not installed), where headers and scripts are."""
+
+    python: str
+    python_version: tuple[int, ...]
+    versions: dict[str, str | None]
+    include: str
+    scripts: str
+
+    @property
+    def own(self) -> bool:
+        """Whether this is the interpreter that doctor itself runs on."""
+        return self.python == sys.executable
+
+    def pip(self, *requirements: str) -> str:
+        """The command that installs `requirements` here."""
+        return f"{'python' if self.own else in_shell(self.python)} -m pip install {' '.join(requirements)}"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a child ended: its exit code (negative: the signal that killed it; None: it was killed for taking too long)."""
+
+    code: int | None
+    output: str
+
+    @property
+    def last_words(self) -> str:
+        """The last line that it printed."""
+        lines = [line.strip() for line in self.output.splitlines() if line.strip()]
+        return lines[-1] if lines else "no output"
+
+
+def run(command: Sequence[str], timeout: float) -> Ended:
+    """Run a command to its end; OSError if it cannot be started."""
+    with tempfile.TemporaryFile("w+", errors="replace") as out:
+        with _started(command, out, out) as child:
+            try:
+                code: int | None = child.wait(timeout)
+            except subprocess.TimeoutExpired:
+                code = None
+        out.seek(0)
+        return Ended(code, out.read())
+
+
+def ask(python: str, question: Sequence[str], timeout: float) -> Iterator[dict[str, Any] | Ended]:
+    """The probe's answers as they come, each within `timeout` seconds of the one before; an Ended comes last."""
+    command = [python, "-c", Path(probe.__file__).read_text(encoding="utf-8"), *question]
+    with tempfile.TemporaryFile("w+", errors="replace") as err:
+        with _started(command, subprocess.PIPE, err) as child:
+            assert child.stdout is not None
+            lines: queue.Queue[str | None] = queue.Queue()
+            reading = itertools.chain(child.stdout, (None,))
+            threading.Thread(target=lambda: [*map(lines.put, reading)], daemon=True).start()
+            code: int | None = None
+            with contextlib.suppress(queue.Empty, subprocess.TimeoutExpired):
+                while (line := lines.get(timeout=timeout)) is not None:
+                    if line.startswith(probe.MARK):
+                        yield json.loads(line.removeprefix(probe.MARK))
+                code = child.wait(timeout)
+        err.seek(0)
+        yield Ended(code, err.read())
+
+
+@contextlib.contextmanager
+def _started(command: Sequence[str], out: Any, err: Any) -> Iterator[subprocess.Popen[str]]:
+    """A child in a session of its own; whatever is left of it is killed at the end of the block."""
+    child = subprocess.Popen(
+        command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, text=True, errors="replace", start_new_session=True,
+        env=os.environ | NOT_FROM_HERE,
+    )  # fmt: skip
+    try:
+        yield child
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        if child.stdout is not None:
+            child.stdout.close()
+
 
 PYTHON = ((3, 10), (3, 12))
 """Oldest and newest Python that actordbg is tested with."""
 KNOWN_PYTHON = "3.11"
 FACTS_SECONDS = 60.0
-
-
-class Need(str, Enum):
-    """What does not work without a package."""
-
-    CAPTURE = "capture"
-    DESK = "the command line"
-    REPLAY = "replay"
-    TRAINING = f"training with {TRAINER.name}"
-
-
-@dataclass(frozen=True)
-class Package:
-    """A distribution, the version that is known to be good (None: any), and what needs it."""
-
-    name: str
-    version: str | None
-    need: Need
-
-
-_VERSIONS: dict[Need, dict[str, str | None]] = {
-    Need.CAPTURE: dict.fromkeys(("zstandard", "safetensors")),
-    Need.DESK: dict.fromkeys(("typer", "rich", "sqlmodel", "sqlglot", "msgspec", "numpy", "bottle")),
-    Need.REPLAY: {
+DESK, REPLAY, TRAINING = "the command line", "replay", f"training with {TRAINER.name}"
+PACKAGES: dict[str, dict[str, str | None]] = {
+    "capture": dict.fromkeys(("zstandard", "safetensors")),
+    DESK: dict.fromkeys(("typer", "rich", "sqlmodel", "sqlglot", "msgspec", "numpy", "bottle")),
+    REPLAY: {
         "torch": "2.13.0",
         TRAINER.package: TRAINER.known_version,
         "deepspeed": "0.19.6",
@@ -55,9 +161,10 @@ _VERSIONS: dict[Need, dict[str, str | None]] = {
         "pylatexenc": "2.11",
         "torchdata": "0.11.0",
     },
-    Need.TRAINING: {"accelerate": "1.15.0", "ray": "2.55.0", "datasets": "5.2.0", "optree": "0.20.0"},
+    TRAINING: {"accelerate": "1.15.0", "ray": "2.55.0", "datasets": "5.2.0", "optree": "0.20.0"},
 }
-PACKAGES = tuple(Package(name, version, need) for need, versions in _VERSIONS.items() for name, version in versions.items())
+"""By what does not work without them: distributions, and the versions that are known to be good (None: any)."""
+KNOWN_GOOD = {name: version for versions in PACKAGES.values() for name, version in versions.items()}
 
 OTHERS = ("flash-attn", "vllm", "debugpy", "actordbg")
 """Packages whose versions are asked for too."""
@@ -79,8 +186,7 @@ MODULE_OF = {"PIL": "pillow", "flash_attn": "flash-attn", "yaml": "pyyaml", "ski
 def requirement(module: str) -> str:
     """What to give pip for a missing module: the distribution, at its known-good version where there is one."""
     name = MODULE_OF.get(module, module)
-    version = next((package.version for package in PACKAGES if package.name == name), None)
-    return f"{name}=={version}" if version else name
+    return f"{name}=={KNOWN_GOOD[name]}" if KNOWN_GOOD.get(name) else name
 
 
 def release(version: str) -> tuple[int, ...]:
@@ -91,9 +197,8 @@ def release(version: str) -> tuple[int, ...]:
 
 def examined(python: str) -> Environment:
     """Ask an interpreter for the facts; EnvironmentProblem if it does not answer."""
-    names = [package.name for package in PACKAGES] + list(OTHERS)
     try:
-        answer = next(ask(python, ["facts", *names], FACTS_SECONDS))
+        answer = next(ask(python, ["facts", *KNOWN_GOOD, *OTHERS], FACTS_SECONDS))
     except OSError as error:
         raise EnvironmentProblem(f"{python} cannot be run: {error.strerror}", hint="name a Python with --python") from None
     if isinstance(answer, Ended):
@@ -102,55 +207,46 @@ def examined(python: str) -> Environment:
 
 
 def check(env: Environment) -> Iterator[Check]:
-    """Python's version, then every package, then flash-attn."""
-    yield _python(env)
-    yield _actordbg(env)
-    for package in PACKAGES:
-        if env.own or package.need is not Need.DESK:
-            yield _package(env, package)
-    if env.versions.get("ray"):
-        yield _debugger(env)
-    if env.own and env.versions.get("torch"):
-        yield from (adapter_check(one) for one in fits() if one.there or one.differs)
-
-
-def _python(env: Environment) -> Check:
+    """Python's version, then every package, then adapters."""
     text = f"{'.'.join(map(str, env.python_version))} ({env.python})"
     oldest, newest = PYTHON
     if env.python_version[:2] < oldest:
-        return bad("python", text, f"use Python {oldest[0]}.{oldest[1]} or newer; {KNOWN_PYTHON} is known to be good")
-    if env.python_version[:2] > newest:
-        return warn("python", f"{text}, newer than what was tested", f"Python {KNOWN_PYTHON} is known to be good")
-    return ok("python", text)
-
-
-def _actordbg(env: Environment) -> Check:
+        remedy = f"use Python {oldest[0]}.{oldest[1]} or newer; {KNOWN_PYTHON} is known to be good"
+        yield bad("python", text, remedy)
+    elif env.python_version[:2] > newest:
+        yield warn("python", f"{text}, newer than what was tested", f"Python {KNOWN_PYTHON} is known to be good")
+    else:
+        yield ok("python", text)
     mine = actordbg.__version__
     theirs = mine if env.own else env.versions.get("actordbg")
     if theirs == mine:
-        return ok("actordbg", mine)
-    detail = f"{theirs} there, {mine} here" if theirs else "not installed there: a patched actor.py could not capture"
-    return warn("actordbg", detail, env.pip(f"actordbg=={mine}"))
+        yield ok("actordbg", mine)
+    else:
+        detail = f"{theirs} there, {mine} here" if theirs else "not installed there: a patched actor.py could not capture"
+        yield warn("actordbg", detail, env.pip(f"actordbg=={mine}"))
+    for need, packages in PACKAGES.items():
+        if env.own or need != DESK:
+            yield from (_package(env, need, name, known) for name, known in packages.items())
+    if env.versions.get("ray"):
+        yield _debugger(env)
+    if env.own and env.versions.get("torch"):
+        yield from (adapter_check(fit) for fit in fits() if fit.there or fit.differs)
 
 
-def _package(env: Environment, package: Package) -> Check:
-    version = env.versions.get(package.name)
+def _package(env: Environment, need: str, name: str, known: str | None) -> Check:
+    version = env.versions.get(name)
     if version is None:
-        return _missing(env, package)
-    first_good, trap = TRAPS.get(package.name, ((), ""))
+        apart = name == TRAINER.package
+        remedy = env.pip(*["--no-deps"] * apart, requirement(name))
+        remedy += " (its flash-attn cannot be built without CUDA)" * apart
+        needs = "replay, check and actor init need it" if need == REPLAY else f"{need} needs it"
+        return (warn if need == TRAINING else bad)(name, f"not installed; {needs}", remedy)
+    first_good, trap = TRAPS.get(name, ((), ""))
     if release(version) < first_good:
-        return warn(package.name, f"{version}: {trap}", f"known good: {package.version}")
-    if package.version in (None, version.partition("+")[0]):
-        return ok(package.name, version)
-    return warn(package.name, f"{version}, not the version that was tested", f"known good: {package.version}")
-
-
-def _missing(env: Environment, package: Package) -> Check:
-    apart = package.name == TRAINER.package
-    remedy = env.pip(*["--no-deps"] * apart, requirement(package.name))
-    remedy += " (its flash-attn cannot be built without CUDA)" * apart
-    needs = "replay, check and actor init need it" if package.need is Need.REPLAY else f"{package.need.value} needs it"
-    return (warn if package.need is Need.TRAINING else bad)(package.name, f"not installed; {needs}", remedy)
+        return warn(name, f"{version}: {trap}", f"known good: {known}")
+    if known in (None, version.partition("+")[0]):
+        return ok(name, version)
+    return warn(name, f"{version}, not the version that was tested", f"known good: {known}")
 
 
 def adapter_check(fit: Fit) -> Check:

@@ -83,8 +83,22 @@ def make_call(signature: Signature, dump: Dump, vocab_size: int, device: torch.d
     Masks keep the dtype they were captured with. Raises Unsupported when the record cannot be replayed.
     """
     record, inputs = dump.record, dict(dump.inputs)
-    _require_replayable(record, inputs)
-    arguments = _scalars(signature, record)
+    if not record.replayable:
+        reasons = "; ".join(f"{name}: {why}" for name, why in record.extra.items()) or "no reason recorded"
+        raise Unsupported(f"the call could not be recorded whole ({reasons})", hint=_ANOTHER)
+    if "sequences" not in inputs:
+        raise Unsupported("the dump holds no sequences", hint=_ANOTHER)
+    from actordbg.formats.encoding import require_fit  # with numpy, which not every desk has
+
+    require_fit(inputs, hint=_ANOTHER)
+    arguments: dict[str, Any] = {}
+    for name, value in record.arguments.items():
+        if name == _GROUP or name.startswith(CONTEXT):
+            continue
+        if name in signature.names:
+            arguments[name] = value
+        elif value is not None and value is not False:
+            raise _unknown(name)
     notes = (*_ring(record, arguments, ring_group), *record.extra.values())
     ids = inputs["sequences"]
     inputs["sequences"] = fold_ids(ids, vocab_size)
@@ -156,30 +170,8 @@ def read_result(result: Any, mask: Tensor) -> tuple[Tensor, Tensor | None]:
     return log_probs, None if entropy is None else entropy[:, -mask.shape[1] :]
 
 
+_ANOTHER = "replay another dump of this run"
 _REPORT = "this version's forward is new to actordbg: please report it with `actordbg doctor`"
-
-
-def _require_replayable(record: DumpRecord, inputs: Mapping[str, Tensor]) -> None:
-    if not record.replayable:
-        reasons = "; ".join(f"{name}: {why}" for name, why in record.extra.items()) or "no reason recorded"
-        raise Unsupported(f"the call could not be recorded whole ({reasons})", hint="replay another dump of this run")
-    if "sequences" not in inputs:
-        raise Unsupported("the dump holds no sequences", hint="replay another dump of this run")
-    from actordbg.formats.encoding import require_fit  # with numpy, which not every desk has
-
-    require_fit(inputs, hint="replay another dump of this run")
-
-
-def _scalars(signature: Signature, record: DumpRecord) -> dict[str, Any]:
-    arguments: dict[str, Any] = {}
-    for name, value in record.arguments.items():
-        if name == _GROUP or name.startswith(CONTEXT):
-            continue
-        if name in signature.names:
-            arguments[name] = value
-        elif value is not None and value is not False:
-            raise _unknown(name)
-    return arguments
 
 
 def _ring(record: DumpRecord, arguments: dict[str, Any], ring_group: Any) -> tuple[str, ...]:

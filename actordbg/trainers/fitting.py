@@ -54,20 +54,19 @@ class Fit:
 
 def fits() -> list[Fit]:
     """Every adapter that can be named, by name; one that cannot be imported differs by that."""
-    return [_fit(name, place) for name, place in sorted(places().items())]
+    known = []
+    for name, place in sorted(places().items()):
+        try:
+            known.append(fit(installed(name), place))
+        except Unsupported as problem:
+            known.append(Fit(name, place, "", False, None, (), (), (problem.message,)))
+    return known
 
 
 def fit_of(named: str) -> Fit:
     """How the adapter of this name, or of `module:Class`, fits. Raises Unsupported as `of_user` does."""
     look_here()
     return fit(of_user(named), places().get(named, named))
-
-
-def _fit(name: str, place: str) -> Fit:
-    try:
-        return fit(installed(name), place)
-    except Unsupported as problem:
-        return Fit(name, place, "", False, None, (), (), (problem.message,))
 
 
 def fit(adapter: Adapter, place: str = "") -> Fit:

@@ -22,17 +22,14 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-Before = Callable[[], object]
-After = Callable[[ModuleType], object]
 
-
-def before_import(name: str, action: Before) -> None:
+def before_import(name: str, action: Callable[[], object]) -> None:
     """Call `action()` when `name` is first looked for. If it is imported already, nothing happens: it is too late."""
     if name not in sys.modules:
         _finder().before.setdefault(name, []).append(action)
 
 
-def after_import(name: str, action: After) -> None:
+def after_import(name: str, action: Callable[[ModuleType], object]) -> None:
     """Call `action(module)` right after `name` has run; now, if it is imported already."""
     module = sys.modules.get(name)
     if module is not None:
@@ -43,8 +40,8 @@ def after_import(name: str, action: After) -> None:
 
 class _WaitingFinder(MetaPathFinder):
     def __init__(self) -> None:
-        self.before: dict[str, list[Before]] = {}
-        self.after: dict[str, list[After]] = {}
+        self.before: dict[str, list[Callable[[], object]]] = {}
+        self.after: dict[str, list[Callable[[ModuleType], object]]] = {}
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         for action in self.before.pop(fullname, []):
@@ -86,14 +83,10 @@ def prepare_deepspeed() -> bool:
     if not getattr(torch.cuda, _MARK, False):
         setattr(torch.cuda, _MARK, True)
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-        after_import("deepspeed.ops", _without_shared_memory_operator)
+        # its collectives over gloo are enough; its C++ ones would be compiled in every fresh environment
+        after_import("deepspeed.ops", lambda ops: ops.__compatible_ops__.update(deepspeed_shm_comm=False))
         after_import("deepspeed.runtime.zero.partition_parameters", _waiting_for_each)
     return True
-
-
-def _without_shared_memory_operator(ops: Any) -> None:
-    """DeepSpeed's collectives over gloo are enough; its C++ ones would be compiled in every fresh environment."""
-    ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def _waiting_for_each(partition_parameters: Any) -> None:

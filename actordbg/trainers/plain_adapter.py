@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from actordbg.trainers import seam
-from actordbg.trainers.seam import Rows, Scores, Seam, counted_tokens, own_positions
+from actordbg.trainers.seam import TRAINER_STEP, NoPolicy, Rows, Scores, Seam, Unreadable, own_positions, step_of
 
 _READ = ("input_ids", "attention_mask", "labels", "position_ids", "cache_position", "logits_to_keep")
 
@@ -19,17 +18,31 @@ def _rows(call: Mapping[str, Any]) -> Rows | None:
     ids, mask, labels, model = call.get("input_ids"), call.get("attention_mask"), call.get("labels"), call["self"]
     if ids is None or call.get("past_key_values") is not None:
         return None
-    seam.require_policy(model)
-    seam.require_rows(model, ids, mask)
-    positions = own_positions(ids, call.get("position_ids"))
+    if getattr(model, "get_output_embeddings", lambda: True)() is None:
+        raise NoPolicy(f"{type(model).__name__} has no language head")
+    if not getattr(model, "can_generate", lambda: True)():
+        raise NoPolicy(f"{type(model).__name__} cannot generate: it is not a causal language model")
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        raise Unreadable("an encoder and a decoder have rows of their own")
+    if mask is not None and getattr(mask, "shape", None) != ids.shape:
+        raise Unreadable("its attention mask does not say of each token whether it is real")
+    positions, context, counted = own_positions(ids, call.get("position_ids")), {}, None
+    if positions is not None:  # transformers keeps packed rows apart only without a mask and without a cache
+        cached = call.get("use_cache")
+        if cached is None:
+            cached = model.config.use_cache and not (model.training and model.is_gradient_checkpointing)
+        context["rows_leak"] = bool(cached) or mask is not None
+    if labels is not None:  # those behind the first of each row that have a label and no padding before them: [B, S-1]
+        counted = labels[:, 1:] != -100
+        counted = counted if mask is None else counted & (mask[:, :-1] != 0)
     return Rows(
         model=model,
         sequences=ids,
         attention_mask=mask,
         positions=positions,
-        context={} if positions is None else {"rows_leak": seam.rows_leak(call)},
-        action_mask=counted_tokens(labels, mask),
-        step=seam.step_of(model),
+        context=context,
+        action_mask=counted,
+        step=step_of(model),
         more={name: one for name, one in call.items() if hasattr(one, "dim") and one.dim() and name not in _READ},
     )
 
@@ -48,6 +61,6 @@ class Plain:
             makes_model="self",
             takes=("input_ids", "labels"),
         ),
-        seam.TRAINER_STEP,
+        TRAINER_STEP,
         Seam(where="transformers.generation.utils:GenerationMixin.generate", rows=lambda call: None, silent=True),
     )

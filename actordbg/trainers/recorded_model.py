@@ -146,7 +146,14 @@ def recorded(
         except Exception as error:  # noqa: BLE001  # an adapter may raise anything, and the training goes on
             tell(f"{seam.where}: a call was not recorded: {describe(error)}")
             with contextlib.suppress(Exception):
-                _say_in_books(slot, seam, error)
+                recorder = slot.recorder
+                recorder.watch.start()
+                if (control := recorder.control) is not None:  # a model that is no policy is named, other calls count as dropped
+                    ledger = recorder.meet(slot, control).ledger
+                    if isinstance(error, NoPolicy):
+                        ledger.last_error, ledger.changed = str(error), True
+                    elif ledger.open(control, None)[1] is None:
+                        ledger.drop("error", f"{seam.where}: {describe(error)}")
             return None
 
     @functools.wraps(original)
@@ -170,18 +177,6 @@ def recorded(
 
     setattr(function, MARK, original)
     return function
-
-
-def _say_in_books(slot: hook.Slot, seam: Seam, error: Exception) -> None:
-    """While recording is on: a call that cannot be read counts as dropped, a model that is not a policy is named."""
-    recorder = slot.recorder
-    recorder.watch.start()
-    if (control := recorder.control) is not None:
-        ledger = recorder.meet(slot, control).ledger
-        if isinstance(error, NoPolicy):
-            ledger.last_error, ledger.changed = str(error), True
-        elif ledger.open(control, None)[1] is None:
-            ledger.drop("error", f"{seam.where}: {describe(error)}")
 
 
 def arguments_of(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

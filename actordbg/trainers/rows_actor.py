@@ -119,57 +119,6 @@ def unpacked_values(values: Tensor, kept: Tensor | None, shape: torch.Size) -> T
     return values.new_zeros(shape.numel()).index_put((kept,), values.flatten()).view(shape)
 
 
-_NAMES = frozenset(inspect.signature(RowsActor.forward).parameters) - {"self", "more"}
-
-
-class RowsActors:
-    """What builds and calls such Actors. See `actordbg.trainers.trainer.Actors` for what each member promises."""
-
-    actor_class = RowsActor
-
-    def prepare_process(self) -> None:
-        prepare_deepspeed()
-
-    def loads_checkpoint_dtype(self, dtype: str) -> bool:
-        return False
-
-    def build_actor(self, path: str, choices: Choices, ds_config: Mapping[str, Any] | None = None) -> RowsActor:
-        partitioning, trust = None, consent.is_given(choices.model)
-        if ds_config is not None and ds_config["zero_optimization"]["stage"] == 3:
-            from transformers.integrations.deepspeed import HfDeepSpeedConfig
-
-            partitioning = HfDeepSpeedConfig(dict(ds_config))
-        dtype = getattr(torch, DTYPES[choices.dtype])
-        model = model_class(path, trust).from_pretrained(
-            path, trust_remote_code=trust, attn_implementation=choices.attn, torch_dtype=dtype
-        )
-        model.config.use_cache = False
-        follow_adapters(model, {})
-        check(model, choices)
-        actor = self.actor_class(model, packing=choices.packing, temperature=choices.temperature)
-        actor.__dict__["partitioning"] = partitioning  # transformers looks at it as long as it lives
-        return actor
-
-    def make_call(self, actor: Any, dump: Dump, vocab_size: int, device: torch.device, ring_group: Any = None) -> ReplayedCall:
-        return make_call(Signature(_NAMES | {*dump.inputs}, multimodal=True), dump, vocab_size, device)
-
-    def strategy(self, choices: Choices, config: ReplayConfig, world_size: int, training: Any) -> RowsStrategy:
-        return RowsStrategy(choices, config, world_size, training)
-
-
-def model_class(path: str, trust: bool) -> Any:
-    """Return the class of transformers that loads the model at `path`: with or without images. trust: its own code may run."""
-    try:
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
-    except ImportError as error:
-        raise EnvironmentProblem(
-            f"transformers cannot be imported here: {error}",
-            hint="`actordbg doctor` says what is missing; pip install 'actordbg[replay]'",
-        ) from error
-    config = AutoConfig.from_pretrained(path, trust_remote_code=trust)
-    return AutoModelForCausalLM if getattr(config, "vision_config", None) is None else AutoModelForImageTextToText
-
-
 class RowsStrategy:
     """A DeepSpeed strategy. `ring_group`: this rank's process group for ring attention, None without."""
 
@@ -232,6 +181,59 @@ def _deepspeed() -> Any:
             f"DeepSpeed cannot be imported: {error}", hint="`--backend plain` and `--backend fsdp2` need no DeepSpeed"
         ) from error
     return deepspeed
+
+
+_NAMES = frozenset(inspect.signature(RowsActor.forward).parameters) - {"self", "more"}
+
+
+class RowsActors:
+    """What builds and calls such Actors; a trainer's own class has the same members (`actordbg.trainers.trainer.Actors`)."""
+
+    actor_class = RowsActor
+    strategy = staticmethod(RowsStrategy)
+
+    def prepare_process(self) -> None:
+        """Make this process ready to build Actors, with CUDA or without."""
+        prepare_deepspeed()
+
+    def loads_checkpoint_dtype(self, dtype: str) -> bool:
+        """Say whether the Actor gets `dtype` only by loading the checkpoint in its own."""
+        return False
+
+    def build_actor(self, path: str, choices: Choices, ds_config: Mapping[str, Any] | None = None) -> RowsActor:
+        """Build an Actor of the model at `path`, checked against `choices`. `ds_config` of ZeRO-3 partitions what is loaded."""
+        partitioning, trust = None, consent.is_given(choices.model)
+        if ds_config is not None and ds_config["zero_optimization"]["stage"] == 3:
+            from transformers.integrations.deepspeed import HfDeepSpeedConfig
+
+            partitioning = HfDeepSpeedConfig(dict(ds_config))
+        dtype = getattr(torch, DTYPES[choices.dtype])
+        model = model_class(path, trust).from_pretrained(
+            path, trust_remote_code=trust, attn_implementation=choices.attn, torch_dtype=dtype
+        )
+        model.config.use_cache = False
+        follow_adapters(model, {})
+        check(model, choices)
+        actor = self.actor_class(model, packing=choices.packing, temperature=choices.temperature)
+        actor.__dict__["partitioning"] = partitioning  # transformers looks at it as long as it lives
+        return actor
+
+    def make_call(self, actor: Any, dump: Dump, vocab_size: int, device: torch.device, ring_group: Any = None) -> ReplayedCall:
+        """Make the captured call for this Actor. Raises Unsupported where it cannot be made."""
+        return make_call(Signature(_NAMES | {*dump.inputs}, multimodal=True), dump, vocab_size, device)
+
+
+def model_class(path: str, trust: bool) -> Any:
+    """Return the class of transformers that loads the model at `path`: with or without images. trust: its own code may run."""
+    try:
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"transformers cannot be imported here: {error}",
+            hint="`actordbg doctor` says what is missing; pip install 'actordbg[replay]'",
+        ) from error
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust)
+    return AutoModelForCausalLM if getattr(config, "vision_config", None) is None else AutoModelForImageTextToText
 
 
 ROWS = RowsActors()

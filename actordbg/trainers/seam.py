@@ -113,11 +113,6 @@ def images(call: Mapping[str, Any]) -> dict[str, Any]:
     return {name: call[name] for name in IMAGES if call.get(name) is not None}
 
 
-def no_scores(output: Any) -> Scores:
-    """For a function that returns no log-probs."""
-    return Scores()
-
-
 @dataclass(frozen=True)
 class Seam:
     """One function of a trainer. needs: names of arguments that `rows` reads; without one of them nothing is recorded.
@@ -133,7 +128,7 @@ class Seam:
 
     where: str
     rows: Callable[[Mapping[str, Any]], Rows | None]
-    result: Callable[[Any], Scores] = no_scores
+    result: Callable[[Any], Scores] = lambda output: Scores()  # for a function that returns no log-probs
     needs: tuple[str, ...] = ()
     makes_model: str = ""
     takes: tuple[str, ...] = ()
@@ -187,38 +182,6 @@ def step_of(model: Any) -> int | None:
     return None if trainer is None else trainer.state.global_step
 
 
-def require_policy(model: Any) -> None:
-    """NoPolicy for a model of transformers that is not a causal language model."""
-    if getattr(model, "get_output_embeddings", lambda: True)() is None:
-        raise NoPolicy(f"{type(model).__name__} has no language head")
-    if not getattr(model, "can_generate", lambda: True)():
-        raise NoPolicy(f"{type(model).__name__} cannot generate: it is not a causal language model")
-
-
-def require_rows(model: Any, ids: Any, mask: Any) -> None:
-    """Unreadable for a call that no replay of rows can make again. ids: [B, S]; mask: of the same shape, or None."""
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        raise Unreadable("an encoder and a decoder have rows of their own")
-    if mask is not None and getattr(mask, "shape", None) != ids.shape:
-        raise Unreadable("its attention mask does not say of each token whether it is real")
-
-
 def own_positions(ids: Any, positions: Any) -> Any:
     """Return the positions [B, S], which may tell packed rows apart: those [1, S] are every row's. None for others."""
     return positions.expand(ids.shape) if positions is not None and positions.shape in (ids.shape, (1, *ids.shape[1:])) else None
-
-
-def rows_leak(call: Mapping[str, Any]) -> bool:
-    """Whether packed rows of this call see each other: transformers keeps them apart only without a mask and without a cache."""
-    model, cached = call["self"], call.get("use_cache")
-    if cached is None:
-        cached = model.config.use_cache and not (model.training and model.is_gradient_checkpointing)
-    return bool(cached) or call.get("attention_mask") is not None
-
-
-def counted_tokens(labels: Any, mask: Any) -> Any:
-    """The tokens behind the first of each row that have a label and no padding before them: [B, S-1]. None without labels."""
-    if labels is None:
-        return None
-    counted = labels[:, 1:] != -100
-    return counted if mask is None else counted & (mask[:, :-1] != 0)

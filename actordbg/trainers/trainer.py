@@ -21,21 +21,15 @@ a member needs (torch, the trainer) it imports when it is called: training proce
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from actordbg.trainers.openrlhf.adapter import OpenRlhf
 
 if TYPE_CHECKING:
-    import torch
-
-    from actordbg.config.choices import Choices
-    from actordbg.config.replay_config import ReplayConfig
-    from actordbg.store.payload import Dump
-    from actordbg.trainers.captured_call import ReplayedCall
     from actordbg.trainers.openrlhf.demo_programs import DemoProgram
+    from actordbg.trainers.rows_actor import RowsActors
 
 
 @dataclass(frozen=True)
@@ -66,28 +60,8 @@ class SftOrder:
     gradient_checkpointing: bool = False
 
 
-class Actors(Protocol):
-    """How Actors are built and called: a trainer's own, or those of the rows alone (`actordbg.trainers.rows_actor`)."""
-
-    def prepare_process(self) -> None:
-        """Make this process ready to build Actors, with CUDA or without."""
-
-    def loads_checkpoint_dtype(self, dtype: str) -> bool:
-        """Whether the Actor gets `dtype` only by loading the checkpoint in its own."""
-
-    def build_actor(self, path: str, choices: Choices, ds_config: Mapping[str, Any] | None = None) -> Any:
-        """An Actor of the model at `path`, checked against `choices`. A `ds_config` of ZeRO stage 3 partitions what is loaded."""
-
-    def make_call(self, actor: Any, dump: Dump, vocab_size: int, device: torch.device, ring_group: Any = None) -> ReplayedCall:
-        """The captured call for this Actor. Raises Unsupported where it cannot be made."""
-
-    def strategy(self, choices: Choices, config: ReplayConfig, world_size: int, training: Any) -> Any:
-        """The DeepSpeed strategy for this replay (`actordbg.trainers.rows_actor.RowsStrategy` says what one has).
-
-        training: how weights are stepped (`actordbg.actor.backends.training.Training`).
-        """
-
-
+Actors: TypeAlias = "OpenRlhf | RowsActors"
+"""How Actors are built and called: a trainer's own, or those of the rows alone; `RowsActors` says what each member promises."""
 Program: TypeAlias = "DemoProgram"
 """A real training for the demo, small enough for a laptop."""
 TRAINER = OpenRlhf()

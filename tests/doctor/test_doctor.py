@@ -6,7 +6,8 @@ import contextlib
 import json
 import re
 import sqlite3
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -19,94 +20,130 @@ from typer.testing import CliRunner
 from actordbg.base.errors import EnvironmentProblem
 from actordbg.capture.control import Control, write_control
 from actordbg.catalog import migrate
-from actordbg.cli import doctor as command
-from actordbg.cli.doctor import render
+from actordbg.cli import patch as command
+from actordbg.cli.patch import render
 from actordbg.doctor import checkup
 from actordbg.doctor import python_environment as environment
-from actordbg.doctor import store_check as machine
-from actordbg.doctor.check import Check, Level, bad, ok, warn
-from actordbg.doctor.python_environment import examined
+from actordbg.doctor.python_environment import Check, bad, examined, ok, warn
 from actordbg.install import trailer
 from actordbg.store.layout import Store
 from actordbg.trainers.trainer import TRAINER
 
 
+@dataclass
+class Here:
+    """An environment in which everything is known to be good, and a store; its programs stand before those of the machine."""
+
+    python: FakePython
+    store: Store
+    programs: Path
+    monkeypatch: pytest.MonkeyPatch
+
+    @property
+    def actor(self) -> Path:
+        return self.python.site / "openrlhf" / "models" / "actor.py"
+
+    def program(self, name: str, text: str) -> None:
+        (self.programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (self.programs / name).chmod(0o755)
+
+    def checks(self) -> dict[str, Check]:
+        """Everything that takes no seconds, by name."""
+        return {check.name: check for check in checkup.examine(self.store, str(self.python.executable), quick=True)}
+
+    def imports(self, gpus: int = 0, timeout: float = 30.0) -> dict[str, Check]:
+        """The import checks, by module."""
+        env = examined(str(self.python.executable))
+        return {check.name.removeprefix("import "): check for check in checkup.imports(env, gpus, timeout)}
+
+    def catalog(self, revision: str) -> None:
+        migrate.ensure(self.store)
+        with contextlib.closing(sqlite3.connect(self.store.catalog_path)) as connection, connection:
+            connection.execute("UPDATE alembic_version SET version_num = ?", (revision,))
+
+
 @pytest.fixture
-def python(tmp_path: Path) -> FakePython:
-    """An environment in which everything is known to be good."""
-    return known_good_python(tmp_path / "env")
+def here(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> Here:
+    made = Here(known_good_python(tmp_path / "env"), store, tmp_path / "env", monkeypatch)
+    made.program("g++", "exit 0")
+    monkeypatch.setenv("PATH", f"{made.programs}:/usr/bin:/bin")
+    monkeypatch.delenv("CXX", raising=False)
+    return made
 
 
-def imports(python: FakePython, gpus: int = 0, timeout: float = 30.0) -> dict[str, Check]:
-    """The import checks, by module."""
-    env = examined(str(python.executable))
-    return {check.name.removeprefix("import "): check for check in checkup.imports(env, gpus, timeout)}
-
-
-def packages(python: FakePython) -> dict[str, Check]:
-    """The checks of Python and its packages, by name."""
-    return {check.name: check for check in environment.check(examined(str(python.executable)))}
-
-
-def quick(python: FakePython, store: Store) -> dict[str, Check]:
-    """Everything that takes no seconds, by name."""
-    return {check.name: check for check in checkup.examine(store, str(python.executable), quick=True)}
-
-
-def test_every_dependency_of_the_package_is_examined():
+def test_every_dependency_of_the_package_is_examined_and_known_good_is_what_is_pinned():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     required = {re.split(r"[<>=\[;]", line)[0] for line in project["dependencies"] if "python_version" not in line}
-    here = (environment.Need.CAPTURE, environment.Need.DESK)
-    assert {package.name for package in environment.PACKAGES if package.need in here} == required
-
-
-def test_the_known_good_versions_are_the_pinned_ones():
+    assert environment.PACKAGES["capture"].keys() | environment.PACKAGES[environment.DESK].keys() == required
     pinned = dict(re.findall(r"^([A-Za-z0-9_.-]+)(?:\[.*\])?==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
-    known = {package.name: package.version for package in environment.PACKAGES if package.version}
-    differing = {name: (version, pinned[name]) for name, version in known.items() if name in pinned and pinned[name] != version}
-    assert differing == {}
-    assert len(known.keys() & pinned.keys()) >= 8
+    known = {name: version for name, version in environment.KNOWN_GOOD.items() if version and name in pinned}
+    assert len(known) >= 8 and known == {name: pinned[name] for name in known}
 
 
-def test_nothing_is_bad_where_everything_is_known_to_be_good(python: FakePython, store: Store):
-    checks = quick(python, store)
-    assert {name for name, check in checks.items() if check.status is Level.BAD} == set()
-    assert checks["torch"] == ok("torch", "2.13.0")
+def test_nothing_is_bad_where_everything_is_known_to_be_good(here: Here):
+    checks, imports = here.checks(), here.imports()
+    assert {name for name, check in checks.items() if check.status == "bad"} == set() and checks["torch"] == ok("torch", "2.13.0")
     assert checkup.exit_code(checks.values()) == 0
+    assert list(imports) == ["torch", *TRAINER.modules] and {check.status for check in imports.values()} == {"ok"}
 
 
-def test_every_module_that_matters_is_imported(python: FakePython):
-    checks = imports(python)
-    assert list(checks) == ["torch", *TRAINER.modules]
-    assert {check.status for check in checks.values()} == {Level.OK}
+def installed(package: str, version: str) -> Callable[[Here], object]:
+    return lambda here: here.python.install(package, version)
 
 
-@pytest.mark.parametrize(
-    ("package", "version", "level", "told"),
-    [
-        ("transformers", "5.23.0", Level.WARN, "known good: 5.15.0"),
-        ("transformers", "4.52.4", Level.WARN, "silently wrong"),
-        ("torch", "2.13.0+cpu", Level.OK, "2.13.0+cpu"),
-        ("torch", None, Level.BAD, "replay, check and actor init need it"),
-        ("zstandard", None, Level.BAD, "capture needs it"),
-        ("pylatexenc", None, Level.BAD, "-m pip install pylatexenc==2.11"),
-        ("debugpy", None, Level.WARN, "-m pip install 'debugpy>=1.8.22', here and on every node of the cluster"),
-        ("debugpy", "1.8.2", Level.WARN, "above the frames that failed"),
-        ("debugpy", "1.8.22", Level.OK, "1.8.22"),
-    ],
-)
-def test_a_package_is_judged_by_its_version(python: FakePython, package: str, version: str | None, level: Level, told: str):
-    if version:
-        python.install(package, version)
-    elif package != "debugpy":
-        python.uninstall(package)
-    check = packages(python)[package]
-    assert check.status is level and told in check.detail + check.remedy
+def without(package: str) -> Callable[[Here], object]:
+    return lambda here: here.python.uninstall(package)
 
 
-def test_debugpy_is_looked_for_where_ray_is(python: FakePython):
-    python.uninstall("ray")
-    assert "debugpy" not in packages(python)
+def with_gpu(here: Here) -> None:
+    here.program("nvidia-smi", "echo 'GPU 0: H100 (UUID: GPU-1)'")
+
+
+def patched(into: str) -> Callable[[Here], object]:
+    return lambda here: here.actor.write_bytes(trailer.append(here.actor.read_bytes(), into or str(here.store.root)))
+
+
+NO_HEADERS = "echo 'probe.cpp:1:10: fatal error: Python.h: No such file' >&2; exit 1"
+ON = Control(enabled=True, run="r", since="2026-01-01T00:00:00.000000Z")
+FINDINGS: list[tuple[Callable[[Here], object], str, str, str]] = [
+    (installed("transformers", "5.23.0"), "transformers", "warn", "known good: 5.15.0"),
+    (installed("transformers", "4.52.4"), "transformers", "warn", "silently wrong"),
+    (installed("torch", "2.13.0+cpu"), "torch", "ok", "2.13.0+cpu"),
+    (without("torch"), "torch", "bad", "replay, check and actor init need it"),
+    (without("zstandard"), "zstandard", "bad", "capture needs it"),
+    (without("pylatexenc"), "pylatexenc", "bad", "-m pip install pylatexenc==2.11"),
+    (without("debugpy"), "debugpy", "warn", "-m pip install 'debugpy>=1.8.22', here and on every node of the cluster"),
+    (installed("debugpy", "1.8.2"), "debugpy", "warn", "above the frames that failed"),
+    (installed("debugpy", "1.8.22"), "debugpy", "ok", "1.8.22"),
+    (without("flash-attn"), "flash-attn", "ok", "not needed without a GPU"),
+    (installed("flash-attn", "2.8.0"), "flash-attn", "warn", "but no GPU"),
+    (with_gpu, "flash-attn", "warn", "--attn flash_attention_2 needs it"),
+    (with_gpu, "gpu", "ok", "1 x H100"),
+    (lambda here: here.monkeypatch.setenv("CXX", "/no/compiler"), "compiler", "warn", "--compile"),
+    (lambda here: here.program("g++", NO_HEADERS), "compiler", "warn", "python3-dev"),
+    (lambda here: None, "compiler", "ok", "builds with Python.h"),
+    (lambda here: here.store.root.chmod(0o755), "store", "warn", "others can look at the dumps"),
+    (lambda here: here.store.format_path.write_text('{"format": 99}'), "store", "bad", "upgrade"),
+    (lambda here: here.catalog(migrate.HEAD), "catalog", "ok", "up to date"),
+    (lambda here: here.catalog("0000"), "catalog", "warn", "of an earlier actordbg"),
+    (lambda here: here.catalog("9999"), "catalog", "bad", ""),
+    (lambda here: here.store.catalog_path.write_bytes(b"no database" * 100), "catalog", "bad", "index --rebuild"),
+    (lambda here: None, "dumping", "ok", "disabled"),
+    (lambda here: write_control(here.store, ON), "dumping", "ok", "enabled"),
+    (lambda here: here.store.control_path.write_text("{"), "dumping", "bad", ""),
+    (lambda here: here.monkeypatch.setenv("ACTORDBG_DISABLE", "1"), "dumping", "warn", "ACTORDBG_DISABLE"),
+    (lambda here: None, "patch", "ok", "clean"),
+    (patched(""), "patch", "ok", "patched"),
+    (patched("/another/store"), "patch", "warn", "into another store"),
+    (lambda here: here.actor.write_text("class Critic: pass\n"), "patch", "bad", "an Actor that can be patched"),
+]
+
+
+@pytest.mark.parametrize(("prepare", "name", "status", "told"), FINDINGS)
+def test_what_is_found(here: Here, prepare: Callable[[Here], object], name: str, status: str, told: str):
+    prepare(here)
+    check = here.checks()[name]
+    assert check.status == status and told in f"{check.detail} {check.remedy}"
 
 
 DIES = "import os, sys\nsys.stderr.write('libcuda is broken')\nsys.stderr.flush()\nos._exit(3)\n"
@@ -114,71 +151,40 @@ CATCHES = "try:\n    import einops\nexcept ImportError as e:\n    raise RuntimeE
 
 
 @pytest.mark.parametrize(
-    ("module", "text", "level", "told"),
+    ("module", "text", "status", "told"),
     [
-        ("openrlhf.models.actor", CATCHES, Level.BAD, ("No module named 'einops'", "actor.py:2", "pip install einops==0.8.2")),
-        ("openrlhf.models.actor", "from transformers import gone\n", Level.BAD, ("transformers==5.15.0",)),
-        ("openrlhf.cli.train_ppo_ray", "import vllm\n", Level.WARN, ("needs vllm", "pip install vllm")),
-        ("openrlhf.trainer.sft_trainer", "import time\ntime.sleep(600)\n", Level.BAD, ("no end in",)),
-        ("openrlhf.utils.deepspeed", "import os\nos.kill(os.getpid(), 9)\n", Level.BAD, ("signal 9",)),
-        ("openrlhf.utils.deepspeed", DIES, Level.BAD, ("exit code 3): libcuda is broken",)),
-        ("openrlhf.cli.train_sft", "print('hello')\nraise SystemExit('a program')\n", Level.BAD, ("a program",)),
+        ("openrlhf.models.actor", CATCHES, "bad", ("No module named 'einops'", "actor.py:2", "pip install einops==0.8.2")),
+        ("openrlhf.models.actor", "from transformers import gone\n", "bad", ("transformers==5.15.0",)),
+        ("openrlhf.cli.train_ppo_ray", "import vllm\n", "warn", ("needs vllm", "pip install vllm")),
+        ("openrlhf.cli.train_dpo", "", "warn", ("this OpenRLHF has no openrlhf.cli.train_dpo",)),
+        ("openrlhf.trainer.sft_trainer", "import time\ntime.sleep(600)\n", "bad", ("no end in",)),
+        ("openrlhf.utils.deepspeed", DIES, "bad", ("exit code 3): libcuda is broken",)),
+        ("openrlhf.cli.train_sft", "print('hello')\nraise SystemExit('a program')\n", "bad", ("a program",)),
     ],
 )
 def test_a_module_that_does_not_import_is_named_with_its_cause_and_costs_no_other_finding(
-    python: FakePython, module: str, text: str, level: Level, told: tuple[str, ...]
+    here: Here, module: str, text: str, status: str, told: tuple[str, ...]
 ):
-    python.module("transformers", "")
-    python.module(module, text)
-    checks = imports(python, timeout=1.5 if "sleep" in text else 30.0)
+    here.python.module("transformers", "")
+    path = here.python.module(module, text)
+    if not text:
+        path.unlink()
+    checks = here.imports(timeout=1.5 if "sleep" in text else 30.0)
     assert list(checks) == ["torch", *TRAINER.modules]
-    assert {name: check.status for name, check in checks.items() if check.status is not Level.OK} == {module: level}
+    assert {name: check.status for name, check in checks.items() if check.status != "ok"} == {module: status}
     assert all(words in checks[module].detail + checks[module].remedy for words in told)
 
 
-def test_a_missing_package_is_bad_with_the_command_that_installs_it(python: FakePython):
-    python.uninstall("pylatexenc")
-    python.module("openrlhf.models.actor", "from openrlhf.utils import math\n")
-    python.module("openrlhf.utils.math", "from pylatexenc import latex2text\n")
-    check = imports(python)["openrlhf.models.actor"]
-    assert (check.status, check.remedy) == (Level.BAD, f"{python.executable} -m pip install pylatexenc==2.11")
-    assert "math.py:1" in check.detail
-
-
-def test_a_module_that_this_openrlhf_does_not_have_is_a_warning(python: FakePython):
-    (python.site / "openrlhf" / "cli" / "train_dpo.py").unlink()
-    check = imports(python)["openrlhf.cli.train_dpo"]
-    assert (check.status, check.detail) == (Level.WARN, "this OpenRLHF has no openrlhf.cli.train_dpo")
-
-
-def test_a_torch_that_kills_the_process_ends_the_import_checks(python: FakePython):
-    python.module("torch", "import os\nos._exit(1)\n")
-    assert imports(python)["torch"].status is Level.BAD
-
-
-def test_a_torch_without_cuda_beside_a_gpu_is_a_warning(python: FakePython):
-    check = imports(python, gpus=1)["torch and the GPU"]
-    assert check.status is Level.WARN and "a build without CUDA" in check.detail
-
-
-def test_where_nothing_can_be_replayed_that_is_bad(python: FakePython, store: Store):
-    for package in environment.PACKAGES:
-        if package.need in (environment.Need.REPLAY, environment.Need.TRAINING):
-            python.uninstall(package.name)
-    checks = quick(python, store)
-    assert checkup.exit_code(checks.values()) == 4
-    assert not any("No module named 'torch'" in check.detail for check in checks.values())
-    assert imports(python)["imports"].status is Level.WARN
-
-
-@pytest.mark.parametrize(
-    ("version", "gpus", "level"),
-    [(None, 0, Level.OK), (None, 1, Level.WARN), ("2.8.0", 1, Level.OK), ("2.8.0", 0, Level.WARN)],
-)
-def test_flash_attn_is_wanted_exactly_where_there_is_a_gpu(python: FakePython, version: str | None, gpus: int, level: Level):
-    if version:
-        python.install("flash-attn", version)
-    assert environment.flash_attention(examined(str(python.executable)), gpus).status is level
+def test_torch_is_imported_first(here: Here):
+    check = here.imports(gpus=1)["torch and the GPU"]
+    assert check.status == "warn" and "a build without CUDA" in check.detail
+    here.python.module("torch", "import os\nos.kill(os.getpid(), 9)\n")
+    assert (end := here.imports()["torch"]).status == "bad" and "signal 9" in end.detail
+    for package in (*environment.PACKAGES[environment.REPLAY], *environment.PACKAGES[environment.TRAINING]):
+        here.python.uninstall(package)
+    checks = here.checks()
+    assert checkup.exit_code(checks.values()) == 4 and here.imports()["imports"].status == "warn"
+    assert "debugpy" not in checks and "No module named 'torch'" not in str(checks)
 
 
 def test_an_interpreter_that_is_none_is_refused(tmp_path: Path):
@@ -187,132 +193,41 @@ def test_an_interpreter_that_is_none_is_refused(tmp_path: Path):
             examined(python)
 
 
-# ---- the machine ----
+def test_the_launcher_has_to_start(here: Here):
+    env = environment.Environment("python", (3, 11), {"deepspeed": "1"}, "", str(here.programs))
+    here.program("deepspeed", 'test "$1" = --help')
+    assert checkup.launcher(env).status == "ok"
+    here.program("deepspeed", "echo 'No module named deepspeed' >&2; exit 1")
+    check = checkup.launcher(env)
+    assert (check.status, "No module named deepspeed" in check.detail) == ("bad", True)
 
 
-def script(path: Path, text: str) -> str:
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return str(path)
-
-
-@pytest.mark.parametrize(
-    ("text", "level", "told"),
-    [
-        (None, Level.WARN, "--compile"),
-        ("echo 'probe.cpp:1:10: fatal error: Python.h: No such file' >&2; exit 1", Level.WARN, "python3-dev"),
-        ("exit 0", Level.OK, "builds with Python.h"),
-    ],
-)
-def test_a_compiler_has_to_build(python: FakePython, monkeypatch, tmp_path: Path, text: str | None, level: Level, told: str):
-    monkeypatch.setenv("CXX", script(tmp_path / "cxx", text) if text else str(tmp_path / "none"))
-    check = machine.compiler(examined(str(python.executable)))
-    assert check.status is level and told in check.detail + check.remedy
-
-
-def test_the_launcher_has_to_start(python: FakePython, tmp_path: Path):
-    env = replace(examined(str(python.executable)), scripts=str(tmp_path))
-    script(tmp_path / "deepspeed", 'test "$1" = --help')
-    assert machine.launcher(env).status is Level.OK
-    script(tmp_path / "deepspeed", "echo 'No module named deepspeed' >&2; exit 1")
-    check = machine.launcher(env)
-    assert (check.status, "No module named deepspeed" in check.detail) == (Level.BAD, True)
-
-
-def test_a_disk_below_the_floor_of_capture_is_a_warning(tmp_path: Path):
-    assert machine.disk(tmp_path / "not" / "there", floor=0).status is Level.OK
-    assert machine.disk(tmp_path, floor=2**60).status is Level.WARN
-
-
-def test_little_memory_is_a_warning(tmp_path: Path):
+def test_little_room_is_a_warning(tmp_path: Path):
+    assert checkup.disk(tmp_path / "not" / "there", floor=0).status == "ok"
+    assert checkup.disk(tmp_path, floor=2**60).status == "warn"
     meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 4000000 kB\nMemAvailable: 1000000 kB\n")
-    assert machine.memory(meminfo).status is Level.WARN
-    meminfo.write_text("MemTotal: 64000000 kB\nMemAvailable: 32000000 kB\n")
-    assert machine.memory(meminfo).status is Level.OK
-    assert "unknown" in machine.memory(tmp_path / "none").detail
+    for kilobytes, status in ((1_000_000, "warn"), (32_000_000, "ok")):
+        meminfo.write_text(f"MemTotal: 64000000 kB\nMemAvailable: {kilobytes} kB\n")
+        assert checkup.memory(meminfo).status == status
+    assert "unknown" in checkup.memory(tmp_path / "none").detail
 
 
-# ---- what actordbg left here ----
+def test_no_store_yet_is_fine_and_makes_none(here: Here, tmp_path: Path):
+    here.store = Store(tmp_path / "none")
+    assert here.checks()["store"].status == "ok" and not here.store.root.exists()
 
 
-def left(python: FakePython, store: Store) -> dict[str, Check]:
-    """The checks of store, disk, catalog, dump switch and patch, by name."""
-    return {check.name: check for check in machine.check(examined(str(python.executable)), store)}
-
-
-def test_no_store_yet_is_fine_and_makes_none(python: FakePython, tmp_path: Path):
-    checks = left(python, Store(tmp_path / "none"))
-    assert list(checks) == ["store", "disk", "catalog", "dumping", "patch"]
-    assert checks["store"].status is Level.OK and not (tmp_path / "none").exists()
-
-
-def test_a_store_of_a_newer_format_is_bad_and_one_that_others_can_read_a_warning(python: FakePython, store: Store):
-    store.root.chmod(0o755)
-    assert left(python, store)["store"].status is Level.WARN
-    store.format_path.write_text('{"format": 99}')
-    checks = left(python, store)
-    assert checks["store"].status is Level.BAD and "upgrade" in checks["store"].remedy
-    assert checkup.exit_code(checks.values()) == 4
-
-
-@pytest.mark.parametrize(("number", "level"), [(migrate.HEAD, Level.OK), ("0000", Level.WARN), ("9999", Level.BAD)])
-def test_the_catalogs_revision(python: FakePython, store: Store, number: str, level: Level):
-    migrate.ensure(store)
-    with contextlib.closing(sqlite3.connect(store.catalog_path)) as connection, connection:
-        connection.execute("UPDATE alembic_version SET version_num = ?", (number,))
-    assert left(python, store)["catalog"].status is level
-
-
-def test_a_damaged_catalog_is_bad_with_its_remedy(python: FakePython, store: Store):
-    store.catalog_path.write_bytes(b"no database" * 100)
-    check = left(python, store)["catalog"]
-    assert (check.status, "index --rebuild" in check.remedy) == (Level.BAD, True)
-
-
-def test_the_dump_switch(python: FakePython, store: Store, monkeypatch):
-    assert left(python, store)["dumping"].detail == "disabled"
-    write_control(store, Control(enabled=True, run="r", since="2026-01-01T00:00:00.000000Z"))
-    assert "enabled" in left(python, store)["dumping"].detail
-    store.control_path.write_text("{")
-    assert left(python, store)["dumping"].status is Level.BAD
-    monkeypatch.setenv("ACTORDBG_DISABLE", "1")
-    assert left(python, store)["dumping"].status is Level.WARN
-
-
-def test_the_patch_state_of_the_examined_environment(python: FakePython, store: Store, tmp_path: Path):
-    path = python.site / "openrlhf" / "models" / "actor.py"
-    original = path.read_bytes()
-    assert left(python, store)["patch"].detail.startswith("clean")
-    path.write_bytes(trailer.append(original, str(store.root)))
-    assert left(python, store)["patch"].detail.startswith("patched")
-    path.write_bytes(trailer.append(original, str(tmp_path / "other")))
-    assert left(python, store)["patch"].status is Level.WARN
-    path.write_text("class Critic: pass\n")
-    assert left(python, store)["patch"].status is Level.BAD
-
-
-# ---- the command ----
-
-
-def invoke(*arguments: str):
+def test_the_command_ends_with_4_where_something_is_bad_and_says_what_installs_it(here: Here):
     app = typer.Typer()
     app.callback()(lambda store=typer.Option(None): None)
     app.command("doctor")(command.doctor)
-    return CliRunner().invoke(app, ["doctor", *arguments])
-
-
-def test_the_json_is_one_array_of_findings(python: FakePython, tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("ACTORDBG_STORE", str(tmp_path / "store"))
-    done = invoke("--quick", "--json", "--python", str(python.executable))
-    assert {"name": "torch", "status": "ok", "detail": "2.13.0", "remedy": ""} in json.loads(done.stdout)
-    assert done.exit_code == 0
-    python.uninstall("safetensors")
-    done = invoke("--quick", "--python", str(python.executable))
-    assert done.exit_code == 4 and "pip install" in done.stdout, "something bad ends with 4, and its remedy is shown"
-
-
-def test_the_text_fits_80_columns_and_keeps_paths_whole():
+    here.monkeypatch.setenv("ACTORDBG_STORE", str(here.store.root))
+    arguments = ["doctor", "--quick", "--python", str(here.python.executable)]
+    done = CliRunner().invoke(app, [*arguments, "--json"])
+    assert {"name": "torch", "status": "ok", "detail": "2.13.0", "remedy": ""} in json.loads(done.stdout) and done.exit_code == 0
+    here.python.uninstall("safetensors")
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 4 and "pip install" in done.stdout
     path = "/a/" + "x" * 40 + "/actor.py"
     checks = (ok("import openrlhf.cli.train_ppo_ray", "word " * 40), warn("patch", path, "do " * 60), bad("disk", "a", "b"))
     text = "\n".join(map(render, checks))

@@ -18,6 +18,7 @@ CONTROL = {
     "run": "r",
     "since": "2026-11-20T12:00:00.000000Z",
     "with_outputs": True,
+    "free_floor_bytes": 0,
 }
 
 

@@ -6,7 +6,8 @@ import shlex
 import sys
 from pathlib import Path
 
-from actordbg.doctor.python_environment import PACKAGES
+from actordbg.doctor.python_environment import KNOWN_GOOD
+from actordbg.trainers.trainer import TRAINER
 
 TORCH = """
 __version__ = "2.13.0+cpu"
@@ -15,14 +16,6 @@ class cuda:
     @staticmethod
     def is_available(): return False
 """
-OPENRLHF = (
-    "models.actor",
-    "utils.deepspeed",
-    "trainer.sft_trainer",
-    "cli.train_sft",
-    "cli.train_dpo",
-    "cli.train_ppo_ray",
-)
 ACTOR = "class Actor:\n    def forward(self, sequences, attention_mask=None):\n        return sequences\n"
 
 
@@ -67,9 +60,9 @@ class FakePython:
 def known_good_python(folder: Path) -> FakePython:
     """Every package at its known-good version, a torch without CUDA, and an OpenRLHF whose modules import."""
     python = FakePython(folder)
-    for package in PACKAGES:
-        python.install(package.name, package.version or "1.0")
+    for name, version in KNOWN_GOOD.items():
+        python.install(name, version or "1.0")
     python.module("torch", TORCH)
-    for name in OPENRLHF:
-        python.module(f"openrlhf.{name}", ACTOR)
+    for name in TRAINER.modules:
+        python.module(name, ACTOR)
     return python

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from roots import ROOT
 
-from actordbg.actor.tiny import TinyShape, build_tiny
+from actordbg.actor.models import TinyShape, build_tiny
 from actordbg.trainers.openrlhf.cpu import CpuDevice
 
 pytestmark = pytest.mark.slow
@@ -23,10 +23,12 @@ pytestmark = pytest.mark.slow
 PROBE = """
 import json, os, sys
 from types import SimpleNamespace as N
-from actordbg.trainers.openrlhf.cpu import has_flash_attn, install_cpu_support, map_flash_attention_to_sdpa
+from actordbg.trainers.openrlhf.cpu import install_cpu_support, map_flash_attention_to_sdpa
+from importlib.util import find_spec
+real = find_spec("flash_attn") is not None
 facts = {"first": install_cpu_support(), "second": install_cpu_support()}
 facts["openrlhf imported by it"] = "openrlhf" in sys.modules
-facts["real flash-attn"] = has_flash_attn()
+facts["real flash-attn"] = real
 map_flash_attention_to_sdpa()
 import torch
 from transformers.utils import is_flash_attn_2_available

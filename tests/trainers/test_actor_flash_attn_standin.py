@@ -43,12 +43,6 @@ def test_gradients_reach_the_tokens_and_not_the_padding():
     assert torch.equal(hidden.grad, 2 * hidden.detach() * mask.unsqueeze(-1))
 
 
-def test_unused_tokens_are_kept_but_not_counted_as_used():
-    hidden = torch.arange(4.0).view(1, 4, 1)
-    flat, _, cu_seqlens, _, used = unpad_input(hidden, torch.tensor([[1, 1, 0, 0]]), torch.tensor([[0, 0, 1, 0]]))
-    assert flat.flatten().tolist() == [0, 1, 2] and cu_seqlens.tolist() == [0, 3] and used.tolist() == [2]
-
-
 ALL_GATHER = """
 import os, socket, torch, torch.distributed as dist
 from actordbg.trainers.openrlhf.flash_attn_standin import all_gather

@@ -1,4 +1,4 @@
-"""The stand-in for vLLM: what OpenRLHF imports is there, sampling follows the parameters, and weights are really synchronised."""
+"""The stand-in for vLLM: what OpenRLHF imports is there, and sampling follows the parameters."""
 
 from __future__ import annotations
 
@@ -7,24 +7,15 @@ import asyncio
 import importlib.util
 import subprocess
 import sys
-import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 from roots import ROOT
 
 from actordbg.demo.demo_training import build_assets
-from actordbg.replay.launch import free_port
 from actordbg.trainers.openrlhf import vllm_standin
-from actordbg.trainers.openrlhf.vllm_standin import (
-    AsyncEngineArgs,
-    AsyncLLMEngine,
-    Completion,
-    PyNcclCommunicator,
-    SamplingParams,
-    StatelessProcessGroup,
-)
+from actordbg.trainers.openrlhf.vllm_standin import AsyncEngineArgs, AsyncLLMEngine, SamplingParams
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +25,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncLLMEngine:
     return AsyncLLMEngine.from_engine_args(AsyncEngineArgs(**options))
 
 
-def _sample(engine: AsyncLLMEngine, ids: list[int], params: SamplingParams) -> Completion:
-    async def last() -> Completion:
+def _sample(engine: AsyncLLMEngine, ids: list[int], params: SamplingParams) -> Any:
+    async def last() -> Any:
         return [output async for output in engine.generate({"prompt_token_ids": ids}, params, request_id="1")][-1].outputs[0]
 
     return asyncio.run(last())
@@ -45,38 +36,6 @@ def test_a_sample_has_new_tokens_only_and_says_why_it_stopped(engine: AsyncLLMEn
     completion = _sample(engine, [1, 3, 40, 41], SamplingParams(max_tokens=6, min_tokens=6))
     assert len(completion.token_ids) == 6 and completion.finish_reason == "length"
     assert all(0 <= token < 512 for token in completion.token_ids)
-
-
-def test_samples_differ_unless_only_the_likeliest_token_counts(engine: AsyncLLMEngine):
-    def tokens(params: SamplingParams) -> list[list[int]]:
-        return [_sample(engine, [1, 3, 40], params).token_ids for _ in range(3)]
-
-    hot = tokens(SamplingParams(max_tokens=8))
-    greedy = tokens(SamplingParams(max_tokens=8, top_k=1))
-    assert hot[0] != hot[1] or hot[1] != hot[2]
-    assert greedy[0] == greedy[1] == greedy[2]
-
-
-def test_a_broadcast_weight_is_the_weight_that_the_engine_samples_with(engine: AsyncLLMEngine):
-    """As OpenRLHF does it: rank 0 (the policy) broadcasts, the engine is told name, dtype and shape and receives."""
-    port = free_port()
-    name = "lm_head.weight"
-    weight = torch.zeros(512, 64, dtype=torch.bfloat16)
-    weight[77] = 1.0
-    policy: dict[str, PyNcclCommunicator] = {}
-
-    def serve() -> None:
-        policy["sync"] = PyNcclCommunicator(StatelessProcessGroup.create("127.0.0.1", port, 0, 2), device="cpu")
-        for _ in range(2):
-            policy["sync"].broadcast(weight, src=0, stream=None)
-
-    serving = threading.Thread(target=serve)
-    serving.start()
-    asyncio.run(engine.collective_rpc("init_process_group", ("127.0.0.1", port, 1, 2, "openrlhf", "nccl", False)))
-    for _ in range(2):
-        asyncio.run(engine.collective_rpc("update_weight", (name, torch.bfloat16, torch.Size((512, 64)), False)))
-    serving.join(30)
-    assert torch.equal(engine._model.get_parameter(name), weight.float())
 
 
 def test_everything_that_openrlhf_imports_from_vllm_is_there():
@@ -92,12 +51,7 @@ def test_everything_that_openrlhf_imports_from_vllm_is_there():
     }
     assert len(wanted) >= 4
     imports = "\n".join(f"from {module} import {name}" for module, name in sorted(wanted))
-    script = f"from actordbg.trainers.openrlhf import vllm_standin; vllm_standin.register()\nimport vllm\n{imports}\nprint(vllm.__version__)"
+    begin = "import sys\nfrom actordbg.trainers.openrlhf import vllm_standin\nassert not {'vllm', 'torch'} & {*sys.modules}"
+    script = f"{begin}\nvllm_standin.register()\nimport vllm\n{imports}\nprint(vllm.__version__)"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.strip() == vllm_standin.__version__, done.stderr
-
-
-def test_it_is_importable_as_vllm_only_where_it_was_registered():
-    script = "import actordbg.trainers.openrlhf.vllm_standin, importlib.util as u, sys; print('vllm' in sys.modules, 'torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout.split() == ["False", "False"], done.stderr

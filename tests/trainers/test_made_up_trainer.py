@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -56,7 +55,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleT
 
 @pytest.fixture
 def recording(store: Store) -> Store:
-    (store.root / "control.json").write_text(json.dumps(CONTROL | {"free_floor_bytes": 0}))
+    (store.root / "control.json").write_text(json.dumps(CONTROL))
     return store
 
 
@@ -82,11 +81,8 @@ def test_an_adapter_written_from_the_how_to_gives_dumps_whose_golden_is_the_trut
     assert (record.batch_size, record.seq_len, record.tokens, record.action_len) == (2, 6, 9, 3)
     assert (record.step, record.temperature, record.training, record.replayable) == (4, 0.7, False, True)
     assert record.actor["actor_class"] == "mine.Loop.score" and record.actor["model_class"] == "LlamaForCausalLM"
-    assert {name: record.actor[name] for name in ("trainer", "adapter", "function")} == {
-        "trainer": "my-trainer",
-        "adapter": "mine",
-        "function": "my_loop:Loop.score",
-    }
+    told = ("my-trainer", "mine", "my_loop:Loop.score")
+    assert tuple(record.actor[name] for name in ("trainer", "adapter", "function")) == told
     assert torch.equal(dump.inputs["sequences"], IDS) and torch.equal(dump.inputs["action_mask"], MASK[:, -3:])
     golden = dump.outputs["action_log_probs"]
     assert torch.equal(golden, plain)
@@ -150,9 +146,7 @@ def test_a_recorded_function_inside_of_a_recorded_one_counts_once_and_a_copied_m
     assert [dump.record.actor["actor_class"] for dump in dumps_of(recording)] == ["mine.Loop.score", "mine.prepare"]
 
 
-def test_rows_are_read_only_while_recording_is_on(written: ModuleType, store: Store, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("actordbg.capture.control.POLL_SECONDS", 0.01)
-    monkeypatch.setattr("actordbg.capture.watch.POLL_SECONDS", 0.01)
+def test_rows_are_read_only_while_recording_is_on(written: ModuleType, store: Store):
     adapter, read = importlib.import_module("my_adapter"), []
     seam = adapter.MyAdapter.seams[0]
 
@@ -165,13 +159,6 @@ def test_rows_are_read_only_while_recording_is_on(written: ModuleType, store: St
     loop = written.Loop(Body(), 1.0)
     assert [tuple(loop.score(IDS, MASK, keep).shape) for keep in (1, 2, 3)] == [(2, 1), (2, 2), (2, 3)]
     assert read == [1], "the first call starts the thread that looks at the switch"
-    (store.root / "control.json").write_text(json.dumps(CONTROL | {"free_floor_bytes": 0}))
-    slot = hook._slots[str(store.root)]
-    until = time.monotonic() + 120
-    while slot.enter is None and time.monotonic() < until:
-        time.sleep(0.01)
-    loop.score(IDS, MASK, 4)
-    assert read == [1, 4] and [dump.record.action_len for dump in dumps_of(store)] == [4]
 
 
 def test_another_release_is_left_alone_and_the_difference_named(
@@ -204,7 +191,6 @@ def test_a_replay_names_the_parameter_that_is_not_the_recorded_one(
 ):
     model = small_model(tmp_path / "model").eval()
     recorded_model.attach(written, "my_adapter:MyAdapter", str(recording.root))
-    weight_recording.follow(str(recording.root))
     weight_recording.follow(str(recording.root))
     loop = written.Loop(model, 1.0)
     for step in (0, 0, 1, 1):
@@ -263,14 +249,12 @@ class NoTuple:
     name = package = "odd"; tried = (); seams = Seam("my_loop:f", print)
 class Empty(NoTuple): seams = ()
 class Names(NoTuple): seams = ("my_loop:f",)
-class Text(NoTuple): tried, seams = "1.0", (NoTuple.seams,)
 """
 
 
 @pytest.mark.parametrize(
     "named",
-    ["nobody", "no_such_module:Adapter", "json:JSONDecoder", "json:Nobody", "ends:Adapter",
-     "odd:NoTuple", "odd:Empty", "odd:Names", "odd:Text"],
+    ["nobody", "no_such_module:Adapter", "json:JSONDecoder", "ends:Adapter", "odd:NoTuple", "odd:Empty", "odd:Names"],
 )  # fmt: skip
 def test_what_is_no_adapter_is_refused_before_the_job_starts(named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "odd.py").write_text(ODD)
@@ -336,10 +320,7 @@ def test_a_trainer_is_recorded_by_its_adapter_and_replayed_on_the_rows_without_o
     done = run("replay", "--all", "--model", "model", "--laws", "1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 passed" in done.stdout and "laws of 1 of 3" in done.stdout and "on the rows" in done.stdout
-    same = "the weights are those that were recorded at step 0"
-    assert same in done.stdout
-    done = run("compare", "last", "golden")
-    assert done.returncode == 0 and same in done.stdout, done.stdout + done.stderr
+    assert "the weights are those that were recorded at step 0" in done.stdout
     done = run("replay", "--all", "--model", "model", "--through", "trainer")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "through the trainer" in done.stdout and "log-probs: 3 inputs, 18 tokens; all equal" in done.stdout

@@ -9,12 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from actordbg.config.choices import Choices
-    from actordbg.config.replay_config import ReplayConfig
     from actordbg.store.payload import Dump
     from actordbg.trainers.captured_call import ReplayedCall
     from actordbg.trainers.openrlhf.demo_programs import DemoProgram
-    from actordbg.trainers.openrlhf.strategy import OpenRlhfStrategy
 
 
 def _of(where: str) -> Any:
@@ -33,7 +30,7 @@ class OpenRlhf:
     was tested. oldest, newest: the releases that are supported; `trap` says what is wrong with older ones. modules: what doctor
     imports, and what does not work without it. losses: how its logs name them, the one that is compared first. bar_epoch,
     bar_evaluation: regular expressions for a progress bar's title, with the epoch's number, and with the step that an evaluation
-    belongs to. The other members are functions of this folder, and those of `actordbg.trainers.trainer.Actors`.
+    belongs to. The other members are functions of this folder, and those of `actordbg.trainers.rows_actor.RowsActors`.
     """
 
     name = "OpenRLHF"
@@ -67,7 +64,9 @@ class OpenRlhf:
     sft_command = _of("demo_programs:sft_command")
     sft_lacks = _of("demo_programs:sft_lacks")
     support_cpu = _of("cpu:install_cpu_support")
+    loads_checkpoint_dtype = _of("build:loads_checkpoint_dtype")
     build_actor = _of("build:build_actor")
+    strategy = _of("strategy:OpenRlhfStrategy")
     absent = _of("build:absent")
     open_ring = _of("strategy:open_ring")
     ring_kernel = _of("strategy:ring_kernel")
@@ -80,17 +79,7 @@ class OpenRlhf:
             allow_fp32_actor()
             stand_in_for_flash_attn()
 
-    def loads_checkpoint_dtype(self, dtype: str) -> bool:
-        from actordbg.trainers.openrlhf.build import import_actor, init_parameters, loads_checkpoint_dtype
-
-        return loads_checkpoint_dtype(init_parameters(import_actor()), dtype)
-
     def make_call(self, actor: Any, dump: Dump, vocab_size: int, device: torch.device, ring_group: Any = None) -> ReplayedCall:
         from actordbg.trainers.captured_call import Signature, make_call
 
         return make_call(Signature.of(actor), dump, vocab_size, device, ring_group)
-
-    def strategy(self, choices: Choices, config: ReplayConfig, world_size: int, training: Any) -> OpenRlhfStrategy:
-        from actordbg.trainers.openrlhf.strategy import OpenRlhfStrategy
-
-        return OpenRlhfStrategy(choices, config, world_size, training)

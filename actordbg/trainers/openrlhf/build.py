@@ -19,7 +19,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any
 
 from actordbg.base.errors import EnvironmentProblem, Unsupported
@@ -29,12 +29,21 @@ from actordbg.trainers.built_model import change_attention, check, follow_adapte
 
 
 def import_actor() -> type[Any]:
-    """OpenRLHF's Actor class; EnvironmentProblem, with the module that is missing, when it cannot be imported."""
+    """Import OpenRLHF's Actor class; EnvironmentProblem, with the module that is missing, when that fails.
+
+    Its module may name DeepSpeed and use nothing of it. One that uses it gets it.
+    """
+    module = "openrlhf.models"
     try:
-        actor: type[Any] = without_deepspeed("openrlhf.models").Actor
+        with compiling_at_the_first_call(module):
+            try:
+                with deferred("deepspeed"):
+                    models = import_module(module)
+            except ImportError:
+                models = import_module(module)
+        return models.Actor  # type: ignore[no-any-return]
     except ImportError as error:
         raise cannot_import(error) from error
-    return actor
 
 
 def init_parameters(actor_class: type[Any]) -> frozenset[str]:
@@ -43,9 +52,9 @@ def init_parameters(actor_class: type[Any]) -> frozenset[str]:
     return frozenset(p.name for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
 
 
-def loads_checkpoint_dtype(names: frozenset[str], dtype: str) -> bool:
-    """Whether this Actor can load `dtype` only by taking the checkpoint's own (bf16=False in old versions)."""
-    return "param_dtype" not in names and dtype != "bf16"
+def loads_checkpoint_dtype(dtype: str) -> bool:
+    """Say whether this Actor can load `dtype` only by taking the checkpoint's own (bf16=False in old versions)."""
+    return dtype != "bf16" and "param_dtype" not in init_parameters(import_actor())
 
 
 def actor_arguments(names: frozenset[str], choices: Choices, ds_config: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -101,16 +110,6 @@ def cannot_import(why: object) -> EnvironmentProblem:
         f"OpenRLHF cannot be imported here: {why}",
         hint=f"`--through rows` needs no OpenRLHF; `actordbg doctor` says what is missing; pip install {_PACKAGE} --no-deps",
     )
-
-
-def without_deepspeed(module: str) -> ModuleType:
-    """Import this module of the trainer, which may name DeepSpeed and use nothing of it. One that uses it gets it."""
-    with compiling_at_the_first_call(module):
-        try:
-            with deferred("deepspeed"):
-                return import_module(module)
-        except ImportError:
-            return import_module(module)
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from actordbg.trainers.importhook import after_import, prepare_deepspeed
@@ -52,8 +52,18 @@ def install_cpu_support() -> bool:
     if not getattr(torch.cuda, _MARK, False):
         setattr(torch.cuda, _MARK, True)
         stand_in_for_flash_attn()
-        _quiet_cuda(torch)
-        _cpu_device_mesh()
+        import torch.distributed.device_mesh as device_mesh
+
+        device, init_device_mesh = CpuDevice("cpu"), device_mesh.init_device_mesh
+        torch.cuda.current_device = lambda: device  # type: ignore[assignment, return-value]
+        for name in ("set_device", "synchronize", "empty_cache", "current_stream"):
+            setattr(torch.cuda, name, lambda *args, **kwargs: None)
+
+        @functools.wraps(init_device_mesh)
+        def on_cpu(device_type: str, *args: Any, **kwargs: Any) -> Any:
+            return init_device_mesh("cpu" if device_type == "cuda" else device_type, *args, **kwargs)
+
+        device_mesh.init_device_mesh = on_cpu
         after_import("openrlhf.utils.deepspeed.deepspeed", _with_torch_adam)
         allow_fp32_actor()
     return True
@@ -74,14 +84,6 @@ def map_flash_attention_to_sdpa() -> None:
     after_import("openrlhf.models.actor", _with_sdpa_for_flash_attention)
 
 
-def has_flash_attn() -> bool:
-    """Whether a real flash-attn (not the stand-in) can be imported by this interpreter."""
-    loaded = sys.modules.get("flash_attn")
-    if loaded is not None:
-        return not hasattr(loaded, "__actordbg_standin__")
-    return importlib.util.find_spec("flash_attn") is not None
-
-
 class CpuDevice(str):
     """A string, "cpu", that prints as device index 0.
 
@@ -98,38 +100,16 @@ def stand_in_for_flash_attn() -> None:
 
     With CUDA too: a replay with `--attn sdpa` needs no flash-attn, but OpenRLHF cannot be imported without those names.
     """
-    if "flash_attn" not in sys.modules and not has_flash_attn():
+    if "flash_attn" not in sys.modules and importlib.util.find_spec("flash_attn") is None:
         from actordbg.trainers.openrlhf import flash_attn_standin
 
         flash_attn_standin.register()
-        after_import("transformers.utils.import_utils", _knows_no_distribution)
-
-
-def _knows_no_distribution(import_utils: ModuleType) -> None:
-    """Some releases of transformers (5.7 is one) look a module's distribution up and end in a KeyError where it has none.
-
-    It gets one that is not installed: then flash attention is not available, as it should be.
-    """
-    getattr(import_utils, "PACKAGE_DISTRIBUTION_MAPPING", {}).setdefault("flash_attn", ["stand-in-of-actordbg"])
-
-
-def _quiet_cuda(torch: ModuleType) -> None:
-    device = CpuDevice("cpu")
-    torch.cuda.current_device = lambda: device
-    for name in ("set_device", "synchronize", "empty_cache", "current_stream"):
-        setattr(torch.cuda, name, lambda *args, **kwargs: None)
-
-
-def _cpu_device_mesh() -> None:
-    import torch.distributed.device_mesh as device_mesh
-
-    original = device_mesh.init_device_mesh
-
-    @functools.wraps(original)
-    def init_device_mesh(device_type: str, *args: Any, **kwargs: Any) -> Any:
-        return original("cpu" if device_type == "cuda" else device_type, *args, **kwargs)
-
-    device_mesh.init_device_mesh = init_device_mesh
+        # Some releases of transformers (5.7 is one) look a module's distribution up and end in a KeyError where it has none. It
+        # gets one that is not installed: then flash attention is not available, as it should be.
+        after_import(
+            "transformers.utils.import_utils",
+            lambda utils: vars(utils).get("PACKAGE_DISTRIBUTION_MAPPING", {}).setdefault("flash_attn", ["stand-in-of-actordbg"]),
+        )
 
 
 def _with_torch_adam(strategy_module: Any) -> None:

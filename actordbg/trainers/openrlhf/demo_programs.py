@@ -196,7 +196,13 @@ def main(argv: list[str] | None = None) -> None:
             prepare_ring("sdpa")
     module = {"ppo": "openrlhf.cli.train_ppo_ray", "sft": "openrlhf.cli.train_sft"}[trainer]
     if trainer == "ppo":
-        _start_ray()
+        import ray
+        import torch
+
+        hook = {"worker_process_setup_hook": f"{_DRIVER}.support_cpu"}
+        options = {} if torch.cuda.is_available() else {"num_gpus": 4, "num_cpus": 8, "runtime_env": hook}
+        temporary = os.environ[RAY_TEMP_VARIABLE]
+        ray.init(include_dashboard=False, object_store_memory=128 * 1024 * 1024, _temp_dir=temporary, **options)
     sys.argv = [module, *given, *launcher_options]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
@@ -215,15 +221,6 @@ def support_cpu() -> None:
     before_import("openrlhf", install_cpu_support)
     map_flash_attention_to_sdpa()
     vllm_standin.register()
-
-
-def _start_ray() -> None:
-    import ray
-    import torch
-
-    hook = {"worker_process_setup_hook": "actordbg.trainers.openrlhf.demo_programs.support_cpu"}
-    options = {} if torch.cuda.is_available() else {"num_gpus": 4, "num_cpus": 8, "runtime_env": hook}
-    ray.init(include_dashboard=False, object_store_memory=128 * 1024 * 1024, _temp_dir=os.environ[RAY_TEMP_VARIABLE], **options)
 
 
 def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> dict[str, object]:

@@ -41,20 +41,16 @@ def index_first_axis(tensor: Tensor, indices: Tensor) -> Tensor:
     return tensor[indices]
 
 
-def unpad_input(
-    hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor, int, Tensor]:
+def unpad_input(hidden_states: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor, Tensor, int, Tensor]:
     """Drop the padding of `hidden_states` (B, S, ...), keeping rows where `attention_mask` (B, S) is not 0.
 
     Returns (kept, indices, cu_seqlens, max_seqlen, lengths): kept (tokens, ...); indices (tokens,) int64 into the flattened
-    B*S; cu_seqlens (B+1,) int32; max_seqlen a python int; lengths (B,) int32, counting `unused_mask` out.
+    B*S; cu_seqlens (B+1,) int32; max_seqlen a python int; lengths (B,) int32.
     """
-    kept = attention_mask if unused_mask is None else attention_mask + unused_mask
-    lengths = kept.sum(dim=-1, dtype=torch.int32)
-    used = attention_mask.sum(dim=-1, dtype=torch.int32)
-    indices = torch.nonzero(kept.flatten(), as_tuple=False).flatten()
-    cu_seqlens = F.pad(torch.cumsum(lengths, dim=0, dtype=torch.int32), (1, 0))
-    return index_first_axis(hidden_states.flatten(0, 1), indices), indices, cu_seqlens, int(lengths.max().item()), used
+    lengths = attention_mask.sum(dim=-1, dtype=torch.int32)
+    indices = attention_mask.flatten().nonzero().flatten()
+    cu_seqlens = F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+    return index_first_axis(hidden_states.flatten(0, 1), indices), indices, cu_seqlens, int(lengths.max()), lengths
 
 
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
@@ -84,20 +80,16 @@ class _AllGather(torch.autograd.Function):
 
 def all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """All-gather (n, ...) of every rank of `group` into (world * n, ...), differentiable."""
-    gathered: Tensor = _AllGather.apply(tensor, group)  # type: ignore[no-untyped-call]
-    return gathered
+    return _AllGather.apply(tensor, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def register() -> None:
     """Make the stand-in importable as `flash_attn.bert_padding` and `flash_attn.utils.distributed` in this process."""
-    padding = stand_in(
-        "flash_attn.bert_padding",
-        index_first_axis=index_first_axis,
-        pad_input=pad_input,
-        rearrange=rearrange,
-        unpad_input=unpad_input,
+    own = {"index_first_axis": index_first_axis, "pad_input": pad_input, "rearrange": rearrange, "unpad_input": unpad_input}
+    padding, distributed = (
+        stand_in("flash_attn.bert_padding", **own),
+        stand_in("flash_attn.utils.distributed", all_gather=all_gather),
     )
-    distributed = stand_in("flash_attn.utils.distributed", all_gather=all_gather)
     utils = stand_in("flash_attn.utils", is_package=True, distributed=distributed)
     stand_in("flash_attn", is_package=True, bert_padding=padding, utils=utils, __actordbg_standin__=True)
 

@@ -4,9 +4,8 @@ OpenRLHF's PPO modules `import vllm` at the top, and the package index has vLLM 
 processes, where there is no CUDA, this module is registered under vLLM's name. Everything else in the run is the real thing:
 OpenRLHF's trainer, Ray actors, DeepSpeed strategy, experience maker and reward path.
 
-Weights are really synchronised, as in a real run: after each step OpenRLHF broadcasts every parameter through what it takes
-for vLLM's NCCL communicator, and `PyNcclCommunicator` here carries the bytes over torch's TCPStore. So the samples come from
-the policy as it is after the last update, not from the first one.
+Weights are not synchronised: what OpenRLHF takes for vLLM's NCCL communicator sends nothing, and all samples come from the
+policy as it was at first. The demo's few steps lose nothing by it: what they learn from is computed by the real policy.
 
 Only what OpenRLHF calls without colocation, sleep mode, images or sampled log-probs exists here; anything else is an
 AttributeError rather than a quiet nothing.
@@ -17,9 +16,9 @@ from __future__ import annotations
 import sys
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
-from typing import Any, TypedDict
+from typing import Any
 
 __version__ = "0.29.0+actordbg.cpu"
 
@@ -37,16 +36,8 @@ class SamplingParams:
     logprobs: int | None = None
 
 
-class TokensPrompt(TypedDict):
-    prompt_token_ids: list[int]
-
-
-@dataclass
-class Completion:
-    token_ids: list[int]
-    text: str
-    finish_reason: str
-    logprobs: None = None
+TokensPrompt = dict
+"""Of `prompt_token_ids`: list[int]."""
 
 
 class AsyncEngineArgs(SimpleNamespace):
@@ -64,7 +55,6 @@ class AsyncLLMEngine:
         dtype = getattr(torch, args.dtype)
         self._tokenizer = AutoTokenizer.from_pretrained(args.model)
         self._model = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype).eval()
-        self._sync: PyNcclCommunicator | None = None
         self.output_processor = SimpleNamespace(get_num_unfinished_requests=lambda: 0)
 
     @classmethod
@@ -74,7 +64,7 @@ class AsyncLLMEngine:
     async def is_sleeping(self) -> bool:
         return False
 
-    async def generate(self, prompt: TokensPrompt, params: SamplingParams, request_id: str) -> AsyncIterator[Any]:
+    async def generate(self, prompt: dict[str, list[int]], params: SamplingParams, request_id: str) -> AsyncIterator[Any]:
         """Yield the one finished output of this prompt (vLLM yields partial ones before it)."""
         import torch
 
@@ -95,59 +85,25 @@ class AsyncLLMEngine:
         tokens = generated[0, ids.shape[1] :].tolist()
         text = self._tokenizer.decode(tokens, skip_special_tokens=params.skip_special_tokens)
         stopped = bool(tokens) and tokens[-1] == self._tokenizer.eos_token_id
-        yield SimpleNamespace(outputs=[Completion(tokens, text, "stop" if stopped else "length")])
+        reason = "stop" if stopped else "length"
+        yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=tokens, text=text, finish_reason=reason, logprobs=None)])
 
     async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[None]:
-        """Run `init_process_group` or `update_weight`, which a real engine runs in its workers."""
-        getattr(self, f"_{method}")(*args)
+        """Take note of `init_process_group` or `update_weight`, which a real engine runs in its workers."""
         return [None]
 
-    def _init_process_group(self, host: str, port: int, rank: int, world_size: int, *_: object) -> None:
-        self._sync = PyNcclCommunicator(StatelessProcessGroup.create(host, port, rank, world_size), device="cpu")
 
-    def _update_weight(self, name: str, dtype: Any, shape: Any, *_: object) -> None:
-        import torch
-
-        assert self._sync is not None, "init_process_group comes first"
-        weight = torch.empty(tuple(shape), dtype=dtype)
-        self._sync.broadcast(weight, src=0)
-        with torch.no_grad():
-            self._model.get_parameter(name).copy_(weight)
-
-
-@dataclass
 class StatelessProcessGroup:
-    """A rank's end of a TCPStore; rank 0 serves it."""
-
-    rank: int
-    store: Any = field(repr=False)
-
     @staticmethod
-    def create(host: str, port: int, rank: int, world_size: int) -> StatelessProcessGroup:
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-        return StatelessProcessGroup(rank, TCPStore(host, port, world_size, is_master=rank == 0, wait_for_workers=False))
+    def create(host: str, port: int, rank: int, world_size: int) -> None:
+        """Make no connection."""
 
 
 class PyNcclCommunicator:
-    """Broadcasts in the order of the calls: the n-th call of every rank is the n-th message."""
-
-    def __init__(self, group: StatelessProcessGroup, device: object) -> None:
-        self._group = group
-        self._count = 0
+    def __init__(self, group: None, device: object) -> None: ...
 
     def broadcast(self, tensor: Any, src: int, stream: object = None) -> None:
-        """Send `tensor`'s bytes from rank `src`, or overwrite `tensor` with them. Blocks a receiver until they are there."""
-        import torch
-
-        key = f"weight-{self._count}"
-        self._count += 1
-        if self._group.rank == src:
-            self._group.store.set(key, tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-            return
-        data = torch.frombuffer(bytearray(self._group.store.get(key)), dtype=torch.uint8)
-        tensor.copy_(data.view(tensor.dtype).view(tensor.shape))
-        self._group.store.delete_key(key)
+        """Send nothing."""
 
 
 def random_uuid() -> str:

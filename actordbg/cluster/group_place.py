@@ -3,13 +3,20 @@
 A group of N ranks with M to a node takes ceil(N / M) bundles: the ranks of a bundle are packed on one node, and the bundles lie
 on different nodes. The first bundle has the first ranks. A place outlives the attempts of its group, and also its replay; it
 is lost as a whole when one of its hosts dies.
+
+**A node that runs out of memory.** Ray's memory monitor ends a worker of Ray's there, and says why. That worker is the host of
+our ranks. It is small, so which of several hosts Ray takes has little to do with the ranks. But its message has the node, and
+who held the most memory there. So a rank is blamed as the kernel's out-of-memory killer would have chosen it (`Starved`): it
+gets the event `gone` in its journal, as its host would have written it, and is judged as on one machine.
 """
 
 from __future__ import annotations
 
+import re
+import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +24,10 @@ from actordbg.base.errors import ActordbgError
 from actordbg.base.processes import ALIVE
 from actordbg.cluster.node_host import NodeHost
 from actordbg.cluster.node_store import DeskSide, Parcel, StoreElsewhere
-from actordbg.cluster.starved import Starved, starved_by
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.replay.launch import Group, Running, handed_on
 from actordbg.replay.rank_launcher import NodeShare
+from actordbg.replay.rank_view import RankView
 from actordbg.replay.work_order import announce
 from actordbg.replay.worker_logs import launcher_log
 
@@ -30,12 +37,18 @@ LOOK_S = 0.1
 """Shortest time between two questions to Ray about a group."""
 NOTICE_S = 20.0
 """Longest wait for Ray to notice a dead node: it takes 14 seconds, unless told otherwise."""
-SOON_S, LATE_S = 0.2, 2.0
-"""How long a host may have no news before it says so: of a group on several nodes, and of one that is on one."""
+SOON_S = 0.2
+"""How long a host may have no news before it says so, where nodes hear of each other's journals through the command."""
 END_S = 20.0
 """Longest wait for the ranks of a node to end when they are told to."""
 ANSWER_S = 120.0
 """Longest wait for a host to say that it lives."""
+
+
+_NODE = re.compile(r"\(IP: ([^,)]+), ID: ([0-9a-f]+)\) was ([\d.]+ ?\w+ / [\d.]+ ?\w+)")
+_USER = re.compile(r"(?:^|[,\n] ?)(\d+)\t([\d.]+)\t")
+NODE_ID = 8
+"""Characters of a node's id that a journal has."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +87,57 @@ class GroupShape:
         return most
 
 
+@dataclass(frozen=True)
+class Starved:
+    """What Ray said. node: its id, "" if that was not to be read; held: gigabytes by pid, of those that held the most."""
+
+    node: str
+    why: str
+    held: dict[int, float] = field(default_factory=dict)
+
+    def culprits(self, ranks: Iterable[RankView], mine: Container[int]) -> list[RankView]:
+        """Who is to blame among the ranks of a replay that have booted, where Ray took the memory from `mine`.
+
+        Of mine the one that held the most; all of them where Ray names none. A rank of another group instead, if mine were in
+        an input and it was in one that took more than twice as much.
+        """
+        here = [view for view in ranks if not self.node or (view.node and self.node.startswith(view.node))]
+        ours = [view for view in here if view.rank in mine]
+        ours = [view for view in ours if view.doing] or ours
+        if not ours:
+            return []
+        most = max(ours, key=self._held)
+        others = [view for view in here if view.doing and view.rank not in mine and self._held(view) > 2 * self._held(most)]
+        if most.doing and others:
+            return [max(others, key=self._held)]
+        return [most] if self._held(most) else ours
+
+    def blame(self, folder: Path, mine: Container[int]) -> bool:
+        """Write `gone` into the culprits' journals; whether they are others than mine, which are innocent then."""
+        views = [RankView.of_peer(folder, int(path.stem.removeprefix("rank"))) for path in folder.glob("rank*.jsonl")]
+        for view in views:
+            list(view.poll())
+        chosen = self.culprits([view for view in views if view.identity], mine)
+        for view in chosen:
+            held = f"; it held {self._held(view):g} GB" if self._held(view) else ""
+            view.write_gone(int(signal.SIGKILL), why=self.why + held)
+        return any(view.rank not in mine for view in chosen)
+
+    def _held(self, view: RankView) -> float:
+        return self.held.get(view.identity[0], 0.0) if view.identity else 0.0
+
+
+def starved_by(message: str) -> Starved:
+    """What the message of Ray's OutOfMemoryError says."""
+    found = _NODE.search(message)
+    if found is None:
+        return Starved("", f"its node ran out of memory, and Ray's memory monitor ended a host there: {message[:300]}")
+    address, node, used = found.groups()
+    held = {int(pid): float(size) for pid, size in _USER.findall(message.partition("memory users:")[2])}
+    why = f"node {node[:NODE_ID]} ({address}) ran out of memory ({used}), and Ray's memory monitor ended a host there"
+    return Starved(node, why, held)
+
+
 class GroupPlace:
     """One reservation with its hosts. `nodes`: where they are, None before all have come. `lost`: why it is gone, or "";
     `dead_nodes`: those that took it with them.
@@ -88,8 +152,8 @@ class GroupPlace:
         ray: Any,
         shape: GroupShape,
         name: str,
-        tell: Callable[[str], None] = lambda text: None,
-        store: StoreElsewhere | None = None,
+        tell: Callable[[str], None],
+        store: StoreElsewhere | None,
     ) -> None:
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -102,14 +166,14 @@ class GroupPlace:
         self.starved: Starved | None = None
         self._told_at = time.monotonic()
         strategy = "PACK" if len(shape.counts) == 1 else "STRICT_SPREAD"
-        self._reserved = placement_group(shape.bundles, strategy=strategy, name=name)
+        self.reserved = placement_group(shape.bundles, strategy=strategy, name=name)
         self.side = None if store is None else DeskSide(store, len(shape.counts))
         kind = ray.remote(NodeHost)
         self.hosts = []
         for node, count in enumerate(shape.counts):
             first = sum(shape.counts[:node])
             ranks = f"rank {first}" if count == 1 else f"ranks {first}-{first + count - 1}"
-            where = PlacementGroupSchedulingStrategy(self._reserved, placement_group_bundle_index=node)
+            where = PlacementGroupSchedulingStrategy(self.reserved, placement_group_bundle_index=node)
             needs = {"num_cpus": count, "num_gpus": count if shape.gpu else 0}
             options = {"name": f"{name} {ranks}", "max_concurrency": 8, "scheduling_strategy": where, **needs}
             self.hosts.append(kind.options(**options).remote(None if store is None else store.url))
@@ -130,12 +194,6 @@ class GroupPlace:
         self._told_at = time.monotonic()
         return True
 
-    def is_reserved(self) -> bool:
-        """Whether Ray has reserved it, so that only its hosts are missing."""
-        from ray.util.placement_group import placement_group_table
-
-        return bool(placement_group_table(self._reserved).get("state") == "CREATED")
-
     def answers(self, references: Sequence[Any]) -> list[Any] | None:
         """What the hosts answered; None, and the place is lost, if one of them is gone. Our own errors are raised."""
         try:
@@ -149,11 +207,17 @@ class GroupPlace:
             return None
 
     def _lose(self, error: Exception) -> None:
+        then = "; what it was running goes to the groups that are left"
         if isinstance(error, self.ray.exceptions.OutOfMemoryError):
             self.starved = starved_by(str(error))
-            return self._end_the_rest(f": {self.starved.why}")
-        self._unsure = error if isinstance(error, self.ray.exceptions.ActorUnavailableError) else None
-        return self._end_the_rest(self._death(error), "; what it was running goes to the groups that are left")
+            why, then = f": {self.starved.why}", ""
+        else:
+            self._unsure = error if isinstance(error, self.ray.exceptions.ActorUnavailableError) else None
+            why = self._death(error)
+        self.lost, self.lost_at = f"{self.name}{why}", time.monotonic()
+        for host in self.hosts:  # ranks on other nodes wait for the lost ones, and must not take that for a failure of their own
+            self.ray.kill(host)
+        self._tell(self.lost + then)
 
     def _death(self, error: Exception) -> str:
         """Whose death it was, in words, as far as Ray knows by now."""
@@ -176,12 +240,6 @@ class GroupPlace:
                 self._unsure = None
         return self._unsure is None
 
-    def _end_the_rest(self, why: str, then: str = "") -> None:
-        self.lost, self.lost_at = f"{self.name}{why}", time.monotonic()
-        for host in self.hosts:  # ranks on other nodes wait for the lost ones, and must not take that for a failure of their own
-            self.ray.kill(host)
-        self._tell(self.lost + then)
-
     def release(self) -> None:
         """Give back what Ray reserved. The hosts end, and their ranks with them."""
         from ray.util.placement_group import remove_placement_group
@@ -191,7 +249,7 @@ class GroupPlace:
         self.lost = self.lost or "released"
         for host in self.hosts:
             self.ray.kill(host)
-        remove_placement_group(self._reserved)
+        remove_placement_group(self.reserved)
 
 
 class RayRunning(Running):
@@ -203,7 +261,8 @@ class RayRunning(Running):
         self._states: dict[tuple[int, int], str] = {}
         counts, first = place.shape.counts, place.nodes[0]
         address = "127.0.0.1" if len(counts) == 1 else first["address"]
-        self._work, self._workers, self._blamed, self._excused = work, group.ranks, False, False
+        self._work, self._workers = work, group.ranks
+        self._excused: bool | None = None
         self._shares = [
             NodeShare(sum(counts[:number]), count, number, len(counts), address, first["port"], group.ranks[0])
             for number, count in enumerate(counts)
@@ -213,7 +272,7 @@ class RayRunning(Running):
             host.start.remote(known, share, order, module, given, here["node"][:8], here["address"])
             for host, here, share, order in zip(place.hosts, place.nodes, self._shares, self._orders(work), strict=True)
         ]
-        self._waiting: dict[int, Any] = {}
+        self._waiting: dict[Any, int] = {}
         self._codes: dict[int, int] = {}
         self._looked = 0.0
         self._hello: list[Any] = []
@@ -232,14 +291,15 @@ class RayRunning(Running):
         self._settle()
         if not self.place.settled():
             return ""
-        if self.place.starved is not None and not self._blamed:
-            self._blamed = True
+        if self.place.starved is None:
+            return self.place.lost
+        if self._excused is None:
             self._excused = self.place.starved.blame(self._work.parent, self._workers)
-        return self.place.lost if self.place.starved is None or self._excused else ""
+        return self.place.lost if self._excused else ""
 
     @property
     def excused(self) -> bool:
-        return self._excused
+        return bool(self._excused)
 
     @property
     def dead_nodes(self) -> frozenset[str]:
@@ -275,12 +335,11 @@ class RayRunning(Running):
 
     def announce(self, before: Path, following: Path | None) -> None:
         """Where hosts have folders of their own, they tell their ranks: what the order needs may take a while to bring."""
-        hosts, shared, told = self.place.hosts, self.place.side is None, []
+        orders: Sequence[str | Parcel | None] = [None] * len(self._shares)
         if following is not None:
-            self._work, self.log = following, following.parent / self.log.name
-            told = [host.go_on.remote(order) for host, order in zip(hosts, self._orders(following), strict=True)]
-        elif not shared:
-            told = [host.let_go.remote() for host in hosts]
+            self._work, self.log, orders = following, following.parent / self.log.name, self._orders(following)
+        shared = self.place.side is None
+        told = [host.go_on.remote(order) for host, order in zip(self.place.hosts, orders, strict=True) if order or not shared]
         if not shared:
             self._starting += told
             return
@@ -304,43 +363,35 @@ class RayRunning(Running):
         if self.place.lost or now - self._looked < LOOK_S:
             return
         self._looked = now
-        if self._starting and not self._started():
-            return
+        if self._starting:
+            over, left = self.place.ray.wait(self._starting, num_returns=len(self._starting), timeout=0)
+            if over and self.place.answers(over) is None:
+                return
+            self._starting = left
+            if not left and not self._waiting and not self._codes:
+                for number in range(len(self._shares)):
+                    self._ask(number)
         self._hear(0)
 
-    def _started(self) -> bool:
-        """Whether the hosts have done what they were told; then they are asked for news, if they were not yet."""
-        over, left = self.place.ray.wait(self._starting, num_returns=len(self._starting), timeout=0)
-        if over and self.place.answers(over) is None:
-            return False
-        self._starting = left
-        if not left and not self._waiting and not self._codes:
-            for number in range(len(self._shares)):
-                self._ask(number)
-        return not left or bool(self._waiting)
-
     def _ask(self, number: int) -> None:
-        """Ask a host for news. Nodes that wait for each other's journals answer soon."""
-        question = None if self.place.side is None else self.place.side.question(number)
-        longest_s = None if question is None else SOON_S if len(self._shares) > 1 else LATE_S
-        host = self.place.hosts[number]
-        self._waiting[number] = host.wait.options(name=self.place.name).remote(question, longest_s)
+        """Ask a host for news."""
+        wait, side = self.place.hosts[number].wait.options(name=self.place.name), self.place.side
+        peers = None if side is None else side.peers(number)
+        self._waiting[wait.remote(peers, None if peers is None or len(self._shares) == 1 else SOON_S)] = number
 
     def _hear(self, timeout_s: float) -> None:
         """Take in the hosts' answers that are there, and ask again where ranks go on."""
         if not self._waiting:
             return
-        numbers = {reference: number for number, reference in self._waiting.items()}
-        over, _ = self.place.ray.wait(list(numbers), num_returns=len(numbers) if timeout_s == 0 else 1, timeout=timeout_s)
+        most = len(self._waiting) if timeout_s == 0 else 1
+        over, _ = self.place.ray.wait(list(self._waiting), num_returns=most, timeout=timeout_s)
         for reference in over:
-            answers = self.place.answers([reference])
-            if answers is None:
+            if (answers := self.place.answers([reference])) is None:
                 return
-            number = numbers[reference]
-            del self._waiting[number]
-            if isinstance(answers[0], int):
-                self._codes[number] = answers[0]
+            (answer,), number = answers, self._waiting.pop(reference)
+            if isinstance(answer, int):
+                self._codes[number] = answer
                 continue
-            if answers[0] is not None and self.place.side is not None:
-                self.place.side.take(number, answers[0])
+            if answer is not None and self.place.side is not None:
+                self.place.side.take(number, answer)
             self._ask(number)
