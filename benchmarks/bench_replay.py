@@ -53,7 +53,7 @@ from actordbg.store import payload
 from actordbg.actor.session import open_actor
 from actordbg.config.replay_config import ReplayConfig
 import torch
-from actordbg.actor.tiny import ensure_tiny
+from actordbg.actor.models import ensure_tiny
 models, paths = Path(sys.argv[1]), sys.argv[2:]
 dumps = [payload.load(path) for path in paths]
 pairs = []

@@ -90,7 +90,7 @@ def record(store: Path) -> None:
 
 def model_of(store: Path) -> Path:
     """The model that the run used, kept in the store."""
-    from actordbg.actor.tiny import ensure_tiny
+    from actordbg.actor.models import ensure_tiny
 
     return ensure_tiny(store / "models")
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from actordbg.actor.hub_model import read_json
 from actordbg.actor.model_code import guard, own_code
-from actordbg.actor.tiny import once
+from actordbg.actor.models import once
 from actordbg.base.errors import Unsupported, UsageError
 from actordbg.config.sources import parse_toml
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import os
 import resource
 import time
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from actordbg.actor.randomness import Randomness
 
@@ -61,7 +63,7 @@ class ForwardOutcome:
     gradient_over: tuple[str, ...] = ()
 
     def apply(self, layout: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Bring every tensor of the mask's shape into another layout (see `actordbg.actor.variants`)."""
+        """Bring every tensor of the mask's shape into another layout (see `actordbg.laws.changes`)."""
         self.log_probs, self.mask = layout(self.log_probs), layout(self.mask)
         self.entropy = None if self.entropy is None else layout(self.entropy)
         for name in ("log_probs", "mask", "entropy"):
@@ -150,3 +152,49 @@ def reserved() -> dict[str, int]:
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return {}
     return {"cuda_reserved_bytes": int(torch.cuda.memory_reserved())}
+
+
+GRADIENT_SAMPLE = 65_536
+"""Elements that are kept of one parameter's gradient."""
+PREFIX = "grad/"
+_PIECE = 2**24
+_WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+
+
+@dataclass
+class GradientKeeper:
+    """Collects one input's gradients. `records` False: takes part (collectives need every rank) and keeps nothing.
+
+    tensors: by `grad/<name>`, float32, 1-D, on the CPU. facts: by name, `numel` of the whole gradient and its L2 `norm`.
+    """
+
+    records: bool = True
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def take(self, name: str, gradient: Tensor) -> None:
+        """Keep a parameter's full gradient, of any shape, dtype and device."""
+        if self.records:
+            plain = plain_name(name)
+            self.tensors[PREFIX + plain] = sample(gradient).to("cpu", torch.float32, copy=True)
+            self.facts[plain] = {"numel": gradient.numel(), "norm": norm_of(gradient)}
+
+
+def sample(gradient: Tensor) -> Tensor:
+    """The elements that are kept, in order: all of at most GRADIENT_SAMPLE, else those at floor(i * numel / GRADIENT_SAMPLE)."""
+    flat = gradient.detach().reshape(-1)
+    if flat.numel() <= GRADIENT_SAMPLE:
+        return flat
+    places = torch.arange(GRADIENT_SAMPLE, device=flat.device) * flat.numel() // GRADIENT_SAMPLE
+    return flat[places]
+
+
+def norm_of(gradient: Tensor) -> float:
+    """L2 norm over all elements, in float64, a piece at a time: torch converts what it is given as a whole."""
+    pieces = gradient.detach().reshape(-1).split(_PIECE)  # type: ignore[no-untyped-call]
+    return math.sqrt(sum(float(torch.linalg.vector_norm(piece, dtype=torch.float64)) ** 2 for piece in pieces))
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name in the transformers model, without what engines and compilers put between."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)

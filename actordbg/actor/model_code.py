@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.actor.hub_model import find_model, looks_like_path, read_json
-from actordbg.actor.tiny import TinyShape, require_tiny
+from actordbg.actor.models import TinyShape, require_tiny
 from actordbg.base.errors import UnsafeInput
 from actordbg.config import consent
 from actordbg.config.choices import is_local

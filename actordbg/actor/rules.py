@@ -35,43 +35,21 @@ class RuleHit:
 
 class Case(SimpleNamespace):
     """What a rule sees: each field of the configuration as decided and of the environment by its name, and the `record` of the
-    first dump.
+    first dump. together: ranks compute together. ring_flash_attn: its kernel can run. function: the function of a trainer with an
+    adapter is asked for.
     """
 
     def __init__(self, config: ReplayConfig, choices: Choices, facts: Facts, record: DumpRecord | None = None) -> None:
         super().__init__(**vars(config) | vars(choices) | vars(facts), record=record)
-
-    @property
-    def deepspeed(self) -> bool:
-        return bool(self.backend == "deepspeed")
-
-    @property
-    def fsdp2(self) -> bool:
-        return bool(self.backend == "fsdp2")
-
-    @property
-    def together(self) -> bool:
-        """Whether ranks compute together."""
-        return self.deepspeed or self.fsdp2
-
-    @property
-    def ring_flash_attn(self) -> bool:
-        """Whether ring_flash_attn's kernel can run."""
-        return bool(self.cuda) and "ring-flash-attn" in self.versions
+        self.deepspeed, self.fsdp2 = self.backend == "deepspeed", self.backend == "fsdp2"
+        self.together, self.compiles = self.deepspeed or self.fsdp2, self.compile or self.deepcompile
+        self.ring_flash_attn = self.cuda and "ring-flash-attn" in self.versions
+        self.function = self.through == "trainer" and self.adapter is not None
 
     @property
     def heads(self) -> tuple[int, int]:
         """(attention heads, key/value heads); (0, 0), which everything divides, where they cannot be known here."""
         return attention_heads(self.model) or (0, 0)
-
-    @property
-    def compiles(self) -> bool:
-        return bool(self.compile or self.deepcompile)
-
-    @property
-    def function(self) -> bool:
-        """Whether the function of a trainer with an adapter is asked for."""
-        return bool(self.through == "trainer") and self.adapter is not None
 
     def version(self, package: str) -> tuple[int, ...]:
         """(4, 52, 4) of "4.52.4"; () where the package is not installed."""

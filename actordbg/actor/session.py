@@ -39,8 +39,7 @@ from actordbg.actor import randomness
 from actordbg.actor.actors import actors_of
 from actordbg.actor.backends.backend import change_compilation, compile_counts, open_backend, set_seed
 from actordbg.actor.backends.training import Training
-from actordbg.actor.forward_outcome import ForwardOutcome
-from actordbg.actor.gradient_samples import GradientKeeper
+from actordbg.actor.forward_outcome import ForwardOutcome, GradientKeeper
 from actordbg.actor.model_code import guard, require_consent
 from actordbg.actor.sharing import host_key
 from actordbg.actor.truth_session import Decided, TruthSession

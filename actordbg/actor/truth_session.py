@@ -37,8 +37,7 @@ from actordbg.actor import forward_outcome as measure
 from actordbg.actor import known_failures as known
 from actordbg.actor import truth_model
 from actordbg.actor.backends.backend import Place, set_seed
-from actordbg.actor.forward_outcome import ForwardOutcome
-from actordbg.actor.gradient_samples import GradientKeeper
+from actordbg.actor.forward_outcome import ForwardOutcome, GradientKeeper
 from actordbg.actor.models import locate
 from actordbg.actor.truth_model import PREFIX, planted, sizes_of
 from actordbg.base.errors import Unsupported
@@ -212,7 +211,7 @@ class TruthSession(Decided):
         return logits if few else logits[chosen]
 
     def _take_gradients(self, outcome: ForwardOutcome, *, keep: bool) -> None:
-        """The norm over all parameters, and with `keep` each parameter's gradient as `actordbg.actor.gradient_samples` has it."""
+        """The norm over all parameters, and with `keep` each parameter's gradient as `actordbg.actor.forward_outcome` has it."""
         keeper, norms = GradientKeeper(keep), []
         for name, parameter in self._model.named_parameters():
             if parameter.requires_grad:  # the base of an adapter does not

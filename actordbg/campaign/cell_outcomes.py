@@ -7,11 +7,11 @@ after crashes and in a resumed matrix.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from actordbg.actor.signatures import signature_of
 from actordbg.base.errors import ActordbgError, MachineFault, Refused, UsageError
 from actordbg.campaign.cells import with_way_out
 from actordbg.campaign.matrix_document import MatrixContext
-from actordbg.formats.store_files import atomic_write, make_folder, read_regular
 from actordbg.judge.agreement import agreement_of, ranks_in_words, violation_in_words
 from actordbg.judge.comparison_document import flat_where_it_matters
 from actordbg.judge.summary import summarise
@@ -28,7 +27,7 @@ from actordbg.records.journal import SUPERVISOR, Event, rank_journal, rank_log, 
 from actordbg.records.matrix_record import FAILED, NOT_RUN, PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
 from actordbg.records.replay_record import PASSED as INPUT_PASSED
 from actordbg.records.replay_record import ReplaySpec, ResultRecord
-from actordbg.replay.replay_data import ReplayData, data_of
+from actordbg.replay.replay_data import data_of
 from actordbg.replay.supervise import load_spec
 from actordbg.replay.worker_logs import LAUNCHER_LOG
 from actordbg.store.layout import Store
@@ -46,13 +45,36 @@ def finished(
     folder = store.replays / spec.replay_id
     data = data_of(store, spec)
     summary = summarise([data], selection=spec.replay_id, now=spec.created_at).replays[0]
+    laws, first = summary.laws, dict[str, str]()
+    for answer in laws.violations if laws else ():
+        first.setdefault(answer["law"], violation_in_words(answer))
     loads, load_s, shared_with = loads_of(folder)
     counts = dict(Counter(result.status for result in data.results))
     if missing := len(spec.inputs) - len(data.results):
         counts[NOT_RUN] = missing
+    passed = set(counts) == {INPUT_PASSED}
+    why: list[tuple[Path, str, str]] = []  # the log, the signature and the error of each thing that failed; the first is told
+    failures = (result for result in data.results if result.status != INPUT_PASSED)
+    if failure := min(failures, key=lambda result: (result.started_at, result.slot), default=None):
+        signature = failure.signature or failure.error_class or failure.status
+        why.append((rank_log(folder, failure.worker), signature, failure.error or failure.status))
+    elif passed and laws and first and not laws.broken:
+        why.append((rank_log(folder, data.results[0].worker), LAW_FAILED, next(iter(first.values()))))
+        first = {}
+    agreement = agreement_of(data.results, spec.config) if spec.config.align == "same" else None
+    if passed and agreement is not None and agreement.differ:  # as the replay alone would have failed
+        error = f"on {agreement.checked - agreement.agree} of {agreement.checked} inputs; {ranks_in_words(agreement)[1]}"
+        why.append((rank_log(folder, agreement.differ[0].rank), RANKS_DIFFER, error))
+    refused = isinstance(problem, Refused) and not counts.get(INPUT_PASSED)  # a worker refused it
+    if problem is not None and not refused:
+        events = [event for path in sorted(folder.glob("rank*.jsonl")) for event in read_events(path)]
+        unbuilt = [event for event in events if event["event"] == "broken"]
+        event: Event = unbuilt[-1] if unbuilt else {"error_class": type(problem).__name__, "error": problem.message}
+        log = rank_log(folder, event.get("rank", 0)) if unbuilt else folder / LAUNCHER_LOG
+        why.append((log, signature_of(event["error_class"], event["error"], event.get("trace", "")), event["error"]))
     cell = replace(
         cell,
-        status=PASSED if set(counts) == {INPUT_PASSED} else FAILED,
+        status=PASSED if passed and not why else FAILED,
         replay_id=spec.replay_id,
         counts=counts,
         forward_s=summary.forward.median,
@@ -62,39 +84,15 @@ def finished(
         load_s=load_s,
         shared_with=by_replay.get(shared_with or ""),
     )
-    if summary.laws:
-        first: dict[str, str] = {}
-        for answer in summary.laws.violations:
-            first.setdefault(answer["law"], violation_in_words(answer))
-        violations, unasked = tuple(first.values()), tuple(summary.laws.not_checked)
-        cell = replace(cell, laws=summary.laws.headline, violations=violations, unasked=unasked)
-    failures = (result for result in data.results if result.status != INPUT_PASSED)
-    if failure := min(failures, key=lambda result: (result.started_at, result.slot), default=None):
-        signature = failure.signature or failure.error_class or failure.status
-        cell = _failed(store, cell, rank_log(folder, failure.worker), signature, failure.error or failure.status)
-    elif cell.status == PASSED and cell.violations and summary.laws and not summary.laws.broken:
-        log, error = rank_log(folder, data.results[0].worker), cell.violations[0]
-        cell = _failed(store, replace(cell, violations=()), log, LAW_FAILED, error)
-    agreement = agreement_of(data.results, spec.config) if spec.config.align == "same" else None
-    if cell.status == PASSED and agreement is not None and agreement.differ:  # as the replay alone would have failed
-        error = f"on {agreement.checked - agreement.agree} of {agreement.checked} inputs; {ranks_in_words(agreement)[1]}"
-        cell = _failed(store, cell, rank_log(folder, agreement.differ[0].rank), RANKS_DIFFER, error)
-    if problem is None:
-        return cell
-    if isinstance(problem, Refused) and not counts.get(INPUT_PASSED):  # a worker refused it
-        return replace(cell, status=UNAVAILABLE, reason=with_way_out(problem.message, (problem.hint,)))
-    events = [event for path in sorted(folder.glob("rank*.jsonl")) for event in read_events(path)]
-    unbuilt = [event for event in events if event["event"] == "broken"]
-    event: Event = unbuilt[-1] if unbuilt else {"error_class": type(problem).__name__, "error": problem.message}
-    log = rank_log(folder, event.get("rank", 0)) if unbuilt else folder / LAUNCHER_LOG
-    return _failed(store, cell, log, signature_of(event["error_class"], event["error"], event.get("trace", "")), event["error"])
-
-
-def _failed(store: Store, cell: MatrixCell, log: Path, signature: str, error: str) -> MatrixCell:
-    """Fail a cell; what failed first stays. The error is its first line."""
-    line = next((line.strip() for line in error.splitlines() if line.strip()), "")[:300]
-    known = (cell.signature or signature, cell.error or line, cell.log or store.relative(log))
-    return replace(cell, status=FAILED, signature=known[0], error=known[1], log=known[2])
+    if laws:
+        cell = replace(cell, laws=laws.headline, violations=tuple(first.values()), unasked=tuple(laws.not_checked))
+    if why:
+        log, signature, error = why[0]
+        line = next((line.strip() for line in error.splitlines() if line.strip()), "")[:300]
+        cell = replace(cell, signature=signature, error=line, log=store.relative(log))
+    if problem is not None and refused:
+        cell = replace(cell, status=UNAVAILABLE, reason=with_way_out(problem.message, (problem.hint,)))
+    return cell
 
 
 def loads_of(folder: Path) -> tuple[int, float, str | None]:
@@ -122,17 +120,21 @@ _RESOLVED = ("model", "model_class", "parameters", "num_layers", "device_name", 
 
 def context_of(store: Store, record: MatrixRecord) -> MatrixContext:
     """The context of the first cell whose Actor was built, else of the first that began. Empty if none began."""
-    ids = [cell.replay_id for cell in record.cells if cell.replay_id]
-    replays = [data for replay_id in ids if (data := _data(store, replay_id)) is not None]
-    chosen = next((data for data in replays if data.resolved), replays[0] if replays else None)
-    truth = _data(store, record.truth_id) if record.truth_id else None
-    logs = {cell.index: log_path(store, record.matrix_id, cell) for cell in record.cells}
-    context = MatrixContext(
-        gone=tuple(replay_id for replay_id in ids if not (store.replays / replay_id).is_dir()),
-        logs={index: shown_path(path) for index, path in logs.items() if path.is_file()},
-    )
-    if chosen is None:
+    gone, replays, logs = [], [], {}
+    for cell in record.cells:
+        if cell.replay_id is None:
+            continue
+        folder = store.replays / cell.replay_id
+        if not folder.is_dir():
+            gone.append(cell.replay_id)
+        if (log := store.root / cell.log if cell.log else rank_log(folder, 0)).is_file():
+            logs[cell.index] = shown_path(log)
+        with contextlib.suppress(ActordbgError):  # pruned, or damaged: the table is still worth showing
+            replays.append(data_of(store, load_spec(store, cell.replay_id)))
+    context = MatrixContext(gone=tuple(gone), logs=logs)
+    if not replays:
         return context
+    chosen = next((data for data in replays if data.resolved), replays[0])
     inputs = chosen.spec.inputs
     return replace(
         context,
@@ -142,49 +144,7 @@ def context_of(store: Store, record: MatrixRecord) -> MatrixContext:
         batch_sizes=tuple(item.batch_size for item in inputs),
         tokens=sum(item.tokens for item in inputs),
         folded=sum(bool(result.folded_ids) for result in chosen.results),
-        truth_load_s=loads_of(store.replays / truth.spec.replay_id)[1] if truth else None,
     )
-
-
-def _data(store: Store, replay_id: str) -> ReplayData | None:
-    try:
-        return data_of(store, load_spec(store, replay_id))
-    except ActordbgError:
-        return None  # pruned, or damaged: the table is still worth showing
-
-
-# A log for each cell of a matrix, under the cell's name: `store/reports/<matrix id>/logs/<cell>.log`.
-#
-# It holds what the launcher and every rank of the cell's replay printed, one after the other, so that one file is what one shows
-# or sends. The table links it: in Markdown relative to the current folder, in `--json` as a path.
-
-
-MOST_BYTES = 2**20
-"""Of one rank's log this much is kept, its end."""
-
-
-def log_path(store: Store, matrix_id: str, cell: MatrixCell) -> Path:
-    """Where the log of a cell lies, or will."""
-    name = re.sub(r"[^A-Za-z0-9._+-]+", "-", cell.name).strip("-.")[:100] or "all-as-given"
-    return store.reports / matrix_id / "logs" / f"{name}.log"
-
-
-def write_log(store: Store, matrix_id: str, cell: MatrixCell) -> None:
-    """Write the log of a cell whose replay ended; the replay's folder keeps the logs that it is made of."""
-    if cell.replay_id is None:
-        return
-    folder = store.replays / cell.replay_id
-    parts = [f"# {cell.name or 'all as given'}: {cell.status}, replay {cell.replay_id}\n".encode()]
-    for path in (folder / LAUNCHER_LOG, *sorted(folder.glob("rank*.log"))):
-        try:
-            text = read_regular(path)
-        except OSError:  # a launcher that wrote nothing, or a log that was removed
-            continue
-        cut = f"(its last {MOST_BYTES:,} bytes of {len(text):,})" if len(text) > MOST_BYTES else ""
-        parts.append(f"\n== {path.name} {cut}\n".encode() + text[-MOST_BYTES:])
-    path = log_path(store, matrix_id, cell)
-    make_folder(path.parent)
-    atomic_write(path, b"".join(parts))
 
 
 def shown_path(path: Path) -> str:
@@ -232,63 +192,39 @@ def judged(store: Store, cell: MatrixCell, truth_dtype: str, power: bool = False
     ), truth
 
 
-@dataclass(frozen=True)
-class Baseline:
-    """What cells are compared with: one replay for all cells, or the cell of a matrix with the same configuration.
-
-    slower: a cell regressed if its forward takes more than this many times as long; None: time does not matter.
-    """
-
-    replay_id: str | None = None
-    matrix: MatrixRecord | None = None
-    slower: float | None = None
-
-    @property
-    def name(self) -> str:
-        """Its id."""
-        return self.replay_id or (self.matrix.matrix_id if self.matrix else "")
-
-    def cell_like(self, cell: MatrixCell) -> MatrixCell | None:
-        """The baseline's cell with the same configuration."""
-        cells = self.matrix.cells if self.matrix else ()
-        return next((other for other in cells if _configured(other) == _configured(cell)), None)
-
-    def replay_for(self, cell: MatrixCell) -> str | None:
-        """The replay to compare this cell with; None if the baseline has none."""
-        like = self.cell_like(cell)
-        return like.replay_id if like else self.replay_id
+def cell_like(baseline: MatrixRecord, cell: MatrixCell) -> MatrixCell | None:
+    """The baseline's cell with the same configuration, but for what is only asked of it."""
+    only_asked = {"laws": None, "accept": None}
+    return next((other for other in baseline.cells if other.config | only_asked == cell.config | only_asked), None)
 
 
-def _configured(cell: MatrixCell) -> dict[str, Any]:
-    """A cell's configuration without what is only asked of it."""
-    return {name: value for name, value in cell.config.items() if name not in ("laws", "accept")}
-
-
-def require_common(store: Store, baseline: Baseline, cells: Sequence[MatrixCell], dump_ids: Sequence[str]) -> None:
+def require_common(store: Store, baseline: MatrixRecord, record: MatrixRecord) -> None:
     """Raise UsageError if no dump can be compared with the baseline: that must not look like "nothing regressed"."""
-    replays = {baseline.replay_for(cell) for cell in cells} - {None}
+    like = [other for cell in record.cells if (other := cell_like(baseline, cell)) and other.replay_id]
     passed = {
         dump_id
-        for replay_id in replays
-        for dump_id, result in read_results(store.replays / str(replay_id)).items()
+        for cell in like
+        for dump_id, result in read_results(store.replays / str(cell.replay_id)).items()
         if result.status == INPUT_PASSED
     }
-    if not passed.intersection(dump_ids):
-        what = "has no cell in common with this one" if not replays else "has passed none of these dumps"
-        raise UsageError(f"--baseline {baseline.name} {what}: nothing could regress", hint="select the dumps that it replayed")
+    if not passed.intersection(record.dump_ids):
+        what = "has passed none of these dumps" if like else "has no cell in common with this one"
+        hint = "select the dumps that it replayed"
+        raise UsageError(f"--baseline {baseline.matrix_id} {what}: nothing could regress", hint=hint)
 
 
-def regressions(store: Store, cell: MatrixCell, baseline: Baseline) -> tuple[str, ...]:
+def regressions(store: Store, cell: MatrixCell, baseline: MatrixRecord, slower: float | None = None) -> tuple[str, ...]:
     """What got worse, in words; () if nothing did, or if the baseline has nothing to compare this cell with.
 
     A dump that passed there and does not pass here; log-probs that differ from those there by more than `compare` allows, or
     that cannot be compared with them (another temperature, another model, outputs that were not kept); a
     forward that takes more than `slower` times as long (input by input, the median over inputs that are steady in both); a
-    cell of a matrix that ran there and is unavailable here, or that failed here and did not run there.
+    cell that ran there and is unavailable here, or that failed here and did not run there.
     """
     from actordbg.judge.comparing import compare
 
-    like, theirs = baseline.cell_like(cell), baseline.replay_for(cell)
+    like = cell_like(baseline, cell)
+    theirs = like.replay_id if like else None
     if cell.status == UNAVAILABLE:
         return (f"it passed in the baseline, and is unavailable here: {cell.reason}",) * bool(like and like.good)
     if theirs is None:
@@ -308,11 +244,11 @@ def regressions(store: Store, cell: MatrixCell, baseline: Baseline) -> tuple[str
         if record.verdict == NOT_COMPARED:
             why = next((reason for dump in record.dumps for reason in dump.not_compared.values()), "")
             worse.append(f"its numbers cannot be compared with the baseline's: {'; '.join(record.reasons) or why}")
-    if baseline.slower is not None:
+    if slower is not None:
         replays = [data_of(store, load_spec(store, replay_id)) for replay_id in (theirs, cell.replay_id)]
         comparison = summarise(replays, selection="", now="").comparison
         ratio = comparison.rows[1].forward_ratio if comparison else None
-        if ratio is not None and ratio > baseline.slower:
+        if ratio is not None and ratio > slower:
             worse.append(f"the forward takes {ratio:.2f} times as long as in the baseline")
     return tuple(worse)
 

@@ -103,7 +103,11 @@ def combinations(base: ReplayConfig, axes: Axes) -> list[Combination]:
     by_config: dict[ReplayConfig, Combination] = {}
     for values in product(*axes.values()):
         asked = dict(zip(axes, values, strict=True))
-        config = _collapse(base, asked)
+        config = replace(base, **asked)
+        idle: dict[str, Any] = {name: axis.idle for name, axis in AXES.items() if not has(axis, config.backend, config.compile)}
+        config = replace(config, **idle)  # without what its backend takes no notice of
+        if "nproc" not in asked and config.nproc < config.tp * config.ring:
+            config = replace(config, nproc=config.tp * config.ring)
         settings = {name: value if has(AXES[name], config.backend, config.compile) else None for name, value in asked.items()}
         by_config.setdefault(config, Combination(name_of(settings, axes), settings, config))
     for name, wanted in axes.items():
@@ -128,13 +132,3 @@ def name_of(settings: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> s
     if "zero_stage" in brief:
         brief.pop("backend", None)
     return ", ".join(AXES[name].in_words(value, brief=True) for name, value in (brief or known).items())
-
-
-def _collapse(base: ReplayConfig, asked: Mapping[str, Any]) -> ReplayConfig:
-    """The configuration that was asked for, without what its backend takes no notice of."""
-    config = replace(base, **asked)
-    idle: dict[str, Any] = {name: axis.idle for name, axis in AXES.items() if not has(axis, config.backend, config.compile)}
-    config = replace(config, **idle)
-    if "nproc" not in asked and config.nproc < config.tp * config.ring:
-        config = replace(config, nproc=config.tp * config.ring)
-    return config

@@ -57,11 +57,6 @@ def checked_storage(text: str, store: Path) -> Path:
     return folder
 
 
-def every_by_default(steps: int) -> int:
-    """A tenth of the training, which is then the most that a death costs; each step of a short one."""
-    return -(-steps // 10)
-
-
 def open_folder(folder: Path) -> None:
     """Make the folder of a cell's checkpoints, for this user alone. StoreProblem where that cannot be."""
     try:
@@ -170,14 +165,7 @@ def _remove(folders: Iterable[Path]) -> None:
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    words = {
-        "check": "it is of another check",
-        "cell": "it is of another configuration of the check",
-        "inputs": "its inputs were others",
-        "configuration": "its settings were others",
-        "optimizer": "its optimizer had other numbers",
-    }
-    other = [told for name, told in words.items() if before.get(name) != now[name]]
+    other = [f"another {name}" for name in now if name != "versions" and before.get(name) != now[name]]
     was, are = dict(before.get("versions") or {}), now["versions"]
     changed = sorted(name for name in {*was, *are} if was.get(name) != are.get(name))
     return other + [f"{name} was {was.get(name, 'none')}, and is {are.get(name, 'none')}" for name in changed]

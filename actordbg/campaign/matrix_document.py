@@ -43,7 +43,6 @@ from actordbg.judge.summary import Explain, nothing_known
 from actordbg.records.comparison_record import GOOD, NOT_COMPARED
 from actordbg.records.matrix_record import FAILED, NOT_RUN, PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
 
-MODEL = ("model", "model_class", "parameters", "num_layers")
 AXES_AS_COLUMNS = 4
 """With more axes than this the settings share one column."""
 WRONG, UNJUDGED, REGRESSED, IN_PART, WAITS = "WRONG", "NOT JUDGED", "REGRESSED", "in part", "not compared"
@@ -52,7 +51,7 @@ WRONG, UNJUDGED, REGRESSED, IN_PART, WAITS = "WRONG", "NOT JUDGED", "REGRESSED",
 @dataclass(frozen=True)
 class MatrixContext:
     """What the cells ran on. `resolved`: the configuration of the first Actor. `folded`: inputs whose token ids were folded into
-    the vocabulary. `truth_load_s`: seconds to load the truth's model, in a process of its own.
+    the vocabulary.
     """
 
     resolved: dict[str, Any] = field(default_factory=dict)
@@ -61,7 +60,6 @@ class MatrixContext:
     batch_sizes: tuple[int, ...] = ()
     tokens: int = 0
     folded: int = 0
-    truth_load_s: float | None = None
     gone: tuple[str, ...] = ()
     """Replays of cells that are no longer in the store."""
     logs: dict[int, str] = field(default_factory=dict)
@@ -75,35 +73,33 @@ def matrix_document(
     cells, counted = record.cells, _counted(record)
     state = "running, or was killed" if record.status == "running" else record.status
     of_toy = next((said for cell in cells if (said := toy(cell.config.get("model"), ", of a "))), "")
-    heat = heat_map(record)
-    words = [(verdict_word(cell), cell) for cell in cells]
-    reasons = [(cell.reason, cell) for cell in cells]
-    laws = [(cell.laws, cell) for cell in cells]
+    by_word: dict[str, list[tuple[str, MatrixCell]]] = {}
+    for cell in cells:
+        by_word.setdefault(verdict_word(cell), []).append((cell.reason, cell))
     unasked = [(f"not checked: {reason}", cell) for cell in cells if cell.laws for reason in cell.unasked]
     sections = {
-        "Wrong": [_wrong(cell) for word, cell in words if word == WRONG],
-        "Not judged": _by_text((cell.reason, cell) for word, cell in words if word == UNJUDGED),
-        "In part": _by_text((cell.reason, cell) for word, cell in words if word in (PASSED, IN_PART)),
+        "Wrong": [_wrong(cell) for _, cell in by_word.get(WRONG, ())],
+        "Not judged": _by_text(by_word.get(UNJUDGED, ())),
+        "In part": _by_text([*by_word.get(PASSED, ()), *by_word.get(IN_PART, ())]),
         "Regressed": [f"{_label(cell)}: {'; '.join(cell.regressed)}" for cell in cells if cell.regressed],
-        "Laws": _by_text(laws) + _by_text(unasked),
+        "Laws": _by_text((cell.laws, cell) for cell in cells) + _by_text(unasked),
         "What would have been wrong": [
             f"{_label(cell)}: {excluded(cell.excludes, str(cell.config.get('dtype')))}"
             for cell in cells
             if cell.excludes and record.options.get("power")
         ],
         "Failed": [line for cell in cells if cell.status == FAILED for line in _failure(cell, explain)],
-        "Unavailable and not run": _by_text(told for told in reasons if told[1].status in (UNAVAILABLE, NOT_RUN)),
-        "Loaded": _loaded(record, context),
+        "Unavailable and not run": _by_text((cell.reason, cell) for cell in cells if cell.status in (UNAVAILABLE, NOT_RUN)),
         "Logs": [f"{_label(cell)}: {context.logs[cell.index]}" for cell in cells if cell.index in context.logs],
         "What it ran on": _facts(record, context),
     }
     return [
         Heading(f"matrix {record.matrix_id}{of_toy}", 1),
         Paragraph(f"{counted}." + f" The matrix is {state}." * (state != "complete")),
-        matrix_banner(record, counted),
-        *([heat] if heat else []),
+        _banner(record, counted),
+        *_heat_map(record),
         _table(record, context),
-        Paragraph(f"{'; '.join(_DEFINITIONS)}." if explained else _EXPLAINED),
+        Paragraph(f"{'; '.join(_DEFINITIONS)}." if explained else "How to read the figures: `actordbg matrix --explain`."),
         *([] if record.options.get("oracle") else [Paragraph(_UNCOMPARED)]),
         *(block for title, lines in sections.items() if lines for block in (Heading(title, 3), Items(lines))),
     ]
@@ -179,7 +175,6 @@ def _setting(name: str, cell: MatrixCell) -> str:
     return "-" if value is None else AXES[name].in_words(value, brief=True) if isinstance(value, str) else AXES[name].typed(value)
 
 
-_EXPLAINED = "How to read the figures: `actordbg matrix --explain`."
 _UNCOMPARED = "passed: it finished with finite numbers; they were not compared with the truth (--no-truth)."
 
 
@@ -199,11 +194,6 @@ def explanations() -> list[Block]:
 def _label(cell: MatrixCell) -> str:
     """Without a #: GitHub would make it a link to an issue."""
     return f"cell {cell.index}, {cell.name}".removesuffix(", ")
-
-
-def _cells(cells: Sequence[MatrixCell]) -> str:
-    """ "cells 0, 1, 2"."""
-    return f"cell{'s' * (len(cells) > 1)} {', '.join(str(cell.index) for cell in cells)}"
 
 
 def _wrong(cell: MatrixCell) -> str:
@@ -230,29 +220,14 @@ def _by_text(said: Iterable[tuple[str, MatrixCell]]) -> list[str]:
     by_text: dict[str, list[MatrixCell]] = {}
     for text, cell in said:
         by_text.setdefault(text, []).append(cell)
-    return [f"{_cells(cells)}: {text}" for text, cells in by_text.items() if text]
-
-
-def _loaded(record: MatrixRecord, context: MatrixContext) -> list[str]:
-    built = [cell for cell in record.cells if cell.loads]
-    if not built:
-        return []
-    total = sum(cell.load_s or 0.0 for cell in built)
-    ran = sum(cell.replay_id is not None for cell in record.cells)
-    lines = [f"{plural(record.loads, 'Actor')} built in {seconds(total)} s for {plural(ran, 'cell')}"]
-    for cell in built:
-        # one that was resumed may have shared first and built later
-        shared = [one for one in record.cells if one.shared_with == cell.index != one.index and not one.loads]
-        more = f", {cell.loads} builds" * (cell.loads > 1) + f"; shared by {_cells(shared)}" * bool(shared)
-        lines.append(f"{_label(cell)}: {seconds(cell.load_s)} s{more}")
-    if context.truth_load_s is not None:
-        lines.append(f"the truth ({record.truth_id}) has a model of its own: {seconds(context.truth_load_s)} s")
-    return lines
+    numbers = {text: ", ".join(str(cell.index) for cell in cells) for text, cells in by_text.items()}
+    return [f"cell{'s' * (',' in numbers[text])} {numbers[text]}: {text}" for text in by_text if text]
 
 
 def _facts(record: MatrixRecord, context: MatrixContext) -> list[str]:
     ran, inputs = context.resolved, len(context.seq_lens)
-    model = [f"{name} {setting(ran[name])}" for name in MODEL if ran.get(name) is not None]
+    named = ("model", "model_class", "parameters", "num_layers")
+    model = [f"{name} {setting(ran[name])}" for name in named if ran.get(name) is not None]
     sizes = inputs and (
         f"{plural(inputs, 'dump')}, batch size {_range(context.batch_sizes)}, seq_len {_range(context.seq_lens)}, "
         f"{plural(context.tokens, 'token')}" + f" (ids of {context.folded} folded into the vocabulary)" * bool(context.folded)
@@ -283,7 +258,7 @@ MOST_COLUMNS = 6
 _COLOURS = {GOOD_TONE: GREEN, PART_TONE: PART, BAD_TONE: BAD, NO_TONE: QUIET}
 
 
-def matrix_banner(record: MatrixRecord, counted: str) -> Banner:
+def _banner(record: MatrixRecord, counted: str) -> Banner:
     """Say the verdict over all cells. counted: how many cells came out how, in words."""
     ran = [cell for cell in record.cells if cell.status in (PASSED, FAILED)]
     judged = [cell for cell in ran if cell.verdict is not None and not cell.unjudged]
@@ -312,18 +287,17 @@ def matrix_banner(record: MatrixRecord, counted: str) -> Banner:
     return Banner(word, f"{counted}.{first}", tone, tuple(figures), tuple(left))
 
 
-def heat_map(record: MatrixRecord) -> Cells | None:
-    """Lay out the cells by their settings; None where nothing varies."""
+def _heat_map(record: MatrixRecord) -> list[Block]:
+    """Lay out the cells by their settings; nothing where nothing varies."""
     down = [name for name in AXES if len(record.axes.get(name, ())) > 1]
     if not down:
-        return None
+        return []
     across: list[str] = []
     while down and (not across or len(_values(record, [down[-1], *across])) <= MOST_COLUMNS):
         across.insert(0, down.pop())
-    by_settings = {tuple(str(cell.settings.get(name)) for name in (*down, *across)): cell for cell in record.cells}
+    by_settings = {tuple(str(cell.settings.get(name)) for name in (*down, *across)): _cell(cell, record) for cell in record.cells}
     rows, columns = _values(record, down), _values(record, across)
-    found = [[by_settings.get((*map(str, row), *map(str, column))) for column in columns] for row in rows]
-    cells = tuple(tuple(None if cell is None else _cell(cell, record) for cell in line) for line in found)
+    cells = tuple(tuple(by_settings.get((*map(str, row), *map(str, column))) for column in columns) for row in rows)
     heads = tuple(_named(down, row) or "all" for row in rows), tuple(_named(across, column) for column in columns)
     says = "Each field is a replay under those settings: its word, and how far it is from the truth. Point at one for the reason;"
     marks = [
@@ -335,7 +309,7 @@ def heat_map(record: MatrixRecord) -> Cells | None:
     shown = hints(("verdict", "verdict"), ("figure", "figures"), ("why", "why"))
     field = layer("rect", tooltip=shown, color=coloured("tone", None, _COLOURS))
     drawn = layered(marks, field, height=44 * len(rows), x=names("column", None), y=names("row", None))
-    return Cells("The cells", f"{says} a click copies the command that repeats it.", *heads, cells, drawn)
+    return [Cells("The cells", f"{says} a click copies the command that repeats it.", *heads, cells, drawn)]
 
 
 def _values(record: MatrixRecord, axes: Sequence[str]) -> list[tuple[Any, ...]]:

@@ -26,7 +26,7 @@ from actordbg.actor.hub_model import versions_of
 from actordbg.base.errors import ActordbgError, CorruptDump, MachineFault, StoreProblem, UsageError
 from actordbg.base.owners import Owner
 from actordbg.base.units import new_replay_id, resolve
-from actordbg.campaign.cell_outcomes import Baseline, finished, judged, regressions, write_log
+from actordbg.campaign.cell_outcomes import finished, judged, regressions
 from actordbg.campaign.cells import batches, with_way_out
 from actordbg.campaign.runner import Campaign, CellRunners, Trial, run_trials
 from actordbg.catalog.query import get_dump, open_fresh
@@ -91,20 +91,6 @@ def load_with_owner(store: Store, name: str) -> tuple[MatrixRecord, Owner]:
     return record, owner
 
 
-def open_baseline(store: Store, name: str, slower: float | None) -> Baseline:
-    """Open a replay or a matrix by its id or the beginning of one; UsageError if the store has neither."""
-    if name not in names(store):
-        with contextlib.suppress(StoreProblem):
-            return Baseline(replay_id=load_spec(store, name).replay_id, slower=slower)
-    try:
-        return Baseline(matrix=load(store, name), slower=slower)
-    except UsageError:
-        raise UsageError(
-            f"--baseline {name} is neither a replay nor a matrix of this store",
-            hint="`actordbg report --all` lists replays; a matrix's id is the first line of its table",
-        ) from None
-
-
 FILES = "input_files"
 """The option that keeps the named files for `--resume`."""
 
@@ -167,7 +153,7 @@ def new_matrix(
 
 
 def run_matrix(
-    store: Store, record: MatrixRecord, rows: Sequence[Row], around: Surroundings, baseline: Baseline | None = None
+    store: Store, record: MatrixRecord, rows: Sequence[Row], around: Surroundings, baseline: MatrixRecord | None = None
 ) -> MatrixRecord:
     """Run every cell that is not decided, and judge those that passed. `rows`: the dumps of `record.dump_ids`.
 
@@ -184,7 +170,7 @@ class MatrixRun(Campaign[MatrixRecord]):
     """One run of a matrix."""
 
     def __init__(
-        self, store: Store, record: MatrixRecord, rows: Sequence[Row], around: Surroundings, baseline: Baseline | None
+        self, store: Store, record: MatrixRecord, rows: Sequence[Row], around: Surroundings, baseline: MatrixRecord | None
     ) -> None:
         name = record.matrix_id
         super().__init__(store, record, path_of(store, name), f"matrix {name}", f"matrix --resume {name}")
@@ -204,8 +190,9 @@ class MatrixRun(Campaign[MatrixRecord]):
             run_trials(self._trials(todo, around), around.warm)
         self._judge(range(len(cells)), around)
         if self.baseline is not None:
+            slower = self.record.options.get("slower")
             for cell in self.record.cells:
-                self.put(replace(cell, regressed=regressions(self.store, cell, self.baseline)))
+                self.put(replace(cell, regressed=regressions(self.store, cell, self.baseline, slower)))
 
     def close(self, complete: bool) -> None:
         if not (complete and self.around.warm.reopen):
@@ -263,7 +250,6 @@ class MatrixRun(Campaign[MatrixRecord]):
         if (left_out := dumps - len(spec.inputs)) and cell.status == PASSED:
             cell = replace(cell, reason=f"{left_out} of {dumps} dumps left out: not of a whole call")
         self.put(cell)
-        write_log(self.store, self.record.matrix_id, cell)
         around.on_event(MatrixEvent("done", cell))
 
     def _spec(self, cell: MatrixCell) -> ReplaySpec:

@@ -30,9 +30,9 @@ from actordbg.base.owners import Owner
 from actordbg.base.units import resolve
 from actordbg.campaign import checkpoints
 from actordbg.campaign.runner import Campaign, Trial, run_trials
-from actordbg.campaign.sft_cells import run_sft
+from actordbg.campaign.train_document import OWN
 from actordbg.campaign.train_engine import CHECKPOINTS, MODULE, STEP, TRAINING, step_of
-from actordbg.campaign.train_plan import schedule
+from actordbg.campaign.train_plan import run_sft, schedule
 from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import is_plain_name, now_timestamp
@@ -44,7 +44,6 @@ from actordbg.records.matrix_record import (
     NOISE,
     OPEN,
     SFT,
-    SFT_BASELINE,
     TRAINED,
     TrainCell,
     TrainCheckRecord,
@@ -69,11 +68,7 @@ class GroupLost(Exception):
 
 
 class CellEnded(Exception):
-    """A micro-batch did not pass: the training is over."""
-
-    def __init__(self, record: ResultRecord) -> None:
-        super().__init__(record.error or record.status)
-        self.record = record
+    """A micro-batch did not pass: the training is over. Its text says why."""
 
 
 class TrainRun(Campaign[TrainCheckRecord]):
@@ -115,23 +110,21 @@ class TrainRun(Campaign[TrainCheckRecord]):
         self.warm.close(at_once=not complete)
 
     def _run_cell(self, cell: TrainCell, warm: WarmGroups) -> None:
-        own, began = cell.role in (SFT, SFT_BASELINE), time.monotonic()
+        own, began = cell.role in OWN, time.monotonic()
         cell = replace(cell, folder=None, reason="") if own else self._next_attempt(cell)
         for _ in range(len(cell.steps) * self.record.batch):
             self.on_event(cell, "micro-batch")
         self.put(cell)
         self.on_event(cell, "starts")
         if own:
-            log = log_of(self.record, cell)
-            status, reason, steps = run_sft(cell, self.record, log, partial(self.on_event, cell, "micro-batch"))
-            optimizer = ""
+            cell = run_sft(cell, self.record, log_of(self.record, cell), partial(self.on_event, cell, "micro-batch"))
         else:
-            cell, status, reason, optimizer = self._train(cell)
-            steps = self._steps_so_far(cell)
-            if status == TRAINED and len(steps) < self.record.steps:
-                status, reason = BROKEN, f"only {len(steps)} of {self.record.steps} steps have figures"
-        seconds = time.monotonic() - began
-        cell = replace(cell, status=status, reason=reason, seconds=seconds, steps=steps, optimizer=optimizer)
+            cell = self._train(cell)
+            cell = replace(cell, steps=self._steps_so_far(cell))
+            if cell.status == TRAINED and len(cell.steps) < self.record.steps:
+                reason = f"only {len(cell.steps)} of {self.record.steps} steps have figures"
+                cell = replace(cell, status=BROKEN, reason=reason)
+        cell = replace(cell, seconds=time.monotonic() - began)
         self.put(cell)
         self.on_event(cell, "done")
         if not own:
@@ -139,8 +132,8 @@ class TrainRun(Campaign[TrainCheckRecord]):
             if (storage := self._storage(cell)) is not None:
                 checkpoints.remove_all(storage)
 
-    def _train(self, cell: TrainCell) -> tuple[TrainCell, str, str, str]:
-        """Attempt the cell until it ends: the cell in its last attempt, its status and reason, and its optimizer."""
+    def _train(self, cell: TrainCell) -> TrainCell:
+        """Attempt the cell until it ends: the cell in its last attempt, with its status, reason and optimizer."""
         losses, self._died_in = self._losses or Losses(FAILURES_HERE), set()
         while True:
             before = len(losses.reasons)
@@ -149,7 +142,7 @@ class TrainRun(Campaign[TrainCheckRecord]):
                 outcome = run_replay(
                     self.store, self._spec(cell), hear, warm=self.warm, folder=folder, deal=False, losses=self._losses
                 )
-                return cell, TRAINED, "", str(outcome.resolved.get("stepped_by", ""))
+                return replace(cell, status=TRAINED, optimizer=str(outcome.resolved.get("stepped_by", "")))
             except GroupLost as lost:
                 self.warm.close(at_once=True)
                 if losses.reasons[before:][-1:] != [str(lost)]:  # what its supervisor has not counted
@@ -158,11 +151,11 @@ class TrainRun(Campaign[TrainCheckRecord]):
                 self.put(cell)
             except CellEnded as ended:
                 self.warm.close(at_once=True)
-                return cell, BROKEN, _why(ended.record), ""
+                return replace(cell, status=BROKEN, reason=str(ended))
             except (GroupsLost, MachineFault):
                 raise
             except ActordbgError as error:
-                return cell, BROKEN, error.message, ""
+                return replace(cell, status=BROKEN, reason=error.message)
 
     def _next_attempt(self, cell: TrainCell) -> TrainCell:
         """The cell with a new folder, and with the steps before the newest checkpoint. Unsupported for a checkpoint of others."""
@@ -229,7 +222,7 @@ class TrainRun(Campaign[TrainCheckRecord]):
                 self._died_in.add(result.dump_id)
                 raise GroupLost(_why(result))
             if result.status != PASSED:
-                raise CellEnded(result)
+                raise CellEnded(_why(result))
             if storage is not None and result.extra.get(STEP):
                 checkpoints.prune(storage)  # after a step no rank writes one
             self.on_event(cell, "micro-batch")
@@ -242,7 +235,7 @@ def folder_of(store: Store, check_id: str) -> Path:
 
 def log_of(record: TrainCheckRecord, cell: TrainCell) -> Path:
     """Where a cell's log is; those of the trainer's own program have a folder of their own, since names are the same."""
-    return Path(record.log_dir) / ("sft" if cell.role in (SFT, SFT_BASELINE) else "") / cell.log_name
+    return Path(record.log_dir) / ("sft" if cell.role in OWN else "") / cell.log_name
 
 
 def write_trainer_log(cell: TrainCell, record: TrainCheckRecord) -> None:
@@ -295,7 +288,7 @@ def steps_of(folder: Path, batch: int) -> list[TrainStep]:
 
 def _home(cell: TrainCell) -> tuple[object, ...]:
     """Cells of one home can run in the same processes; the trainer's own program is in none of them, and last."""
-    if cell.role in (SFT, SFT_BASELINE):
+    if cell.role in OWN:
         return (SFT,)
     return cell.config["backend"], cell.config["nproc"], cell.config["dist_backend"]
 

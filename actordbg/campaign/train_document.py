@@ -59,6 +59,8 @@ LEAST = {"fp32": 1e-5, "bf16": 2**-7, "fp16": 2**-10}
 FACTOR = 4.0
 AGREES, PARTS, NO_FALL, FAR = "agrees", "PARTS", "no fall", "far"
 YES, NO, UNKNOWN = "yes", "no", "?"
+OWN = (SFT, SFT_BASELINE)
+"""What the trainer's own program trains."""
 ROUND = "round"
 """Key of the options of the trainer's own program: after how many steps its rows come again."""
 _THREE_DIGITS = 0.005
@@ -99,10 +101,13 @@ class CellVerdict:
         return self.word == AGREES and self.falls == YES
 
 
+Judged = list[tuple[TrainCell, CellVerdict]]
+
+
 def verdicts(record: TrainCheckRecord) -> list[CellVerdict]:
     """One for each cell, in order; the baseline and the noise are judged as well, and count for nothing."""
     baseline, alone = trained(record, BASELINE), trained(record, SFT_BASELINE)
-    return [_verdict(record, cell, alone if cell.role in (SFT, SFT_BASELINE) else baseline) for cell in record.cells]
+    return [_verdict(record, cell, alone if cell.role in OWN else baseline) for cell in record.cells]
 
 
 def trained(record: TrainCheckRecord, role: str) -> TrainCell | None:
@@ -110,7 +115,7 @@ def trained(record: TrainCheckRecord, role: str) -> TrainCell | None:
     return next((cell for cell in record.cells if cell.role == role and cell.status == TRAINED), None)
 
 
-def asked_of(record: TrainCheckRecord) -> list[tuple[TrainCell, CellVerdict]]:
+def asked_of(record: TrainCheckRecord) -> Judged:
     """The cells that were asked for, and their verdicts."""
     pairs = zip(record.cells, verdicts(record), strict=True)
     return [(cell, verdict) for cell, verdict in pairs if cell.role in (ASKED, SFT)]
@@ -118,22 +123,23 @@ def asked_of(record: TrainCheckRecord) -> list[tuple[TrainCell, CellVerdict]]:
 
 def is_good(record: TrainCheckRecord) -> bool:
     """Something was trained, and every cell that could be trained agrees and is known to have a falling loss."""
-    ran = [verdict for cell, verdict in asked_of(record) if cell.status != IMPOSSIBLE]
-    return bool(ran) and all(verdict.good for verdict in ran)
+    ran = [verdict.good for cell, verdict in asked_of(record) if cell.status != IMPOSSIBLE]
+    return bool(ran) and all(ran)
 
 
 def _verdict(record: TrainCheckRecord, cell: TrainCell, baseline: TrainCell | None) -> CellVerdict:
     if cell.status != TRAINED:
         return CellVerdict(cell.index, cell.status, NO)
-    own = cell.role in (SFT, SFT_BASELINE)
+    own = cell.role in OWN
     period = (record.options.get(SFT) or {}).get(ROUND) or 0 if own else steps_of_round(len(record.dump_ids), record.batch)
-    falls = falling(cell.steps, period, _THREE_DIGITS if own else 0.0)
+    ours = _losses(cell)
+    falls = falling(ours, period, _THREE_DIGITS if own else 0.0)
     if baseline is None:
         return CellVerdict(cell.index, "not judged", YES, falls)
-    gaps = {figure: gaps_of(cell.steps, baseline.steps, figure) for figure in FIGURES[: 1 if own else 3]}
+    gaps = {figure: gaps_of(cell, baseline, figure) for figure in FIGURES[: 1 if own else 3]}
     largest = {figure: max(filter(math.isfinite, found), default=None) for figure, found in gaps.items()}
     # the ancestor's third criterion
-    losses = zip(*([values[0], fmean(values), values[-1]] for values in map(_losses, (cell.steps, baseline.steps))), strict=True)
+    losses = zip(*([values[0], fmean(values), values[-1]] for values in (ours, _losses(baseline))), strict=True)
     within = YES if all(relative(a, b) < record.threshold for a, b in losses) else NO
     parting = _parting(gaps, record, cell, baseline) if cell.role == ASKED else None
     word = cell.role.rpartition(" ")[2]
@@ -142,16 +148,16 @@ def _verdict(record: TrainCheckRecord, cell: TrainCell, baseline: TrainCell | No
     return CellVerdict(cell.index, word, YES, falls, within, largest, parting)
 
 
-def gaps_of(steps: Sequence[TrainStep], baseline: Sequence[TrainStep], figure: str) -> list[float]:
+def gaps_of(cell: TrainCell, baseline: TrainCell, figure: str) -> list[float]:
     """Relative differences of a figure, step by step."""
-    pairs = zip(steps, baseline, strict=False)
+    pairs = zip(cell.steps, baseline.steps, strict=False)
     return [relative(number_of(getattr(a, figure)), number_of(getattr(b, figure))) for a, b in pairs]
 
 
 def limits_of(record: TrainCheckRecord, figure: str) -> list[float]:
     """How far a figure may be from the baseline, step by step."""
     baseline, noise = trained(record, BASELINE), trained(record, NOISE)
-    gaps = gaps_of(noise.steps, baseline.steps, figure) if noise and baseline else []
+    gaps = gaps_of(noise, baseline, figure) if noise and baseline else []
     finite = [gap if math.isfinite(gap) else 0.0 for gap in gaps]
     return [max(LEAST[record.dtype], FACTOR * max(finite[: step + 1], default=0.0)) for step in range(record.steps)]
 
@@ -161,11 +167,10 @@ def steps_of_round(inputs: int, batch: int) -> int:
     return inputs // math.gcd(inputs, batch)
 
 
-def falling(steps: Sequence[TrainStep], period: int, rounding: float) -> str:
+def falling(losses: Sequence[float], period: int, rounding: float) -> str:
     """Whether the loss falls: from the first to the last whole round over the same inputs, by more than its relative `rounding`;
     by its trend where no round comes twice.
     """
-    losses = _losses(steps)
     if not 0 < 2 * period <= len(losses):
         return {FALLS: YES, RISES: NO}.get(trend(losses).word, UNKNOWN)
     end = len(losses) - len(losses) % period
@@ -177,20 +182,18 @@ def _parting(
     gaps: Mapping[str, Sequence[float]], record: TrainCheckRecord, cell: TrainCell, baseline: TrainCell
 ) -> Parting | None:
     limits = {figure: limits_of(record, figure) for figure in FIGURES}
-    for index in range(len(gaps["loss"])):
+    for index, (ours, theirs) in enumerate(zip(cell.steps, baseline.steps, strict=False)):
         if over := [figure for figure in FIGURES if not gaps[figure][index] <= limits[figure][index]]:
-            first = max(over, key=lambda figure: gaps[figure][index])
-            by, limit = gaps[first][index], limits[first][index]
+            figure = max(over, key=lambda figure: gaps[figure][index])
+            by, limit = gaps[figure][index], limits[figure][index]
             if math.isnan(by):
-                return Parting(cell.steps[index].step, first, None, limit)
-            hint = looks_like(index, set(over), cell.steps, baseline.steps)
-            return Parting(cell.steps[index].step, first, by, limit, hint)
+                return Parting(ours.step, figure, None, limit)
+            return Parting(ours.step, figure, by, limit, looks_like(index, set(over), ours, theirs))
     return None
 
 
-def looks_like(index: int, over: set[str], steps: Sequence[TrainStep], baseline: Sequence[TrainStep]) -> str:
+def looks_like(index: int, over: set[str], ours: TrainStep, theirs: TrainStep) -> str:
     """What the figures that part first point to. A guess to begin with, never part of the verdict."""
-    ours, theirs = steps[index], baseline[index]
     gradient = number_of(ours.grad_norm) / (number_of(theirs.grad_norm) or math.nan)
     update = number_of(ours.update_norm) / (number_of(theirs.update_norm) or math.nan)
     if "loss" in over and index == 0:
@@ -199,13 +202,11 @@ def looks_like(index: int, over: set[str], steps: Sequence[TrainStep], baseline:
         return f"gradients {gradient:.3g} times as large: not reduced over all ranks, or weighted otherwise"
     if "grad_norm" in over and "loss" not in over and index == 1 and gradient > 1:
         return "gradients of the step before are still there: a missing zero_grad"
-    if over == {"update_norm"} and index == 0:
-        return (
-            f"same gradients, update {update:.3g} times as large: a learning rate or a step applied twice, or another optimizer"
-        )
-    if over == {"update_norm"}:
+    if over != {"update_norm"}:
+        return "weights that the step before left different"
+    if index:
         return "same gradients, another update: the optimizer's state was reset, lost or not synchronised"
-    return "weights that the step before left different"
+    return f"same gradients, update {update:.3g} times as large: a learning rate or a step applied twice, or another optimizer"
 
 
 def number_of(value: float | None) -> float:
@@ -213,8 +214,8 @@ def number_of(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _losses(steps: Sequence[TrainStep]) -> list[float]:
-    return [number_of(step.loss) for step in steps]
+def _losses(cell: TrainCell) -> list[float]:
+    return [number_of(step.loss) for step in cell.steps]
 
 
 _COLUMNS = ("configuration", "result", "first", "last", "falls", "loss", "|g|", "|dw|", "parts")
@@ -223,17 +224,16 @@ _PLURAL = {"agrees": "agree", "PARTS": "PART"}
 
 def train_document(record: TrainCheckRecord, logs: Mapping[int, str]) -> list[Block]:
     """The whole check, top to bottom. logs: the log of each cell that has one, by index."""
-    judged = verdicts(record)
-    pairs = list(zip(record.cells, judged, strict=True))
-    counted = _counted(record)
-    own = any(cell.role == SFT for cell in record.cells)
+    pairs = list(zip(record.cells, verdicts(record), strict=True))
+    asked = [(cell, verdict) for cell, verdict in pairs if cell.role in (ASKED, SFT)]
+    counted = _counted(record, asked)
     legend = (
         "first, last: loss. falls: over the same inputs; ?: nobody can tell. loss, |g|, |dw|: largest relative difference "
         "from the baseline (the plain Actor in fp32) of loss, gradient norm and update norm. parts: the first step where one of "
         f"them is further away than {LEAST[record.dtype]:.2g} and {FACTOR:g} times what the plain Actor with its sums reordered "
         f"is. far: first, mean or last loss is {record.threshold:g} or more away."
         + " train_sft: the trainer's own program over rows of text, against itself on one process."
-        * own
+        * any(cell.role == SFT for cell in record.cells)
     )
     impossible = _names_by([(cell.reason, cell) for cell in record.cells if cell.status == IMPOSSIBLE])
     sections = {
@@ -247,7 +247,7 @@ def train_document(record: TrainCheckRecord, logs: Mapping[int, str]) -> list[Bl
     return [
         Heading(f"training check {record.check_id}", 1),
         Paragraph(counted),
-        train_banner(record, judged, counted),
+        train_banner(record, asked, counted),
         *train_charts(record),
         Grid(_COLUMNS, [_row(*pair) for pair in pairs], {"configuration", "result", "falls", "parts"}, links),
         Paragraph(legend),
@@ -257,18 +257,14 @@ def train_document(record: TrainCheckRecord, logs: Mapping[int, str]) -> list[Bl
 
 def _row(cell: TrainCell, verdict: CellVerdict) -> tuple[str, ...]:
     ends = (number(step.loss) for step in (cell.steps[0], cell.steps[-1])) if cell.steps else "--"
-    apart = ("-" if name not in verdict.largest else _apart(verdict.largest[name]) for name in FIGURES)
+    largest = verdict.largest
+    apart = ["-" if n not in largest else "nan" if (gap := largest[n]) is None else f"{gap:.1e}" for n in FIGURES]
     parts = f"step {verdict.parting.step}" if verdict.parting else "-"
     return (cell.name, verdict.word, *ends, verdict.falls if cell.steps else "-", *apart, parts)
 
 
-def _apart(largest: float | None) -> str:
-    return "nan" if largest is None else f"{largest:.1e}"
-
-
-def _counted(record: TrainCheckRecord) -> str:
+def _counted(record: TrainCheckRecord, asked: Judged) -> str:
     """How many configurations came out how, over what."""
-    asked = asked_of(record)
     words, own = ([verdict.word for cell, verdict in asked if cell.role == role] for role in (ASKED, SFT))
     least = 2 * steps_of_round(len(record.dump_ids), record.batch)
     falls = "its change is within the scatter of the steps; use more --steps, or a larger --lr"
@@ -291,11 +287,10 @@ def _in_words(words: Sequence[str]) -> str:
 
 def _told(cell: TrainCell, parting: Parting) -> str:
     hint = f". Looks like: {parting.looks_like}" if parting.looks_like else ""
-    off = f"off by {parting.by:.2g} (limit {parting.limit:.2g})" if parting.by is not None else _NOT_FINITE
+    off = "NaN or infinite, here or in the baseline"
+    if parting.by is not None:
+        off = f"off by {parting.by:.2g} (limit {parting.limit:.2g})"
     return f"{cell.name}: at step {parting.step} {IN_WORDS[parting.figure]} is {off}{hint}"
-
-
-_NOT_FINITE = "NaN or infinite, here or in the baseline"
 
 
 def _names_by(said: Sequence[tuple[str, TrainCell]]) -> dict[str, str]:
@@ -329,9 +324,8 @@ def _facts(record: TrainCheckRecord) -> list[str]:
     return [*lines, f"command: {record.command}"] if record.command else lines
 
 
-def train_banner(record: TrainCheckRecord, judged: Sequence[CellVerdict], counted: str) -> Banner:
+def train_banner(record: TrainCheckRecord, asked: Judged, counted: str) -> Banner:
     """The verdict over all configurations that were asked for."""
-    asked = [(cell, verdict) for cell, verdict in zip(record.cells, judged, strict=True) if cell.role in (ASKED, SFT)]
     ran = [(cell, verdict) for cell, verdict in asked if cell.status == TRAINED]
     if not ran:
         return Banner("NOTHING TRAINED", counted, NO_TONE)
@@ -356,11 +350,8 @@ def train_charts(record: TrainCheckRecord) -> list[Chart]:
     made = [values_chart("Losses", "loss", losses)]
     if (baseline := trained(record, BASELINE)) is not None:
         for figure, what in IN_WORDS.items():
-            gaps = {
-                cell.name: list(enumerate(gaps_of(cell.steps, baseline.steps, figure), 1))
-                for cell in drawn
-                if cell.role != BASELINE
-            }
+            others = [cell for cell in drawn if cell.role != BASELINE]
+            gaps = {cell.name: list(enumerate(gaps_of(cell, baseline, figure), 1)) for cell in others}
             title = f"{what.removeprefix('the ').capitalize()}, from the baseline"
             made.append(apart_chart(title, what, gaps, list(enumerate(limits_of(record, figure), 1))))
     return [chart for chart in made if chart is not None]

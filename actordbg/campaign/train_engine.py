@@ -155,14 +155,10 @@ class TrainEngine:
         self._resources.close()
 
 
-def _run_as_program() -> None:
+if __name__ == "__main__":
     from actordbg.replay.worker import main
 
     code = main(TrainEngine)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # as a replay's worker does
-
-
-if __name__ == "__main__":
-    _run_as_program()

@@ -8,25 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from actordbg.base.errors import EnvironmentProblem, UsageError
-from actordbg.base.units import parse_seconds, resolve
+from actordbg.base.units import new_replay_id, parse_seconds, resolve
+from actordbg.cli import output
 from actordbg.cli.options import (
-    Format,
-    FormatOption,
-    Json,
     Limit,
-    Quiet,
-    chosen_format,
     option,
     require_good,
     require_some,
     store_of,
 )
-from actordbg.cli.output import emit, human_bytes, note, table
-from actordbg.cli.page_file import HtmlFile, check_page, say_document
+from actordbg.cli.output import emit, human_bytes, note, say_document, table
 
 if TYPE_CHECKING:
     from actordbg.measure.watched import Watched
-    from actordbg.measure.watching import Reader, Rhythm, Sample
+    from actordbg.measure.watching import Sample
     from actordbg.records.comparison_record import MemoryRecord
     from actordbg.store.layout import Store
 
@@ -45,10 +40,6 @@ def watch(
     lasting: str | None = option(None, "End after this time (default: when the processes end).", "--for", metavar="TIME"),
     no_uss: bool = option(False, "Leave USS out; reading it holds a large process up for milliseconds.", "--no-uss"),
     out: Path | None = option(None, "Write the samples here, and nothing into the store.", "--out", "-o", metavar="FILE"),
-    html: HtmlFile = None,
-    format: FormatOption = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
 ) -> None:
     """Sample the memory of running processes over time.
 
@@ -57,35 +48,36 @@ def watch(
 
     Example: actordbg memory watch --replay last --interval 200ms
     """
+    from actordbg.formats.dump_record import now_timestamp
     from actordbg.measure import watching
+    from actordbg.records.comparison_record import MemoryRecord
 
-    check_page(html)
-    chosen = chosen_format(format, as_json)
-    silent, told = quiet or chosen == "json", set[str]()
+    told = set[str]()
 
     def tell(samples: list[Sample]) -> None:
         """Say once who is watched."""
         new = sorted({sample.process for sample in samples} - told)
         told.update(new)
-        if new and not silent:
+        if new and not output.wanted.silent:
             note(f"watching {', '.join(new[:8])}{f' and {len(new) - 8} more' * (len(new) > 8)}; Ctrl-C ends it")
 
     most = None if lasting is None else parse_seconds("--for", lasting)
-    rhythm = watching.Rhythm(parse_seconds("--interval", interval), most, not no_uss)
+    interval_s = parse_seconds("--interval", interval)
     store = store_of(ctx)
     if step_file is not None and not pid:
         raise UsageError("--step-file is for --pid: a replay and a run count their own steps", hint="leave it out")
-    named, watched, read = _source(store, pid or [], replay, run, address if ray else None, step_file, rhythm)
-    record = watching.new_record(*named[:2], rhythm, named[2])
+    kind, name, replay_id, watched = _source(store, pid or [], replay, run, address if ray else None, step_file)
+    watched.unshared = not no_uss
+    record = MemoryRecord(new_replay_id(), now_timestamp(), None, kind, name, interval_s, replay_id)
     if out is None:
         watching.save(store.create().require_writable(), record)
     path = out or watching.samples_path(store, record)
-    watching.watch_into(path, watching.rounds(watched, read, rhythm), tell)
+    watching.watch_into(path, watching.rounds(watched, interval_s, most), tell)
     record = watching.finished(record, path, watched.notes())
     if out is None:
         watching.save(store, record)
     note(f"wrote {path}")
-    _say_watched(record, path, chosen, html)
+    _say_watched(record, path)
 
 
 def _source(
@@ -95,19 +87,16 @@ def _source(
     run: str | None,
     address: str | None,
     step_file: Path | None,
-    rhythm: Rhythm,
-) -> tuple[tuple[str, str, str | None], Watched, Reader]:
-    """What is watched (its kind, its name, the replay that it is), the processes, and how their memory is read."""
+) -> tuple[str, str, str | None, Watched]:
+    """What is watched: its kind, its name, the replay that it is, and the processes."""
     from actordbg.measure import watched as sources
-    from actordbg.measure.watching import local_reader
     from actordbg.replay.supervise import load_spec
 
     given = [name for name, value in (("--pid", pids), ("--replay", replay), ("--run", run)) if value]
     if len(given) > 1 or not (given or address) or (address and pids):
         raise UsageError("memory watch takes one of --pid, --replay and --run, or --ray", hint="name what to watch")
-    read = local_reader(rhythm.unshared)
     if pids:
-        return ("processes", ", ".join(map(str, pids)), None), sources.OfPids(pids, step_file), read
+        return "processes", ", ".join(map(str, pids)), None, sources.OfPids(pids, step_file)
     replay_id = load_spec(store.require(), replay).replay_id if replay else None
     marks: Watched | None = None
     if replay_id:
@@ -116,27 +105,21 @@ def _source(
         marks = sources.OfRun(store.require(), run, anywhere=address is not None)
     name = replay_id or run or str(address)
     if address is not None:
-        from actordbg.measure.watched import OfRay
-
-        on_ray = OfRay(address, rhythm.unshared, marks)
-        return ("ray", name, replay_id), on_ray, on_ray.read
+        return "ray", name, replay_id, sources.OfRay(address, marks)
     assert marks is not None
-    return ("replay" if replay_id else "run", name, replay_id), marks, read
+    return "replay" if replay_id else "run", name, replay_id, marks
 
 
-def show(
-    ctx: typer.Context, name: Name = "last", html: HtmlFile = None, format: FormatOption = None, as_json: Json = False
-) -> None:
+def show(ctx: typer.Context, name: Name = "last") -> None:
     """Show what was sampled: peaks, and who grows.
 
     Example: actordbg memory show last --html memory.html
     """
     from actordbg.measure import watching
 
-    check_page(html)
     record, path = _known(store_of(ctx), name)
     record = record if record.processes else watching.finished(record, path, list(record.notes))
-    _say_watched(record, path, chosen_format(format, as_json), html)
+    _say_watched(record, path)
 
 
 def compare(
@@ -147,9 +130,6 @@ def compare(
         None, "Only this quantity (default: all that both have)."
     ),
     threshold: float = option(0.05, "Peaks that differ by more than this share part.", metavar="X", min=0, max=1),
-    html: HtmlFile = None,
-    format: FormatOption = None,
-    as_json: Json = False,
 ) -> None:
     """Say where the memory of two runs parts.
 
@@ -161,15 +141,14 @@ def compare(
     from actordbg.measure.memory_document import ALIKE, compare_page, compare_samples
     from actordbg.measure.watching import read_samples
 
-    check_page(html)
     store = store_of(ctx)
     ours, theirs = (read_samples(_known(store, name)[1]) for name in (a, b))
     answer = compare_samples((a, b), ours, theirs, threshold, [of] if of else ())
-    say_document(compare_page(answer, ours, theirs), chosen_format(format, as_json), html, data=vars(answer))
+    say_document(compare_page(answer, ours, theirs), data=vars(answer))
     require_good(answer.verdict == ALIKE)
 
 
-def ls(ctx: typer.Context, limit: Limit = 20, as_json: Json = False) -> None:
+def ls(ctx: typer.Context, limit: Limit = 20) -> None:
     """List what was watched, the newest first.
 
     Example: actordbg memory ls
@@ -184,7 +163,7 @@ def ls(ctx: typer.Context, limit: Limit = 20, as_json: Json = False) -> None:
          human_bytes(row.growth_per_step))
         for row in rows
     ]  # fmt: skip
-    emit(rows, lambda _: table(columns, shown), as_json)
+    emit(rows, lambda _: table(columns, shown))
     require_some(len(rows))
 
 
@@ -206,9 +185,9 @@ def _known(store: Store, name: str) -> tuple[MemoryRecord, Path]:
     return record, path
 
 
-def _say_watched(record: MemoryRecord, path: Path, chosen: Format, html: Path | None) -> None:
+def _say_watched(record: MemoryRecord, path: Path) -> None:
     from actordbg.measure.memory_document import watch_page
     from actordbg.measure.watching import read_samples
 
-    say_document(watch_page(record, read_samples(path)), chosen, html, data=vars(record))
+    say_document(watch_page(record, read_samples(path)), data=vars(record))
     require_some(len(record.processes))

@@ -26,7 +26,7 @@ TRUTHS = ("fp32", "fp64")
 LONE_ROWS = (*TRUTHS, "bf16", "fp16")
 """What --truth computes in: a truth, or with the lower dtypes what these cost by themselves."""
 VARIATIONS = ("repeat", "repad", "rebatch", "reorder")
-"""What `vary` does to an input: see `actordbg.actor.variants`."""
+"""What `vary` does to an input: see `actordbg.laws.changes`."""
 COMPILE_BACKENDS = ("inductor", "aot_eager", "eager")
 """What torch.compile may hand its graphs to; each runs one stage less, which tells which stage breaks."""
 ACCEPTABLE = ("nondeterministic",)

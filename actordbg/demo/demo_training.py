@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import actordbg
-from actordbg.actor.tiny import TinyShape, build_tiny
+from actordbg.actor.models import TinyShape, build_tiny
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem
 from actordbg.base.processes import session_members
 from actordbg.formats.store_files import open_regular

@@ -1,7 +1,7 @@
 """How far a configuration moves by itself: the noise floor. A difference below it means nothing.
 
 `measure_noise` runs the same inputs several times under one configuration: unchanged, again ("repeat"), and with more padding,
-every row twice and rows reversed (`actordbg.actor.variants`). Each run is a replay of its own and stays in the store. The
+every row twice and rows reversed (`actordbg.laws.changes`). Each run is a replay of its own and stays in the store. The
 unchanged one and the variations share one loaded Actor; "repeat" has new processes, so it also sees what differs from
 process to process.
 

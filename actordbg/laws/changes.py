@@ -1,22 +1,40 @@
-"""Changes to a captured input that the laws are asked with. Pure: a dump goes in, a changed dump comes out.
+"""Changes to a captured input. Pure: a dump goes in, a changed dump comes out, and no dump is changed in place.
 
-Tokens are replaced by other tokens of the same dump, so that they are ids which the model knows and which no fork treats as
-special. Places, masks and shapes stay; the record's outputs are left out.
+**The laws' changes.** Tokens are replaced by other tokens of the same dump, so that they are ids which the model knows and which
+no fork treats as special. Places, masks and shapes stay; the record's outputs are left out.
 
     asked = plain_call(dump, vocab_size)            # every log-prob and the logits, ids inside of the vocabulary
     changed = with_other_tokens(asked, behind_the_middle(asked))
+
+**Variations** (`vary`) must not change what comes out: `actordbg noise` measures what they do.
+
+| variation | what the Actor gets | what is undone |
+|---|---|---|
+| repeat | the very same call | nothing |
+| repad | 5 columns of padding more on the left of every row, 11 on the right | the columns |
+| rebatch | every row twice, in a batch of twice the size | the copies |
+| reorder | the rows in reversed order | the order |
+
+In exact arithmetic each gives the same log-probs, the same mean loss and the same gradients: padding is not attended to and not
+in the mask, and the mean over a batch that holds every row twice is the mean over the batch. On a machine other shapes mean
+other kernels, other blocks and another order of summation: how far that moves a configuration is its noise.
+
+    varied, undo = vary(dump, "repad")
+    outcome = session.run(varied, backward=True)
+    log_probs = undo(outcome.log_probs)                 # [B, A], as of the captured call
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from actordbg.base.errors import Unsupported
 from actordbg.store.payload import Dump
 
 _STEP = 7
@@ -29,9 +47,8 @@ def plain_call(dump: Dump, vocab_size: int) -> Dump:
     inputs["sequences"] = inputs["sequences"].remainder(vocab_size)
     inputs.setdefault("attention_mask", torch.ones_like(inputs["sequences"]))
     arguments = dump.record.arguments | {"return_logprobs": True, "return_output": True}
-    states = {name: tensor for name, tensor in dump.tensors.items() if name.startswith("rng.")}
-    record = replace(dump.record, arguments={k: v for k, v in arguments.items() if k != "action_mask"})
-    return Dump(record, inputs | states)
+    asked = _with(dump, inputs)
+    return Dump(replace(asked.record, arguments={k: v for k, v in arguments.items() if k != "action_mask"}), asked.tensors)
 
 
 def attended(dump: Dump) -> Tensor:
@@ -74,10 +91,7 @@ def next_tokens(dump: Dump) -> Tensor:
 
 def with_rows(dump: Dump, rows: Tensor) -> Dump:
     """These rows in this order, with their padding."""
-    inputs = {name: tensor[rows] for name, tensor in dump.inputs.items()}
-    batch, length = inputs["sequences"].shape
-    record = replace(dump.record, batch_size=batch, seq_len=length, tokens=int((inputs["attention_mask"] != 0).sum()))
-    return Dump(record, dump.tensors | inputs)
+    return _with(dump, {name: tensor[rows] for name, tensor in dump.inputs.items()})
 
 
 def places(dump: Dump, packing: bool, rank: int = 0, size: int = 1) -> Tensor:
@@ -132,3 +146,64 @@ def rounded_anew(model: Any, seed: int = 1) -> Iterator[None]:
         undone.callback(setattr, model, "_compiled_call_impl", compiled)
         model._compiled_call_impl = None
         yield
+
+
+LEFT, RIGHT = 5, 11
+"""Columns of padding that `repad` adds. Odd and unequal, so that neither blocks of 8 or 16 nor both sides line up as before."""
+
+_BY_TOKEN = ("sequences", "attention_mask", "action_mask")
+
+Undo = Callable[[Tensor], Tensor]
+"""Brings a tensor of the mask's layout, [B', A'] or [B', S'-1], back into that of the captured call."""
+
+
+def vary(dump: Dump, how: str | None) -> tuple[Dump, Undo]:
+    """The varied dump, and how its outputs are brought back. `how` None and "repeat" leave it as it is.
+
+    Raises Unsupported for inputs whose layout is not known, such as images.
+    """
+    if how is None or how == "repeat":
+        return dump, lambda values: values
+    unknown = sorted(set(dump.inputs) - set(_BY_TOKEN))
+    if unknown:
+        raise Unsupported(f"--vary {how} knows rows of tokens, not {', '.join(unknown)}", hint="measure noise on dumps of text")
+    if how == "repad":
+        return _repad(dump)
+    rows = torch.arange(dump.inputs["sequences"].shape[0])
+    if how == "reorder":
+        return with_rows(dump, rows.flip(0)), lambda values: values.flip(0)
+    return with_rows(dump, torch.cat((rows, rows))), lambda values: values[: len(rows)]
+
+
+def _repad(dump: Dump) -> tuple[Dump, Undo]:
+    """More columns of nothing on both sides. The action mask ends where the sequences end, so it grows on the right."""
+    inputs = dump.inputs
+    inputs.setdefault("attention_mask", torch.ones_like(inputs["sequences"]))
+    unattended = inputs["sequences"][inputs["attention_mask"] == 0]
+    # the id that pads this dump already, else the smallest one in it: it is in the vocabulary in any case
+    padding = int(unattended[0]) if unattended.numel() else int(inputs["sequences"].min())
+    wider = {
+        "sequences": torch.nn.functional.pad(inputs["sequences"], (LEFT, RIGHT), value=padding),
+        "attention_mask": torch.nn.functional.pad(inputs["attention_mask"], (LEFT, RIGHT)),
+    }
+    if "action_mask" in inputs:
+        wider["action_mask"] = torch.nn.functional.pad(inputs["action_mask"], (0, RIGHT))
+        actions = inputs["action_mask"].shape[1]
+        return _with(dump, wider), lambda values: values[:, :actions]
+    length = inputs["sequences"].shape[1]
+    return _with(dump, wider), lambda values: values[:, LEFT : LEFT + length - 1]
+
+
+def _with(dump: Dump, inputs: dict[str, Tensor]) -> Dump:
+    """The dump with other inputs. What the run returned is left out: it is in the captured layout."""
+    batch, length = inputs["sequences"].shape
+    attention, actions = inputs.get("attention_mask"), inputs.get("action_mask")
+    record = replace(
+        dump.record,
+        batch_size=batch,
+        seq_len=length,
+        tokens=batch * length if attention is None else int((attention != 0).sum()),
+        action_len=None if actions is None else actions.shape[1],
+    )
+    states = {name: tensor for name, tensor in dump.tensors.items() if name not in dump.inputs and name.startswith("rng.")}
+    return Dump(record, inputs | states)

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from actordbg.actor.gradient_samples import PREFIX
+from actordbg.actor.forward_outcome import PREFIX
 from actordbg.actor.session import ActorSession
 from actordbg.base.errors import Unsupported
 from actordbg.laws.changes import attended, next_tokens, places
@@ -130,7 +130,7 @@ def _reached(session: ActorSession, dump: Dump, asked: RowAsked, backward: bool)
 #
 # The loss is a sum of terms, one for each token. It is taken over one half of them (every other row, or of a single row every
 # other token), then over the other half, divided by the same count. Shapes stay, so only the upstream gradient differs,
-# and the two gradients add up to the whole's for each parameter. Samples are enough (`actordbg.actor.gradient_samples`).
+# and the two gradients add up to the whole's for each parameter. Samples are enough (`actordbg.actor.forward_outcome`).
 
 
 LIMITS = {"fp32": 1e-4, "bf16": 0.1, "fp16": 0.02}

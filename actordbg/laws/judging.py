@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from actordbg.records.replay_record import BROKEN, KEPT, NOT_CHECKED, WITHIN_ROUNDING, LawAnswer, ReplayInput
+from actordbg.records.replay_record import BROKEN, KEPT, NOT_CHECKED, WITHIN_ROUNDING, LawAnswer
 
 NOISE_FACTOR = 4.0
 """An exact law is broken in a configuration that moves by itself only if the change is this many times as large."""
@@ -201,22 +201,6 @@ LAWS = {
     )
 }
 """By name, in the order in which they are asked."""
-
-
-# Which inputs of a replay are asked for their laws: a few that can answer most of them. Pure, standard library only.
-#
-# The choice depends on the replay's specification alone, so every process of a replay makes the same one.
-
-
-def chosen(inputs: Sequence[ReplayInput], count: int) -> frozenset[int]:
-    """Numbers of the inputs whose laws are asked: with several rows and padding if there are such, the short ones first."""
-
-    def worth(number: int) -> tuple[bool, bool, int, int]:
-        item = inputs[number]
-        size = item.batch_size * item.seq_len
-        return item.batch_size < 2, item.tokens >= size, size, number
-
-    return frozenset(sorted(range(len(inputs)), key=worth)[:count])
 
 
 TOLERANCE = 16 * 2.0**-23

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from actordbg.actor.forward_outcome import ForwardOutcome
-from actordbg.actor.gradient_samples import PREFIX, GradientKeeper
+from actordbg.actor.forward_outcome import PREFIX, ForwardOutcome, GradientKeeper
 from actordbg.actor.session import ActorSession
 from actordbg.base.errors import machine_errno
 from actordbg.laws import changes

@@ -23,13 +23,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise
 from statistics import fmean, median
 from typing import Any
 
 from actordbg.base.errors import UsageError
-from actordbg.measure.log_lines import BAR, KINDS, ORDER, Series, TrainLog, is_loss, plain_name
+from actordbg.base.units import letter_of
+from actordbg.measure.log_lines import BAR, KINDS, LINE, ORDER, Series, TrainLog, is_loss, plain_name
 from actordbg.trainers.trainer import TRAINER
 
 FIRST_MEAN_LAST, EVERY_STEP, COMPARE_BACKENDS = "first-mean-last", "every-step", "compare-backends"
@@ -40,6 +41,7 @@ LEAST_COMMON = 3
 _NAMED = 20
 Pairs = list[tuple[int, float, float]]
 """Steps that both logs have, ascending, and both values of each."""
+Three = tuple[float | None, float | None, float | None]
 ALIGNED, DIFFERENT, NOTHING, TOO_FEW_COMMON = "aligned", "different", "nothing-in-common", "too-few-steps"
 METHOD = (
     "median of the last third against that of the first, beyond twice the standard error that the scatter of "
@@ -175,9 +177,9 @@ def relative(a: float, b: float) -> float:
     return abs(a - b) / (max(abs(a), abs(b)) or 1.0)
 
 
-def letters_of(paths: Sequence[str]) -> dict[str, str]:
-    """What an answer calls each log, in their order: A, B, ... Z, then L27."""
-    return {path: chr(ord("A") + at) if at < 26 else f"L{at + 1}" for at, path in enumerate(dict.fromkeys(paths))}
+def letters_of(paths: Iterable[str]) -> dict[str, str]:
+    """What an answer calls each log, in their order: A, B, ... Z, AA."""
+    return {path: letter_of(at) for at, path in enumerate(dict.fromkeys(paths))}
 
 
 def _preference(name: str) -> tuple[bool, int, str]:
@@ -217,32 +219,32 @@ def compare_logs(
         raise UsageError(f"--threshold {threshold} is not a positive number", hint="0.05 allows 5 % of difference")
     if rule not in RULES:
         raise UsageError(f"there is no rule {rule!r:.40}", hint=f"one of {', '.join(RULES)}")
-
-    def nothing(metric: str | None, why: str) -> LogComparison:
-        ours, theirs = (LogSide(path=log.path, found=dict(log.metrics)) for log in (a, b))
-        return LogComparison(ours, theirs, metric, rule, threshold, NOTHING, reasons=(why,))
-
     wanted = None if metric is None else plain_name(metric)
     known = [[name for name in log.series if (is_loss(name) if wanted is None else name == wanted)] for log in (a, b)]
     name = min(set(known[0]).intersection(known[1]), key=_preference, default=None)
     if name is None:
         lacking = [letter for letter, names in zip(letters, known, strict=True) if not names]
         why = f"no {wanted or 'loss'} in {' and '.join(lacking)}" if lacking else "no loss that both logs have"
-        return nothing(metric, why)
-    ours, theirs = chosen_series(a, b, name)
-    both = pair(ours, theirs)
-    if not both and rule != COMPARE_BACKENDS:
-        return nothing(name, f"both logs have {name}, but no step is in both")
-    numbers = _deciding(ours, theirs, both, rule)
-    sides = _side(a, ours, rule, numbers[0]), _side(b, theirs, rule, numbers[1])
+    else:
+        ours, theirs = chosen_series(a, b, name)
+        both = pair(ours, theirs)
+        why = "" if both or rule == COMPARE_BACKENDS else f"both logs have {name}, but no step is in both"
+    if name is None or why:
+        first, second = (LogSide(path=log.path, found=dict(log.metrics)) for log in (a, b))
+        return LogComparison(first, second, name or metric, rule, threshold, NOTHING, reasons=(why,))
+    if rule == COMPARE_BACKENDS:
+        x, y = ([value for value in series.points.values() if 0 < value < 100] for series in (ours, theirs))
+    elif ours.kind == ORDER and theirs.kind == ORDER:
+        x, y = _finite(ours.points.values()), _finite(theirs.points.values())
+    else:
+        x, y = _finite(gap[1] for gap in both), _finite(gap[2] for gap in both)
+    sides = _side(a, ours, rule, len(x)), _side(b, theirs, rule, len(y))
     gaps = [(relative(x, y), step, x, y) for step, x, y in both]
     over = sorted((gap for gap in gaps if not gap[0] < threshold), key=lambda gap: (not math.isnan(gap[0]), -gap[0], gap[1]))
-    finite = sorted(_finite(gap for gap, *_ in gaps))
-    first = mean = last = None
-    if all(numbers):
-        x, y = numbers
-        first, mean, last = relative(x[0], y[0]), relative(fmean(x), fmean(y)), relative(x[-1], y[-1])
-    three = first, mean, last
+    finite = _finite(gap for gap, *_ in gaps)
+    three: Three = (None, None, None)
+    if x and y:
+        three = relative(x[0], y[0]), relative(fmean(x), fmean(y)), relative(x[-1], y[-1])
     called = list(zip(letters, sides, strict=True))
     reasons = _reasons(name, rule, threshold, three, len(over), called)
     verdict = DIFFERENT if reasons else ALIGNED
@@ -250,13 +252,18 @@ def compare_logs(
         verdict = TOO_FEW_COMMON
         counted = "1 step is" if len(both) == 1 else f"{len(both):,} steps are"
         reasons = [f"{counted} in both, and fewer than {LEAST_COMMON} say nothing about a training"]
+    worst = []
+    for gap, step, *values in over[:limit] if limit else over:
+        wild = [f"{letter} is {value}" for letter, value in zip("AB", values, strict=True) if not math.isfinite(value)]
+        one, other, apart = (value if math.isfinite(value) else None for value in (*values, gap))
+        worst.append(Step(step, one, other, apart, ", ".join(wild)))
     return LogComparison(
-        *sides, name, rule, threshold, verdict, tuple(reasons), tuple(_notes(ours, theirs, len(both), called)), first, mean, last,
+        *sides, name, rule, threshold, verdict, tuple(reasons), tuple(_notes(ours, theirs, len(both), called)), *three,
         common=len(both), only_a=len(ours.points) - len(both), only_b=len(theirs.points) - len(both),
         exceeding=len(over),
         median_relative=median(finite) if finite else None,
         max_relative=max(finite, default=None),
-        worst=tuple(_step(*gap) for gap in (over[:limit] if limit else over)),
+        worst=tuple(worst),
     )  # fmt: skip
 
 
@@ -271,7 +278,7 @@ def compare_many(logs: Sequence[TrainLog], *, each: bool = False, metric: str | 
         names = {name for log in (logs if each else logs[:1]) for name in log.series if is_loss(name)}
         counts = {name: sum(name in log.series for log in logs) for name in names}
         metric = min(names, key=lambda name: (-counts[name], _preference(name)), default=None)
-    letters = letters_of([log.path for log in logs])
+    letters = letters_of(log.path for log in logs)
     return [
         compare_logs(a, b, metric=metric, letters=(letters[a.path], letters[b.path]), **asked)
         for a, b in combinations(logs, 2)
@@ -279,20 +286,11 @@ def compare_many(logs: Sequence[TrainLog], *, each: bool = False, metric: str | 
     ]
 
 
-def _deciding(ours: Series, theirs: Series, both: Pairs, rule: str) -> tuple[list[float], list[float]]:
-    """The values that first, mean and last are taken of."""
-    if rule == COMPARE_BACKENDS:
-        return [v for v in ours.points.values() if 0 < v < 100], [v for v in theirs.points.values() if 0 < v < 100]
-    if ours.kind == ORDER and theirs.kind == ORDER:
-        return _finite(ours.points.values()), _finite(theirs.points.values())
-    return _finite(a for _, a, _ in both), _finite(b for _, _, b in both)
-
-
 def _reasons(
     name: str,
     rule: str,
     threshold: float,
-    three: Sequence[float | None],
+    three: Three,
     over: int,
     sides: Sequence[tuple[str, LogSide]],
 ) -> list[str]:
@@ -315,7 +313,7 @@ def _reasons(
     return reasons
 
 
-_NUMBERED = {"line": "what its lines say", "bar": "its progress bar", "order": "counting its lines"}
+_NUMBERED = {LINE: "what its lines say", BAR: "its progress bar", ORDER: "counting its lines"}
 
 
 def _notes(ours: Series, theirs: Series, both: int, sides: Sequence[tuple[str, LogSide]]) -> list[str]:
@@ -327,8 +325,8 @@ def _notes(ours: Series, theirs: Series, both: int, sides: Sequence[tuple[str, L
     if BAR in (ours.kind, theirs.kind):
         notes.append("progress bars print three digits: differences below 0.01 may be rounding")
     if ours.totals and theirs.totals and ours.totals != theirs.totals:
-        rounds = f"{_list(ours.totals)} steps in {a} and {_list(theirs.totals)} in {b}"
-        notes.append(f"a round has {rounds}: equal numbers may not be equal steps")
+        x, y = (" or ".join(f"{total:,}" for total in t[:3]) + " or more" * (len(t) > 3) for t in (ours.totals, theirs.totals))
+        notes.append(f"a round has {x} steps in {a} and {y} in {b}: equal numbers may not be equal steps")
     if len(ours.points) != len(theirs.points):
         notes.append(f"{a} has {len(ours.points):,} steps, {b} {len(theirs.points):,}; {both:,} are in both")
     for letter, side in sides:
@@ -339,29 +337,18 @@ def _notes(ours: Series, theirs: Series, both: int, sides: Sequence[tuple[str, L
     return notes
 
 
-def _list(values: Sequence[int]) -> str:
-    return " or ".join(f"{value:,}" for value in values[:3]) + (" or more" if len(values) > 3 else "")
-
-
-def _step(gap: float, step: int, a: float, b: float) -> Step:
-    wild = [f"{letter} is {value}" for letter, value in (("A", a), ("B", b)) if not math.isfinite(value)]
-    first, second, apart = (value if math.isfinite(value) else None for value in (a, b, gap))
-    return Step(step, first, second, apart, ", ".join(wild))
-
-
-def _side(log: TrainLog, series: Series, rule: str, counted: Sequence[float]) -> LogSide:
+def _side(log: TrainLog, series: Series, rule: str, counted: int) -> LogSide:
     steps, values = list(series.points), _finite(series.points.values())
     wild = [step for step, value in series.points.items() if not math.isfinite(value)]
-    return LogSide(
+    side = LogSide(
         log.path, series.kind, len(steps), steps[0], steps[-1],
-        first=values[0] if values else None,
-        mean=fmean(values) if values else None,
-        last=values[-1] if values else None,
-        smallest=min(values, default=None), largest=max(values, default=None),
         trend=trend(values), nonfinite=len(wild), nonfinite_steps=tuple(wild[:_NAMED]), rerun=series.rerun,
-        left_out=len(steps) - len(counted) if rule == COMPARE_BACKENDS else 0,
-        round_lengths=series.totals,
+        left_out=len(steps) - counted if rule == COMPARE_BACKENDS else 0, round_lengths=series.totals,
     )  # fmt: skip
+    if not values:
+        return side
+    least, most = min(values), max(values)
+    return replace(side, first=values[0], mean=fmean(values), last=values[-1], smallest=least, largest=most)
 
 
 def _finite(values: Iterable[float]) -> list[float]:

@@ -5,12 +5,9 @@ The chart has what was measured as points, the curve through them, and beyond th
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from typing import Any
 
-from actordbg.base.foreign_text import in_csv
 from actordbg.base.units import plural
 from actordbg.config.as_ran import complete, label, toy
 from actordbg.document.blocks import (
@@ -28,22 +25,21 @@ from actordbg.document.blocks import (
     seconds,
 )
 from actordbg.document.specifications import BAD, MOST_MARKS, hints, layer, layered, names, quantity, thinned
-from actordbg.measure.curves import EXTRAPOLATED, FURTHEST, LEAST, MEASURED, MEMORY, YES, Curve, CurveAnswer, CurvesAnswer
-from actordbg.measure.measurements import BY, PADDED, SEQ_LEN, TOKENS, Measurements
+from actordbg.measure.curves import EXTRAPOLATED, FURTHEST, LEAST, MEASURED, MEMORY, TIME, YES, CurveAnswer, CurvesAnswer
+from actordbg.measure.measurements import BY, PADDED, SEQ_LEN, TOKENS
 
-MOST_ROWS = 24
 NOTHING = (
     "Nothing was measured: no input passed in these replays. `actordbg replay` makes measurements; inputs of chosen "
     "lengths come from `actordbg dump create --seq-len N`."
 )
 
 
-def document(answer: CurvesAnswer, rows: int = MOST_ROWS) -> list[Block]:
+def document(answer: CurvesAnswer, charts: Sequence[Chart], rows: int) -> list[Block]:
     """The answer. `rows`: at most so many points of each curve, spread evenly; 0 for all."""
     what = "peak memory" if answer.quantity == MEMORY else f"{answer.passes} time".removeprefix("both ")
     measured = sum(point.inputs for config in answer.curves for point in config.measurements.points)
     said = f"{what} by {BY[answer.by]}; {plural(answer.replays, 'replay')}, {plural(measured, 'input')}"
-    blocks: list[Block] = [Heading(f"actordbg curve {answer.quantity}", 1), Paragraph(said)]
+    blocks: list[Block] = [Heading(f"actordbg curve {answer.quantity}", 1), Paragraph(said), _banner(answer), *charts]
     if not any(config.values for config in answer.curves):
         blocks.append(Paragraph(NOTHING))
     if answer.budget is not None and any(config.longest for config in answer.curves):
@@ -73,42 +69,12 @@ def explanations(quantity: str) -> list[Block]:
     return [Heading("How to read the figures", 3), Items((*(of_memory if quantity == MEMORY else of_time), *of_both))]
 
 
-CSV_HEAD = "curve,configuration,by,batch_size,n,inputs,peak_memory_bytes,forward_s,backward_s,both_s,fitted\n"
-_TIMES = ("forward", "backward", "both")
-
-
-def as_csv(answer: CurvesAnswer) -> str:
-    """A row for each measured length of each curve. fitted: bytes or seconds by the curve; what is not known is empty."""
-    out = io.StringIO(CSV_HEAD)
-    out.seek(0, io.SEEK_END)
-    writer = csv.writer(out, lineterminator="\n")
-    for config in answer.curves:
-        found = config.measurements
-        shared = config.label, in_csv(configuration(found)), answer.by, found.batch_size
-        for p in found.points:
-            fitted = config.curve.at(p.n) if config.curve else None
-            writer.writerow((*shared, p.n, p.inputs, p.memory, p.forward, p.backward, p.both, fitted))
-    return out.getvalue()
-
-
 def title(config: CurveAnswer) -> str:
     """A curve's heading: "A  TOY MODEL fp32 sdpa, batch size 2"."""
     of, batch = config.measurements.settings, config.measurements.batch_size
     model = toy(of["model"]) or str(of["model"] or "-").rstrip("/").rpartition("/")[2]
     rows = "" if batch is None else f", batch size {batch}"
     return f"{config.label}  {model:.40} {of['dtype'] or '-'} {of['attn'] or '-'}{rows}"
-
-
-def configuration(config: Measurements) -> str:
-    """A configuration in words: "tiny fp32 sdpa, 2 layers, packed, plain, forward and backward, on cpu"."""
-    passes = "forward and backward" if config.backward else "forward"
-    return f"{label(complete(config.settings))}, {passes}, on {config.settings['device_name'] or 'an unknown device'}"
-
-
-def formula(curve: Curve, quantity: str) -> str:
-    """The curve with its figures: "437.0 MiB + 312.5 KiB n"."""
-    shown = _bytes if quantity == MEMORY else _duration
-    return " + ".join(f"{shown(value)}{power}" for value, power in ((curve.a, ""), (curve.b, " n"), (curve.c, " n^2")) if value)
 
 
 def shown_value(value: float | None, quantity: str) -> str:
@@ -118,11 +84,6 @@ def shown_value(value: float | None, quantity: str) -> str:
     return _bytes(value) if quantity == MEMORY else f"{seconds(value)} s"
 
 
-def shown_budget(budget: float, quantity: str) -> str:
-    """A budget as it was asked for: "80 GB (74.51 GiB)", "2.00 s"."""
-    return f"{budget / 1e9:.4g} GB ({_bytes(budget)})" if quantity == MEMORY else shown_value(budget, quantity)
-
-
 def _bytes(value: float) -> str:
     """Bytes with four significant digits: "493.0 MiB", "1.133 GiB", "12.00 B"."""
     for unit in ("B", "KiB", "MiB"):
@@ -130,13 +91,6 @@ def _bytes(value: float) -> str:
             return f"{value:#.4g} {unit}"
         value /= 1024
     return f"{value:#.4g} GiB" if abs(value) < 1000 else f"{value:,.0f} GiB"
-
-
-def _duration(value: float) -> str:
-    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        if abs(value) * factor >= 1:
-            return f"{value * factor:.3g} {unit}"
-    return f"{value * 1e9:.3g} ns"
 
 
 def _longest(answer: CurvesAnswer, budget: float) -> list[Block]:
@@ -155,15 +109,13 @@ def _longest(answer: CurvesAnswer, budget: float) -> list[Block]:
         elif found.far and found.by_curve:
             times = f"{found.by_curve / furthest:.1f} times the longest measured length, {furthest:,}"
             texts.append(f"{config.label}: caution, that is {times}: measure a longer one before relying on it")
-        if found.exceptions:
-            texts.append(f"{config.label}: over the budget though longer ones were not: {_listed(found.exceptions[:5])}")
         if found.too_long is None and config.curve is not None and found.by_curve is None and not found.refused:
             texts.append(f"{config.label}: the curve never reaches the budget: measure longer inputs")
         if found.measured is None and found.by_curve is None:
             texts.append(f"{config.label}: nothing that was measured fits")
     grid = Grid(("", "ran and fits", "too long", "by the curve", ""), rows, {""})
-    heading = Heading(f"Longest {_UNITS[answer.by]} in {shown_budget(budget, answer.quantity)}", 2)
-    return [heading, grid, *([Items(texts)] if texts else [])]
+    shown = f"{budget / 1e9:.4g} GB ({_bytes(budget)})" if answer.quantity == MEMORY else shown_value(budget, TIME)
+    return [Heading(f"Longest {_UNITS[answer.by]} in {shown}", 2), grid, *([Items(texts)] if texts else [])]
 
 
 def _too_far(config: CurveAnswer, answer: CurvesAnswer, n: int) -> str:
@@ -194,31 +146,37 @@ def _curve(config: CurveAnswer, answer: CurvesAnswer, most: int) -> list[Block]:
     law = f"no curve: {plural(len(config.values), 'length')} measured, {LEAST} are the fewest"
     if curve is not None:
         beyond = "unknown beyond" if curve.ahead is None else f"{max(curve.error, curve.ahead):.1%} for twice the longest"
-        shape = f"(form {curve.form}; error {curve.error:.1%} between lengths, {beyond})"
-        law = f"curve: {formula(curve, answer.quantity)}   {shape}"
-    lines = [f"ran as: {configuration(found)}", law]
+        terms = [(curve.a, ""), (curve.b, " n"), (curve.c, " n^2")]
+        formula = " + ".join(f"{shown_value(value, answer.quantity)}{power}" for value, power in terms if value)
+        law = f"curve: {formula}   (form {curve.form}; error {curve.error:.1%} between lengths, {beyond})"
+    passes = "forward and backward" if found.backward else "forward"
+    device = found.settings["device_name"] or "an unknown device"
+    lines = [f"ran as: {label(complete(found.settings))}, {passes}, on {device}", law]
     if found.out_of_memory:
-        lines.append(f"out of memory at {_listed(found.out_of_memory[:8])}: never said to fit, nor is more")
+        lengths = ", ".join(map(_length, found.out_of_memory[:8]))
+        lines.append(f"out of memory at {lengths}: never said to fit, nor is more")
     if found.left_out and times:
         lines.append(f"{plural(found.left_out, 'input')} left out: warming up or compiling")
     more = f" and {len(found.replays) - 3} more" if len(found.replays) > 3 else ""
     lines.append(f"replays: {', '.join(found.replays[:3])}{more}")
     blocks: list[Block] = [Heading(title(config), 2), Items(lines)]
     if config.values:
+        columns = ("forward", "backward", "both") if times else (MEMORY,)
         by_length = {point.n: point for point in found.points}
         rows = []
         for n, value in thinned(config.values, most) if most > 1 else config.values[:most] or config.values:
             point, fitted = by_length[n], curve.at(n) if curve else None
-            figures = [getattr(point, name) for name in (_TIMES if times else (MEMORY,))]
-            shown = [seconds(figure) if times else shown_value(figure, MEMORY) for figure in (*figures, fitted)]
+            figures = [*(getattr(point, name) for name in columns), fitted]
+            shown = [seconds(figure) if times else shown_value(figure, MEMORY) for figure in figures]
             off = "-" if fitted is None or not value else f"{(fitted - value) / value:+.1%}"
             rows.append((f"{n:,}", f"{point.inputs:,}", *shown, off))
-        blocks.append(Grid((_UNITS[answer.by], "inputs", *(_TIMES if times else ("peak",)), "curve", "off"), rows))
+        blocks.append(Grid((_UNITS[answer.by], "inputs", *(columns if times else ("peak",)), "curve", "off"), rows))
     if curve is None:
-        longest = max([point.n for point in found.points] + [512]) if answer.by == SEQ_LEN else 512
-        bound = min(found.out_of_memory, default=2**60) if answer.by == SEQ_LEN else 2**60
-        lengths = {max(64, longest // 4), max(128, longest // 2), longest, 2 * longest}
-        listed = ",".join(str(n) for n in sorted(lengths) if n < bound)
+        longest, bound = 512, 2**60
+        if answer.by == SEQ_LEN:
+            longest, bound = max([512, *(point.n for point in found.points)]), min(found.out_of_memory, default=bound)
+        suggested = sorted({max(64, longest // 4), max(128, longest // 2), longest, 2 * longest})
+        listed = ",".join(str(n) for n in suggested if n < bound)
         blocks.append(Paragraph(f"More lengths: actordbg curve {answer.quantity} {found.replays[-1]} --measure {listed}"))
     return blocks
 
@@ -230,38 +188,33 @@ def _length(value: int | None) -> str:
     return "-" if value is None else f"{value:,}"
 
 
-def _listed(lengths: Sequence[int]) -> str:
-    return ", ".join(map(_length, lengths))
-
-
 _STEPS = 60
 
 
-def curve_banner(answer: CurvesAnswer) -> Banner:
+def _banner(answer: CurvesAnswer) -> Banner:
     """What was asked, answered in a sentence: does it fit, or how long may it be."""
-    measured = [config for config in answer.curves if config.values]
+    measured = sum(bool(config.values) for config in answer.curves)
     if not measured:
         return Banner("NOTHING", "was measured.", NO_TONE)
-    asked = [(config, at) for config in answer.curves for at in config.at if at.fits is not None]
-    lengths = f"{plural(len(asked), 'length')} asked for"
-    if bad := [f"{at.n:,} under {config.label}" for config, at in asked if at.fits != YES]:
-        return Banner("NOT SURE TO FIT", f"{lengths}; not sure: {', '.join(bad[:4])}.", BAD_TONE)
-    if asked:
+    if asked := [(config, at) for config in answer.curves for at in config.at if at.fits is not None]:
+        lengths = f"{plural(len(asked), 'length')} asked for"
+        if bad := [f"{at.n:,} under {config.label}" for config, at in asked if at.fits != YES]:
+            return Banner("NOT SURE TO FIT", f"{lengths}; not sure: {', '.join(bad[:4])}.", BAD_TONE)
         return Banner("FITS", f"{lengths}; all fit.", GOOD_TONE)
     figures = []
     for config in answer.curves[:4]:
         if found := config.longest:
             how = found.how if found.by_curve else "as far as it ran"
             figures.append((f"longest that fits, {config.label} ({how})", f"{found.by_curve or found.measured or 0:,}"))
-    said = f"{plural(len(measured), 'configuration')}, {plural(answer.replays, 'replay')}."
+    said = f"{plural(measured, 'configuration')}, {plural(answer.replays, 'replay')}."
     return Banner("MEASURED", said, PART_TONE, figures)
 
 
-def curve_chart(answer: CurvesAnswer) -> Chart | None:
-    """Draw every configuration that has points: measured, extrapolated, and the budget as a line."""
+def curve_charts(answer: CurvesAnswer) -> list[Chart]:
+    """Draw every configuration that has points: measured, extrapolated, and the budget as a line. Nothing for no points."""
     drawn = [config for config in answer.curves if config.values]
     if not drawn:
-        return None
+        return []
     memory = answer.quantity == MEMORY
     scale, unit = (2.0**30, "GiB") if memory else (1.0, "s")
     most = max(n for config in drawn for n, _ in config.values)
@@ -270,7 +223,8 @@ def curve_chart(answer: CurvesAnswer) -> Chart | None:
     bounds = [n for config in answer.curves for n in config.measurements.out_of_memory[:1]]
     end = float(max(most, *bounds, min(FURTHEST * most, max(wanted, default=0)), 1))  # past all that was asked for
     every: list[dict[str, Any]] = []
-    parts: dict[str, list[dict[str, Any]]] = {"inside": [], "beyond": []}
+    inside: list[dict[str, Any]] = []
+    beyond: list[dict[str, Any]] = []
     failed = []
     for config in drawn:
 
@@ -280,21 +234,21 @@ def curve_chart(answer: CurvesAnswer) -> Chart | None:
         inputs = {point.n: point.inputs for point in config.measurements.points}
         every += [mark(n, value) | {"s": shown_value(value, answer.quantity), "i": inputs[n]} for n, value in config.values]
         bound = config.measurements.out_of_memory[:1]
-        failed += [{"n": n, "c": title(config), "t": "out of memory"} for n in bound]
+        failed += [{"n": n, "c": title(config)} for n in bound]
         if config.curve:  # between the measured lengths, and beyond them up to where memory ran out
             least, longest = config.values[0][0], config.values[-1][0]
             furthest = max(longest, min([end, *bound]))
-            for part, first, last in (("inside", least, longest), ("beyond", longest, furthest)):
+            for marks, first, last in ((inside, least, longest), (beyond, longest, furthest)):
                 steps = [first + (last - first) * step / _STEPS for step in range(_STEPS + 1)]
-                parts[part] += [mark(round(n, 1), config.curve.at(n)) | {"p": part} for n in steps]
+                marks += [mark(round(n, 1), config.curve.at(n)) for n in steps]
     points = thinned(every, MOST_MARKS)
     x = quantity("n", BY[answer.by].partition(",")[0])
     y = quantity("v", f"peak memory, {unit}" if memory else f"{answer.passes}, {unit}")
     coloured = {"x": x, "y": y, "color": names("c", None)}
     shown = hints(("c", "configuration"), ("n", "length"), ("s", "measured"), ("i", "inputs"))
     layers = [
-        layer("line", parts["inside"], {"strokeWidth": 1.8}, **coloured),
-        layer("line", parts["beyond"], {"strokeDash": [5, 4]}, **coloured),
+        layer("line", inside, {"strokeWidth": 1.8}, **coloured),
+        layer("line", beyond, {"strokeDash": [5, 4]}, **coloured),
         layer("point", points, {"size": 45, "filled": True}, **coloured, tooltip=shown),
     ]
     if answer.budget is not None:
@@ -308,4 +262,4 @@ def curve_chart(answer: CurvesAnswer) -> Chart | None:
     says = "Points are measured, lines are fitted, dashes are extrapolated beyond what ran."
     rows = [(point["c"], f"{point['n']:,}", point["s"]) for point in points[:200]]
     table = Grid(("configuration", "length", "measured"), rows, {"configuration"})
-    return Chart(f"{answer.quantity.capitalize()} by length", says, spec, table)
+    return [Chart(f"{answer.quantity.capitalize()} by length", says, spec, table)]

@@ -91,8 +91,7 @@ class Longest:
 
     by_curve: where the curve reaches the budget, between `low` and `high` with its error; None without a curve, or if it never
     does. how: "measured" if a longer length is known not to fit, else "extrapolated". too_long: the shortest length that is
-    known not to fit. exceptions: shorter lengths that were over the budget nevertheless. refused: the curve's answer where
-    that is too far.
+    known not to fit. refused: the curve's answer where that is too far.
     """
 
     how: str
@@ -102,7 +101,6 @@ class Longest:
     high: int | None = None
     too_long: int | None = None
     far: bool = False
-    exceptions: tuple[int, ...] = ()
     refused: int | None = None
 
 
@@ -163,41 +161,42 @@ def answer(
 
 def _value_at(config: CurveAnswer, n: int, budget: float | None) -> At:
     """What length `n` needs, and whether that fits."""
-
-    def at(how: str, fits: str, far: bool = False, value: float | None = None, error: float | None = None) -> At:
-        low, high = (None, None) if value is None or error is None else (value * (1 - min(error, 1.0)), value * (1 + error))
-        if fits == UNSURE and low is not None and high is not None:
-            fits = YES if high <= limit else NO if low > limit else UNSURE
-        return At(n, how, value, low, high, None if budget is None else fits, far)
-
-    known, limit = dict(config.values), math.inf if budget is None else budget
-    if n >= min(config.measurements.out_of_memory, default=math.inf):
-        return at(OUT_OF_MEMORY, NO)
-    if n in known:
-        return at(MEASURED, YES if known[n] <= limit else NO, value=known[n], error=0.0)
-    _, too_long, _ = _bounds(config, limit)
+    known, curve, limit = dict(config.values), config.curve, math.inf if budget is None else budget
+    too_long = _bounds(config, limit)[1]
+    how, far, value, error = UNKNOWN, False, None, None
     fits = UNSURE if too_long is None or n < too_long else NO
-    shortest, most = (config.values[0][0], config.values[-1][0]) if config.values else (n, n)
-    if config.curve is None or n > FURTHEST * most:
-        return at(UNKNOWN, fits, config.curve is not None)
-    how = INTERPOLATED if shortest < n < most else EXTRAPOLATED
-    return at(how, fits, n > FAR * most, config.curve.at(n), config.curve.error_at(n))
+    if n >= min(config.measurements.out_of_memory, default=math.inf):
+        how, fits = OUT_OF_MEMORY, NO
+    elif n in known:
+        how, value, error = MEASURED, known[n], 0.0
+        fits = YES if value <= limit else NO
+    elif curve is not None:
+        shortest, longest = config.values[0][0], config.values[-1][0]
+        far = n > FAR * longest
+        if n <= FURTHEST * longest:
+            how = INTERPOLATED if shortest < n < longest else EXTRAPOLATED
+            value, error = curve.at(n), curve.error_at(n)
+    low, high = None, None
+    if value is not None and error is not None:
+        low, high = value * (1 - min(error, 1.0)), value * (1 + error)
+        if fits == UNSURE:
+            fits = YES if high <= limit else NO if low > limit else UNSURE
+    return At(n, how, value, low, high, None if budget is None else fits, far)
 
 
-def _bounds(config: CurveAnswer, budget: float) -> tuple[int | None, int | None, tuple[int, ...]]:
-    """The longest that ran within the budget, the shortest that is known not to fit (over the budget with no longer one that
-    fits, or out of memory), and the lengths that were over the budget though a longer one was not.
+def _bounds(config: CurveAnswer, budget: float) -> tuple[int | None, int | None]:
+    """The longest that ran within the budget, and the shortest that is known not to fit: over the budget with no longer one that
+    fits, or out of memory.
     """
     bound = min(config.measurements.out_of_memory, default=None)
     below = [(n, value > budget) for n, value in config.values if bound is None or n < bound]
     most = max((n for n, over in below if not over), default=None)
-    too_long = [n for n, over in below if over]
-    return most, min((n for n in too_long if n > (most or 0)), default=bound), tuple(n for n in too_long if n < (most or 0))
+    return most, min((n for n, over in below if over and n > (most or 0)), default=bound)
 
 
 def _longest(config: CurveAnswer, budget: float) -> Longest:
     """The longest length that fits `budget`, where something was measured."""
-    most, too_long, exceptions = _bounds(config, budget)
+    most, too_long = _bounds(config, budget)
 
     def clamped(n: float | None) -> int | None:
         """The whole length, within the known bounds."""
@@ -216,10 +215,10 @@ def _longest(config: CurveAnswer, budget: float) -> Longest:
     how = EXTRAPOLATED if too_long is None or most is None else MEASURED
     furthest = FURTHEST * config.values[-1][0] if too_long is None else math.inf
     if (by_curve or 0) > furthest:
-        return Longest(how, most, far=True, exceptions=exceptions, refused=by_curve)
+        return Longest(how, most, far=True, refused=by_curve)
     high = None if (high or 0) > furthest else high
     far = (by_curve or 0) > furthest / FURTHEST * FAR
-    return Longest(how, most, by_curve, low, high, too_long, far, exceptions)
+    return Longest(how, most, by_curve, low, high, too_long, far)
 
 
 Array = np.ndarray[Any, np.dtype[np.float64]]

@@ -42,12 +42,12 @@ _NAMES = 30
 
 def logs_page(answers: Sequence[LogComparison], charts: Sequence[Chart] = ()) -> list[Block]:
     """The whole answer of `compare-logs`: a line for each log and each pair, then what decided; of one pair its worst steps."""
-    whole, first = together(answers), answers[0]
+    whole = together(answers)
     sides: dict[str, LogSide] = {}
     for side in (side for answer in answers for side in (answer.a, answer.b)):
         if side.path not in sides or not sides[side.path].steps:  # a pair with nothing in common has no figures of either
             sides[side.path] = side
-    letters = letters_of(list(sides))
+    letters = letters_of(sides)
     pairs, reasons = [], []
     for answer in answers:
         name, apart = _pair_name(letters, answer), (answer.first, answer.mean, answer.last, answer.max_relative)
@@ -60,9 +60,10 @@ def logs_page(answers: Sequence[LogComparison], charts: Sequence[Chart] = ()) ->
     )
     tone = GOOD_TONE if whole.good else NO_TONE if whole.verdict == NOTHING else BAD_TONE
     unlike = "; ".join(dict.fromkeys(reason for answer in answers for reason in answer.reasons))
-    sentence = f"{unlike or f'{first.metric} agrees by the rule {first.rule}'}."
+    sentence = f"{unlike or f'{whole.metric} agrees by the rule {whole.rule}'}."
     notes = [f"note: {note}" for answer in answers for note in answer.notes]
-    blocks: list[Block] = [
+    what = "no common step differs by {:g} or more" if whole.rule == EVERY_STEP else _FIRST_MEAN_LAST
+    return [
         Heading(f"{whole.metric or 'nothing'} by step, threshold {whole.threshold:g}, rule {whole.rule}", 1),
         Banner(whole.verdict.upper().replace("-", " "), sentence, tone, figures),
         Items([f"{letters[path]}  {path}{_seen(side)}" for path, side in sides.items()]),
@@ -73,17 +74,15 @@ def logs_page(answers: Sequence[LogComparison], charts: Sequence[Chart] = ()) ->
             {"log", "trend"},
         ),
         Grid(("pair", "common", "first", "mean", "last", "largest", "verdict"), pairs, {"pair", "verdict"}),
-        *(_steps(first) if len(answers) == 1 and first.common else []),
+        *(_steps(answers[0]) if len(answers) == 1 and answers[0].common else []),
         *([Items(notes)] if notes else []),
         *([Paragraph(_ANOTHER)] if whole.verdict == NOTHING else []),
+        *([] if whole.good else [Items(reasons)]),
+        Paragraph(f"{whole.verdict} ({what.format(whole.threshold)})" if whole.good else whole.verdict),
     ]
-    if not whole.good:
-        return [*blocks, Items(reasons), Paragraph(whole.verdict)]
-    what = "first value, mean and last value differ by less than {:g}"
-    what = "no common step differs by {:g} or more" if whole.rule == EVERY_STEP else what
-    return [*blocks, Paragraph(f"{whole.verdict} ({what.format(whole.threshold)})")]
 
 
+_FIRST_MEAN_LAST = "first value, mean and last value differ by less than {:g}"
 _ANOTHER = (
     "--metric NAME compares another figure than a loss; a metric is found in progress bars, in lines that name a step, and in "
     "lines like `gpt_loss: 5.78`"
@@ -118,22 +117,22 @@ def _steps(answer: LogComparison) -> list[Block]:
     """How many steps are too far apart, and the worst of them."""
     spread = f"median {number(answer.median_relative, 3)}, largest {number(answer.max_relative, 3)}"
     reach = f"{answer.exceeding:,} of {answer.common:,} common steps differ by {answer.threshold:g} or more"
-    said = Paragraph(f"{reach} ({spread}). Trend: {answer.trend_method}.")
-    if not answer.worst:
-        return [said]
-    rows = []
-    for step in answer.worst:
-        values = ("not finite" if value is None else number(value) for value in (step.a, step.b))
-        rows.append((f"{step.step:,}", *values, step.note if step.relative is None else number(step.relative, 3)))
-    more = answer.exceeding - len(rows)
-    left = [Paragraph(f"and {more:,} more (--limit 0 names all)")] if more else []
-    return [said, Grid(("step", "A", "B", "difference"), rows), *left]
+    blocks: list[Block] = [Paragraph(f"{reach} ({spread}). Trend: {answer.trend_method}.")]
+    if answer.worst:
+        rows = []
+        for step in answer.worst:
+            values = ("not finite" if value is None else number(value) for value in (step.a, step.b))
+            rows.append((f"{step.step:,}", *values, step.note if step.relative is None else number(step.relative, 3)))
+        blocks.append(Grid(("step", "A", "B", "difference"), rows))
+        if more := answer.exceeding - len(rows):
+            blocks.append(Paragraph(f"and {more:,} more (--limit 0 names all)"))
+    return blocks
 
 
 def log_charts(answers: Sequence[LogComparison], read: Sequence[TrainLog]) -> list[Chart]:
     """Returns the charts of compared logs: their values, and their relative differences by step."""
     logs = {log.path: log for log in read}
-    letters = letters_of(list(logs))
+    letters = letters_of(logs)
     values: dict[str, Curve] = {}
     apart: dict[str, Curve] = {}
     for answer in answers:
@@ -152,30 +151,32 @@ def log_charts(answers: Sequence[LogComparison], read: Sequence[TrainLog]) -> li
     return [chart for chart in charts if chart]
 
 
-Curve = Sequence[tuple[int, float]]
-"""(step, value) pairs."""
+Curve = Sequence[tuple[Any, ...]]
+"""(step, value), and where there is one the dump that was running."""
 _MOST = 400
 
 
-def values_chart(title: str, what: str, curves: Mapping[str, Curve]) -> Chart | None:
+def values_chart(
+    title: str, what: str, curves: Mapping[str, Curve], along: str = "step", whose: str = "training", *more: tuple[str, str]
+) -> Chart | None:
     """A value by step, a line for each training; steps without a finite value are left out and counted. None for no values."""
     finite = {name: _finite(curve) for name, curve in curves.items()}
     if not any(finite.values()):
         return None
     rows, ends = [row for name, curve in finite.items() for row in _rows(name, curve)], []
     for name, curve in finite.items():
-        known = [value for _, value in curve]
-        three = map(number, (known[0], fmean(known), known[-1]) if known else (None, None, None))
-        ends.append((name, str(len(curves[name])), *three))
-    shown = hints(("c", "training"), ("s", "step"), ("v", what))
+        known = [point[1] for point in curve]
+        figures = map(number, (known[0], fmean(known), max(known), known[-1]) if known else (None,) * 4)
+        ends.append((name, str(len(curves[name])), *figures))
+    shown = hints(("c", whose), ("s", along), ("v", what), *more)
     line = layer("line", look={"strokeWidth": 1.6}, tooltip=shown)
-    spec = layered(rows, line, height=260, x=whole("s", "step"), y=quantity("v", what, zero=False), color=names("c", None))
+    spec = layered(rows, line, height=260, x=whole("s", along), y=quantity("v", what, zero=False), color=names("c", None))
     odd = sum(len(curves[name]) - len(curve) for name, curve in finite.items())
-    says = f"The {what} of {plural(len(curves), 'training')} by step."
+    says = f"The {what} of {plural(len(curves), whose)} by {along}."
     says += f" {plural(odd, 'value')} NaN or infinite, not drawn." if odd else ""
     most = max(map(len, curves.values()))
-    note = f"{_MOST} of up to {most:,} steps of each are drawn, spread evenly." if most > _MOST else ""
-    return Chart(title, says, spec, Grid(("training", "steps", f"first {what}", "mean", "last"), ends, {"training"}), note)
+    note = f"{_MOST} of up to {most:,} values of each are drawn, spread evenly." if most > _MOST else ""
+    return Chart(title, says, spec, Grid((whose, "values", f"first {what}", "mean", "most", "last"), ends, {whose}), note)
 
 
 def apart_chart(title: str, what: str, curves: Mapping[str, Curve], limits: Curve, whose: str = "the baseline's") -> Chart | None:
@@ -197,8 +198,11 @@ def apart_chart(title: str, what: str, curves: Mapping[str, Curve], limits: Curv
 
 
 def _finite(curve: Curve) -> Curve:
-    return [(step, value) for step, value in curve if math.isfinite(value)]
+    return [point for point in curve if math.isfinite(point[1])]
 
 
 def _rows(name: str, curve: Curve) -> list[dict[str, Any]]:
-    return [{"c": name, "s": step, "v": float(f"{value:.6g}")} for step, value in thinned(curve, _MOST)]
+    return [
+        {"c": name, "s": step, "v": float(f"{value:.6g}")} | dict(zip("d", dump, strict=False))
+        for step, value, *dump in thinned(curve, _MOST)
+    ]

@@ -1,5 +1,12 @@
 """Reads the values of a metric out of a training log, step by step: `read_log(path)`.
 
+| Given | Read as | A step is |
+|---|---|---|
+| a file with `tfevents` in its name, or a folder that holds some | TensorBoard, by the `tensorboard` package | its step |
+| `*.csv` | columns `metric`, or `run - metric` as W&B's charts are exported | the column Step, `_step` or `global_step` |
+| `*.jsonl` | an object in each line, as W&B's history | `_step`, `step` or `global_step` |
+| any other file, a pipe, `-` | lines of text | one of the three below |
+
 Three ways in which a log numbers its steps, each a series of its own:
 
 * **bar**: a progress bar's postfix, `Train step of epoch 1:  8%|8  | 2/24 [00:01<00:11, 1.9it/s, gpt_loss=6.21, lr=1e-5]`.
@@ -13,13 +20,17 @@ Three ways in which a log numbers its steps, each a series of its own:
 A step that comes again later (a resumed run in one log) counts with its later value, and is counted in `rerun`. NaN and
 infinities are values like others here. Steps of an evaluation bar are those that it names.
 
-Standard library only. Memory grows with the steps of what is kept, not with the file.
+Standard library only, but for event files. Memory grows with the steps of what is kept, not with a log of lines.
 """
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import gzip
 import io
+import json
+import os
 import re
 import sys
 import zlib
@@ -27,10 +38,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import IO, cast
 
-from actordbg.base.errors import EnvironmentProblem, UsageError
+from actordbg.base.errors import EnvironmentProblem, UsageError, require_package
 from actordbg.trainers.trainer import TRAINER
 
 BAR, LINE, ORDER = "bar", "line", "order"
@@ -111,11 +123,18 @@ class TrainLog:
 
 
 def read_log(path: str, metric: str | None = None) -> TrainLog:
-    """Read a log (`-`: standard input, .gz too), keeping one metric, or, without one, every metric that is a loss.
+    """Read a log (`-`: standard input, .gz too) or an export, keeping one metric, or, without one, every metric that is a loss.
 
-    Raises UsageError and EnvironmentProblem as `segments` does. A log that says nothing is a TrainLog without metrics.
+    Raises UsageError for what is not there or is no table, EnvironmentProblem for a file that cannot be read, or a missing
+    `tensorboard`. A log that says nothing is a TrainLog without metrics.
     """
     log = TrainLog(path, metric=plain_name(metric or ""))
+    if (rows := _exported(path)) is not None:
+        for step, figures in rows:
+            log.segments += 1
+            for raw, value in figures.items():
+                log.add(plain_name(raw), ORDER if step is None else LINE, step, value)
+        return log.settled()
     bars: dict[tuple[str, str], _Bar] = {}
     totals: dict[str, set[int]] = {}
     for source, text in segments(path):
@@ -240,9 +259,8 @@ def _opened(path: str) -> Iterator[IO[bytes]]:
             raise EnvironmentProblem("standard input is closed", hint="name a file, or give it a log")
         yield sys.stdin.buffer
         return
-    if not Path(path).is_file() and not _PIPE.match(path):
-        what = "a folder" if Path(path).is_dir() else "no file" if Path(path).exists() else "not there"
-        raise UsageError(f"the log {path} is {what}", hint="name two files, or - for standard input")
+    if not _PIPE.match(path):
+        _require_file(path)
     try:
         with open(path, "rb") as stream:
             packed = stream.peek(2)[:2] == b"\x1f\x8b"
@@ -251,3 +269,90 @@ def _opened(path: str) -> Iterator[IO[bytes]]:
         raise EnvironmentProblem(f"{path} is damaged: {error}", hint="`gzip -t` says the same") from None
     except OSError as error:
         raise EnvironmentProblem(f"cannot read {path}: {error.strerror}", hint="check the path and its permissions") from None
+
+
+# What another program wrote down: TensorBoard's event files, and W&B's exports as CSV or history JSONL.
+#
+# Where no column says the step, lines are counted. `__MIN` and `__MAX` columns are left out. A CSV of several runs needs a name:
+# `chart.csv#run-a`.
+
+
+_MOST_BYTES = 2**30
+_STEPS = ("_step", "step", "global_step", "trainer/global_step", "train/global_step")
+Rows = Iterator[tuple[int | None, dict[str, float]]]
+"""The step of each row, None if no column says it, and its figures by metric."""
+
+
+def _exported(path: str) -> Rows | None:
+    """The rows of what is no log of lines; None for what is one, by its name."""
+    name = path.partition("#")[0] if ".csv#" in path.lower() else path
+    inside = os.listdir(name) if os.path.isdir(name) else []
+    if any("tfevents" in file for file in (os.path.basename(name), *inside)):
+        return _events(name)
+    return _table(path, name) if name.lower().endswith((".csv", ".jsonl")) else None
+
+
+def _table(path: str, name: str) -> Rows:
+    file = _require_file(name)
+    try:
+        if file.stat().st_size > _MOST_BYTES:
+            raise EnvironmentProblem(f"{name} has more than {_MOST_BYTES:,} bytes", hint="export fewer metrics")
+        text = file.read_text(encoding="utf-8-sig", errors="replace")
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot read {name}: {error.strerror}", hint="check its permissions") from None
+    for row in _of_csv(path, text) if name.lower().endswith(".csv") else _of_json_lines(text):
+        steps = [row.pop(column) for column in list(row) if column.strip().lower() in _STEPS]
+        if row:
+            whole = steps and abs(steps[0]) < 2**62 and steps[0].is_integer()
+            yield int(steps[0]) if whole else None, row
+
+
+def _of_csv(path: str, text: str) -> Iterator[dict[str, float]]:
+    """The figures of each row of one run, by metric. UsageError where several runs have the same metric."""
+    run = path.rpartition("#")[2] if ".csv#" in path.lower() else None
+    try:
+        heads, *rows = list(csv.reader(io.StringIO(text.replace("\0", ""), newline=""))) or [[]]
+    except csv.Error as error:
+        raise UsageError(f"{path} is no CSV: {error}", hint="export the chart again") from None
+    split = [(index, *head.rpartition(" - ")) for index, head in enumerate(heads) if not head.endswith(("__MIN", "__MAX"))]
+    columns = {index: metric for index, whose, between, metric in split if run is None or not between or whose == run}
+    if len(set(map(plain_name, columns.values()))) < len(columns):
+        runs = sorted({whose for _, whose, between, _ in split if between})
+        raise UsageError(f"{path} holds several runs: {', '.join(runs)[:300]}", hint=f"name one: {path}#{(runs or ['RUN'])[0]}")
+    for row in rows:
+        figures = {}
+        for index, name in columns.items():
+            with contextlib.suppress(ValueError, IndexError):
+                figures[name] = float(row[index])
+        yield figures
+
+
+def _of_json_lines(text: str) -> Iterator[dict[str, float]]:
+    for line in text.split("\n"):  # a text in a row may hold what splitlines() takes for an end
+        with contextlib.suppress(ValueError, RecursionError, AttributeError):
+            numbers = {name: value for name, value in json.loads(line).items() if type(value) in (int, float)}
+            yield {name: float(value) for name, value in numbers.items() if type(value) is float or abs(value) < 2**63}
+
+
+def _events(name: str) -> Rows:
+    """Every scalar of an event file, or of a folder's."""
+    require_package(f"{name} is TensorBoard's, and", "tensorboard")
+    module = import_module("tensorboard.backend.event_processing.event_accumulator")
+    if not os.path.exists(name):
+        _require_file(name)
+    reader = module.EventAccumulator(name, size_guidance={"scalars": 0})
+    try:
+        reader.Reload()
+    except Exception as error:  # noqa: BLE001 - tensorboard and protobuf raise what they like for a damaged file
+        raise EnvironmentProblem(f"{name} is damaged: {error}"[:300], hint="`tensorboard --inspect` says the same") from None
+    for tag in reader.Tags()["scalars"]:
+        for scalar in reader.Scalars(tag):
+            yield scalar.step, {tag: scalar.value}
+
+
+def _require_file(path: str) -> Path:
+    file = Path(path)
+    if not file.is_file():
+        what = "a folder" if file.is_dir() else "no file" if file.exists() else "not there"
+        raise UsageError(f"the log {path} is {what}", hint="name two files, or - for standard input")
+    return file

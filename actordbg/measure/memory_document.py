@@ -20,7 +20,7 @@ from statistics import median
 
 from actordbg.base.units import plural
 from actordbg.document.blocks import BAD_TONE, GOOD_TONE, NO_TONE, Banner, Block, Chart, Grid, Heading, Items, Paragraph
-from actordbg.document.specifications import MOST_MARKS, hints, layer, layered, names, quantity, thinned
+from actordbg.measure.log_document import values_chart
 from actordbg.measure.watching import FLOOR, QUANTITIES, SCATTERS, SECOND, STEP, Sample, by_process, figures, points, sizes_of
 from actordbg.records.comparison_record import Growth, MemoryRecord, ProcessMemory, SizeFigures
 
@@ -67,41 +67,46 @@ def compare_samples(
     """Hold every process of A beside its like in B. quantities: only these; all for none."""
     ours, theirs = by_process(a), by_process(b)
     sizes = [{process.process: process.sizes for process in figures(side)} for side in (a, b)]
-    matched = [(name, name) for name in ours if name in theirs] or list(zip(ours, theirs, strict=False))
-    pairs = []
-    for x, y in matched:
+    matched = dict([(name, name) for name in ours if name in theirs] or zip(ours, theirs, strict=False))
+    pairs: list[SizePair] = []
+    reasons, notes = [], []
+    for x, y in matched.items():
         for name in quantities or QUANTITIES:
-            if name in sizes[0][x] and name in sizes[1][y]:
-                pair = sizes[0][x][name], sizes[1][y][name]
-                parts = _parts(*pair, threshold)
-                by_step = "growth" in parts and pair[0].growth and pair[0].growth.unit == STEP
-                began = (by_step and _first_apart(ours[x], theirs[y], name)) or (None, "")
-                pairs.append(SizePair(x, y, name, *pair, parts, *began))
-    notes = []
-    alone = [f"{name} (A)" for name in ours if name not in dict(matched)]
-    if alone := alone + [f"{name} (B)" for name in theirs if name not in {y for _, y in matched}]:
+            left, right = sizes[0][x].get(name), sizes[1][y].get(name)
+            if left is None or right is None:
+                continue
+            parts, said, step, dump = [], [], None, ""
+            if abs(left.peak - right.peak) > max(threshold * max(left.peak, right.peak), LEAST_PEAK):
+                parts.append("peak")
+                said.append(f"the peak is {size(left.peak)} in A, {size(right.peak)} in B")
+            p, q = left.growth, right.growth
+            if (
+                p
+                and q
+                and p.unit == q.unit
+                and (p.low > q.high or q.low > p.high)
+                and (abs(p.slope - q.slope) * min(p.span, q.span) > max(SCATTERS * max(p.scatter, q.scatter), FLOOR))
+            ):
+                parts.append("growth")
+                step, dump = _first_apart(ours[x], theirs[y], name) if p.unit == STEP else (None, "")
+                where = "" if step is None else f"; they part at step {step}"
+                where += dump and f" (dump {dump})"
+                said.insert(0, f"growth is {in_words(p)} in A, {in_words(q)} in B{where}")
+            reasons += [f"{x}, {QUANTITIES[name]}: {reason}" for reason in said]
+            pairs.append(SizePair(x, y, name, left, right, tuple(parts), step, dump))
+    alone = [f"{name} (A)" for name in ours if name not in matched]
+    if alone := alone + [f"{name} (B)" for name in theirs if name not in matched.values()]:
         notes.append(f"only on one side: {', '.join(alone)}")
     if short := sorted({pair.process for pair in pairs if not (pair.a.growth and pair.b.growth)}):
         notes.append(_too_short(short))
     if mixed := sorted({pair.process for pair in pairs if pair.a.growth and pair.b.growth and not pair.growth_judged}):
         notes.append(f"growth of {', '.join(mixed)} not judged: steps are known on one side only")
-    reasons = [reason for pair in pairs for reason in _reasons(pair)]
     verdict = NOT_COMPARED if not pairs else APART if reasons else ALIKE
     reasons = reasons if pairs else ["the two have no process with a quantity in common"]
     return MemoryComparison(verdict, *names, threshold, tuple(pairs), tuple(reasons), tuple(notes))
 
 
-def _parts(a: SizeFigures, b: SizeFigures, threshold: float) -> tuple[str, ...]:
-    """What parts: peak, growth, or both."""
-    parts = ["peak"] * (abs(a.peak - b.peak) > max(threshold * max(a.peak, b.peak), LEAST_PEAK))
-    x, y = a.growth, b.growth
-    if x and y and x.unit == y.unit and (x.low > y.high or y.low > x.high):
-        apart = abs(x.slope - y.slope) * min(x.span, y.span)
-        parts += ["growth"] * (apart > max(SCATTERS * max(x.scatter, y.scatter), FLOOR))
-    return tuple(parts)
-
-
-def _first_apart(ours: Sequence[Sample], theirs: Sequence[Sample], quantity: str) -> tuple[int, str] | None:
+def _first_apart(ours: Sequence[Sample], theirs: Sequence[Sample], quantity: str) -> tuple[int | None, str]:
     """The step from which on the two stay apart, and the dump that was running in it."""
     x, y = (dict(points(side, quantity, STEP)) for side in (ours, theirs))
     common = sorted(x.keys() & y.keys())
@@ -109,10 +114,8 @@ def _first_apart(ours: Sequence[Sample], theirs: Sequence[Sample], quantity: str
     bends = [abs(before - 2 * gap + after) for before, gap, after in zip(gaps, gaps[1:], gaps[2:], strict=False)]
     noise = max(SCATTERS * 1.4826 * median(bends or [0]) / math.sqrt(6), FLOOR)
     apart = common[max((at + 1 for at, gap in enumerate(gaps) if abs(gap - gaps[0]) <= noise), default=0) :]
-    if not apart:
-        return None
     dumps = (sample.dump_id for sample in (*ours, *theirs) if sample.step == apart[0] and sample.dump_id)
-    return int(apart[0]), next(dumps, "")
+    return (int(apart[0]), next(dumps, "")) if apart else (None, "")
 
 
 def size(value: float) -> str:
@@ -133,17 +136,6 @@ def in_words(growth: Growth | None) -> str:
         return "not known"
     line = f"{size(growth.slope)} a {growth.unit}" if growth.grows else "none"
     return f"{line} ({size(growth.low)} to {size(growth.high)} a {growth.unit})"
-
-
-def _reasons(pair: SizePair) -> list[str]:
-    who, said = f"{pair.process}, {QUANTITIES[pair.quantity]}", []
-    if "growth" in pair.parts:
-        where = "" if pair.from_step is None else f"; they part at step {pair.from_step}"
-        where += pair.from_dump and f" (dump {pair.from_dump})"
-        said.append(f"{who}: growth is {in_words(pair.a.growth)} in A, {in_words(pair.b.growth)} in B{where}")
-    if "peak" in pair.parts:
-        said.append(f"{who}: the peak is {size(pair.a.peak)} in A, {size(pair.b.peak)} in B")
-    return said
 
 
 def _too_short(processes: Sequence[str]) -> str:
@@ -194,8 +186,9 @@ def leaks(processes: Sequence[ProcessMemory]) -> list[str]:
 def compare_page(answer: MemoryComparison, a: Sequence[Sample], b: Sequence[Sample]) -> list[Block]:
     """Two series: where they part, figures of both, and both in one picture."""
     tone = {ALIKE: GOOD_TONE, NOT_COMPARED: NO_TONE, APART: BAD_TONE}[answer.verdict]
-    judged = any(pair.growth_judged for pair in answer.pairs)
-    agree = "peaks and growth agree wherever both were sampled" if judged else "peaks agree; growth was not judged"
+    agree = "peaks agree; growth was not judged"
+    if any(pair.growth_judged for pair in answer.pairs):
+        agree = "peaks and growth agree wherever both were sampled"
     rows = [
         (pair.process, QUANTITIES[pair.quantity], size(pair.a.peak), size(pair.b.peak), in_short(pair.a.growth),
          in_short(pair.b.growth), " and ".join(pair.parts) or "-")
@@ -220,33 +213,17 @@ def _items(lines: Sequence[str]) -> list[Block]:
 
 def _charts(sides: Mapping[str, Sequence[Sample]]) -> list[Chart]:
     """A picture for each quantity that was sampled: by step where every side has steps, else by seconds."""
-    stepped = all(any(sample.step for sample in samples) for samples in sides.values())
-    along = "inputs or calls so far" if stepped else "seconds"
+    along = STEP if all(any(sample.step for sample in samples) for samples in sides.values()) else "seconds"
     series = {prefix + process: own for prefix, samples in sides.items() for process, own in by_process(samples).items()}
-    most = max(60, MOST_MARKS // max(1, len(series)))
     charts = []
     for what, called in QUANTITIES.items():
-        rows, ends = [], []
-        for name, own in series.items():
-            known = sizes_of(own, what)
-            rows += thinned(
-                [
-                    {"c": name, "x": one.step if stepped else one.seconds, "v": round(value / MIB, 2), "d": one.dump_id}
-                    for one, value in known
-                    if one.step or not stepped
-                ],
-                most,
-            )
-            values = [value / MIB for _, value in known]
-            shown = [f"{value:.1f}" for value in (values[0], max(values), values[-1])] if values else ["-"] * 3
-            ends.append((name, str(len(own)), *shown))
-        if all(row[2] == "-" for row in ends):
-            continue
-        line = layer(
-            "line", look={"strokeWidth": 1.6}, tooltip=hints(("c", "process"), ("x", along), ("v", "MiB"), ("d", "dump"))
-        )
-        x, y = quantity("x", along, zero=False), quantity("v", f"{called}, MiB", zero=False)
-        spec = layered(rows, line, height=260, x=x, y=y, color=names("c", None))
-        table = Grid(("process", "samples", "first, MiB", "peak, MiB", "last, MiB"), ends, {"process"})
-        charts.append(Chart(f"{called} over {'steps' if stepped else 'time'}", f"{called} of each process.", spec, table))
-    return charts
+        curves = {
+            name: [
+                (getattr(sample, along), value / MIB, sample.dump_id)
+                for sample, value in sizes_of(own, what)
+                if sample.step or along != STEP
+            ]
+            for name, own in series.items()
+        }
+        charts.append(values_chart(f"{called} by {along}", f"{called}, MiB", curves, along, "process", ("d", "dump")))
+    return [chart for chart in charts if chart]

@@ -16,14 +16,14 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from actordbg.base.errors import CorruptDump, EnvironmentProblem, UsageError
 from actordbg.base.processes import GONE, ZOMBIE, state_of
 from actordbg.formats.recording_reading import read_counters
 from actordbg.formats.ringfile import host_name
 from actordbg.measure import process_memory
-from actordbg.measure.process_memory import Reading, started
+from actordbg.measure.process_memory import Reading, read_memory, started
 from actordbg.records.journal import SUPERVISOR, Event, Tail
 from actordbg.store.layout import Store
 
@@ -47,16 +47,29 @@ class WatchedProcess:
     cuda_reserved: int | None = None
 
 
-class Watched(Protocol):
-    """Processes to watch. `poll`: those that are known now. `over`: nothing more will come."""
+class Watched:
+    """Processes to watch, on this machine and until all have ended, where a class does not say otherwise.
 
-    def poll(self) -> list[WatchedProcess]: ...
+    unshared: ask for USS, too.
+    """
+
+    unshared = True
+
+    def poll(self) -> list[WatchedProcess]:
+        """Those that are known now."""
+        return []
+
+    def read(self, processes: Collection[WatchedProcess]) -> Readings:
+        """The memory of these processes."""
+        return alive(processes, read_memory([process.pid for process in processes], self.unshared))
 
     def over(self, sampled: int) -> bool:
         """Whether to end, when so many of the processes were alive just now."""
+        return not sampled
 
     def notes(self) -> list[str]:
         """What could not be watched, and why."""
+        return []
 
 
 def alive(processes: Collection[WatchedProcess], readings: Collection[Reading]) -> Readings:
@@ -66,7 +79,7 @@ def alive(processes: Collection[WatchedProcess], readings: Collection[Reading]) 
     return [(process, reading) for process, reading in pairs if reading and process.ticks in (0, reading[1])]
 
 
-class OfPids:
+class OfPids(Watched):
     """Processes by pid, until all have ended. step_file: a file that gets a line for each step, of all of them."""
 
     def __init__(self, pids: list[int], step_file: Path | None = None) -> None:
@@ -91,15 +104,12 @@ class OfPids:
         self._lines += data.count(b"\n")
         return [replace(process, step=self._lines) for process in self._processes]
 
-    def over(self, sampled: int) -> bool:
-        return not sampled
-
     def notes(self) -> list[str]:
         said = "nobody counts steps, so growth is by second: --step-file FILE counts a file's lines"
         return [] if self._step_file else [said]
 
 
-class OfReplay:
+class OfReplay(Watched):
     """The workers of a replay, until it ends. A step is an input that a worker began."""
 
     def __init__(self, folder: Path) -> None:
@@ -154,7 +164,7 @@ class OfReplay:
         return said + ([] if self._booted else ["no worker of this replay ran on this machine"])
 
 
-class OfRun:
+class OfRun(Watched):
     """The recording processes of a run on this machine (or anywhere), until they end. A step is a call of the actor."""
 
     def __init__(self, store: Store, run: str, *, anywhere: bool = False) -> None:
@@ -182,9 +192,6 @@ class OfRun:
                 found[key] = WatchedProcess(host, pid, ticks, rank, role, calls)
         return list(found.values())
 
-    def over(self, sampled: int) -> bool:
-        return not sampled
-
     def notes(self) -> list[str]:
         hosts = ", ".join(sorted(self._elsewhere))
         return [f"processes on {hosts} were not sampled: --ray reaches other nodes"] if hosts else []
@@ -197,10 +204,10 @@ _MOST_ACTORS = 10_000
 _TRIES = 5
 
 
-class OfRay:
+class OfRay(Watched):
     """Every live actor of a cluster, or the ranks of a replay on it. `marks`: who knows what processes are at."""
 
-    def __init__(self, address: str, unshared: bool, marks: Watched | None = None) -> None:
+    def __init__(self, address: str, marks: Watched | None = None) -> None:
         import ray
         from ray import cloudpickle
 
@@ -210,7 +217,7 @@ class OfRay:
             hint = "`ray status` on this machine says which there are; --address names another one"
             raise EnvironmentProblem(f"no Ray cluster at {address}: {error}", hint=hint) from None
         cloudpickle.register_pickle_by_value(process_memory)
-        self._ray, self._unshared, self._marks = ray, unshared, marks
+        self._ray, self._marks = ray, marks
         self._address = ray.get_runtime_context().gcs_address
         self._reader_class = ray.remote(num_cpus=0, max_restarts=0)(process_memory.MemoryReader)
         self._readers: dict[str, Any] = {}
@@ -271,7 +278,7 @@ class OfRay:
         for process in processes:
             by_node.setdefault(process.node, []).append(process)
         asked = {
-            node: self._reader(node).read.remote([process.pid for process in there], self._unshared)
+            node: self._reader(node).read.remote([process.pid for process in there], self.unshared)
             for node, there in by_node.items()
         }
         found: Readings = []

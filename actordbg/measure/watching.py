@@ -31,12 +31,10 @@ import msgspec
 
 from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.base.foreign_text import in_csv
-from actordbg.base.units import new_replay_id
 from actordbg.document.specifications import thinned
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import make_folder, open_regular, read_regular
-from actordbg.measure.process_memory import read_memory
-from actordbg.measure.watched import Readings, Watched, WatchedProcess, alive
+from actordbg.measure.watched import Watched
 from actordbg.records.comparison_record import Growth, MemoryRecord, ProcessMemory, SizeFigures
 from actordbg.store.layout import Store
 
@@ -48,7 +46,6 @@ _UNKNOWN = {
     "cuda_reserved": "CUDA memory in reserve is not known: only a replay's workers say it, after each input",
 }
 Whole = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-Reader = Callable[[Sequence[WatchedProcess]], Readings]
 
 
 @dataclass(frozen=True)
@@ -78,37 +75,20 @@ COLUMNS = tuple(field.name for field in fields(Sample))
 _TEXTS = ("time", "node", "name", "dump_id")
 
 
-@dataclass(frozen=True)
-class Rhythm:
-    """How often, and for how long at most. unshared: ask for USS, too."""
-
-    interval_s: float = 1.0
-    for_s: float | None = None
-    unshared: bool = True
-
-
-def local_reader(unshared: bool) -> Reader:
-    """Reads processes of this machine."""
-    return lambda processes: alive(processes, read_memory([process.pid for process in processes], unshared))
-
-
-def rounds(watched: Watched, read: Reader, rhythm: Rhythm) -> Iterator[list[Sample]]:
-    """A list of samples for each round, until there is nothing more to watch."""
+def rounds(watched: Watched, interval_s: float, for_s: float | None = None) -> Iterator[list[Sample]]:
+    """A list of samples for each round, until there is nothing more to watch, or for `for_s` seconds."""
     began = time.monotonic()
     while True:
         at = time.monotonic() - began
         processes = watched.poll()
-        moment, readings = now_timestamp(), read(processes)
+        moment, readings = now_timestamp(), watched.read(processes)
         yield [
-            Sample(
-                moment, round(at, 3), one.node, one.pid, one.rank, one.name, rss, uss, cuda, one.cuda_reserved, one.step,
-                one.dump_id,
-            )
-            for one, (_, _, rss, uss, cuda) in readings
-        ]  # fmt: skip
-        if watched.over(len(readings)) or (rhythm.for_s is not None and at + rhythm.interval_s > rhythm.for_s):
+            Sample(moment, round(at, 3), p.node, p.pid, p.rank, p.name, rss, uss, cuda, p.cuda_reserved, p.step, p.dump_id)
+            for p, (_, _, rss, uss, cuda) in readings
+        ]
+        if watched.over(len(readings)) or (for_s is not None and at + interval_s > for_s):
             return
-        time.sleep(max(0.0, rhythm.interval_s - (time.monotonic() - began - at)))
+        time.sleep(max(0.0, interval_s - (time.monotonic() - began - at)))
 
 
 def watch_into(path: Path, found: Iterable[list[Sample]], tell: Callable[[list[Sample]], object]) -> None:
@@ -155,11 +135,6 @@ def _parsed(row: Sequence[str]) -> Sample | None:
     except msgspec.ValidationError:
         return None
     return sample if math.isfinite(sample.seconds) else None
-
-
-def new_record(kind: str, watched: str, rhythm: Rhythm, replay_id: str | None = None) -> MemoryRecord:
-    """The record of a watching that begins."""
-    return MemoryRecord(new_replay_id(), now_timestamp(), None, kind, watched, rhythm.interval_s, replay_id)
 
 
 def samples_path(store: Store, record: MemoryRecord) -> Path:

@@ -12,20 +12,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actordbg.actor.forward_outcome import MemoryHistory, reserved
 from actordbg.actor.sharing import reopens
 from actordbg.base.imports import without_collecting
 from actordbg.config.replay_config import TINY
 from actordbg.debug import stops
 from actordbg.debug.replay_stops import ReplayStops
+from actordbg.formats.store_files import atomic_write
 from actordbg.formats.weight_hashes import WEIGHTS
 from actordbg.records.journal import TENSORS
-from actordbg.records.replay_record import KEPT_BYTES, LAWS, ReplayInput, ReplaySpec
-from actordbg.replay.flushing import UNFLUSHED, Unflushed
+from actordbg.records.replay_record import LAWS, ReplayInput, ReplaySpec
 from actordbg.replay.selection import defaults_of
 
 if TYPE_CHECKING:
-    from actordbg.actor.forward_outcome import ForwardOutcome
+    from actordbg.actor.forward_outcome import ForwardOutcome, MemoryHistory
     from actordbg.actor.session import Session
     from actordbg.store.payload import Dump
 
@@ -69,6 +68,8 @@ class ActorEngine:
 
     def _begun(self) -> dict[str, Any]:
         """Let torch record its allocations if the configuration says so, and compare the weights with recorded ones."""
+        from actordbg.actor.forward_outcome import MemoryHistory
+
         if self._history is not None:
             self._history.stop()
         self._history = MemoryHistory(self.folder, self.rank) if self.spec.config.memory_snapshot else None
@@ -97,28 +98,23 @@ class ActorEngine:
     def run(
         self, item: ReplayInput, loaded: Dump, *, recorded: bool, on_law: Callable[[str], None] | None = None
     ) -> dict[str, Any]:
+        from actordbg.laws.changes import vary
+
         failed = item.dump_id
         try:
-            fields = self._run(item, loaded, recorded, on_law)
+            varied, undo = vary(loaded, self.spec.config.vary)
+            backward = self._session.backward_for(loaded.record)
+            outcome = self._session.run(varied, backward=backward, keep=self.spec.config.keep_tensors)
+            outcome.apply(undo)
+            fields = self._fields(loaded, outcome)
+            if on_law is not None and self.spec.config.vary is None:
+                fields["extra"][LAWS] = self._ask(loaded, outcome, on_law)
+            if outcome.tensors and recorded:
+                self._keep(item, outcome)
             failed = ""
         finally:
             if self._history is not None:
                 self._history.keep(failed=failed)
-        return fields
-
-    def _run(self, item: ReplayInput, loaded: Dump, recorded: bool, on_law: Callable[[str], None] | None) -> dict[str, Any]:
-        from actordbg.actor.variants import vary
-
-        keep = self.spec.config.keep_tensors
-        varied, undo = vary(loaded, self.spec.config.vary)
-        outcome = self._session.run(varied, backward=self._session.backward_for(loaded.record), keep=keep)
-        outcome.apply(undo)
-        fields = self._fields(loaded, outcome)
-        if on_law is not None and self.spec.config.vary is None:
-            fields["extra"][LAWS] = self._ask(loaded, outcome, on_law)
-        if outcome.tensors and recorded:
-            kept = fields[UNFLUSHED] = self._keep(item, outcome)
-            fields["extra"][KEPT_BYTES] = kept.size
         return fields
 
     def _watched(self) -> None:
@@ -150,6 +146,7 @@ class ActorEngine:
         self._resources.close()
 
     def _fields(self, dump: Dump, outcome: ForwardOutcome) -> dict[str, Any]:
+        from actordbg.actor.forward_outcome import reserved
         from actordbg.replay.output_figures import against_golden, nonfinite_outside, summarise, verdict_of
 
         fields = summarise(outcome.log_probs, outcome.mask, outcome.entropy)
@@ -165,8 +162,8 @@ class ActorEngine:
             "extra": _extra(outcome, checked.not_compared) | reserved(),
         }
 
-    def _keep(self, item: ReplayInput, outcome: ForwardOutcome) -> Unflushed:
-        """`--keep-tensors`: what a comparison needs, as a safetensors file named after the dump, which is yet to be flushed."""
+    def _keep(self, item: ReplayInput, outcome: ForwardOutcome) -> None:
+        """`--keep-tensors`: what a comparison needs, as a safetensors file named after the dump."""
         import safetensors.numpy
 
         plain = {name: tensor.detach().contiguous().numpy() for name, tensor in outcome.tensors.items()}
@@ -174,7 +171,7 @@ class ActorEngine:
         if outcome.gradients:
             about["gradients"] = json.dumps(outcome.gradients)
         blob = safetensors.numpy.save(plain, metadata=about)
-        return Unflushed.write(self.folder / TENSORS / f"{item.dump_id}.safetensors", blob)
+        atomic_write(self.folder / TENSORS / f"{item.dump_id}.safetensors", blob)
 
     def _device_is_lost(self) -> bool:
         """After some CUDA errors (an illegal memory access) every later call in this process fails: try one."""

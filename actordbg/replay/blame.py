@@ -23,14 +23,12 @@ ranks may have different numbers of inputs. When the time is up, the stacks (fau
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from actordbg.base.processes import STOPPED
+from actordbg.base.processes import STOPPED, TERMINATED
 from actordbg.records.replay_record import ReplayInput, ReplaySpec
-from actordbg.replay.plan import owner
 from actordbg.replay.rank_view import RankView
 from actordbg.replay.work_order import EXIT_BROKEN, EXIT_RESTART
 from actordbg.replay.worker_logs import Stack, read_stack
@@ -44,7 +42,7 @@ _RANK = _HEAD + "rank "
 def culprits_of_death(ranks: Sequence[RankView]) -> list[int]:
     """The ranks that died of their own, not because another rank died or asked for a restart."""
     dead = [view for view in ranks if view.dead and not _left_on_purpose(view)]
-    of_their_own = [view for view in dead if not _was_terminated(view.wait_status)]
+    of_their_own = [view for view in dead if view.wait_status != TERMINATED]
     if not of_their_own and any(_left_on_purpose(view) for view in ranks):
         return []
     return [view.rank for view in of_their_own or dead]
@@ -81,10 +79,6 @@ def _left_on_purpose(view: RankView) -> bool:
     status = view.wait_status
     code = os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None
     return bool(view.restart) or code in (EXIT_RESTART, EXIT_BROKEN)
-
-
-def _was_terminated(status: int | None) -> bool:
-    return status is not None and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGTERM
 
 
 @dataclass(frozen=True)
@@ -128,7 +122,7 @@ def standing_of(view: RankView, stacks: str, spec: ReplaySpec, pending: Sequence
     """Where a rank is now. `stacks`: faulthandler's text, "" without; `pending`: inputs of its group without a result."""
     config = spec.config
     share, left = (
-        sum(owner(index, config.lanes) == view.rank // config.lane_width for index in indices)
+        sum(index % config.lanes == view.rank // config.lane_width for index in indices)
         for indices in (range(len(spec.inputs)), pending)
     )
     doing = view.doing

@@ -19,8 +19,8 @@ from __future__ import annotations
 import copy
 import os
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from actordbg.actor.signatures import signature_of
 from actordbg.base.errors import ActordbgError, LaunchProblem, error_named
@@ -30,7 +30,16 @@ from actordbg.formats.store_files import atomic_write
 from actordbg.records.journal import Event
 from actordbg.records.replay_record import CRASHED, HUNG, PASSED, ReplaySpec, ResultRecord
 from actordbg.replay import blame
-from actordbg.replay.group_engine import FRUITLESS_LIMIT, GroupEngine, Losses, PlaceLost, WarmGroups
+from actordbg.replay.group_engine import (
+    FRUITLESS_LIMIT,
+    LEAVE_S,
+    GroupEngine,
+    Losses,
+    PlaceLost,
+    WarmGroups,
+    engine_in_use,
+    launch_group,
+)
 from actordbg.replay.launch import Group, Launcher, Running
 from actordbg.replay.plan import Dealer, dealt_slots, slots_for
 from actordbg.replay.rank_view import RankView
@@ -56,26 +65,28 @@ def as_error(broken: Event, log: str) -> ActordbgError:
 
 LOG_BEFORE_STACKS = 1500
 """Characters of its log that the result of a hung input keeps, beside the stacks."""
-LEAVE_S = 15.0
-"""Longest time for processes to leave after their last result."""
+START_TIMEOUT_S = 1800.0
+"""Longest time for building the actor, and for anything else outside of an input."""
 
 
-class Replay(Protocol):
-    """What the groups of a replay share, and report to: its `Supervisor`. The rest is as `run_replay` has it.
+@dataclass
+class Replay:
+    """What the groups of a replay share, and report to: its `Supervisor`.
 
-    dealer: where the groups get their inputs from, portion by portion; None: each has its own. losses: the replay's count of lost
-    groups; None: each group counts its fruitless attempts itself.
+    warm: groups with a loaded Actor, used instead of `launcher`; the workers go back there when they are done. stops: where
+    workers are to stop. dealer: where the groups get their inputs from, portion by portion; None: each has its own. losses: the
+    count of lost groups, which several replays may share; None: each group counts its fruitless attempts itself.
     """
 
-    spec: ReplaySpec
     folder: Path
-    start_timeout_s: float
-    launcher: Launcher
-    warm: WarmGroups | None
-    stops: StopOrder
-    engine: GroupEngine
-    dealer: Dealer | None
-    losses: Losses | None
+    spec: ReplaySpec
+    start_timeout_s: float = START_TIMEOUT_S
+    launcher: Launcher = launch_group
+    warm: WarmGroups | None = None
+    stops: StopOrder = field(default_factory=StopOrder)
+    losses: Losses | None = None
+    engine: GroupEngine = field(default_factory=engine_in_use)
+    dealer: Dealer | None = None
 
     def on_attempt(self, group: Group, attempt: int, reason: str) -> None:
         """A group starts; the reason is empty the first time."""
@@ -166,7 +177,7 @@ class GroupRun:
         assert launched is not None
         self._read_journals()
         self._look(launched)
-        views = self._views
+        views, together = self._views, self.group.collective and any(view.collective for view in self._views)
         broken = next((view.broken for view in views if view.broken), None)
         asked = next((view for view in views if view.restart), None)
         if broken:
@@ -187,7 +198,7 @@ class GroupRun:
             self._judge_death(launched)
         elif any(view.held_since is not None for view in views):
             pass  # somebody is at a prompt: no clock runs
-        elif late := self._overdue():
+        elif late := blame.overdue(views, time.monotonic(), self.spec.config.timeout_s, collective=together):
             if launched.stands():
                 self._judge_hang(launched, late)
         else:
@@ -207,19 +218,16 @@ class GroupRun:
         self._waits = False
 
     def _read_journals(self) -> None:
+        # of a group that records no results each rank runs alone an input that another rank, alone too, records
+        only_follows = all(rank % self.spec.config.lane_width for rank in self.group.ranks)
         for view in self._views:
             for event in view.poll(self.attempt):
                 kind, follows = event["event"], event["event"] == "filled" and event.get("follows")
                 if kind == "boot" and self._launched is not None:
                     self._launched.watch((event["pid"], event["ticks"]))
-                elif kind == "end" or (follows and (event["status"] != PASSED or self._only_follows)):
+                elif kind == "end" or (follows and (event["status"] != PASSED or only_follows)):
                     self._forget(event["dump_id"])
                 self.replay.on_news(event)
-
-    @property
-    def _only_follows(self) -> bool:
-        """Whether no rank of this group records results: each runs alone an input that another rank, alone too, records."""
-        return all(rank % self.spec.config.lane_width for rank in self.group.ranks)
 
     def _look(self, launched: Running) -> None:
         for view in self._views:
@@ -240,10 +248,6 @@ class GroupRun:
         if launched.ended() or time.monotonic() - self._leaving_since > LEAVE_S:
             self.stop()
             self.finished = True
-
-    def _overdue(self) -> list[int]:
-        collective = self.group.collective and any(view.collective for view in self._views)
-        return blame.overdue(self._views, time.monotonic(), self.spec.config.timeout_s, collective=collective)
 
     def _check_silence(self, launched: Running) -> None:
         """Outside of an input, no rank may be silent for longer than `start_timeout_s`."""

@@ -35,6 +35,7 @@ from actordbg.base.errors import LaunchProblem, Unsupported
 from actordbg.base.owners import NOT_FROM_HERE
 from actordbg.base.processes import DeathWatch, end_session, state_of
 from actordbg.config import consent, dist_plugin
+from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.formats.store_files import open_regular
 from actordbg.replay.rank_launcher import NodeShare
@@ -174,16 +175,27 @@ def groups_of(config: ReplayConfig) -> list[Group]:
 def launch(config: ReplayConfig, group: Group, work: Path, module: str = WORKER_MODULE) -> Launched:
     """Start the workers of `group` on a work order. Their launcher writes to `launcher.log` beside it."""
     environment = child_environment(config, os.environ)
+    command = command_of(config, environment, module, work)
     if LAUNCHERS[config.backend] == "python":
-        command = [sys.executable, "-m", module, "--work", str(work), *handed_on(config)]
         environment |= _rank_environment(group.ranks[0], config.nproc)
-    elif config.launcher == "direct":
-        command = direct_command(config, environment, module, work)
-    elif LAUNCHERS[config.backend] == "torchrun":
-        command = torchrun_command(config, module, work)
-    else:
-        command = deepspeed_command(config, environment, module, work)
     return start(command, environment, work.parent / LAUNCHER_LOG)
+
+
+def command_of(config: ReplayConfig, environment: Mapping[str, str], module: str, work: Path) -> list[str]:
+    """The command line that starts a group's ranks on this machine, with the variables of the backend's launcher."""
+    like, program = LAUNCHERS[config.backend], [module, "--work", str(work), *handed_on(config)]
+    if like == "python":
+        return [sys.executable, "-m", *program]
+    devices = _devices(config, environment) if like == "deepspeed" else ()
+    if config.launcher == "direct":
+        return _rank_launcher(config, NodeShare(0, config.nproc, port=free_port()), ",".join(devices), program)
+    if like == "torchrun":
+        command = ["torch.distributed.run", "--nnodes=1", f"--nproc-per-node={config.nproc}", "--node-rank=0"]
+        command += ["--master-addr=127.0.0.1", f"--master-port={free_port()}", "--max-restarts=0"]
+    else:
+        ranks = f"--include=localhost:{','.join(devices)}" if devices else f"--num_accelerators={config.nproc}"
+        command = ["deepspeed.launcher.runner", "--hostfile=/dev/null", ranks, f"--master_port={free_port()}"]
+    return [sys.executable, "-m", *command, "--module", *program]
 
 
 def launch_share(
@@ -200,35 +212,10 @@ def launch_share(
     return start(command, environment, work.parent / launcher_log(share.workers.start))
 
 
-def direct_command(config: ReplayConfig, environment: Mapping[str, str], module: str, work: Path) -> list[str]:
-    """The command line that starts all ranks on this machine with the variables of the backend's launcher."""
-    devices = _devices(config, environment) if LAUNCHERS[config.backend] == "deepspeed" else ()
-    share = NodeShare(0, config.nproc, port=free_port())
-    return _rank_launcher(config, share, ",".join(devices), [module, "--work", str(work), *handed_on(config)])
-
-
 def _rank_launcher(config: ReplayConfig, share: NodeShare, devices: str | None, program: list[str]) -> list[str]:
     like = LAUNCHERS[config.backend]
     command = [sys.executable, "-m", "actordbg.replay.rank_launcher", f"--like={like}", f"--nproc={config.nproc}"]
     return [*command, f"--share={json.dumps(asdict(share))}", *([f"--devices={devices}"] if devices else []), *program]
-
-
-def deepspeed_command(config: ReplayConfig, environment: Mapping[str, str], module: str, work: Path) -> list[str]:
-    """The `deepspeed` command line for all ranks on this machine."""
-    command = [sys.executable, "-m", "deepspeed.launcher.runner", "--hostfile=/dev/null"]
-    if devices := _devices(config, environment):
-        command.append("--include=localhost:" + ",".join(devices))
-    else:
-        command.append(f"--num_accelerators={config.nproc}")
-    command += [f"--master_port={free_port()}", "--module", module, "--work", str(work)]
-    return command + handed_on(config)
-
-
-def torchrun_command(config: ReplayConfig, module: str, work: Path) -> list[str]:
-    """The torchrun command line for all ranks on this machine."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={config.nproc}"]
-    command += ["--node-rank=0", "--master-addr=127.0.0.1", f"--master-port={free_port()}", "--max-restarts=0"]
-    return [*command, "--module", module, "--work", str(work), *handed_on(config)]
 
 
 def handed_on(config: ReplayConfig) -> list[str]:
@@ -245,7 +232,7 @@ def child_environment(config: ReplayConfig, base: Mapping[str, str], beside: int
     kept = {key: value for key, value in base.items() if key not in RANK_VARIABLES and not key.startswith(_ELASTIC)}
     if beside > 1:
         kept.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // beside)))
-    if LAUNCHERS[config.backend] == "deepspeed" and not _has_gpu():
+    if LAUNCHERS[config.backend] == "deepspeed" and not gather_facts().gpus:
         kept.setdefault("DS_ACCELERATOR", "cpu")
     for name, seconds in HUB_TIMEOUTS.items():
         kept.setdefault(name, seconds)
@@ -305,12 +292,6 @@ def _devices(config: ReplayConfig, environment: Mapping[str, str]) -> Sequence[s
             hint="lower --nproc, or name more devices",
         )
     return visible[: config.nproc]
-
-
-def _has_gpu() -> bool:
-    from actordbg.config.choices import gather_facts
-
-    return gather_facts().gpus > 0
 
 
 def _rank_environment(rank: int, nproc: int) -> dict[str, str]:

@@ -108,11 +108,6 @@ def make_plan(
     return Plan(spec, skipped, tuple(filter(None, notes)))
 
 
-def owner(index: int, lanes: int) -> int:
-    """The lane that input `index` of a plan belongs to."""
-    return index % lanes
-
-
 def slots_for(config: ReplayConfig, lanes: Sequence[int], pending: Sequence[int], total: int) -> list[Slot]:
     """The slots in which `lanes` run their `pending` inputs: indices, in order, into the `total` inputs of the plan.
 
@@ -120,11 +115,11 @@ def slots_for(config: ReplayConfig, lanes: Sequence[int], pending: Sequence[int]
     has its result already. Otherwise each lane goes on with its next input.
     """
     if config.align not in FIXED:
-        queues = ([index for index in pending if owner(index, config.lanes) == lane] for lane in lanes)
+        queues = ([index for index in pending if index % config.lanes == lane] for lane in lanes)
         return list(zip_longest(*queues))
     left = set(pending)
     rows = (range(first, min(first + config.lanes, total)) for first in range(0, total, config.lanes))
-    mine = ([index for index in row if owner(index, config.lanes) in lanes] for row in rows)
+    mine = ([index for index in row if index % config.lanes in lanes] for row in rows)
     return [tuple(index if index in left else None for index in row) for row in mine if left.intersection(row)]
 
 

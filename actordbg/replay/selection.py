@@ -21,6 +21,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from actordbg.base.errors import StoreProblem, Unsupported, UsageError
@@ -39,28 +40,8 @@ PICKLES = (".pkl", ".pickle")
 """What the commands import before they look here."""
 
 
-@dataclass(frozen=True)
-class FileRow:
-    """A named dump, as planning sees it: its record, and `path`, relative to the store where the dump is in it, else absolute."""
-
-    record: DumpRecord
-    path: str
-
-    @property
-    def adapter(self) -> str | None:
-        return adapter_of(self.record.actor)
-
-    @property
-    def return_output(self) -> bool | None:
-        flag = self.record.arguments.get("return_output")
-        return flag if isinstance(flag, bool) else None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(object.__getattribute__(self, "record"), name)
-
-
-Row: TypeAlias = "FileRow | DumpRow"
-"""A dump as planning sees it: named, or selected by the catalog."""
+Row: TypeAlias = "DumpRow"
+"""A dump as planning sees it: selected by the catalog, or named."""
 
 
 def defaults_of(root: Path, inputs: Sequence[ReplayInput]) -> DumpRecord | None:
@@ -86,15 +67,19 @@ def require_one_trainer(rows: Iterable[Row], configs: Iterable[ReplayConfig]) ->
     )
 
 
-def rows_of_files(store: Store, files: Sequence[Path]) -> list[FileRow]:
+def rows_of_files(store: Store, files: Sequence[Path]) -> list[Row]:
     """The named dumps, each once: dump files, dumps of a pack (`FILE.pack#ID`), or all dumps of a pack.
 
-    UsageError for any other file, CorruptDump for a damaged one.
+    A row's `path` is relative to the store where the dump is in it, else absolute. UsageError for any other file, CorruptDump
+    for a damaged one.
     """
-    rows: dict[str, FileRow] = {}
+    rows: dict[str, Any] = {}
     for place in (place for file in files for place in _places(file)):
         record = read_record(place)
-        rows.setdefault(record.dump_id, FileRow(record, _in_store(store, place)))
+        told = record.arguments.get("return_output")
+        columns: dict[str, Any] = {"path": _in_store(store, place), "adapter": adapter_of(record.actor)}
+        columns["return_output"] = told if isinstance(told, bool) else None
+        rows.setdefault(record.dump_id, SimpleNamespace(**vars(record) | columns))
     return list(rows.values())
 
 

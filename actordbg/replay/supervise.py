@@ -33,7 +33,6 @@ from actordbg.base.processes import ALIVE, STOPPED, signals_to, start_ticks, sta
 from actordbg.base.units import LAST, is_own, resolve
 from actordbg.config import dist_plugin
 from actordbg.debug.meeting import Relay, clear_away
-from actordbg.debug.replay_stops import StopOrder
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import atomic_write, make_folder, read_regular
 from actordbg.records.journal import (
@@ -44,21 +43,17 @@ from actordbg.records.journal import (
     Journal,
     read_events,
     read_results,
-    read_standing,
     result_of,
 )
-from actordbg.records.replay_record import KEPT_BYTES, ReplaySpec, ResultRecord
-from actordbg.replay.group import GroupRun
-from actordbg.replay.group_engine import Losses, WarmGroups, engine_in_use, launch_group
-from actordbg.replay.launch import Group, Launcher, groups_of
-from actordbg.replay.plan import Dealer, owner
+from actordbg.records.replay_record import ReplaySpec, ResultRecord
+from actordbg.replay.group import GroupRun, Replay
+from actordbg.replay.group_engine import WarmGroups
+from actordbg.replay.launch import Group, groups_of
+from actordbg.replay.plan import Dealer
 from actordbg.replay.work_order import LaneBook, WorkOrder
 from actordbg.store.layout import Store, read_with_owner
 
 POLL_S = 0.05
-START_TIMEOUT_S = 1800.0
-"""Longest time for building the actor, and for anything else outside of an input."""
-
 COMPLETE = "complete"
 INTERRUPTED = "interrupted"
 STOPPED_EARLY = "failed"
@@ -101,26 +96,11 @@ class ReplayOutcome:
 
 
 def run_replay(
-    store: Store,
-    spec: ReplaySpec,
-    on_event: Callable[[Progress], None] = lambda event: None,
-    *,
-    on_tick: Callable[[], None] = lambda: None,
-    launcher: Launcher = launch_group,
-    start_timeout_s: float = START_TIMEOUT_S,
-    warm: WarmGroups | None = None,
-    folder: Path | None = None,
-    stops: StopOrder = StopOrder(),
-    prompts: Relay | None = None,
-    deal: bool = True,
-    losses: Losses | None = None,
-) -> ReplayOutcome:
-    """Run every input of `spec` that has no result yet. `on_tick` is called about 20 times a second. `folder`: where, instead
-    of `replays/<id>`.
-
-    `warm`: groups with a loaded Actor, used instead of `launcher`; the workers go back there when they are done. `stops`: where
-    workers are to stop; `prompts`: the user's terminal, which is put to each prompt that opens. `deal`: whether any group may run
-    any input, where the engine in use has several. `losses`: the count of lost groups that this replay shares with others.
+    store: Store, spec: ReplaySpec, on_event: Callable[[Progress], None] = lambda event: None, *, folder: Path | None = None,
+    **options: Any,
+) -> ReplayOutcome:  # fmt: skip
+    """Run every input of `spec` that has no result yet. `folder`: where, instead of `replays/<id>`. `options`: fields of
+    `Supervisor`.
 
     Raises UnsafeInput for a model with code of its own, without consent; StoreProblem when its folder cannot be written;
     LaunchProblem, or the worker's own error, when the actor cannot be built. KeyboardInterrupt passes through after every
@@ -136,10 +116,7 @@ def run_replay(
                 if spec.config.keep_tensors or spec.config.keep_gradients:
                     make_folder(folder / TENSORS)
                 atomic_write(folder / SPEC, spec.to_json().encode())
-            own = WarmGroups(launcher) if deal and warm is None and engine_in_use().deals(spec.config) else None
-            supervisor = Supervisor(
-                folder, spec, on_event, on_tick, launcher, start_timeout_s, warm or own, deal, losses, stops, prompts
-            )
+            supervisor = Supervisor(folder, spec, on_event=on_event, **options)
         except OSError as error:
             for made in (folder / TENSORS, folder):  # without a specification there is nothing to go on with
                 with contextlib.suppress(OSError):
@@ -148,7 +125,7 @@ def run_replay(
                 f"cannot write the replay's folder {folder}: {error.strerror or error}",
                 hint=f"check that {store.replays} is a folder that you may write",
             ) from None
-        with own or contextlib.nullcontext():
+        with supervisor.own_groups or contextlib.nullcontext():
             return supervisor.run()
 
 
@@ -175,33 +152,28 @@ def spec_and_owner(store: Store, name: str) -> tuple[ReplaySpec, Owner]:
     return spec, owner
 
 
-class Supervisor:
-    """The state of one `run_replay`. Its groups report to it, and find here what they share."""
+@dataclass
+class Supervisor(Replay):
+    """The state of one `run_replay`. Its groups report to it, and find here what they share.
 
-    def __init__(
-        self,
-        folder: Path,
-        spec: ReplaySpec,
-        on_event: Callable[[Progress], None],
-        on_tick: Callable[[], None],
-        launcher: Launcher,
-        start_timeout_s: float,
-        warm: WarmGroups | None,
-        deal: bool,
-        losses: Losses | None,
-        stops: StopOrder,
-        prompts: Relay | None,
-    ) -> None:
-        self.spec, self.folder, self.start_timeout_s = spec, folder, start_timeout_s
-        self.launcher = launcher if warm is None else warm.launch
-        self.warm, self.stops, self.engine = warm, stops, engine_in_use()
-        self._on_event, self._on_tick = on_event, on_tick
-        self._prompts, self._attended = prompts or Relay(), prompts is not None
-        cut_off = _was_cut_off(folder, spec.replay_id)
-        if cut_off:
+    `on_tick` is called about 20 times a second. `prompts`: the user's terminal, which is put to each prompt that opens. `deal`:
+    whether any group may run any input, where the engine in use has several.
+    """
+
+    on_event: Callable[[Progress], None] = lambda event: None
+    on_tick: Callable[[], None] = lambda: None
+    prompts: Relay | None = None
+    deal: bool = True
+
+    def __post_init__(self) -> None:
+        folder, spec, deals = self.folder, self.spec, self.deal and self.engine.deals(self.spec.config)
+        self.own_groups = WarmGroups(self.launcher) if deals and self.warm is None else None
+        self.warm = self.warm or self.own_groups
+        self.launcher = self.warm.launch if self.warm else self.launcher
+        self._relay = self.prompts or Relay()
+        if _was_cut_off(folder, spec.replay_id):
             self.engine.await_end(spec.replay_id, folder)
-        ended_well = not cut_off and read_standing(folder)[1] == COMPLETE
-        done = {name: record for name, record in read_results(folder).items() if ended_well or is_whole(folder, record)}
+        done = read_results(folder)
         self.outcome = ReplayOutcome(spec.replay_id, folder, INTERRUPTED, len(spec.inputs), done)
         self._book = LaneBook(spec.replay_id, spec.config.lane_width, done.values())
         self.journal = Journal(folder / SUPERVISOR)
@@ -210,30 +182,28 @@ class Supervisor:
                 if event["event"] == "filled":
                     self.on_news(event)
         self._fresh, self._leaving = True, False
-        self.losses = losses or self.engine.losses()
-        self.dealer: Dealer | None = None
+        self.losses = self.losses or self.engine.losses()
         left = [index for index, item in enumerate(spec.inputs) if item.dump_id not in done]
         groups = usual = groups_of(spec.config)
-        if deal and self.engine.deals(spec.config):
+        if deals:
             groups = self.engine.groups(spec.config, len(left))
             if len(groups) > 1 or groups != usual:  # a single group runs the plan's slots, as on one machine
                 self.dealer = Dealer(spec.inputs, left, spec.config.lanes if groups[0].collective else 1, len(groups))
-        self._groups = [GroupRun(self, group, self._pending(group, set(done)), self._attempts_so_far(group)) for group in groups]
+        self._groups = []
+        for group in groups:
+            orders = folder.glob(f"work-{group.ranks[0]}-*.json")
+            before = max((WorkOrder.from_json(read_regular(path)).attempt for path in orders), default=0)
+            self._groups.append(GroupRun(self, group, self._pending(group, set(done)), before))
 
     def _pending(self, group: Group, done: set[str]) -> list[int]:
         """The inputs of a group that have no result, where groups have inputs of their own."""
         config = self.spec.config
         lanes = {rank // config.lane_width for rank in group.ranks}
         indices = () if self.dealer is not None else range(len(self.spec.inputs))
-        mine = {index: self.spec.inputs[index].dump_id for index in indices if owner(index, config.lanes) in lanes}
+        mine = {index: self.spec.inputs[index].dump_id for index in indices if index % config.lanes in lanes}
         if all(rank % config.lane_width for rank in group.ranks):  # its own answers count, not what others recorded
             done = {dump_id for dump_id in mine.values() if self._book.answered(dump_id, group.ranks[0])}
         return [index for index, dump_id in mine.items() if dump_id not in done]
-
-    def _attempts_so_far(self, group: Group) -> int:
-        """The number of this group's last attempt in earlier runs of the replay."""
-        orders = self.folder.glob(f"work-{group.ranks[0]}-*.json")
-        return max((WorkOrder.from_json(read_regular(path)).attempt for path in orders), default=0)
 
     def run(self) -> ReplayOutcome:
         """Run until nothing is pending or an error stops it. Afterwards no process is left in either case."""
@@ -254,7 +224,7 @@ class Supervisor:
             said = {"why": scrub(str(problem))} if str(problem) else {}
             raise problem from None
         finally:
-            self._prompts.close()
+            self._relay.close()
             with undisturbed():
                 for group in self._groups:
                     group.stop()
@@ -262,7 +232,7 @@ class Supervisor:
                 with contextlib.suppress(OSError):  # a full disk: it then reads as cut off, which it was
                     self.journal.append("finished", status=self.outcome.status, finished_at=now_timestamp(), **said)
                 self.journal.close()
-                self._on_tick()
+                self.on_tick()
         return self.outcome
 
     def _watch(self, running: list[GroupRun]) -> None:
@@ -273,20 +243,20 @@ class Supervisor:
             if self.dealer and group.finished:  # also what a lost group gave back
                 group.start()
         for text in self.engine.news():
-            self._on_event(Progress("line", text))
+            self.on_event(Progress("line", text))
         if not self._leaving and len(self.outcome.results) == self.outcome.total:
             self._leaving = True
-            self._on_event(Progress("leaving", "stopping the workers"))
-        self._on_tick()
-        wait_for_any([*self._prompts.descriptors(), *(fd for group in running for fd in group.watched())], POLL_S)
-        self._prompts.step()
+            self.on_event(Progress("leaving", "stopping the workers"))
+        self.on_tick()
+        wait_for_any([*self._relay.descriptors(), *(fd for group in running for fd in group.watched())], POLL_S)
+        self._relay.step()
 
     def on_attempt(self, group: Group, attempt: int, reason: str) -> None:
         where = self.engine.facts_of(group)
         self.journal.append("attempt", attempt=attempt, ranks=list(group.ranks), reason=reason, **where)
         self.outcome.restarts += bool(reason)
         self._fresh = True
-        self._on_event(Progress("attempt", reason))
+        self.on_event(Progress("attempt", reason))
 
     def on_news(self, event: Event) -> None:
         """Act on an event of a worker's journal."""
@@ -295,11 +265,11 @@ class Supervisor:
             if not self.outcome.resolved:
                 self.outcome.resolved = event["resolved"]
                 self.journal.append("resolved", resolved=event["resolved"])
-            self._on_event(Progress("ready", f"rank {event['rank']}"))
+            self.on_event(Progress("ready", f"rank {event['rank']}"))
         elif kind == "start":  # the first input of a start under torch.compile compiles
             length = next((item.seq_len for item in self.spec.inputs if item.dump_id == event["dump_id"]), None)
             compiling = "compiling: " if compiles(self.spec.config) and self._fresh else ""
-            self._on_event(Progress("start", f"{compiling}S {length}, {event['dump_id']}"))
+            self.on_event(Progress("start", f"{compiling}S {length}, {event['dump_id']}"))
         elif kind == "end":
             record = result_of(event)
             self._tell(record)
@@ -308,11 +278,11 @@ class Supervisor:
             node = event.get("node_address", "")
             here = not node or self.engine.is_here(node)
             at = event.get("editor") or ("" if here else node)
-            self._on_event(Progress("stop", f"rank {event['rank']} stops {event['place']}", at=at))
-            if self._attended and here:
-                self._prompts.call(self.folder, event["rank"])
+            self.on_event(Progress("stop", f"rank {event['rank']} stops {event['place']}", at=at))
+            if self.prompts is not None and here:
+                self._relay.call(self.folder, event["rank"])
         elif kind == "line":
-            self._on_event(Progress("line", event["text"]))
+            self.on_event(Progress("line", event["text"]))
         elif kind == "filled" and event.get("follows"):
             self._amend(self._book.take_answer(event))
 
@@ -332,7 +302,7 @@ class Supervisor:
         known = record.dump_id in self.outcome.results
         self.outcome.results[record.dump_id] = record
         if not known:
-            self._on_event(Progress("result", record.status, record))
+            self.on_event(Progress("result", record.status, record))
 
 
 def interruptible() -> contextlib.AbstractContextManager[None]:
@@ -355,15 +325,6 @@ def undisturbed() -> contextlib.AbstractContextManager[None]:
 
 def _me() -> tuple[int, int]:
     return os.getpid(), start_ticks(os.getpid())
-
-
-def is_whole(folder: Path, record: ResultRecord) -> bool:
-    """Whether what a result speaks of came to the disk: after a power cut or on a full disk, the journal may have been first."""
-    size = record.extra.get(KEPT_BYTES)
-    try:
-        return size is None or (folder / TENSORS / f"{record.dump_id}.safetensors").stat().st_size == size
-    except OSError:
-        return False
 
 
 def _was_cut_off(folder: Path, replay_id: str) -> bool:

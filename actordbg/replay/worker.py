@@ -14,8 +14,8 @@ A launcher starts it (deepspeed, torchrun or plain python). RANK says which work
     restart why this process cannot go on and must be replaced        (it then exits with EXIT_RESTART)
     done    nothing is left
 
-The supervisor blames a crash or a hang on a `start` without an `end`. A thread flushes lines to the disk while the next input
-runs, after the files that a result speaks of (`actordbg.replay.flushing`).
+The supervisor blames a crash or a hang on a `start` without an `end`. A line is written before the worker goes on, so it outlives
+the process. `end` and the lines before it are flushed to the disk, and before them the file of tensors that the result speaks of.
 
 An input that raises is recorded as failed, and the loop goes on, unless the exception left this process unusable:
 
@@ -56,10 +56,8 @@ from actordbg.debug.prompt import StoppedByUser
 from actordbg.debug.replay_stops import ERROR, ReplayStops, StopOrder
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import open_regular, read_regular
-from actordbg.laws.judging import chosen
 from actordbg.records.journal import SPEC, Journal, rank_journal, rank_log
 from actordbg.records.replay_record import FAILED, GOES_ON, STOPPED, ReplayInput, ReplaySpec, ResultRecord
-from actordbg.replay.flushing import UNFLUSHED, Flusher
 from actordbg.replay.rank_view import NODE, RankView
 from actordbg.replay.work_order import EXIT_BROKEN, EXIT_RESTART, Duty, Task, WorkOrder, answer_fields, await_next
 from actordbg.replay.worker_logs import EXCERPT
@@ -97,7 +95,7 @@ class Engine(Protocol):
     def run(
         self, item: ReplayInput, loaded: Any, *, recorded: bool, on_law: Callable[[str], None] | None = None
     ) -> dict[str, Any]:
-        """Run one input; returns fields of its ResultRecord, `status` among them, and as `UNFLUSHED` a file that it wrote.
+        """Run one input; returns fields of its ResultRecord, `status` among them, what it keeps is on disk then.
 
         `recorded`: this rank's result counts. Otherwise nothing is written to the store, but the rank takes part in every
         collective. on_law: ask the input for its laws too, and call this before each step of that.
@@ -151,6 +149,20 @@ def guarded(call: Callable[[], T], folder: Path | None = None) -> T | Failure:
         return Failure.of(error)
 
 
+def asked_for_laws(inputs: Sequence[ReplayInput], count: int) -> frozenset[int]:
+    """Choose the inputs whose laws are asked: with several rows and padding if there are such, the short ones first.
+
+    Every process of a replay makes the same choice, because it depends on the specification alone.
+    """
+
+    def worth(index: int) -> tuple[bool, bool, int, int]:
+        item = inputs[index]
+        size = item.batch_size * item.seq_len
+        return item.batch_size < 2, item.tokens >= size, size, index
+
+    return frozenset(sorted(range(len(inputs)), key=worth)[:count])
+
+
 class Restart(Exception):
     """This process cannot go on; the text says why."""
 
@@ -161,7 +173,6 @@ class Worker:
     def __init__(self, folder: Path, spec: ReplaySpec, order: WorkOrder, rank: int, engine: Engine) -> None:
         self.folder, self.spec, self.order, self.rank, self.engine = folder, spec, order, rank, engine
         self.journal = Journal(rank_journal(folder, rank))
-        self.flusher = Flusher(self.journal)
         others = [other for other in order.ranks if other != rank]
         self.peers = [RankView.of_peer(folder, other) for other in others]
         self._longest_s = 0.0
@@ -169,7 +180,7 @@ class Worker:
         """Whether it ran a forward in another portion of the same replay: its first input is then no warm-up."""
         self.has_run = False
         """Whether an input came to its end."""
-        self._asked = chosen(spec.inputs, spec.config.laws)
+        self._asked = asked_for_laws(spec.inputs, spec.config.laws)
         self._order = StopOrder(**order.stops)
         self.stops = ReplayStops(folder, rank, self._order, self._write)
         stops.in_replay = self.stops
@@ -187,7 +198,6 @@ class Worker:
             sys.stderr.write(failure.trace)
             return self._leave(EXIT_BROKEN, "broken", **asdict(failure))
         finally:
-            self.flusher.close()
             self.journal.close()
 
     def _run_all(self, switch_to: Path | None) -> int:
@@ -203,8 +213,11 @@ class Worker:
             self._write("broken", **asdict(opened))
             return EXIT_BROKEN
         self._write("ready", pid=pid, resolved=opened, collective=self.engine.collective)
-        self._loop()
-        self.flusher.settle()
+        for task, load in self._ahead(self.order.inputs_of(self.rank)):
+            if task.duty is Duty.FILL:
+                self._fill(task, load)
+            else:
+                self._replay(task, load)
         self._write("done")
         if self.order.stay:
             return 0
@@ -216,17 +229,8 @@ class Worker:
     def _leave(self, code: int, event: str, **values: Any) -> int:
         """Say why this process leaves. Where the journal takes nothing more, the log and the exit code say so."""
         with contextlib.suppress(OSError):
-            self.flusher.settle()
-        with contextlib.suppress(OSError):
             self._write(event, **values)
         return code
-
-    def _loop(self) -> None:
-        for task, load in self._ahead(self.order.inputs_of(self.rank)):
-            if task.duty is Duty.FILL:
-                self._fill(task, load)
-            else:
-                self._replay(task, load)
 
     def _ahead(self, work: Sequence[Task]) -> Iterator[tuple[Task, Future[tuple[Any, float]]]]:
         """Each task with its input. While the caller uses one, the next is being loaded; never more than that."""
@@ -259,7 +263,6 @@ class Worker:
             self.has_run, fields = True, outcome
         if self.goes_on:
             fields = {**fields, "extra": {**fields.get("extra", {}), GOES_ON: True}}
-        kept = [fields.pop(UNFLUSHED)] if UNFLUSHED in fields else []
         if leads:
             record = ResultRecord(
                 replay_id=self.spec.replay_id,
@@ -272,12 +275,11 @@ class Worker:
                 load_s=load_s,
                 **fields,
             )
-            self.flusher.settle()  # what the result before left behind is on disk by then: no flush takes a result ahead
-            self.journal.write("end", **record.to_dict())
-            self.flusher.note(*kept)
+            self.journal.append("end", **record.to_dict())
         else:
             whose = {"dump_id": dump_id, "slot": task.slot, "follows": True, "started_at": started_at}
             self._write("filled", **whose, **answer_fields(fields))
+            self.journal.sync()
         if isinstance(loaded, Failure):
             self._take_part_after_all(task)
         else:
@@ -389,7 +391,6 @@ class Worker:
 
     def _write(self, event: str, **values: Any) -> None:
         self.journal.write(event, rank=self.rank, attempt=self.order.attempt, **values)
-        self.flusher.note()
 
 
 def end_with(supervisor: tuple[int, int], interval_s: float = 1.0) -> None:

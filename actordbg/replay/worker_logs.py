@@ -48,7 +48,7 @@ _WAITS_FOR = {
     "streams.py": "its GPU (torch.cuda.synchronize)",
 }
 _WRAPPERS = frozenset(("wrapper", "log_wrapper", "inner", "_fn", "wrapped_fn", "<lambda>"))
-_LOOP = re.compile(r"actordbg/replay/worker\.py (?:run|_loop)$")
+_LOOP = re.compile(r"actordbg/replay/worker\.py run$")
 _KNOWN = rf"{TRAINER.package}|transformers|deepspeed|peft|ring_flash_attn|flash_attn"
 _LIBRARIES = re.compile(rf"(?:^|/)((?:{_KNOWN})/.*)$")
 _INSTALLED = re.compile(

@@ -23,7 +23,7 @@ from unittest import mock
 
 import torch
 
-from actordbg.actor.tiny import TinyShape, build_tiny
+from actordbg.actor.models import TinyShape, build_tiny
 from actordbg.capture import snapshot
 from actordbg.config.choices import Choices
 from actordbg.store import payload

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from actordbg.actor.tiny import TinyShape, build_tiny
+from actordbg.actor.models import TinyShape, build_tiny
 
 LENGTHS, SHORT = (512, 1024, 2048, 4096, 8192), (64, 128, 256, 512, 1024)
 LARGE = TinyShape(vocab_size=32_000, hidden=1024, layers=8, heads=8, kv_heads=8, intermediate=2816)

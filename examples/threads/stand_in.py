@@ -13,7 +13,7 @@ VOCABULARY, ROWS, LENGTH, ANSWER = 4096, 3, 24, 12
 
 def model_in(folder: Path) -> Path:
     """A small random Llama's folder, made if it is not there."""
-    from actordbg.actor.tiny import ensure_tiny
+    from actordbg.actor.models import ensure_tiny
 
     return ensure_tiny(folder)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from actordbg.actor import gradient_samples as gradients
-from actordbg.actor.gradient_samples import GRADIENT_SAMPLE, GradientKeeper, plain_name, sample
+from actordbg.actor import forward_outcome as gradients
+from actordbg.actor.forward_outcome import GRADIENT_SAMPLE, GradientKeeper, plain_name, sample
 from actordbg.base.errors import UsageError
 from actordbg.config.replay_config import ReplayConfig, validate
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actordbg.actor.tiny import TINY_VOCAB, TinyShape, build_tiny, ensure_tiny
+from actordbg.actor.models import TINY_VOCAB, TinyShape, build_tiny, ensure_tiny
 from actordbg.trainers.captured_call import fold_ids
 
 
@@ -56,7 +56,7 @@ def test_its_predictions_depend_on_the_context(tmp_path: Path):
 
 def test_many_processes_that_ask_at_once_get_one_whole_model(tmp_path: Path):
     context = multiprocessing.get_context("forkserver")  # forking this process could deadlock in torch's thread pool
-    context.set_forkserver_preload(["actordbg.actor.tiny", "safetensors.torch"])
+    context.set_forkserver_preload(["actordbg.actor.models", "safetensors.torch"])
     asking = [context.Process(target=ensure_tiny, args=(tmp_path,)) for _ in range(6)]
     for process in asking:
         process.start()

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from actordbg.actor import model_code
 from actordbg.actor.model_code import own_code, require_consent
-from actordbg.actor.tiny import TinyShape, build_tiny
+from actordbg.actor.models import TinyShape, build_tiny
 from actordbg.base.errors import ActordbgError, NewerFormat, UnsafeInput, UsageError
 from actordbg.base.processes import start_ticks
 from actordbg.cli.app import app

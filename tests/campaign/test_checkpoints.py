@@ -118,7 +118,7 @@ def test_a_checkpoint_of_something_else_or_that_others_may_have_written_is_refus
     folder = tmp_path / "cell-3"
     one = made(folder, 4)
     others = {"check": "d", "configuration": {"tp": 2}, "versions": {"torch": "2.12.0", "deepspeed": "0.19.6"}}
-    told = "another check; its settings were others; deepspeed was none, and is 0.19.6; torch was 2.13.0, and is 2.12.0"
+    told = "another check; another configuration; deepspeed was none, and is 0.19.6; torch was 2.13.0, and is 2.12.0"
     with pytest.raises(Unsupported, match=told):
         checkpoints.newest(folder, BELONGS | others, 4)
     assert checkpoints.newest(folder, BELONGS, 4) is not None

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from amounts import first_or_all
 from click.testing import Result
-from comparecases import given, write_replay
 from replaycases import publish
 from roots import ROOT
 from safetensors.torch import load_file, save_file
@@ -24,13 +23,10 @@ from typer.testing import CliRunner
 from actordbg.base.errors import ActordbgError, NothingToDo, UsageError
 from actordbg.base.units import new_replay_id
 from actordbg.campaign import run_matrix as matrices
-from actordbg.campaign.cell_outcomes import Baseline, judged, regressions
-from actordbg.campaign.matrix_document import MatrixContext, matrix_document
+from actordbg.campaign.cell_outcomes import regressions
 from actordbg.cli.app import app
-from actordbg.document.renderings import as_text
-from actordbg.records.comparison_record import MATCH
 from actordbg.records.journal import read_events, read_results
-from actordbg.records.matrix_record import MatrixCell, MatrixRecord
+from actordbg.records.matrix_record import MatrixRecord
 from actordbg.records.replay_record import ReplaySpec, ResultRecord
 from actordbg.replay.supervise import load_spec, run_replay
 from actordbg.store.layout import Store
@@ -51,69 +47,53 @@ def invoke(store: Store, *arguments: str) -> Result:
     return result
 
 
-class TestAsTyped:
-    def test_the_plan_says_what_is_unavailable_and_what_shares_a_load(self, store: Store) -> None:
-        publish(store, 2)
-        said = invoke(store, "--dry-run", "--attn", "flash_attention_2,sdpa", "--packing", "both").stdout
-        assert "4 cells on 2 dumps" in said
-        assert "#0 flash, not packed: unavailable (flash_attention_2 was asked for" in said
-        assert "#3 sdpa, packed: to be run" in said and "load 1: #2, #3" in said
-        plan = json.loads(invoke(store, "--dry-run", "--attn", "flash_attention_2,sdpa", "--packing", "both", "--json").stdout)
-        assert (plan["dumps"], len(plan["cells"]), plan["loads"]) == (2, 4, [[2, 3]])
-        assert not store.matrices.exists()
+def test_the_plan_says_what_is_unavailable_and_what_shares_a_load(store: Store) -> None:
+    publish(store, 2)
+    asked = ("--dry-run", "--attn", "flash_attention_2,sdpa", "--packing", "both")
+    said = invoke(store, *asked).stdout
+    assert "4 cells on 2 dumps" in said and "#0 flash, not packed: unavailable (flash_attention_2 was asked for" in said
+    assert "#3 sdpa, packed: to be run" in said and "load 1: #2, #3" in said
+    plan = json.loads(invoke(store, *asked, "--json").stdout)
+    assert (plan["dumps"], len(plan["cells"]), plan["loads"]) == (2, 4, [[2, 3]])
 
-    def test_an_unknown_value_is_a_usage_error_before_anything_starts(self, store: Store) -> None:
-        publish(store, 1)
-        refused = {
-            "--attn flash is not known": ("--attn", "flash"),
-            "--slower has nothing to measure against": ("--slower", "2"),
-            "--baseline nonsense is neither": ("--baseline", "nonsense"),
-            "--truth bf16": ("--oracle", "bf16"),
-        }
-        for said, typed in refused.items():
-            with pytest.raises(UsageError, match=said):
-                invoke(store, *typed)
-        assert not store.matrices.exists() and not store.replays.exists()
 
-    def test_below_a_launcher_one_process_runs_it_with_as_many_workers(
-        self, store: Store, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        publish(store, 1)
-        for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
-            monkeypatch.setenv(name, value)
-        assert invoke(store, "--dry-run").stdout == ""
-        monkeypatch.setenv("RANK", "0")
-        invoke(store, "--attn", "flash_attention_2", "--quiet")
-        assert [cell.config["nproc"] for cell in matrices.load(store, "last").cells] == [2] * 4
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("--attn flash", "--attn flash is not known"),
+        ("--slower 2", "--slower has nothing to measure against"),
+        ("--baseline nonsense", "no matrix"),
+        ("--oracle bf16", "--truth bf16"),
+        ("--where seq_len>9000", "no dump matches seq_len>9000"),
+        ("--resume last --attn sdpa --max-inputs 2", "--max-inputs, --attn cannot be given"),
+        ("--show last --attn sdpa", "--attn cannot be given"),
+        ("--show last", "no matrix"),
+    ],
+)
+def test_what_cannot_be_is_an_error_before_anything_starts(store: Store, typed: str, said: str) -> None:
+    publish(store, 1)
+    with pytest.raises((UsageError, NothingToDo), match=said):
+        invoke(store, *typed.split())
+    assert not store.matrices.exists() and not store.replays.exists()
 
-    def test_a_selection_of_nothing_is_no_success(self, store: Store) -> None:
-        publish(store, 1)
-        with pytest.raises(NothingToDo, match="no dump matches seq_len>9000") as caught:
-            invoke(store, "--where", "seq_len>9000")
-        assert "--where" in caught.value.hint
 
-    @pytest.mark.parametrize("option", ["--resume", "--show"])
-    def test_a_matrix_that_is_there_is_taken_as_it_is(self, store: Store, option: str) -> None:
-        with pytest.raises(UsageError, match=r"--max-inputs, --attn cannot be given"):
-            invoke(store, option, "last", "--attn", "sdpa", "--max-inputs", "2")
-        with pytest.raises(UsageError, match="no matrix"):
-            invoke(store, option, "last")
-
-    def test_when_nothing_can_run_the_exit_code_is_1_and_the_table_says_why(self, store: Store) -> None:
-        publish(store, 1)
-        done = invoke(store, "--attn", "flash_attention_2", "--compile", "off", "--packing", "off", "--quiet")
-        assert done.exit_code == 1
-        assert "1 cell on 1 dump: 1 unavailable" in done.stdout and "way out: --attn sdpa" in done.stdout
-        again = invoke(store, "--show", "last", "--format", "md")
-        assert again.exit_code == 0 and "| # | combination | result |" in again.stdout
-
-    def test_a_dump_that_is_gone_cannot_be_resumed(self, store: Store) -> None:
-        publish(store, 1)
-        invoke(store, "--attn", "flash_attention_2", "--compile", "off", "--quiet")
-        for path in store.iter_dumps():
-            path.unlink()
-        with pytest.raises(ActordbgError, match=r"no dump|gone"):
-            invoke(store, "--resume", "last")
+def test_below_a_launcher_one_process_runs_it_with_as_many_workers(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can run: the exit code is 1, the table says why; and it cannot go on when its dump is gone."""
+    publish(store, 1)
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert invoke(store, "--dry-run").stdout == ""
+    monkeypatch.setenv("RANK", "0")
+    done = invoke(store, "--attn", "flash_attention_2", "--packing", "off", "--compile", "off", "--quiet")
+    assert done.exit_code == 1 and not store.replays.exists()
+    assert "1 cell on 1 dump: 1 unavailable" in done.stdout and "way out: --attn sdpa" in done.stdout
+    assert [cell.config["nproc"] for cell in matrices.load(store, "last").cells] == [2]
+    again = invoke(store, "--show", "last", "--format", "md")
+    assert again.exit_code == 0 and "| # | combination | result |" in again.stdout
+    for path in store.iter_dumps():
+        path.unlink()
+    with pytest.raises(ActordbgError, match=r"no dump|gone"):
+        invoke(store, "--resume", "last")
 
 
 def command(store: Store, *arguments: str, code: int = 0) -> str:
@@ -148,18 +128,18 @@ class TestARealOne:
         assert answer["good"] is True and answer["matrix"]["matrix_id"] == record.matrix_id
         return record
 
-    def test_every_cell_is_right_and_the_actor_was_built_once(self, record: MatrixRecord) -> None:
+    def test_every_cell_is_right_the_actor_was_built_once_and_each_ran_what_it_was_asked_for(
+        self, store: Store, record: MatrixRecord
+    ) -> None:
         assert [(cell.status, cell.verdict) for cell in record.cells] == [("passed", "match")] * 4
         assert all(cell.max_abs is not None and cell.max_abs < 1e-4 for cell in record.cells)
         assert record.loads == 1 and [cell.shared_with for cell in record.cells] == [None, 0, 0, 0]
         assert record.cells[0].load_s and record.truth_id
-
-    def test_each_ran_what_it_was_asked_for(self, store: Store, record: MatrixRecord) -> None:
         for cell in record.cells:
             events = read_events(store.replays / str(cell.replay_id) / "supervisor.jsonl")
             resolved = next(event["resolved"] for event in events if event["event"] == "resolved")
-            asked = (cell.settings["attn"], cell.settings["compile"], cell.settings["packing"])
-            assert (resolved["attn"], resolved["compile"], resolved["packing"]) == asked
+            asked = ("attn", "compile", "packing")
+            assert [resolved[name] for name in asked] == [cell.settings[name] for name in asked]
             graphs = [one.graphs for one in read_results(store.replays / str(cell.replay_id)).values()]
             assert graphs == [None, None] if not cell.settings["compile"] else sum(graphs) >= 1
 
@@ -178,21 +158,16 @@ class TestARealOne:
 
     def test_against_a_baseline_with_other_numbers_a_cell_has_regressed(self, store: Store, record: MatrixRecord) -> None:
         cell = record.cells[3]
-        assert regressions(store, cell, Baseline(matrix=record)) == ()
-        assert regressions(store, cell, Baseline(replay_id=record.cells[0].replay_id)) == (), "within what compare allows"
-        (found,) = regressions(store, cell, Baseline(replay_id=shifted(store, str(record.cells[0].replay_id))))
-        assert found.startswith("other numbers than in the baseline: 20250619T0526")
-        there = shifted(store, str(record.cells[0].replay_id), temperature=0.5)
-        (found,) = regressions(store, cell, Baseline(replay_id=there))
-        assert found.startswith("its numbers cannot be compared with the baseline's: ") and "temperature" in found
 
-    def test_a_cell_that_finished_with_other_numbers_than_the_truth_is_wrong(self, store: Store, record: MatrixRecord) -> None:
-        cell = replace(record.cells[0], replay_id=shifted(store, str(record.cells[0].replay_id)), verdict=None)
-        found, truth = judged(store, cell, "fp32")
-        assert truth == record.truth_id, "the truth that is there is used again"
-        assert (found.status, found.verdict) == ("passed", "mismatch") and found.wrong and found.reason
-        assert found.max_abs == pytest.approx(0.5, abs=1e-3)
-        assert not replace(record, cells=(found, *record.cells[1:])).good
+        def against(replay_id: str) -> tuple[str, ...]:
+            return regressions(store, cell, replace(record, cells=(replace(cell, replay_id=replay_id),)))
+
+        first = str(record.cells[0].replay_id)
+        assert regressions(store, cell, record) == () and against(first) == (), "within what compare allows"
+        (found,) = against(shifted(store, first))
+        assert found.startswith("other numbers than in the baseline: 20250619T0526")
+        (found,) = against(shifted(store, first, temperature=0.5))
+        assert found.startswith("its numbers cannot be compared with the baseline's: ") and "temperature" in found
 
 
 def shifted(store: Store, replay_id: str, temperature: float = 1.0) -> str:
@@ -210,37 +185,3 @@ def shifted(store: Store, replay_id: str, temperature: float = 1.0) -> str:
         tensors = load_file(path)
         save_file(tensors | {"log_probs": tensors["log_probs"] + 0.5}, path)
     return copy.replay_id
-
-
-# A cell's verdict against a truth that is not about every dump.
-
-INPUTS = [given(index) for index in range(3)]
-
-
-def test_a_good_cell_says_which_part_of_it_the_truth_is_not_about(store: Store) -> None:
-    def refused(index: int) -> dict[str, Any]:
-        return {"status": "failed", "signature": "images"} if index == 1 else {}
-
-    truth = write_replay(store, "r-01", INPUTS, result=refused, truth="fp32")
-    write_replay(store, "r-02", INPUTS)
-    found, name = judged(store, MatrixCell(0, "sdpa", {}, "passed", {}, "r-02"), "fp32")
-    assert (found.verdict, name) == (MATCH, truth) and found.good
-    assert found.reason == "not judged against the truth: 1 of 3 dumps: B: it failed (images)"
-    record = MatrixRecord("m-01", "", "complete", {}, (found,), tuple(one.dump_id for one in INPUTS))
-    said = " ".join(as_text(matrix_document(record, MatrixContext())).split())
-    assert "In part" in said and f"cell 0: {found.reason}" in said
-
-
-def test_gradients_that_were_averaged_over_other_inputs_are_said_to_be_unjudged(store: Store) -> None:
-    trained = {"loss": 2.0, "grad_norm": 4.0, "backward_s": 0.5}
-    over = {"extra": {"temperature": 1.0, "gradient_over": [one.dump_id for one in INPUTS[:2]]}}
-    write_replay(store, "r-01", INPUTS, result=lambda index: trained, truth="fp32")
-    write_replay(store, "r-02", INPUTS, result=lambda index: trained | (over if index < 2 else {}))
-    write_replay(store, "r-03", INPUTS)
-    averaged, _ = judged(store, MatrixCell(0, "sdpa", {}, "passed", {}, "r-02"), "fp32")
-    assert averaged.verdict == MATCH
-    assert averaged.reason.startswith(
-        "not judged against the truth: the gradients of 2 of 3 dumps: A's gradient is over 2 inputs, B's over 1"
-    )
-    forward, _ = judged(store, MatrixCell(0, "sdpa", {}, "passed", {}, "r-03"), "fp32")
-    assert (forward.verdict, forward.reason) == (MATCH, ""), "without a backward there was nothing to judge"

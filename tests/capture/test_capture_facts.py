@@ -98,7 +98,7 @@ def test_wrappers_are_seen_through():
 OPENRLHF = """
 import sys, json, hashlib, torch
 from actordbg.trainers.openrlhf.cpu import install_cpu_support
-from actordbg.actor.tiny import ensure_tiny
+from actordbg.actor.models import ensure_tiny
 install_cpu_support()
 import openrlhf.models.actor as module
 from pathlib import Path

@@ -34,7 +34,7 @@ from actordbg.debug.meeting import Relay, socket_of
 from actordbg.debug.replay_stops import StopOrder
 from actordbg.formats.store_files import make_folder
 from actordbg.measure.watched import OfRay, OfReplay
-from actordbg.measure.watching import Rhythm, Sample, figures, rounds, watch_into
+from actordbg.measure.watching import Sample, figures, rounds, watch_into
 from actordbg.records.journal import read_events, read_results
 from actordbg.records.replay_record import ReplaySpec, warm_up_of
 from actordbg.replay.group_engine import Losses, using
@@ -105,10 +105,10 @@ def test_the_memory_of_ranks_is_read_on_their_own_nodes(cluster, store: Store) -
     def watch() -> None:
         while not (folder / "spec.json").is_file():
             time.sleep(0.02)
-        watched = OfRay(cluster.address, True, OfReplay(folder))
+        watched = OfRay(cluster.address, OfReplay(folder))
         path = store.root / "memory" / "samples.csv"
         make_folder(path.parent)
-        watch_into(path, rounds(watched, watched.read, Rhythm(0.02)), found.extend)
+        watch_into(path, rounds(watched, 0.02), found.extend)
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()

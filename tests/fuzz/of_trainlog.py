@@ -8,10 +8,9 @@ import logcases
 from fuzzing import refused, work_folder
 
 from actordbg.base.errors import EnvironmentProblem, UsageError
-from actordbg.measure.exported_logs import read_exported
 from actordbg.measure.log_lines import plain_name, read_log, segments
 
-PARSERS = (read_log, segments, plain_name, read_exported)
+PARSERS = (read_log, segments, plain_name)
 WORDS = (b"%|##| 2/24 [00:01<00:11, 1.9it/s, gpt_loss=6.21, lr=1e-5]", b"Global step 12: {'policy_loss': 0.02}", b"step=12 loss=2.1", b"\x1b[A",
          b"\r", b"(PPOTrainer pid=7085) ", b"[rank0]: ", b"loss=nan", b"inf", b"\x1f\x8b\x08", b"epoch 1: ", b"eval step 3")  # fmt: skip
 _FILE = work_folder() / "log"
@@ -41,5 +40,5 @@ def one_input(data: bytes) -> None:
         exported = _FILE.with_suffix(suffix)
         exported.write_bytes(data)
         with refused(UsageError, EnvironmentProblem):
-            for kinds in read_exported(str(exported)).series.values():
+            for kinds in read_log(str(exported)).series.values():
                 assert all(len(series.points) <= len(data) for series in kinds.values())

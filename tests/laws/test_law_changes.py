@@ -9,7 +9,7 @@ from lawcases import dump_of
 
 from actordbg.laws import changes
 from actordbg.laws.jacobian import asked_of, halves, judge, judge_additivity
-from actordbg.laws.judging import ForwardValues, answer, change, chosen
+from actordbg.laws.judging import ForwardValues, answer, change
 from actordbg.records.replay_record import (
     BROKEN,
     KEPT,
@@ -21,6 +21,7 @@ from actordbg.records.replay_record import (
     in_words,
     violations,
 )
+from actordbg.replay.worker import asked_for_laws
 from actordbg.store.payload import Dump
 
 VOCAB = 256
@@ -130,8 +131,7 @@ def test_halves_add_up_and_a_gradient_that_is_not_their_sum_is_named() -> None:
 def test_inputs_with_several_rows_and_padding_are_asked_first_and_the_short_ones_of_them() -> None:
     shapes = [(1, 10, 8), (4, 100, 380), (2, 50, 100), (2, 60, 100), (4, 20, 70)]
     inputs = [ReplayInput(f"d{n}", "", 0, rows, length, tokens) for n, (rows, length, tokens) in enumerate(shapes)]
-    assert chosen(inputs, 1) == {4}
-    assert chosen(inputs, 3) == {4, 3, 1} and chosen(inputs, 0) == set() and chosen(inputs, 99) == set(range(5))
+    assert asked_for_laws(inputs, 3) == {4, 3, 1} and asked_for_laws(inputs, 0) == set()
 
 
 def test_answers_travel_as_plain_data_and_only_what_was_accepted_by_name_is_let_through() -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 import lawcases
 import pytest
-import torch
 from actorcases import run_scenario
 from replaycases import publish
 from roots import ROOT
@@ -150,15 +149,6 @@ def store_ids(store: Store) -> list[str]:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return run_scenario("built", tmp_path_factory.mktemp("models"), program=lawcases.__file__)[0]
-
-
-@pytest.mark.slow
-def test_a_mask_of_floats_that_a_packed_gpt2_cannot_take_is_explained(store: Store, models: dict[str, str]) -> None:
-    publish(store, 1, length=32, mask=torch.float32)
-    ran = actordbg(store, "replay", "--model", models["gpt2"], "--packing", "--dtype", "fp32", "--no-backward")
-    assert ran.returncode == 1, ran.stderr
-    said = actordbg(store, "report").stdout
-    assert "positions-of-a-float-mask" in said and "--no-packing" in said, said
 
 
 @pytest.mark.slow

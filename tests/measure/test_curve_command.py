@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from dataclasses import replace
@@ -65,15 +64,8 @@ def test_times_show_each_pass(replayed: Store):
     assert "backward time by seq_len" in text and "Longest seq_len in 1.00 s" in text
     assert re.search(r"\n +512 +2 +0\.282 +0\.282 +0\.564 +0\.282 +[+-]0\.0%\n", text)
     assert "1 input left out: warming up or compiling" in text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [(("--at", "1024", "--budget", "2.1GB"), 0), (("--at", "1024", "--budget", "2GB"), 1), (("--at", "1024"), 0),
-     (("--at", "512", "--at", "4096", "--budget", "80GB"), 0), (("--at", "9000000", "--budget", "80GB"), 1), (("--at", "9" * 400), 2)],
-)  # fmt: skip
-def test_at_with_a_budget_asks_whether_it_fits(replayed: Store, arguments: tuple[str, ...], code: int):
-    assert invoke(replayed, "memory", "r1", *arguments).exit_code == code
+    text = shown(invoke(replayed, "memory", "r1", "--limit", "3"))
+    assert [n for n in (64, 128, 256, 512, 1024, 1536, 2048) if re.search(rf"\n +{n:,} +\d ", text)] == [64, 512, 2048]
 
 
 def test_json_is_the_whole_answer(replayed: Store):
@@ -82,23 +74,8 @@ def test_json_is_the_whole_answer(replayed: Store):
     assert (answer["quantity"], answer["budget"], answer["replays"]) == ("memory", 8e9, 2)
     assert first["curve"]["b"] == pytest.approx(1e6, rel=1e-6) and first["at"][0]["how"] == "extrapolated"
     assert first["measurements"]["points"][1]["memory"] == gigabytes(128)
-    assert invoke(replayed, "memory", "--format", "json").stdout == invoke(replayed, "memory", "--json").stdout
     text = invoke(replayed, "memory", "--format", "md").stdout
     assert "| seq\\_len | inputs | peak | curve | off |" in text or "| seq_len | inputs | peak | curve | off |" in text
-
-
-def test_csv_has_a_row_for_each_measured_length_of_each_curve(replayed: Store):
-    done = invoke(replayed, "memory", "--format", "csv")
-    rows = list(csv.DictReader(done.stdout.splitlines()))
-    first = [row for row in rows if row["curve"] == "A"]
-    assert done.exit_code == 0 and [int(row["n"]) for row in first] == [64, 128, 256, 512, 1024, 1536, 2048]
-    assert float(first[1]["peak_memory_bytes"]) == gigabytes(128) and float(first[1]["fitted"]) == pytest.approx(gigabytes(128))
-    assert {row["curve"] for row in rows} == {"A", "B"} and first[0]["batch_size"] == "2"
-
-
-def test_only_as_many_lengths_are_listed_as_asked_for(replayed: Store):
-    text = shown(invoke(replayed, "memory", "r1", "--limit", "3"))
-    assert [n for n in (64, 128, 256, 512, 1024, 1536, 2048) if re.search(rf"\n +{n:,} +\d ", text)] == [64, 512, 2048]
 
 
 def test_too_few_lengths_come_with_a_command_that_measures_more_and_exists(store: Store):
@@ -118,10 +95,9 @@ def test_a_matrix_names_its_cells_replays_and_those_that_are_gone_are_left_out(r
     replayed.matrices.mkdir(exist_ok=True)
     path = replayed.matrices / f"{record.matrix_id}.json"
     path.write_text(record.to_json())
-    for name in ("last", "20250619", record.matrix_id):
-        done = invoke(replayed, "memory", "--matrix", name)
-        assert "gone from the store: gone" in done.stderr
-        assert "1 replay," in shown(done) and "eager" in done.stdout and "sdpa" not in done.stdout
+    done = invoke(replayed, "memory", "--matrix", "last")
+    assert "gone from the store: gone" in done.stderr
+    assert "1 replay," in shown(done) and "eager" in done.stdout and "sdpa" not in done.stdout
     with pytest.raises(UsageError, match="no matrix has the id 'x'"):
         invoke(replayed, "memory", "--matrix", "x")
     with pytest.raises(UsageError, match="exclude each other"):
@@ -134,14 +110,10 @@ def test_a_matrix_names_its_cells_replays_and_those_that_are_gone_are_left_out(r
         invoke(replayed, "memory", "--matrix", "last")
 
 
-@pytest.mark.slow
 def test_the_picture_is_written(tmp_path: Path, replayed: Store):
-    for name, arguments in (
-        ("a.png", ("memory", "--budget", "80GB")),
-        ("b.svg", ("time", "--budget", "2s", "--at", "9000")),
-    ):
-        assert invoke(replayed, *arguments, "--plot", str(tmp_path / name)).exit_code in (0, 1)
-        assert (tmp_path / name).stat().st_size > 5000
+    picture = tmp_path / "b.svg"
+    assert invoke(replayed, "time", "--budget", "2s", "--at", "9000", "--plot", str(picture)).exit_code == 1
+    assert "budget" in picture.read_text()
     with pytest.raises(EnvironmentProblem, match="cannot write"):
         invoke(replayed, "memory", "--plot", str(tmp_path / "no" / "x.png"))
 
@@ -149,8 +121,8 @@ def test_the_picture_is_written(tmp_path: Path, replayed: Store):
 @pytest.mark.parametrize(
     "arguments",
     [("memory", "--budget", "2s"), ("time", "--budget", "80GB"), ("memory", "nothing"), ("memory", "--measure", "512"),
-     ("memory", "r1", "--measure", "512,x"), ("memory", "r1", "--measure", "1"), ("memory", "r1", "--measure", ""),
-     ("memory", "--plot", "x.gif"), ("memory", "--batch-size", "4"), ("memory", "--dtype", "bf16"), ("memory", "--budget", "0GB")],
+     ("memory", "r1", "--measure", "512,x"), ("memory", "r1", "--measure", "1"), ("memory", "--plot", "x.gif"),
+     ("memory", "--batch-size", "4"), ("memory", "--dtype", "bf16"), ("memory", "--budget", "0GB")],
 )  # fmt: skip
 def test_what_means_nothing_is_a_usage_error(replayed: Store, arguments: tuple[str, ...]):
     with pytest.raises(UsageError):

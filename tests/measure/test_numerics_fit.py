@@ -35,9 +35,11 @@ def test_a_law_without_noise_is_found_exactly(law, form: str):
     ahead = None if form == "a" else pytest.approx(0, abs=1e-6)
     assert (curve.form, curve.error, curve.ahead) == (form, pytest.approx(0, abs=1e-6), ahead)
     assert curve.at(20_000) == pytest.approx(law(20_000), rel=1e-6)
+    reached = None if form == "a" else pytest.approx(6000, rel=1e-6)
+    assert (curve.reaches(law(6000) * (1 + 1e-12)), curve.reaches(law(0) / 2)) == (reached, None)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("law", [linear, quadratic])
 def test_noise_of_two_percent_moves_the_curve_little(law, seed: int):
     curve = fit(points(law, noise=0.02, seed=seed))
@@ -46,10 +48,9 @@ def test_noise_of_two_percent_moves_the_curve_little(law, seed: int):
 
 
 def test_noise_does_not_make_a_line_bend():
-    forms = [fit(points(linear, noise=0.02, seed=seed)).form for seed in range(20)]
-    assert forms.count("a + b n") >= 12
-    slopes = [fit(points(linear, noise=0.02, seed=seed)).at(8192) / linear(8192) for seed in range(20)]
-    assert all(0.8 < ratio < 1.35 for ratio in slopes)
+    curves = [fit(points(linear, noise=0.02, seed=seed)) for seed in range(20)]
+    assert [curve.form for curve in curves].count("a + b n") >= 12
+    assert all(0.8 < curve.at(8192) / linear(8192) < 1.35 for curve in curves)
 
 
 @pytest.mark.parametrize("place", range(len(LENGTHS)))
@@ -62,13 +63,6 @@ def test_one_wild_point_hardly_moves_the_curve(law, place: int):
     assert all(curve.at(n) == pytest.approx(law(n), rel=0.06) for n in others)
 
 
-@pytest.mark.parametrize("law", [linear, quadratic, lambda n: 1e9 + 50 * n * n])
-def test_the_length_that_a_value_belongs_to(law):
-    curve = fit(points(law))
-    assert curve.reaches(law(6000)) == pytest.approx(6000, rel=1e-6)
-    assert curve.reaches(law(0) / 2) is None and fit([(n, 7.0) for n in LENGTHS]).reaches(8.0) is None
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.floats(1e-6, 1e12)), max_size=25, unique_by=lambda point: point[0]))
 def test_any_points_give_a_curve_that_does_not_fall_or_none(measured):
@@ -76,16 +70,6 @@ def test_any_points_give_a_curve_that_does_not_fall_or_none(measured):
     assert (curve is None) is (len(measured) < 3)
     if curve is not None:
         assert min(curve.a, curve.b, curve.c) >= 0 and max(curve.a, curve.b, curve.c) > 0
-
-
-def test_a_square_that_is_known_to_be_there_is_drawn_even_if_it_is_small():
-    def law(n: float) -> float:
-        return 5e8 + 3e5 * n + 10 * n * n
-
-    measured = points(law, noise=0.01, lengths=LENGTHS[:6])
-    assert "n^2" in fit(measured, square=True).form
-    assert fit(points(linear), square=True).form == "a + b n"
-    assert fit(points(linear)[:3], square=True).form == "a + b n"
 
 
 def test_the_error_beyond_the_longest_is_what_extrapolation_was_wrong_by():

@@ -38,7 +38,7 @@ from actordbg.trainers.openrlhf.cpu import install_cpu_support
 install_cpu_support()
 import torch
 from pathlib import Path
-from actordbg.actor.tiny import ensure_tiny
+from actordbg.actor.models import ensure_tiny
 from actordbg.config.choices import Choices
 from actordbg.trainers.openrlhf.build import build_actor
 torch.manual_seed(0)

@@ -23,12 +23,9 @@ ALLOWED = {
     "trainers/recorded_model.py": "the books of a process, by their own `open`",
     "catalog/connections.py": "the list of mounts",
     "catalog/tables.py": "a file of this package",
-    "replay/init_program.py": "the folder that `actor init` made for itself",
     "cli/check_work.py": "the summary page of a GitHub workflow, which its runner names",
-    "cli/actor_init.py": "the folder that it made for itself",
-    "measure/exported_logs.py": "an exported log that the user names",
     "campaign/family_matrix.py": "the folder that `families` works in, for its lock, and the small model that it made there",
-    "measure/log_lines.py": "a log that the user names, a pipe of the shell too",
+    "measure/log_lines.py": "a log that the user names, exported or of lines, a pipe of the shell too",
     "catalog/migrate.py": "a script of this package",
     "doctor/python_environment.py": "a module of this package",
     "doctor/checkup.py": "/proc",
@@ -38,7 +35,7 @@ ALLOWED = {
     "measure/watching.py": "a file that it made itself, by the opener",
     "measure/process_memory.py": "/proc",
     "measure/watched.py": "a log of steps that the user names",
-    "campaign/sft_cells.py": "rows that the user names",
+    "campaign/train_plan.py": "rows that the user names",
 }
 """By module what it opens that is no file of a store."""
 

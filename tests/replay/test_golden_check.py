@@ -1,7 +1,8 @@
-"""What the run recorded of its own results against the replay's: figures, reasons not to compare, and the words for both."""
+"""What a result keeps of an input's outputs, and what the run recorded of its own against them: figures, reasons, and words."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import Any
 
@@ -17,7 +18,8 @@ from actordbg.judge.agreement import against_the_run, generators_of, golden_of, 
 from actordbg.judge.replay_document import document
 from actordbg.judge.summary import summarise
 from actordbg.records.replay_record import ResultRecord
-from actordbg.replay.output_figures import against_golden, log_probs_of, of_the_masked
+from actordbg.replay.output_figures import against_golden, verdict_of
+from actordbg.replay.output_figures import summarise as figures_of
 from actordbg.store.payload import Dump
 
 VALUES = torch.tensor([[-1.0, -2.0, -3.0], [-4.0, -5.0, -6.0]])
@@ -36,27 +38,29 @@ def outcome(**changes: Any) -> ForwardOutcome:
     return ForwardOutcome(**({"log_probs": VALUES, "mask": MASK, "forward_s": 1.0, "entropy": ENTROPY[:, 2:]} | changes))
 
 
-def test_log_probs_are_compared_token_by_token_under_the_mask() -> None:
-    golden = VALUES + torch.tensor([[0.5, 0.0, 9.0], [-0.25, 9.0, 0.0]])
-    found = against_golden(dump(action_log_probs=golden), outcome(), own_model=True)
-    assert found.fields == {"golden_count": 4, "golden_max_abs": 0.5, "golden_mean_abs": 0.75 / 4}
-    assert found.not_compared == {}
+GOLDEN = VALUES + torch.tensor([[0.5, 0.0, 9.0], [-0.25, 9.0, 0.0]])
+RNG = {"randomness": Randomness(("cpu",), True)}
 
 
-def test_entropies_of_all_next_tokens_are_compared_where_the_log_probs_are() -> None:
-    off = ENTROPY + torch.tensor([8.0, 8.0, 0.5, 0.0, 0.0])
-    found = against_golden(dump(entropy=off), outcome(), own_model=True)
-    assert found.fields == {
-        "golden_entropy_count": 4, "golden_entropy_max_abs": 0.5, "golden_entropy_mean_abs": 1.0 / 4
-    }  # fmt: skip
-    same = against_golden(dump(entropy=ENTROPY[:, 2:]), outcome(), own_model=True)
-    assert same.fields["golden_entropy_max_abs"] == 0.0, "entropies that are the actions' only"
-
-
-def test_the_entropies_of_a_call_without_an_action_mask_are_taken_whole() -> None:
-    mask = torch.ones(2, 5, dtype=torch.bool)
-    assert of_the_masked(ENTROPY, mask, seq_len=6) is not None
-    assert torch.equal(of_the_masked(ENTROPY, mask, seq_len=6), ENTROPY)
+@pytest.mark.parametrize(
+    ("outputs", "changes", "fields"),
+    [
+        ({"action_log_probs": GOLDEN}, {}, {"golden": (4, 0.5, 0.75 / 4)}),
+        ({"log_probs": GOLDEN, "action_log_probs": VALUES}, {}, {"golden": (4, 0.0, 0.0)}),  # the actions', where it had a mask
+        # of all next tokens, and those of the actions only
+        ({"entropy": ENTROPY + torch.tensor([8.0, 8.0, 0.5, 0.0, 0.0])}, {}, {"golden_entropy": (4, 0.5, 0.25)}),
+        ({"entropy": ENTROPY[:, 2:]}, {}, {"golden_entropy": (4, 0.0, 0.0)}),
+        ({}, RNG, {"rng_match": True}),
+        ({}, {"randomness": Randomness(("cpu",), False)}, {"rng_match": False}),
+        ({}, {}, {}),
+    ],
+)
+def test_what_was_recorded_is_compared_token_by_token_under_the_mask(outputs: Any, changes: Any, fields: Any) -> None:
+    found = against_golden(dump(**outputs), outcome(**changes), own_model=True)
+    expected: dict[str, Any] = {name: value for name, value in fields.items() if isinstance(value, bool)}
+    for prefix, figures in fields.items() if not expected else ():
+        expected |= {f"{prefix}_{name}": figure for name, figure in zip(("count", "max_abs", "mean_abs"), figures, strict=True)}
+    assert (found.fields, found.not_compared) == (expected, {})
 
 
 def test_a_value_that_is_not_finite_equals_the_same_value_only() -> None:
@@ -79,7 +83,8 @@ def test_a_value_that_is_not_finite_equals_the_same_value_only() -> None:
         ({"log_probs": VALUES[:, :2]}, {}, True, {"log-probs": "the run's are [2, 2], the replay's [2, 3]"}),
         ({"entropy": ENTROPY[:, 1:]}, {}, True, {"entropies": "the run's are [2, 4], the replay's [2, 3]"}),
         ({"entropy": ENTROPY}, {"entropy": None}, True, {"entropies": "the replayed call returned no entropies"}),
-        ({}, {"randomness": Randomness(("cpu",), True)}, False, {"generators": "the embedded tiny model"}),
+        ({}, RNG, False, {"generators": "the embedded tiny model"}),
+        ({}, {}, False, {}),
         ({}, {"randomness": Randomness(("cpu",), None, "so it is")}, True, {"generators": "so it is"}),
     ],
 )
@@ -89,25 +94,6 @@ def test_what_was_recorded_and_cannot_be_compared_is_said_with_its_reason(
     found = against_golden(dump(**outputs), outcome(**changes), own_model=own_model)
     assert found.fields == {} and found.not_compared.keys() == said.keys()
     assert all(found.not_compared[what].startswith(reason) for what, reason in said.items())
-
-
-def test_nothing_is_said_of_what_was_not_recorded() -> None:
-    for own_model in (True, False):
-        found = against_golden(dump(), outcome(), own_model=own_model)
-        assert (found.fields, found.not_compared) == ({}, {})
-
-
-@pytest.mark.parametrize("match", [True, False])
-def test_whether_the_generators_ended_as_the_runs_did_is_a_field(match: bool) -> None:
-    found = against_golden(dump(), outcome(randomness=Randomness(("cpu",), match)), own_model=True)
-    assert (found.fields, found.not_compared) == ({"rng_match": match}, {})
-
-
-def test_the_log_probs_are_those_of_the_actions_where_the_call_had_a_mask() -> None:
-    actions, every = VALUES[:, -2:], VALUES
-    assert log_probs_of({"action_log_probs": actions, "entropy": every}) is actions
-    assert log_probs_of({"log_probs": every}) is every
-    assert log_probs_of({"entropy": every}) is None
 
 
 RESULTS = [
@@ -156,3 +142,36 @@ def test_a_report_says_it_under_numbers_and_beside_the_configuration() -> None:
     text = " ".join(as_text(document(summarise(data, selection="two", now=NOW))).split())
     assert "against the run's own entropies: 1 input, 5 tokens; all equal" in text
     assert "log-probs at most 0.5 nats from the run's own (1 input not finite on one side)" in text
+
+
+NAN = torch.tensor([[-1.0, -2.0, -3.0], [-4.0, math.nan, -6.0]])
+
+
+def test_figures_are_over_the_masked_tokens_and_the_digest_over_all_bytes_in_c_order() -> None:
+    entropy = torch.tensor([[1.0, 2.0, 99.0], [3.0, 99.0, 6.0]])
+    fields = figures_of(NAN, MASK, entropy)
+    digest = hashlib.sha256(NAN.numpy().tobytes()).hexdigest()
+    assert fields == {
+        "logprob_count": 4, "nonfinite": 0, "output_digest": digest, "entropy_mean": 3.0,
+        "logprob_mean": -3.25, "logprob_min": -6.0, "logprob_max": -1.0, "logprob_std": pytest.approx(3.6875**0.5),
+    }  # fmt: skip
+    assert figures_of(NAN.T.contiguous().T, MASK, None)["output_digest"] == digest
+    assert figures_of(NAN + 1e-6, MASK, None)["output_digest"] != digest
+
+
+@pytest.mark.parametrize(
+    ("mask", "loss", "norm", "said"),
+    [
+        (MASK, None, None, None),
+        (~MASK & MASK, None, None, None),  # without a single token there is nothing to say
+        (MASK | True, 1.0, 1.0, "1 of 6 log-probs are not finite"),
+        (MASK, math.nan, 1.0, "the loss is not finite"),
+        (MASK, 1.0, math.inf, "the gradient norm is not finite"),
+    ],
+)
+def test_a_run_that_ends_with_a_figure_that_is_not_finite_has_failed(
+    mask: torch.Tensor, loss: float | None, norm: float | None, said: str | None
+) -> None:
+    verdict = verdict_of(figures_of(NAN, mask, None), loss, norm)
+    assert (verdict["status"], verdict.get("error")) == ("failed" if said else "passed", said)
+    assert verdict.get("signature") == ("non-finite-output" if said else None)

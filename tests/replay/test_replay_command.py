@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,7 @@ from actordbg.formats.store_files import make_folder
 from actordbg.records.journal import SPEC, TENSORS, Journal, read_events, read_results
 from actordbg.records.replay_record import ReplaySpec, ResultRecord
 from actordbg.replay import supervise
-from actordbg.replay.launch import launch, torchrun_command
+from actordbg.replay.launch import command_of, launch
 from actordbg.store.layout import Store
 
 
@@ -96,85 +95,55 @@ def test_a_store_that_cannot_take_a_replay_says_so(store: Store) -> None:
         invoke(store)
 
 
-class TestAReplayThatIsGivenUp:
-    """The second worker dies on start-up, three times: what the first one found is answered before the error."""
-
-    @pytest.fixture
-    def spec(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> ReplaySpec:
-        spec = written_spec(store)
-        script = {spec.inputs[1].dump_id: "kill", "open again": "kill"}
-        (store.replays / spec.replay_id / "script.json").write_text(json.dumps(script))
-        monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
-        started = partial(launch, module="fake_worker")
-        monkeypatch.setattr(supervise, "run_replay", partial(supervise.run_replay, launcher=started))
-        return spec
-
-    def test_the_answer_has_what_is_done_and_the_error_comes_after(self, store: Store, spec: ReplaySpec) -> None:
-        result = typed(store, "replay", "--resume", spec.replay_id, "--json")
-        assert isinstance(result.exception, LaunchProblem)
-        answer = json.loads(result.stdout)
-        assert (answer["status"], answer["passed"], answer["crashed"], answer["not_run"]) == ("failed", 1, 1, 1)
-        assert answer["restarts"] == 3
-        planned = typed(store, "replay", "--resume", spec.replay_id, "--json", "--dry-run")
-        assert planned.exit_code == 0 and "3 inputs" in planned.stdout and "; 2 are done; " in planned.stdout
-
-    def test_an_interruption_that_left_no_word_is_one(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        def interrupted(*_: Any, **__: Any) -> None:
-            raise KeyboardInterrupt
-
-        spec = written_spec(store)
-        monkeypatch.setattr(supervise, "run_replay", interrupted)
-        result = typed(store, "replay", "--resume", spec.replay_id)
-        assert result.exit_code == 130 and "(interrupted): 3 inputs, 3 not run" in result.stdout
-
-    def test_as_text_and_in_the_catalog_too(self, store: Store, spec: ReplaySpec) -> None:
-        result = typed(store, "replay", "--resume", spec.replay_id)
-        assert isinstance(result.exception, LaunchProblem)
-        assert "(failed): 3 inputs, 1 passed, 1 crashed, 1 not run" in result.stdout
-        with sqlite3.connect(store.catalog_path) as catalog:
-            rows = catalog.execute("SELECT status FROM result ORDER BY status").fetchall()
-        assert rows == [("crashed",), ("passed",)]
-        reported = typed(store, "report").stdout
-        stopped = reported.partition("What stopped it")[2].partition("Failures")[0]
-        assert "3 attempts in a row ended without a result" in stopped and "    | --- launcher.log" in stopped
-
-
-@pytest.fixture
-def ended(store: Store) -> Callable[..., ReplaySpec]:
-    """Gives a replay whose three inputs passed, with these values of its results, by input."""
-
-    def write(**values: Sequence[Any]) -> ReplaySpec:
-        spec = written_spec(store)
-        journal = Journal(store.replays / spec.replay_id / "rank0.jsonl")
-        for number, item in enumerate(spec.inputs):
-            own = {name: given[number] for name, given in values.items()}
-            journal.append("end", **ResultRecord(spec.replay_id, item.dump_id, "passed", **own).to_dict())
-        return spec
-
-    return write
-
-
-def test_folded_ids_are_said_with_the_number_of_inputs(
-    store: Store, ended: Callable[..., ReplaySpec], capsys: pytest.CaptureFixture[str]
+def test_a_replay_that_is_given_up_answers_with_what_is_done_before_its_error(
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = answer_of(store, ended(logprob_count=[3] * 3, folded_ids=[True, False, True]), 0)
-    assert answer.folded_ids == 2
-    render(answer)
-    assert "token ids of 2 inputs into the model's vocabulary" in capsys.readouterr().out
+    """The second worker dies on start-up, three times."""
+    spec = written_spec(store)
+    script = {spec.inputs[1].dump_id: "kill", "open again": "kill"}
+    (store.replays / spec.replay_id / "script.json").write_text(json.dumps(script))
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
+    monkeypatch.setattr(supervise, "run_replay", partial(supervise.run_replay, launcher=partial(launch, module="fake_worker")))
+    result = typed(store, "replay", "--resume", spec.replay_id, "--json")
+    answer = json.loads(result.stdout)
+    assert (answer["status"], answer["passed"], answer["crashed"], answer["not_run"]) == ("failed", 1, 1, 1)
+    assert isinstance(result.exception, LaunchProblem) and answer["restarts"] == 3
+    plan = typed(store, "replay", "--resume", spec.replay_id, "--dry-run")
+    assert plan.exit_code == 0 and "3 inputs" in plan.stdout and "; 2 are done; " in plan.stdout
+    result = typed(store, "replay", "--resume", spec.replay_id)
+    assert isinstance(result.exception, LaunchProblem)
+    assert "(failed): 3 inputs, 1 passed, 1 crashed, 1 not run" in result.stdout
+    with sqlite3.connect(store.catalog_path) as catalog:
+        assert catalog.execute("SELECT status FROM result ORDER BY status").fetchall() == [("crashed",), ("passed",)]
+    stopped = typed(store, "report").stdout.partition("What stopped it")[2].partition("Failures")[0]
+    assert "3 attempts in a row ended without a result" in stopped and "    | --- launcher.log" in stopped
 
 
-def test_kept_outputs_that_cannot_be_looked_at_cost_no_answer(store: Store, ended: Callable[..., ReplaySpec]) -> None:
-    spec = ended()
+def test_an_interruption_that_left_no_word_is_one(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    spec = written_spec(store)
+    monkeypatch.setattr(supervise, "run_replay", interrupted)
+    result = typed(store, "replay", "--resume", spec.replay_id)
+    assert result.exit_code == 130 and "(interrupted): 3 inputs, 3 not run" in result.stdout
+
+
+def test_an_answer_says_what_was_folded_and_that_no_input_was_steady_and_needs_no_kept_outputs(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = written_spec(store)
+    journal = Journal(store.replays / spec.replay_id / "rank0.jsonl")
+    for number, item in enumerate(spec.inputs):
+        figures = {"worker": number, "forward_s": 0.133, "logprob_count": 3, "folded_ids": number != 1}
+        journal.append("end", **ResultRecord(spec.replay_id, item.dump_id, "passed", **figures).to_dict())
     make_folder(store.replays / spec.replay_id / TENSORS)
     (store.replays / spec.replay_id / TENSORS / "gone").symlink_to("nowhere")
-    assert answer_of(store, spec, 0).kept_bytes == 0
-
-
-def test_figures_of_warming_up_are_shown_where_no_input_is_steady(
-    store: Store, ended: Callable[..., ReplaySpec], capsys: pytest.CaptureFixture[str]
-) -> None:
-    render(answer_of(store, ended(worker=range(3), forward_s=[0.133] * 3), 0))
+    answer = answer_of(store, spec, 0)
+    assert (answer["folded_ids"], answer["kept_bytes"]) == (2, 0)
+    render(answer)
     said = capsys.readouterr().out
+    assert "token ids of 2 inputs into the model's vocabulary" in said
     assert "forward        0.133 s, warming up: none is steady, since each input was a worker's first" in said
     assert "more inputs than workers give a steady one" in said and "figures below" not in said
 
@@ -187,6 +156,8 @@ def test_a_condition_selects_and_max_inputs_cuts(store: Store) -> None:
 
 
 def test_nothing_selected_is_said_with_what_there_is_and_has_an_exit_code_of_its_own(store: Store) -> None:
+    with pytest.raises(NothingToDo, match="dump import"):
+        invoke(store)
     publish(store, 2, length=64)
     reason = "no dump matches seq_len>4096; seq_len > 4096 selects none of 2: seq_len is 64 to 64"
     for mode in ([], ["--dry-run"]):
@@ -200,11 +171,6 @@ def test_nothing_selected_is_said_with_what_there_is_and_has_an_exit_code_of_its
         answer = json.loads(done.stdout)
         assert (answer["replay_id"], answer["selected"], answer["note"]) == (None, 0, reason)
     assert list(store.replays.glob("*")) == []
-
-
-def test_an_empty_store_says_how_dumps_come_about(store: Store) -> None:
-    with pytest.raises(NothingToDo, match="dump import"):
-        invoke(store)
 
 
 def test_a_plan_says_what_each_rank_gets(store: Store) -> None:
@@ -317,41 +283,45 @@ def test_a_backend_of_torch_distributed_is_known_or_refused_before_anything_star
     assert not store.replays.exists()
 
 
-def test_an_accelerate_file_gives_settings_and_what_is_not_honoured_is_named(store: Store, tmp_path: Path) -> None:
-    publish(store, 2)
-    file = tmp_path / "accelerate.yaml"
-    text = (
-        "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nnum_machines: 1\nnum_processes: 2\nmachine_rank: 0\n"
-        "mixed_precision: bf16\nmain_training_function: main\nuse_cpu: false\ngpu_ids: all\n"
-        "deepspeed_config:\n  zero_stage: 3\n  offload_optimizer_device: cpu\n"
-    )
-    file.write_text(text)
-    done = invoke(store, "--accelerate-config", str(file), "--dtype", "fp32", "--dry-run")
-    assert "2 workers (deepspeed)" in done.stdout
-    assert "backend deepspeed, nproc 2, zero-stage 3" in done.stderr and "dtype" not in done.stderr.split("not honoured")[0]
-    assert (
-        "not honoured" in done.stderr and "deepspeed_config.offload_optimizer_device" in done.stderr and "gpu_ids" in done.stderr
-    )
-    file.write_text(text.replace("num_machines: 1", "num_machines: 4"))
-    with pytest.raises(Unsupported, match="is for 4 machines") as caught:
-        invoke(store, "--accelerate-config", str(file), "--dry-run")
-    assert "--nproc" in caught.value.hint
-    for damaged in ("- nonsense", '{"distributed_type": '):
-        file.write_text(damaged)
-        for given in (str(file), damaged) if damaged.startswith("{") else (str(file),):
-            with pytest.raises(UsageError, match="accelerate cannot read"):
-                invoke(store, "--accelerate-config", given, "--dry-run")
+ACCELERATE = {
+    "compute_environment": "LOCAL_MACHINE", "distributed_type": "DEEPSPEED", "num_machines": 1, "num_processes": 2, "machine_rank": 0,
+    "mixed_precision": "bf16", "main_training_function": "main", "use_cpu": False, "gpu_ids": "all",
+    "deepspeed_config": {"zero_stage": 3, "offload_optimizer_device": "cpu"},
+}  # fmt: skip
 
 
-def test_an_accelerate_config_may_be_a_mapping(store: Store) -> None:
+def test_an_accelerate_config_gives_settings_and_what_is_not_honoured_is_named(store: Store, tmp_path: Path) -> None:
+    """A file, or a mapping."""
     publish(store, 2)
+    (file := tmp_path / "accelerate.yaml").write_text(json.dumps(ACCELERATE))
+    for config in (str(file), json.dumps(ACCELERATE)):
+        done = invoke(store, "--accelerate-config", config, "--dtype", "fp32", "--dry-run")
+        assert "2 workers (deepspeed)" in done.stdout
+        honoured, _, left = done.stderr.partition("not honoured")
+        assert "backend deepspeed, nproc 2, zero-stage 3" in honoured and "dtype" not in honoured
+        assert "deepspeed_config.offload_optimizer_device" in left and "gpu_ids" in left
     mapping = {"distributed_type": "FSDP", "num_processes": 2, "mixed_precision": "bf16", "fsdp_config": {"fsdp_version": 2}}
     settings = {"backend": "fsdp2", "nproc": 2, "dtype": "bf16"}
     assert read_accelerate(mapping) == read_accelerate(json.dumps(mapping)) == (settings, ("fsdp_config.fsdp_version",))
-    done = invoke(store, "--accelerate-config", json.dumps(mapping), "--dry-run")
-    assert "2 workers (fsdp2)" in done.stdout and "fsdp_config.fsdp_version" in done.stderr
-    with pytest.raises(UsageError, match="cannot read the mapping"):
-        read_accelerate({"distributed_typ": "FSDP"})
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "words"),
+    [
+        (json.dumps(ACCELERATE | {"num_machines": 4}), Unsupported, "is for 4 machines"),
+        ("- nonsense", UsageError, "accelerate cannot read"),
+        ('{"distributed_type": ', UsageError, "accelerate cannot read"),
+        ('{"distributed_typ": "FSDP"}', UsageError, "cannot read"),
+    ],
+)
+def test_an_accelerate_config_that_cannot_be_read_or_honoured_is_refused(
+    store: Store, tmp_path: Path, config: str, error: type[ActordbgError], words: str
+) -> None:
+    publish(store, 1)
+    (file := tmp_path / "accelerate.yaml").write_text(config)
+    for given in (str(file), config) if config.startswith("{") else (str(file),):
+        with pytest.raises(error, match=words):
+            invoke(store, "--accelerate-config", given, "--dry-run")
 
 
 def test_debug_disable_fsdp_makes_a_replay_under_fsdp2_a_plain_one_and_says_so(
@@ -382,7 +352,7 @@ def test_a_worker_makes_its_process_group_with_what_the_plugin_brings() -> None:
     assert done.stdout.split("\n")[0] == "['--dist-plugin', 'relaybackend'] relay", done.stderr
     dist_plugin.give("relaybackend")
     try:
-        command = torchrun_command(ReplayConfig(backend="fsdp2"), "some.module", Path("/work.json"))
+        command = command_of(ReplayConfig(backend="fsdp2"), {}, "some.module", Path("/work.json"))
     finally:
         dist_plugin.give(None)
     assert command[-2:] == ["--dist-plugin", "relaybackend"]
@@ -395,9 +365,7 @@ def test_a_worker_makes_its_process_group_with_what_the_plugin_brings() -> None:
         (["--where", "rank=0", "--input-file", "x.safetensors.zst"], "exclude each other"),
         (["--input-file", "nowhere.safetensors.zst"], "not a file"),
         (["--resume", "last", "--dtype", "bf16"], "--dtype"),
-        (["--resume", "last", "--zero-stage", "0"], "--zero-stage cannot"),
         (["--resume", "last", "--seed", "0"], "--seed cannot"),
-        (["--resume", "last", "--no-packing"], "--no-packing cannot"),
         (["--resume", "last", "--no-flash-attn", "--random-seed", "42"], "--random-seed, --no-flash-attn cannot"),
         (["--resume", "last", "--max-inputs", "1", "--where", "rank=0"], "--where, --max-inputs cannot"),
         (["--zero-stage", "3"], "needs DeepSpeed"),
@@ -409,49 +377,27 @@ def test_what_makes_no_sense_is_a_usage_error(store: Store, arguments: list[str]
         invoke(store, *arguments)
 
 
-def test_a_configuration_that_cannot_work_here_is_refused_before_anything_starts(store: Store) -> None:
-    publish(store, 1)
-    with pytest.raises(Unsupported) as caught:
-        invoke(store, "--backend", "deepspeed", "--zero-stage", "3", "--dtype", "fp16")
-    assert caught.value.exit_code == 3 and caught.value.hint
-    assert list(store.replays.glob("*")) == []
-
-
-def test_defaults_come_from_actordbg_toml(store: Store, tmp_path: Path) -> None:
-    publish(store, 1)
-    (tmp_path / "actordbg.toml").write_text('[replay]\nbackend = "deepspeed"\nnproc = 2\n')
-    assert "2 workers (deepspeed)" in planned(store)["note"]
-    assert "1 worker (plain)" in planned(store, "--backend", "plain", "--nproc", "1")["note"]
-
-
-class TestUnderALauncher:
+@pytest.mark.parametrize(
+    ("variables", "code", "said"),
+    [
+        ({"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1}, 0, ""),  # ranks other than 0 leave it to rank 0
+        ({"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_SIZE": 2, "CROSS_SIZE": 1}, 0, "2 workers (deepspeed)"),
+        ({"RANK": 0, "WORLD_SIZE": 4, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}, 3, "more than one machine"),
+    ],
+)
+def test_under_a_launcher_rank_0_takes_over_its_size_and_backend(
+    store: Store, monkeypatch: pytest.MonkeyPatch, variables: dict[str, int], code: int, said: str
+) -> None:
     """`deepspeed --num_gpus 2 --module actordbg replay ...`: the command is run once for each rank."""
-
-    def around(self, monkeypatch: pytest.MonkeyPatch, rank: int, world_size: int, **others: int) -> None:
-        for name, value in {"RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank, **others}.items():
-            monkeypatch.setenv(name, str(value))
-
-    def test_ranks_other_than_0_leave_it_to_rank_0(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.around(monkeypatch, 1, 2)
-        result = CliRunner().invoke(app, ["--local_rank=1", "--store", str(store.root), "replay"])
-        assert (result.exit_code, result.stdout) == (0, "")
-
-    def test_rank_0_takes_over_the_launchers_size_and_backend(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        publish(store, 1)
-        self.around(monkeypatch, 0, 2, LOCAL_SIZE=2, CROSS_SIZE=1)
-        assert "2 workers (deepspeed)" in planned(store)["note"]
-
-    def test_several_machines_are_refused(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.around(monkeypatch, 0, 4, LOCAL_WORLD_SIZE=2)
-        with pytest.raises(Unsupported, match="more than one machine"):
-            invoke(store)
-
-    def test_resume_goes_on_under_the_replays_own_configuration(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        spec = written_spec(store)
-        self.around(monkeypatch, 0, 2, LOCAL_SIZE=2, CROSS_SIZE=0)
-        assert "1 worker (plain)" in planned(store, "--resume", spec.replay_id)["note"]
-        with pytest.raises(UsageError, match="--nproc cannot"):
-            planned(store, "--resume", spec.replay_id, "--nproc", "2")
+    spec = written_spec(store)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+    done = typed(store, "replay", "--dry-run")
+    problem = done.exception if isinstance(done.exception, ActordbgError) else None
+    assert problem.exit_code == code if problem else done.exit_code == code
+    assert said in f"{done.stdout}{problem}" and (said or done.stdout == "")
+    if "(deepspeed)" in said:
+        assert "1 worker (plain)" in planned(store, "--resume", spec.replay_id)["note"], "under its own configuration"
 
 
 @pytest.mark.slow

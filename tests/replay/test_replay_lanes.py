@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from datetime import datetime
 from typing import Any
 
 import pytest
@@ -45,10 +44,15 @@ class TestLanes:
         fills = [event for event in read_events(outcome.folder / "rank3.jsonl") if event["event"] == "fill"]
         assert [(event["dump_id"], event.get("follows", False)) for event in fills] == [("d1", True), ("d2", False)]
 
-    @pytest.mark.parametrize("backend", ["deepspeed", "plain"])
     @pytest.mark.parametrize(
-        ("action", "status", "words"),
-        [("kill", "crashed", "SIGKILL"), ("fail", "failed", "on rank 1"), ("hang", "hung", "--timeout")],
+        ("backend", "action", "status", "words"),
+        [
+            ("deepspeed", "kill", "crashed", "SIGKILL"),
+            ("deepspeed", "hang", "hung", "--timeout"),
+            ("plain", "kill", "crashed", "SIGKILL"),
+            ("plain", "fail", "failed", "on rank 1"),
+            ("deepspeed", "late-fail", "failed", "on rank 1"),  # it takes part in nothing, and the input is not lost twice
+        ],
     )
     def test_a_follower_that_comes_to_grief_costs_the_lanes_input_and_nothing_else(
         self, bench: Bench, backend: str, action: str, status: str, words: str
@@ -56,16 +60,12 @@ class TestLanes:
         outcome = self.run(bench, 3, {"d1@1": action}, backend=backend, timeout_s=2.0)
         assert statuses(outcome) == {"d0": "passed", "d1": status, "d2": "passed"}
         lost = outcome.results["d1"]
-        assert words in (lost.error or "") and lost.worker == 1
+        assert words in (lost.error or "") and lost.worker == 1 and outcome.restarts == (action != "fail")
         assert self.lanes(outcome)["d2"] == {"ranks": [0, 1], "differ": {}}
         assert bench.left_running() == []
 
-    def test_a_follower_that_cannot_take_part_does_not_cost_the_input_twice(self, bench: Bench) -> None:
-        outcome = self.run(bench, 2, {"d0@1": "late-fail"}, timeout_s=2.0)
-        assert statuses(outcome) == {"d0": "failed", "d1": "passed"} and outcome.restarts == 1
-
     def test_a_replay_that_stopped_half_way_is_resumed_by_every_rank_where_it_was(self, bench: Bench) -> None:
-        spec = make_spec(4, nproc=2, align="same")
+        spec, agreed = make_spec(4, nproc=2, align="same"), {"ranks": [0, 1], "differ": {}}
 
         def interrupt(event: Progress) -> None:
             if event.result and event.result.dump_id == "d1":
@@ -74,17 +74,12 @@ class TestLanes:
         with pytest.raises(KeyboardInterrupt):
             bench.run(spec, {"takes": 0.2}, on_event=interrupt)
         outcome = bench.run(spec, {})
-        assert outcome.all_passed
-        assert all(lane == {"ranks": [0, 1], "differ": {}} for lane in self.lanes(outcome).values())
-
-    def test_a_replay_that_lost_its_supervisor_between_two_ranks_still_says_whether_they_agree(self, bench: Bench) -> None:
-        spec = make_spec(2, nproc=2, align="same")
-        outcome = bench.run(spec, {})
-        journal = outcome.folder / "supervisor.jsonl"
-        journal.write_text("".join(line for line in journal.open() if '"end"' not in line))
+        assert outcome.all_passed and list(self.lanes(outcome).values()) == [agreed] * 4
+        journal, started = outcome.folder / "supervisor.jsonl", len(bench.sessions)
+        journal.write_text("".join(line for line in journal.open() if '"end"' not in line))  # lost between two ranks
         assert {record.extra.get("lane") for record in read_results(outcome.folder).values()} == {None}
-        assert self.lanes(bench.run(spec, {}))["d1"] == {"ranks": [0, 1], "differ": {}}
-        assert len(bench.sessions) == 2, "nothing was run again"
+        assert list(self.lanes(bench.run(spec, {})).values()) == [agreed] * 4
+        assert len(bench.sessions) == started, "nothing was run again"
 
 
 class TestRanksOutOfStep:
@@ -94,39 +89,12 @@ class TestRanksOutOfStep:
         spec = make_spec(count, **{"backend": "deepspeed", "nproc": 2, "align": "shuffle", "timeout_s": 2.0} | settings)
         return bench.run(spec, {"collective": True} | script)
 
-    def test_a_rank_that_waits_for_one_that_has_nothing_left_is_a_verdict_with_both_stacks(self, bench: Bench) -> None:
-        outcome = self.run(bench, 3, {})
-        assert statuses(outcome) == {"d0": "passed", "d1": "passed", "d2": "hung"}
-        hung = outcome.results["d2"]
-        assert hung.signature == "collective-mismatch"
-        assert (hung.error or "").startswith("rank 0 waits in barrier (")
-        assert "rank 1 has no input left (1 of 1 done): ranks ran 2 and 1 inputs" in (hung.error or "")
-        first, second = (hung.log_excerpt or "").split("--- rank ")[1:]
-        assert first.startswith("0 waits in barrier") and "distributed_c10d.py" in first and "barrier" in first
-        assert second.startswith("1 has no input left") and "actordbg/replay/worker.py" in second
-        took = datetime.fromisoformat(hung.finished_at) - datetime.fromisoformat(hung.started_at)
-        assert took.total_seconds() >= 2.0, "no verdict before the time is up"
-        assert bench.left_running() == []
-
     def test_the_last_slot_hangs_only_where_ranks_compute_together(self, bench: Bench) -> None:
+        """`test_replay_align_real` has the verdict on one that hangs."""
         assert self.run(bench, 3, {"collective": False}).all_passed
-        assert self.run(bench, 4, {}).all_passed
-
-    def test_a_rank_outside_of_any_collective_is_the_culprit_and_is_named(self, bench: Bench) -> None:
-        outcome = self.run(bench, 4, {"d1": "hang"})
-        assert statuses(outcome) == {"d0": "passed", "d1": "hung", "d2": "passed", "d3": "passed"}
-        hung = outcome.results["d1"]
-        assert "the others wait for rank 1" in (hung.error or "") and "rank 0 waits in barrier" in (hung.error or "")
-        assert "outside of any collective" in (hung.error or "") and hung.signature == "worker-hung"
-        assert (hung.log_excerpt or "").index("--- rank 1") < (hung.log_excerpt or "").index("--- rank 0")
 
     def test_an_input_that_crashed_is_filled_up_so_that_it_does_not_hang_the_others(self, bench: Bench) -> None:
         outcome = self.run(bench, 4, {"d1": "kill"}, timeout_s=20.0)
         assert statuses(outcome) == {"d0": "passed", "d1": "crashed", "d2": "passed", "d3": "passed"}
         second = (outcome.folder / "work-0-2.json").read_text()
         assert '"slots": [[0, null], [2, 3]]' in second
-
-    def test_a_rank_that_is_stopped_while_another_waits_is_named_so(self, bench: Bench) -> None:
-        outcome = self.run(bench, 2, {"d1": "stop"}, align=None)
-        assert outcome.results["d1"].status == "hung"
-        assert "rank 1 was stopped by a signal: the others wait for rank 1" in (outcome.results["d1"].error or "")

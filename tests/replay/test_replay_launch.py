@@ -4,49 +4,77 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from roots import ROOT
+from supervised import Bench, make_spec, statuses
 
+from actordbg.base import processes
 from actordbg.base.errors import Unsupported
+from actordbg.base.processes import session_members
 from actordbg.config import consent
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.replay.launch import child_environment, deepspeed_command, direct_command, groups_of, launch, surrounding_launcher
+from actordbg.replay.launch import Group, Launched, child_environment, command_of, groups_of, launch, start, surrounding_launcher
+from actordbg.replay.worker_logs import reported_by_launcher
 
-DEEPSPEED = ReplayConfig(backend="deepspeed", nproc=2)
-CODED = ReplayConfig(backend="deepspeed", nproc=2, model="/models/mine")
+DEEPSPEED = ReplayConfig(backend="deepspeed", nproc=2, launcher="real")
+CODED = replace(DEEPSPEED, model="/models/mine")
 WORK = Path("/store/replays/r/work-0-1.json")
 
 
-def test_plain_workers_are_groups_of_one_and_deepspeed_ranks_are_one_group() -> None:
-    assert [group.ranks for group in groups_of(ReplayConfig(nproc=2))] == [(0,), (1,)]
-    assert [group.ranks for group in groups_of(DEEPSPEED)] == [(0, 1)]
-    assert groups_of(DEEPSPEED)[0].collective and not groups_of(ReplayConfig(backend="deepspeed"))[0].collective
+@pytest.mark.parametrize(
+    ("config", "ranks", "collective"),
+    [
+        (ReplayConfig(nproc=2), [(0,), (1,)], False),
+        (DEEPSPEED, [(0, 1)], True),
+        (replace(DEEPSPEED, backend="fsdp2"), [(0, 1)], True),
+        (ReplayConfig(backend="deepspeed"), [(0,)], False),
+    ],
+)
+def test_plain_workers_are_groups_of_one_and_others_one_group(config: ReplayConfig, ranks: Any, collective: bool) -> None:
+    groups = groups_of(config)
+    assert [group.ranks for group in groups] == ranks and groups[0].collective == collective
 
 
-def test_deepspeed_is_this_interpreters_and_never_reads_a_hostfile() -> None:
-    command = deepspeed_command(DEEPSPEED, {"DS_ACCELERATOR": "cpu"}, "some.module", WORK)
-    assert command[:3] == [sys.executable, "-m", "deepspeed.launcher.runner"]
-    assert "--hostfile=/dev/null" in command and "--num_accelerators=2" in command
-    assert command[-4:] == ["--module", "some.module", "--work", str(WORK)]
+@pytest.mark.parametrize(
+    ("settings", "variables", "program", "has", "lacks"),
+    [
+        ({}, {"DS_ACCELERATOR": "cpu"}, "deepspeed.launcher.runner", {"--hostfile=/dev/null", "--num_accelerators=2"}, "include"),
+        ({}, {"CUDA_VISIBLE_DEVICES": "3, 5,6"}, "deepspeed.launcher.runner", {"--include=localhost:3,5"}, "num_accelerators"),
+        (
+            {"launcher": "direct"},
+            {"CUDA_VISIBLE_DEVICES": "3, 5,6"},
+            "actordbg.replay.rank_launcher",
+            {"--devices=3,5"},
+            "--module",
+        ),
+        ({"launcher": "direct"}, {"DS_ACCELERATOR": "cpu"}, "actordbg.replay.rank_launcher", {"--like=deepspeed"}, "--devices"),
+        (
+            *({"backend": "fsdp2"}, {}, "torch.distributed.run"),
+            *({"--nproc-per-node=2", "--master-addr=127.0.0.1", "--max-restarts=0"}, "--devices"),
+        ),
+    ],
+)
+def test_launchers_are_this_interpreters_and_take_the_visible_devices(
+    settings: dict[str, str], variables: dict[str, str], program: str, has: set[str], lacks: str
+) -> None:
+    """deepspeed would read a hostfile, and take the first devices whatever is visible."""
+    command = command_of(replace(DEEPSPEED, **settings), variables, "some.module", WORK)
+    assert command[:3] == [sys.executable, "-m", program] and has <= set(command)
+    assert command[-3:] == ["some.module", "--work", str(WORK)] and not any(lacks in part for part in command)
 
 
-def test_visible_devices_are_named_because_deepspeed_would_take_the_first_ones() -> None:
-    command = deepspeed_command(DEEPSPEED, {"CUDA_VISIBLE_DEVICES": "3, 5,6"}, "m", WORK)
-    assert "--include=localhost:3,5" in command and not any("num_accelerators" in part for part in command)
-    with pytest.raises(Unsupported, match="needs 2 GPUs"):
-        deepspeed_command(DEEPSPEED, {"CUDA_VISIBLE_DEVICES": "3"}, "m", WORK)
-    with pytest.raises(Unsupported, match="device numbers"):
-        deepspeed_command(DEEPSPEED, {"CUDA_VISIBLE_DEVICES": "GPU-aa,GPU-bb"}, "m", WORK)
-
-
-def test_ranks_started_directly_are_given_the_same_devices() -> None:
-    command = direct_command(DEEPSPEED, {"CUDA_VISIBLE_DEVICES": "3, 5,6"}, "m", WORK)
-    assert command[1:3] == ["-m", "actordbg.replay.rank_launcher"] and "--devices=3,5" in command
-    assert not any("--devices" in part for part in direct_command(DEEPSPEED, {"DS_ACCELERATOR": "cpu"}, "m", WORK))
+@pytest.mark.parametrize(("devices", "words"), [("3", "needs 2 GPUs"), ("GPU-aa,GPU-bb", "device numbers")])
+def test_devices_that_deepspeed_cannot_take_are_refused(devices: str, words: str) -> None:
+    with pytest.raises(Unsupported, match=words):
+        command_of(DEEPSPEED, {"CUDA_VISIBLE_DEVICES": devices}, "m", WORK)
 
 
 SHOWN = """
@@ -99,35 +127,28 @@ def consented() -> Iterator[list[str]]:
 def test_the_workers_options_are_not_taken_for_the_launchers(consented: list[str]) -> None:
     from deepspeed.launcher.runner import parse_args
 
-    command = deepspeed_command(CODED, {"DS_ACCELERATOR": "cpu"}, "some.module", WORK)
+    command = command_of(CODED, {"DS_ACCELERATOR": "cpu"}, "some.module", WORK)
     parsed = parse_args(command[3:])
     assert parsed.user_script == "some.module" and parsed.user_args == ["--work", str(WORK), *consented]
     assert parsed.num_gpus == 2 and parsed.module
 
 
-def test_a_surrounding_launchers_variables_do_not_reach_the_workers() -> None:
-    base = {
-        "RANK": "1",
-        "WORLD_SIZE": "2",
-        "LOCAL_RANK": "1",
-        "MASTER_PORT": "1",
-        "TORCHELASTIC_RUN_ID": "x",
-        "KEEP": "1",
-    }
-    made = child_environment(ReplayConfig(), base)
-    assert made["KEEP"] == "1" and not {"RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID"} & made.keys()
-
-
-def test_several_workers_share_the_cores_unless_the_user_decided() -> None:
-    cores = len(os.sched_getaffinity(0))
-    assert child_environment(ReplayConfig(nproc=2), {})["OMP_NUM_THREADS"] == str(max(1, cores // 2))
-    assert child_environment(ReplayConfig(nproc=2), {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
-    assert "OMP_NUM_THREADS" not in child_environment(ReplayConfig(nproc=1), {})
-
-
-def test_actordbg_is_importable_in_the_workers_also_when_it_is_not_installed() -> None:
-    made = child_environment(ReplayConfig(), {"PYTHONPATH": "/mine"})
-    assert made["PYTHONPATH"].endswith("/mine") and "HF_HUB_OFFLINE" not in made
+@pytest.mark.parametrize(
+    ("nproc", "variables", "made"),
+    [
+        (2, {}, {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // 2))}),
+        (2, {"OMP_NUM_THREADS": "7"}, {"OMP_NUM_THREADS": "7"}),
+        (1, {}, {"OMP_NUM_THREADS": None, "HF_HUB_OFFLINE": None}),
+        (1, {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "x", "KEEP": "1"},
+         {"RANK": None, "WORLD_SIZE": None, "MASTER_PORT": None, "TORCHELASTIC_RUN_ID": None, "KEEP": "1"}),
+        (1, {"PYTHONPATH": "/mine"}, {"PYTHONPATH": os.pathsep.join((str(ROOT), "/mine"))}),
+    ],
+)  # fmt: skip
+def test_workers_share_the_cores_import_actordbg_and_know_nothing_of_a_launcher_around(
+    nproc: int, variables: dict[str, str], made: dict[str, str | None]
+) -> None:
+    environment = child_environment(ReplayConfig(nproc=nproc), variables)
+    assert {name: environment.get(name) for name in made} == made
 
 
 def test_a_surrounding_launcher_is_recognised_by_all_three_variables() -> None:
@@ -135,3 +156,61 @@ def test_a_surrounding_launcher_is_recognised_by_all_three_variables() -> None:
     around = surrounding_launcher({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2", "CROSS_SIZE": "2"})
     assert around is not None
     assert (around.rank, around.world_size, around.local_size, around.deepspeed) == (1, 4, 2, True)
+
+
+def test_a_process_that_left_the_launchers_session_is_ended_too(tmp_path: Path) -> None:
+    program = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid, flush=True)"
+    launched = start([sys.executable, "-c", program], child_environment(DEEPSPEED, {}), tmp_path / "launcher.log")
+    launched.process.wait()
+    left = int((tmp_path / "launcher.log").read_text().split()[-1])
+    assert session_members(launched.session) == []
+    assert session_members(launched.session, launched.mark) == [left]
+    launched.end()
+    assert session_members(launched.session, launched.mark) == []
+
+
+def test_a_process_in_the_middle_of_its_exec_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its environment is empty for a moment; a launcher that is ended then would leave it behind."""
+    read, asked = processes.environment_of, Counter[int]()
+
+    def at_first_empty(pid: int) -> bytes | None:
+        asked[pid] += 1
+        return b"" if asked[pid] < 3 else read(pid)
+
+    monkeypatch.setattr(processes, "environment_of", at_first_empty)
+    with subprocess.Popen(["sleep", "600"], env={"MARKED": "here"}, start_new_session=True) as sleeping:
+        try:
+            assert session_members(-1, "MARKED=here") == [sleeping.pid]
+        finally:
+            sleeping.kill()
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("[rank0]:E api.py:1003] failed (exitcode: -9) local_rank: 1 (pid: 77) of binary: python\n", "SIGKILL"),
+        ("[rank0]:E api.py:1003] failed (exitcode: 3) local_rank: 0 (pid: 77) of binary: python\n", "exit code 3"),
+        ("[INFO] [launch.py:367] Process 77 exits with return code = -11\n", "SIGSEGV"),
+        ("nothing of the kind\n", "an unknown end"),
+    ],
+)
+def test_what_launchers_say_about_a_dead_worker_is_understood(tmp_path: Path, log: str, words: str) -> None:
+    launchers = tmp_path / "launcher.log"
+    launchers.write_text(log)
+    assert words in reported_by_launcher(launchers)
+
+
+@pytest.mark.slow
+def test_crashes_and_hangs_under_torchrun_cost_exactly_their_inputs(bench: Bench) -> None:
+    started: list[Launched] = []
+
+    def start(config: ReplayConfig, group: Group, work: Path) -> Launched:
+        started.append(launch(config, group, work, "fake_worker"))
+        return started[-1]
+
+    spec = make_spec(6, backend="fsdp2", nproc=2, timeout_s=4.0, launcher="real")
+    outcome = bench.run(spec, {"d1": "kill", "d2": "hang"}, launcher=start)
+    assert statuses(outcome) == {f"d{n}": "passed" for n in range(6)} | {"d1": "crashed", "d2": "hung"}
+    assert "SIGKILL" in (outcome.results["d1"].error or "") and outcome.results["d1"].worker == 1
+    assert "in _act" in (outcome.results["d2"].log_excerpt or "")
+    assert all(one.ended() and session_members(one.session, one.mark) == [] for one in started)

@@ -8,9 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import statistics
-import threading
-import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +17,7 @@ from safetensors.torch import load_file
 from actordbg.base.units import new_replay_id
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.records.journal import TENSORS, Tail, read_events, read_results
+from actordbg.records.journal import TENSORS, read_events, read_results
 from actordbg.records.replay_record import ReplayInput, ReplaySpec
 from actordbg.replay.supervise import Progress, ReplayOutcome, load_spec, run_replay
 from actordbg.store.layout import Store
@@ -51,24 +48,6 @@ def one_thread() -> Any:
 
 def make_spec(inputs: list[ReplayInput], **settings: Any) -> ReplaySpec:
     return ReplaySpec(new_replay_id(), now_timestamp(), ReplayConfig(**settings), tuple(inputs))
-
-
-class Saboteur(threading.Thread):
-    """Sends a signal to a worker the moment that its journal says that it starts an input."""
-
-    def __init__(self, journal: Path, signals: dict[str, signal.Signals]) -> None:
-        super().__init__(daemon=True)
-        self._tail, self._signals = Tail(journal), dict(signals)
-        self.start()
-
-    def run(self) -> None:
-        pid = 0
-        while self._signals:
-            for event in self._tail.poll():
-                pid = event.get("pid", pid)
-                if event["event"] == "start" and event["dump_id"] in self._signals:
-                    os.kill(pid, self._signals.pop(event["dump_id"]))
-            time.sleep(0.002)
 
 
 def test_every_input_passes_says_what_it_took_and_leaves_no_memory_behind(
@@ -111,18 +90,3 @@ def test_ctrl_c_and_resume_give_what_an_undisturbed_replay_gives(
     assert outcome.all_passed and outcome.results.items() >= kept.items()
     digests = {dump_id: record.output_digest for dump_id, record in undisturbed.results.items()}
     assert {dump_id: record.output_digest for dump_id, record in outcome.results.items()} == digests
-
-
-def test_a_sigkill_and_a_hang_cost_exactly_the_inputs_that_were_running(store: Store) -> None:
-    inputs = publish(store, 6, batch=4, length=1024)
-    spec = make_spec(inputs, timeout_s=8.0)
-    killed, stopped = inputs[1].dump_id, inputs[4].dump_id
-    folder = store.replays / spec.replay_id
-    Saboteur(folder / "rank0.jsonl", {killed: signal.SIGKILL, stopped: signal.SIGSTOP})
-    outcome = run_replay(store, spec)
-    assert {one.dump_id: outcome.results[one.dump_id].status for one in inputs} == {
-        one.dump_id: {killed: "crashed", stopped: "hung"}.get(one.dump_id, "passed") for one in inputs
-    }
-    assert "SIGKILL" in (outcome.results[killed].error or "") and outcome.results[killed].signature == "killed"
-    assert "--timeout" in (outcome.results[stopped].error or "")
-    assert outcome.restarts == 2

@@ -43,8 +43,8 @@ def bench(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[WarmBench]:
 
 def test_three_replays_share_one_process_and_each_is_an_ordinary_replay(bench: WarmBench) -> None:
     specs = [make_spec(2), make_spec(3), make_spec(1)]
-    outcomes = [bench.run(spec) for spec in specs]
-    assert [outcome.counts for outcome in outcomes] == [{"passed": 2}, {"passed": 3}, {"passed": 1}]
+    outcomes = [bench.run(spec, {"d2": "fail"}) for spec in specs]  # a failure that taints nothing
+    assert [outcome.counts for outcome in outcomes] == [{"passed": 2}, {"passed": 2, "failed": 1}, {"passed": 1}]
     assert {outcome.resolved["pid"] for outcome in outcomes} == set(bench.sessions) and len(bench.sessions) == 1
     assert [one.resolved.get("load_shared_with") for one in outcomes] == [None, *[specs[0].replay_id] * 2]
     assert (bench.warm.started, bench.warm.shared) == (1, 2)
@@ -53,7 +53,12 @@ def test_three_replays_share_one_process_and_each_is_an_ordinary_replay(bench: W
         assert [events[0]["event"], events[1]["event"], events[-1]["event"]] == ["boot", "ready", "done"]
         assert (outcome.folder / "rank0.log").exists()
         assert read_events(outcome.folder / "supervisor.jsonl")[-1]["status"] == "complete"
+    assert bench.run(specs[2]).all_passed, "a second run reads the orders of the first: nothing is left to do"
     assert bench.left_running() == bench.sessions
+    os.kill(bench.sessions[0], signal.SIGKILL)  # a group that dies while it waits is replaced
+    time.sleep(0.2)
+    after = bench.run(make_spec(1))
+    assert after.all_passed and after.restarts == 0 and len(bench.sessions) == 2
     bench.warm.close()
     assert bench.left_running() == []
 
@@ -85,7 +90,7 @@ def test_a_process_takes_any_actor_of_its_launcher_and_number_of_processes() -> 
 
 @pytest.mark.parametrize(
     ("script", "expected"),
-    [({"d1": "kill"}, "crashed"), ({"d1": "hang"}, "hung"), ({"d1": "tainted"}, "failed")],
+    [({"d1": "kill"}, "crashed"), ({"d1": "tainted"}, "failed")],
 )
 def test_what_goes_wrong_in_a_shared_process_costs_its_input_and_loads_again(
     bench: WarmBench, script: dict[str, Any], expected: str
@@ -97,30 +102,14 @@ def test_what_goes_wrong_in_a_shared_process_costs_its_input_and_loads_again(
     after = bench.run(make_spec(1))
     assert after.all_passed and len(bench.sessions) == 2
     assert after.resolved["pid"] != before.resolved["pid"] and after.resolved["load_shared_with"] == outcome.replay_id
-    if expected != "failed":
-        assert outcome.results["d1"].signature in ("killed", "worker-hung")
 
 
-def test_a_failure_that_taints_nothing_leaves_the_process_to_the_next_replay(bench: WarmBench) -> None:
-    bench.run(make_spec(1))
-    assert statuses(bench.run(make_spec(2), {"d0": "fail"})) == {"d0": "failed", "d1": "passed"}
-    assert bench.run(make_spec(1)).all_passed and len(bench.sessions) == 1
-
-
-@pytest.mark.parametrize("action", ["fail", "kill", "exit"])
+@pytest.mark.parametrize("action", ["fail", "kill"])
 def test_an_actor_that_cannot_be_switched_is_loaded_anew_and_nobody_is_blamed(bench: WarmBench, action: str) -> None:
     bench.run(make_spec(1))
     outcome = bench.run(make_spec(2), {"switch": action})
     assert outcome.all_passed and outcome.restarts == 1 and len(bench.sessions) == 2
     assert "load_shared_with" not in outcome.resolved
-
-
-def test_a_group_that_died_while_it_waited_is_replaced(bench: WarmBench) -> None:
-    bench.run(make_spec(1))
-    os.kill(bench.sessions[0], signal.SIGKILL)
-    time.sleep(0.2)
-    outcome = bench.run(make_spec(1))
-    assert outcome.all_passed and outcome.restarts == 0 and len(bench.sessions) == 2
 
 
 def test_ctrl_c_in_a_shared_process_leaves_nothing_running(bench: WarmBench) -> None:
@@ -165,25 +154,10 @@ def test_a_waiting_group_ends_with_its_supervisor(bench: WarmBench) -> None:
         time.sleep(0.05)
 
 
-def test_two_plain_ranks_stay_each_for_itself(bench: WarmBench) -> None:
-    bench.run(make_spec(4, nproc=2))
-    outcome = bench.run(make_spec(4, nproc=2), {"d1": "kill"})
-    assert statuses(outcome) == {"d0": "passed", "d1": "crashed", "d2": "passed", "d3": "passed"}
-    assert len(bench.sessions) == 3 and bench.run(make_spec(2, nproc=2)).all_passed and len(bench.sessions) == 3
-
-
 def test_a_group_that_computes_together_stays_and_a_crash_in_the_second_replay_is_blamed_on_its_input(bench: WarmBench) -> None:
     two, together = {"backend": "deepspeed", "nproc": 2}, {"collective": True}
     assert bench.run(make_spec(2, **two), together).all_passed
     second = bench.run(make_spec(5, **two), together | {"d3": "kill"})
     assert statuses(second) == {f"d{n}": "crashed" if n == 3 else "passed" for n in range(5)} and len(bench.sessions) == 2
-    assert bench.run(make_spec(2, **two), together).all_passed and len(bench.sessions) == 2
-    bench.warm.close()
-    assert bench.left_running() == []
-
-
-def test_the_mailbox_is_not_taken_for_a_work_order(bench: WarmBench) -> None:
-    spec = make_spec(1)
-    bench.run(spec)
-    bench.run(make_spec(1))
-    assert bench.run(spec).all_passed  # a second run reads the orders of the first: nothing is left to do
+    plain = [bench.run(make_spec(4, nproc=2), {"d1": "kill"}) for _ in range(2)]  # each rank for itself
+    assert [one.counts for one in plain] == [{"passed": 3, "crashed": 1}] * 2 and len(bench.sessions) == 2 + 3 + 1

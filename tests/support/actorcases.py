@@ -133,47 +133,6 @@ CALLS: dict[str, dict[str, Any]] = {
 }
 
 
-def recorded(cache: Path) -> dict[str, Any]:
-    """A store under `cache` with two calls of OpenRLHF's Actor on a saved model, recorded by the hook with their outputs.
-
-    One has an action mask as PPO's calls have, one asks for the log-probs of all next tokens. Of each there is a copy whose
-    recorded log-probs are 0.5 too high.
-    """
-    from dataclasses import replace
-
-    import torch
-    from capturekit import Recording
-
-    from actordbg.actor.tiny import ensure_tiny
-    from actordbg.store import payload
-    from actordbg.store.layout import Store
-    from actordbg.trainers.openrlhf.cpu import allow_fp32_actor, install_cpu_support, stand_in_for_flash_attn
-
-    if not install_cpu_support():
-        allow_fp32_actor()
-        stand_in_for_flash_attn()
-    from openrlhf.models import Actor
-
-    store = Store(cache / "store").create()
-    model = ensure_tiny(cache)
-    actor = Actor(str(model), attn_implementation="sdpa", param_dtype="fp32").eval()
-    recording = Recording(store, with_outputs=True)
-    inputs = make_dump(0).tensors
-    ids, mask, attention = (inputs[name] for name in ("sequences", "action_mask", "attention_mask"))
-    with torch.no_grad():
-        recording.forward(actor, ids, mask, attention_mask=attention)
-        recording.forward(actor, ids, attention_mask=attention, return_logprobs=True)
-    facts: dict[str, Any] = {"model": str(model), "recorded": {}, "shifted": {}}
-    for number, dump in enumerate(recording.dumps()):
-        name = next(name for name in dump.tensors if name.endswith("log_probs"))
-        facts["recorded"][dump.record.dump_id] = name
-        shifted = replace(dump.record, dump_id=f"{dump.record.dump_id[:-8]}{number:08x}")
-        tensors = dump.tensors | {name: dump.tensors[name] + 0.5}
-        store.publish_dump(*payload.encode(shifted, tensors))
-        facts["shifted"][shifted.dump_id] = name
-    return facts
-
-
 def configurations(cache: Path) -> dict[str, Any]:
     """What other configurations come to, and which attention function really ran."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -308,8 +267,8 @@ def adapter(cache: Path) -> dict[str, Any]:
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
+    from actordbg.actor.models import ensure_tiny
     from actordbg.actor.session import open_actor
-    from actordbg.actor.tiny import ensure_tiny
     from actordbg.config.replay_config import ReplayConfig
 
     model = AutoModelForCausalLM.from_pretrained(ensure_tiny(cache))
@@ -356,7 +315,7 @@ def direct(cache: Path, dump: Any) -> list[list[float]]:
     import torch
     from openrlhf.models import Actor
 
-    from actordbg.actor.tiny import ensure_tiny
+    from actordbg.actor.models import ensure_tiny
 
     actor = Actor(str(ensure_tiny(cache)), attn_implementation="sdpa", param_dtype="fp32")
     with torch.no_grad():

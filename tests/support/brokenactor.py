@@ -123,14 +123,14 @@ MODULE = "openrlhf.models.actor"
 FULL_DISK = """
 def change(module):
     import errno, os
-    write = os.write
-    def full(descriptor, data):
+    fsync = os.fsync
+    def full(descriptor):
         if os.path.exists(os.environ["FULL_DISK"]) and "/tensors/" in os.readlink(f"/proc/self/fd/{descriptor}"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(descriptor, data)
-    os.write = full
+        return fsync(descriptor)
+    os.fsync = full
 
-MODULE = "actordbg.replay.flushing"
+MODULE = "actordbg.replay.actor_engine"
 """
 """No room for kept tensors while the file that FULL_DISK names is there."""
 

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from actordbg.actor.tiny import build_tiny
+from actordbg.actor.models import build_tiny
 
 _CODE = """
 import os

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from reportcases import dump_id
@@ -49,13 +50,8 @@ def run(
             peak_memory_bytes=int(memory(n)), tokens=batch * n - 10,
         )  # fmt: skip
         if index > 2 * len(lengths):
-            result.status, result.signature, result.forward_s, result.backward_s = (
-                "failed",
-                "cuda-out-of-memory",
-                None,
-                None,
-            )
-            result.peak_memory_bytes = None
+            unknown = dict.fromkeys(("forward_s", "backward_s", "peak_memory_bytes"))
+            result = replace(result, status="failed", signature="cuda-out-of-memory", **unknown)
         results.append(result)
     known = {"model": "tiny", "num_layers": 2, "backend": "plain", "zero_stage": 0, "dtype": "fp32", "attn": "sdpa",
              "packing": False, "compile": False, "deepcompile": False, "world_size": 1, "device_name": "cpu"}  # fmt: skip

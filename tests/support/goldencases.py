@@ -185,7 +185,7 @@ def _gpt2(path: Path) -> Path:
 
 def _llama(cache: Path) -> Path:
     """The embedded tiny model with dropout in its attention."""
-    from actordbg.actor.tiny import ensure_tiny
+    from actordbg.actor.models import ensure_tiny
 
     path = cache / "llama"
     path.mkdir(parents=True)

@@ -13,7 +13,7 @@ FILES = (
     "judge/test_truth_end_to_end.py", "install/test_run_ray.py", "capture/test_capture_deaths.py", "laws/test_laws.py",
     "debug/test_stops_in_replays.py", "project/test_docs.py", "project/test_examples.py", "actor/test_golden_dropout.py",
     "actor/test_actor_session.py", "campaign/test_families.py", "replay/test_replay_plain.py", "campaign/test_matrix_command.py",
-    "laws/test_laws_command.py", "replay/test_replay_align_real.py", "replay/test_replay_deepspeed.py",
+    "laws/test_laws_command.py", "replay/test_replay_align_real.py",
     "actor/test_actor_parallel.py", "dumps/test_killed_anywhere.py", "fuzz/test_fuzz.py", "install/test_run.py",
     "judge/test_measured_limits.py", "catalog/test_private_catalog.py", "actor/test_model_code.py",
     "capture/test_capture_faults.py", "actor/test_actor_deepspeed.py",

@@ -14,66 +14,24 @@ from typing import Any
 
 from actorcases import main, make_dump
 
-VOCAB = 256
-_SMALL = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "initializer_range": 0.2,
-    "max_position_embeddings": 256,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {"model_type": "llama"},
-    "qwen2": {"model_type": "qwen2"},
-    "qwen3": {"model_type": "qwen3"},
-    "mistral": {"model_type": "mistral", "sliding_window": 6},
-    "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
-    "gemma2": {"model_type": "gemma2", "sliding_window": 6, "query_pre_attn_scalar": 8},
-    "gpt2": {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256},
-    "qwen3_5": {
-        "model_type": "qwen3_5_text",
-        "num_hidden_layers": 4,
-        "layer_types": ["linear_attention"] * 3 + ["full_attention"],
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 2,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
-        "linear_conv_kernel_dim": 4,
-    },
+from actordbg.actor import family_models
+from actordbg.actor.family_models import VOCABULARY as VOCAB
+from actordbg.actor.models import once
+
+KNOWN = ("qwen2", "qwen3", "mistral", "mixtral", "gemma2", "gpt2", "qwen3_5")
+FAMILIES = {name: known.config for name, known in family_models.FAMILIES.items() if name in KNOWN} | {
+    "llama": family_models.Family("llama", "").config
 }
 
 
 def model_of(cache: Path, family: str) -> Path:
     """A folder with a random model of the family."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from actordbg.actor.tiny import once
-
-    def build(folder: Path) -> None:
-        named = dict(FAMILIES[family])
-        kind = named.pop("model_type")
-        shape = (
-            _SMALL
-            if kind != "gpt2"
-            else {name: _SMALL[name] for name in ("vocab_size", "initializer_range", "bos_token_id", "eos_token_id")}
-        )
-        torch.manual_seed(0)
-        AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(shape | named))).save_pretrained(folder)
-
-    return once(cache / family, build)
+    return once(cache / family, lambda folder: family_models._build(folder, dict(FAMILIES[family])))
 
 
 def built(cache: Path) -> dict[str, str]:
     """Folders of models, by family."""
-    return {family: str(model_of(cache, family)) for family in ("qwen3_5", "gpt2")}
+    return {"qwen3_5": str(model_of(cache, "qwen3_5"))}
 
 
 def ask(session: Any, dump: Any, backward: bool = False, together: bool = False) -> dict[str, dict[str, Any]]:

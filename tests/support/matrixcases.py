@@ -15,7 +15,6 @@ from replaycases import PlannedRow
 from supervised import fake_launcher
 
 from actordbg.base.processes import session_members
-from actordbg.campaign.cell_outcomes import Baseline
 from actordbg.campaign.cells import combinations, make_cells, parse_axes
 from actordbg.campaign.run_matrix import MatrixEvent, Surroundings, new_matrix, run_matrix
 from actordbg.config.choices import Facts
@@ -49,12 +48,19 @@ class Bench:
     sessions: list[int] = field(default_factory=list)
     warm: ScriptedGroups | None = None
 
-    def new(self, given: dict[str, str], inputs: int = 3, baseline: Baseline | None = None, **base: Any) -> MatrixRecord:
+    def new(
+        self,
+        given: dict[str, str],
+        inputs: int = 3,
+        baseline: MatrixRecord | None = None,
+        slower: float | None = None,
+        **base: Any,
+    ) -> MatrixRecord:
         config = ReplayConfig(**({"timeout_s": 30.0} | base))
         axes = parse_axes(given)
         cells = make_cells(combinations(config, axes), LAPTOP, None)
-        options = {"order": "time", "oracle": None, "slower": baseline.slower if baseline else None}
-        return new_matrix(cells, axes, self.rows(inputs), options, baseline=baseline.name if baseline else None)
+        options = {"order": "time", "oracle": None, "slower": slower}
+        return new_matrix(cells, axes, self.rows(inputs), options, baseline=baseline.matrix_id if baseline else None)
 
     def rows(self, inputs: int) -> list[PlannedRow]:
         return [PlannedRow(f"d{n}", f"dumps/d{n}", timestamp=f"2025-06-19T05:26:0{n}.000000Z") for n in range(inputs)]
@@ -63,7 +69,7 @@ class Bench:
         self,
         record: MatrixRecord,
         script: Script = lambda config: {},
-        baseline: Baseline | None = None,
+        baseline: MatrixRecord | None = None,
         on_event: Callable[[MatrixEvent], None] = lambda event: None,
     ) -> MatrixRecord:
         self.warm = ScriptedGroups(fake_launcher(self.sessions), script=script)

@@ -62,25 +62,22 @@ def _in_step(before: Any) -> None:
     AdamSteps.step = step  # type: ignore[method-assign]
 
 
+SOUND: dict[tuple[Any, str], Any] = {}
+"""What the faults replace, as it was before the first."""
+
+
 class FaultyEngine(TrainEngine):
     """The product's engine; the fault is planted when its cell is opened, and taken out when another one is."""
 
     def open(self) -> dict[str, Any]:
-        from actordbg.actor.backends import fsdp2
+        from actordbg.actor.backends.fsdp2 import Fsdp2Backend
         from actordbg.actor.backends.training import AdamSteps
 
-        kept = {(kind, name): getattr(kind, name) for kind, name in _TOUCHED(fsdp2.Fsdp2Backend, AdamSteps)}
-        for (kind, name), value in self.__dict__.setdefault("_sound", kept).items():
-            setattr(kind, name, value)
-        index = self.folder.name.removeprefix("cell-").partition(".")[0]
-        fault = json.loads(os.environ["PLANTED"]).get(index)
-        if fault:
+        for place in ((Fsdp2Backend, "_shard"), (AdamSteps, "step"), (AdamSteps, "clear")):
+            setattr(*place, SOUND.setdefault(place, getattr(*place)))
+        if fault := json.loads(os.environ["PLANTED"]).get(self.folder.name.removeprefix("cell-").partition(".")[0]):
             globals()[fault]()
         return super().open()
-
-
-def _TOUCHED(backend: Any, adam: Any) -> list[tuple[Any, str]]:
-    return [(backend, "_shard"), (adam, "step"), (adam, "clear")]
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def model_of(cache: Path) -> tuple[Path, dict[str, Any], dict[str, Any]]:
     """A tiny model whose weights are no bf16 numbers, its weights and its configuration."""
     from safetensors.torch import load_file, save_file
 
-    from actordbg.actor.tiny import ensure_tiny
+    from actordbg.actor.models import ensure_tiny
 
     tiny, own = ensure_tiny(cache), cache / "unrounded"
     weights = {name: tensor.float() * 1.0037 for name, tensor in load_file(tiny / "model.safetensors").items()}

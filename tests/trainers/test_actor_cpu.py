@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from roots import ROOT
 
-from actordbg.actor.tiny import TinyShape, build_tiny
+from actordbg.actor.models import TinyShape, build_tiny
 from actordbg.trainers.openrlhf.cpu import CpuDevice
 
 pytestmark = pytest.mark.slow

@@ -24,8 +24,7 @@ import torch.distributed as dist
 
 from actordbg.actor.actors import actors_of
 from actordbg.actor.backends.training import AdamSteps, Norms, Training
-from actordbg.actor.forward_outcome import release
-from actordbg.actor.gradient_samples import GradientKeeper, norm_of
+from actordbg.actor.forward_outcome import GradientKeeper, norm_of, release
 from actordbg.actor.models import locate
 from actordbg.base.owners import own_cache
 from actordbg.config import dist_plugin

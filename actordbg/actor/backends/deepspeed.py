@@ -32,7 +32,7 @@ import torch
 
 from actordbg.actor.backends.backend import COMPILE_OPTIONS, Backend, initialise, rendezvous, timeout_of
 from actordbg.actor.backends.training import Norms, Training
-from actordbg.actor.gradient_samples import GradientKeeper, norm_of
+from actordbg.actor.forward_outcome import GradientKeeper, norm_of
 from actordbg.base.errors import StoreProblem, Unsupported
 from actordbg.config.choices import Choices
 
