@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from actordbg.actor.signatures import explain
 from actordbg.base.errors import ActordbgError, UsageError
 from actordbg.base.foreign_text import in_html, in_shell
 from actordbg.base.units import ago, human_bytes, plural
@@ -161,7 +160,7 @@ def matrix_page(store: Store, matrix_id: str) -> str:
     if not query.table_rows(store, "matrix", "matrix_id = ?", (matrix_id,)):
         raise UsageError(f"no matrix {matrix_id!r:.60}", hint="the list has those that are there")
     record = MatrixRecord.from_file(store.matrices / f"{matrix_id}.json")
-    return _page(matrix_document(record, context_of(store, record), explain))
+    return _page(matrix_document(record, context_of(store, record)))
 
 
 def comparisons_page(store: Store) -> str:

@@ -36,7 +36,7 @@ from actordbg.config.choices import Facts, choose
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.config.sources import Settings, build_config
 from actordbg.campaign.cells import combinations, parse_axes
-from actordbg.judge.tabular import COLUMNS
+from actordbg.judge.exports import COLUMNS
 from actordbg.store.layout import Store
 
 store = Store(Path(sys.argv[1]))

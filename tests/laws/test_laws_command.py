@@ -20,7 +20,7 @@ from actordbg.catalog.query import select_dumps
 from actordbg.config.replay_config import ALL_LAWS, SETTINGS, ReplayConfig
 from actordbg.document.renderings import as_text
 from actordbg.judge.agreement import laws_in_words, laws_of
-from actordbg.judge.tabular import render_csv
+from actordbg.judge.exports import render_csv
 from actordbg.records.journal import read_events
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
 from actordbg.records.replay_record import PASSED, LawAnswer, ReplayInput, ReplaySpec, ResultRecord

@@ -132,7 +132,7 @@ def test_an_answer_says_what_was_folded_and_that_no_input_was_steady_and_needs_n
     make_folder(store.replays / spec.replay_id / TENSORS)
     (store.replays / spec.replay_id / TENSORS / "gone").symlink_to("nowhere")
     answer = answer_of(store, spec, 0)
-    assert (answer.folded_ids, answer.kept_bytes) == (2, 0)
+    assert (answer["folded_ids"], answer["kept_bytes"]) == (2, 0)
     render(answer)
     said = capsys.readouterr().out
     assert "token ids of 2 inputs into the model's vocabulary" in said
