@@ -18,13 +18,14 @@ import pytest
 import torch
 import typer
 from click.testing import Result
+from commandline import function_of
 from typer.testing import CliRunner
 
 from actordbg.base.errors import ActordbgError, CatalogProblem, NewerCatalog, UsageError, WhereError
 from actordbg.catalog import dump_rows as headers
 from actordbg.catalog import migrate, query
 from actordbg.catalog.indexer import IndexSummary, refresh
-from actordbg.cli import dump_files, dump_ls, index, output
+from actordbg.cli import output
 from actordbg.cli.app import app as actordbg
 from actordbg.dumps import prune
 from actordbg.formats.dump_record import SUFFIX
@@ -33,9 +34,8 @@ from actordbg.store.layout import Store
 from benchmarks.bench_index import fill_synthetic
 
 app = typer.Typer()
-for name, command in (("index", index.index), ("ls", dump_ls.ls), ("show", dump_ls.show), ("verify", index.verify),
-                      ("prune", dump_files.prune)):  # fmt: skip
-    app.command(name)(command)
+for name in ("index", "dump ls", "dump show", "dump verify", "dump prune"):
+    app.command(name.split()[-1])(function_of(name))
 
 
 @app.callback()
