@@ -61,8 +61,8 @@ AccelerateConfig = Annotated[
     str | None,
     typer.Option(
         sources.ACCELERATE,
-        metavar="PATH|default|JSON",
-        help="Settings of an `accelerate config` file, or of its keys as JSON; flags win.",
+        metavar="PATH|default",
+        help="Settings of an `accelerate config` file; flags win.",
     ),
 ]
 DistPlugin = Annotated[

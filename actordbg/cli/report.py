@@ -42,10 +42,8 @@ def report(
     format: Format | None = option(None, "Default: by --output's suffix, else text. CSV: a row per result.", "--format", "-f"),
     output: Path | None = option(None, "Write the report there instead of printing it.", "--output", "-o", metavar="FILE"),
     where: Where = None,
-    slowest: int = option(5, "How many of the slowest inputs to name per replay.", min=0),
     tokenizer: TokenizerFile = None,
     opened: bool = option(False, "Show the page in the browser (without --output a temporary file).", "--open"),
-    to: str | None = option(None, "Send the figures: tensorboard:DIR, wandb:PROJECT, mlflow:ADDRESS.", metavar="KIND:WHERE"),
     explain_figures: Explain = False,
     as_json: bool = option(False, "The same as --format json.", "--json"),
 ) -> None:
@@ -61,7 +59,6 @@ def report(
     from actordbg.document.renderings import as_text
     from actordbg.judge.load_replays import load
     from actordbg.judge.replay_document import explanations
-    from actordbg.judge.tabular import send
 
     if explain_figures:
         return say_lines(as_text(explanations()))
@@ -72,12 +69,7 @@ def report(
     names = [*(replays or []), *(["all"] if everything else [])]
     store = store_of(ctx)
     material = load(store, names, where)
-    if to is not None:
-        for said in send(to, material.replays):
-            note(said)
-        if output is None and not opened and format is None and not as_json:
-            return None
-    text = _written(store, material, chosen, slowest, texts_of(tokenizer))
+    text = _written(store, material, chosen, texts_of(tokenizer))
     if output is None and not opened:
         say_lines(text)
     elif output is None:  # in a folder that only this user can look into; the browser reads it after this command ended
@@ -88,20 +80,20 @@ def report(
         open_page(output)
 
 
-def _written(store: Store, material: Material, chosen: Format, slowest: int, texts: Texts | None) -> str:
+def _written(store: Store, material: Material, chosen: Format, texts: Texts | None) -> str:
     from actordbg.document.page import as_html
     from actordbg.document.renderings import as_markdown, as_text
-    from actordbg.judge import tabular
+    from actordbg.judge import exports
     from actordbg.judge.load_replays import report_blocks
     from actordbg.judge.replay_document import brief_document, document
 
     if chosen == "csv":
-        return tabular.render_csv(material.replays)
+        return exports.render_csv(material.replays)
     if chosen == "json":
-        return tabular.render_json(material.summary(slowest), report_blocks(store, material, slowest, texts))
+        return exports.render_json(material.summary(), report_blocks(store, material, texts))
     if chosen == "html":
-        return as_html(report_blocks(store, material, slowest, texts))
-    summary = material.summary(slowest)
+        return as_html(report_blocks(store, material, texts))
+    summary = material.summary()
     return as_markdown(document(summary)) if chosen == "md" else as_text(brief_document(summary))
 
 
