@@ -12,7 +12,7 @@ import typer
 
 from actordbg.base.units import ago
 from actordbg.cli import output
-from actordbg.cli.options import AllowEmpty, Json, Where, complete_dumps, option, require_some, store_of
+from actordbg.cli.options import Where, option, require_some, store_of
 from actordbg.cli.output import cell, emit, emit_each, human_bytes, note, say, say_fact, say_wrapped, table
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ def ls(
     where: Where = None,
     order: str = option("newest", "newest (first), time (oldest first), length, or longest (first)."),
     limit: int | None = option(None, "At most this many rows; 0 for all (default: 50; with --json all).", min=0),
-    allow_empty: AllowEmpty = False,
-    as_json: Json = False,
 ) -> None:
     """List dumps, the newest first.
 
@@ -47,9 +45,9 @@ def ls(
     from actordbg.cli.index import warn_damaged
 
     catalog = open_fresh(store_of(ctx), where)
-    limit = (0 if as_json else _ROWS) if limit is None else limit
+    limit = (0 if output.wanted.json else _ROWS) if limit is None else limit
     warn_damaged(catalog.summary)
-    if as_json:
+    if output.wanted.json:
         shown = emit_each(each_dump(catalog, where, order=order, limit=limit or None))
     else:
         rows = select_dumps(catalog, where, order=order, limit=limit or None)
@@ -58,7 +56,7 @@ def ls(
     total = count_dumps(catalog, where) if limit and shown == limit else shown
     if total > shown:
         note(f"{total - shown:,} more; --limit 0 shows all")
-    require_some(shown, allow_empty)
+    require_some(shown)
 
 
 def _say_dumps(rows: list[DumpRow], catalog: Catalog, where: str | None) -> None:
@@ -94,7 +92,7 @@ def shown_ids(dump_ids: list[str], width: int) -> list[str]:
     return short if width < _WIDEST and len(set(short)) == len(dump_ids) else dump_ids
 
 
-def columns(as_json: Json = False) -> None:
+def columns() -> None:
     """List the columns, functions and operators of --where.
 
     Only like kinds compare. What is no SQL but plain (4k, 10MB, last 2h, 'yesterday', &&) is understood too.
@@ -116,16 +114,19 @@ def columns(as_json: Json = False) -> None:
         for form in FUNCTIONS.values():
             say(form)
 
-    emit(answer, render, as_json)
+    emit(answer, render)
 
 
 def show(
     ctx: typer.Context,
     dump_id: Annotated[
-        str, typer.Argument(metavar="ID", help="The dump's id, or the beginning of it.", autocompletion=complete_dumps)
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="The dump's id, or the beginning of it.",
+        ),
     ],
     values: bool = option(False, "Read the tensors too: min, max, non-zero (needs torch).", "--values"),
-    as_json: Json = False,
 ) -> None:
     """Show one dump: its record, its tensors, its results.
 
@@ -146,7 +147,7 @@ def show(
         "results": results_of_dump(catalog, row.dump_id),
         "weights": None if hashes is None else catalog.store.relative(hashes),
     }
-    emit(answer, _say_dump, as_json)
+    emit(answer, _say_dump)
 
 
 def _tensors(record: DumpRecord, path: Path | None) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from actordbg.base.errors import CorruptDump
-from actordbg.cli.options import AllowEmpty, Json, Quiet, Where, option, require_good, require_some, store_of
+from actordbg.cli.options import Where, option, require_good, require_some, store_of
 from actordbg.cli.output import emit, human_bytes, note, plural, progress, say, say_wrapped
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 def index(
     ctx: typer.Context,
     rebuild: bool = option(False, "Forget the catalog and make it again from the files.", "--rebuild"),
-    quiet: Quiet = False,
-    as_json: Json = False,
 ) -> None:
     """Index what is new in the store.
 
@@ -35,18 +33,15 @@ def index(
     """
     from actordbg.catalog.indexer import refresh
 
-    with progress("reading headers", None, quiet=quiet or as_json) as advance:
+    with progress("reading headers", None) as advance:
         summary = refresh(store_of(ctx), rebuild=rebuild, on_progress=lambda done, total: advance(0, total=total, completed=done))
-    emit(summary, _say_indexed, as_json)
+    emit(summary, _say_indexed)
 
 
 def verify(
     ctx: typer.Context,
     where: Where = None,
     jobs: int = option(0, "Threads; 0 for one for each processor.", "--jobs", "-j", min=0),
-    allow_empty: AllowEmpty = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
 ) -> None:
     """Check dump files for damage.
 
@@ -62,16 +57,16 @@ def verify(
     paths = paths_to_verify(catalog, where)
     damaged: list[Damaged] = []
     size = 0
-    with progress("verifying", len(paths), quiet=quiet or as_json) as advance:
+    with progress("verifying", len(paths)) as advance:
         for _, count, problem in verify_files(catalog.store, paths, jobs):
             advance(1)
             size += count
             damaged += [problem] if problem else []
     damaged.sort(key=lambda item: item.path)
     answer = {"checked": len(paths), "bytes": size, "damaged": damaged}
-    emit(answer, _say_verified, as_json)
+    emit(answer, _say_verified)
     require_good(not damaged)
-    require_some(len(paths), allow_empty)
+    require_some(len(paths))
 
 
 def warn_damaged(summary: IndexSummary) -> None:
@@ -116,8 +111,6 @@ def fsck(
     ctx: typer.Context,
     repair: bool = option(False, "Mend what can be mended; nothing is lost by it.", "--repair"),
     quick: bool = option(False, "Read names, headers and records, but no payload whole.", "--quick"),
-    quiet: Quiet = False,
-    as_json: Json = False,
 ) -> None:
     """Check everything in a store.
 
@@ -134,21 +127,21 @@ def fsck(
     store = store_of(ctx)
     if repair and store.root.is_dir():
         store.probed(room=False)  # on a full disk it removes unfinished files
-    findings = _look(store, not quick, quiet or as_json)
+    findings = _look(store, not quick)
     answer = {"store": str(store.root), "deep": not quick, "findings": findings, "repaired": [], "failed": []}
     if repair and any(finding.repair.value for finding in findings):
         done, failed = mend(store, findings)
         answer |= {"repaired": _data(store, done), "failed": _data(store, failed)}
-        findings = _look(store, not quick, quiet or as_json)
+        findings = _look(store, not quick)
     answer["findings"] = _data(store, [(finding, finding.repair.value) for finding in findings])
-    emit(answer, _say_found, as_json)
+    emit(answer, _say_found)
     require_good(all(finding.severity == NOTE for finding in findings))
 
 
-def _look(store: Store, deep: bool, quiet: bool) -> list[Finding]:
+def _look(store: Store, deep: bool) -> list[Finding]:
     from actordbg.dumps.checking import CHECKS, check
 
-    with progress("checking", len(CHECKS), quiet=quiet) as advance:
+    with progress("checking", len(CHECKS)) as advance:
         return check(store, deep=deep, on_start=lambda name: advance(1, note=name))
 
 

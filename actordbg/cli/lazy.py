@@ -7,7 +7,7 @@ names do not. The line is the first one of the function's docstring (a test comp
 
 Example::
 
-    CONTENTS = (Section("Commands", (Command("index", "Index what is new in the store.", "index:index"),)),)
+    CONTENTS = (Section("Commands", (Command("Index what is new in the store.", "index:index"),)),)
     app = typer.Typer(cls=group_class(CONTENTS), rich_markup_mode=None)
 """
 
@@ -32,18 +32,26 @@ _WHERE = "where"
 
 @dataclass(frozen=True)
 class Command:
-    """One command. `target`: module in actordbg.cli and function. `settings`: click's context settings."""
+    """One command. `target`: module in actordbg.cli and function, named as the command. `outputs`: how it answers (`options`).
 
-    name: str
+    `settings`: click's context settings.
+    """
+
     line: str
     target: str
+    outputs: str = "json"
     settings: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def name(self) -> str:
+        return self.target.partition(":")[2].strip("_").replace("_", "-")
+
     def function(self) -> Callable[..., Any]:
-        """The function that runs it; imports its module."""
+        """The function that runs it, with the options of its output; imports its module."""
+        from actordbg.cli.options import takes_outputs
+
         module, _, name = self.target.partition(":")
-        function: Callable[..., Any] = getattr(import_module(f"actordbg.cli.{module}"), name)
-        return function
+        return takes_outputs(getattr(import_module(f"actordbg.cli.{module}"), name), self.outputs)
 
     def build(self) -> Any:
         """The command as click runs it; imports its module."""

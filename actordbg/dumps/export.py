@@ -24,8 +24,8 @@ from pathlib import Path
 from actordbg.base.errors import Conflict, EnvironmentProblem, StoreProblem, UsageError
 from actordbg.formats.encoding import plain_safetensors
 from actordbg.formats.store_files import atomic_write
+from actordbg.store.payload import load_plain
 from actordbg.store.places import dump_id_of
-from actordbg.store.plain_tensors import load_plain
 
 SUFFIXES = {"safetensors": ".safetensors", "pt": ".pt"}
 

@@ -16,7 +16,6 @@ import shutil
 import sqlite3
 import stat
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,8 +24,7 @@ from actordbg.catalog import connections as engine
 from actordbg.catalog import migrate
 from actordbg.catalog.indexer import FOLDERS, refresh
 from actordbg.dumps.finding import Finding
-from actordbg.dumps.prune import LEFTOVER_AGE_S
-from actordbg.dumps.recover import is_left_over
+from actordbg.dumps.recover import is_forsaken
 from actordbg.formats.store_files import FORMAT, KINDS, TEMPORARY, read_regular
 from actordbg.store.layout import UNPRINTABLE, Store
 
@@ -47,7 +45,7 @@ _NOT_LOOKED_INTO = ("models", "reports", "rings", "quarantine", "cache")
 _OTHERS, _OWNERS_FILE, _OWNERS_FOLDER = 0o007, 0o400, 0o500
 
 
-def format_file(store: Store) -> Iterator[Finding]:
+def format_file(store: Store, deep: bool) -> Iterator[Finding]:
     """FORMAT: a store of a format that this program reads."""
     path = store.format_path
     try:
@@ -63,16 +61,16 @@ def format_file(store: Store) -> Iterator[Finding]:
             yield Finding(path, "newer-store", f"it has format {version}, this actordbg reads {FORMAT}")
 
 
-def layout(store: Store) -> Iterator[Finding]:
+def layout(store: Store, deep: bool) -> Iterator[Finding]:
     """Every name of the store: is it one of a store, of the right type, and private?"""
-    owner = os.stat(store.root).st_uid
-    mode = os.stat(store.root).st_mode
-    if mode & stat.S_IWOTH:
-        yield Finding(store.root, "open-mode", f"it has mode {stat.S_IMODE(mode):o}: anybody may put files into it")
-    yield from _listed(store, store.root, "", owner)
+    state = os.stat(store.root)
+    if state.st_mode & stat.S_IWOTH:
+        yield Finding(store.root, "open-mode", f"it has mode {stat.S_IMODE(state.st_mode):o}: anybody may put files into it")
+    yield from _listed(store.root, "", state.st_uid)
 
 
-def _listed(store: Store, folder: Path, below: str, owner: int) -> Iterator[Finding]:
+def _listed(folder: Path, below: str, owner: int) -> Iterator[Finding]:
+    """Say what is odd about each name of a folder, and about what lies below it."""
     try:
         names = sorted(os.listdir(folder))
     except OSError as error:
@@ -80,38 +78,31 @@ def _listed(store: Store, folder: Path, below: str, owner: int) -> Iterator[Find
         return
     for name in names:
         path, relative = folder / name, f"{below}{name}"
-        try:
-            state = os.lstat(path)
-        except FileNotFoundError:
-            continue
-        yield from _entry(store, path, relative, state, owner)
+        with contextlib.suppress(FileNotFoundError):
+            yield from _entry(path, relative, os.lstat(path), owner)
 
 
-def _entry(store: Store, path: Path, relative: str, state: os.stat_result, owner: int) -> Iterator[Finding]:
-    """What is to be said of one name, and of what lies below it."""
+def _entry(path: Path, relative: str, state: os.stat_result, owner: int) -> Iterator[Finding]:
+    """Say what is odd about one name."""
     folder, regular = os.path.isdir(path), stat.S_ISREG(state.st_mode)
+    file_name, folder_name = _FILES.fullmatch(relative), _FOLDERS.fullmatch(relative)
     if not path.name.isprintable():
         yield Finding(path, "odd-name", UNPRINTABLE)
-    elif _unfinished(path.name):
-        dead = regular and (is_left_over(path.name) or time.time() - state.st_mtime > LEFTOVER_AGE_S)
-        yield Finding(path, "temporary-file" if dead else "unfinished-file")
-    elif folder and _FOLDERS.fullmatch(relative):
+    elif path.name.startswith(TEMPORARY) or (path.name.startswith("catalog.") and path.name.endswith(".part")):
+        yield Finding(path, "temporary-file" if regular and is_forsaken(path.name, state) else "unfinished-file")
+    elif folder and folder_name:
         if relative not in _NOT_LOOKED_INTO:
             yield from _modes(path, os.stat(path), owner)
-            yield from _listed(store, path, f"{relative}/", owner)
-    elif regular and _FILES.fullmatch(relative):
+            yield from _listed(path, f"{relative}/", owner)
+    elif regular and file_name:
         yield from _modes(path, state, owner)
     elif relative in _OWN_CHECKS:
         return
-    elif _FILES.fullmatch(relative) or not (folder or regular) or (_FOLDERS.fullmatch(relative) and "/" not in relative):
+    elif file_name or not (folder or regular) or (folder_name and "/" not in relative):
         what = KINDS.get(stat.S_IFMT(state.st_mode), "a file" if regular else "a device")
-        yield Finding(path, "odd-file", f"it is {what}, not {'a file' if _FILES.fullmatch(relative) else 'a folder'}")
+        yield Finding(path, "odd-file", f"it is {what}, not {'a file' if file_name else 'a folder'}")
     elif path.name[0] != ".":
         yield Finding(path, "foreign-file")
-
-
-def _unfinished(name: str) -> bool:
-    return name.startswith(TEMPORARY) or (name.startswith("catalog.") and name.endswith(".part"))
 
 
 def _modes(path: Path, state: os.stat_result, owner: int) -> Iterator[Finding]:

@@ -22,7 +22,7 @@ from actordbg.formats.store_files import read_regular
 from actordbg.formats.weight_hashes import WEIGHTS, read_weights
 from actordbg.install.patching import Event
 from actordbg.records.journal import SPEC, TENSORS, read_chunk, result_of
-from actordbg.records.replay_record import PASSED, ReplaySpec, ResultRecord
+from actordbg.records.replay_record import PASSED, ReplaySpec
 from actordbg.store.layout import Store, known_regular
 
 _TENSORS = ".safetensors"
@@ -56,10 +56,22 @@ def _replay(store: Store, folder: Path, spec: ReplaySpec, deep: bool) -> Iterato
         if chunk.offset < chunk.size:
             yield Finding(path, "torn-journal", f"{chunk.size - chunk.offset} bytes behind its last whole line")
         results = [result_of(event) for event in chunk.events if event["event"] == "end"]
-        passed |= {one.dump_id for one in results if one.status == PASSED}
-        yield from _results(path, results, spec.replay_id, inputs)
-    kept = store.files(f"replays/{folder.name}/{TENSORS}", _TENSORS, {})
-    yield from _tensors(store, folder, [store.root / path for path in kept], inputs, deep)
+        passed |= {result.dump_id for result in results if result.status == PASSED}
+        for result in results:
+            if result.replay_id != spec.replay_id:
+                yield Finding(path, "foreign-result", f"it has a result of replay {result.replay_id!r:.80}")
+                break
+            if result.dump_id not in inputs:
+                yield Finding(path, "foreign-result", f"it has a result of {result.dump_id!r:.80}, which is no input")
+                break
+    for path in (store.root / name for name in store.files(f"replays/{folder.name}/{TENSORS}", _TENSORS, {})):
+        if path.name.removesuffix(_TENSORS) not in inputs:
+            yield Finding(path, "stray-tensors")
+        if deep:
+            try:
+                payload_entries(read_regular(known_regular(path, DEFAULT_CAP), DEFAULT_CAP), path.name)
+            except (OSError, StoreProblem) as error:
+                yield unusable(path, "damaged-tensors", error)
     if spec.config.keep_tensors:
         for dump_id in sorted(passed & inputs):
             path = folder / TENSORS / f"{dump_id}{_TENSORS}"
@@ -67,94 +79,50 @@ def _replay(store: Store, folder: Path, spec: ReplaySpec, deep: bool) -> Iterato
                 yield Finding(path, "missing-tensors")
 
 
-def _results(path: Path, results: list[ResultRecord], replay_id: str, inputs: set[str]) -> Iterator[Finding]:
-    for one in results:
-        if one.replay_id != replay_id:
-            yield Finding(path, "foreign-result", f"it has a result of replay {one.replay_id!r:.80}")
-            return
-        if one.dump_id not in inputs:
-            yield Finding(path, "foreign-result", f"it has a result of {one.dump_id!r:.80}, which is no input")
-            return
-
-
-def _tensors(store: Store, folder: Path, paths: list[Path], inputs: set[str], deep: bool) -> Iterator[Finding]:
-    for path in paths:
-        if path.name.removesuffix(_TENSORS) not in inputs:
-            yield Finding(path, "stray-tensors")
-        if not deep:
-            continue
-        try:
-            payload_entries(read_regular(known_regular(path, DEFAULT_CAP), DEFAULT_CAP), path.name)
-        except (OSError, StoreProblem) as error:
-            yield unusable(path, "damaged-tensors", error)
-
-
-def records(store: Store) -> Iterator[Finding]:
+def records(store: Store, deep: bool) -> Iterator[Finding]:
     """Every record of the store: it can be read, is the one that its name says, and its replays are there."""
     for folder, kind in RECORDS.items():
         for path in (store.root / one for one in store.files(folder, ".json", {})):
             try:
-                record = kind.from_json(read_regular(path))
+                record: Any = kind.from_json(read_regular(path))
             except (OSError, StoreProblem) as error:
                 yield unusable(path, "damaged-record", error)
-            else:
-                yield from _references(store, path, folder, record)
+                continue
+            own: str = getattr(record, ID[folder])
+            if f"{own}.json" != path.name:
+                yield Finding(path, "damaged-record", f"it is that of {own!s:.80}")
+                continue
+            parts = (record.a, record.b) if folder == "comparisons" else record.cells if folder == "matrices" else (record,)
+            gone = [part.replay_id for part in parts if part.replay_id and not (store.replays / str(part.replay_id)).is_dir()]
+            if gone:
+                yield Finding(path, "missing-replay", f"replay {gone[0]!s:.80} is gone")
 
 
-def _references(store: Store, path: Path, folder: str, record: Any) -> Iterator[Finding]:
-    own = getattr(record, ID[folder])
-    if f"{own}.json" != path.name:
-        yield Finding(path, "damaged-record", f"it is that of {own!s:.80}")
-        return
-    named = {
-        "comparisons": lambda: [record.a.replay_id, record.b.replay_id],
-        "noise": lambda: [record.replay_id],
-        "memory": lambda: [record.replay_id],
-        "matrices": lambda: [cell.replay_id for cell in record.cells],
-    }[folder]()
-    gone = [name for name in named if name and not (store.replays / str(name)).is_dir()]
-    if gone:
-        yield Finding(path, "missing-replay", f"replay {gone[0]!s:.80} is gone")
+def files_check(
+    folder: str, kind: str, read: Callable[[Path], Any], *, by_run: bool = False, beside: str = ""
+) -> Callable[[Store, bool], Iterator[Finding]]:
+    """Make a check that reads every JSON file of a folder, or of its folders for each run, and one file `beside` it."""
+
+    def look(store: Store, deep: bool) -> Iterator[Finding]:
+        folders = [f"{folder}/{run}" for run in store.folder_names(folder, {})] if by_run else [folder]
+        for path in (*([beside] if beside else ()), *(path for name in folders for path in store.files(name, ".json", {}))):
+            try:
+                read(store.root / path)
+            except FileNotFoundError:
+                continue
+            except (OSError, StoreProblem, ValueError, TypeError, RecursionError) as error:
+                yield unusable(store.root / path, kind, error)
+
+    return look
 
 
-def switches(store: Store) -> Iterator[Finding]:
-    """The dump switch, and those of jobs with a name."""
-    paths = [store.root / one for one in store.files("controls", ".json", {})]
-    for path in [store.control_path, *paths]:
-        yield from _read(path, "damaged-control", lambda path: Control.from_json(read_regular(path)))
+switches = files_check("controls", "damaged-control", lambda path: Control.from_json(read_regular(path)), beside="control.json")
+counters = files_check("counters", "damaged-counters", read_counters, by_run=True)
+weights = files_check(WEIGHTS, "damaged-weights", read_weights, by_run=True)
+events = files_check("events", "damaged-event", lambda path: Event(**json.loads(read_regular(path))))
 
 
-def counters(store: Store) -> Iterator[Finding]:
-    """What recording processes counted."""
-    for run in store.folder_names("counters", {}):
-        for path in store.files(f"counters/{run}", ".json", {}):
-            yield from _read(store.root / path, "damaged-counters", read_counters)
-
-
-def weights(store: Store) -> Iterator[Finding]:
-    """Hashes of the weights that recorded calls met."""
-    for run in store.folder_names(WEIGHTS, {}):
-        for path in store.files(f"{WEIGHTS}/{run}", ".json", {}):
-            yield from _read(store.root / path, "damaged-weights", read_weights)
-
-
-def events(store: Store) -> Iterator[Finding]:
-    """What was recorded of patches."""
-    for path in store.files("events", ".json", {}):
-        yield from _read(store.root / path, "damaged-event", lambda path: Event(**json.loads(read_regular(path))))
-
-
-def _read(path: Path, kind: str, read: Callable[[Path], Any]) -> Iterator[Finding]:
-    """What is said of a file that `read` reads."""
-    try:
-        read(path)
-    except FileNotFoundError:
-        return
-    except (OSError, StoreProblem, ValueError, TypeError, RecursionError) as error:
-        yield unusable(path, kind, error)
-
-
-def backups(store: Store) -> Iterator[Finding]:
+def backups(store: Store, deep: bool) -> Iterator[Finding]:
     """Originals of patched files: each folder is named by the SHA-256 of what is in it."""
     for name in store.folder_names("backups", {}):
         try:
@@ -166,7 +134,7 @@ def backups(store: Store) -> Iterator[Finding]:
             yield Finding(store.backups / name, "damaged-backup", f"the SHA-256 of its actor.py begins with {found[:16]}")
 
 
-def rings(store: Store) -> Iterator[Finding]:
+def rings(store: Store, deep: bool) -> Iterator[Finding]:
     """Rings of this machine: damaged ones, and those of dead processes that hold calls."""
     for path in (path for folder in {place(store), store.root / "rings"} for path in ring_paths(folder)):
         try:
@@ -180,7 +148,7 @@ def rings(store: Store) -> Iterator[Finding]:
             yield Finding(path, "calls-in-ring", f"{len(ring.slots)} calls")
 
 
-def models(store: Store) -> Iterator[Finding]:
+def models(store: Store, deep: bool) -> Iterator[Finding]:
     """Models that actordbg built: configuration and weights are there."""
     for name in store.folder_names("models", {}):
         folder = store.models / name

@@ -24,15 +24,13 @@ from actordbg.base.processes import ALIVE, STOPPED, state_of
 from actordbg.catalog.connections import odd_parts
 from actordbg.catalog.indexer import refresh
 from actordbg.dumps.finding import Finding, Repair
-from actordbg.dumps.packing import UNPACK_LEVEL
+from actordbg.dumps.packing import write_out
 from actordbg.formats import dumpfile
-from actordbg.formats import dumpfile as contents
-from actordbg.formats.encoding import pack_line
 from actordbg.formats.store_files import FORMAT, atomic_write, make_folder, sync_folder
 from actordbg.records.journal import SUPERVISOR, read_events
 from actordbg.store.layout import Store, printable
 from actordbg.store.pack_build import exclusive
-from actordbg.store.places import Pack, split_place
+from actordbg.store.places import Pack, packed_place, split_place
 
 QUARANTINE = "quarantine"
 
@@ -120,29 +118,17 @@ def _salvage(store: Store, place: Path) -> str:
     path = Path((split_place(place) or (os.fspath(place),))[0])
     if not path.exists():
         return "its pack was moved already"
-    pack, saved = Pack(path), 0
-    for dump_id in pack.dump_ids:
+    dump_ids, saved = Pack(path).dump_ids, 0
+    for dump_id in dump_ids:
         with contextlib.suppress(ActordbgError):
-            saved += _write_out(store, pack, dump_id)
-    return f"{saved} of its {len(pack.dump_ids)} dumps are files; {quarantine(store, path)}"
-
-
-def _write_out(store: Store, pack: Pack, dump_id: str) -> bool:
-    """One dump of a pack as a file, read again; False if another one has its place. Raises CorruptDump."""
-    line, payload = pack.read(dump_id)
-    record = dumpfile.parse_line(line, dump_id)
-    dumpfile.check_hash(record, payload, dump_id)
-    contents.check(record, payload, dump_id)
-    path = store.dump_path(record)
-    if not os.path.lexists(path):
-        atomic_write(path, pack_line(line, payload, UNPACK_LEVEL))
-    return dumpfile.read_payload(path) == (record, payload)
+            saved += bool(write_out(store, packed_place(store.relative(path), dump_id)))
+    return f"{saved} of its {len(dump_ids)} dumps are files; {quarantine(store, path)}"
 
 
 def _bring_home(store: Store, path: Path) -> str:
     """A sound dump goes where its record says, unless something lies there or it is damaged after all."""
     record, payload = dumpfile.read_payload(path)
-    contents.check(record, payload, os.fspath(path))
+    dumpfile.check(record, payload, os.fspath(path))
     target = store.dump_path(record)
     if os.path.lexists(target):
         return quarantine(store, path)

@@ -227,7 +227,7 @@ def _with_token_ids(store: Store, side: ReplaySide, dump: DumpComparison) -> Dum
 
     Log-probs [B, A] belong to the last A of the ids [B, S].
     """
-    from actordbg.store.plain_tensors import load_plain
+    from actordbg.store.payload import load_plain
 
     if not dump.worst_tokens or dump.dump_id not in side.inputs:
         return dump

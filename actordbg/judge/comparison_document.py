@@ -330,7 +330,7 @@ def kept_rows(store: Store, replay_id: str, dump_id: str) -> tuple[Array, Array]
 
 def token_rows(store: Store, path: str) -> tuple[Array | None, Array | None]:
     """Read the token ids of the dump at this path below the store, and which are not padding; None for what cannot be read."""
-    from actordbg.store.plain_tensors import load_plain
+    from actordbg.store.payload import load_plain
 
     try:
         tensors = load_plain(store.root / path)[1]

@@ -182,7 +182,7 @@ class GoldenSide:
     def read(self, dump_id: str) -> Values | str:
         """The results that a dump recorded, or why it has none."""
         from actordbg.replay.output_figures import log_probs_of, of_the_masked
-        from actordbg.store.plain_tensors import load_plain, numbers_of
+        from actordbg.store.payload import load_plain, numbers_of
         from actordbg.trainers.captured_call import summary_mask
 
         try:

@@ -41,7 +41,7 @@ from actordbg.base.units import new_replay_id
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.records.replay_record import ReplayInput, ReplaySpec
-from actordbg.replay.selection import Calls, Row, find_calls, in_slots
+from actordbg.replay.selection import Calls, Row, find_calls
 
 T = TypeVar("T")
 
@@ -156,7 +156,8 @@ def _whole_calls(calls: Calls, order: str, lanes: int, seed: int, max_inputs: in
     for call in found:
         if max_inputs is not None and len(chosen) + len(call) > max_inputs:
             break
-        chosen += in_slots(call, lanes)
+        queues = [[row for row in call if row.rank % lanes == lane] for lane in range(lanes)]  # rank r runs in lane r % lanes
+        chosen += [row for slot in zip(*queues, strict=True) for row in slot]
     if found and not chosen:
         raise UsageError(
             f"--max-inputs {max_inputs} is less than one call, which has an input on each of {len(found[0])} ranks",

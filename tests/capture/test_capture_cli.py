@@ -22,7 +22,7 @@ from actordbg.base.errors import NewerFormat, StoreProblem, UsageError
 from actordbg.capture.control import Control, read_control, write_control
 from actordbg.capture.ledger import Identity, Ledger
 from actordbg.capture.ring import Ring
-from actordbg.cli import dump_switch
+from actordbg.cli import dump_recording
 from actordbg.cli.app import app
 from actordbg.cli.capture_options import parse_ranks
 from actordbg.cli.dump_status_work import process_rows
@@ -37,7 +37,7 @@ def run(store: Store, *arguments: str, fails: type[Exception] | None = None) -> 
     @app.callback()
     def root(store: Annotated[Path | None, typer.Option()] = None) -> None: ...
 
-    for command in (dump_switch.enable, dump_switch.disable, dump_switch.status):
+    for command in (dump_recording.enable, dump_recording.disable, dump_recording.status):
         app.command()(command)
     result = CliRunner().invoke(app, ["--store", str(store.root), *arguments])
     if fails is not None:

@@ -24,7 +24,7 @@ from actordbg.base.errors import ActordbgError, CatalogProblem, NewerCatalog, Us
 from actordbg.catalog import dump_rows as headers
 from actordbg.catalog import migrate, query
 from actordbg.catalog.indexer import IndexSummary, refresh
-from actordbg.cli import dump_ls, dump_pack, index, output
+from actordbg.cli import dump_files, dump_ls, index, output
 from actordbg.cli.app import app as actordbg
 from actordbg.dumps import prune
 from actordbg.formats.dump_record import SUFFIX
@@ -34,7 +34,7 @@ from benchmarks.bench_index import fill_synthetic
 
 app = typer.Typer()
 for name, command in (("index", index.index), ("ls", dump_ls.ls), ("show", dump_ls.show), ("verify", index.verify),
-                      ("prune", dump_pack.prune)):  # fmt: skip
+                      ("prune", dump_files.prune)):  # fmt: skip
     app.command(name)(command)
 
 

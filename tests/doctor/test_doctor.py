@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 from actordbg.base.errors import EnvironmentProblem
 from actordbg.capture.control import Control, write_control
 from actordbg.catalog import migrate
-from actordbg.cli import doctor as command
-from actordbg.cli.doctor import render
+from actordbg.cli import patch as command
+from actordbg.cli.patch import render
 from actordbg.doctor import checkup
 from actordbg.doctor import python_environment as environment
 from actordbg.doctor.python_environment import Check, bad, examined, ok, warn

@@ -41,7 +41,7 @@ def ppo(store: Store) -> Store:
     return store
 
 
-def test_pack_tells_deduplication_and_compression_apart(ppo: Store):
+def test_pack_tells_deduplication_and_compression_apart_and_says_it_in_words(ppo: Store):
     files = sum(path.stat().st_size for path in ppo.iter_dumps())
     answer = json.loads(run(ppo, "dump", "pack", "--json").stdout)
     (pack,) = ppo.iter_packs()
@@ -50,12 +50,10 @@ def test_pack_tells_deduplication_and_compression_apart(ppo: Store):
     assert answer["content_bytes"] > answer["distinct_bytes"] > answer["packed_bytes"]
     assert answer["dedup_ratio"] == pytest.approx(answer["content_bytes"] / answer["distinct_bytes"], rel=1e-3)
     assert answer["compression_ratio"] == pytest.approx(answer["distinct_bytes"] / answer["packed_bytes"], rel=1e-3)
-
-
-def test_pack_says_it_in_words(ppo: Store):
+    assert min(answer["dedup_ratio"], answer["compression_ratio"], files / answer["packed_bytes"]) > 2
+    run(ppo, "dump", "unpack", "--all", "--quiet")
     out = run(ppo, "dump", "pack", "--quiet").stdout
-    assert "18 dumps in 1 pack" in out and "times smaller" in out
-    assert "deduplication: " in out and "compression: " in out and "rows are distinct" in out
+    assert "18 dumps in 1 pack" in out and "deduplication: " in out and "compression: " in out
     assert run(ppo, "dump", "pack").stdout.strip() == "nothing to pack"
 
 

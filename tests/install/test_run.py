@@ -18,7 +18,7 @@ import pytest
 from runkit import ROOT, TrainingEnvironment, clean_environment, fake_openrlhf, run_job
 
 from actordbg.capture.control import Control, read_control, write_control
-from actordbg.cli import dump_switch, run
+from actordbg.cli import dump_recording, run
 from actordbg.cli.capture_options import CaptureOptions
 from actordbg.install import trailer
 from actordbg.store import payload
@@ -80,8 +80,8 @@ def test_run_takes_the_options_of_dump_enable_with_the_same_defaults():
         declared = [p for p in parameters if p.name in names]
         return {p.name: (p.annotation, vars(p.default)) for p in declared}
 
-    assert defaults(dump_switch.enable) == defaults(run.run)
-    assert set(inspect.signature(dump_switch.enable).parameters) - names == {"ctx", "run", "as_json"}
+    assert defaults(dump_recording.enable) == defaults(run.run)
+    assert set(inspect.signature(dump_recording.enable).parameters) - names == {"ctx", "run"}
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 77])

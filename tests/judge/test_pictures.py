@@ -62,7 +62,7 @@ def test_a_dump_of_another_shape_by_now_leaves_the_picture_without_its_tokens(id
 
 COUNTERS = {
     "format": 1, "rank": 0, "role": "policy", "host": "h", "pid": 7, "instance": "x", "state": "on", "calls": 9, "captured": 4,
-    "pending": 0, "bytes": 9, "queue_bytes": 0, "generation": 1, "sampled_out": {}, "triggered": {}, "last_error": None,
+    "pending": 0, "bytes": 9, "queue_bytes": 0, "generation": 1, "sampled_out": {}, "triggered": {}, "rotated": 0, "rotated_bytes": 0, "outputs_dropped": 0, "last_error": None,
     "heartbeat": "2025-06-19T05:26:08.430740Z", "since": "2025-06-19T05:26:08.430740Z",
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ from reportcases import NOW, dump_id, given, replay, result
 
 from actordbg.actor.signatures import known_failures
 from actordbg.base.units import letter_of
-from actordbg.cli.replay_work import ReplayAnswer
+from actordbg.cli.replay_work import is_good
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.document.renderings import as_text
 from actordbg.judge.agreement import agreement_of, ranks_in_words
@@ -217,8 +217,10 @@ def test_the_report_shows_it_and_not_all_of_many() -> None:
 
 def test_ranks_that_differ_make_a_bad_answer_where_just_that_was_asked() -> None:
     for found, asked, good in ((DIFFERS, True, False), (DIFFERS, False, True), (AGREED, True, True)):
-        ranks = agreement_of([lane(0, found)], SAME)
-        assert ReplayAnswer("r", "complete", 1, passed=1, ranks=ranks, asked_for_same=asked).good is good
+        config = SAME if asked else ReplayConfig(nproc=2, tp=2, backend="fsdp2")
+        data = replay([given(0, 100)], [lane(0, found)])
+        (summary,) = summarise([replace(data, spec=replace(data.spec, config=config))], selection="r1", now=NOW).replays
+        assert summary.ranks is not None and is_good(summary, config) is good
 
 
 def test_log_probs_agree_to_the_bit_and_gradient_norms_within_rounding() -> None:

@@ -140,19 +140,12 @@ def test_an_answer_says_what_was_folded_and_that_no_input_was_steady_and_needs_n
     make_folder(store.replays / spec.replay_id / TENSORS)
     (store.replays / spec.replay_id / TENSORS / "gone").symlink_to("nowhere")
     answer = answer_of(store, spec, 0)
-    assert (answer.folded_ids, answer.kept_bytes) == (2, 0)
+    assert (answer["folded_ids"], answer["kept_bytes"]) == (2, 0)
     render(answer)
     said = capsys.readouterr().out
     assert "token ids of 2 inputs into the model's vocabulary" in said
     assert "forward        0.133 s, warming up: none is steady, since each input was a worker's first" in said
     assert "more inputs than workers give a steady one" in said and "figures below" not in said
-
-
-def test_a_condition_selects_and_max_inputs_cuts(store: Store) -> None:
-    publish(store, 3, length=64)
-    publish(store, 4, length=128, first=3)
-    assert planned(store)["selected"] == 7
-    assert planned(store, "--where", "seq_len>100 and rank=0", "--max-inputs", "3")["selected"] == 3
 
 
 def test_nothing_selected_is_said_with_what_there_is_and_has_an_exit_code_of_its_own(store: Store) -> None:
@@ -246,13 +239,18 @@ def test_dumps_that_cannot_be_replayed_are_left_out_and_counted(store: Store) ->
     assert "left out 2 dumps: " in allowed.stderr
 
 
-def test_an_input_file_is_replayed_wherever_it_lies(store: Store, tmp_path: Path) -> None:
-    inputs = publish(store, 2)
-    inside = store.root / inputs[0].path
-    outside = tmp_path / "copied.safetensors.zst"
+def test_what_is_selected_is_planned_and_a_named_file_wherever_it_lies(store: Store, tmp_path: Path) -> None:
+    publish(store, 3, length=64)
+    inputs = publish(store, 4, length=128, first=3)
+    inside, outside = store.root / inputs[0].path, tmp_path / "copied.safetensors.zst"
     outside.write_bytes((store.root / inputs[1].path).read_bytes())
-    assert planned(store, "--input-file", str(inside), "--input-file", str(outside))["selected"] == 2
-    assert planned(store, "--input-file", str(inside), "--input-file", str(inside))["selected"] == 1
+    for selection, count in (
+        ([], 7),
+        (["--where", "seq_len>100 and rank=0", "--max-inputs", "3"], 3),
+        (["--input-file", str(inside), "--input-file", str(outside)], 2),
+        (["--input-file", str(inside), "--input-file", str(inside)], 1),
+    ):
+        assert planned(store, *selection)["selected"] == count
 
 
 def test_a_pickle_is_imported_and_never_unpickled(store: Store, tmp_path: Path) -> None:

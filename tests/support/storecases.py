@@ -64,10 +64,35 @@ def _publish_records(store: Store, records: Sequence[DumpRecord]) -> None:
     noise = NoiseRecord("n-01", moment, "r-01", {"dtype": "fp32"}, "tiny", "fp32", (), (DumpNoise(dump_id, floor),), floor)
     cell = MatrixCell(0, "sdpa", {"attn": "sdpa"}, "passed", {}, replay_id="r-01")
     matrix = MatrixRecord("m-01", moment, "complete", {"attn": ["sdpa"]}, (cell,), (dump_id,), loads=1)
-    counts = dict.fromkeys(("rank", "calls", "captured", "bytes", "pending", "queue_bytes", "generation"), 0)
+    counts = dict.fromkeys(
+        (
+            "rank",
+            "calls",
+            "captured",
+            "bytes",
+            "pending",
+            "queue_bytes",
+            "generation",
+            "rotated",
+            "rotated_bytes",
+            "outputs_dropped",
+        ),
+        0,
+    )
     said = {"state": "ended", "since": moment, "heartbeat": moment}
     counters = (
-        {"format": 1, "pid": 1, "run": LOOSE, "host": "node-0", "instance": "a", "dropped": {}, "sampled_out": {}} | counts | said
+        {
+            "format": 1,
+            "pid": 1,
+            "run": LOOSE,
+            "host": "node-0",
+            "instance": "a",
+            "dropped": {},
+            "sampled_out": {},
+            "triggered": {},
+        }
+        | counts
+        | said
     )
     atomic_write(store.noise / "n-01.json", noise.to_json().encode())
     atomic_write(store.matrices / "m-01.json", matrix.to_json().encode())

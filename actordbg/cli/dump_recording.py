@@ -1,4 +1,6 @@
-"""`actordbg dump enable`, `dump disable` and `dump status`: the switch that running jobs look at. None of them talks to a job."""
+"""`actordbg dump enable`, `dump disable` and `dump status`: the switch that running jobs look at. None of them talks to a job.
+`dump recover`: the inputs that processes had in hand when they died, as dumps.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +8,25 @@ import contextlib
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from actordbg.base.errors import NewerFormat, StoreProblem
+from actordbg.base.errors import NewerFormat, StoreProblem, UsageError
 from actordbg.cli import capture_options as opt
-from actordbg.cli.options import Json, option, store_of, takes_groups
-from actordbg.cli.output import clear_screen, emit, emit_json, note, say, say_wrapped
+from actordbg.cli import output
+from actordbg.cli.options import option, require_good, store_of, takes_groups
+from actordbg.cli.output import clear_screen, emit, emit_json, note, plural, say, say_wrapped, table
 
 if TYPE_CHECKING:
     from actordbg.capture.control import Control
+    from actordbg.dumps.recover import RingReport
     from actordbg.store.layout import Store
 
 
 @takes_groups
-def enable(
-    ctx: typer.Context, run: opt.Run = None, options: opt.CaptureOptions = opt.CaptureOptions(), as_json: Json = False
-) -> None:
+def enable(ctx: typer.Context, run: opt.Run = None, options: opt.CaptureOptions = opt.CaptureOptions()) -> None:
     """Start recording, in running jobs too.
 
     Makes the store if there is none. Enabling again replaces the limits and starts them anew; the run goes on unless --run
@@ -41,13 +44,12 @@ def enable(
     run_name = name or going_on or opt.default_run_name()
     control = opt.control_from(options, run_name, previous.generation + 1 if previous else 1)
     write_control(store, control, job)
-    emit(_answer(store, control, True, True, job), _say_enabled, as_json)
+    emit(_answer(store, control, True, True, job), _say_enabled)
 
 
 def disable(
     ctx: typer.Context,
     run: str | None = option(None, "Only the job of this name."),
-    as_json: Json = False,
 ) -> None:
     """Stop recording, in running jobs too.
 
@@ -60,7 +62,7 @@ def disable(
     own = name if name is not None and store.control_of(name).exists() else None
     jobs = [None, *store.job_names()] if name is None else [own]
     changed = [switch_off(store, job) for job in jobs]
-    emit(_answer(store, control_before(store, jobs[0]), False, any(changed), own), _say_disabled, as_json)
+    emit(_answer(store, control_before(store, jobs[0]), False, any(changed), own), _say_disabled)
 
 
 def _answer(store: Store, control: Control | None, enabled: bool, changed: bool, job: str | None) -> dict[str, Any]:
@@ -117,7 +119,6 @@ def status(
     everything: bool = option(False, "Show processes of earlier runs too.", "--all"),
     watch: bool = option(False, "Show the status again and again, until Ctrl-C.", "--watch", "-w"),
     interval: float = option(1.0, "Seconds between two looks of --watch.", min=0.1),
-    as_json: Json = False,
 ) -> None:
     """Say what each process captured, dropped and sampled out.
 
@@ -131,11 +132,11 @@ def status(
 
     store = store_of(ctx).require()
     if not watch:
-        return emit(status_of(store, everything), say_status, as_json)
+        return emit(status_of(store, everything), say_status)
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             answer = status_of(store, everything)
-            if as_json:
+            if output.wanted.json:
                 emit_json(answer, None)
             else:
                 clear_screen()
@@ -143,3 +144,83 @@ def status(
             sys.stdout.flush()
             time.sleep(interval)
     return None
+
+
+def recover(
+    ctx: typer.Context,
+    rings: list[Path] | None = typer.Argument(None, metavar="[RING]...", help="Ring files; default: all on this machine."),
+    live: bool = option(False, "Read rings of living processes too (a hang); these rings stay.", "--live"),
+    keep_rings: bool = option(False, "Leave the ring files where they are.", "--keep-rings"),
+    discard: bool = option(False, "Remove the rings of dead processes, and make no dumps.", "--discard"),
+) -> None:
+    """Turn what dead processes had in hand into dumps.
+
+    Reads the flight recorder's rings: the call in flight, and the last calls before it. A ring lies in the shared memory of the
+    machine that its process ran on, so run this there, before the machine goes. --where "recovered='in_flight'" selects the
+    calls that were running. Exit code 1 if a ring could not be read.
+
+    Example: actordbg dump recover
+    """
+    if discard and (live or keep_rings):
+        raise UsageError("--discard goes without --live and --keep-rings", hint="leave one of them out")
+    store = store_of(ctx).require() if discard else store_of(ctx).require_writable()
+    answer = recovered_from(store, rings, live=live, keep_rings=keep_rings, discard=discard)
+    emit(answer, _render)
+    require_good(not any(report.problem for report in answer["rings"]))
+
+
+def recovered_from(
+    store: Store, rings: list[Path] | None = None, *, live: bool = False, keep_rings: bool = False, discard: bool = False
+) -> dict[str, Any]:
+    """Recover rings, all of this machine's by default, and let the catalog know.
+
+    `recovered` counts dumps, `in_flight` those whose call was running.
+    """
+    from actordbg.catalog.indexer import forget_dumps
+    from actordbg.dumps import recover as recovering
+    from actordbg.formats.ringfile import host_name
+
+    for path in rings or []:
+        if not path.is_file():
+            raise UsageError(f"{path} is not a file", hint="`actordbg dump status` names the rings")
+    paths = rings or recovering.find_rings(store)
+    if discard:
+        reports = list(recovering.discard(store, paths))
+    else:
+        reports = list(recovering.recover(store, paths, live=live, keep_rings=keep_rings))
+    dumps = [dump for report in reports for dump in report.dumps]
+    if dumps:
+        folders = {str(Path(dump.path).parent) for dump in dumps}
+        forget_dumps(store, [dump.dump_id for dump in dumps if dump.recorded], folders)
+    flying = sum(dump.recovered == "in_flight" for dump in dumps)
+    return {"store": str(store.root), "host": host_name(), "recovered": len(dumps), "in_flight": flying, "rings": reports}
+
+
+def _render(answer: dict[str, Any]) -> None:
+    for report in answer["rings"]:
+        _say_ring(report)
+    dumps = [dump for report in answer["rings"] for dump in report.dumps]
+    if dumps:
+        say()
+        rows = [(d.rank, d.role, d.recovered, d.batch_size, d.seq_len, d.dump_id) for d in dumps]
+        table(("rank", "role", "was", "B", "S", "dump"), rows, tight=True)
+        for dump in dumps:
+            if dump.error:
+                say(f"{dump.dump_id} raised {dump.error}")
+        say(f"{plural(len(dumps), 'dump')} recovered, {answer['in_flight']} of a call in flight")
+        note("next: actordbg replay --where \"recovered='in_flight'\"")
+    elif not answer["rings"]:
+        say(f"No process left a ring on {answer['host']}.")
+        note("rings lie where the process ran: run this on that machine; `actordbg dump status` names them")
+
+
+def _say_ring(report: RingReport) -> None:
+    who = f"pid {report.pid}" if report.pid else Path(report.path).name
+    if report.problem:
+        return say(f"{who}: {report.problem}")
+    if report.alive and not report.dumps:
+        return say(f"{who} is alive: its ring is left alone (--live reads it)")
+    if not report.dumps and report.removed:
+        return say(f"{who}: removed {report.path}")
+    lost = f", {plural(report.killed, 'wanted call')} lost with the process" if report.killed else ""
+    return say(f"{who}: {plural(len(report.dumps), 'input')}{lost}")
