@@ -15,28 +15,23 @@ from __future__ import annotations
 import os
 import pickle
 import tempfile
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 
-import numpy as np
 import torch
 
 from actordbg.dumps.create import Draws, Shape, make_inputs
 from actordbg.dumps.importer import import_paths
-from actordbg.formats import dumpfile
-from actordbg.formats.encoding import array_dtype
-from actordbg.store import payload, places
+from actordbg.store import payload
 from actordbg.store.layout import Store
-from actordbg.store.quick_record import quick_record
 from benchmarks.rows import Row, interleaved
 
 REAL = Path(__file__).resolve().parents[2] / "shared" / "data" / "input_dumps"
 
 
 def run(repeat: int = 7) -> list[Row]:
-    """Five rows; `torch` runs single-threaded so that a busy machine disturbs both sides alike."""
+    """Four rows; `torch` runs single-threaded so that a busy machine disturbs both sides alike."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -50,7 +45,6 @@ def run(repeat: int = 7) -> list[Row]:
             return [
                 _size(pickles, dumps, note),
                 _load(pickles, dumps, note, repeat),
-                _narrow(pickles, dumps, note, repeat),
                 *_import(first, second, len(pickles), note),
             ]
     finally:
@@ -67,23 +61,6 @@ def _unpickle(paths: Sequence[Path]) -> None:
     for path in paths:
         with path.open("rb") as file:
             pickle.load(file)
-
-
-def _narrow(pickles: Sequence[Path], dumps: Sequence[Path], note: str, repeat: int) -> Row:
-    """Record, checks, and each tensor as it lies in the payload."""
-
-    def new() -> None:
-        for path in dumps:
-            record, data = places.read_payload(path, hash_too=False, parse=quick_record)
-            for dtype, shape, offset in dumpfile.check(record, data).values():
-                torch.from_numpy(np.ndarray(shape, array_dtype(dtype), data, offset))
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says of each that it must not be written to
-        ours, theirs = interleaved(new, lambda: _unpickle(pickles), repeat)
-    each, ratio = 1e3 / len(dumps), theirs / ours
-    said = f"{note}; no command reads so"
-    return Row("load, narrow: pickle.load / ours", ours * each, theirs * each, "ms", ratio, ">= 6", said, ratio >= 6)
 
 
 def _load(pickles: Sequence[Path], dumps: Sequence[Path], note: str, repeat: int) -> Row:

@@ -21,23 +21,48 @@ import os
 import struct
 import zlib
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from functools import lru_cache
 from itertools import chain
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from actordbg.base.errors import CorruptDump, StoreProblem
 from actordbg.catalog import tables
 from actordbg.formats import dumpfile
-from actordbg.formats.dump_record import MAGIC, MAX_DEPTH, MAX_RECORD, OUTPUT_PREFIX, RNG_PREFIX, SUFFIX, is_plain_name
+from actordbg.formats.dump_record import (
+    DEFAULTS,
+    MAGIC,
+    MAX_DEPTH,
+    MAX_RECORD,
+    OUTPUT_PREFIX,
+    RECORD_VERSION,
+    RNG_PREFIX,
+    SUFFIX,
+    DumpRecord,
+    is_plain_name,
+)
 from actordbg.formats.record_reading import is_moment, parse_record
 from actordbg.formats.store_files import open_regular
-from actordbg.store.quick_record import RECORD_FIELDS
 from actordbg.trainers.trainer import TRAINER
 
-FIELDS = tuple(name for name in RECORD_FIELDS if name in tables.DUMP_COLUMNS)
+_COUNT = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_NUMBER = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_KINDS: dict[str, Any] = {"str": str, "int": _COUNT, "bool": bool, "float": float | _NUMBER}
+
+
+def _field(name: str, annotation: str) -> tuple[Any, ...]:
+    """Describe a plain field of the record to msgspec, which checks it as `record_reading` does."""
+    kind = _KINDS[annotation.partition(" ")[0]]
+    if name not in DEFAULTS:
+        return name, kind
+    return name, kind | None if DEFAULTS[name] is None else kind, DEFAULTS[name]
+
+
+_PLAIN = {field.name: _field(field.name, str(field.type)) for field in fields(DumpRecord) if field.name in tables.DUMP_COLUMNS}
+FIELDS = tuple(_PLAIN)
 """Columns of `dump` that are fields of the record, in this order."""
 VERSIONS = tuple(name for name in tables.DUMP_COLUMNS if name.endswith("_version"))
 _MEMBERS: dict[str, tuple[type, tuple[str, ...]]] = {
@@ -70,10 +95,10 @@ _INT64 = 2**63
 _Quick: Any = msgspec.defstruct(
     "_Quick",
     [
-        *(RECORD_FIELDS[name] for name in FIELDS),
+        *_PLAIN.values(),
         ("tensors", dict[str, msgspec.Raw], msgspec.field(default_factory=dict)),
         *((name, msgspec.Raw, msgspec.Raw(b"{}")) for name in _MEMBERS),
-        RECORD_FIELDS["format_version"],
+        ("format_version", Literal[RECORD_VERSION]),
     ],
     kw_only=True,
     gc=False,

@@ -42,7 +42,7 @@ def check(
     from actordbg.cli import check_work as work
     from actordbg.cli import replaying
     from actordbg.judge.check import answer_of_check
-    from actordbg.judge.junit import junit_xml
+    from actordbg.judge.exports import junit_xml
 
     flags = dict(settings)
     if replaying.is_left_to_rank_0(flags):

@@ -16,7 +16,7 @@ from actordbg.document.page import as_html, write_named
 from actordbg.document.renderings import as_markdown
 from actordbg.formats.store_files import atomic_write, make_folder
 from actordbg.judge.check import ROUNDING, TRUTH, CheckAnswer, CheckFound, check_blocks, check_document, run_check
-from actordbg.judge.junit import workflow_commands
+from actordbg.judge.exports import workflow_commands
 from actordbg.judge.load_replays import load, pictures
 from actordbg.records.journal import read_standing
 from actordbg.records.replay_record import ReplaySpec

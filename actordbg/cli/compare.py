@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated
 
@@ -71,7 +70,6 @@ def compare(
     truth: TruthDtype = None,
     trust_remote_code: TrustRemoteCode = False,
     yes: ConfirmOption = False,
-    thresholds: Path | None = option(None, "Thresholds from a TOML file; flags come first.", metavar="FILE"),
     limits: Mapping[str, float | None] = MappingProxyType({}),
     flat: bool = option(
         False,
@@ -88,7 +86,7 @@ def compare(
 
     B may also be `golden`: what the training run itself got. Compares dump by dump, over the dumps that both sides have:
     log-probs per token and per sequence, entropies, loss, gradient norm and kept gradients. Thresholds follow the weaker
-    dtype of the two sides unless a file or a flag sets them. Computes the truth if it is not there yet; `last` is the newest
+    dtype of the two sides unless a flag sets them. Computes the truth if it is not there yet; `last` is the newest
     replay that is no truth. The comparison is kept in comparisons/, and `report` shows it. Exit code 1 on a mismatch, if A
     failed on an input that B passed, and if nothing could be compared.
 
@@ -100,13 +98,13 @@ def compare(
     from actordbg.document.blocks import Paragraph
     from actordbg.judge.comparing import compare as compare_sides
     from actordbg.judge.comparison_document import comparison_charts, document
-    from actordbg.judge.thresholds import FLAGS, Thresholds
+    from actordbg.judge.thresholds import asked
     from actordbg.replay.replay_data import LiveCatalog
 
     take_consent(trust_remote_code)
     dtype = truth_dtype(truth)
     texts = texts_of(tokenizer)
-    judge_by = (Thresholds.from_file(thresholds) if thresholds else Thresholds()).override(dict(limits), FLAGS)
+    thresholds = asked(limits)
     store = store_of(ctx).require()
     if power and (flat or b != "truth"):
         raise UsageError("--power plants faults beside the truth", hint="compare REPLAY truth --power, without --flat-limits")
@@ -127,7 +125,7 @@ def compare(
             store,
             judged,
             b,
-            thresholds=judge_by,
+            thresholds=thresholds,
             noise=floor,
             rounding=rounding,
             only=only,

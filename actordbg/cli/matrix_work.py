@@ -14,7 +14,6 @@ import typer
 from actordbg.actor.hub_model import find_model
 from actordbg.actor.known_failures import require_torch
 from actordbg.actor.model_code import require_consent
-from actordbg.actor.signatures import explain
 from actordbg.base.errors import UsageError
 from actordbg.campaign import run_matrix as matrices
 from actordbg.campaign.cell_outcomes import context_of, require_common
@@ -129,9 +128,9 @@ def run_cells(
 def print_answer(store: Store, record: MatrixRecord) -> None:
     """Print a matrix, whole or in part."""
     context = context_of(store, record)
-    brief = matrix_document(record, context, explain, explained=False)
+    brief = matrix_document(record, context, explained=False)
     answer = {"matrix": record, "good": record.good, "context": context}
-    say_document(matrix_document(record, context, explain), data=answer, brief=brief, style=_coloured)
+    say_document(matrix_document(record, context), data=answer, brief=brief, style=_coloured)
 
 
 def _coloured(text: str) -> str:

@@ -8,7 +8,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from actordbg.actor.signatures import explain
 from actordbg.base.errors import ActordbgError, UsageError
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import in_time
@@ -24,7 +23,7 @@ from actordbg.debug.replay_stops import StopOrder
 from actordbg.formats.weight_hashes import RECORDED_WEIGHTS
 from actordbg.judge.agreement import against_the_run, laws_in_words, ranks_in_words
 from actordbg.judge.report_model import ReplaySummary
-from actordbg.judge.summary import summary_of
+from actordbg.judge.summary import summarise
 from actordbg.records.journal import TENSORS, read_results
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay import supervise
@@ -182,7 +181,7 @@ def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> dict[str, Any]:
     """
     folder = store.replays / spec.replay_id
     data = data_of(store, spec)
-    summary = summary_of(data, explain=explain)
+    summary = summarise([data], selection=spec.replay_id, now=spec.created_at).replays[0]
     counts = {name: getattr(summary.counts, name) for name in _COUNTS}
     copied = ("replay_id", "status", "peak_memory_bytes", *_RECORDED, "ranks", "laws", "resolved")
     return {

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -12,7 +12,7 @@ from actordbg.base.errors import EnvironmentProblem, StoreProblem, UsageError
 from actordbg.base.units import LAST, ago
 from actordbg.cli import output
 from actordbg.cli.options import Explain, Where, chosen_format, option, require_some, store_of
-from actordbg.cli.output import Format, TokenizerFile, emit, note, open_page, say, say_lines, table, texts_of, write_file
+from actordbg.cli.output import Format, TokenizerFile, as_json, note, open_page, say, say_lines, table, texts_of, write_file
 
 if TYPE_CHECKING:
     from actordbg.judge.load_replays import Material
@@ -42,10 +42,8 @@ def report(
     format: Format | None = option(None, "Default: by --output's suffix, else text. CSV: a row per result.", "--format", "-f"),
     output: Path | None = option(None, "Write the report there instead of printing it.", "--output", "-o", metavar="FILE"),
     where: Where = None,
-    slowest: int = option(5, "How many of the slowest inputs to name per replay.", min=0),
     tokenizer: TokenizerFile = None,
     opened: bool = option(False, "Show the page in the browser (without --output a temporary file).", "--open"),
-    to: str | None = option(None, "Send the figures: tensorboard:DIR, wandb:PROJECT, mlflow:ADDRESS.", metavar="KIND:WHERE"),
     explain_figures: Explain = False,
     as_json: bool = option(False, "The same as --format json.", "--json"),
 ) -> None:
@@ -61,7 +59,6 @@ def report(
     from actordbg.document.renderings import as_text
     from actordbg.judge.load_replays import load
     from actordbg.judge.replay_document import explanations
-    from actordbg.judge.tabular import send
 
     if explain_figures:
         return say_lines(as_text(explanations()))
@@ -72,12 +69,7 @@ def report(
     names = [*(replays or []), *(["all"] if everything else [])]
     store = store_of(ctx)
     material = load(store, names, where)
-    if to is not None:
-        for said in send(to, material.replays):
-            note(said)
-        if output is None and not opened and format is None and not as_json:
-            return None
-    text = _written(store, material, chosen, slowest, texts_of(tokenizer))
+    text = _written(store, material, chosen, texts_of(tokenizer))
     if output is None and not opened:
         say_lines(text)
     elif output is None:  # in a folder that only this user can look into; the browser reads it after this command ended
@@ -88,20 +80,20 @@ def report(
         open_page(output)
 
 
-def _written(store: Store, material: Material, chosen: Format, slowest: int, texts: Texts | None) -> str:
+def _written(store: Store, material: Material, chosen: Format, texts: Texts | None) -> str:
     from actordbg.document.page import as_html
     from actordbg.document.renderings import as_markdown, as_text
-    from actordbg.judge import tabular
+    from actordbg.judge import exports
     from actordbg.judge.load_replays import report_blocks
     from actordbg.judge.replay_document import brief_document, document
 
     if chosen == "csv":
-        return tabular.render_csv(material.replays)
+        return exports.render_csv(material.replays)
     if chosen == "json":
-        return tabular.render_json(material.summary(slowest), report_blocks(store, material, slowest, texts))
+        return exports.render_json(material.summary(), report_blocks(store, material, texts))
     if chosen == "html":
-        return as_html(report_blocks(store, material, slowest, texts))
-    summary = material.summary(slowest)
+        return as_html(report_blocks(store, material, texts))
+    summary = material.summary()
     return as_markdown(document(summary)) if chosen == "md" else as_text(brief_document(summary))
 
 
@@ -181,22 +173,20 @@ def replays(
         for row in (list_replays(catalog) if everything else own)
     ]
     shown = rows[: (0 if output.wanted.json else _ROWS) if limit is None else limit] or rows
-    emit(shown, _say_replays)
+    if not as_json(shown):
+        named = ["name"] if any(row["name"] for row in shown) else []
+        cells = []
+        for row in shown:
+            passed = f"{row['passed']}/{row['inputs']}" + ("" if row["status"] == "complete" else f" {row['status']}")
+            names = [row[name] or "" for name in ("handle", "replay_id", *named)]
+            cells.append((*names, ago(row["created_at"]), passed, row["truth"], row["configuration"]))
+        if shown:
+            table(("", "replay", *named, "when", "passed", "truth", "configuration"), cells, tight=True)
+        else:
+            say("nothing was replayed yet: `actordbg check` replays a sample of your dumps")
     if len(rows) > len(shown):
         note(f"{len(rows) - len(shown):,} more; --limit 0 shows all")
     require_some(len(rows))
-
-
-def _say_replays(rows: list[dict[str, Any]]) -> None:
-    if not rows:
-        return say("nothing was replayed yet: `actordbg check` replays a sample of your dumps")
-    named = ["name"] if any(row["name"] for row in rows) else []
-    cells = []
-    for row in rows:
-        passed = f"{row['passed']}/{row['inputs']}" + ("" if row["status"] == "complete" else f" {row['status']}")
-        names = [row[name] or "" for name in ("handle", "replay_id", *named)]
-        cells.append((*names, ago(row["created_at"]), passed, row["truth"], row["configuration"]))
-    return table(("", "replay", *named, "when", "passed", "truth", "configuration"), cells, tight=True)
 
 
 def attach(

@@ -7,7 +7,7 @@ next file gets a new child.
 Example::
 
     with LegacyReader() as reader:
-        data, dump = reader.read(Path("actor_inputs_rank0_20250619_052608_430740.pkl"))
+        dump = reader.decode(reader.load(Path("actor_inputs_rank0_20250619_052608_430740.pkl")))
 """
 
 from __future__ import annotations
@@ -68,11 +68,6 @@ class LegacyReader:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def read(self, path: Path) -> tuple[bytes, LegacyDump]:
-        """The bytes of a file and what they hold. Raises UnsafeInput, CorruptDump or EnvironmentProblem (unreadable)."""
-        data = self.load(path)
-        return data, self.decode(data)
-
     def load(self, path: Path) -> bytes:
         """The bytes of a regular file, at most `limits.file_bytes` of them."""
         try:
@@ -103,52 +98,41 @@ class LegacyReader:
             self._child = None
 
     def _running(self) -> subprocess.Popen[bytes]:
-        if self._child is None:
-            self._child = _start(self.limits)
-            self.started += 1
-            if not _exchange(self._child, b"", START_SECONDS):
-                child, self._child = self._child, None
-                raise LaunchProblem(
-                    f"the decoding process did not start (status {_end(child)})", hint=f"check that {sys.executable} runs"
-                )
-        return self._child
-
-
-def _start(limits: Limits) -> subprocess.Popen[bytes]:
-    root = str(Path(__file__).resolve().parents[2])
-    command = [sys.executable, "-I", "-S", "-B", "-c", _BOOT, root, str(limits.memory_bytes), str(limits.cpu_seconds)]
-    environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-    try:
-        return subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
-        )
-    except OSError as error:
-        raise LaunchProblem(
-            f"cannot start the decoding process: {error.strerror}", hint=f"check that {sys.executable} runs"
-        ) from None
+        if self._child is not None:
+            return self._child
+        hint, limits = f"check that {sys.executable} runs", self.limits
+        root = str(Path(__file__).resolve().parents[2])
+        command = [sys.executable, "-I", "-S", "-B", "-c", _BOOT, root, str(limits.memory_bytes), str(limits.cpu_seconds)]
+        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        pipe = subprocess.PIPE
+        try:
+            child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment)
+        except OSError as error:
+            raise LaunchProblem(f"cannot start the decoding process: {error.strerror}", hint=hint) from None
+        self._child, self.started = child, self.started + 1
+        if not _exchange(child, b"", START_SECONDS):
+            self._child = None
+            raise LaunchProblem(f"the decoding process did not start (status {_end(child)})", hint=hint)
+        return child
 
 
 def _exchange(child: subprocess.Popen[bytes], data: bytes, seconds: float) -> bytes:
     """The child's answer about `data`; empty if it died, could not even read the request, or took longer than `seconds`."""
     watchdog = threading.Timer(seconds, child.kill)
     watchdog.start()
+    assert child.stdin is not None and child.stdout is not None
     try:
-        return _answer(child, data)
+        child.stdin.write(len(data).to_bytes(8, "little"))
+        child.stdin.write(data)
+        child.stdin.flush()
+        head = child.stdout.read(4)
+        size = int.from_bytes(head, "little")
+        answer = child.stdout.read(size) if len(head) == 4 and size <= MAX_ANSWER else b""
+        return answer if len(answer) == size else b""
     except OSError:
         return b""
     finally:
         watchdog.cancel()
-
-
-def _answer(child: subprocess.Popen[bytes], data: bytes) -> bytes:
-    assert child.stdin is not None and child.stdout is not None
-    child.stdin.write(len(data).to_bytes(8, "little"))
-    child.stdin.write(data)
-    child.stdin.flush()
-    head = child.stdout.read(4)
-    size = int.from_bytes(head, "little")
-    answer = child.stdout.read(size) if len(head) == 4 and size <= MAX_ANSWER else b""
-    return answer if len(answer) == size else b""
 
 
 def _end(child: subprocess.Popen[bytes]) -> int:

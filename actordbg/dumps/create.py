@@ -21,10 +21,10 @@ from pathlib import Path
 import numpy as np
 
 from actordbg.base.errors import UsageError
-from actordbg.formats.dump_record import DumpRecord, is_plain_name, make_dump_id, now_timestamp
-from actordbg.formats.encoding import Array
+from actordbg.formats.dump_record import DumpRecord, contiguous_strides, is_plain_name, make_dump_id, now_timestamp
+from actordbg.formats.encoding import Array, PlainTensor
 from actordbg.store.layout import Store
-from actordbg.store.plain_tensors import encode_plain, of_array
+from actordbg.store.payload import encode_plain
 
 PADDINGS = ("left", "right", "both", "none")
 LLAMA_VOCABULARY = 128_256
@@ -86,12 +86,29 @@ def create_dumps(
         raise UsageError(f"cannot create {count} dumps for {ranks} ranks of run {run!r:.80}", hint="see --help")
     store.create()
     generator = Draws(seed)
+    arguments = dict.fromkeys(_FLAGS, False) | {"packed_seq_lens": None} | ({} if shape.actions else {"action_mask": None})
     paths = []
     for call in range(count):
         for rank in range(ranks):
             tensors = make_inputs(shape, generator)
-            record = _record(run, rank, ranks, call, shape, seed, tokens=int(tensors["attention_mask"].sum()))
-            plain = {name: of_array(values) for name, values in tensors.items()}
+            timestamp = now_timestamp()
+            record = DumpRecord(
+                dump_id=make_dump_id(timestamp, call, 0, os.urandom(4).hex()),
+                run=run,
+                rank=rank,
+                timestamp=timestamp,
+                batch_size=batch_size,
+                seq_len=seq_len,
+                tokens=int(tensors["attention_mask"].sum()),
+                source="create",
+                world_size=ranks,
+                host=socket.gethostname(),
+                call_index=call,
+                action_len=shape.actions or None,
+                arguments=arguments,
+                origin={"seed": seed, "padding": padding, "vocab_size": vocab_size},
+            )
+            plain = {name: PlainTensor(v.dtype.name, v, contiguous_strides(v.shape)) for name, v in tensors.items()}
             paths.append(store.put_dump(*encode_plain(record, plain), hint="make room, or name another store"))
             if on_progress is not None:
                 on_progress(len(paths), count * ranks)
@@ -114,8 +131,10 @@ def make_inputs(shape: Shape, generator: Draws) -> dict[str, Array]:
     """Random inputs of one call: `sequences`, `attention_mask` int64 [B, S], `action_mask` bool [B, A] unless A is 0."""
     batch, length, actions = shape.batch_size, shape.seq_len, shape.actions
     response = actions or length // 2
-    left = _pads(shape.padding in ("left", "both"), length - response - 1, batch, generator)
-    right = _pads(shape.padding in ("right", "both"), response - 1, batch, generator)
+    left, right = (  # how many positions each row is padded on a side, [B, 1]
+        generator.between(0, most, (batch, 1)) if shape.padding in (side, "both") else np.zeros((batch, 1), np.int64)
+        for side, most in (("left", length - response), ("right", response))
+    )
     position = np.arange(length)
     shown = (position >= left) & (position < length - right)
     ids = generator.between(1, shape.vocab_size, (batch, length))
@@ -123,28 +142,3 @@ def make_inputs(shape: Shape, generator: Draws) -> dict[str, Array]:
     if actions:
         tensors["action_mask"] = np.ascontiguousarray(shown[:, -actions:])
     return tensors
-
-
-def _pads(wanted: bool, most: int, batch: int, generator: Draws) -> Array:
-    """How many positions each row is padded on one side, [B, 1]: 0 to `most`, 0 throughout unless wanted."""
-    return generator.between(0, most + 1, (batch, 1)) if wanted else np.zeros((batch, 1), np.int64)
-
-
-def _record(run: str, rank: int, ranks: int, call: int, shape: Shape, seed: int, tokens: int) -> DumpRecord:
-    timestamp = now_timestamp()
-    return DumpRecord(
-        dump_id=make_dump_id(timestamp, call, 0, os.urandom(4).hex()),
-        run=run,
-        rank=rank,
-        timestamp=timestamp,
-        batch_size=shape.batch_size,
-        seq_len=shape.seq_len,
-        tokens=tokens,
-        source="create",
-        world_size=ranks,
-        host=socket.gethostname(),
-        call_index=call,
-        action_len=shape.actions or None,
-        arguments=dict.fromkeys(_FLAGS, False) | {"packed_seq_lens": None} | ({} if shape.actions else {"action_mask": None}),
-        origin={"seed": seed, "padding": shape.padding, "vocab_size": shape.vocab_size},
-    )

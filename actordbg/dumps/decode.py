@@ -150,7 +150,9 @@ def decode(data: bytes) -> LegacyDump:
         raise CorruptDump("its timestamp is not like 20250619_052608_430740", hint=CORRUPT_HINT)
     dump = LegacyDump(tensors, arguments, _rank(content["rank"]), stamp, timestamp)
     check_shapes(dump)
-    _check_sizes(content, dump)
+    for key, actual in (("batch_size", dump.batch_size), ("seq_len", dump.seq_len)):
+        if key in content and (type(content[key]) is not int or content[key] != actual):
+            raise CorruptDump(f"its {key} is not that of sequences ({actual})", hint=CORRUPT_HINT)
     return dump
 
 
@@ -207,12 +209,6 @@ def _check_keys(content: dict[str, object]) -> None:
         raise CorruptDump(f"not an actor dump: unexpected key {unknown[0][:80]!r}", hint=CORRUPT_HINT)
 
 
-def _check_sizes(content: dict[str, object], dump: LegacyDump) -> None:
-    for key, actual in (("batch_size", dump.batch_size), ("seq_len", dump.seq_len)):
-        if key in content and (type(content[key]) is not int or content[key] != actual):
-            raise CorruptDump(f"its {key} is not that of sequences ({actual})", hint=CORRUPT_HINT)
-
-
 def _rank(value: object) -> int:
     if type(value) is not int or not 0 <= value < MAX_RANK:
         raise CorruptDump("its rank is not a rank", hint=CORRUPT_HINT)
@@ -242,15 +238,9 @@ def _tensor(key: str, value: object, data: bytes) -> LegacyTensor:
     (blob,) = _arguments(key, storage, _LOAD, 1)
     if type(blob) is not Span:
         raise CorruptDump(f"{key} has no storage", hint=CORRUPT_HINT)
-    found = _storage(data, blob)
-    tensor = LegacyTensor(
-        found.dtype,
-        found.itemsize,
-        _dimensions(key, shape),
-        _dimensions(key, strides),
-        found.start + offset * found.itemsize,
-        found.start + found.numel * found.itemsize,
-    )
+    (dtype, itemsize), start, numel = _storage(data, blob)
+    first, stop = start + offset * itemsize, start + numel * itemsize
+    tensor = LegacyTensor(dtype, itemsize, _dimensions(key, shape), _dimensions(key, strides), first, stop)
     check_tensor(key, tensor, len(data))
     return tensor
 
@@ -279,27 +269,18 @@ def _dimensions(key: str, value: object) -> tuple[int, ...]:
     return value
 
 
-@dataclass(frozen=True)
-class Storage:
-    """`numel` elements of `dtype`, `itemsize` bytes each, that begin at byte `start` of the file."""
-
-    dtype: str
-    itemsize: int
-    start: int
-    numel: int
-
-
-def _storage(data: bytes, blob: Span) -> Storage:
-    """The storage inside `data[blob.start:blob.end]`. Raises UnsafeInput or CorruptDump."""
+def _storage(data: bytes, blob: Span) -> tuple[tuple[str, int], int, int]:
+    """Return ((dtype, itemsize), first byte, elements) of the storage in `data[blob.start:blob.end]`. Raises UnsafeInput or
+    CorruptDump.
+    """
     position = _expect_header(data, blob)
     identity, position = _pickle(data, position, blob.end)
     kind, key, numel = _identity(identity)
     keys, position = _pickle(data, position, blob.end)
     if type(keys) is not list or len(keys) != 1 or keys[0] != key or type(keys[0]) is not str:
         raise CorruptDump("the storage header announces other storages than its own", hint=CORRUPT_HINT)
-    dtype, itemsize = DTYPES[kind]
-    _check_storage_size(data, position, blob.end, numel, itemsize)
-    return Storage(dtype, itemsize, position + 8, numel)
+    _check_storage_size(data, position, blob.end, numel, DTYPES[kind][1])
+    return DTYPES[kind], position + 8, numel
 
 
 def _pickle(data: bytes, position: int, end: int) -> tuple[object, int]:

@@ -56,44 +56,26 @@ EXIT_MEMORY = 78
 def main(memory_bytes: int, cpu_seconds: float) -> None:
     """Serve requests until stdin ends; never returns to an interpreter that could do more."""
     source, sink = sys.stdin.buffer, sys.stdout.buffer
-    _warm_up()
-    _shut_in(memory_bytes)
-    while _serve(source, sink, cpu_seconds):
-        pass
-    os._exit(0)
-
-
-def _warm_up() -> None:
-    """Run every path once, so that nothing is imported lazily after the hook is in place."""
-    try:
+    try:  # run every path once, so that nothing is imported lazily after the hook is in place
         decode(b"")
     except ActordbgError as error:
         error_to_answer(error)
-
-
-def _shut_in(memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     sys.addaudithook(_refuse)
+    while len(head := source.read(8)) == 8:
+        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+        answer = _answer(source, int.from_bytes(head, "little"))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        sink.write(len(answer).to_bytes(4, "little") + answer)
+        sink.flush()
+    os._exit(0)
 
 
 def _refuse(event: str, arguments: object) -> None:
     os._exit(EXIT_AUDIT)
-
-
-def _serve(source: BinaryIO, sink: BinaryIO, cpu_seconds: float) -> bool:
-    """Answer one request; False when there are no more."""
-    head = source.read(8)
-    if len(head) < 8:
-        return False
-    signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
-    answer = _answer(source, int.from_bytes(head, "little"))
-    signal.setitimer(signal.ITIMER_PROF, 0)
-    sink.write(len(answer).to_bytes(4, "little") + answer)
-    sink.flush()
-    return True
 
 
 def _answer(source: BinaryIO, size: int) -> bytes:

@@ -23,13 +23,14 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from actordbg.base.errors import ActordbgError, CorruptDump, LaunchProblem, StoreProblem, UsageError
-from actordbg.dumps.child_pool import LegacyReader, Limits
-from actordbg.dumps.decode import LegacyDump, LegacyTensor, parse_stamp
+from actordbg.catalog.tables import Damaged
+from actordbg.dumps.child_pool import LegacyReader
+from actordbg.dumps.decode import LegacyDump, parse_stamp
 from actordbg.dumps.pickle_machine import CORRUPT_HINT
 from actordbg.formats.dump_record import DumpRecord, is_plain_name, make_dump_id
 from actordbg.store.layout import Store
@@ -46,22 +47,13 @@ Progress = Callable[[int, int, Path], None]
 """Called with files done, files in all, and the file just done."""
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """A file that was not imported: its path, the error code (docs/reference/errors.md), and why."""
-
-    path: str
-    code: str
-    reason: str
-
-
 @dataclass
 class ImportSummary:
-    """What an import did. `bytes_read` and `bytes_stored` count the added files only."""
+    """What an import did. `bytes_read` and `bytes_stored` count the added files only; `refused` names what was not imported."""
 
     added: int = 0
     present: int = 0
-    refused: list[Refusal] = field(default_factory=list)
+    refused: list[Damaged] = field(default_factory=list)
     runs: list[str] = field(default_factory=list)
     bytes_read: int = 0
     bytes_stored: int = 0
@@ -72,7 +64,6 @@ def import_paths(
     paths: Sequence[Path],
     *,
     run: str | None = None,
-    limits: Limits | None = None,
     on_progress: Progress | None = None,
 ) -> ImportSummary:
     """Import pickles, and every `*.pkl` below folders, into `store`, which is made with the first dump.
@@ -86,7 +77,7 @@ def import_paths(
     files = find_pickles(paths)
     if store.exists():
         store.require()
-    with LegacyReader(limits) as reader:
+    with LegacyReader() as reader:
         job = _Import(store, reader, run, _world_sizes(store, files, run))
         for done, path in enumerate(files, 1):
             job.take(path)
@@ -98,7 +89,7 @@ def import_paths(
 def dumps_of(store: Store, pickles: Sequence[Path]) -> list[Path]:
     """The dump of each pickle, imported into the store unless it is there. CorruptDump for a pickle that is refused."""
     store.create()
-    with LegacyReader(None) as reader:
+    with LegacyReader() as reader:
         job = _Import(store, reader, None, _world_sizes(store, find_pickles(pickles), None))
         ids = [job.take(path) for path in pickles]
     if job.summary.refused:
@@ -156,10 +147,12 @@ class _Import:
         except ActordbgError as error:
             if error.code in (StoreProblem.code, LaunchProblem.code):
                 raise
-            self.summary.refused.append(Refusal(str(path), error.code, error.message))
+            self.summary.refused.append(Damaged(str(path), error.code, error.message))
         return None
 
     def _add(self, path: Path, data: bytes, sha256: str) -> str:
+        from actordbg.store.payload import encode_plain
+
         dump = self.reader.decode(data)
         dump_id = import_id(dump.timestamp, sha256)
         if dump_id in self.known:
@@ -167,8 +160,27 @@ class _Import:
             return dump_id
         run = self.run or run_name(path)
         world = self.worlds[run] = max(self.worlds.get(run, 0), dump.rank + 1)
-        origin = {"name": path.name}  # the id holds the first 16 digits of its SHA-256
-        record, blob = to_file(to_record(dump, dump_id, run, world, origin), to_tensors(data, dump))
+        tensors = to_tensors(data, dump)
+        mask, action = tensors.get("attention_mask"), dump.tensors.get("action_mask")
+        batch, length = dump.tensors["sequences"].shape
+        record, blob = encode_plain(
+            DumpRecord(
+                dump_id=dump_id,
+                run=run,
+                rank=dump.rank,
+                timestamp=dump.timestamp,
+                batch_size=batch,
+                seq_len=length,
+                tokens=mask.nonzero if mask is not None else batch * length,
+                source="import",
+                world_size=world,
+                action_len=action.shape[1] if action is not None else None,
+                arguments=dict(dump.arguments),
+                origin={"name": path.name},  # the id holds the first 16 digits of its SHA-256
+            ),
+            tensors,
+            LEVEL,
+        )
         hint = "make room or correct the permissions, and run the same import again: it goes on where it stopped"
         self.store.create().put_dump(record, blob, hint)
         self.known.add(dump_id)
@@ -192,43 +204,20 @@ def _world_sizes(store: Store, files: list[Path], run: str | None) -> dict[str, 
 
 
 def to_tensors(data: bytes, dump: LegacyDump) -> dict[str, PlainTensor]:
-    """The tensors of a decoded pickle (dtype, shape and strides as pickled), over the file's bytes."""
-    return {name: _tensor(name, data, tensor) for name, tensor in dump.tensors.items()}
+    """Return the tensors of a decoded pickle (dtype, shape and strides as pickled) over the file's bytes."""
+    import numpy as np
 
+    from actordbg.formats.encoding import PlainTensor, array_dtype
 
-def to_record(dump: LegacyDump, dump_id: str, run: str, world_size: int, origin: dict[str, str]) -> DumpRecord:
-    """The record of a decoded pickle, its payload not yet described."""
-    action = dump.tensors.get("action_mask")
-    return DumpRecord(
-        dump_id=dump_id,
-        run=run,
-        rank=dump.rank,
-        timestamp=dump.timestamp,
-        batch_size=dump.batch_size,
-        seq_len=dump.seq_len,
-        tokens=dump.batch_size * dump.seq_len,
-        source="import",
-        world_size=world_size,
-        action_len=action.shape[1] if action is not None else None,
-        arguments=dict(dump.arguments),
-        origin=dict(origin),
-    )
-
-
-def to_file(record: DumpRecord, tensors: dict[str, PlainTensor]) -> tuple[DumpRecord, bytes]:
-    """The finished record and the bytes of its dump file; `tokens` becomes the positions that the attention mask shows."""
-    from actordbg.store.plain_tensors import encode_plain
-
-    mask = tensors.get("attention_mask")
-    if mask is not None:
-        record = replace(record, tokens=mask.nonzero)
-    return encode_plain(record, tensors, level=LEVEL)
-
-
-def _tensor(name: str, data: bytes, tensor: LegacyTensor) -> PlainTensor:
-    from actordbg.store.plain_tensors import strided
-
-    raw = data[tensor.start : tensor.start + tensor.span * tensor.itemsize]
-    if tensor.dtype == "bool" and raw and max(raw) > 1:
-        raise CorruptDump(f"{name} is boolean and holds something other than 0 and 1", hint=CORRUPT_HINT)
-    return strided(tensor.dtype, raw, tensor.shape, tensor.strides)
+    tensors = {}
+    for name, tensor in dump.tensors.items():
+        raw, kind = data[tensor.start : tensor.start + tensor.span * tensor.itemsize], array_dtype(tensor.dtype)
+        if tensor.dtype == "bool" and raw and max(raw) > 1:
+            raise CorruptDump(f"{name} is boolean and holds something other than 0 and 1", hint=CORRUPT_HINT)
+        if raw:
+            strides = tuple(step * kind.itemsize for step in tensor.strides)
+            values = np.lib.stride_tricks.as_strided(np.frombuffer(raw, kind), tensor.shape, strides, writeable=False)
+        else:
+            values = np.empty(tensor.shape, kind)
+        tensors[name] = PlainTensor(tensor.dtype, values, tensor.strides)
+    return tensors

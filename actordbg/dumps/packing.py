@@ -29,8 +29,7 @@ from actordbg.catalog.tables import Damaged
 from actordbg.dumps.recover import remove_unfinished_files
 from actordbg.dumps.verify import check_place
 from actordbg.formats import dumpfile
-from actordbg.formats import dumpfile as contents
-from actordbg.formats.dump_record import SUFFIX, DumpRecord
+from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.encoding import pack_line
 from actordbg.formats.store_files import atomic_write, sync_folder
 from actordbg.store import places
@@ -89,12 +88,8 @@ def pack_dumps(
         summary.finished = _remove_twins(store, [path for path in chosen if places.split_place(path)], summary.kept)
         _remove_redundant(store, catalog)
         tell = _telling(on_progress, len(loose))
-        for of_run, paths in grouped(loose, lambda path: path.split("/")[1]).items():
-            with contextlib.closing(_Packing(store, of_run, level, summary)) as job:
-                for path in paths:
-                    job.take(path)
-                    tell()
-                job.flush()
+        for paths in grouped(loose, lambda path: path.split("/")[1]).values():
+            _pack_run(store, paths, level, summary, tell)
     open_fresh(store)
     return summary
 
@@ -108,13 +103,19 @@ def unpack_dumps(
     with exclusive(store):
         remove_unfinished_files(store)
         catalog = open_fresh(store, where)
-        packed = [found for path, _ in dump_files(catalog, where, run=run) if (found := places.split_place(path))]
+        packed = [parts for path, _ in dump_files(catalog, where, run=run) if (parts := places.split_place(path))]
         tell = _telling(on_progress, len(packed))
-        for pack, places_of_pack in grouped(packed, lambda place: place[0]).items():
+        for pack, packed_dumps in grouped(packed, lambda parts: parts[0]).items():
             restored = []
-            for _, dump_id in places_of_pack:
-                if _restore(store, pack, dump_id, level, summary):
+            for _, dump_id in packed_dumps:
+                place = places.packed_place(pack, dump_id)
+                try:
+                    check_place(store, places.read_record(store.root / place), place)
+                    summary.bytes += write_out(store, place, level).stat().st_size
+                    summary.dumps += 1
                     restored.append(dump_id)
+                except ActordbgError as error:
+                    summary.kept.append(Damaged.by(place, error, f"{store.root}/{place}"))
                 tell()
             if restored:
                 try:
@@ -150,8 +151,7 @@ def drop_from_pack(store: Store, pack: str, dump_ids: Iterable[str]) -> None:
     try:
         for dump_id in staying:
             writer = writer or PackWriter(path.parent)
-            record, line, payload = _read_packed(path, dump_id)
-            writer.add(record, line, payload)
+            writer.add(*places.read_exactly(places.packed_place(os.fspath(path), dump_id)))
             if writer.is_full:
                 writer.publish()
                 writer = None
@@ -165,80 +165,47 @@ def drop_from_pack(store: Store, pack: str, dump_ids: Iterable[str]) -> None:
     sync_folder(path.parent)
 
 
-class _Packing:
-    """The packs of one run under way, and the files that may go when the pack that they went into stands."""
-
-    def __init__(self, store: Store, run: str, level: int, summary: PackSummary) -> None:
-        self.store, self.run, self.level, self.summary = store, run, level, summary
-        self._writer: PackWriter | None = None
-        self._going: list[tuple[Path, int]] = []
-
-    def take(self, place: str) -> None:
-        """Read one file whole and put it into the pack; a bad one stays where it is."""
-        path = self.store.root / place
-        try:
-            try:
-                data = dumpfile.read_file(path)
-            except FileNotFoundError:
-                return
-            record, payload = dumpfile.unpack(data, path)
-            contents.check(record, payload, str(path))
-            check_place(self.store, record, place)
-            if self._writer is None:
-                self._writer = PackWriter(self.store.packs / self.run, self.level)
-            self._writer.add(record, dumpfile.line_of(data, path), payload)
-        except ActordbgError as error:
-            self.summary.kept.append(Damaged.by(place, error, str(path)))
-            return
-        self._going.append((path, len(data)))
-        if self._writer.is_full:
-            self.flush()
-
-    def flush(self) -> None:
-        """Publish what there is, and remove the files that are in it."""
-        writer, self._writer = self._writer, None
-        if writer is None or not writer.count:
-            if writer:
-                writer.discard()
-            return
-        path, figures = writer.publish()
-        self.summary.packs.append(self.store.relative(path))
-        self.summary.figures += figures
-        self.summary.loose_bytes += sum(size for _, size in self._going)
-        _remove_files([path for path, _ in self._going])
-        self._going = []
-
-    def close(self) -> None:
-        """Give up what is not published."""
-        if self._writer is not None:
-            self._writer.discard()
-
-
-def _restore(store: Store, pack: str, dump_id: str, level: int, summary: UnpackSummary) -> bool:
-    """Write one dump as a file of its own and read it again; whether it stands there now."""
-    place = places.packed_place(pack, dump_id)
+def _pack_run(store: Store, paths: Sequence[str], level: int, summary: PackSummary, tell: Callable[[], None]) -> None:
+    """Put the files of one run into packs, and remove each when its pack stands; a bad one stays where it is."""
+    writer: PackWriter | None = None
+    going: list[tuple[Path, int]] = []
     try:
-        record, line, payload = _read_packed(store.root / pack, dump_id)
-        contents.check(record, payload, place)
-        check_place(store, record, place)
-        path = store.dump_path(record)
-        if not path.exists():
-            atomic_write(path, pack_line(line, payload, level))
-        written, _ = dumpfile.read_payload(path)
-        if written != record:
-            raise StoreProblem(f"{store.relative(path)} exists and is another dump")
-    except ActordbgError as error:
-        summary.kept.append(Damaged.by(place, error, f"{store.root}/{place}"))
-        return False
-    summary.dumps += 1
-    summary.bytes += path.stat().st_size
-    return True
+        for place in paths:
+            path = store.root / place
+            try:
+                record, line, payload = places.read_exactly(path)
+                dumpfile.check(record, payload, str(path))
+                check_place(store, record, place)
+                writer = writer or PackWriter(store.packs / record.run, level)
+                writer.add(record, line, payload)
+                going.append((path, path.stat().st_size))
+            except FileNotFoundError:  # it went meanwhile
+                pass
+            except ActordbgError as error:
+                summary.kept.append(Damaged.by(place, error, str(path)))
+            if writer and going and (writer.is_full or place == paths[-1]):
+                published, figures = writer.publish()
+                summary.packs.append(store.relative(published))
+                summary.figures += figures
+                summary.loose_bytes += sum(size for _, size in going)
+                _remove_files([path for path, _ in going])
+                writer, going = None, []
+            tell()
+    finally:
+        if writer:
+            writer.discard()
 
 
-def _read_packed(path: Path, dump_id: str) -> tuple[DumpRecord, bytes, bytes]:
-    """Record, its exact line, and the checked payload of a packed dump."""
-    record, payload = places.read_payload(places.packed_place(os.fspath(path), dump_id))
-    return record, open_pack(path).line(dump_id), payload
+def write_out(store: Store, place: str, level: int = UNPACK_LEVEL) -> Path:
+    """Write a packed dump as a file of its own, read it again and return its path. StoreProblem where another dump lies there."""
+    record, line, payload = places.read_exactly(store.root / place)
+    dumpfile.check(record, payload, place)
+    path = store.dump_path(record)
+    if not os.path.lexists(path):
+        atomic_write(path, pack_line(line, payload, level))
+    if dumpfile.read_payload(path) != (record, payload):
+        raise StoreProblem(f"{store.relative(path)} exists and is another dump")
+    return path
 
 
 def _remove_twins(store: Store, packed: Sequence[str], kept: list[Damaged]) -> int:
@@ -266,18 +233,13 @@ def _remove_redundant(store: Store, catalog: Catalog) -> None:
         if store.relative(path) in used:
             continue
         with contextlib.suppress(StoreProblem, FileNotFoundError):
-            if all(_lies_elsewhere(store, path, rows.get(dump_id)) for dump_id in open_pack(path).dump_ids):
+            here = {dump_id: places.packed_place(os.fspath(path), dump_id) for dump_id in open_pack(path).dump_ids}
+            if all(
+                dump_id in rows and places.read_payload(store.root / rows[dump_id])[0] == places.read_record(place)
+                for dump_id, place in here.items()
+            ):
                 path.unlink()
                 sync_folder(path.parent)
-
-
-def _lies_elsewhere(store: Store, pack: Path, place: str | None) -> bool:
-    """Whether the dump that a pack holds is whole at another place, too."""
-    if place is None:
-        return False
-    here = places.read_record(places.packed_place(os.fspath(pack), places.dump_id_of(place)))
-    there, _ = places.read_payload(store.root / place)
-    return there == here
 
 
 def twins(store: Store, packed: Sequence[str]) -> Iterator[tuple[str, Path]]:

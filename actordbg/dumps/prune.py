@@ -19,16 +19,13 @@ from actordbg.base.errors import CorruptDump, Refused, StoreProblem
 from actordbg.catalog import dump_rows as headers
 from actordbg.catalog.query import Catalog, damaged_files, dump_bytes, dump_files
 from actordbg.dumps import packing
-from actordbg.dumps.recover import is_left_over
+from actordbg.dumps.recover import is_forsaken
 from actordbg.formats.dump_record import SUFFIX, format_timestamp
 from actordbg.formats.store_files import TEMPORARY
 from actordbg.store.layout import Store
 from actordbg.store.pack_build import exclusive
 from actordbg.store.pack_bytes import PACK_SUFFIX
 from actordbg.store.places import Pack, dump_id_of, split_place
-
-LEFTOVER_AGE_S = 3600.0
-"""A temporary file older than this belongs to a writer that died; one of this machine's dead processes does at once."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,6 @@ def plan_prune(
     damaged: bool = False,
     healthy: bool = True,
     pinned: bool = False,
-    now: datetime | None = None,
 ) -> PrunePlan:
     """Dumps that all given conditions select (`where`, `older_than_s`, `run`), pinned ones only with `pinned`; of these, with
     `keep_bytes`, the oldest until the store's dumps take no more than that. `damaged` adds files that are broken (not those
@@ -79,15 +75,15 @@ def plan_prune(
     if damaged:
         doomed |= {item.path: item for item in _damaged(catalog, run)}
     if healthy:
-        moment = now or datetime.now(timezone.utc)
         before = None
         if older_than_s is not None:
-            before = format_timestamp(datetime.fromtimestamp(max(0.0, moment.timestamp() - older_than_s), timezone.utc))
+            before = format_timestamp(datetime.fromtimestamp(max(0.0, time.time() - older_than_s), timezone.utc))
         chosen = dump_files(catalog, where, before=before, run=run, pinned=None if pinned else False)
         if keep_bytes is not None:
             excess = dump_bytes(catalog) - keep_bytes
             short = sum(size for _, size in chosen) < excess
-            chosen = _beyond(chosen, excess)
+            freed = itertools.accumulate((size for _, size in chosen), initial=0)  # the oldest that together free the excess
+            chosen = [item for item, before_it in zip(chosen, freed, strict=False) if before_it < excess]
         if not pinned and (keep_bytes is None or short):
             spared = len(dump_files(catalog, where, before=before, run=run, pinned=True))
         reason = "selected" if keep_bytes is None else "over the size to keep"
@@ -111,7 +107,10 @@ def apply(store: Store, plan: PrunePlan) -> PrunePlan:
                 except OSError as error:
                     failed.append((item.path, error.strerror or str(error)))
         for folder in {(store.root / item.path).parent for item in removed}:
-            _remove_if_empty(folder, (store.dumps, store.packs))
+            with contextlib.suppress(OSError):
+                while folder not in (store.dumps, store.packs):
+                    folder.rmdir()
+                    folder = folder.parent
     return PrunePlan(removed, sum(item.bytes for item in removed), True, failed, plan.spared)
 
 
@@ -132,12 +131,6 @@ def _remove_packed(store: Store, items: list[Doomed]) -> tuple[list[Doomed], lis
         else:
             removed += doomed
     return removed, failed
-
-
-def _beyond(files: list[tuple[str, int]], excess: int) -> list[tuple[str, int]]:
-    """The oldest files that together free at least `excess` bytes."""
-    freed = itertools.accumulate((size for _, size in files), initial=0)
-    return [item for item, before in zip(files, freed, strict=False) if before < excess]
 
 
 def _damaged(catalog: Catalog, run: str | None) -> list[Doomed]:
@@ -169,7 +162,7 @@ def _leftovers(store: Store) -> list[Doomed]:
             for entry in entries:
                 if entry.name.startswith(TEMPORARY) and entry.is_file(follow_symlinks=False):
                     state = entry.stat(follow_symlinks=False)
-                    if is_left_over(entry.name) or time.time() - state.st_mtime > LEFTOVER_AGE_S:
+                    if is_forsaken(entry.name, state):
                         found.append(Doomed(store.relative(Path(entry.path)), state.st_size, "unfinished, writer died"))
     return found
 
@@ -181,10 +174,3 @@ def _inside(store: Store, path: str) -> Path:
     if not any(folder.is_relative_to(top.resolve()) for top in (store.dumps, store.packs)):
         raise Refused(f"{path} leads out of the store's dumps", hint="remove it by hand")
     return full
-
-
-def _remove_if_empty(folder: Path, tops: tuple[Path, ...]) -> None:
-    with contextlib.suppress(OSError):
-        while folder not in tops:
-            folder.rmdir()
-            folder = folder.parent

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import socket
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,10 +29,10 @@ from typing import Any
 
 from actordbg.base.errors import ActordbgError, CorruptDump, StoreProblem, Unsupported
 from actordbg.formats import dumpfile
-from actordbg.formats.dump_record import SIZES, DumpRecord, now_timestamp
-from actordbg.formats.encoding import PlainTensor, record_of, serialize, tensors_in
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.formats.encoding import record_of, serialize, tensors_in
 from actordbg.formats.record_reading import parse_record
-from actordbg.formats.recording_reading import Books, RingFile, RingSlot, read_counters, read_ring, tensors_of
+from actordbg.formats.recording_reading import RingFile, RingSlot, read_counters, read_ring
 from actordbg.formats.ringfile import (
     COUNTERS_FORMAT,
     DONE,
@@ -48,13 +48,15 @@ from actordbg.formats.ringfile import (
 from actordbg.formats.store_files import TEMPORARY, atomic_write, processes
 from actordbg.store import places
 from actordbg.store.layout import Store
-from actordbg.store.plain_tensors import widen_plain
+from actordbg.store.payload import widen_plain
 
 IN_FLIGHT, RECENT = "in_flight", "recent"
 """`recovered` of a dump that came out of a dead process's ring: it was running, or it was one of the last calls."""
 UNWRITTEN = "unwritten"
 """Said of a call without such a mark: its process was ended on purpose, before it had written it."""
 
+LEFTOVER_AGE_S = 3600.0
+"""A temporary file older than this belongs to a writer that died; one of this machine's dead processes does at once."""
 HINT = "`actordbg dump recover --discard` removes it"
 
 
@@ -102,7 +104,11 @@ def find_rings(store: Store) -> list[Path]:
     for folder in folders:
         remove_unfinished(folder)
     found = {path for folder in folders for path in ring_paths(folder)}
-    found |= {path for path in _rings_of_counters(store) if path.is_file()}
+    for path in store.counters.glob("*/[!.]*.json"):
+        with contextlib.suppress(CorruptDump):
+            data = read_counters(path)
+            if data["host"] == host_name() and (named := (data.get("ring") or {}).get("path")) and Path(named).is_file():
+                found.add(Path(named))
     return sorted(found)
 
 
@@ -205,21 +211,45 @@ def is_left_over(name: str) -> bool:
         return False
 
 
+def is_forsaken(name: str, state: os.stat_result) -> bool:
+    """Whether the writer of an unfinished file is dead: one of this machine, or one that has not written for an hour."""
+    return is_left_over(name) or time.time() - state.st_mtime > LEFTOVER_AGE_S
+
+
 def _settle_all(store: Store, ring: RingFile, written: list[int], report: RingReport) -> None:
-    """Settle the books of a ring whose calls became dump files of these sizes."""
+    """Publish the counters of a dead process, with nothing left open, whose calls became dump files of these sizes."""
+    from actordbg.capture.ledger import Identity
+
     for books in ring.books.values():
-        mine = [(slot, n) for slot, n in zip(ring.slots, written, strict=True) if _is_of(slot, books)]
-        saved = [(slot, n) for slot, n in mine if slot.book == OPEN]
-        report.killed += max(0, books.unresolved - len(saved))
-        roles = [slot.kind["fields"].get("role") for slot, _ in mine]
-        who = {"role": roles[-1]} if roles else {}
+        who = books.identity
+        mine = [
+            (slot, nbytes)
+            for slot, nbytes in zip(ring.slots, written, strict=True)
+            if all(slot.kind["fields"][name] == who[name] for name in ("run", "instance"))
+        ]
+        saved = [(slot, nbytes) for slot, nbytes in mine if slot.book == OPEN]
         triggers = Counter(slot.kept["triggered"] for slot, _ in saved if "triggered" in slot.kept)
-        _settle(store, ring, books, who, [n for _, n in saved], triggers)
-
-
-def _is_of(slot: RingSlot, books: Books) -> bool:
-    """Whether a call is of the actor and the run of these books."""
-    return all(slot.kind["fields"][name] == books.identity[name] for name in ("run", "instance"))
+        counts, killed = books.as_counters(), max(0, books.unresolved - len(saved))
+        report.killed += killed
+        names = ("run", "rank", "world_size", "host", "pid", "instance")
+        path = Identity(*(counts.get(name) for name in names)).counters(store)  # type: ignore[arg-type]
+        data: dict[str, Any] = {"generation": 0, "last_error": None}
+        with contextlib.suppress(CorruptDump):
+            data = read_counters(path)
+        data |= counts | ({"role": mine[-1][0].kind["fields"].get("role")} if mine else {})
+        data |= {
+            "format": COUNTERS_FORMAT,
+            "state": ring.state_of(books),
+            "heartbeat": now_timestamp(),
+            "captured": counts["captured"] + min(len(saved), books.unresolved),
+            "dropped": counts["dropped"] | ({"killed": killed} if killed else {}),
+            "triggered": dict(triggers + Counter(counts["triggered"])),
+            "bytes": counts["bytes"] + sum(nbytes for _, nbytes in saved),
+            "pending": 0,
+            "queue_bytes": 0,
+            "ring": None,
+        }
+        atomic_write(path, json.dumps(data, sort_keys=True).encode())
 
 
 def _dump(store: Store, ring: RingFile, slot: RingSlot, mark: str | None) -> tuple[Recovered, int]:
@@ -227,10 +257,20 @@ def _dump(store: Store, ring: RingFile, slot: RingSlot, mark: str | None) -> tup
     published, if the slot makes no dump that can be read.
     """
     try:
-        tensors = _tensors(ring, slot)
-        record = _record(ring, slot, tensors, mark)
-        path, found = store.dump_path(record), _written(store.dump_path(record))
-        packed = _packed_place(store, record) if found is None else None
+        names, numbers, kept = slot.kind["tensors"], slot.numbers, slot.kept
+        tensors = tensors_in(ring.bytes_at(slot.offset, slot.size), head_bytes(len(numbers)), numbers, names)
+        record = record_of(
+            slot.kind["fields"], numbers, tensors, ring.facts.get("versions", {}), recovered=mark,
+            pinned=mark == IN_FLIGHT or "triggered" in kept, triggered=kept.get("triggered"), trigger_facts=slot.end,
+            rng=kept.get("rng", {}),
+        )  # fmt: skip
+        record = parse_record(record.to_json())
+        path, found, packed = store.dump_path(record), None, None
+        with contextlib.suppress(StoreProblem):
+            found = dumpfile.read_payload(path) if path.is_file() else None
+        if found is None:
+            in_packs = (Path(places.packed_place(str(pack), record.dump_id)) for pack in store.iter_packs(record.run))
+            packed = next(filter(places.is_there, in_packs), None)
         if found is not None:
             before, data = found
             record = replace(
@@ -246,8 +286,12 @@ def _dump(store: Store, ring: RingFile, slot: RingSlot, mark: str | None) -> tup
     if ring.alive and not ring.still_has(slot):
         raise CorruptDump(f"{ring.path}: its process wrote over a call", hint="")
     if packed is None:
-        if found is not None:
-            _forget_row(store, path)
+        if found is not None and store.catalog_path.exists():
+            # before the file is replaced, so that the next `index` reads it, even if we are killed right afterwards
+            from actordbg.catalog.indexer import forget_dumps
+
+            with contextlib.suppress(ActordbgError):  # a catalog that cannot be written keeps no call from being recovered
+                forget_dumps(store, [record.dump_id], [store.relative(path.parent)])
         store.publish_dump(record, blob)
     path = packed or path  # packs are immutable: the dump is there, and goes without the mark
     recorded = found is not None or packed is not None
@@ -256,89 +300,6 @@ def _dump(store: Store, ring: RingFile, slot: RingSlot, mark: str | None) -> tup
         record.dump_id, mark or UNWRITTEN, record.run, record.rank, record.role, record.batch_size, record.seq_len,
         record.timestamp, store.relative(path), recorded, raised,
     ), len(blob)  # fmt: skip
-
-
-def _forget_row(store: Store, path: Path) -> None:
-    """Before a dump's file is replaced, so that the next `index` reads it, even if we are killed right afterwards."""
-    from actordbg.catalog.indexer import forget_dumps
-
-    with contextlib.suppress(ActordbgError):  # a catalog that cannot be written keeps no call from being recovered
-        if store.catalog_path.exists():
-            forget_dumps(store, [places.dump_id_of(path)], [store.relative(path.parent)])
-
-
-def _packed_place(store: Store, record: DumpRecord) -> Path | None:
-    """Where the dump lies, if it was packed already."""
-    for pack in store.iter_packs(record.run):
-        place = Path(places.packed_place(str(pack), record.dump_id))
-        if places.is_there(place):
-            return place
-    return None
-
-
-def _written(path: Path) -> tuple[DumpRecord, bytes] | None:
-    """The record and the payload of a dump that is there already, if it is and can be read."""
-    with contextlib.suppress(StoreProblem):
-        return dumpfile.read_payload(path) if path.is_file() else None
-    return None
-
-
-def _tensors(ring: RingFile, slot: RingSlot) -> dict[str, PlainTensor]:
-    """The tensors of a slot, contiguous. ValueError or TypeError if they are not all inside of its extent."""
-    head = head_bytes(len(slot.numbers))
-    names = slot.kind["tensors"]
-    for (name, dtype), (shape, _, offset, nbytes) in zip(names, tensors_of(slot.numbers), strict=True):
-        whole = math.prod(shape) * SIZES[dtype] == nbytes and head + offset + nbytes <= slot.size
-        if not whole or type(name) is not str or sum(name == other for other, _ in names) > 1:
-            raise ValueError(f"{name!r:.80} lies outside of its extent")
-    return tensors_in(ring.bytes_at(slot.offset, slot.size), head, slot.numbers, names)
-
-
-def _record(ring: RingFile, slot: RingSlot, tensors: dict[str, PlainTensor], mark: str | None) -> DumpRecord:
-    """The record of a slot's call, checked as one that is read from a file is."""
-    record = record_of(
-        slot.kind["fields"], slot.numbers, tensors, ring.facts.get("versions", {}), recovered=mark,
-        pinned=mark == IN_FLIGHT or "triggered" in slot.kept, triggered=slot.kept.get("triggered"), trigger_facts=slot.end,
-        rng=slot.kept.get("rng", {}),
-    )  # fmt: skip
-    return parse_record(record.to_json())
-
-
-def _settle(store: Store, ring: RingFile, books: Books, who: dict[str, Any], saved: list[int], triggers: Counter[str]) -> None:
-    """Publish the counters of a dead process, with nothing left open. `saved`: sizes of the files that its open calls became."""
-    from actordbg.capture.ledger import Identity
-
-    mine, open_ = books.as_counters(), books.unresolved
-    names = ("run", "rank", "world_size", "host", "pid", "instance")
-    path = Identity(*(mine.get(name) for name in names)).counters(store)  # type: ignore[arg-type]
-    data: dict[str, Any] = {"generation": 0, "last_error": None}
-    with contextlib.suppress(CorruptDump):
-        data = read_counters(path)
-    killed = max(0, open_ - len(saved))
-    data |= mine | who
-    data |= {
-        "format": COUNTERS_FORMAT,
-        "state": ring.state_of(books),
-        "heartbeat": now_timestamp(),
-        "captured": mine["captured"] + min(len(saved), open_),
-        "dropped": mine["dropped"] | ({"killed": killed} if killed else {}),
-        "triggered": dict(triggers + Counter(mine["triggered"])),
-        "bytes": mine["bytes"] + sum(saved),
-        "pending": 0,
-        "queue_bytes": 0,
-        "ring": None,
-    }
-    atomic_write(path, json.dumps(data, sort_keys=True).encode())
-
-
-def _rings_of_counters(store: Store) -> Iterator[Path]:
-    """Rings that processes of this machine published in their counters."""
-    for path in store.counters.glob("*/[!.]*.json"):
-        with contextlib.suppress(CorruptDump):
-            data = read_counters(path)
-            ring = data.get("ring")
-            if data["host"] == host_name() and isinstance(ring, dict) and isinstance(ring.get("path"), str):
-                yield Path(ring["path"])
 
 
 def _remove_if_empty(folder: Path) -> None:

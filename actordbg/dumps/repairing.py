@@ -15,7 +15,6 @@ import errno
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 from actordbg.base.errors import ActordbgError, UnwritableCatalog
@@ -24,15 +23,13 @@ from actordbg.base.processes import ALIVE, STOPPED, state_of
 from actordbg.catalog.connections import odd_parts
 from actordbg.catalog.indexer import refresh
 from actordbg.dumps.finding import Finding, Repair
-from actordbg.dumps.packing import UNPACK_LEVEL
+from actordbg.dumps.packing import write_out
 from actordbg.formats import dumpfile
-from actordbg.formats import dumpfile as contents
-from actordbg.formats.encoding import pack_line
 from actordbg.formats.store_files import FORMAT, atomic_write, make_folder, sync_folder
 from actordbg.records.journal import SUPERVISOR, read_events
 from actordbg.store.layout import Store, printable
 from actordbg.store.pack_build import exclusive
-from actordbg.store.places import Pack, split_place
+from actordbg.store.places import Pack, packed_place, split_place
 
 QUARANTINE = "quarantine"
 
@@ -41,38 +38,28 @@ def repair(store: Store, findings: Iterable[Finding]) -> tuple[list[tuple[Findin
     """(what was mended, with what was done; what could not be, with the reason). Raises Conflict while dumps are moved."""
     done, failed = [], []
     moved: list[Path] = []
-    wanted = sorted((one for one in findings if one.repair is not Repair.NOTHING), key=lambda one: [*_REPAIRS].index(one.repair))
+    wanted = sorted((item for item in findings if item.repair in _REPAIRS), key=lambda item: [*_REPAIRS].index(item.repair))
     with exclusive(store) if store.packs.is_dir() else contextlib.nullcontext():
-        aside = _make_room(store, [one for one in wanted if one.repair is Repair.HOME])
-        for one in wanted:
-            if gone := next((path for path in moved if one.place.is_relative_to(path)), None):
-                done.append((one, f"went with {gone.relative_to(store.root)}"))
+        misplaced = [finding.place for finding in wanted if finding.repair is Repair.HOME]
+        aside = {}  # of two dumps that have each other's place, both can then go home
+        for path in misplaced if len(misplaced) > 1 else ():
+            with contextlib.suppress(OSError):
+                aside[path] = _set_aside(store, path)
+        for finding in wanted:
+            if gone := next((path for path in moved if finding.place.is_relative_to(path)), None):
+                done.append((finding, f"went with {gone.relative_to(store.root)}"))
                 continue
-            place = aside.get(one.place, one.place)
+            place = aside.get(finding.place, finding.place)
             try:
-                done.append((one, _mend(store, replace(one, place=place))))
+                if _is_run(store, place):
+                    raise OSError(11, "a process runs this replay")
+                _require_inside(store, place if finding.repair is Repair.MODE else place.parent)
+                done.append((finding, _REPAIRS[finding.repair](store, place)))
             except (ActordbgError, OSError) as error:
-                failed.append((one, getattr(error, "message", "") or getattr(error, "strerror", "") or str(error)))
-            if not os.path.lexists(one.place) or one.repair is Repair.FORMAT:
-                moved.append(one.place)
+                failed.append((finding, getattr(error, "message", "") or getattr(error, "strerror", "") or str(error)))
+            if not os.path.lexists(finding.place) or finding.repair is Repair.FORMAT:
+                moved.append(finding.place)
     return done, failed
-
-
-def _make_room(store: Store, misplaced: list[Finding]) -> dict[Path, Path]:
-    """Where misplaced dumps were set aside: of two that have each other's place, both can then go home."""
-    aside = {}
-    for one in misplaced if len(misplaced) > 1 else ():
-        with contextlib.suppress(OSError):
-            aside[one.place] = _set_aside(store, one.place)
-    return aside
-
-
-def _mend(store: Store, one: Finding) -> str:
-    """Do what the finding's kind says; what was done, in words."""
-    if _is_run(store, one.place):
-        raise OSError(11, "a process runs this replay")
-    _require_inside(store, one.place if one.repair is Repair.MODE else one.place.parent)
-    return _REPAIRS[one.repair](store, one.place)
 
 
 def _require_inside(store: Store, path: Path) -> None:
@@ -120,29 +107,17 @@ def _salvage(store: Store, place: Path) -> str:
     path = Path((split_place(place) or (os.fspath(place),))[0])
     if not path.exists():
         return "its pack was moved already"
-    pack, saved = Pack(path), 0
-    for dump_id in pack.dump_ids:
+    dump_ids, saved = Pack(path).dump_ids, 0
+    for dump_id in dump_ids:
         with contextlib.suppress(ActordbgError):
-            saved += _write_out(store, pack, dump_id)
-    return f"{saved} of its {len(pack.dump_ids)} dumps are files; {quarantine(store, path)}"
-
-
-def _write_out(store: Store, pack: Pack, dump_id: str) -> bool:
-    """One dump of a pack as a file, read again; False if another one has its place. Raises CorruptDump."""
-    line, payload = pack.read(dump_id)
-    record = dumpfile.parse_line(line, dump_id)
-    dumpfile.check_hash(record, payload, dump_id)
-    contents.check(record, payload, dump_id)
-    path = store.dump_path(record)
-    if not os.path.lexists(path):
-        atomic_write(path, pack_line(line, payload, UNPACK_LEVEL))
-    return dumpfile.read_payload(path) == (record, payload)
+            saved += bool(write_out(store, packed_place(store.relative(path), dump_id)))
+    return f"{saved} of its {len(dump_ids)} dumps are files; {quarantine(store, path)}"
 
 
 def _bring_home(store: Store, path: Path) -> str:
     """A sound dump goes where its record says, unless something lies there or it is damaged after all."""
     record, payload = dumpfile.read_payload(path)
-    contents.check(record, payload, os.fspath(path))
+    dumpfile.check(record, payload, os.fspath(path))
     target = store.dump_path(record)
     if os.path.lexists(target):
         return quarantine(store, path)

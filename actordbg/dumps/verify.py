@@ -7,7 +7,6 @@ JSON. Threads are enough, since reading, hashing and decompressing release the i
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,12 +18,11 @@ from actordbg.catalog.query import Catalog, damaged_files, dump_files
 from actordbg.catalog.tables import Damaged
 from actordbg.dumps.finding import Finding, unusable
 from actordbg.formats import dumpfile
-from actordbg.formats import dumpfile as contents
 from actordbg.formats.dump_record import SUFFIX, DumpRecord
 from actordbg.store import places
 from actordbg.store.layout import Store
 from actordbg.store.pack_bytes import PACK_SUFFIX
-from actordbg.store.places import Pack, open_pack, packed_place
+from actordbg.store.places import Pack, dump_id_of, open_pack, packed_place
 
 
 def paths_to_verify(catalog: Catalog, where: str | None) -> list[str]:
@@ -33,25 +31,23 @@ def paths_to_verify(catalog: Catalog, where: str | None) -> list[str]:
     return paths if where is not None else sorted({*paths, *(item.path for item in damaged_files(catalog))})
 
 
-def verify_files(
-    store: Store, paths: list[str], jobs: int = 0, max_bytes: int = dumpfile.DEFAULT_CAP
-) -> Iterator[tuple[str, int, Damaged | None]]:
+def verify_files(store: Store, paths: list[str], jobs: int = 0) -> Iterator[tuple[str, int, Damaged | None]]:
     """(path, bytes, what is wrong or None) for each dump, as they are done; bytes of the file, of a packed one of its payload.
 
     `jobs` threads, 0 for all processors.
     """
     with ThreadPoolExecutor(jobs or min(os.cpu_count() or 1, 16)) as pool:
-        yield from pool.map(lambda path: verify_place(store, path, max_bytes), paths)
+        yield from pool.map(lambda path: verify_place(store, path), paths)
 
 
-def verify_place(store: Store, path: str, max_bytes: int = dumpfile.DEFAULT_CAP) -> tuple[str, int, Damaged | None]:
+def verify_place(store: Store, path: str) -> tuple[str, int, Damaged | None]:
     """One dump or pack, whole: see `verify_files`."""
     try:
         packed = places.split_place(path)
         if packed is None and path.endswith(PACK_SUFFIX):
             return path, open_pack(store.root / path).bytes, None
-        record, payload = places.read_payload(store.root / path, max_bytes)
-        contents.check(record, payload, str(store.root / path), max_bytes)
+        record, payload = places.read_payload(store.root / path)
+        dumpfile.check(record, payload, f"{store.root / path}")
         size = len(payload) if packed else (store.root / path).stat().st_size
         check_place(store, record, path)
     except (StoreProblem, OSError) as error:
@@ -73,8 +69,9 @@ _KINDS = {CorruptDump.code: "damaged-dump", NewerFormat.code: "newer-format", St
 def loose_dumps(store: Store, deep: bool) -> Iterator[Finding]:
     """Every dump file: header, place, and with `deep` payload, checksums and tensors."""
     paths = [store.relative(path) for path in loose_files(store)]
+    look = verify_place if deep else _header_of
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 16)) as pool:
-        for path, wrong in zip(paths, pool.map(lambda path: _wrong(store, path, deep), paths), strict=True):
+        for path, _, wrong in pool.map(lambda path: look(store, path), paths):
             if wrong is not None:
                 kind = "unreadable" if wrong.reason.startswith("cannot") else _KINDS.get(wrong.code, "damaged-dump")
                 yield Finding(store.root / path, kind, wrong.reason)
@@ -87,20 +84,15 @@ def loose_files(store: Store) -> Iterator[Path]:
             yield from (store.root / path for path in store.files(f"dumps/{run}/{rank}", SUFFIX, {}))
 
 
-def _wrong(store: Store, path: str, deep: bool) -> Damaged | None:
-    if deep:
-        return verify_place(store, path)[2]
+def _header_of(store: Store, path: str) -> tuple[str, int, Damaged | None]:
+    """Check a dump file's header and place: see `verify_place`."""
     full = store.root / path
+    rank = full.parts[-2].removeprefix("rank")
     try:
-        dump_rows.read_row(os.fspath(full), full.name.removesuffix(SUFFIX), full.parts[-3], _rank(full.parts[-2]))
+        dump_rows.read_row(os.fspath(full), dump_id_of(path), full.parts[-3], int(rank) if rank.isdecimal() else None)
     except (StoreProblem, OSError) as error:
-        return Damaged.by(path, error)
-    return None
-
-
-def _rank(name: str) -> int | None:
-    digits = name.removeprefix("rank")
-    return int(digits) if digits.isdecimal() else None
+        return path, 0, Damaged.by(path, error)
+    return path, 0, None
 
 
 def packs(store: Store, deep: bool) -> Iterator[Finding]:
@@ -111,7 +103,12 @@ def packs(store: Store, deep: bool) -> Iterator[Finding]:
         except (StoreProblem, OSError) as error:
             yield unusable(path, "damaged-pack", error)
         else:
-            yield from _packed(store, path, pack, deep)
+            for dump_id in pack.dump_ids:
+                place = packed_place(store.relative(path), dump_id)
+                wrong = verify_place(store, place)[2] if deep else _packed_header(pack, place)
+                if wrong is not None:
+                    kind = "newer-format" if wrong.code == NewerFormat.code else "damaged-packed-dump"
+                    yield Finding(store.root / place, kind, wrong.reason)
 
 
 def pack_files(store: Store) -> Iterator[Path]:
@@ -120,21 +117,15 @@ def pack_files(store: Store) -> Iterator[Path]:
         yield from (store.root / path for path in store.files(f"packs/{run}", PACK_SUFFIX, {}))
 
 
-def _packed(store: Store, path: Path, pack: Pack, deep: bool) -> Iterator[Finding]:
-    for dump_id in pack.dump_ids:
-        place = packed_place(store.relative(path), dump_id)
-        try:
-            if deep:
-                wrong = verify_place(store, place)[2]
-            else:
-                record, wrong = dumpfile.parse_line(pack.line(dump_id), place), None
-                if record.dump_id != dump_id or record.run != path.parent.name:
-                    raise StoreProblem(f"its record is that of {record.dump_id}, of run {record.run}")
-        except StoreProblem as error:
-            wrong = Damaged.by(place, error)
-        if wrong is not None:
-            kind = "newer-format" if wrong.code == NewerFormat.code else "damaged-packed-dump"
-            yield Finding(store.root / place, kind, wrong.reason)
+def _packed_header(pack: Pack, place: str) -> Damaged | None:
+    """Say what is wrong with the record of a packed dump."""
+    try:
+        record = dumpfile.parse_line(pack.line(dump_id_of(place)), place)
+        if record.dump_id != dump_id_of(place) or record.run != place.split("/")[1]:
+            raise StoreProblem(f"its record is that of {record.dump_id}, of run {record.run}")
+    except StoreProblem as error:
+        return Damaged.by(place, error)
+    return None
 
 
 def doubles(store: Store, deep: bool) -> Iterator[Finding]:
@@ -150,7 +141,7 @@ def doubles(store: Store, deep: bool) -> Iterator[Finding]:
                 yield Finding(path, "double-differs", f"{dump_id} lies in {packed[dump_id].name} too, and differs")
             packed.setdefault(dump_id, path)
     for path in loose_files(store):
-        dump_id = path.name.removesuffix(SUFFIX)
+        dump_id = dump_id_of(path)
         if dump_id in packed:
             same, there = _same(packed[dump_id], path, dump_id), store.relative(packed[dump_id])
             if same is not None:
@@ -160,16 +151,10 @@ def doubles(store: Store, deep: bool) -> Iterator[Finding]:
 def _same(one: Path, other: Path, dump_id: str) -> bool | None:
     """Compare a dump at two places; None where one of them is damaged, which is named elsewhere."""
     try:
-        return _content(one, dump_id) == _content(other, dump_id)
+        first, second = (
+            places.read_exactly(packed_place(str(path), dump_id) if path.name.endswith(PACK_SUFFIX) else path)[1:]
+            for path in (one, other)
+        )
     except (StoreProblem, OSError):
         return None
-
-
-def _content(path: Path, dump_id: str) -> tuple[bytes, str]:
-    """The record's line and the SHA-256 of the payload."""
-    if path.name.endswith(PACK_SUFFIX):
-        line, payload = Pack(path).read(dump_id)
-    else:
-        data = dumpfile.read_file(path)
-        line, payload = dumpfile.line_of(data, path), dumpfile.unpack(data, path)[1]
-    return line, hashlib.sha256(payload).hexdigest()
+    return first == second

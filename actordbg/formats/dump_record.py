@@ -22,9 +22,8 @@ import json
 import math
 import re
 import struct
-import zlib
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields
 from datetime import datetime, timezone
 from typing import Any
 
@@ -161,10 +160,6 @@ class DumpRecord:
         data["tensors"] = {name: spec.to_list() for name, spec in self.tensors.items()}
         return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
-    def with_payload(self, tensors: dict[str, TensorSpec], payload_sha256: str) -> DumpRecord:
-        """A copy that describes a payload: its tensors and the SHA-256 of its bytes."""
-        return replace(self, tensors=tensors, payload_sha256=payload_sha256)
-
 
 DEFAULTS: dict[str, Any] = {
     f.name: f.default_factory() if f.default_factory is not MISSING else f.default
@@ -236,14 +231,3 @@ def reach_of(shape: Sequence[int], strides: Sequence[int]) -> int | None:
             return None
         reach += stride * (size - 1)
     return reach
-
-
-def stored_layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides to store: windows that overlap (`unfold`) come back as a contiguous tensor of the same values."""
-    return contiguous_strides(shape) if reach_of(shape, strides) is None else strides
-
-
-def framed(line: bytes) -> bytes:
-    """The skippable frame that a dump file begins with, from the record's line of JSON."""
-    header = b"%b\n%08x" % (line, zlib.crc32(line))
-    return MAGIC + struct.pack("<I", len(header)) + header

@@ -18,19 +18,16 @@ without SHA instructions it costs as much as everything else together, and finds
 Frame and checksum say that a file is as it was written, not that it was written by us. So `check` holds record and safetensors
 header against each other before anything is allocated: the same tensors, each stored in a form that loses nothing, strides under
 which no two elements share memory, room for all of it; and the payload's own sentence about itself names this dump, so that two
-good halves of different files are not taken for one. `payload.widen` and `dump verify` both ask, so what verifies also loads.
+good halves of different files are not taken for one. Loading and `dump verify` both ask, so what verifies also loads.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import threading
 import zlib
-from collections.abc import Callable
-from functools import lru_cache
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -51,10 +48,10 @@ from actordbg.formats.dump_record import (
     reach_of,
 )
 from actordbg.formats.record_reading import parse_record, strict_header
-from actordbg.formats.store_files import open_regular
+from actordbg.formats.store_files import AnyPath, open_regular
 
 DEFAULT_CAP = 8 * 2**30
-"""Largest payload, in bytes after decompression, that a reader allocates unless told otherwise."""
+"""Largest payload, in bytes after decompression, that a reader allocates ever."""
 
 
 class Entry(NamedTuple):
@@ -65,9 +62,6 @@ class Entry(NamedTuple):
     offset: int
 
 
-Parser = Callable[[bytes], DumpRecord]
-_FIRST_READ, _SMALL = 4096, 2**18
-"""Bytes that are read at once: for a record, and for a dump file, of which most have fewer."""
 _FRAME_ROOM = 65_536
 """More bytes than a zstd frame takes beside its content and 1/128 of it, where nothing can be compressed."""
 HINT = "run `actordbg dump verify` to list every damaged file; `actordbg dump prune --damaged` removes them"
@@ -89,26 +83,28 @@ def pack(record: DumpRecord, payload: bytes, level: int = 3) -> bytes:
     return pack_line(line, payload, level)
 
 
-def read_record(path: str | os.PathLike[str]) -> DumpRecord:
+def read_record(path: AnyPath) -> DumpRecord:
     """The record of a dump file; reads its first few kilobytes and decompresses nothing.
 
     Raises CorruptDump, NewerFormat, or StoreProblem when the file cannot be read.
     """
     try:
-        with open(open_regular(path), "rb", buffering=0) as file:
-            head = file.read(_FIRST_READ)
-            size = _record_size(head, path)
-            while len(head) < 8 + size:
-                more = file.read(8 + size - len(head))
-                if not more:
-                    raise CorruptDump(f"{path}: ends inside its record", hint=HINT)
-                head += more
+        with open(open_regular(path), "rb") as file:
+            size = _record_size(file.read(8), path)
+            header = file.read(size)
     except OSError as error:
-        raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="check the path and its permissions") from None
-    return parse_line(record_line(head[8 : 8 + size], path), path)
+        raise unreadable(path, error) from None
+    if len(header) < size:
+        raise CorruptDump(f"{path}: ends inside its record", hint=HINT)
+    return parse_line(record_line(header, path), path)
 
 
-def record_line(header: bytes, name: str | os.PathLike[str] = "dump") -> bytes:
+def unreadable(path: AnyPath, error: OSError) -> StoreProblem:
+    """Say that a file cannot be read."""
+    return StoreProblem(f"cannot read {path}: {error.strerror}", hint="check the path and its permissions")
+
+
+def record_line(header: bytes, name: AnyPath = "dump") -> bytes:
     """The record's JSON from the content of the skippable frame, its CRC-32 checked. Raises CorruptDump."""
     line, newline, check = header[:-9], header[-9:-8], header[-8:]
     if newline != b"\n" or check != b"%08x" % zlib.crc32(line):
@@ -116,69 +112,65 @@ def record_line(header: bytes, name: str | os.PathLike[str] = "dump") -> bytes:
     return line
 
 
-def read_payload(
-    path: str | os.PathLike[str], max_bytes: int = DEFAULT_CAP, *, hash_too: bool = True, parse: Parser = parse_record
-) -> tuple[DumpRecord, bytes]:
-    """Record and checked safetensors bytes of a dump file. At most `max_bytes` are allocated for the payload, and under twice
-    as many for payload and file together. `parse`: what reads the record, in the place of `parse_record`.
+def read_payload(path: AnyPath, *, hash_too: bool = True) -> tuple[DumpRecord, bytes]:
+    """Read record and checked safetensors bytes of a dump file. At most DEFAULT_CAP bytes are allocated for the payload, and
+    under twice as many for payload and file together.
     """
     try:
-        data = read_file(path, max_bytes)
+        data = read_file(path)
     except OSError as error:
-        raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="check the path and its permissions") from None
-    return unpack(data, path, max_bytes, hash_too=hash_too, parse=parse)
+        raise unreadable(path, error) from None
+    return unpack(data, path, hash_too=hash_too)
 
 
-def read_file(path: str | os.PathLike[str], max_bytes: int = DEFAULT_CAP) -> bytes:
+def read_file(path: AnyPath) -> bytes:
     """The bytes of a dump file, unless it has more than its payload can take. CorruptDump, or OSError if it cannot be read."""
-    with open(open_regular(path), "rb", buffering=0) as file:
-        data, size = file.read(_SMALL), os.fstat(file.fileno()).st_size
-        if len(data) == size <= _FRAME_ROOM:
-            return data
-        head = 8 + _record_size(data[:8], path)
-        frame = data[head : head + 32] if len(data) >= head + 32 else os.pread(file.fileno(), 32, head)
-        try:
-            content = zstandard.frame_content_size(frame)
-        except zstandard.ZstdError:
-            content = -1
-        if content < 0:  # no frame, or it does not say: enough for `unpack` to say what is wrong
-            return os.pread(file.fileno(), head + 32, 0)
-        if size > min(head + content + content // 128 + _FRAME_ROOM, 2 * max_bytes + MAX_RECORD):
-            raise CorruptDump(f"{path}: has {size} bytes, over what its payload of {content} can take", hint=HINT)
-        return data if len(data) == size else data + file.read()
+    with open(open_regular(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > _FRAME_ROOM:
+            head = 8 + _record_size(file.read(8), path)
+            file.seek(head)
+            try:
+                content = zstandard.frame_content_size(file.read(32))
+            except zstandard.ZstdError:
+                content = -1
+            file.seek(0)
+            if content < 0:  # no frame, or it does not say: enough for `unpack` to say what is wrong
+                return file.read(head + 32)
+            if size > min(head + content + content // 128 + _FRAME_ROOM, 2 * DEFAULT_CAP + MAX_RECORD):
+                raise CorruptDump(f"{path}: has {size} bytes, over what its payload of {content} can take", hint=HINT)
+        return file.read(size)
 
 
 def unpack(
     data: bytes,
-    name: str | os.PathLike[str] = "dump",
-    max_bytes: int = DEFAULT_CAP,
+    name: AnyPath = "dump",
     *,
     hash_too: bool = True,
-    parse: Parser = parse_record,
 ) -> tuple[DumpRecord, bytes]:
     """Record and checked safetensors bytes from a dump file's bytes; `name` is used in messages."""
     size = _record_size(data[:8], name)
     if len(data) < 8 + size:
         raise CorruptDump(f"{name}: ends inside its record", hint=HINT)
-    record = parse_line(record_line(data[8 : 8 + size], name), name, parse)
-    payload = _decompress(memoryview(data)[8 + size :], name, max_bytes)
+    record = parse_line(record_line(data[8 : 8 + size], name), name)
+    payload = decompress(memoryview(data)[8 + size :], f"{name}: its payload", DEFAULT_CAP)
     if hash_too:
         check_hash(record, payload, name)
     return record, payload
 
 
-def line_of(data: bytes, name: str | os.PathLike[str] = "dump") -> bytes:
+def line_of(data: bytes, name: AnyPath = "dump") -> bytes:
     """The exact line of JSON that a dump file's bytes begin with, its CRC-32 checked."""
     return record_line(data[8 : 8 + _record_size(data[:8], name)], name)
 
 
-def check_hash(record: DumpRecord, payload: bytes, name: str | os.PathLike[str] = "dump") -> None:
+def check_hash(record: DumpRecord, payload: bytes, name: AnyPath = "dump") -> None:
     """CorruptDump unless the payload is the one that the record names by its SHA-256."""
     if hashlib.sha256(payload).hexdigest() != record.payload_sha256:
         raise CorruptDump(f"{name}: the payload's SHA-256 is not the record's", hint=HINT)
 
 
-def payload_entries(payload: bytes, name: str | os.PathLike[str] = "dump") -> dict[str, Entry]:
+def payload_entries(payload: bytes, name: AnyPath = "dump") -> dict[str, Entry]:
     """What a safetensors payload holds, by key, from its JSON header alone.
 
     Raises CorruptDump unless the entries cover the data exactly, one after another, with the bytes that their shapes need.
@@ -210,7 +202,7 @@ def payload_entries(payload: bytes, name: str | os.PathLike[str] = "dump") -> di
     return entries
 
 
-def _record_size(head: bytes, name: str | os.PathLike[str]) -> int:
+def _record_size(head: bytes, name: AnyPath) -> int:
     if len(head) < 8 or head[:4] != MAGIC:
         raise CorruptDump(f"{name}: not an actordbg dump (wrong magic)", hint=HINT)
     size = int.from_bytes(head[4:8], "little")
@@ -219,48 +211,43 @@ def _record_size(head: bytes, name: str | os.PathLike[str]) -> int:
     return size
 
 
-def parse_line(line: bytes, name: str | os.PathLike[str] = "dump", parse: Parser = parse_record) -> DumpRecord:
+def parse_line(line: bytes, name: AnyPath = "dump") -> DumpRecord:
     """The record that a line of JSON holds; what is wrong with it is said of `name`."""
     try:
-        return parse(line)
+        return parse_record(line)
     except StoreProblem as error:
         prefix = "" if error.message.startswith(f"{name}: ") else f"{name}: "
         raise type(error)(f"{prefix}{error.message}", hint=error.hint) from None
 
 
-def _decompress(frame: memoryview, name: str | os.PathLike[str], max_bytes: int) -> bytes:
+def decompress(frame: bytes | memoryview, what: str, most: int) -> bytes:
+    """Return the content of exactly one zstd frame with content size and checksum; `what` begins messages. Nothing larger than
+    `most` bytes is ever allocated.
+    """
     try:
         parameters = zstandard.get_frame_parameters(frame[:32])
-        if parameters.content_size in (zstandard.CONTENTSIZE_UNKNOWN, zstandard.CONTENTSIZE_ERROR):
-            raise CorruptDump(f"{name}: its payload does not state its size", hint=HINT)
-        if parameters.content_size > max_bytes or parameters.content_size + len(frame) > 2 * max_bytes:
-            raise CorruptDump(
-                f"{name}: its payload claims {parameters.content_size} bytes, over the limit of {max_bytes}", hint=HINT
-            )
+        size = parameters.content_size
+        if size in (zstandard.CONTENTSIZE_UNKNOWN, zstandard.CONTENTSIZE_ERROR):
+            raise CorruptDump(f"{what} does not state its size", hint=HINT)
+        if size > most or size + len(frame) > 2 * most + _FRAME_ROOM:
+            raise CorruptDump(f"{what} claims {size} bytes, over the limit of {most}", hint=HINT)
         if not parameters.has_checksum:
-            raise CorruptDump(f"{name}: its payload has no checksum", hint=HINT)
-        if parameters.window_size > max(max_bytes, 2**27):
-            raise CorruptDump(f"{name}: its payload claims a window of {parameters.window_size} bytes", hint=HINT)
-        return _decompressor().decompress(frame, max_output_size=max_bytes, allow_extra_data=False)
+            raise CorruptDump(f"{what} has no checksum", hint=HINT)
+        if parameters.window_size > 2 * max(most, 2**17):
+            raise CorruptDump(f"{what} claims a window of {parameters.window_size} bytes", hint=HINT)
+        if not hasattr(_own, "decompressor"):
+            _own.decompressor = zstandard.ZstdDecompressor()
+        content: bytes = _own.decompressor.decompress(frame, max_output_size=most, allow_extra_data=False)
+        return content
     except MemoryError:
-        raise StoreProblem(
-            f"{name}: there is no memory for its payload of {parameters.content_size} bytes",
-            hint="use a machine with more memory; `actordbg dump show` without --values needs none",
-        ) from None
+        hint = "use a machine with more memory; `actordbg dump show` without --values needs none"
+        raise StoreProblem(f"{what} of {size} bytes finds no memory", hint=hint) from None
     except zstandard.ZstdError as error:
-        raise CorruptDump(f"{name}: damaged payload: {error}", hint=HINT) from None
+        raise CorruptDump(f"{what} is damaged: {error}", hint=HINT) from None
 
 
 _own = threading.local()
-
-
-def _decompressor() -> zstandard.ZstdDecompressor:
-    """This thread's: making one takes longer than what it does to a small payload."""
-    if not hasattr(_own, "decompressor"):
-        _own.decompressor = zstandard.ZstdDecompressor()
-    return _own.decompressor  # type: ignore[no-any-return]
-
-
+"""Holds a decompressor for each thread: making one takes longer than what it does to a small payload."""
 _MASKS = ("int64", "int32", "int16", "int8", "uint8", "float64", "float32", "float16", "bfloat16")
 _NARROWER = {(dtype, "bool") for dtype in _MASKS} | {
     ("int32", "uint16"), ("int32", UINT24), ("int64", "uint16"), ("int64", UINT24), ("int64", "int32"),
@@ -268,31 +255,16 @@ _NARROWER = {(dtype, "bool") for dtype in _MASKS} | {
 """(dtype, stored) of every form beside itself in which `payload.encode` may store a tensor."""
 
 
-def check(record: DumpRecord, payload: bytes, name: str = "dump", max_bytes: int = DEFAULT_CAP) -> dict[str, Entry]:
+def check(record: DumpRecord, payload: bytes, name: str = "dump") -> dict[str, Entry]:
     """The payload's entries by key, once they are known to be what the record says. Raises CorruptDump.
 
-    What a reader then allocates, the payload and a copy of it included, stays under twice `max_bytes`.
+    What a reader then allocates, the payload and a copy of it included, stays under twice DEFAULT_CAP.
     """
-    entries = entries_as_written(record, payload) or _compared(record, payload, name)
+    entries = payload_entries(payload, name)
+    wanted: dict[str, tuple[str, tuple[int, ...]]] = {}
     room = 2 * len(payload)
     for tensor, spec in record.tensors.items():
         room += _room(tensor, spec, name)
-    if room > 2 * max_bytes:
-        raise CorruptDump(f"{name}: its tensors take {room} bytes, over the limit of {2 * max_bytes}", hint=HINT)
-    _check_truths(entries, payload, name)
-    for tensor, spec in record.tensors.items():
-        if 0 in spec.strides and 0 not in spec.shape:
-            for key, _ in spec.parts(tensor):
-                _check_expanded(key, spec, entries[key], payload, name)
-    return entries
-
-
-def _compared(record: DumpRecord, payload: bytes, name: str) -> dict[str, Entry]:
-    """The entries out of the payload's header, which must be those of the record's tensors. Its sentence about itself, too."""
-    entries = payload_entries(payload, name)
-    wanted: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for tensor, spec in record.tensors.items():
-        _room(tensor, spec, name)
         for key, kind in spec.parts(tensor):
             if key in wanted:
                 raise CorruptDump(f"{name}: two tensors of the record are both stored as {key!r:.80}", hint=HINT)
@@ -302,6 +274,15 @@ def _compared(record: DumpRecord, payload: bytes, name: str) -> dict[str, Entry]
     header = payload[8 : 8 + int.from_bytes(payload[:8], "little")]
     if b'"actordbg"' in header and label(record).encode() not in header:
         raise CorruptDump(f"{name}: its payload says that it belongs to another dump", hint=HINT)
+    if room > 2 * DEFAULT_CAP:
+        raise CorruptDump(f"{name}: its tensors take {room} bytes, over the limit of {2 * DEFAULT_CAP}", hint=HINT)
+    for key, entry in entries.items():
+        if entry.dtype == "bool" and payload[entry.offset : entry.offset + math.prod(entry.shape)].translate(None, b"\0\1"):
+            raise CorruptDump(f"{name}: {key!r:.80} holds bytes that are neither true nor false", hint=HINT)
+    for tensor, spec in record.tensors.items():
+        if 0 in spec.strides and 0 not in spec.shape:
+            for key, _ in spec.parts(tensor):
+                _check_expanded(key, spec, entries[key], payload, name)
     return entries
 
 
@@ -320,12 +301,6 @@ def _room(tensor: str, spec: TensorSpec, name: str) -> int:
     return room + width * (reach + 1)
 
 
-def _check_truths(entries: dict[str, Entry], payload: bytes, name: str) -> None:
-    for key, entry in entries.items():
-        if entry.dtype == "bool" and payload[entry.offset : entry.offset + math.prod(entry.shape)].translate(None, b"\0\1"):
-            raise CorruptDump(f"{name}: {key!r:.80} holds bytes that are neither true nor false", hint=HINT)
-
-
 def _check_expanded(key: str, spec: TensorSpec, entry: Entry, payload: bytes, name: str) -> None:
     """Along a dimension of stride 0 there is one value only, and the payload holds it as often as the dimension is long."""
     stored = memoryview(payload)[entry.offset : entry.offset + SIZES[entry.dtype] * math.prod(entry.shape)]
@@ -336,42 +311,3 @@ def _check_expanded(key: str, spec: TensorSpec, entry: Entry, payload: bytes, na
         for first in range(0, len(stored), inner * size):
             if stored[first : first + inner * (size - 1)] != stored[first + inner : first + inner * size]:
                 raise CorruptDump(f"{name}: tensor {key!r:.80} claims one value where it has several", hint=HINT)
-
-
-_MOST_HEADER = 4096
-"""Bytes of a header that is remembered: most have some hundred."""
-_REMEMBERED = 512
-_CODES = {name: code for code, (name, _) in SAFETENSORS_DTYPES.items()}
-
-
-def entries_as_written(record: DumpRecord, payload: bytes) -> dict[str, Entry] | None:
-    """The payload's entries by key, if its header is the one that our recorder writes for this record, to the byte, and the
-    payload as long as it says.
-    """
-    size = int.from_bytes(payload[:8], "little")
-    if size > _MOST_HEADER:
-        return None
-    written = _written(tuple([(name, spec.stored, spec.shape) for name, spec in record.tensors.items()]), size)
-    if written is None or len(payload) != written[2]:
-        return None
-    header = b'{"__metadata__":{"actordbg":"%b"},%b' % (label(record).encode(), written[0])
-    return written[1].copy() if payload[8 : 8 + size] == header.ljust(size) else None
-
-
-@lru_cache(_REMEMBERED)
-def _written(tensors: tuple[tuple[str, str, tuple[int, ...]], ...], size: int) -> tuple[bytes, dict[str, Entry], int] | None:
-    """For tensors of these names, `stored` and shapes, and a header of so many bytes: the header behind its label, the entries,
-    and the bytes of the whole payload. None if the recorder writes none such.
-    """
-    parts = [part + (shape,) for name, stored, shape in tensors for part in TensorSpec(stored, (), (), stored).parts(name)]
-    if not parts or not all(dtype in SIZES for _, dtype, _ in parts) or len({key for key, *_ in parts}) < len(parts):
-        return None
-    header: dict[str, object] = {}
-    entries: dict[str, Entry] = {}
-    end = 0
-    for key, dtype, shape in sorted(parts, key=lambda part: (-SIZES[part[1]], part[0])):
-        entries[key] = Entry(dtype, shape, 8 + size + end)
-        first, end = end, end + SIZES[dtype] * math.prod(shape)
-        header[key] = {"dtype": _CODES[dtype], "shape": shape, "data_offsets": (first, end)}
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False)[1:]
-    return text.encode(), entries, 8 + size + end

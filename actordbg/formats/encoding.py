@@ -19,7 +19,8 @@ import json
 import math
 import re
 import threading
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +29,7 @@ import zstandard
 
 from actordbg.base.fault import Unsupported
 from actordbg.formats.dump_record import (
+    MAGIC,
     MAX_DEPTH,
     MAX_DIMS,
     MAX_RECORD,
@@ -41,10 +43,9 @@ from actordbg.formats.dump_record import (
     TensorSpec,
     contiguous_strides,
     dtype_name,
-    framed,
     label,
     make_dump_id,
-    stored_layout,
+    reach_of,
     timestamp_of,
 )
 from actordbg.formats.ringfile import OWN_NUMBERS
@@ -56,6 +57,8 @@ BITS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 _INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 ONES = {"float64": 0x3FF0000000000000, "float32": 0x3F800000, "float16": 0x3C00, "bfloat16": 0x3F80}
 """The bits of 1."""
+MOST_DIMS = 64
+"""torch has no tensors of more dimensions."""
 
 
 @dataclass(frozen=True)
@@ -90,21 +93,33 @@ def of_torch(tensor: Any, strides: tuple[int, ...] | None = None) -> PlainTensor
     return PlainTensor(name, values.numpy().view(array_dtype(name)), strides or tuple(tensor.stride()))
 
 
-def tensors_in(memory: Any, first: int, numbers: Sequence[int], names: Sequence[Sequence[str]]) -> dict[str, PlainTensor]:
-    """The tensors of a call over a ring's memory: `numbers` as `ringfile` has them, `names` its names and dtypes, `first` where
-    its data begin.
-    """
-    found, place = {}, OWN_NUMBERS
-    for name, dtype in names:
+def tensors_of(numbers: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int, int]]:
+    """Yield (shape, strides, offset, bytes) of each tensor that `numbers` describes; ValueError if they describe none."""
+    place = OWN_NUMBERS
+    while place < len(numbers):
         dims = numbers[place]
-        shape, strides = tuple(numbers[place + 1 : place + 1 + dims]), tuple(numbers[place + 1 + dims : place + 1 + 2 * dims])
+        if not 0 <= dims <= MOST_DIMS or min(numbers[place:]) < 0:
+            raise ValueError("a tensor has an impossible shape")
+        shape, strides = (tuple(numbers[first : first + dims]) for first in (place + 1, place + 1 + dims))
+        offset, nbytes = numbers[place + 1 + 2 * dims : place + 3 + 2 * dims]
+        yield shape, strides, offset, nbytes
         place += 3 + 2 * dims
-        kind, count, offset = array_dtype(dtype), math.prod(shape), first + numbers[place - 2]
-        values = np.frombuffer(memory, kind, count, offset) if count else np.empty(0, kind)
+
+
+def tensors_in(memory: Any, first: int, numbers: Sequence[int], names: Sequence[Sequence[str]]) -> dict[str, PlainTensor]:
+    """Return the tensors of a call over a ring's memory: `numbers` as `ringfile` has them, `names` its names and dtypes, `first`
+    where its data begin. ValueError, KeyError or TypeError where numbers and names are not those of tensors in this memory.
+    """
+    tensors = {}
+    for (name, dtype), (shape, strides, offset, nbytes) in zip(names, tensors_of(numbers), strict=True):
+        count = math.prod(shape)
+        if name in tensors or type(name) is not str or SIZES[dtype] * count != nbytes:
+            raise ValueError(f"{name!r:.80} lies outside of its extent")
+        values = np.frombuffer(memory, array_dtype(dtype), count, first + offset) if count else np.empty(0, array_dtype(dtype))
         plain = contiguous_strides(shape)  # the stride of a dimension of size 1 means nothing
-        same = not count or all(size == 1 or one == other for size, one, other in zip(shape, strides, plain, strict=True))
-        found[name] = PlainTensor(dtype, values.reshape(shape), plain if same and count else strides)
-    return found
+        same = count and all(size == 1 or one == other for size, one, other in zip(shape, strides, plain, strict=True))
+        tensors[name] = PlainTensor(dtype, values.reshape(shape), plain if same else strides)
+    return tensors
 
 
 def record_of(
@@ -141,12 +156,18 @@ def pack(record: DumpRecord, payload: bytes, level: int) -> bytes:
 _own = threading.local()
 
 
-def pack_line(line: bytes, payload: bytes, level: int = 3) -> bytes:
-    """A dump file's bytes from an encoded record, which is not looked at: it must come from `checked_line`, or from a file."""
+def compress(content: bytes, level: int) -> bytes:
+    """Return one zstd frame with content size and checksum."""
     kept: Any = vars(_own)  # making a compressor takes longer than what it does to a small payload
     if level not in kept:
         kept[level] = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
-    return framed(line) + kept[level].compress(payload)  # type: ignore[no-any-return]
+    return kept[level].compress(content)  # type: ignore[no-any-return]
+
+
+def pack_line(line: bytes, payload: bytes, level: int = 3) -> bytes:
+    """Return a dump file's bytes from an encoded record, which must come from `checked_line` or from a file."""
+    header = b"%b\n%08x" % (line, zlib.crc32(line))
+    return MAGIC + len(header).to_bytes(4, "little") + header + compress(payload, level)
 
 
 def serialize(record: DumpRecord, tensors: Mapping[str, PlainTensor]) -> tuple[DumpRecord, bytes]:
@@ -157,14 +178,16 @@ def serialize(record: DumpRecord, tensors: Mapping[str, PlainTensor]) -> tuple[D
     entries: dict[str, tuple[str, Array]] = {}
     for name, tensor in tensors.items():
         stored, parts = _narrow(tensor)
-        shape = tensor.values.shape
-        specs[name] = spec = TensorSpec(tensor.dtype, shape, stored_layout(shape, tensor.strides), stored)
+        shape, strides = tensor.values.shape, tensor.strides
+        if reach_of(shape, strides) is None:  # windows that overlap (`unfold`) come back as a contiguous tensor
+            strides = contiguous_strides(shape)
+        specs[name] = spec = TensorSpec(tensor.dtype, shape, strides, stored)
         for (key, dtype), part in zip(spec.parts(name), parts, strict=True):
             if key in entries:
                 raise Unsupported(f"two tensors of one call would both be stored as {key!r:.80}", hint="rename one of them")
             entries[key] = (dtype, part)
     data = plain_safetensors(entries, {"actordbg": label(record)})
-    return record.with_payload(specs, hashlib.sha256(data).hexdigest()), data
+    return replace(record, tensors=specs, payload_sha256=hashlib.sha256(data).hexdigest()), data
 
 
 def plain_safetensors(entries: Mapping[str, tuple[str, Array]], metadata: Mapping[str, str]) -> bytes:

@@ -39,7 +39,6 @@ _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z\Z", re.ASCII)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 MAX_SIZE = 2**48
 """More elements than a tensor can have."""
-_PLAIN = {int}
 _VERIFY_HINT = "run `actordbg dump verify` to find every damaged file"
 
 
@@ -88,9 +87,10 @@ def strict_json(data: bytes, decode: Callable[[str], Any] | None = None) -> Any:
         raise ValueError(f"it has more than {MAX_VALUES} values")
     try:
         value = (decode or _decode)(text)
+        too_deep = brackets > MAX_DEPTH and _levels(value) > MAX_DEPTH
     except RecursionError:
-        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels") from None
-    if brackets > MAX_DEPTH and _deeper_than(value, MAX_DEPTH):
+        too_deep = True
+    if too_deep:
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
     if _SURROGATE.search(text):
         json.dumps(value, ensure_ascii=False).encode()  # UnicodeEncodeError is a ValueError
@@ -125,49 +125,32 @@ _decode = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse).decode
 _decode_header = json.JSONDecoder(object_pairs_hook=_once, parse_int=_size, parse_float=_refuse, parse_constant=_refuse).decode
 
 
-def _deeper_than(value: Any, depth: int) -> bool:
-    level = [value]
-    for _ in range(depth):
-        level = [
-            child
-            for item in level
-            if isinstance(item, dict | list)
-            for child in (item.values() if isinstance(item, dict) else item)
-        ]
-    return any(isinstance(item, dict | list) for item in level)
+def _levels(value: Any) -> int:
+    """Count how many levels of lists and objects lie in each other."""
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if children is None else 1 + max(map(_levels, children), default=0)
 
 
 _REQUIRED = {f.name for f in fields(DumpRecord) if f.name not in DEFAULTS}
-_OBJECTS = tuple(name for name, value in DEFAULTS.items() if value == {})
 _KINDS = kinds_of(DumpRecord)
 
 
 def _checked(data: dict[str, Any]) -> DumpRecord:
-    values = dict(DEFAULTS)
-    for name, value in data.items():
-        kinds = _KINDS.get(name)
-        if kinds is None:
-            continue
+    values = {name: value for name, value in data.items() if name in _KINDS}
+    for name, value in values.items():
+        kinds = _KINDS[name]
         if type(value) not in kinds:
             raise CorruptDump(f"the record's {name} has the wrong type: {value!r:.80}", hint=_VERIFY_HINT)
         if type(value) is int and not (-(2**63) if float in kinds else 0) <= value < 2**63:
             raise CorruptDump(f"the record's {name} is out of range: {value!r:.80}", hint=_VERIFY_HINT)
-        values[name] = value
-    missing = _REQUIRED - values.keys()
-    if missing:
+    if missing := _REQUIRED - values.keys():
         raise CorruptDump(f"the record has no {min(missing)}", hint=_VERIFY_HINT)
     for name in ("dump_id", "run"):
         if not is_plain_name(values[name]):
             raise CorruptDump(f"the record's {name} is not a plain name: {values[name]!r:.80}", hint=_VERIFY_HINT)
-    if not is_moment(values["timestamp"]):
-        raise _no_moment(values["timestamp"])
-    for name in _OBJECTS:
-        if name not in data:
-            values[name] = {}
-    values["tensors"] = {name: _spec(name, spec) for name, spec in values["tensors"].items()}
-    record = object.__new__(DumpRecord)  # 42 fields: the frozen __init__ takes longer than everything above
-    vars(record).update(values)
-    return record
+    parse_timestamp(values["timestamp"])
+    values["tensors"] = {name: _spec(name, spec) for name, spec in values.get("tensors", {}).items()}
+    return DumpRecord(**values)
 
 
 def _spec(name: str, data: Any) -> TensorSpec:
@@ -176,20 +159,16 @@ def _spec(name: str, data: Any) -> TensorSpec:
     if type(data) is not list or len(data) not in (3, 4) or type(data[0]) is not str or type(data[1]) is not str:
         raise CorruptDump(f"tensor {name!r:.80} of the record is not described", hint=_VERIFY_HINT)
     dtype, stored, shape, *rest = data
-    strides = rest[0] if rest else []
-    if not _are_sizes(shape) or not _are_sizes(strides) or (rest and len(strides) != len(shape)):
+    if not _are_sizes(shape) or (rest and not (_are_sizes(rest[0]) and len(rest[0]) == len(shape))):
         raise CorruptDump(f"tensor {name!r:.80} of the record has an impossible shape", hint=_VERIFY_HINT)
-    shape = tuple(shape)
     if math.prod(filter(None, shape)) >= MAX_SIZE:
         raise CorruptDump(f"tensor {name!r:.80} of the record has too many elements", hint=_VERIFY_HINT)
-    spec = object.__new__(TensorSpec)  # as in `_checked`
-    vars(spec).update(dtype=dtype, shape=shape, strides=tuple(strides) if rest else contiguous_strides(shape), stored=stored)
-    return spec
+    return TensorSpec(dtype, tuple(shape), tuple(rest[0]) if rest else contiguous_strides(tuple(shape)), stored)
 
 
 def _are_sizes(values: Any) -> bool:
     """Whether this is a shape, or strides: few plain integers that torch can count with."""
-    if type(values) is not list or len(values) > MAX_DIMS or not {*map(type, values)} <= _PLAIN:
+    if type(values) is not list or len(values) > MAX_DIMS or not {*map(type, values)} <= {int}:
         return False
     return not values or (min(values) >= 0 and max(values) < MAX_SIZE)
 
@@ -198,7 +177,7 @@ def parse_timestamp(text: str) -> datetime:
     """An ISO-8601 UTC timestamp of a record ("2025-06-19T05:26:08.430740Z") as an aware datetime; CorruptDump otherwise."""
     if is_moment(text):
         return datetime.fromisoformat(text[:26]).replace(tzinfo=timezone.utc)
-    raise _no_moment(text)
+    raise CorruptDump(f"{text!r:.60} is not a timestamp like 2025-06-19T05:26:08.430740Z", hint=_VERIFY_HINT)
 
 
 def is_moment(text: str) -> bool:
@@ -207,7 +186,3 @@ def is_moment(text: str) -> bool:
         return bool(_MOMENT.match(text) and datetime.fromisoformat(text[:26]))
     except ValueError:
         return False
-
-
-def _no_moment(text: str) -> CorruptDump:
-    return CorruptDump(f"{text!r:.60} is not a timestamp like 2025-06-19T05:26:08.430740Z", hint=_VERIFY_HINT)

@@ -4,8 +4,7 @@ The process may be alive, or have died in whatever way. So every offset, length 
 is damaged or half written is left out, and nothing here waits for the process.
 
     ring = read_ring(path)
-    for slot in ring.slots:
-        for shape, strides, offset, nbytes in tensors_of(slot.numbers): ...
+    tensors_in(ring.bytes_at(slot.offset, slot.size), head_bytes(len(slot.numbers)), slot.numbers, slot.kind["tensors"])
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ import functools
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import CorruptDump, NewerFormat, StoreProblem
-from actordbg.formats.dump_record import is_plain_name
+from actordbg.formats.dump_record import is_plain_name, kinds_of
 from actordbg.formats.record_reading import parse_timestamp, strict_json
 from actordbg.formats.ringfile import (
     BOOK,
@@ -40,7 +39,6 @@ from actordbg.formats.ringfile import (
     KINDS_AT,
     MAGIC,
     MAX_LEDGERS,
-    OWN_NUMBERS,
     RAISED,
     SAMPLED,
     SLOT,
@@ -58,8 +56,6 @@ from actordbg.formats.store_files import open_regular, read_regular
 MAX_FILE, MAX_KIND = 2**40, 4 * 2**20
 MAX_OPEN = 2**20
 """More calls than can ever be open at once."""
-MOST_DIMS = 64
-"""torch has no tensors of more dimensions."""
 
 
 @dataclass(frozen=True)
@@ -175,49 +171,59 @@ def read_ring(path: Path) -> RingFile:
     return ring
 
 
-def tensors_of(numbers: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int, int]]:
-    """(shape, strides, offset, bytes) of each tensor that `numbers` describes. ValueError for numbers that describe none."""
-    place = OWN_NUMBERS
-    while place < len(numbers):
-        dims = numbers[place]
-        if not 0 <= dims <= MOST_DIMS or min(numbers[place:], default=0) < 0:
-            raise ValueError("a tensor has an impossible shape")
-        shape = tuple(numbers[place + 1 : place + 1 + dims])
-        strides = tuple(numbers[place + 1 + dims : place + 1 + 2 * dims])
-        offset, nbytes = numbers[place + 1 + 2 * dims : place + 3 + 2 * dims]
-        yield shape, strides, offset, nbytes
-        place += 3 + 2 * dims
+@dataclass(frozen=True)
+class _Counters:
+    """What is shown or summed of a counters file, with its types."""
+
+    run: str
+    rank: int
+    host: str
+    pid: int
+    instance: str
+    since: str
+    calls: int
+    captured: int
+    bytes: int
+    pending: int
+    queue_bytes: int
+    generation: int
+    rotated: int
+    rotated_bytes: int
+    outputs_dropped: int
+    dropped: dict[str, int]
+    sampled_out: dict[str, int]
+    triggered: dict[str, int]
+    state: str
+    heartbeat: str
+    role: str | None
+    last_error: str | None
+    ring: dict[str, Any] | None
+
+
+_KINDS = kinds_of(_Counters)
 
 
 def read_counters(path: Path) -> dict[str, Any]:
     """One published counters file, checked. Raises CorruptDump if it is not one (CorruptDump: skip and count)."""
     try:
-        data = strict_json(read_regular(path))
+        data: dict[str, Any] = strict_json(read_regular(path))
     except (OSError, ValueError) as error:
         raise CorruptDump(f"{path}: unreadable counters: {error}", hint="the next publication replaces it") from None
-    if not isinstance(data, dict) or not _are_counters(data):
+    sound = isinstance(data, dict) and data.get("format") == COUNTERS_FORMAT
+    if sound and all(type(data.get(name)) in kinds for name, kinds in _KINDS.items()):
+        tallies = {*map(type, (*data["dropped"].values(), *data["sampled_out"].values(), *data["triggered"].values()))}
+        ring = data.get("ring") or {}
+        sound = (
+            tallies <= {int}
+            and isinstance(ring.get("path"), str | None)
+            and isinstance(ring.get("in_flight_s"), int | float | None)
+        )
+    else:
+        sound = False
+    if not sound:
         raise CorruptDump(f"{path}: not a counters file of this version", hint="upgrade actordbg, or delete the file")
     parse_timestamp(data["heartbeat"])
     return data
-
-
-def _are_counters(data: dict[str, Any]) -> bool:
-    """Whether everything that is shown or summed has its type."""
-    numbers = ("rank", "pid", "calls", "captured", "bytes", "pending", "queue_bytes", "generation")
-    texts = ("run", "host", "instance", "state", "since", "heartbeat")
-    tallies = [data.get(name, {}) for name in ("dropped", "sampled_out", "triggered")]
-    ring = data.get("ring") or {}
-    return (
-        data.get("format") == COUNTERS_FORMAT
-        and all(type(data.get(name)) is int for name in numbers)
-        and all(type(data.get(name, 0)) is int for name in ("rotated", "rotated_bytes", "outputs_dropped"))
-        and all(isinstance(data.get(name), str) for name in texts)
-        and all(isinstance(data.get(name), str | None) for name in ("role", "last_error"))
-        and all(isinstance(tally, dict) and {*map(type, tally.values())} <= {int} for tally in tallies)
-        and isinstance(ring, dict)
-        and isinstance(ring.get("path"), str | None)
-        and isinstance(ring.get("in_flight_s"), int | float | None)
-    )
 
 
 def _header(descriptor: int, path: Path) -> dict[str, Any]:
@@ -247,20 +253,13 @@ def _books(descriptor: int, path: Path) -> Iterator[tuple[int, Books]]:
         identity = _json(page[first : first + IDENTITY].rstrip(b"\0"), path)
         counts = struct.unpack_from(f"<{len(COUNTS)}Q", page, first + IDENTITY)
         books = Books(identity, dict(zip(COUNTS, counts, strict=True)))
-        if not _names_somebody(identity) or not 0 <= books.unresolved <= MAX_OPEN:
+        named = all(type(name) is str and is_plain_name(name) for name in map(identity.get, ("run", "instance")))
+        numbered = all(type(identity.get(name)) is int and identity[name] >= 0 for name in ("rank", "pid"))
+        host = identity.get("host")  # every name may be part of a path
+        placed = type(host) is str and not {"/", "\0"} & {*host} and type(identity.get("since")) is str
+        if not (named and numbered and placed) or not 0 <= books.unresolved <= MAX_OPEN:
             raise _damaged(path, "its books are damaged")
         yield number, books
-
-
-def _names_somebody(identity: dict[str, Any]) -> bool:
-    """Whether an identity is one, and every name in it may be part of a path."""
-    return (
-        all(type(identity.get(name)) is int and identity[name] >= 0 for name in ("rank", "pid"))
-        and all(type(name) is str and is_plain_name(name) for name in map(identity.get, ("run", "instance")))
-        and type(identity.get("host")) is str
-        and not {"/", "\0"} & set(identity["host"])
-        and type(identity.get("since")) is str
-    )
 
 
 def _slots(descriptor: int, path: Path, damaged: list[str]) -> Iterator[RingSlot]:
@@ -288,10 +287,8 @@ def _slot(
     fixed = (ledger, sequence, offset, length, kind_at, kind_len, count)
     if check != slot_check(*fixed, numbers):
         raise _damaged(path, "a call in it is damaged")
-    text = _exactly(descriptor, offset + 8 * count, end, path)
-    kind = _json(_exactly(descriptor, kind_at, kind_len, path), path)
-    end_facts = _json(text, path) if end else {}
-    kept = end_facts.pop("record", {})
+    end_facts = _json(_exactly(descriptor, offset + 8 * count, end, path), path) if end else {}
+    kind, kept = _json(_exactly(descriptor, kind_at, kind_len, path), path), end_facts.pop("record", {})
     return RingSlot(place, state, book, ledger, sequence, offset, length, kind, numbers, end_facts, kept)
 
 

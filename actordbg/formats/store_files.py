@@ -26,6 +26,7 @@ from actordbg.formats.dump_record import SUFFIX, DumpRecord
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+AnyPath = str | os.PathLike[str]
 FORMAT = 1
 TEMPORARY = ".tmp-"
 """How the names of unfinished files begin."""
@@ -43,7 +44,7 @@ class OddFile(OSError):
 class StoreFiles:
     """A store's dumps, counters and switch, by its root folder. Making one touches nothing."""
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: AnyPath) -> None:
         self.root = Path(os.path.abspath(root))
         self.dumps = self.root / "dumps"
         self.counters = self.root / "counters"
@@ -91,7 +92,7 @@ class StoreFiles:
         return path
 
 
-def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
+def open_regular(path: AnyPath, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
     """A descriptor of the regular file at `path`. OddFile for anything else, OSError where it cannot be opened."""
     try:
         descriptor = os.open(path, flags | _SAFELY, mode)
@@ -111,7 +112,7 @@ def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: i
     return descriptor
 
 
-def read_regular(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
+def read_regular(path: AnyPath, most: int = MOST_BYTES) -> bytes:
     """The whole of the regular file at `path`; OddFile if it is none, or has more than `most` bytes."""
     descriptor = open_regular(path)
     try:

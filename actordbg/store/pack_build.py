@@ -24,14 +24,16 @@ import fcntl
 import hashlib
 import os
 import zlib
+from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from actordbg.base.errors import Conflict, CorruptDump, Refused, StoreProblem
 from actordbg.formats import dumpfile
-from actordbg.formats.dump_record import SAFETENSORS_DTYPES, DumpRecord
+from actordbg.formats.dump_record import SIZES, DumpRecord
+from actordbg.formats.encoding import compress
 from actordbg.formats.store_files import TEMPORARY, make_folder, open_regular, sync_folder, temporary_name
 from actordbg.store import pack_bytes as layout
 from actordbg.store.layout import Store
@@ -49,9 +51,6 @@ MOST_INDEX = 16 * 2**20
 _MOST_BUFFERED = 32 * 2**20
 _LOCK = ".lock"
 _RUNS = "\0runs"
-
-WIDTHS = dict(SAFETENSORS_DTYPES.values())
-"""Bytes for each element, by dtype."""
 
 
 @dataclass
@@ -71,12 +70,6 @@ class PackFigures:
         return PackFigures(*(getattr(self, name) + getattr(other, name) for name in vars(self)))
 
 
-def _refuse_countless(dump_id: str, entries: dict[str, dumpfile.Entry], size: int) -> None:
-    most = sum(4 * min(entry.shape[0] if len(entry.shape) > 1 else 1, MAX_ROWS) for entry in entries.values())
-    if layout.index_bytes(most, 1, most, 0) + size // MAX_PIECE * 20 > layout.MAX_INDEX - 2 * MOST_INDEX:
-        raise Refused(f"dump {dump_id} has too many small tensors for a pack", hint="it stays a file of its own")
-
-
 class PackWriter:
     """One pack on its way into a folder. `discard` leaves nothing behind."""
 
@@ -88,11 +81,11 @@ class PackWriter:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._file = os.fdopen(os.open(self._temporary, flags, 0o600), "wb")
         self._hash = hashlib.sha256()
-        self._cutters: defaultdict[str, Cutter] = defaultdict(Cutter)
+        self._edges: defaultdict[str, tuple[Counter[bytes], Counter[bytes]]] = defaultdict(lambda: (Counter(), Counter()))
         self._known: dict[tuple[bytes, int], int] = {}
         self._rows: set[tuple[int, ...]] = set()
         self._pieces: list[tuple[int, int, int]] = []
-        self._dumps: list[tuple[str, bytes, bytes, tuple[int, ...], int]] = []
+        self._dumps: dict[str, layout.PackedDump] = {}
         self._expected: dict[str, tuple[bytes, str]] = {}
         self._open: dict[str, tuple[int, bytearray]] = {}
         self._opened = 0
@@ -119,12 +112,30 @@ class PackWriter:
         """
         entries = dumpfile.payload_entries(payload, record.dump_id)
         header = payload[: 8 + int.from_bytes(payload[:8], "little")]
-        _refuse_countless(record.dump_id, entries, len(line) + len(payload))
-        refs: list[int] = []
+        most = sum(4 * min(entry.shape[0] if len(entry.shape) > 1 else 1, MAX_ROWS) for entry in entries.values())
+        size = layout.index_bytes(most, 1, most, 0) + (len(line) + len(payload)) // MAX_PIECE * 20
+        if size > layout.MAX_INDEX - 2 * MOST_INDEX:
+            raise Refused(f"dump {record.dump_id} has too many small tensors for a pack", hint="it stays a file of its own")
+        refs = array("I")
         ends = [*(entry.offset for entry in entries.values()), len(payload)][1:]
         for (kind, entry), end in zip(entries.items(), ends, strict=True):
-            refs += self._add_tensor(kind, entry, payload[entry.offset : end])
-        self._dumps.append((record.dump_id, line, header, tuple(refs), zlib.crc32(payload, zlib.crc32(line))))
+            rows = rows_of(payload[entry.offset : end], entry.shape)
+            self.figures.rows += len(rows)
+            width = SIZES[entry.dtype]
+            edges = self._edges[kind]
+            for row in rows:
+                for edge, run, element in (
+                    (edges[0], leading_run(row, width), row[:width]),
+                    (edges[1], trailing_run(row, width), row[-width:]),
+                ):
+                    if width < run < len(row):
+                        edge[element] += run
+            padding = [{element for element, total in edge.items() if total >= edge.total() / 16} for edge in edges]
+            for row in rows:
+                numbers = tuple(self._number(kind, piece) for piece in pieces_of(row, width, *padding))
+                self._rows.add(numbers)
+                refs.extend(numbers)
+        self._dumps[record.dump_id] = layout.PackedDump(line, header, refs, zlib.crc32(payload, zlib.crc32(line)))
         self._expected[record.dump_id] = hashlib.sha256(line).digest(), record.payload_sha256
         self._references += len(refs)
         self._texts += len(line) + len(header)
@@ -141,7 +152,11 @@ class PackWriter:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
-            self._verify()
+            pack = Pack(self._temporary)
+            for dump_id, (line_digest, payload_sha256) in self._expected.items():
+                line, payload = pack.read(dump_id)
+                if (hashlib.sha256(line).digest(), hashlib.sha256(payload).hexdigest()) != (line_digest, payload_sha256):
+                    raise CorruptDump(f"{dump_id}: the pack does not give back what went into it", hint=layout.HINT)
             first = next(iter(self._expected))[:15].rstrip("._+-")
             path = self._folder / f"{first}-{self._hash.hexdigest()[:16]}{layout.PACK_SUFFIX}"
             os.replace(self._temporary, path)
@@ -157,14 +172,6 @@ class PackWriter:
         with contextlib.suppress(OSError):
             os.unlink(self._temporary)
 
-    def _verify(self) -> None:
-        pack = Pack(self._temporary)
-        for dump_id, (line_digest, payload_sha256) in self._expected.items():
-            line, payload = pack.read(dump_id)
-            same = hashlib.sha256(line).digest() == line_digest
-            if not same or hashlib.sha256(payload).hexdigest() != payload_sha256:
-                raise CorruptDump(f"{dump_id}: the pack does not give back what went into it", hint=layout.HINT)
-
     def _finish(self) -> None:
         """Write what is left, the index and the foot."""
         for kind in list(self._open):
@@ -175,23 +182,12 @@ class PackWriter:
             [(place[block], size, times) for block, size, times in self._pieces],
             self._dumps,
         )
-        index = layout.compress(content, self._level)
+        index = compress(content, self._level)
         offset = self.figures.stored
         self._write(index)
         self._write(layout.foot(offset, index, len(content), len(self._dumps)))
         self.figures.distinct += len(content)
         self.figures.distinct_rows = len(self._rows)
-
-    def _add_tensor(self, kind: str, entry: dumpfile.Entry, data: bytes) -> list[int]:
-        """The references of one tensor's rows."""
-        rows = rows_of(data, entry.shape)
-        refs: list[int] = []
-        for pieces in self._cutters[kind].cut(rows, WIDTHS[entry.dtype]):
-            numbers = tuple(self._number(kind, piece) for piece in pieces)
-            self._rows.add(numbers)
-            refs += numbers
-        self.figures.rows += len(rows)
-        return refs
 
     def _number(self, kind: str, piece: Piece) -> int:
         """The number of a piece, which is stored if it is new."""
@@ -219,7 +215,7 @@ class PackWriter:
 
     def _close_block(self, kind: str) -> None:
         block, content = self._open.pop(kind)
-        frame = layout.compress(bytes(content), self._level)
+        frame = compress(bytes(content), self._level)
         self._written.append((block, len(frame), len(content)))
         self._write(frame)
 
@@ -264,9 +260,6 @@ MAX_ROWS = 4096
 """A tensor of more rows is cut as a whole."""
 MAX_PIECE = 2**20
 """Longer cores are cut into pieces of this many bytes."""
-
-MAX_RUNS = 3
-"""A mask: padding, sample, padding."""
 MAX_TIMES = 2**31
 """Longer runs are cut, so that their length fits into 32 bits."""
 
@@ -283,53 +276,21 @@ def rows_of(data: bytes, shape: Sequence[int]) -> list[bytes]:
     return [data[at : at + size] for at in range(0, len(data), size)]
 
 
-class Cutter:
-    """Cuts the rows of one kind of tensor; learns which elements pad them, on either side, as they come."""
-
-    def __init__(self) -> None:
-        self._lead: Counter[bytes] = Counter()
-        self._trail: Counter[bytes] = Counter()
-
-    def cut(self, rows: Sequence[bytes], width: int) -> list[list[Piece]]:
-        """For each row (of elements of `width` bytes) its pieces."""
-        for row in rows:
-            for edge, run, element in (
-                (self._lead, leading_run(row, width), row[:width]),
-                (self._trail, trailing_run(row, width), row[-width:]),
-            ):
-                if width < run < len(row):
-                    edge[element] += run
-        lead, trail = (_padding(edge) for edge in (self._lead, self._trail))
-        return [few_runs(row, width) or list(_trimmed(row, width, lead, trail)) for row in rows]
-
-
-def _padding(edge: Counter[bytes]) -> set[bytes]:
-    """The elements that make up a good part of all runs on one side. Chance runs of other elements do not."""
-    enough = edge.total() / 16
-    return {element for element, total in edge.items() if total >= enough}
-
-
-def few_runs(row: bytes, width: int) -> list[Piece]:
-    """The row as runs, as a mask is, if it has at most MAX_RUNS of them; else nothing."""
-    runs: list[Piece] = []
-    at = 0
-    while at < len(row):
-        if len(runs) == MAX_RUNS:
-            return []
-        size = leading_run(row[at:], width)
-        runs += _run(row[at : at + width], size // width)
-        at += size
-    return runs
-
-
-def _trimmed(row: bytes, width: int, lead: set[bytes], trail: set[bytes]) -> Iterator[Piece]:
-    """Padding, core, padding."""
-    before = leading_run(row, width) if row[:width] in lead else 0
-    after = trailing_run(row, width) if row[-width:] in trail else 0
-    yield from _run(row[:width], before // width)
-    for at in range(before, len(row) - after, MAX_PIECE):
-        yield row[at : min(at + MAX_PIECE, len(row) - after)], 1
-    yield from _run(row[-width:], after // width)
+def pieces_of(row: bytes, width: int, lead: Collection[bytes], trail: Collection[bytes]) -> list[Piece]:
+    """Cut a row of elements of `width` bytes into padding, core and padding; the core of a mask is one run, too. Padding is what
+    makes up a good part of all runs on a side: chance runs of other elements are not.
+    """
+    before = leading_run(row, width)
+    after = trailing_run(row, width) if before < len(row) else 0
+    core = row[before : len(row) - after]
+    if core and leading_run(core, width) == len(core):
+        middle = list(_run(core[:width], len(core) // width))
+    else:
+        if core:
+            before, after = before if row[:width] in lead else 0, after if row[-width:] in trail else 0
+            core = row[before : len(row) - after]
+        middle = [(core[at : at + MAX_PIECE], 1) for at in range(0, len(core), MAX_PIECE)]
+    return [*_run(row[:width], before // width), *middle, *_run(row[-width:], after // width)]
 
 
 def _run(element: bytes, times: int) -> Iterator[Piece]:

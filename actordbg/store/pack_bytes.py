@@ -31,13 +31,12 @@ import itertools
 import struct
 import zlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import zstandard
-
 from actordbg.base.errors import CorruptDump, NewerFormat
+from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import MAX_RECORD, is_plain_name
 
 PACK_SUFFIX = ".pack"
@@ -79,25 +78,25 @@ class Foot(NamedTuple):
     crc: int
 
 
+class PackedDump(NamedTuple):
+    """What the index says of a dump: its record's line, safetensors header, pieces, and the CRC-32 of line and payload."""
+
+    line: bytes
+    header: bytes
+    refs: array[int]
+    crc: int
+
+
 @dataclass(frozen=True)
 class Index:
-    """What a pack holds. By piece: `piece_block`, `piece_start` (in the block's content), `piece_bytes`, `piece_times`.
-    By dump: where its texts begin (`line_start`, `head_start`) and its references (`first_ref`); `line_start` and `first_ref`
-    have one item more, the end. `crc`: CRC-32 of line and payload.
-    """
+    """What a pack holds. By piece: `piece_block`, `piece_start` (in the block's content), `piece_bytes`, `piece_times`."""
 
     blocks: list[Block]
     piece_block: array[int]
     piece_start: array[int]
     piece_bytes: array[int]
     piece_times: array[int]
-    texts: bytes
-    dump_ids: list[str]
-    line_start: list[int]
-    head_start: list[int]
-    first_ref: list[int]
-    refs: array[int]
-    crc: array[int]
+    dumps: dict[str, PackedDump]
 
 
 def head() -> bytes:
@@ -140,8 +139,6 @@ def parse_foot(data: bytes, size: int, name: str) -> Foot:
 
 
 def _check_version(version: int, name: str) -> None:
-    if version == 0:
-        raise CorruptDump(f"{name}: has format 0, which never was", hint=HINT)
     if version != FORMAT:
         raise NewerFormat(
             f"{name}: is a pack of format {version}, this actordbg reads format {FORMAT}",
@@ -149,43 +146,28 @@ def _check_version(version: int, name: str) -> None:
         )
 
 
-def compress(content: bytes, level: int) -> bytes:
-    """One zstd frame with content size and checksum."""
-    compressor = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
-    frame: bytes = compressor.compress(content)
-    return frame
-
-
 def decompress(frame: bytes, content: int, name: str) -> bytes:
-    """The content of exactly one frame that states to have `content` bytes; nothing larger is ever allocated."""
-    try:
-        parameters = zstandard.get_frame_parameters(frame[:32])
-        if parameters.content_size != content or not parameters.has_checksum:
-            raise CorruptDump(f"{name}: is not a frame of {content} bytes with a checksum", hint=HINT)
-        if parameters.window_size > max(content, 2**17) * 2:
-            raise CorruptDump(f"{name}: claims a window of {parameters.window_size} bytes", hint=HINT)
-        data: bytes = zstandard.ZstdDecompressor().decompress(frame, max_output_size=content, allow_extra_data=False)
-    except zstandard.ZstdError as error:
-        raise CorruptDump(f"{name}: damaged: {error}", hint=HINT) from None
+    """Return the content of exactly one frame that states to have `content` bytes; nothing larger is ever allocated."""
+    data = dumpfile.decompress(frame, name, content)
     if len(data) != content:
-        raise CorruptDump(f"{name}: has {len(data)} bytes instead of {content}", hint=HINT)
+        raise CorruptDump(f"{name} has {len(data)} bytes instead of {content}", hint=HINT)
     return data
 
 
 def encode_index(
     blocks: Sequence[tuple[int, int]],
     pieces: Sequence[tuple[int, int, int]],
-    dumps: Sequence[tuple[str, bytes, bytes, Sequence[int], int]],
+    dumps: Mapping[str, PackedDump],
 ) -> bytes:
-    """The index's content. blocks: (stored, content). pieces: (block, bytes, times). dumps: (id, line, header, refs, CRC)."""
-    texts = b"".join(part for _, line, header, _, _ in dumps for part in (line, header))
-    ids = "".join(f"{dump_id}\n" for dump_id, *_ in dumps).encode()
-    refs = [number for *_, numbers, _ in dumps for number in numbers]
+    """Return the index's content. blocks: (stored, content). pieces: (block, bytes, times)."""
+    texts = b"".join(part for dump in dumps.values() for part in (dump.line, dump.header))
+    ids = "".join(f"{dump_id}\n" for dump_id in dumps).encode()
+    refs = [number for dump in dumps.values() for number in dump.refs]
     counts = _COUNTS.pack(len(blocks), len(pieces), len(dumps), len(refs), len(texts), len(ids))
     columns: list[Iterable[int]] = [
         *zip(*blocks, strict=True),
         *zip(*pieces, strict=True),
-        *zip(*((len(line), len(header), len(numbers), crc) for _, line, header, numbers, crc in dumps), strict=True),
+        *zip(*((len(dump.line), len(dump.header), len(dump.refs), dump.crc) for dump in dumps.values()), strict=True),
         refs,
     ]
     return b"".join((counts, texts, ids, *map(_to_planes, columns)))
@@ -213,26 +195,18 @@ def decode_index(content: bytes, found: Foot, name: str) -> Index:
     )
     if references and max(refs) >= pieces:
         raise CorruptDump(f"{name}: its index refers to a piece that is not there", hint=HINT)
-    starts = [0, *itertools.accumulate(itertools.chain.from_iterable(zip(lines, headers, strict=True)))]
-    first_ref = [0, *itertools.accumulate(numbers)]
+    packed: dict[str, PackedDump] = {}
+    at, first = _COUNTS.size, 0
+    for dump_id, line, header, number, check in zip(names, lines, headers, numbers, crc, strict=True):
+        text, end = content[at : at + line + header], at + line + header
+        packed[dump_id] = PackedDump(text[:line], text[line:], refs[first : first + number], check)
+        at, first = end, first + number
     too_long = dumps and (max(lines) > MAX_RECORD or max(headers) > MAX_RECORD + 8 or min(headers) < 8)
-    if starts[-1] != texts or first_ref[-1] != references or too_long:
+    if at != _COUNTS.size + texts or first != references or too_long:
         raise CorruptDump(f"{name}: its index has impossible lengths", hint=HINT)
     placed = _place_blocks(stored, contents, found.offset, name)
-    return Index(
-        placed,
-        piece_block,
-        _place_pieces(placed, piece_block, piece_bytes, piece_times, name),
-        piece_bytes,
-        piece_times,
-        content[_COUNTS.size : _COUNTS.size + texts],
-        names,
-        starts[::2],
-        starts[1::2],
-        first_ref,
-        refs,
-        crc,
-    )
+    starts = _place_pieces(placed, piece_block, piece_bytes, piece_times, name)
+    return Index(placed, piece_block, starts, piece_bytes, piece_times, packed)
 
 
 def _dump_ids(data: bytes, count: int, name: str) -> list[str]:

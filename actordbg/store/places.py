@@ -36,9 +36,7 @@ from typing import TypeVar
 from actordbg.base.errors import CorruptDump, StoreProblem
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import SUFFIX, DumpRecord, is_plain_name
-from actordbg.formats.dumpfile import DEFAULT_CAP
-from actordbg.formats.record_reading import parse_record
-from actordbg.formats.store_files import open_regular
+from actordbg.formats.store_files import AnyPath, open_regular
 from actordbg.store import pack_bytes
 from actordbg.store.layout import Store
 from actordbg.store.pack_bytes import HINT, PACK_SUFFIX
@@ -54,19 +52,19 @@ def packed_place(pack: str, dump_id: str) -> str:
     return f"{pack}{_MARK}{dump_id}"
 
 
-def split_place(place: str | os.PathLike[str]) -> tuple[str, str] | None:
+def split_place(place: AnyPath) -> tuple[str, str] | None:
     """(pack, dump id) of a place in a pack; None for a file of its own."""
     pack, mark, dump_id = os.fspath(place).rpartition(_MARK)
     return (pack, dump_id) if mark and pack.endswith(PACK_SUFFIX) and is_plain_name(dump_id) else None
 
 
-def dump_id_of(place: str | os.PathLike[str]) -> str:
+def dump_id_of(place: AnyPath) -> str:
     """The dump id that a place names."""
     packed = split_place(place)
     return packed[1] if packed else os.path.basename(place).removesuffix(SUFFIX)
 
 
-def is_there(place: str | os.PathLike[str]) -> bool:
+def is_there(place: AnyPath) -> bool:
     """Whether something lies exactly there: a file, or a pack that can be read and holds the dump."""
     packed = split_place(place)
     if packed is None:
@@ -77,7 +75,7 @@ def is_there(place: str | os.PathLike[str]) -> bool:
         return False
 
 
-def read_record(place: str | os.PathLike[str]) -> DumpRecord:
+def read_record(place: AnyPath) -> DumpRecord:
     """The record of a dump, wherever it lies now; no tensor is read.
 
     Raises CorruptDump, NewerFormat, or StoreProblem when it cannot be read.
@@ -86,14 +84,26 @@ def read_record(place: str | os.PathLike[str]) -> DumpRecord:
 
 
 def read_payload(
-    place: str | os.PathLike[str],
-    max_bytes: int = DEFAULT_CAP,
+    place: AnyPath,
     *,
     hash_too: bool = True,
-    parse: dumpfile.Parser = parse_record,
 ) -> tuple[DumpRecord, bytes]:
     """Record and checked safetensors bytes of a dump, wherever it lies now; see `dumpfile.read_payload`."""
-    return _follow(place, lambda found: _payload_at(found, max_bytes, hash_too, parse))
+    return _follow(place, lambda found: _payload_at(found, hash_too))
+
+
+def read_exactly(place: AnyPath) -> tuple[DumpRecord, bytes, bytes]:
+    """Read record, its exact line of JSON, and payload of the dump at a place, there and nowhere else, all checksums compared.
+
+    Raises FileNotFoundError where a file of its own is gone, else as `read_payload`.
+    """
+    packed = split_place(place)
+    if packed is None:
+        data = dumpfile.read_file(place)
+        record, payload = dumpfile.unpack(data, place)
+        return record, dumpfile.line_of(data, place), payload
+    record, payload = _payload_at(os.fspath(place), hash_too=True)
+    return record, open_pack(packed[0]).line(packed[1]), payload
 
 
 def places_of(store: Store) -> Iterator[Path]:
@@ -113,17 +123,15 @@ def places_of(store: Store) -> Iterator[Path]:
 
 def _record_at(place: str) -> DumpRecord:
     packed = split_place(place)
-    if packed is None:
-        return dumpfile.read_record(place)
-    return _parsed(_holding(*packed).line(packed[1]), place, packed[1], parse_record)
+    return _parsed(_holding(*packed).line(packed[1]), place, packed[1]) if packed else dumpfile.read_record(place)
 
 
-def _payload_at(place: str, max_bytes: int, hash_too: bool, parse: dumpfile.Parser) -> tuple[DumpRecord, bytes]:
+def _payload_at(place: str, hash_too: bool) -> tuple[DumpRecord, bytes]:
     packed = split_place(place)
     if packed is None:
-        return dumpfile.read_payload(place, max_bytes, hash_too=hash_too, parse=parse)
-    line, payload = _holding(*packed).read(packed[1], max_bytes)
-    record = _parsed(line, place, packed[1], parse)
+        return dumpfile.read_payload(place, hash_too=hash_too)
+    line, payload = _holding(*packed).read(packed[1])
+    record = _parsed(line, place, packed[1])
     if hash_too:
         dumpfile.check_hash(record, payload, place)
     return record, payload
@@ -143,14 +151,14 @@ def _holding(path: str, dump_id: str) -> Pack:
     raise StoreProblem(message, hint="`actordbg dump ls` lists the dumps that are there")
 
 
-def _parsed(line: bytes, place: str, dump_id: str, parse: dumpfile.Parser) -> DumpRecord:
-    record = dumpfile.parse_line(line, place, parse)
+def _parsed(line: bytes, place: str, dump_id: str) -> DumpRecord:
+    record = dumpfile.parse_line(line, place)
     if record.dump_id != dump_id:
         raise CorruptDump(f"{place}: its record is that of {record.dump_id}", hint=HINT)
     return record
 
 
-def _follow(place: str | os.PathLike[str], read: Callable[[str], T]) -> T:
+def _follow(place: AnyPath, read: Callable[[str], T]) -> T:
     """Read at a place; if nothing is there any more, where the dump lies now."""
     name = os.fspath(place)
     try:
@@ -214,7 +222,7 @@ _numbers = itertools.count()
 class Pack:
     """One open pack. Making one reads and checks its index: CorruptDump, NewerFormat, or OSError if it cannot be read."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: AnyPath) -> None:
         self.path = os.fspath(path)
         self._number, self._lock = next(_numbers), threading.Lock()
         self._descriptor = open_regular(self.path)
@@ -229,30 +237,26 @@ class Pack:
         content = pack_bytes.decompress(frame, foot.content, f"{self.path}: index")
         self._index = pack_bytes.decode_index(content, foot, self.path)
         self._index_bytes = foot.stored
-        self._places = {dump_id: place for place, dump_id in enumerate(self._index.dump_ids)}
 
     def __contains__(self, dump_id: str) -> bool:
-        return dump_id in self._places
+        return dump_id in self._index.dumps
 
     @property
     def dump_ids(self) -> list[str]:
         """The dumps that it holds, in their order."""
-        return self._index.dump_ids
+        return [*self._index.dumps]
 
     def line(self, dump_id: str) -> bytes:
         """The record of a dump, as the exact line of JSON that its file had. KeyError if it is not in here."""
-        place = self._places[dump_id]
-        return self._index.texts[self._index.line_start[place] : self._index.head_start[place]]
+        return self._index.dumps[dump_id].line
 
-    def read(self, dump_id: str, max_bytes: int = DEFAULT_CAP) -> tuple[bytes, bytes]:
+    def read(self, dump_id: str) -> tuple[bytes, bytes]:
         """Record's line and safetensors payload of a dump. KeyError if it is not in here, CorruptDump if it is damaged."""
-        line, place, index = self.line(dump_id), self._places[dump_id], self._index
-        name = f"{self.path}#{dump_id}"
-        header = index.texts[index.head_start[place] : index.line_start[place + 1]]
-        refs = index.refs[index.first_ref[place] : index.first_ref[place + 1]]
+        index, name = self._index, f"{self.path}#{dump_id}"
+        line, header, refs, crc = index.dumps[dump_id]
         size = len(header) + sum(index.piece_bytes[ref] * index.piece_times[ref] for ref in refs)
-        if size > max_bytes:
-            raise CorruptDump(f"{name}: its payload claims {size} bytes, over the limit of {max_bytes}", hint=HINT)
+        if size > dumpfile.DEFAULT_CAP:
+            raise CorruptDump(f"{name}: its payload claims {size} bytes, over the limit of {dumpfile.DEFAULT_CAP}", hint=HINT)
         try:
             with self._lock:  # of two threads that want a block, one decompresses it
                 blocks = {
@@ -266,7 +270,7 @@ class Pack:
             start = index.piece_start[ref]
             parts.append(blocks[index.piece_block[ref]][start : start + index.piece_bytes[ref]] * index.piece_times[ref])
         payload = b"".join(parts)
-        if zlib.crc32(payload, zlib.crc32(line)) != index.crc[place]:
+        if zlib.crc32(payload, zlib.crc32(line)) != crc:
             raise CorruptDump(f"{name}: damaged (its CRC-32 does not match)", hint=HINT)
         return line, payload
 
@@ -276,7 +280,7 @@ class Pack:
         """
         index = self._index
         users = [0] * len(index.piece_bytes)
-        used = [set(index.refs[a:b]) for a, b in zip(index.first_ref, index.first_ref[1:], strict=False)]
+        used = [{*dump.refs} for dump in index.dumps.values()]
         for refs in used:
             for ref in refs:
                 users[ref] += 1
@@ -285,10 +289,12 @@ class Pack:
             rate[block] * size / max(count, 1)
             for block, size, count in zip(index.piece_block, index.piece_bytes, users, strict=True)
         ]
-        texts = self._index_bytes / max(len(index.texts), 1)
-        own = [texts * (b - a) for a, b in zip(index.line_start, index.line_start[1:], strict=False)]
-        weights = [mine + sum(cost[ref] for ref in refs) for mine, refs in zip(own, used, strict=True)]
-        return _apportion(weights, self.bytes)
+        own = [len(dump.line) + len(dump.header) for dump in index.dumps.values()]
+        texts = self._index_bytes / max(sum(own), 1)
+        weights = [texts * mine + sum(cost[ref] for ref in refs) for mine, refs in zip(own, used, strict=True)]
+        so_far = list(itertools.accumulate(weights, initial=0.0))
+        ends = [round(self.bytes * (reached / (so_far[-1] or 1.0))) for reached in so_far]
+        return [end - start for start, end in itertools.pairwise(ends)]
 
     def _decompressed(self, number: int) -> bytes:
         """The content of a block."""
@@ -305,27 +311,13 @@ class Pack:
         return data
 
 
-def _apportion(weights: list[float], total: int) -> list[int]:
-    """Whole numbers in proportion to the weights that sum to `total`."""
-    whole, shares, reached = sum(weights) or 1.0, [], 0
-    so_far = 0.0
-    for weight in weights:
-        so_far += weight
-        upto = min(round(total * (so_far / whole)), total)
-        shares.append(upto - reached)
-        reached = upto
-    if shares:
-        shares[-1] += total - reached
-    return shares
-
-
 @lru_cache(maxsize=OPEN_PACKS)
 def _opened(path: str, state: tuple[int, int, int]) -> Pack:
     """The pack at a path, which is another one when its inode, size or time is."""
     return Pack(path)
 
 
-def open_pack(path: str | os.PathLike[str]) -> Pack:
+def open_pack(path: AnyPath) -> Pack:
     """An open pack from a small cache, read again if the file is another one now.
 
     Raises CorruptDump or NewerFormat, FileNotFoundError if there is none, StoreProblem if it cannot be read.
@@ -337,4 +329,4 @@ def open_pack(path: str | os.PathLike[str]) -> Pack:
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(2, "no such pack", name) from None
     except OSError as error:
-        raise StoreProblem(f"cannot read {name}: {error.strerror}", hint="check the path and its permissions") from None
+        raise dumpfile.unreadable(name, error) from None

@@ -127,7 +127,8 @@ class Mirror(Fetched):
         super().__init__(url, folder)
         self._here, self._runs = _opened("file:///")[0], tuple(runs)
         self._note_path = folder.with_name(f"{folder.name}.staged.json")
-        self._known: dict[str, tuple[Mark, Mark]] = {}
+        self._ours: dict[str, Mark] = {}
+        self._theirs: dict[str, Mark] = {}
         self.is_there = self.was_there = False
         self._one_at_a_time = threading.Lock()
 
@@ -140,17 +141,22 @@ class Mirror(Fetched):
             for run in self._runs:
                 if not any(path.startswith((f"dumps/{run}/", f"packs/{run}/")) for path in there):
                     skipped[f"#{run}"] = "no dumps of that run are there"
-            self._known = self._remembered(there, local)
-            changed = [path for path, mark in there.items() if self._known.get(path, (None, None))[1] != mark]
-            unlike = {path for path in changed if self._known.get(path, (None, None))[0] != local.get(path, ())}
+            self._ours, self._theirs = _noted(self._note_path, self.url)
+            self.is_there, self.was_there = _STORE in there, _STORE in self._ours and _STORE in local
+            if _STORE in self._ours and not (self.was_there and self.is_there):  # one side lost its store: compare both anew
+                self._ours, self._theirs = {}, {}
+            changed = {path for path, mark in there.items() if self._theirs.get(path) != mark}
+            unlike = {path for path in changed if self._ours.get(path) != local.get(path, ())}
             both = {path for path in unlike if os.path.lexists(self.folder / path)}
-            free = sorted(set(changed) - both)
+            free = sorted(changed - both)
             for batch in _batches(free):
                 skipped |= _each(self._get, batch, _OF_ONE_FILE)
-                self._known |= {path: (self._mark_here(path), there[path]) for path in batch if path not in skipped}
+                for path in batch:
+                    if path not in skipped:
+                        self._are_equal(path, there[path])
             for path in both:
                 skipped |= _each(lambda batch: self._settle(batch[0], there[batch[0]]), [path], (*_OF_ONE_FILE, OddFile))
-            if self._known:
+            if self._ours:
                 self._write_note()
             return _moved(free, there, skipped)
 
@@ -159,25 +165,18 @@ class Mirror(Fetched):
         with self._one_at_a_time, _told(self.url):
             skipped: dict[str, str] = {}
             local = self._local(skipped)
-            changed = sorted(path for path, mark in local.items() if self._known.get(path, (None, None))[0] != mark)
-            changed = [path for path in changed if path not in self._known or self._is_still_ours(path)]
+            changed = [path for path, mark in sorted(local.items()) if self._ours.get(path) != mark and self._is_still_ours(path)]
             skipped |= {path: "it may not be read" for path in changed if not os.access(self.folder / path, os.R_OK)}
-            changed = [path for path in changed if path not in skipped]
-            changed.sort(key=lambda path: path.endswith(_GROWING))
+            changed = sorted((path for path in changed if path not in skipped), key=lambda path: path.endswith(_GROWING))
             for batch in _batches(changed):
                 skipped |= _each(self._put, batch, (IsADirectoryError, NotADirectoryError, FileExistsError))
-                put = {path: _mark_of(self._files.info(f"{self._root}/{path}")) for path in batch if path not in skipped}
-                self._known |= {path: (local[path], mark) for path, mark in put.items()}
+                for path in batch:
+                    if path not in skipped:
+                        self._ours[path], self._theirs[path] = local[path], _mark_of(self._files.info(f"{self._root}/{path}"))
             if changed:
                 self._files.invalidate_cache()
                 self._write_note()
             return _moved(changed, local, skipped)
-
-    def _remembered(self, there: Mapping[str, Mark], local: Mapping[str, Mark]) -> dict[str, tuple[Mark, Mark]]:
-        """What the note says, if it is about this URL and neither side lost its store since; else both are compared anew."""
-        known = _noted(self._note_path, self.url)
-        self.is_there, self.was_there = _STORE in there, _STORE in known and _STORE in local
-        return known if _STORE not in known or (self.was_there and self.is_there) else {}
 
     def _put(self, paths: Sequence[str]) -> None:
         """Put files there. Where folders are real (`file`, `sftp`) they are made; an object store has none."""
@@ -191,20 +190,23 @@ class Mirror(Fetched):
 
     def _is_still_ours(self, path: str) -> bool:
         """Whether a file is to be put there again: nobody else changed it there, or what is there is a beginning of it."""
+        if path not in self._theirs:
+            return True
         try:
             there = _mark_of(self._files.info(f"{self._root}/{path}"))
         except FileNotFoundError:
             return True
-        if there == self._known[path][1]:
+        if there == self._theirs[path]:
             return True
         self._settle(path, there)
-        return self._known[path][1] != there
+        return self._theirs[path] != there
 
     def _local(self, skipped: dict[str, str]) -> dict[str, Mark]:
         return _listed(self._here, str(self.folder), (), skipped)
 
-    def _mark_here(self, path: str) -> Mark:
-        return _mark_of(self._here.info(str(self.folder / path)))
+    def _are_equal(self, path: str, there: Mark) -> None:
+        """Note that both sides have the same file now."""
+        self._ours[path], self._theirs[path] = _mark_of(self._here.info(str(self.folder / path))), there
 
     def _settle(self, path: str, there: Mark) -> None:
         """Both sides have a file that was not copied between them: take the one that begins with the other, or refuse."""
@@ -216,10 +218,10 @@ class Mirror(Fetched):
             self._mark_origin(path)
             atomic_write(self.folder / path, theirs)
         if len(theirs) >= len(ours):
-            self._known[path] = (self._mark_here(path), there)
+            self._are_equal(path, there)
 
     def _write_note(self) -> None:
-        atomic_write(self._note_path, json.dumps({"url": self.url, "files": self._known}).encode())
+        atomic_write(self._note_path, json.dumps({"url": self.url, "ours": self._ours, "theirs": self._theirs}).encode())
 
 
 class Pusher:
@@ -276,13 +278,11 @@ def _opened(url: str) -> tuple[Any, str]:
     try:
         files, root = url_to_fs(url, use_listings_cache=False)
     except ImportError as error:
-        raise EnvironmentProblem(
-            f"a store at {url} needs a driver of fsspec: {error}", hint="s3fs for s3, pyarrow for hdfs"
-        ) from None
+        hint = "s3fs for s3, pyarrow for hdfs"
+        raise EnvironmentProblem(f"a store at {url} needs a driver of fsspec: {error}", hint=hint) from None
     except ValueError as error:
-        raise UsageError(
-            f"no store can lie at {url}: {error}", hint="s3://bucket/folder, hdfs://host/folder, or a local folder"
-        ) from None
+        hint = "s3://bucket/folder, hdfs://host/folder, or a local folder"
+        raise UsageError(f"no store can lie at {url}: {error}", hint=hint) from None
     except TypeError:
         files, root = url_to_fs(url)  # a file system that knows no listings cache
     return files, str(root).rstrip("/")
@@ -344,17 +344,14 @@ def _mark_of(info: dict[str, Any]) -> Mark:
     return int(info.get("size") or 0), next((str(info[name]) for name in tags if info.get(name)), "")
 
 
-def _noted(path: Path, url: str) -> dict[str, tuple[Mark, Mark]]:
-    """What was equal on both sides; nothing, where the note is about another URL."""
+def _noted(path: Path, url: str) -> tuple[dict[str, Mark], dict[str, Mark]]:
+    """Return what files were like on both sides when they were equal; nothing, where the note is about another URL."""
     try:
         note = json.loads(read_regular(path))
-        files = note["files"] if note["url"] == url else {}
-        return {
-            str(name): ((int(size), str(tag)), (int(size_there), str(tag_there)))
-            for name, ((size, tag), (size_there, tag_there)) in files.items()
-        }
-    except (OSError, ValueError, TypeError, KeyError):
-        return {}  # then equal files are compared, and nothing is lost
+        ours, theirs = ({name: (int(size), str(tag)) for name, (size, tag) in note[side].items()} for side in ("ours", "theirs"))
+        return (ours, theirs) if note["url"] == url and ours.keys() == theirs.keys() else ({}, {})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}, {}  # then equal files are compared, and nothing is lost
 
 
 def _each(

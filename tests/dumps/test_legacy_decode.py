@@ -6,16 +6,17 @@ import collections
 import io
 import pickle
 import pickletools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from plainkit import as_torch
 
 from actordbg.base.errors import ActordbgError, CorruptDump, UnsafeInput
 from actordbg.dumps import decode_child as wire
 from actordbg.dumps.decode import decode, parse_stamp
 from actordbg.dumps.importer import to_tensors
+from actordbg.store.payload import as_torch
 
 
 def inputs(**changes: object) -> dict[str, object]:
@@ -39,7 +40,7 @@ def inputs(**changes: object) -> dict[str, object]:
 
 
 def tensors_of(data: bytes) -> dict[str, torch.Tensor]:
-    return {name: as_torch(one) for name, one in to_tensors(data, decode(data)).items()}
+    return {name: as_torch(replace(one, values=one.values.copy())) for name, one in to_tensors(data, decode(data)).items()}
 
 
 def assert_same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
@@ -68,23 +69,17 @@ def test_tensors_and_arguments_come_out_as_pickled(protocol: int):
     assert (dump.batch_size, dump.seq_len) == (2, 10)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int32", "int16", "int8", "uint8", "bool"])
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "int16", "uint8", "bool"])
 def test_masks_of_every_dtype_keep_it(dtype: str):
     mask = torch.tensor([[1, 0, 1], [0, 1, 1]]).to(getattr(torch, dtype))
     assert_same(tensors_of(pickle.dumps(inputs(action_mask=mask)))["action_mask"], mask)
 
 
-def test_a_slice_keeps_its_strides_and_its_place_in_the_storage():
-    whole = torch.arange(60).reshape(2, 30)
-    part = whole[:, 5:25:2]
-    ours = tensors_of(pickle.dumps(inputs(sequences=part)))["sequences"]
-    assert_same(ours, part)
-    assert ours.stride() == (30, 2)
-
-
-def test_a_transposed_tensor_keeps_its_strides():
-    transposed = torch.arange(20).reshape(10, 2).T
-    assert_same(tensors_of(pickle.dumps(inputs(sequences=transposed)))["sequences"], transposed)
+@pytest.mark.parametrize(
+    "tensor", [torch.arange(60).reshape(2, 30)[:, 5:25:2], torch.arange(20).reshape(10, 2).T], ids=["slice", "turned"]
+)
+def test_a_view_keeps_its_strides_and_its_place_in_the_storage(tensor: torch.Tensor):
+    assert_same(tensors_of(pickle.dumps(inputs(sequences=tensor)))["sequences"], tensor)
 
 
 def test_a_tensor_that_is_pickled_twice_is_read_twice():
@@ -126,21 +121,18 @@ def test_a_known_function_where_it_does_not_belong_is_unsafe(key: str):
         decode(pickle.dumps(inputs(**{key: collections.OrderedDict()})))
 
 
-@pytest.mark.parametrize("value", [1, "text", [inputs()], (), None, b"bytes"], ids=str)
-def test_anything_but_the_dict_is_refused(value: object):
-    with pytest.raises(ActordbgError):
-        decode(pickle.dumps(value))
-
-
-@pytest.mark.parametrize("data", [b"", b"\x80", b"PK\x03\x04zip", b"\x80\x04.", b"garbage", b"\x80\x09N.", b"(" * 5000])
-def test_bytes_that_are_no_pickle_are_refused(data: bytes):
-    with pytest.raises((CorruptDump, UnsafeInput)):
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        *((pickle.dumps(value), None) for value in (1, "text", [inputs()], (), None, b"bytes")),
+        *((data, None) for data in (b"", b"\x80", b"PK\x03\x04zip", b"\x80\x04.", b"\x80\x09N.", b"(" * 5000)),
+        (pickle.dumps(inputs()) + b"x", "behind the end"),
+        *((text, "not a pickle") for text in (b"root:x:0:0:root:/root:/bin/bash\n", b'{"a": 1}\n', b"# A page\n\nof words\n")),
+    ],
+)
+def test_bytes_that_are_no_pickle_of_a_dump_are_refused(data: bytes, said: str | None):
+    with pytest.raises((CorruptDump, UnsafeInput), match=said):
         decode(data)
-
-
-def test_bytes_behind_the_end_are_refused():
-    with pytest.raises(CorruptDump, match="behind the end"):
-        decode(pickle.dumps(inputs()) + b"x")
 
 
 def test_a_boolean_that_is_neither_0_nor_1_is_refused():
@@ -214,9 +206,3 @@ def test_the_real_dumps_equal_what_torch_reads(shared_dumps: Path):
             assert_same(tensor, theirs[name])
         assert dump.rank == theirs["rank"] and dump.stamp == theirs["timestamp"]
         assert all(theirs[key] == value and type(theirs[key]) is type(value) for key, value in dump.arguments.items())
-
-
-@pytest.mark.parametrize("text", ["root:x:0:0:root:/root:/bin/bash\n", '{"a": 1}\n', "# A page\n\nof words\n"])
-def test_a_text_is_called_no_pickle(text: str) -> None:
-    with pytest.raises(CorruptDump, match="not a pickle"):
-        decode(text.encode())

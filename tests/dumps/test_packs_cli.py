@@ -10,8 +10,8 @@ from pathlib import Path
 
 import packcases
 import pytest
-import torch
 from click.testing import Result
+from replaycases import old_pickle
 from roots import ROOT
 from typer.testing import CliRunner
 
@@ -41,7 +41,7 @@ def ppo(store: Store) -> Store:
     return store
 
 
-def test_pack_tells_deduplication_and_compression_apart(ppo: Store):
+def test_pack_tells_deduplication_and_compression_apart_and_says_it_in_words(ppo: Store):
     files = sum(path.stat().st_size for path in ppo.iter_dumps())
     answer = json.loads(run(ppo, "dump", "pack", "--json").stdout)
     (pack,) = ppo.iter_packs()
@@ -50,12 +50,10 @@ def test_pack_tells_deduplication_and_compression_apart(ppo: Store):
     assert answer["content_bytes"] > answer["distinct_bytes"] > answer["packed_bytes"]
     assert answer["dedup_ratio"] == pytest.approx(answer["content_bytes"] / answer["distinct_bytes"], rel=1e-3)
     assert answer["compression_ratio"] == pytest.approx(answer["distinct_bytes"] / answer["packed_bytes"], rel=1e-3)
-
-
-def test_pack_says_it_in_words(ppo: Store):
+    assert min(answer["dedup_ratio"], answer["compression_ratio"], files / answer["packed_bytes"]) > 2
+    run(ppo, "dump", "unpack", "--all", "--quiet")
     out = run(ppo, "dump", "pack", "--quiet").stdout
-    assert "18 dumps in 1 pack" in out and "times smaller" in out
-    assert "deduplication: " in out and "compression: " in out and "rows are distinct" in out
+    assert "18 dumps in 1 pack" in out and "deduplication: " in out and "compression: " in out
     assert run(ppo, "dump", "pack").stdout.strip() == "nothing to pack"
 
 
@@ -153,18 +151,11 @@ def test_prune_damaged_takes_a_pack_that_cannot_be_read(ppo: Store):
 
 
 def test_an_import_knows_the_dumps_that_were_packed(store: Store, tmp_path: Path):
-    import pickle
-
-    source = tmp_path / "pickles"
-    source.mkdir()
-    for number in range(3):
-        ids = torch.randint(0, 9000, (2, 90))
-        facts = {"sequences": ids, "action_mask": ids[:, 50:] > 9, "attention_mask": torch.ones(2, 90).long(),
-                 "return_output": False, "packed_seq_lens": None, "timestamp": f"20250619_05260{number}_000001", "rank": 0}  # fmt: skip
-        (source / f"actor_inputs_rank0_{facts['timestamp']}.pkl").write_bytes(pickle.dumps(facts))
-    assert import_paths(store, [source]).added == 3
+    for rank in range(3):
+        old_pickle(tmp_path / "old", rank)
+    assert import_paths(store, [tmp_path / "old"]).added == 3
     packing.pack_dumps(store)
-    assert (import_paths(store, [source]).present, len(list(places_of(store)))) == (3, 3)
+    assert (import_paths(store, [tmp_path / "old"]).present, len(list(places_of(store)))) == (3, 3)
 
 
 @pytest.mark.parametrize("spelling", ["whole pack", "one of it"])

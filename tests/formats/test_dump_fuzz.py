@@ -14,12 +14,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import catalogcases as cases
 import dumpmutants as mutants
 import pytest
-import torch
-from dumpmutants import A, Mutant, Tensors
+from dumpmutants import A, Mutant
+from plainkit import all_same
 from roots import ROOT
 from typer.main import get_command
 
@@ -43,18 +44,6 @@ def path(store: Store) -> Path:
     return store.publish_dump(A.record, A.blob)
 
 
-def same(left: Tensors, right: Tensors) -> bool:
-    """Equal in names, dtypes, shapes and bits; strides too, but for dimensions where they mean nothing."""
-    return left.keys() == right.keys() and all(
-        a.dtype == b.dtype and a.shape == b.shape and bits(a) == bits(b) and a.stride() == b.stride()
-        for a, b in ((left[name], right[name]) for name in left)
-    )
-
-
-def bits(tensor: torch.Tensor) -> bytes:
-    return bytes(tensor.contiguous().view(-1).view(torch.uint8).numpy()) if tensor.numel() else b""
-
-
 def attempt(call: Callable[[], Any]) -> Any:
     """What a reader returns, or None if it refused as it should; anything but a well-made ActordbgError comes through."""
     try:
@@ -65,6 +54,7 @@ def attempt(call: Callable[[], Any]) -> Any:
         return None
 
 
+@patch.object(dumpfile, "DEFAULT_CAP", mutants.CAP)
 def judge(mutant: Mutant, path: Path, store: Store) -> tuple[bool, bool]:
     """Hand a mutant to every reader, and hold what they say against what it is. True where it loaded, where it verified."""
     path.write_bytes(mutant.blob)
@@ -72,15 +62,15 @@ def judge(mutant: Mutant, path: Path, store: Store) -> tuple[bool, bool]:
     row = attempt(lambda: headers.read_row(str(path), A.record.dump_id, A.record.run, A.record.rank))
     many = headers.read_columns(f"{path.parent}/", [A.record.dump_id], A.record.run, A.record.rank)
     assert many is None or list(zip(*many, strict=True)) == [row], "another row among others"
-    whole = attempt(lambda: dumpfile.read_payload(path, mutants.CAP))
-    dump = attempt(lambda: payload.load(path, mutants.CAP))
-    ((_, _, damaged),) = verify.verify_files(store, [store.relative(path)], 1, mutants.CAP)
+    whole = attempt(lambda: dumpfile.read_payload(path))
+    dump = attempt(lambda: payload.load(path))
+    ((_, _, damaged),) = verify.verify_files(store, [store.relative(path)], 1)
     if record is not None and row is not None:
         assert [getattr(record, name) for name in headers.FIELDS] == list(row[: len(headers.FIELDS)])
     if dump is not None:
         assert record is not None and dump.record == record
         assert mutant.loads is not None, "it loaded, and should not"
-        assert same(dump.tensors, mutant.loads), "other tensors"
+        assert all_same(dump.tensors, mutant.loads), "other tensors"
         json.loads(dump.record.to_json())
     if damaged is None:
         assert mutant.verifies, "it verified, and should not"
@@ -93,6 +83,7 @@ def judge(mutant: Mutant, path: Path, store: Store) -> tuple[bool, bool]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", mutants.KINDS)
 def test_no_mutant_is_a_traceback_or_a_wrong_tensor(kind: str, path: Path, store):
+    assert any(mutants.mutant(kind, number).blob != A.blob for number in range(5))
     for number in range(EACH):
         try:
             judge(mutants.mutant(kind, number), path, store)
@@ -100,23 +91,12 @@ def test_no_mutant_is_a_traceback_or_a_wrong_tensor(kind: str, path: Path, store
             raise AssertionError(f"mutant({kind!r}, {number}): {type(error).__name__}: {error}"[:2000]) from error
 
 
-def test_two_thousand_mutants_are_tried_and_they_are_mutants():
-    assert EACH * len(mutants.KINDS) >= 2_000
-    for kind in mutants.KINDS:
-        blobs = [mutants.mutant(kind, number).blob for number in range(5)]
-        assert blobs == [mutants.mutant(kind, number).blob for number in range(5)]
-        assert any(blob != A.blob for blob in blobs)
-
-
 @pytest.mark.parametrize(
-    "kind", ["retold_dtype", "retold_strides", "other_values", "renamed_everywhere", "other_value", "long_text"]
+    "kind", ["another dtype", "another layout", "other values", "renamed everywhere", "other value", "a text that is long"]
 )
 def test_what_is_consistent_in_itself_does_load(kind: str, path: Path, store):
     """Otherwise readers that refuse everything would pass."""
     assert any(judge(mutants.mutant(kind, number), path, store)[0] for number in range(40))
-
-
-def test_the_original_loads_and_verifies(path: Path, store):
     assert judge(Mutant(A.blob, A.tensors), path, store) == (True, True)
 
 
@@ -137,14 +117,15 @@ from actordbg.store.layout import Store
 
 torch.set_num_threads(1)
 store, folder, cap = Store(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+dumpfile.DEFAULT_CAP = cap
 target = next(store.iter_dumps())
 original, parts = target.read_bytes(), target.relative_to(store.dumps).parts
 readers = (
     lambda: dumpfile.read_record(target),
     lambda: headers.read_row(str(target), target.name.removesuffix(SUFFIX), parts[0], int(parts[1][4:])),
-    lambda: dumpfile.read_payload(target, cap),
-    lambda: list(verify.verify_files(store, [store.relative(target)], 1, cap)),
-    lambda: payload.load(target, cap),
+    lambda: dumpfile.read_payload(target),
+    lambda: list(verify.verify_files(store, [store.relative(target)], 1)),
+    lambda: payload.load(target),
 )
 
 def status(name):
@@ -196,6 +177,7 @@ def test_no_file_takes_twice_the_cap(path: Path, store, tmp_path):
 # ---- the commands, over a store of mutants ----
 
 COMMAND = get_command(app)
+MUTANTS = 120
 
 
 def run(store: Store, *words: str) -> tuple[int, str]:
@@ -211,10 +193,10 @@ def run(store: Store, *words: str) -> tuple[int, str]:
 
 @pytest.mark.slow
 def test_commands_over_a_store_of_mutants(store, tmp_path, monkeypatch):
-    """200 mutants of 200 dumps: `ls`, `index`, `verify`, `show`, `export` and `replay` go on, and say which are damaged."""
-    kinds = sorted(set(mutants.KINDS) - {"wide_tensors"})  # gigabytes are allowed under the cap that commands have
+    """Mutants in the places of dumps: `ls`, `index`, `verify`, `show`, `export` and `replay` go on, and say which are damaged."""
+    kinds = sorted(set(mutants.KINDS) - {"wide tensors"})  # gigabytes are allowed under the cap that commands have
     good: dict[str, bool] = {}
-    for number in range(200):
+    for number in range(MUTANTS):
         original = mutants.Original.make(1, number)
         monkeypatch.setattr(mutants, "A", original)
         path = store.dump_path(original.record)
@@ -225,15 +207,15 @@ def test_commands_over_a_store_of_mutants(store, tmp_path, monkeypatch):
 
     code, text = run(store, "index", "--rebuild", "--json")
     summary = json.loads(text)
-    assert (code, summary["dumps"] + len(summary["damaged"])) == (0, 200)
+    assert (code, summary["dumps"] + len(summary["damaged"])) == (0, MUTANTS)
     code, text = run(store, "dump", "ls", "--limit", "0", "--json")
     listed = json.loads(text)
-    assert (code, len(listed)) == (0, summary["dumps"]) and 50 < len(listed) < 200
+    assert (code, len(listed)) == (0, summary["dumps"]) and MUTANTS // 4 < len(listed) < MUTANTS
     assert run(store, "dump", "ls", "--limit", "0")[0] == 0
 
     code, text = run(store, "dump", "verify", "--json", "--quiet")
     damaged = {item["path"] for item in json.loads(text)["damaged"]}
-    assert code == 1 and json.loads(text)["checked"] == 200 and damaged >= {path for path, loads in good.items() if not loads}
+    assert code == 1 and json.loads(text)["checked"] == MUTANTS and damaged >= {path for path, loads in good.items() if not loads}
 
     for number, row in enumerate(listed):
         extra = ([], ["--json"], ["--values", "--json"])[number % 3]
@@ -256,17 +238,3 @@ def test_commands_over_a_store_of_mutants(store, tmp_path, monkeypatch):
     for path in sorted(good)[::3]:
         code, text = run(store, "replay", "--input-file", str(store.root / path), "--dry-run", "--json")
         assert code in ((0, 3) if good[path] else (0, 3, 4))
-
-
-@pytest.mark.slow
-def test_the_program_itself_ends_with_its_exit_codes(store, monkeypatch):
-    """The same as whole processes, for three commands: what they print on standard error is no traceback."""
-    for number, kind in enumerate(("not_finite", "not_unicode", "deep_nesting", "hostile_shape", "other_values")):
-        original = mutants.Original.make(1, number)
-        monkeypatch.setattr(mutants, "A", original)
-        store.publish_dump(original.record, original.blob).write_bytes(mutants.mutant(kind, 3).blob)
-    for words, code in ((["index", "--rebuild"], 0), (["dump", "verify"], 1), (["dump", "ls"], 0)):
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-m", "actordbg", "--store", str(store.root), *words]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert done.returncode == code and "Traceback" not in done.stderr, done.stderr

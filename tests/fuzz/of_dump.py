@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+from unittest.mock import patch
 
 import safetensors
 import torch
+from catalogcases import header_frame
 from dumpmutants import A, frame, plain_of
 from fuzzing import CAP, Chance, Havoc, damage, dumped, mutate_json, other_json, work_folder
 from of_record import seeds as records
+from plainkit import bits
 
 from actordbg.base.errors import StoreProblem
 from actordbg.formats import dumpfile
-from actordbg.formats.dump_record import SAFETENSORS_DTYPES, framed
-from actordbg.formats.dumpfile import check, entries_as_written
+from actordbg.formats.dump_record import SAFETENSORS_DTYPES
+from actordbg.formats.dumpfile import check
 from actordbg.formats.record_reading import strict_header
 from actordbg.store import payload
 
@@ -28,7 +31,7 @@ PARSERS = (
     dumpfile.payload_entries,
     strict_header,
     check,
-    payload.widen,
+    payload.widen_plain,
 )
 _FILE = work_folder() / "dump"
 _TENSORS = {
@@ -40,16 +43,17 @@ _TENSORS = {
 
 def seeds() -> dict[str, bytes]:
     small = payload.encode(A.record, {**_TENSORS, "empty": torch.zeros(0, 3), "half": torch.randn(3).bfloat16()})[1]
-    return {"small": small, "all": A.blob, "none": framed(records()["plain"]) + frame(plain_of({}, b""))}
+    return {"small": small, "all": A.blob, "none": header_frame(records()["plain"]) + frame(plain_of({}, b""))}
 
 
+@patch.object(dumpfile, "DEFAULT_CAP", CAP)
 def one_input(data: bytes) -> None:
     _FILE.write_bytes(data)
     head = found = None
     with damage():
         head = dumpfile.read_record(_FILE)
     with damage():
-        found = dumpfile.read_payload(_FILE, CAP, hash_too=False)
+        found = dumpfile.read_payload(_FILE, hash_too=False)
     assert found is None or head == found[0], "two readers, two records"
     with damage():
         if found:
@@ -57,9 +61,7 @@ def one_input(data: bytes) -> None:
 
 
 def _whole(record: dumpfile.DumpRecord, stored: bytes) -> None:
-    written = entries_as_written(record, stored)
-    assert written is None or written == dumpfile.payload_entries(stored), "a header that is not what it is compared with"
-    entries = check(record, stored, max_bytes=CAP)
+    entries = check(record, stored)
     theirs = {
         name: (value["dtype"], tuple(value["shape"]), bytes(value["data"])) for name, value in safetensors.deserialize(stored)
     }
@@ -69,26 +71,24 @@ def _whole(record: dumpfile.DumpRecord, stored: bytes) -> None:
     }
     for name, one in entries.items():
         assert stored[one.offset :].startswith(theirs[name][2]), f"other bytes in {name!r}"
-    _again(payload.widen(record, stored, max_bytes=CAP))
+    _again(record, {name: payload.as_torch(plain) for name, plain in payload.widen_plain(record, stored).items()})
 
 
-def _again(dump: payload.Dump) -> None:
-    """What was read is written and read again: the same tensors, to the bit."""
-    again = payload.widen(*dumpfile.unpack(payload.encode(dump.record, dump.tensors, 1)[1], max_bytes=2 * CAP), max_bytes=2 * CAP)
-    for name, tensor in dump.tensors.items():
-        other = again.tensors[name]
-        assert (tensor.dtype, tensor.shape) == (other.dtype, other.shape) and _bits(tensor) == _bits(other), name
+@patch.object(dumpfile, "DEFAULT_CAP", 2 * CAP)
+def _again(record: dumpfile.DumpRecord, tensors: dict[str, torch.Tensor]) -> None:
+    """Write what was read, and read it again: the same tensors, to the bit."""
+    again = payload.widen_plain(*dumpfile.unpack(payload.encode(record, tensors, 1)[1]))
+    for name, tensor in tensors.items():
+        other = payload.as_torch(again[name])
+        assert (tensor.dtype, tensor.shape) == (other.dtype, other.shape) and bits(tensor) == bits(other), name
 
 
-def _bits(tensor: torch.Tensor) -> bytes:
-    return bytes(tensor.contiguous().view(-1).view(torch.uint8).numpy()) if tensor.numel() else b""
-
-
+@patch.object(dumpfile, "DEFAULT_CAP", CAP)
 def mutate(data: bytes, chance: Chance, havoc: Havoc) -> bytes:
     """Record, header and tensors under right sums; or the sums themselves."""
     with contextlib.suppress(StoreProblem, ValueError, KeyError, TypeError):
         if chance.random() < 0.8:
-            line, stored = dumpfile.line_of(data), dumpfile.unpack(data, max_bytes=CAP, hash_too=False)[1]
+            line, stored = dumpfile.line_of(data), dumpfile.unpack(data, hash_too=False)[1]
             return _resealed(line, stored, chance, havoc)
     return havoc(data)
 
@@ -116,4 +116,4 @@ def _resealed(line: bytes, stored: bytes, chance: Chance, havoc: Havoc) -> bytes
     plain = plain_of(header, data)
     with contextlib.suppress(ValueError, TypeError, AttributeError, RecursionError):
         line = dumped(json.loads(line) | {"payload_sha256": hashlib.sha256(plain).hexdigest()})
-    return framed(line) + frame(plain)
+    return header_frame(line) + frame(plain)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 from pathlib import Path
+from unittest.mock import patch
 
 import packcases
 import torch
@@ -13,6 +14,7 @@ from fuzzing import CAP, Chance, Havoc, damage, work_folder
 from actordbg.base.errors import StoreProblem
 from actordbg.formats import dumpfile
 from actordbg.formats.dumpfile import check
+from actordbg.formats.encoding import compress
 from actordbg.store import pack_bytes as layout
 from actordbg.store import payload, places
 
@@ -27,6 +29,7 @@ def seeds() -> dict[str, bytes]:
     return {"three": Path(packcases.write_pack(folder, dumps).path).read_bytes()}
 
 
+@patch.object(dumpfile, "DEFAULT_CAP", CAP)
 def one_input(data: bytes) -> None:
     path = _FOLDER / "fuzzed.pack"
     path.write_bytes(data)
@@ -37,9 +40,9 @@ def one_input(data: bytes) -> None:
         assert layout.encode_index(*_lists(pack._index)) == _content(data), "the index is not what its numbers make"
         for dump_id in pack.dump_ids[:8]:
             with damage():
-                line, stored = pack.read(dump_id, CAP)
+                line, stored = pack.read(dump_id)
                 assert len(stored) <= CAP and line == pack.line(dump_id)
-                check(dumpfile.parse_line(line), stored, max_bytes=CAP)
+                check(dumpfile.parse_line(line), stored)
 
 
 def _content(data: bytes) -> bytes:
@@ -47,18 +50,10 @@ def _content(data: bytes) -> bytes:
     return layout.decompress(data[foot.offset : foot.offset + foot.stored], foot.content, "pack")
 
 
-def _lists(index: layout.Index) -> tuple[list, list, list]:
+def _lists(index: layout.Index) -> tuple[list, list, dict[str, layout.PackedDump]]:
     """What `encode_index` made it of: blocks, pieces and dumps."""
     blocks = [(block.stored, block.content) for block in index.blocks]
-    pieces = list(zip(index.piece_block, index.piece_bytes, index.piece_times, strict=True))
-    dumps = []
-    for n, dump_id in enumerate(index.dump_ids):
-        line, header = (
-            index.texts[index.line_start[n] : index.head_start[n]],
-            index.texts[index.head_start[n] : index.line_start[n + 1]],
-        )
-        dumps.append((dump_id, line, header, list(index.refs[index.first_ref[n] : index.first_ref[n + 1]]), index.crc[n]))
-    return blocks, pieces, dumps
+    return blocks, list(zip(index.piece_block, index.piece_bytes, index.piece_times, strict=True)), index.dumps
 
 
 def mutate(data: bytes, chance: Chance, havoc: Havoc) -> bytes:
@@ -72,7 +67,7 @@ def mutate(data: bytes, chance: Chance, havoc: Havoc) -> bytes:
     return havoc(data)
 
 
-def _other_pack(frames: bytes, lists: tuple[list, list, list], chance: Chance, havoc: Havoc) -> bytes:
+def _other_pack(frames: bytes, lists: tuple[list, list, dict], chance: Chance, havoc: Havoc) -> bytes:
     blocks, pieces, dumps = lists
     contents, at = [], 0
     for stored, content in blocks:
@@ -86,30 +81,30 @@ def _other_pack(frames: bytes, lists: tuple[list, list, list], chance: Chance, h
         number, place = chance.randrange(len(pieces)), chance.randrange(3)
         pieces[number] = tuple(_other(value, chance) if n == place else value for n, value in enumerate(pieces[number]))
     elif dumps:
-        number = chance.randrange(len(dumps))
-        dump_id, line, header, refs, crc = dumps[number]
+        dump_id = chance.choice([*dumps])
+        line, header, refs, crc = dumps[dump_id]
         line, header = (havoc(line), header) if chance.random() < 0.5 else (line, havoc(header))
         refs = [_other(ref, chance) if chance.random() < 0.3 else ref for ref in refs] if kind == 2 else refs
-        dumps[number] = (dump_id, line, header, refs, crc)
-    stored = [layout.compress(content, 1) for content in contents]
+        dumps[dump_id] = layout.PackedDump(line, header, refs, crc)
+    stored = [compress(content, 1) for content in contents]
     blocks = [(len(one), len(content)) for one, content in zip(stored, contents, strict=True)]
-    dumps = [(*dump[:4], _crc(dump, pieces, contents)) for dump in dumps]
+    dumps = {dump_id: dump._replace(crc=_crc(dump, pieces, contents)) for dump_id, dump in dumps.items()}
     return _sealed(layout.head() + b"".join(stored), layout.encode_index(blocks, pieces, dumps), len(dumps))
 
 
-def _crc(dump: tuple, pieces: list, contents: list[bytes]) -> int:
+def _crc(dump: layout.PackedDump, pieces: list, contents: list[bytes]) -> int:
     """Of a dump's line and payload as they are now."""
     starts, filled = [], [0] * len(contents)
     for block, size, _ in pieces:
         starts.append(filled[block] if block < len(filled) else 0)
         if block < len(filled):
             filled[block] += size
-    found = dump[2]
-    for ref in dump[3]:
+    found = dump.header
+    for ref in dump.refs:
         block, size, times = pieces[ref] if ref < len(pieces) else (len(contents), 0, 0)
         if block < len(contents) and size * times < CAP:
             found += contents[block][starts[ref] : starts[ref] + size] * times
-    return zlib.crc32(found, zlib.crc32(dump[1]))
+    return zlib.crc32(found, zlib.crc32(dump.line))
 
 
 def _other(value: int, chance: Chance) -> int:
@@ -117,5 +112,5 @@ def _other(value: int, chance: Chance) -> int:
 
 
 def _sealed(front: bytes, content: bytes, dumps: int) -> bytes:
-    index = layout.compress(content, 1)
+    index = compress(content, 1)
     return front + index + layout.foot(len(front), index, len(content), dumps)

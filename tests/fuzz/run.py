@@ -91,7 +91,7 @@ def run_plainly(name: str, seconds: float) -> int:
     target, seed = load(name), random.randrange(2**32)
     chance, inputs = random.Random(seed), list(inputs_of(name, target).values())
     limit_memory()
-    signal.signal(signal.SIGALRM, _too_long)
+    signal.signal(signal.SIGALRM, too_long)
     count, started = 0, time.monotonic()
     deadline = max(BEGUN + seconds, started + 1)
     while time.monotonic() < deadline:
@@ -143,7 +143,7 @@ def survives(target: ModuleType, data: bytes) -> bool:
     return True
 
 
-def _too_long(*_: object) -> None:
+def too_long(*_: object) -> None:
     raise TimeoutError(f"one input takes more than {INPUT_SECONDS} s")
 
 
@@ -271,7 +271,7 @@ def main() -> int:
     FINDINGS.mkdir(exist_ok=True)
     if files:
         target = load(names[0])
-        signal.signal(signal.SIGALRM, _too_long)
+        signal.signal(signal.SIGALRM, too_long)
         limit_memory()
         return sum(not survives(target, path.read_bytes()) for path in files)
     if options.keep:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import os
+import socket
 import stat
 import subprocess
 import sys
@@ -12,31 +13,22 @@ import pytest
 
 from actordbg.base.errors import NewerFormat, StoreProblem
 from actordbg.dumps.recover import remove_unfinished_files
-from actordbg.formats.store_files import atomic_write
+from actordbg.formats.store_files import OddFile, atomic_write, open_regular, read_regular
 from actordbg.store.layout import Store
 
 
-def test_creating_twice_is_creating_once(tmp_path: Path):
+def test_creating_twice_is_creating_once_and_a_folder_without_a_store_is_said_so(tmp_path: Path):
+    with pytest.raises(StoreProblem) as caught:
+        Store(tmp_path).require()
+    assert "dump enable" in caught.value.hint
     Store(tmp_path / "a" / "b").create().create()
     assert Store(tmp_path / "a" / "b").require().format_path.read_text() == '{"format": 1}\n'
 
 
-def test_a_folder_without_a_store_is_said_so_with_the_way_to_make_one(tmp_path: Path):
-    with pytest.raises(StoreProblem) as caught:
-        Store(tmp_path).require()
-    assert "dump enable" in caught.value.hint
-
-
-def test_a_newer_store_is_refused(tmp_path: Path):
-    (tmp_path / "FORMAT").write_text(json.dumps({"format": 2}))
-    with pytest.raises(NewerFormat):
-        Store(tmp_path).require()
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", "nonsense"])
-def test_a_damaged_format_file_is_a_store_problem(tmp_path: Path, text: str):
+@pytest.mark.parametrize("text", ['{"format": 2}', "", "[]", "{}"])
+def test_a_newer_or_damaged_store_is_refused(tmp_path: Path, text: str):
     (tmp_path / "FORMAT").write_text(text)
-    with pytest.raises(StoreProblem):
+    with pytest.raises(NewerFormat if "2" in text else StoreProblem):
         Store(tmp_path).require()
 
 
@@ -95,3 +87,38 @@ def test_many_processes_write_one_store_at_once(tmp_path: Path):
     store = Store(root)
     assert len(set((store.root / "shared").read_bytes())) == 1
     assert len(list(store.iter_dumps())) == 240
+
+
+# ---- files are opened only if they are regular, never through a link, never waiting, and read up to a limit ----
+
+
+def test_a_regular_file_is_read_whole_and_too_large_a_one_is_refused(tmp_path: Path):
+    path = tmp_path / "a"
+    with pytest.raises(FileNotFoundError):
+        read_regular(path)
+    for data in (b"", b"x", b"x" * 65_536, b"x" * 200_000):
+        path.write_bytes(data)
+        assert read_regular(path) == read_regular(path, len(data)) == data
+    with pytest.raises(OddFile, match="more than 100 bytes"):
+        read_regular(path, 100)
+
+
+def test_what_is_no_file_is_refused_at_once_and_named(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    (tmp_path / "to-a-file").symlink_to(tmp_path / "file")
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "folder").mkdir()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(os.fspath(tmp_path / "socket"))
+        kinds = {"fifo": "FIFO", "link": "symbolic link", "to-a-file": "symbolic link", "folder": "folder", "socket": "socket"}
+        before = len(os.listdir("/proc/self/fd"))
+        for name, kind in kinds.items():
+            for read in (open_regular, read_regular):
+                with pytest.raises(OddFile, match=kind):
+                    read(tmp_path / name)
+        with pytest.raises(OddFile, match="FIFO"):
+            open_regular(tmp_path / "fifo", os.O_WRONLY)
+        assert len(os.listdir("/proc/self/fd")) == before
+    with pytest.raises(OddFile, match="device"):
+        read_regular("/dev/zero")

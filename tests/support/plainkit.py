@@ -1,18 +1,23 @@
-"""Tensors without torch (`store.plain_tensors`) as torch has them, to compare the two."""
+"""Compares tensors to the bit."""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Mapping
+
 import torch
 
-from actordbg.formats.encoding import PlainTensor
+
+def bits(tensor: torch.Tensor) -> bytes:
+    """The bytes of its elements, in order."""
+    return bytes(tensor.contiguous().view(-1).view(torch.uint8).numpy()) if tensor.numel() else b""
 
 
-def as_torch(plain: PlainTensor) -> torch.Tensor:
-    """The same dtype, values and strides."""
-    dtype = getattr(torch, plain.dtype)
-    values = torch.from_numpy(np.ascontiguousarray(plain.values).copy()).view(dtype)
-    laid_out = torch.empty_strided(values.shape, plain.strides, dtype=dtype)
-    if 0 in plain.strides and values.numel():
-        return torch.as_strided(values.flatten(), values.shape, plain.strides)
-    return laid_out.copy_(values)
+def same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Equal in dtype, shape, strides and bits."""
+    alike = (left.dtype, left.shape, left.stride()) == (right.dtype, right.shape, right.stride())
+    return alike and bits(left) == bits(right)
+
+
+def all_same(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> bool:
+    """The same names, and the same tensors under them."""
+    return left.keys() == right.keys() and all(same(left[name], right[name]) for name in left)

@@ -44,7 +44,7 @@ def build(root: Path) -> Store:
     save(store, made)
     _publish_records(store, records)
     back_up(store, b"class Actor: pass\n", {"path": "/x/actor.py"})
-    record(store, Event("patch", "2026-01-01T00:00:00.000000Z", "/x/actor.py", "0" * 64, "1" * 64, "python", "0.11", "1"))
+    record(store, Event("patch", "2026-01-01T00:00:00.000000Z", "/x/actor.py", "0" * 64, "1" * 64, "python", "0.11", "1", "h"))
     for path in (*store.replays.glob("*/spec.json"), *store.replays.glob("*/tensors/*")):
         path.chmod(0o600)
     refresh(store)
@@ -64,10 +64,35 @@ def _publish_records(store: Store, records: Sequence[DumpRecord]) -> None:
     noise = NoiseRecord("n-01", moment, "r-01", {"dtype": "fp32"}, "tiny", "fp32", (), (DumpNoise(dump_id, floor),), floor)
     cell = MatrixCell(0, "sdpa", {"attn": "sdpa"}, "passed", {}, replay_id="r-01")
     matrix = MatrixRecord("m-01", moment, "complete", {"attn": ["sdpa"]}, (cell,), (dump_id,), loads=1)
-    counts = dict.fromkeys(("rank", "calls", "captured", "bytes", "pending", "queue_bytes", "generation"), 0)
+    counts = dict.fromkeys(
+        (
+            "rank",
+            "calls",
+            "captured",
+            "bytes",
+            "pending",
+            "queue_bytes",
+            "generation",
+            "rotated",
+            "rotated_bytes",
+            "outputs_dropped",
+        ),
+        0,
+    )
     said = {"state": "ended", "since": moment, "heartbeat": moment}
     counters = (
-        {"format": 1, "pid": 1, "run": LOOSE, "host": "node-0", "instance": "a", "dropped": {}, "sampled_out": {}} | counts | said
+        {
+            "format": 1,
+            "pid": 1,
+            "run": LOOSE,
+            "host": "node-0",
+            "instance": "a",
+            "dropped": {},
+            "sampled_out": {},
+            "triggered": {},
+        }
+        | counts
+        | said
     )
     atomic_write(store.noise / "n-01.json", noise.to_json().encode())
     atomic_write(store.matrices / "m-01.json", matrix.to_json().encode())
