@@ -22,7 +22,7 @@ from actordbg.catalog import lab_models, migrate, query
 from actordbg.catalog.indexer import refresh
 from actordbg.catalog.tables import COLUMNS
 from actordbg.cli.app import app
-from actordbg.dumps import folder_checks
+from actordbg.dumps import checking
 from actordbg.store.layout import Store
 
 
@@ -79,7 +79,7 @@ def test_an_earlier_catalog_is_made_anew_from_the_files_and_that_is_said(
     assert done.exit_code == 0 and "rebuilt the catalog from the store's files: an earlier actordbg made it" in caplog.text
     assert cases.contents(store) == fresh and store.catalog_path.stat().st_ino == inode
     assert len(query.select_dumps(store, "status='failed'")) == 4 and migrate.earlier(store.catalog_path) is None
-    assert list(folder_checks.catalog(store, True)) == []
+    assert list(checking.catalog(store, True)) == []
 
 
 def test_an_earlier_catalog_that_cannot_be_written_anew_is_left_as_it_is(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,14 +76,6 @@ def test_dumps_land_in_the_store_with_their_record(store: Store):
     }  # fmt: skip
 
 
-def test_the_same_seed_makes_the_same_tensors_in_new_dumps(store: Store):
-    first, again = (payload.load(create_dumps(store, 1, seed=7)[0]) for _ in range(2))
-    other = payload.load(create_dumps(store, 1, seed=8)[0])
-    assert torch.equal(first.tensors["sequences"], again.tensors["sequences"])
-    assert not torch.equal(first.tensors["sequences"], other.tensors["sequences"])
-    assert first.record.dump_id != again.record.dump_id
-
-
 def test_without_actions_the_action_mask_was_none(store: Store):
     dump = payload.load(create_dumps(store, 1, action_len=0)[0])
     assert "action_mask" not in dump.tensors and dump.record.arguments["action_mask"] is None

@@ -72,13 +72,6 @@ def test_nothing_is_imported_twice_however_it_is_called(
     assert {path: path.stat().st_mtime_ns for path in store.iter_dumps()} == before
 
 
-def test_ids_are_the_same_in_every_store(store: Store, pickles: Path, tmp_path: Path):
-    other = Store(tmp_path / "other")
-    import_paths(store, [pickles])
-    import_paths(other, [pickles])
-    assert [record.dump_id for record in records(store)] == [record.dump_id for record in records(other)]
-
-
 def test_two_calls_in_the_same_microsecond_are_two_dumps(store: Store, tmp_path: Path):
     for rank in range(2):
         old_pickle(tmp_path, rank)

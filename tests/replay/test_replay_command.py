@@ -26,7 +26,6 @@ from actordbg.base.errors import (
     CorruptDump,
     LaunchProblem,
     NothingToDo,
-    StoreProblem,
     Unsupported,
     UsageError,
     WhereError,
@@ -85,13 +84,6 @@ def test_a_bad_condition_is_refused_before_anything_is_indexed(store: Store) -> 
     with pytest.raises(WhereError):
         invoke(store, "--where", "seq_length>3")
     assert not store.catalog_path.exists()
-
-
-def test_a_store_that_cannot_take_a_replay_says_so(store: Store) -> None:
-    publish(store, 1)
-    store.replays.write_text("")
-    with pytest.raises(StoreProblem, match="cannot write the replay's folder"):
-        invoke(store)
 
 
 def test_a_replay_that_is_given_up_answers_with_what_is_done_before_its_error(
