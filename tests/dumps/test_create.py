@@ -9,12 +9,12 @@ from typing import Annotated
 import pytest
 import torch
 import typer
+from commandline import function_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from actordbg.base.errors import UsageError
-from actordbg.cli import dump_files
 from actordbg.dumps.create import PADDINGS, Draws, Shape, create_dumps, make_inputs
 from actordbg.store import payload
 from actordbg.store.layout import Store
@@ -98,7 +98,7 @@ def test_numbers_that_make_no_sense_are_usage_errors(tmp_path: Path, wrong: dict
 
 def cli(*words: object):
     app = typer.Typer()
-    app.command("create")(dump_files.create)
+    app.command("create")(function_of("dump create"))
 
     @app.callback()
     def root(store: Annotated[Path | None, typer.Option()] = None) -> None: ...

@@ -16,12 +16,12 @@ from typing import Annotated
 import pytest
 import torch
 import typer
+from commandline import function_of
 from replaycases import old_pickle
 from roots import ROOT
 from typer.testing import CliRunner
 
 from actordbg.base.errors import LaunchProblem, StoreProblem, UsageError
-from actordbg.cli import dump_files
 from actordbg.dumps.importer import find_pickles, import_paths, run_name
 from actordbg.formats.dumpfile import read_record
 from actordbg.store import payload
@@ -166,7 +166,7 @@ def test_the_desk_finds_out_that_nothing_is_new_without_torch(store: Store, pick
 
 def cli(*words: object):
     app = typer.Typer()
-    app.command("import")(dump_files.import_)
+    app.command("import")(function_of("dump import"))
 
     @app.callback()
     def root(store: Annotated[Path | None, typer.Option()] = None) -> None: ...
