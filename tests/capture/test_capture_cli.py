@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import pytest
 import typer
 from capturekit import Recording, SignatureH, ids
+from commandline import function_of
 from roots import ROOT
 from typer.testing import CliRunner
 
@@ -22,7 +23,6 @@ from actordbg.base.errors import NewerFormat, StoreProblem, UsageError
 from actordbg.capture.control import Control, read_control, write_control
 from actordbg.capture.ledger import Identity, Ledger
 from actordbg.capture.ring import Ring
-from actordbg.cli import dump_recording
 from actordbg.cli.app import app
 from actordbg.cli.dump_status_work import process_rows
 from actordbg.formats.ringfile import PLACE, place
@@ -36,8 +36,8 @@ def run(store: Store, *arguments: str, fails: type[Exception] | None = None) -> 
     @app.callback()
     def root(store: Annotated[Path | None, typer.Option()] = None) -> None: ...
 
-    for command in (dump_recording.enable, dump_recording.disable, dump_recording.status):
-        app.command()(command)
+    for name in ("enable", "disable", "status"):
+        app.command(name)(function_of(f"dump {name}"))
     result = CliRunner().invoke(app, ["--store", str(store.root), *arguments])
     if fails is not None:
         assert isinstance(result.exception, fails), result.output
