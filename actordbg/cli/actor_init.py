@@ -46,7 +46,8 @@ def init(
         store = Store(Path(folder) / "store")
         create_dumps(store, config.lanes, batch_size, seq_len, vocab_size=VOCABULARY, seed=config.seed or 0, run="init")
         spec = replaying.planned(store, config, ChosenInputs()).spec
-        findings = replaying.require_runnable(store, spec)
+        findings = replaying.require_runnable(store, spec, told=False)
+        replaying.say_findings(findings)
         answer = _tried(store, spec) | {"batch_size": batch_size, "seq_len": seq_len, "findings": findings}
     emit(answer, _say_tried)
     require_good(answer["ok"])

@@ -9,12 +9,12 @@ from typing import Annotated
 import pytest
 import torch
 import typer
+from commandline import function_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from actordbg.base.errors import UsageError
-from actordbg.cli import dump_files
 from actordbg.dumps.create import PADDINGS, Draws, Shape, create_dumps, make_inputs
 from actordbg.store import payload
 from actordbg.store.layout import Store
@@ -76,14 +76,6 @@ def test_dumps_land_in_the_store_with_their_record(store: Store):
     }  # fmt: skip
 
 
-def test_the_same_seed_makes_the_same_tensors_in_new_dumps(store: Store):
-    first, again = (payload.load(create_dumps(store, 1, seed=7)[0]) for _ in range(2))
-    other = payload.load(create_dumps(store, 1, seed=8)[0])
-    assert torch.equal(first.tensors["sequences"], again.tensors["sequences"])
-    assert not torch.equal(first.tensors["sequences"], other.tensors["sequences"])
-    assert first.record.dump_id != again.record.dump_id
-
-
 def test_without_actions_the_action_mask_was_none(store: Store):
     dump = payload.load(create_dumps(store, 1, action_len=0)[0])
     assert "action_mask" not in dump.tensors and dump.record.arguments["action_mask"] is None
@@ -106,7 +98,7 @@ def test_numbers_that_make_no_sense_are_usage_errors(tmp_path: Path, wrong: dict
 
 def cli(*words: object):
     app = typer.Typer()
-    app.command("create")(dump_files.create)
+    app.command("create")(function_of("dump create"))
 
     @app.callback()
     def root(store: Annotated[Path | None, typer.Option()] = None) -> None: ...

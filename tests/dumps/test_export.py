@@ -10,11 +10,11 @@ import pytest
 import safetensors
 import torch
 import typer
+from commandline import function_of
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from actordbg.base.errors import ActordbgError, Conflict, EnvironmentProblem, UsageError
-from actordbg.cli import dump_files
 from actordbg.dumps.create import create_dumps
 from actordbg.dumps.export import export_dump
 from actordbg.formats.dump_record import DumpRecord
@@ -87,7 +87,7 @@ def test_an_unknown_format_and_a_folder_that_cannot_be_written_are_refused(place
 
 def cli(*words: object):
     app = typer.Typer()
-    app.command("export")(dump_files.export)
+    app.command("export")(function_of("dump export"))
 
     @app.callback()
     def root(store: Annotated[Path | None, typer.Option()] = None) -> None: ...

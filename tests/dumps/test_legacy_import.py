@@ -16,12 +16,12 @@ from typing import Annotated
 import pytest
 import torch
 import typer
+from commandline import function_of
 from replaycases import old_pickle
 from roots import ROOT
 from typer.testing import CliRunner
 
 from actordbg.base.errors import LaunchProblem, StoreProblem, UsageError
-from actordbg.cli import dump_files
 from actordbg.dumps.importer import find_pickles, import_paths, run_name
 from actordbg.formats.dumpfile import read_record
 from actordbg.store import payload
@@ -70,13 +70,6 @@ def test_nothing_is_imported_twice_however_it_is_called(
     summary = import_paths(store, [pickles])
     assert (summary.added, summary.present, summary.refused) == (0, 4, [])
     assert {path: path.stat().st_mtime_ns for path in store.iter_dumps()} == before
-
-
-def test_ids_are_the_same_in_every_store(store: Store, pickles: Path, tmp_path: Path):
-    other = Store(tmp_path / "other")
-    import_paths(store, [pickles])
-    import_paths(other, [pickles])
-    assert [record.dump_id for record in records(store)] == [record.dump_id for record in records(other)]
 
 
 def test_two_calls_in_the_same_microsecond_are_two_dumps(store: Store, tmp_path: Path):
@@ -173,7 +166,7 @@ def test_the_desk_finds_out_that_nothing_is_new_without_torch(store: Store, pick
 
 def cli(*words: object):
     app = typer.Typer()
-    app.command("import")(dump_files.import_)
+    app.command("import")(function_of("dump import"))
 
     @app.callback()
     def root(store: Annotated[Path | None, typer.Option()] = None) -> None: ...
