@@ -136,19 +136,6 @@ class Failure:
         }
 
 
-def guarded(call: Callable[[], T], folder: Path | None = None) -> T | Failure:
-    """Run what is being debugged. A model may raise any exception, and that is a result.
-
-    folder: the replay's. There a fault of the machine is none: MachineFault is raised.
-    """
-    try:
-        return call()
-    except Exception as error:
-        if folder is not None and (fault := machine_fault(error, folder)):
-            raise fault from error
-        return Failure.of(error)
-
-
 def asked_for_laws(inputs: Sequence[ReplayInput], count: int) -> frozenset[int]:
     """Choose the inputs whose laws are asked: the one with the most rows, the most padded, the longest, then short ones.
 
@@ -252,7 +239,13 @@ class Worker:
                 del current
 
     def _guarded(self, call: Callable[[], T]) -> T | Failure:
-        return guarded(call, self.folder)
+        """Run what is being debugged. A model may raise any exception, and that is a result; a fault of the machine is none."""
+        try:
+            return call()
+        except Exception as error:
+            if fault := machine_fault(error, self.folder):
+                raise fault from error
+            return Failure.of(error)
 
     def _load(self, index: int) -> tuple[Any, float]:
         began = time.perf_counter()
@@ -421,24 +414,18 @@ def redirect_output(path: Path) -> None:
     os.close(descriptor)
 
 
-def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """The command line of a rank's program, with the options that each such program has; consent that came with it is given."""
-    parser.add_argument("--work", type=Path, required=True, help="the order that says what to do")
-    parser.add_argument("--local_rank", help="given by launchers; LOCAL_RANK says the same")
-    parser.add_argument(consent.FLAG, dest="trusted", metavar="MODEL", help="the model whose own code may run")
-    options = parser.parse_args()
-    if options.trusted is not None:
-        consent.give(options.trusted)
-    return options
-
-
 def main(make_engine: Callable[[Path, ReplaySpec, int], Engine]) -> int:
     """The whole process around the loop. `make_engine(replay folder, spec, rank)` must not import anything heavy."""
     parser = argparse.ArgumentParser(prog="actordbg.replay.worker")
     parser.add_argument("--first-worker", type=int, default=0, help="the number of rank 0 among the workers of all groups")
     parser.add_argument("--supervisor", type=int, metavar="PID", help="end with this process of the same machine")
     parser.add_argument(dist_plugin.FLAG, dest="plugin", metavar="MODULE", help="imported before a process group is made")
-    options = parsed(parser)
+    parser.add_argument("--work", type=Path, required=True, help="the order that says what to do")
+    parser.add_argument("--local_rank", help="given by launchers; LOCAL_RANK says the same")
+    parser.add_argument(consent.FLAG, dest="trusted", metavar="MODEL", help="the model whose own code may run")
+    options = parser.parse_args()
+    if options.trusted is not None:
+        consent.give(options.trusted)
     dist_plugin.give(options.plugin)
     rank = options.first_worker + int(os.environ["RANK"])
     work: Path = options.work
