@@ -279,7 +279,9 @@ def test_an_import_refuses_every_attack_by_name_and_takes_the_rest(store: Store,
     assert (summary.added, summary.present) == (1, 0)
     assert [Path(refusal.path).name for refusal in summary.refused] == [f"attack{n:02d}.pkl" for n in range(len(attacks))]
     assert {refusal.code for refusal in summary.refused} == {"unsafe-input", "corrupt-dump"}
-    assert all(refusal.reason and "decoding process" not in refusal.reason for refusal in summary.refused), "the child's walls hold"
+    assert all(refusal.reason and "decoding process" not in refusal.reason for refusal in summary.refused), (
+        "the child's walls hold"
+    )
     assert not canary.exists()
 
 
