@@ -31,9 +31,8 @@ MAX_LENGTH = 160
 
 @dataclass(frozen=True)
 class Known:
-    """A failure with a name. `pattern` is searched in "ErrorClass: message"; with `in_log`, in the log as well."""
+    """A known failure. `pattern` is searched in "ErrorClass: message"; with `in_log`, in the log as well."""
 
-    id: str
     pattern: re.Pattern[str]
     explanation: str
     ways_out: tuple[str, ...]
@@ -46,7 +45,6 @@ def known_failures() -> dict[str, Known]:
     table = parse_toml(Path(__file__).with_suffix(".toml").read_text())
     return {
         name: Known(
-            name,
             re.compile(told["pattern"], re.IGNORECASE | re.DOTALL),
             told["explanation"],
             tuple(told["ways_out"]),
@@ -65,10 +63,10 @@ def signature_of(error_class: str | None, error: str | None, log: str = "") -> s
     `log` is the failing input's part of the worker's log; only its end is searched, for the failures that show there alone.
     """
     head, tail = f"{error_class or ''}: {error or ''}", log[-_LOG_TAIL:]
-    known = known_failures().values()
-    found = next((one for one in known if one.pattern.search(head)), None)
-    found = found or next((one for one in known if one.in_log and one.pattern.search(tail)), None)
-    return found.id if found else normalise(error_class, error)
+    known = known_failures().items()
+    found = next((name for name, one in known if one.pattern.search(head)), None)
+    found = found or next((name for name, one in known if one.in_log and one.pattern.search(tail)), None)
+    return found or normalise(error_class, error)
 
 
 def explain(signature: str) -> tuple[str, tuple[str, ...]] | None:

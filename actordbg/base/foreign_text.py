@@ -14,7 +14,7 @@ journals. It may hold what a terminal obeys (escape sequences), what turns text 
 | a command to paste | `in_shell` | one word, whatever is in it |
 
 Invariant: what these return holds no hidden character. Doing it twice changes no more, but for Markdown, HTML, CSV, shell.
-What output goes through calls them (`actordbg.cli.output`, `actordbg.document.renderings`, `actordbg.judge.tabular`), so that a
+What output goes through calls them (`actordbg.cli.output`, `actordbg.document.renderings`, `actordbg.judge.exports`), so that a
 command cannot forget it. Backslashes of the text itself stay as they are: it is shown to people, and `--json` is exact.
 """
 

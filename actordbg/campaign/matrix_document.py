@@ -14,6 +14,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+from actordbg.actor.signatures import explain
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import human_bytes, plural
 from actordbg.config.as_ran import complete, repeat_options, toy
@@ -39,7 +40,6 @@ from actordbg.document.specifications import BAD, PART, QUIET, coloured, hints, 
 from actordbg.document.specifications import GOOD as GREEN
 from actordbg.judge.agreement import SHOWN
 from actordbg.judge.comparison_document import excluded
-from actordbg.judge.summary import Explain, nothing_known
 from actordbg.records.comparison_record import GOOD, NOT_COMPARED
 from actordbg.records.matrix_record import FAILED, NOT_RUN, PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
 
@@ -66,9 +66,7 @@ class MatrixContext:
     """The log of each cell that has one, by its index, relative to the current folder."""
 
 
-def matrix_document(
-    record: MatrixRecord, context: MatrixContext, explain: Explain = nothing_known, *, explained: bool = True
-) -> list[Block]:
+def matrix_document(record: MatrixRecord, context: MatrixContext, *, explained: bool = True) -> list[Block]:
     """Build the whole matrix, top to bottom. explained: with what its columns mean, not only with where that is said."""
     cells, counted = record.cells, _counted(record)
     state = "running, or was killed" if record.status == "running" else record.status
@@ -88,7 +86,7 @@ def matrix_document(
             for cell in cells
             if cell.excludes and record.options.get("power")
         ],
-        "Failed": [line for cell in cells if cell.status == FAILED for line in _failure(cell, explain)],
+        "Failed": [line for cell in cells if cell.status == FAILED for line in _failure(cell)],
         "Unavailable and not run": _by_text((cell.reason, cell) for cell in cells if cell.status in (UNAVAILABLE, NOT_RUN)),
         "Logs": [f"{_label(cell)}: {context.logs[cell.index]}" for cell in cells if cell.index in context.logs],
         "What it ran on": _facts(record, context),
@@ -204,7 +202,7 @@ def _wrong(cell: MatrixCell) -> str:
     return f"{_label(cell)}: {'; '.join(why)}. Comparison {cell.comparison_id or '-'}, replay {cell.replay_id}"
 
 
-def _failure(cell: MatrixCell, explain: Explain) -> list[str]:
+def _failure(cell: MatrixCell) -> list[str]:
     known = explain(cell.signature) if cell.signature else None
     counts = ", ".join(f"{count} {status}" for status, count in sorted(cell.counts.items()))
     parts = [f"{_label(cell)}: {cell.signature or 'failed'} ({counts or 'the Actor could not be built'})"]
@@ -307,7 +305,7 @@ def _heat_map(record: MatrixRecord) -> list[Block]:
         if cell is not None
     ]
     shown = hints(("verdict", "verdict"), ("figure", "figures"), ("why", "why"))
-    field = layer("rect", tooltip=shown, color=coloured("tone", None, _COLOURS))
+    field = layer("rect", tooltip=shown, color=coloured("tone", _COLOURS))
     drawn = layered(marks, field, height=44 * len(rows), x=names("column", None), y=names("row", None))
     return [Cells("The cells", f"{says} a click copies the command that repeats it.", *heads, cells, drawn)]
 

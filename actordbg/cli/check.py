@@ -7,8 +7,9 @@ from pathlib import Path
 
 import typer
 
-from actordbg.cli.options import FormatOption, Json, Quiet, chosen_format, option, require_good
-from actordbg.cli.page_file import check_page, open_page, write_file
+from actordbg.cli import output
+from actordbg.cli.options import option, require_good
+from actordbg.cli.output import check_page, open_page, write_file
 from actordbg.cli.replay_options import ChosenInputs
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
@@ -27,9 +28,6 @@ def check(
     github: bool = option(False, "Annotate the GitHub workflow that runs this.", "--github", rich_help_panel=_FOR),
     html: Path | None = option(None, "Where the page goes (default: into the store's reports/).", "--html", "-o", metavar="FILE"),
     opened: bool = option(False, "Show the page in the browser.", "--open"),
-    format: FormatOption = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
 ) -> None:
     """Check a sample of your own dumps: do they run, and right?
 
@@ -44,32 +42,29 @@ def check(
     from actordbg.cli import check_work as work
     from actordbg.cli import replaying
     from actordbg.judge.check import answer_of_check
-    from actordbg.judge.junit import junit_xml
+    from actordbg.judge.exports import junit_xml
 
     flags = dict(settings)
     if replaying.is_left_to_rank_0(flags):
         return
-    how = chosen_format(format, as_json)
-    quiet = quiet or how == "json"
     check_page(junit)
     check_page(html)
     of_all = inputs.where
     store, inputs = replaying.opened(ctx, work.sampled(inputs))
-    order = replaying.chosen_order(inputs)
-    asked, plan = replaying.asked_and_planned(ctx, store, flags, inputs, order, judged=True, ask=not quiet)
+    asked, plan = replaying.asked_and_planned(ctx, store, flags, inputs, judged=True, ask=not output.wanted.silent)
     replaying.say_skipped(plan.skipped)
     if not plan.spec.inputs:
         raise replaying.nothing_to("check", store, inputs)
     of = len(plan.spec.inputs) if inputs.input_file else count_dumps(open_fresh(store), of_all)
-    checked = work.run_with_bar(store, plan.spec, golden, quiet=quiet)
+    checked = work.run_with_bar(store, plan.spec, golden)
     answer = answer_of_check(checked, of=of, recorded=replaying.unasked_model(store, plan.spec, asked, flags))
     page = work.write_check_page(store, checked, answer, html)
     answer = replace(answer, page=str(page))
-    work.print_check(answer, how)
+    work.print_check(answer)
     if junit is not None:
         write_file(junit, junit_xml(checked, answer).decode())
     if opened:
         open_page(page)
     if github:
-        work.annotate(checked, answer, how)
+        work.annotate(checked, answer)
     require_good(answer.good)

@@ -9,7 +9,6 @@ from pathlib import Path
 import typer
 
 from actordbg.cli import output
-from actordbg.cli.options import Format
 from actordbg.cli.output import emit, say, say_lines, say_wrapped
 from actordbg.cli.replay_options import ChosenInputs
 from actordbg.cli.replaying import counting, replaying, require_runnable
@@ -17,7 +16,7 @@ from actordbg.document.page import as_html, write_named
 from actordbg.document.renderings import as_markdown
 from actordbg.formats.store_files import atomic_write, make_folder
 from actordbg.judge.check import ROUNDING, TRUTH, CheckAnswer, CheckFound, check_blocks, check_document, run_check
-from actordbg.judge.junit import workflow_commands
+from actordbg.judge.exports import workflow_commands
 from actordbg.judge.load_replays import load, pictures
 from actordbg.records.journal import read_standing
 from actordbg.records.replay_record import ReplaySpec
@@ -35,13 +34,13 @@ def sampled(inputs: ChosenInputs) -> ChosenInputs:
     return replace(inputs, diverse=inputs.max_inputs or SAMPLE)
 
 
-def run_with_bar(store: Store, spec: ReplaySpec, golden: bool, *, quiet: bool) -> CheckFound:
+def run_with_bar(store: Store, spec: ReplaySpec, golden: bool) -> CheckFound:
     """Run it with a bar over all that it computes. An interruption keeps what is done, and says how to go on."""
-    require_runnable(store, spec, quiet=quiet)
+    require_runnable(store, spec)
     count = len(spec.inputs)
     done: dict[str, int] = {}
     try:
-        with replaying(store, "checking", 2 * count, quiet=quiet) as (catalog, advance):
+        with replaying(store, "checking", 2 * count) as (catalog, advance):
 
             def on_stage(stage: str) -> None:
                 """Each stage has `count` steps; what was there already, or needs no measuring, is passed over."""
@@ -76,8 +75,8 @@ def write_check_page(store: Store, checked: CheckFound, answer: CheckAnswer, nam
     return path
 
 
-def print_check(answer: CheckAnswer, how: Format) -> None:
-    if how == "md":
+def print_check(answer: CheckAnswer) -> None:
+    if output.wanted.format == "md":
         return say_lines(as_markdown(check_document(answer)))
 
     def render(answer: CheckAnswer) -> None:
@@ -87,13 +86,13 @@ def print_check(answer: CheckAnswer, how: Format) -> None:
         say(f"next: {answer.next}")
         say(f"page: {answer.page}")
 
-    return emit(answer, render, how == "json")
+    return emit(answer, render)
 
 
-def annotate(checked: CheckFound, answer: CheckAnswer, how: Format) -> None:
+def annotate(checked: CheckFound, answer: CheckAnswer) -> None:
     """Annotations beside the answer, and the answer on the workflow's summary page where there is one."""
     for line in workflow_commands(checked, answer):
-        (output.note if how == "json" else say)(line)
+        (output.note if output.wanted.json else say)(line)
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with open(summary, "a", encoding="utf-8") as file:
             file.write(as_markdown(check_document(answer)))

@@ -4,25 +4,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated
 
 import typer
 
 from actordbg.base.errors import UsageError
+from actordbg.cli import output
 from actordbg.cli.options import (
     ConfirmOption,
-    FormatOption,
-    Json,
     Limit,
     Power,
-    Quiet,
     TrustRemoteCode,
     Where,
-    chosen_format,
-    complete_others,
-    complete_replays,
     option,
     parameter,
     require_good,
@@ -30,17 +24,7 @@ from actordbg.cli.options import (
     take_consent,
     takes_options,
 )
-from actordbg.cli.output import emit, note, progress, say_lines
-from actordbg.cli.page_file import (
-    HtmlFile,
-    PlotFile,
-    TokenizerFile,
-    check_page,
-    save_charts,
-    say_document,
-    texts_of,
-    write_page,
-)
+from actordbg.cli.output import TokenizerFile, note, progress, say_document, texts_of
 from actordbg.cli.setting_options import TruthDtype, truth_dtype
 
 _PANEL = "Thresholds (inf: not judged)"
@@ -67,7 +51,8 @@ def compare(
     a: Annotated[
         str,
         typer.Argument(
-            metavar="A", help="The replay that is judged: an id, a name, `@1` or `last`.", autocompletion=complete_replays
+            metavar="A",
+            help="The replay that is judged: an id, a name, `@1` or `last`.",
         ),
     ],
     b: Annotated[
@@ -75,7 +60,6 @@ def compare(
         typer.Argument(
             metavar="B",
             help="Another replay, `truth`, or `golden`: what the training run itself got.",
-            autocompletion=complete_others,
         ),
     ],
     noise: str | None = option(
@@ -86,7 +70,6 @@ def compare(
     truth: TruthDtype = None,
     trust_remote_code: TrustRemoteCode = False,
     yes: ConfirmOption = False,
-    thresholds: Path | None = option(None, "Thresholds from a TOML file; flags come first.", metavar="FILE"),
     limits: Mapping[str, float | None] = MappingProxyType({}),
     flat: bool = option(
         False,
@@ -97,17 +80,13 @@ def compare(
     power: Power = False,
     where: Where = None,
     limit: int = option(10, "How many of the worst dumps to show; 0 for all.", min=0),
-    format: FormatOption = None,
-    html: HtmlFile = None,
     tokenizer: TokenizerFile = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
 ) -> None:
     """Compare a replay with another one, or with the truth.
 
     B may also be `golden`: what the training run itself got. Compares dump by dump, over the dumps that both sides have:
     log-probs per token and per sequence, entropies, loss, gradient norm and kept gradients. Thresholds follow the weaker
-    dtype of the two sides unless a file or a flag sets them. Computes the truth if it is not there yet; `last` is the newest
+    dtype of the two sides unless a flag sets them. Computes the truth if it is not there yet; `last` is the newest
     replay that is no truth. The comparison is kept in comparisons/, and `report` shows it. Exit code 1 on a mismatch, if A
     failed on an input that B passed, and if nothing could be compared.
 
@@ -119,36 +98,34 @@ def compare(
     from actordbg.document.blocks import Paragraph
     from actordbg.judge.comparing import compare as compare_sides
     from actordbg.judge.comparison_document import comparison_charts, document
-    from actordbg.judge.thresholds import FLAGS, Thresholds
+    from actordbg.judge.thresholds import asked
     from actordbg.replay.replay_data import LiveCatalog
 
     take_consent(trust_remote_code)
-    chosen, dtype = chosen_format(format, as_json), truth_dtype(truth)
-    check_page(html)
+    dtype = truth_dtype(truth)
     texts = texts_of(tokenizer)
-    judge_by = (Thresholds.from_file(thresholds) if thresholds else Thresholds()).override(dict(limits), FLAGS)
+    thresholds = asked(limits)
     store = store_of(ctx).require()
-    silent = quiet or chosen == "json"
     if power and (flat or b != "truth"):
         raise UsageError("--power plants faults beside the truth", hint="compare REPLAY truth --power, without --flat-limits")
     if a in ("truth", "golden"):
         raise UsageError(f"A is the side that is judged, so it cannot be {a}", hint=f"turn them round: compare REPLAY {a}")
     catalog = open_fresh(store)
-    judged = work.meant(catalog, a, silent)
+    judged = work.meant(catalog, a)
     floor = None if noise is None else work.noise_of(store, judged, noise)
     # asked first: a mistake in --where must not cost a truth
     only = None if where is None else {row.dump_id for row in select_dumps(open_fresh(store, where), where)}
     rounding = None
     if b == "truth":
-        b, rounding = work.truth_and_rounding(store, judged, dtype, flat=flat, planted=power, quiet=silent, yes=yes)
+        b, rounding = work.truth_and_rounding(store, judged, dtype, flat=flat, planted=power, yes=yes)
     elif b != "golden":
-        b = work.meant(catalog, b, silent)
-    with progress("comparing", None, quiet=silent) as advance:
+        b = work.meant(catalog, b)
+    with progress("comparing", None) as advance:
         record = compare_sides(
             store,
             judged,
             b,
-            thresholds=judge_by,
+            thresholds=thresholds,
             noise=floor,
             rounding=rounding,
             only=only,
@@ -157,12 +134,12 @@ def compare(
     path = work.kept(store, record)
     settle(store, LiveCatalog(store))
     moves = floor.floor.get("max_abs") if floor else None
-    charts = comparison_charts(store, record, texts, moves) if html or chosen == "json" else []
+    charts = comparison_charts(store, record, texts, moves) if output.wanted.html or output.wanted.json else []
     blocks = document(record, limit, charts)
     if b == "golden" and (weights := work.recorded_weights(store, judged)):
         blocks.insert(1, Paragraph(f"Weights: {weights}."))
-    say_document(blocks, chosen, html, data=vars(record))
-    if path is not None and chosen != "json":
+    say_document(blocks, data=vars(record))
+    if path is not None and not output.wanted.json:
         note(f"kept as {path}")
     require_good(record.good)
 
@@ -191,10 +168,7 @@ def compare_logs(
         "What decides: first value, mean and last value; every step; or exactly what the script compare_backends.py decides.",
         metavar="first-mean-last|every-step|compare-backends",
     ),
-    plot: PlotFile = None,
-    html: HtmlFile = None,
     limit: Limit = 10,
-    as_json: Json = False,
 ) -> None:
     """Compare the losses of trainings, step by step.
 
@@ -205,24 +179,17 @@ def compare_logs(
 
     Example: actordbg compare-logs deepspeed.log fsdp2.log fsdp2_tp2.log --threshold 0.05 --plot losses.png
     """
-    from actordbg.document import page as pages
-    from actordbg.document.renderings import as_text
     from actordbg.measure.align_logs import compare_many, together
     from actordbg.measure.log_document import log_charts, logs_page
     from actordbg.measure.log_lines import read_log
 
-    check_page(html)
-    pages.check("--plot", plot)
     if len(logs) < 2:
         raise UsageError("one log has nothing to be compared with", hint="name two or more")
     if logs.count("-") > 1:
         raise UsageError("standard input cannot be both logs", hint="name a file for one of them")
     read = [read_log(path, metric) for path in logs]
     pairs = compare_many(read, each=each, metric=metric, threshold=threshold, rule=rule, limit=limit)
-    charts = log_charts(pairs, read) if html or plot else []
-    page = logs_page(pairs, charts)
+    charts = log_charts(pairs, read) if output.wanted.html or output.wanted.plot else []
     whole = together(pairs)
-    emit(pairs[0] if len(logs) == 2 else whole, lambda _: say_lines(as_text(page)), as_json)
-    write_page(html, page)
-    save_charts(charts, plot)
+    say_document(logs_page(pairs, charts), data=vars(pairs[0] if len(logs) == 2 else whole))
     require_good(whole.good)

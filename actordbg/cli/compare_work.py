@@ -9,6 +9,7 @@ from actordbg.base.errors import EnvironmentProblem, StoreProblem, Unsupported, 
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import LAST
 from actordbg.catalog.query import Catalog, get_configuration, read_noise
+from actordbg.cli import output
 from actordbg.cli.options import approve
 from actordbg.cli.output import note
 from actordbg.cli.replaying import counting, replaying
@@ -25,10 +26,10 @@ from actordbg.replay.supervise import load_spec, spec_and_owner
 from actordbg.store.layout import Store
 
 
-def meant(catalog: Catalog, name: str, silent: bool) -> str:
+def meant(catalog: Catalog, name: str) -> str:
     """The replay that a name means. For `last` it is said which one that was: a store may be shared."""
     row = get_configuration(catalog, name)
-    if name == LAST and not silent:
+    if name == LAST and not output.wanted.silent:
         what = label(as_ran(row.config, row.resolved))
         note(f"last is {row.replay_id}: {what}, {row.status}; {row.command or 'no command recorded'}")
     return row.replay_id
@@ -63,7 +64,7 @@ def noise_of(store: Store, replay_id: str, name: str) -> NoiseRecord:
 
 
 def truth_and_rounding(
-    store: Store, replay_id: str, dtype: str, *, flat: bool, planted: bool, quiet: bool, yes: bool
+    store: Store, replay_id: str, dtype: str, *, flat: bool, planted: bool, yes: bool
 ) -> tuple[str, str | None]:
     """The ids of a replay's truth, and of the replay that says what the dtype costs: None for flat limits.
 
@@ -80,7 +81,7 @@ def truth_and_rounding(
         store.require_writable()
         if model != TINY:
             approve_once()
-        with replaying(store, label, len(wanted.inputs), quiet=quiet) as (catalog, advance):
+        with replaying(store, label, len(wanted.inputs)) as (catalog, advance):
             heard = {"on_event": counting(catalog, advance), "on_tick": catalog.tick, "warm": warm}
             return ensure_lone_rows(store, wanted, command=f"{command} replay {replay_id}", **heard)
 

@@ -13,21 +13,15 @@ from actordbg.base.units import parse_seconds, parse_size
 from actordbg.cli.options import (
     ConfirmOption,
     Explain,
-    FormatOption,
-    Json,
-    Quiet,
     Where,
     approve,
-    chosen_format,
     command_line,
-    complete_replays,
     option,
     option_field,
     require_good,
     store_of,
 )
-from actordbg.cli.output import note, plural, say_lines
-from actordbg.cli.page_file import HtmlFile, PlotFile, check_page, save_charts, say_document
+from actordbg.cli.output import note, plural, say_document, say_lines
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 from actordbg.config.replay_config import SETTINGS, TINY, validate
 
@@ -42,7 +36,8 @@ class Question:
     replays: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[REPLAY...|last|all]", help="Replays by id, name or @1 (default: all).", autocompletion=complete_replays
+            metavar="[REPLAY...|last|all]",
+            help="Replays by id, name or @1 (default: all).",
         ),
     ] = None
     matrix: str | None = option_field(None, "The replays of this matrix's cells.", metavar="ID|last")
@@ -62,14 +57,11 @@ class Question:
         metavar="LEN,LEN,...",
     )
     batch_size: int | None = option_field(None, "Rows of the inputs of --measure (default: as in REPLAY).", min=1)
-    plot: PlotFile = None
+
     limit: int = option_field(24, "At most this many lengths of each curve; 0 for all.", min=0)
-    html: HtmlFile = None
+
     explained: Explain = False
-    format: FormatOption = None
     yes: ConfirmOption = False
-    quiet: Quiet = False
-    as_json: Json = False
 
 
 @takes_settings("curve")
@@ -121,7 +113,6 @@ def _answer(
     ctx: typer.Context, asked: Question, settings: Given, quantity: str, budget: float | None, passes: str = "both"
 ) -> None:
     """Answer for memory (`budget` in bytes) or time (in seconds, of the `passes`)."""
-    from actordbg.document import page as pages
     from actordbg.document.blocks import Paragraph
     from actordbg.document.renderings import as_text
     from actordbg.judge.load_replays import load
@@ -131,9 +122,6 @@ def _answer(
 
     if asked.explained:
         return say_lines(as_text(explanations(quantity)))
-    chosen = chosen_format(asked.format, asked.as_json)
-    check_page(asked.html)
-    pages.check("--plot", asked.plot)
     store = store_of(ctx)
     flags = [*(["--batch-size"] if asked.batch_size else []), *(SETTINGS[name].flag for name in settings)]
     if flags and asked.measure is None:
@@ -149,11 +137,9 @@ def _answer(
         notes.append(f"{plural(others, 'replay')} left out: truths and noise variants")
     measured, lengths, count = gather(material.replays, asked.by), sorted(set(asked.at or [])), len(material.replays) - others
     curves = answer(measured, quantity, asked.by, passes=passes, budget=budget, at=lengths, replays=count, notes=notes)
-    charts = curve_charts(curves)
-    blocks = document(curves, charts, asked.limit)
+    blocks = document(curves, curve_charts(curves), asked.limit)
     brief = [*blocks, Paragraph(f"How to read the figures: `actordbg curve {quantity} --explain`.")]
-    say_document([*blocks, *explanations(quantity)], chosen, asked.html, data=vars(curves), brief=brief)
-    save_charts(charts, asked.plot)
+    say_document([*blocks, *explanations(quantity)], data=vars(curves), brief=brief)
     require_good(curves.good)
 
 
@@ -205,7 +191,7 @@ def _measured(store: Store, names: Sequence[str], asked: Question, settings: Giv
             continue
         spec = plan_lengths(store, config, {int(part) for part in parts}, batch, command=command_line())
         label = f"measuring as {data.spec.replay_id}"
-        with replaying(store, label, len(spec.inputs), quiet=asked.quiet or asked.as_json) as (catalog, advance):
+        with replaying(store, label, len(spec.inputs)) as (catalog, advance):
             advance(0, note="starting the workers")
             run_replay(store, spec, counting(catalog, advance), on_tick=catalog.tick)
         done[key] = spec.replay_id

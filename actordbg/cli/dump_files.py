@@ -1,37 +1,40 @@
 """`actordbg dump import` and `dump create`: dumps that no run recorded into this store; `dump export`: dumps taken out of it.
 
 `import` brings in the pickles of the old recorder, without ever executing them; `create` makes random inputs; `export` writes
-plain safetensors or .pt files.
+plain safetensors or .pt files. `pack` and `unpack`: many dumps in one file, which stores each row once, and files of their own
+again. `prune` removes dumps that are no longer wanted.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from actordbg.base.errors import Conflict, StoreProblem, UsageError
-from actordbg.base.units import resolve
+from actordbg.base.units import parse_size, resolve
+from actordbg.cli.index import damage_line
 from actordbg.cli.options import (
-    AllowEmpty,
-    Json,
     Limit,
-    Quiet,
+    OfRun,
     Where,
-    complete_dumps,
+    Yes,
     option,
     require_good,
+    require_selected,
     require_some,
     store_of,
 )
-from actordbg.cli.output import emit, human_bytes, note, note_some, plural, progress, say
+from actordbg.cli.output import as_json, emit, human_bytes, note, note_some, plural, progress, say
 
 if TYPE_CHECKING:
     from actordbg.catalog.tables import Damaged
-    from actordbg.dumps.importer import ImportSummary
+    from actordbg.dumps.packing import PackSummary
+    from actordbg.dumps.prune import PrunePlan
     from actordbg.store.layout import Store
 
 
@@ -42,8 +45,6 @@ def import_(
     ctx: typer.Context,
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Pickles, or folders that are searched for *.pkl.")],
     run: str | None = option(None, "Name of the run (default: the name of the folder)."),
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Import pickles of the old recorder; execute nothing in them.
 
@@ -56,11 +57,20 @@ def import_(
 
     store = _writable(ctx)
     began = time.perf_counter()
-    with progress("importing", len(find_pickles(paths)), quiet=quiet or as_json) as advance:
+    with progress("importing", len(find_pickles(paths))) as advance:
         summary = import_paths(store, paths, run=run, on_progress=lambda done, total, path: advance(1))
     seconds = round(time.perf_counter() - began, 3)
     answer = vars(summary) | {"store": str(store.root), "seconds": seconds}
-    emit(answer, lambda _: _say_imported(summary, seconds), as_json)
+    if not as_json(answer):
+        note_some([f"refused[{refusal.code}]: {refusal.path}: {refusal.reason}" for refusal in summary.refused], _SHOWN)
+        say(
+            f"{plural(summary.added, 'dump')} added, {summary.present:,} already there, "
+            f"{len(summary.refused):,} refused, in {seconds:.1f} s"
+        )
+        if summary.added:
+            read, stored = human_bytes(summary.bytes_read), human_bytes(summary.bytes_stored)
+            ratio = summary.bytes_read / summary.bytes_stored
+            say(f"run {', '.join(summary.runs)}: {read} of pickles became {stored} ({ratio:.1f} times smaller)")
     require_good(not summary.refused)
 
 
@@ -81,8 +91,6 @@ def create(
     vocab_size: int = option(128_256, "Make token ids below this."),
     seed: int = option(0, "The same seed makes the same tensors."),
     run: str = option("created", "Name of the run."),
-    as_json: Json = False,
-    quiet: Quiet = False,
 ) -> None:
     """Make random inputs of chosen shapes.
 
@@ -94,47 +102,31 @@ def create(
     from actordbg.formats.dump_record import SUFFIX
 
     store = _writable(ctx)
-    with progress("creating", count * ranks, quiet=quiet or as_json) as advance:
+    with progress("creating", count * ranks) as advance:
         paths = create_dumps(
             store, count, batch_size, seq_len, action_len, padding, ranks, vocab_size, seed, run,
             on_progress=lambda done, total: advance(1),
         )  # fmt: skip
     ids = [path.name.removesuffix(SUFFIX) for path in paths]
     size = sum(path.stat().st_size for path in paths)
-
-    def render(answer: dict[str, Any]) -> None:
+    answer = {"store": str(store.root), "run": run, "created": len(ids), "bytes_stored": size, "dump_ids": ids}
+    if not as_json(answer):
         say(f"made {plural(len(ids), 'dump')} in run {run} ({human_bytes(size)})")
         say(f"see them with: actordbg dump ls --where \"run='{run}'\"")
-
-    answer = {"store": str(store.root), "run": run, "created": len(ids), "bytes_stored": size, "dump_ids": ids}
-    emit(answer, render, as_json)
-
-
-def _say_imported(summary: ImportSummary, seconds: float) -> None:
-    note_some([f"refused[{refusal.code}]: {refusal.path}: {refusal.reason}" for refusal in summary.refused], _SHOWN)
-    say(
-        f"{plural(summary.added, 'dump')} added, {summary.present:,} already there, "
-        f"{len(summary.refused):,} refused, in {seconds:.1f} s"
-    )
-    if summary.added:
-        read, stored = human_bytes(summary.bytes_read), human_bytes(summary.bytes_stored)
-        ratio = summary.bytes_read / summary.bytes_stored
-        say(f"run {', '.join(summary.runs)}: {read} of pickles became {stored} ({ratio:.1f} times smaller)")
 
 
 def export(
     ctx: typer.Context,
     dump_ids: list[str] | None = typer.Argument(
-        None, metavar="[DUMP_ID]...", help="Dumps, by id or the beginning of one.", autocompletion=complete_dumps
+        None,
+        metavar="[DUMP_ID]...",
+        help="Dumps, by id or the beginning of one.",
     ),
     where: Where = None,
     out: Path = option(Path(), "Folder to write into.", "--out", "-o", metavar="DIR"),
     format: str = option("safetensors", "safetensors, or pt (opens with weights_only=True).", metavar="FORMAT"),
     limit: Limit = 0,
     force: bool = option(False, "Overwrite files that exist.", "--force"),
-    as_json: Json = False,
-    allow_empty: AllowEmpty = False,
-    quiet: Quiet = False,
 ) -> None:
     """Write dumps as .safetensors or .pt files.
 
@@ -155,7 +147,7 @@ def export(
         raise Conflict(f"{taken[0]} exists", hint="choose another folder with --out, or overwrite with --force")
     exported: list[dict[str, Any]] = []
     damaged: list[Damaged] = []
-    with progress("exporting", len(paths), quiet=quiet or as_json) as advance:
+    with progress("exporting", len(paths)) as advance:
         for path in paths:
             try:
                 written = exporting.export_dump(path, out, format, overwrite=True)
@@ -163,16 +155,13 @@ def export(
             except StoreProblem as error:
                 damaged.append(Damaged(str(path), error.code, error.message))
             advance(1)
-
-    def render(answer: dict[str, Any]) -> None:
+    if not as_json({"folder": str(out), "exported": exported, "damaged": damaged}):
         for dump in damaged:
             note(f"damaged[{dump.code}]: {dump.path}: {dump.reason}")
         size = human_bytes(sum(dump["bytes"] for dump in exported))
         say(f"{plural(len(exported), 'dump')} exported to {out} ({size})")
-
-    emit({"folder": str(out), "exported": exported, "damaged": damaged}, render, as_json)
     require_good(not damaged)
-    require_some(len(paths), allow_empty)
+    require_some(len(paths))
 
 
 def _selected(store: Store, dump_ids: Sequence[str], where: str | None, limit: int) -> list[Path]:
@@ -186,3 +175,171 @@ def _selected(store: Store, dump_ids: Sequence[str], where: str | None, limit: i
         return [store.root / row.path for row in select_dumps(store, where=where, limit=limit or None)]
     places = {dump_id_of(path): path for path in places_of(store)}
     return list(dict.fromkeys(places[resolve(name, sorted(places), "dump", made_by="dump enable")] for name in dump_ids))
+
+
+def pack(
+    ctx: typer.Context,
+    where: Where = None,
+    run: OfRun = None,
+    level: int = option(19, "zstd level; lower is faster and a few percent larger.", min=1, max=22),
+) -> None:
+    """Move dumps into packs, which store each row once.
+
+    Packs compress rows of many dumps together. Without --where, takes all dumps that are files of their own. Nothing is lost:
+    each pack is read again and the SHA-256 of every dump verified before a file is removed. The next run finishes one that
+    was killed. Every command reads packed dumps like others. Exit code 1 if a damaged dump stays a file, 5 if
+    --where selects none.
+
+    Example: actordbg dump pack --where "timestamp < now() - '1d'"
+    """
+    from actordbg.dumps.packing import pack_dumps
+
+    store = store_of(ctx).require_writable()
+    with progress("packing", None) as advance:
+        summary = pack_dumps(store, where, run, level, on_progress=lambda done, total: advance(1, total=total))
+    emit(_packed(summary), _say_packed)
+    require_good(not summary.kept)
+    require_selected(store, where, summary.figures.dumps + summary.finished)
+
+
+def unpack(
+    ctx: typer.Context,
+    where: Where = None,
+    run: OfRun = None,
+    all_: bool = option(False, "Every packed dump.", "--all"),
+    level: int = option(12, "zstd level of the files.", min=1, max=22),
+) -> None:
+    """Take dumps out of their packs, byte for byte.
+
+    Each dump becomes a file of its own again, with the same record and payload. The file is read again and verified before its
+    pack is written without it. Exit code 1 if a dump could not be taken out, 5 if --where selects none.
+
+    Example: actordbg dump unpack --where "seq_len>1800 and rank=0"
+    """
+    from actordbg.dumps.packing import unpack_dumps
+
+    if where is None and run is None and not all_:
+        raise UsageError("say which dumps: --where, --run or --all", hint="see --help")
+    store = store_of(ctx).require_writable()
+    with progress("unpacking", None) as advance:
+        summary = unpack_dumps(store, where, run, level, on_progress=lambda done, total: advance(1, total=total))
+    if not as_json(summary):
+        note_some([f"stays packed: {damage_line(damaged)}" for damaged in summary.kept], _SHOWN)
+        packs, size = plural(len(summary.packs), "pack"), human_bytes(summary.bytes)
+        told = f"{plural(summary.dumps, 'dump')} out of {packs}, files of their own again ({size})"
+        say(told if summary.dumps else "nothing to unpack")
+    require_good(not summary.kept)
+    require_selected(store, where, summary.dumps)
+
+
+def _packed(summary: PackSummary) -> dict[str, Any]:
+    """What was packed. Bytes: `files_bytes` of the dump files before; `content_bytes` of their records and payloads; of these
+    `distinct_bytes` were left when what repeats is stored once, and `packed_bytes` is what the packs take. So
+    `dedup_ratio` times `compression_ratio` is how much smaller than their content the dumps are now.
+
+    `finished`: dump files removed that an interrupted run had packed already. `kept`: what stays a file, with the reason.
+    """
+    figures = summary.figures
+    return {
+        "dumps": figures.dumps,
+        "packs": summary.packs,
+        "rows": figures.rows,
+        "distinct_rows": figures.distinct_rows,
+        "files_bytes": summary.loose_bytes,
+        "content_bytes": figures.content,
+        "distinct_bytes": figures.distinct,
+        "packed_bytes": figures.stored,
+        "dedup_ratio": round(figures.content / figures.distinct, 3) if figures.distinct else None,
+        "compression_ratio": round(figures.distinct / figures.stored, 3) if figures.stored else None,
+        "finished": summary.finished,
+        "kept": summary.kept,
+    }
+
+
+def _say_packed(answer: dict[str, Any]) -> None:
+    note_some([f"stays a file: {damage_line(damaged)}" for damaged in answer["kept"]], _SHOWN)
+    if answer["finished"]:
+        say(f"{plural(answer['finished'], 'file')} removed that an interrupted run had packed")
+    if not answer["dumps"]:
+        return say("nothing to pack")
+    files, content, distinct, stored = (answer[f"{name}_bytes"] for name in ("files", "content", "distinct", "packed"))
+    size, dumps, packs = human_bytes, plural(answer["dumps"], "dump"), plural(len(answer["packs"]), "pack")
+    say(f"{dumps} in {packs}: {size(files)} of files became {size(stored)} ({files / stored:.1f} times smaller)")
+    say(
+        f"deduplication: {answer['distinct_rows']:,} of {answer['rows']:,} rows are distinct; {size(content)} of "
+        f"records and tensors became {size(distinct)} ({content / distinct:.1f} times)"
+    )
+    return say(f"compression: {size(distinct)} became {size(stored)} ({distinct / stored:.1f} times)")
+
+
+def prune(
+    ctx: typer.Context,
+    where: Where = None,
+    older_than: str | None = option(None, "Dumps older than this: 7d, 12h.", metavar="AGE"),
+    keep: str | None = option(None, "The oldest dumps, until the rest takes at most this: 10GB.", metavar="SIZE"),
+    run: OfRun = None,
+    damaged: bool = option(False, "Broken files alone; not those of a newer actordbg, nor unreadable ones.", "--damaged"),
+    pinned: bool = option(False, "Pinned dumps too; without this they always stay.", "--pinned"),
+    yes: Yes = False,
+) -> None:
+    """Remove dumps.
+
+    Without --yes it only says what it would remove. A dump goes if it meets every condition given. The pack of a packed dump is
+    written again without it. Pinned dumps (kept by a trigger, or recovered) stay unless --pinned is given. Unfinished files
+    that dead writers left more than an hour ago go too. Results of replays stay. Exit code 5 if --where selects none.
+
+    Example: actordbg dump prune --older-than 7d --keep 10GB --yes
+    """
+    from actordbg.catalog.query import open_fresh
+    from actordbg.catalog.tables import parse_duration
+    from actordbg.dumps import prune as pruning
+
+    if where is None and older_than is None and keep is None and run is None and not damaged:
+        raise UsageError("say what may go: --where, --older-than, --keep, --run or --damaged", hint="see --help")
+    if damaged and not (where is None and older_than is None and keep is None):
+        hint = "two commands: `dump prune --damaged`, and one with the other conditions"
+        raise UsageError("a broken file has no record that a condition could ask: --damaged goes with --run alone", hint=hint)
+    age = parse_duration(older_than).total_seconds() if older_than is not None else None
+    size = parse_size("--keep", keep) if keep is not None else None
+    store = store_of(ctx)
+    if yes:
+        store.require_writable(room=False)  # on a full disk this is what makes room
+    catalog = open_fresh(store, where)
+    choose = partial(
+        pruning.plan_prune,
+        where=where,
+        older_than_s=age,
+        keep_bytes=size,
+        run=run,
+        damaged=damaged,
+        healthy=not damaged,
+        pinned=pinned,
+    )
+    plan = choose(catalog)
+    if yes:
+        plan = pruning.apply(catalog.store, plan)
+        catalog = open_fresh(catalog.store)
+        while size is not None and not plan.failed and (more := choose(catalog)).files:
+            plan = plan.followed_by(pruning.apply(catalog.store, more))
+            catalog = open_fresh(catalog.store)
+    emit(plan, _say_pruned)
+    require_good(not plan.failed)
+    require_selected(catalog.store, where, len(plan.files))
+
+
+def _say_pruned(plan: PrunePlan) -> None:
+    if plan.spared:
+        note(f"{plural(plan.spared, 'pinned dump')} among them stay; --pinned takes them too")
+    if not plan.files and not plan.failed:
+        say("nothing to remove")
+        return
+    verb = "removed" if plan.done else "would remove"
+    for item in plan.files[:_SHOWN]:
+        say(f"{verb} {item.path} ({human_bytes(item.bytes)}, {item.reason})")
+    if len(plan.files) > _SHOWN:
+        say(f"... and {len(plan.files) - _SHOWN:,} more")
+    for path, reason in plan.failed:
+        say(f"could not remove {path}: {reason}")
+    say(f"{verb} {plural(len(plan.files), 'file')}, {human_bytes(plan.bytes)}")
+    if not plan.done:
+        note("nothing was changed; --yes does it")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,18 +12,17 @@ import typer
 
 from actordbg.base.units import ago
 from actordbg.cli import output
-from actordbg.cli.options import AllowEmpty, Json, Where, complete_dumps, option, require_some, store_of
-from actordbg.cli.output import cell, emit, emit_each, human_bytes, note, say, say_fact, say_wrapped, table
+from actordbg.cli.options import Where, option, require_some, store_of
+from actordbg.cli.output import as_json, cell, emit, emit_each, human_bytes, note, say, say_fact, say_wrapped, table
 
 if TYPE_CHECKING:
     from actordbg.catalog.query import Catalog, DumpRow
     from actordbg.formats.dump_record import DumpRecord
 
 
-_SHORT = 30
 _ROWS = 50
-_WIDE, _WIDEST = 100, 140
-"""Columns of a terminal from which when a dump was recorded and its run are shown, and from which ids are whole."""
+_WIDE = 100
+"""Columns of a terminal from which when a dump was recorded and its run are shown."""
 INPUT, OUTPUT, GENERATOR = _KINDS = ("input", "output", "generator")
 
 
@@ -32,8 +31,6 @@ def ls(
     where: Where = None,
     order: str = option("newest", "newest (first), time (oldest first), length, or longest (first)."),
     limit: int | None = option(None, "At most this many rows; 0 for all (default: 50; with --json all).", min=0),
-    allow_empty: AllowEmpty = False,
-    as_json: Json = False,
 ) -> None:
     """List dumps, the newest first.
 
@@ -47,9 +44,9 @@ def ls(
     from actordbg.cli.index import warn_damaged
 
     catalog = open_fresh(store_of(ctx), where)
-    limit = (0 if as_json else _ROWS) if limit is None else limit
+    limit = (0 if output.wanted.json else _ROWS) if limit is None else limit
     warn_damaged(catalog.summary)
-    if as_json:
+    if output.wanted.json:
         shown = emit_each(each_dump(catalog, where, order=order, limit=limit or None))
     else:
         rows = select_dumps(catalog, where, order=order, limit=limit or None)
@@ -58,7 +55,7 @@ def ls(
     total = count_dumps(catalog, where) if limit and shown == limit else shown
     if total > shown:
         note(f"{total - shown:,} more; --limit 0 shows all")
-    require_some(shown, allow_empty)
+    require_some(shown)
 
 
 def _say_dumps(rows: list[DumpRow], catalog: Catalog, where: str | None) -> None:
@@ -70,31 +67,18 @@ def _say_dumps(rows: list[DumpRow], catalog: Catalog, where: str | None) -> None
             note(reason)
         return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else output.PIPE_WIDTH
-    columns: dict[str, Callable[[DumpRow], Any]] = {
-        "rank": lambda row: row.rank,
-        "role": lambda row: row.role,
-        "B": lambda row: row.batch_size,
-        "S": lambda row: row.seq_len,
-        "tokens": lambda row: row.tokens,
-        "mark": lambda row: row.triggered or row.recovered or ("pinned" if row.pinned else None),
-        "last": lambda row: row.status,
-    }
-    if len({row.trainer for row in rows}) > 1:
-        columns = {"trainer": lambda row: row.trainer} | columns
-    if width >= _WIDE:
-        columns |= {"when": lambda row: ago(row.timestamp), "run": lambda row: row.run}
-    ids = shown_ids([row.dump_id for row in rows], width)
-    cells = [(dump_id, *(value(row) for value in columns.values())) for dump_id, row in zip(ids, rows, strict=True)]
-    table(("dump", *columns), cells, tight=True)
+    trainers, wide = len({row.trainer for row in rows}) > 1, width >= _WIDE
+    named = ("dump", *["trainer"] * trainers, "rank", "role", "B", "S", "tokens", "mark", "last", *["when", "run"] * wide)
+    cells = [
+        (row.dump_id, *[row.trainer] * trainers, row.rank, row.role, row.batch_size, row.seq_len, row.tokens,
+         row.triggered or row.recovered or ("pinned" if row.pinned else None), row.status,
+         *[ago(row.timestamp), row.run] * wide)
+        for row in rows
+    ]  # fmt: skip
+    table(named, cells, tight=True)
 
 
-def shown_ids(dump_ids: list[str], width: int) -> list[str]:
-    """The ids, cut to time and call number on a narrow terminal if they still differ; every command takes such a beginning."""
-    short = [dump_id[:_SHORT] for dump_id in dump_ids]
-    return short if width < _WIDEST and len(set(short)) == len(dump_ids) else dump_ids
-
-
-def columns(as_json: Json = False) -> None:
+def columns() -> None:
     """List the columns, functions and operators of --where.
 
     Only like kinds compare. What is no SQL but plain (4k, 10MB, last 2h, 'yesterday', &&) is understood too.
@@ -108,24 +92,23 @@ def columns(as_json: Json = False) -> None:
         {"name": column.name, "kind": column.kind, "heading": headings.get(column.name), "meaning": column.doc}
         for column in WHERE_COLUMNS.values()
     ]
-
-    def render(answer: list[dict[str, str | None]]) -> None:
+    if not as_json(answer):
         table(("column", "kind", "meaning"), [(row["name"], row["kind"], row["meaning"]) for row in answer], tight=True)
         say()
-        say(f"operators: {OPERATORS}")
-        for form in FUNCTIONS.values():
-            say(form)
-
-    emit(answer, render, as_json)
+        for line in (f"operators: {OPERATORS}", *FUNCTIONS.values()):
+            say(line)
 
 
 def show(
     ctx: typer.Context,
     dump_id: Annotated[
-        str, typer.Argument(metavar="ID", help="The dump's id, or the beginning of it.", autocompletion=complete_dumps)
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="The dump's id, or the beginning of it.",
+        ),
     ],
     values: bool = option(False, "Read the tensors too: min, max, non-zero (needs torch).", "--values"),
-    as_json: Json = False,
 ) -> None:
     """Show one dump: its record, its tensors, its results.
 
@@ -146,7 +129,7 @@ def show(
         "results": results_of_dump(catalog, row.dump_id),
         "weights": None if hashes is None else catalog.store.relative(hashes),
     }
-    emit(answer, _say_dump, as_json)
+    emit(answer, _say_dump)
 
 
 def _tensors(record: DumpRecord, path: Path | None) -> list[dict[str, Any]]:

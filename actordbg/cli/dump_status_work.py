@@ -67,39 +67,12 @@ class ProcessRow:
     writer: str = "thread"
 
 
-@dataclass
-class RingRow:
-    """A ring file on this machine. `inputs` counts the calls in it, `in_flight` those that were running."""
+def status_of(store: Store, everything: bool) -> dict[str, Any]:
+    """What is known of a store's recording now: of the current run and of others that still record, or of every run.
 
-    path: str
-    pid: int
-    alive: bool
-    inputs: int
-    in_flight: int
-    problem: str | None = None
-
-
-@dataclass
-class RecordingStatus:
-    """The answer of `dump status`. `total` sums the rows; `unreadable` counts counters files that were skipped.
-
-    `jobs` are the switches of jobs that have one of their own. `rings` are those on this machine. `damaged_switches` says which
-    cannot be read, and why.
+    `total` sums the processes; `unreadable` counts counters files that were skipped. `jobs` are the switches of jobs that have
+    one of their own, `rings` those on this machine. `damaged_switches` says which cannot be read, and why.
     """
-
-    store: str
-    enabled: bool
-    control: dict[str, Any] | None
-    processes: list[ProcessRow]
-    total: dict[str, int]
-    unreadable: int
-    jobs: list[dict[str, Any]]
-    rings: list[RingRow]
-    damaged_switches: list[str]
-
-
-def status_of(store: Store, everything: bool) -> RecordingStatus:
-    """What is known of a store's recording now: of the current run and of others that still record, or of every run."""
     controls: list[Control | None] = []
     damaged = []
     for name in (None, *store.job_names()):
@@ -113,31 +86,28 @@ def status_of(store: Store, everything: bool) -> RecordingStatus:
     if not everything and (control is not None or jobs):
         current = {switch.run for switch in (control, *jobs) if switch is not None}
         rows = [row for row in rows if row.run in current or row.state == "on" or row.pending]
-    return RecordingStatus(
-        store=str(store.root),
-        enabled=control is not None and control.enabled,
-        control=control_dict(control) if control else None,
-        processes=rows,
-        total=total_of(rows),
-        unreadable=unreadable,
-        jobs=[control_dict(job) for job in jobs],
-        rings=ring_rows(store),
-        damaged_switches=damaged,
-    )
+    return {
+        "store": str(store.root),
+        "enabled": control is not None and control.enabled,
+        "control": control_dict(control) if control else None,
+        "processes": rows,
+        "total": total_of(rows),
+        "unreadable": unreadable,
+        "jobs": [control_dict(job) for job in jobs],
+        "rings": list(map(_ring_row, find_rings(store))),
+        "damaged_switches": damaged,
+    }
 
 
-def ring_rows(store: Store) -> list[RingRow]:
-    """The rings of a store that are on this machine."""
-    rows = []
-    for path in find_rings(store):
-        try:
-            ring = read_ring(path)
-        except StoreProblem as error:
-            rows.append(RingRow(str(path), 0, False, 0, 0, error.message))
-        else:
-            flying = sum(slot.state == IN_FLIGHT for slot in ring.slots)
-            rows.append(RingRow(str(path), int(ring.facts.get("pid", 0)), ring.alive, len(ring.slots), flying))
-    return rows
+def _ring_row(path: Path) -> dict[str, Any]:
+    """A ring file on this machine: the calls in it, and those that were running."""
+    row = {"path": str(path), "pid": 0, "alive": False, "inputs": 0, "in_flight": 0, "problem": None}
+    try:
+        ring = read_ring(path)
+    except StoreProblem as error:
+        return row | {"problem": error.message}
+    flying = sum(slot.state == IN_FLIGHT for slot in ring.slots)
+    return row | {"pid": int(ring.facts.get("pid", 0)), "alive": ring.alive, "inputs": len(ring.slots), "in_flight": flying}
 
 
 def process_rows(store: Store, now: datetime) -> tuple[list[ProcessRow], int]:
@@ -210,35 +180,35 @@ def _row(data: dict[str, Any], now: datetime) -> ProcessRow:
     return ProcessRow(**{"role": None, "last_error": None} | counted | derived)
 
 
-def say_status(answer: RecordingStatus) -> None:
-    if answer.control is None and not answer.jobs:
-        never = "" if answer.processes or answer.damaged_switches else ": it was never on"
-        say(f"Recording is off{never} in {answer.store}")
+def say_status(answer: dict[str, Any]) -> None:
+    if answer["control"] is None and not answer["jobs"]:
+        never = "" if answer["processes"] or answer["damaged_switches"] else ": it was never on"
+        say(f"Recording is off{never} in {answer['store']}")
         note("next: `actordbg dump enable`, or `actordbg run -- COMMAND`")
-    if answer.control is not None:
-        state = "on" if answer.enabled else "off"
-        say(f"Recording is {state}: run {answer.control['run']}, since {answer.control['since']}")
-        say_wrapped(f"  {limits_in_words(answer.control)}", "    ")
-    for job in answer.jobs:
+    if answer["control"] is not None:
+        state = "on" if answer["enabled"] else "off"
+        say(f"Recording is {state}: run {answer['control']['run']}, since {answer['control']['since']}")
+        say_wrapped(f"  {limits_in_words(answer['control'])}", "    ")
+    for job in answer["jobs"]:
         say(f"Recording is on for the job {job['run']} alone, since {job['since']}")
         say_wrapped(f"  {limits_in_words(job)}", "    ")
-    if answer.processes:
+    if answer["processes"]:
         _say_processes(answer)
     else:
-        on = answer.enabled or answer.jobs
+        on = answer["enabled"] or answer["jobs"]
         say("No process has reported yet." if on else "No process has reported.")
-        if on and shutil.disk_usage(answer.store).free < FULL_BYTES:
+        if on and shutil.disk_usage(answer["store"]).free < FULL_BYTES:
             note("the store's disk is full, so a process cannot report what it loses: `actordbg dump prune` makes room")
-    _say_rings(answer)
-    for problem in answer.damaged_switches:
+    _say_rings(answer["rings"])
+    for problem in answer["damaged_switches"]:
         note(f"a switch that cannot be read, which means off: {problem}")
-    if answer.unreadable:
-        note(f"{plural(answer.unreadable, 'counters file')} could not be read")
+    if answer["unreadable"]:
+        note(f"{plural(answer['unreadable'], 'counters file')} could not be read")
 
 
-def _say_processes(answer: RecordingStatus) -> None:
+def _say_processes(answer: dict[str, Any]) -> None:
     say()
-    rows, total = answer.processes, answer.total
+    rows, total = answer["processes"], answer["total"]
     names = ("rank", "role", "state", "calls", "captured", "dropped", "sampled", "in ring", "size", "since")
     cells = [
         (row.rank, row.role, row.state, row.calls, row.captured, row.dropped, row.sampled_out, row.pending,
@@ -273,12 +243,12 @@ def _ranks_of(counts: dict[int, ProcessRow], calls: int) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}"
 
 
-def _say_rings(answer: RecordingStatus) -> None:
-    dead = [ring for ring in answer.rings if not ring.alive]
+def _say_rings(rings: list[dict[str, Any]]) -> None:
+    dead = [ring for ring in rings if not ring["alive"]]
     for ring in dead:
-        flying = f", {ring.in_flight} in flight" if ring.in_flight else ""
-        what = ring.problem or f"a dead process's ring: {plural(ring.inputs, 'input')}{flying}"
-        say(f"pid {ring.pid}: {what} ({ring.path})" if ring.pid else f"{Path(ring.path).name}: {what}")
+        flying = f", {ring['in_flight']} in flight" if ring["in_flight"] else ""
+        what = ring["problem"] or f"a dead process's ring: {plural(ring['inputs'], 'input')}{flying}"
+        say(f"pid {ring['pid']}: {what} ({ring['path']})" if ring["pid"] else f"{Path(ring['path']).name}: {what}")
     if dead:
         note("next: `actordbg dump recover` turns rings into dumps")
 

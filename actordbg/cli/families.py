@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from actordbg.cli.options import FormatOption, Json, Quiet, chosen_format, command_line, option, require_good
-from actordbg.cli.output import emit_json, note, progress, say_lines, table
-from actordbg.cli.page_file import check_page, write_file
+from actordbg.cli.options import command_line, option, require_good
+from actordbg.cli.output import check_page, note, progress, say_document, table, write_file
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
 if TYPE_CHECKING:
@@ -33,9 +32,6 @@ def families(
     ),
     write: Path | None = option(None, "Write the answer as Markdown there too.", metavar="PAGE"),
     list_: bool = option(False, "List the families that are known, and run nothing.", "--list"),
-    format: FormatOption = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
 ) -> None:
     """Try a small model of each family through laws and the truth.
 
@@ -56,10 +52,9 @@ def families(
     from actordbg.campaign.family_matrix import USUAL_AXES, FamilyFolder, families_document, open_folder, subject_of
     from actordbg.cli.replaying import asked_for, kept
     from actordbg.config.replay_config import AXES
-    from actordbg.document.renderings import as_markdown, as_text
+    from actordbg.document.renderings import as_markdown
     from actordbg.replay.supervise import interruptible
 
-    how = chosen_format(format, as_json)
     check_page(write)
     if list_:
         rows = [(name, family.model_type, family.known_as) for name, family in FAMILIES.items()]
@@ -72,20 +67,17 @@ def families(
     base = replace(base, backward=base.backward is not False)
     place = TemporaryDirectory(prefix="actordbg-families-") if keep is None else nullcontext(open_folder(keep))
     with interruptible(), place as path, (folder := FamilyFolder(Path(path), base, axes)).locked():
-        results = _run(folder, list(subjects.values()), quiet=quiet or how == "json")
+        results = _run(folder, list(subjects.values()))
     if keep is not None:
         note(f"kept: {keep}  (its store is {keep / 'store'})")
     blocks, good = families_document(results), all(result.good for result in results)
-    if how == "json":
-        emit_json({"good": good, "families": results})
-    else:
-        say_lines(as_markdown(blocks) if how == "md" else as_text(blocks))
+    say_document(blocks, data={"good": good, "families": results})
     if write is not None:
         write_file(write, _HEADER + as_markdown(blocks))
     return require_good(good)
 
 
-def _run(folder: FamilyFolder, subjects: Sequence[FamilyResult], *, quiet: bool) -> list[FamilyResult]:
+def _run(folder: FamilyFolder, subjects: Sequence[FamilyResult]) -> list[FamilyResult]:
     """Build the models, then run one family after the other in the same worker processes; those that are done are taken."""
     from actordbg.actor.family_models import build_families
     from actordbg.actor.known_failures import require_torch
@@ -99,7 +91,7 @@ def _run(folder: FamilyFolder, subjects: Sequence[FamilyResult], *, quiet: bool)
     done = {subject.typed: result for subject in subjects if (result := folder.done(subject)) is not None}
     left = [subject for subject in subjects if subject.typed not in done]
     total = len(left) * len(SHAPES) * len(combinations(folder.base, folder.axes))
-    with progress("families", total, quiet=quiet) as advance, WarmGroups(reopen=True) as warm:
+    with progress("families", total) as advance, WarmGroups(reopen=True) as warm:
         advance(0, note=f"building small models ({len(done)} families are done)" if done else "building small models")
         problems = build_families({folder.model(subject): subject.config for subject in left})
         for subject in left:

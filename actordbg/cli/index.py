@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from actordbg.base.errors import CorruptDump
-from actordbg.cli.options import AllowEmpty, Json, Quiet, Where, option, require_good, require_some, store_of
-from actordbg.cli.output import emit, human_bytes, note, plural, progress, say, say_wrapped
+from actordbg.cli.options import Where, option, require_good, require_some, store_of
+from actordbg.cli.output import as_json, emit, human_bytes, note, plural, progress, say, say_wrapped
 
 if TYPE_CHECKING:
     from actordbg.catalog.indexer import IndexSummary
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 def index(
     ctx: typer.Context,
     rebuild: bool = option(False, "Forget the catalog and make it again from the files.", "--rebuild"),
-    quiet: Quiet = False,
-    as_json: Json = False,
 ) -> None:
     """Index what is new in the store.
 
@@ -35,18 +33,25 @@ def index(
     """
     from actordbg.catalog.indexer import refresh
 
-    with progress("reading headers", None, quiet=quiet or as_json) as advance:
+    with progress("reading headers", None) as advance:
         summary = refresh(store_of(ctx), rebuild=rebuild, on_progress=lambda done, total: advance(0, total=total, completed=done))
-    emit(summary, _say_indexed, as_json)
+    if not as_json(summary):
+        say_wrapped(
+            f"{plural(summary.dumps, 'dump')} in the catalog: {summary.added:,} added, {summary.removed:,} removed; "
+            f"{plural(summary.results, 'new result')} of {plural(summary.replays, 'replay')} "
+            f"({summary.seconds:.2f} s)",
+            "  ",
+        )
+        if summary.skipped_lines:
+            say(f"{plural(summary.skipped_lines, 'journal line')} could not be read and were skipped")
+        for item in summary.damaged:
+            say(damage_line(item))
 
 
 def verify(
     ctx: typer.Context,
     where: Where = None,
     jobs: int = option(0, "Threads; 0 for one for each processor.", "--jobs", "-j", min=0),
-    allow_empty: AllowEmpty = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
 ) -> None:
     """Check dump files for damage.
 
@@ -62,16 +67,21 @@ def verify(
     paths = paths_to_verify(catalog, where)
     damaged: list[Damaged] = []
     size = 0
-    with progress("verifying", len(paths), quiet=quiet or as_json) as advance:
+    with progress("verifying", len(paths)) as advance:
         for _, count, problem in verify_files(catalog.store, paths, jobs):
             advance(1)
             size += count
             damaged += [problem] if problem else []
     damaged.sort(key=lambda item: item.path)
-    answer = {"checked": len(paths), "bytes": size, "damaged": damaged}
-    emit(answer, _say_verified, as_json)
+    if not as_json({"checked": len(paths), "bytes": size, "damaged": damaged}):
+        for item in damaged:
+            say(damage_line(item))
+        good, bad = len(paths) - len(damaged), len(damaged)
+        say(f"{plural(len(paths), 'dump')} checked ({human_bytes(size)}): {good:,} good, {bad:,} damaged")
+        if any(item.code == CorruptDump.code for item in damaged):
+            note("`actordbg dump prune --damaged` removes those whose header is broken")
     require_good(not damaged)
-    require_some(len(paths), allow_empty)
+    require_some(len(paths))
 
 
 def warn_damaged(summary: IndexSummary) -> None:
@@ -89,35 +99,10 @@ def damage_line(item: Damaged) -> str:
     return f"{'damaged' if item.code == CorruptDump.code else 'not usable'}: {item.path}: {item.reason}"
 
 
-def _say_indexed(summary: IndexSummary) -> None:
-    say_wrapped(
-        f"{plural(summary.dumps, 'dump')} in the catalog: {summary.added:,} added, {summary.removed:,} removed; "
-        f"{plural(summary.results, 'new result')} of {plural(summary.replays, 'replay')} "
-        f"({summary.seconds:.2f} s)",
-        "  ",
-    )
-    if summary.skipped_lines:
-        say(f"{plural(summary.skipped_lines, 'journal line')} could not be read and were skipped")
-    for item in summary.damaged:
-        say(damage_line(item))
-
-
-def _say_verified(answer: dict[str, Any]) -> None:
-    count, damaged = answer["checked"], answer["damaged"]
-    for item in damaged:
-        say(damage_line(item))
-    size = human_bytes(answer["bytes"])
-    say(f"{plural(count, 'dump')} checked ({size}): {count - len(damaged):,} good, {len(damaged):,} damaged")
-    if any(item.code == CorruptDump.code for item in damaged):
-        note("`actordbg dump prune --damaged` removes those whose header is broken")
-
-
 def fsck(
     ctx: typer.Context,
     repair: bool = option(False, "Mend what can be mended; nothing is lost by it.", "--repair"),
     quick: bool = option(False, "Read names, headers and records, but no payload whole.", "--quick"),
-    quiet: Quiet = False,
-    as_json: Json = False,
 ) -> None:
     """Check everything in a store.
 
@@ -134,21 +119,21 @@ def fsck(
     store = store_of(ctx)
     if repair and store.root.is_dir():
         store.probed(room=False)  # on a full disk it removes unfinished files
-    findings = _look(store, not quick, quiet or as_json)
+    findings = _look(store, not quick)
     answer = {"store": str(store.root), "deep": not quick, "findings": findings, "repaired": [], "failed": []}
     if repair and any(finding.repair.value for finding in findings):
         done, failed = mend(store, findings)
         answer |= {"repaired": _data(store, done), "failed": _data(store, failed)}
-        findings = _look(store, not quick, quiet or as_json)
+        findings = _look(store, not quick)
     answer["findings"] = _data(store, [(finding, finding.repair.value) for finding in findings])
-    emit(answer, _say_found, as_json)
+    emit(answer, _say_found)
     require_good(all(finding.severity == NOTE for finding in findings))
 
 
-def _look(store: Store, deep: bool, quiet: bool) -> list[Finding]:
+def _look(store: Store, deep: bool) -> list[Finding]:
     from actordbg.dumps.checking import CHECKS, check
 
-    with progress("checking", len(CHECKS), quiet=quiet) as advance:
+    with progress("checking", len(CHECKS)) as advance:
         return check(store, deep=deep, on_start=lambda name: advance(1, note=name))
 
 

@@ -7,24 +7,21 @@ names do not. The line is the first one of the function's docstring (a test comp
 
 Example::
 
-    CONTENTS = (Section("Commands", (Command("index", "Index what is new in the store.", "index:index"),)),)
+    CONTENTS = (Section("Commands", (Command("Index what is new in the store.", "index:index"),)),)
     app = typer.Typer(cls=group_class(CONTENTS), rich_markup_mode=None)
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
-
-from actordbg.base.errors import UsageError
 
 _WHERE = "where"
 """The parameter of --where, which may be repeated: all conditions count."""
@@ -32,30 +29,32 @@ _WHERE = "where"
 
 @dataclass(frozen=True)
 class Command:
-    """One command. `target`: module in actordbg.cli and function. `settings`: click's context settings."""
+    """One command. `target`: module in actordbg.cli and function, named as the command. `outputs`: how it answers (`options`).
 
-    name: str
+    `settings`: click's context settings.
+    """
+
     line: str
     target: str
+    outputs: str = "json"
     settings: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def name(self) -> str:
+        return self.target.partition(":")[2].strip("_").replace("_", "-")
+
     def function(self) -> Callable[..., Any]:
-        """The function that runs it; imports its module."""
+        """The function that runs it, with the options of its output; imports its module."""
+        from actordbg.cli.options import takes_outputs
+
         module, _, name = self.target.partition(":")
-        function: Callable[..., Any] = getattr(import_module(f"actordbg.cli.{module}"), name)
-        return function
+        return takes_outputs(getattr(import_module(f"actordbg.cli.{module}"), name), self.outputs)
 
     def build(self) -> Any:
         """The command as click runs it; imports its module."""
-        function = self.function()
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
-        app.command(self.name, cls=_Built, context_settings=dict(self.settings))(function)
-        built: Any = typer.main.get_command(app)
-        if "ctx" in inspect.signature(function).parameters:
-            app.registered_commands.clear()
-            app.command()(_with_store)
-            built.params += typer.main.get_command(app).params
-        return built
+        app.command(self.name, cls=_Built, context_settings=dict(self.settings))(self.function())
+        return typer.main.get_command(app)
 
 
 def renamed(new_of: Mapping[str, str]) -> dict[str, Any]:
@@ -166,24 +165,6 @@ class _Built(TyperCommand):
                 formatter.write_dl(sections[heading])
 
 
-def _take_store(ctx: typer.Context, folder: str | None) -> str | None:
-    root = ctx.find_root()
-    if folder is not None:
-        if getattr(root.get_parameter_source("store"), "name", "") == "COMMANDLINE":
-            raise _repeated("--store")
-        root.params["store"] = folder
-    return folder
-
-
-_StoreBehind = typer.Option(
-    "--store", metavar="DIR|URL", help="The store; may stand before the command too.", callback=_take_store, expose_value=False
-)
-
-
-def _with_store(store: Annotated[str | None, _StoreBehind] = None) -> None:
-    """Has the option `--store` that may stand after any command; it is the same as before it."""
-
-
 def typed_once(command: Any, ctx: Any, arguments: Sequence[str]) -> list[str]:
     """Refuse a line that gives an option of one value twice, of which click would take the last in silence. Returns each --where.
 
@@ -200,12 +181,10 @@ def typed_once(command: Any, ctx: Any, arguments: Sequence[str]) -> list[str]:
     for parameter, times in Counter(typed).items():
         several = parameter.param_type_name != "option" or parameter.multiple or parameter.count or parameter in where
         if times > 1 and not several and (parameter.secondary_opts or not parameter.is_flag):
-            raise _repeated("/".join([*parameter.opts, *parameter.secondary_opts]))
+            from actordbg.cli.options import repeated
+
+            raise repeated("/".join([*parameter.opts, *parameter.secondary_opts]))
     return values.get(_WHERE) or []
-
-
-def _repeated(option: str) -> UsageError:
-    return UsageError(f"{option} is given more than once, and takes one value", hint=f"give {option} once")
 
 
 def filled_in(arguments: Sequence[str], usual: Mapping[str, str]) -> list[str]:

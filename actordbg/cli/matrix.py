@@ -11,16 +11,11 @@ from actordbg.base.errors import UsageError
 from actordbg.cli.options import (
     ConfirmOption,
     Explain,
-    FormatOption,
-    Json,
     Power,
-    Quiet,
-    chosen_format,
     option,
     refuse_beside,
 )
 from actordbg.cli.output import say_lines
-from actordbg.cli.page_file import HtmlFile, check_page
 from actordbg.cli.replay_options import ChosenInputs, EngineOptions
 from actordbg.cli.setting_options import NONE, Given, TruthDtype, takes_settings, truth_dtype
 
@@ -48,11 +43,7 @@ def matrix(
     show: str | None = option(None, "Print a matrix that is there; run nothing.", metavar="MATRIX|last"),
     yes: ConfirmOption = False,
     dry_run: bool = option(False, "Print the cells and run nothing.", "--dry-run"),
-    format: FormatOption = None,
-    html: HtmlFile = None,
     explained: Explain = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
 ) -> None:
     """Find the combinations of settings that work and are right.
 
@@ -80,17 +71,15 @@ def matrix(
     if replaying.is_left_to_rank_0(flags):
         return None
     store, inputs = replaying.opened(ctx, inputs, writes=not dry_run and show is None)
-    how = chosen_format(format, as_json)
-    check_page(html)
     if show is not None:
-        refuse_beside(ctx, "--show takes a matrix as it is", {"show", "format", "html"})
-        return work.print_answer(store, matrices.load(store, show), how, html)
+        refuse_beside(ctx, "--show takes a matrix as it is", {"show"})
+        return work.print_answer(store, matrices.load(store, show))
     if power and no_truth:
         raise UsageError("--power plants faults beside the truth", hint="leave --no-truth out")
     axes = {name: str(flags.pop(name)) for name in AXES if name in flags}
     if resume is not None:
         beside = (field.name for field in fields(EngineOptions))
-        refuse_beside(ctx, "--resume takes a matrix as it is", {"resume", "format", "html", "yes", *beside})
+        refuse_beside(ctx, "--resume takes a matrix as it is", {"resume", "yes", *beside})
     matrix_id = new_replay_id() if resume is None else matrices.load(store, resume).matrix_id
     if not dry_run:
         machines.run(ctx, f"matrix {matrix_id}")
@@ -101,7 +90,7 @@ def matrix(
         chosen = work.selected(store, base, inputs)
         held = work.baseline_of(store, baseline, slower)
         options: dict[str, Any] = {
-            "order": replaying.chosen_order(inputs),
+            "order": inputs.ordered,
             "shuffle_seed": inputs.random_seed,
             "skip_known": skip_known,
             "slower": slower,
@@ -111,4 +100,4 @@ def matrix(
         }
         about = {"matrix_id": matrix_id, "selection": inputs.where, "baseline": held and held.matrix_id}
         record = work.new_record(base, axes, chosen, options, **about)
-    return work.run_cells(store, record, chosen, held, how, html, quiet=quiet or as_json, dry_run=dry_run)
+    return work.run_cells(store, record, chosen, held, dry_run=dry_run)

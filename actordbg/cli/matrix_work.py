@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -15,7 +14,6 @@ import typer
 from actordbg.actor.hub_model import find_model
 from actordbg.actor.known_failures import require_torch
 from actordbg.actor.model_code import require_consent
-from actordbg.actor.signatures import explain
 from actordbg.base.errors import UsageError
 from actordbg.campaign import run_matrix as matrices
 from actordbg.campaign.cell_outcomes import context_of, require_common
@@ -30,11 +28,11 @@ from actordbg.campaign.run_matrix import (
     select,
     select_again,
 )
-from actordbg.cli.options import Format, approve, command_line
-from actordbg.cli.output import emit_json, note, plural, say, say_wrapped
-from actordbg.cli.page_file import say_document
+from actordbg.cli import output
+from actordbg.cli.options import approve, command_line
+from actordbg.cli.output import emit_json, note, plural, say, say_document, say_wrapped
 from actordbg.cli.replay_options import ChosenInputs
-from actordbg.cli.replaying import chosen_order, nothing_to, replaying, say_skipped
+from actordbg.cli.replaying import nothing_to, replaying, say_skipped
 from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import TINY, ReplayConfig
 from actordbg.records.journal import SPEC
@@ -52,8 +50,8 @@ _TABLE, _WORD = re.compile(r"^  .*$", re.MULTILINE), re.compile(rf"\b({'|'.join(
 
 
 def selected(store: Store, base: ReplayConfig, inputs: ChosenInputs) -> Selection:
-    where, files, order = inputs.where, inputs.input_file or [], chosen_order(inputs)
-    chosen = select(store, base, where, files, order, inputs.max_inputs, inputs.random_seed)
+    files = inputs.input_file or []
+    chosen = select(store, base, inputs.where, files, inputs.ordered, inputs.max_inputs, inputs.random_seed)
     say_skipped(chosen.skipped)
     if not chosen.rows:
         raise nothing_to("replay", store, inputs)
@@ -98,10 +96,7 @@ def run_cells(
     record: MatrixRecord,
     chosen: Selection,
     held: MatrixRecord | None,
-    how: Format,
-    html: Path | None,
     *,
-    quiet: bool,
     dry_run: bool,
 ) -> None:
     """Run the cells that are open and print the matrix, after an interruption too; exit code 1 for a bad one."""
@@ -111,12 +106,12 @@ def run_cells(
         find_model(model)
     if dry_run:
         loads = list(batches(record.cells, around.facts, chosen.defaults).values())
-        return print_plan(record.cells, len(chosen.rows), loads, as_json=how == "json")
+        return print_plan(record.cells, len(chosen.rows), loads)
     if held is not None:
         require_common(store, held, record)
     interrupted = False
     try:
-        with replaying(store, "matrix", steps_of(record), quiet=quiet) as (catalog, advance):
+        with replaying(store, "matrix", steps_of(record)) as (catalog, advance):
             around.on_tick = catalog.tick
             around.on_event = follow(catalog, advance, record)
             run_matrix(store, record, chosen.rows, around, held)
@@ -124,18 +119,18 @@ def run_cells(
         interrupted = True
         note(f"interrupted; what is done is kept, `actordbg matrix --resume {record.matrix_id}` goes on")
     record = matrices.load(store, record.matrix_id)
-    print_answer(store, record, how, html)
+    print_answer(store, record)
     if interrupted or not record.good:
         raise typer.Exit(130 if interrupted else 1)
     return None
 
 
-def print_answer(store: Store, record: MatrixRecord, how: Format, html: Path | None = None) -> None:
-    """Print a matrix in one of the formats, and write its page where one was asked for."""
+def print_answer(store: Store, record: MatrixRecord) -> None:
+    """Print a matrix, whole or in part."""
     context = context_of(store, record)
-    brief = matrix_document(record, context, explain, explained=False)
+    brief = matrix_document(record, context, explained=False)
     answer = {"matrix": record, "good": record.good, "context": context}
-    say_document(matrix_document(record, context, explain), how, html, data=answer, brief=brief, style=_coloured)
+    say_document(matrix_document(record, context), data=answer, brief=brief, style=_coloured)
 
 
 def _coloured(text: str) -> str:
@@ -174,9 +169,9 @@ def follow(catalog: LiveCatalog, advance: Callable[..., None], record: MatrixRec
     return on_event
 
 
-def print_plan(cells: Sequence[MatrixCell], dumps: int, loads: Sequence[Sequence[int]], *, as_json: bool) -> None:
+def print_plan(cells: Sequence[MatrixCell], dumps: int, loads: Sequence[Sequence[int]]) -> None:
     """Print what `--dry-run` found: the cells on so many dumps, and the indices of those that share a loaded Actor."""
-    if as_json:
+    if output.wanted.json:
         return emit_json({"dumps": dumps, "cells": cells, "loads": loads})
     say(f"{plural(len(cells), 'cell')} on {plural(dumps, 'dump')}:")
     for cell in cells:

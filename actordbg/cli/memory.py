@@ -9,20 +9,15 @@ import typer
 
 from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.base.units import new_replay_id, parse_seconds, resolve
+from actordbg.cli import output
 from actordbg.cli.options import (
-    Format,
-    FormatOption,
-    Json,
     Limit,
-    Quiet,
-    chosen_format,
     option,
     require_good,
     require_some,
     store_of,
 )
-from actordbg.cli.output import emit, human_bytes, note, table
-from actordbg.cli.page_file import HtmlFile, check_page, say_document
+from actordbg.cli.output import as_json, human_bytes, note, say_document, table
 
 if TYPE_CHECKING:
     from actordbg.measure.watched import Watched
@@ -45,10 +40,6 @@ def watch(
     lasting: str | None = option(None, "End after this time (default: when the processes end).", "--for", metavar="TIME"),
     no_uss: bool = option(False, "Leave USS out; reading it holds a large process up for milliseconds.", "--no-uss"),
     out: Path | None = option(None, "Write the samples here, and nothing into the store.", "--out", "-o", metavar="FILE"),
-    html: HtmlFile = None,
-    format: FormatOption = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
 ) -> None:
     """Sample the memory of running processes over time.
 
@@ -61,15 +52,13 @@ def watch(
     from actordbg.measure import watching
     from actordbg.records.comparison_record import MemoryRecord
 
-    check_page(html)
-    chosen = chosen_format(format, as_json)
-    silent, told = quiet or chosen == "json", set[str]()
+    told = set[str]()
 
     def tell(samples: list[Sample]) -> None:
         """Say once who is watched."""
         new = sorted({sample.process for sample in samples} - told)
         told.update(new)
-        if new and not silent:
+        if new and not output.wanted.silent:
             note(f"watching {', '.join(new[:8])}{f' and {len(new) - 8} more' * (len(new) > 8)}; Ctrl-C ends it")
 
     most = None if lasting is None else parse_seconds("--for", lasting)
@@ -88,7 +77,7 @@ def watch(
     if out is None:
         watching.save(store, record)
     note(f"wrote {path}")
-    _say_watched(record, path, chosen, html)
+    _say_watched(record, path)
 
 
 def _source(
@@ -121,19 +110,16 @@ def _source(
     return "replay" if replay_id else "run", name, replay_id, marks
 
 
-def show(
-    ctx: typer.Context, name: Name = "last", html: HtmlFile = None, format: FormatOption = None, as_json: Json = False
-) -> None:
+def show(ctx: typer.Context, name: Name = "last") -> None:
     """Show what was sampled: peaks, and who grows.
 
     Example: actordbg memory show last --html memory.html
     """
     from actordbg.measure import watching
 
-    check_page(html)
     record, path = _known(store_of(ctx), name)
     record = record if record.processes else watching.finished(record, path, list(record.notes))
-    _say_watched(record, path, chosen_format(format, as_json), html)
+    _say_watched(record, path)
 
 
 def compare(
@@ -144,9 +130,6 @@ def compare(
         None, "Only this quantity (default: all that both have)."
     ),
     threshold: float = option(0.05, "Peaks that differ by more than this share part.", metavar="X", min=0, max=1),
-    html: HtmlFile = None,
-    format: FormatOption = None,
-    as_json: Json = False,
 ) -> None:
     """Say where the memory of two runs parts.
 
@@ -158,15 +141,14 @@ def compare(
     from actordbg.measure.memory_document import ALIKE, compare_page, compare_samples
     from actordbg.measure.watching import read_samples
 
-    check_page(html)
     store = store_of(ctx)
     ours, theirs = (read_samples(_known(store, name)[1]) for name in (a, b))
     answer = compare_samples((a, b), ours, theirs, threshold, [of] if of else ())
-    say_document(compare_page(answer, ours, theirs), chosen_format(format, as_json), html, data=vars(answer))
+    say_document(compare_page(answer, ours, theirs), data=vars(answer))
     require_good(answer.verdict == ALIKE)
 
 
-def ls(ctx: typer.Context, limit: Limit = 20, as_json: Json = False) -> None:
+def ls(ctx: typer.Context, limit: Limit = 20) -> None:
     """List what was watched, the newest first.
 
     Example: actordbg memory ls
@@ -181,7 +163,8 @@ def ls(ctx: typer.Context, limit: Limit = 20, as_json: Json = False) -> None:
          human_bytes(row.growth_per_step))
         for row in rows
     ]  # fmt: skip
-    emit(rows, lambda _: table(columns, shown), as_json)
+    if not as_json(rows):
+        table(columns, shown)
     require_some(len(rows))
 
 
@@ -203,9 +186,9 @@ def _known(store: Store, name: str) -> tuple[MemoryRecord, Path]:
     return record, path
 
 
-def _say_watched(record: MemoryRecord, path: Path, chosen: Format, html: Path | None) -> None:
+def _say_watched(record: MemoryRecord, path: Path) -> None:
     from actordbg.measure.memory_document import watch_page
     from actordbg.measure.watching import read_samples
 
-    say_document(watch_page(record, read_samples(path)), chosen, html, data=vars(record))
+    say_document(watch_page(record, read_samples(path)), data=vars(record))
     require_some(len(record.processes))

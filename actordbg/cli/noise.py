@@ -6,10 +6,8 @@ from dataclasses import replace
 
 import typer
 
-from actordbg.cli.options import Json, Quiet
-from actordbg.cli.output import emit, say_lines
-from actordbg.cli.page_file import HtmlFile, check_page, write_page
-from actordbg.cli.replay_options import ChosenInputs, EngineOptions, Shuffle
+from actordbg.cli.output import say_document
+from actordbg.cli.replay_options import ChosenInputs, EngineOptions
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
 
@@ -17,12 +15,8 @@ from actordbg.cli.setting_options import NONE, Given, takes_settings
 def noise(
     ctx: typer.Context,
     chosen: ChosenInputs = ChosenInputs(),
-    shuffle_inputs: Shuffle = False,
     settings: Given = NONE,
     machines: EngineOptions = EngineOptions(),
-    html: HtmlFile = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
 ) -> None:
     """Measure how far a configuration moves by itself.
 
@@ -33,25 +27,22 @@ def noise(
     Example: actordbg noise --max-inputs 5 --dtype bf16 --packing
     """
     from actordbg.cli import replaying
-    from actordbg.document.renderings import as_text
     from actordbg.judge.noise_floor import conclusion, deterministic, measure_noise, moves_most, noise_page, runs_of, tokens_of
 
-    check_page(html)
-    flags, quiet = dict(settings), quiet or as_json
+    flags = dict(settings)
     if replaying.is_left_to_rank_0(flags):
         return
     store, chosen = replaying.opened(ctx, chosen)
-    order = replaying.chosen_order(chosen, shuffle_inputs)
     config = replaying.asked_for(ctx, flags).config
     config = replace(config, keep_tensors=True, keep_gradients=config.backward is not False)
-    plan = replaying.planned(store, config, chosen, order)
+    plan = replaying.planned(store, config, chosen)
     spec = plan.spec
     if not spec.inputs:
         raise replaying.nothing_to("measure noise on", store, chosen)
     machines.run(ctx, f"noise of {spec.replay_id}")
-    replaying.require_runnable(store, spec, quiet=True)
+    replaying.require_runnable(store, spec, told=False)
     steps = len(spec.inputs) * runs_of(spec)
-    with replaying.replaying(store, "measuring noise", steps, quiet=quiet) as (catalog, advance):
+    with replaying.replaying(store, "measuring noise", steps) as (catalog, advance):
         record = measure_noise(
             store,
             spec,
@@ -60,8 +51,7 @@ def noise(
             on_tick=catalog.tick,
             on_passed_over=advance,
         )
-    most, page = moves_most(record), noise_page(record)
-    write_page(html, page)
+    most = moves_most(record)
     answer = {name: getattr(record, name) for name in ("noise_id", "replay_id", "label", "dtype")} | {
         "dumps": len(record.dumps),
         "tokens": tokens_of(record),
@@ -73,4 +63,4 @@ def noise(
         "reasons": record.reasons,
         "skipped": plan.skipped,
     }
-    emit(answer, lambda _: say_lines(as_text(page)), as_json)
+    say_document(noise_page(record), data=answer)

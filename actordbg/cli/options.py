@@ -2,7 +2,6 @@
 
 An option of one command is a parameter with `option` as its default; one of several is an `Annotated` type, declared here once.
 Options that go together are the fields of a dataclass, made by `option_field`, which commands take whole (`takes_groups`).
-Completing reads the store and never fails: where nothing can be read, nothing is offered.
 """
 
 from __future__ import annotations
@@ -13,67 +12,21 @@ import inspect
 import shlex
 import sys
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from actordbg.base.errors import ActordbgError, NothingToDo, Refused, StoreProblem, UsageError
-from actordbg.base.units import LAST
+from actordbg.base.errors import NothingToDo, Refused, StoreProblem, UsageError
 from actordbg.cli import output
-from actordbg.cli.output import note
+from actordbg.cli.output import Format, note
 from actordbg.config import consent, dist_plugin, sources
 
 if TYPE_CHECKING:
     from actordbg.base.owners import Owner
-    from actordbg.catalog.query import Catalog
     from actordbg.config.sources import Settings
     from actordbg.store.layout import Store
-
-OFFERED = 50
-"""Ids that a shell is offered, the newest."""
-
-
-def complete_replays(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Ids and names of replays, the newest first, and `last`."""
-    from actordbg.catalog.query import list_own_replays, list_replays
-
-    def words(catalog: Catalog) -> Iterator[str]:
-        rows = list_replays(catalog)
-        yield LAST
-        yield from (str(name) for row in rows if (name := row.config.get("name")))
-        if incomplete:
-            yield from (f"@{number}" for number, _ in zip(range(1, 10), list_own_replays(catalog), strict=False))
-        yield from (row.replay_id for row in rows)
-
-    return _offered(ctx, incomplete, words)
-
-
-def complete_others(ctx: typer.Context, incomplete: str) -> list[str]:
-    """What a replay is compared with."""
-    fixed = [word for word in ("truth", "golden") if word.startswith(incomplete)]
-    return [*fixed, *complete_replays(ctx, incomplete)]
-
-
-def complete_dumps(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Ids of dumps, the newest first."""
-    from actordbg.catalog.query import select_dumps
-
-    asked = incomplete.replace("'", "")
-    where = f"dump_id >= '{asked}' and dump_id <= '{asked}z'" if asked else None
-    newest: Any = {"order": "newest", "limit": OFFERED}
-    return _offered(ctx, incomplete, lambda catalog: (row.dump_id for row in select_dumps(catalog, where, **newest)))
-
-
-def _offered(ctx: typer.Context, incomplete: str, words: Callable[[Catalog], Iterable[str]]) -> list[str]:
-    from actordbg.base.foreign_text import in_line
-    from actordbg.catalog.query import open_fresh
-
-    try:
-        known = dict.fromkeys(words(open_fresh(store_of(ctx).require())))
-    except (ActordbgError, OSError):
-        return []
-    return [word for word in known if word.startswith(incomplete) and in_line(word) == word][:OFFERED]
 
 
 def of_values(values: Iterable[object]) -> Callable[[str], list[str]]:
@@ -86,7 +39,6 @@ def of_values(values: Iterable[object]) -> Callable[[str], list[str]]:
     return complete
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 Limit = Annotated[int, typer.Option(min=0, help="At most this many rows; 0 for all.")]
 Where = Annotated[
     str | None,
@@ -97,20 +49,11 @@ Where = Annotated[
 ]
 OfRun = Annotated[str | None, typer.Option(metavar="NAME", help="Only dumps of this training run.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it; without this the command only says what it would do.")]
-Format = Literal["text", "md", "json", "csv", "html"]
-"""How an answer is written; only a report is written as CSV. A page of HTML goes into a file."""
-FormatOption = Annotated[
-    Literal["text", "md", "json"] | None,
-    typer.Option("--format", "-f", help="How to write the answer (default: text). md can be pasted into an issue."),
-]
-AllowEmpty = Annotated[bool, typer.Option("--allow-empty", help="Exit code 0, not 5, if nothing is selected.")]
 Power = Annotated[
     bool,
     typer.Option("--power", help="Plant faults of several sizes beside the truth, and say which would have been noticed."),
 ]
 Explain = Annotated[bool, typer.Option("--explain", help="Say what the figures mean, and nothing else.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the answer.")]
-
 TrustRemoteCode = Annotated[
     bool, typer.Option(consent.FLAG, help="Run the code that the model brings along. Taken from here only.")
 ]
@@ -118,8 +61,8 @@ AccelerateConfig = Annotated[
     str | None,
     typer.Option(
         sources.ACCELERATE,
-        metavar="PATH|default|JSON",
-        help="Settings of an `accelerate config` file, or of its keys as JSON; flags win.",
+        metavar="PATH|default",
+        help="Settings of an `accelerate config` file; flags win.",
     ),
 ]
 DistPlugin = Annotated[
@@ -170,20 +113,73 @@ def takes_options(
     """A decorator: these options stand in place of the command's parameter `name`, which gets what they were gathered into."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        hints = typing.get_type_hints(function, include_extras=True)
-        parameters: list[inspect.Parameter] = []
-        for mine in inspect.signature(function).parameters.values():
-            parameters += options if mine.name == name else [mine.replace(annotation=hints[mine.name])]
-
-        @functools.wraps(function)
         def called(**given: Any) -> Any:
             return function(**{name: gathered(**{mine.name: given.pop(mine.name) for mine in options})}, **given)
 
-        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        called.__annotations__ = {mine.name: mine.annotation for mine in parameters} | {"return": None}
-        return called
+        return _with_parameters(function, called, {name: options})
 
     return decorate
+
+
+def _with_parameters(
+    function: Callable[..., Any], called: Callable[..., Any], instead: Mapping[str, Sequence[inspect.Parameter]]
+) -> Callable[..., Any]:
+    """`called` with the name, the help and the parameters of `function`, some of them replaced; those of "" come last."""
+    hints = typing.get_type_hints(function, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    for mine in inspect.signature(function).parameters.values():
+        parameters += instead.get(mine.name, [mine.replace(annotation=hints.get(mine.name))])
+    parameters += instead.get("", ())
+    functools.update_wrapper(called, function)
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {mine.name: mine.annotation for mine in parameters} | {"return": None}
+    return called
+
+
+_FORMAT = "How to write the answer (default: text). md can be pasted into an issue."
+_OUTPUTS = {
+    "plot": parameter("plot", Path | None, option(None, "Also draw the curves: .svg, .png or .pdf.", metavar="FILE")),
+    "html": parameter(
+        "html", Path | None, option(None, "Write the answer as a page, too: one HTML file with its charts.", metavar="FILE")
+    ),
+    "format": parameter("format", Literal["text", "md", "json"] | None, option(None, _FORMAT, "--format", "-f")),
+    "empty": parameter("allow_empty", bool, option(False, "Exit code 0, not 5, if nothing is selected.", "--allow-empty")),
+    "quiet": parameter("quiet", bool, option(False, "No progress, only the answer.", "--quiet", "-q")),
+    "store": parameter("store", str | None, option(None, "The store; may stand before the command too.", metavar="DIR|URL")),
+    "json": parameter("as_json", bool, option(False, "Print the answer as JSON.", "--json")),
+}
+"""The options that say how an answer is wanted, by the words that `lazy.Command` has for them."""
+_SAID = {option.name for option in _OUTPUTS.values()} - {"allow_empty"}
+
+
+def takes_outputs(function: Callable[..., Any], words: str) -> Callable[..., Any]:
+    """The command with these options behind its own, and with --store.
+
+    They go into `output.wanted`, which whatever prints looks at.
+    """
+    has_store = "ctx" in inspect.signature(function).parameters
+    options = [_OUTPUTS[word] for word in (*words.split(), *["store"] * has_store)]
+
+    def called(**given: Any) -> Any:
+        mine = {option.name: given.pop(option.name) for option in options}
+        if (folder := mine.pop("store", None)) is not None:
+            root = given["ctx"].find_root()
+            if is_typed(root, "store"):
+                raise repeated("--store")
+            root.params["store"] = folder
+        mine["format"] = chosen_format(mine.get("format"), mine.pop("as_json", False))
+        output.wanted = output.OutputOptions(**mine)
+        if mine.get("html") or mine.get("plot"):
+            from actordbg.cli.output import check_outputs
+
+            check_outputs()
+        return function(**given)
+
+    return _with_parameters(function, called, {"": options})
+
+
+def repeated(option: str) -> UsageError:
+    return UsageError(f"{option} is given more than once, and takes one value", hint=f"give {option} once")
 
 
 def chosen_format(asked: Format | None, as_json: bool, usual: Format = "text") -> Format:
@@ -198,7 +194,7 @@ def refuse_beside(ctx: typer.Context, what: str, may_stay: Collection[str]) -> N
     typed = [
         (mine.secondary_opts if ctx.params[mine.name] is False and mine.secondary_opts else mine.opts)[0]
         for mine in ctx.command.params
-        if mine.name in ctx.params and mine.name not in {*may_stay, "quiet", "as_json", "trust_remote_code", "dist_plugin"}
+        if mine.name in ctx.params and mine.name not in {*may_stay, *_SAID, "trust_remote_code", "dist_plugin"}
         if is_typed(ctx, mine.name)
     ]
     if typed:
@@ -247,15 +243,15 @@ def require_good(good: object) -> None:
         raise typer.Exit(1)
 
 
-def require_some(count: int, allow_empty: bool = False) -> None:
+def require_some(count: int) -> None:
     """End with the exit code for "nothing to do" if the answer that was just given is about nothing."""
-    if not count and not allow_empty:
+    if not count and not output.wanted.allow_empty:
         raise typer.Exit(NothingToDo.exit_code)
 
 
-def require_selected(store: Store, where: str | None, done: int, allow_empty: bool) -> None:
+def require_selected(store: Store, where: str | None, done: int) -> None:
     """End so for a command that brings a store into a state: nothing to do is good, a `where` that no dump meets is not."""
-    if not done and where is not None and not allow_empty:
+    if not done and where is not None:
         from actordbg.catalog.query import count_dumps
 
         require_some(count_dumps(store, where))
@@ -275,7 +271,7 @@ def store_of(ctx: typer.Context) -> Store:
     settings = settings_of(ctx)
     store = Store(settings.store)
     if settings.url is not None:
-        from actordbg.cli.staged_store import staged
+        from actordbg.cli.remote_store import staged
 
         staged(ctx, settings.url, store)
     if store.root.exists() and not store.root.is_dir():

@@ -1,7 +1,8 @@
 """How commands speak: one answer on standard output, as text or JSON; progress and notes on standard error.
 
-A command builds its answer (a dataclass, or a list of them), and calls `emit(answer, render, as_json)`. With `--json`
-the answer's own fields are printed, so every command's JSON is its output type; otherwise `render(answer)` prints text.
+A command builds its answer (a dataclass, or a list of them), and calls `emit(answer, render)`. With `--json` the
+answer's own fields are printed, so every command's JSON is its output type; otherwise `render(answer)` prints text. Which of
+the two it is, and whether there is a progress bar, stands in `wanted`: no command looks at these options itself.
 
 Everything goes out through this module, and foreign text (`actordbg.base.foreign_text`) is cleaned here: a name or an error can
 neither move the cursor nor begin a line of its own in what `say` and `note` print. Colours are put on after that.
@@ -17,20 +18,24 @@ import shutil
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from actordbg.base.errors import ActordbgError
+from actordbg.base.errors import ActordbgError, EnvironmentProblem, UsageError
 from actordbg.base.foreign_text import in_json, in_line, in_lines
 from actordbg.base.units import human_bytes as human_bytes
 from actordbg.base.units import plural as plural
+
+if TYPE_CHECKING:
+    from actordbg.document.blocks import Block
+    from actordbg.judge.token_charts import Texts
 
 T = TypeVar("T")
 PIPE_WIDTH = 200
@@ -40,16 +45,46 @@ CELL_WIDTH = 1000
 """Characters of a value that a table shows; folding a longer one takes seconds, and nobody reads it there."""
 _QUOTED, _HELD = re.compile(r"`[^`]*`"), "\x00"
 """A command in a text, and what stands for its blanks while lines are broken: `in_line` leaves no such character."""
+Format = Literal["text", "md", "json", "csv", "html"]
+"""How an answer is written. A page of HTML goes into a file."""
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputOptions:
+    """How the user wants the answer of this command, as typed (`options.takes_outputs`). html, plot: files for it."""
+
+    format: Format = "text"
+    quiet: bool = False
+    allow_empty: bool = False
+    html: Path | None = None
+    plot: Path | None = None
+
+    @property
+    def json(self) -> bool:
+        return self.format == "json"
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing but the answer is to be said."""
+        return self.quiet or self.json
+
+
+wanted = OutputOptions()
 _answered = False
 """Whether JSON went to standard output already: an error then does not, which would be a second document."""
 
 
-def emit(answer: T, render: Callable[[T], None], as_json: bool, *, err: bool = False) -> None:
-    """Print `answer` as JSON (with `err` on standard error), or hand it to `render`."""
-    if as_json:
-        emit_json(answer, err=err)
-    else:
+def emit(answer: T, render: Callable[[T], object]) -> None:
+    """Print `answer` as JSON, or hand it to `render`."""
+    if not as_json(answer):
         render(answer)
+
+
+def as_json(answer: Any) -> bool:
+    """Print `answer` as JSON where that is wanted. Returns whether it is: else the command says it in words."""
+    if wanted.json:
+        emit_json(answer)
+    return wanted.json
 
 
 def emit_json(answer: Any, indent: int | None = 2, *, err: bool = False) -> None:
@@ -213,9 +248,9 @@ def cell(value: Any) -> str:
 @contextmanager
 def progress(label: str, total: int | None, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
     """A progress bar on standard error while the block runs; yields `advance(n=1, note="", total=None, drawn=None)`, where a
-    total that is given replaces the one that the bar began with, and `drawn` hides or shows it. A no-op with `quiet`.
-    A bar of which no step was made goes away."""
-    if quiet:
+    total that is given replaces the one that the bar began with, and `drawn` hides or shows it. A no-op with `quiet`, --quiet
+    and --json. A bar of which no step was made goes away."""
+    if quiet or wanted.silent:
         yield lambda *_, **__: None
         return
     from actordbg.cli.progress_bar import Bar
@@ -240,3 +275,103 @@ def _plain(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return sorted(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+_TOKENIZER = "tokenizer.json"
+
+TokenizerFile = Annotated[
+    Path | None,
+    typer.Option("--tokenizer", metavar="PATH", help="A model's folder, or its name in the hub's cache: token charts get text."),
+]
+
+
+def texts_of(path: Path | None) -> Texts | None:
+    """The text of token ids by a tokenizer on this machine; None without one. Nothing is fetched, no code of a model is run."""
+    from actordbg.actor.hub_model import cached_file
+
+    if path is None:
+        return None
+    from tokenizers import Tokenizer
+
+    file = path / _TOKENIZER if path.is_dir() else path if path.is_file() else cached_file(str(path), _TOKENIZER)
+    if file is None or not file.is_file():
+        hint = f"name a folder with a {_TOKENIZER}, or that file; of a hub's model: `hf download NAME {_TOKENIZER}` first"
+        raise UsageError(f"--tokenizer {path}: there is no such folder or file, and nothing is fetched from a hub", hint=hint)
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # noqa: BLE001  the library raises Exception itself
+        raise UsageError(f"--tokenizer {path}: {error}", hint="name a tokenizer.json of the tokenizers library") from None
+
+    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+def check_outputs() -> None:
+    """Whether the files that --html and --plot name could be written. Asked before the work, which may take minutes."""
+    from actordbg.document import page as pages
+
+    check_page(wanted.html)
+    pages.check("--plot", wanted.plot)
+
+
+def check_page(path: Path | None) -> None:
+    """Whether a page could be written there. Asked before the work, which may take minutes."""
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise EnvironmentProblem(f"cannot write {path}: {path.parent} is no folder", hint="make it first, or name another one")
+    if path.is_dir():
+        raise EnvironmentProblem(f"cannot write {path}: it is a folder", hint="name a file in it")
+
+
+def say_document(
+    blocks: Sequence[Block],
+    *,
+    data: Mapping[str, Any],
+    brief: Iterable[Block] = (),
+    style: Callable[[str], str] | None = None,
+) -> None:
+    """Print an answer in the format that is wanted, and write its page and its picture where they were asked for.
+
+    data: the answer as JSON, beside the blocks. brief: what a terminal gets, where that is not the whole; style: colours it.
+    """
+    from actordbg.document import page as pages
+    from actordbg.document.blocks import Chart, as_data
+    from actordbg.document.renderings import as_markdown, as_text
+
+    how = wanted
+    if how.html is not None:
+        write_file(how.html, pages.as_html(blocks))
+    if how.json:
+        emit_json({**data, **as_data(blocks)})
+    elif how.format == "md":
+        say_lines(as_markdown(blocks))
+    else:
+        say_lines(as_text(brief or blocks), style)
+    if how.plot is not None and pages.save([block for block in blocks if isinstance(block, Chart)], how.plot):
+        note(f"wrote {how.plot}")
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file that the user named, whole or not at all, and say so."""
+    from actordbg.document.page import write_named
+
+    try:
+        write_named(path, text.encode())
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"cannot write {path}: {error.strerror}", hint="name a file in a folder that you may write"
+        ) from None
+    note(f"wrote {path}")
+
+
+def open_page(path: Path) -> None:
+    """Show a file in the browser of this machine; where there is none, say where it lies."""
+    import webbrowser
+
+    address = path.resolve().as_uri()
+    try:
+        opened = webbrowser.open_new_tab(address)
+    except (webbrowser.Error, OSError):
+        opened = False
+    if not opened:
+        note(f"no browser here; open {address}")

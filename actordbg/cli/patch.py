@@ -1,23 +1,44 @@
-"""`actordbg patch` and `unpatch`: put the capture hook into the trainer's actor.py, and take it out.
+"""`actordbg patch` and `unpatch`: put the capture hook into the trainer's actor.py, and take it out. `doctor`, `adapters` and
+`demo`: whether this machine and a trainer will work.
 
-Both find the file, as `status` does, in the same way: by --target, in the environment of --python, or in this interpreter's.
+`patch` and `unpatch` find the file, as `status` does, by --target, in the environment of --python, or in this interpreter's.
 """
 
 from __future__ import annotations
 
+import inspect
+import shutil
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from actordbg.base.errors import EnvironmentProblem
+from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.base.units import ago
-from actordbg.cli.options import Json, store_of
-from actordbg.cli.output import cell, emit, human_bytes, note, plural, say, say_fact, say_lines, say_wrapped
+from actordbg.cli import output
+from actordbg.cli.options import option, require_good, store_of
+from actordbg.cli.output import (
+    as_json,
+    cell,
+    emit,
+    human_bytes,
+    note,
+    plural,
+    progress,
+    say,
+    say_fact,
+    say_lines,
+    say_wrapped,
+    table,
+)
 
 if TYPE_CHECKING:
     from actordbg.catalog.selections import Holdings
+    from actordbg.doctor.python_environment import Check
     from actordbg.install.patching import Outcome, Status
 
 
@@ -30,9 +51,7 @@ TargetFile = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change as a diff; change nothing.")]
 
 
-def patch(
-    ctx: typer.Context, python: Python = None, target: TargetFile = None, dry_run: DryRun = False, as_json: Json = False
-) -> None:
+def patch(ctx: typer.Context, python: Python = None, target: TargetFile = None, dry_run: DryRun = False) -> None:
     """Append the capture hook to OpenRLHF's actor.py.
 
     Jobs that start from now on can record actor inputs; nothing is recorded until `actordbg dump enable`. The existing lines
@@ -45,14 +64,12 @@ def patch(
     from actordbg.install.patch_target import find_target
 
     answer = operate.patch(find_target(python, target), store_of(ctx), dry_run=dry_run)
-    emit(answer, _say_outcome, as_json)
-    if not as_json and not dry_run:
+    emit(answer, _say_outcome)
+    if not output.wanted.json and not dry_run:
         note("next: actordbg dump enable, before or while the job runs")
 
 
-def unpatch(
-    ctx: typer.Context, python: Python = None, target: TargetFile = None, dry_run: DryRun = False, as_json: Json = False
-) -> None:
+def unpatch(ctx: typer.Context, python: Python = None, target: TargetFile = None, dry_run: DryRun = False) -> None:
     """Take the capture hook out again, byte for byte.
 
     Restores the bytes, mode and modification time that OpenRLHF's actor.py had. Keeps an edit that was made to the file
@@ -64,7 +81,7 @@ def unpatch(
     from actordbg.install import patching as operate
     from actordbg.install.patch_target import find_target
 
-    emit(operate.unpatch(find_target(python, target), store_of(ctx), dry_run=dry_run), _say_outcome, as_json)
+    emit(operate.unpatch(find_target(python, target), store_of(ctx), dry_run=dry_run), _say_outcome)
 
 
 def _say_outcome(outcome: Outcome) -> None:
@@ -87,7 +104,7 @@ def _say_outcome(outcome: Outcome) -> None:
         note(f"note: {line}")
 
 
-def status(ctx: typer.Context, python: Python = None, target: TargetFile = None, as_json: Json = False) -> None:
+def status(ctx: typer.Context, python: Python = None, target: TargetFile = None) -> None:
     """Say how patch, switch, dumps and replays stand.
 
     Names the interpreter, the version of OpenRLHF and the store that the hook captures into; then what this store holds, what
@@ -111,7 +128,7 @@ def status(ctx: typer.Context, python: Python = None, target: TargetFile = None,
         why = problem.message
     held = holdings(open_fresh(store)) if store.exists() else None
     answer = (vars(patch) if patch else {"state": None, "reason": why}) | {"holds": held}
-    emit(answer, lambda _: _say(patch, why, held), as_json)
+    emit(answer, lambda _: _say(patch, why, held))
 
 
 def _say(patch: Status | None, no_patch: str, held: Holdings | None) -> None:
@@ -176,3 +193,139 @@ def _held_in_words(held: Holdings) -> Iterator[tuple[str, str]]:
         yield "next", "actordbg check"
     elif held.never_replayed:
         yield "not yet", f"{plural(held.never_replayed, 'dump')} never replayed"
+
+
+_NAME = 19
+
+
+def render(check: Check) -> str:
+    """One check in at most 80 columns (a path longer than that stays whole), its remedy below it."""
+    from actordbg.document.renderings import wrap
+    from actordbg.trainers.trainer import TRAINER
+
+    name = check.name.removeprefix(f"import {TRAINER.package}.")  # the line says "imported"
+    head = f"{check.status:<4}  {name.ljust(_NAME)}  "
+    blank = " " * len(head)
+    lines = wrap(" ".join(check.detail.split()), head, blank)
+    if check.remedy and check.status != "ok":
+        lines += "\n" + wrap(" ".join(check.remedy.split()), f"{blank[3:]}-> ", blank)
+    return lines
+
+
+def doctor(
+    ctx: typer.Context,
+    python: Path | None = option(None, "Examine this interpreter's environment (default: this one).", metavar="EXE"),
+    quick: bool = option(False, "Skip what takes seconds: imports and the launcher.", "--quick"),
+    timeout: float = option(180.0, "Seconds that one module may take to import.", min=1),
+) -> None:
+    """Check whether this machine and the trainer will work.
+
+    Looks at versions, imports, the deepspeed launcher, the C++ compiler, GPU, flash-attn, disk, store, catalog and patch, and
+    names the remedy for each fault. A warning concerns a part that you may not need, or a version that nobody tested.
+    Exit code 4 if a check fails.
+
+    Example: actordbg doctor --python /opt/train/bin/python
+    """
+    from actordbg.doctor.checkup import examine, exit_code
+
+    checks: list[Check] = []
+    executable = str(python) if python is not None else sys.executable
+    with progress("examining", None, quiet=not sys.stderr.isatty()) as advance:
+        for check in examine(store_of(ctx), executable, quick=quick, timeout=timeout):
+            checks.append(check)
+            advance(1, note=check.name)
+    emit(checks, _render_all)
+    raise typer.Exit(exit_code(checks))
+
+
+def _render_all(checks: list[Check]) -> None:
+    """How many are bad, then these, the warnings, one command for all that is missing, and last what is all right."""
+    from actordbg.doctor.checkup import install_command, missing_packages
+    from actordbg.document.renderings import wrap
+
+    levels = ("bad", "warn", "ok")
+    say(", ".join(f"{sum(check.status == level for check in checks)} {level}" for level in levels))
+    missing, others = missing_packages(checks)
+    for level in levels:
+        for (missed_as, why), packages in missing.items():
+            if missed_as == level:
+                say_lines(wrap(f"not installed: {', '.join(packages)}; {why}", f"{level:<4}  ", " " * 6))
+        for check in others:
+            if check.status == level:
+                say_lines(render(check))
+        if level == "warn" and missing:
+            say_lines(f"to install what is missing:\n  {install_command(missing)}")
+
+
+def adapters(
+    ctx: typer.Context,
+    named: list[str] | None = typer.Argument(None, metavar="[ADAPTER]...", help="Only these: names, or module:Class."),
+    template: bool = option(False, "Print the beginning of an adapter of your own.", "--template"),
+) -> None:
+    """List adapters for other trainers, and whether they fit here.
+
+    The trainer that actordbg is made for needs none. An adapter fits if its trainer is installed, and the functions that it looks
+    for are there and take the arguments that it reads; the trainer is not imported for that. Use one with `run --adapter NAME`.
+    Exit code 1 if one that was asked for by name does not fit.
+
+    Example: actordbg adapters my_adapter:MyTrainer
+    """
+    from actordbg.trainers import adapter_template
+    from actordbg.trainers.fitting import fit_of, fits
+
+    if template:
+        for line in inspect.getsource(adapter_template).splitlines():
+            say(line)
+        return
+    known = [fit_of(name) for name in named] if named else fits()
+    if not as_json(known):
+        columns = ("adapter", "package", "installed", "tried", "fits")
+        table(columns, [(fit.name, fit.package, fit.version or "-", ", ".join(fit.tried) or "-", fit.answer) for fit in known])
+        for fit in known:
+            for why in fit.differs:
+                note(f"{fit.name}: {why}")
+    require_good(not named or all(fit.fits for fit in known))
+
+
+def demo(
+    trainer: Literal["ppo", "sft"] = option(
+        "ppo", "ppo: train_ppo_ray under Ray. sft: train_sft under deepspeed, in half the time."
+    ),
+    keep: Path | None = option(None, "Work in DIR (new or empty) and keep it; otherwise all is removed.", metavar="DIR"),
+) -> None:
+    """Record and replay a real training of a tiny model.
+
+    Patches a private copy of the installed trainer, trains, switches dumping on while it trains, indexes, replays twice,
+    reports and unpatches. Each step prints the command that you would type. Takes two to four minutes on two cores, without a
+    GPU.
+
+    Example: actordbg demo --trainer sft --keep /tmp/demo
+    """
+    from actordbg.base.foreign_text import in_shell
+    from actordbg.demo.demo_steps import Demo
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    directory = _directory(keep)
+    try:
+        Demo(trainer, directory, say_lines).run()
+    finally:
+        if keep is None:
+            shutil.rmtree(directory, ignore_errors=True)
+    if keep is not None:
+        note(f"kept: {directory}  (next: actordbg --store {in_shell(str(directory / 'store'))} dump ls)")
+
+
+def _directory(keep: Path | None) -> Path:
+    import tempfile
+
+    if keep is None:
+        return Path(tempfile.mkdtemp(prefix="actordbg-demo-"))
+    if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
+        raise UsageError(f"{keep} is not empty", hint="name a new folder: the demo writes only where nothing is")
+    keep.mkdir(parents=True, exist_ok=True)
+    return keep.resolve()
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    """Being asked to end is an interruption: the training's processes and the files go first."""
+    raise KeyboardInterrupt

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import typer
 
+from actordbg.cli import output
 from actordbg.cli.options import (
-    Json,
-    Quiet,
     approve,
-    complete_replays,
     option,
     refuse_beside,
     require_good,
     settings_of,
 )
 from actordbg.cli.output import emit, note
-from actordbg.cli.replay_options import MOST_UNASKED, ChosenInputs, EngineOptions, Shuffle, StopOptions
+from actordbg.cli.replay_options import MOST_UNASKED, ChosenInputs, EngineOptions, StopOptions
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
 
@@ -25,7 +23,6 @@ from actordbg.cli.setting_options import NONE, Given, takes_settings
 def replay(
     ctx: typer.Context,
     inputs: ChosenInputs = ChosenInputs(),
-    shuffle_inputs: Shuffle = False,
     settings: Given = NONE,
     stopping: StopOptions = StopOptions(),
     machines: EngineOptions = EngineOptions(),
@@ -36,14 +33,11 @@ def replay(
         None,
         "Go on with a replay where it stopped, under its own configuration.",
         metavar="[REPLAY|last]",
-        autocompletion=complete_replays,
     ),
     yes: bool = option(
         False, "Go on with what another user wrote or came from a URL, and let nodes listen for an editor.", "--yes", "-y"
     ),
     dry_run: bool = option(False, "Print the plan and start nothing.", "--dry-run"),
-    quiet: Quiet = False,
-    as_json: Json = False,
 ) -> None:
     """Replay recorded inputs, without the training.
 
@@ -66,7 +60,6 @@ def replay(
     if replaying.is_left_to_rank_0(flags):
         return
     store, inputs = replaying.opened(ctx, inputs, writes=not dry_run)
-    order = replaying.chosen_order(inputs, shuffle_inputs)
     asked = None
     if resume is not None:
         beside = [field.name for group in (StopOptions, EngineOptions) for field in fields(group)]
@@ -79,24 +72,23 @@ def replay(
         require_consent(spec.config.model, store.models)
         plan = Plan(spec)
     else:
-        ask = not (dry_run or quiet or as_json)
-        asked, plan = replaying.asked_and_planned(ctx, store, flags, inputs, order, judged=False, ask=ask)
+        ask = not (dry_run or output.wanted.silent)
+        asked, plan = replaying.asked_and_planned(ctx, store, flags, inputs, judged=False, ask=ask)
         if not (everything or inputs.where is not None or inputs.max_inputs or inputs.input_file):
             ask_for_all(store, plan.spec, dry_run=dry_run)
     if not dry_run and plan.spec.inputs:
         apart, spans = settings_of(ctx).url is not None, machines.spans_nodes(plan.spec.config)
         stopping = stopping.on(machines.engine, several_nodes=spans, apart=apart, yes=yes)
         machines.run(ctx, f"replay {plan.spec.replay_id}")
-    answer, problem = run_planned(store, plan, stopping, dry_run=dry_run, quiet=quiet or as_json)
-    if asked is not None:
-        own = replaying.unasked_model(store, plan.spec, asked, flags)
-        answer = replace(answer, settings_from=asked.sources, recorded_model=own)
-    if answer.selected or as_json:
-        emit(answer, render, as_json)
-    if not answer.selected:
+    answer, problem = run_planned(store, plan, stopping, dry_run=dry_run)
+    own = replaying.unasked_model(store, plan.spec, asked, flags) if asked is not None else None
+    answer |= {"settings_from": asked.sources if asked is not None else {}, "recorded_model": own}
+    if answer["selected"] or output.wanted.json:
+        emit(answer, render)
+    if not answer["selected"]:
         raise replaying.nothing_to("replay", store, inputs)
     if problem is not None:
         raise problem
-    if answer.status == "interrupted":
+    if answer["status"] == "interrupted":
         raise typer.Exit(130)
-    require_good(answer.good or dry_run)
+    require_good(answer["good"])

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import typer
 
@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 MOST_UNASKED = 50
 """Inputs that are replayed without a question where nothing selects them."""
 
-Shuffle = Annotated[
-    bool,
-    typer.Option("--shuffle-inputs", rich_help_panel="The inputs", help="The same as --order shuffle: every worker in its own."),
-]
-
 
 @dataclass(frozen=True)
 class ChosenInputs:
@@ -46,12 +41,19 @@ class ChosenInputs:
     order: Literal["time", "length", "shuffle"] | None = option_field(
         None, "In which order (default: time).", metavar="time|length|shuffle"
     )
-    allow_empty: bool = option_field(False, "Exit code 0, not 5, if nothing is selected.")
+    shuffle_inputs: bool = option_field(False, "The same as --order shuffle: every worker in its own.", "--shuffle-inputs")
     failed: bool = option_field(False, "Only those whose last result is no pass.", "--failed", "--lf")
     longest: int | None = option_field(None, "The N longest.", min=1, max=MOST_NAMED, metavar="N")
     slowest: int | None = option_field(None, "The N slowest last forwards.", min=1, max=MOST_NAMED, metavar="N")
     diverse: int | None = option_field(None, "N that differ most.", min=1, max=MOST_NAMED, metavar="N")
     random_seed: int = option_field(42, "Of the shuffled order.")
+
+    @property
+    def ordered(self) -> str:
+        """The order that --order and --shuffle-inputs come to; UsageError where they contradict each other."""
+        if self.shuffle_inputs and self.order not in (None, "shuffle"):
+            raise UsageError(f"--shuffle-inputs and --order {self.order} contradict each other", hint="give one of them")
+        return "shuffle" if self.shuffle_inputs else self.order or "time"
 
 
 ENGINES = ("local", "ray")
@@ -129,7 +131,7 @@ class EngineOptions:
         failures = DEFAULT_MAX_FAILURES if self.max_failures is None else self.max_failures
         settings, there = settings_of(ctx), None
         if settings.url is not None:
-            from actordbg.cli.staged_store import push_now
+            from actordbg.cli.remote_store import push_now
 
             push_now(ctx)
             there = StoreElsewhere(split_runs(settings.url)[0], settings.store.absolute())

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from actordbg.actor.signatures import explain
 from actordbg.base.errors import ActordbgError, UsageError
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import in_time
@@ -18,20 +17,12 @@ from actordbg.cli.output import human_bytes, note, plural, say, say_fact, say_wr
 from actordbg.cli.replay_options import MOST_UNASKED, StopOptions
 from actordbg.cli.replaying import counting, replaying, require_runnable, say_skipped, what_there_is
 from actordbg.config.as_ran import on_machine, toy
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.debug.meeting import Relay
 from actordbg.debug.replay_stops import StopOrder
 from actordbg.formats.weight_hashes import RECORDED_WEIGHTS
-from actordbg.judge.agreement import (
-    Generators,
-    Golden,
-    LawSummary,
-    NotCompared,
-    RankAgreement,
-    against_the_run,
-    laws_in_words,
-    ranks_in_words,
-)
-from actordbg.judge.report_model import FailureGroup
+from actordbg.judge.agreement import against_the_run, laws_in_words, ranks_in_words
+from actordbg.judge.report_model import ReplaySummary
 from actordbg.judge.summary import summarise
 from actordbg.records.journal import TENSORS, read_results
 from actordbg.records.replay_record import ReplaySpec
@@ -68,24 +59,26 @@ def _lasts(store: Store, spec: ReplaySpec) -> str:
     return f"; about {in_time(estimate.seconds)}, by {plural(estimate.results, 'result')} under these settings"
 
 
-def run_planned(
-    store: Store, plan: Plan, stopping: StopOptions, *, dry_run: bool, quiet: bool
-) -> tuple[ReplayAnswer, Exception | None]:
+def run_planned(store: Store, plan: Plan, stopping: StopOptions, *, dry_run: bool) -> tuple[dict[str, Any], Exception | None]:
     """The answer, and the error that ended the replay before every input had its result, if one did."""
     spec = plan.spec
     say_skipped(plan.skipped)
+    answer: dict[str, Any] = {
+        "replay_id": None,
+        "selected": len(spec.inputs),
+        "skipped": plan.skipped,
+        "findings": [],
+        "good": True,
+    }
     if not spec.inputs:
-        why = what_there_is(store, spec.where)
-        return ReplayAnswer(None, "nothing to replay", 0, skipped=plan.skipped, note=why), None
-    known = require_runnable(store, spec, quiet=quiet)
+        return answer | {"status": "nothing to replay", "note": what_there_is(store, spec.where), "shares": []}, None
+    answer["findings"] = require_runnable(store, spec)
     for text in plan.notes:
         note(text)
-    problem = None
     if dry_run:
-        answer = _planned(store, spec)
-    else:
-        answer, problem = _supervised(store, spec, stopping.order(spec), quiet)
-    return replace(answer, skipped=plan.skipped, findings=tuple(map(asdict, known))), problem
+        return answer | _planned(store, spec), None
+    ended, problem = _supervised(store, spec, stopping.order(spec))
+    return answer | ended, problem
 
 
 _ALIGNED = {
@@ -96,7 +89,7 @@ _ALIGNED = {
 }
 
 
-def _planned(store: Store, spec: ReplaySpec) -> ReplayAnswer:
+def _planned(store: Store, spec: ReplaySpec) -> dict[str, Any]:
     """What a dry run answers: what would be replayed, by whom, and for how long."""
     config, count = spec.config, len(spec.inputs)
     done = read_results(store.replays / spec.replay_id)
@@ -114,10 +107,10 @@ def _planned(store: Store, spec: ReplaySpec) -> ReplayAnswer:
         ranks = range(lane * config.lane_width, (lane + 1) * config.lane_width)
         dumps, seq_lens = [item.dump_id for item in mine], [item.seq_len for item in mine]
         shares.append({"ranks": list(ranks), "dumps": dumps, "seq_lens": seq_lens})
-    return ReplayAnswer(None, "planned", count, note=text, shares=tuple(shares))
+    return {"status": "planned", "note": text, "shares": shares}
 
 
-def _supervised(store: Store, spec: ReplaySpec, stops: StopOrder, quiet: bool) -> tuple[ReplayAnswer, Exception | None]:
+def _supervised(store: Store, spec: ReplaySpec, stops: StopOrder) -> tuple[dict[str, Any], Exception | None]:
     """Run it with a progress bar, and read the answer from the store, also after a Ctrl-C or a launch that went wrong.
 
     What goes wrong before anything was started (its folder cannot be written, another process runs it) is raised.
@@ -128,7 +121,7 @@ def _supervised(store: Store, spec: ReplaySpec, stops: StopOrder, quiet: bool) -
     restarts = 0
     lines: list[str] = []
     prompts = Relay() if stops.terminal and stops.debugpy is None else None
-    bare = quiet or bool(stops.at) or stops.level != StopOrder().level  # a bar would draw over prompts and lines
+    bare = bool(stops.at) or stops.level != StopOrder().level  # a bar would draw over prompts and lines
 
     def on_event(event: Progress) -> None:
         nonlocal begun, restarts
@@ -137,7 +130,8 @@ def _supervised(store: Store, spec: ReplaySpec, stops: StopOrder, quiet: bool) -
         if event.kind == "line":
             lines.append(event.text)
         elif event.kind == "stop" and (prompts is None or event.at):
-            note(f"{event.text}; it waits for {_somebody(spec, stops, event.at)}")
+            attach = f"`actordbg attach {spec.replay_id}`" + f" on the node {event.at}" * bool(event.at)
+            note(f"{event.text}; it waits for {attach if stops.debugpy is None else f'an editor, at {event.at}'}")
         elif event.kind == "stop":
             advance(0, drawn=False)  # the terminal is the prompt's
         counted(event)
@@ -163,87 +157,40 @@ def _supervised(store: Store, spec: ReplaySpec, stops: StopOrder, quiet: bool) -
             raise
         problem = error
     answer = answer_of(store, spec, restarts)
-    return replace(answer, status="interrupted") if interrupted and answer.status != "complete" else answer, problem
+    if interrupted and answer["status"] != "complete":
+        answer["status"] = "interrupted"
+    return answer, problem
 
 
-def _somebody(spec: ReplaySpec, stops: StopOrder, at: str) -> str:
-    """Who can come to a rank that stopped, in words."""
-    if stops.debugpy is not None:
-        return f"an editor, at {at}"
-    return f"`actordbg attach {spec.replay_id}`" + f" on the node {at}" * bool(at)
+def is_good(summary: ReplaySummary, config: ReplayConfig) -> bool:
+    """Nothing failed, nothing is missing, ranks that were to do the same (`--align same`) did, and no law is broken."""
+    differ = config.align == "same" and summary.ranks is not None and bool(summary.ranks.differ)
+    return summary.counts.passed == summary.counts.inputs and not differ and (summary.laws is None or summary.laws.good)
 
 
-@dataclass
-class ReplayAnswer:
-    """What a replay came to. Times in seconds over steady inputs (see `actordbg report`); `replay_id` None: nothing matched.
-    `selected` counts the dumps that were chosen, `skipped` why others of them were left out. `folded_ids` counts the
-    inputs with token ids outside of the model's vocabulary, which were folded into it. `golden`, `golden_entropy` and
-    `generators` say how far what came out is from what the run itself recorded (None: nothing to compare),
-    `not_compared` what was recorded and could not be compared. `ranks`: whether the ranks that ran an input together
-    agree, None where each runs its own; `settings_from`: settings that no flag gave, and the variable or file that did.
-    `recorded_model`: the model that the dumps name, where none was asked for.
-    `asked_for_same`: --align same asked just that. `laws`: what they said, None where none was
-    to be asked. `shares`: of a plan, which dumps each group of ranks gets, in order. `folder` has the
-    journals and logs, and `kept_bytes` of log-probs, entropies and gradients.
+_COUNTS = ("passed", "failed", "crashed", "hung", "stopped", "not_run")
+_RECORDED = ("golden", "golden_entropy", "generators", "not_compared")
+"""How far what came out is from what the run itself recorded, and what of that could not be compared."""
+
+
+def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> dict[str, Any]:
+    """Read from the store what became of a replay: its summary, as `actordbg report` has it, in brief.
+
+    Times in seconds over steady inputs. `folded_ids` counts the inputs with token ids outside of the model's vocabulary,
+    which were folded into it. `folder` has the journals and logs, and `kept_bytes` of log-probs, entropies and gradients.
     """
-
-    replay_id: str | None
-    status: str
-    selected: int
-    passed: int = 0
-    failed: int = 0
-    crashed: int = 0
-    hung: int = 0
-    stopped: int = 0
-    not_run: int = 0
-    skipped: dict[str, int] = field(default_factory=dict)
-    restarts: int = 0
-    forward_median_s: float | None = None
-    forward_p95_s: float | None = None
-    first_forward_s: float | None = None
-    backward_median_s: float | None = None
-    tokens_per_s: float | None = None
-    peak_memory_bytes: int | None = None
-    folded_ids: int = 0
-    golden: Golden | None = None
-    golden_entropy: Golden | None = None
-    generators: Generators | None = None
-    not_compared: tuple[NotCompared, ...] = ()
-    ranks: RankAgreement | None = None
-    asked_for_same: bool = False
-    laws: LawSummary | None = None
-    shares: tuple[dict[str, Any], ...] = ()
-    failures: tuple[dict[str, Any], ...] = ()
-    findings: tuple[dict[str, Any], ...] = ()
-    resolved: dict[str, Any] = field(default_factory=dict)
-    configuration: str = ""
-    settings_from: dict[str, str] = field(default_factory=dict)
-    recorded_model: str | None = None
-    folder: str | None = None
-    kept_bytes: int = 0
-    note: str = ""
-
-    @property
-    def good(self) -> bool:
-        """Nothing failed, nothing is missing, ranks that were to do the same (`--align same`) did, and no law is broken."""
-        differ = self.asked_for_same and self.ranks is not None and bool(self.ranks.differ)
-        lawful = self.laws is None or self.laws.good
-        return lawful and not (self.failed or self.crashed or self.hung or self.stopped or self.not_run or differ)
-
-
-def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> ReplayAnswer:
-    """Read from the store what became of a replay."""
     folder = store.replays / spec.replay_id
     data = data_of(store, spec)
-    summary = summarise([data], selection=spec.replay_id, now=spec.created_at, explain=explain).replays[0]
-    same = {
-        field.name: getattr(source, field.name)
-        for source in (summary, summary.counts)
-        for field in fields(ReplayAnswer)
-        if hasattr(source, field.name)
-    }
-    derived = {
+    summary = summarise([data], selection=spec.replay_id, now=spec.created_at).replays[0]
+    counts = {name: getattr(summary.counts, name) for name in _COUNTS}
+    copied = ("replay_id", "status", "peak_memory_bytes", *_RECORDED, "ranks", "laws", "resolved")
+    return {
+        **{name: getattr(summary, name) for name in copied},
+        **counts,
         "selected": len(spec.inputs),
+        "good": is_good(summary, spec.config),
+        "note": "",
+        "shares": [],
         "restarts": restarts,
         "forward_median_s": summary.forward.median,
         "forward_p95_s": summary.forward.p95,
@@ -252,12 +199,15 @@ def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> ReplayAnswer:
         "tokens_per_s": summary.tokens_per_s.median,
         "folded_ids": summary.logprobs.folded_ids if summary.logprobs else 0,
         "asked_for_same": spec.config.align == "same",
-        "failures": tuple(map(_failure, summary.failures)),
+        "failures": [
+            {"signature": group.name, "error": group.cause}
+            | {name: getattr(group, name) for name in ("count", "statuses", "explanation", "ways_out", "examples")}
+            for group in summary.failures
+        ],
         "configuration": on_machine(spec.config, data.resolved) if data.resolved else "",
         "folder": str(folder),
         "kept_bytes": _size_of(folder / TENSORS),
     }
-    return ReplayAnswer(**same | derived)
 
 
 def _size_of(folder: Path) -> int:
@@ -268,36 +218,29 @@ def _size_of(folder: Path) -> int:
         return 0
 
 
-def _failure(group: FailureGroup) -> dict[str, Any]:
-    """Inputs that failed alike. `signature` is a known failure's id or the error without what varies in it."""
-    kept = {name: getattr(group, name) for name in ("count", "statuses", "explanation", "ways_out", "examples")}
-    return {"signature": group.name, "error": group.cause} | kept
-
-
-def render(answer: ReplayAnswer) -> None:
+def render(answer: dict[str, Any]) -> None:
     """The answer as text: counts, figures, what was resolved, and each kind of failure with its ways out."""
-    if answer.note:
-        say_wrapped(answer.note, "  ")
-        for share in answer.shares:
+    if answer["note"]:
+        say_wrapped(answer["note"], "  ")
+        for share in answer["shares"]:
             say_wrapped(_share(share), "    ")
         return
-    counts = {name: getattr(answer, name) for name in ("passed", "failed", "crashed", "hung")}
-    counts |= {"stopped by the user": answer.stopped, "not run": answer.not_run}
-    say_wrapped(
-        f"replay {answer.replay_id} ({answer.status}): {plural(answer.selected, 'input')}, "
-        + ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
-        + (f"; {answer.laws.headline}" if answer.laws is not None else ""),
-        "  ",
-    )
+    words = {"stopped": "stopped by the user", "not_run": "not run"}
+    counts = ", ".join(f"{answer[name]:,} {words.get(name, name)}" for name in _COUNTS if answer[name])
+    laws = f"; {answer['laws'].headline}" if answer["laws"] is not None else ""
+    head = f"replay {answer['replay_id']} ({answer['status']}): {plural(answer['selected'], 'input')}, {counts}{laws}"
+    say_wrapped(head, "  ")
     for label, text in _lines(answer):
         say_fact(f"  {label}", text, 16)
-    for group in answer.failures:
+    for group in answer["failures"]:
         say(f"{group['count']:,} x {group['signature']}")
         say_wrapped(f"  {(group['error'].strip() or '-').splitlines()[0]}", "    ")
-        if group["explanation"]:
-            say_wrapped(f"  why: {group['explanation']}", "    ")
-        for way in group["ways_out"]:
-            say_wrapped(f"  way out: {way}", "    ")
+        for text in (
+            f"why: {group['explanation']}" * bool(group["explanation"]),
+            *(f"way out: {way}" for way in group["ways_out"]),
+        ):
+            if text:
+                say_wrapped(f"  {text}", "    ")
         say(f"  e.g. {group['examples'][0]}")
 
 
@@ -310,37 +253,35 @@ def _share(share: dict[str, Any]) -> str:
     return f"  {who}: {plural(len(share['dumps']), 'input')}, seq_len {lengths}{', ...' * (len(runs) > 8)}"
 
 
-def _lines(answer: ReplayAnswer) -> Iterator[tuple[str, str]]:
-    of_toy = toy(answer.resolved.get("model"), ", of a ")
-    if answer.first_forward_s is not None and answer.forward_median_s is not None:
-        yield "first forward", f"{answer.first_forward_s:.3f} s, not in the figures below (compiling, warming up)"
-    elif answer.first_forward_s is not None:
-        why = "warming up: none is steady, since each input was a worker's first"
-        yield "forward", f"{answer.first_forward_s:.3f} s, {why}"
+def _lines(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    of_toy = toy(answer["resolved"].get("model"), ", of a ")
+    first, median = answer["first_forward_s"], answer["forward_median_s"]
+    if first is not None and median is not None:
+        yield "first forward", f"{first:.3f} s, not in the figures below (compiling, warming up)"
+    elif first is not None:
+        yield "forward", f"{first:.3f} s, warming up: none is steady, since each input was a worker's first"
         yield "", "more inputs than workers give a steady one (--max-inputs)"
-    if answer.forward_median_s is not None:
-        yield "forward", f"median {answer.forward_median_s:.3f} s, p95 {answer.forward_p95_s or 0:.3f} s"
-    if answer.backward_median_s is not None:
-        yield "backward", f"median {answer.backward_median_s:.3f} s"
-    if answer.tokens_per_s is not None:
-        yield "tokens/s", f"{answer.tokens_per_s:,.0f} in one worker, forward{of_toy}"
-    if answer.peak_memory_bytes is not None:
-        yield "peak memory", f"{human_bytes(answer.peak_memory_bytes)}{of_toy}"
-    if answer.restarts:
-        yield "restarts", str(answer.restarts)
-    if answer.configuration:
-        yield "configuration", answer.configuration
-    if RECORDED_WEIGHTS in answer.resolved:
-        yield "weights", str(answer.resolved[RECORDED_WEIGHTS])
-    if answer.recorded_model:
-        yield "your model", f"the dumps recorded it: --model {in_shell(answer.recorded_model)}"
-    if answer.folded_ids:
-        yield "ids folded", f"token ids of {plural(answer.folded_ids, 'input')} into the model's vocabulary"
-    own = against_the_run(answer.golden, answer.golden_entropy, answer.generators, answer.not_compared)
-    yield from (("the run's own", text) for text in own)
-    yield from (("ranks", text) for text in ranks_in_words(answer.ranks))
-    yield from (("laws", text) for text in laws_in_words(answer.laws)[1:])
-    if answer.kept_bytes:
-        compare = f"actordbg compare {answer.replay_id} ..."
-        yield "kept", f"{human_bytes(answer.kept_bytes)} of outputs, for `{compare}`"
-    yield "journals, logs", str(answer.folder)
+    if median is not None:
+        yield "forward", f"median {median:.3f} s, p95 {answer['forward_p95_s'] or 0:.3f} s"
+    if answer["backward_median_s"] is not None:
+        yield "backward", f"median {answer['backward_median_s']:.3f} s"
+    if answer["tokens_per_s"] is not None:
+        yield "tokens/s", f"{answer['tokens_per_s']:,.0f} in one worker, forward{of_toy}"
+    if answer["peak_memory_bytes"] is not None:
+        yield "peak memory", f"{human_bytes(answer['peak_memory_bytes'])}{of_toy}"
+    if answer["restarts"]:
+        yield "restarts", str(answer["restarts"])
+    if answer["configuration"]:
+        yield "configuration", answer["configuration"]
+    if RECORDED_WEIGHTS in answer["resolved"]:
+        yield "weights", str(answer["resolved"][RECORDED_WEIGHTS])
+    if answer.get("recorded_model"):
+        yield "your model", f"the dumps recorded it: --model {in_shell(answer['recorded_model'])}"
+    if answer["folded_ids"]:
+        yield "ids folded", f"token ids of {plural(answer['folded_ids'], 'input')} into the model's vocabulary"
+    yield from (("the run's own", text) for text in against_the_run(*(answer[name] for name in _RECORDED)))
+    yield from (("ranks", text) for text in ranks_in_words(answer["ranks"]))
+    yield from (("laws", text) for text in laws_in_words(answer["laws"])[1:])
+    if answer["kept_bytes"]:
+        yield "kept", f"{human_bytes(answer['kept_bytes'])} of outputs, for `actordbg compare {answer['replay_id']} ...`"
+    yield "journals, logs", answer["folder"]

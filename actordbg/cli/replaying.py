@@ -37,13 +37,6 @@ from actordbg.store.layout import Store
 from actordbg.store.places import dump_id_of
 
 
-def chosen_order(inputs: ChosenInputs, shuffle: bool = False) -> str:
-    """The order that --order and --shuffle-inputs come to; UsageError where they contradict each other."""
-    if shuffle and inputs.order not in (None, "shuffle"):
-        raise UsageError(f"--shuffle-inputs and --order {inputs.order} contradict each other", hint="give one of them")
-    return "shuffle" if shuffle else inputs.order or "time"
-
-
 def is_left_to_rank_0(flags: dict[str, Any]) -> bool:
     """Under `deepspeed -m actordbg replay ...` this command runs once for each rank. Rank 0 supervises; the others leave.
 
@@ -123,7 +116,7 @@ def kept(asked: Asked, flags: Mapping[str, Any]) -> ReplayConfig:
 
 
 def asked_and_planned(
-    ctx: typer.Context, store: Store, flags: dict[str, Any], inputs: ChosenInputs, order: str, *, judged: bool, ask: bool
+    ctx: typer.Context, store: Store, flags: dict[str, Any], inputs: ChosenInputs, *, judged: bool, ask: bool
 ) -> tuple[Asked, Plan]:
     """The configuration of this invocation, and its plan over the inputs.
 
@@ -133,7 +126,7 @@ def asked_and_planned(
 
     def made(*answers: str) -> tuple[Asked, Plan]:
         asked = asked_for(ctx, flags)
-        return asked, planned(store, kept(asked, flags) if judged else asked.config, inputs, order, answers)
+        return asked, planned(store, kept(asked, flags) if judged else asked.config, inputs, answers)
 
     asked, plan = made()
     own = unasked_model(store, plan.spec, asked, flags) if ask else None
@@ -146,14 +139,14 @@ def asked_and_planned(
     return made("--model", str(model))
 
 
-def planned(store: Store, config: ReplayConfig, inputs: ChosenInputs, order: str, answered: Sequence[str] = ()) -> Plan:
+def planned(store: Store, config: ReplayConfig, inputs: ChosenInputs, answered: Sequence[str] = ()) -> Plan:
     """The plan of the dumps that --where, --input-file and --max-inputs select. answered: options that a question stands for."""
     enough = None if config.align == "rank" else inputs.max_inputs  # of whole calls nobody knows how many rows they take
-    rows = rows_of(store, inputs.where, inputs.input_file or [], order, enough)
+    rows = rows_of(store, inputs.where, inputs.input_file or [], inputs.ordered, enough)
     plan = make_plan(
         rows,
         config,
-        order=order,
+        order=inputs.ordered,
         max_inputs=inputs.max_inputs,
         shuffle_seed=inputs.random_seed,
         where=inputs.where,
@@ -180,17 +173,17 @@ def unasked_model(store: Store, spec: ReplaySpec, asked: Asked, flags: Mapping[s
     return names.pop() if len(names) == 1 else None
 
 
-def require_runnable(store: Store, spec: ReplaySpec, *, quiet: bool = False) -> list[RuleHit]:
+def require_runnable(store: Store, spec: ReplaySpec, *, told: bool = True) -> list[RuleHit]:
     """Refuse a configuration that is known to fail, and a trainer or a model that are not there. Returns what is known of it.
 
-    quiet: do not say that.
+    told: say that, unless the user wants the answer alone.
     """
     defaults = defaults_of(store.root, spec.inputs)
     findings = check_config(spec.config, defaults=defaults)
     refuse_hits(findings)
     find_trainer(spec.config, defaults)
     find_model(spec.config.model)
-    say_findings([] if quiet else findings)
+    say_findings(findings if told and not output.wanted.silent else [])
     return findings
 
 
@@ -215,14 +208,14 @@ def what_there_is(store: Store, where: str | None) -> str:
 def nothing_to(purpose: str, store: Store, inputs: ChosenInputs) -> Exception:
     """What to raise where no input was selected and there is no answer to give: an error, or with --allow-empty a good end."""
     reason = f"nothing to {purpose}: {what_there_is(store, inputs.where)}"
-    if not inputs.allow_empty:
+    if not output.wanted.allow_empty:
         return NothingToDo(reason, hint="choose dumps with --where or --input-file; --allow-empty calls this good")
     note(reason)
     return typer.Exit(0)
 
 
 @contextmanager
-def replaying(store: Store, label: str, total: int, *, quiet: bool) -> Iterator[tuple[LiveCatalog, Callable[..., None]]]:
+def replaying(store: Store, label: str, total: int, *, quiet: bool = False) -> Iterator[tuple[LiveCatalog, Callable[..., None]]]:
     """A catalog that follows running replays, and a progress bar (`output.progress`). The catalog is up to date afterwards,
     also after a Ctrl-C; why it is not goes to standard error."""
     catalog = LiveCatalog(store)

@@ -1,4 +1,5 @@
-"""`actordbg report`: what was replayed, under which configuration, and what came of it."""
+"""`actordbg report`: what was replayed, under which configuration, and what came of it; `replays` lists it, and `ui` shows it.
+`attach`: the prompt of a rank that stopped."""
 
 from __future__ import annotations
 
@@ -7,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from actordbg.base.errors import EnvironmentProblem, UsageError
-from actordbg.cli.options import Explain, Format, Where, chosen_format, complete_replays, option, store_of
-from actordbg.cli.output import note, say, say_lines
-from actordbg.cli.page_file import TokenizerFile, open_page, texts_of, write_file
+from actordbg.base.errors import EnvironmentProblem, StoreProblem, UsageError
+from actordbg.base.units import LAST, ago
+from actordbg.cli import output
+from actordbg.cli.options import Explain, Where, chosen_format, option, require_some, store_of
+from actordbg.cli.output import Format, TokenizerFile, as_json, note, open_page, say, say_lines, table, texts_of, write_file
 
 if TYPE_CHECKING:
     from actordbg.judge.load_replays import Material
@@ -32,16 +34,16 @@ _BY_SUFFIX: dict[str, Format] = {
 def report(
     ctx: typer.Context,
     replays: list[str] | None = typer.Argument(
-        None, metavar="[REPLAY...|last|all]", help="Replays by id, name or @1 (default: last).", autocompletion=complete_replays
+        None,
+        metavar="[REPLAY...|last|all]",
+        help="Replays by id, name or @1 (default: last).",
     ),
     everything: bool = option(False, "The whole store: every replay, the oldest first.", "--all"),
     format: Format | None = option(None, "Default: by --output's suffix, else text. CSV: a row per result.", "--format", "-f"),
     output: Path | None = option(None, "Write the report there instead of printing it.", "--output", "-o", metavar="FILE"),
     where: Where = None,
-    slowest: int = option(5, "How many of the slowest inputs to name per replay.", min=0),
     tokenizer: TokenizerFile = None,
     opened: bool = option(False, "Show the page in the browser (without --output a temporary file).", "--open"),
-    to: str | None = option(None, "Send the figures: tensorboard:DIR, wandb:PROJECT, mlflow:ADDRESS.", metavar="KIND:WHERE"),
     explain_figures: Explain = False,
     as_json: bool = option(False, "The same as --format json.", "--json"),
 ) -> None:
@@ -57,7 +59,6 @@ def report(
     from actordbg.document.renderings import as_text
     from actordbg.judge.load_replays import load
     from actordbg.judge.replay_document import explanations
-    from actordbg.judge.tabular import send
 
     if explain_figures:
         return say_lines(as_text(explanations()))
@@ -68,12 +69,7 @@ def report(
     names = [*(replays or []), *(["all"] if everything else [])]
     store = store_of(ctx)
     material = load(store, names, where)
-    if to is not None:
-        for said in send(to, material.replays):
-            note(said)
-        if output is None and not opened and format is None and not as_json:
-            return None
-    text = _written(store, material, chosen, slowest, texts_of(tokenizer))
+    text = _written(store, material, chosen, texts_of(tokenizer))
     if output is None and not opened:
         say_lines(text)
     elif output is None:  # in a folder that only this user can look into; the browser reads it after this command ended
@@ -84,20 +80,20 @@ def report(
         open_page(output)
 
 
-def _written(store: Store, material: Material, chosen: Format, slowest: int, texts: Texts | None) -> str:
+def _written(store: Store, material: Material, chosen: Format, texts: Texts | None) -> str:
     from actordbg.document.page import as_html
     from actordbg.document.renderings import as_markdown, as_text
-    from actordbg.judge import tabular
+    from actordbg.judge import exports
     from actordbg.judge.load_replays import report_blocks
     from actordbg.judge.replay_document import brief_document, document
 
     if chosen == "csv":
-        return tabular.render_csv(material.replays)
+        return exports.render_csv(material.replays)
     if chosen == "json":
-        return tabular.render_json(material.summary(slowest), report_blocks(store, material, slowest, texts))
+        return exports.render_json(material.summary(), report_blocks(store, material, texts))
     if chosen == "html":
-        return as_html(report_blocks(store, material, slowest, texts))
-    summary = material.summary(slowest)
+        return as_html(report_blocks(store, material, texts))
+    summary = material.summary()
     return as_markdown(document(summary)) if chosen == "md" else as_text(brief_document(summary))
 
 
@@ -140,3 +136,106 @@ def ui(
             server.serve()
     except KeyboardInterrupt:
         note("ended")
+
+
+_ROWS = 20
+
+
+def replays(
+    ctx: typer.Context,
+    everything: bool = option(False, "Truths, variations, cells of a matrix and other users' replays, too.", "--all"),
+    limit: int | None = option(None, "At most this many; 0 for all (default: 20; with --json all).", min=0),
+) -> None:
+    """List replays, the newest first, with a short handle.
+
+    `actordbg replay ls` is the same.
+    @1 is the newest, @2 the one before. Wherever a replay is named, a handle will do, or a name from `replay --name`, an id, or
+    the beginning of one. Truths and cells of a matrix have no handle, because other commands ran them.
+    Exit code 5 if there is none.
+
+    Example: actordbg replays --limit 5
+    """
+    from actordbg.catalog.query import comparisons, list_own_replays, list_replays, open_fresh
+    from actordbg.config.as_ran import as_ran, label
+
+    catalog = open_fresh(store_of(ctx).require())
+    own = list_own_replays(catalog)
+    handles = {row.replay_id: f"@{number}" for number, row in enumerate(own, 1)}
+    verdicts = {row.replay_id: row.verdict for row in comparisons(catalog) if row.against_kind == "truth"}
+    rows = [
+        {
+            "handle": handles.get(row.replay_id),  # None for what another command ran
+            "name": str(row.config.get("name") or "") or None,
+            "truth": verdicts.get(row.replay_id),  # the newest verdict there
+            "configuration": label(as_ran(row.config, row.resolved)),
+            **{name: getattr(row, name) for name in ("replay_id", "created_at", "status", "inputs", "passed", "command")},
+        }
+        for row in (list_replays(catalog) if everything else own)
+    ]
+    shown = rows[: (0 if output.wanted.json else _ROWS) if limit is None else limit] or rows
+    if not as_json(shown):
+        named = ["name"] if any(row["name"] for row in shown) else []
+        cells = []
+        for row in shown:
+            passed = f"{row['passed']}/{row['inputs']}" + ("" if row["status"] == "complete" else f" {row['status']}")
+            names = [row[name] or "" for name in ("handle", "replay_id", *named)]
+            cells.append((*names, ago(row["created_at"]), passed, row["truth"], row["configuration"]))
+        if shown:
+            table(("", "replay", *named, "when", "passed", "truth", "configuration"), cells, tight=True)
+        else:
+            say("nothing was replayed yet: `actordbg check` replays a sample of your dumps")
+    if len(rows) > len(shown):
+        note(f"{len(rows) - len(shown):,} more; --limit 0 shows all")
+    require_some(len(rows))
+
+
+def attach(
+    ctx: typer.Context,
+    name: str = typer.Argument(
+        LAST,
+        metavar="[REPLAY|RUN]",
+        help="A replay's id, `last`, or the name of a run.",
+    ),
+) -> None:
+    """Take the prompt of a rank that stopped.
+
+    For replays under --break-wait, and for training code with `actordbg.debug.breakpoint()` (or any breakpoint() under `actordbg
+    run --break`), from another terminal of the machine where the rank runs. Waits for the next stop. Ends with the replay, or
+    with Ctrl-C.
+
+    Example: actordbg attach ppo-7b
+    """
+    from actordbg.debug import stops
+    from actordbg.debug.meeting import attend
+    from actordbg.replay.supervise import load_spec
+
+    store, run = store_of(ctx), stops.root() / name
+    if run.is_dir():
+        note(f"waiting for the stops of run {name}; Ctrl-C leaves")
+        mark = run / "attach"  # tells the run's ranks that somebody waits
+        mark.touch(mode=0o600)
+        try:
+            attend(lambda: sorted(path for path in run.iterdir() if path.is_dir()), lambda: True, note)
+        finally:
+            mark.unlink(missing_ok=True)
+        return
+    try:
+        folder = store.replays / load_spec(store.require(), name).replay_id
+    except StoreProblem as error:
+        runs = sorted(path.name for path in stops.root().glob("*"))
+        known = f"; runs on this machine that stopped before: {', '.join(runs[:8])}" if runs else ""
+        raise UsageError(f"{name} is no replay here, and no run that stops on this machine{known}", hint=error.hint) from None
+    if not _runs(folder):
+        raise UsageError(
+            f"replay {folder.name} is over", hint="`actordbg replay --break before --break-wait 600` waits at each input"
+        )
+    note(f"waiting for the stops of replay {folder.name}; Ctrl-C leaves")
+    attend(lambda: [folder], lambda: _runs(folder), note)
+
+
+def _runs(folder: Path) -> bool:
+    """Whether the replay is running: its supervisor has not said that it finished."""
+    from actordbg.records.journal import SUPERVISOR, read_events
+
+    said = [event["event"] for event in read_events(folder / SUPERVISOR) if event["event"] in ("supervisor", "finished")]
+    return said[-1:] == ["supervisor"]

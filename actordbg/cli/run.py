@@ -13,7 +13,6 @@ import shlex
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,34 +21,14 @@ import typer
 from actordbg.base.errors import LaunchProblem, StoreProblem
 from actordbg.cli import capture_options as opt
 from actordbg.cli.options import option, store_of, takes_groups
-from actordbg.cli.output import emit, human_bytes, note, plural
+from actordbg.cli.output import emit_json, human_bytes, note, plural
 
 if TYPE_CHECKING:
-    from actordbg.cli.dump_recover import RecoverAnswer
     from actordbg.cli.dump_status_work import ProcessRow
     from actordbg.store.layout import Store
 
 LAST_WORDS_SECONDS = 3.0
 """How long processes that still end (Ray's, for example) may take to publish their last counters."""
-
-
-@dataclass
-class RunAnswer:
-    """The answer of `run`: how COMMAND ended, and what its processes counted.
-
-    `switched_off` is false where the job goes on elsewhere, and so does its recording. `recovered`: what its dead processes had
-    in hand; None if they left nothing.
-    """
-
-    store: str
-    run: str
-    command: list[str]
-    exit_code: int
-    switched_off: bool
-    processes: list[ProcessRow]
-    total: dict[str, int]
-    unreadable: int
-    recovered: RecoverAnswer | None = None
 
 
 @takes_groups
@@ -74,11 +53,11 @@ def run(
 
     Example: actordbg run --run ppo-7b --max-dumps 200 -- bash train_ppo.sh
     """
+    from actordbg.cli.dump_recording import switch_off
     from actordbg.cli.dump_status_work import process_rows, total_of, who
-    from actordbg.cli.dump_switch import switch_off
     from actordbg.debug import stops as live_stops
-    from actordbg.install import command as command_line
     from actordbg.install import ray_hooks
+    from actordbg.install.command import run_in_foreground, submission
     from actordbg.trainers.find_adapter import carried_form
     from actordbg.trainers.fitting import fit_of
 
@@ -101,22 +80,36 @@ def run(
         note(f"actordbg: at a breakpoint() all ranks of this machine park; from another terminal: actordbg attach {name}")
     goes_on = False
     try:
-        end = command_line.run_in_foreground(command_line.rewritten(command, ray_hooks.carried(environment)), environment)
-        goes_on = leave_on or command_line.goes_on(command) or (end.interrupted and command_line.is_submission(command))
+        code, interrupted = run_in_foreground(command, environment)
+        submitted = submission(command)  # a job that nobody waits for runs on
+        goes_on = leave_on or (submitted is not None and (interrupted or "--no-wait" in submitted))
     finally:
         if not goes_on:
             switch_off(store, name)
     rows, unreadable = after_the_job(store, name, known, wait=not goes_on)
     if recovered := None if goes_on else recovered_from_rings(store, name):
         rows, unreadable = after_the_job(store, name, known, wait=False)
-    answer = RunAnswer(str(store.root), name, command, end.code, not goes_on, rows, total_of(rows), unreadable, recovered)
-    emit(answer, say_recorded, as_json, err=True)
-    raise typer.Exit(end.code)
+    answer = {
+        "store": str(store.root),
+        "run": name,
+        "command": command,
+        "exit_code": code,
+        "switched_off": not goes_on,  # else the job goes on elsewhere, and so does its recording
+        "processes": rows,
+        "total": total_of(rows),
+        "unreadable": unreadable,
+        "recovered": recovered,
+    }
+    if as_json:
+        emit_json(answer, err=True)
+    else:
+        say_recorded(answer)
+    raise typer.Exit(code)
 
 
-def recovered_from_rings(store: Store, run: str) -> RecoverAnswer | None:
+def recovered_from_rings(store: Store, run: str) -> dict[str, Any] | None:
     """Recover what processes of this run that died on this machine had in hand, before the machine goes."""
-    from actordbg.cli.dump_recover import recovered_from
+    from actordbg.cli.dump_recording import recovered_from
     from actordbg.dumps.recover import find_rings
     from actordbg.formats.recording_reading import read_ring
 
@@ -152,7 +145,7 @@ def after_the_job(store: Store, run: str, known: set[tuple[Any, ...]], *, wait: 
 def start_recording(store: Store, run: str, options: opt.CaptureOptions) -> None:
     """Write the job's own switch, and say so."""
     from actordbg.capture.control import control_dict, write_control
-    from actordbg.cli.dump_switch import control_before
+    from actordbg.cli.dump_recording import control_before
 
     previous = control_before(store, run)
     if previous is not None and previous.enabled:
@@ -164,34 +157,35 @@ def start_recording(store: Store, run: str, options: opt.CaptureOptions) -> None
         note("actordbg: ACTORDBG_DISABLE is set, so nothing will be recorded")
 
 
-def say_recorded(answer: RunAnswer) -> None:
+def say_recorded(answer: dict[str, Any]) -> None:
     for line in _told(answer):
         note(line if line.startswith("next: ") else f"actordbg: {line}")
 
 
-def _told(answer: RunAnswer) -> Iterator[str]:
+def _told(answer: dict[str, Any]) -> Iterator[str]:
     from actordbg.cli.dump_status_work import totals_in_words, trouble_of
     from actordbg.dumps.recover import UNWRITTEN
 
-    yield f"{shlex.join(answer.command)[:120]} ended with exit code {answer.exit_code}"
-    if answer.processes:
-        yield f"run {answer.run}, {plural(len(answer.processes), 'recording actor')}: {totals_in_words(answer.total)}"
-        if answer.total["calls"]:
-            yield f"{human_bytes(answer.total['bytes'])} in {answer.store}"
-            yield f"next: actordbg dump ls --where \"run='{answer.run}'\""
-    elif answer.switched_off:
-        yield f"run {answer.run}: no process called what is recorded, where actordbg could see it"
-        if answer.exit_code == 0:
+    run, total, recovered = answer["run"], answer["total"], answer["recovered"]
+    yield f"{shlex.join(answer['command'])[:120]} ended with exit code {answer['exit_code']}"
+    if answer["processes"]:
+        yield f"run {run}, {plural(len(answer['processes']), 'recording actor')}: {totals_in_words(total)}"
+        if total["calls"]:
+            yield f"{human_bytes(total['bytes'])} in {answer['store']}"
+            yield f"next: actordbg dump ls --where \"run='{run}'\""
+    elif answer["switched_off"]:
+        yield f"run {run}: no process called what is recorded, where actordbg could see it"
+        if answer["exit_code"] == 0:
             yield "a trainer may call its model in its own way (`actordbg adapters`), or its python may not look at"
             yield "PYTHONPATH (-I, -E or -S); `actordbg doctor` checks the rest"
-    if answer.recovered is not None:
-        marks = [dump.recovered for report in answer.recovered.rings for dump in report.dumps]
-        flying = f", {answer.recovered.in_flight} of a call in flight" if answer.recovered.in_flight else ""
+    if recovered is not None:
+        marks = [dump.recovered for report in recovered["rings"] for dump in report.dumps]
+        flying = f", {recovered['in_flight']} of a call in flight" if recovered["in_flight"] else ""
         if died := len(marks) - marks.count(UNWRITTEN):
             yield f"recovered {plural(died, 'input')} of processes that died{flying}"
         if UNWRITTEN in marks:
             yield f"wrote {plural(marks.count(UNWRITTEN), 'input')} that Ray left its workers no time to write"
-    for row in answer.processes:
+    for row in answer["processes"]:
         yield from trouble_of(row)
-    if not answer.switched_off:
-        yield f"recording stays on for run {answer.run}; `actordbg dump disable --run {answer.run}` ends it"
+    if not answer["switched_off"]:
+        yield f"recording stays on for run {run}; `actordbg dump disable --run {run}` ends it"

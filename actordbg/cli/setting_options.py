@@ -3,7 +3,7 @@
 A command takes them all in one parameter, `settings`, and the decorator puts the options in its place::
 
     @takes_settings("replay")
-    def replay(ctx: typer.Context, where: Where = None, settings: Given = NONE, quiet: Quiet = False) -> None: ...
+    def replay(ctx: typer.Context, where: Where = None, settings: Given = NONE) -> None: ...
 
 `settings` then holds what was given, by the settings' names; the options that need no value (`--truth` alone) are in the
 command's `bare_values`. A matrix takes comma lists where a setting is an axis.

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from pathlib import Path
 
 import typer
 
 from actordbg.cli.options import (
     ConfirmOption,
-    FormatOption,
-    Json,
-    Quiet,
     approve,
-    chosen_format,
     option,
     refuse_beside,
     store_of,
 )
 from actordbg.cli.output import emit
-from actordbg.cli.page_file import HtmlFile, check_page
 from actordbg.cli.replay_options import ChosenInputs, EngineOptions, HowToTrain
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
@@ -31,15 +25,10 @@ def train_check(
     how: HowToTrain = HowToTrain(),
     settings: Given = NONE,
     machines: EngineOptions = EngineOptions(),
-    plot: Path | None = option(None, "Also draw losses and differences: .svg, .png or .pdf.", metavar="FILE"),
-    html: HtmlFile = None,
     resume: str | None = option(None, "Run what has not finished of a check.", metavar="[CHECK|last]"),
     show: str | None = option(None, "Print a check that is there; run nothing.", metavar="[CHECK|last]"),
     yes: ConfirmOption = False,
     dry_run: bool = option(False, "Print the configurations and run nothing.", "--dry-run"),
-    format: FormatOption = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
 ) -> None:
     """Take optimizer steps under each configuration, and compare.
 
@@ -57,22 +46,18 @@ def train_check(
     from actordbg.campaign.run_train_check import load_train_check
     from actordbg.cli import train_check_work as work
     from actordbg.cli.replaying import is_left_to_rank_0, opened
-    from actordbg.document import page as pages
 
     flags = dict(settings)
     if is_left_to_rank_0(flags):
         return
-    form = chosen_format(format, as_json)
-    check_page(html)
-    pages.check("--plot", plot)
     if show is not None or resume is not None:
         word, engine = ("show", []) if show is not None else ("resume", [field.name for field in fields(EngineOptions)])
-        beside = {word, "format", "plot", "html", "yes", "dry_run", *engine}
+        beside = {word, "yes", "dry_run", *engine}
         refuse_beside(ctx, f"--{word} takes a check as it is", beside)
         store = store_of(ctx).require()
         record, owner = load_train_check(store, str(show or resume))
         if show is not None:
-            return work.print_train_check(record, form, plot, html)
+            return work.print_train_check(record)
         models = ", ".join(sorted({repr(cell.config.get("model")) for cell in record.cells}))
         approve(f"training check {record.check_id}, whose model is {models} and whose logs go to {record.log_dir}", owner, yes)
         chosen = work.inputs_again(store, record)
@@ -85,5 +70,5 @@ def train_check(
             machines.run(ctx, f"train-check {check_id}")
         record, chosen = work.new_train_check(ctx, store, flags, inputs, how, check_id)
     if dry_run:
-        return emit(record, work.say_plan, form == "json")
-    return work.run_cells_of(store, record, chosen, form, plot, html, quiet=quiet or as_json)
+        return emit(record, work.say_plan)
+    return work.run_cells_of(store, record, chosen)

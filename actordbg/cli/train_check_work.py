@@ -18,7 +18,7 @@ from actordbg.campaign.cell_outcomes import shown_path
 from actordbg.campaign.cells import Axes
 from actordbg.campaign.checkpoints import checked_storage
 from actordbg.campaign.run_train_check import STORAGE, TrainRun, folder_of, load_train_check, log_of
-from actordbg.campaign.train_document import OWN, ROUND, is_good, train_charts, train_document, verdicts
+from actordbg.campaign.train_document import OWN, ROUND, is_good, train_document, verdicts
 from actordbg.campaign.train_plan import (
     AncestorNames,
     batch_of,
@@ -31,11 +31,10 @@ from actordbg.campaign.train_plan import (
     taken_twice,
 )
 from actordbg.catalog.selections import joined
-from actordbg.cli.options import Format, command_line, is_typed, require_good
-from actordbg.cli.output import note, plural, progress, say, say_wrapped
-from actordbg.cli.page_file import save_charts, say_document
+from actordbg.cli.options import command_line, is_typed, require_good
+from actordbg.cli.output import note, plural, progress, say, say_document, say_wrapped
 from actordbg.cli.replay_options import ChosenInputs, HowToTrain
-from actordbg.cli.replaying import asked_for, chosen_order, nothing_to, planned, say_skipped
+from actordbg.cli.replaying import asked_for, nothing_to, planned, say_skipped
 from actordbg.cli.setting_options import TRAINING_AXES
 from actordbg.config.choices import choose, gather_facts
 from actordbg.config.replay_config import AXES, ReplayConfig
@@ -53,21 +52,12 @@ def inputs_again(store: Store, record: TrainCheckRecord) -> tuple[ReplayInput, .
     return tuple(ReplayInput(**item) for item in record.options.get("inputs", []))
 
 
-def run_cells_of(
-    store: Store,
-    record: TrainCheckRecord,
-    chosen: tuple[ReplayInput, ...],
-    form: Format,
-    plot: Path | None,
-    html: Path | None,
-    *,
-    quiet: bool,
-) -> None:
+def run_cells_of(store: Store, record: TrainCheckRecord, chosen: tuple[ReplayInput, ...]) -> None:
     units = sum(  # micro-batches, of the trainer's own program steps
         record.steps * (1 if cell.role in OWN else record.batch) for cell in record.cells if cell.status == OPEN
     )
     try:
-        with progress("training", units, quiet=quiet) as advance:
+        with progress("training", units) as advance:
 
             def on_event(cell: TrainCell, what: str) -> None:
                 advance(what == "micro-batch", note=cell.name if what != "starts" else f"{cell.name}: starting")
@@ -75,21 +65,18 @@ def run_cells_of(
             record = TrainRun(store, record, chosen, on_event).run()
     except KeyboardInterrupt:
         note(f"interrupted; finished trainings are kept, `actordbg train-check --resume {record.check_id}` runs the others")
-        print_train_check(load_train_check(store, record.check_id)[0], form, plot, html, judge=False)
+        print_train_check(load_train_check(store, record.check_id)[0], judge=False)
         raise typer.Exit(130) from None
-    print_train_check(record, form, plot, html)
+    print_train_check(record)
 
 
-def print_train_check(
-    record: TrainCheckRecord, form: Format, plot: Path | None, html: Path | None, *, judge: bool = True
-) -> None:
-    """The answer in one of the formats, and the picture; exit code 1 for a bad one."""
+def print_train_check(record: TrainCheckRecord, *, judge: bool = True) -> None:
+    """Print the answer; exit code 1 for a bad one."""
     paths = {cell.index: log_of(record, cell) for cell in record.cells if cell.steps}
     logs = {index: shown_path(path) for index, path in paths.items() if path.is_file()}
     good = is_good(record)
     data = {"check": record, "good": good, "verdicts": verdicts(record), "logs": logs}
-    say_document(train_document(record, logs), form, html, data=data)
-    save_charts(train_charts(record), plot)
+    say_document(train_document(record, logs), data=data)
     if judge:
         require_good(good)
 
@@ -128,7 +115,7 @@ def new_train_check(
     longest = names.values.get("max_len")
     where = joined(inputs.where, f"seq_len <= {longest}") if longest else inputs.where
     narrowed = replace(inputs, max_inputs=most, where=where)
-    plan = planned(store, base, narrowed, chosen_order(inputs))
+    plan = planned(store, base, narrowed)
     say_skipped(plan.skipped)
     if not plan.spec.inputs:
         raise nothing_to("train on", store, narrowed)

@@ -1,8 +1,8 @@
 """Blocks of a document as HTML. Every string of a block goes through `_inline` or `in_html`, specifications through `in_script`.
 
 Elements say what they are, so that a screen reader, a printer and a browser without JavaScript have all of it: a chart is a
-figure with its picture and its table, a heat map is a table of buttons. No element has a style attribute: the page's policy
-forbids it.
+figure with its table, which is open until the page's script has drawn the picture, a heat map is a table of buttons. No element
+has a style attribute: the page's policy forbids it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from urllib.parse import quote
 
 from actordbg.base.foreign_text import in_html, in_line, in_script
 from actordbg.document.blocks import Banner, Block, Cell, Cells, Chart, Code, Grid, Heading, Items, Paragraph
-from actordbg.document.static_picture import as_svg
 
 _CODE = re.compile("`([^`\n]+)`")
 _FACT = re.compile(r"^([A-Za-z][A-Za-z' ,|`()-]{0,60}): +(?=\S)")
@@ -63,11 +62,6 @@ def contents(blocks: Sequence[Block]) -> str:
         return ""
     links = "".join(f'<li><a href="#part-{number}">{in_html(one.text)}</a></li>' for number, one in found)
     return f'<nav aria-label="Contents"><ul>{links}</ul></nav>'
-
-
-def has_charts(blocks: Iterable[Block]) -> bool:
-    """Whether the page needs vega."""
-    return any(isinstance(one, Chart) for one in blocks)
 
 
 def _block(block: Block, number: int) -> str:
@@ -142,14 +136,16 @@ def _banner(one: Banner) -> str:
     return f'<section class="banner {in_html(one.tone)}" aria-label="Verdict">{told}</section>'
 
 
-def _chart(one: Chart, number: int) -> str:
-    note = f'<p class="note">{_inline(one.note)}</p>' if one.note else ""
-    specification = in_script(json.dumps(_visible(one.specification), ensure_ascii=False, allow_nan=False, separators=(",", ":")))
+def _chart(chart: Chart, number: int) -> str:
+    note = f'<p class="note">{_inline(chart.note)}</p>' if chart.note else ""
+    specification = in_script(
+        json.dumps(_visible(chart.specification), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    )
     return (
-        f'<figure class="chart" id="chart-{number}"><figcaption><b>{in_html(one.title)}</b> {_inline(one.says)}</figcaption>'
-        f'<div class="live" hidden></div><div class="static">{as_svg(one.specification, one.says)}</div>'
+        f'<figure class="chart" id="chart-{number}"><figcaption><b>{in_html(chart.title)}</b> {_inline(chart.says)}</figcaption>'
+        f'<div class="live" role="img" aria-label="{in_html(chart.says)}" hidden></div>'
         f'<script type="application/json">{specification}</script>{note}'
-        f"<details><summary>The same as a table</summary>{_grid(one.table)}</details></figure>"
+        f"<details open><summary>The same as a table</summary>{_grid(chart.table)}</details></figure>"
     )
 
 

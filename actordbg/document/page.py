@@ -2,7 +2,7 @@
 
 The policy names the page's own style and scripts by their hashes. So text that came from outside runs nothing even if it were not
 escaped, and vega evaluates no code: its expressions are interpreted (`ast` in `page.js`). A page without a chart has no vega and
-is small. Without JavaScript there are the tables and static pictures.
+is small. Without JavaScript there are the tables.
 
 Example::
 
@@ -24,7 +24,7 @@ from actordbg import __version__
 from actordbg.base.errors import EnvironmentProblem, UsageError, require_package
 from actordbg.base.foreign_text import in_html
 from actordbg.document.blocks import Banner, Block, Chart, Heading
-from actordbg.document.html_blocks import as_body, contents, has_charts
+from actordbg.document.html_blocks import as_body, contents
 from actordbg.document.specifications import SCHEMA
 from actordbg.formats.store_files import atomic_write
 
@@ -41,7 +41,7 @@ def as_html(blocks: Iterable[Block], *, above: str = "", below: str = "", forms:
     heading = next((one for one in found if isinstance(one, Heading)), Heading("actordbg", 1))
     banner = next((one for one in found if isinstance(one, Banner)), None)
     style = asset("page.css")
-    scripts = [*(asset(name) for name in VEGA if has_charts(found)), asset("page.js")]
+    scripts = [*(asset(name) for name in VEGA if any(isinstance(block, Chart) for block in found)), asset("page.js")]
     title = f"{banner.word}: {heading.text}" if banner else heading.text
     return "\n".join(
         [

@@ -1,9 +1,8 @@
 """How charts are said: small Vega-Lite specifications with their values inside, of a few kinds of marks.
 
-A page draws them with vega, and a picture without JavaScript is drawn from the same data (`actordbg.document.static_picture`). So
-these functions give only what both know: layers of point, line, bar, rect, rule and text; channels x, y, x2, y2, color, tooltip;
-scales that are linear, log or symlog, or bands of names in the order of the values. Nothing is computed in a specification:
-bins, medians and ratios are values already.
+A page draws them with vega: layers of point, line, bar, rect, rule and text; channels x, y, x2, y2, color, tooltip; scales that
+are linear, log or symlog, or bands of names in the order of the values. Nothing is computed in a specification: bins, medians
+and ratios are values already.
 """
 
 from __future__ import annotations
@@ -51,9 +50,9 @@ def names(name: str, title: str | None, **more: Any) -> Spec:
     return {"field": name, "type": "nominal", "title": title, "sort": None} | more
 
 
-def coloured(name: str, title: str | None, colours: dict[str, str]) -> Spec:
+def coloured(name: str, colours: dict[str, str]) -> Spec:
     """A colour for each of a few names."""
-    return names(name, title) | {"scale": {"domain": list(colours), "range": list(colours.values())}}
+    return names(name, None) | {"scale": {"domain": list(colours), "range": list(colours.values())}}
 
 
 def whole(name: str, title: str) -> Spec:

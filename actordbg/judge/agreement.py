@@ -107,24 +107,24 @@ class RankAgreement:
 
 
 def golden_of(results: Sequence[ResultRecord], prefix: str) -> Golden | None:
-    """Figures from the columns that begin with `prefix` ("golden", "golden_entropy"); None if nothing was compared."""
-
-    def of(one: ResultRecord, figure: str) -> Any:
-        return getattr(one, f"{prefix}_{figure}")
-
-    known = [one for one in results if of(one, "count")]
+    """Take the figures from the columns that begin with `prefix` ("golden", "golden_entropy"); None if nothing was compared."""
+    every = [
+        (result.dump_id, *(getattr(result, f"{prefix}_{name}") for name in ("count", "max_abs", "mean_abs")))
+        for result in results
+    ]
+    known = [row for row in every if row[1]]
     if not known:
         return None
-    measured = [one for one in known if finite([of(one, "max_abs")])]
-    worst = max(measured, key=lambda one: of(one, "max_abs"), default=None)
+    measured = [(size, dump_id) for dump_id, _, size, _ in known if finite([size])]
+    largest, worst = max(measured, key=lambda pair: pair[0], default=(None, None))
     return Golden(
         results=len(known),
-        equal=sum(of(one, "max_abs") == 0 for one in measured),
+        equal=sum(size == 0 for size, _ in measured),
         nonfinite=len(known) - len(measured),
-        count=sum(of(one, "count") for one in known),
-        max_abs=of(worst, "max_abs") if worst else None,
-        mean_abs=weighted_mean((of(one, "mean_abs"), of(one, "count")) for one in known),
-        worst_dump=worst.dump_id if worst else None,
+        count=sum(count for _, count, _, _ in known),
+        max_abs=largest,
+        mean_abs=weighted_mean((mean, count) for _, count, _, mean in known),
+        worst_dump=worst,
     )
 
 

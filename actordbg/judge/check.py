@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from actordbg.actor.known_failures import LEAKED
-from actordbg.actor.signatures import explain
 from actordbg.base.errors import ActordbgError, MachineFault
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import human_bytes, plural
@@ -46,7 +46,7 @@ from actordbg.judge.comparison_document import flat_where_it_matters
 from actordbg.judge.find_truth import ensure_rounding, ensure_truth
 from actordbg.judge.noise_floor import newest_for
 from actordbg.judge.replay_document import document
-from actordbg.judge.report_model import ReplaySummary
+from actordbg.judge.report_model import ReplaySummary, Summary
 from actordbg.judge.sides import GOLDEN, OTHER_WEIGHTS
 from actordbg.judge.summary import summarise
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, WITHIN_NOISE, ComparisonRecord, DumpComparison, Figures
@@ -72,6 +72,11 @@ class CheckFound:
     comparison: ComparisonRecord | None = None
     no_truth: str = ""
     golden: ComparisonRecord | None = None
+
+    @cached_property
+    def report(self) -> Summary:
+        """Report on the replay."""
+        return summarise([self.data], selection=self.data.spec.replay_id, now=self.data.spec.created_at)
 
     @property
     def truths(self) -> tuple[DumpComparison, ...]:
@@ -152,32 +157,30 @@ class CheckAnswer:
 
 
 def answer_of_check(found: CheckFound, *, of: int, recorded: str | None = None) -> CheckAnswer:
-    """The answer. of: how many dumps the sample was drawn from. recorded: the model that the dumps name."""
-    one = summarise([found.data], selection="", now="", explain=explain).replays[0]
+    """Give the answer. of: how many dumps the sample was drawn from. recorded: the model that the dumps name."""
+    (one,), record = found.report.replays, found.comparison
     spec, values = found.data.spec, as_ran(found.data.spec.config, found.data.resolved)
     toy = values["model"] == TINY
     word, said = _verdict(found, one, f"{one.counts.inputs:,} of {plural(of, 'dump')}")
     left = tuple(_not_judged(found, one, toy)) if word in (RIGHT, WRONG) else ()
-    forward = one.forward if one.forward.count else one.warm_up.first_forward
-    furthest = found.comparison.furthest if found.comparison else None
-    max_abs = furthest[0] if furthest else None
+    max_abs = record.furthest[0] if record and record.furthest else None
     return CheckAnswer(
         word=word,
         good=word == RIGHT,
         sentence=f"{word}{f' ({TOY_MODEL})' if toy else ''}: {said}" + (f"; not judged: {'; '.join(left)}" if left else ""),
         said=said,
         replay_id=spec.replay_id,
-        comparison_id=found.comparison.comparison_id if found.comparison else None,
+        comparison_id=record.comparison_id if record else None,
         dumps=len(spec.inputs),
         of=of,
         configuration=label(values),
         toy_model=toy,
         not_judged=left,
         max_abs=max_abs,
-        forward_median_s=forward.median,
+        forward_median_s=(one.forward if one.forward.count else one.warm_up.first_forward).median,
         tokens_per_s=one.tokens_per_s.median,
         peak_memory_bytes=one.peak_memory_bytes,
-        figures=tuple(_figures(one, max_abs, toy)),
+        figures=tuple(_figures(one, max_abs, f", of a {TOY_MODEL}" * toy)),
         next=_next(found, word, toy, recorded),
     )
 
@@ -197,9 +200,7 @@ _WORST = 10
 
 def check_blocks(found: CheckFound, answer: CheckAnswer, charts: Sequence[Chart]) -> list[Block]:
     """Build the page: the banner and the next command, both comparisons, the replay's report with its charts."""
-    spec = found.data.spec
-    summary = summarise([found.data], selection=answer.replay_id, now=spec.created_at, explain=explain)
-    of_replay = document(summary, {one.label: charts for one in summary.replays})
+    spec, of_replay = found.data.spec, document(found.report, {"A": charts})
     at = next(index for index, block in enumerate(of_replay) if isinstance(block, Banner))
     tone = {RIGHT: GOOD_TONE, UNJUDGED: PART_TONE}.get(answer.word, BAD_TONE)
     blocks: list[Block] = [
@@ -222,9 +223,9 @@ def _figure(name: str, text: str) -> tuple[str, str]:
     return f"{name}{',' * bool(rest)} {rest}".strip(), f"{number} {unit}".strip(" ,")
 
 
-def _figures(one: ReplaySummary, furthest: float | None, is_toy: bool) -> Iterator[tuple[str, str]]:
-    """How far from the truth, how fast, how much memory."""
-    toy, first = f", of a {TOY_MODEL}" if is_toy else "", one.warm_up.first_forward.median
+def _figures(one: ReplaySummary, furthest: float | None, toy: str) -> Iterator[tuple[str, str]]:
+    """Say how far from the truth, how fast, how much memory."""
+    first = one.warm_up.first_forward.median
     yield "from the truth", "unknown" if furthest is None else f"{number(furthest, 2)} nats, the largest of a log-prob"
     if one.forward.median is not None:
         yield "forward", f"{seconds(one.forward.median)} s, {rate(one.tokens_per_s.median)} tokens/s in one worker{toy}"
@@ -238,7 +239,10 @@ def _verdict(found: CheckFound, one: ReplaySummary, dumps: str) -> tuple[str, st
     """The word, and what it is about."""
     record, bad = found.comparison, one.counts.inputs - one.counts.passed
     if bad:
-        why = f": {_in_brief(one.failures[0].name, one.failures[0].cause)}" if one.failures else ""
+        why = ""
+        for failure in one.failures[:1]:
+            first = failure.cause.strip().split("\n")[0][:CAUSE_CHARS]
+            why = f": {first if not first or first.startswith(failure.name) else f'{failure.name}, {first}'}"
         return FAILED, f"{bad:,} of {plural(one.counts.inputs, 'dump')} did not pass{why}"
     if one.laws is not None and not one.laws.good:
         return WRONG if one.laws.broken else FAILED, violation_in_words(one.laws.violations[0])
@@ -260,31 +264,25 @@ def _verdict(found: CheckFound, one: ReplaySummary, dumps: str) -> tuple[str, st
 
 def _own_in_words(golden: ComparisonRecord, dtype: str) -> str:
     """Say what the training run itself got and these replays do not, with the furthest of each; "" where they agree."""
+
+    def beyond(name: str, figures: Iterable[Figures | None], limit: str) -> str:
+        """Say how far values are beyond their limit, in nats: not finite is further than any. "" where none is."""
+        known = [each for each in figures if each is not None]
+        if any(each.nonfinite for each in known):
+            return f"{name} by up to no finite figure"
+        furthest = max((each.max_abs or 0.0 for each in known), default=0.0)
+        return f"{name} by up to {number(furthest, 3)} nats" if furthest > (golden.thresholds.get(limit) or 0.0) else ""
+
     bad = [dump for dump in golden.dumps if dump.verdict == MISMATCH]
     if not bad:
         return ""
-    log_probs = _beyond("log-probs", [dump.log_probs for dump in bad], golden.thresholds.get("max_abs"))
-    entropies = _beyond("entropies", [dump.entropy for dump in bad], golden.thresholds.get("entropy_max_abs"))
+    log_probs = beyond("log-probs", (dump.log_probs for dump in bad), "max_abs")
+    entropies = beyond("entropies", (dump.entropy for dump in bad), "entropy_max_abs")
     furthest = ", ".join(filter(None, (log_probs, entropies))) or bad[0].reasons[0]
     agree = "; its log-probs agree" if entropies and not log_probs else ""
     many = f"{len(bad):,} of {plural(len(golden.compared), 'dump')}"
     fault = f"; {LEAKED}" if any(LEAKED in dump.reasons for dump in bad) else ""
     return f"in {many} what the run itself got is not what its model gives in {dtype}: {furthest}{agree}{fault}"
-
-
-def _beyond(name: str, figures: Iterable[Figures | None], limit: float | None) -> str:
-    """Say how far values are beyond their limit, in nats: not finite is further than any. "" where none is."""
-    known = [one for one in figures if one is not None]
-    if any(one.nonfinite for one in known):
-        return f"{name} by up to no finite figure"
-    furthest = max((one.max_abs or 0.0 for one in known), default=0.0)
-    return f"{name} by up to {number(furthest, 3)} nats" if furthest > (limit or 0.0) else ""
-
-
-def _in_brief(name: str, cause: str) -> str:
-    """A failure in one line: its name, and the first line of what it said."""
-    first = cause.strip().split("\n")[0][:CAUSE_CHARS]
-    return first if not first or first.startswith(name) else f"{name}, {first}"
 
 
 def _not_judged(found: CheckFound, one: ReplaySummary, toy: bool) -> Iterator[str]:

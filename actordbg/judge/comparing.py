@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Callable, Collection, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import islice
 from pathlib import Path
 
@@ -30,8 +30,8 @@ from actordbg.catalog import query
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.judge.dump_figures import measure, unlike
 from actordbg.judge.measured_limits import DTYPES, MOST_Z, Rounding, excluded, noticed
-from actordbg.judge.sides import GOLDEN, TRUTH, GoldenSide, ReplaySide, Side, Values, open_replay, why_not
-from actordbg.judge.thresholds import Applied, Floors, Thresholds, floors_of, judge, measures, weaker
+from actordbg.judge.sides import GOLDEN, TRUTH, GoldenSide, ReplaySide, Side, Values, averaged, open_replay, why_not
+from actordbg.judge.thresholds import Applied, Floors, applied_to, judge, measures, weaker
 from actordbg.records.comparison_record import (
     GOOD,
     MATCH,
@@ -62,7 +62,7 @@ def compare(
     a: str,
     b: str,
     *,
-    thresholds: Thresholds | None = None,
+    thresholds: Mapping[str, float] | None = None,
     noise: NoiseRecord | None = None,
     rounding: str | None = None,
     only: Collection[str] | None = None,
@@ -84,33 +84,38 @@ def compare(
     wanted = sorted(ours.inputs.keys() | (() if shared else theirs.inputs.keys()))
     if only is not None:
         wanted = [dump_id for dump_id in wanted if dump_id in only]
-    pair = _Pair(ours, theirs, why_not(ours, theirs))
+    blocked, own = why_not(ours, theirs), thresholds or {}
+    overall: Mapping[str, float] = noise.floor if noise else {}
+    floors: defaultdict[str, Mapping[str, float]] = defaultdict(
+        lambda: overall, {measured.dump_id: measured.floor for measured in noise.dumps} if noise else {}
+    )
     lone = open_replay(catalog, rounding) if rounding else None
-    rounded = pair.rounding(lone, wanted) if lone else None
-    applied, floors = cache((thresholds or Thresholds()).for_dtype), floors_of(noise)
+    rounded = _rounding(ours, lone, theirs, () if blocked else wanted) if lone else None
+    judge_by = _Judge(ours, theirs, blocked, own, floors, rounded)
     ranked: list[tuple[int, float, str, DumpComparison]] = []
     for done, dump_id in enumerate(wanted, 1):
-        dump, severity = pair.compare(dump_id, applied, floors, rounded)
+        dump, severity = judge_by.compare(dump_id)
         rank = ORDER.index(dump.verdict), -severity, dump_id
+        shown = {name: float(f"{distance:.4g}") for name, distance in islice(dump.distances.items(), MOST_DISTANCES)}
         place = bisect(ranked, rank)
-        ranked.insert(place, (*rank, replace(dump, distances=_in_short(dump.distances))))
+        ranked.insert(place, (*rank, replace(dump, distances=shown)))
         for index in {place, DETAILED}:
             if DETAILED <= index < len(ranked):
                 ranked[index] = (*ranked[index][:3], replace(ranked[index][3], worst_tokens=(), parameters=(), distances={}))
         if on_progress:
             on_progress(done, len(wanted))
     dumps = tuple(_with_token_ids(store, ours, dump) if place < NAMED else dump for place, (*_, dump) in enumerate(ranked))
-    shown = applied(weaker([ours.info.dtype, theirs.info.dtype]))
-    measured = rounded if shown.dtype in DTYPES else None
+    applied = applied_to(weaker([ours.info.dtype, theirs.info.dtype]), own)
+    measured = rounded if applied.dtype in DTYPES else None
     bias = measured.bias(dumps) if measured else None
     biased = bias is not None and abs(bias.z) > MOST_Z
     verdict = MISMATCH if biased else min((dump.verdict for dump in dumps), key=ORDER.index, default=NOT_COMPARED)
     excludes = {}
     if verdict in GOOD and shared:
-        excludes = excluded(dumps, shown.limits, bias, floors)
+        excludes = excluded(dumps, applied.limits, bias, floors)
         if lone and lone.spec.config.planted:
-            excludes |= noticed(lone, theirs, dumps, shown.limits, measured, floors)
-    reasons = [*_notes(ours, theirs, dumps, pair.blocked, noise, only)]
+            excludes |= noticed(lone, theirs, dumps, applied.limits, measured, floors)
+    reasons = [*_notes(ours, theirs, dumps, blocked, noise, only)]
     if bias is not None and biased:
         reasons.insert(
             0,
@@ -122,8 +127,8 @@ def compare(
         created_at=now_timestamp(),
         a=ours.info,
         b=theirs.info,
-        thresholds=shown.limits,
-        thresholds_from=_source(shown, measured, dumps),
+        thresholds=applied.limits,
+        thresholds_from=_source(applied, measured, dumps),
         rounding_id=measured.replay_id if measured else None,
         verdict=verdict,
         dumps=dumps,
@@ -139,31 +144,32 @@ def save(store: Store, record: ComparisonRecord) -> Path:
 
 
 @dataclass(frozen=True)
-class _Pair:
-    """The two sides. blocked: why they cannot be compared at all."""
+class _Judge:
+    """What each dump is judged by. blocked: why the sides cannot be compared at all; thresholds: those that somebody set."""
 
     a: ReplaySide
     b: Side
     blocked: str | None
+    thresholds: Mapping[str, float]
+    floors: Floors
+    rounded: Rounding | None
 
-    def compare(
-        self, dump_id: str, applied: Callable[[str | None], Applied], floors: Floors, rounded: Rounding | None
-    ) -> tuple[DumpComparison, float]:
-        """One dump's comparison, and its severity. applied: the thresholds by the weaker dtype of both sides."""
+    def compare(self, dump_id: str) -> tuple[DumpComparison, float]:
+        """Compare one dump; the second is its severity."""
         a, b = self.a, self.b
         given = a.inputs.get(dump_id) or b.inputs.get(dump_id)
         length = given.seq_len if given else None
-        loaded = self.blocked or self.load(dump_id)
+        loaded = self.blocked or _load(a, b, dump_id)
         if isinstance(loaded, str):
             if not self.blocked and a.failed(dump_id) and dump_id in b.inputs and not isinstance(b.read(dump_id), str):
                 return DumpComparison(dump_id, MISMATCH, (f"{loaded}, and B has its results",), seq_len=length), math.inf
             return DumpComparison(dump_id, NOT_COMPARED, seq_len=length, not_compared={"dump": loaded}), -1.0
         ours, theirs = loaded
-        theirs = b.averaged(theirs, ours.gradient_over)
-        dump = measure(dump_id, length, a.averaged(ours, theirs.gradient_over), theirs)
-        asked, why = applied(weaker([ours.dtype, theirs.dtype])), ""
-        if rounded is not None and dump_id in rounded.found and asked.dtype in DTYPES:
-            dump = rounded.limited(asked, dump)
+        theirs = averaged(b, theirs, ours.gradient_over)
+        dump = measure(dump_id, length, averaged(a, ours, theirs.gradient_over), theirs)
+        asked, why = applied_to(weaker([ours.dtype, theirs.dtype]), self.thresholds), ""
+        if self.rounded is not None and dump_id in self.rounded.found and asked.dtype in DTYPES:
+            dump = self.rounded.limited(asked, dump)
         elif dump.parameter_distance is not None and "parameter_distance" in asked.limits:
             dump = replace(dump, parameter_seen=asked.limits["parameter_distance"] + dump.parameter_distance)
         limits = dump.limits or asked.limits
@@ -173,41 +179,39 @@ class _Pair:
             why = "nothing that was measured has a threshold"
         if why:
             return replace(dump, verdict=NOT_COMPARED, not_compared=dump.not_compared | {"dump": why}), -1.0
-        dump, severity = judge(dump, limits, floors[dump_id])
+        dump, severity = judge(dump, limits, self.floors[dump_id])
         if theirs.fault and dump.verdict == MISMATCH:
             dump = replace(dump, reasons=(*dump.reasons, theirs.fault))
         return dump, severity
 
-    def load(self, dump_id: str) -> tuple[Values, Values] | str:
-        """The values of both sides, or why they cannot be compared."""
-        if dump_id not in self.a.inputs:
-            return "only B replayed it, A did not"
-        if dump_id not in self.b.inputs:
-            return "only A replayed it, B did not"
-        ours = self.a.read(dump_id)
-        if isinstance(ours, str):
-            return f"A: {ours}"
-        theirs = self.b.read(dump_id)
-        if isinstance(theirs, str):
-            return theirs if isinstance(self.b, GoldenSide) else f"B: {theirs}"
-        return unlike(ours, theirs) or (ours, theirs)
 
-    def rounding(self, lone: ReplaySide, wanted: Collection[str]) -> Rounding:
-        """What rounding does to each of these dumps: `lone` against the truth B, with gradients over the same dumps as A's."""
-        found = {}
-        for dump_id in () if self.blocked else wanted:
-            ours, loaded = self.a.read(dump_id), _Pair(lone, self.b, None).load(dump_id)
-            if isinstance(ours, str) or isinstance(loaded, str):
-                continue
-            over = ours.gradient_over
-            dump = measure(dump_id, None, lone.averaged(loaded[0], over), self.b.averaged(loaded[1], over))
-            if dump.log_probs is not None and dump.log_probs.count and not dump.reasons:
-                found[dump_id] = dump
-        return Rounding(lone.row.replay_id, found, bool(lone.resolved.get("experts")))
+def _load(a: ReplaySide, b: Side, dump_id: str) -> tuple[Values, Values] | str:
+    """Read the values of both sides, or say why they cannot be compared."""
+    if dump_id not in a.inputs:
+        return "only B replayed it, A did not"
+    if dump_id not in b.inputs:
+        return "only A replayed it, B did not"
+    ours = a.read(dump_id)
+    if isinstance(ours, str):
+        return f"A: {ours}"
+    theirs = b.read(dump_id)
+    if isinstance(theirs, str):
+        return theirs if isinstance(b, GoldenSide) else f"B: {theirs}"
+    return unlike(ours, theirs) or (ours, theirs)
 
 
-def _in_short(distances: dict[str, float]) -> dict[str, float]:
-    return {name: float(f"{distance:.4g}") for name, distance in islice(distances.items(), MOST_DISTANCES)}
+def _rounding(a: ReplaySide, lone: ReplaySide, truth: Side, wanted: Collection[str]) -> Rounding:
+    """Measure what rounding does to each of these dumps: `lone` against the truth, with gradients over the dumps that A's are."""
+    found = {}
+    for dump_id in wanted:
+        ours, loaded = a.read(dump_id), _load(lone, truth, dump_id)
+        if isinstance(ours, str) or isinstance(loaded, str):
+            continue
+        over = ours.gradient_over
+        dump = measure(dump_id, None, averaged(lone, loaded[0], over), averaged(truth, loaded[1], over))
+        if dump.log_probs is not None and dump.log_probs.count and not dump.reasons:
+            found[dump_id] = dump
+    return Rounding(lone.row.replay_id, found, bool(lone.resolved.get("experts")))
 
 
 def _source(shown: Applied, rounded: Rounding | None, dumps: Collection[DumpComparison]) -> str:

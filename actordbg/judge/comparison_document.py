@@ -1,6 +1,6 @@
 """A comparison as a document: the conclusion in words first, then the figures behind it, the worst first; and its charts.
 
-The charts show the worst dump's tokens, A against B, the differences counted, and gradients by parameter and layer. Figures come
+The charts show the worst dump's tokens, A against B, and gradients by parameter and layer. Figures come
 from the comparison's record; tokens from what both replays kept, where it is still there. Of many dumps the worst are read, since
 a page holds a few thousand marks and no reader looks at more.
 """
@@ -46,15 +46,16 @@ from actordbg.records.replay_record import ReplaySpec
 from actordbg.store.layout import Store
 
 if TYPE_CHECKING:
-    from actordbg.judge.token_charts import Rows, Texts, TokenPair
+    from actordbg.formats.encoding import Array
+    from actordbg.judge.token_charts import Texts, TokenPair
 
-WORDS = {
-    MATCH: "A agrees with B within the thresholds",
-    WITHIN_NOISE: "A differs from B no more than the configuration moves by itself",
-    MISMATCH: "A differs from B",
-    NOT_COMPARED: "nothing was compared",
+_VERDICTS = {
+    MATCH: ("A agrees with B within the thresholds", GOOD_TONE, "RIGHT", "AGREES"),
+    WITHIN_NOISE: ("A differs from B no more than the configuration moves by itself", GOOD_TONE, "RIGHT", "AGREES"),
+    MISMATCH: ("A differs from B", BAD_TONE, "WRONG", "DIFFERS"),
+    NOT_COMPARED: ("nothing was compared", NO_TONE, "NOT JUDGED", "NOT COMPARED"),
 }
-"""What each verdict means."""
+"""By verdict what it means, its tone, and the word of the banner: against the truth, and against anything else."""
 
 FLAT_IS_WIDE = ("bf16", "fp16")
 """Whose flat limits are too wide to say that a configuration is right."""
@@ -65,10 +66,10 @@ def document(record: ComparisonRecord, limit: int, charts: Sequence[Chart] = ())
     """The whole comparison with its `limit` worst dumps; 0: all of them."""
     shown, said = record.compared[: limit or None], conclusion(record)
     flat, failed = flat_where_it_matters(record), _nothing_differs(record)
-    headline = "failed: A failed where B did not" if failed else f"{record.verdict}: {WORDS[record.verdict]}"
+    means, tone, against_truth, otherwise = _VERDICTS[record.verdict]
+    headline = "failed: A failed where B did not" if failed else f"{record.verdict}: {means}"
     headline += "; flat limits: what rounding does was not measured" if flat else ""
     headline += f"; not judged: {'; '.join(record.unjudged)}" if record.good and record.unjudged else ""
-    tone, against_truth, otherwise = _TONES[record.verdict]
     figures = (
         ("dumps compared", f"{len(record.compared):,} / {len(record.dumps):,}"),
         ("largest difference", f"{number(record.furthest[0] if record.furthest else None, 3)} nats"),
@@ -88,11 +89,6 @@ def document(record: ComparisonRecord, limit: int, charts: Sequence[Chart] = ())
         *_worst("Worst parameters", _parameters(shown), "gradient of", "dump"),
         *_not_compared(record),
     ]
-
-
-_TONES = {MATCH: (GOOD_TONE, "RIGHT", "AGREES"), WITHIN_NOISE: (GOOD_TONE, "RIGHT", "AGREES"),
-          MISMATCH: (BAD_TONE, "WRONG", "DIFFERS"), NOT_COMPARED: (NO_TONE, "NOT JUDGED", "NOT COMPARED")}  # fmt: skip
-"""By verdict the tone, and the word of the banner: against the truth, and against anything else."""
 
 
 def conclusion(record: ComparisonRecord) -> str:
@@ -146,10 +142,7 @@ def meaning(record: ComparisonRecord) -> str:
         return f"A is as near the truth as {dtype} allows."
     if record.b.kind == "golden":
         return "A does not give what the run got." if real else "A gives what the run got."
-    a, b = record.a, record.b
-    settings = "Both are configured alike" if a.label == b.label else f"A is {a.label}; B is {b.label}"
-    if a.settings and b.settings:  # records of earlier versions have labels only
-        settings = difference(complete(a.settings), complete(b.settings))
+    settings = difference(complete(record.a.settings), complete(record.b.settings))
     if real:
         return f"{settings}. Which of them is right, the truth tells: `actordbg compare {record.a.replay_id} truth`."
     return f"{settings}; no log-prob moves beyond the thresholds."
@@ -293,12 +286,12 @@ def comparison_charts(
     store: Store, record: ComparisonRecord, texts: Texts | None = None, floor: float | None = None
 ) -> list[Chart]:
     """Every picture of a comparison that there is something to show in. floor: the noise floor of a log-prob, nats."""
-    from actordbg.judge.token_charts import histogram_chart, scatter_chart, tokens_chart  # and numpy, which words do without
+    from actordbg.judge.token_charts import scatter_chart, tokens_chart  # and numpy, which words do without
 
     pairs = list(_pairs(store, record))
     limits = [pair.limit for pair in pairs if pair.limit is not None]
     tokens, scatter = tokens_chart(pairs[0], texts) if pairs else None, scatter_chart(pairs, max(limits, default=None), floor)
-    return [chart for chart in (tokens, scatter, histogram_chart(pairs), gradients_chart(record.dumps)) if chart is not None]
+    return [chart for chart in (tokens, scatter, gradients_chart(record.dumps)) if chart is not None]
 
 
 def _pairs(store: Store, record: ComparisonRecord) -> Iterable[TokenPair]:
@@ -314,15 +307,15 @@ def _pairs(store: Store, record: ComparisonRecord) -> Iterable[TokenPair]:
         paths = {}
     for dump in [dump for dump in record.compared if dump.log_probs][:MOST_DUMPS]:
         a, b = kept_rows(store, ours, dump.dump_id), kept_rows(store, theirs, dump.dump_id)
-        if a is None or b is None or [len(row) for row in a[1]] != [len(row) for row in b[0]]:
+        if a is None or b is None or a[0].shape != b[0].shape:
             continue
         limit = dump.limits.get("max_abs", record.thresholds.get("max_abs"))
         ids, real = token_rows(store, paths[dump.dump_id]) if dump.dump_id in paths else (None, None)
         yield TokenPair(dump.dump_id, a[0], b[0], a[1], ids, real, limit)
 
 
-def kept_rows(store: Store, replay_id: str, dump_id: str) -> tuple[Rows, Rows] | None:
-    """The log-probs that a replay kept of a dump, and its mask; None if they are gone, or unlike what they should be."""
+def kept_rows(store: Store, replay_id: str, dump_id: str) -> tuple[Array, Array] | None:
+    """Read the log-probs that a replay kept of a dump, and its mask; None if they are gone, or unlike what they should be."""
     from safetensors import SafetensorError
 
     from actordbg.judge.sides import opened, tensors_path
@@ -332,28 +325,32 @@ def kept_rows(store: Store, replay_id: str, dump_id: str) -> tuple[Rows, Rows] |
             log_probs, mask = file.get_tensor("log_probs"), file.get_tensor("mask")
     except (SafetensorError, OSError):
         return None
-    return (log_probs.tolist(), mask.tolist()) if log_probs.ndim == 2 and log_probs.shape == mask.shape else None
+    return (log_probs, mask.astype(bool)) if log_probs.ndim == 2 and log_probs.shape == mask.shape else None
 
 
-def token_rows(store: Store, path: str) -> tuple[Rows | None, Rows | None]:
-    """The token ids of the dump at this path below the store, and which are not padding; None for what cannot be read."""
+def token_rows(store: Store, path: str) -> tuple[Array | None, Array | None]:
+    """Read the token ids of the dump at this path below the store, and which are not padding; None for what cannot be read."""
     from actordbg.store.payload import load_plain
 
     try:
         tensors = load_plain(store.root / path)[1]
     except (ActordbgError, OSError):
         return None, None
-    ids, real = (tensors[name].values.tolist() if name in tensors else None for name in ("sequences", "attention_mask"))
+    ids, real = (tensors[name].values if name in tensors else None for name in ("sequences", "attention_mask"))
     return ids, real
 
 
 def gradients_chart(dumps: Sequence[DumpComparison]) -> Chart | None:
-    """By kind of parameter and layer, the largest |a - b| / |b| of a gradient over the worst dumps."""
+    """Draw by kind of parameter and layer the largest |a - b| / |b| of a gradient over the worst dumps. Experts are one kind."""
     worst: dict[tuple[str, str], tuple[float, str]] = {}
     for dump in dumps:
         known = {one.name: one.figures.distance for one in dump.parameters if one.figures.distance is not None}
         for name, distance in (dump.distances or known).items():
-            field = place_of(name)
+            layer_of = _LAYER.search(name)
+            if layer_of is None:
+                field = name.removeprefix("model."), _OUTSIDE
+            else:
+                field = _EXPERT.sub("experts.*.", name[layer_of.end() :]), layer_of[1]
             worst[field] = max(worst.get(field, (-1.0, "")), (distance, dump.dump_id))
     if not worst:
         return None
@@ -373,11 +370,3 @@ def gradients_chart(dumps: Sequence[DumpComparison]) -> Chart | None:
     lines = [{"gradient of": row["p"], "layer": row["l"], "|a-b|/|b|": number(row["v"], 3)} for row in rows]
     title = f"Gradients by parameter and layer: {plural(len(worst), 'parameter')}"
     return Chart(title, says, spec, table(lines, "gradient of"))
-
-
-def place_of(name: str) -> tuple[str, str]:
-    """A parameter's kind and layer: "model.layers.3.mlp.up_proj.weight" is ("mlp.up_proj.weight", "3"). Experts are one kind."""
-    found = _LAYER.search(name)
-    if found is None:
-        return name.removeprefix("model."), _OUTSIDE
-    return _EXPERT.sub("experts.*.", name[found.end() :]), found[1]

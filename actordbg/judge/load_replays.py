@@ -13,17 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from actordbg.actor.signatures import explain
 from actordbg.base.errors import ActordbgError, CorruptDump, NothingToDo, StoreProblem
 from actordbg.base.units import plural
 from actordbg.catalog import query
 from actordbg.catalog.query import DumpRow
 from actordbg.catalog.selections import no_match
+from actordbg.catalog.where import quoted
 from actordbg.document.blocks import Block, Chart
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.recording_reading import read_counters
 from actordbg.judge.report_model import Summary
-from actordbg.judge.summary import SLOWEST, restrict, summarise
+from actordbg.judge.summary import restrict, summarise
 from actordbg.records.comparison_record import ComparisonRecord, NoiseRecord
 from actordbg.records.journal import SPEC, read_why
 from actordbg.records.replay_record import ReplaySpec
@@ -48,11 +48,9 @@ class Material:
     selection: str
     notes: tuple[str, ...] = ()
 
-    def summary(self, slowest: int = SLOWEST) -> Summary:
-        """Everything that a report says of them, with known failures explained."""
-        return summarise(
-            self.replays, selection=self.selection, now=now_timestamp(), slowest=slowest, explain=explain, notes=self.notes
-        )
+    def summary(self) -> Summary:
+        """Say everything that a report says of them."""
+        return summarise(self.replays, selection=self.selection, now=now_timestamp(), notes=self.notes)
 
 
 def load(store: Store, names: Sequence[str] = (), where: str | None = None) -> Material:
@@ -120,11 +118,11 @@ def _read(catalog: query.Catalog, row: query.ReplayRow) -> ReplayData:
     return ReplayData(spec, row.resolved or {}, row.status, tuple(results), compared, why)
 
 
-def report_blocks(store: Store, material: Material, slowest: int = SLOWEST, texts: Texts | None = None) -> list[Block]:
+def report_blocks(store: Store, material: Material, texts: Texts | None = None) -> list[Block]:
     """The whole report on these replays, with its pictures."""
     from actordbg.judge.replay_document import document  # which `curve` loads its replays without
 
-    summary = material.summary(slowest)
+    summary = material.summary()
     charts = {one.label: pictures(store, data, texts) for one, data in zip(summary.replays, material.replays, strict=True)}
     return document(summary, charts)
 
@@ -171,8 +169,3 @@ def dropped_of(store: Store, run: str) -> dict[int, int]:
             if counters["run"] == run:
                 dropped[counters["rank"]] += sum(counters.get("dropped", {}).values())
     return dict(dropped)
-
-
-def quoted(text: str) -> str:
-    """`text` as a value of a condition."""
-    return "'" + text.replace("'", "''") + "'"

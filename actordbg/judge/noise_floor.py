@@ -45,7 +45,7 @@ from actordbg.formats.dump_record import now_timestamp
 from actordbg.judge.comparing import compare
 from actordbg.judge.find_truth import ensure_lone_rows, find_truth, wanted_truth
 from actordbg.judge.sides import ReplaySide, open_replay
-from actordbg.judge.thresholds import MEASURES, Thresholds, measures
+from actordbg.judge.thresholds import MEASURES, applied_to, measures
 from actordbg.records.comparison_record import NOT_COMPARED, DumpComparison, DumpNoise, Figures, NoiseRecord, NoiseVariant
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.group_engine import WarmGroups
@@ -88,7 +88,7 @@ def measure(store: Store, unchanged: str, varied: Mapping[str, str], *, rounding
         norms = (dump.grad_norm_rel for dump in compared if dump.grad_norm_rel is not None)
         variants.append(NoiseVariant(name, pair[0], _together(compared), max(norms, default=None)))
         reasons += [f"{name} of {dump.dump_id}: {why}" for dump in dumps if (why := _missing(dump))]
-    reasons += _take_out_faults(moved, Thresholds().for_dtype(side.info.dtype).limits)
+    reasons += _take_out_faults(moved, applied_to(side.info.dtype, {}).limits)
     floors: dict[str, dict[str, float]] = {}
     for dump_id in sorted({dump_id for by_dump in moved.values() for dump_id in by_dump}):
         margins = {name: ROUNDING_MARGIN if name == ROUNDING else 1.0 for name in moved if dump_id in moved[name]}
@@ -330,9 +330,7 @@ def noise_page(record: NoiseRecord) -> list[Block]:
          number(variant.grad_norm_rel))
         for variant in record.variants
     )  # fmt: skip
-    floors = tuple(
-        (MEASURES.get(name, name).removesuffix(" (no default)"), number(value)) for name, value in record.floor.items()
-    )
+    floors = tuple((MEASURES.get(name, name), number(value)) for name, value in record.floor.items())
     compared = f"{plural(len(record.dumps), 'input')} with {tokens_of(record):,} log-probs"
     left = [f"left out: {reason}" for reason in record.reasons[:5]]
     more = len(record.reasons) - len(left)

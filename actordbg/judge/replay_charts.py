@@ -99,7 +99,7 @@ def _by_length(data: ReplayData, values: Mapping[str, float], title: str, axis: 
     kinds = {name: colour for name, colour in _KINDS.items() if any(row["k"] == name for row in kept)}
     shown = hints(("d", "dump"), ("n", "seq_len"), ("b", "batch size"), ("v", axis), ("k", "input"))
     points = layer("point", look={"size": 42, "opacity": 0.75, "filled": True}, tooltip=shown)
-    spec = layered(kept, points, x=quantity("n", "seq_len"), y=quantity("v", axis), color=coloured("k", None, kinds))
+    spec = layered(kept, points, x=quantity("n", "seq_len"), y=quantity("v", axis), color=coloured("k", kinds))
     steady = [row["v"] for row in rows if row["k"] == "steady"]
     says += f" Median of {plural(len(steady), 'steady input')}: {number(median(steady))} {unit}." if steady else ""
     table = []
@@ -130,7 +130,7 @@ def timeline(data: ReplayData) -> Chart | None:
     for row in kept:
         row["l"] = f"worker {row['w']}"
     bad = [row for row in kept if row["s"] != PASSED]
-    colours = coloured("s", None, dict.fromkeys((row["s"] for row in bad), BAD))
+    colours = coloured("s", dict.fromkeys((row["s"] for row in bad), BAD))
     shown = hints(("d", "dump"), ("n", "seq_len"), ("t", "seconds"), ("s", "status"))
     spec = _over_time("l", "seconds since the first input", kept, shown, bad, "z", colours, len(some))
     busy = {worker: sum(row["t"] for row in mine) for worker, mine in workers.items()}
@@ -173,7 +173,7 @@ def run_timeline(run: str, rows: Sequence[DumpRow], dropped: Mapping[int, int] =
     for mark in kept:
         mark["z"] = round(mark["a"] + width, 3)
     odd = [mark for mark in kept if mark["g"]]
-    colours = coloured("g", None, {mark["g"]: TRIGGERS.get(mark["g"], TRIGGERS["before"]) for mark in odd})
+    colours = coloured("g", {mark["g"]: TRIGGERS.get(mark["g"], TRIGGERS["before"]) for mark in odd})
     shown = hints(("d", "dump"), ("n", "seq_len"), ("b", "batch size"), ("o", "role"), ("g", "kept for"))
     spec = _over_time("r", "seconds since the first call", kept, shown, odd, "a", colours, min(len(ranks), _MOST_LANES))
     lost = sum(dropped.values())
@@ -248,7 +248,7 @@ def laws(data: ReplayData) -> Chart | None:
     kinds = {name: colour for name, colour in _LAWS.items() if any(row["v"] == name for row in kept)}
     cells = layer("rect", look={"opacity": 0.9}, tooltip=shown)
     high = lanes_high(len({row["l"] for row in kept}))
-    spec = layered(kept, cells, height=high, x=names("i", "input"), y=names("l", None), color=coloured("v", None, kinds))
+    spec = layered(kept, cells, height=high, x=names("i", "input"), y=names("l", None), color=coloured("v", kinds))
     counts = Counter((row["l"], row["v"]) for row in rows)
     bad = sum(count for (_, verdict), count in counts.items() if verdict in (BROKEN, NONDETERMINISTIC))
     says = f"{plural(len(rows), 'answer')}, {bad} of them against a law; what must not matter was changed in each input."

@@ -1,24 +1,46 @@
-"""A report on replays as a document: headings, paragraphs, lists and tables (`blocks`), for text and Markdown alike."""
+"""A report on replays as a document: the verdict in one sentence, and headings, paragraphs, lists and tables (`blocks`). Pure.
+
+Green needs both: every input passed, and what it computed was compared with the truth and agrees. An input that merely finished
+with finite numbers is "not judged". Figures of the embedded toy model are said to be such.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import human_bytes, plural
+from actordbg.catalog.query import OPEN
 from actordbg.config import consent
 from actordbg.config.as_ran import as_ran, in_words, label, meant, on_machine, toy
-from actordbg.config.replay_config import SETTINGS
-from actordbg.document.blocks import Block, Chart, Code, Grid, Heading, Items, Paragraph, number, rate, seconds
+from actordbg.config.replay_config import SETTINGS, TINY
+from actordbg.document.blocks import (
+    BAD_TONE,
+    GOOD_TONE,
+    NO_TONE,
+    PART_TONE,
+    Banner,
+    Block,
+    Chart,
+    Code,
+    Grid,
+    Heading,
+    Items,
+    Paragraph,
+    number,
+    rate,
+    seconds,
+)
 from actordbg.document.renderings import shorten
 from actordbg.formats.weight_hashes import RECORDED_WEIGHTS
 from actordbg.judge.agreement import against_the_run, laws_in_words, ranks_in_words
 from actordbg.judge.report_model import Against, Counts, FailureGroup, ReplaySummary, Summary, Timed
-from actordbg.judge.verdict_banner import banner
+from actordbg.records.comparison_record import GOOD, MISMATCH, WITHIN_NOISE
 from actordbg.records.replay_record import PERCENTILE_DEFINITION, Spread
 from actordbg.replay.blame import in_brief
 
@@ -71,15 +93,16 @@ def document(summary: Summary, pictures: Pictures = MappingProxyType({}), *, exp
     ]
     if not summary.replays:
         unread = any("is left out" in note for note in summary.notes)
-        return [*blocks, *map(Paragraph, summary.notes), *([] if unread else [Paragraph(NOTHING)])]
+        nothing = "Nothing has been replayed yet. `actordbg replay --max-inputs 3` replays three dumps."
+        return [*blocks, *map(Paragraph, summary.notes), *([] if unread else [Paragraph(nothing)])]
     if summary.comparison:
         blocks += _side_by_side(summary)
-    for replay in summary.replays:
-        blocks += _replay(replay, pictures.get(replay.label, ()))
+    for one in summary.replays:
+        blocks += [
+            Heading(f"{one.label}  {one.replay_id}", 2), Items(list(_facts(one))), *_stopped(one), *_failures(one),
+            *pictures.get(one.label, ()), *_timing(one), *_slowest(one), *_numbers(one), *_comparisons(one),
+        ]  # fmt: skip
     return [*blocks, *map(Paragraph, summary.notes), *(explanations(summary) if explained else ())]
-
-
-NOTHING = "Nothing has been replayed yet. `actordbg replay --max-inputs 3` replays three dumps."
 
 
 _FIGURES = (
@@ -136,13 +159,6 @@ def _configured(one: ReplaySummary, against: Against) -> str:
     return f"{text}; mean log-prob of an input moved by at most {number(against.mean_moved, 3)} nats"
 
 
-def _replay(one: ReplaySummary, charts: Sequence[Chart]) -> list[Block]:
-    return [
-        Heading(f"{one.label}  {one.replay_id}", 2), Items(list(_facts(one))), *_stopped(one), *_failures(one), *charts,
-        *_timing(one), *_slowest(one), *_numbers(one), *_comparisons(one),
-    ]  # fmt: skip
-
-
 def _facts(one: ReplaySummary) -> Iterable[str]:
     yield f"result: {counted(one.counts)}" + ("" if one.status == "complete" else f" (the replay is {one.status})")
     yield f"inputs: {_selected(one)}"
@@ -179,8 +195,7 @@ _LISTED_IDS = re.compile(r"dump_id in \((?P<ids>'[^()]{160,})\)")
 def counted(counts: Counts) -> str:
     """ "3 passed, 1 hung of 4": what is zero is left out, except when nothing passed."""
     names = ("passed", "failed", "crashed", "hung", "stopped", "not_run")
-    found = {name: getattr(counts, name) for name in names}
-    shown = [f"{count:,} {name.replace('_', ' ')}" for name, count in found.items() if count or name == "passed"]
+    shown = [f"{count:,} {name.replace('_', ' ')}" for name in names if (count := getattr(counts, name)) or name == "passed"]
     return f"{', '.join(shown)} of {counts.inputs:,}"
 
 
@@ -313,3 +328,78 @@ def _compared_with(c: ComparisonRun) -> str:
         text += f"; the worst is {c.worst_dump}"
     text += f"; thresholds: {c.thresholds_from}" if c.compared else f"; {c.reasons or 'nothing in common'}"
     return text + (f"; noise floor {c.noise_id}" if c.noise_id else "")
+
+
+_ORDER = (BAD_TONE, PART_TONE, GOOD_TONE, NO_TONE)
+
+
+def banner(summary: Summary) -> Banner:
+    """Give the verdict over all replays of a report: of several the worst one's."""
+    each = [_verdict(replay) for replay in summary.replays]
+    if len(each) < 2:
+        return each[0] if each else Banner("NOTHING", "was replayed yet.", NO_TONE)
+    worst = min(each, key=lambda verdict: _ORDER.index(verdict.tone))
+    counts = ", ".join(f"{count} {word}" for word, count in Counter(verdict.word for verdict in each).items())
+    bad = [
+        f" {replay.label}: {verdict.sentence}"
+        for replay, verdict in zip(summary.replays, each, strict=True)
+        if verdict.tone == BAD_TONE
+    ]
+    left = tuple(dict.fromkeys(text for verdict in each for text in verdict.unjudged))
+    sentence = f"{plural(len(each), 'replay')}: {counts}.{''.join(bad[:1])}"
+    return Banner(worst.word, sentence, worst.tone, (("inputs passed", _passed(summary.totals)),), left[:3])
+
+
+def _verdict(one: ReplaySummary) -> Banner:
+    of_toy, truth = " (toy model)" * (one.asked.get("model", TINY) == TINY), one.truth
+    figures = [("inputs passed", _passed(one.counts))]
+    if truth is not None and truth.max_abs is not None:
+        figures.append(("furthest from the truth", f"{number(truth.max_abs, 2)} nats"))
+    if one.tokens_per_s.median is not None:
+        figures.append((f"tokens/s{of_toy}", rate(one.tokens_per_s.median)))
+    figures.append((f"peak memory{of_toy}", human_bytes(one.peak_memory_bytes)))
+    return Banner(*_judged(one), figures, tuple(_unjudged(one, bool(of_toy))))
+
+
+def _judged(one: ReplaySummary) -> tuple[str, str, str]:
+    """The word, the sentence and the tone of a verdict."""
+    c, laws, truth = one.counts, one.laws, one.truth
+    if bad := c.failed + c.crashed + c.hung:
+        why = f": {one.failures[0].name}" if one.failures else ""
+        return "FAILED", f"{bad:,} of {plural(c.inputs, 'input')} did not pass{why}.", BAD_TONE
+    if not c.passed:
+        nothing = f"None of {plural(c.inputs, 'input')} has a result"
+        if one.status in OPEN:
+            return one.status.upper(), f"{nothing}; `actordbg replay --resume {one.replay_id}` goes on.", NO_TONE
+        return "NOTHING PASSED", f"{nothing}; the replay is {one.status}.", BAD_TONE
+    if laws is not None and not laws.good:
+        word, what = ("WRONG", "is broken") if laws.broken else ("FAILED", "failed")
+        return word, f"A law {what}: {laws.headline}.", BAD_TONE
+    if truth is not None and truth.verdict == MISMATCH:
+        what = f"{truth.mismatches:,} of {plural(truth.compared, 'input')}"
+        return "WRONG", f"The numbers of {what} are not the truth's: off by up to {number(truth.max_abs, 2)} nats.", BAD_TONE
+    left = f"; {c.inputs - c.passed:,} were not run" if c.passed < c.inputs else ""
+    passed = f"{c.passed:,} of {plural(c.inputs, 'input')} passed{left}"
+    if truth is not None and truth.verdict in GOOD:
+        dtype = one.resolved.get("dtype") or "the dtype"
+        near = "within the noise" if truth.verdict == WITHIN_NOISE else f"as near the truth as {dtype} allows"
+        known = f"the log-probs of {truth.compared:,} are {near}"
+        return "RIGHT", f"{passed}, and {known}.", PART_TONE if left else GOOD_TONE
+    unbroken = ", and no law that was asked is broken" if laws is not None and laws.inputs else ""
+    return "NOT JUDGED", f"{passed} with finite numbers{unbroken}; whether they are right was not asked.", PART_TONE
+
+
+def _unjudged(one: ReplaySummary, of_toy: bool) -> Iterator[str]:
+    truth, inputs = one.truth, one.counts.inputs
+    if of_toy:
+        yield "your model: this ran the embedded toy model `tiny` (`--model PATH` replays your own)"
+    if truth is None and one.counts.passed:
+        yield f"the numbers: `actordbg compare {one.replay_id} truth` compares them with the truth"
+    elif truth is not None and truth.compared < inputs:
+        yield f"{inputs - truth.compared:,} of {plural(inputs, 'input')}, which were not compared with the truth"
+    if one.laws is None and one.counts.passed:
+        yield "laws: `actordbg replay --laws` asks whether padding or neighbours change anything"
+
+
+def _passed(counts: Counts) -> str:
+    return f"{counts.passed:,} / {counts.inputs:,}"

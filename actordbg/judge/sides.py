@@ -68,25 +68,6 @@ class Values:
     fault: str = ""
 
 
-class Side:
-    """One side of a comparison. `inputs`: by dump id, what it may have."""
-
-    inputs: Mapping[str, ReplayInput]
-
-    @property
-    def info(self) -> SideInfo:
-        """What the record says of it."""
-        raise NotImplementedError
-
-    def read(self, dump_id: str) -> Values | str:
-        """The values of a dump, or why there are none."""
-        raise NotImplementedError
-
-    def averaged(self, values: Values, over: tuple[str, ...]) -> Values:
-        """These values with the mean gradient over the dumps `over` if it can be had, else as they are."""
-        return values
-
-
 def opened(path: Path) -> Any:
     """A file of kept tensors, as a context that has `keys` and `get_tensor` (numpy's arrays)."""
     return safe_open(known_regular(path, DEFAULT_CAP), framework="np")
@@ -98,8 +79,8 @@ def tensors_path(store: Store, replay_id: str, dump_id: str) -> Path:
 
 
 @dataclass(frozen=True)
-class ReplaySide(Side):
-    """A replay: `results` by dump id from its journals, tensors from its folder.
+class ReplaySide:
+    """A replay: `inputs` and `results` (from its journals) by dump id, tensors from its folder.
 
     `autocast`: by dump id, the autocast dtype of the recorded call, if the replay used it too.
     """
@@ -113,6 +94,7 @@ class ReplaySide(Side):
 
     @property
     def info(self) -> SideInfo:
+        """Say what the record says of it."""
         kind = TRUTH if self.spec.config.truth in TRUTHS else "replay"
         ran = as_ran(self.row.config, self.row.resolved)
         return SideInfo(kind, self.row.replay_id, label(ran), weaker(map(self.dtype_of, self.inputs or [""])), telling(ran))
@@ -149,22 +131,8 @@ class ReplaySide(Side):
         with opened(tensors_path(self.store, self.row.replay_id, dump_id)) as file:
             return {name.removeprefix(PLANTED): file.get_tensor(name) for name in file.keys() if name.startswith(PLANTED)}  # noqa: SIM118
 
-    def averaged(self, values: Values, over: tuple[str, ...]) -> Values:
-        """These values with the mean gradient over the dumps `over`, where each of these has one of its own here.
-
-        `grad_norm` is then None: a mean's norm does not follow from norms. Else the values as they are.
-        """
-        if len(over) < 2 or over == values.gradient_over:
-            return values
-        files: list[Path] = []
-        for dump_id in over:
-            lone = self.read(dump_id)
-            if isinstance(lone, str) or lone.gradient_over != (dump_id,) or lone.grad_norm is None or not lone.gradients:
-                return values
-            files += lone.gradients
-        return replace(values, gradients=tuple(files), gradient_over=over, grad_norm=None)
-
     def read(self, dump_id: str) -> Values | str:
+        """Read the values of a dump, or say why there are none."""
         result = self.results.get(dump_id)
         if result is None:
             return "it was not run"
@@ -198,7 +166,7 @@ class ReplaySide(Side):
 
 
 @dataclass(frozen=True)
-class GoldenSide(Side):
+class GoldenSide:
     """The training run's own results, as its dumps recorded them. `beside`: the replay to compare with."""
 
     store: Store
@@ -208,6 +176,7 @@ class GoldenSide(Side):
 
     @property
     def info(self) -> SideInfo:
+        """Say what the record says of it."""
         return SideInfo(GOLDEN, None, "the training run's own results", weaker(self.dtypes))
 
     def read(self, dump_id: str) -> Values | str:
@@ -239,6 +208,25 @@ class GoldenSide(Side):
             temperature=record.temperature,
             fault=LEAKED if leaked(record) else "",
         )
+
+
+Side = ReplaySide | GoldenSide
+
+
+def averaged(side: Side, values: Values, over: tuple[str, ...]) -> Values:
+    """Give a side's values the mean gradient over the dumps `over`, where each of these has one of its own there.
+
+    `grad_norm` is then None: a mean's norm does not follow from norms. Else the values as they are.
+    """
+    if isinstance(side, GoldenSide) or len(over) < 2 or over == values.gradient_over:
+        return values
+    files: list[Path] = []
+    for dump_id in over:
+        lone = side.read(dump_id)
+        if isinstance(lone, str) or lone.gradient_over != (dump_id,) or lone.grad_norm is None or not lone.gradients:
+            return values
+        files += lone.gradients
+    return replace(values, gradients=tuple(files), gradient_over=over, grad_norm=None)
 
 
 def open_replay(catalog: query.Catalog, name: str) -> ReplaySide:

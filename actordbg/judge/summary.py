@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from actordbg.actor.signatures import explain
 from actordbg.base.units import letter_of
 from actordbg.config.as_ran import as_ran, telling
 from actordbg.config.replay_config import SETTINGS
@@ -62,32 +63,15 @@ from actordbg.replay.replay_data import ReplayData
 SLOWEST = 5
 EXAMPLES = 3
 CAUSE_CHARS = 600
-Explain = Callable[[str], tuple[str, tuple[str, ...]] | None]
-"""From a signature's name to (explanation, ways out), or None for an unknown name; `actordbg.actor.signatures` in the product."""
 Results = Sequence[ResultRecord]
 ById = Mapping[str, ReplayInput]
 
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
 
 
-def nothing_known(name: str) -> None:
-    """The Explain that knows no signature."""
-
-
-def summarise(
-    replays: Sequence[ReplayData],
-    *,
-    selection: str,
-    now: str,
-    slowest: int = SLOWEST,
-    explain: Explain = nothing_known,
-    notes: Sequence[str] = (),
-) -> Summary:
-    """The report over `replays`, in their order; the first one is the baseline of the comparison.
-
-    `explain` knows failure signatures; `slowest` is the number of slowest inputs per replay.
-    """
-    summaries = tuple(summary_of(data, letter_of(index), slowest, explain) for index, data in enumerate(replays))
+def summarise(replays: Sequence[ReplayData], *, selection: str, now: str, notes: Sequence[str] = ()) -> Summary:
+    """Report on `replays`, in their order; the first one is the baseline of the comparison."""
+    summaries = tuple(summary_of(data, letter_of(index)) for index, data in enumerate(replays))
     return Summary(
         selection=selection,
         generated_at=now,
@@ -106,8 +90,8 @@ def restrict(data: ReplayData, keep: Callable[[str], bool]) -> ReplayData:
     return replace(data, spec=replace(data.spec, inputs=inputs), results=results)
 
 
-def summary_of(data: ReplayData, name: str = "A", slowest: int = SLOWEST, explain: Explain = nothing_known) -> ReplaySummary:
-    """What a report says of one replay."""
+def summary_of(data: ReplayData, name: str = "A") -> ReplaySummary:
+    """Say everything that a report says of one replay."""
     spec, results = data.spec, data.results
     by_id = {given.dump_id: given for given in spec.inputs}
     of, lengths = Counter(result.status for result in results), [given.seq_len for given in spec.inputs]
@@ -130,7 +114,7 @@ def summary_of(data: ReplayData, name: str = "A", slowest: int = SLOWEST, explai
         inputs=Inputs(min(lengths, default=None), median(lengths), max(lengths, default=None), _total(spec.inputs, "tokens")),
         counts=Counts(not_run + len(results), of[PASSED], of[FAILED], of[CRASHED], of[HUNG], not_run, of[STOPPED]),
         worker_starts=len({(result.worker, result.attempt) for result in results}),
-        failures=group_failures(results, explain),
+        failures=_failures(results),
         **_timed(results, steady, by_id),
         buckets=tuple(_buckets(results, {result.dump_id for result in steady}, by_id)),
         warm_up=WarmUp(
@@ -139,7 +123,7 @@ def summary_of(data: ReplayData, name: str = "A", slowest: int = SLOWEST, explai
             len(compiling),
             spread(result.forward_s for result in results if result.dump_id in compiling),
         ),
-        slowest=_slowest(steady or measured, by_id)[:slowest],
+        slowest=_slowest(steady or measured, by_id)[:SLOWEST],
         slowest_are_steady=bool(steady),
         logprobs=_logprobs([result for result in results if result.logprob_count is not None]),
         golden=golden_of(results, "golden"),
@@ -215,19 +199,18 @@ def _logprobs(results: Results) -> LogProbs | None:
 # inputs that fail alike are one line of a report, with the first of them as the example.
 
 
-def group_failures(results: Results, explain: Explain) -> tuple[FailureGroup, ...]:
-    """One group for each kind of failure, the largest first. The earliest result of a group gives its cause."""
+def _failures(results: Results) -> tuple[FailureGroup, ...]:
+    """Group the failures by kind, the largest group first. The earliest result of a group gives its cause."""
     groups: dict[tuple[str, str], list[ResultRecord]] = {}
     for result in sorted(results, key=lambda result: (result.started_at, result.slot)):
         if result.status != PASSED:
             text = _NUMBERS.sub("#", (result.error or "").strip().partition("\n")[0][:200])
             alike = ("signature", result.signature) if result.signature else (result.error_class or result.status, text)
             groups.setdefault(alike, []).append(result)
-    made = [_group(members, explain) for members in groups.values()]
-    return tuple(sorted(made, key=lambda group: (-group.count, group.name)))
+    return tuple(sorted(map(_group, groups.values()), key=lambda group: (-group.count, group.name)))
 
 
-def _group(members: Results, explain: Explain) -> FailureGroup:
+def _group(members: Results) -> FailureGroup:
     first = members[0]
     unnamed = {CRASHED: "worker died", HUNG: "timed out", FAILED: "non-finite log-probs" if first.nonfinite else FAILED}
     known = explain(first.signature) if first.signature else None
@@ -256,7 +239,7 @@ def _group(members: Results, explain: Explain) -> FailureGroup:
 
 NO_SETTINGS = ("load_s", "load_shared_with", "rank", "ids_folded")
 """What workers report that is no part of what ran."""
-_SETTINGS = {name for one in SETTINGS.values() for name in (one.name, one.stored, one.resolved)}
+_SETTINGS = {name for setting in SETTINGS.values() for name in (setting.name, setting.stored, setting.resolved)}
 
 
 def compare(replays: Sequence[ReplayData], labels: Sequence[str]) -> SideBySide:
@@ -266,8 +249,8 @@ def compare(replays: Sequence[ReplayData], labels: Sequence[str]) -> SideBySide:
     """
     settings = [configuration(data) for data in replays]
     reported: dict[str, list[Any]] = {}
-    for one in settings:
-        for name, value in one.items():
+    for own in settings:
+        for name, value in own.items():
             reported.setdefault(name, []).append(value)
     differing = [name for name, values in reported.items() if any(value != values[0] for value in values)]
     rows = [
@@ -286,15 +269,14 @@ def configuration(data: ReplayData) -> dict[str, Any]:
 
 
 def _against(baseline: ReplayData, data: ReplayData, label: str, differs: dict[str, Any]) -> Against:
-    ours = {one.dump_id: one for one in data.results}
-    theirs = {one.dump_id: one for one in baseline.results}
+    ours, theirs = ({result.dump_id: result for result in replay.results} for replay in (data, baseline))
     common = ours.keys() & theirs.keys()
     warm = set().union(*warm_up_of(data.results), *warm_up_of(baseline.results))
     timed = [(ours[key].forward_s, theirs[key].forward_s) for key in common - warm]
     ratios = [here / there for here, there in timed if here is not None and there]
     passed = [(ours[key], theirs[key]) for key in common if ours[key].status == theirs[key].status == PASSED]
-    equal = [one.output_digest == other.output_digest for one, other in passed if one.output_digest and other.output_digest]
-    means = [(one.logprob_mean, other.logprob_mean) for one, other in passed]
+    equal = [here.output_digest == there.output_digest for here, there in passed if here.output_digest and there.output_digest]
+    means = [(here.logprob_mean, there.logprob_mean) for here, there in passed]
     moved = [abs(here - there) for here, there in means if here is not None and there is not None]
     return Against(
         label=label,

@@ -9,14 +9,7 @@ A *measure* is one number of the comparison of one dump; larger is worse. Thresh
 here: up to 5e-6 for a tiny model) with a margin of 20. bf16's and fp16's are what real models move at single tokens when
 kernels change. They say "nobody would look at this", not "this is right": the truth and a noise floor say more.
 
-**A file** has measures at the top level for every dtype, and under a dtype's name for that one. `-` and `_` are the same;
-`inf` switches a measure off::
-
-    mean-abs = 0.01
-
-    [bf16]
-    max-abs = 0.3
-    clip-share = inf
+**One's own** are typed as options (`asked`); `inf` switches a measure off.
 
 **A verdict** (`judge`). A measure above its threshold is outside. It is a mismatch if it is also above the noise floor of that
 dump (of all dumps together where that dump has none), else `within-noise`. A measure without a threshold is not judged. A
@@ -25,41 +18,33 @@ threshold stays a match and is named: thresholds are what a user accepts, the fl
 
 Example::
 
-    applied = Thresholds.from_file(path).override({"max_abs": 0.2}, "flags").for_dtype("bf16")
+    applied = applied_to("bf16", asked({"max_abs": 0.2, "mean_abs": None}))
     applied.limits["max_abs"], applied.source
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
 from actordbg.base.errors import UsageError
-from actordbg.config.sources import parse_toml
-from actordbg.formats.store_files import read_regular
-from actordbg.records.comparison_record import MATCH, MISMATCH, WITHIN_NOISE, DumpComparison, NoiseRecord
+from actordbg.records.comparison_record import MATCH, MISMATCH, WITHIN_NOISE, DumpComparison
 
 MEASURES: dict[str, str] = {
     "max_abs": "largest difference of a log-prob, nats",
     "p99_abs": "99th percentile of the differences, nats",
     "mean_abs": "mean difference, nats",
     "clip_share": "share of tokens whose ratio is outside 0.8 to 1.2",
-    "sequence_max_abs": "largest difference of a row's sum of log-probs, nats (no default)",
-    "max_ulp": "largest difference of a log-prob in units of last place (no default)",
+    "sequence_max_abs": "largest difference of a row's sum of log-probs, nats",
+    "max_ulp": "largest difference of a log-prob in units of last place",
     "entropy_max_abs": "largest difference of an entropy, nats",
     "loss_abs": "difference of the losses",
     "grad_norm_rel": "relative difference of the gradient norms",
     "gradient_distance": "|a - b| / |b| of all kept gradients",
     "parameter_distance": "the largest |a - b| / |b| of a single parameter's gradient",
 }
-"""Every measure that a threshold may be set on."""
-
-FLAGS = "flags"
-"""The source of thresholds that were typed as options."""
+"""Every measure, in words. Without a default are those that no threshold fits: of a row's sum, and of units of last place."""
 
 STRENGTH = ("bf16", "fp16", "fp32", "fp64")
 """dtypes, the weakest first."""
@@ -93,47 +78,26 @@ class Applied:
     own: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True)
-class Thresholds:
-    """Thresholds that were asked for: (source, value) by measure, by dtype; those under "" are for every dtype."""
+def asked(options: Mapping[str, float | None]) -> dict[str, float]:
+    """Return the thresholds that were typed as options (None: not typed). UsageError for a negative one and for NaN."""
+    given = {name: value for name, value in options.items() if value is not None}
+    for name, value in given.items():
+        if not value >= 0:
+            typed = f"--{name.replace('_', '-')} {value:g}"
+            raise UsageError(f"{typed} is no threshold", hint="a number, 0 or larger; inf: not judged")
+    return given
 
-    tables: dict[str, dict[str, tuple[str, float]]] = field(default_factory=dict)
 
-    @classmethod
-    def from_file(cls, path: Path) -> Thresholds:
-        """Read a TOML file. UsageError for an unreadable file, unknown names and values that are no thresholds."""
-        try:
-            data = parse_toml(read_regular(path.resolve()).decode())
-        except OSError as error:
-            raise UsageError(f"cannot read {path}: {error.strerror}", hint="name a TOML file") from None
-        except ValueError as error:
-            raise UsageError(f"{path} is not TOML: {error}", hint='it has lines like "max-abs = 0.2"') from None
-        tables = {name: value for name, value in data.items() if isinstance(value, dict)}
-        if unknown := sorted(set(tables) - set(STRENGTH)):
-            raise UsageError(f"{path}: [{unknown[0]}] is not a dtype", hint=f"known: {', '.join(STRENGTH)}")
-        tables[""] = {name: value for name, value in data.items() if name not in tables}
-        return cls({dtype: _checked(table, str(path), dtype) for dtype, table in tables.items()})
-
-    def override(self, values: Mapping[str, Any], source: str) -> Thresholds:
-        """These thresholds, overridden by `values` (None: not given). UsageError as for a file."""
-        given = _checked({name: value for name, value in values.items() if value is not None}, source)
-        tables = {
-            dtype: {name: pair for name, pair in table.items() if name not in given} for dtype, table in self.tables.items()
-        }
-        return Thresholds(tables | {"": tables.get("", {}) | given})
-
-    def for_dtype(self, dtype: str | None) -> Applied:
-        """The thresholds if `dtype` is the weaker one of the two sides; None: unknown."""
-        name = dtype if dtype in DEFAULTS else UNKNOWN
-        own = self.tables.get("", {}) | self.tables.get(name, {})
-        limits = DEFAULTS[name] | {measure: value for measure, (_, value) in own.items()}
-        parts = []
-        if DEFAULTS[name].keys() - own.keys():
-            parts.append(f"defaults for {name}" + ("" if dtype in DEFAULTS else f" (the dtype is {dtype or 'unknown'})"))
-        for source in dict.fromkeys(source for source, _ in own.values()):
-            parts.append(f"{', '.join(sorted(one for one in own if own[one][0] == source))} from {source}")
-        finite = {measure: value for measure, value in limits.items() if math.isfinite(value)}
-        return Applied(finite, "; ".join(parts), name, frozenset(own))
+def applied_to(dtype: str | None, own: Mapping[str, float]) -> Applied:
+    """Return the thresholds where `dtype` is the weaker one of the two sides (None: unknown). own: what somebody set."""
+    name = dtype if dtype in DEFAULTS else UNKNOWN
+    parts = []
+    if DEFAULTS[name].keys() - own.keys():
+        parts.append(f"defaults for {name}" + ("" if dtype in DEFAULTS else f" (the dtype is {dtype or 'unknown'})"))
+    if own:
+        parts.append(f"{', '.join(sorted(own))} from flags")
+    finite = {measure: value for measure, value in {**DEFAULTS[name], **own}.items() if math.isfinite(value)}
+    return Applied(finite, "; ".join(parts), name, frozenset(own))
 
 
 def weaker(dtypes: Iterable[str | None]) -> str | None:
@@ -158,21 +122,6 @@ def measures(dump: DumpComparison) -> dict[str, float]:
         value = getattr(dump if hasattr(dump, name) else getattr(dump, part), figure, None)
         if value is not None:
             found[name] = float(value)
-    return found
-
-
-def _checked(values: Mapping[str, Any], source: str, table: str = "") -> dict[str, tuple[str, float]]:
-    found = {}
-    place = f"{source}: [{table}]" if table else f"{source}:"
-    for key, value in values.items():
-        name = key.replace("-", "_")
-        if name not in MEASURES:
-            known = ", ".join(MEASURES).replace("_", "-")
-            raise UsageError(f"{place} {key} is not a threshold", hint=f"known: {known}")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-            typed = f"--{name.replace('_', '-')} {value:g}" if source == FLAGS else f"{place} {key} = {value}"
-            raise UsageError(f"{typed} is no threshold", hint="a number, 0 or larger; inf: not judged")
-        found[name] = (source, float(value))
     return found
 
 
@@ -204,12 +153,6 @@ def judge(dump: DumpComparison, limits: Mapping[str, float], floor: Mapping[str,
 
 Floors = Mapping[str, Mapping[str, float]]
 """The noise floor by dump and measure."""
-
-
-def floors_of(noise: NoiseRecord | None) -> Floors:
-    """The floor of each dump: its own, else the one over all dumps; empty without a record."""
-    overall: Mapping[str, float] = noise.floor if noise else {}
-    return defaultdict(lambda: overall, {one.dump_id: one.floor for one in noise.dumps} if noise else {})
 
 
 def _one_token(dump: DumpComparison) -> bool:

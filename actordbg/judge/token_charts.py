@@ -1,4 +1,4 @@
-"""The tokens of one dump as a picture, and one side's log-probs against the other's. Pure: lists of numbers in, Charts out.
+"""The tokens of one dump as a picture, and one side's log-probs against the other's. Pure: arrays in, Charts out.
 
 A dump is rows x positions. Each field of the picture is prompt, padding, or response; a response's colour is how far A is from B
 there. A long row has several positions in a field: the worst of them counts, and hovering says where it is.
@@ -7,7 +7,7 @@ there. A long row has several positions in a field: the worst of them counts, an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,10 +30,10 @@ from actordbg.document.specifications import (
     small,
     thinned,
 )
+from actordbg.formats.encoding import Array
 
 FIELDS, ROWS, POINTS = 110, 24, 1200
 """Fields of a row, rows, and points of a scatter that a picture has at most."""
-_BINS = 41
 _WORST = 12
 _PASTED = 30
 """Characters of a dump's id that every command takes for it."""
@@ -41,34 +41,28 @@ PROMPT, PADDING, RESPONSE = "prompt", "padding", "response"
 _KINDS = {PROMPT: ACCENT, PADDING: QUIET}
 Texts = Callable[[Sequence[int]], str]
 """The text of token ids, by a tokenizer."""
-Rows = list[list[float]]
 
 
 @dataclass(frozen=True)
 class TokenPair:
-    """One dump on both sides, row by row: log-probs of A and B in nats, and which of them the mask selects, all [B, A].
+    """One dump on both sides, row by row: log-probs of A and B in nats, and which of them the mask selects (bool), all [B, A].
 
     ids: the dump's tokens [B, S], and real: which are not padding; None where the dump is gone. limit: what its largest
     difference may be, nats.
     """
 
     dump_id: str
-    a: Rows
-    b: Rows
-    mask: Rows
-    ids: Rows | None = None
-    real: Rows | None = None
+    a: Array
+    b: Array
+    mask: Array
+    ids: Array | None = None
+    real: Array | None = None
     limit: float | None = None
 
     @property
-    def chosen(self) -> Any:
-        """Whether the mask selects a token, [B, A]."""
-        return np.array(self.mask, bool)
-
-    @property
-    def apart(self) -> Any:
-        """A - B, [B, A]; a value that is not finite on one side only is as far as a picture can show."""
-        a, b = np.array(self.a), np.array(self.b)
+    def apart(self) -> Array:
+        """A - B, [B, A], float64; a value that is not finite on one side only is as far as a picture can show."""
+        a, b = self.a.astype(np.float64), self.b.astype(np.float64)
         with np.errstate(invalid="ignore"):
             far = np.where(np.isfinite(a) & np.isfinite(b), a - b, 1e3)
         return np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, far)
@@ -76,22 +70,23 @@ class TokenPair:
 
 def _fitting(pair: TokenPair) -> TokenPair:
     """The pair without ids and padding that are not of its log-probs: the dump may be another one by now."""
-    rows, actions = np.shape(pair.mask)
-    fits = pair.ids and np.ndim(pair.ids) == 2 and len(pair.ids) >= rows and len(pair.ids[0]) >= actions
-    ids = pair.ids if fits else None
-    real = pair.real if np.asarray(pair.real or ()).shape == (rows, len(ids[0]) if ids else actions + 1) else None
+    (rows, actions), ids, real = pair.mask.shape, pair.ids, pair.real
+    if ids is not None and (ids.ndim != 2 or len(ids) < rows or ids.shape[1] < actions):
+        ids = None
+    if real is not None and real.shape != (rows, actions + 1 if ids is None else ids.shape[1]):
+        real = None
     return replace(pair, ids=ids, real=real)
 
 
 def tokens_chart(pair: TokenPair, texts: Texts | None = None) -> Chart | None:
     """Rows x positions of one dump; None where nothing was compared in it."""
-    chosen = pair.chosen
+    chosen = pair.mask
     if not chosen.any():
         return None
-    pair, actions = _fitting(pair), len(pair.mask[0])
-    length = len(pair.ids[0]) if pair.ids else actions + 1
+    pair, actions = _fitting(pair), chosen.shape[1]
+    length = actions + 1 if pair.ids is None else pair.ids.shape[1]
     before = ((0, 0), (length - actions, 0))  # log-probs are those of the last tokens
-    real = np.ones((len(chosen), length), bool) if pair.real is None else np.array(pair.real, bool)
+    real = np.ones((len(chosen), length)) if pair.real is None else pair.real
     kinds = np.where(np.pad(chosen, before), RESPONSE, np.where(real, PROMPT, PADDING))
     apart = np.pad(np.where(chosen, pair.apart, 0.0), before)
     far, answers = np.abs(apart), np.argwhere(kinds == RESPONSE)
@@ -102,7 +97,7 @@ def tokens_chart(pair: TokenPair, texts: Texts | None = None) -> Chart | None:
 
     def text_of(at: int, start: int, end: int, hidden: str = "") -> str:
         """The text of a row's tokens; those of a hidden kind are left out."""
-        ids = pair.ids[at] if pair.ids else [0] * length
+        ids = [0] * length if pair.ids is None else pair.ids[at]
         places = range(max(0, start), min(end, length))
         return texts([int(ids[place]) for place in places if kinds[at][place] != hidden]) if texts else ""
 
@@ -124,7 +119,7 @@ def tokens_chart(pair: TokenPair, texts: Texts | None = None) -> Chart | None:
     lines = []
     for r, c in ranked[:_WORST].tolist():
         action = c - length + actions
-        token = str(int(pair.ids[r][c])) if pair.ids else "-"
+        token = "-" if pair.ids is None else str(int(pair.ids[r][c]))
         line = (str(r), str(c), token, number(pair.a[r][action], 6), number(pair.b[r][action], 6), number(apart[r][c], 3))
         around = f"{text_of(r, c - 8, c, PADDING)}[{text_of(r, c, c + 1)}]{text_of(r, c + 1, c + 7, PADDING)}"
         lines.append((*line, *[around] * bool(texts)))
@@ -140,7 +135,7 @@ def _drawn(fields: Sequence[dict[str, Any]], worst: tuple[float, int, int], heig
     apart, row, position = worst
     end, where = {"field": "z"}, ("t", "where")
     still = [one for one in fields if one["k"] != RESPONSE]
-    kinds = coloured("k", None, _KINDS)
+    kinds = coloured("k", _KINDS)
     ground = layer("rect", still, {"opacity": 0.35}, x2=end, color=kinds, tooltip=hints(where, ("k", "is"), ("w", "text")))
     compared = [one for one in fields if one["k"] == RESPONSE]
     shown = hints(where, ("s", "|A - B|, nats"), ("w", "text"))
@@ -155,21 +150,14 @@ def _where(row: int, position: int, count: int) -> str:
     return f"row {row}, position {position}" + (f" to {position + count - 1}" if count > 1 else "")
 
 
-def _compared(pairs: Sequence[TokenPair]) -> Iterator[tuple[str, int, int, float, float]]:
-    """Yields dump, row, action, A - B, and B's log-prob of every token that a mask selects."""
-    for pair in pairs:
-        apart = pair.apart
-        for row, action in np.argwhere(pair.chosen).tolist():
-            yield pair.dump_id, row, action, float(apart[row][action]), pair.b[row][action]
-
-
 def scatter_chart(pairs: Sequence[TokenPair], limit: float | None, floor: float | None = None) -> Chart | None:
     """How far A is from B at each token, by how likely B finds it; the limit and the noise floor as bands."""
-    points: list[dict[str, Any]] = [
-        {"b": float(f"{b:.5g}"), "d": float(f"{apart:.4g}"), "i": dump_id[:_PASTED], "t": f"row {row}, action {action}"}
-        for dump_id, row, action, apart, b in _compared(pairs)
-        if math.isfinite(b)
-    ]
+    points: list[dict[str, Any]] = []
+    for pair in pairs:
+        apart = pair.apart
+        for row, action in np.argwhere(pair.mask & np.isfinite(pair.b)).tolist():
+            b, d = float(f"{pair.b[row][action]:.5g}"), float(f"{apart[row][action]:.4g}")
+            points.append({"b": b, "d": d, "i": pair.dump_id[:_PASTED], "t": f"row {row}, action {action}"})
     if not points:
         return None
     points.sort(key=lambda point: -abs(point["d"]))
@@ -190,30 +178,8 @@ def scatter_chart(pairs: Sequence[TokenPair], limit: float | None, floor: float 
             lines += [layer("rule", ends, look, y={"field": "d", "type": "quantitative"})] * inside
     says = f"{plural(len(points), 'token')} of {plural(len(pairs), 'dump')}; the largest difference is {number(most, 3)} nats."
     note = f"{len(kept):,} of {len(points):,} tokens are drawn: the 200 furthest apart, and the others spread evenly."
-    apart = [abs(point["d"]) for point in reversed(points)]
-    shares = [(share, apart[math.ceil(share * len(apart)) - 1]) for share in (0.5, 0.9, 0.99, 0.999, 1.0)]
+    far = [abs(point["d"]) for point in reversed(points)]
+    shares = [(share, far[math.ceil(share * len(far)) - 1]) for share in (0.5, 0.9, 0.99, 0.999, 1.0)]
     table = Grid(("tokens", "|A - B| at most, nats"), tuple((f"{share:.1%}", number(value, 3)) for share, value in shares))
     spec = layered([], dots, *lines, height=260)
     return Chart("A against B, token by token", says + said, spec, table, note * (len(kept) < len(points)), half=True)
-
-
-def histogram_chart(pairs: Sequence[TokenPair]) -> Chart | None:
-    """How many tokens are how far apart, with their sign: rounding is even on both sides of zero."""
-    values = np.array([apart for *_, apart, _ in _compared(pairs)])
-    if not len(values) or values.min() == values.max():
-        return None
-    counts, edges = np.histogram(values, _BINS)
-    bins = zip(edges, edges[1:], counts.tolist(), strict=False)
-    rows = [{"a": float(f"{low:.4g}"), "z": float(f"{high:.4g}"), "c": count} for low, high, count in bins]
-    bars = layer(
-        "bar", look={"color": ACCENT, "binSpacing": 0}, tooltip=hints(("a", "from, nats"), ("z", "to, nats"), ("c", "tokens"))
-    )
-    x = quantity("a", "A - B, nats", zero=False, axis=small(float(abs(values).max())))
-    heights = quantity("c", "tokens", scale={"type": "symlog"}, axis={"format": "~s", "tickCount": 5})
-    spec = layered(rows, bars, x=x, x2={"field": "z"}, y=heights, y2={"datum": 0}, height=260)
-    says = f"Mean {values.mean():+.2g} nats over {plural(len(values), 'token')}; {(values > 0).mean():.0%} above zero."
-    table = Grid(
-        ("from, nats", "to, nats", "tokens"),
-        [(number(row["a"], 3), number(row["z"], 3), f"{row['c']:,}") for row in rows if row["c"]],
-    )
-    return Chart("Differences, counted", says, spec, table, half=True)

@@ -124,7 +124,7 @@ _UNITS = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**
 
 
 @contextlib.contextmanager
-def rounded_anew(model: Any, seed: int = 1) -> Iterator[None]:
+def rounded_anew(model: Any) -> Iterator[None]:
     """Inside the block each module's output of `model` is rounded at random. A module that was compiled in place runs there as it
     was written; its graphs stay.
     """
@@ -133,7 +133,7 @@ def rounded_anew(model: Any, seed: int = 1) -> Iterator[None]:
     def perturb(_module: Any, _inputs: Any, output: Any) -> Any:
         if type(output) is not Tensor or output.dtype not in _UNITS:
             return None
-        generator = generators.setdefault(output.device, torch.Generator(output.device).manual_seed(seed))
+        generator = generators.setdefault(output.device, torch.Generator(output.device).manual_seed(1))
         sign = torch.randint(0, 2, output.shape, generator=generator, device=output.device, dtype=torch.int8) * 2 - 1
         wide = output.double() if output.dtype == torch.float32 else output.float()
         return (wide * (1 + sign * _UNITS[output.dtype])).to(output.dtype)

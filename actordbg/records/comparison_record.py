@@ -134,7 +134,7 @@ class Figures:
     kl_k3 = mean(exp(a - b) - 1 - (a - b)), Schulman's estimators of KL(b || a) from samples of b
     (http://joschu.net/blog/kl-approx.html), in nats; clip_share: share of tokens whose ratio exp(a - b) is outside 0.8 to 1.2,
     PPO's usual clip band. max_ulp: largest distance in units of last place of the dtype that both were computed in (see
-    `judge.tensor_figures`); None for unequal dtypes. rms_abs: root mean square of the differences, for log-probs.
+    `judge.dump_figures`); None for unequal dtypes. rms_abs: root mean square of the differences, for log-probs.
     """
 
     count: int

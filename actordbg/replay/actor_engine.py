@@ -56,14 +56,21 @@ class ActorEngine:
     def open(self) -> dict[str, Any]:
         """Build the actor; where this process holds another one, in its place."""
         with without_collecting("torch"):
-            from actordbg.actor.session import open_actor
+            from actordbg.actor.backends.fsdp2 import decoder_layers
+            from actordbg.actor.session import ActorSession, open_actor
 
         self._resources.close()
         self._loaded_for = self.spec.replay_id
         defaults = defaults_of(self.root, self.spec.inputs)
         opening = open_actor(self.spec.config, defaults=defaults, model_cache=self.root / "models")
-        self._session = self._resources.enter_context(opening)
-        self._watched()
+        self._session = session = self._resources.enter_context(opening)
+        watch = stops.in_replay
+        if isinstance(watch, ReplayStops) and isinstance(session, ActorSession):  # the stops know the actor, and the actor them
+            modules = {name: module for name, module in session.model.named_modules() if name}
+            ids = {id(layer) for layer in decoder_layers(session.model)}
+            layers = {name: module for name, module in modules.items() if id(module) in ids}
+            session.watch = watch
+            watch.fit(session, layers, modules, compiled=self.spec.config.compile or self.spec.config.deepcompile)
         return self._begun()
 
     def _begun(self) -> dict[str, Any]:
@@ -117,19 +124,6 @@ class ActorEngine:
                 self._history.keep(failed=failed)
         return fields
 
-    def _watched(self) -> None:
-        """Let the worker's stops know the actor, and the actor them."""
-        from actordbg.actor.backends.fsdp2 import decoder_layers
-        from actordbg.actor.session import ActorSession
-
-        watch, session = stops.in_replay, self._session
-        if isinstance(watch, ReplayStops) and isinstance(session, ActorSession):
-            modules = {name: module for name, module in session.model.named_modules() if name}
-            ids = {id(layer) for layer in decoder_layers(session.model)}
-            layers = {name: module for name, module in modules.items() if id(module) in ids}
-            session.watch = watch
-            watch.fit(session, layers, modules, compiled=self.spec.config.compile or self.spec.config.deepcompile)
-
     def _ask(self, dump: Dump, outcome: ForwardOutcome, on_law: Callable[[str], None]) -> list[dict[str, Any]]:
         """The laws' answers for an input that was run, as plain data. They never fail it."""
         from actordbg.actor.session import ActorSession
@@ -155,11 +149,18 @@ class ActorEngine:
         checked = against_golden(dump, outcome, own_model=self._session.resolved["model"] != TINY)
         seconds, tokens = outcome.forward_s + (outcome.backward_s or 0.0), dump.record.tokens
         fields |= checked.fields | {name: getattr(outcome, name) for name in _OF_OUTCOME}
+        where_any = {
+            "restored": list(outcome.randomness.restored) if outcome.randomness else [],
+            "gradient_over": list(outcome.gradient_over),
+            "not_compared": checked.not_compared,
+            "notes": list(outcome.notes),
+        }
+        extra = {name: getattr(outcome, name) for name in ("packing", "temperature", "training")} | reserved()
         return fields | {
             "tokens": tokens,
             "tokens_per_s": tokens / seconds if seconds else None,
             "folded_ids": outcome.folded,
-            "extra": _extra(outcome, checked.not_compared) | reserved(),
+            "extra": extra | {name: value for name, value in where_any.items() if value},
         }
 
     def _keep(self, item: ReplayInput, outcome: ForwardOutcome) -> None:
@@ -187,14 +188,3 @@ class ActorEngine:
         except RuntimeError:
             return True
         return False
-
-
-def _extra(outcome: ForwardOutcome, not_compared: dict[str, str]) -> dict[str, Any]:
-    always = {"packing": outcome.packing, "temperature": outcome.temperature, "training": outcome.training}
-    where_any = {
-        "restored": list(outcome.randomness.restored) if outcome.randomness else [],
-        "gradient_over": list(outcome.gradient_over or ()),
-        "not_compared": not_compared,
-        "notes": list(outcome.notes),
-    }
-    return always | {name: value for name, value in where_any.items() if value}

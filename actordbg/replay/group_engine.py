@@ -180,7 +180,7 @@ LEAVE_S = 15.0
 
 @dataclass
 class WarmGroups:
-    """The waiting groups, by their ranks. `started`: groups started here. `shared`: how often one was used again.
+    """The waiting groups, by their ranks.
 
     reopen: groups that can (`actordbg.actor.sharing.reopens`) go on with another key of their kind too, and build that Actor in
     the place of their own.
@@ -188,9 +188,6 @@ class WarmGroups:
 
     launcher: Launcher = launch_group
     reopen: bool = False
-    leave_s: float = LEAVE_S
-    started: int = 0
-    shared: int = 0
     _key: Hashable = None
     _waiting: dict[tuple[int, ...], tuple[Running, Path]] = field(default_factory=dict)
     _kinds: dict[tuple[int, ...], Hashable] = field(default_factory=dict)
@@ -215,10 +212,8 @@ class WarmGroups:
         if launched is not None:
             if fits and not launched.ended():
                 launched.announce(before, work)
-                self.shared += 1
                 return launched
             launched.end()
-        self.started += 1
         return self.launcher(config, group, work)
 
     def keep(self, group: Group, launched: Running, work: Path) -> None:
@@ -226,7 +221,7 @@ class WarmGroups:
         self._waiting[group.ranks] = (launched, work)
 
     def close(self, *, at_once: bool = False) -> None:
-        """Tell every waiting group to leave, and end those that stay longer than `leave_s` (`at_once`: end all now).
+        """Tell every waiting group to leave, and end those that stay longer than LEAVE_S (`at_once`: end all now).
 
         May be called again after an interruption: a group is forgotten only when it is gone.
         """
@@ -238,7 +233,7 @@ class WarmGroups:
             for launched, work in waiting:
                 with contextlib.suppress(OSError):  # a full disk: then they are ended
                     launched.announce(work, None)
-            deadline = time.monotonic() + self.leave_s
+            deadline = time.monotonic() + LEAVE_S
             while any(not launched.ended() for launched, _ in waiting) and time.monotonic() < deadline:
                 time.sleep(0.02)
         for ranks in ranks_of_groups:

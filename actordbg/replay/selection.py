@@ -34,7 +34,7 @@ from actordbg.store.pack_bytes import PACK_SUFFIX
 from actordbg.store.places import open_pack, packed_place, read_record, split_place
 
 if TYPE_CHECKING:
-    from actordbg.catalog.query import Catalog, DumpRow
+    from actordbg.catalog.query import DumpRow
 
 PICKLES = (".pkl", ".pickle")
 """What the commands import before they look here."""
@@ -74,10 +74,13 @@ def rows_of_files(store: Store, files: Sequence[Path]) -> list[Row]:
     for a damaged one.
     """
     rows: dict[str, Any] = {}
+    root = store.root.resolve()
     for place in (place for file in files for place in _places(file)):
         record = read_record(place)
         told = record.arguments.get("return_output")
-        columns: dict[str, Any] = {"path": _in_store(store, place), "adapter": adapter_of(record.actor)}
+        path = place.parent.resolve() / place.name
+        inside = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(place)
+        columns: dict[str, Any] = {"path": inside, "adapter": adapter_of(record.actor)}
         columns["return_output"] = told if isinstance(told, bool) else None
         rows.setdefault(record.dump_id, SimpleNamespace(**vars(record) | columns))
     return list(rows.values())
@@ -102,24 +105,18 @@ def _places(file: Path) -> list[Path]:
     return [path]
 
 
-def _in_store(store: Store, place: Path) -> str:
-    path, root = place.parent.resolve() / place.name, store.root.resolve()
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(place)
-
-
 def rows_of(store: Store, where: str | None, files: Sequence[Path], order: str, max_inputs: int | None) -> Sequence[Row]:
-    """The dumps that --where selects or --input-file names; UsageError for both at once. `max_inputs`: what the plan needs."""
-    from actordbg.catalog.query import open_fresh
+    """The dumps that --where selects or --input-file names; UsageError for both at once.
+
+    Only as many as the plan needs for `max_inputs`, if the catalog sorts as the plan does.
+    """
+    from actordbg.catalog.query import open_fresh, select_dumps
 
     if files and where is not None:
         raise UsageError("--where and --input-file exclude each other", hint="give one of them")
-    return rows_of_files(store, files) if files else rows_of_catalog(open_fresh(store, where), where, order, max_inputs)
-
-
-def rows_of_catalog(catalog: Catalog, where: str | None, order: str, max_inputs: int | None) -> list[DumpRow]:
-    """The dumps that `where` selects; only as many as the plan needs, if the catalog sorts as the plan does."""
-    from actordbg.catalog.query import select_dumps
-
+    if files:
+        return rows_of_files(store, files)
+    catalog = open_fresh(store, where)
     if max_inputs is not None and order != "shuffle":
         limit = 2 * max_inputs + 100
         rows = select_dumps(catalog, where, order=order, limit=limit)
@@ -171,12 +168,6 @@ def find_calls(rows: Iterable[Row], lanes: int) -> Calls:
     calls.left_out = +calls.left_out  # without reasons that left out nothing
     calls.whole.sort(key=lambda call: min((row.timestamp, row.dump_id) for row in call))
     return calls
-
-
-def in_slots(call: Sequence[Row], lanes: int) -> list[Row]:
-    """A whole call's dumps in order of slots: the dump at place i runs in lane i % lanes."""
-    queues = [[row for row in call if row.rank % lanes == lane] for lane in range(lanes)]
-    return [row for slot in zip(*queues, strict=True) for row in slot]
 
 
 def _match(rows: list[Row], ranks: Sequence[int], calls: Calls) -> None:

@@ -9,21 +9,20 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from actordbg.actor.signatures import explain
 from actordbg.base.errors import ActordbgError, UsageError
 from actordbg.base.foreign_text import in_html, in_shell
 from actordbg.base.units import ago, human_bytes, plural
 from actordbg.campaign.cell_outcomes import context_of
 from actordbg.campaign.matrix_document import matrix_document
 from actordbg.catalog import query
-from actordbg.catalog.where import all_of
+from actordbg.catalog.where import all_of, quoted
 from actordbg.config.as_ran import as_ran, label
 from actordbg.document.blocks import Block, Heading, Items, Paragraph, number, seconds
 from actordbg.document.html_blocks import table, toned
 from actordbg.document.page import as_html
 from actordbg.judge.comparison_document import comparison_charts
 from actordbg.judge.comparison_document import document as comparison_page
-from actordbg.judge.load_replays import calls_of, dropped_of, floor_of, load, quoted, report_blocks
+from actordbg.judge.load_replays import calls_of, dropped_of, floor_of, load, report_blocks
 from actordbg.judge.replay_charts import run_timeline
 from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.records.matrix_record import MatrixRecord
@@ -161,7 +160,7 @@ def matrix_page(store: Store, matrix_id: str) -> str:
     if not query.table_rows(store, "matrix", "matrix_id = ?", (matrix_id,)):
         raise UsageError(f"no matrix {matrix_id!r:.60}", hint="the list has those that are there")
     record = MatrixRecord.from_file(store.matrices / f"{matrix_id}.json")
-    return _page(matrix_document(record, context_of(store, record), explain))
+    return _page(matrix_document(record, context_of(store, record)))
 
 
 def comparisons_page(store: Store) -> str:

@@ -1,56 +1,62 @@
 """Replaying in OpenRLHF's DeepSpeed strategy: every ZeRO stage gives the plain Actor's numbers, and inputs stay independent.
 
-Here in one process; `test_actor_parallel.py` has the stages on two.
+Here in one process, with the asserts in it; `test_actor_parallel.py` has the stages on two.
 """
 
 from __future__ import annotations
 
+import math
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
-from actorcases import run_scenario
+from actorcases import failing, furthest, main, make_dump, numbers, run_scenario
 
 pytestmark = pytest.mark.slow
 
-Facts = dict[str, Any]
+
+def test_every_stage_gives_the_plain_actors_numbers_and_the_same_bits_whatever_ran_between(tmp_path: Path):
+    run_scenario("stages", tmp_path, program=__file__)
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Facts:
-    return run_scenario("alone", tmp_path_factory.mktemp("models"))[0]
+def stages(cache: Path) -> None:
+    from actordbg.actor.session import open_actor
+    from actordbg.config.replay_config import ReplayConfig
+
+    with open_actor(ReplayConfig(backward=True), model_cache=cache) as session:
+        plain, parameters = numbers(session.run(make_dump(0), backward=True)), session.resolved["parameters"]
+    for stage in range(4):
+        config = ReplayConfig(backend="deepspeed", zero_stage=stage, backward=True)
+        with open_actor(config, model_cache=cache) as session:
+            said = [session.resolved[name] for name in ("zero_stage", "world_size", "engine")]
+            assert said == [stage, 1, "training"] and not session.is_collective
+            first, other, again = (numbers(session.run(make_dump(seed), backward=True)) for seed in (0, 1, 0))
+            assert first == again and other["grad_norm"] != first["grad_norm"]
+            for found in (first, numbers(session.run(make_dump(0, packing_samples=True), backward=True))):
+                assert furthest(found["log_probs"], plain["log_probs"]) < 1e-5
+                assert math.isclose(found["grad_norm"], plain["grad_norm"], rel_tol=1e-5)
+            assert math.isclose(first["loss"], plain["loss"], rel_tol=1e-5)
+            spoiled = session.run(make_dump(0, temperature=math.nan), backward=True)
+            assert math.isnan(spoiled.grad_norm) and numbers(session.run(make_dump(0), backward=True)) == first, (
+                "no weight changed"
+            )
+    for stage in (0, 3):
+        with open_actor(ReplayConfig(backend="deepspeed", zero_stage=stage), model_cache=cache) as session:
+            evaluates(session, stage, plain, parameters)
 
 
-def furthest(left: list[list[float]], right: list[list[float]]) -> float:
-    return max(abs(a - b) for one, other in zip(left, right, strict=True) for a, b in zip(one, other, strict=True))
+def evaluates(session: Any, stage: int, plain: dict[str, Any], parameters: int) -> None:
+    """Run forwards alone, in the engine that a reference model has. One that fails spoils ZeRO 3 and no other stage."""
+    from actordbg.base.errors import UsageError
+
+    assert (session.resolved["engine"], session.resolved["parameters"]) == ("evaluation", parameters)
+    found = numbers(session.run(make_dump(0), backward=False))
+    assert found["loss"] is found["grad_norm"] is None and furthest(found["log_probs"], plain["log_probs"]) < 1e-5
+    with pytest.raises(UsageError):
+        session.run(make_dump(0), backward=True)
+    assert not session.tainted and failing(session) != "ran" and session.tainted == (stage == 3)
 
 
-@pytest.mark.parametrize("stage", ("0", "1", "2", "3"))
-def test_a_stage_gives_the_plain_actors_numbers_packed_or_not_and_the_same_bits_whatever_ran_between(alone: Facts, stage: str):
-    expected, found = alone["plain"], alone[stage]
-    first, other, again = found["runs"]
-    for run in (first, found["packed"]):
-        assert furthest(run["log_probs"], expected["log_probs"]) < 1e-5
-        assert run["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-5)
-    assert first["loss"] == pytest.approx(expected["loss"], rel=1e-5)
-    assert first == again and other["grad_norm"] != first["grad_norm"]
-    assert found["a gradient that is not a number"] == [True, True], "it is reported, and changes no weight"
-    resolved = found["resolved"]
-    assert (resolved["zero_stage"], resolved["world_size"], resolved["engine"]) == (int(stage), 1, "training")
-    assert found["collective"] is False
-
-
-@pytest.mark.parametrize("stage", ["0", "3"])
-def test_a_forward_alone_runs_in_the_evaluation_engine(alone: Facts, stage: str):
-    found = alone["evaluation"][stage]
-    assert found["engine"] == "evaluation"
-    assert found["parameters"] == alone["plain"]["parameters"]
-    assert found["loss"] is found["grad_norm"] is None
-    assert furthest(found["log_probs"], alone["plain"]["log_probs"]) < 1e-5
-    assert found["backward"] == "usage"
-
-
-def test_a_failed_forward_spoils_zero_3_and_no_other_stage(alone: Facts):
-    evaluation = alone["evaluation"]
-    assert evaluation["0"]["tainted"][1] != "ran"
-    assert evaluation["0"]["tainted"][::2] == [False, False]
-    assert evaluation["3"]["tainted"][::2] == [False, True]
+if __name__ == "__main__":
+    main(sys.argv[1:], globals())

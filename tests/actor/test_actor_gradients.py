@@ -7,8 +7,6 @@ import torch
 
 from actordbg.actor import forward_outcome as gradients
 from actordbg.actor.forward_outcome import GRADIENT_SAMPLE, GradientKeeper, plain_name, sample
-from actordbg.base.errors import UsageError
-from actordbg.config.replay_config import ReplayConfig, validate
 
 
 def test_a_small_gradient_is_kept_whole_and_a_large_one_at_fixed_places():
@@ -30,25 +28,14 @@ def test_the_norm_is_of_all_elements_also_in_pieces(monkeypatch: pytest.MonkeyPa
     assert kept.dtype == torch.float32 and kept.shape == (GRADIENT_SAMPLE,)
 
 
-def test_a_kept_gradient_does_not_change_with_the_engines():
-    gradient = torch.ones(4)
-    keeper = GradientKeeper()
-    keeper.take("weight", gradient)
+def test_a_kept_gradient_does_not_change_with_the_engines_and_who_does_not_record_keeps_none():
+    gradient, keeper, idle = torch.ones(4), GradientKeeper(), GradientKeeper(records=False)
+    for one in (keeper, idle):
+        one.take("weight", gradient)
     gradient.zero_()
-    assert keeper.tensors["grad/weight"].tolist() == [1, 1, 1, 1]
-
-
-def test_who_does_not_record_keeps_nothing():
-    keeper = GradientKeeper(records=False)
-    keeper.take("weight", torch.ones(4))
-    assert not keeper.tensors and not keeper.facts
+    assert keeper.tensors["grad/weight"].tolist() == [1, 1, 1, 1] and not idle.tensors and not idle.facts
 
 
 @pytest.mark.parametrize("name", ["module.model.layers.0.mlp.weight", "_orig_mod.model.layers.0._fsdp_wrapped_module.mlp.weight"])
 def test_names_are_those_of_the_transformers_model(name: str):
     assert plain_name(name) == "model.layers.0.mlp.weight"
-
-
-def test_gradients_of_a_forward_alone_are_a_usage_error():
-    with pytest.raises(UsageError, match="keep-gradients"):
-        validate(ReplayConfig(keep_gradients=True, backward=False))

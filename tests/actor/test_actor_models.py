@@ -30,23 +30,16 @@ def test_a_folder_is_itself_and_a_hub_name_stays_a_name(model: Path, tmp_path: P
     assert (tmp_path / "cache").samefile(Path(locate("tiny", tmp_path / "cache")).parent)
 
 
-def test_a_shorter_model_has_its_own_configuration_and_the_same_weights(model: Path, tmp_path: Path):
-    before = {path.name: path.read_bytes() for path in model.iterdir()}
-    path = Path(locate(str(model), tmp_path / "cache", num_layers=2))
+def test_a_shorter_model_has_its_own_configuration_and_the_same_weights_and_another_wish_is_another(model: Path, tmp_path: Path):
+    before, cache = {path.name: path.read_bytes() for path in model.iterdir()}, tmp_path / "cache"
+    path = Path(locate(str(model), cache, num_layers=2))
     assert json.loads((path / "config.json").read_text()) == {"num_hidden_layers": 2, "hidden_size": 8}
-    assert (path / "model.safetensors").read_bytes() == b"weights"
-    assert (path / "model.safetensors").is_symlink()
+    assert (path / "model.safetensors").read_bytes() == b"weights" and (path / "model.safetensors").is_symlink()
     assert {path.name: path.read_bytes() for path in model.iterdir()} == before
-
-
-def test_deriving_again_gives_the_same_folder_and_another_wish_another(model: Path, tmp_path: Path):
-    cache = tmp_path / "cache"
-    first = locate(str(model), cache, num_layers=2)
-    assert locate(str(model), cache, num_layers=2) == first
-    assert locate(str(model), cache, num_layers=3) != first
+    assert locate(str(model), cache, num_layers=2) == str(path) != locate(str(model), cache, num_layers=3)
     other = Path(locate(str(model), cache, num_layers=2, dtype="float32"))  # what an old OpenRLHF will load
-    assert str(other) != first and json.loads((other / "config.json").read_text())["torch_dtype"] == "float32"
-    assert len([path for path in cache.iterdir() if path.name.startswith(".")]) == 0
+    assert other != path and json.loads((other / "config.json").read_text())["torch_dtype"] == "float32"
+    assert not any(path.name.startswith(".") for path in cache.iterdir())
 
 
 @pytest.mark.parametrize(

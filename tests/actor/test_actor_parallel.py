@@ -1,94 +1,232 @@
-"""Ranks that compute together give the plain actor's numbers: fully_shard, tensor parallelism, rings, ZeRO; on two processes."""
+"""Ranks that compute together give the plain actor's numbers: fully_shard, tensor parallelism, rings, ZeRO; on two processes.
+
+Both ranks run `parallel` in processes of their own (`actorcases.run_scenario`), with the asserts in it.
+"""
 
 from __future__ import annotations
 
-import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-import parallelcases
 import pytest
-from actorcases import run_scenario
+from actorcases import main, make_dump, numbers, run_scenario
 
 pytestmark = pytest.mark.slow
 
-Facts = dict[str, Any]
 PARAMETERS = 21
 """Of the tiny model, as transformers names them."""
-RUNS = [(name, run) for name, one in parallelcases.BACKENDS.items() for run in ("unpacked", "packed", "warm")]
-RUNS = [(name, run) for name, run in RUNS if run != "unpacked" or "ring" not in name]
-TWO_INPUTS = [name for name in parallelcases.BACKENDS if "," not in name]
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Facts]:
-    folder = tmp_path_factory.mktemp("models")
-    return run_scenario("parallel", folder, world=2, program=parallelcases.__file__, TORCHDYNAMO_DISABLE="1")
+def test_ranks_that_compute_together_give_the_plain_actors_numbers(tmp_path: Path):
+    run_scenario("parallel", tmp_path, world=2, program=__file__, TORCHDYNAMO_DISABLE="1")
 
 
-@pytest.mark.parametrize(("name", "run"), RUNS)
-def test_log_probs_norm_and_single_gradients_are_the_plain_actors(ranks: list[Facts], name: str, run: str):
-    for found in (rank[name][run] for rank in ranks):
-        assert found["log_probs"] < 1e-4 and found["entropy"] < 1e-4
-        assert found["norm"] < 1e-3
-        assert found["over"] == []
-    records = ranks[0][name][run]
-    assert records["names"] and records["kept"] == PARAMETERS
-    assert records["cosine"] > 0.9999 and records["parameter norms"] < 1e-3
-    if "," in name and run == "packed":
-        assert ranks[1][name][run]["kept"] == 0, "only the first rank of a lane keeps gradients"
+BACKENDS: dict[str, dict[str, Any]] = {
+    "fsdp2": {"backend": "fsdp2"},
+    "fsdp2, tp": {"backend": "fsdp2", "tp": 2},
+    "fsdp2, ring": {"backend": "fsdp2", "ring": 2},
+    "ZeRO 0": {"backend": "deepspeed"},
+    "ZeRO 1": {"backend": "deepspeed", "zero_stage": 1},
+    "ZeRO 2": {"backend": "deepspeed", "zero_stage": 2},
+    "ZeRO 3": {"backend": "deepspeed", "zero_stage": 3},
+    "ZeRO 0, ring": {"backend": "deepspeed", "ring": 2},
+    "ZeRO 3, ring": {"backend": "deepspeed", "zero_stage": 3, "ring": 2, "dist_backend": "gloo"},
+}
 
 
-@pytest.mark.parametrize("name", TWO_INPUTS)
-def test_two_inputs_at_a_time_share_the_mean_gradient_and_the_result_says_whose(ranks: list[Facts], name: str):
-    for found in (rank[name]["two inputs"] for rank in ranks):
-        assert found["over"] == ["dump-1", "dump-2"]
-        assert found["log_probs"] < 1e-4
-        assert found["cosine"] > 0.9999 and found["parameter norms"] < 1e-3
+def parallel(cache: Path) -> None:
+    """Compute together on two processes in every way, each input beside what the plain actor gives for it."""
+    from actordbg.actor.session import open_actor
+    from actordbg.config.replay_config import ReplayConfig
+
+    plain: dict[str, Any] = {}
+    with open_actor(ReplayConfig(backward=True, keep_gradients=True, nproc=2), model_cache=cache) as session:
+        for name, dump in dumps().items():
+            plain[name] = session.run(dump, backward=True, keep=True)
+        raises_at_once(session)
+        session._backend.recover = {}.popitem  # raises KeyError, which hides nothing
+        raises_at_once(session)
+        assert session.tainted
+    for name, settings in BACKENDS.items():
+        try:
+            one_backend(cache, int(os.environ["RANK"]), settings, plain)
+        except AssertionError as error:
+            raise AssertionError(name) from error
+    tied(cache)
+    ring_attention()
 
 
-@pytest.mark.parametrize("name", list(parallelcases.BACKENDS))
-def test_the_same_input_gives_the_same_bits_and_a_call_from_another_ring_says_so(ranks: list[Facts], name: str):
-    assert [(rank[name]["again"], rank[name]["collective"]) for rank in ranks] == [(True, True)] * 2
-    said = "had 4 ranks when recorded, and has 2" if "ring" in name else "of 4 ranks left out"
-    assert [said in note for note in ranks[0][name]["notes"]] == [True]
-
-
-def test_what_ran_is_read_off_what_was_built(ranks: list[Facts]):
-    said = {name: ranks[0][name]["said"] for name in parallelcases.BACKENDS}
-    assert {one["dist_backend"] for one in said.values()} == {"gloo"}
-    assert said["fsdp2, tp"]["mesh"] == {"dp": 1, "sp": 1, "tp": 2}
-    assert said["fsdp2, ring"]["mesh"] == {"dp": 1, "sp": 2, "tp": 1}
-    assert said["fsdp2"]["mesh"] == {"dp": 2, "sp": 1, "tp": 1}
-    assert said["fsdp2"]["model_class"] == "LlamaForCausalLM"
-    kernels = {name: one["ring_kernel"] for name, one in said.items()}
-    assert {name for name, kernel in kernels.items() if kernel == "gathered K/V (stand-in)"} == {
-        name for name in said if "ring" in name
+def dumps() -> dict[str, Any]:
+    """By name: the same call unpacked and packed, with a temperature, and two other calls."""
+    return {
+        "unpacked": make_dump(0),
+        "packed": make_dump(0, packing_samples=True, arguments={"return_output": True, "return_entropy": True}),
+        "warm": make_dump(0, packing_samples=True, temperature=0.5),
+        "left": make_dump(1, length=40, packing_samples=True),
+        "right": make_dump(2, length=33, packing_samples=True),
     }
 
 
-@pytest.mark.parametrize("name", ["plain", *parallelcases.BACKENDS])
-def test_what_a_forward_raises_is_what_is_reported(ranks: list[Facts], name: str):
-    assert [rank[name]["raised at once"] for rank in ranks] == [["ValueError", "boom"]] * 2
-    if name == "plain":  # whose recovery fails itself, which hides nothing, and taints
-        assert [rank[name]["recovery fails"] for rank in ranks] == [[["ValueError", "boom"], True]] * 2
+def of_a_ring_of_four() -> Any:
+    """A call that was recorded in a ring of four ranks."""
+    dump = make_dump(0, packing_samples=True)
+    groups = {"ring_attn_group": {"size": 4, "rank": 0}}
+    return replace(dump, record=replace(dump.record, process_groups=groups))
 
 
-@pytest.mark.parametrize("name", ["fsdp2", "fsdp2, tp", "fsdp2, ring"])
-def test_fsdp2_goes_on_after_an_input_that_raised(ranks: list[Facts], name: str):
-    for rank in ranks:
-        assert rank[name]["failed"] == "in the middle"
-        assert rank[name]["after a failure"] == [False, True]
-    assert json.loads(ranks[0][name]["saved"])["architectures"] == ["LlamaForCausalLM"]
+def one_backend(cache: Path, rank: int, settings: dict[str, Any], plain: Mapping[str, Any]) -> None:
+    from actordbg.actor.session import open_actor
+    from actordbg.config.replay_config import ReplayConfig
+
+    config = ReplayConfig(nproc=2, packing=None, backward=True, keep_gradients=True, **settings)
+    defaults, ring, fsdp2 = (
+        make_dump(0, packing_samples=True, grad_enabled=True).record,
+        config.ring > 1,
+        config.backend == "fsdp2",
+    )
+    with open_actor(config, defaults=defaults, model_cache=cache) as session:
+        said, packed = session.resolved, dumps()["packed"]
+        assert (said["dist_backend"], session.is_collective) == ("gloo", True)
+        assert said.get("ring_kernel") == ("gathered K/V (stand-in)" if ring else None)
+        mesh = {"dp": 2 // (config.tp * config.ring), "sp": config.ring, "tp": config.tp}
+        assert not fsdp2 or (said["mesh"], said["model_class"]) == (mesh, "LlamaForCausalLM")
+        raises_at_once(session)
+        first = None
+        for name in ("packed", "warm") if ring else ("packed", "unpacked", "warm"):
+            outcome = session.run(dumps()[name], backward=True, keep=True)
+            first = first or numbers(outcome)
+            is_beside(outcome, plain[name], kept=PARAMETERS if rank == 0 or config.lanes == 2 else 0)
+        (note,) = session.run(of_a_ring_of_four(), backward=True).notes
+        assert ("had 4 ranks when recorded, and has 2" if ring else "of 4 ranks left out") in note
+        if config.lanes == 2:
+            mine = session.run(dumps()[("left", "right")[rank]], backward=True, keep=True)
+            is_averaged(mine, plain["left"], plain["right"], rank)
+        assert numbers(session.run(packed, backward=True)) == first, "to the bit"
+        if fsdp2:
+            fails_in_a_layer(session)
+            assert not session.tainted and numbers(session.run(packed, backward=True)) == first
+            session.save(cache / "saved")
+            assert rank or "LlamaForCausalLM" in (cache / "saved" / "config.json").read_text()
 
 
-def test_a_head_with_the_embeddings_weight_and_norms_of_single_heads_can_be_split(ranks: list[Facts]):
-    found = ranks[0]["tied weights"]
-    assert found["log_probs"] < 1e-4 and found["norm"] < 1e-3
-    assert found["names"] and found["cosine"] > 0.9999 and found["parameter norms"] < 1e-3
+def raises_at_once(session: Any) -> None:
+    """Let the first call of all raise in the Actor's own forward, before the model has run: that comes out of `run`."""
+    right = session.actor.forward
+
+    def forward(*_: Any, **__: Any) -> None:
+        raise ValueError("boom")
+
+    session.actor.forward = forward
+    with pytest.raises(ValueError, match=r"^boom$"):
+        session.run(dumps()["packed"], backward=True)
+    session.actor.forward = right
 
 
-def test_the_stand_in_for_ring_attention_is_attention_over_the_whole(ranks: list[Facts]):
-    for rank in ranks:
-        assert rank["ring attention"]["forward"] < 1e-5
-        assert rank["ring attention"]["gradients"] < 1e-5
-        assert rank["left behind"] is True
+def fails_in_a_layer(session: Any) -> None:
+    """Raise in the second layer on every rank, when the first one's weights are gone and its own are gathered."""
+
+    def fail(*_: Any) -> None:
+        raise ArithmeticError("in the middle")
+
+    hook = session._backend.model.model.layers[1].mlp.register_forward_pre_hook(fail)
+    with pytest.raises(ArithmeticError, match="in the middle"):
+        session.run(dumps()["packed"], backward=True)
+    hook.remove()
+
+
+def is_beside(found: Any, expected: Any, kept: int) -> None:
+    """Hold an outcome against the plain actor's; gradients only where this rank keeps them."""
+    assert float((found.log_probs - expected.log_probs)[expected.mask].abs().max()) < 1e-4
+    assert expected.entropy is None or float((found.entropy - expected.entropy)[expected.mask].abs().max()) < 1e-4
+    assert abs(found.grad_norm - expected.grad_norm) < 1e-3 * expected.grad_norm
+    assert found.gradient_over == () and len(found.gradients) == kept
+    assert not kept or sorted(found.gradients) == sorted(expected.gradients)
+    gradients_are(found, expected.gradients, expected.tensors)
+
+
+def gradients_are(found: Any, facts: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
+    from torch.nn.functional import cosine_similarity
+
+    for name, about in found.gradients.items():
+        pair = (found.tensors["grad/" + name].double(), tensors["grad/" + name].double())
+        assert float(cosine_similarity(*pair, dim=0)) > 0.9999, name
+        assert abs(about["norm"] - facts[name]["norm"]) < 1e-3 * facts[name]["norm"], name
+
+
+def is_averaged(found: Any, left: Any, right: Any, rank: int) -> None:
+    """Two inputs at the same time: log-probs are each its own, the gradient is the mean of both, and the result says so."""
+    import torch
+
+    own = (left, right)[rank]
+    mean = {name: (left.tensors[name] + right.tensors[name]) / 2 for name in left.tensors if name.startswith("grad/")}
+    facts = {name: {"norm": float(torch.linalg.vector_norm(mean["grad/" + name]))} for name in left.gradients}
+    # of the others the norm of the whole mean is not known here
+    found.gradients = {name: about for name, about in found.gradients.items() if about["numel"] <= 65_536}
+    assert float((found.log_probs - own.log_probs)[own.mask].abs().max()) < 1e-4
+    assert found.gradient_over == ("dump-1", "dump-2")
+    gradients_are(found, facts, mean)
+
+
+def tied(cache: Path) -> None:
+    """Split a model whose head shares the embedding's weight, and with norms of single heads, over two ranks."""
+    import torch
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    from actordbg.actor.session import open_actor
+    from actordbg.config.replay_config import ReplayConfig
+
+    folder = cache / "tied"
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=512, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, tie_word_embeddings=True, initializer_range=0.3,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)  # rank 0 alone writes
+    torch.distributed.barrier()
+    outcomes = []
+    for settings in ({}, {"backend": "fsdp2", "tp": 2}):
+        asked = ReplayConfig(model=str(folder), dtype="fp32", nproc=2, backward=True, keep_gradients=True, **settings)
+        with open_actor(asked, model_cache=cache) as session:
+            outcomes.append(session.run(make_dump(0, vocab=512), backward=True, keep=True))
+    is_beside(outcomes[1], outcomes[0], kept=0 if os.environ["RANK"] == "1" else len(outcomes[0].gradients))
+
+
+def ring_attention() -> None:
+    """Hold the stand-in alone against attention over the whole, forward and gradients; three rows, the last with the padding."""
+    import torch
+    import torch.distributed as dist
+    import torch.nn.functional as F
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    from actordbg.trainers.openrlhf import strategy
+
+    rank, total = dist.get_rank(), 12
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((1, 4, total, 8), (1, 2, total, 8), (1, 2, total, 8))
+    whole = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+    weights = torch.randn(1, total, 4, 8, generator=generator)
+    borders = torch.tensor([0, 5, 7, 12], dtype=torch.int32)
+    rows = torch.tensor([0] * 5 + [1] * 2 + [2] * 5)
+    mask = (rows[:, None] == rows) & torch.ones(total, total, dtype=torch.bool).tril()
+    expected = F.scaled_dot_product_attention(*whole, attn_mask=mask, enable_gqa=True).transpose(1, 2)
+    (expected * weights).sum().backward()
+
+    part = slice(rank * total // 2, (rank + 1) * total // 2)
+    own = [tensor.detach()[:, :, part].clone().requires_grad_() for tensor in whole]
+    strategy.substitute_hf_flash_attn(dist.group.WORLD, 1)
+    strategy.update_ring_flash_attn_params(borders, dist.group.WORLD)
+    found, _ = strategy.ring_attention(None, *own)
+    (found * weights[:, part]).sum().backward()
+    strategy.close_ring()
+    grads = [(mine.grad - all_.grad[:, :, part]).abs().max() for mine, all_ in zip(own, whole, strict=True)]
+    assert float((found - expected[:, part]).detach().abs().max()) < 1e-5 and float(max(grads)) < 1e-5
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward, "nothing is left behind"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:], globals())

@@ -74,11 +74,6 @@ def test_a_dump_without_states_says_nothing_and_a_seed_that_was_asked_for_wins_o
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_on_a_cpu_the_recorded_state_is_set_and_its_end_compared():
-    assert replayed(recorded(), CPU) == Randomness(("cpu",), True)
-    assert replayed(recorded(), CPU, draws=40) == Randomness(("cpu",), False)
-
-
 def test_a_gpus_state_is_set_on_whichever_gpu_the_replay_has(gpu: FakeGpu):
     dump = recorded(cuda_3=2)
     before = restore(dump, GPU, None)
@@ -97,16 +92,26 @@ def test_of_several_gpus_the_one_that_is_called_alike_is_meant(gpu: FakeGpu):
     assert before.restored == ("cpu",) and "none of them cuda:0" in before.why
 
 
-def test_draws_of_another_kind_of_device_are_not_compared(gpu: FakeGpu):
-    why = "the run drew its random numbers on {}, the replay on a {}"
-    assert replayed(recorded(cuda_3=2), CPU) == Randomness(("cpu",), None, why.format("cuda:3", "CPU"))
-    assert replayed(recorded(), GPU) == Randomness(("cpu",), None, why.format("a CPU", "GPU"))
+WHY = "the run drew its random numbers on {}, the replay on a {}"
 
 
-def test_a_call_that_raised_in_the_run_has_no_states_after_it():
-    dump = recorded()
-    raised = Dump(replace(dump.record, rng={}), dump.tensors)
-    assert replayed(raised, CPU) == Randomness(("cpu",), None, "the run recorded no generator states after the call")
+@pytest.mark.parametrize(
+    ("gpus", "device", "draws", "after", "match", "why"),
+    [
+        ({}, CPU, 3, True, True, ""),
+        ({}, CPU, 40, True, False, ""),
+        ({"cuda_3": 2}, CPU, 3, True, None, WHY.format("cuda:3", "CPU")),
+        ({}, GPU, 3, True, None, WHY.format("a CPU", "GPU")),
+        ({}, CPU, 3, False, None, "the run recorded no generator states after the call"),  # it raised
+    ],
+)
+def test_the_recorded_state_is_set_on_the_cpu_and_its_end_compared_where_it_can_be(
+    gpu: FakeGpu, gpus: dict[str, int], device: torch.device, draws: int, after: bool, match: bool | None, why: str
+):
+    dump = recorded(**gpus)
+    if not after:
+        dump = Dump(replace(dump.record, rng={}), dump.tensors)
+    assert replayed(dump, device, draws=draws) == Randomness(("cpu",), match, why)
 
 
 @pytest.mark.parametrize("state", [torch.zeros(7, dtype=torch.uint8), torch.zeros(5056, dtype=torch.uint8), torch.zeros(5056)])

@@ -1,129 +1,186 @@
-"""Replaying on the Actor alone: the same numbers as OpenRLHF gives, for every kind of call, and nothing left behind."""
+"""Replaying on the Actor alone: the same numbers as OpenRLHF gives, for every kind of call, and nothing left behind.
+
+Each scenario runs in a process of its own (`actorcases.run_scenario`), with the asserts in it.
+"""
 
 from __future__ import annotations
 
+import math
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
-from actorcases import run_scenario
+from actorcases import VOCAB, failing, furthest, main, make_dump, numbers, run_scenario
 
 pytestmark = pytest.mark.slow
 
-Facts = dict[str, Any]
 
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Facts:
+def test_a_plain_actor_gives_openrlhfs_numbers_for_every_call_and_leaves_nothing_behind(tmp_path: Path):
     # OpenRLHF compiles its entropy; without dynamo it is the same function, without half a minute of C++
-    return run_scenario("plain", tmp_path_factory.mktemp("models"), TORCHDYNAMO_DISABLE="1")[0]
+    run_scenario("plain", tmp_path, program=__file__, TORCHDYNAMO_DISABLE="1")
 
 
-@pytest.fixture(scope="module")
-def changed(tmp_path_factory: pytest.TempPathFactory) -> Facts:
-    return run_scenario("compiled,configurations", tmp_path_factory.mktemp("models"), TORCHINDUCTOR_COMPILE_THREADS="1")[0]
+def test_a_configuration_is_what_runs_and_compiled_all_lengths_are_one_graph(tmp_path: Path):
+    run_scenario("compiled,configurations", tmp_path, program=__file__, TORCHINDUCTOR_COMPILE_THREADS="1")
 
 
-def furthest(left: list[list[float]], right: list[list[float]]) -> float:
-    return max(abs(a - b) for one, other in zip(left, right, strict=True) for a, b in zip(one, other, strict=True))
+def plain(cache: Path) -> None:
+    """Use one plain actor in fp32 in every way that a record can ask for, beside OpenRLHF's Actor called directly."""
+    import torch
+
+    from actordbg.actor.models import ensure_tiny
+    from actordbg.actor.session import open_actor
+    from actordbg.config.replay_config import ReplayConfig
+
+    with open_actor(ReplayConfig(seed=7), model_cache=cache) as session:
+        resolved = session.resolved
+        expected = {
+            "model": "tiny", "dtype": "fp32", "attn": "sdpa", "packing": False, "backend": "plain", "zero_stage": 0, "world_size": 1,
+            "num_layers": 2, "device": "cpu", "seed": 7, "actor": "openrlhf.models.actor.Actor", "vocab_size": VOCAB,
+        }  # fmt: skip
+        assert {name: resolved[name] for name in expected} == expected and "through" not in resolved
+        assert len(resolved["actor_sha256"]) == 64 and resolved["versions"]["torch"]
+        assert (session.is_collective, os.environ["ACTORDBG_DISABLE"]) == (False, "1"), "nothing is recorded"
+
+        from openrlhf.models import Actor  # which needs what the session has made of this process
+
+        first, _, again = (session.run(make_dump(seed), backward=True) for seed in (0, 1, 0))
+        actor = Actor(str(ensure_tiny(cache)), attn_implementation="sdpa", param_dtype="fp32")
+        tensors = make_dump(0).tensors
+        with torch.no_grad():
+            direct = actor(tensors["sequences"], tensors["action_mask"], tensors["attention_mask"])
+        assert numbers(first) == numbers(again) and numbers(first)["log_probs"] == direct.tolist() and first.grad_norm > 0.1
+        assert (
+            math.isclose(first.loss, -first.log_probs[first.mask].mean(), rel_tol=1e-6) and first.peak_memory_bytes > 50_000_000
+        )
+        assert not first.log_probs.requires_grad and all(one.grad is None for one in session.actor.parameters())
+        packed = session.run(make_dump(0, packing_samples=True), backward=True)
+        assert (first.packing, packed.packing) == (False, True) and math.isclose(packed.grad_norm, first.grad_norm, rel_tol=1e-5)
+        assert furthest(numbers(packed)["log_probs"], numbers(first)["log_probs"]) < 1e-5
+
+        for case, width, chosen, notes in CALLS:
+            outcome = session.run(make_dump(3, **case), backward=False)
+            assert outcome.log_probs.shape == outcome.mask.shape == (3, width) and int(outcome.mask.sum()) == chosen, case
+            asked = case.get("arguments", {}).get("return_entropy")
+            assert (None if outcome.entropy is None else outcome.entropy.shape) == ((3, width) if asked else None)
+            assert bool(outcome.notes) == notes
+            head = outcome.log_probs[2, -4:] if case is CALLS[0][0] else head  # noqa: F821
+            assert torch.allclose(outcome.log_probs[2, -4:], head, atol=1e-3)
+
+        for training, mode in ((True, True), (False, False), (None, False)):  # and it does not stay
+            outcome = session.run(make_dump(0, training=training), backward=False)
+            assert outcome.training is session.model.training is mode
+        warm, cold = (session.run(make_dump(0, **fields), backward=False) for fields in ({"temperature": 0.5}, {}))
+        assert [warm.temperature, cold.temperature] == [0.5, 1.0] and (warm.log_probs - first.log_probs).abs().max() > 0.5
+        assert [session.backward_for(make_dump(grad_enabled=value).record) for value in (True, False, None)] == [
+            True,
+            False,
+            False,
+        ]
+        assert sorted(session.run(make_dump(0), backward=False, keep=True).tensors) == ["log_probs", "mask"]
+
+        by_hand = make_dump(5, vocab=128_000)
+        by_hand.tensors["sequences"] %= VOCAB
+        large, small = (session.run(dump, backward=False) for dump in (make_dump(5, vocab=128_000), by_hand))
+        assert (large.folded, small.folded) == (True, False) and torch.equal(large.log_probs, small.log_probs)
+        fork = make_dump(0)
+        fork.tensors["pos_ids"] = torch.zeros(3, 24)
+        unreplayable = {
+            "visual_inputs": make_dump(0, replayable=False, extra={"visual_inputs": "an argument of type dict"}),
+            "num_actions": make_dump(0, arguments={"num_actions": 8}),
+            "pos_ids": fork,
+        }
+        for name, dump in unreplayable.items():
+            with pytest.raises(Exception, match=name):
+                session.run(dump, backward=False)
+        assert failing(session) == "ValueError" and not session.tainted
+        assert numbers(session.run(make_dump(0), backward=True)) == numbers(first)
+        on_the_rows(session, cache)
 
 
-def test_log_probs_are_those_of_openrlhfs_actor_called_directly_whatever_ran_between(plain: Facts):
-    first, again = plain["twice"]
-    assert first["log_probs"] == plain["direct"]
-    assert first == again and first["grad_norm"] > 0.1
-    assert (plain["weights"], plain["graph"], plain["disabled"]) == (True, False, "1"), "nothing is left behind or recorded"
-    assert plain["loss"][0] == pytest.approx(plain["loss"][1], rel=1e-6), "the mean of -log_prob over the action mask"
+CALLS: list[tuple[dict[str, Any], int, int, bool]] = [
+    ({}, 8, 21, False),
+    ({"arguments": {"return_output": True}}, 8, 21, False),
+    ({"arguments": {"return_output": True, "return_entropy": True}}, 8, 21, False),
+    ({"arguments": {"return_squared_loss": False}}, 8, 21, False),  # an old argument, off
+    ({"actions": 0, "arguments": {"action_mask": None, "return_output": True, "return_logprobs": True}}, 23, 59, False),
+    ({"actions": 0, "arguments": {"action_mask": None, "return_output": True}}, 23, 59, True),  # logits only
+    (
+        {
+            "actions": 0,
+            "arguments": {"action_mask": None, "return_output": True, "allgather_logits": True},
+            "packing_samples": True,
+        },
+        *(23, 59, True),
+    ),
+]
+"""A call, how many log-probs a row has, how many are selected in all, and whether the replay notes a difference."""
 
 
-def test_an_actor_of_our_own_gives_the_trainers_numbers_on_the_same_rows(plain: Facts):
-    rows = plain["rows"]
-    assert (rows["said"], rows["through"], rows["actor"]) == (None, "rows", "actordbg.trainers.rows_actor.RowsActor")
-    assert rows["equal"] == [[True, True]] * 4, "log-probs and gradient norms, padded, packed, divided by a temperature, of all"
-    assert len(rows["entropy"]) == 2 and max(rows["entropy"]) < 1e-5
+def on_the_rows(session: Any, cache: Path) -> None:
+    """Give the calls to an Actor of ours: its log-probs and gradient norms are the trainer's to the bit."""
+    from actordbg.actor.session import open_actor
+    from actordbg.config.replay_config import ReplayConfig
+
+    entropies = {"return_output": True, "return_entropy": True}
+    sft = {"actions": 0, "arguments": {"return_logprobs": True}}
+    with open_actor(ReplayConfig(seed=7, through="rows"), model_cache=cache) as rows:
+        assert (rows.resolved["actor"], rows.resolved["through"]) == ("actordbg.trainers.rows_actor.RowsActor", "rows")
+        for call in ({"arguments": entropies}, {"packing_samples": True, "arguments": entropies}, {"temperature": 0.5}, sft):
+            one, other = (each.run(make_dump(0, **call), backward=True) for each in (rows, session))
+            assert one.log_probs.equal(other.log_probs) and one.grad_norm == other.grad_norm
+            assert one.entropy is other.entropy is None or float((one.entropy - other.entropy).abs().max()) < 1e-5
 
 
-def test_packed_rows_give_the_log_probs_and_the_gradient_of_padded_ones(plain: Facts):
-    assert furthest(plain["packed"]["log_probs"], plain["twice"][0]["log_probs"]) < 1e-5
-    assert plain["packed grad"][1] == pytest.approx(plain["packed grad"][0], rel=1e-5)
-    assert plain["packed said"] == [False, True]
+def configurations(cache: Path) -> None:
+    """Run other configurations, and see which attention function really ran."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    from actordbg.actor.session import open_actor
+    from actordbg.config.replay_config import ReplayConfig
+
+    ran: list[str] = []
+    original = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = lambda *args, **kwargs: ran.append("sdpa") or original(*args, **kwargs)
+
+    def run(save: Path | None = None, **fields: Any) -> tuple[dict[str, Any], Any]:
+        ran.clear()
+        with open_actor(ReplayConfig(**fields), model_cache=cache) as session:
+            if save is not None:
+                session.save(save)
+            log_probs = numbers(session.run(make_dump(0), backward=False))["log_probs"]
+            return session.resolved | {"ran": set(ran)}, log_probs
+
+    (usual, default), (eager, close), (one, shorter), (narrow, rounded) = (
+        run(**fields) for fields in ({}, {"attn": "eager"}, {"num_layers": 1}, {"dtype": "bf16"})
+    )
+    assert (usual["attn"], usual["ran"], eager["attn"], eager["ran"]) == ("sdpa", {"sdpa"}, "eager", set())
+    assert furthest(close, default) < 1e-4 and narrow["dtype"] == "bf16" and 1e-4 < furthest(rounded, default) < 0.5
+    assert (one["num_layers"], usual["num_layers"]) == (1, 2), "the first ones"
+    assert one["parameters"] < usual["parameters"] and shorter != default
+    _, small = run(save=cache / "copy", dtype="bf16", num_layers=1)
+    saved, again = run(model=str(cache / "copy"), dtype="bf16")
+    assert (saved["num_layers"], saved["dtype"], again) == (1, "bf16", small), "a saved model replays to the same bits"
 
 
-@pytest.mark.parametrize("call", ["log-probs of actions", "training pass", "with entropy", "old argument, off"])
-def test_a_call_with_an_action_mask_gives_log_probs_of_its_actions(plain: Facts, call: str):
-    found = plain["shapes"][call]
-    assert found["log_probs"] == found["mask"] == [3, 8]
-    assert found["chosen"] == 21
-    assert found["entropy"] == ([3, 8] if call == "with entropy" else None)
+def compiled(cache: Path) -> None:
+    """Compile an actor and run three lengths, forward only (a backward is as many minutes of C++)."""
+    from actordbg.actor.session import open_actor
+    from actordbg.config.replay_config import ReplayConfig
+
+    eager: list[Any] = []
+    for asked, off in (({}, 0.0), ({"compile": True, "compile_backend": "aot_eager"}, 1e-5), ({"compile": True}, 1e-4)):
+        with open_actor(ReplayConfig(**asked, packing=True, num_layers=1), model_cache=cache) as session:
+            runs = [session.run(make_dump(seed, length), backward=False) for seed, length in ((0, 24), (1, 40), (2, 33))]
+            backend = asked.get("compile_backend", "inductor") if asked else None
+            assert (session.resolved["compile"], session.resolved.get("compile_backend")) == (bool(asked), backend)
+        counted = [(1, 0), (0, 0), (0, 0)] if asked else [(None, None)] * 3
+        assert [(run.graphs, run.graph_breaks) for run in runs] == counted, "all lengths are one graph"
+        eager = eager or runs
+        assert all(float((run.log_probs - one.log_probs).abs().max()) <= off for run, one in zip(runs, eager, strict=True))
 
 
-@pytest.mark.parametrize("call", ["sft", "logits only", "logits only, packed"])
-def test_a_call_without_one_gives_log_probs_of_every_real_next_token(plain: Facts, call: str):
-    found = plain["shapes"][call]
-    assert found["log_probs"] == found["mask"] == [3, 23]
-    assert found["chosen"] == 16 + 20 + 23
-    assert found["head"] == plain["shapes"]["log-probs of actions"]["head"]
-    assert bool(found["notes"]) == (call != "sft")
-
-
-def test_each_record_decides_mode_temperature_and_backward_and_they_do_not_stay(plain: Facts):
-    assert plain["modes"] == [[True, True], [False, False], [False, False]]
-    assert plain["temperature"] == [0.5, 1.0] and plain["temperature moved"] > 0.5
-    assert plain["backward for"] == [True, False, False]
-
-
-def test_what_was_not_recorded_whole_is_refused_by_name(plain: Facts):
-    for name, said in zip(("visual_inputs", "num_actions", "pos_ids"), plain["refused"], strict=True):
-        assert name in said
-
-
-def test_a_failed_input_does_not_touch_the_next(plain: Facts):
-    found = plain["after a failure"]
-    assert found == {"error": found["error"], "equal": True, "tainted": False} and found["error"] != "ran"
-
-
-def test_what_is_reported_is_what_was_built(plain: Facts):
-    resolved = plain["resolved"]
-    expected = {
-        "model": "tiny", "dtype": "fp32", "attn": "sdpa", "packing": False, "backend": "plain", "zero_stage": 0,
-        "world_size": 1, "num_layers": 2, "device": "cpu", "seed": 7,
-        "actor": "openrlhf.models.actor.Actor",
-    }  # fmt: skip
-    assert {name: resolved[name] for name in expected} == expected
-    assert len(resolved["actor_sha256"]) == 64 and resolved["versions"]["torch"] and resolved["vocab_size"] == 4096
-    assert plain["folded"] == {"said": [True, False], "equal": True}, "ids outside of the vocabulary"
-    assert (plain["collective"], plain["kept"]) == (False, ["log_probs", "mask"]) and plain["peak"] > 50_000_000
-
-
-def test_a_configuration_is_what_runs(changed: Facts):
-    found = changed["configurations"]
-    default, eager, one, bf16 = (found[name] for name in ("default", "eager", "one layer", "bf16"))
-    assert (default["attn"], default["ran"], eager["attn"], eager["ran"]) == ("sdpa", ["sdpa"], "eager", [])
-    assert 0 <= furthest(eager["log_probs"], default["log_probs"]) < 1e-4
-    assert (one["num_layers"], default["num_layers"]) == (1, 2), "the first ones"
-    assert one["parameters"] < default["parameters"] and one["log_probs"] != default["log_probs"]
-    assert bf16["dtype"] == "bf16" and 1e-4 < furthest(bf16["log_probs"], default["log_probs"]) < 0.5
-    saved = {"layers": 1, "dtype": "bf16", "log_probs": found["one layer bf16"]["log_probs"]}
-    assert found["saved"] == saved, "a saved model replays to the same bits"
-
-
-@pytest.mark.parametrize(
-    ("configuration", "code", "says"),
-    [
-        ("flash", "unsupported", "flash-attn is not installed"),
-        ("three layers", "usage", "the model has 2 layers"),
-        ("no such model", "environment", "/nowhere/model"),
-        ("deepcompile", "unsupported", "DeepCompile runs on CUDA only"),
-    ],
-)
-def test_what_cannot_be_built_is_refused_with_the_reason(changed: Facts, configuration: str, code: str, says: str):
-    refusal = changed["configurations"][configuration]
-    assert refusal["error"] == code and says in refusal["message"] and refusal["hint"]
-
-
-def test_compiled_all_lengths_are_one_graph_with_the_numbers_of_eager(changed: Facts):
-    eager, traced, fast = (changed["compiled"][name] for name in ("eager", "traced", "compiled"))
-    assert {(run["graphs"], *run["said"]) for run in eager} == {(None, False, None)}
-    for runs, backend, off in ((fast, "inductor", 1e-4), (traced, "aot_eager", 1e-5)):
-        assert [(run["graphs"], run["breaks"]) for run in runs] == [(1, 0), (0, 0), (0, 0)]
-        assert all(run["said"] == [True, backend] for run in runs)
-        assert all(furthest(run["log_probs"], one["log_probs"]) < off for run, one in zip(runs, eager, strict=True))
+if __name__ == "__main__":
+    main(sys.argv[1:], globals())

@@ -97,8 +97,7 @@ def test_a_log_names_only_what_shows_there_alone():
     ("left", "right"),
     [
         ("size 1861 at 0x7f3a0010 does not fit 1024", "size 7 at 0x55aa does not fit 8"),
-        ("shape (2, 1861, 64) of /tmp/a/x.bin", "shape [4, 312] of /data/y"),
-        ("took 3.25 s, 1e-05 off", "took 12 s, 2.5e+3 off"),
+        ("shape (2, 1861, 64) of /tmp/a/x.bin, 1e-05 off", "shape [4, 312] of /data/y, 2.5e+3 off"),
         ("key 9f3a2c1bdeadbeef missing", "key 00112233445566778899 missing"),
     ],
 )

@@ -1,74 +1,199 @@
-"""The truth is what the model's formula says: each row alone, in fp32 and really in fp64, against a Llama of our own."""
+"""The truth is what the model's formula says: each row alone, in fp32 and really in fp64, against a Llama of our own.
+
+Both scenarios run in one process of its own (`actorcases.run_scenario`), with the asserts in it.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
-import truthcases
-from actorcases import run_scenario
+from actorcases import main, make_dump, run_scenario
 
 pytestmark = pytest.mark.slow
 
-Facts = dict[str, Any]
 ONE_ULP = 2e-6
 """Of a log-prob between 8 and 16 in float32, which the results are kept in."""
 
 
-@pytest.fixture(scope="module")
-def truth(tmp_path_factory: pytest.TempPathFactory) -> Facts:
-    return run_scenario("truth", tmp_path_factory.mktemp("models"), program=truthcases.__file__)[0]
+def test_the_truth_is_the_formula_of_each_row_alone_and_refuses_what_has_none(tmp_path: Path):
+    run_scenario("formula,refusals", tmp_path, program=__file__)
 
 
-@pytest.fixture(scope="module")
-def session(truth: Facts) -> Facts:
-    found: Facts = truth["session"]
-    return found
+HOLES = ((0, 0, 1, 1, 0, 1, 1, 1, 0, 1, 0, 0), (1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 1, 1), (0,) * 12)
+"""Padded on both sides with holes; a long hole; an empty row."""
 
 
-def test_log_probs_and_entropies_are_the_formulas(truth: Facts):
-    for case, apart in truth["errors"].items():
-        assert apart < (ONE_ULP if case.startswith("fp64") else 2e-5), case
-    assert len(truth["errors"]) == 4 * 6
+def llama(weights: dict[str, Any], config: dict[str, Any], ids: Any) -> Any:
+    """Logits [n, V] of one row of ids [n], float64 throughout: embeddings, RoPE, causal attention, SwiGLU, RMS norms."""
+    import torch
+
+    w = {name: tensor if tensor.requires_grad else tensor.double() for name, tensor in weights.items()}
+    heads, kv, size = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
+
+    def norm(x: Any, name: str) -> Any:
+        return x * (x.pow(2).mean(-1, keepdim=True) + config["rms_norm_eps"]).rsqrt() * w[name]
+
+    place = torch.arange(len(ids), dtype=torch.float64)
+    angle = place[:, None] / 10000.0 ** (torch.arange(0, size, 2, dtype=torch.float64) / size)
+    cos, sin = angle.cos().repeat(1, 2), angle.sin().repeat(1, 2)
+
+    def turn(x: Any) -> Any:
+        half = size // 2
+        return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+    x = w["model.embed_tokens.weight"][ids]
+    for layer in range(config["num_hidden_layers"]):
+        at = f"model.layers.{layer}."
+        h = norm(x, at + "input_layernorm.weight")
+        q, k, v = ((h @ w[f"{at}self_attn.{name}_proj.weight"].T).view(len(ids), -1, size).transpose(0, 1) for name in "qkv")
+        k, v = (one.repeat_interleave(heads // kv, 0) for one in (turn(k), v))
+        scores = turn(q) @ k.transpose(1, 2) / size**0.5
+        scores = scores.masked_fill(torch.ones(len(ids), len(ids)).triu(1).bool(), -torch.inf)
+        mixed = (scores.softmax(-1) @ v).transpose(0, 1).reshape(len(ids), -1)
+        x = x + mixed @ w[at + "self_attn.o_proj.weight"].T
+        h = norm(x, at + "post_attention_layernorm.weight")
+        gate, up, down = (w[f"{at}mlp.{name}_proj.weight"].T for name in ("gate", "up", "down"))
+        x = x + (torch.nn.functional.silu(h @ gate) * (h @ up)) @ down
+    return norm(x, "model.norm.weight") @ w["lm_head.weight"].T
 
 
-def test_holes_padding_and_empty_rows_have_a_truth_too(truth: Facts):
-    assert truth["selected"] == {"actions": 21, "next tokens": 59, "holes": 3 + 7, "actions in holes": 1 + 5}
-    assert set(truth["outside"]) == {0.0}, "nothing outside of the mask"
+def expected(weights: dict[str, Any], config: dict[str, Any], dump: Any) -> tuple[Any, Any]:
+    """Log-probs and entropies of every next token [B, S-1], fp64: attended rows alone, labels from the layout."""
+    import torch
+
+    ids, attended = dump.tensors["sequences"], dump.tensors["attention_mask"] != 0
+    rows, length = ids.shape
+    log_probs, entropy = (torch.zeros(rows, length - 1, dtype=torch.float64) for _ in range(2))
+    for row in range(rows):
+        columns = attended[row].nonzero().squeeze(-1)
+        if not len(columns):
+            continue
+        found = (llama(weights, config, ids[row, columns]) / (dump.record.temperature or 1.0)).log_softmax(-1)
+        for place, column in enumerate(columns.tolist()):
+            if column < length - 1:
+                log_probs[row, column] = found[place, ids[row, column + 1]]
+                entropy[row, column] = -(found[place].exp() * found[place]).sum()
+    return log_probs, entropy
 
 
-def test_fp64_is_fp64_in_every_operation(truth: Facts, session: Facts):
-    assert truth["logits"] < 1e-11 and truth["logits' dtype"] == "torch.float64"
-    assert all(notes == [] for notes in truth["notes"].values())
-    assert session["without the block"] > 10, "the check would see it"
+def model_of(cache: Path) -> tuple[Path, dict[str, Any], dict[str, Any]]:
+    """A tiny model whose weights are no bf16 numbers, its weights and its configuration."""
+    from safetensors.torch import load_file, save_file
+
+    from actordbg.actor.models import ensure_tiny
+
+    tiny, own = ensure_tiny(cache), cache / "unrounded"
+    weights = {name: tensor.float() * 1.0037 for name, tensor in load_file(tiny / "model.safetensors").items()}
+    if not own.exists():
+        own.mkdir()
+        save_file(weights, own / "model.safetensors", metadata={"format": "pt"})
+        (own / "config.json").write_text((tiny / "config.json").read_text())
+    return own, weights, json.loads((own / "config.json").read_text())
 
 
-def test_weights_are_rounded_first(truth: Facts):
-    rounded, whole = truth["resolved"]["fp64 of bf16"], truth["resolved"]["fp64"]
-    assert (rounded["dtype"], rounded["oracle"], rounded["attn"]) == ("bf16", "fp64", "eager")
-    assert (whole["dtype"], whole["oracle"]) == ("fp32", "fp64")
+def holes(actions: int = 0, **record: Any) -> Any:
+    """Rows of 12 tokens with the masks of HOLES; of the actions those that have a predecessor."""
+    import torch
+
+    dump = make_dump(0, length=12, actions=0, **record)
+    attention = torch.tensor(HOLES)
+    dump.tensors["attention_mask"] = attention
+    if actions:
+        dump.tensors["action_mask"] = ((attention[:, 1:] != 0) & (attention[:, :-1] != 0))[:, -actions:]
+    return dump
 
 
-def test_the_loss_and_its_gradient_are_those_of_the_whole_batch(truth: Facts):
-    found = truth["gradient"]
-    assert found["loss"][0] == pytest.approx(found["loss"][1], rel=1e-12)
-    assert found["norm"][0] == pytest.approx(found["norm"][1], rel=1e-12)
-    assert found["left"] == 0
+def formula(cache: Path) -> None:
+    """Hold the truth of odd and of usual inputs, in every dtype, against the page above."""
+    import torch
+
+    from actordbg.actor.session import open_actor
+    from actordbg.config.replay_config import ReplayConfig
+
+    path, weights, config = model_of(cache)
+    rounded = {name: tensor.bfloat16() for name, tensor in weights.items()}
+    entropies = {"arguments": {"return_output": True, "return_entropy": True}}
+    cases = (
+        (make_dump(1, **entropies), 21),
+        (make_dump(2, actions=0, temperature=0.7, arguments={"return_logprobs": True}), 59),
+        (holes(**entropies), 3 + 7),
+        (holes(5), 1 + 5),
+    )
+    for truth, dtype in (("fp64", "fp32"), ("fp32", "fp32"), ("fp32", "bf16"), ("fp64", "bf16")):
+        given = rounded if dtype == "bf16" else weights  # weights are rounded first
+        with open_actor(ReplayConfig(model=str(path), truth=truth, dtype=dtype, backward=True), model_cache=cache) as session:
+            said = session.resolved
+            assert (said["dtype"], said["oracle"], said["attn"]) == (dtype, truth, "eager")
+            for dump, selected in cases:
+                outcome = session.run(dump, backward=False)
+                mask = outcome.mask
+                assert int(mask.sum()) == selected and float(outcome.log_probs[~mask].abs().sum()) == 0.0
+                assert outcome.notes == (), "in fp64 every operation is"
+                for found, ours in zip((outcome.log_probs, outcome.entropy), expected(given, config, dump), strict=True):
+                    off = 0.0 if found is None else (found.double() - ours[:, -mask.shape[1] :])[mask].abs().max()
+                    assert float(off) < (ONE_ULP if truth == "fp64" else 2e-5)
+            if (truth, dtype) == ("fp64", "fp32"):
+                ids = torch.randint(0, 4096, (200,), generator=torch.Generator().manual_seed(3))
+                with torch.no_grad():
+                    exact = session._logits(ids, torch.arange(200))
+                assert exact.dtype is torch.float64 and float((exact - llama(weights, config, ids)).abs().max()) < 1e-11
+                gradient(session, weights, config, cases[0][0])
 
 
-def test_what_has_no_truth_is_refused_with_the_reason(session: Facts):
-    refusals = {"orphan": "no model predicts it", "numbered": "0 and 1", "images": "pixel_values", "packed": "packed_seq_lens"}
-    assert [name for name, said in refusals.items() if said not in session["refused"][name]] == []
+def gradient(session: Any, weights: dict[str, Any], config: dict[str, Any], dump: Any) -> None:
+    """Hold loss and gradient norm of the whole batch against autograd through the page above."""
+    outcome = session.run(dump, backward=True)
+    mask = dump.tensors["action_mask"]
+    leaves = {name: tensor.double().requires_grad_() for name, tensor in weights.items()}
+    loss = -expected(leaves, config, dump)[0][:, -mask.shape[1] :][mask].mean()
+    loss.backward()
+    norm = math.hypot(*(float(tensor.grad.norm()) for tensor in leaves.values()))
+    assert math.isclose(outcome.loss, float(loss), rel_tol=1e-12) and math.isclose(outcome.grad_norm, norm, rel_tol=1e-12)
+    assert all(parameter.grad is None for parameter in session._model.parameters())
 
 
-def test_gradients_are_kept_as_the_backends_keep_them(session: Facts):
-    assert {"log_probs", "mask", "grad/lm_head.weight"} <= set(session["kept"])
-    assert session["dtypes"] == ["torch.bool", "torch.float32"]
-    assert session["facts"]["numel"] == 4096 * 64 and session["facts"]["kept"] == 65_536
-    assert session["norms"][0] == pytest.approx(session["norms"][1], rel=1e-12)
+def refusals(cache: Path) -> None:
+    """Ask for what has no truth, keep gradients, and replay a recorded training pass of a model with dropout."""
+    import torch
+
+    from actordbg.actor import truth_model
+    from actordbg.actor.session import open_actor
+    from actordbg.base.errors import Unsupported
+    from actordbg.config.replay_config import ReplayConfig
+
+    orphan, numbered, fork = make_dump(0), make_dump(0), make_dump(0)
+    orphan.tensors["action_mask"] = torch.ones(3, 22, dtype=torch.bool)
+    numbered.tensors["attention_mask"] = numbered.tensors["attention_mask"] * 2
+    fork.tensors["pixel_values"] = torch.zeros(3, 2)
+    packed = make_dump(0, arguments={"packed_seq_lens": [4, 5]})
+    refused = {"no model predicts it": orphan, "0 and 1": numbered, "pixel_values": fork, "packed_seq_lens": packed}
+    with open_actor(ReplayConfig(truth="fp64", keep_gradients=True), model_cache=cache) as session:
+        for why, dump in refused.items():
+            with pytest.raises(Unsupported, match=why):
+                session.run(dump, backward=False)
+        kept = session.run(make_dump(0), backward=True, keep=True)
+        assert {"log_probs", "mask", "grad/lm_head.weight"} <= set(kept.tensors)
+        assert {tensor.dtype for tensor in kept.tensors.values()} == {torch.bool, torch.float32}
+        assert kept.gradients["lm_head.weight"]["numel"] == 4096 * 64 and kept.tensors["grad/lm_head.weight"].numel() == 65_536
+        assert math.isclose(math.hypot(*(one["norm"] for one in kept.gradients.values())), kept.grad_norm, rel_tol=1e-12)
+        with truth_model.Narrowed(torch.float64) as narrowed, torch.no_grad():
+            session._model(torch.ones(1, 4, dtype=torch.long), use_cache=False)
+        assert sum(narrowed.found.values()) > 10, "the check of fp64 would see it"
+
+    path, _, config = model_of(cache)
+    (dropping := cache / "dropping").mkdir()
+    (dropping / "model.safetensors").symlink_to(path / "model.safetensors")
+    (dropping / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.25}))
+    with open_actor(ReplayConfig(truth="fp32", model=str(dropping)), model_cache=cache) as session:
+        one, other, still = (session.run(make_dump(0, training=mode), backward=False) for mode in (True, True, False))
+        assert "dropout 0.25" in one.notes[0] and still.notes == () and one.training is False
+        assert one.log_probs.equal(other.log_probs) and one.log_probs.equal(still.log_probs)
 
 
-def test_the_truth_drops_nothing_and_says_so(session: Facts):
-    found = session["dropout"]
-    assert found["equal"] and found["training"] is False
-    assert "dropout 0.25" in found["notes"][0][0] and found["notes"][1] == []
+if __name__ == "__main__":
+    main(sys.argv[1:], globals())

@@ -90,7 +90,7 @@ def without(tmp_path: Path, *missing: str) -> tuple[Store, Callable[..., subproc
 @pytest.mark.slow
 def test_without_torch_that_is_what_is_missing_and_how_it_is_installed(tmp_path: Path):
     store, run = without(tmp_path, "torch", "transformers")
-    for words in (["replay"], ["matrix"], ["check"], ["replay", "--truth", "fp32"], ["train-check", "--through", "rows"]):
+    for words in (["replay"], ["check"], ["train-check", "--through", "rows"]):
         done = run(*words)
         assert done.returncode == 4 and not done.stdout, done.stdout + done.stderr
         error, hint = done.stderr.splitlines()[-2:]
@@ -101,7 +101,7 @@ def test_without_torch_that_is_what_is_missing_and_how_it_is_installed(tmp_path:
 
 def test_no_replay_is_begun_without_its_trainer(tmp_path: Path):
     store, run = without(tmp_path, "openrlhf")
-    for words in (["replay"], ["replay", "--dry-run"], ["noise"], ["train-check", "--steps", "1"], ["actor", "init"]):
+    for words in (["replay"], ["train-check", "--steps", "1"], ["actor", "init"]):
         done = run(*words)
         assert done.returncode == 4, done.stdout + done.stderr
         assert "error[environment]: OpenRLHF cannot be imported here: No module named 'openrlhf'" in done.stderr

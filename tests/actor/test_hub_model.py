@@ -138,20 +138,21 @@ def test_only_a_model_that_is_whole_in_the_cache_is_loaded_without_the_hub(
 
 def test_a_name_that_is_no_model_is_refused_without_asking(hub: str, tmp_path: Path):
     assert hub_model.find_model("tiny") is None
-    assert "there is no model in /nope" in _refusal("/nope").message
-    assert "the hub has no such names" in _refusal("no name").message
-    assert "holds no model" in _refusal(str(tmp_path)).message
-    for text, why in (("[" * 100_000, "is not JSON"), ("[]", "is not a JSON object")):
-        (tmp_path / "config.json").write_text(text)
-        assert why in _refusal(str(tmp_path)).message
-    (tmp_path / "config.json").unlink()
-    os.mkfifo(tmp_path / "config.json")
-    assert "holds no model" in _refusal(str(tmp_path)).message
-    assert _Hub.asked == []
+    folder, config = str(tmp_path), tmp_path / "config.json"
+    for name, text, why in (
+        ("/nope", "", "there is no model in /nope"), ("no name", "", "the hub has no such names"), (folder, "", "holds no model"),
+        (folder, "[" * 100_000, "is not JSON"), (folder, "[]", "is not a JSON object"),
+    ):  # fmt: skip
+        if text:
+            config.write_text(text)
+        assert why in _refusal(name).message
+    config.unlink()
+    os.mkfifo(config)
+    assert "holds no model" in _refusal(folder).message and _Hub.asked == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [["replay"], ["replay", "--dry-run"], ["noise"], ["matrix"], ["actor", "init"]], ids=" ".join)
+@pytest.mark.parametrize("command", [["replay"], ["matrix"], ["actor", "init"]], ids=" ".join)
 def test_without_a_hub_every_command_that_builds_an_actor_says_so_and_starts_nothing(tmp_path: Path, command: list[str]):
     store = Store(tmp_path / "store").create()
     create_dumps(store, 1, 1, 8)

@@ -65,15 +65,6 @@ def test_every_command_that_loads_a_model_refuses_one_with_code_before_anything_
     assert "--trust-remote-code" in error.hint and not store.replays.exists() and not store.matrices.exists()
 
 
-def test_an_adapter_is_as_trusted_as_its_base(store: Store):
-    publish(store, 1)
-    base = folder_of(store.root.parent / "base", {"auto_map": codedmodel.AUTO_MAP})
-    (adapter := store.root.parent / "adapter").mkdir()
-    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}))
-    error = refused("replay", "--model", str(adapter), store=store)
-    assert isinstance(error, UnsafeInput) and f"{base}/config.json says auto_map" in error.message and not store.replays.exists()
-
-
 def test_nothing_but_the_command_line_consents(store: Store, monkeypatch: pytest.MonkeyPatch):
     publish(store, 1)
     model = folder_of(store.root.parent / "model", {"auto_map": codedmodel.AUTO_MAP})

@@ -1,19 +1,14 @@
-"""Short ways to name a replay, wherever one is named; the list that shows them; and what a shell offers."""
+"""Short ways to name a replay, wherever one is named, and the list that shows them."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from commandline import invoke, offered
+from commandline import invoke
 from comparecases import given, write_replay
-from replaycases import publish
 
 from actordbg.base.errors import UsageError
-from actordbg.cli.options import complete_dumps, complete_others, complete_replays
 from actordbg.document.blocks import Grid
 from actordbg.document.renderings import grid
 from actordbg.replay.supervise import load_spec
@@ -63,39 +58,15 @@ def test_the_list_has_the_newest_first_and_what_became_of_each(three: Store) -> 
     assert invoke(Store(three.root.parent / "new").create(), "replays").exit_code == 5
 
 
-def test_an_id_that_a_table_shows_can_be_pasted(three: Store) -> None:
-    columns, row = ("dump", *(f"figure{n}" for n in range(5))), ("1.2345",) * 5
-    shown = grid(Grid(columns, tuple((one.dump_id, *row) for one in INPUTS), frozenset({"dump"}))).splitlines()
-    printed = [line.split()[0] for line in shown[2:]]
-    assert all(one.dump_id.startswith(text) for one, text in zip(INPUTS, printed, strict=True)) and len(set(printed)) == 2
-    alike = [INPUTS[0].dump_id, INPUTS[0].dump_id[:-1] + "f"]  # the beginning would not tell them apart
-    cut = grid(Grid(columns, tuple((dump_id, *row) for dump_id in alike), frozenset({"dump"}))).splitlines()[2:]
-    assert all(".." in line for line in cut)
+def test_an_id_that_a_table_shows_can_be_pasted() -> None:
+    """Its beginning, unless that would not tell two apart."""
 
+    def printed(*dump_ids: str) -> list[str]:
+        rows = tuple((dump_id, *["1.2345"] * 5) for dump_id in dump_ids)
+        return [line.split()[0] for line in grid(Grid(("dump", *"abcde"), rows, {"dump"}), 60).splitlines()[2:]]
 
-@pytest.mark.parametrize(
-    ("typed", "found"),
-    [
-        ("report @", ["@1", "@2"]),
-        ("replay --resume 20250619T05", ["20250619T050000-000001"]),
-        ("matrix --attn sdpa,e", ["sdpa,eager"]),
-    ],
-)
-def test_a_shell_completes_replays_and_values(three: Store, typed: str, found: list[str]) -> None:
-    assert offered(typed, ACTORDBG_STORE=str(three.root)) == found
-
-
-def test_ids_and_names_are_offered_the_newest_first_and_nothing_without_a_store(three: Store, tmp_path: Path) -> None:
-    dumps = [one.dump_id for one in publish(three, 2)]
-
-    def context(store: Store) -> Any:
-        root = SimpleNamespace(params={"store": store.root})
-        return SimpleNamespace(find_root=lambda: root)
-
-    ids = ["20250619T070000-000003", "20250619T060000-000002", "20250619T050000-000001"]
-    assert complete_replays(context(three), "") == ["last", "packed", *ids]
-    assert complete_others(context(three), "t") == ["truth"]
-    assert complete_dumps(context(three), "") == sorted(dumps, reverse=True)
-    assert complete_dumps(context(three), dumps[0]) == [dumps[0]]
-    nowhere = context(Store(tmp_path / "nowhere"))
-    assert complete_replays(nowhere, "") == complete_dumps(nowhere, "") == []
+    ids = [one.dump_id for one in INPUTS]
+    assert (
+        all(dump_id.startswith(text) for dump_id, text in zip(ids, printed(*ids), strict=True)) and len(set(printed(*ids))) == 2
+    )
+    assert all(".." in text for text in printed(ids[0], ids[0][:-1] + "f"))

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
-from matrixcases import Bench
 from rich.console import Console
 from roots import SUPPORT
-from supervised import Bench as Replays
-from supervised import make_spec
+from supervised import Bench, make_spec
 
-from actordbg.campaign.run_matrix import MatrixEvent
-from actordbg.cli.matrix_work import follow, steps_of
 from actordbg.cli.progress_bar import Bar
 from actordbg.cli.replaying import counting
-from actordbg.records.matrix_record import FAILED, PASSED
 from actordbg.replay.replay_data import LiveCatalog
 from actordbg.store.layout import Store
 
@@ -72,27 +65,7 @@ def test_what_is_left_of_a_bar_says_what_was_done(done: int, total: float | None
 def test_a_replays_bar_says_the_input_that_compiles_and_that_workers_stop(store: Store) -> None:
     notes: list[str] = []
     counted = counting(LiveCatalog(store), lambda n=1, note="": notes.append(f"{n} {note}".strip()))
-    Replays(store).run(make_spec(2, compile=True), {}, on_event=counted)
+    Bench(store).run(make_spec(2, compile=True), {}, on_event=counted)
     assert notes == [
         "0 starting the workers", "0 compiling: S 8, d0", "1", "0 S 8, d1", "1", "0 stopping the workers",
     ]  # fmt: skip
-
-
-@pytest.fixture
-def bench(store: Store) -> Iterator[Bench]:
-    yield (made := Bench(store))
-    assert made.left_running() == []
-
-
-def test_a_matrix_counts_the_truth_as_a_step_and_ends_where_its_work_does(bench: Bench, store: Store) -> None:
-    record = bench.new({"attn": "sdpa,eager", "packing": "off"}, inputs=2)
-    judged = replace(record, options=record.options | {"oracle": "fp32"})
-    assert (steps_of(record), steps_of(judged)) == (4, 6)
-    steps: list[tuple[float, str]] = []
-    on_event = follow(LiveCatalog(store), lambda n=1, note="": steps.append((n, note)), judged)
-    bench.run(record, lambda config: {"d1": "fail"} if config.attn == "eager" else {}, on_event=on_event)
-    cells = [replace(cell, status=status) for cell, status in zip(record.cells, (PASSED, FAILED), strict=True)]
-    assert sum(n for n, _ in steps) == 5 and "stopping the workers" in steps[-2][1]
-    on_event(MatrixEvent("doing", cells[0], "the truth of S 8, d0"))
-    on_event(MatrixEvent("judged", replace(cells[0], verdict="match")))
-    assert sum(n for n, _ in steps) == 6 and steps[-2:] == [(0, "#0 sdpa: the truth of S 8, d0"), (1, "#0 sdpa: match")]

@@ -67,7 +67,6 @@ def test_status_names_the_step_in_which_ranks_made_unequal_numbers_of_calls(stor
         ),
         ((4, 5, 4), (None, 3.0, None), None),  # a call that is on its way
         ((4, 5, 4), (20.0, 20.0, None), None),  # one that is behind computes, too
-        ((5, 5, 5), (None, 20.0, None), None),  # a slow one
     ],
 )
 def test_ranks_that_wait_for_a_call_that_others_do_not_make(calls: Any, flying: Any, told: str | None) -> None:

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import io
 import sys
+from typing import Any
 
 import pytest
+from comparecases import given, write_replay
 
 from actordbg.cli import output
 from actordbg.cli.app import app
-from actordbg.cli.replay_work import ReplayAnswer, render
+from actordbg.cli.replay_work import answer_of, render
 from actordbg.dumps.create import create_dumps
+from actordbg.replay.supervise import load_spec
 from actordbg.store.layout import Store
 
-ANSWER = ReplayAnswer(
-    "20250619T052608-4fdcae",
-    "complete",
-    40_000,
-    passed=39_000,
-    failed=900,
-    hung=100,
-    forward_median_s=0.5,
-    forward_p95_s=0.75,
-    first_forward_s=40.0,
-    configuration="a model with a long name, bf16 sdpa, packed, deepspeed ZeRO 3, 8 processes, on NVIDIA H100 80GB HBM3",
-    folder="/a/path/" + "that-is-longer-than-a-line/" * 4,
-    kept_bytes=7,
-)
+FOLDER = "/a/path/" + "that-is-longer-than-a-line/" * 4
+CONFIGURATION = "a model with a long name, bf16 sdpa, packed, deepspeed ZeRO 3, 8 processes, on NVIDIA H100 80GB HBM3"
+INPUTS = [given(0), given(1)]
+
+
+@pytest.fixture
+def answer(store: Store) -> dict[str, Any]:
+    write_replay(store, "20250619T052608-4fdcae", INPUTS)
+    answer = answer_of(store, load_spec(store, "last"), 0)
+    return answer | {"configuration": CONFIGURATION, "folder": FOLDER, "kept_bytes": 7}
 
 
 class Screen(io.StringIO):
@@ -41,15 +40,17 @@ def screen_of(monkeypatch: pytest.MonkeyPatch, columns: int = 80) -> Screen:
     return shown
 
 
-def test_facts_of_an_answer_are_broken_between_words_and_go_on_below_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_facts_of_an_answer_are_broken_between_words_and_go_on_below_themselves(
+    monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any]
+) -> None:
     screen = screen_of(monkeypatch)
-    render(ANSWER)
+    render(answer)
     lines = screen.getvalue().splitlines()
     broken = [line for line in lines if line.startswith(" " * 17)]
     assert broken and all(len(line) <= 80 for line in lines if "longer-than-a-line" not in line and "`" not in line)
-    assert f"  journals, logs {ANSWER.folder}" in lines, "a path is whole, beside its name"
+    assert f"  journals, logs {FOLDER}" in lines, "a path is whole, beside its name"
     words = " ".join(screen.getvalue().split())
-    assert ANSWER.configuration in words and f"`actordbg compare {ANSWER.replay_id} ...`" in screen.getvalue()
+    assert CONFIGURATION in words and f"`actordbg compare {answer['replay_id']} ...`" in screen.getvalue()
 
 
 def test_a_dump_is_shown_in_the_width_of_the_terminal(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
@@ -70,6 +71,6 @@ def test_a_terminal_may_be_narrow(monkeypatch: pytest.MonkeyPatch, columns: int)
     assert screen.getvalue().split() == ["name", "some", "words", "of", "a", "fact", "empty"]
 
 
-def test_a_pipe_gets_one_line_for_each_fact(capsys: pytest.CaptureFixture[str]) -> None:
-    render(ANSWER)
-    assert f"  {'configuration':<14} {ANSWER.configuration}\n" in capsys.readouterr().out
+def test_a_pipe_gets_one_line_for_each_fact(capsys: pytest.CaptureFixture[str], answer: dict[str, Any]) -> None:
+    render(answer)
+    assert f"  {'configuration':<14} {CONFIGURATION}\n" in capsys.readouterr().out

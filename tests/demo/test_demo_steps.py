@@ -1,6 +1,6 @@
 """`actordbg demo`: every step is the command it shows; the first failure ends it, with a reason; nothing is left behind.
 
-The two whole demos at the end are slow and real: they train with OpenRLHF, twice replay what was recorded, and unpatch.
+The demo at the end is slow and real: it trains with OpenRLHF, twice replays what was recorded, and unpatches.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from amounts import WHOLE
 from roots import ROOT
 
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem
@@ -38,7 +39,9 @@ class Recorded(Demo):
         self.ran.append(arguments)
 
 
-def test_dumping_is_switched_on_once_after_the_first_step_and_a_long_training_is_told_in_few_lines(tmp_path: Path) -> None:
+def test_dumping_is_switched_on_once_after_the_first_step_and_a_long_training_is_told_as_typed_in_few_lines(
+    tmp_path: Path,
+) -> None:
     demo = Recorded("sft", tmp_path)
     demo._follow(TrainingProgress("starting"))
     demo._follow(TrainingProgress("loading"))
@@ -47,33 +50,21 @@ def test_dumping_is_switched_on_once_after_the_first_step_and_a_long_training_is
         demo._follow(TrainingProgress("step", step))
         assert demo.ran == [("dump", "enable")]
     assert len(demo.said) < 12
+    command = [sys.executable, "-m", "a.driver", "ppo", "--", "--a", str(tmp_path / "training" / "model")]
+    assert Recorded("ppo", tmp_path)._as_typed(command) == "python -m openrlhf.cli.train_ppo_ray --a training/model"
 
 
-def test_the_training_is_shown_as_its_user_would_type_it(tmp_path: Path) -> None:
-    model = str(tmp_path / "training" / "model")
-    shown = Recorded("ppo", tmp_path)._as_typed([sys.executable, "-m", "a.driver", "ppo", "--", "--a", model])
-    assert shown == "python -m openrlhf.cli.train_ppo_ray --a training/model"
-
-
-def test_a_command_is_shown_and_then_run_with_exactly_those_words(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_command_is_run_with_the_words_that_are_shown_without_settings_of_the_users_and_ends_the_demo_if_it_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     said: list[str] = []
-    Demo("sft", tmp_path, said.append)._actordbg("--version")
-    assert said == ["$ actordbg --store store --version"]
-    assert re.match(r"actordbg \d", capfd.readouterr().out)
-
-
-def test_a_command_that_fails_ends_the_demo_and_is_named(tmp_path: Path) -> None:
-    with pytest.raises(LaunchProblem, match=r"actordbg --store store no-such-command.* exit code 2"):
-        Demo("sft", tmp_path, lambda text: None)._actordbg("no-such-command")
-
-
-def test_settings_of_the_users_do_not_reach_the_demos_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ACTORDBG_STORE", "/users/store")
-    env = Demo("sft", tmp_path, lambda text: None)._environment()
-    assert not [name for name in env if name.startswith("ACTORDBG_")]
-
-
-def test_a_replay_of_nothing_is_a_failure(tmp_path: Path) -> None:
+    demo = Demo("sft", tmp_path, said.append)
+    demo._actordbg("--version")
+    assert said == ["$ actordbg --store store --version"] and re.match(r"actordbg \d", capfd.readouterr().out)
+    assert not [name for name in demo._environment() if name.startswith("ACTORDBG_")]
+    with pytest.raises(LaunchProblem, match=r"actordbg --store store no-such-command.* exit code 2"):
+        demo._actordbg("no-such-command")
     with pytest.raises(LaunchProblem, match="selected nothing"):
         Recorded("sft", tmp_path)._replay("--backend", "plain")
 
@@ -149,22 +140,20 @@ def _child_sessions(parent: int) -> list[int]:
     return [int(child) for child in children if os.getsid(int(child)) == int(child)]
 
 
-# The steps are the same for both trainers, and tests/install/test_run_ray.py records a real SFT training. DEMO=all shows that one, too.
 @needs_openrlhf
 @pytest.mark.slow
-@pytest.mark.parametrize("trainer", ["sft", "ppo"] if os.environ.get("DEMO") == "all" else ["ppo"])
-def test_the_whole_way_from_a_real_training_to_an_unpatched_file(trainer: str, tmp_path: Path) -> None:
-    kept = tmp_path / "kept"
-    demo = _demo("--trainer", trainer, "--keep", str(kept), cwd=tmp_path)
+def test_the_whole_way_from_a_real_training_to_an_unpatched_file(tmp_path: Path) -> None:
+    """The steps are the same for both trainers; in `make whole` it is PPO under Ray, which takes twice as long."""
+    kept, ppo = tmp_path / "kept", WHOLE
+    demo = _demo("--trainer", "ppo" if ppo else "sft", "--keep", str(kept), cwd=tmp_path)
     output = demo.communicate(timeout=900)[0]
     assert demo.returncode == 0, output[-4000:]
     commands = [line for line in output.splitlines() if line.startswith("$ actordbg --store store ")]
     verbs = [re.sub(r"^\$ actordbg --store store ", "", line).split(" --")[0] for line in commands]
     assert ", ".join(verbs) == "patch, dump enable, dump status, index, dump ls, replay, replay, report, report, unpatch"
     records = [read_record(path) for path in Store(kept / "store").iter_dumps()]
-    roles = {record.role for record in records}
-    assert len(records) >= 10 and (trainer == "sft" or roles == {"policy", "reference"})
-    assert {record.grad_enabled for record in records} == ({True} if trainer == "sft" else {True, False})
+    assert len(records) >= 10 and {record.grad_enabled for record in records} == ({True, False} if ppo else {True})
+    assert not ppo or {record.role for record in records} == {"policy", "reference"}
     assert output.count("4 passed") >= 2
     assert "torch.compile" in (kept / "report.md").read_text()
     before, after = (re.search(rf"sha256 {word} +(\w{{64}})", output) for word in ("before", "after"))

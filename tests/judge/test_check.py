@@ -19,8 +19,7 @@ from actordbg.catalog.query import get_configuration
 from actordbg.cli.app import app
 from actordbg.dumps.create import create_dumps
 from actordbg.judge.check import CheckAnswer, CheckFound, answer_of_check, run_check
-from actordbg.judge.junit import junit_xml, workflow_commands
-from actordbg.judge.load_replays import load
+from actordbg.judge.exports import junit_xml, workflow_commands
 from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.replay.supervise import load_spec
 from actordbg.store.layout import Store
@@ -42,82 +41,72 @@ def off(index: int, made: dict[str, Any]) -> dict[str, Any]:
     return made | {"log_probs": made["log_probs"] + 0.1 * (index == 1)}
 
 
-class TestTheWord:
-    def test_right_says_of_how_many_how_far_and_what_was_not_judged(self, store: Store) -> None:
-        _, answer = checked(store, recorded="org/a model")
-        assert (answer.good, answer.max_abs) == (True, 0)
-        assert answer.sentence == (
-            "RIGHT (TOY MODEL): 3 of 257 dumps run, as near the truth as fp32 allows; not judged: your model; gradients (--backward); the laws"
-        )
-        assert answer.next == "actordbg check --model 'org/a model'"
-        assert [ComparisonRecord.from_file(path).verdict for path in store.comparisons.iterdir()] == ["match"]
-
-    def test_wrong_names_how_many_and_the_worst_dump_comes_next(self, store: Store) -> None:
-        _, answer = checked(store, change=off)
-        assert not answer.good and answer.max_abs == pytest.approx(0.1, rel=0.01)
-        assert answer.sentence.startswith(
-            "WRONG (TOY MODEL): 1 of 3 dumps further from the truth than fp32 explains; not judged:"
-        )
-        assert INPUTS[1].dump_id in answer.next and answer.next.startswith("actordbg matrix --where")
-
-    def test_a_broken_law_is_wrong_whatever_the_truth_says(self, store: Store) -> None:
-        _, answer = checked(store, result=lambda index: {"extra": {"temperature": 1.0, "laws": [LAW] * (index == 2)}})
-        assert answer.sentence.startswith("WRONG (TOY MODEL): neighbour broken: row 1 sees row 0")
-        assert not answer.good and INPUTS[2].dump_id in answer.next
-
-    def test_a_failure_is_named_before_anything_else(self, store: Store) -> None:
-        failed = {"status": "failed", "error_class": "ValueError", "error": "no such thing\nat all"}
-        _, answer = checked(store, change=off, result=lambda index: failed if index == 0 else {})
-        assert answer.sentence == "FAILED (TOY MODEL): 1 of 3 dumps did not pass: ValueError, no such thing"
-        assert not answer.good and answer.next == "actordbg report r-01"
-
-    def test_nothing_compared_is_not_green(self, store: Store) -> None:
-        _, answer = checked(store, change=lambda index, made: None)
-        assert answer.word == "NOT JUDGED" and not answer.good
-        assert "nothing could be compared with the truth: " in answer.sentence
-        (compared,) = load(store, ["r-01"]).replays[0].comparisons
-        why = answer.sentence.partition("nothing could be compared with the truth: ")[2]
-        assert compared.compared == 0 and why in (compared.reasons or "")
-
-    def test_a_truth_that_cannot_be_computed_says_why(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        def no_truth(*_: Any, **__: Any) -> str:
-            raise Unsupported("no row has a truth")
-
-        monkeypatch.setattr("actordbg.judge.check.ensure_truth", no_truth)
-        _, answer = checked(store, truth=False)
-        assert answer.sentence.endswith("nothing could be compared with the truth: no row has a truth")
+FAILED = {"status": "failed", "error_class": "ValueError", "error": "no such thing\nat all"}
+LAWLESS = {"extra": {"temperature": 1.0, "laws": [LAW]}}
 
 
-class TestWhatTheRunGot:
+@pytest.mark.parametrize(
+    ("replayed", "sentence", "next_command"),
+    [
+        ({}, "RIGHT (TOY MODEL): 3 of 257 dumps run, as near the truth as fp32 allows; not judged: your model; gradients (--backward); the laws",
+         "actordbg check --model 'org/a model'"),
+        ({"change": off}, "WRONG (TOY MODEL): 1 of 3 dumps further from the truth than fp32 explains; not judged: your model; "
+         "gradients (--backward); the laws", f'actordbg matrix --where "dump_id = \'{INPUTS[1].dump_id}\'"'),
+        # a broken law is wrong whatever the truth says
+        ({"result": lambda index: LAWLESS if index == 2 else {}}, "WRONG (TOY MODEL): neighbour broken: row 1 sees row 0",
+         f'actordbg matrix --where "dump_id = \'{INPUTS[2].dump_id}\'"'),
+        # a failure is named before anything else
+        ({"change": off, "result": lambda index: FAILED if index == 0 else {}},
+         "FAILED (TOY MODEL): 1 of 3 dumps did not pass: ValueError, no such thing", "actordbg report r-01"),
+        ({"change": lambda index, made: None}, "NOT JUDGED (TOY MODEL): 3 of 257 dumps run, and nothing could be compared with the truth: "
+         "A: its tensors are gone", "actordbg report r-01"),
+    ],
+)  # fmt: skip
+def test_the_sentence_says_what_is_wrong_and_what_was_not_judged(
+    store: Store, replayed: dict[str, Any], sentence: str, next_command: str
+) -> None:
+    _, answer = checked(store, recorded="org/a model", **replayed)
+    assert answer.sentence.startswith(sentence) and answer.next.startswith(next_command)
+    assert answer.good == (answer.word == "RIGHT")
+    (record,) = (ComparisonRecord.from_file(path) for path in store.comparisons.iterdir())
+    assert answer.max_abs == (record.furthest and pytest.approx(record.furthest[0]))
+
+
+def test_a_truth_that_cannot_be_computed_says_why(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_truth(*_: Any, **__: Any) -> str:
+        raise Unsupported("no row has a truth")
+
+    monkeypatch.setattr("actordbg.judge.check.ensure_truth", no_truth)
+    _, answer = checked(store, truth=False)
+    assert answer.sentence.endswith("nothing could be compared with the truth: no row has a truth")
+
+
+@pytest.mark.parametrize(
+    ("log_prob", "entropy", "outputs", "word", "said"),
+    [
+        (1.5, 0.0, True, "WRONG", "in 1 of 2 dumps what the run itself got is not what its model gives in fp32: log-probs by up to 1.5 nats"),
+        (0.0, 3.25, True, "WRONG", "in 2 of 2 dumps what the run itself got is not what its model gives in fp32: entropies by up to 3.25 nats; "
+         "its log-probs agree"),
+        (0.0, 0.0, True, "RIGHT", "2 of 2 dumps run, as near the truth as fp32 allows"),
+        (0.0, 0.0, False, "NOT JUDGED", "2 of 2 dumps run, as near the truth as fp32 allows; not judged: what the run itself got in 2 of 2 dumps: "),
+    ],
+)  # fmt: skip
+def test_what_the_training_run_got_is_judged_where_it_was_asked_for(
+    store: Store, log_prob: float, entropy: float, outputs: bool, word: str, said: str
+) -> None:
     """A replay and a truth that agree, and dumps with what the training run itself got, of which one figure is off."""
-
-    @staticmethod
-    def answer(store: Store, log_prob: float = 0.0, entropy: float = 0.0, outputs: bool = True) -> CheckAnswer:
-        inputs, made = publish_golden(store, 2, outputs)
-        made[0]["log_probs"][1, 0] -= log_prob
-        for tensors in made:
-            tensors["entropy"][1, 0] -= entropy
-        truth: Any = {"model": "/m", "change": lambda index, _: made[index], "result": lambda index: {"folded_ids": False}}
-        write_replay(store, "r-01", inputs, **truth)
-        write_replay(store, "r-02", inputs, truth="fp32", **truth)
-        return answer_of_check(run_check(store, load_spec(store, "r-01"), golden=True), of=2)
-
-    def test_a_fault_of_the_trainer_is_wrong_though_the_replay_is_right(self, store: Store) -> None:
-        answer = self.answer(store, log_prob=1.5)
-        assert (answer.good, answer.max_abs, answer.next) == (False, 0, "actordbg compare r-01 golden")
-        assert answer.sentence.startswith(
-            "WRONG: in 1 of 2 dumps what the run itself got is not what its model gives in fp32: log-probs by up to 1.5 nats; not judged: "
-        )
+    inputs, made = publish_golden(store, 2, outputs)
+    made[0]["log_probs"][1, 0] -= log_prob
+    for tensors in made:
+        tensors["entropy"][1, 0] -= entropy
+    truth: Any = {"model": "/m", "change": lambda index, _: made[index], "result": lambda index: {"folded_ids": False}}
+    write_replay(store, "r-01", inputs, **truth)
+    write_replay(store, "r-02", inputs, truth="fp32", **truth)
+    answer = answer_of_check(run_check(store, load_spec(store, "r-01"), golden=True), of=2)
+    assert (answer.word, answer.max_abs) == (word, 0) and answer.said.startswith(said)
+    if word == "WRONG":
+        assert answer.next == "actordbg compare r-01 golden"
         assert answer.not_judged[0] == "whether the model has the weights of that moment (run --hash-weights)"
-
-    def test_entropies_alone_are_named_so(self, store: Store) -> None:
-        assert "in 2 of 2 dumps" in (said := self.answer(store, entropy=3.25).said)
-        assert said.endswith(": entropies by up to 3.25 nats; its log-probs agree")
-
-    def test_what_was_asked_for_and_not_recorded_is_not_judged(self, store: Store) -> None:
-        assert self.answer(store, outputs=True).good
-        answer = self.answer(store, outputs=False)
-        assert answer.word == "NOT JUDGED" and "; not judged: what the run itself got in 2 of 2 dumps: the" in answer.sentence
 
 
 def test_other_programs_get_every_failure_as_text(store: Store) -> None:

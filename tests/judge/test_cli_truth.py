@@ -1,10 +1,12 @@
-"""`--truth`, its old name `--oracle`, `noise` and `compare --noise` as typed: what they take, refuse and say. Nothing here starts a worker."""
+"""Which replay is the truth of another one, and `--truth`, `noise` and `compare --noise` as typed. Nothing here starts a worker."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
@@ -12,17 +14,20 @@ from comparecases import given, write_replay
 from replaycases import publish
 from typer.testing import CliRunner
 
+from actordbg.actor import hub_model
 from actordbg.actor.hub_model import versions_of
-from actordbg.base.errors import ActordbgError, EnvironmentProblem, NothingToDo, UsageError, WhereError
+from actordbg.base.errors import ActordbgError, EnvironmentProblem, NothingToDo, StoreProblem, UsageError, WhereError
 from actordbg.base.units import new_replay_id
 from actordbg.cli.app import app
 from actordbg.cli.lazy import filled_in
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import make_folder
+from actordbg.judge.find_truth import ensure_truth, find_truth, wanted_truth
 from actordbg.judge.noise_floor import measure, save
 from actordbg.records.journal import SPEC
 from actordbg.records.replay_record import ReplaySpec
+from actordbg.replay.supervise import load_spec
 from actordbg.store.layout import Store
 
 
@@ -45,7 +50,6 @@ def invoke(store: Store, *arguments: str) -> Result:
     ("typed", "read"),
     [
         ("--oracle", "--oracle=fp32"),
-        ("--oracle --quiet", "--oracle=fp32 --quiet"),
         ("--oracle fp64 --quiet", "--oracle fp64 --quiet"),
         ("--truth=fp64 --resume", "--truth=fp64 --resume=last"),
         ("--where --oracle", "--where --oracle=fp32"),
@@ -68,26 +72,16 @@ def test_the_bare_options_mean_what_they_say(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    "contradiction",
+    ("words", "why"),
     [
-        "--packing",
-        "--compile",
-        "--attn sdpa",
-        "--backend fsdp2",
-        "--align rank",
-        "--tp 2",
-        "--backend deepspeed --zero-stage 2",
+        *((f"--oracle fp64 {words}", "contradict") for words in (
+            "--packing", "--compile", "--attn sdpa", "--backend fsdp2", "--align rank", "--tp 2", "--backend deepspeed --zero-stage 2")),
+        ("--oracle bf17", "bf17"),
     ],
-)
-def test_what_contradicts_the_truth_is_refused(store: Store, contradiction: str) -> None:
-    with pytest.raises(UsageError, match="contradict"):
-        invoke(store, "replay", "--oracle", "fp64", *contradiction.split())
-
-
-def test_other_dtypes_are_named(store: Store) -> None:
-    with pytest.raises(UsageError, match="bf17") as caught:
-        invoke(store, "replay", "--oracle", "bf17")
-    assert "fp64" in caught.value.hint
+)  # fmt: skip
+def test_what_contradicts_the_truth_is_refused(store: Store, words: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        invoke(store, "replay", *words.split())
 
 
 def test_noise_on_nothing_says_what_there_is(store: Store) -> None:
@@ -98,81 +92,176 @@ def test_noise_on_nothing_says_what_there_is(store: Store) -> None:
         invoke(store, "noise", "--order", "time", "--shuffle-inputs")
 
 
-class TestCompareWithNoise:
-    """The floor that `--noise` takes."""
+A, B, VARIED, TRUTH = (f"20250619T050000-00000{number}" for number in (1, 2, 3, 4))
 
-    A, B, VARIED = (f"20250619T050000-00000{number}" for number in (1, 2, 3))
 
-    @pytest.fixture
-    def pair(self, store: Store) -> Store:
-        write_replay(store, self.A, [given(0)])
-        write_replay(store, self.B, [given(0)])
-        write_replay(store, self.VARIED, [given(0)], vary="repad")
-        return store
+@pytest.fixture
+def pair(store: Store) -> Store:
+    write_replay(store, A, [given(0)])
+    write_replay(store, B, [given(0)])
+    write_replay(store, VARIED, [given(0)], vary="repad")
+    return store
 
-    def test_without_a_floor_it_says_how_to_measure_one(self, pair: Store) -> None:
-        with pytest.raises(UsageError, match=f"the configuration of {self.A}") as caught:
-            invoke(pair, "compare", self.A, self.B, "--noise")
-        assert "actordbg noise" in caught.value.hint
 
-    def test_the_newest_of_this_configuration_is_taken(self, pair: Store) -> None:
-        floor = measure(pair, self.A, {"repad": self.VARIED})
-        save(pair, floor)
-        found = json.loads(invoke(pair, "compare", self.A, self.B, "--noise", "--json").stdout)
-        assert (found["verdict"], found["noise_id"]) == ("match", floor.noise_id)
-        assert json.loads(invoke(pair, "compare", self.B, self.A, "--noise", floor.noise_id, "--json").stdout)["noise_id"]
+def test_the_floor_is_the_newest_of_this_configuration_and_without_one_it_says_how_to_measure_it(pair: Store) -> None:
+    with pytest.raises(UsageError, match=f"the configuration of {A}") as caught:
+        invoke(pair, "compare", A, B, "--noise")
+    assert "actordbg noise" in caught.value.hint
+    floor = measure(pair, A, {"repad": VARIED})
+    save(pair, floor)
+    found = json.loads(invoke(pair, "compare", A, B, "--noise", "--json").stdout)
+    assert (found["verdict"], found["noise_id"]) == ("match", floor.noise_id)
+    assert json.loads(invoke(pair, "compare", B, A, "--noise", floor.noise_id, "--json").stdout)["noise_id"]
 
-    def test_a_truth_that_is_there_is_not_computed_and_last_is_what_somebody_asked_for(self, pair: Store) -> None:
-        truth = write_replay(pair, "20250619T050000-000004", [given(0)], truth="fp32")
-        found = json.loads(invoke(pair, "compare", "last", "truth", "--json").stdout)
-        assert (found["a"]["replay_id"], found["b"]["replay_id"]) == (self.B, truth)
-        assert "computing the truth" not in invoke(pair, "compare", self.A, "truth").stderr
 
-    @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-    def test_without_torch_a_truth_that_is_there_answers_and_one_of_other_versions_does_not(
-        self, store: Store, monkeypatch: pytest.MonkeyPatch, dtype: str
-    ) -> None:
-        """The versions that count are those under which the replay itself ran: nothing here says others."""
-        really = importlib.metadata.version
-        ran = versions_of("tiny") | {"torch": "2.9.1", "transformers": "5.1.0", "actordbg": "0.2.0"}
+def test_a_truth_that_is_there_is_not_computed_and_last_is_what_somebody_asked_for(pair: Store) -> None:
+    truth = write_replay(pair, TRUTH, [given(0)], truth="fp32")
+    found = json.loads(invoke(pair, "compare", "last", "truth", "--json").stdout)
+    assert (found["a"]["replay_id"], found["b"]["replay_id"]) == (B, truth)
+    assert "computing the truth" not in invoke(pair, "compare", A, "truth").stderr
 
-        def version(name: str) -> str:
-            if name in ("torch", "transformers"):
-                raise importlib.metadata.PackageNotFoundError(name)
-            return really(name)
+    def reported() -> list[str]:
+        return [shown["replay_id"] for shown in json.loads(invoke(pair, "report", "--json").stdout)["replays"]]
 
-        monkeypatch.setattr(importlib.metadata, "version", version)
-        write_replay(store, self.A, [given(0)], dtype=dtype, versions=ran)
-        write_replay(store, "20250619T050000-000004", [given(0)], dtype=dtype, truth="fp32", versions=ran | {"torch": "2.8.0"})
-        with pytest.raises(
-            EnvironmentProblem, match=r"no finished truth in fp32 .* under .*torch 2\.9\.1.*not installed"
-        ) as caught:
-            invoke(store, "compare", self.A, "truth")
-        assert caught.value.exit_code == 4 and len(list(store.replays.iterdir())) == 2
-        write_replay(store, "20250619T050000-000003", [given(0)], dtype=dtype, truth="fp32", versions=ran)
-        done = invoke(store, "compare", self.A, "truth", "--json")
-        told = json.loads(done.stdout)
-        assert (done.exit_code, told["verdict"], told["b"]["replay_id"]) == (0, "match", "20250619T050000-000003")
-        assert ("what the dtype costs is not measured" in invoke(store, "compare", self.A, "truth").stderr) is (dtype == "bf16")
+    assert reported() == [B]
+    spec = pair.replays / truth / SPEC
+    spec.write_text(spec.read_text().replace('"command": ""', '"command": "actordbg replay --oracle"'))
+    invoke(pair, "index", "--rebuild")
+    assert reported() == [truth], "a truth that somebody asked for"
 
-    def test_a_mistake_in_where_is_found_before_a_truth_is_computed(self, pair: Store) -> None:
-        with pytest.raises(WhereError, match="no column 'foo'"):
-            invoke(pair, "compare", self.A, "truth", "--where", "foo=1")
-        assert len(list(pair.replays.iterdir())) == 3
 
-    def test_reports_and_curves_mean_the_same_by_last(self, pair: Store) -> None:
-        truth = write_replay(pair, "20250619T050000-000004", [given(0)], truth="fp32")
-        shown = json.loads(invoke(pair, "report", "--json").stdout)
-        assert [one["replay_id"] for one in shown["replays"]] == [self.B]
-        assert json.loads(invoke(pair, "curve", "memory", "last", "--json").stdout)["notes"] == []
-        spec = pair.replays / truth / SPEC
-        spec.write_text(spec.read_text().replace('"command": ""', '"command": "actordbg replay --oracle"'))
-        invoke(pair, "index", "--rebuild")
-        shown = json.loads(invoke(pair, "report", "--json").stdout)
-        assert [one["replay_id"] for one in shown["replays"]] == [truth], "a truth that somebody asked for"
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_without_torch_a_truth_that_is_there_answers_and_one_of_other_versions_does_not(
+    store: Store, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """The versions that count are those under which the replay itself ran: nothing here says others."""
+    really = importlib.metadata.version
+    ran = versions_of("tiny") | {"torch": "2.9.1", "transformers": "5.1.0", "actordbg": "0.2.0"}
 
-    def test_the_truth_is_none_to_be_judged(self, pair: Store) -> None:
-        with pytest.raises(UsageError, match="A is the side that is judged"):
-            invoke(pair, "compare", "truth", "truth")
-        with pytest.raises(UsageError, match="bf16 is no truth"):
-            invoke(pair, "compare", self.A, "truth", "--oracle", "bf16")
+    def version(name: str) -> str:
+        if name in ("torch", "transformers"):
+            raise importlib.metadata.PackageNotFoundError(name)
+        return really(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    write_replay(store, A, [given(0)], dtype=dtype, versions=ran)
+    write_replay(store, TRUTH, [given(0)], dtype=dtype, truth="fp32", versions=ran | {"torch": "2.8.0"})
+    with pytest.raises(EnvironmentProblem, match=r"no finished truth in fp32 .* under .*torch 2\.9\.1.*not installed") as caught:
+        invoke(store, "compare", A, "truth")
+    assert caught.value.exit_code == 4 and len(list(store.replays.iterdir())) == 2
+    write_replay(store, VARIED, [given(0)], dtype=dtype, truth="fp32", versions=ran)
+    done = invoke(store, "compare", A, "truth", "--json")
+    told = json.loads(done.stdout)
+    assert (done.exit_code, told["verdict"], told["b"]["replay_id"]) == (0, "match", VARIED)
+    assert ("what the dtype costs is not measured" in invoke(store, "compare", A, "truth").stderr) is (dtype == "bf16")
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "why"),
+    [
+        ("truth truth", UsageError, "A is the side that is judged"),
+        (f"{A} truth --oracle bf16", UsageError, "bf16 is no truth"),
+        (f"{A} truth --where foo=1", WhereError, "no column 'foo'"),  # found before a truth is computed
+    ],
+)
+def test_a_mistake_is_found_before_a_truth_is_computed(pair: Store, words: str, error: type[ActordbgError], why: str) -> None:
+    with pytest.raises(error, match=why):
+        invoke(pair, "compare", *words.split())
+    assert len(list(pair.replays.iterdir())) == 3
+
+
+MINE, REFERENCE, THIRD = A, B, VARIED
+INPUTS = [given(0), given(1)]
+
+
+def found(store: Store, name: str = MINE, dtype: str = "fp32") -> str | None:
+    return find_truth(store, wanted_truth(store, load_spec(store, name), dtype))
+
+
+def with_norm(index: int) -> dict[str, Any]:
+    return {"grad_norm": 1.0 + index, "loss": 2.0}
+
+
+def test_a_truth_that_covers_the_inputs_serves_every_configuration_of_them(store: Store) -> None:
+    write_replay(store, MINE, INPUTS, dtype="bf16", packing=True)
+    write_replay(store, THIRD, INPUTS[:1], dtype=None, compile=True, resolved={"dtype": "bf16"})
+    assert found(store) is None
+    write_replay(store, REFERENCE, INPUTS, dtype="bf16", truth="fp32")
+    assert found(store) == found(store, THIRD) == REFERENCE == ensure_truth(store, MINE)
+
+
+@pytest.mark.parametrize(
+    "unlike",
+    [
+        {"dtype": "fp32"}, {"truth": "fp64"}, {"truth": "bf16"}, {"truth": None}, {"num_layers": 1}, {"model": "/other"},
+        {"temperature": 0.5}, {"keep_tensors": False}, {"vary": "repad"},
+    ],
+)  # fmt: skip
+def test_another_one_is_not_taken(store: Store, unlike: dict[str, Any]) -> None:
+    write_replay(store, MINE, INPUTS, dtype="bf16")
+    write_replay(store, REFERENCE, INPUTS, **{"dtype": "bf16", "truth": "fp32"} | unlike)
+    assert found(store) is None
+
+
+def test_one_that_lacks_an_input_its_tensors_or_its_gradients_is_not_taken_and_a_refused_input_is_not_asked_again(
+    store: Store,
+) -> None:
+    write_replay(store, MINE, INPUTS, result=with_norm)
+    refused = {"status": "failed", "error": "no model predicts it"}
+    each: list[tuple[dict[str, Any], bool]] = [
+        ({"inputs": INPUTS[:1], "result": with_norm}, False),
+        ({"change": lambda index, made: made if index else None, "result": with_norm}, False),
+        ({}, False),
+        ({"result": lambda index: {"status": "crashed"}}, False),
+        ({"result": lambda index: refused if index else with_norm(index)}, True),
+        ({"result": with_norm}, True),
+    ]
+    for number, (made, taken) in enumerate(each, 5):
+        truth = f"20250619T050000-{number:06}"
+        write_replay(store, truth, **({"inputs": INPUTS} | made), truth="fp32")
+        assert found(store) == (truth if taken else None)
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_model_that_was_changed_since_has_another_truth(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    """Also where its size and its time are those of before, as `rsync --times` leaves them."""
+    if large:
+        monkeypatch.setattr(hub_model, "WHOLE", 8)
+        monkeypatch.setattr(hub_model, "PIECE", 4)
+    (tmp_path / "config.json").write_text("{}")
+    model, weights = str(tmp_path), tmp_path / "model.safetensors"
+    weights.write_bytes(b"a" * 64)
+    before = weights.stat()
+    write_replay(store, MINE, INPUTS, model=model)
+    write_replay(store, REFERENCE, INPUTS, model=model, truth="fp32")
+    assert found(store) == REFERENCE
+    weights.write_bytes(b"b" * 64)
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(StoreProblem, match="have changed since replay"):
+        found(store)
+    later = write_replay(store, THIRD, INPUTS, model=model)
+    assert found(store, later) is None, "the truth of the weights of before is none of these"
+
+
+def test_after_an_upgrade_there_is_another_truth(store: Store) -> None:
+    write_replay(store, MINE, INPUTS)
+    now = hub_model.versions_of("tiny")
+    for number, package in enumerate(("torch", "transformers", "actordbg"), 5):
+        write_replay(store, f"20250619T050000-00000{number}", INPUTS, truth="fp32", versions=now | {package: "0.0.1"})
+        assert found(store) is None
+    write_replay(store, THIRD, INPUTS, truth="fp32", versions=now | {"deepspeed": "0.0.1"})
+    assert found(store) == THIRD, "what the truth does not use does not decide"
+
+
+def test_what_has_no_truth_says_so(store: Store) -> None:
+    write_replay(store, REFERENCE, INPUTS, truth="fp32")
+    with pytest.raises(UsageError, match="is a truth itself"):
+        found(store, REFERENCE)
+    with pytest.raises(StoreProblem):
+        ensure_truth(store, "nothing")
+    write_replay(store, MINE, INPUTS)
+    (store.replays / MINE / "supervisor.jsonl").write_text("")
+    with pytest.raises(StoreProblem, match="built no actor"):
+        found(store)

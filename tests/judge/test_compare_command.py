@@ -1,22 +1,26 @@
-"""`actordbg compare` as typed: what it says and how it ends; once on real replays of the tiny model."""
+"""`actordbg compare` as typed: what it says and how it ends; and what a comparison says in words about A."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from click.testing import Result
 from comparecases import Tensors, given, tensors, write_replay
+from curvecases import keep, run
 from typer.testing import CliRunner
 
 from actordbg.base.errors import ActordbgError, UsageError
 from actordbg.catalog import query
 from actordbg.cli.app import app
-from actordbg.formats.store_files import atomic_write
-from actordbg.records.comparison_record import ComparisonRecord, NoiseRecord
+from actordbg.config.as_ran import as_ran, label, telling
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.judge.comparison_document import meaning
+from actordbg.records.comparison_record import MATCH, MISMATCH, WITHIN_NOISE, ComparisonRecord, SideInfo
 from actordbg.store.layout import Store
 
 INPUTS = [given(index) for index in range(12)]
@@ -69,39 +73,31 @@ def test_a_mismatch_in_words_first_and_within_80_columns(replayed: Store) -> Non
     assert max(map(len, lines)) <= 80
 
 
-def test_it_is_kept_and_indexed_whatever_it_says(replayed: Store) -> None:
-    assert invoke(replayed, "r-03", "r-01").exit_code == 0
-    assert invoke(replayed, "r-02", "r-01").exit_code == 1
-    assert invoke(replayed, "r-01", "golden").exit_code == 1
-    assert sorted(one.verdict for one in kept(replayed)) == ["match", "mismatch", "not-compared"]
-    assert {(one.replay_id, one.against, one.verdict) for one in query.comparisons(replayed)} == {
-        ("r-03", "r-01", "match"), ("r-02", "r-01", "mismatch"), ("r-01", "golden", "not-compared"),
-    }  # fmt: skip
-
-
-def test_a_match_and_nothing_compared_say_so(replayed: Store) -> None:
+def test_a_match_a_mismatch_and_nothing_compared_say_so_and_are_kept_and_indexed(replayed: Store) -> None:
     match = invoke(replayed, "last", "r-01")
     assert match.exit_code == 0 and match.stdout.startswith("match: A agrees with B within the thresholds\n")
     assert "Worst" not in match.stdout and "Not compared" not in match.stdout
+    assert invoke(replayed, "r-02", "r-01").exit_code == 1
     nothing = invoke(replayed, "r-01", "golden")
     assert nothing.exit_code == 1 and nothing.stdout.startswith("not-compared: nothing was compared\n")
     assert "tiny model is not the run's" in nothing.stdout
+    assert {(row.replay_id, row.against, row.verdict) for row in query.comparisons(replayed)} == {
+        ("r-03", "r-01", "match"), ("r-02", "r-01", "mismatch"), ("r-01", "golden", "not-compared"),
+    }  # fmt: skip
+    assert sorted(record.verdict for record in kept(replayed)) == ["match", "mismatch", "not-compared"]
     selected = invoke(replayed, "r-02", "r-01", "--where", "rank = 7")
     assert selected.exit_code == 1 and "the selection has none of their dumps" in selected.stdout
 
 
-def test_thresholds_by_flag_and_by_file(replayed: Store, tmp_path: Path) -> None:
+def test_thresholds_by_flag(replayed: Store) -> None:
     loose = ["--max-abs", "1", "--p99-abs", "1", "--mean-abs", "inf", "--gradient-distance", "1", "--parameter-distance", "1"]
     result = invoke(replayed, "r-02", "r-01", *loose)
     assert result.exit_code == 0, result.stdout
     assert "max_abs, p99_abs, mean_abs, gradient_distance" not in result.stdout
     assert "gradient_distance, max_abs, mean_abs, p99_abs, parameter_distance from flags" in " ".join(result.stdout.split())
-    file = tmp_path / "mine.toml"
-    file.write_text("max-abs = 1\np99-abs = 1\nmean-abs = 1\nparameter-distance = 1\n[fp32]\ngradient-distance = 0.25\n")
-    result = invoke(replayed, "r-02", "r-01", "--thresholds", str(file))
+    result = invoke(replayed, "r-02", "r-01", *loose[:6], "--gradient-distance", "0.25", "--parameter-distance", "1")
     assert result.exit_code == 1
     assert "gradient_distance 0.5 is above 0.25" in " ".join(result.stdout.split())
-    assert invoke(replayed, "r-02", "r-01", "--thresholds", str(file), "--gradient-distance", "0.5").exit_code == 0
 
 
 def test_json_is_the_record_and_markdown_a_page(replayed: Store) -> None:
@@ -119,34 +115,10 @@ def test_json_is_the_record_and_markdown_a_page(replayed: Store) -> None:
         invoke(replayed, "r-02", "r-01", "--json", "--format", "md")
 
 
-def test_the_noise_floor(replayed: Store) -> None:
-    floor = dict.fromkeys(("max_abs", "p99_abs", "mean_abs", "gradient_distance", "parameter_distance", "clip_share"), 0.6)
-    noise = NoiseRecord("n-01", "2025-06-20T00:00:00.000000Z", "r-02", {}, "tiny", "fp32", (), (), floor)
-    with pytest.raises(UsageError, match="there is no noise floor yet"):
-        invoke(replayed, "r-02", "r-01", "--noise", "n-01")
-    atomic_write(replayed.noise / "n-01.json", noise.to_json().encode())
-    result = invoke(replayed, "r-02", "r-01", "--noise", "n-01")
-    assert result.exit_code == 0
-    assert result.stdout.startswith(
-        "within-noise: A differs from B no more than the configuration moves by itself; not judged: 1 of 12 dumps"
-    )
-    assert "noise floor: n-01" in result.stdout
-    assert kept(replayed)[-1].noise_id == "n-01"
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("r-01", "r-01"),
-        ("r-01", "nothing"),
-        ("golden", "r-01"),
-        ("r-02", "r-01", "--max-abs", "-1"),
-        ("r-02", "r-01", "--thresholds", "/nonexistent/file.toml"),
-    ],
-)
-def test_what_makes_no_sense_is_a_usage_error_and_leaves_nothing(replayed: Store, arguments: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("words", ["r-01 r-01", "r-02 r-01 --max-abs -1", "r-02 r-01 --noise n-01"])
+def test_what_makes_no_sense_is_a_usage_error_and_leaves_nothing(replayed: Store, words: str) -> None:
     with pytest.raises(UsageError) as raised:
-        invoke(replayed, *arguments)
+        invoke(replayed, *words.split())
     assert raised.value.exit_code == 2 and raised.value.hint
     assert not list(replayed.comparisons.glob("*"))
 
@@ -172,3 +144,90 @@ def test_the_report_of_a_replay_shows_its_comparisons(replayed: Store) -> None:
         ("r-01", "mismatch", INPUTS[11].dump_id),
     ]
     assert "Compared" not in CliRunner().invoke(app, ["--store", str(replayed.root), "report", "r-03"]).stdout
+
+
+APART: dict[str, tuple[dict[str, Any], Any, Any, str, str]] = {
+    "compile_backend": ({"compile": True}, "eager", "aot_eager", "compile backend eager", "compile backend aot_eager"),
+    "temperature": ({}, 0.7, 1.0, "temperature 0.7", "temperature 1"),
+    "dist_backend": ({"backend": "fsdp2", "nproc": 2}, "gloo", "nccl", "over gloo", "over nccl"),
+    "num_layers": ({}, 1, None, "1 layers", "all layers"),
+}
+"""By setting: what both replays have, the setting's values, and the words for them."""
+ONE, TWO = "20250619T050000-000001", "20250619T050100-000002"
+
+
+def shown(store: Store, *arguments: str, code: int = 0) -> str:
+    done = CliRunner().invoke(app, ["--store", str(store.root), *arguments])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+@pytest.mark.parametrize("name", APART)
+def test_what_differs_is_named_alike_everywhere(store: Store, name: str) -> None:
+    both, ours, theirs, our_words, their_words = APART[name]
+    for replay_id, value in ((ONE, ours), (TWO, theirs)):
+        settings = both | {name: value}
+        ran = {"world_size": settings.get("nproc", 1)} | ({"num_layers": value or 2} if name == "num_layers" else settings)
+        write_replay(store, replay_id, [given(0)], resolved=ran, **settings)
+    compared = " ".join(shown(store, "compare", ONE, TWO, code=int(name == "num_layers")).split())
+    if name == "num_layers":
+        assert "A ran 1 layers, B 2" in compared  # two models: their numbers are not compared
+    else:
+        assert f"A is {our_words}, B {their_words}; no log-prob moves beyond the thresholds." in compared
+    reported = " ".join(shown(store, "report", ONE, TWO).split())
+    assert f"A {ONE}: {our_words}" in reported and f"B {TWO}: {their_words}" in reported
+    rows = list(csv.DictReader(io.StringIO(shown(store, "report", ONE, TWO, "--format", "csv"))))
+    assert [row[name] for row in rows] == [
+        str(ours),
+        str(theirs or 2),
+    ]  # of layers, where nobody asked: the model's two
+
+
+def test_nothing_differs_where_only_what_is_kept_does(store: Store) -> None:
+    write_replay(store, ONE, [given(0)])
+    write_replay(store, TWO, [given(0)], timeout_s=5.0, keep_gradients=True)
+    assert "Both are configured alike" in shown(store, "compare", ONE, TWO)
+
+
+def test_settings_of_a_curve_change_what_is_measured_and_nothing_else(store: Store) -> None:
+    keep(store, run("r1", lengths=(128,)))
+    done = CliRunner().invoke(app, ["--store", str(store.root), "curve", "memory", "r1", "--packing"])
+    assert done.exit_code != 0 and "--packing changes nothing without --measure" in str(done.exception)
+
+
+def side(replay_id: str, **settings: Any) -> SideInfo:
+    values = as_ran(ReplayConfig(attn="sdpa", **settings))
+    return SideInfo("replay", replay_id, label(values), values["dtype"], telling(values))
+
+
+PACKED = side("r-01", dtype="bf16", packing=True)
+PADDED = side("r-02", dtype="fp32", packing=False)
+COMPILED = side("r-03", dtype="bf16", packing=True, compile=True)
+REFERENCE = SideInfo("truth", "r-03", "TOY MODEL (tiny), the truth in fp32 of bf16 weights", "fp32")
+MEASURED = {"rounding_id": "r-04"}
+OWN = {"thresholds_from": "defaults for bf16; max_abs from flags"}
+RIGHT = "A is as near the truth as bf16 allows."
+FLAT = "A is within what bf16 does to any model; whether it is within what bf16 does to this one is not known."
+
+
+@pytest.mark.parametrize(
+    ("b", "verdict", "more", "said"),
+    [
+        (REFERENCE, MATCH, MEASURED, RIGHT),
+        (REFERENCE, WITHIN_NOISE, MEASURED, RIGHT),
+        (REFERENCE, MATCH, {}, FLAT),  # only what was measured is claimed
+        (REFERENCE, WITHIN_NOISE, OWN, FLAT),
+        (REFERENCE, MISMATCH, MEASURED, "A is further from the truth than bf16 explains: more than rounding moves it."),
+        (REFERENCE, MISMATCH, MEASURED | {"noise_id": "n-01"},
+         "A is further from the truth than bf16 explains and than its own noise floor: more than rounding moves it."),
+        (REFERENCE, MATCH, OWN, "A is as near the truth as the thresholds ask."),  # which are not what the dtype allows
+        (REFERENCE, MISMATCH, OWN, "A is further from the truth than the thresholds allow."),
+        (PADDED, MATCH, {}, "A is bf16, packed, B fp32, not packed; no log-prob moves beyond the thresholds."),
+        (PADDED, MISMATCH, {},
+         "A is bf16, packed, B fp32, not packed. Which of them is right, the truth tells: `actordbg compare r-01 truth`."),
+        (PACKED, MATCH, {}, "Both are configured alike; no log-prob moves beyond the thresholds."),
+        (COMPILED, MATCH, {}, "A is not compiled, B compiled; no log-prob moves beyond the thresholds."),
+    ],
+)  # fmt: skip
+def test_a_verdict_says_what_it_is_about(b: SideInfo, verdict: str, more: dict[str, Any], said: str) -> None:
+    assert meaning(ComparisonRecord("c-01", "", PACKED, b, {}, verdict, (), **more)) == said

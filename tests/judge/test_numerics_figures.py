@@ -1,54 +1,49 @@
-"""Figures of two tensors against numpy, computed the long way; what is not finite; and units of last place."""
+"""Figures of two arrays against torch's own, what is not finite, units of last place; and what a verdict makes of figures."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch_figures
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from roots import ROOT
 
-from actordbg.judge.tensor_figures import angle_of, figures, products, sequence_sums, ulp_distances, worst_tokens
-from actordbg.records.comparison_record import Figures
+from actordbg.base.errors import UsageError
+from actordbg.judge.dump_figures import angle_of, figures, products, sequence_sums, worst_tokens
+from actordbg.judge.thresholds import DEFAULTS, MEASURES, STRENGTH, applied_to, asked, judge, measures, weaker
+from actordbg.records.comparison_record import MATCH, MISMATCH, WITHIN_NOISE, DumpComparison, Figures
 
 INF, NAN = math.inf, math.nan
 VALUES = st.floats(-50, 50, width=32)
 
 
-def of(a: list[float], b: list[float], **options: Any) -> Figures:
+def of(a: Any, b: Any, **options: Any) -> Figures:
     return figures(np.array(a, np.float32), np.array(b, np.float32), **options)
 
 
-WILD = st.one_of(VALUES, st.floats(width=32), st.sampled_from([0.0, -0.0, -1.0, INF, NAN]))
-
-
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.tuples(WILD, WILD, st.booleans()), min_size=1, max_size=60), st.sampled_from(["bf16", "fp16", "fp32", None]))
-def test_they_are_those_that_torch_computes(cells: list[tuple[float, float, bool]], dtype: str | None) -> None:
-    """Sums of float64 may be rounded in another order; all else is equal, units of last place and worst tokens too."""
-    a, b, mask = (np.array([column]) for column in zip(*cells, strict=True))
-    ours, theirs = (torch.from_numpy(one[mask].astype(np.float32)) for one in (a, b))
-    found = asdict(figures(ours.numpy(), theirs.numpy(), log_probs=True, dtype=dtype))
-    wanted = asdict(torch_figures.figures(ours, theirs, log_probs=True, dtype=dtype))
+@given(st.lists(st.tuples(VALUES, VALUES), min_size=1, max_size=60))
+def test_they_are_those_that_torch_computes(cells: list[tuple[float, float]]) -> None:
+    a, b = torch.tensor(cells, dtype=torch.float64).T
+    apart = (a - b).abs()
+    relative = (apart / b.abs())[b != 0]
+    wanted = {
+        **{f"{name}_abs": apart.quantile(q) for name, q in (("p95", 0.95), ("p99", 0.99), ("max", 1.0))}, "mean_abs": apart.mean(),
+        **({"max_rel": relative.max(), "mean_rel": relative.mean()} if len(relative) else {}), "rms_abs": apart.square().mean().sqrt(),
+        "kl_k1": (b - a).mean(), "kl_k3": ((a - b).exp() - 1 - (a - b)).mean(),
+        "clip_share": (((a - b).exp() < 0.8) | ((a - b).exp() > 1.2)).double().mean(),
+        **({"distance": apart.norm() / b.norm()} if b.norm() else {}),
+        **({"cosine": torch.cosine_similarity(a, b, dim=0, eps=1e-300)} if a.norm() and b.norm() else {}),
+    }  # fmt: skip
+    found = asdict(of(a, b, log_probs=True))
     for name, value in wanted.items():
-        assert (found[name] is None) == (value is None), name
-        assert value is None or math.isclose(found[name], value, rel_tol=1e-11, abs_tol=1e-13), name
-    tokens = worst_tokens(a, b, mask, 5)
-    expected = torch_figures.worst_tokens(*(torch.from_numpy(one) for one in (a, b, mask)), 5)
-    sizes = [[one.difference and abs(one.difference) for one in found] for found in (tokens, expected)]
-    assert sizes[0] == sizes[1], "of equals torch takes any"
-
-
-def test_kl_estimates_are_of_the_direction_that_they_say() -> None:
-    """Samples of b: k1 is the mean of log b - log a, so it is positive where a gives the samples less probability."""
-    found = of([-2.0, -3.0], [-1.0, -1.0], log_probs=True)
-    assert found.kl_k1 == 1.5
-    assert found.kl_k3 == pytest.approx((math.exp(-1) - 1 + 1 + math.exp(-2) - 1 + 2) / 2)
+        assert found[name] == pytest.approx(float(value), rel=1e-9, abs=1e-12), name
 
 
 NOTHING_LEFT = dict.fromkeys(("max_abs", "mean_abs", "cosine", "kl_k3", "max_ulp"))
@@ -79,48 +74,127 @@ def test_a_norm_that_overflows_gives_no_cosine() -> None:
         assert angle_of(products(np.array([1e200, 1.0]), np.array([1.0, 1e200]))) == {"cosine": None, "distance": None}
 
 
-def test_sums_are_of_the_masked_tokens_of_rows_that_have_any() -> None:
+def test_sums_and_worst_tokens_are_of_the_mask_alone_and_equal_tokens_are_left_out() -> None:
     values = np.array([[-1.0, -2.0, NAN], [-4.0, -8.0, -16.0], [-5.0, -5.0, -5.0]])
     mask = np.array([[True, True, False], [False, True, True], [False, False, False]])
-    assert sequence_sums(values, mask).tolist() == [-3.0, -24.0]
-
-
-def test_the_worst_tokens_come_first_and_equal_ones_not_at_all() -> None:
+    assert sequence_sums(values, mask).tolist() == [-3.0, -24.0], "of rows that have any"
     a = np.array([[-1.0, -2.0, NAN, -9.0], [-1.0, -INF, -1.0, NAN]])
     b = np.array([[-1.5, -2.0, NAN, -1.0], [-1.25, -3.0, -1.0, -7.0]])
     mask = np.ones((2, 4), bool)
     mask[0, 3] = False
     worst = worst_tokens(a, b, mask, 5)
-    assert {(one.row, one.position) for one in worst[:2]} == {(1, 1), (1, 3)}, "what is finite on one side only is worst"
-    assert all(one.difference is None for one in worst[:2])
-    assert [(one.row, one.position, one.difference) for one in worst[2:]] == [(0, 0, 0.5), (1, 0, 0.25)]
+    assert {(token.row, token.position) for token in worst[:2]} == {(1, 1), (1, 3)}, "finite on one side only is worst"
+    assert all(token.difference is None for token in worst[:2])
+    assert [(token.row, token.position, token.difference) for token in worst[2:]] == [(0, 0, 0.5), (1, 0, 0.25)]
     assert worst_tokens(a, b, mask, 1) == worst[:1]
 
 
-class TestUnitsOfLastPlace:
-    @pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
-    def test_every_value_of_16_bits_is_in_its_place(self, name: str, dtype: torch.dtype) -> None:
-        every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
-        ordered = torch.unique(every[~every.isnan()].double()).numpy()  # sorted; -0 and 0 are one
-        steps = ulp_distances(ordered[1:], ordered[:-1], name)
-        assert steps.min() == steps.max() == 1
-        assert ulp_distances(ordered[-1:], ordered[:1], name).tolist() == [ordered.size - 1]
+@pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_every_value_of_16_bits_is_in_its_place(name: str, dtype: torch.dtype) -> None:
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    ordered = torch.unique(every[every.isfinite()].double()).numpy()  # sorted; -0 and 0 are one
+    assert figures(ordered[1:], ordered[:-1], dtype=name).max_ulp == 1
+    assert figures(ordered[-1:], ordered[:1], dtype=name).max_ulp == ordered.size - 1
 
-    @settings(max_examples=200, deadline=None)
-    @given(st.floats(-(2.0**127), 2.0**127, width=32), st.integers(0, 50))
-    def test_steps_of_float32_are_numpys(self, start: float, steps: int) -> None:
-        value = np.float32(start)
-        for _ in range(steps):
-            value = np.nextafter(value, np.float32(INF))
-        pair = np.array([start], np.float32), np.array([value], np.float32)
-        assert ulp_distances(*pair, "fp32").tolist() == [steps]
-        assert ulp_distances(pair[1].astype(np.float64), pair[0].astype(np.float64), "fp32").tolist() == [steps]
 
-    def test_it_is_counted_in_the_dtype_that_computed(self) -> None:
-        """bf16 has 128 values between 1 and 2: 1.0078125 is the one after 1. In float32 the same two are 65,536 apart."""
-        assert of([-1.0], [-1.0078125], dtype="bf16").max_ulp == 1
-        assert of([-1.0], [-1.0078125], dtype="fp32").max_ulp == 2**16
-        assert of([-1.0], [-1.001], dtype="bf16").max_ulp == 0, "bf16 cannot tell these apart"
-        assert of([-1.0], [-1.001], dtype="fp64").max_ulp == of([-1.0], [-1.001], dtype="fp32").max_ulp
-        assert of([-1.0], [-1.5]).max_ulp is None, "the two were computed in different dtypes"
-        assert of([-1.0], [-1.5], dtype="float8_e4m3fn").max_ulp is None
+@settings(max_examples=200, deadline=None)
+@given(st.floats(-(2.0**127), 2.0**127, width=32), st.integers(0, 50))
+def test_steps_of_float32_are_numpys(start: float, steps: int) -> None:
+    value = np.float32(start)
+    for _ in range(steps):
+        value = np.nextafter(value, np.float32(INF))
+    assert of([start], [value], dtype="fp32").max_ulp == of([value], [start], dtype="fp64").max_ulp == steps
+
+
+@pytest.mark.parametrize(
+    ("b", "dtype", "steps"),
+    [
+        (-1.0078125, "bf16", 1),
+        (-1.0078125, "fp32", 2**16),
+        (-1.001, "bf16", 0),
+        (-1.5, None, None),
+        (-1.5, "float8_e4m3fn", None),
+    ],
+)
+def test_units_of_last_place_are_of_the_dtype_that_computed(b: float, dtype: str | None, steps: int | None) -> None:
+    """bf16 has 128 values between 1 and 2: 1.0078125 is the one after 1."""
+    assert of([-1.0], [b], dtype=dtype).max_ulp == steps
+
+
+def test_a_weaker_dtype_is_never_stricter_and_an_unknown_one_is_the_weakest_and_named() -> None:
+    for weak, strong in pairwise(STRENGTH):
+        assert set(DEFAULTS[weak]) == set(DEFAULTS[strong]) <= set(MEASURES)
+        assert all(DEFAULTS[weak][name] >= DEFAULTS[strong][name] for name in DEFAULTS[weak])
+    for dtype, said in ((None, "unknown"), ("float8_e4m3fn", "float8_e4m3fn")):
+        applied = applied_to(dtype, {})
+        assert applied.limits == DEFAULTS["bf16"] and said in applied.source
+    for dtypes, weakest in (
+        (["fp32", "bf16"], "bf16"), (["bf16", None], "bf16"), (["fp64", "fp32"], "fp32"),
+        (["bf16", "float8_e4m3fn"], "float8_e4m3fn"), ([None, None], None),
+    ):  # fmt: skip
+        assert weaker(dtypes) == weakest
+
+
+def test_what_was_typed_replaces_single_defaults() -> None:
+    own = asked({"max_abs": 0.125, "mean_abs": 0.5, "clip_share": math.inf, "loss_abs": None})
+    applied = applied_to("bf16", own)
+    assert (applied.limits["max_abs"], applied.limits["mean_abs"], applied.limits["loss_abs"]) == (0.125, 0.5, 0.02)
+    assert "clip_share" not in applied.limits and applied.own == {"max_abs", "mean_abs", "clip_share"}
+    assert applied.source == "defaults for bf16; clip_share, max_abs, mean_abs from flags"
+    for bad in (-0.5, math.nan):
+        with pytest.raises(UsageError, match=r"--max-abs \S+ is no threshold") as raised:
+            asked({"max_abs": bad})
+        assert raised.value.hint
+
+
+TOKENS = Figures(count=100, max_abs=0.3, p99_abs=0.2, mean_abs=0.01, clip_share=0.04)
+DUMP = DumpComparison("d1", MATCH, log_probs=TOKENS, sequences=Figures(2, max_abs=1.5), loss_abs=0.25, grad_norm_rel=0.5)
+
+
+def test_the_measures_of_a_dump() -> None:
+    full = replace(DUMP, entropy=Figures(3, max_abs=4.0), gradients=Figures(3, distance=5.0), parameter_distance=6.0)
+    assert measures(full) == {
+        "max_abs": 0.3, "p99_abs": 0.2, "mean_abs": 0.01, "clip_share": 0.04, "sequence_max_abs": 1.5, "loss_abs": 0.25,
+        "grad_norm_rel": 0.5, "entropy_max_abs": 4.0, "gradient_distance": 5.0, "parameter_distance": 6.0,
+    }  # fmt: skip
+    assert set(measures(replace(full, log_probs=replace(TOKENS, max_ulp=7)))) == set(MEASURES)
+
+
+def share(count: int) -> DumpComparison:
+    return replace(DUMP, log_probs=replace(TOKENS, count=count))
+
+
+@pytest.mark.parametrize(
+    ("dump", "limits", "floor", "verdict", "reasons"),
+    [
+        (DUMP, {"max_abs": 0.3, "mean_abs": 0.02}, {}, MATCH, ()),  # at a threshold is not above it
+        (DUMP, {"max_abs": 0.1, "mean_abs": 0.02}, {}, MISMATCH, ("max_abs 0.3 is above 0.1",)),
+        (DUMP, {}, {}, MATCH, ()),  # what has no threshold is not judged
+        (DUMP, {"max_ulp": 0}, {}, MATCH, ()),  # nor what was not measured
+        (DUMP, {"max_abs": 0.1, "mean_abs": 0.001}, {"max_abs": 0.3, "mean_abs": 0.01}, WITHIN_NOISE,
+         ("max_abs 0.3 is above 0.1, within the noise 0.3", "mean_abs 0.01 is above 0.001, within the noise 0.01")),
+        (DUMP, {"max_abs": 0.1, "mean_abs": 0.001}, {"max_abs": 0.3, "mean_abs": 0.009}, MISMATCH,
+         ("mean_abs 0.01 is above 0.001 and the noise 0.009",)),
+        (DUMP, {"max_abs": 0.1, "mean_abs": 0.001}, {"max_abs": 0.3}, MISMATCH, ("mean_abs 0.01 is above 0.001",)),
+        (DUMP, {"max_abs": 0.5}, {"max_abs": 0.2}, MATCH, ()),  # above the floor, and still what a user accepts
+        (share(25), {"clip_share": 0.01}, {}, MATCH, ()),  # a single token outside of the clip band is no share
+        (share(50), {"clip_share": 0.01}, {}, MISMATCH, ("clip_share 0.04 is above 0.01",)),
+    ],
+)  # fmt: skip
+def test_the_verdict_of_a_dump(dump: DumpComparison, limits: dict, floor: dict, verdict: str, reasons: tuple[str, ...]) -> None:
+    judged, severity = judge(dump, limits, floor)
+    assert (judged.verdict, judged.reasons) == (verdict, reasons)
+    assert (severity > 1) == bool(reasons)
+
+
+def test_the_reference_page_has_the_defaults_that_are() -> None:
+    page = (ROOT / "docs" / "reference" / "thresholds.md").read_text()
+    lines = [
+        [cell.strip() for cell in line.replace("\\|", "").split("|")[1:-1]] for line in page.splitlines() if line.startswith("|")
+    ]
+    dtypes = lines[0][2:]
+    found = {cells[0].strip("`").replace("-", "_"): cells[2:] for cells in lines[2:]}
+    assert set(found) == set(MEASURES)
+    for name, cells in found.items():
+        for dtype, cell in zip(dtypes, cells, strict=True):
+            assert (None if cell == "-" else float(cell)) == DEFAULTS[dtype].get(name), (name, dtype)

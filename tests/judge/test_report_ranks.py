@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from reportcases import NOW, given, replay, result
+import pytest
+from reportcases import NOW, dump_id, given, replay, result
 
-from actordbg.actor.signatures import explain
-from actordbg.cli.replay_work import ReplayAnswer
+from actordbg.cli.replay_work import is_good
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.document.renderings import as_text
 from actordbg.judge.agreement import agreement_of, ranks_in_words
@@ -30,34 +30,36 @@ def words(*records: ResultRecord, config: ReplayConfig = SAME) -> list[str]:
     return ranks_in_words(agreement_of(records, config))
 
 
-def test_ranks_that_agree_are_said_to_with_how_far_that_was_checked() -> None:
-    assert words(lane(0, AGREED), lane(1, AGREED)) == ["2 ranks agree on 2 inputs, log-probs bit for bit"]
-    assert words(lane(0, AGREED), lane(1, None))[0].endswith("; of 1 input not every rank answered")
-    assert words(lane(0, None)) == ["not compared: not every rank of a group of 2 answered"]
-    assert words(lane(0, None), config=ReplayConfig(nproc=2)) == []
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        ([lane(0, AGREED), lane(1, AGREED)], ["2 ranks agree on 2 inputs, log-probs bit for bit"]),
+        ([lane(0, AGREED), lane(1, None)],
+         ["2 ranks agree on 1 input, log-probs bit for bit; of 1 input not every rank answered"]),
+        ([lane(0, None)], ["not compared: not every rank of a group of 2 answered"]),
+        ([lane(0, AGREED), lane(1, DIFFERS)],
+         ["DIFFER on 1 of 2 inputs", f"{dump_id(1)}: rank 1 has other log-probs than rank 0 (moved: their mean -0.25)"]),
+    ],
+)  # fmt: skip
+def test_whether_ranks_agree_is_said_with_how_far_that_was_checked(records: list[ResultRecord], said: list[str]) -> None:
+    assert words(*records) == said
+    assert words(*records, config=ReplayConfig(nproc=2)) == []
 
 
-def test_a_rank_that_differs_is_named_with_its_dump_and_by_how_much() -> None:
-    said = words(lane(0, AGREED), lane(1, DIFFERS))
-    assert said[0] == "DIFFER on 1 of 2 inputs"
-    assert said[1].endswith("rank 1 has other log-probs than rank 0 (moved: their mean -0.25)")
-    many = words(*(lane(index, DIFFERS) for index in range(9)))
-    assert len(many) == 7 and many[-1] == "... and 4 more"
-
-
-def test_the_report_shows_it() -> None:
-    data = replay([given(0, 100), given(1, 100)], [lane(0, AGREED), lane(1, DIFFERS)])
+def test_the_report_shows_it_and_not_all_of_many() -> None:
+    data = replay([given(0, 100), given(1, 100)], [lane(index, DIFFERS) for index in range(9)])
     data = replace(data, spec=replace(data.spec, config=SAME))
-    summary = summarise([data], selection="r1", now=NOW, explain=explain)
-    assert summary.replays[0].ranks is not None and summary.replays[0].ranks.agree == 1
-    text = " ".join(as_text(document(summary)).split())
-    assert "ranks with the same input: DIFFER on 1 of 2 inputs" in text
+    text = " ".join(as_text(document(summarise([data], selection="r1", now=NOW))).split())
+    assert "ranks with the same input: DIFFER on 9 of 9 inputs" in text and "... and 4 more" in text
 
 
 def test_ranks_that_differ_make_a_bad_answer_where_just_that_was_asked() -> None:
     for found, asked, good in ((DIFFERS, True, False), (DIFFERS, False, True), (AGREED, True, True)):
-        ranks = agreement_of([lane(0, found)], SAME)
-        assert ReplayAnswer("r", "complete", 1, passed=1, ranks=ranks, asked_for_same=asked).good is good
+        config = SAME if asked else ReplayConfig(nproc=2, tp=2, backend="fsdp2")
+        data = replay([given(0, 100)], [lane(0, found)])
+        data = replace(data, spec=replace(data.spec, config=config))
+        (summary,) = summarise([data], selection="r1", now=NOW).replays
+        assert summary.ranks is not None and is_good(summary, config) is good
 
 
 def test_log_probs_agree_to_the_bit_and_gradient_norms_within_rounding() -> None:

@@ -6,15 +6,16 @@ import csv
 import dataclasses
 import io
 import json
+from collections.abc import Callable
 
 import pytest
 from reportcases import NOW, dump_id, given, replay, result
 
 from actordbg.base.foreign_text import in_markdown
 from actordbg.base.units import human_bytes
-from actordbg.document.blocks import Grid, number, rate, seconds
+from actordbg.document.blocks import Block, Grid, number, rate, seconds
 from actordbg.document.renderings import as_markdown, as_text, grid
-from actordbg.judge import tabular
+from actordbg.judge import exports
 from actordbg.judge.replay_document import document
 from actordbg.judge.report_model import Summary
 from actordbg.judge.summary import summarise
@@ -26,27 +27,14 @@ def two_replays() -> list[ReplayData]:
     first = [
         result(0, forward_s=9.0), result(1), result(2, forward_s=1.5),
         result(3, status="failed", forward_s=None, error_class="RuntimeError", error="max_seqlen_q | FakeTensor <b>",
-               signature="known", log_excerpt="Traceback"),
+               signature="cuda-out-of-memory", log_excerpt="Traceback"),
     ]  # fmt: skip
     second = [result(i, "r2", forward_s=0.5, backward_s=None) for i in range(5)]
     return [replay(inputs, first, status="interrupted"), replay(inputs, second, "r2", attn="eager")]
 
 
 def summary() -> Summary:
-    return summarise(
-        two_replays(),
-        selection="2 replays",
-        now=NOW,
-        explain=lambda name: ("Compile cannot see this shape.", ("use --no-packing",)),
-    )
-
-
-def text_of(one: Summary) -> str:
-    return as_text(document(one))
-
-
-def markdown_of(one: Summary) -> str:
-    return as_markdown(document(one))
+    return summarise(two_replays(), selection="2 replays", now=NOW)
 
 
 TEXT = f"""\
@@ -103,15 +91,15 @@ def test_the_text_of_one_replay():
         result(1),
         result(2, status="hung", forward_s=None, error="no answer in 600 s"),
     ]
-    text = text_of(summarise([replay(inputs, results, status="interrupted")], selection="the last replay", now=NOW))
+    text = as_text(document(summarise([replay(inputs, results, status="interrupted")], selection="the last replay", now=NOW)))
     assert text.startswith(TEXT)
 
 
 def test_a_text_fits_80_columns_and_a_table_that_is_too_wide_loses_text_never_figures():
-    assert max(map(len, text_of(summary()).splitlines())) <= 80
+    assert max(map(len, as_text(document(summary())).splitlines())) <= 80
     inputs = [dataclasses.replace(given(0, 12345678), rank=1234567, dump_id="d" * 90)]
     data = replay(inputs, [dataclasses.replace(result(0, forward_s=123.0), dump_id="d" * 90)])
-    text = text_of(summarise([data], selection="one", now=NOW))
+    text = as_text(document(summarise([data], selection="one", now=NOW)))
     assert max(map(len, text.splitlines())) <= 80
     assert "1234567" in text and "12345678" in text
 
@@ -127,48 +115,49 @@ def test_what_a_narrow_table_leaves_of_an_id_can_be_pasted_and_of_a_parameter_na
     assert {name for _, name, *_ in shown} == {"..11.self_attn.q_proj.weight"} and max(map(len, lines)) <= 80
 
 
-@pytest.mark.parametrize("render", [text_of, markdown_of])
-def test_both_documents_say_what_happened(render):
-    text = render(summary())
-    told = ("3 passed, 1 failed, 1 not run of 5", "interrupted", "known", "use --no-packing", "eager", "sdpa", dump_id(3))
+@pytest.mark.parametrize("render", [as_text, as_markdown])
+def test_both_documents_say_what_happened(render: Callable[[list[Block]], str]):
+    def shown(*replays: ReplayData) -> str:
+        return render(document(summarise(replays, selection="some", now=NOW)))
+
+    text = shown(*two_replays())
+    told = (
+        "3 passed, 1 failed, 1 not run of 5",
+        "interrupted",
+        "cuda-out-of-memory",
+        "way out: --packing",
+        "eager",
+        "sdpa",
+        dump_id(3),
+    )
     assert [fact for fact in told if fact not in text] == []
-    assert "Nothing has been replayed yet" in render(summarise([], selection="the last replay", now=NOW))
-    text = render(summarise([replay([given(0, 200)], [])], selection="one", now=NOW))
+    assert "Nothing has been replayed yet" in shown()
+    text = shown(replay([given(0, 200)], []))
     assert "0 passed, 1 not run of 1" in text and "No input has a result." in text
 
 
-def test_markdown_shows_what_came_from_outside_as_text():
-    text = markdown_of(summary())
+def test_markdown_shows_what_came_from_outside_as_text_and_each_row_of_a_table_has_all_columns():
+    text = as_markdown(document(summary()))
     assert r"max_seqlen_q \| FakeTensor \<b>" in text
-    assert in_markdown("# no heading", leading=True) == r"\# no heading"
-    assert in_markdown("- no list", leading=True) == r"\- no list"
+    for given_text, shown in (("# a", r"\# a"), ("- a", r"\- a"), ("a_b _c_ [x](y) `z`", r"a_b \_c\_ \[x\](y) \`z\`")):
+        assert in_markdown(given_text, leading=True) == shown
     assert in_markdown("-") == "-"
-    assert in_markdown("a_b _c_ [x](y) `z`", leading=True) == r"a_b \_c\_ \[x\](y) \`z\`"
-
-
-def test_every_markdown_table_row_has_the_columns_of_its_heading():
-    tables = [block.splitlines() for block in markdown_of(summary()).split("\n\n") if block.startswith("|")]
+    tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
     assert len(tables) >= 3
     for lines in tables:
         assert len({line.replace(r"\|", "").count("|") for line in lines}) == 1
 
 
-def test_json_is_the_whole_summary():
-    data = json.loads(tabular.render_json(summary()))
+def test_json_is_the_whole_summary_and_csv_has_one_row_for_each_result():
+    data = json.loads(exports.render_json(summary()))
     counts = {"inputs": 5, "passed": 3, "failed": 1, "crashed": 0, "hung": 0, "not_run": 1, "stopped": 0}
     assert data["replays"][0]["counts"] == counts and data["replays"][0]["resolved"]["attn"] == "sdpa"
     assert data["comparison"]["rows"][1]["differs"] == {"attn": "eager"}
-
-
-def test_csv_has_one_row_for_each_result():
-    rows = list(csv.DictReader(io.StringIO(tabular.render_csv(two_replays()))))
+    rows = list(csv.DictReader(io.StringIO(exports.render_csv(two_replays()))))
     assert [row["warm_up"] for row in rows] == ["first", "", "", "", "first", "", "", "", ""]
     assert [rows[4][name] for name in ("attn", "seq_len", "backward_s", "packing")] == ["eager", "100", "", "false"]
-
-
-def test_csv_holds_no_formula():
-    (row,) = csv.DictReader(io.StringIO(tabular.render_csv([replay([given(0, 9)], [result(0, error="=HYPERLINK(1)")])])))
-    assert row["error"] == "'=HYPERLINK(1)"
+    (row,) = csv.DictReader(io.StringIO(exports.render_csv([replay([given(0, 9)], [result(0, error="=HYPERLINK(1)")])])))
+    assert row["error"] == "'=HYPERLINK(1)", "no formula"
 
 
 def test_figures_are_written_with_their_significant_digits():

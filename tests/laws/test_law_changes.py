@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from actorcases import make_dump
 from lawcases import dump_of
 
 from actordbg.laws import changes
@@ -16,12 +15,10 @@ from actordbg.records.replay_record import (
     NOT_CHECKED,
     WITHIN_ROUNDING,
     LawAnswer,
-    ReplayInput,
     answers_of,
     in_words,
     violations,
 )
-from actordbg.replay.worker import asked_for_laws
 from actordbg.store.payload import Dump
 
 VOCAB = 256
@@ -56,12 +53,6 @@ def test_what_later_tokens_must_not_reach_ends_before_the_label_of_the_first_cha
         first = int(where[row].nonzero()[0])
         assert watched[row].nonzero().flatten().tolist()[-1] == first - 2, "a log-prob at column j is of token j + 1"
         assert not watched[row, first - 1 :].any()
-
-
-def test_the_call_that_is_asked_has_all_log_probs_and_ids_inside_of_the_vocabulary() -> None:
-    call = changes.plain_call(make_dump(0, vocab=5000), VOCAB)
-    assert "action_mask" not in call.inputs and int(call.inputs["sequences"].max()) < VOCAB
-    assert call.record.arguments["return_logprobs"] and call.record.arguments["return_output"]
 
 
 def test_packed_positions_are_the_real_ones_and_a_ring_has_an_equal_part_of_them() -> None:
@@ -126,12 +117,6 @@ def test_halves_add_up_and_a_gradient_that_is_not_their_sum_is_named() -> None:
     found = judge_additivity("bf16", whole | {"grad/b": torch.zeros(4)}, *parts)
     assert found.verdict == BROKEN and "gradient of b" in found.words and found.count == 1
     assert judge_additivity("bf16", {}, {}, {}).verdict == NOT_CHECKED
-
-
-def test_inputs_with_several_rows_and_padding_are_asked_first_and_the_short_ones_of_them() -> None:
-    shapes = [(1, 10, 8), (4, 100, 380), (2, 50, 100), (2, 60, 100), (4, 20, 70)]
-    inputs = [ReplayInput(f"d{n}", "", 0, rows, length, tokens) for n, (rows, length, tokens) in enumerate(shapes)]
-    assert asked_for_laws(inputs, 3) == {4, 3, 1} and asked_for_laws(inputs, 0) == set()
 
 
 def test_answers_travel_as_plain_data_and_only_what_was_accepted_by_name_is_let_through() -> None:

@@ -6,30 +6,27 @@ import csv
 import io
 import json
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import lawcases
 import pytest
-from actorcases import run_scenario
 from replaycases import publish
-from roots import ROOT
+from stopcases import actordbg
 
+from actordbg.actor.family_models import FAMILIES, build_families
 from actordbg.campaign.matrix_document import MatrixContext, matrix_document, verdict_word
+from actordbg.catalog.query import select_dumps
 from actordbg.config.replay_config import ALL_LAWS, SETTINGS, ReplayConfig
 from actordbg.document.renderings import as_text
 from actordbg.judge.agreement import laws_in_words, laws_of
-from actordbg.judge.tabular import render_csv
+from actordbg.judge.exports import render_csv
 from actordbg.records.journal import read_events
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
 from actordbg.records.replay_record import PASSED, LawAnswer, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.replay.replay_data import ReplayData
 from actordbg.replay.work_order import EXIT_RESTART, WorkOrder
 from actordbg.replay.worker import Worker
-from actordbg.store import payload
 from actordbg.store.layout import Store
 
 BROKEN = LawAnswer("neighbour", "broken", "row 1 sees row 0", 0.04, None, 1, 3, 17, 198, 199)
@@ -136,32 +133,17 @@ def test_a_cell_that_breaks_a_law_is_wrong_whatever_the_comparison_says() -> Non
     assert "no law was asked of 1 of 1 that finished" in as_text(matrix_document(alone, MatrixContext()))
 
 
-def actordbg(store: Store, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "actordbg", "--store", str(store.root), *arguments, "--json"]
-    own = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment
-    return subprocess.run(command, env=own, capture_output=True, text=True, timeout=300)
-
-
-def store_ids(store: Store) -> list[str]:
-    return [dump.record.dump_id for dump in map(payload.load, store.iter_dumps())]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return run_scenario("built", tmp_path_factory.mktemp("models"), program=lawcases.__file__)[0]
-
-
 @pytest.mark.slow
-def test_a_matrix_is_red_for_a_packed_qwen3_5_in_bf16_and_green_unpacked(store: Store, models: dict[str, str]) -> None:
-    publish(store, 1, length=32)
+def test_a_matrix_is_red_for_a_packed_qwen3_5_in_bf16_and_green_unpacked(store: Store, tmp_path: Path) -> None:
+    (published,) = publish(store, 1, length=32)
+    assert build_families({tmp_path / "qwen": FAMILIES["qwen3_5"].config}) == {}
     ran = actordbg(
-        store, "matrix", "--model", models["qwen3_5"], "--dtype", "bf16", "--attn", "sdpa", "--compile", "off", "--packing", "off,on",
-        "--no-backward", "--no-truth",
+        store, "matrix", "--model", str(tmp_path / "qwen"), "--dtype", "bf16", "--attn", "sdpa", "--compile", "off",
+        "--packing", "off,on", "--no-backward", "--no-truth", "--json",
     )  # fmt: skip
     assert ran.returncode == 1, ran.stderr
     unpacked, packed = json.loads(ran.stdout)["matrix"]["cells"]
     assert (unpacked["status"], unpacked["violations"]) == ("passed", [])
     assert any(one.startswith("neighbour broken: row 1 sees row 0") for one in packed["violations"])
     assert any("row 1 sees row 0 (24 of 24 tokens)" in one for one in packed["violations"])
-    named = actordbg(store, "dump", "ls", "--where", "law_broken is not null")
-    assert store_ids(store) == [one["dump_id"] for one in json.loads(named.stdout)]
+    assert [row.dump_id for row in select_dumps(store, "law_broken is not null")] == [published.dump_id]

@@ -8,9 +8,7 @@ has to run runs in processes with ROOT on their path. So an older checkout, with
     ...
       compare                                             14,201       11,950
 
-`weight.py` says what a code token, a room and a floor are.
-
-CPU time is user and system time of the whole process, the median of some runs: it does not depend on what else the machine does.
+`weight.py` says what a code token, a room and a floor are; how long `--help` takes is a row of `make bench`.
 """
 
 from __future__ import annotations
@@ -20,13 +18,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 
 import weight
 
-RUNS = 7
 BROAD = {"Exception", "BaseException"}
 
 TRAINER = """
@@ -64,11 +60,6 @@ def broad_excepts(path: Path) -> int:
     return sum(one.type is None or bool(BROAD & {n.id for n in ast.walk(one.type) if isinstance(n, ast.Name)}) for one in handlers)  # fmt: skip
 
 
-def in_capture(path: Path) -> bool:
-    """Is this a file of the room `capture`?"""
-    return "capture" in path.parts[path.parts.index("actordbg") :]
-
-
 def settings(root: Path) -> int:
     """How many settings a replay has: the fields of ReplayConfig."""
     for path in sources(root):
@@ -99,19 +90,6 @@ def trainer(root: Path) -> tuple[int, int, int]:
     return modules, every, loaded
 
 
-def cpu_seconds(root: Path, *arguments: str) -> float:
-    """Median CPU seconds of a process, after one run that compiles what is not compiled yet."""
-    python(root, *arguments)
-    return median(_cpu(lambda: python(root, *arguments)) for _ in range(RUNS))
-
-
-def _cpu(call: Callable[[], object]) -> float:
-    before = os.times()
-    call()
-    after = os.times()
-    return after.children_user + after.children_system - before.children_user - before.children_system
-
-
 def weights(root: Path) -> dict[str, str]:
     """Returns what a checkout weighs, by the figure's name; the rooms' tokens last, each under its room's name."""
     product, tests = weight.weigh(weight.product(root)), weight.weigh(weight.tests(root))
@@ -132,17 +110,15 @@ def weights(root: Path) -> dict[str, str]:
 def figures(root: Path) -> dict[str, str]:
     """Returns every figure of one checkout, in words, by its name."""
     modules, every, loaded = trainer(root)
-    bare = cpu_seconds(root, "-c", "import typer")
-    whole = cpu_seconds(root, "-m", "actordbg", "--help")
+    capture = root / "actordbg" / "capture"
     broad = {path: broad_excepts(path) for path in sources(root)}
+    inside = sum(count for path, count in broad.items() if capture in path.parents)
     return weights(root) | {
         "our modules in the trainer's process": str(modules),
         "  with empty __init__.py": str(every),
         "  their lines": f"{loaded:,}",
-        "broad excepts in capture/": str(sum(count for path, count in broad.items() if in_capture(path))),
-        "broad excepts elsewhere": str(sum(count for path, count in broad.items() if not in_capture(path))),
-        "--help, CPU seconds": f"{whole:.2f}",
-        "--help / import typer, CPU time": f"{whole / bare:.2f}",
+        "broad excepts in capture/": str(inside),
+        "broad excepts elsewhere": str(sum(broad.values()) - inside),
         "settings of a replay": str(settings(root)),
     }
 

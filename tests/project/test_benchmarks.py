@@ -59,22 +59,17 @@ def recording_and_files(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.slow
-def test_the_catalog_is_measured():
+def test_the_catalog_and_its_growth_are_measured_and_drawn(tmp_path: Path):
     rows = bench("index").run(12, 3000, many=16)
     assert len(rows) == 8 and all(row.ours > 0 for row in rows)
-
-
-@pytest.mark.slow
-def test_growth_is_measured_and_drawn(tmp_path: Path):
     growth = bench("growth")
     rows = growth.run((8, 32), (50, 400), tmp_path / "growth.svg")
     assert len(rows) == len(growth.GOALS) and (tmp_path / "growth.svg").stat().st_size > 1000
     assert growth.exponent({10: 3.0, 100: 30.0, 1000: 300.0}) == pytest.approx(1)
-    assert growth.exponent({10: 7.0, 1000: 7.0}) == pytest.approx(0)
 
 
 @pytest.mark.slow
-def test_loading_and_packs_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_loading_packs_and_comparing_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     load, pack = bench("load"), bench("pack")
     few = functools.partial(load._generate, count=6)
     for module in (load, pack):
@@ -82,10 +77,6 @@ def test_loading_and_packs_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_pat
         monkeypatch.setattr(module, "_generate", few)
     monkeypatch.setattr(pack, "_end_to_end", lambda: None)  # six replays with a real worker
     assert len(load.run(1)) == 5 and len(pack.run(1)) == 8
-
-
-@pytest.mark.slow
-def test_comparing_is_measured(monkeypatch: pytest.MonkeyPatch):
     lab = bench("lab")
     monkeypatch.setattr(lab, "DUMPS", 3)
     assert lab._compare().ours > 0
@@ -98,26 +89,17 @@ def commands(monkeypatch: pytest.MonkeyPatch):
     assert len(rows) == 4 and all(0 < row.ours < 60 for row in rows)
 
 
-def the_first_input(monkeypatch: pytest.MonkeyPatch):
-    measured(bench("first").run(1, ("plain",)))
-
-
-def replays(monkeypatch: pytest.MonkeyPatch):
-    module = bench("replay")
-    with module._environment():
-        measured([module._overhead(module.Shape(1, 16, 3))])
-
-
-def measured(rows):
-    assert [row.within is not None and row.ours > 0 for row in rows] == [True]
+def workers(monkeypatch: pytest.MonkeyPatch):
+    replay = bench("replay")
+    with replay._environment():
+        rows = [*bench("first").run(1, ("plain",)), replay._overhead(replay.Shape(1, 16, 3))]
+    assert [row.within is not None and row.ours > 0 for row in rows] == [True, True]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "what", first_or_all([recording_and_files, commands, the_first_input, replays]), ids=lambda one: one.__name__
-)
+@pytest.mark.parametrize("what", first_or_all([recording_and_files, commands, workers]), ids=lambda one: one.__name__)
 def test_what_starts_processes_is_measured(what: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch):
-    """The first of the four; all of them in `make whole`."""
+    """The first of the three; all of them in `make whole`."""
     what(monkeypatch)
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from itertools import groupby
 from pathlib import Path
 
 import docpages
+import packcases
 import pytest
 from docpages import ROOT, Block
 from replaycases import old_pickle
@@ -22,7 +25,12 @@ from actordbg.base.errors import ActordbgError
 from actordbg.catalog.where import compile_where
 from actordbg.cli.app import CONTENTS, app
 from actordbg.cli.lazy import every_command
+from actordbg.config.replay_config import SETTINGS
+from actordbg.config.sources import build_config, load_settings
+from actordbg.dumps.packing import pack_dumps
+from actordbg.formats.dump_record import DumpRecord
 from actordbg.store.layout import Store
+from actordbg.store.places import read_record
 
 CONSOLE = [block for page in docpages.pages() for block in docpages.blocks(page) if block.language == "console"]
 RUNNABLE = [block for page in docpages.pages() for block in docpages.blocks(page) if block.mode == "run"]
@@ -41,8 +49,6 @@ def error_classes(root: type[ActordbgError] = ActordbgError) -> list[type[Actord
 
 def environment_variables() -> set[str]:
     """Every ACTORDBG_... that the package's code names, and those of the table of settings."""
-    from actordbg.config.replay_config import SETTINGS
-
     text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "actordbg").rglob("*.py"))
     of_settings = {one.variable for one in SETTINGS.values() if not one.flag_only}
     return set(re.findall(r"\bACTORDBG_[A-Z][A-Z_]*[A-Z]\b", text)) | of_settings
@@ -55,25 +61,20 @@ def command_names() -> list[str]:
 # ---- references ----
 
 
-@pytest.mark.parametrize("columns", ["40", "200"])
-def test_the_generated_reference_is_up_to_date_whatever_the_terminal(columns: str):
-    environment = os.environ | {"COLUMNS": columns, "TERM": "dumb", "PYTHONPATH": str(ROOT)}
+def test_the_generated_reference_is_up_to_date_in_a_narrow_terminal():
+    environment = os.environ | {"COLUMNS": "40", "TERM": "dumb", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, str(ROOT / "docs" / "generate.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, f"run `make docs`\n{done.stdout}{done.stderr}"
 
 
-def test_the_check_notices_a_stale_page(tmp_path: Path):
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import generate; from pathlib import Path\n"
-        "generate.pages = lambda: {Path(sys.argv[2]): 'new text'}\n"
-        "sys.exit(generate.main(['--check']))"
-    )
-    page = tmp_path / "page.md"
-    page.write_text("old text")
-    done = subprocess.run([sys.executable, "-c", code, str(ROOT / "docs"), str(page)], capture_output=True, text=True)
-    assert (done.returncode, "+new text" in done.stdout) == (1, True), done.stderr
-    assert page.read_text() == "old text"
+def test_the_check_notices_a_stale_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    generate = importlib.import_module("generate")
+    (tmp_path / "page.md").write_text("old text")
+    monkeypatch.setattr(generate, "pages", lambda: {tmp_path / "page.md": "new text"})
+    assert generate.main(["--check"]) == 1 and "+new text" in capsys.readouterr().out
+    assert (tmp_path / "page.md").read_text() == "old text"
 
 
 def test_every_command_has_an_example_in_its_help():
@@ -86,35 +87,25 @@ def test_every_command_has_an_example_in_its_help():
 # ---- names ----
 
 
-@pytest.mark.parametrize("name", command_names())
-def test_every_command_appears_in_the_prose(name: str):
-    words = r"\s+".join(name.split())
-    assert re.search(rf"(actordbg[^\n`]*\s|`){words}\b", docpages.prose()), f"no page that people write shows `actordbg {name}`"
+def test_every_command_appears_in_the_prose():
+    text = docpages.prose()
+    shown = [name for name in command_names() if re.search(rf"(actordbg[^\n`]*\s|`){name.replace(' ', ' +')}\b", text)]
+    assert shown == command_names(), "a command that no page shows"
 
 
-@pytest.mark.parametrize("error", error_classes(), ids=lambda error: error.code)
-def test_every_error_code_has_its_section_with_its_exit_code(error: type[ActordbgError]):
+def test_every_error_code_has_its_section_with_its_exit_code_and_the_docstring_names_it():
     text = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
-    section = re.search(rf"^## {re.escape(error.code)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
-    assert section, f"docs/reference/errors.md has no section for {error.code}"
-    assert f"Exit code {error.exit_code}." in section[1]
+    sections = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+    known, tree = error_classes(), (errors.__doc__ or "").partition("Each carries")[0]
+    assert sections.keys() == {error.code for error in known}
+    assert [error for error in known if f"Exit code {error.exit_code}." not in sections[error.code]] == []
+    assert [error for error in known[1:] if not re.search(rf"\b{error.__name__}\b\s+{re.escape(error.code)}\b", tree)] == []
 
 
-def test_the_error_page_and_the_docstring_know_no_other_codes():
-    codes = {error.code for error in error_classes()}
-    text = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^## (\S+)$", text, re.MULTILINE)) == codes
-    tree = (errors.__doc__ or "").partition("Each carries")[0]
-    assert all(re.search(rf"\b{error.__name__}\b\s+{re.escape(error.code)}\b", tree) for error in error_classes()[1:])
-
-
-@pytest.mark.parametrize("name", sorted(environment_variables()))
-def test_every_environment_variable_is_documented(name: str):
+def test_every_environment_variable_is_documented_and_no_page_names_another():
     pages = (ROOT / "docs" / "reference" / page for page in ("settings.md", "replay-settings.md"))
-    assert name in "".join(page.read_text(encoding="utf-8") for page in pages)
-
-
-def test_no_page_names_an_environment_variable_that_does_not_exist():
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    assert [name for name in environment_variables() if name not in text] == []
     assert set(re.findall(r"\bACTORDBG_[A-Z][A-Z_]*[A-Z]\b", docpages.prose())) <= environment_variables()
 
 
@@ -210,75 +201,40 @@ def test_examples_do_what_their_page_shows(blocks: list[Block], tmp_path: Path):
 # ---- the pages' own code ----
 
 
-def test_the_store_format_page_reads_a_real_dump(store: Store, capsys: pytest.CaptureFixture[str]):
-    torch = pytest.importorskip("torch")
-    from actordbg.formats.dump_record import DumpRecord
-    from actordbg.store import payload
-
-    record = DumpRecord("20250619T052608.430740Z-000012-4711-9f3a2c1b", "run", 3, "2025-06-19T05:26:08.430740Z", 2, 8, 16)
-    _, blob = payload.encode(record, {"sequences": torch.arange(16).reshape(2, 8) * 5000})
-    names = {"path": store.publish_dump(record, blob)}
-    code = python_of_the_store_page()
-    for name in ("header", "payload"):
-        exec(code[name], names)  # the page's own code, nothing else
-    assert capsys.readouterr().out.split() == ["run", "3", "2", "8", "16"]
-    assert any(key.startswith("sequences") for key in names["stored"])
-    magic = (ROOT / "docs" / "reference" / "store-format.md").read_text().partition("| 4 | `")[2][:11]
-    assert bytes.fromhex(magic) == names["path"].read_bytes()[:4]
-
-
-def python_of_the_store_page() -> dict[str, str]:
+def test_the_store_format_page_reads_a_real_dump_and_a_real_pack(store: Store, capsys: pytest.CaptureFixture[str]):
     page = ROOT / "docs" / "reference" / "store-format.md"
     code = {block.name: block.text for block in docpages.blocks(page) if block.mode == "run-python"}
     assert list(code) == ["header", "payload", "pack"]
-    return code
-
-
-def test_the_store_format_page_reads_a_real_pack(store: Store):
-    packcases = pytest.importorskip("packcases")
-    from actordbg.dumps.packing import pack_dumps
-
     packcases.fill_ppo(store, calls=3)
     expected = packcases.contents(store)
+    dump = {"path": next(iter(store.iter_dumps()))}
+    record = read_record(dump["path"])
+    for name in ("header", "payload"):
+        exec(code[name], dump)  # the page's own code, nothing else
+    printed = [record.run, record.rank, record.batch_size, record.seq_len, record.tokens]
+    assert capsys.readouterr().out.split() == list(map(str, printed))
+    assert any(key.startswith("sequences") for key in dump["stored"])
+    magic = dump["path"].read_bytes()[:4]
     pack_dumps(store)
-    names = {"pack": next(store.iter_packs())}
-    exec(python_of_the_store_page()["pack"], names)  # the page's own code, nothing else
-    found = {dump_id: hashlib.sha256(payload).hexdigest() for dump_id, payload in names["payloads"].items()}
+    packed = {"pack": next(store.iter_packs())}
+    exec(code["pack"], packed)
+    found = {dump_id: hashlib.sha256(payload).hexdigest() for dump_id, payload in packed["payloads"].items()}
     assert found == {dump_id: sha256 for dump_id, (_, sha256) in expected.items()}
-    magic = (ROOT / "docs" / "reference" / "store-format.md").read_text().partition("skippable zstd frame, magic `")[2][:11]
-    assert bytes.fromhex(magic) == names["data"][:4]
+    for before, start in (("| 4 | `", magic), ("skippable zstd frame, magic `", packed["data"][:4])):
+        assert bytes.fromhex(page.read_text().partition(before)[2][:11]) == start
 
 
-def test_the_store_format_page_names_every_field_of_a_record():
-    from dataclasses import fields
-
-    from actordbg.formats.dump_record import DumpRecord
-
-    text = (ROOT / "docs" / "reference" / "store-format.md").read_text(encoding="utf-8")
-    assert [f.name for f in fields(DumpRecord) if f"`{f.name}`" not in text] == []
-
-
-def test_the_conditions_on_the_catalog_page_are_conditions():
-    (shown,) = [b.text for b in docpages.blocks(ROOT / "docs" / "reference" / "catalog.md") if b.language == "text"]
-    assert len(shown.splitlines()) >= 3
-    for line in shown.splitlines():
-        compile_where(line)
-
-
-def test_toml_on_the_settings_page_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from actordbg.config.sources import build_config, load_settings
-
-    (block,) = [b for b in docpages.blocks(ROOT / "docs" / "reference" / "settings.md") if b.language == "toml"]
+def test_what_reference_pages_show_as_json_toml_conditions_and_fields_is_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    reference = ROOT / "docs" / "reference"
+    text = (reference / "store-format.md").read_text(encoding="utf-8")
+    assert [field.name for field in fields(DumpRecord) if f"`{field.name}`" not in text] == []
+    (shown,) = [block.text for block in docpages.blocks(reference / "catalog.md") if block.language == "text"]
+    assert len([compile_where(line) for line in shown.splitlines()]) >= 3
+    for block in (block for page in docpages.pages() for block in docpages.blocks(page) if block.language == "json"):
+        json.loads(block.text)
+    (block,) = [block for block in docpages.blocks(reference / "settings.md") if block.language == "toml"]
     (tmp_path / "actordbg.toml").write_text(block.text)
     for name in ("ACTORDBG_STORE", "ACTORDBG_CONFIG"):
         monkeypatch.delenv(name, raising=False)
     settings = load_settings(start=tmp_path)
-    assert str(settings.store) == "/shared/actordbg"
-    assert build_config(settings, {}).config.zero_stage == 3
-
-
-def test_json_on_every_page_is_json():
-    for page in docpages.pages():
-        for block in docpages.blocks(page):
-            if block.language == "json":
-                json.loads(block.text)
+    assert str(settings.store) == "/shared/actordbg" and build_config(settings, {}).config.zero_stage == 3

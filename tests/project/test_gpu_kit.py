@@ -26,35 +26,26 @@ def script(text: str) -> tuple[str, ...]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cuda", [False, True])
 def test_each_step_has_its_end_and_the_report_says_what_was_not_run(
-    kit: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda: bool
+    kit: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(kit, "FACTS", f"import json; print(json.dumps({{'cuda': {cuda}, 'packages': {{'torch': '2'}}}}))")
+    monkeypatch.setattr(kit, "FACTS", "import json; print(json.dumps({'cuda': False, 'packages': {'torch': '2'}}))")
+    figures = script("open(r'{work}/keeps.json', 'w').write('{{\"text\": \"42 of them\"}}')")
     steps = (
-        kit.Step(
-            "built", "goes on behind", script("import time; time.sleep(0.5); print('built it')"), 60, stand_in=None, behind=True
-        ),
+        kit.Step("built", "goes on behind", script("print('built it')"), 60, stand_in=None, behind=True),
         kit.Step("broken", "fails", script("raise ValueError('boom')"), 60),
         kit.Step("stuck", "never ends", script("import time; time.sleep(600)"), 1),
-        kit.Step(
-            "keeps", "figures", script("open(r'{work}/keeps.json', 'w').write('{{\"text\": \"42 of them\"}}')"), 60, after="built"
-        ),
+        kit.Step("keeps", "figures", figures, 60, after="built"),
     )
     monkeypatch.setattr(kit, "STEPS", steps)
     out = tmp_path / "out"
     assert kit.main(["--kit", str(ROOT), "--out", str(out), "--here"]) == 1
-    answer = json.loads((out / "report.json").read_text())
-    found = {step["name"]: step for step in answer["steps"]}
-    assert found["broken"]["status"] == "failed" and found["broken"]["exit"] == 1
-    assert found["broken"]["why"] == "ValueError: boom"
-    assert found["stuck"]["status"] == "took too long" and "1 s" in found["stuck"]["why"]
-    assert found["keeps"]["status"] == "passed" and found["keeps"]["figures"] == {"text": "42 of them"}
-    assert found["built"]["status"] == ("passed" if cuda else "no CUDA")
+    found = {step["name"]: step for step in json.loads((out / "report.json").read_text())["steps"]}
+    assert [found[step.name]["status"] for step in steps] == ["no CUDA", "failed", "took too long", "passed"]
+    assert found["broken"]["why"] == "ValueError: boom" and found["keeps"]["figures"] == {"text": "42 of them"}
     first, whole = (out / "report.md").read_text().partition("\n")[::2]
     assert "Did not pass: broken (failed), stuck (took too long)" in first and "42 of them" in whole
-    assert ("Nothing was left out" in first) == cuda and ("built (no CUDA" in first and "There is no CUDA" in first) == (not cuda)
-    assert ("built it" in whole) == cuda and {path.name for path in out.iterdir()} == {"report.md", "report.json", "logs.txt"}
+    assert "built (no CUDA" in first and {path.name for path in out.iterdir()} == {"report.md", "report.json", "logs.txt"}
 
 
 def test_a_report_comes_also_where_no_environment_can_be_made(kit: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -77,28 +68,6 @@ def test_the_kit_has_the_tree_and_versions_of_all_it_brings(kit: ModuleType, tmp
     wanted = making.pinned(names, ROOT / "constraints.txt")
     assert len(wanted) == len(names) > 30 and "deepspeed==0.19.6" in wanted
     assert not {"torch", "triton", "transformers", "numpy", "tokenizers"} & set(names), "those are the machine's"
-
-
-def test_flash_attention_is_built_for_two_head_sizes_in_bf16(kit: ModuleType, tmp_path: Path):
-    flash = importlib.import_module("benchmarks.gpu.build_flash")
-    sources = [
-        f"csrc/flash_attn/src/flash_{way}_hdim{size}_{dtype}{end}_sm80.cu"
-        for way in ("fwd", "bwd", "fwd_split") for size in (32, 64, 96, 128, 192, 256) for dtype in ("fp16", "bf16") for end in ("", "_causal")
-    ]  # fmt: skip
-    lines = ['"csrc/flash_attn/flash_api.cpp",', *(f'"{source}",' for source in sources), '# "-DFLASHATTENTION_DISABLE_DROPOUT",']
-    (tmp_path / "setup.py").write_text("".join(f"    {line}\n" for line in lines))
-    switch = tmp_path / "csrc" / "flash_attn" / "src" / "static_switch.h"
-    switch.parent.mkdir(parents=True)
-    switch.write_text("#define HEADDIM_SWITCH\n")
-    assert flash.lessen(tmp_path) == 12
-    left = (tmp_path / "setup.py").read_text()
-    assert (
-        "hdim64" not in left
-        and "fp16" not in left
-        and "flash_api.cpp" in left
-        and '    "-DFLASHATTENTION_DISABLE_DROPOUT"' in left
-    )
-    assert "hdim32_bf16_causal" in left and "flash_bwd_hdim128_bf16_sm80" in left and "kHeadDim = 128" in switch.read_text()
 
 
 STAND_IN = """

@@ -20,16 +20,10 @@ def names(requirements: list[str]) -> set[str]:
     return {re.split(r"[^A-Za-z0-9_-]", requirement)[0] for requirement in requirements}
 
 
-def test_a_plain_install_pulls_in_nothing_of_the_training_environment():
-    assert names(PROJECT["dependencies"]).isdisjoint(HEAVY)
-
-
-def test_nothing_is_pinned_for_the_user():
-    assert [r for r in PROJECT["dependencies"] if "==" in r or "<" in r.split(";")[0]] == []
-
-
-def test_the_heavy_packages_are_extras():
+def test_a_plain_install_pins_nothing_and_leaves_the_training_environment_to_extras():
     extras = PROJECT["optional-dependencies"]
+    assert names(PROJECT["dependencies"]).isdisjoint(HEAVY)
+    assert [r for r in PROJECT["dependencies"] if "==" in r or "<" in r.split(";")[0]] == []
     assert {"torch", "deepspeed", "transformers"} <= names(extras["replay"])
     assert names(extras["openrlhf"]) == {"openrlhf"} and names(extras["flash-attn"]) == {"flash-attn"}
 
@@ -40,33 +34,18 @@ def test_every_dependency_is_pinned_for_the_project_itself():
     assert wanted - {"tomli"} <= pinned
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+@pytest.mark.slow
+def test_the_wheel_is_one_package_that_makes_a_catalog_alone(tmp_path: Path):
+    """It carries the migrations, and what `run` puts on the path alone in its folder."""
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
     subprocess.run(command, check=True, capture_output=True)
-    return zipfile.ZipFile(next(folder.glob("*.whl")))
-
-
-@pytest.mark.slow
-def test_the_wheel_carries_the_migrations(wheel: zipfile.ZipFile):
-    packed = {name for name in wheel.namelist() if name.startswith("actordbg/_migrations/versions/0")}
-    assert {Path(name).name for name in packed} == {path.name for path in (ROOT / "migrations/versions").glob("0*.py")} != set()
-
-
-@pytest.mark.slow
-def test_the_wheel_carries_what_run_puts_on_the_path_alone_in_its_folder(wheel: zipfile.ZipFile):
+    wheel = zipfile.ZipFile(next(tmp_path.glob("*.whl")))
+    packed = wheel.namelist()
+    assert {name.split("/")[0] for name in packed if "dist-info" not in name} == {"actordbg"}
+    migrations = {Path(name).name for name in packed if name.startswith("actordbg/_migrations/versions/0")}
+    assert migrations == {path.name for path in (ROOT / "migrations/versions").glob("0*.py")} != set()
     folder = "actordbg/install/pythonpath/"
-    assert [name for name in wheel.namelist() if name.startswith(folder)] == [f"{folder}sitecustomize.py"]
-
-
-@pytest.mark.slow
-def test_the_wheel_installs_one_package(wheel: zipfile.ZipFile):
-    assert {name.split("/")[0] for name in wheel.namelist() if "dist-info" not in name} == {"actordbg"}
-
-
-@pytest.mark.slow
-def test_an_installed_copy_alone_makes_a_catalog(wheel: zipfile.ZipFile, tmp_path: Path):
+    assert [name for name in packed if name.startswith(folder)] == [f"{folder}sitecustomize.py"]
     wheel.extractall(tmp_path / "site")
     code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from actordbg.cli.app import main; main()"
     command = [sys.executable, "-c", code, str(tmp_path / "site"), "--store", str(tmp_path / "s"), "dump"]

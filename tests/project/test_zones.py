@@ -16,7 +16,8 @@ from actordbg.cli.app import CONTENTS
 from actordbg.cli.lazy import every_command
 from actordbg.store.layout import Store
 
-DESK_ONLY = {"typer", "rich", "pydantic", "sqlmodel", "sqlalchemy", "sqlite3", "alembic", "sqlglot", "msgspec", "click"}
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+(DESK_ONLY,) = [set(contract["forbidden_modules"]) for contract in CONTRACTS if "the capture zone is light" in contract["name"]]
 
 
 def loaded_by(code: str, *arguments: str) -> set[str]:
@@ -50,32 +51,22 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, str]:
 
 def test_the_capture_zone_loads_nothing_of_the_desk():
     added = loaded_by("import torch, safetensors.torch, zstandard, actordbg.capture.hook") - loaded_by("import torch")
-    assert added & DESK_ONLY == set()
-
-
-def test_the_import_contract_forbids_the_same_modules():
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    (capture,) = [contract for contract in contracts if "the capture zone is light" in contract["name"]]
-    assert set(capture["forbidden_modules"]) == DESK_ONLY
+    assert len(DESK_ONLY) >= 10 and added & DESK_ONLY == set()
 
 
 DESK_COMMANDS = {
-    "help": ("--help",),
     "replay help": ("replay", "--help"),
     "ls": ("dump", "ls"),
-    "ls where": ("dump", "ls", "--where", "seq_len > 0 AND status = 'passed'"),
     "show": ("dump", "show", "DUMP"),
     "verify": ("dump", "verify"),
     "index": ("index",),
     "run": ("run", "true"),
     "dump status": ("dump", "status"),
     "report": ("report",),
-    "report json": ("report", "--json"),
     "curve": ("curve", "time"),
     "compare-logs": ("compare-logs", "LOG", "LOG"),
     "pack": ("dump", "pack"),
     "ls packed": ("dump", "ls"),
-    "verify packed": ("dump", "verify"),
     "show packed": ("dump", "show", "DUMP"),
     "unpack": ("dump", "unpack", "--all"),
     "prune": ("dump", "prune", "--where", "seq_len < 0", "--yes", "--allow-empty"),
@@ -147,7 +138,7 @@ def test_no_commands_own_help_loads_what_the_command_works_with():
     left = own - targets - {name for name in own if name.endswith("options") or name.startswith("actordbg.base")}
     assert left <= {
         "actordbg", "actordbg.cli", "actordbg.cli.app", "actordbg.cli.lazy", "actordbg.cli.output",
-        "actordbg.cli.page_file", "actordbg.config", "actordbg.config.sources",
+        "actordbg.config", "actordbg.config.sources",
         "actordbg.config.consent", "actordbg.config.dist_plugin", "actordbg.config.replay_config", "actordbg.config.setting",
     }  # fmt: skip
 

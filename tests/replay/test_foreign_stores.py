@@ -73,6 +73,9 @@ def test_going_on_with_anothers_replay_is_confirmed(store: Store, monkeypatch: p
     done = invoke(store, *resume, "--yes")
     assert done.exit_code == 0 and f"wrote replay {REPLAY}, whose model is 'tiny'" in done.stderr
     assert invoke(store, "report", REPLAY).exit_code == 0, "reading asks nothing"
+    owners.origin_file(store.replays / REPLAY / SPEC).write_text("x" * 10**6)  # which floods no terminal
+    with pytest.raises(Refused, match=r"somebody with access to x{300} wrote"):
+        invoke(store, *resume)
 
 
 def stopped_matrix(store: Store, dumps: tuple[str, ...]) -> None:
@@ -81,27 +84,39 @@ def stopped_matrix(store: Store, dumps: tuple[str, ...]) -> None:
     store.publish_text(run_matrix.path_of(store, REPLAY), matrix.to_json())
 
 
-def test_going_on_with_anothers_matrix_is_confirmed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    dumps = tuple(item.dump_id for item in publish(store, 1))
-    stopped_matrix(store, dumps)
-    give_away(run_matrix.path_of(store, REPLAY), monkeypatch)
-    with pytest.raises(Refused, match=r"wrote matrix .* whose model is '/models/of\\x1b\[31m-a-colleague'"):
-        invoke(store, "matrix", "--resume", "last")
-    stopped_matrix(store, dumps)
-    run_matrix.path_of(store, REPLAY).rename(run_matrix.path_of(store, "20250619T052608-000002"))
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["matrix", "--resume", "last"], r"wrote matrix .* whose model is '/models/of\\x1b\[31m-a-colleague'"),
+        (["compare", REPLAY, "truth"], rf"wrote replay {REPLAY}, whose model '/models/of\\x1b.* would be loaded"),
+        (
+            ["curve", "memory", REPLAY, "--measure", "64"],
+            rf"wrote replay {REPLAY}, whose model '/models/of\\x1b.* would be loaded",
+        ),
+    ],
+)
+def test_the_model_of_anothers_matrix_or_replay_is_confirmed_before_it_is_loaded(
+    command: list[str], said: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = publish(store, 1)
+    stopped_matrix(store, tuple(item.dump_id for item in inputs))
+    write_replay(store, REPLAY, inputs, model=MODEL)
+    refresh(store)
+    give_away(run_matrix.path_of(store, REPLAY) if "matrix" in command else store.replays / REPLAY / SPEC, monkeypatch)
+    with pytest.raises(Refused, match=said):
+        invoke(store, *command)
+
+
+def test_a_replay_or_a_matrix_that_says_it_is_another_is_refused(store: Store) -> None:
+    other = "20250619T052608-000002"
+    write_replay(store, REPLAY, inputs := publish(store, 1))
+    stopped_matrix(store, tuple(item.dump_id for item in inputs))
+    for path in (store.replays / REPLAY, run_matrix.path_of(store, REPLAY)):
+        path.rename(path.with_name(path.name.replace(REPLAY, other)))
+    with pytest.raises(StoreProblem, match="another replay's"):
+        invoke(store, "replay", "--resume", "last", "--dry-run")
     with pytest.raises(StoreProblem, match="another matrix's file"):
         invoke(store, "matrix", "--show", "last")
-
-
-@pytest.mark.parametrize("command", [["compare", REPLAY, "truth"], ["curve", "memory", REPLAY, "--measure", "64"]])
-def test_the_model_of_anothers_replay_is_confirmed_before_it_is_loaded(
-    command: list[str], store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_replay(store, REPLAY, publish(store, 1), model=MODEL)
-    refresh(store)
-    give_away(store.replays / REPLAY / SPEC, monkeypatch)
-    with pytest.raises(Refused, match=rf"wrote replay {REPLAY}, whose model '/models/of\\x1b.* would be loaded"):
-        invoke(store, *command)
 
 
 @pytest.fixture
@@ -193,13 +208,6 @@ def test_a_link_of_another_in_the_place_of_a_replays_folder_is_confirmed(
         invoke(theirs, *resume)
 
 
-def test_the_note_of_an_origin_floods_no_terminal(store: Store) -> None:
-    write_replay(store, REPLAY, publish(store, 1))
-    owners.origin_file(store.replays / REPLAY / SPEC).write_text("x" * 10**6)
-    with pytest.raises(Refused, match=r"somebody with access to x{300} wrote"):
-        invoke(store, "replay", "--resume", REPLAY, "--dry-run")
-
-
 def test_a_truth_that_is_there_loads_no_foreign_model_for_what_the_dtype_costs(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,13 +262,6 @@ def test_at_a_terminal_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         approve("replay X", 54321, False)
     approve("replay X", 1, False)
     assert asked == ["uid 54321 wrote replay X. Go on?"] * 2
-
-
-def test_a_replay_that_says_it_is_another_is_refused(store: Store) -> None:
-    write_replay(store, REPLAY, publish(store, 1))
-    (store.replays / REPLAY).rename(store.replays / "20250619T052608-000002")
-    with pytest.raises(StoreProblem, match="another replay's"):
-        invoke(store, "replay", "--resume", "last", "--dry-run")
 
 
 def test_a_waiting_worker_is_not_sent_out_of_its_store(tmp_path: Path) -> None:

@@ -36,31 +36,6 @@ MODULE = "openrlhf.models.actor"
 """
 """A padded forward that attends to its padding."""
 
-RANDOM_NOISE = """
-import torch
-
-def change(module):
-    import functools
-    right, product = module.Actor.forward, module.log_probs_from_logits
-    def bf16(logits, labels, **more):
-        return product(logits.bfloat16(), labels, **more).float()
-    @functools.wraps(right)
-    def forward(self, *args, **kwargs):
-        eager = self.model.config._attn_implementation == "eager"
-        module.log_probs_from_logits = bf16 if eager else product
-        found = right(self, *args, **kwargs)
-        if eager:
-            return found
-        log_probs, *rest = found if isinstance(found, tuple) else (found,)
-        seed = torch.Generator().manual_seed(int.from_bytes(os.urandom(4), "little"))
-        log_probs = log_probs + 0.2 * torch.randn(log_probs.shape, generator=seed)
-        return (log_probs, *rest) if rest else log_probs
-    module.Actor.forward = forward
-
-MODULE = "openrlhf.models.actor"
-"""
-"""Log-probs that are others each time, by 0.2 nats (standard deviation); with eager attention a log-softmax in bf16 instead."""
-
 WRONG_GRADIENTS = """
 def change(module):
     from actordbg.actor.backends import fsdp2

@@ -29,11 +29,6 @@ def model_of(cache: Path, family: str) -> Path:
     return once(cache / family, lambda folder: family_models._build(folder, dict(FAMILIES[family])))
 
 
-def built(cache: Path) -> dict[str, str]:
-    """Folders of models, by family."""
-    return {"qwen3_5": str(model_of(cache, "qwen3_5"))}
-
-
 def ask(session: Any, dump: Any, backward: bool = False, together: bool = False) -> dict[str, dict[str, Any]]:
     """The laws' answers for one dump, by name."""
     from actordbg.laws.law_run import LawRun
@@ -78,8 +73,8 @@ def dump_of(side: str = "both", rows: int = 3, length: int = 24, actions: int = 
     return Dump(made, tensors)
 
 
-def healthy(cache: Path) -> dict[str, Any]:
-    """Every family, packed and not, in fp32 and bf16, on dumps of every shape."""
+def healthy(cache: Path) -> None:
+    """Ask every family, packed and not, in fp32 and bf16, on dumps of every shape: no law is broken."""
     import torch
 
     no_rows = dump_of("both", rows=3)
@@ -97,29 +92,52 @@ def healthy(cache: Path) -> dict[str, Any]:
         "one row": dump_of("left", rows=1),
         "no padding": dump_of("none", rows=2),
     }
-    found: dict[str, Any] = {}
     for family, dtype, packing in HEALTHY:
         some = dumps if (family, dtype) == ("llama", "bf16") else {"both": dumps["both"]}
         answers = of_a_family(cache, family, dtype, packing, *some.values(), backward=family == "llama")
         for name, answer in zip(some, answers, strict=True):
-            found[f"{family} {dtype} {'packed' if packing else 'unpacked'}: {name}"] = answer
-    return found
+            verdicts = {law: one["verdict"] for law, one in answer.items()}
+            assert not set(BAD).intersection(verdicts.values()), (family, dtype, packing, name, answer)
+            assert verdicts["jacobian"] == "kept" and (name != "one row" or verdicts["neighbour"] == "not-checked")
+            if (family, dtype, packing, name) == ("llama", "bf16", True, "both"):
+                assert set(verdicts.values()) <= {"kept", "within-rounding"}, "nothing is left unchecked here"
 
 
+BAD = ("broken", "nondeterministic")
 HEALTHY = [
     (family, "bf16", packing) for family in FAMILIES for packing in (False, True) if (family, packing) != ("qwen3_5", True)
 ]
 HEALTHY += [("llama", "fp32", True), ("mixtral", "fp32", False)]
 
 
-def broken(cache: Path) -> dict[str, Any]:
-    """Faults that have to be seen in every dtype."""
-    found: dict[str, Any] = {}
-    for name, (family, packing, fault, settings) in FAULTS.items():
+def broken(cache: Path) -> None:
+    """Plant faults that have to be seen in every dtype, by the laws that they violate."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for name, (family, packing, fault, settings, laws) in FAULTS.items():
         for dtype in ("fp32", "bf16") if name in IN_BOTH else ("bf16",):
             with fault():
-                found[f"{name} {dtype}"] = of_a_family(cache, family, dtype, packing, dump_of("both"), **settings)[0]
-    return found
+                found[name] = answers = of_a_family(cache, family, dtype, packing, dump_of("both"), **settings)[0]
+            red = {law for law, one in answers.items() if one["verdict"] in BAD}
+            assert red == set(laws) if name in ALONE else red >= set(laws), (name, dtype, answers)
+            if name == "qwen3.5 packed":
+                assert "row 2 sees row 0 (24 of 24 tokens); row 2 sees row 1 (16 of 16 tokens)" in answers["jacobian"]["words"]
+                assert answers["neighbour"]["words"] == "row 1 sees row 0" and answers["rerun"]["verdict"] == "kept"
+    shifted = found["mask shifted"]["rerun"]
+    assert shifted["verdict"] == "broken" and "the Actor masks other tokens than were selected" in shifted["words"], "no noise"
+    a_failed_law_forbids_a_green_verdict(list(found["fails again"].values()))
+
+
+def a_failed_law_forbids_a_green_verdict(told: list[dict[str, Any]]) -> None:
+    from actordbg.config.replay_config import ReplayConfig
+    from actordbg.judge.agreement import laws_of
+    from actordbg.records.replay_record import PASSED, LawAnswer, ResultRecord, in_words, violations
+
+    answers = [LawAnswer.from_dict(one) for one in told]
+    (failed,) = violations(answers)
+    assert in_words(failed) == "rerun failed: RuntimeError: no kernel"
+    assert {one.words for one in answers if one is not failed} >= {"rerun failed"}
+    summary = laws_of([ResultRecord("r", "d", PASSED, extra={"laws": told})], ReplayConfig(laws=1))
+    assert summary is not None and not summary.good and not summary.broken and "FAILED rerun" in summary.headline
 
 
 TOGETHER: dict[str, dict[str, Any]] = {
@@ -131,26 +149,29 @@ TOGETHER: dict[str, dict[str, Any]] = {
 }
 
 
-def together(cache: Path) -> dict[str, Any]:
-    """Two ranks that compute together, healthy and with positions that run on; lanes have inputs with and without a second row."""
+def together(cache: Path) -> None:
+    """Let two ranks compute together, healthy and with positions that run on; lanes have inputs with and without a second row."""
     import os
 
     from actordbg.actor.session import open_actor
     from actordbg.config.replay_config import ReplayConfig
 
     rank = int(os.environ["RANK"])
-    found: dict[str, Any] = {}
     dense, experts = (str(model_of(cache, family)) for family in ("llama", "mixtral"))  # before ZeRO 3 takes what is built
     for name, settings in TOGETHER.items():
         model = experts if "experts" in name else dense
         config = ReplayConfig(model=model, dtype="bf16", nproc=2, packing=True, backward=True, **settings)
         own = dump_of("both") if config.lanes == 1 else (dump_of("left", rows=3), dump_of("right", rows=1))[rank]
         with open_actor(config, defaults=own.record, model_cache=cache) as session:
-            for fault in (nothing,) if "ring" in name or "experts" in name else (nothing, positions_run_on):
-                with fault():
-                    found[f"{name}, {fault.__name__}"] = ask(session, own, backward=True, together=True)
-                found[f"{name}, tainted"] = session.tainted
-    return found
+            healthy = {law: one["verdict"] for law, one in ask(session, own, backward=True, together=True).items()}
+            assert not set(BAD).intersection(healthy.values()) and healthy["jacobian"] == "kept", (name, healthy)
+            assert rank or healthy["additivity"] == "within-rounding", (name, healthy)
+            assert (healthy["neighbour"] == "not-checked") == (len(own.tensors["sequences"]) == 1), (name, healthy)
+            if "ring" not in name and "experts" not in name:
+                with positions_run_on():
+                    found = ask(session, own, backward=True, together=True)
+                assert rank or found["neighbour"]["verdict"] == found["jacobian"]["verdict"] == "broken", (name, found)
+            assert not session.tainted
 
 
 @contextlib.contextmanager
@@ -189,33 +210,29 @@ def positions_run_on() -> Any:
     return patched("unpad_and_slice_tensor", make)
 
 
+def log_probs_that(change: Callable[..., Any]) -> Any:
+    """OpenRLHF's log-probs of logits, changed."""
+    name = "log_probs_from_logits"
+    return patched(name, lambda original: lambda logits, labels, **named: change(original, logits, labels, **named))
+
+
 def noisy() -> Any:
     generator = random.Random(0)
 
-    def make(original: Any) -> Any:
-        def log_probs(*args: Any, **kwargs: Any) -> Any:
-            found = original(*args, **kwargs)
-            return found + 0.2 * found.new_tensor(
-                [[generator.gauss(0, 1) for _ in range(found.shape[1])] for _ in range(found.shape[0])]
-            )
+    def log_probs(original: Any, logits: Any, labels: Any, **named: Any) -> Any:
+        found = original(logits, labels, **named)
+        rows, columns = found.shape
+        return found + 0.2 * found.new_tensor([[generator.gauss(0, 1) for _ in range(columns)] for _ in range(rows)])
 
-        return log_probs
-
-    return patched("log_probs_from_logits", make)
+    return log_probs_that(log_probs)
 
 
 def log_softmax_in_bf16() -> Any:
-    def make(original: Any) -> Any:
-        return lambda logits, labels, **kwargs: original(logits.bfloat16(), labels, **kwargs).float()
-
-    return patched("log_probs_from_logits", make)
+    return log_probs_that(lambda original, logits, labels, **named: original(logits.bfloat16(), labels, **named).float())
 
 
 def wrong_temperature() -> Any:
-    def make(original: Any) -> Any:
-        return lambda logits, labels, **kwargs: original(logits / 1.01, labels, **kwargs)
-
-    return patched("log_probs_from_logits", make)
+    return log_probs_that(lambda original, logits, labels, **named: original(logits / 1.01, labels, **named))
 
 
 @contextlib.contextmanager
@@ -224,7 +241,7 @@ def attention_that(change: Callable[..., Any]) -> Iterator[None]:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     original = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    ALL_ATTENTION_FUNCTIONS["sdpa"] = lambda *args, **kwargs: change(original, *args, **kwargs)
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = lambda *args, **named: change(original, *args, **named)
     try:
         yield
     finally:
@@ -234,8 +251,8 @@ def attention_that(change: Callable[..., Any]) -> Iterator[None]:
 def rows_leak() -> Any:
     """A hundredth of the first row's values is in every row's attention."""
     return attention_that(
-        lambda original, module, query, key, value, mask, **kwargs: original(
-            module, query, key, value + 1e-2 * value[:1], mask, **kwargs
+        lambda original, module, query, key, value, *more, **named: original(
+            module, query, key, value + 1e-2 * value[:1], *more, **named
         )
     )
 
@@ -243,41 +260,32 @@ def rows_leak() -> Any:
 def fails_again() -> Any:
     """It raises in every forward but the first."""
 
-    def attend(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
+    def attend(original: Any, *given: Any, **named: Any) -> Any:
         seen.append(1)
         if len(seen) > 2:  # the input's own forward has two layers
             raise RuntimeError("no kernel\nfor this")
-        return original(module, query, key, value, mask, **kwargs)
+        return original(*given, **named)
 
     seen: list[int] = []
     return attention_that(attend)
 
 
-def padding_is_seen() -> Any:
-    def attend(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
-        return original(module, query, key, value, None, **(kwargs | {"is_causal": True}))
+def padding_is_seen(causal: bool = True) -> Any:
+    def attend(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **named: Any) -> Any:
+        return original(module, query, key, value, None, **(named | {"is_causal": causal}))
 
     return attention_that(attend)
 
 
 def future_is_seen() -> Any:
-    def attend(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
-        return original(module, query, key, value, None, **(kwargs | {"is_causal": False}))
-
-    return attention_that(attend)
+    return padding_is_seen(causal=False)
 
 
-@contextlib.contextmanager
-def gradients_left_over() -> Iterator[None]:
+def gradients_left_over() -> Any:
     """Gradients are not cleared after an input."""
     import torch
 
-    original = torch.nn.Module.zero_grad
-    torch.nn.Module.zero_grad = lambda *args, **kwargs: None
-    try:
-        yield
-    finally:
-        torch.nn.Module.zero_grad = original
+    return changed(torch.nn.Module, "zero_grad", lambda *args, **named: None)
 
 
 def mask_is_shifted() -> Any:
@@ -294,21 +302,23 @@ def mask_is_shifted() -> Any:
     return changed(module.Actor, "forward", forward)
 
 
-FAULTS: dict[str, tuple[str, bool, Callable[[], Any], dict[str, Any]]] = {
-    "qwen3.5 packed": ("qwen3_5", True, nothing, {}),
-    "positions run on, llama": ("llama", True, positions_run_on, {}),
-    "positions run on, mistral": ("mistral", True, positions_run_on, {}),
-    "noise": ("llama", True, noisy, {}),
-    "log-softmax in bf16": ("llama", False, log_softmax_in_bf16, {}),
-    "temperature": ("llama", True, wrong_temperature, {"temperature": 0.7}),
-    "rows leak": ("llama", False, rows_leak, {}),
-    "padding": ("llama", False, padding_is_seen, {}),
-    "future": ("llama", False, future_is_seen, {}),
-    "gradients left over": ("llama", False, gradients_left_over, {"backward": True}),
-    "mask shifted": ("llama", True, mask_is_shifted, {}),
-    "fails again": ("llama", False, fails_again, {}),
+FAULTS: dict[str, tuple[str, bool, Callable[[], Any], dict[str, Any], list[str]]] = {
+    "qwen3.5 packed": ("qwen3_5", True, nothing, {}, ["neighbour", "jacobian"]),
+    "positions run on, llama": ("llama", True, positions_run_on, {}, ["neighbour", "jacobian"]),
+    "positions run on, mistral": ("mistral", True, positions_run_on, {}, ["neighbour", "jacobian"]),
+    "noise": ("llama", True, noisy, {}, ["rerun", "normalisation"]),
+    "log-softmax in bf16": ("llama", False, log_softmax_in_bf16, {}, ["normalisation"]),
+    "temperature": ("llama", True, wrong_temperature, {"temperature": 0.7}, ["normalisation"]),
+    "rows leak": ("llama", False, rows_leak, {}, ["neighbour", "jacobian"]),
+    "padding": ("llama", False, padding_is_seen, {}, ["padding", "jacobian"]),
+    "future": ("llama", False, future_is_seen, {}, ["future", "jacobian"]),
+    "gradients left over": ("llama", False, gradients_left_over, {"backward": True}, ["additivity"]),
+    "mask shifted": ("llama", True, mask_is_shifted, {}, ["rerun"]),
+    "fails again": ("llama", False, fails_again, {}, []),
 }
-
+"""The family, whether it is packed, the fault, further settings, and the laws that it breaks."""
+ALONE = ("log-softmax in bf16", "temperature", "gradients left over", "mask shifted")
+"""Faults that break no law beside those."""
 IN_BOTH = ("qwen3.5 packed", "positions run on, llama", "positions run on, mistral", "log-softmax in bf16")
 """Faults that are planted in fp32 too."""
 

@@ -8,6 +8,7 @@ import re
 from html.parser import HTMLParser
 from itertools import product
 
+import numpy as np
 from hostilestore import HOSTILE
 from reportcases import given, replay, result
 
@@ -17,15 +18,15 @@ from actordbg.judge.comparison_document import gradients_chart
 from actordbg.judge.replay_charts import replay_charts
 from actordbg.judge.replay_document import document
 from actordbg.judge.summary import summarise
-from actordbg.judge.token_charts import TokenPair, histogram_chart, scatter_chart, tokens_chart
+from actordbg.judge.token_charts import TokenPair, scatter_chart, tokens_chart
 from actordbg.records.comparison_record import DumpComparison
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
 
 OURS = frozenset(
     re.findall(
         r"\w+",
-        "html head meta title link style body a main nav footer section figure figcaption details summary script svg g rect line circle text"
-        " polyline h1 h2 h3 p ul li b span strong code pre button div table thead tbody tr th td dl dt dd form label input select option",
+        "html head meta title link style body a main nav footer section figure figcaption details summary script"
+        " h1 h2 h3 p ul li b span strong code pre button div table thead tbody tr th td dl dt dd form label input select option",
     )
 )
 
@@ -95,13 +96,12 @@ def tokens_page() -> str:
     a = [[-1.0 - at / 10 for at in range(7)] for _ in range(2)]
     b = [[value + 1e-3 * (at - 3) for at, value in enumerate(row)] for row in a]
     b[1][4] = a[1][4] - 0.5
-    mask = [[1.0] * 7 for _ in range(2)]
-    ids = [[float(at) for at in range(12)] for _ in range(2)]
-    pair = TokenPair(HOSTILE, a, b, mask, ids, [[0.0, 0.0] + [1.0] * 10, [1.0] * 12], 0.4)
+    real = np.array([[0, 0] + [1] * 10, [1] * 12])
+    pair = TokenPair(HOSTILE, np.array(a), np.array(b), np.ones((2, 7), bool), np.tile(np.arange(12), (2, 1)), real, 0.4)
     found = {f"model.layers.{layer}.{HOSTILE}.weight": 0.1 * layer + 0.01 for layer in range(3)}
     found |= {f"model.layers.0.mlp.experts.{expert}.up_proj.weight": 0.02 for expert in range(40)}
     charts = (
-        tokens_chart(pair, lambda ids: f"{HOSTILE} {len(ids)}"), scatter_chart([pair], 0.4), histogram_chart([pair]),
+        tokens_chart(pair, lambda ids: f"{HOSTILE} {len(ids)}"), scatter_chart([pair], 0.4),
         gradients_chart([DumpComparison(HOSTILE, "mismatch", distances=found)]),
     )  # fmt: skip
     return as_html([Heading("tokens", 1), Paragraph(HOSTILE), *(one for one in charts if one is not None)])

@@ -42,12 +42,14 @@
       ast: true, actions: false, renderer: "svg", mode: "vega-lite", defaultStyle: false, config: theme(columns(spec, live.clientWidth)),
       tooltip: { disableDefaultStyle: true, theme: "page" }
     }).then(function (result) {
+      if (!figure.classList.contains("drawn")) { figure.querySelector("details").open = false; }
       figure.classList.add("drawn");
       figure.setAttribute("data-state", "drawn");
       figure.vegaView = result.view;
     }, function (error) {
       live.hidden = true;
       figure.classList.remove("drawn");
+      figure.querySelector("details").open = true;
       figure.setAttribute("data-state", "failed");
       console.error("chart: " + error);
     });

@@ -1,0 +1,223 @@
+"""`actordbg dump enable`, `dump disable` and `dump status`: the switch that running jobs look at. None of them talks to a job.
+`dump recover`: the inputs that processes had in hand when they died, as dumps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from actordbg.base.errors import NewerFormat, StoreProblem, UsageError
+from actordbg.cli import capture_options as opt
+from actordbg.cli import output
+from actordbg.cli.options import option, require_good, store_of, takes_groups
+from actordbg.cli.output import as_json, clear_screen, emit, emit_json, note, plural, say, say_wrapped, table
+
+if TYPE_CHECKING:
+    from actordbg.capture.control import Control
+    from actordbg.dumps.recover import RingReport
+    from actordbg.store.layout import Store
+
+
+@takes_groups
+def enable(ctx: typer.Context, run: opt.Run = None, options: opt.CaptureOptions = opt.CaptureOptions()) -> None:
+    """Start recording, in running jobs too.
+
+    Makes the store if there is none. Enabling again replaces the limits and starts them anew; the run goes on unless --run
+    names another. With the name of a job that `actordbg run` started, --run changes the limits of that job alone.
+
+    Example: actordbg dump enable --run ppo-7b --on nan,exception,slow:3x --before 4 --keep 20GB
+    """
+    from actordbg.capture.control import write_control
+
+    store = store_of(ctx).create()
+    name = opt.checked_run_name(run)
+    job = name if name is not None and store.control_of(name).exists() else None
+    previous = control_before(store, job)
+    going_on = previous.run if previous is not None and previous.enabled else None
+    run_name = name or going_on or opt.default_run_name()
+    control = opt.control_from(options, run_name, previous.generation + 1 if previous else 1)
+    write_control(store, control, job)
+    emit(_answer(store, control, True, True, job), _say_enabled)
+
+
+def disable(
+    ctx: typer.Context,
+    run: str | None = option(None, "Only the job of this name."),
+) -> None:
+    """Stop recording, in running jobs too.
+
+    Jobs of `actordbg run` stop as well, unless --run names one job. Recorded dumps stay.
+
+    Example: actordbg dump disable
+    """
+    store = store_of(ctx).require()
+    name = opt.checked_run_name(run)
+    own = name if name is not None and store.control_of(name).exists() else None
+    jobs = [None, *store.job_names()] if name is None else [own]
+    changed = [switch_off(store, job) for job in jobs]
+    if not as_json(_answer(store, control_before(store, jobs[0]), False, any(changed), own)):
+        say("Recording is off." if any(changed) else "Recording was off already.")
+        if any(changed):
+            note("next: `actordbg dump ls` shows what was recorded")
+
+
+def _answer(store: Store, control: Control | None, enabled: bool, changed: bool, job: str | None) -> dict[str, Any]:
+    """The store, whether recording is on, and the switch as it is now; `job`: whose own switch it is, None for the store's."""
+    from actordbg.capture.control import control_dict
+
+    now = control_dict(control) if control else None
+    return {"store": str(store.root), "enabled": enabled, "changed": changed, "control": now, "job": job}
+
+
+def switch_off(store: Store, job: str | None) -> bool:
+    """Switch the store's switch off, or that of one job. Whether it was on."""
+    from actordbg.capture.control import write_control
+    from actordbg.formats.dump_record import now_timestamp
+
+    before = control_before(store, job)
+    if before is None or not before.enabled:
+        return False
+    write_control(store, replace(before, enabled=False, since=now_timestamp(), generation=before.generation + 1), job)
+    return True
+
+
+def control_before(store: Store, job: str | None) -> Control | None:
+    """The switch as it was; None where there was none or it is damaged (it is about to be replaced)."""
+    from actordbg.capture.control import read_control
+
+    try:
+        return read_control(store, job)
+    except NewerFormat:
+        raise
+    except StoreProblem as error:
+        note(f"{store.control_of(job).name} was damaged and is replaced: {error.message}")
+        return None
+
+
+def _say_enabled(answer: dict[str, Any]) -> None:
+    say(f"Recording is on: run {answer['control']['run']} in {answer['store']}")
+    say_wrapped(f"  {opt.limits_in_words(answer['control'])}", "    ")
+    if answer["job"]:
+        return say(f"Only the job {answer['job']} follows this switch; it notices within a second.")
+    say("Jobs that started with the hook notice within a second.")
+    note("next: `actordbg dump status` says what they record; `actordbg dump disable` stops it")
+    return note("      `actordbg status` says whether actor.py is patched (`actordbg patch` does it)")
+
+
+def status(
+    ctx: typer.Context,
+    everything: bool = option(False, "Show processes of earlier runs too.", "--all"),
+    watch: bool = option(False, "Show the status again and again, until Ctrl-C.", "--watch", "-w"),
+    interval: float = option(1.0, "Seconds between two looks of --watch.", min=0.1),
+) -> None:
+    """Say what each process captured, dropped and sampled out.
+
+    Says whether recording is on, and lists the processes of the current run and those of other runs that still record.
+    calls = captured + dropped + sampled out + in ring, where they wait to be written. A process that ended before it could write
+    all leaves them there: `dump recover` brings them. Also names the rings that dead processes left on this machine.
+
+    Example: actordbg dump status --watch
+    """
+    from actordbg.cli.dump_status_work import say_status, status_of
+
+    store = store_of(ctx).require()
+    if not watch:
+        return emit(status_of(store, everything), say_status)
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            answer = status_of(store, everything)
+            if output.wanted.json:
+                emit_json(answer, None)
+            else:
+                clear_screen()
+                say_status(answer)
+            sys.stdout.flush()
+            time.sleep(interval)
+    return None
+
+
+def recover(
+    ctx: typer.Context,
+    rings: list[Path] | None = typer.Argument(None, metavar="[RING]...", help="Ring files; default: all on this machine."),
+    live: bool = option(False, "Read rings of living processes too (a hang); these rings stay.", "--live"),
+    keep_rings: bool = option(False, "Leave the ring files where they are.", "--keep-rings"),
+    discard: bool = option(False, "Remove the rings of dead processes, and make no dumps.", "--discard"),
+) -> None:
+    """Turn what dead processes had in hand into dumps.
+
+    Reads the flight recorder's rings: the call in flight, and the last calls before it. A ring lies in the shared memory of the
+    machine that its process ran on, so run this there, before the machine goes. --where "recovered='in_flight'" selects the
+    calls that were running. Exit code 1 if a ring could not be read.
+
+    Example: actordbg dump recover
+    """
+    if discard and (live or keep_rings):
+        raise UsageError("--discard goes without --live and --keep-rings", hint="leave one of them out")
+    store = store_of(ctx).require() if discard else store_of(ctx).require_writable()
+    answer = recovered_from(store, rings, live=live, keep_rings=keep_rings, discard=discard)
+    emit(answer, _render)
+    require_good(not any(report.problem for report in answer["rings"]))
+
+
+def recovered_from(
+    store: Store, rings: list[Path] | None = None, *, live: bool = False, keep_rings: bool = False, discard: bool = False
+) -> dict[str, Any]:
+    """Recover rings, all of this machine's by default, and let the catalog know.
+
+    `recovered` counts dumps, `in_flight` those whose call was running.
+    """
+    from actordbg.catalog.indexer import forget_dumps
+    from actordbg.dumps import recover as recovering
+    from actordbg.formats.ringfile import host_name
+
+    for path in rings or []:
+        if not path.is_file():
+            raise UsageError(f"{path} is not a file", hint="`actordbg dump status` names the rings")
+    paths = rings or recovering.find_rings(store)
+    if discard:
+        reports = list(recovering.discard(store, paths))
+    else:
+        reports = list(recovering.recover(store, paths, live=live, keep_rings=keep_rings))
+    dumps = [dump for report in reports for dump in report.dumps]
+    if dumps:
+        folders = {str(Path(dump.path).parent) for dump in dumps}
+        forget_dumps(store, [dump.dump_id for dump in dumps if dump.recorded], folders)
+    flying = sum(dump.recovered == "in_flight" for dump in dumps)
+    return {"store": str(store.root), "host": host_name(), "recovered": len(dumps), "in_flight": flying, "rings": reports}
+
+
+def _render(answer: dict[str, Any]) -> None:
+    for report in answer["rings"]:
+        _say_ring(report)
+    dumps = [dump for report in answer["rings"] for dump in report.dumps]
+    if dumps:
+        say()
+        rows = [(d.rank, d.role, d.recovered, d.batch_size, d.seq_len, d.dump_id) for d in dumps]
+        table(("rank", "role", "was", "B", "S", "dump"), rows, tight=True)
+        for dump in dumps:
+            if dump.error:
+                say(f"{dump.dump_id} raised {dump.error}")
+        say(f"{plural(len(dumps), 'dump')} recovered, {answer['in_flight']} of a call in flight")
+        note("next: actordbg replay --where \"recovered='in_flight'\"")
+    elif not answer["rings"]:
+        say(f"No process left a ring on {answer['host']}.")
+        note("rings lie where the process ran: run this on that machine; `actordbg dump status` names them")
+
+
+def _say_ring(report: RingReport) -> None:
+    who = f"pid {report.pid}" if report.pid else Path(report.path).name
+    if report.problem:
+        return say(f"{who}: {report.problem}")
+    if report.alive and not report.dumps:
+        return say(f"{who} is alive: its ring is left alone (--live reads it)")
+    if not report.dumps and report.removed:
+        return say(f"{who}: removed {report.path}")
+    lost = f", {plural(report.killed, 'wanted call')} lost with the process" if report.killed else ""
+    return say(f"{who}: {plural(len(report.dumps), 'input')}{lost}")

@@ -1,0 +1,175 @@
+"""Answers for other programs: a report's JSON and CSV; a check as JUnit's XML and for GitHub.
+
+In the CSV an input that was not run has no row. Times are in seconds, memory in bytes, log-probs in nats; a figure that was not
+measured is an empty cell. `warm_up` says why a row is no part of steady timing: "first", "compiled", or empty.
+
+In a check's answer each dump is a test case up to four times: it ran, it kept the laws, it is as near the truth as its dtype
+allows, the training got the same. What was not judged is skipped, with the reason. Both formats quote foreign text as they want
+it; hidden characters are written out first.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, fields
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+from xml.etree import ElementTree
+
+from actordbg.base.foreign_text import in_csv, in_json, in_line, in_lines
+from actordbg.config.as_ran import as_ran
+from actordbg.config.replay_config import SETTINGS
+from actordbg.document.blocks import Block, as_data
+from actordbg.judge.report_model import Summary
+from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, DumpComparison
+from actordbg.records.replay_record import NOT_CHECKED, PASSED, ResultRecord, answers_of, in_words, violations, warm_up_of
+from actordbg.replay.replay_data import ReplayData
+
+if TYPE_CHECKING:
+    from actordbg.judge.check import CheckAnswer, CheckFound
+
+_INPUT = ("rank", "batch_size", "seq_len")
+_CONFIGURATION = tuple(setting for setting in SETTINGS.values() if setting.numbers or setting.cost)
+"""The settings that tell one configuration from another. Every row repeats them as they ran, so that rows of several replays can
+be pivoted."""
+COLUMNS = (
+    *(field.name for field in fields(ResultRecord) if field.name not in ("log_excerpt", "extra")), *_INPUT, "warm_up",
+    *(setting.stored for setting in _CONFIGURATION), "laws_violated", "laws_not_checked",
+)  # fmt: skip
+"""Every column of the CSV, in order. The last two have the names of the laws that forbid a green verdict, and of those that could
+not be asked; empty where none was asked."""
+
+
+def render_json(summary: Summary, blocks: Iterable[Block] = ()) -> str:
+    """The Summary field by field, with the verdict and the charts of its document: indented JSON that ends with a line break."""
+
+    def plain(value: Any) -> Any:
+        """A row of the catalog as a dict, anything else in words."""
+        return vars(value) if isinstance(value, SimpleNamespace) else str(value)
+
+    told = asdict(summary) | as_data(blocks)
+    return in_json(json.dumps(told, indent=2, ensure_ascii=False, allow_nan=False, default=plain)) + "\n"
+
+
+def render_csv(replays: Sequence[ReplayData]) -> str:
+    """One row for each result of `replays`, below a row with the names of the columns."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    for data in replays:
+        writer.writerows({name: _cell(value) for name, value in row.items()} for row in _rows(data))
+    return out.getvalue()
+
+
+def _rows(data: ReplayData) -> Iterator[dict[str, Any]]:
+    """A result, its input and the settings as they ran; of these the model's own number of layers and the seed that counted stand
+    where none was asked for."""
+    by_id = {given.dump_id: given for given in data.spec.inputs}
+    first, compiling = warm_up_of(data.results)
+    values = as_ran(data.spec.config, data.resolved)
+    settings = {setting.stored: values[setting.name] for setting in _CONFIGURATION}
+    settings |= {name: data.resolved[name] for name in ("num_layers", "seed") if name in data.resolved}
+    for result in data.results:
+        answers = answers_of(result.extra)
+        yield result.to_dict() | settings | {
+            **{name: getattr(by_id.get(result.dump_id), name, None) for name in _INPUT},
+            "warm_up": "first" if result.dump_id in first else "compiled" if result.dump_id in compiling else "",
+            "laws_violated": " ".join(answer.law for answer in violations(answers)),
+            "laws_not_checked": " ".join(answer.law for answer in answers if answer.verdict == NOT_CHECKED),
+        }  # fmt: skip
+
+
+def _cell(value: Any) -> Any:
+    """True as `true`; numbers stay numbers, and text is cleaned."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return in_csv(value) if isinstance(value, str) else value
+
+
+class JunitCase(NamedTuple):
+    """One thing that was asked of one dump. failure, skipped: why, "" where it is not; `text`: the end of its log."""
+
+    asked: str
+    dump_id: str
+    seconds: float = 0.0
+    failure: str = ""
+    skipped: str = ""
+    text: str = ""
+
+
+def cases(found: CheckFound) -> Iterator[JunitCase]:
+    """Every case of a check, dump by dump."""
+    results = {result.dump_id: result for result in found.data.results}
+    compared, goldens = ({dump.dump_id: dump for dump in dumps} for dumps in (found.truths, found.goldens))
+    for dump_id in (item.dump_id for item in found.data.spec.inputs):
+        result, dump = results.get(dump_id), compared.get(dump_id)
+        if result is None:
+            yield JunitCase("replay", dump_id, failure="not run")
+            continue
+        passed = result.status == PASSED
+        why = "" if passed else f"{result.status}: {result.error or result.error_class or ''}"
+        yield JunitCase("replay", dump_id, result.forward_s or 0.0, why, text=result.log_excerpt or "" if why else "")
+        if answers := answers_of(result.extra):
+            broken = violations(answers, found.data.spec.config.accept)
+            yield JunitCase("laws", dump_id, failure="; ".join(map(in_words, broken)))
+        if passed:
+            why = found.no_truth or next(iter(dump.not_compared.values() if dump else ()), "") or "not compared"
+            left = dump is None or dump.verdict == NOT_COMPARED
+            yield JunitCase("truth", dump_id, failure=_mismatch(dump), skipped=why if left else "")
+        if own := goldens.get(dump_id):
+            skipped = "" if own.log_probs else "; ".join(own.not_compared.values())
+            yield JunitCase("golden", dump_id, failure=_mismatch(own), skipped=skipped)
+
+
+def _mismatch(dump: DumpComparison | None) -> str:
+    return "; ".join(dump.reasons) or dump.verdict if dump and dump.verdict == MISMATCH else ""
+
+
+def junit_xml(found: CheckFound, answer: CheckAnswer) -> bytes:
+    """The check as JUnit's XML. Its first property is the sentence."""
+    every = list(cases(found))
+    root = ElementTree.Element("testsuites")
+    suite = ElementTree.SubElement(
+        root,
+        "testsuite",
+        name="actordbg check",
+        tests=str(len(every)),
+        failures=str(sum(bool(case.failure) for case in every)),
+        errors="0",
+        skipped=str(sum(bool(case.skipped) for case in every)),
+        timestamp=found.data.spec.created_at[:19],
+        time=f"{sum(case.seconds for case in every):.3f}",
+    )
+    properties = ElementTree.SubElement(suite, "properties")
+    for name in ("sentence", "replay_id", "configuration", "next"):
+        ElementTree.SubElement(properties, "property", name=name, value=_xml(str(getattr(answer, name))))
+    for case in every:
+        what = {"classname": f"actordbg.{case.asked}", "name": _xml(case.dump_id), "time": f"{case.seconds:.3f}"}
+        element = ElementTree.SubElement(suite, "testcase", what)
+        if case.failure:
+            ElementTree.SubElement(element, "failure", message=_xml(case.failure)).text = _xml(case.text, in_lines) or None
+        elif case.skipped:
+            ElementTree.SubElement(element, "skipped", message=_xml(case.skipped))
+    ElementTree.indent(root)
+    return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
+
+
+def workflow_commands(found: CheckFound, answer: CheckAnswer) -> Iterator[str]:
+    """Workflow commands of GitHub: an error for each kind of failure of each dump, and a line about the whole check."""
+    for case in cases(found):
+        if case.failure:
+            title = _message(f"actordbg check: {case.asked} {case.dump_id}").replace(":", "%3A").replace(",", "%2C")
+            yield f"::error title={title}::{_message(case.failure)}"
+    yield f"::{'notice' if answer.good else 'error'} title=actordbg check::{_message(answer.sentence)}"
+
+
+def _xml(text: str, shown: Callable[[str], str] = in_line) -> str:
+    """`text` as XML can hold it: two characters that nobody hides are none of XML's."""
+    return shown(text).replace("\ufffe", "\\ufffe").replace("\uffff", "\\uffff")
+
+
+def _message(text: str) -> str:
+    return in_line(text).replace("%", "%25")
