@@ -69,13 +69,12 @@ def line(sizes: Sequence[int], values: Sequence[float], at: int) -> float:
 def one_size(size: int) -> dict[str, dict[str, float]]:
     """Every phase, in this process."""
     from actordbg.catalog.indexer import refresh
-    from actordbg.catalog.query import open_fresh
     from actordbg.config.replay_config import ReplayConfig
     from actordbg.judge.load_replays import load
     from actordbg.records.journal import read_results
     from actordbg.records.replay_record import ReplaySpec
     from actordbg.replay.plan import make_plan
-    from actordbg.replay.selection import rows_of_catalog
+    from actordbg.replay.selection import rows_of
     from benchmarks.bench_index import make_store
 
     sys.addaudithook(_count)
@@ -86,7 +85,7 @@ def one_size(size: int) -> dict[str, dict[str, float]]:
         phase("index the dumps", lambda: refresh(store))
         found["index the dumps"]["bytes"] = store.catalog_path.stat().st_size
         phase("refresh, nothing new", lambda: refresh(store))
-        rows = phase("select all dumps", lambda: rows_of_catalog(open_fresh(store), None, "time", None))
+        rows = phase("select all dumps", lambda: rows_of(store, None, (), "time", None))
         spec = phase("plan the replay", lambda: make_plan(rows, ReplayConfig(nproc=WORKERS)).spec)
         path = store.replays / spec.replay_id / "spec.json"
         path.parent.mkdir(parents=True)

@@ -5,6 +5,25 @@ from __future__ import annotations
 from actordbg.dumps.checking import CHECKS
 from actordbg.dumps.finding import KINDS
 
+LOOKS_AT = {
+    "format": "FORMAT",
+    "layout": "names, types, permissions, owners, leftovers",
+    "dumps": "each dump file: header, name, payload, checksums, tensors",
+    "packs": "each pack: index, and each dump in it",
+    "doubles": "dumps that lie in a pack and in a file",
+    "replays": "specifications, journals, results, kept tensors",
+    "records": "comparisons, noise floors, matrices, memory",
+    "switches": "dump switches",
+    "counters": "counters of recording processes",
+    "weights": "hashes of the weights that recorded calls met",
+    "rings": "rings of this machine",
+    "events": "events of patches",
+    "backups": "originals of patched files",
+    "models": "models that actordbg built",
+    "catalog": "the database, its revision, its rows",
+}
+"""What each check reads, by its name; a check without a row fails the build of the page."""
+
 
 def fsck_markdown() -> str:
     """The page: every check, every kind of finding."""
@@ -16,7 +35,7 @@ def fsck_markdown() -> str:
         "",
         "| Check | Looks at |",
         "|---|---|",
-        *(f"| {one.name} | {one.about} |" for one in CHECKS),
+        *(f"| {name} | {LOOKS_AT[name]} |" for name in CHECKS),
         "",
         "Damage is lost or cannot be used, a leftover is in the way. The last column is what `--repair` does.",
         "",

@@ -1,5 +1,5 @@
 """Writes what follows from the code: the reference pages `docs/reference/cli.md`, `catalog.md`, `fsck.md` and
-`replay-settings.md`, the schema of a new catalog, `migrations/head.sql`, and its columns, `actordbg/catalog/columns.json`.
+`replay-settings.md`, the schema of a new catalog, `actordbg/catalog/head.sql`, and its columns, `actordbg/catalog/columns.json`.
 
     python docs/generate.py            writes them
     python docs/generate.py --check    writes nothing; exit code 1 and a diff if one of them is out of date
@@ -56,7 +56,7 @@ def pages() -> dict[Path, str]:
         REFERENCE / "catalog.md": f"{HEADER}\n{catalog_markdown()}",
         REFERENCE / "fsck.md": f"{HEADER}\n{fsck_markdown()}",
         REFERENCE / "replay-settings.md": f"{HEADER}\n{settings_markdown()}",
-        migrate.scripts_folder() / migrate.SCRIPT: schema_sql(),
+        migrate.SCRIPT: schema_sql(),
         Path(migrate.__file__).with_name("columns.json"): columns_json(),
     }
 

@@ -1,4 +1,5 @@
-"""Alembic's environment, for tools that know alembic: actordbg itself executes `head.sql`, and a test holds the two equal.
+"""Alembic's environment, for tools that know alembic: actordbg itself executes the catalog's `head.sql`, and a test holds the two
+equal.
 
 A changed table: change `actordbg/catalog/models.py`, run `make docs`, which writes `head.sql`, and give `HEAD` in
 `actordbg/catalog/migrate.py` and the file in `versions/` the next number. Older catalogs are made anew from the store's files.

@@ -63,17 +63,16 @@ class Family:
         return {"model_type": self.model_type, **small, **self.adds}
 
 
-def _read_families() -> dict[str, Family]:
-    table = parse_toml(Path(__file__).with_name("families.toml").read_text())
-    families = {}
-    for name, told in table["families"].items():
-        adds = {key: value for group in told.get("like", ()) for key, value in table["groups"][group].items()}
-        adds |= told.get("adds", {})
-        families[name] = Family(told.get("model_type", name), told["known_as"], adds, tuple(told.get("without", ())))
-    return families
-
-
-FAMILIES = _read_families()
+_TABLE = parse_toml(Path(__file__).with_name("families.toml").read_text())
+FAMILIES = {
+    name: Family(
+        told.get("model_type", name),
+        told["known_as"],
+        {key: value for group in told.get("like", ()) for key, value in _TABLE["groups"][group].items()} | told.get("adds", {}),
+        tuple(told.get("without", ())),
+    )
+    for name, told in _TABLE["families"].items()
+}
 """By the name on the command line, in the order of the page."""
 
 

@@ -3,6 +3,25 @@
 * CUDA runs behind the caller: without a synchronisation before the clock is read, a forward takes microseconds.
 * "Peak memory" is a high-water mark. torch resets CUDA's on request. A process's resident mark on Linux is reset by
   writing 5 to /proc/self/clear_refs; where that is not allowed it is the highest since the process began.
+
+**Gradients worth keeping** are a fixed sample of each parameter's full gradient, and the norm of all of it.
+
+To say *which* parameter two configurations disagree on, a comparison needs gradients of single parameters. Kept whole they
+would be as large as the model for every input. So of a parameter with more than `GRADIENT_SAMPLE` elements every n-th is kept,
+at places that depend on its size alone: the same places in every backend, so the samples compare element by element.
+
+Backends hand full gradients over one at a time (`GradientKeeper.take`): never is more than one parameter's gradient in memory
+beside what the backend itself holds.
+
+    store/replays/<id>/tensors/<dump>.safetensors
+        grad/<name>                   float32, [min(numel, GRADIENT_SAMPLE)]
+        metadata "gradients"          {"<name>": {"numel": 262144, "norm": 0.0171}}
+
+Example:
+    >>> keeper = GradientKeeper()
+    >>> keeper.take("module.lm_head.weight", torch.ones(2, 3))
+    >>> keeper.facts
+    {'lm_head.weight': {'numel': 6, 'norm': 2.449489742783178}}
 """
 
 from __future__ import annotations
@@ -42,11 +61,11 @@ class ForwardOutcome:
     `gradient_over`: the dumps whose gradients were averaged into this one's, one for each lane, where they are not all the same.
     """
 
-    log_probs: torch.Tensor
-    mask: torch.Tensor
+    log_probs: Tensor
+    mask: Tensor
     forward_s: float
     backward_s: float | None = None
-    entropy: torch.Tensor | None = None
+    entropy: Tensor | None = None
     loss: float | None = None
     grad_norm: float | None = None
     peak_memory_bytes: int | None = None
@@ -58,11 +77,11 @@ class ForwardOutcome:
     temperature: float = 1.0
     training: bool = False
     notes: tuple[str, ...] = ()
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, dict[str, Any]] = field(default_factory=dict)
     gradient_over: tuple[str, ...] = ()
 
-    def apply(self, layout: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def apply(self, layout: Callable[[Tensor], Tensor]) -> None:
         """Bring every tensor of the mask's shape into another layout (see `actordbg.laws.changes`)."""
         self.log_probs, self.mask = layout(self.log_probs), layout(self.mask)
         self.entropy = None if self.entropy is None else layout(self.entropy)
@@ -120,15 +139,11 @@ class MemoryHistory:
     """Records from now on until `stop`. folder: the replay's."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        import torch
-
         self._folder, self._rank = folder, rank
         torch.cuda.memory._record_memory_history(max_entries=MOST_ENTRIES)
 
     def keep(self, failed: str = "") -> None:
         """Write the history as it is now, whole or not at all. failed: the dump that just failed."""
-        import torch
-
         name = f"memory-rank{self._rank}{f'-{failed}' if failed else ''}.pickle"
         part = self._folder / f".{name}.part"
         try:
@@ -140,15 +155,11 @@ class MemoryHistory:
 
     def stop(self) -> None:
         """Record no more."""
-        import torch
-
         torch.cuda.memory._record_memory_history(enabled=None)
 
 
 def reserved() -> dict[str, int]:
     """What torch's allocator holds of this process's GPU, for the journal; {} where no CUDA is in use."""
-    import torch
-
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return {}
     return {"cuda_reserved_bytes": int(torch.cuda.memory_reserved())}

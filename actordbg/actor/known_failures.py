@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from actordbg.actor.rules import INFO, PARALLEL_RULES, REFUSE, WARN, Case, Rule, RuleHit
 from actordbg.base.errors import EnvironmentProblem, Unsupported
 from actordbg.base.imports import is_there
-from actordbg.config.choices import Choices, Facts, Recorded, adapter_of, are_elsewhere, choose, gather_facts, through_of
+from actordbg.config.choices import Choices, Facts, adapter_of, are_elsewhere, choose, gather_facts, through_of
 from actordbg.config.replay_config import TINY, ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.formats.nested_values import CONTEXT
@@ -193,14 +193,14 @@ def refuse_hits(hits: Sequence[RuleHit]) -> None:
         raise Unsupported("; ".join(hit.message for hit in stops), hint="; or ".join(stops[0].ways_out))
 
 
-def find_trainer(config: ReplayConfig, defaults: Recorded | None = None) -> None:
+def find_trainer(config: ReplayConfig, defaults: DumpRecord | None = None) -> None:
     """EnvironmentProblem where torch, or the trainer whose code a configuration asks for, is not installed."""
     require_torch()
     if problem := missing_trainer(config, defaults):
         raise problem
 
 
-def missing_trainer(config: ReplayConfig, defaults: Recorded | None = None) -> EnvironmentProblem | None:
+def missing_trainer(config: ReplayConfig, defaults: DumpRecord | None = None) -> EnvironmentProblem | None:
     """Returns the same as a value; None where nothing is missing, the truth is asked for, or replays run on other machines."""
     if config.truth or are_elsewhere():
         return None

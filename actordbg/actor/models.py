@@ -11,6 +11,20 @@ not loaded. An adapter's files lie beside links to its base, so transformers loa
 
 Example:
     path = locate("meta-llama/Llama-3.1-8B", cache, num_layers=2)      # a folder with num_hidden_layers = 2
+
+**The embedded model** is a random Llama of a megabyte, so that a replay needs no download and no GPU.
+
+A replay of captured inputs asks whether a configuration *runs* and whether two configurations *agree*. For that the weights
+need not be trained, but they must not be degenerate either. Two choices follow:
+
+- Weights are scaled so that activations keep their size from layer to layer and logits spread over a few units. The usual 0.02
+  would give almost uniform log-probs, in which a leak between packed rows is invisible.
+- Weights are rounded to bf16 once, here. So a bf16 and an fp32 replay use the *same* weights, and what differs between them
+  is arithmetic alone.
+
+Real inputs come from tokenizers with 100,000 and more ids; a replay maps them into the small vocabulary (id modulo size).
+The shapes, masks, padding and packing of the input are untouched, only the meaning of the text is lost; the result says
+so. A full vocabulary would cost 2.5 GB per process in fp32 logits for a mid-sized input.
 """
 
 from __future__ import annotations

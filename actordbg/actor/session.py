@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
+from torch import Tensor
 
 from actordbg.actor import forward_outcome as measure
 from actordbg.actor import known_failures as known
@@ -84,8 +85,7 @@ class ActorSession(Decided):
 
     model: the transformers model itself, out of whatever wraps it. ring_group: the process group of this rank's ring, None
     without ring attention. records: whether this rank records the results of its lane. `gather(name)` copies a parameter's
-    full value and `save(folder)` writes the model in the dtype that it runs in: every rank has to call them where parameters
-    are sharded.
+    full value: every rank has to call it where parameters are sharded.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class ActorSession(Decided):
         self.watch: ReplayStops | None = None
         self._backend = backend = open_backend(config, self.choices, model_cache, training)
         self.actor, self.model, self.device, self.ring_group = backend.actor, backend.model, backend.device, backend.ring_group
-        self.gather, self.save = backend.gather, backend.save
+        self.gather = backend.gather
         self.records = backend.place.rank % config.lane_width == 0
         self.resolved: dict[str, Any] = self._describe() | {"load_s": time.perf_counter() - began}
 
@@ -143,7 +143,7 @@ class ActorSession(Decided):
         return self._actors.make_call(self.actor, dump, self.resolved["vocab_size"], self.device, self.ring_group)
 
     def probe(
-        self, dump: Dump, read: Callable[[torch.Tensor, torch.Tensor | None], T], *, backward: bool, graph: bool = False,
+        self, dump: Dump, read: Callable[[Tensor, Tensor | None], T], *, backward: bool, graph: bool = False,
         seed: int | None = None,
     ) -> T:  # fmt: skip
         """One forward as `run` makes it, and nothing else: `read` gets log-probs and entropies while their graph lives.
@@ -166,10 +166,10 @@ class ActorSession(Decided):
             self._recover()
             raise
 
-    def gradient(self, dump: Dump, weights: torch.Tensor, *, keeper: GradientKeeper) -> None:
+    def gradient(self, dump: Dump, weights: Tensor, *, keeper: GradientKeeper) -> None:
         """The gradients of -sum(weights * log-probs) through the backend's own backward, handed to `keeper`."""
 
-        def backward(log_probs: torch.Tensor, _entropy: torch.Tensor | None) -> None:
+        def backward(log_probs: Tensor, _entropy: Tensor | None) -> None:
             self._backend.backward(-(log_probs * weights.to(log_probs)).sum(), keeper)
 
         self.probe(dump, backward, backward=True)
@@ -198,7 +198,7 @@ class ActorSession(Decided):
 
     def close(self) -> None:
         """Free the model. A process group lives as long as its process."""
-        del self.actor, self.model, self.gather, self.save
+        del self.actor, self.model, self.gather
         self._backend.close()
 
     def _recover(self) -> None:
@@ -247,7 +247,7 @@ class ActorSession(Decided):
             outcome.graphs, outcome.graph_breaks = after[0] - graphs, after[1] - breaks
         return outcome
 
-    def _backward(self, log_probs: torch.Tensor, mask: torch.Tensor, outcome: ForwardOutcome, dump_id: str) -> None:
+    def _backward(self, log_probs: Tensor, mask: Tensor, outcome: ForwardOutcome, dump_id: str) -> None:
         began = measure.now(self.device)
         loss = _loss(log_probs, mask)
         outcome.loss = float(loss.detach())
@@ -302,7 +302,7 @@ Session: TypeAlias = ActorSession | TruthSession
 """A built model that replays dumps."""
 
 
-def _loss(log_probs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def _loss(log_probs: Tensor, mask: Tensor) -> Tensor:
     """The mean of -log_probs over the mask."""
     chosen = mask.to(log_probs)
     return -(log_probs * chosen).sum() / chosen.sum().clamp(min=1)

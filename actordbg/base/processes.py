@@ -189,9 +189,8 @@ def end_session(session: int, grace_s: float = 2.0, *, mark: str | None = None) 
         _signal(left, signal.SIGKILL)
         time.sleep(0.02)
         stats = {pid: read_stat(pid) for pid in session_members(session, mark)}
-        left = [
-            pid for pid, stat in stats.items() if stat is None or stat.state != "D"
-        ]  # in D SIGKILL works when the kernel lets it
+        # who waits for a disk or a device, in state D, ends when the kernel lets it
+        left = [pid for pid, stat in stats.items() if stat is None or stat.state != "D"]
 
 
 def _signal(pids: list[int], number: signal.Signals) -> None:

@@ -97,7 +97,7 @@ FILES = "input_files"
 
 @dataclass(frozen=True)
 class Selection:
-    """The chosen rows, the record that decides open settings, and how many rows were left out for each reason."""
+    """The chosen rows, in their order, the record that decides open settings, and how many rows were left out for each reason."""
 
     rows: tuple[Row, ...]
     defaults: DumpRecord | None
@@ -116,8 +116,8 @@ def select(
     """The first `max_inputs` dumps in `order` that `where` selects or the files hold."""
     rows = rows_of(store, where, files, order, max_inputs)
     plan = make_plan(rows, base, order=order, max_inputs=max_inputs, shuffle_seed=shuffle_seed)
-    chosen = {item.dump_id for item in plan.spec.inputs}
-    kept = tuple(row for row in rows if row.dump_id in chosen)
+    by_id = {row.dump_id: row for row in rows}
+    kept = tuple(by_id[dump_id] for dump_id in dict.fromkeys(item.dump_id for item in plan.spec.inputs))
     return Selection(kept, defaults_of(store.root, plan.spec.inputs), plan.skipped)
 
 
@@ -146,10 +146,8 @@ def new_matrix(
 
     `options`: order, shuffle_seed, slower, power, and oracle, the dtype of the truth (None: no truth).
     """
-    order = make_plan(rows, ReplayConfig(), order=options.get("order", "time")).spec.inputs
-    dump_ids = tuple(item.dump_id for item in order)
-    began = new_replay_id(), now_timestamp(), "running"
-    return MatrixRecord(*began, axes, tuple(cells), dump_ids, options=options, **about)
+    dump_ids = tuple(row.dump_id for row in rows)
+    return MatrixRecord(new_replay_id(), now_timestamp(), "running", axes, tuple(cells), dump_ids, options=options, **about)
 
 
 def run_matrix(

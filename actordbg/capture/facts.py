@@ -51,15 +51,6 @@ _CONFIG_FACTS = (
 _ROLES = (("reference", "reference"), ("policy", "policy"), ("actormodel", "policy"), ("ema", "ema"))
 
 
-@dataclass(frozen=True)
-class Rank:
-    """Who this process is in its job. `world_size` and `local_rank` are None where nobody said."""
-
-    rank: int = 0
-    world_size: int | None = None
-    local_rank: int | None = None
-
-
 def note_trainer(actor_cls: Any) -> None:
     """Have the records of an Actor say whose it is, unless it is of the trainer that needs no adapter, or of no package."""
     package, _, inside = actor_cls.__module__.partition(".")
@@ -69,13 +60,17 @@ def note_trainer(actor_cls: Any) -> None:
         DISTRIBUTIONS.extend(importlib.metadata.packages_distributions().get(package, ()))
 
 
-def rank_of_process() -> Rank:
-    """From torch.distributed if it is initialised, else from the launcher's variables, else rank 0."""
-    local_rank = _number("LOCAL_RANK")
+def rank_of_process() -> dict[str, int | None]:
+    """Say who this process is: by torch.distributed if that is initialised, else by the launcher's variables, else rank 0.
+
+    `world_size` and `local_rank` are None where nobody said.
+    """
+    numbers = {name: os.environ.get(name.upper(), "") for name in ("rank", "world_size", "local_rank")}
+    said = {name: int(text) if text.isdigit() else None for name, text in numbers.items()}
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
-        return Rank(dist.get_rank(), dist.get_world_size(), local_rank)
-    return Rank(_number("RANK") or 0, _number("WORLD_SIZE"), local_rank)
+        return said | {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+    return said | {"rank": said["rank"] or 0}
 
 
 def versions() -> dict[str, str]:
@@ -139,7 +134,9 @@ def facts_of_actor(actor: Any) -> dict[str, Any]:
     if isinstance(path, str):  # one that is not UTF-8 has halves of surrogate pairs, which no JSON takes
         path = path.encode("utf-8", "backslashreplace").decode()
     model_name = scrub(path) if isinstance(path, str) and path else None
-    return {"model_name": model_name, "model_dtype": _dtype_of(model), "actor": facts}
+    parameters = getattr(model, "parameters", None)
+    first = next(iter(parameters()), None) if callable(parameters) else None
+    return {"model_name": model_name, "model_dtype": dtype_name(first.dtype) if first is not None else None, "actor": facts}
 
 
 def unwrap(model: Any) -> Any:
@@ -165,12 +162,6 @@ def role_from_ray() -> str | None:
     return next((role for part, role in _ROLES if actor_class.startswith(part)), None)
 
 
-def _dtype_of(model: Any) -> str | None:
-    parameters = getattr(model, "parameters", None)
-    first = next(iter(parameters()), None) if callable(parameters) else None
-    return dtype_name(first.dtype) if first is not None else None
-
-
 # One quick question instead of one for each device; where torch does not have it, the answer "perhaps" is right as well.
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
@@ -182,18 +173,14 @@ def _autocast_dtype() -> str | None:
     return None
 
 
-def _number(variable: str) -> int | None:
-    text = os.environ.get(variable, "")
-    return int(text) if text.isdigit() else None
-
-
 def states(devices: Iterable[torch.device] = ()) -> dict[str, torch.Tensor]:
     """Present states (uint8, on the CPU) by device: of the CPU, and of the CUDA devices among `devices`.
 
     Without any CUDA device among them it is the current one. Only where this process has initialised CUDA.
     """
     found = {"cpu": torch.default_generator.get_state()}
-    if _cuda_is_ready():
+    ready: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if ready and not torch.cuda.is_current_stream_capturing():
         here = torch.cuda.current_device()
         wanted = {here if one.index is None else one.index for one in devices if one.type == "cuda"} or {here}
         for index in sorted(wanted):
@@ -204,11 +191,6 @@ def states(devices: Iterable[torch.device] = ()) -> dict[str, torch.Tensor]:
 def digests(states: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """The SHA-256, in hex, of each state's bytes."""
     return {name: hashlib.sha256(ctypes.string_at(t.data_ptr(), t.numel())).hexdigest() for name, t in states.items()}
-
-
-def _cuda_is_ready() -> bool:
-    initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return initialized and not torch.cuda.is_current_stream_capturing()
 
 
 MAX_STRING = 4096

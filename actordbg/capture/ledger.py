@@ -19,6 +19,7 @@ import json
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,8 +71,8 @@ class Ledger:
     """Counts of one actor instance in one run. All methods are safe from any thread.
 
     `closed`: no call will come any more (the run's name changed, the process ends, or `actor`, a weak reference, is gone).
-    `judge` says what its triggers keep (`recorded_call.Judge`); `rotated` counts captured dumps that made room for newer ones,
-    `triggered` captured calls by trigger.
+    `times`: seconds of the last calls, by what makes them alike (`recorded_call.trigger_of`). `rotated` counts captured dumps
+    that made room for newer ones, `triggered` captured calls by trigger.
     """
 
     identity: Identity
@@ -84,7 +85,7 @@ class Ledger:
     closed: bool = False
     actor: Callable[[], object] = lambda: True
     rotation: Rotation | None = None
-    judge: Any = None
+    times: dict[Any, deque[float]] = field(default_factory=dict)
     book: int = -1
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _before: tuple[int, ...] = (0,) * len(COUNTS)
@@ -206,7 +207,16 @@ class Ledger:
         """
         with self._lock:
             self.counts[CLOSED] = self.closed or state == "ended"
-            text = json.dumps(self._as_dict(state) | process, sort_keys=True).encode().ljust(PAGE)
+            counts = ("calls", "captured", "pending", "bytes", "rotated", "rotated_bytes", "outputs_dropped")
+            told = {
+                "format": COUNTERS_FORMAT,
+                **self.names(),
+                **{name: getattr(self, name) for name in (*counts, "dropped", "sampled_out", "triggered", "last_error")},
+                "state": "ended" if self.closed and not self.pending else state,
+                "heartbeat": now_timestamp(),
+                "generation": max(self.generation, 0),
+            }
+            text = json.dumps(told | process, sort_keys=True).encode().ljust(PAGE)
             self.changed = False
         path, saved = self.identity.counters(store), False
         try:
@@ -240,17 +250,6 @@ class Ledger:
             return "max_dumps"
         full = self._bytes_full or control.max_bytes == 0
         return "max_bytes" if full and control.max_bytes is not None else None
-
-    def _as_dict(self, state: str) -> dict[str, Any]:
-        counts = ("calls", "captured", "pending", "bytes", "rotated", "rotated_bytes", "outputs_dropped")
-        return {
-            "format": COUNTERS_FORMAT,
-            **self.names(),
-            **{name: getattr(self, name) for name in (*counts, "dropped", "sampled_out", "triggered", "last_error")},
-            "state": "ended" if self.closed and not self.pending else state,
-            "heartbeat": now_timestamp(),
-            "generation": max(self.generation, 0),
-        }
 
 
 COUNT_SECONDS = 10.0

@@ -4,7 +4,7 @@ Of a call's record, only its number, times, step, and shapes are its own (`Item.
 same actor with the same arguments. So a call (`Item`) refers to its `Kind`: the writer builds records from it, and the ring holds
 it once as JSON, so that a call in flight is described without the training thread writing a word.
 
-When it ran, a `Judge` says which trigger, if any, keeps it. It works in the writer thread and makes nobody wait: outputs are
+When it ran, `trigger_of` says which trigger, if any, keeps it. It works in the writer thread and makes nobody wait: outputs are
 judged from their copies, times on a GPU from events that the writer thread waits for, memory from counters of the allocator.
 
 **slow** compares with the running median of the last MEDIAN_OF calls of the same actor and gradient mode, and of sizes (B x S) of
@@ -49,30 +49,23 @@ class TriggerResult:
     facts: dict[str, Any]
 
 
-@dataclass
-class Judge:
-    """Judges the calls of one actor in one run, and remembers how long they took, in seconds."""
-
-    times: dict[tuple[bool, int], deque[float]] = field(default_factory=dict)
-
-    def fired(self, item: Item, tensors: Mapping[str, torch.Tensor], action_mask: torch.Tensor | None) -> TriggerResult | None:
-        """The first trigger that fires: exceptions, then outputs (`tensors`), then time."""
-        on = item.control.on
-        if item.error is not None:
-            memory = bool(item.error.get("out_of_memory"))
-            return TriggerResult(OOM if memory else EXCEPTION, item.error) if on.exception or (on.oom and memory) else None
-        slow = self._slow(on.slow, item) if on.slow is not None else None
-        return _in_outputs(on, tensors, action_mask) or slow
-
-    def _slow(self, multiple: float, item: Item) -> TriggerResult | None:
+def trigger_of(item: Item, tensors: Mapping[str, torch.Tensor], action_mask: torch.Tensor | None) -> TriggerResult | None:
+    """Return the first trigger that fires: exceptions, then outputs (`tensors`), then time, which the ledger remembers."""
+    on = item.control.on
+    if item.error is not None:
+        memory = bool(item.error.get("out_of_memory"))
+        return TriggerResult(OOM if memory else EXCEPTION, item.error) if on.exception or (on.oom and memory) else None
+    slow = None
+    if on.slow is not None:
         seconds = item.seconds() if item.seconds is not None else (item.until - item.began) / 1e9
         alike = item.kind.fields["grad_enabled"], (item.own[5] * item.own[6]).bit_length()
-        known = self.times.setdefault(alike, deque(maxlen=MEDIAN_OF))
+        known = item.ledger.times.setdefault(alike, deque(maxlen=MEDIAN_OF))
         usual = median(known) if len(known) >= MEDIAN_FROM else math.inf
         known.append(seconds)
-        if seconds <= multiple * usual:
-            return None
-        return TriggerResult(SLOW, {"seconds": seconds, "median": usual, "times": seconds / usual, "of": len(known) - 1})
+        if seconds > on.slow * usual:
+            facts = {"seconds": seconds, "median": usual, "times": seconds / usual, "of": len(known) - 1}
+            slow = TriggerResult(SLOW, facts)
+    return _in_outputs(on, tensors, action_mask) or slow
 
 
 def _in_outputs(on: Triggers, tensors: Mapping[str, torch.Tensor], action_mask: torch.Tensor | None) -> TriggerResult | None:
@@ -91,28 +84,18 @@ def _in_outputs(on: Triggers, tensors: Mapping[str, torch.Tensor], action_mask: 
         values = values[action_mask.bool()]
     values, (low, high) = values[values.isfinite()], on.logprobs
     outside = int(((values < low) | (values > high)).sum())
-    facts = (
-        {"lowest": float(values.min()), "highest": float(values.max()), "outside": outside, "of": values.numel()}
-        if outside
-        else {}
-    )
-    return TriggerResult(LOGPROBS, facts) if outside else None
+    if not outside:
+        return None
+    facts = {"lowest": float(values.min()), "highest": float(values.max()), "outside": outside, "of": values.numel()}
+    return TriggerResult(LOGPROBS, facts)
 
 
 def error_facts(error: BaseException, device: torch.device | None) -> dict[str, Any]:
     """What is kept of an exception: class, message without secrets, and for out-of-memory what was allocated, in bytes."""
-    facts: dict[str, Any] = {"error": scrub(type(error).__name__), "message": describe(error)}
-    facts["out_of_memory"] = is_out_of_memory(error)
-    if facts["out_of_memory"]:
-        facts |= memory_facts(device)
-    return facts
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out: torch's own class, Python's, or a RuntimeError that says so (the CPU's allocator)."""
-    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _OOM_WORDS)
+    said = isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _OOM_WORDS)  # by the CPU's allocator
+    out = isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or said
+    facts: dict[str, Any] = {"error": scrub(type(error).__name__), "message": describe(error), "out_of_memory": out}
+    return facts | memory_facts(device) if out else facts
 
 
 def memory_facts(device: torch.device | None) -> dict[str, Any]:
@@ -198,65 +181,54 @@ class Kind:
         return self.at
 
 
-@dataclass
-class Kinds:
-    """The kinds of one actor's calls, by what tells them apart."""
+def kind_of(
+    ledger: Ledger, instance: Any, call: tuple[Any, ...], binder: Binder, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Kind, Layout, list[torch.Tensor], list[int]]:
+    """Return a call's kind, its layout, the tensors to copy, and the addresses of those that are plain memory of this process.
+    `instance`: its actor (`actordbg.capture.recorder.Instance`), with the kinds known so far; `call`: `facts_of_call`.
 
-    known: dict[Any, Kind] = field(default_factory=dict)
-
-    def of(
-        self, ledger: Ledger, instance: Any, call: tuple[Any, ...], binder: Binder, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Kind, Layout, list[torch.Tensor], list[int]]:
-        """The kind of a call, its layout, the tensors to copy, and the addresses of those that are plain memory of this process.
-        `instance`: its actor (`actordbg.capture.recorder.Instance`); `call`: `facts_of_call`.
-
-        A call whose arguments are tensors, numbers and None is described by looking at each of them once.
-        """
-        _, grad, autocast, *values = call
-        key: Any = [binder, ledger, instance.role, grad, autocast, len(args), *kwargs]
-        tensors: list[torch.Tensor] = []
-        addresses: list[int] = []
-        sizes: tuple[Any, ...] = ()
-        for value in (*values, *args, *kwargs.values()):
-            which = type(value)
-            if which is _Tensor and value.layout is _strided:
-                tensors.append(value)
-                sizes += value.shape, value.stride()
-                if value.is_cpu and not value.is_neg() and (address := value.data_ptr()) >= LOW:
-                    addresses.append(address)
-                key += which, value.dtype
-            elif which in _PLAIN:
-                key += which, value
-            else:
-                key = ()
-                break
-        kind = self.known.get(key := tuple(key))
-        if kind is None:
-            return self._bind(key, tensors, ledger, instance, call, binder.bind(args, kwargs))
-        layout = kind.layouts.get(sizes)
-        if layout is None:
-            if len(kind.layouts) >= _MOST:
-                kind.layouts = {}
-            kind.layouts[sizes] = layout = Layout.of(tensors, kind.leading)
-        return kind, layout, tensors, addresses
-
-    def _bind(
-        self, key: Any, given: list[torch.Tensor], ledger: Ledger, instance: Any, call: tuple[Any, ...], bound: Bound
-    ) -> tuple[Kind, Layout, list[torch.Tensor], list[int]]:
-        """The same, when the arguments had to be sorted. `key`: what calls like this one have, which get its kind, too."""
-        kind, tensors = _kind(ledger, instance, call, bound), list(bound.tensors.values())
-        alike = key and not bound.extra and not any(bound.groups.values())
-        if alike and [*map(id, given)] == [*map(id, tensors)] and len(self.known) < _MOST:
+    A call whose arguments are tensors, numbers and None is described by looking at each of them once.
+    """
+    _, grad, autocast, *values = call
+    key: Any = [binder, ledger, instance.role, grad, autocast, len(args), *kwargs]
+    tensors: list[torch.Tensor] = []
+    addresses: list[int] = []
+    sizes: tuple[Any, ...] = ()
+    for value in (*values, *args, *kwargs.values()):
+        which = type(value)
+        if which is _Tensor and value.layout is _strided:
+            tensors.append(value)
+            sizes += value.shape, value.stride()
+            if value.is_cpu and not value.is_neg() and (address := value.data_ptr()) >= LOW:
+                addresses.append(address)
+            key += which, value.dtype
+        elif which in _PLAIN:
+            key += which, value
+        else:
+            key = ()
+            break
+    kind = instance.kinds.get(key := tuple(key))
+    if kind is None:
+        bound = binder.bind(args, kwargs)
+        kind, sorted_tensors = _kind(ledger, instance, call, bound), list(bound.tensors.values())
+        alike = key and not bound.extra and not any(bound.groups.values())  # calls like this one get its kind, too
+        if alike and [*map(id, tensors)] == [*map(id, sorted_tensors)] and len(instance.kinds) < _MOST:
             kind.shared = True
-            self.known[key] = kind
-        addresses = [at for one in tensors if one.is_cpu and not one.is_neg() and (at := one.data_ptr()) >= LOW]
-        return kind, Layout.of(tensors, kind.leading), tensors, addresses
+            instance.kinds[key] = kind
+        addresses = [at for t in sorted_tensors if t.is_cpu and not t.is_neg() and (at := t.data_ptr()) >= LOW]
+        return kind, Layout.of(sorted_tensors, kind.leading), sorted_tensors, addresses
+    layout = kind.layouts.get(sizes)
+    if layout is None:
+        if len(kind.layouts) >= _MOST:
+            kind.layouts = {}
+        kind.layouts[sizes] = layout = Layout.of(tensors, kind.leading)
+    return kind, layout, tensors, addresses
 
 
 def _kind(ledger: Ledger, instance: Any, call: tuple[Any, ...], bound: Bound) -> Kind:
     fields = {
         **{name: getattr(ledger.identity, name) for name in ("run", "host", "pid", "instance")},
-        **vars(instance.rank),
+        **instance.rank,
         "role": instance.role,
         **plain_facts(*call[1:]),
         "arguments": bound.arguments,

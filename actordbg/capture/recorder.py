@@ -27,7 +27,7 @@ from actordbg.capture import facts
 from actordbg.capture.control import Control, ControlWatcher
 from actordbg.capture.facts import Binder
 from actordbg.capture.ledger import Identity, Ledger
-from actordbg.capture.recorded_call import Item, Kinds, error_facts
+from actordbg.capture.recorded_call import Item, Kind, error_facts, kind_of
 from actordbg.capture.ring import Ring
 from actordbg.capture.snapshot import Copier, cost, memmove, named_outputs
 from actordbg.capture.watch import Notices, RingKeeper, Watch
@@ -49,14 +49,14 @@ class Instance:
     """
 
     name: str
-    rank: facts.Rank
+    rank: dict[str, int | None]
     role: str | None
     actor: Callable[[], object]
     control: Control | None = None
     ledger: Ledger = None  # type: ignore[assignment]  # `Recorder.meet` gives it one before anybody sees it
     about: dict[str, Any] | None = None
     ledgers: dict[str, Ledger] = field(default_factory=dict)
-    kinds: Kinds = field(default_factory=Kinds)
+    kinds: dict[Any, Kind] = field(default_factory=dict)
 
 
 class Recorder:
@@ -234,7 +234,7 @@ class Recorder:
             self._observe(instance, actor, call)
         if control.with_rng:
             kwargs = kwargs | _states_before(args, kwargs)
-        kind, layout, tensors, addresses = instance.kinds.of(item.ledger, instance, call, binder, args, kwargs)
+        kind, layout, tensors, addresses = kind_of(item.ledger, instance, call, binder, args, kwargs)
         item.kind = kind
         simple = layout.contiguous and len(addresses) == len(tensors)
         device = None if simple else next((tensor.device for tensor in tensors if tensor.is_cuda), None)
@@ -339,10 +339,11 @@ class Recorder:
                 instance = Instance(f"actor{self._met}-{self._token}", facts.rank_of_process(), role, here)
             before, ledger = instance.ledger, instance.ledgers.get(run)
             if ledger is None:
-                who = Identity(run, instance.rank.rank, instance.rank.world_size, self._host, self.pid, instance.name)
-                ledger = Ledger(who, role=instance.role, actor=weakref.ref(actor))
+                rank, world_size = instance.rank["rank"] or 0, instance.rank["world_size"]
+                who = Identity(run, rank, world_size, self._host, self.pid, instance.name)
+                ledger = Ledger(who, role=instance.role, actor=instance.actor)
                 if not self._met:
-                    self._attempt(lambda: _at_exit_of_child(self))
+                    self._attempt(self._close_in_a_fork_of_multiprocessing)
             if ledger is not before:
                 if before is not None:
                     before.closed = before.changed = True
@@ -356,6 +357,12 @@ class Recorder:
             self._met += before is None
             self._instances[key] = instance
             return instance
+
+    def _close_in_a_fork_of_multiprocessing(self) -> None:
+        """Close at the end of children that multiprocessing forks: without `atexit`, but with its own finalizers."""
+        import multiprocessing.util
+
+        multiprocessing.util.Finalize(None, self.close, exitpriority=10)
 
     def _count_strays(self) -> None:
         """Give calls that the recorder failed to count to the books, if there are any."""
@@ -383,10 +390,3 @@ def _peek_seq_len(binder: Binder, args: tuple[Any, ...], kwargs: dict[str, Any])
     first = args[0] if args else kwargs.get(binder.names[0] if binder.names else "sequences")
     shape = getattr(first, "shape", None)
     return int(shape[-1]) if shape is not None and len(shape) else None
-
-
-def _at_exit_of_child(recorder: Recorder) -> None:
-    """Children that multiprocessing forks end without `atexit`; its own finalizers do run there."""
-    import multiprocessing.util
-
-    multiprocessing.util.Finalize(None, recorder.close, exitpriority=10)

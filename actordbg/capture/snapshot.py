@@ -214,19 +214,15 @@ def named_outputs(output: Any, returns: str, logits: bool = False) -> dict[str, 
     for part in parts:
         found = {name: getattr(part, name, None) for name in (returns, "entropy")} | found
     if logits and found.get(returns) is None:
-        found[LOGITS_SUM] = next((_sum(part.logits) for part in parts if hasattr(part, "logits")), None)
+        values = next((part.logits for part in parts if hasattr(part, "logits")), None)
+        if type(values) is torch.Tensor and values.is_floating_point():
+            with torch.no_grad():
+                found[LOGITS_SUM] = values.detach().sum(dtype=torch.float32)
     return {
         OUTPUT_PREFIX + name: value
         for name, value in found.items()
         if type(value) is torch.Tensor and storable(value) and not value.is_meta
     }
-
-
-def _sum(logits: Any) -> torch.Tensor | None:
-    if type(logits) is not torch.Tensor or not logits.is_floating_point():
-        return None
-    with torch.no_grad():
-        return logits.detach().sum(dtype=torch.float32)
 
 
 def cost(tensors: Iterable[torch.Tensor]) -> int:

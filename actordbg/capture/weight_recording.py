@@ -48,7 +48,8 @@ class WeightRecorder:
         before = self._wanted(actor)
         item = self._enter(binder, actor, args, kwargs)
         try:
-            if self._wanted(actor) != before and not _is_capturing():
+            capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
+            if self._wanted(actor) != before and not capturing:
                 self._look(actor)
                 if item is not None:  # the call is slow, not we
                     item.began = time.monotonic_ns()
@@ -132,7 +133,3 @@ def _partition(parameter: Any) -> tuple[torch.Tensor | None, tuple[int, int] | N
 def _bytes(one: ParameterHash) -> int:
     count = torch.Size(one.shape).numel() if one.part is None else one.part[1]
     return 0 if one.sha256 is None else count * getattr(torch, one.dtype).itemsize
-
-
-def _is_capturing() -> bool:
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]

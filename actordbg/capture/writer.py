@@ -36,7 +36,7 @@ from actordbg.base.fault import describe
 from actordbg.capture.control import BEFORE, Control
 from actordbg.capture.facts import versions
 from actordbg.capture.ledger import Ledger, Rotation
-from actordbg.capture.recorded_call import ERROR, LEFT, Item, Judge, TriggerResult
+from actordbg.capture.recorded_call import ERROR, LEFT, Item, TriggerResult, trigger_of
 from actordbg.capture.ring import Ring
 from actordbg.capture.snapshot import LOGITS_SUM
 from actordbg.capture.watch import Notices
@@ -351,8 +351,7 @@ class Writer:
 
             found = tensors_in(item.ring.arena.memory, item.entry.data, item.own, item.kind.tensors).get("action_mask")
             mask = torch.from_numpy(found.values != 0) if found is not None else None
-        item.ledger.judge = item.ledger.judge or Judge()
-        fired: TriggerResult | None = item.ledger.judge.fired(item, tensors, mask)
+        fired = trigger_of(item, tensors, mask)
         return fired if fired and item.ledger.admits_trigger(item.control, fired.trigger) else None
 
     def _keep_too(self, one: Item, dump_id: str) -> None:

@@ -2,7 +2,6 @@
 
 * `writing` for the indexer: plain sqlite3, every transaction begins with `BEGIN IMMEDIATE`. A deferred `BEGIN` that
   reads and then writes fails at once when somebody else wrote in between, busy timeout or not; an immediate one waits.
-* `make_engine` for SQLModel's sessions: SQLAlchemy, with the same transactions.
 * `aside` for a catalog from nothing: made in memory, then copied into its file whole.
 * `connect_readonly` for everything that reads: plain sqlite3, opened read-only, so a reader cannot harm the catalog and
   need not import SQLAlchemy (`dump ls` starts in a third of the time).
@@ -31,18 +30,14 @@ import stat
 import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from actordbg.base.errors import CatalogProblem, UnwritableCatalog
-from actordbg.base.foreign_text import in_line
 from actordbg.formats.store_files import open_regular
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, Engine
-
     from actordbg.catalog.statements import CatalogWriter
 
 
@@ -70,26 +65,8 @@ _BUSY = (5, 6)
 _ASIDE_KIB = 131_072
 """Memory that a catalog made aside takes at most: 300,000 dumps."""
 
-_HELD: ContextVar[tuple[Path, sqlite3.Connection] | None] = ContextVar("_HELD", default=None)
-_READER: ContextVar[tuple[Path, sqlite3.Connection] | None] = ContextVar("_READER", default=None)
-
-
-@lru_cache(maxsize=16)
-def make_engine(path: Path) -> Engine:
-    """SQLAlchemy's engine, for SQLModel's sessions: `BEGIN IMMEDIATE`, busy timeout, foreign keys on.
-
-    One engine for each catalog (making one takes a millisecond). It holds no connection, so it survives a fork.
-    """
-    from sqlalchemy import create_engine, event
-    from sqlalchemy.pool import NullPool
-
-    engine = create_engine("sqlite://", creator=lambda: connect_writable(path), poolclass=NullPool)
-
-    @event.listens_for(engine, "begin")
-    def begin_immediate(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-    return engine
+_HELD: ContextVar[tuple[Path, sqlite3.Connection, sqlite3.Connection] | None] = ContextVar("_HELD", default=None)
+"""A catalog that a block keeps open: its path, who writes it, and who reads it."""
 
 
 @contextlib.contextmanager
@@ -105,24 +82,25 @@ def writing(path: Path) -> Iterator[CatalogWriter]:
 def plain_transaction(path: Path) -> Iterator[sqlite3.Connection]:
     """One write transaction: commits at the end of the block, rolls back if it raises. Within `held_open` on its connection."""
     held = _HELD.get()
+    shared = held[1] if held is not None and held[0] == path else None
     with catalog_errors(path):
-        connection = held[1] if held is not None and held[0] == path else connect_writable(path)
+        connection = shared or connect_writable(path)
         try:
-            with patiently(path, f"{path}-shm"):
+            with patiently(path):
                 connection.execute("BEGIN IMMEDIATE")
             yield connection
             connection.execute("COMMIT")
         finally:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            if held is None or connection is not held[1]:
+            if shared is None:
                 connection.close()
 
 
 @contextlib.contextmanager
-def patiently(*locked: str | Path) -> Iterator[None]:
-    """Where the block takes long, say on standard error who has a lock on one of these files, and go on waiting."""
-    late = threading.Timer(PATIENCE_S, _say_who_holds, locked)
+def patiently(path: str | Path) -> Iterator[None]:
+    """Where the block takes long, say on standard error what it waits for, and go on waiting."""
+    late = threading.Timer(PATIENCE_S, _log.warning, ("waiting for another process, which holds %s", path))
     late.daemon = True
     late.start()
     try:
@@ -131,29 +109,26 @@ def patiently(*locked: str | Path) -> Iterator[None]:
         late.cancel()
 
 
-def _say_who_holds(*locked: str | Path) -> None:
-    holder = "another process"
-    with contextlib.suppress(OSError):
-        inodes = {str(os.stat(path).st_ino) for path in locked if os.path.exists(path)}
-        for _, _, _, mode, pid, place, *_ in map(str.split, Path("/proc/locks").read_text().splitlines()):
-            if mode == "WRITE" and place.rpartition(":")[2] in inodes and pid != str(os.getpid()):
-                command = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ")
-                holder = f"process {pid} ({in_line(command.strip()):.200})"
-    _log.warning("waiting for %s, which holds %s", holder, locked[0])
+@contextlib.contextmanager
+def _held(path: Path, writer: sqlite3.Connection, reader: sqlite3.Connection) -> Iterator[None]:
+    """Within the block whoever writes this catalog has the one connection, and whoever reads it the other."""
+    token = _HELD.set((path, writer, reader))
+    try:
+        yield
+    finally:
+        _HELD.reset(token)
 
 
 @contextlib.contextmanager
 def held_open(path: Path) -> Iterator[sqlite3.Connection]:
-    """Keeps the catalog open for the block. The last connection to close copies the journal into the file and waits for
-    the disk; with one held, the many short transactions of an index do that once instead of each time.
+    """Keep the catalog open for the block. The last connection to close copies the journal into the file and waits for
+    the disk; with one held, the many short transactions of an index do that once instead of each time. Who only reads shares a
+    connection too: opening one costs SQLite a look at the whole schema.
     """
-    with catalog_errors(path), contextlib.closing(connect_writable(path)) as connection:
-        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        token = _HELD.set((path, connection))
-        try:
-            yield connection
-        finally:
-            _HELD.reset(token)
+    with catalog_errors(path), contextlib.closing(connect_writable(path)) as writer:
+        writer.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        with connect_readonly(path, alone=True) as reader, _held(path, writer, reader):
+            yield writer
 
 
 @contextlib.contextmanager
@@ -164,12 +139,8 @@ def aside(path: Path) -> Iterator[sqlite3.Connection]:
     """
     with catalog_errors(path), contextlib.closing(sqlite3.connect("", isolation_level=None)) as made:
         made.executescript(f"{_SAFE} PRAGMA synchronous = OFF; PRAGMA journal_mode = MEMORY; PRAGMA cache_size = -{_ASIDE_KIB}")
-        tokens = _HELD.set((path, made)), _READER.set((path, made))
-        try:
+        with _held(path, made, made):
             yield made
-        finally:
-            _HELD.reset(tokens[0])
-            _READER.reset(tokens[1])
 
 
 def copy_into(made: sqlite3.Connection, path: Path) -> None:
@@ -183,7 +154,7 @@ def copy_into(made: sqlite3.Connection, path: Path) -> None:
         mode = journal_mode(path)
         if mode == "wal" and path.stat().st_size == 0:  # nothing can be lost, and the change of the journal waits for the disk
             target.execute("PRAGMA synchronous = OFF")
-        with patiently(path, f"{path}-shm"):
+        with patiently(path):
             target.execute("BEGIN IMMEDIATE")
         target.execute("ROLLBACK")
         made.backup(target, progress=busy)
@@ -202,39 +173,25 @@ def connect_writable(path: Path) -> sqlite3.Connection:
 
 
 @contextlib.contextmanager
-def one_reader(path: Path) -> Iterator[None]:
-    """Within the block, whoever reads this catalog shares a connection: opening one costs SQLite a look at the whole schema."""
-    with connect_readonly(path, alone=True) as connection:
-        token = _READER.set((path, connection))
-        try:
-            yield
-        finally:
-            _READER.reset(token)
-
-
-@contextlib.contextmanager
 def connect_readonly(path: Path, *, alone: bool = False) -> Iterator[sqlite3.Connection]:
-    """A connection that can only read, closed at the end of the block, or of that of `one_reader`. Errors become CatalogProblem.
+    """A connection that can only read, closed at the end of the block, or of that of `held_open`. Errors become CatalogProblem.
 
     alone: not one that others use too.
     """
-    shared = _READER.get()
-    if shared is not None and shared[0] == path and not alone:
+    held = _HELD.get()
+    if held is not None and held[0] == path and not alone:
         with catalog_errors(path):
-            yield shared[1]
+            yield held[2]
         return
     refuse_odd(path)
     with catalog_errors(path):
         if os.path.exists(f"{path}-journal") and is_writable(path):
             with contextlib.closing(connect_writable(path)) as writer:  # has SQLite undo what a killed writer left there
                 writer.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        uri = f"file:{quote(str(path))}?mode=ro{'&immutable=1' if never_changes(path) else ''}"
-        connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
-        try:
+        uri = f"file:{quote(str(path))}?mode=ro"
+        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)) as connection:
             connection.executescript("PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON; PRAGMA query_only = ON")
             yield connection
-        finally:
-            connection.close()
 
 
 def odd_parts(path: Path) -> list[Path]:
@@ -287,25 +244,6 @@ def is_writable(path: Path) -> bool:
     )
 
 
-@lru_cache(maxsize=16)
-def never_changes(path: Path) -> bool:
-    """Whether nobody can write the catalog while we read it, so that SQLite needs neither locks nor files beside it.
-
-    A mount that is read-only for us does not say that: others may write through another mount, or on the server. The file
-    system itself must be read-only, on this machine. And what a killed writer left in a journal would not be read.
-    """
-    if os.access(path.parent, os.W_OK) or _NETWORK.match(file_system(path.parent)):
-        return False
-    try:
-        journals = [f"{path}{suffix}" for suffix in ("-wal", "-journal") if os.path.lexists(f"{path}{suffix}")]
-        if any(os.path.getsize(journal) for journal in journals):
-            return False
-    except OSError:
-        return False
-    mount = _mount_of(path.parent, "/proc/self/mountinfo", 4)
-    return bool(mount) and "ro" in mount[-1].split(",")  # the last word has the file system's own options
-
-
 def _hint(message: str) -> str:
     if is_locked(message):
         return "another actordbg is writing the catalog; try again in a moment"
@@ -326,26 +264,18 @@ def journal_mode(path: Path) -> str:
 
 def file_system(folder: Path, mounts: str = "/proc/self/mounts") -> str:
     """The type of file system that `folder` lies on ("ext4", "nfs4", "fuse.sshfs"); "" where that cannot be told."""
-    mount = _mount_of(folder, mounts, 1)
-    return mount[2] if mount else ""
-
-
-def _mount_of(folder: Path, mounts: str, column: int) -> list[str]:
-    """The words about the mount that `folder` lies on, from a table with mount points in this column; none if unknown."""
     try:
         lines = Path(mounts).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return []
-    target, best, found = os.path.realpath(folder), "", list[str]()
-    for line in lines:
-        parts = line.split(" ")
-        if len(parts) < column + 2:
+        return ""
+    target, best, kind = os.path.realpath(folder), "", ""
+    for parts in (line.split(" ") for line in lines):
+        if len(parts) < 3:
             continue
-        point = parts[column].replace("\\040", " ")
-        inside = target == point or target.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):
-            best, found = point, parts
-    return found
+        point = parts[1].replace("\\040", " ")
+        if len(point) >= len(best) and (target == point or target.startswith(point.rstrip("/") + "/")):
+            best, kind = point, parts[2]
+    return kind
 
 
 def set_journal(connection: sqlite3.Connection, mode: str) -> None:

@@ -1,4 +1,4 @@
-"""The walk over a parsed `--where` expression: each node that is on the list is spelled out as SQL, the rest is refused.
+"""What becomes of a parsed `--where` expression: each node that is on the list is spelled out as SQL, the rest is refused.
 
 `_HANDLERS` is the list: node kinds by name, the method that writes each, and the arguments that it may have. A node kind or
 an argument that is not listed is an error, so what a newer sqlglot adds to its trees is refused until it is understood
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import math
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -31,7 +30,6 @@ from actordbg.catalog.tables import (
     parse_moment,
     refusal,
     shortened,
-    times_beginning,
 )
 from actordbg.formats.dump_record import format_timestamp
 
@@ -51,28 +49,27 @@ class Part:
     kind: str
     params: list[Any]
     literal: Any = None
-    bare: bool = False
-    """A comparison without parentheses around it."""
-    chain: str = ""
-    """A sum's SQL without the outer parentheses, so that a longer sum does not nest them."""
 
 
-def _made(sql: str, kind: str, parts: Iterable[Part], **more: Any) -> Part:
+def _made(sql: str, kind: str, parts: Iterable[Part]) -> Part:
     """A part that is made of others: their bound values, in their order."""
-    return Part(sql, kind, [value for part in parts for value in part.params], **more)
+    return Part(sql, kind, [value for part in parts for value in part.params])
 
 
 class ExpressionWriter:
-    """Walks a tree and spells it out; `columns` collects the names that were used."""
+    """Spells out a tree that `check_nodes` has passed; `columns` collects the names that were used."""
 
     def __init__(self, now: datetime) -> None:
         self._now = now
         self.columns: set[str] = set()
 
-    def write(self, node: Expression) -> Part:
-        """The part for one node; WhereError if anything about it is not on the list."""
-        _check_arguments(node)
-        part: Part = getattr(self, _HANDLERS[type(node).__name__][0])(node)
+    def write(self, node: Any) -> Part:
+        """The part for one node; WhereError if it means nothing."""
+        node = node.unnest()
+        name = type(node).__name__
+        if name not in _HANDLERS or not _HANDLERS[name][0]:
+            raise _refused(node)
+        part: Part = getattr(self, _HANDLERS[name][0])(node)
         return part
 
     def column(self, node: Any) -> Part:
@@ -95,14 +92,9 @@ class ExpressionWriter:
     def null(self, node: Any) -> Part:
         return Part("NULL", "null", [])
 
-    def paren(self, node: Any) -> Part:
-        part = self.write(node.this)
-        return Part(part.sql, part.kind, part.params, part.literal)
-
     def connect(self, node: Any) -> Part:
         word = type(node).__name__.upper()
-        first, others = _left_spine(node, (type(node).__name__,))
-        parts = [self._condition(side, word.lower()) for side in (first, *(one.expression for one in others))]
+        parts = [self._condition(side, word.lower()) for side in node.flatten(unnest=False)]
         return _made(f"({f' {word} '.join(part.sql for part in parts)})", BOOL, parts)
 
     def negate(self, node: Any) -> Part:
@@ -111,35 +103,31 @@ class ExpressionWriter:
         return Part(f"(NOT coalesce({inner.sql}, 0))" if absent else f"(NOT {inner.sql})", BOOL, inner.params)
 
     def compare(self, node: Any) -> Part:
-        sign = {"EQ": "=", "NEQ": "<>", "GT": ">", "GTE": ">=", "LT": "<", "LTE": "<="}[type(node).__name__]
-        left, right = self._alike(self.write(node.this), self.write(node.expression), node)
-        if BOOL in (left.kind, right.kind) and (sign not in ("=", "<>") or left.bare or right.bare):
+        sign = _COMPARISONS[type(node).__name__]
+        left, right = parts = self._all_alike(node, node.this, node.expression)
+        bare = {type(node.this).__name__, type(node.expression).__name__} & _BARE
+        if BOOL in (left.kind, right.kind) and (sign not in ("=", "IS NOT") or bare):
             raise refusal(f"{_sql(node)!r} compares a condition", "use parentheses, and `and`, `or`, `not`")
-        if sign == "<>":
-            sign = "IS NOT"  # what is not there is unequal, too
-        return _made(f"({left.sql} {sign} {right.sql})", BOOL, (left, right), bare=True)
+        return _made(f"({left.sql} {sign} {right.sql})", BOOL, parts)
 
     def is_(self, node: Any) -> Part:
         left, right = self.write(node.this), self.write(node.expression)
-        if right.kind == "null":
-            return Part(f"({left.sql} IS NULL)", BOOL, left.params, bare=True)
-        if right.kind == BOOL and isinstance(right.literal, bool) and left.kind == BOOL:
-            return Part(f"({left.sql} IS {right.sql})", BOOL, left.params, bare=True)
+        if right.kind == "null" or (right.kind == left.kind == BOOL and isinstance(right.literal, bool)):
+            return Part(f"({left.sql} IS {right.sql})", BOOL, left.params)
         raise refusal(f"{_sql(node)!r}: `is` is followed by null, true or false")
 
     def in_(self, node: Any) -> Part:
         items = node.expressions
         if not items or len(items) > MAX_ITEMS:
             raise refusal(f"`in` needs a list of 1 to {MAX_ITEMS} values", "rank in (0, 1)")
-        tested, *listed = parts = self._all_alike([node.this, *items], node)
-        marks = ", ".join(part.sql for part in listed)
-        return _made(f"({tested.sql} IN ({marks}))", BOOL, parts, bare=True)
+        tested, *listed = parts = self._all_alike(node, node.this, *items)
+        return _made(f"({tested.sql} IN ({', '.join(part.sql for part in listed)}))", BOOL, parts)
 
     def between(self, node: Any) -> Part:
-        tested, low, high = parts = self._all_alike([node.this, node.args["low"], node.args["high"]], node)
-        if BOOL in (tested.kind, low.kind, high.kind):
+        tested, low, high = parts = self._all_alike(node, node.this, node.args["low"], node.args["high"])
+        if tested.kind == BOOL:
             raise refusal(f"{_sql(node)!r} compares a condition")
-        return _made(f"({tested.sql} BETWEEN {low.sql} AND {high.sql})", BOOL, parts, bare=True)
+        return _made(f"({tested.sql} BETWEEN {low.sql} AND {high.sql})", BOOL, parts)
 
     def like(self, node: Any) -> Part:
         tested, pattern = self.write(node.this), self.write(node.expression)
@@ -148,11 +136,10 @@ class ExpressionWriter:
         wildcards = sum(pattern.literal.count(char) for char in "%_")
         if len(pattern.literal) > MAX_PATTERN or wildcards > MAX_WILDCARDS:
             raise refusal(f"a `like` pattern may have {MAX_PATTERN} characters, {MAX_WILDCARDS} of them % or _")
-        spelled = f"({_text_of(tested)} LIKE ?)", [*tested.params, pattern.literal]
-        sql, params = _alike_in_time(tested, pattern.literal) or spelled
+        sql = f"({_text_of(tested)} LIKE ?)"
         if node.args.get("negate"):
             sql = f"(NOT coalesce({sql}, 0))"
-        return Part(sql, BOOL, params, bare=True)
+        return Part(sql, BOOL, [*tested.params, pattern.literal])
 
     def sign(self, node: Any) -> Part:
         inner = self._numeric(node.this, node)
@@ -160,26 +147,16 @@ class ExpressionWriter:
         return Part(f"(- {inner.sql})", NUMBER, inner.params, literal=value)
 
     def arithmetic(self, node: Any) -> Part:
-        first, others = _left_spine(node, tuple(_SIGNS))
-        part = self.write(first)
-        for one in others:
-            part = self._compute(part, self.write(one.expression), one)
-        return part
-
-    def _compute(self, left: Part, right: Part, node: Any) -> Part:
-        """Two parts that are already written, under one sign; each node is written once, however long a sum is."""
         sign = _SIGNS[type(node).__name__]
+        left, right = parts = [self.write(node.this), self.write(node.expression)]
         if sign in "+-" and right.kind == TEXT and (left.kind == TIME or parse_moment(left.literal) is not None):
             return self._shift(left, right, sign, node)
         _require_number(left, node.this, node)
         _require_number(right, node.expression, node)
         if sign in "/%" and right.literal == 0:
             raise refusal(f"{_sql(node)!r} divides by zero")
-        if sign in "+-":
-            chain = f"{left.chain or left.sql} {sign} {right.sql}"
-            return _made(f"({chain})", NUMBER, (left, right), chain=chain)
         divided = f"CAST({left.sql} AS REAL)" if sign == "/" else left.sql
-        return _made(f"({divided} {sign} {right.sql})", NUMBER, (left, right))
+        return _made(f"({divided} {sign} {right.sql})", NUMBER, parts)
 
     def function(self, node: Any) -> Part:
         said = node.this if type(node).__name__ == "Anonymous" else type(node).__name__
@@ -190,7 +167,7 @@ class ExpressionWriter:
             return self._moment(self._now)
         if name in ("abs", "round"):
             digits = node.args.get("decimals")
-            parts = [self._numeric(one, node) for one in (node.this, digits) if one is not None]
+            parts = [self._numeric(side, node) for side in (node.this, digits) if side is not None]
             if not all(isinstance(part.literal, int) for part in parts[1:]):
                 raise refusal("round(number, digits): digits is a whole number")
             return _made(f"{name}({', '.join(part.sql for part in parts)})", NUMBER, parts)
@@ -201,7 +178,7 @@ class ExpressionWriter:
             return Part(f"{name}({_text_of(inner)})", NUMBER if name == "length" else TEXT, inner.params)
         if name != "coalesce":
             raise _unknown_function(name)
-        parts = self._all_alike([node.this, *node.expressions], node)
+        parts = self._all_alike(node, node.this, *node.expressions)
         if len(parts) < 2:
             raise refusal("coalesce takes two values or more", "coalesce(step, 0) > 10")
         return _made(f"{name}({', '.join(part.sql for part in parts)})", parts[0].kind, parts)
@@ -221,40 +198,32 @@ class ExpressionWriter:
         """Both sides of a comparison, brought to one kind; WhereError if they have different ones."""
         if "null" in (left.kind, right.kind):
             raise refusal(f"{_sql(node)!r} is never true", "use `is null` or `is not null`")
-        if TIME in (left.kind, right.kind):
-            left, right = self._as_time(left), self._as_time(right)
-        if BOOL in (left.kind, right.kind):
-            left, right = _as_flag(left), _as_flag(right)
-        if left.kind == NUMBER or right.kind == NUMBER:
-            left, right = _as_number(left), _as_number(right)
+        for kind, brought in ((TIME, self._as_time), (BOOL, _as_flag), (NUMBER, _as_number)):
+            if kind in (left.kind, right.kind):
+                left, right = brought(left), brought(right)
         if left.kind != right.kind:
             raise refusal(
                 f"{_sql(node)!r} compares a {left.kind} with a {right.kind}", "text goes in 'single quotes', numbers do not"
             )
         return left, right
 
-    def _all_alike(self, nodes: list[Any], node: Any) -> list[Part]:
-        """Several values that one is compared with, and that one, the first, brought to one kind, whichever of them says it."""
-        first, *others = map(self.write, nodes)
-        for one in others:
-            first, _ = self._alike(first, one, node)
-        return [first, *(self._alike(first, one, node)[1] for one in others)]
+    def _all_alike(self, node: Any, *sides: Any) -> list[Part]:
+        """A value and those that it is compared with, brought to one kind, whichever of them says it."""
+        first, *others = map(self.write, sides)
+        for other in others:
+            first, _ = self._alike(first, other, node)
+        return [first, *(self._alike(first, other, node)[1] for other in others)]
 
     def _as_time(self, part: Part) -> Part:
-        if part.kind == TEXT and isinstance(part.literal, str):
-            moment = parse_moment(part.literal) or self._day(part.literal)
-            if moment is None:
-                raise refusal(
-                    f"{shortened(part.literal)!r} is not a time", "'2025-06-19', '2025-06-19 05:26:08', or now() - '2h'"
-                )
-            return self._moment(moment)
-        return part
-
-    def _day(self, word: str) -> datetime | None:
-        """The beginning of today or yesterday, UTC."""
-        days = {"today": 0, "yesterday": 1}.get(word.lower())
-        midnight = self._now.astimezone(timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
-        return None if days is None else midnight - timedelta(days=days)
+        if part.kind != TEXT or not isinstance(part.literal, str):
+            return part
+        moment = parse_moment(part.literal)
+        if moment is None and (days := {"today": 0, "yesterday": 1}.get(part.literal.lower())) is not None:
+            midnight = self._now.astimezone(timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
+            moment = midnight - timedelta(days=days)
+        if moment is None:
+            raise refusal(f"{shortened(part.literal)!r} is not a time", "'2025-06-19', '2025-06-19 05:26:08', or now() - '2h'")
+        return self._moment(moment)
 
     def _moment(self, moment: datetime) -> Part:
         return Part("?", TIME, [micros_of(moment)], literal=format_timestamp(moment))
@@ -273,23 +242,28 @@ class ExpressionWriter:
 
 
 _SIGNS = {"Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "Mod": "%"}
+_COMPARISONS = {"EQ": "=", "NEQ": "IS NOT", "GT": ">", "GTE": ">=", "LT": "<", "LTE": "<="}
+"""Comparisons as SQLite has them: what is not there is unequal, too."""
+_BARE = {*_COMPARISONS, "Is", "In", "Between", "Like"}
+"""Conditions that are compared with another one in parentheses only."""
 _BINARY = ("this", "expression")
 _HANDLERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "Column": ("column", ("this",)),
+    "Identifier": ("", ("this", "quoted")),
     "Literal": ("literal", ("this", "is_string")),
     "Boolean": ("boolean", ("this",)),
     "Null": ("null", ()),
-    "Paren": ("paren", ("this",)),
+    "Paren": ("", ("this",)),
     "And": ("connect", _BINARY),
     "Or": ("connect", _BINARY),
     "Not": ("negate", ("this",)),
     "Is": ("is_", _BINARY),
     "In": ("in_", ("this", "expressions")),
     "Between": ("between", ("this", "low", "high")),
-    **dict.fromkeys(("Like", "ILike"), ("like", ("this", "expression", "negate"))),
+    "Like": ("like", ("this", "expression", "negate")),
     "Neg": ("sign", ("this",)),
     "Anonymous": ("function", ("this", "expressions")),
-    **dict.fromkeys(("EQ", "NEQ", "GT", "GTE", "LT", "LTE"), ("compare", _BINARY)),
+    **dict.fromkeys(_COMPARISONS, ("compare", _BINARY)),
     **dict.fromkeys(_SIGNS, ("arithmetic", _BINARY)),
     "Div": ("arithmetic", (*_BINARY, "typed", "safe")),
     **dict.fromkeys(("Abs", "Length", "Lower", "Upper"), ("function", ("this",))),
@@ -301,43 +275,20 @@ _HANDLERS: dict[str, tuple[str, tuple[str, ...]]] = {
 _QUERIES = ("Subquery", "Select", "Exists", "Union")
 
 
-def _check_arguments(node: Any) -> None:
-    """Refuse a node that has an argument which is not on the list."""
-    if type(node).__name__ not in _HANDLERS:
-        raise _refused(node)
-    arguments = _HANDLERS[type(node).__name__][1]
-    for key, value in node.args.items():
-        if key not in arguments and value not in (None, False, [], ""):
-            query = type(value).__name__ in _QUERIES
-            raise _refused(value) if query else refusal(f"{_sql(node)!r} is not allowed here ({key})")
-
-
-def _left_spine(node: Any, names: tuple[str, ...]) -> tuple[Any, list[Any]]:
-    """`a + b + c`, parsed as `(a + b) + c`, as a and the nodes [a + b, (a + b) + c]: without recursion, all checked."""
-    spine = []
-    while type(node).__name__ in names:
-        _check_arguments(node)
-        spine.append(node)
-        node = node.this
-    return node, spine[::-1]
+def check_nodes(tree: Expression) -> None:
+    """Refuse a tree with a node, or an argument of a node, that is not on the list."""
+    for node in tree.walk():
+        if type(node).__name__ not in _HANDLERS:
+            raise _refused(node)
+        for key, value in node.args.items():
+            if key not in _HANDLERS[type(node).__name__][1] and value not in (None, False, [], ""):
+                query = type(value).__name__ in _QUERIES
+                raise _refused(value) if query else refusal(f"{_sql(node)!r} is not allowed here ({key})")
 
 
 def _text_of(part: Part) -> str:
     """The SQL of a part that functions of texts take: a time as records spell it."""
     return f"moment({part.sql})" if part.kind == TIME else part.sql
-
-
-def _alike_in_time(tested: Part, pattern: str) -> tuple[str, list[Any]] | None:
-    """`like` for a column of times by the times that begin with the pattern's text: a look-up in its index, where spelling each
-    time takes most of a microsecond. None for another column, and a pattern that begins with no year."""
-    span = times_beginning(pattern) if tested.kind == TIME and re.fullmatch(r"\w\.\w+", tested.sql) else None
-    if span is None:
-        return None
-    said, *ends = span
-    between = f"{tested.sql} BETWEEN ? AND ?"
-    if len(pattern) > len(said) and not pattern[len(said) :].strip("%"):
-        return f"({between})", ends
-    return f"({between} AND {_text_of(tested)} LIKE ?)", [*ends, pattern]
 
 
 def _require_number(part: Part, node: Any, parent: Any) -> None:

@@ -8,7 +8,7 @@
 * It reads packs first (`sources`). A dump that lies in a pack and in a file is one row, the packed one.
 * It reads only the header of a new dump, removes the row of a vanished one, and notes a damaged one with its reason. A dump
   of a newer format, or one that could not be read, may become readable later; its folder is listed again each time.
-* It reads journals of replays on from where the last refresh stopped (`record_rows`).
+* It reads a replay again when one of its files changed (`record_rows`).
 * It opens nothing but regular files. Links, FIFOs, names that are no text and whatever else is no file of ours are noted too.
 * It reads files of comparisons, noise floors, matrices and memory that are new or were replaced (`sources`).
 
@@ -38,8 +38,8 @@ from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import NewerFormat, StoreProblem
 from actordbg.catalog import connections as engine
-from actordbg.catalog import migrate, private_catalog, record_rows
-from actordbg.catalog.sources import Events, Source, packs, refresh_records
+from actordbg.catalog import migrate, record_rows
+from actordbg.catalog.sources import Source, packs
 from actordbg.catalog.tables import OF_A_RANK, Damaged, odd_files
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.store_files import OddFile
@@ -89,8 +89,8 @@ def refresh(store: Store, rebuild: bool = False, on_progress: Progress | None = 
     """
     start = time.perf_counter()
     store.require()
-    summary = private_catalog.with_a_catalog(store, lambda: _refresh(store, rebuild, on_progress), newer_too=newer_too)
-    summary.private_catalog = str(store.catalog_path) if private_catalog.is_private(store) else None
+    summary = migrate.with_a_catalog(store, lambda: _refresh(store, rebuild, on_progress), newer_too=newer_too)
+    summary.private_catalog = str(store.catalog_path) if migrate.is_private(store) else None
     summary.seconds = time.perf_counter() - start
     return summary
 
@@ -101,8 +101,9 @@ def _refresh(store: Store, rebuild: bool, on_progress: Progress | None) -> Index
     def take_in() -> None:
         _refresh_dumps(store, summary, on_progress)
         _refresh_replays(store, summary)
-        summary.events = Events(store, "events").look().take().added
-        summary.lab = refresh_records(store)
+        for folder in Source.tables:
+            read = len(Source(store, folder).look().take().changed)
+            summary.events, summary.lab = (read, summary.lab) if folder == "events" else (summary.events, summary.lab + read)
 
     fresh = rebuild or not path.exists()
     old = None if fresh else migrate.earlier(path)
@@ -113,7 +114,7 @@ def _refresh(store: Store, rebuild: bool, on_progress: Progress | None) -> Index
         )
     if not made:
         migrate.ensure(store)
-        with engine.held_open(path) if engine.is_writable(path) else contextlib.nullcontext(), engine.one_reader(path):
+        with engine.held_open(path):
             take_in()
     if summary.added >= ANALYZE_FROM:
         with engine.writing(path) as writer:
@@ -144,6 +145,7 @@ class Dumps(Source):
     """The dump files of one rank. There may be many, and they never change, so that they are known by their names alone."""
 
     suffix = SUFFIX
+    changes = False
     at_once = 4096
 
     def __init__(self, store: Store, folder: str) -> None:
@@ -262,24 +264,24 @@ def _refresh_dumps(store: Store, summary: IndexSummary, on_progress: Progress | 
 
 
 def _refresh_replays(store: Store, summary: IndexSummary) -> None:
+    known: dict[str, record_rows.Marks] = {}
     with engine.connect_readonly(store.catalog_path) as reader:
-        marks = reader.execute("SELECT path, size, mtime_ns, offset FROM read_file WHERE replay_id != ''")
-        known = {path: record_rows.FileMark(*mark) for path, *mark in marks}
+        sql = "SELECT replay_id, path, size, mtime_ns FROM read_file WHERE replay_id != ''"
+        for replay_id, path, size, mtime_ns in reader.execute(sql):
+            known.setdefault(replay_id, {})[path] = (size, mtime_ns)
         present = [replay_id for (replay_id,) in reader.execute("SELECT replay_id FROM replay")]
     odd: dict[str, str] = {}
     for replay_id, paths in record_rows.changed_replays(store, known, odd):
         try:
-            news = record_rows.read_news(store.root, replay_id, paths, known)
+            news = record_rows.read_news(store.root, replay_id, paths)
         except (StoreProblem, OSError) as error:
             summary.damaged.append(Damaged.by(f"replays/{replay_id}", error))
             continue
         odd |= news.odd
-        if not news.files:
-            continue
         with engine.writing(store.catalog_path) as writer:
-            writer.put_replay(news, {path: known.get(path) for path in news.files})
+            writer.put_replay(news, known.get(replay_id, {}))
         summary.replays += 1
-        summary.results += len({row["dump_id"] for row in news.results})
+        summary.results += len(news.results)
         summary.skipped_lines += news.skipped
     summary.damaged += odd_files(odd)
     gone = [replay_id for replay_id in present if not (store.replays / replay_id).is_dir()]

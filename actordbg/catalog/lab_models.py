@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Index, text
+from sqlalchemy import Index
 from sqlmodel import Field
 
 from actordbg.catalog.models import Table, json_field
@@ -25,8 +25,6 @@ class ComparisonRun(Table, table=True):
     """B: golden, or the other replay's id; it may be gone"""
     against_kind: str
     """what B is: replay, truth or golden"""
-    current: bool
-    """whether its dumps are in `comparison`: newest of its pair, replays there"""
     verdict: str
     """match, within-noise, mismatch or not-compared"""
     dumps: int
@@ -66,37 +64,28 @@ class ComparisonRun(Table, table=True):
 
 
 class Comparison(Table, table=True):
-    """How far one result is from something else: by `compare`, or with every replay from what the run recorded (golden)."""
+    """How far one result of a replay is from something else, by a `compare` of the two."""
 
-    __table_args__ = (
-        Index("uq_comparison_result", "replay_id", "dump_id", "against", unique=True, sqlite_where=text("comparison_id IS NULL")),
-        Index(
-            "uq_comparison_file", "replay_id", "dump_id", "against", unique=True, sqlite_where=text("comparison_id IS NOT NULL")
-        ),
-        Index("ix_comparison_file", "comparison_id", sqlite_where=text("comparison_id IS NOT NULL")),
-        Index("ix_comparison_dump", "dump_id", "created_at", sqlite_where=text("comparison_id IS NOT NULL")),
-    )
+    __table_args__ = (Index("ix_comparison_dump", "dump_id", "created_at"),)
 
-    id: int | None = Field(default=None, primary_key=True)
-    """number of the row"""
-    replay_id: str = Field(foreign_key="replay.replay_id", ondelete="CASCADE")
-    """the replay"""
-    dump_id: str
+    comparison_id: str = Field(primary_key=True)
+    """its file under comparisons/"""
+    dump_id: str = Field(primary_key=True)
     """the dump"""
+    replay_id: str
+    """the replay; it may be gone"""
     against: str
-    """golden: the run's own log-probs; golden-entropy: its entropies; else the other replay's id"""
+    """golden: what the run itself recorded; else the other replay's id"""
     count: int
     """values compared"""
     max_abs: float | None
     """largest absolute difference, nats; NULL if not finite"""
     mean_abs: float | None
     """mean absolute difference, nats; NULL if not finite"""
-    comparison_id: str | None
-    """its file under comparisons/; NULL if it came with the replay"""
-    created_at: str | None
-    """UTC time of the comparison; NULL if it came with the replay"""
-    verdict: str | None
-    """match, within-noise, mismatch or not-compared; NULL if none was asked for"""
+    created_at: str
+    """UTC time of the comparison"""
+    verdict: str
+    """match, within-noise, mismatch or not-compared"""
     p95_abs: float | None
     """95th percentile of the absolute differences, nats"""
     p99_abs: float | None

@@ -1,35 +1,55 @@
 """Makes the catalog's schema, or refuses to touch what is not a catalog of this program.
 
-    no catalog            made by `migrations/head.sql`: filled in memory, and put in its place whole (`make_anew`)
+    no catalog            made by `head.sql`: filled in memory, and put in its place whole (`make_anew`)
     at HEAD               nothing; found out with one small read
     earlier               made anew from the store's files, as `index --rebuild` does: the catalog holds nothing of its own
     without a setting     the same: a setting is a column of `replay`
     newer, or not ours    refused, untouched; so is one with views or triggers, which could make a query do anything
     damaged               refused; `actordbg index --rebuild` makes it again
 
-The schema lies in `migrations/` of the source tree and in `actordbg/_migrations` of an installed package. Revisions are
-numbers ("0011"), so that newer and older can be told apart without knowing the newer program's tables.
+The schema lies beside this module. Revisions are numbers ("0012"), so that newer and older can be told apart without knowing the
+newer program's tables.
+
+A store may be another user's, or on a read-only mount or a full disk, or its catalog may be written by a newer actordbg. The
+catalog is a cache, so reading commands do without the store's own (`with_a_catalog`).
+
+    the store's own                                   where it can be written
+    $XDG_CACHE_HOME/actordbg/catalogs/<hash>/         else a *private catalog*: this user's, by the store's real path
+    /dev/shm/actordbg-<uid>/catalogs/<hash>/          where that cannot be written either; then in the folder for temporary files
+
+A private catalog begins as a copy of the store's, if that lies at rest, and follows the files from there like any other. Its
+folders are 0700 and this user's own; one that somebody else made is passed over. A process holds a shared lock on the one that
+it uses. Whoever makes a new one removes what nobody uses: those of stores that are gone or can be written again, and those unused
+for a month.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
+import logging
 import os
+import shutil
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from actordbg.base.errors import CatalogProblem, NewerCatalog, UnwritableCatalog
+from actordbg.base.owners import user_folder
 from actordbg.catalog import connections as engine
 from actordbg.config.replay_config import SETTINGS
-from actordbg.formats.store_files import OddFile, open_regular
+from actordbg.formats.store_files import OddFile, make_folder, open_regular, read_regular
 from actordbg.store.layout import Store
 
-HEAD = "0011"
+HEAD = "0012"
 """The revision that this program reads and writes."""
 
-SCRIPT = "head.sql"
+SCRIPT = Path(__file__).with_name("head.sql")
 """The schema of HEAD."""
 STATEMENT_END = ";\n\n"
 
@@ -37,17 +57,20 @@ _INDEX = "CREATE INDEX ix_dump_"
 _SEARCHED = ("ix_dump_caller_seq_len", "ix_dump_pack")
 """The indexes of `dump` that an index of files needs. The others are made behind the rows, in a quarter of the time."""
 
-_UPGRADE = "upgrade actordbg: pip install --upgrade actordbg (or remove catalog.db and run `actordbg index`); nothing was touched"
-
 
 def earlier(path: Path) -> str | None:
     """Returns the revision of a catalog that an earlier actordbg made, which must be made anew; None for any other.
 
-    One of HEAD that lacks the column of a setting counts as earlier. Raises CatalogProblem for a newer one, or for no catalog.
+    One of HEAD that lacks the column of a setting counts as earlier. Raises NewerCatalog for a revision that comes after HEAD, or
+    has a name such as no revision has had so far, CatalogProblem for no catalog.
     """
     found, columns = _look(path)
-    if found is not None and _is_newer(found):
-        raise newer(path, found)
+    if found is not None and found != HEAD and (not found.isdecimal() or int(found) > int(HEAD)):
+        raise NewerCatalog(
+            f"{path} has revision {found:.40}, written by a newer actordbg; this one knows revisions up to {HEAD}",
+            hint="upgrade actordbg: pip install --upgrade actordbg (or remove catalog.db and run `actordbg index`); "
+            "nothing was touched",
+        )
     complete = found == HEAD and columns >= {setting.stored for setting in SETTINGS.values()}
     return None if complete else found
 
@@ -58,15 +81,10 @@ def ensure(store: Store) -> None:
     if revision(path) is None:
         with locked(store):
             if revision(path) is None:
-                make(path)
-
-
-def make(path: Path) -> None:
-    """Makes every table and index in an empty catalog; the caller holds the lock."""
-    with engine.held_open(path) as connection:
-        engine.set_journal(connection, engine.journal_mode(path))
-        with engine.plain_transaction(path):
-            _execute(connection)
+                with engine.held_open(path) as connection:
+                    engine.set_journal(connection, engine.journal_mode(path))
+                    with engine.plain_transaction(path):
+                        _execute(connection, _statements())
 
 
 def make_anew(store: Store, fill: Callable[[], None], *, rebuild: bool) -> bool:
@@ -81,38 +99,32 @@ def make_anew(store: Store, fill: Callable[[], None], *, rebuild: bool) -> bool:
             return False
         engine.refuse_odd(path, folders_alone=True)
         _refuse_newer(path)
-        later = [one for one in _statements() if one.startswith(_INDEX) and not any(name in one for name in _SEARCHED)]
+        statements = _statements()
+        later = [sql for sql in statements if sql.startswith(_INDEX) and not any(name in sql for name in _SEARCHED)]
         with engine.aside(path) as made:
             with engine.plain_transaction(path):
-                _execute(made, later)
+                _execute(made, [sql for sql in statements if sql not in later])
             fill()
             with engine.plain_transaction(path):
-                for statement in later:
-                    made.execute(statement)
-            _put_in_place(made, path, rebuild)
+                _execute(made, later)
+            try:
+                engine.copy_into(made, path)
+            except CatalogProblem as error:
+                if not rebuild or isinstance(error, UnwritableCatalog) or engine.is_locked(error.message):
+                    raise
+                _refuse_newer(path)
+                engine.remove(path)
+                engine.copy_into(made, path)
         return True
 
 
-def _put_in_place(made: sqlite3.Connection, path: Path, rebuild: bool) -> None:
-    try:
-        engine.copy_into(made, path)
-    except CatalogProblem as error:
-        if not rebuild or isinstance(error, UnwritableCatalog) or engine.is_locked(error.message):
-            raise
-        _refuse_newer(path)
-        engine.remove(path)
-        engine.copy_into(made, path)
-
-
-def _execute(connection: sqlite3.Connection, later: Sequence[str] = ()) -> None:
-    """Execute the statements of the schema but those of `later`."""
-    for statement in _statements():
-        if statement not in later:
-            connection.execute(statement)
+def _execute(connection: sqlite3.Connection, statements: Iterable[str]) -> None:
+    for statement in statements:
+        connection.execute(statement)
 
 
 def _statements() -> list[str]:
-    return (scripts_folder() / SCRIPT).read_text().split(STATEMENT_END)[:-1]
+    return SCRIPT.read_text().split(STATEMENT_END)[:-1]
 
 
 def revision(path: Path) -> str | None:
@@ -121,12 +133,19 @@ def revision(path: Path) -> str | None:
 
 
 def _look(path: Path) -> tuple[str | None, set[str]]:
-    """The revision, and the columns of `replay`, one for each setting among them."""
+    """The revision, and the columns of `replay`, one for each setting among them.
+
+    Refuses a database in which a query or a write runs what somebody wrote into its schema.
+    """
     with engine.catalog_errors(path):
         if not path.exists() or path.stat().st_size == 0:
             return None, set()
     with engine.connect_readonly(path) as connection:
-        _refuse_programs(connection, path)
+        sql = "SELECT type, name FROM sqlite_master WHERE type NOT IN ('table', 'index') OR sql LIKE 'create virtual%' LIMIT 1"
+        if program := connection.execute(sql).fetchone():
+            raise CatalogProblem(
+                f"{path} is not a catalog of actordbg: it has a {program[0]} {program[1]!r:.60}", hint=engine.REBUILD
+            )
         names = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         try:  # after the names: whoever makes the catalog meanwhile makes all of it at once
             row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
@@ -139,40 +158,13 @@ def _look(path: Path) -> tuple[str | None, set[str]]:
         return str(row[0]) if row is not None else None, {row[1] for row in connection.execute("PRAGMA table_info(replay)")}
 
 
-def scripts_folder() -> Path:
-    """Where the migrations are: inside the installed package, else in the source tree."""
-    package = Path(__file__).resolve().parent.parent
-    for folder in (package / "_migrations", package.parent / "migrations"):
-        if (folder / "env.py").is_file():
-            return folder
-    raise CatalogProblem("actordbg's migrations are missing from this installation", hint="install actordbg again")
-
-
-def _is_newer(found: str) -> bool:
-    return found != HEAD and (not found.isdecimal() or int(found) > int(HEAD))
-
-
-def newer(path: Path, found: str) -> NewerCatalog:
-    """The error for a revision that comes after `head`, or has a name such as no revision has had so far."""
-    message = f"{path} has revision {found:.40}, written by a newer actordbg; this one knows revisions up to {HEAD}"
-    return NewerCatalog(message, hint=_UPGRADE)
-
-
-def _refuse_programs(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse a database in which a query or a write runs what somebody wrote into its schema."""
-    sql = "SELECT type, name FROM sqlite_master WHERE type NOT IN ('table', 'index') OR sql LIKE 'create virtual%' LIMIT 1"
-    found = connection.execute(sql).fetchone()
-    if found:
-        raise CatalogProblem(f"{path} is not a catalog of actordbg: it has a {found[0]} {found[1]!r:.60}", hint=engine.REBUILD)
-
-
 def _refuse_newer(path: Path) -> None:
     try:
-        found = revision(path)
+        earlier(path)
+    except NewerCatalog:
+        raise
     except CatalogProblem:
         return
-    if found is not None and _is_newer(found):
-        raise newer(path, found)
 
 
 @contextlib.contextmanager
@@ -196,3 +188,140 @@ def locked(store: Store) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+T = TypeVar("T")
+UNUSED_S = 30 * 86400.0
+"""A private catalog that was not used for so long is removed."""
+SETTLED_S = 2.0
+"""A catalog is copied only if it did not change for so long: file systems keep coarse times."""
+_held: dict[Path, int] = {}
+"""The private catalogs that this process uses, each with the descriptor of its shared lock."""
+
+
+def with_a_catalog(store: Store, work: Callable[[], T], *, newer_too: bool = False) -> T:
+    """Do `work` on the store's catalog; where that cannot be written, on a private one, which `store.catalog_path` then is.
+
+    newer_too: also where a newer actordbg wrote it. Any other problem of a catalog that can be written is raised.
+    """
+    if is_private(store):
+        return work()
+    own = store.catalog_path
+    problem: CatalogProblem | None = None
+    if engine.is_writable(own):
+        try:
+            return work()
+        except (UnwritableCatalog, NewerCatalog) as error:
+            if isinstance(error, NewerCatalog) and not newer_too:
+                raise
+            problem = error
+    for folder in places(store):
+        try:
+            _hold(folder, store)
+            store.catalog_path = folder / "catalog.db"
+            answer = _begun(store, own, work)
+        except (UnwritableCatalog, OSError):
+            store.catalog_path = own
+            continue
+        reason = "this store's own catalog cannot be written" + ("" if problem is None else f" ({problem.message})")
+        if isinstance(problem, NewerCatalog):
+            reason = f"{problem.message}: upgrade actordbg (pip install --upgrade actordbg)"
+        logging.getLogger("actordbg").warning("%s; this command's catalog is %s", reason, store.catalog_path)
+        return answer
+    reason = problem.message if problem else f"{own} cannot be written"
+    raise CatalogProblem(
+        f"{reason}; nor can a private catalog be kept anywhere", hint="name a folder that you may write in XDG_CACHE_HOME"
+    )
+
+
+def is_private(store: Store) -> bool:
+    """Whether this process uses a private catalog for the store."""
+    return store.catalog_path.parent != store.root
+
+
+def places(store: Store) -> Iterator[Path]:
+    """The folders that a private catalog of this store may have, the best first."""
+    name = hashlib.sha256(os.fsencode(os.path.realpath(store.root))).hexdigest()[:24]
+    bases = [user_folder("XDG_CACHE_HOME", "~/.cache")]
+    for folder in dict.fromkeys(("/dev/shm", tempfile.gettempdir())):
+        bases += [Path(folder, f"actordbg-{os.geteuid()}")] if os.path.isdir(folder) else []
+    yield from (base / "catalogs" / name for base in bases)
+
+
+def _begun(store: Store, seed: Path, work: Callable[[], T]) -> T:
+    """Do `work` on the private catalog, which begins as a copy of `seed`; if that turns out damaged or newer, from nothing."""
+    if not store.catalog_path.exists():
+        with locked(store):
+            if not store.catalog_path.exists():
+                _copy(seed, store.catalog_path)
+    try:
+        return work()
+    except UnwritableCatalog:
+        raise
+    except CatalogProblem:
+        with locked(store):
+            engine.remove(store.catalog_path)
+        return work()
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a catalog that lies at rest: nobody wrote it just now, or is writing it. Nothing where it cannot be read."""
+    part = Path(f"{target}.part")
+    with contextlib.suppress(OSError):
+        before = os.lstat(source)
+        journals = [journal for suffix in ("-wal", "-journal") if os.path.lexists(journal := f"{source}{suffix}")]
+        if time.time() - before.st_mtime < SETTLED_S or any(os.lstat(journal).st_size for journal in journals):
+            return
+        with (
+            open(open_regular(source), "rb") as file,
+            open(open_regular(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as copy,
+        ):
+            shutil.copyfileobj(file, copy, 2**20)
+        after = os.lstat(source)
+        if (before.st_ino, before.st_mtime_ns, before.st_size) == (after.st_ino, after.st_mtime_ns, after.st_size):
+            part.replace(target)
+    with contextlib.suppress(OSError):
+        part.unlink(missing_ok=True)
+
+
+def _hold(folder: Path, store: Store) -> None:
+    """Make the folder if it is not there, and keep a shared lock on it while this process lives; OSError where that fails."""
+    new = not folder.is_dir()
+    make_folder(folder)
+    for own in (folder.parent.parent, folder.parent, folder):
+        seen = os.lstat(own)
+        if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid():
+            raise PermissionError(1, "not a folder of this user", str(own))
+        if seen.st_mode & 0o077:
+            own.chmod(0o700)
+    if folder not in _held:
+        descriptor = _open_lock(folder)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        _held[folder] = descriptor
+    os.utime(_held[folder])
+    if new:
+        (folder / "store").write_bytes(os.fsencode(os.path.realpath(store.root)))
+        for other in folder.parent.iterdir():
+            if other != folder and other.is_dir() and not other.is_symlink():
+                _tidy(other)
+
+
+def _open_lock(folder: Path) -> int:
+    return open_regular(folder / "in-use", os.O_RDWR | os.O_CREAT)
+
+
+def _tidy(folder: Path) -> None:
+    """Remove a private catalog that no process uses, if it is of no more use: unused for long, or its store is gone, or has a
+    catalog of its own again. What cannot be removed is left.
+    """
+    with contextlib.suppress(OSError):
+        if time.time() - (folder / "in-use").stat().st_mtime <= UNUSED_S:
+            root = Path(os.fsdecode(read_regular(folder / "store")))
+            if (root / "FORMAT").is_file() and not engine.is_writable(root / "catalog.db"):
+                return
+        descriptor = _open_lock(folder)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder)
+        finally:
+            os.close(descriptor)

@@ -6,8 +6,8 @@ them again. So nothing is kept here alone, and no column needs to be precious.
     run ──< caller ──< dump   one row for each dump file whose header could be read; what many calls share stands in `caller`
                         └── last_result  the newest result of that dump, so that `--where "status='failed'"` needs no search
     replay ──< result         one row for each dump that a replay got to
-           └──< comparison    how far a result is from something else (`golden`: what the training run itself recorded)
-    comparison_run            one row for each file of `compare`; the newest of a pair has its dumps in `comparison`
+           └──< comparison    how far a result is from something else, by a `compare` of the two
+    comparison_run            one row for each file of `compare`; its dumps are in `comparison`
     matrix ──< matrix_cell    the same inputs under many configurations; each cell is a replay
     law_answer                what the laws said of a dump in a replay
     memory_watch              what `memory watch` found
@@ -19,15 +19,15 @@ them again. So nothing is kept here alone, and no column needs to be precious.
 A result does not require its dump to be there: pruning dumps does not erase what was learnt from them. Tables from
 `comparison_run` to `patch_event` stand in `lab_models`.
 
-`make docs` writes from these classes the schema of a new catalog (`migrations/head.sql`), its page, and `columns.json`, from
+`make docs` writes from these classes the schema of a new catalog (`head.sql`), its page, and `columns.json`, from
 which `tables` knows the columns: commands read and write with plain sqlite3, since importing SQLModel takes longer than all of
 `dump ls`. Tests hold them equal. Another test names the field of a dump's record or of a result that has no column, and
 the column that has no field.
 
 Example::
 
-    from sqlmodel import Session, select
-    with Session(make_engine(store.catalog_path)) as session:
+    from sqlmodel import Session, create_engine, select
+    with Session(create_engine(f"sqlite:///{store.catalog_path}")) as session:
         failed = session.exec(select(Result).where(Result.status == "failed")).all()
 """
 
@@ -350,7 +350,7 @@ class ScannedFolder(Table, table=True):
 
 
 class ReadFile(Table, table=True):
-    """A file of a replay, a comparison, a noise floor or a matrix, and how far it has been read."""
+    """A file of a replay, a comparison, a noise floor or a matrix, and what it was when it was read."""
 
     __tablename__ = "read_file"
 
@@ -362,8 +362,6 @@ class ReadFile(Table, table=True):
     """its size when it was read"""
     mtime_ns: int
     """its modification time when it was read; -1 if too fresh to rely on"""
-    offset: int
-    """bytes read so far: up to the last whole line"""
 
 
 class DumpRow(CallerColumns, DumpColumns):

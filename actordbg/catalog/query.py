@@ -26,6 +26,7 @@ from actordbg.base.units import LAST, is_own, resolve
 from actordbg.catalog import connections as engine
 from actordbg.catalog import indexer as index
 from actordbg.catalog.tables import (
+    BOTH_THERE,
     CALLER,
     COLUMNS,
     DUMP_COLUMNS,
@@ -37,9 +38,8 @@ from actordbg.catalog.tables import (
     WhereColumn,
     from_micros,
     joins,
-    to_micros,
 )
-from actordbg.catalog.where import Condition, Sandbox, compile_where, guarded
+from actordbg.catalog.where import Condition, Sandbox, all_of, compile_where, guarded, quoted
 from actordbg.config.replay_config import NAME, SETTINGS
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.records.replay_record import ResultRecord
@@ -55,11 +55,12 @@ else:
     DumpRow = ReplayRow = SimpleNamespace
 
 ORDERS = {
-    "time": "d.timestamp, d.dump_id",
-    "newest": "d.timestamp DESC, d.dump_id DESC",
-    "length": "d.seq_len, d.timestamp, d.dump_id",
-    "longest": "d.seq_len DESC, d.timestamp DESC, d.dump_id DESC",
+    "time": ("ix_dump_timestamp", "d.timestamp, d.dump_id"),
+    "newest": ("ix_dump_timestamp", "d.timestamp DESC, d.dump_id DESC"),
+    "length": ("ix_dump_seq_len", "d.seq_len, d.timestamp, d.dump_id"),
+    "longest": ("ix_dump_seq_len", "d.seq_len DESC, d.timestamp DESC, d.dump_id DESC"),
 }
+"""By name the index that has an order, and the order in SQL."""
 _ALL = f"CROSS {CALLER} {LAST_RESULT}"
 """What follows `dump AS d` for every column; dumps come first, in the order in which they are found."""
 _LISTED = 5
@@ -69,7 +70,6 @@ _PROBE = 1000
 """A condition with fewer matches has few."""
 _MOST_CALLERS = 1000
 """Callers that one query names."""
-_INDEXES = {"time": "ix_dump_timestamp", "newest": "ix_dump_timestamp", "length": "ix_dump_seq_len", "longest": "ix_dump_seq_len"}
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,16 @@ _COUNTED = ("passed", "failed", "crashed", "hung")
 _COUNT = "(SELECT count(*) FROM result AS r WHERE r.replay_id = p.replay_id AND +r.status = '{}')"
 """`+`: else SQLite looks, for each replay, through all results that passed in any."""
 _OF_SETTINGS = {setting.stored for setting in SETTINGS.values()}
-_REPLAY_ROW = {name: column for name, column in COLUMNS["replay"].items() if name not in _OF_SETTINGS}
-_REPLAY_SQL = ", ".join((*(f"p.{name}" for name in _REPLAY_ROW), *map(_COUNT.format, _COUNTED)))
-_PLACE_SQL = "d.dump_id, k.run, k.rank, d.pack"
+_OWN = {name: column for name, column in COLUMNS["replay"].items() if name not in _OF_SETTINGS}
+_REPLAY_ROW = _OWN | dict.fromkeys(_COUNTED, Column("int", False, ""))
+_REPLAY_SQL = ", ".join((*(f"p.{name}" for name in _OWN), *map(_COUNT.format, _COUNTED)))
+
+
+_CURRENT = (
+    "comparison_id IN (SELECT comparison_id FROM (SELECT c.comparison_id, max(c.created_at || c.comparison_id) "
+    f"FROM comparison_run AS c WHERE {BOTH_THERE} GROUP BY c.replay_id, c.against))"
+)
+"""Which comparisons are the newest of a pair whose replays are there."""
 
 
 def open_fresh(store: Store, where: str | None = None, on_progress: index.Progress | None = None) -> Catalog:
@@ -102,32 +109,31 @@ def open_fresh(store: Store, where: str | None = None, on_progress: index.Progre
     return Catalog(store, index.refresh(store, on_progress=on_progress, newer_too=True))
 
 
-def select_dumps(
-    source: Store | Catalog, where: str | None = None, *, order: str = "time", limit: int | None = None, offset: int = 0
-) -> list[DumpRow]:
-    """Dumps that a condition selects (all without one), by time or by length (shortest first).
-
-    Raises WhereError for a condition that is not allowed, UsageError for an unknown order.
-    """
-    return list(each_dump(source, where, order=order, limit=limit, offset=offset))
+def select_dumps(source: Store | Catalog, where: str | None = None, **asked: Any) -> list[DumpRow]:
+    """Dumps that a condition selects (all without one), as `each_dump` gives them."""
+    return list(each_dump(source, where, **asked))
 
 
 def each_dump(
     source: Store | Catalog, where: str | None = None, *, order: str = "time", limit: int | None = None, offset: int = 0
 ) -> Iterator[DumpRow]:
-    """The same dumps, read as they are asked for: any number of them takes little memory, and whoever is slow locks nothing."""
+    """Dumps that a condition selects, by time or by length (shortest first). They are read as they are asked for: any number of
+    them takes little memory, and whoever is slow locks nothing.
+
+    Raises WhereError for a condition that is not allowed, UsageError for an unknown order.
+    """
     if order not in ORDERS:
         raise UsageError(f"there is no order {order!r}", hint=f"one of {', '.join(ORDERS)}")
     condition = compile_where(where) if where is not None else None
     catalog = _catalog(source)
     with guarded(catalog.store.catalog_path) as box:
         source_sql, params = _source(box, condition, order)
-        sql = f"SELECT d.dump_id FROM {source_sql} ORDER BY {ORDERS[order]} LIMIT ? OFFSET ?"
+        sql = f"SELECT d.dump_id FROM {source_sql} ORDER BY {ORDERS[order][1]} LIMIT ? OFFSET ?"
         ids = [dump_id for (dump_id,) in box.rows(sql, (*params, -1 if limit is None else limit, offset))]
     for first in range(0, len(ids), _AT_ONCE):
         some = ids[first : first + _AT_ONCE]
         sql = f"SELECT {_DUMP_SQL} FROM dump AS d {_ALL} WHERE d.dump_id IN ({','.join('?' * len(some))})"
-        rows = {row.dump_id: row for row in _dump_rows(_answers(catalog, sql, some))}
+        rows = {row.dump_id: row for row in _dump_rows(answers(catalog, sql, some))}
         yield from (rows[dump_id] for dump_id in some if dump_id in rows)
 
 
@@ -139,12 +145,12 @@ def _source(box: Sandbox, condition: Condition | None, order: str) -> tuple[str,
     sorting half a million rows to show twenty would take a second.
     """
     if condition is None:
-        return f"dump AS d INDEXED BY {_INDEXES[order]} {_ALL}", ()
+        return f"dump AS d INDEXED BY {ORDERS[order][0]} {_ALL}", ()
     some = f"SELECT d.rowid AS number FROM {_fastest(box, condition)} LIMIT {_PROBE}"
     count, numbers = next(box.rows(f"SELECT count(*), group_concat(number) FROM ({some})", condition.params))
     if count < _PROBE:
         return f"dump AS d {_ALL} WHERE d.rowid IN ({numbers or ''})", ()
-    return f"dump AS d INDEXED BY {_INDEXES[order]} {_ALL} WHERE {condition.sql}", condition.params
+    return f"dump AS d INDEXED BY {ORDERS[order][0]} {_ALL} WHERE {condition.sql}", condition.params
 
 
 def _fastest(box: Sandbox, condition: Condition) -> str:
@@ -171,7 +177,7 @@ def count_dumps(source: Store | Catalog, where: str | None = None) -> int:
     condition = compile_where(where) if where is not None else None
     catalog = _catalog(source)
     if condition is None:
-        return int(_answers(catalog, "SELECT count(*) FROM dump")[0][0])
+        return int(answers(catalog, "SELECT count(*) FROM dump")[0][0])
     with guarded(catalog.store.catalog_path) as box:
         sql = f"SELECT count(*) FROM {_fastest(box, condition)}"
         return int(next(box.rows(sql, condition.params))[0])
@@ -180,7 +186,7 @@ def count_dumps(source: Store | Catalog, where: str | None = None) -> int:
 def dump_extent(source: Store | Catalog) -> tuple[int, int, int]:
     """How many dumps there are, and the shortest and longest `seq_len`; (0, 0, 0) if there are none."""
     sql = "SELECT count(*), coalesce(min(seq_len), 0), coalesce(max(seq_len), 0) FROM dump"
-    ((count, shortest, longest),) = _answers(source, sql)
+    ((count, shortest, longest),) = answers(source, sql)
     return count, shortest, longest
 
 
@@ -199,32 +205,9 @@ def shown(column: WhereColumn, value: Any) -> Any:
     return from_micros(value) if column.kind == TIME and value is not None else value
 
 
-def dump_tally(source: Store | Catalog) -> tuple[int, int, int, int]:
-    """How many dumps there are; of these in packs, never replayed, and not passed in their last replay. One look, no parser."""
-    bad = "CASE WHEN r.status IN ('failed', 'crashed', 'hung') THEN 1 END"
-    sql = f"SELECT count(*), count(d.pack), count(*) - count(r.status), count({bad}) FROM dump AS d {LAST_RESULT}"
-    ((dumps, packed, fresh, failed),) = _answers(source, sql)
-    return dumps, packed, fresh, failed
-
-
-def dumps_by_trainer(source: Store | Catalog) -> dict[str, int]:
-    """How many dumps are of each trainer, the most first; those of made-up inputs are of none."""
-    sql = f"SELECT k.trainer, count(*) FROM dump AS d {CALLER} WHERE k.trainer IS NOT NULL GROUP BY 1 ORDER BY 2 DESC, 1"
-    return dict(_answers(source, sql))
-
-
-def calls_by_step(source: Store | Catalog, run: str) -> list[tuple[str | None, int, int, int, str]]:
-    """Of a run's captured dumps: role, step, rank, how many, and when the newest began. Those without a step are none of them."""
-    sql = (
-        f"SELECT k.role, d.step, k.rank, count(*), max(d.timestamp) FROM dump AS d {CALLER}"
-        " WHERE k.run = ? AND d.step IS NOT NULL AND k.source = 'capture' GROUP BY k.role, d.step, k.rank"
-    )
-    return [(*row, from_micros(newest)) for *row, newest in _answers(source, sql, (run,))]
-
-
 def dump_bytes(source: Store | Catalog) -> int:
     """What all dumps of the store take, in bytes."""
-    return int(_answers(source, "SELECT coalesce(sum(bytes), 0) FROM dump")[0][0])
+    return int(answers(source, "SELECT coalesce(sum(bytes), 0) FROM dump")[0][0])
 
 
 def dump_files(
@@ -240,31 +223,26 @@ def dump_files(
     before: a record's timestamp; only older dumps. run: name of a training run; only its dumps. pinned: only dumps that are, or
     are not. The path of a packed dump is a place in its pack (`actordbg.store.places`), its bytes are its share.
     """
-    condition = compile_where(where) if where is not None else None
-    catalog = _catalog(source)
-    until = None if before is None else to_micros(before)
-    with guarded(catalog.store.catalog_path) as box:
+    conditions = [where] if where is not None else []
+    conditions += [f"timestamp < {quoted(before)}"] if before is not None else []
+    conditions += [f"run = {quoted(run)}"] if run is not None else []
+    conditions += ["pinned" if pinned else "not pinned"] if pinned is not None else []
+    condition = compile_where(conditions[0] if len(conditions) == 1 else all_of(conditions)) if conditions else None
+    with guarded(_catalog(source).store.catalog_path) as box:
         source_sql, params = _source(box, condition, "time")
-        found = box.rows(
-            f"SELECT {_PLACE_SQL}, d.timestamp < ?, d.bytes, k.pinned FROM {source_sql} ORDER BY {ORDERS['time']}",
-            (until, *params),
-        )
-        return [
-            (dump_path(dump_id, of_run, rank, pack), size)
-            for dump_id, of_run, rank, pack, older, size, pins in found
-            if (until is None or older) and (run is None or of_run == run) and (pinned is None or pinned == bool(pins))
-        ]
+        sql = f"SELECT d.dump_id, k.run, k.rank, d.pack, d.bytes FROM {source_sql} ORDER BY {ORDERS['time'][1]}"
+        return [(dump_path(*place), size) for *place, size in box.rows(sql, params)]
 
 
 def get_dump(source: Store | Catalog, dump_id: str) -> DumpRow:
     """The dump of this id, or the only one whose id begins so, or the newest for "last"; UsageError otherwise."""
     catalog = _catalog(source)
     sql = f"SELECT dump_id FROM dump WHERE dump_id BETWEEN ? AND ? ORDER BY dump_id LIMIT {_LISTED}"
-    ids = [row[0] for row in _answers(catalog, sql, (dump_id, dump_id + chr(0x10FFFF)))] if dump_id else []
+    ids = [row[0] for row in answers(catalog, sql, (dump_id, dump_id + chr(0x10FFFF)))] if dump_id else []
     if not ids:
-        ids = [row[0] for row in _answers(catalog, f"SELECT dump_id FROM dump ORDER BY timestamp DESC LIMIT {_LISTED}")][::-1]
+        ids = [row[0] for row in answers(catalog, f"SELECT dump_id FROM dump ORDER BY timestamp DESC LIMIT {_LISTED}")][::-1]
     found = resolve(dump_id, ids, "dump", made_by="dump enable")
-    return _dump_rows(_answers(catalog, f"SELECT {_DUMP_SQL} FROM dump AS d {_ALL} WHERE d.dump_id = ?", (found,)))[0]
+    return _dump_rows(answers(catalog, f"SELECT {_DUMP_SQL} FROM dump AS d {_ALL} WHERE d.dump_id = ?", (found,)))[0]
 
 
 def list_replays(source: Store | Catalog, limit: int | None = None) -> list[ReplayRow]:
@@ -313,7 +291,7 @@ def get_replay(source: Store | Catalog, replay_id: str) -> ReplayRow:
     for "last"; UsageError otherwise."""
     catalog = _catalog(source)
     replay_id = replay_named(catalog, replay_id)
-    ids = [row[0] for row in _answers(catalog, "SELECT replay_id FROM replay ORDER BY created_at, replay_id")]
+    ids = [row[0] for row in answers(catalog, "SELECT replay_id FROM replay ORDER BY created_at, replay_id")]
     found = resolve(replay_id, ids, "replay", made_by="replay")
     return _replay_rows(catalog, "p.replay_id = ?", (found,), 1)[0]
 
@@ -342,18 +320,12 @@ def replay_named(source: Store | Catalog, name: str) -> str:
 
 def results_for(source: Store | Catalog, replay_id: str) -> list[ResultRecord]:
     """The results of one replay (its full id), in order of their end."""
-    return _results(source, "replay_id = ? ORDER BY finished_at, id", replay_id)
+    return table_rows(source, "result", "replay_id = ? ORDER BY finished_at, id", (replay_id,), ResultRecord)
 
 
 def results_of_dump(source: Store | Catalog, dump_id: str) -> list[ResultRecord]:
     """The results of one dump (its full id) over all replays, the newest first."""
-    return _results(source, "dump_id = ? ORDER BY finished_at DESC, replay_id DESC", dump_id)
-
-
-def _results(source: Store | Catalog, where: str, value: str) -> list[ResultRecord]:
-    columns = {name: column for name, column in COLUMNS["result"].items() if name != "id"}
-    rows = _answers(source, f"SELECT {', '.join(columns)} FROM result WHERE {where}", (value,))
-    return [ResultRecord(**row) for row in _decoded(columns, rows)]
+    return table_rows(source, "result", "dump_id = ? ORDER BY finished_at DESC, replay_id DESC", (dump_id,), ResultRecord)
 
 
 def damaged_files(source: Store | Catalog) -> list[Damaged]:
@@ -362,16 +334,18 @@ def damaged_files(source: Store | Catalog) -> list[Damaged]:
         return [item for item in index.read_damaged(reader) if item.path.startswith(("dumps/", "packs/"))]
 
 
-def table_rows(source: Store | Catalog, table: str, where: str, params: tuple[Any, ...] = ()) -> list[Any]:
-    """The rows of a table that a condition in SQL selects."""
-    columns = COLUMNS[table]
-    rows = _answers(source, f"SELECT {', '.join(columns)} FROM {table} WHERE {where}", params)
-    return [SimpleNamespace(**row) for row in _decoded(columns, rows)]
+def table_rows(
+    source: Store | Catalog, table: str, where: str, params: tuple[Any, ...] = (), kind: Any = SimpleNamespace
+) -> list[Any]:
+    """The rows of a table that a condition in SQL selects, but for their numbers."""
+    columns = {name: column for name, column in COLUMNS[table].items() if name != "id"}
+    rows = answers(source, f"SELECT {', '.join(columns)} FROM {table} WHERE {where}", params)
+    return [kind(**row) for row in _decoded(columns, rows)]
 
 
 def comparisons(source: Store | Catalog, replay_id: str | None = None) -> list[ComparisonRun]:
     """The newest comparison of each pair whose replays are there, the newest first; of one replay (its full id): as A."""
-    where, params = ("current AND replay_id = ?", (replay_id,)) if replay_id else ("current", ())
+    where, params = (f"{_CURRENT} AND replay_id = ?", (replay_id,)) if replay_id else (_CURRENT, ())
     return table_rows(source, "comparison_run", f"{where} ORDER BY created_at DESC, comparison_id DESC", params)
 
 
@@ -388,7 +362,7 @@ def autocast_dtypes(source: Store | Catalog, dump_ids: Sequence[str]) -> dict[st
     for first in range(0, len(dump_ids), _AT_ONCE):
         some = dump_ids[first : first + _AT_ONCE]
         named = f"d.dump_id IN ({','.join('?' * len(some))}) AND k.autocast_dtype IS NOT NULL"
-        found |= dict(_answers(catalog, f"SELECT d.dump_id, k.autocast_dtype FROM dump AS d CROSS {CALLER} WHERE {named}", some))
+        found |= dict(answers(catalog, f"SELECT d.dump_id, k.autocast_dtype FROM dump AS d CROSS {CALLER} WHERE {named}", some))
     return found
 
 
@@ -397,7 +371,7 @@ def read_noise(source: Store | Catalog, name: str) -> NoiseRecord:
     from actordbg.records.comparison_record import NoiseRecord
 
     catalog = _catalog(source)
-    ids = [row[0] for row in _answers(catalog, "SELECT noise_id FROM noise_floor ORDER BY created_at, noise_id")]
+    ids = [row[0] for row in answers(catalog, "SELECT noise_id FROM noise_floor ORDER BY created_at, noise_id")]
     return NoiseRecord.from_file(catalog.store.noise / f"{resolve(name, ids, 'noise floor', made_by='noise')}.json")
 
 
@@ -417,17 +391,18 @@ def _catalog(source: Store | Catalog) -> Catalog:
     return source if isinstance(source, Catalog) else open_fresh(source)
 
 
-def _answers(source: Store | Catalog, sql: str, params: Sequence[Any] = ()) -> list[Any]:
+def answers(source: Store | Catalog, sql: str, params: Sequence[Any] = ()) -> list[Any]:
+    """The rows that a query of ours gives; one with a user's condition goes through the sandbox."""
     with engine.connect_readonly(_catalog(source).store.catalog_path) as reader:
         return reader.execute(sql, params).fetchall()
 
 
 def _decoded(columns: Mapping[str, Column], found: Iterable[Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Rows of a query, whose values begin with those of these columns, by name: flags as bool, JSON parsed."""
+    """Rows of a query for these columns, by name: flags as bool, JSON parsed."""
     flags, texts = ([name for name, column in columns.items() if column.type == kind] for kind in ("bool", "dict"))
     try:
         for values in found:
-            row = dict(zip(columns, values, strict=False))
+            row = dict(zip(columns, values, strict=True))
             for name in flags:
                 if row[name] is not None:
                     row[name] = row[name] != 0
@@ -450,7 +425,5 @@ def _dump_rows(found: Iterable[Sequence[Any]]) -> list[DumpRow]:
 
 
 def _replay_rows(catalog: Catalog, where: str, params: tuple[Any, ...], limit: int) -> list[ReplayRow]:
-    asked = f"SELECT {_REPLAY_SQL} FROM replay AS p WHERE {where} ORDER BY p.created_at DESC, p.replay_id DESC LIMIT ?"
-    found = _answers(catalog, asked, (*params, limit))
-    counts = (dict(zip(_COUNTED, values[-len(_COUNTED) :], strict=True)) for values in found)
-    return [ReplayRow(**row, **count) for row, count in zip(_decoded(_REPLAY_ROW, found), counts, strict=True)]
+    sql = f"SELECT {_REPLAY_SQL} FROM replay AS p WHERE {where} ORDER BY p.created_at DESC, p.replay_id DESC LIMIT ?"
+    return [ReplayRow(**row) for row in _decoded(_REPLAY_ROW, answers(catalog, sql, (*params, limit)))]

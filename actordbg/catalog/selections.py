@@ -20,19 +20,17 @@ from datetime import datetime, timezone
 from actordbg.catalog.query import (
     Catalog,
     DumpRow,
-    calls_by_step,
+    answers,
     count_dumps,
     damaged_files,
     dump_bytes,
-    dump_tally,
-    dumps_by_trainer,
     frequent_values,
     list_own_replays,
     list_replays,
     select_dumps,
     shown,
 )
-from actordbg.catalog.tables import NUMBER, TIME, WHERE_COLUMNS, joins, shortened
+from actordbg.catalog.tables import CALLER, LAST_RESULT, NUMBER, TIME, WHERE_COLUMNS, from_micros, joins, shortened
 from actordbg.catalog.where import all_of, compile_where, guarded, parts_of
 from actordbg.formats.record_reading import parse_timestamp
 
@@ -219,7 +217,10 @@ def holdings(catalog: Catalog) -> Holdings:
     newest = select_dumps(catalog, order="newest", limit=1)
     own = list_own_replays(catalog)
     last = own[0] if own else None
-    dumps, packed, fresh, failed = dump_tally(catalog)
+    bad = f"CASE WHEN r.{FAILED} THEN 1 END"
+    tally = f"SELECT count(*), count(d.pack), count(*) - count(r.status), count({bad}) FROM dump AS d {LAST_RESULT}"
+    ((dumps, packed, fresh, failed),) = answers(catalog, tally)
+    trainers = f"SELECT k.trainer, count(*) FROM dump AS d {CALLER} WHERE k.trainer IS NOT NULL GROUP BY 1 ORDER BY 2 DESC, 1"
     return Holdings(
         store=str(catalog.store.root),
         dumps=dumps,
@@ -231,7 +232,7 @@ def holdings(catalog: Catalog) -> Holdings:
         damaged=len(damaged_files(catalog)),
         replays=len(own),
         other_replays=len(list_replays(catalog)) - len(own),
-        trainers=dumps_by_trainer(catalog),
+        trainers=dict(answers(catalog, trainers)),
         unequal=next(unequal_steps(catalog, newest[0].run), None) if newest else None,
         last=last.replay_id if last else None,
         last_status=last.status if last else "",
@@ -248,9 +249,13 @@ def unequal_steps(catalog: Catalog, run: str, now: datetime | None = None) -> It
     """
     found: dict[str | None, dict[int, dict[int, int]]] = {}
     newest: dict[tuple[str | None, int], str] = {}
-    for role, step, rank, count, when in calls_by_step(catalog, run):
+    sql = (
+        f"SELECT k.role, d.step, k.rank, count(*), max(d.timestamp) FROM dump AS d {CALLER}"
+        " WHERE k.run = ? AND d.step IS NOT NULL AND k.source = 'capture' GROUP BY k.role, d.step, k.rank"
+    )
+    for role, step, rank, count, latest in answers(catalog, sql, (run,)):
         found.setdefault(role, {}).setdefault(step, {})[rank] = count
-        newest[role, step] = max(when, newest.get((role, step), ""))
+        newest[role, step] = max(from_micros(latest), newest.get((role, step), ""))
     for role, steps in found.items():
         ranks = sorted({rank for one in steps.values() for rank in one})
         first, last = min(steps), max(steps)

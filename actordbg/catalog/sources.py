@@ -7,11 +7,7 @@ rows.
 
 An interrupted `pack` or `unpack` leaves a dump both in a pack and in a file. Such a dump is one row, the packed one. So packs are
 indexed before files, and take over the files' rows. When a pack vanishes, the run's folders are listed again, because files may
-have come in its place. Another pack may take over a row whose pack is no longer noted.
-
-Every comparison has a row in `comparison_run`. Of a pair (A, B), the newest comparison whose replays are both in the catalog is
-*current*: its dumps are rows of `comparison`. A file or a replay that comes or goes may change which one that is. So each refresh
-asks for it with one query, and reads only what changed."""
+have come in its place. Another pack may take over a row whose pack is no longer noted."""
 
 from __future__ import annotations
 
@@ -22,10 +18,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actordbg.base.errors import ActordbgError, CorruptDump, NewerFormat, StoreProblem
+from actordbg.base.errors import ActordbgError, NewerFormat, StoreProblem
 from actordbg.catalog import connections as engine
 from actordbg.catalog.tables import Damaged, odd_files
-from actordbg.formats.store_files import OddFile, read_regular
+from actordbg.formats.store_files import OddFile
 from actordbg.store.layout import Store
 from actordbg.store.pack_bytes import PACK_SUFFIX
 from actordbg.store.places import open_pack, packed_place
@@ -40,13 +36,23 @@ _NAMED = 20
 
 
 class Source:
-    """A folder of the store, each of whose files makes rows. `changed`: the files to read, after a `look`."""
+    """A folder of the store, each of whose files makes rows; by itself one of comparisons, noise floors, matrices, memory or
+    patch events, of which a file is one record. `changed`: the files to read, after a `look`.
+    """
 
     suffix = ".json"
-    changes = False
+    changes = True
     """Whether a file may be replaced under its name."""
     at_once = 1
     """Files that are taken in together."""
+    tables: dict[str, tuple[str, ...]] = {
+        "comparisons": ("comparison", "comparison_run"),
+        "noise": ("noise_floor",),
+        "memory": ("memory_watch",),
+        "matrices": ("matrix_cell", "matrix"),
+        "events": ("patch_event",),
+    }
+    """By folder of records the tables that its rows are in."""
 
     def __init__(self, store: Store, folder: str) -> None:
         self.store, self.folder = store, folder
@@ -68,15 +74,28 @@ class Source:
 
     def rows(self, path: str) -> tuple[Any, list[Damaged]]:
         """What a file (its path below the store) says, None for nothing, and what is damaged in it. StoreProblem or OSError."""
-        raise NotImplementedError
+        from actordbg.catalog.record_rows import event_row, read_record, rows_of
+
+        if self.folder == "events":
+            event = event_row(self.store.root / path)
+            return event and {"patch_event": [event]}, []
+        return rows_of(read_record(self.store.root, path)), []
 
     def put(self, writer: CatalogWriter, path: str, rows: Any) -> int:
         """Write what a file says in place of what was there; returns how many rows are new."""
-        raise NotImplementedError
+        self.remove(writer, [path])
+        for table, made in rows.items():
+            writer.put(table, made)
+        return 1
 
     def remove(self, writer: CatalogWriter, paths: Sequence[str]) -> int:
         """Remove what came from files that are gone, or damaged; returns how many rows went."""
-        raise NotImplementedError
+        from actordbg.catalog.record_rows import ID
+
+        for path in paths:
+            name = Path(path).name if self.folder == "events" else Path(path).stem
+            writer.remove_rows(self.tables[self.folder], ID[self.folder], name)
+        return len(paths)
 
     def begin(self, writer: CatalogWriter) -> None:
         """What is forgotten before the first file is read."""
@@ -147,7 +166,7 @@ class Source:
             writer.put_damaged(self.folder, damaged)
             if final:
                 size, mtime_ns = self._found[path]
-                writer.put("read_file", [{"path": path, "replay_id": "", "size": size, "mtime_ns": mtime_ns, "offset": size}])
+                writer.put("read_file", [{"path": path, "replay_id": "", "size": size, "mtime_ns": mtime_ns}])
         self.added += added
         on_read(added)
         return final
@@ -165,6 +184,7 @@ class Packs(Source):
     """The packs of one run."""
 
     suffix = PACK_SUFFIX
+    changes = False
 
     def rows(self, path: str) -> tuple[Any, list[Damaged]]:
         """Columns of a pack's good dumps."""
@@ -239,121 +259,3 @@ def packs(store: Store, odd: dict[str, str]) -> Iterator[Packs]:
         noted = reader.execute("SELECT path FROM scanned_folder WHERE path LIKE 'packs/%'").fetchall()
     for run in sorted({*store.folder_names("packs", odd), *(path.split("/")[1] for (path,) in noted)}):
         yield Packs(store, f"packs/{run}")
-
-
-class Events(Source):
-    """What `patch` and `unpatch` did."""
-
-    def known(self, reader: sqlite3.Connection) -> dict[str, Any]:
-        """Also those that have a row and are not noted as read: in a catalog that noted none."""
-        names = reader.execute("SELECT name FROM patch_event")
-        return {f"{self.folder}/{name}": None for (name,) in names} | super().known(reader)
-
-    def rows(self, path: str) -> tuple[Any, list[Damaged]]:
-        """The row of an event; None for a file that is not one."""
-        from actordbg.catalog.record_rows import event_row
-
-        try:
-            return event_row(self.store.root / path), []
-        except OddFile:
-            return None, []
-        except OSError:  # it cannot be read now: passed over, and looked at again
-            raise FileNotFoundError(path) from None
-
-    def put(self, writer: CatalogWriter, path: str, rows: Any) -> int:
-        """An event never changes."""
-        writer.put("patch_event", [rows])
-        return 1
-
-    def remove(self, writer: CatalogWriter, paths: Sequence[str]) -> int:
-        """The rows of the events go."""
-        for path in paths:
-            writer.remove_rows(("patch_event",), "name", Path(path).name)
-        return len(paths)
-
-
-class Records(Source):
-    """Comparisons, noise floors, matrices or memory: a file is one record."""
-
-    changes = True
-    tables = {
-        "comparisons": ("comparison", "comparison_run"),
-        "noise": ("noise_floor",),
-        "memory": ("memory_watch",),
-        "matrices": ("matrix_cell", "matrix"),
-    }
-    """By folder the tables that its rows are in."""
-
-    def record(self, path: str) -> Any:
-        """The record of a file. StoreProblem or OSError for one that cannot be read, or is that of another file."""
-        from actordbg.catalog.record_rows import ID, RECORDS
-
-        record = RECORDS[self.folder].from_json(read_regular(self.store.root / path))
-        own = getattr(record, ID[self.folder])
-        if f"{self.folder}/{own}.json" != path:
-            raise CorruptDump(f"the file is that of {own!s:.80}")
-        return record
-
-    def rows(self, path: str) -> tuple[Any, list[Damaged]]:
-        """The rows of a record by table."""
-        from actordbg.catalog.record_rows import rows_of
-
-        return rows_of(self.record(path)), []
-
-    def put(self, writer: CatalogWriter, path: str, rows: Any) -> int:
-        """What is known of a comparison already stays as it is, and its dumps with it."""
-        for row in rows.get("comparison_run", ()):
-            before = writer.row("comparison_run", "comparison_id", row["comparison_id"])
-            if before is not None and before | {"current": 0} == row:
-                return 0
-        self.remove(writer, [path])
-        for table, made in rows.items():
-            writer.put(table, made)
-        return 1
-
-    def remove(self, writer: CatalogWriter, paths: Sequence[str]) -> int:
-        """The rows that have the records' names go."""
-        from actordbg.catalog.record_rows import ID
-
-        for path in paths:
-            writer.remove_rows(self.tables[self.folder], ID[self.folder], Path(path).stem)
-        return len(paths)
-
-
-def refresh_records(store: Store) -> int:
-    """Bring the rows of comparisons, noise floors, matrices and memory up to date; returns how many files were read."""
-    return sum(len(Records(store, folder).look().take().changed) for folder in Records.tables) + _refresh_current(store)
-
-
-_NOT_AS_IT_SHOULD_BE = """
-    WITH wanted AS (
-        SELECT comparison_id, max(created_at || comparison_id) FROM comparison_run AS c
-        WHERE EXISTS (SELECT 1 FROM replay AS p WHERE p.replay_id = c.replay_id)
-          AND (c.against = 'golden' OR EXISTS (SELECT 1 FROM replay AS p WHERE p.replay_id = c.against))
-        GROUP BY replay_id, against
-    )
-    SELECT c.comparison_id, c.comparison_id IN (SELECT comparison_id FROM wanted) FROM comparison_run AS c
-    WHERE c.current != (c.comparison_id IN (SELECT comparison_id FROM wanted)) ORDER BY 2, 1
-"""
-
-
-def _refresh_current(store: Store) -> int:
-    """Make the rows of `comparison` those of the comparisons that are current now; returns how many files were read."""
-    with engine.connect_readonly(store.catalog_path) as reader:
-        wrong = reader.execute(_NOT_AS_IT_SHOULD_BE).fetchall()
-    if not wrong:
-        return 0
-    from actordbg.catalog.record_rows import dumps_of
-
-    source, rows, read = Records(store, "comparisons"), {}, 0
-    for comparison_id in (comparison_id for comparison_id, wanted in wrong if wanted):
-        read += 1
-        try:
-            rows[comparison_id] = dumps_of(source.record(f"comparisons/{comparison_id}.json"))
-        except (StoreProblem, OSError):
-            continue  # it changed since, and is read again
-    with engine.writing(store.catalog_path) as writer:
-        for comparison_id, wanted in writer.connection.execute(_NOT_AS_IT_SHOULD_BE).fetchall():
-            if not wanted or comparison_id in rows:
-                writer.put_dumps_of(comparison_id, rows[comparison_id] if wanted else None)
-    return read

@@ -15,7 +15,6 @@ Example: `for name, column in COLUMNS["dump"].items(): print(name, column.type, 
 
 from __future__ import annotations
 
-import calendar
 import json
 import re
 import sqlite3
@@ -118,9 +117,13 @@ _MEANING = {
 }
 """What a column means that the table explains beside another one."""
 _OF_LAST_COMPARISON = ("verdict", "against", "max_abs", "clip_share")
+BOTH_THERE = (
+    "EXISTS (SELECT 1 FROM replay AS p WHERE p.replay_id = c.replay_id) "
+    "AND (c.against = 'golden' OR EXISTS (SELECT 1 FROM replay AS p WHERE p.replay_id = c.against))"
+)
+"""Whether the replays of a comparison are there."""
 _COMPARISON_SQL = (
-    "(SELECT c.{} FROM comparison AS c WHERE c.dump_id = d.dump_id AND c.comparison_id IS NOT NULL "
-    "ORDER BY c.created_at DESC LIMIT 1)"
+    f"(SELECT c.{{}} FROM comparison AS c WHERE c.dump_id = d.dump_id AND {BOTH_THERE} ORDER BY c.created_at DESC LIMIT 1)"
 )
 """A column of the newest comparison that `compare` made of the dump, in whatever replay: a look-up in an index."""
 _BROKEN_LAW = (
@@ -190,7 +193,6 @@ def shortened(text: str) -> str:
 
 _EPOCH = datetime(1970, 1, 1)
 _MICRO = timedelta(microseconds=1)
-_LENGTH = len("2025-06-19T05:26:08.430740Z")
 
 
 def to_micros(text: str) -> int:
@@ -203,7 +205,7 @@ def micros_of(moment: datetime) -> int:
     return (moment.astimezone(timezone.utc).replace(tzinfo=None) - _EPOCH) // _MICRO
 
 
-def from_micros(micros: int) -> str:
+def from_micros(micros: Any) -> str:
     """The text of a time as records have it. Raises CatalogProblem for what is no time: somebody else wrote it."""
     try:
         return f"{_second(micros // 1_000_000)}.{micros % 1_000_000:06d}Z"
@@ -212,37 +214,6 @@ def from_micros(micros: int) -> str:
             f"the catalog has a time that is none: {micros!r:.80}",
             hint="`actordbg index --rebuild` makes it again from the dumps",
         ) from None
-
-
-def times_beginning(text: str) -> tuple[str, int, int] | None:
-    """The longest beginning of `text` that is a year, month, day, hour, minute or second, with its first and last microsecond.
-
-    Every time whose text begins with `text` lies between the two. None where not even the year is one.
-    """
-    found = _BEGINNING.match(text)
-    for length in _SECONDS if found is not None else ():
-        said = found[0][:length]  # type: ignore[index]
-        fields = [int(field) for field in re.findall("[0-9]+", said)]
-        try:
-            first = datetime(*(fields + [1, 1][len(fields) - 1 :]))  # type: ignore[arg-type]
-        except ValueError:
-            continue  # the 31st of February: no time begins so, and its month has all that begin with it
-        if len(said) == length:
-            micros = (first - _EPOCH) // _MICRO
-            return said, micros, micros + _days(first, length) * _SECONDS[length] * 1_000_000 - 1
-    return None
-
-
-def _days(first: datetime, length: int) -> int:
-    """The days of the year or the month that begins there; 1 for anything shorter."""
-    if length == len("2025"):
-        return 365 + calendar.isleap(first.year)
-    return calendar.monthrange(first.year, first.month)[1] if length == len("2025-06") else 1
-
-
-_BEGINNING = re.compile(r"[0-9]{4}(?:-[0-9]{2}(?:-[0-9]{2}(?:[Tt][0-9]{2}(?::[0-9]{2}(?::[0-9]{2})?)?)?)?)?")
-_SECONDS = {19: 1, 16: 60, 13: 3600, 10: 86_400, 7: 86_400, 4: 86_400}
-"""How many seconds the last field of a text of this length lasts; of a month and a year one day."""
 
 
 @lru_cache(maxsize=1024)
@@ -259,15 +230,8 @@ def add_functions(connection: sqlite3.Connection) -> None:
 
 def _micros_or_none(text: object) -> int | None:
     """Of a journal's time, which nobody has checked: with another zone, or without its fraction, it is a time, too."""
-    if not isinstance(text, str):
-        return None
-    try:
-        if len(text) == _LENGTH and text[-1] == "Z":
-            return to_micros(text)
-        moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
-        return micros_of(moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc))
-    except (TypeError, ValueError, OverflowError):
-        return None
+    moment = parse_moment(text)
+    return None if moment is None else micros_of(moment)
 
 
 def _moment_or_none(micros: object) -> str | None:

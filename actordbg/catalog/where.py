@@ -53,7 +53,7 @@ from actordbg.base.errors import WhereError
 from actordbg.base.units import parse_size
 from actordbg.catalog import connections as engine
 from actordbg.catalog import tables
-from actordbg.catalog.expression import MAX_ITEMS, ExpressionWriter
+from actordbg.catalog.expression import MAX_ITEMS, ExpressionWriter, check_nodes
 from actordbg.catalog.tables import (
     BOOL,
     CALLER,
@@ -85,6 +85,7 @@ _LAST = re.compile(
     rf"\blast\s+(?:({_DURATION})\b|(?:(\d{{1,9}}(?:\.\d{{1,9}})?)\s*)?({'|'.join(_WORDS)})s?\b)(?!\s*[(=<>!])", re.IGNORECASE
 )
 _SIZE = re.compile(r"(?<![\w.'])(\d{1,19}(?:\.\d{1,9})?(?:k|[kmgt]i?b))\b", re.IGNORECASE)
+_ILIKE = re.compile(r"\bilike\b", re.IGNORECASE)
 _SIGNS = {"==": "=", "<>": "IS NOT", "!=": "IS NOT"}
 
 
@@ -123,11 +124,17 @@ def all_of(conditions: list[str]) -> str:
     return " and ".join(f"({condition})" for condition in conditions)
 
 
+def quoted(text: str) -> str:
+    """A text as a value of a condition."""
+    return "'" + text.replace("'", "''") + "'"
+
+
 def _parsed(text: str, now: datetime | None) -> Condition:
     writer = ExpressionWriter(now := now or datetime.now(timezone.utc))
     try:
         with _silent_parser():
             tree = _parse(text)
+            check_nodes(tree)
             part = writer.write(tree)
             of_callers = tuple(_of_callers(tree, now))
     except RecursionError:
@@ -190,14 +197,7 @@ def parts_of(text: str) -> list[str]:
     with _silent_parser():
         tree = _parse(as_sql(text))
         parts = tree.flatten() if isinstance(tree, exp.And) else [tree]
-        return [part.transform(_plain_like).sql(dialect="sqlite") for part in parts]
-
-
-def _plain_like(node: Any) -> Any:
-    """`like` for `ilike`, which means the same here: sqlglot would write LOWER(role) LIKE LOWER('a%'), and that is refused."""
-    from sqlglot import exp
-
-    return exp.Like(**node.args) if isinstance(node, exp.ILike) else node
+        return [part.sql(dialect="sqlite") for part in parts]
 
 
 @contextlib.contextmanager
@@ -304,7 +304,7 @@ def as_sql(text: str) -> str:
 
 
 def _written_out(piece: str) -> str:
-    piece = piece.replace("&&", " and ")
+    piece = _ILIKE.sub("like", piece.replace("&&", " and "))  # which means the same in SQLite
     piece = _SHIFTED.sub(r"\1'\2'", piece)
     piece = _LAST.sub(_since, piece)
     return _SIZE.sub(lambda found: str(parse_size("--where", found[1])), piece)

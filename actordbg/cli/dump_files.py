@@ -29,12 +29,11 @@ from actordbg.cli.options import (
     require_some,
     store_of,
 )
-from actordbg.cli.output import emit, human_bytes, note, note_some, plural, progress, say
+from actordbg.cli.output import as_json, emit, human_bytes, note, note_some, plural, progress, say
 
 if TYPE_CHECKING:
     from actordbg.catalog.tables import Damaged
-    from actordbg.dumps.importer import ImportSummary
-    from actordbg.dumps.packing import PackSummary, UnpackSummary
+    from actordbg.dumps.packing import PackSummary
     from actordbg.dumps.prune import PrunePlan
     from actordbg.store.layout import Store
 
@@ -62,7 +61,16 @@ def import_(
         summary = import_paths(store, paths, run=run, on_progress=lambda done, total, path: advance(1))
     seconds = round(time.perf_counter() - began, 3)
     answer = vars(summary) | {"store": str(store.root), "seconds": seconds}
-    emit(answer, lambda _: _say_imported(summary, seconds))
+    if not as_json(answer):
+        note_some([f"refused[{refusal.code}]: {refusal.path}: {refusal.reason}" for refusal in summary.refused], _SHOWN)
+        say(
+            f"{plural(summary.added, 'dump')} added, {summary.present:,} already there, "
+            f"{len(summary.refused):,} refused, in {seconds:.1f} s"
+        )
+        if summary.added:
+            read, stored = human_bytes(summary.bytes_read), human_bytes(summary.bytes_stored)
+            ratio = summary.bytes_read / summary.bytes_stored
+            say(f"run {', '.join(summary.runs)}: {read} of pickles became {stored} ({ratio:.1f} times smaller)")
     require_good(not summary.refused)
 
 
@@ -101,25 +109,10 @@ def create(
         )  # fmt: skip
     ids = [path.name.removesuffix(SUFFIX) for path in paths]
     size = sum(path.stat().st_size for path in paths)
-
-    def render(answer: dict[str, Any]) -> None:
+    answer = {"store": str(store.root), "run": run, "created": len(ids), "bytes_stored": size, "dump_ids": ids}
+    if not as_json(answer):
         say(f"made {plural(len(ids), 'dump')} in run {run} ({human_bytes(size)})")
         say(f"see them with: actordbg dump ls --where \"run='{run}'\"")
-
-    answer = {"store": str(store.root), "run": run, "created": len(ids), "bytes_stored": size, "dump_ids": ids}
-    emit(answer, render)
-
-
-def _say_imported(summary: ImportSummary, seconds: float) -> None:
-    note_some([f"refused[{refusal.code}]: {refusal.path}: {refusal.reason}" for refusal in summary.refused], _SHOWN)
-    say(
-        f"{plural(summary.added, 'dump')} added, {summary.present:,} already there, "
-        f"{len(summary.refused):,} refused, in {seconds:.1f} s"
-    )
-    if summary.added:
-        read, stored = human_bytes(summary.bytes_read), human_bytes(summary.bytes_stored)
-        ratio = summary.bytes_read / summary.bytes_stored
-        say(f"run {', '.join(summary.runs)}: {read} of pickles became {stored} ({ratio:.1f} times smaller)")
 
 
 def export(
@@ -162,14 +155,11 @@ def export(
             except StoreProblem as error:
                 damaged.append(Damaged(str(path), error.code, error.message))
             advance(1)
-
-    def render(answer: dict[str, Any]) -> None:
+    if not as_json({"folder": str(out), "exported": exported, "damaged": damaged}):
         for dump in damaged:
             note(f"damaged[{dump.code}]: {dump.path}: {dump.reason}")
         size = human_bytes(sum(dump["bytes"] for dump in exported))
         say(f"{plural(len(exported), 'dump')} exported to {out} ({size})")
-
-    emit({"folder": str(out), "exported": exported, "damaged": damaged}, render)
     require_good(not damaged)
     require_some(len(paths))
 
@@ -207,8 +197,7 @@ def pack(
     store = store_of(ctx).require_writable()
     with progress("packing", None) as advance:
         summary = pack_dumps(store, where, run, level, on_progress=lambda done, total: advance(1, total=total))
-    answer = _packed(summary)
-    emit(answer, _say_packed)
+    emit(_packed(summary), _say_packed)
     require_good(not summary.kept)
     require_selected(store, where, summary.figures.dumps + summary.finished)
 
@@ -234,7 +223,11 @@ def unpack(
     store = store_of(ctx).require_writable()
     with progress("unpacking", None) as advance:
         summary = unpack_dumps(store, where, run, level, on_progress=lambda done, total: advance(1, total=total))
-    emit(summary, _say_unpacked)
+    if not as_json(summary):
+        note_some([f"stays packed: {damage_line(damaged)}" for damaged in summary.kept], _SHOWN)
+        packs, size = plural(len(summary.packs), "pack"), human_bytes(summary.bytes)
+        told = f"{plural(summary.dumps, 'dump')} out of {packs}, files of their own again ({size})"
+        say(told if summary.dumps else "nothing to unpack")
     require_good(not summary.kept)
     require_selected(store, where, summary.dumps)
 
@@ -277,14 +270,6 @@ def _say_packed(answer: dict[str, Any]) -> None:
         f"records and tensors became {size(distinct)} ({content / distinct:.1f} times)"
     )
     return say(f"compression: {size(distinct)} became {size(stored)} ({distinct / stored:.1f} times)")
-
-
-def _say_unpacked(answer: UnpackSummary) -> None:
-    note_some([f"stays packed: {damage_line(damaged)}" for damaged in answer.kept], _SHOWN)
-    if not answer.dumps:
-        return say("nothing to unpack")
-    packs, size = plural(len(answer.packs), "pack"), human_bytes(answer.bytes)
-    return say(f"{plural(answer.dumps, 'dump')} out of {packs}, files of their own again ({size})")
 
 
 def prune(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,17 +13,16 @@ import typer
 from actordbg.base.units import ago
 from actordbg.cli import output
 from actordbg.cli.options import Where, option, require_some, store_of
-from actordbg.cli.output import cell, emit, emit_each, human_bytes, note, say, say_fact, say_wrapped, table
+from actordbg.cli.output import as_json, cell, emit, emit_each, human_bytes, note, say, say_fact, say_wrapped, table
 
 if TYPE_CHECKING:
     from actordbg.catalog.query import Catalog, DumpRow
     from actordbg.formats.dump_record import DumpRecord
 
 
-_SHORT = 30
 _ROWS = 50
-_WIDE, _WIDEST = 100, 140
-"""Columns of a terminal from which when a dump was recorded and its run are shown, and from which ids are whole."""
+_WIDE = 100
+"""Columns of a terminal from which when a dump was recorded and its run are shown."""
 INPUT, OUTPUT, GENERATOR = _KINDS = ("input", "output", "generator")
 
 
@@ -68,28 +67,15 @@ def _say_dumps(rows: list[DumpRow], catalog: Catalog, where: str | None) -> None
             note(reason)
         return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else output.PIPE_WIDTH
-    columns: dict[str, Callable[[DumpRow], Any]] = {
-        "rank": lambda row: row.rank,
-        "role": lambda row: row.role,
-        "B": lambda row: row.batch_size,
-        "S": lambda row: row.seq_len,
-        "tokens": lambda row: row.tokens,
-        "mark": lambda row: row.triggered or row.recovered or ("pinned" if row.pinned else None),
-        "last": lambda row: row.status,
-    }
-    if len({row.trainer for row in rows}) > 1:
-        columns = {"trainer": lambda row: row.trainer} | columns
-    if width >= _WIDE:
-        columns |= {"when": lambda row: ago(row.timestamp), "run": lambda row: row.run}
-    ids = shown_ids([row.dump_id for row in rows], width)
-    cells = [(dump_id, *(value(row) for value in columns.values())) for dump_id, row in zip(ids, rows, strict=True)]
-    table(("dump", *columns), cells, tight=True)
-
-
-def shown_ids(dump_ids: list[str], width: int) -> list[str]:
-    """The ids, cut to time and call number on a narrow terminal if they still differ; every command takes such a beginning."""
-    short = [dump_id[:_SHORT] for dump_id in dump_ids]
-    return short if width < _WIDEST and len(set(short)) == len(dump_ids) else dump_ids
+    trainers, wide = len({row.trainer for row in rows}) > 1, width >= _WIDE
+    named = ("dump", *["trainer"] * trainers, "rank", "role", "B", "S", "tokens", "mark", "last", *["when", "run"] * wide)
+    cells = [
+        (row.dump_id, *[row.trainer] * trainers, row.rank, row.role, row.batch_size, row.seq_len, row.tokens,
+         row.triggered or row.recovered or ("pinned" if row.pinned else None), row.status,
+         *[ago(row.timestamp), row.run] * wide)
+        for row in rows
+    ]  # fmt: skip
+    table(named, cells, tight=True)
 
 
 def columns() -> None:
@@ -106,15 +92,11 @@ def columns() -> None:
         {"name": column.name, "kind": column.kind, "heading": headings.get(column.name), "meaning": column.doc}
         for column in WHERE_COLUMNS.values()
     ]
-
-    def render(answer: list[dict[str, str | None]]) -> None:
+    if not as_json(answer):
         table(("column", "kind", "meaning"), [(row["name"], row["kind"], row["meaning"]) for row in answer], tight=True)
         say()
-        say(f"operators: {OPERATORS}")
-        for form in FUNCTIONS.values():
-            say(form)
-
-    emit(answer, render)
+        for line in (f"operators: {OPERATORS}", *FUNCTIONS.values()):
+            say(line)
 
 
 def show(

@@ -17,7 +17,7 @@ from actordbg.base.errors import NewerFormat, StoreProblem, UsageError
 from actordbg.cli import capture_options as opt
 from actordbg.cli import output
 from actordbg.cli.options import option, require_good, store_of, takes_groups
-from actordbg.cli.output import clear_screen, emit, emit_json, note, plural, say, say_wrapped, table
+from actordbg.cli.output import as_json, clear_screen, emit, emit_json, note, plural, say, say_wrapped, table
 
 if TYPE_CHECKING:
     from actordbg.capture.control import Control
@@ -62,7 +62,10 @@ def disable(
     own = name if name is not None and store.control_of(name).exists() else None
     jobs = [None, *store.job_names()] if name is None else [own]
     changed = [switch_off(store, job) for job in jobs]
-    emit(_answer(store, control_before(store, jobs[0]), False, any(changed), own), _say_disabled)
+    if not as_json(_answer(store, control_before(store, jobs[0]), False, any(changed), own)):
+        say("Recording is off." if any(changed) else "Recording was off already.")
+        if any(changed):
+            note("next: `actordbg dump ls` shows what was recorded")
 
 
 def _answer(store: Store, control: Control | None, enabled: bool, changed: bool, job: str | None) -> dict[str, Any]:
@@ -106,12 +109,6 @@ def _say_enabled(answer: dict[str, Any]) -> None:
     say("Jobs that started with the hook notice within a second.")
     note("next: `actordbg dump status` says what they record; `actordbg dump disable` stops it")
     return note("      `actordbg status` says whether actor.py is patched (`actordbg patch` does it)")
-
-
-def _say_disabled(answer: dict[str, Any]) -> None:
-    say("Recording is off." if answer["changed"] else "Recording was off already.")
-    if answer["changed"]:
-        note("next: `actordbg dump ls` shows what was recorded")
 
 
 def status(

@@ -11,7 +11,7 @@ import typer
 
 from actordbg.base.errors import CorruptDump
 from actordbg.cli.options import Where, option, require_good, require_some, store_of
-from actordbg.cli.output import emit, human_bytes, note, plural, progress, say, say_wrapped
+from actordbg.cli.output import as_json, emit, human_bytes, note, plural, progress, say, say_wrapped
 
 if TYPE_CHECKING:
     from actordbg.catalog.indexer import IndexSummary
@@ -35,7 +35,17 @@ def index(
 
     with progress("reading headers", None) as advance:
         summary = refresh(store_of(ctx), rebuild=rebuild, on_progress=lambda done, total: advance(0, total=total, completed=done))
-    emit(summary, _say_indexed)
+    if not as_json(summary):
+        say_wrapped(
+            f"{plural(summary.dumps, 'dump')} in the catalog: {summary.added:,} added, {summary.removed:,} removed; "
+            f"{plural(summary.results, 'new result')} of {plural(summary.replays, 'replay')} "
+            f"({summary.seconds:.2f} s)",
+            "  ",
+        )
+        if summary.skipped_lines:
+            say(f"{plural(summary.skipped_lines, 'journal line')} could not be read and were skipped")
+        for item in summary.damaged:
+            say(damage_line(item))
 
 
 def verify(
@@ -63,8 +73,13 @@ def verify(
             size += count
             damaged += [problem] if problem else []
     damaged.sort(key=lambda item: item.path)
-    answer = {"checked": len(paths), "bytes": size, "damaged": damaged}
-    emit(answer, _say_verified)
+    if not as_json({"checked": len(paths), "bytes": size, "damaged": damaged}):
+        for item in damaged:
+            say(damage_line(item))
+        good, bad = len(paths) - len(damaged), len(damaged)
+        say(f"{plural(len(paths), 'dump')} checked ({human_bytes(size)}): {good:,} good, {bad:,} damaged")
+        if any(item.code == CorruptDump.code for item in damaged):
+            note("`actordbg dump prune --damaged` removes those whose header is broken")
     require_good(not damaged)
     require_some(len(paths))
 
@@ -82,29 +97,6 @@ def warn_damaged(summary: IndexSummary) -> None:
 def damage_line(item: Damaged) -> str:
     """One line about a file that cannot be used; "damaged" only if it is broken itself."""
     return f"{'damaged' if item.code == CorruptDump.code else 'not usable'}: {item.path}: {item.reason}"
-
-
-def _say_indexed(summary: IndexSummary) -> None:
-    say_wrapped(
-        f"{plural(summary.dumps, 'dump')} in the catalog: {summary.added:,} added, {summary.removed:,} removed; "
-        f"{plural(summary.results, 'new result')} of {plural(summary.replays, 'replay')} "
-        f"({summary.seconds:.2f} s)",
-        "  ",
-    )
-    if summary.skipped_lines:
-        say(f"{plural(summary.skipped_lines, 'journal line')} could not be read and were skipped")
-    for item in summary.damaged:
-        say(damage_line(item))
-
-
-def _say_verified(answer: dict[str, Any]) -> None:
-    count, damaged = answer["checked"], answer["damaged"]
-    for item in damaged:
-        say(damage_line(item))
-    size = human_bytes(answer["bytes"])
-    say(f"{plural(count, 'dump')} checked ({size}): {count - len(damaged):,} good, {len(damaged):,} damaged")
-    if any(item.code == CorruptDump.code for item in damaged):
-        note("`actordbg dump prune --damaged` removes those whose header is broken")
 
 
 def fsck(

@@ -14,17 +14,14 @@ Example::
 from __future__ import annotations
 
 import functools
-import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
-
-from actordbg.base.errors import UsageError
 
 _WHERE = "where"
 """The parameter of --where, which may be repeated: all conditions count."""
@@ -55,15 +52,9 @@ class Command:
 
     def build(self) -> Any:
         """The command as click runs it; imports its module."""
-        function = self.function()
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
-        app.command(self.name, cls=_Built, context_settings=dict(self.settings))(function)
-        built: Any = typer.main.get_command(app)
-        if "ctx" in inspect.signature(function).parameters:
-            app.registered_commands.clear()
-            app.command()(_with_store)
-            built.params += typer.main.get_command(app).params
-        return built
+        app.command(self.name, cls=_Built, context_settings=dict(self.settings))(self.function())
+        return typer.main.get_command(app)
 
 
 def renamed(new_of: Mapping[str, str]) -> dict[str, Any]:
@@ -174,24 +165,6 @@ class _Built(TyperCommand):
                 formatter.write_dl(sections[heading])
 
 
-def _take_store(ctx: typer.Context, folder: str | None) -> str | None:
-    root = ctx.find_root()
-    if folder is not None:
-        if getattr(root.get_parameter_source("store"), "name", "") == "COMMANDLINE":
-            raise _repeated("--store")
-        root.params["store"] = folder
-    return folder
-
-
-_StoreBehind = typer.Option(
-    "--store", metavar="DIR|URL", help="The store; may stand before the command too.", callback=_take_store, expose_value=False
-)
-
-
-def _with_store(store: Annotated[str | None, _StoreBehind] = None) -> None:
-    """Has the option `--store` that may stand after any command; it is the same as before it."""
-
-
 def typed_once(command: Any, ctx: Any, arguments: Sequence[str]) -> list[str]:
     """Refuse a line that gives an option of one value twice, of which click would take the last in silence. Returns each --where.
 
@@ -208,12 +181,10 @@ def typed_once(command: Any, ctx: Any, arguments: Sequence[str]) -> list[str]:
     for parameter, times in Counter(typed).items():
         several = parameter.param_type_name != "option" or parameter.multiple or parameter.count or parameter in where
         if times > 1 and not several and (parameter.secondary_opts or not parameter.is_flag):
-            raise _repeated("/".join([*parameter.opts, *parameter.secondary_opts]))
+            from actordbg.cli.options import repeated
+
+            raise repeated("/".join([*parameter.opts, *parameter.secondary_opts]))
     return values.get(_WHERE) or []
-
-
-def _repeated(option: str) -> UsageError:
-    return UsageError(f"{option} is given more than once, and takes one value", hint=f"give {option} once")
 
 
 def filled_in(arguments: Sequence[str], usual: Mapping[str, str]) -> list[str]:
@@ -228,10 +199,6 @@ def filled_in(arguments: Sequence[str], usual: Mapping[str, str]) -> list[str]:
     return filled
 
 
-UNCLEAR: Any = object()
-"""Stands for a value that typer has to look at."""
-
-
 def quicken(parameters: Iterable[Any]) -> None:
     """Let parameters take defaults and text as they are: typer looks at values with pydantic, slower than most commands."""
     for parameter in parameters:
@@ -240,15 +207,12 @@ def quicken(parameters: Iterable[Any]) -> None:
 
 
 def _process(parameter: Any, usual: Callable[..., Any], ctx: Any, value: Any) -> Any:
-    taken = plain_value(parameter, value)
-    if taken is UNCLEAR or (parameter.required and not taken):
+    """What typer makes of `value`: nothing, the default and a text where one is wanted stay as they are."""
+    taken = value
+    if value is None:
+        taken = () if parameter.multiple or parameter.nargs == -1 else None
+    elif value is not parameter.default and not (parameter.type_descriptor.annotation is str and isinstance(value, str)):
+        return usual(ctx, value)
+    if parameter.required and not taken:
         return usual(ctx, value)
     return taken if parameter.callback is None else parameter.callback(ctx, parameter, taken)
-
-
-def plain_value(parameter: Any, value: Any) -> Any:
-    """What typer makes of `value`; `UNCLEAR` unless that is nothing, the default, or a text where one is wanted."""
-    if value is None:
-        return () if parameter.multiple or parameter.nargs == -1 else None
-    is_text = parameter.type_descriptor.annotation is str and isinstance(value, str)
-    return value if is_text or value is parameter.default else UNCLEAR

@@ -17,7 +17,7 @@ from actordbg.cli.options import (
     require_some,
     store_of,
 )
-from actordbg.cli.output import emit, human_bytes, note, say_document, table
+from actordbg.cli.output import as_json, human_bytes, note, say_document, table
 
 if TYPE_CHECKING:
     from actordbg.measure.watched import Watched
@@ -163,7 +163,8 @@ def ls(ctx: typer.Context, limit: Limit = 20) -> None:
          human_bytes(row.growth_per_step))
         for row in rows
     ]  # fmt: skip
-    emit(rows, lambda _: table(columns, shown))
+    if not as_json(rows):
+        table(columns, shown)
     require_some(len(rows))
 
 

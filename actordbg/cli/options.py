@@ -61,8 +61,8 @@ AccelerateConfig = Annotated[
     str | None,
     typer.Option(
         sources.ACCELERATE,
-        metavar="PATH|default|JSON",
-        help="Settings of an `accelerate config` file, or of its keys as JSON; flags win.",
+        metavar="PATH|default",
+        help="Settings of an `accelerate config` file; flags win.",
     ),
 ]
 DistPlugin = Annotated[
@@ -145,20 +145,30 @@ _OUTPUTS = {
     "format": parameter("format", Literal["text", "md", "json"] | None, option(None, _FORMAT, "--format", "-f")),
     "empty": parameter("allow_empty", bool, option(False, "Exit code 0, not 5, if nothing is selected.", "--allow-empty")),
     "quiet": parameter("quiet", bool, option(False, "No progress, only the answer.", "--quiet", "-q")),
+    "store": parameter("store", str | None, option(None, "The store; may stand before the command too.", metavar="DIR|URL")),
     "json": parameter("as_json", bool, option(False, "Print the answer as JSON.", "--json")),
 }
-_SAID = {option.name for option in _OUTPUTS.values()} - {"allow_empty"}
 """The options that say how an answer is wanted, by the words that `lazy.Command` has for them."""
+_SAID = {option.name for option in _OUTPUTS.values()} - {"allow_empty"}
 
 
 def takes_outputs(function: Callable[..., Any], words: str) -> Callable[..., Any]:
-    """The command with these options behind its own. They go into `output.wanted`, which whatever prints looks at."""
-    options = [_OUTPUTS[word] for word in words.split()]
+    """The command with these options behind its own, and with --store.
+
+    They go into `output.wanted`, which whatever prints looks at.
+    """
+    has_store = "ctx" in inspect.signature(function).parameters
+    options = [_OUTPUTS[word] for word in (*words.split(), *["store"] * has_store)]
 
     def called(**given: Any) -> Any:
         mine = {option.name: given.pop(option.name) for option in options}
+        if (folder := mine.pop("store", None)) is not None:
+            root = given["ctx"].find_root()
+            if is_typed(root, "store"):
+                raise repeated("--store")
+            root.params["store"] = folder
         mine["format"] = chosen_format(mine.get("format"), mine.pop("as_json", False))
-        output.wanted = output.Wanted(**mine)
+        output.wanted = output.OutputOptions(**mine)
         if mine.get("html") or mine.get("plot"):
             from actordbg.cli.output import check_outputs
 
@@ -166,6 +176,10 @@ def takes_outputs(function: Callable[..., Any], words: str) -> Callable[..., Any
         return function(**given)
 
     return _with_parameters(function, called, {"": options})
+
+
+def repeated(option: str) -> UsageError:
+    return UsageError(f"{option} is given more than once, and takes one value", hint=f"give {option} once")
 
 
 def chosen_format(asked: Format | None, as_json: bool, usual: Format = "text") -> Format:

@@ -50,7 +50,7 @@ Format = Literal["text", "md", "json", "csv", "html"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
+class OutputOptions:
     """How the user wants the answer of this command, as typed (`options.takes_outputs`). html, plot: files for it."""
 
     format: Format = "text"
@@ -69,17 +69,22 @@ class Wanted:
         return self.quiet or self.json
 
 
-wanted = Wanted()
+wanted = OutputOptions()
 _answered = False
 """Whether JSON went to standard output already: an error then does not, which would be a second document."""
 
 
-def emit(answer: T, render: Callable[[T], None]) -> None:
+def emit(answer: T, render: Callable[[T], object]) -> None:
     """Print `answer` as JSON, or hand it to `render`."""
+    if not as_json(answer):
+        render(answer)
+
+
+def as_json(answer: Any) -> bool:
+    """Print `answer` as JSON where that is wanted. Returns whether it is: else the command says it in words."""
     if wanted.json:
         emit_json(answer)
-    else:
-        render(answer)
+    return wanted.json
 
 
 def emit_json(answer: Any, indent: int | None = 2, *, err: bool = False) -> None:

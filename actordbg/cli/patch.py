@@ -21,13 +21,25 @@ from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.base.units import ago
 from actordbg.cli import output
 from actordbg.cli.options import option, require_good, store_of
-from actordbg.cli.output import cell, emit, human_bytes, note, plural, progress, say, say_fact, say_lines, say_wrapped, table
+from actordbg.cli.output import (
+    as_json,
+    cell,
+    emit,
+    human_bytes,
+    note,
+    plural,
+    progress,
+    say,
+    say_fact,
+    say_lines,
+    say_wrapped,
+    table,
+)
 
 if TYPE_CHECKING:
     from actordbg.catalog.selections import Holdings
     from actordbg.doctor.python_environment import Check
     from actordbg.install.patching import Outcome, Status
-    from actordbg.trainers.fitting import Fit
 
 
 Python = Annotated[
@@ -266,18 +278,13 @@ def adapters(
             say(line)
         return
     known = [fit_of(name) for name in named] if named else fits()
-    emit(known, _render)
+    if not as_json(known):
+        columns = ("adapter", "package", "installed", "tried", "fits")
+        table(columns, [(fit.name, fit.package, fit.version or "-", ", ".join(fit.tried) or "-", fit.answer) for fit in known])
+        for fit in known:
+            for why in fit.differs:
+                note(f"{fit.name}: {why}")
     require_good(not named or all(fit.fits for fit in known))
-
-
-def _render(known: list[Fit]) -> None:
-    table(
-        ["adapter", "package", "installed", "tried", "fits"],
-        [[fit.name, fit.package, fit.version or "-", ", ".join(fit.tried) or "-", fit.answer] for fit in known],
-    )
-    for fit in known:
-        for why in fit.differs:
-            note(f"{fit.name}: {why}")
 
 
 def demo(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -12,7 +12,7 @@ from actordbg.base.errors import EnvironmentProblem, StoreProblem, UsageError
 from actordbg.base.units import LAST, ago
 from actordbg.cli import output
 from actordbg.cli.options import Explain, Where, chosen_format, option, require_some, store_of
-from actordbg.cli.output import Format, TokenizerFile, emit, note, open_page, say, say_lines, table, texts_of, write_file
+from actordbg.cli.output import Format, TokenizerFile, as_json, note, open_page, say, say_lines, table, texts_of, write_file
 
 if TYPE_CHECKING:
     from actordbg.judge.load_replays import Material
@@ -173,22 +173,20 @@ def replays(
         for row in (list_replays(catalog) if everything else own)
     ]
     shown = rows[: (0 if output.wanted.json else _ROWS) if limit is None else limit] or rows
-    emit(shown, _say_replays)
+    if not as_json(shown):
+        named = ["name"] if any(row["name"] for row in shown) else []
+        cells = []
+        for row in shown:
+            passed = f"{row['passed']}/{row['inputs']}" + ("" if row["status"] == "complete" else f" {row['status']}")
+            names = [row[name] or "" for name in ("handle", "replay_id", *named)]
+            cells.append((*names, ago(row["created_at"]), passed, row["truth"], row["configuration"]))
+        if shown:
+            table(("", "replay", *named, "when", "passed", "truth", "configuration"), cells, tight=True)
+        else:
+            say("nothing was replayed yet: `actordbg check` replays a sample of your dumps")
     if len(rows) > len(shown):
         note(f"{len(rows) - len(shown):,} more; --limit 0 shows all")
     require_some(len(rows))
-
-
-def _say_replays(rows: list[dict[str, Any]]) -> None:
-    if not rows:
-        return say("nothing was replayed yet: `actordbg check` replays a sample of your dumps")
-    named = ["name"] if any(row["name"] for row in rows) else []
-    cells = []
-    for row in rows:
-        passed = f"{row['passed']}/{row['inputs']}" + ("" if row["status"] == "complete" else f" {row['status']}")
-        names = [row[name] or "" for name in ("handle", "replay_id", *named)]
-        cells.append((*names, ago(row["created_at"]), passed, row["truth"], row["configuration"]))
-    return table(("", "replay", *named, "when", "passed", "truth", "configuration"), cells, tight=True)
 
 
 def attach(

@@ -56,8 +56,8 @@ def run(
     from actordbg.cli.dump_recording import switch_off
     from actordbg.cli.dump_status_work import process_rows, total_of, who
     from actordbg.debug import stops as live_stops
-    from actordbg.install import command as command_line
     from actordbg.install import ray_hooks
+    from actordbg.install.command import run_in_foreground, submission
     from actordbg.trainers.find_adapter import carried_form
     from actordbg.trainers.fitting import fit_of
 
@@ -80,8 +80,9 @@ def run(
         note(f"actordbg: at a breakpoint() all ranks of this machine park; from another terminal: actordbg attach {name}")
     goes_on = False
     try:
-        end = command_line.run_in_foreground(command_line.rewritten(command, ray_hooks.carried(environment)), environment)
-        goes_on = leave_on or command_line.goes_on(command) or (end.interrupted and command_line.is_submission(command))
+        code, interrupted = run_in_foreground(command, environment)
+        submitted = submission(command)  # a job that nobody waits for runs on
+        goes_on = leave_on or (submitted is not None and (interrupted or "--no-wait" in submitted))
     finally:
         if not goes_on:
             switch_off(store, name)
@@ -92,7 +93,7 @@ def run(
         "store": str(store.root),
         "run": name,
         "command": command,
-        "exit_code": end.code,
+        "exit_code": code,
         "switched_off": not goes_on,  # else the job goes on elsewhere, and so does its recording
         "processes": rows,
         "total": total_of(rows),
@@ -102,8 +103,9 @@ def run(
     if as_json:
         emit_json(answer, err=True)
     else:
-        say_recorded(answer)
-    raise typer.Exit(end.code)
+        for line in _told(answer):
+            note(line if line.startswith("next: ") else f"actordbg: {line}")
+    raise typer.Exit(code)
 
 
 def recovered_from_rings(store: Store, run: str) -> dict[str, Any] | None:
@@ -154,11 +156,6 @@ def start_recording(store: Store, run: str, options: opt.CaptureOptions) -> None
     note(f"actordbg: recording run {run} in {store.root}: {opt.limits_in_words(control_dict(control))}")
     if os.environ.get("ACTORDBG_DISABLE", "") not in ("", "0"):
         note("actordbg: ACTORDBG_DISABLE is set, so nothing will be recorded")
-
-
-def say_recorded(answer: dict[str, Any]) -> None:
-    for line in _told(answer):
-        note(line if line.startswith("next: ") else f"actordbg: {line}")
 
 
 def _told(answer: dict[str, Any]) -> Iterator[str]:

@@ -36,26 +36,12 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from actordbg.config.replay_config import DEFAULT_SEED, DTYPES, TINY, ReplayConfig, validate
+from actordbg.formats.dump_record import DumpRecord
 
 _PACKAGES = ("actordbg", "openrlhf", "torch", "transformers", "deepspeed", "flash-attn", "ring-flash-attn", "safetensors")
-
-
-class Recorded(Protocol):
-    """What a dump's record says about how its call ran, as far as open settings follow it."""
-
-    @property
-    def model_dtype(self) -> str | None: ...
-    @property
-    def packing_samples(self) -> bool | None: ...
-    @property
-    def temperature(self) -> float | None: ...
-    @property
-    def grad_enabled(self) -> bool | None: ...
-    @property
-    def actor(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -142,14 +128,15 @@ class Choices:
     adapter: str | None = None
 
 
-def choose(config: ReplayConfig, defaults: Recorded | None, facts: Facts) -> Choices:
+def choose(config: ReplayConfig, defaults: DumpRecord | None, facts: Facts) -> Choices:
     """Decide every open field of `config` from the record `defaults` and the environment; see the module's table."""
     validate(config)
     adapter = adapter_of(defaults.actor) if defaults else None
+    recorded = short_dtype(defaults.model_dtype if defaults else None)
     return Choices(
         model=config.model,
-        dtype=config.dtype or _dtype(config, defaults, facts),
-        attn="eager" if config.truth else config.attn or default_attention(facts),
+        dtype=config.dtype or recorded or ("fp32" if not facts.cuda and config.model == TINY else "bf16"),
+        attn="eager" if config.truth else config.attn or ("flash_attention_2" if facts.cuda and facts.flash_attn else "sdpa"),
         packing=not config.truth and first_of(config.packing, defaults and defaults.packing_samples, False),
         temperature=first_of(config.temperature, defaults and defaults.temperature, 1.0),
         backward=first_of(config.backward, defaults and defaults.grad_enabled, False),
@@ -171,11 +158,6 @@ def through_of(config: ReplayConfig, adapter: str | None) -> str:
     return config.through or ("rows" if adapter else "trainer")
 
 
-def default_attention(facts: Facts) -> str:
-    """The attention that runs where none is asked for: the trainer's default where it can, else sdpa."""
-    return "flash_attention_2" if facts.cuda and facts.flash_attn else "sdpa"
-
-
 def short_dtype(name: str | None) -> str | None:
     """The trainer's name of a torch dtype ("bf16" for "torch.bfloat16"); None where an Actor cannot be built in it."""
     plain = (name or "").removeprefix("torch.")
@@ -185,13 +167,6 @@ def short_dtype(name: str | None) -> str | None:
 def is_local(model: str) -> bool:
     """Whether `model` names a folder on this machine rather than a model of a hub."""
     return Path(model).expanduser().is_dir()
-
-
-def _dtype(config: ReplayConfig, defaults: Recorded | None, facts: Facts) -> str:
-    recorded = short_dtype(defaults.model_dtype if defaults else None)
-    if recorded:
-        return recorded
-    return "fp32" if not facts.cuda and config.model == TINY else "bf16"
 
 
 def first_of(*values: Any) -> Any:

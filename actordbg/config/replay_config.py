@@ -312,11 +312,6 @@ def validate(config: ReplayConfig) -> None:
         hint = f"a letter, then letters, digits and . _ + -, and none of {', '.join(NOT_NAMES)}"
         raise UsageError(f"--name {config.name!r:.40} cannot name a replay", hint=hint)
     _only_the_truth(config)
-    _together(config)
-
-
-def _together(config: ReplayConfig) -> None:
-    """Refuse settings that contradict each other."""
     if config.compile_backend and not config.compile:
         raise UsageError("--compile-backend compiles nothing by itself", hint="add --compile")
     for name in ("zero_stage", "deepcompile"):

@@ -19,7 +19,7 @@ another user is refused, unless the user's own configuration, `~/.config/actordb
 
     safe_directories = ["/shared/project", "~/work"]     # these and what is below them; "*": every folder
 
-`--accelerate-config PATH|default|JSON` gives the settings that an `accelerate config` comes to; a flag wins:
+`--accelerate-config PATH|default` gives the settings that an `accelerate config` comes to; a flag wins:
 
 | In the file | Setting |
 |---|---|
@@ -141,7 +141,10 @@ def build_config(settings: Settings, flags: Mapping[str, Any]) -> Asked:
     for layer in layers:
         stronger = dict(values)
         for name, (value, source) in layer.items():
-            if name not in stronger and not _silenced(name, stronger):
+            one = SETTINGS[name]
+            beside_truth = "truth" in stronger and one.beside_truth is not None
+            other_backend = one.backends and "backend" in stronger and stronger["backend"] not in one.backends
+            if not (name in stronger or beside_truth or other_backend):
                 values[name] = value
                 sources |= {name: source} if source else {}
     values.setdefault("nproc", values.get("tp", 1) * values.get("ring", 1))
@@ -172,14 +175,6 @@ def from_environment() -> dict[str, tuple[Any, str]]:
 def fsdp_is_off() -> bool:
     """Whether FSDP_OFF is set."""
     return os.environ.get(FSDP_OFF, "") not in ("", "0")
-
-
-def _silenced(name: str, stronger: Mapping[str, Any]) -> bool:
-    """Whether a stronger source makes this setting meaningless."""
-    one = SETTINGS[name]
-    if "truth" in stronger and one.beside_truth is not None:
-        return True
-    return bool(one.backends) and "backend" in stronger and stronger["backend"] not in one.backends
 
 
 def _from_file(settings: Settings) -> dict[str, tuple[Any, str]]:
@@ -270,24 +265,12 @@ def _parsed(raw: bytes, path: Path, keys: Mapping[str, Any], known: str) -> dict
     return data
 
 
-def read_accelerate(given: str | Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def read_accelerate(named: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the settings by name that an `accelerate config` comes to, and the keys that are not honoured.
 
-    given: the file that ACCELERATE names, `default` for accelerate's own, or its keys as a mapping or in JSON. UsageError for
-    what accelerate does not read, EnvironmentProblem without accelerate, Unsupported for several machines.
+    named: the file that ACCELERATE names, or `default` for accelerate's own. UsageError for what accelerate does not read,
+    EnvironmentProblem without accelerate, Unsupported for several machines.
     """
-    if isinstance(given, str) and not given.lstrip().startswith("{"):
-        return _settings_of(given, given)
-    import json
-    import tempfile  # only here: every command loads this module
-
-    with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
-        file.write(given if isinstance(given, str) else json.dumps(given))
-        file.flush()
-        return _settings_of(file.name, "the mapping")
-
-
-def _settings_of(named: str, called: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     require_package(ACCELERATE, "accelerate")
     loader = import_module("accelerate.commands.config.config_args")
     path = Path(loader.default_config_file) if named == "default" else Path(named)
@@ -298,12 +281,13 @@ def _settings_of(named: str, called: str) -> tuple[dict[str, Any], tuple[str, ..
     try:
         told = loader.load_config_from_file(str(path)).to_dict()
     except Exception as error:  # noqa: BLE001 - yaml, json and accelerate raise what they like for a damaged file
-        why = f"accelerate cannot read {called}: {error}".replace(named, called)[:400]
-        raise UsageError(why, hint="correct it, or run `accelerate config`") from None
+        raise UsageError(
+            f"accelerate cannot read {named}: {error}"[:400], hint="correct it, or run `accelerate config`"
+        ) from None
     machines = told.get("num_machines") or 1
     if machines != 1:
         raise Unsupported(
-            f"{called} is for {machines} machines, which only a Ray cluster is for a replay",
+            f"{named} is for {machines} machines, which only a Ray cluster is for a replay",
             hint="--engine ray --nproc N --gpus-per-node M, and `num_machines: 1` in a copy of the file",
         )
     flat = {key: value for key, value in told.items() if value not in (None, False, [], "") and not isinstance(value, Mapping)}

@@ -150,12 +150,21 @@ class Leading:
 
     def step(self, readable: Collection[int]) -> str:
         """Take in who came, and who died; in words, "" for nothing."""
-        news = [self._admit()] if self._server.fileno() in readable else []
+        news = []
+        if self._server.fileno() in readable:
+            connection, _ = self._server.accept()
+            came = Line(connection)
+            if hello := came.receive(_HELLO_S) if is_mine(connection) else None:
+                came.send({"welcome": self.rank})
+                self._lines[hello["rank"]], self.places[hello["rank"]] = came, hello["place"]
+                news.append(f"rank {hello['rank']} is parked at {hello['place']}")
+            else:
+                came.close()
         for rank, line in list(self._lines.items()):
             if line.fileno() in readable:  # it has nothing to say by itself: that is its end
                 self._drop(rank)
                 news.append(f"rank {rank} is gone")
-        return "; ".join(filter(None, news))
+        return "; ".join(news)
 
     def await_ranks(self, ranks: Collection[int], patience_s: float | None) -> list[int]:
         """Wait until all of these came; those that did not in time. None: without a limit, since somebody else watches."""
@@ -189,18 +198,6 @@ class Leading:
             line.close()
         self._lines = {}
 
-    def _admit(self) -> str:
-        connection, _ = self._server.accept()
-        line = Line(connection)
-        hello = line.receive(_HELLO_S) if is_mine(connection) else None
-        if hello is None:
-            line.close()
-            return ""
-        line.send({"welcome": self.rank})
-        self._lines[hello["rank"]] = line
-        self.places[hello["rank"]] = hello["place"]
-        return f"rank {hello['rank']} is parked at {hello['place']}"
-
     def _drop(self, rank: int) -> None:
         self._lines.pop(rank).close()
         self.places.pop(rank, None)
@@ -214,23 +211,15 @@ def meet(folder: Path, name: str, rank: int, place: str, *, leads: bool, patienc
     """
     deadline = time.monotonic() + (0.0 if leads else patience_s)
     while True:
-        if (line := _join(folder, name, rank, place)) is not None:
-            return line
+        if (connection := connect(folder, name)) is not None:
+            line = Line(connection)
+            line.send({"rank": rank, "place": place})
+            if is_mine(connection) and line.receive() is not None:
+                return line
+            line.close()  # the leader is just leaving: it did not welcome us
         if time.monotonic() >= deadline and (server := _take_the_lead(folder, name)) is not None:
             return Leading(server, folder, name, rank, place)
         time.sleep(_POLL_S)
-
-
-def _join(folder: Path, name: str, rank: int, place: str) -> Line | None:
-    """Follow whoever leads now. None if nobody does, or if the leader is just leaving: it did not welcome us."""
-    if (connection := connect(folder, name)) is None:
-        return None
-    line = Line(connection)
-    line.send({"rank": rank, "place": place})
-    if is_mine(connection) and line.receive() is not None:
-        return line
-    line.close()
-    return None
 
 
 def _take_the_lead(folder: Path, name: str) -> socket.socket | None:

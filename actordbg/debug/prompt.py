@@ -145,8 +145,10 @@ class Prompt(pdb.Pdb):
         """Have a prompt at this frame, or at the end of a traceback; returns when the rank goes on, StoppedByUser for quit."""
         self.reset()
         self._alone = self._alone and trace is None
-        if self._alone:
-            self._follow_from(frame)
+        outer = frame if self._alone else None
+        while outer is not None:  # tracing goes on from here outwards, if a step is asked for
+            outer.f_trace = self.trace_dispatch
+            self.botframe, outer = outer, outer.f_back
         self.interaction(frame, trace)
         if self.steps:
             sys.settrace(self.trace_dispatch)
@@ -220,13 +222,6 @@ class Prompt(pdb.Pdb):
             return False
         self._layer = layers[0]
         return self._go(LAYER)
-
-    def _follow_from(self, frame: FrameType | None) -> None:
-        """Tracing goes on from here outwards, if a step is asked for."""
-        while frame is not None:
-            frame.f_trace = self.trace_dispatch
-            self.botframe = frame
-            frame = frame.f_back
 
 
 @contextlib.contextmanager

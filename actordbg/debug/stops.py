@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from actordbg.debug import editor, prompt
 from actordbg.debug.meeting import CONTINUE, DETACH, LOST, QUIT, Leading, meet
@@ -35,15 +35,8 @@ KEEP_UP_S = 30.0
 """How long a rank waits for the one that should lead, where no limit was given."""
 
 
-class HasStops(Protocol):
-    """What a worker of a replay puts into `in_replay`."""
-
-    def reached(self, frame: FrameType, rank: int | None) -> None:
-        """The user's own `breakpoint()` was reached in this frame."""
-
-
-in_replay: HasStops | None = None
-"""The stops of this process, where it is a worker of a replay."""
+in_replay: Any = None
+"""The `ReplayStops` of this process, where it is a worker of a replay: its own stops, and the user's `breakpoint()`."""
 
 
 def take_over_pdb() -> None:
@@ -62,12 +55,12 @@ class Stop:
 
     folder: where the ranks meet. ranks: all that stop together. place: where, in a few words. frame: None in a post mortem,
     which has a trace. names: what the prompt can name. opened: called with the ranks that did not come, and where an editor can
-    connect, if one is to; attached: when somebody is there; ended: with the word, and the layer that was asked for.
+    connect, if one is to; ended: with the word, and the layer that was asked for.
 
     arrival_s: how long ranks wait for each other, None for ever, since a supervisor watches. attach_s: how long for a terminal.
     gathers: gives a parameter's full value; a collective where that is sharded. refusal: why it cannot be asked for here.
     layers: the names of those that `layer` can go on to. quits: what `quit` does, in words. debugpy: the port for an editor, 0
-    for any.
+    for any. attached: somebody came to the prompt.
     """
 
     folder: Path
@@ -79,7 +72,6 @@ class Stop:
     names: dict[str, Any]
     opened: Callable[[list[int], str], None]
     ended: Callable[[str, str], None]
-    attached: Callable[[], None] = lambda: None
     arrival_s: float | None = None
     attach_s: float | None = None
     trace: TracebackType | None = None
@@ -89,7 +81,9 @@ class Stop:
     layers: tuple[str, ...] = ()
     quits: str = "end this input"
     debugpy: int | None = None
+    attached: bool = field(default=False, init=False)
     _others: Leading | None = field(default=None, init=False)
+    _answer: tuple[str, str] = field(default=(CONTINUE, ""), init=False)
 
     def hold(self) -> Prompt | None:
         """Stop here until somebody says how to go on; StoppedByUser if this input is to end.
@@ -115,13 +109,7 @@ class Stop:
     def _lead(self) -> Prompt | None:
         """Lead the meeting, with a prompt if a terminal comes."""
         missing: list[int] = []
-        word, layer, why = CONTINUE, "", ""
-
-        def ended(how: str, where: str) -> None:
-            nonlocal word, layer
-            word, layer = how, where
-            self.ended(how, where)
-
+        why = ""
         try:
             if self._others is not None and self.trace is None:
                 missing = self._others.await_ranks(self.ranks, self.arrival_s)
@@ -134,11 +122,11 @@ class Stop:
             else:
                 wire = await_terminal(self.folder, self.rank, self._others, self.attach_s, lambda: self.opened(missing, ""))
             if wire is None:
-                ended(CONTINUE, "")
+                self.ended(CONTINUE, "")
                 return None
-            self.attached()
+            self.attached = True
             alone = self._others is None
-            asked = Prompt(wire, self.rank, self._helpers(), alone=alone, layers=self.layers, on_end=ended)
+            asked = Prompt(wire, self.rank, self._helpers(), alone=alone, layers=self.layers, on_end=self._end)
             wire.write(self._introduction())
             try:
                 asked.ask(self.frame if self.trace is None else None, self.trace)
@@ -148,7 +136,12 @@ class Stop:
             return asked
         finally:
             if self._others is not None:
+                word, layer = self._answer
                 self._others.release(word, layer=layer, why=why)
+
+    def _end(self, word: str, layer: str) -> None:
+        self._answer = word, layer
+        self.ended(word, layer)
 
     @property
     def _here(self) -> FrameType:
@@ -172,14 +165,15 @@ class Stop:
 
         def everywhere(text: str) -> Said:
             """everywhere("stats(x)"): what an expression comes to on each rank."""
-            values = self._everywhere(text, lambda: evaluated(text, self._here, names))
+
+            def mine() -> str:
+                return evaluated(text, self._here, names)
+
+            values = self._others.everywhere(text, mine) if self._others is not None else {self.rank: mine()}
             return Said("\n".join(f"rank {rank}: {value}" for rank, value in values.items()))
 
         names = {**self.names, "stats": prompt.stats, "shapes": shapes, "_gather_here": self.gathers}
         return names | {"everywhere": everywhere, "gather": self._gather}
-
-    def _everywhere(self, text: str, mine: Callable[[], str]) -> dict[int, str]:
-        return self._others.everywhere(text, mine) if self._others is not None else {self.rank: mine()}
 
     def _gather(self, name: str) -> Any:
         """gather("model.layers.0.mlp.up_proj.weight"): a parameter's full value, all ranks taking part."""
@@ -196,7 +190,7 @@ class Stop:
         kept: list[Any] = []
         names = {"_gather_here": self.gathers, "_keep": kept.append}
         mine = f"_keep(_gather_here({name!r}))"
-        said = self._everywhere(f"_gather_here({name!r}) is None", lambda: evaluated(mine, self._here, names))
+        said = self._others.everywhere(f"_gather_here({name!r}) is None", lambda: evaluated(mine, self._here, names))
         wrong = [f"rank {rank}: {value}" for rank, value in said.items() if value not in ("False", "None")]
         return Said("refused: " + "; ".join(wrong)) if wrong else kept[0]
 
@@ -248,9 +242,13 @@ def stop_job(frame: FrameType, leader: int, timeout_s: float) -> None:
     global _off, _missed, _alone
     if _off:
         return
-    rank, world, here = _rank_here()
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        rank, world = distributed.get_rank(), distributed.get_world_size()
+    else:
+        rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     run = run_folder()
-    came, missed, word = False, False, ""
+    missed, word = False, ""
     attach_s = SHORT_S if _alone and not (run / "attach").exists() else timeout_s
 
     def opened(missing: list[int], _editor: str) -> None:
@@ -259,45 +257,29 @@ def stop_job(frame: FrameType, leader: int, timeout_s: float) -> None:
         without = f" without {', '.join(f'rank {other}' for other in missing)}, which did not come" if missing else ""
         _say(rank, f"stops {place}{without}; for {attach_s:.0f} s: actordbg attach {run.name}")
 
-    def attached() -> None:
-        nonlocal came
-        came = True
-
     def ended(how: str, _layer: str) -> None:
         nonlocal word
         word = how
 
     try:
-        if here < world:
+        if int(os.environ.get("LOCAL_WORLD_SIZE", world)) < world:
             raise OSError(f"{world} ranks run on several machines, and one can park only those of its own")
         folder = _private(run / (os.environ.get("MASTER_PORT") or str(os.getpid())))
     except OSError as error:
         return _say(rank, f"breakpoint() is passed: {error}")
+    place, names = f"at {frame.f_code.co_filename}:{frame.f_lineno}", {"rank": rank, "world_size": world}
+    ranks, arrival_s = tuple(range(world)), SHORT_S if _missed else timeout_s
+    stop = Stop(folder, rank, ranks, min(leader, world - 1), place, frame, names, opened, ended, arrival_s, attach_s)
+    stop.banner, stop.quits = f", in {frame.f_code.co_name}", "the same as detach"
     try:
-        place, names = f"at {frame.f_code.co_filename}:{frame.f_lineno}", {"rank": rank, "world_size": world}
-        ranks, arrival_s = tuple(range(world)), SHORT_S if _missed else timeout_s
-        stop = Stop(
-            folder, rank, ranks, min(leader, world - 1), place, frame, names, opened, ended, attached, arrival_s, attach_s
-        )
-        stop.banner, stop.quits = f", in {frame.f_code.co_name}", "the same as detach"
         stop.hold()
     except StoppedByUser as error:
         _off = "terminal" not in str(error)
     except OSError as error:  # what was said at the prompt, and that nobody came, counts all the same
         _say(rank, f"breakpoint() is passed: {error}")
     _off = _off or word == DETACH
-    _missed, _alone = missed, not came
+    _missed, _alone = missed, not stop.attached
     return _say(rank, "goes on" + (" and stops no more" if _off else ""))
-
-
-def _rank_here() -> tuple[int, int, int]:
-    """(rank, world size, how many ranks of it are on this machine as far as is known)."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        rank, world = distributed.get_rank(), distributed.get_world_size()
-    else:
-        rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    return rank, world, int(os.environ.get("LOCAL_WORLD_SIZE", world))
 
 
 def _private(folder: Path) -> Path:

@@ -31,7 +31,7 @@ from actordbg.base.foreign_text import in_shell
 from actordbg.base.owners import is_own, name_of
 from actordbg.capture.control import DEFAULT_FREE_FLOOR, read_control
 from actordbg.catalog import connections as engine
-from actordbg.catalog import migrate, private_catalog
+from actordbg.catalog import migrate
 from actordbg.config.replay_config import SETTINGS
 from actordbg.config.sources import find_file, from_environment, own_file
 from actordbg.doctor import python_environment as environment
@@ -320,7 +320,7 @@ def _store(store: Store) -> Check:
 def _catalog(store: Store) -> Check:
     path = store.catalog_path
     if store.exists() and not engine.is_writable(path):
-        return ok("catalog", f"cannot be written here; reading commands keep one in {next(private_catalog.places(store))}")
+        return ok("catalog", f"cannot be written here; reading commands keep one in {next(migrate.places(store))}")
     found = migrate.revision(path)
     if found is None:
         return ok("catalog", "none yet; the first command that reads dumps makes it")

@@ -1,55 +1,361 @@
 """All checks of a store, in one table. A check is a name and a function from the store to findings; it writes nothing.
 
-findings = check(store)                    # every byte
-findings = check(store, deep=False)        # names, headers and records only
+    findings = check(store)                    # every byte
+    findings = check(store, deep=False)        # names, headers and records only
+
+The catalog is sound if its rows are what the files say: a copy of it is brought up to date in a folder of its own, whose `dumps`,
+`packs` and so on are links to the store's; a second catalog is made there from nothing. Both must have the same rows. What
+differs, no refresh will ever mend. `verify` has the checks of dumps and packs.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import os
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+import re
+import shutil
+import sqlite3
+import stat
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
-from actordbg.base.errors import StoreProblem
-from actordbg.dumps import folder_checks, record_checks, verify
-from actordbg.dumps.finding import Finding
-from actordbg.store.layout import Store
+from actordbg.base.errors import CatalogProblem, NewerFormat, StoreProblem
+from actordbg.capture.control import Control
+from actordbg.catalog import connections as engine
+from actordbg.catalog import migrate
+from actordbg.catalog.indexer import FOLDERS, refresh
+from actordbg.catalog.record_rows import ID, RECORDS
+from actordbg.dumps import verify
+from actordbg.dumps.finding import Finding, unusable
+from actordbg.dumps.recover import is_forsaken
+from actordbg.formats.dumpfile import DEFAULT_CAP, payload_entries
+from actordbg.formats.recording_reading import read_counters, read_ring
+from actordbg.formats.ringfile import place, ring_paths
+from actordbg.formats.store_files import FORMAT, KINDS, TEMPORARY, read_regular
+from actordbg.formats.weight_hashes import WEIGHTS, read_weights
+from actordbg.install.patching import Event
+from actordbg.records.journal import SPEC, TENSORS, read_chunk, result_of
+from actordbg.records.replay_record import PASSED, ReplaySpec
+from actordbg.store.layout import UNPRINTABLE, Store, known_regular
 
-Started = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class StoreCheck:
-    """A check: its name, what it looks at, and how. `look` gets the store, and whether to read files whole."""
-
-    name: str
-    about: str
-    look: Callable[[Store, bool], Iterable[Finding]]
-
-
-FORMAT_CHECK = StoreCheck("format", "FORMAT", folder_checks.format_file)
-CHECKS = (
-    FORMAT_CHECK,
-    StoreCheck("layout", "names, types, permissions, owners, leftovers", folder_checks.layout),
-    StoreCheck("dumps", "each dump file: header, name, payload, checksums, tensors", verify.loose_dumps),
-    StoreCheck("packs", "each pack: index, and each dump in it", verify.packs),
-    StoreCheck("doubles", "dumps that lie in a pack and in a file", verify.doubles),
-    StoreCheck("replays", "specifications, journals, results, kept tensors", record_checks.replays),
-    StoreCheck("records", "comparisons, noise floors, matrices, memory", record_checks.records),
-    StoreCheck("switches", "dump switches", record_checks.switches),
-    StoreCheck("counters", "counters of recording processes", record_checks.counters),
-    StoreCheck("weights", "hashes of the weights that recorded calls met", record_checks.weights),
-    StoreCheck("rings", "rings of this machine", record_checks.rings),
-    StoreCheck("events", "events of patches", record_checks.events),
-    StoreCheck("backups", "originals of patched files", record_checks.backups),
-    StoreCheck("models", "models that actordbg built", record_checks.models),
-    StoreCheck("catalog", "the database, its revision, its rows", folder_checks.catalog),
+_FILES = re.compile(
+    r"FORMAT|control\.json|catalog\.db(-wal|-shm|-journal)?|catalog\.lock|catalog\.\w+\.bak\.db|controls/[^/]+\.json"
+    r"|(counters|weights)/[^/]+/[^/]+\.json|dumps/[^/]+/rank\d{4,}/[^/]+\.safetensors\.zst|packs/\.lock|packs/[^/]+/[^/]+\.pack"
+    r"|replays/[^/]+/(?!tensors$)[^/]+|replays/[^/]+/tensors/[^/]+\.safetensors|(comparisons|noise|matrices|events)/[^/]+\.json"
+    r"|memory/[^/]+\.(json|csv)|trainchecks/[^/]+/check\.json|trainchecks/[^/]+/cell-\d+\.\d+/(?!tensors$)[^/]+|trainchecks/[^/]+/logs/(sft/)?[^/]+\.log"
+    r"|backups/[0-9a-f]{64}/(actor\.py|origin\.json)"
 )
-"""Every check, in its order."""
+_FOLDERS = re.compile(
+    r"(controls|comparisons|noise|matrices|memory|events|models|reports|rings|quarantine|cache)|(counters|weights|packs|backups)(/[^/]+)?"
+    r"|dumps(/[^/]+(/rank\d{4,})?)?|replays(/[^/]+(/tensors)?)?|trainchecks(/[^/]+(/logs(/sft)?|/cell-\d+\.\d+(/tensors)?)?)?"
+)
+_OWN_CHECKS = ("FORMAT", "catalog.db")
+"""Whose type their own checks look at."""
+_NOT_LOOKED_INTO = ("models", "reports", "rings", "quarantine", "cache")
+_OTHERS, _OWNERS_FILE, _OWNERS_FOLDER = 0o007, 0o400, 0o500
+
+
+def format_file(store: Store, deep: bool) -> Iterator[Finding]:
+    """FORMAT: a store of a format that this program reads."""
+    path = store.format_path
+    try:
+        version = json.loads(read_regular(path))["format"]
+    except FileNotFoundError:
+        yield Finding(path, "no-format")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        yield Finding(path, "bad-format", str(error))
+    else:
+        if type(version) is not int or version < FORMAT:
+            yield Finding(path, "bad-format", f"it says format {version!r:.40}")
+        elif version > FORMAT:
+            yield Finding(path, "newer-store", f"it has format {version}, this actordbg reads {FORMAT}")
+
+
+def layout(store: Store, deep: bool) -> Iterator[Finding]:
+    """Every name of the store: is it one of a store, of the right type, and private?"""
+    state = os.stat(store.root)
+    if state.st_mode & stat.S_IWOTH:
+        yield Finding(store.root, "open-mode", f"it has mode {stat.S_IMODE(state.st_mode):o}: anybody may put files into it")
+    yield from _listed(store.root, "", state.st_uid)
+
+
+def _listed(folder: Path, below: str, owner: int) -> Iterator[Finding]:
+    """Say what is odd about each name of a folder, and about what lies below it."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        yield Finding(folder, "unreadable", f"cannot be listed: {error.strerror}")
+        return
+    for name in names:
+        path, relative = folder / name, f"{below}{name}"
+        with contextlib.suppress(FileNotFoundError):
+            yield from _entry(path, relative, os.lstat(path), owner)
+
+
+def _entry(path: Path, relative: str, state: os.stat_result, owner: int) -> Iterator[Finding]:
+    """Say what is odd about one name."""
+    folder, regular = os.path.isdir(path), stat.S_ISREG(state.st_mode)
+    file_name, folder_name = _FILES.fullmatch(relative), _FOLDERS.fullmatch(relative)
+    if not path.name.isprintable():
+        yield Finding(path, "odd-name", UNPRINTABLE)
+    elif path.name.startswith(TEMPORARY) or (path.name.startswith("catalog.") and path.name.endswith(".part")):
+        yield Finding(path, "temporary-file" if regular and is_forsaken(path.name, state) else "unfinished-file")
+    elif folder and folder_name:
+        if relative not in _NOT_LOOKED_INTO:
+            yield from _modes(path, os.stat(path), owner)
+            yield from _listed(path, f"{relative}/", owner)
+    elif regular and file_name:
+        yield from _modes(path, state, owner)
+    elif relative in _OWN_CHECKS:
+        return
+    elif file_name or not (folder or regular) or (folder_name and "/" not in relative):
+        what = KINDS.get(stat.S_IFMT(state.st_mode), "a file" if regular else "a device")
+        yield Finding(path, "odd-file", f"it is {what}, not {'a file' if file_name else 'a folder'}")
+    elif path.name[0] != ".":
+        yield Finding(path, "foreign-file")
+
+
+def _modes(path: Path, state: os.stat_result, owner: int) -> Iterator[Finding]:
+    wanted = _OWNERS_FOLDER if stat.S_ISDIR(state.st_mode) else _OWNERS_FILE
+    if state.st_mode & _OTHERS or state.st_mode & wanted != wanted:
+        yield Finding(path, "open-mode", f"it has mode {stat.S_IMODE(state.st_mode):o}")
+    if state.st_uid != owner:
+        yield Finding(path, "foreign-owner", f"it belongs to user {state.st_uid}, the store to {owner}")
+
+
+_UNLIKE = ("alembic_version", "scanned_folder", "read_file", "caller")
+"""Tables that say how the index got there, and the callers, whose columns are compared as those of their dumps."""
+_NUMBERS = ("id", "last_result", "caller")
+"""Columns that hold numbers of rows."""
+_WITH = {"dump": ("dump", "caller")}
+"""Tables whose rows go on in another one."""
+
+
+def catalog(store: Store, deep: bool) -> Iterator[Finding]:
+    """Is it a database, of this program's revision, and with `deep` with the rows that the files give?"""
+    odd = engine.odd_parts(store.catalog_path)
+    yield from (Finding(path, "damaged-catalog", "it is not a file") for path in odd)
+    if odd or not os.path.lexists(store.catalog_path):
+        return
+    with tempfile.TemporaryDirectory(prefix="actordbg-fsck-") as folder:
+        copy = _beside(store, Path(folder, "copy"))
+        try:
+            yield from _copied(store, copy, Path(folder), deep)
+        except (CatalogProblem, StoreProblem, OSError) as error:
+            yield Finding(store.catalog_path, "damaged-catalog", str(error).replace(str(copy.root), str(store.root)))
+
+
+def _copied(store: Store, copy: Store, folder: Path, deep: bool) -> Iterator[Finding]:
+    try:
+        for suffix in ("", "-wal", "-journal"):
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(f"{store.catalog_path}{suffix}", f"{copy.catalog_path}{suffix}", follow_symlinks=False)
+    except OSError as error:
+        yield Finding(store.catalog_path, "unreadable", f"no copy of it can be made, so it was not checked: {error.strerror}")
+        return
+    found = migrate.earlier(copy.catalog_path)
+    with engine.catalog_errors(copy.catalog_path), contextlib.closing(sqlite3.connect(copy.catalog_path)) as connection:
+        wrong = [row[0] for row in connection.execute("PRAGMA integrity_check")]
+    if wrong != ["ok"]:
+        yield Finding(store.catalog_path, "damaged-catalog", wrong[0][:200])
+    elif found:
+        yield Finding(store.catalog_path, "other-catalog", f"revision {found}, this actordbg has {migrate.HEAD}")
+    elif deep:
+        yield from _compared(store, copy, folder)
+
+
+def _beside(store: Store, root: Path) -> Store:
+    """A store without a catalog whose folders are the store's."""
+    made = Store(root).create()
+    for name in FOLDERS:
+        if os.path.isdir(store.root / name):
+            (root / name).symlink_to(store.root / name)
+    return made
+
+
+def _compared(store: Store, copy: Store, folder: Path) -> Iterator[Finding]:
+    refresh(copy)
+    fresh = _beside(store, folder / "fresh")
+    refresh(fresh)
+    ours, wanted = _rows(copy.catalog_path), _rows(fresh.catalog_path)
+    unlike = sorted(name for name in wanted if ours.get(name) != wanted[name])
+    if unlike:
+        yield Finding(store.catalog_path, "stale-catalog", f"other rows in {', '.join(unlike)}")
+
+
+def _rows(path: Path) -> dict[str, set[tuple[object, ...]]]:
+    """The rows of every table that is made from files, without the numbers of rows."""
+    tables = {}
+    with engine.catalog_errors(path), contextlib.closing(sqlite3.connect(path)) as connection:
+        names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        for table in (name for name in names if name not in _UNLIKE and not name.startswith("sqlite_")):
+            both = _WITH.get(table, (table,))
+            columns = [row[1] for part in both for row in connection.execute(f'PRAGMA table_info("{part}")')]
+            plain = ", ".join(f'"{name}"' for name in sorted(columns) if name not in _NUMBERS)
+            joined = f'"{table}"' + "".join(f' JOIN "{part}" ON "{part}".id = "{table}"."{part}"' for part in both[1:])
+            tables[table] = set(connection.execute(f"SELECT {plain} FROM {joined}"))
+    return tables
+
+
+_TENSORS = ".safetensors"
+
+
+def replays(store: Store, deep: bool) -> Iterator[Finding]:
+    """Every replay: its spec, its journals, and that results and kept tensors are of its inputs."""
+    for name in store.folder_names("replays", {}):
+        folder = store.replays / name
+        try:
+            spec = ReplaySpec.from_file(folder / SPEC)
+        except StoreProblem as error:
+            yield unusable(folder / SPEC if isinstance(error, NewerFormat) else folder, "damaged-spec", error)
+            continue
+        if spec.replay_id != name:
+            yield Finding(folder, "damaged-spec", f"its spec.json is that of {spec.replay_id!r:.80}")
+            continue
+        yield from _replay(store, folder, spec, deep)
+
+
+def _replay(store: Store, folder: Path, spec: ReplaySpec, deep: bool) -> Iterator[Finding]:
+    inputs, passed = {item.dump_id for item in spec.inputs}, set()
+    for path in (store.root / one for one in store.files(f"replays/{folder.name}", ".jsonl", {})):
+        try:
+            chunk = read_chunk(path)
+        except OSError as error:
+            yield unusable(path, "damaged-journal", error)
+            continue
+        if chunk.skipped:
+            yield Finding(path, "damaged-journal", f"{chunk.skipped} lines cannot be read")
+        if chunk.offset < chunk.size:
+            yield Finding(path, "torn-journal", f"{chunk.size - chunk.offset} bytes behind its last whole line")
+        results = [result_of(event) for event in chunk.events if event["event"] == "end"]
+        passed |= {result.dump_id for result in results if result.status == PASSED}
+        for result in results:
+            if result.replay_id != spec.replay_id:
+                yield Finding(path, "foreign-result", f"it has a result of replay {result.replay_id!r:.80}")
+                break
+            if result.dump_id not in inputs:
+                yield Finding(path, "foreign-result", f"it has a result of {result.dump_id!r:.80}, which is no input")
+                break
+    for path in (store.root / name for name in store.files(f"replays/{folder.name}/{TENSORS}", _TENSORS, {})):
+        if path.name.removesuffix(_TENSORS) not in inputs:
+            yield Finding(path, "stray-tensors")
+        if deep:
+            try:
+                payload_entries(read_regular(known_regular(path, DEFAULT_CAP), DEFAULT_CAP), path.name)
+            except (OSError, StoreProblem) as error:
+                yield unusable(path, "damaged-tensors", error)
+    if spec.config.keep_tensors:
+        for dump_id in sorted(passed & inputs):
+            path = folder / TENSORS / f"{dump_id}{_TENSORS}"
+            if not os.path.lexists(path):
+                yield Finding(path, "missing-tensors")
+
+
+def records(store: Store, deep: bool) -> Iterator[Finding]:
+    """Every record of the store: it can be read, is the one that its name says, and its replays are there."""
+    for folder, kind in RECORDS.items():
+        for path in (store.root / one for one in store.files(folder, ".json", {})):
+            try:
+                record: Any = kind.from_json(read_regular(path))
+            except (OSError, StoreProblem) as error:
+                yield unusable(path, "damaged-record", error)
+                continue
+            own: str = getattr(record, ID[folder])
+            if f"{own}.json" != path.name:
+                yield Finding(path, "damaged-record", f"it is that of {own!s:.80}")
+                continue
+            parts = (record.a, record.b) if folder == "comparisons" else record.cells if folder == "matrices" else (record,)
+            gone = [part.replay_id for part in parts if part.replay_id and not (store.replays / str(part.replay_id)).is_dir()]
+            if gone:
+                yield Finding(path, "missing-replay", f"replay {gone[0]!s:.80} is gone")
+
+
+def files_check(
+    folder: str, kind: str, read: Callable[[Path], Any], *, by_run: bool = False, beside: str = ""
+) -> Callable[[Store, bool], Iterator[Finding]]:
+    """Make a check that reads every JSON file of a folder, or of its folders for each run, and one file `beside` it."""
+
+    def look(store: Store, deep: bool) -> Iterator[Finding]:
+        folders = [f"{folder}/{run}" for run in store.folder_names(folder, {})] if by_run else [folder]
+        for path in (*([beside] if beside else ()), *(path for name in folders for path in store.files(name, ".json", {}))):
+            try:
+                read(store.root / path)
+            except FileNotFoundError:
+                continue
+            except (OSError, StoreProblem, ValueError, TypeError, RecursionError) as error:
+                yield unusable(store.root / path, kind, error)
+
+    return look
+
+
+def backups(store: Store, deep: bool) -> Iterator[Finding]:
+    """Originals of patched files: each folder is named by the SHA-256 of what is in it."""
+    for name in store.folder_names("backups", {}):
+        try:
+            found = hashlib.sha256(read_regular(store.backups / name / "actor.py")).hexdigest()
+        except OSError as error:
+            yield Finding(store.backups / name, "damaged-backup", f"its actor.py cannot be read: {error.strerror}")
+            continue
+        if found != name:
+            yield Finding(store.backups / name, "damaged-backup", f"the SHA-256 of its actor.py begins with {found[:16]}")
+
+
+def rings(store: Store, deep: bool) -> Iterator[Finding]:
+    """Rings of this machine: damaged ones, and those of dead processes that hold calls."""
+    for path in (path for folder in {place(store), store.root / "rings"} for path in ring_paths(folder)):
+        try:
+            ring = read_ring(path)
+        except (StoreProblem, OSError) as error:
+            yield unusable(path, "damaged-ring", error)
+            continue
+        if ring.damaged:
+            yield Finding(path, "damaged-ring", "; ".join(ring.damaged)[:200])
+        if ring.slots and not ring.alive:
+            yield Finding(path, "calls-in-ring", f"{len(ring.slots)} calls")
+
+
+def models(store: Store, deep: bool) -> Iterator[Finding]:
+    """Models that actordbg built: configuration and weights are there."""
+    for name in store.folder_names("models", {}):
+        folder = store.models / name
+        try:
+            json.loads(read_regular(folder / "config.json"))
+            if not any(one.endswith(".safetensors") for one in os.listdir(folder)):
+                yield Finding(folder, "damaged-model", "it has no weights")
+        except (OSError, ValueError, RecursionError) as error:
+            yield Finding(folder, "damaged-model", f"config.json cannot be read: {error}")
+
+
+Check = Callable[[Store, bool], Iterable[Finding]]
+"""Gets the store, and whether to read files whole."""
+CHECKS: dict[str, Check] = {
+    "format": format_file,
+    "layout": layout,
+    "dumps": verify.loose_dumps,
+    "packs": verify.packs,
+    "doubles": verify.doubles,
+    "replays": replays,
+    "records": records,
+    "switches": files_check(
+        "controls", "damaged-control", lambda path: Control.from_json(read_regular(path)), beside="control.json"
+    ),
+    "counters": files_check("counters", "damaged-counters", read_counters, by_run=True),
+    "weights": files_check(WEIGHTS, "damaged-weights", read_weights, by_run=True),
+    "rings": rings,
+    "events": files_check("events", "damaged-event", lambda path: Event(**json.loads(read_regular(path)))),
+    "backups": backups,
+    "models": models,
+    "catalog": catalog,
+}
+"""Every check by its name, in its order."""
 
 
 def check(
-    store: Store, *, deep: bool = True, without: Collection[str] = (), on_start: Started = lambda name: None
+    store: Store, *, deep: bool = True, without: Collection[str] = (), on_start: Callable[[str], None] = lambda name: None
 ) -> list[Finding]:
     """Return what all checks find, each thing once. `without`: names of checks to leave out. `on_start` gets each check's name.
 
@@ -58,11 +364,11 @@ def check(
     known = ("dumps", "packs", "replays")
     if not os.path.lexists(store.format_path) and not any(os.path.isdir(store.root / name) for name in known):
         raise StoreProblem(f"there is no store in {store.root}", hint="--store DIR names one")
-    newer = any(finding.kind == "newer-store" for finding in FORMAT_CHECK.look(store, False))
+    newer = any(finding.kind == "newer-store" for finding in format_file(store, False))
     findings: dict[tuple[str, str], Finding] = {}
-    for check in [FORMAT_CHECK] if newer else CHECKS:
-        if check.name not in without:
-            on_start(check.name)
-            for finding in check.look(store, deep):
+    for name, look in CHECKS.items():
+        if name not in without and (not newer or name == "format"):
+            on_start(name)
+            for finding in look(store, deep):
                 findings.setdefault((os.fspath(finding.place), finding.kind), finding)
     return [findings[key] for key in sorted(findings)]

@@ -22,9 +22,10 @@ import os
 from pathlib import Path
 
 from actordbg.base.errors import Conflict, EnvironmentProblem, StoreProblem, UsageError
-from actordbg.formats.encoding import plain_safetensors
+from actordbg.formats.dump_record import DumpRecord
+from actordbg.formats.encoding import PlainTensor, plain_safetensors
 from actordbg.formats.store_files import atomic_write
-from actordbg.store.payload import load_plain
+from actordbg.store.payload import as_torch, load_plain
 from actordbg.store.places import dump_id_of
 
 SUFFIXES = {"safetensors": ".safetensors", "pt": ".pt"}
@@ -47,9 +48,14 @@ def export_dump(place: Path, folder: Path, format: str = "safetensors", *, overw
     path = export_path(dump_id, folder, format)
     if path.exists() and not overwrite:
         raise Conflict(f"{path} exists", hint="choose another folder, or overwrite it with --force")
-    of, data = to_safetensors(place) if format == "safetensors" else to_pt(place)
-    if of != dump_id:  # its export would take another dump's name
-        raise StoreProblem(f"{place}: its record is of dump {of}", hint="move the file there")
+    record, tensors = load_plain(place)
+    if record.dump_id != dump_id:  # its export would take another dump's name
+        raise StoreProblem(f"{place}: its record is of dump {record.dump_id}", hint="move the file there")
+    if format == "safetensors":
+        entries = {name: (tensor.dtype, tensor.values) for name, tensor in tensors.items()}
+        data = plain_safetensors(entries, {"actordbg": record.to_json()})
+    else:
+        data = _pt(record, tensors)
     try:
         atomic_write(Path(os.path.abspath(path)), data, mode=0o644)
     except OSError as error:
@@ -57,22 +63,12 @@ def export_dump(place: Path, folder: Path, format: str = "safetensors", *, overw
     return path
 
 
-def to_safetensors(place: Path) -> tuple[str, bytes]:
-    """A dump's id, and the bytes of a plain safetensors file."""
-    record, tensors = load_plain(place)
-    entries = {name: (tensor.dtype, tensor.values) for name, tensor in tensors.items()}
-    return record.dump_id, plain_safetensors(entries, {"actordbg": record.to_json()})
-
-
-def to_pt(place: Path) -> tuple[str, bytes]:
-    """A dump's id, and the bytes of a `.pt` file that holds one flat dict of tensors and plain values."""
+def _pt(record: DumpRecord, tensors: dict[str, PlainTensor]) -> bytes:
+    """Return the bytes of a `.pt` file that holds one flat dict of tensors and plain values."""
     import torch
 
-    from actordbg.store import payload
-
-    dump = payload.load(place)
-    record = dump.record
     facts = {name: getattr(record, name) for name in ("dump_id", "run", "rank", "timestamp", "batch_size", "seq_len")}
+    dense = {name: as_torch(tensor) for name, tensor in tensors.items()}
     buffer = io.BytesIO()
-    torch.save({**record.arguments, **dump.tensors, **facts, "record": record.to_json()}, buffer)
-    return record.dump_id, buffer.getvalue()
+    torch.save({**record.arguments, **dense, **facts, "record": record.to_json()}, buffer)
+    return buffer.getvalue()

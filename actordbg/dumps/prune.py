@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import time
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -63,7 +64,6 @@ def plan_prune(
     damaged: bool = False,
     healthy: bool = True,
     pinned: bool = False,
-    now: datetime | None = None,
 ) -> PrunePlan:
     """Dumps that all given conditions select (`where`, `older_than_s`, `run`), pinned ones only with `pinned`; of these, with
     `keep_bytes`, the oldest until the store's dumps take no more than that. `damaged` adds files that are broken (not those
@@ -75,10 +75,9 @@ def plan_prune(
     if damaged:
         doomed |= {item.path: item for item in _damaged(catalog, run)}
     if healthy:
-        moment = now or datetime.now(timezone.utc)
         before = None
         if older_than_s is not None:
-            before = format_timestamp(datetime.fromtimestamp(max(0.0, moment.timestamp() - older_than_s), timezone.utc))
+            before = format_timestamp(datetime.fromtimestamp(max(0.0, time.time() - older_than_s), timezone.utc))
         chosen = dump_files(catalog, where, before=before, run=run, pinned=None if pinned else False)
         if keep_bytes is not None:
             excess = dump_bytes(catalog) - keep_bytes

@@ -15,7 +15,6 @@ import errno
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 from actordbg.base.errors import ActordbgError, UnwritableCatalog
@@ -39,38 +38,28 @@ def repair(store: Store, findings: Iterable[Finding]) -> tuple[list[tuple[Findin
     """(what was mended, with what was done; what could not be, with the reason). Raises Conflict while dumps are moved."""
     done, failed = [], []
     moved: list[Path] = []
-    wanted = sorted((one for one in findings if one.repair is not Repair.NOTHING), key=lambda one: [*_REPAIRS].index(one.repair))
+    wanted = sorted((item for item in findings if item.repair in _REPAIRS), key=lambda item: [*_REPAIRS].index(item.repair))
     with exclusive(store) if store.packs.is_dir() else contextlib.nullcontext():
-        aside = _make_room(store, [one for one in wanted if one.repair is Repair.HOME])
-        for one in wanted:
-            if gone := next((path for path in moved if one.place.is_relative_to(path)), None):
-                done.append((one, f"went with {gone.relative_to(store.root)}"))
+        misplaced = [finding.place for finding in wanted if finding.repair is Repair.HOME]
+        aside = {}  # of two dumps that have each other's place, both can then go home
+        for path in misplaced if len(misplaced) > 1 else ():
+            with contextlib.suppress(OSError):
+                aside[path] = _set_aside(store, path)
+        for finding in wanted:
+            if gone := next((path for path in moved if finding.place.is_relative_to(path)), None):
+                done.append((finding, f"went with {gone.relative_to(store.root)}"))
                 continue
-            place = aside.get(one.place, one.place)
+            place = aside.get(finding.place, finding.place)
             try:
-                done.append((one, _mend(store, replace(one, place=place))))
+                if _is_run(store, place):
+                    raise OSError(11, "a process runs this replay")
+                _require_inside(store, place if finding.repair is Repair.MODE else place.parent)
+                done.append((finding, _REPAIRS[finding.repair](store, place)))
             except (ActordbgError, OSError) as error:
-                failed.append((one, getattr(error, "message", "") or getattr(error, "strerror", "") or str(error)))
-            if not os.path.lexists(one.place) or one.repair is Repair.FORMAT:
-                moved.append(one.place)
+                failed.append((finding, getattr(error, "message", "") or getattr(error, "strerror", "") or str(error)))
+            if not os.path.lexists(finding.place) or finding.repair is Repair.FORMAT:
+                moved.append(finding.place)
     return done, failed
-
-
-def _make_room(store: Store, misplaced: list[Finding]) -> dict[Path, Path]:
-    """Where misplaced dumps were set aside: of two that have each other's place, both can then go home."""
-    aside = {}
-    for one in misplaced if len(misplaced) > 1 else ():
-        with contextlib.suppress(OSError):
-            aside[one.place] = _set_aside(store, one.place)
-    return aside
-
-
-def _mend(store: Store, one: Finding) -> str:
-    """Do what the finding's kind says; what was done, in words."""
-    if _is_run(store, one.place):
-        raise OSError(11, "a process runs this replay")
-    _require_inside(store, one.place if one.repair is Repair.MODE else one.place.parent)
-    return _REPAIRS[one.repair](store, one.place)
 
 
 def _require_inside(store: Store, path: Path) -> None:

@@ -87,9 +87,10 @@ def strict_json(data: bytes, decode: Callable[[str], Any] | None = None) -> Any:
         raise ValueError(f"it has more than {MAX_VALUES} values")
     try:
         value = (decode or _decode)(text)
+        too_deep = brackets > MAX_DEPTH and _levels(value) > MAX_DEPTH
     except RecursionError:
-        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels") from None
-    if brackets > MAX_DEPTH and _deeper_than(value, MAX_DEPTH):
+        too_deep = True
+    if too_deep:
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
     if _SURROGATE.search(text):
         json.dumps(value, ensure_ascii=False).encode()  # UnicodeEncodeError is a ValueError
@@ -124,16 +125,10 @@ _decode = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse).decode
 _decode_header = json.JSONDecoder(object_pairs_hook=_once, parse_int=_size, parse_float=_refuse, parse_constant=_refuse).decode
 
 
-def _deeper_than(value: Any, depth: int) -> bool:
-    level = [value]
-    for _ in range(depth):
-        level = [
-            child
-            for item in level
-            if isinstance(item, dict | list)
-            for child in (item.values() if isinstance(item, dict) else item)
-        ]
-    return any(isinstance(item, dict | list) for item in level)
+def _levels(value: Any) -> int:
+    """Count how many levels of lists and objects lie in each other."""
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if children is None else 1 + max(map(_levels, children), default=0)
 
 
 _REQUIRED = {f.name for f in fields(DumpRecord) if f.name not in DEFAULTS}

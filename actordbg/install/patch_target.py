@@ -4,7 +4,7 @@ Three ways to name it: `--target FILE`; `--python EXE`, for the environment of a
 one. The interpreter itself says what an import of the actor's module would load in the current folder (`probe`). So editable
 installations, PYTHONPATH and a checkout that shadows the installed copy are seen as the training job sees them.
 
-After every change the same interpreter proves that it would run the bytes on disk (`require_hooked`, `require_clean`). Python
+After every change the same interpreter proves that it would run the bytes on disk (`require_seen`). Python
 does not read actor.py where it trusts the .pyc beside it. One with an unchecked hash is trusted whatever the source says
 (compileall --invalidation-mode unchecked-hash, some container builds); one with a timestamp, if seconds and size agree.
 
@@ -118,26 +118,20 @@ def require_hook(python: str) -> None:
         ) from None
 
 
-def require_hooked(python: str, path: Path, store: str) -> None:
-    """Conflict unless `python` would run the trailer of `path`, capturing into `store`."""
-    _require(python, path, lambda proof: proof["hooked"] and store in proof["constants"], "does not see the hook in")
-
-
-def require_clean(python: str, path: Path) -> None:
-    """Conflict unless `python` would run `path` without a trailer."""
-    _require(python, path, lambda proof: not proof["hooked"], "still sees the hook in")
-
-
-def _require(python: str, path: Path, holds: Any, fault: str) -> None:
-    proof = ask(python, "prove", str(path))
-    if not holds(proof) and proof["kind"] == "timestamp":
-        with contextlib.suppress(OSError):
-            os.unlink(proof["cached"])  # a cache that contradicts its source, by a coincidence of second and size
+def require_seen(python: str, path: Path, store: str | None) -> None:
+    """Conflict unless `python` would run the trailer of `path`, capturing into `store`; without one, `path` without a trailer."""
+    for attempt in (1, 2):
         proof = ask(python, "prove", str(path))
-    if holds(proof):
-        return
+        if proof["hooked"] == (store is not None) and (store is None or store in proof["constants"]):
+            return
+        if attempt == 1 and proof["kind"] == "timestamp":
+            with contextlib.suppress(OSError):
+                os.unlink(proof["cached"])  # a cache that contradicts its source, by a coincidence of second and size
+        else:
+            break
     if proof["error"]:
         raise Conflict(f"{python} cannot compile {path}: {proof['error']}", hint="this Python is too old or too new for the file")
+    fault = "still sees the hook in" if store is None else "does not see the hook in"
     raise Conflict(
         f"{python} {fault} {path}: it runs {proof['cached']} ({proof['kind']}) instead of the source",
         hint=f"remove {proof['cached']} (Python makes it again from the source), then run this again",

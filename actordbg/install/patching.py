@@ -43,7 +43,7 @@ from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import atomic_write, read_regular
 from actordbg.install import replace_file as files
 from actordbg.install import trailer
-from actordbg.install.patch_target import Copy, Target, ask, require_clean, require_hook, require_hooked
+from actordbg.install.patch_target import Copy, Target, ask, require_hook, require_seen
 from actordbg.install.trailer import Inspection, State
 from actordbg.store.layout import Store
 from actordbg.trainers.trainer import TRAINER
@@ -89,7 +89,7 @@ class Event:
     python: str
     openrlhf_version: str | None
     actordbg_version: str
-    host: str | None = None
+    host: str
     format: int = EVENT_FORMAT
 
 
@@ -102,22 +102,28 @@ def patch(target: Target, store: Store, *, dry_run: bool = False) -> Outcome:
     require_hook(target.python)
     with files.locked(target.path):
         old = files.read(target.path)
-        found = trailer.inspect(old.data)
-        root, notes = str(store.root), target.notes
-        if old.stat.st_nlink > 1:
-            notes.append("the file is hard-linked: its other names (caches, environments) keep the original")
-        plan = _plan_patch(found, old, root)
-        if plan is None:
-            outcome = _outcome(target, old, "already patched", found.state, root, dry_run, notes)
+        found, root = trailer.inspect(old.data), str(store.root)
+        here = found.trailer is not None and found.trailer.store == root
+        if found.state is State.EDITED and not (here and found.source is not None):
+            keeps = "run `actordbg unpatch` (it keeps the edit), then `actordbg patch`"
+            hint = _remedy(found, old.data) if found.source is None else keeps
+            raise Conflict(f"{old.path} is left as it is: {found.reason}", hint=hint)
+        hard_linked = "the file is hard-linked: its other names (caches, environments) keep the original"
+        links = [hard_linked] if old.stat.st_nlink > 1 else []
+        if here and found.trailer and (found.state is State.EDITED or found.trailer.actordbg == __version__):
+            outcome = _outcome(target, old, dry_run, "already patched", found.state, root, links)
             if not dry_run:
-                require_hooked(target.python, target.path, root)
-                if found.trailer and not standing_patch(store, target.path):  # an earlier patch could not record it
-                    notes += _noted(replace(outcome, sha256_before=found.trailer.sha256).event("patch"), [store])
-            notes += filter(None, [found.reason])
+                require_seen(target.python, target.path, root)
+                if not standing_patch(store, target.path):  # an earlier patch could not record it
+                    outcome.notes.extend(_noted(replace(outcome, sha256_before=found.trailer.sha256).event("patch"), [store]))
+            outcome.notes.extend(filter(None, [found.reason]))
             return outcome
-        action, source, mtime_ns = plan
+        mtime_ns: int | None = old.stat.st_mtime_ns
+        action, source = "patched", old.data
+        if found.trailer and found.source is not None:
+            action, source, mtime_ns = "trailer renewed", found.source, found.trailer.mtime_ns
         data = trailer.append(source, root, mtime_ns=mtime_ns)
-        outcome = _outcome(target, old, action, State.PATCHED, root, dry_run, notes, data)
+        outcome = _outcome(target, old, dry_run, action, State.PATCHED, root, links, data)
         if dry_run:
             return outcome
         store.create()
@@ -128,12 +134,12 @@ def patch(target: Target, store: Store, *, dry_run: bool = False) -> Outcome:
         }  # fmt: skip
         outcome = replace(outcome, backup=str(back_up(store, source, facts)))
         event = outcome.event("patch")
-        with _told_if_it_stays(event, store), files.replaced(old, data, way_out=WITHOUT_A_PATCH) as more:
-            require_hooked(target.python, target.path, root)
+        with _told_if_it_stays(event, store), files.replaced(old, data, way_out=WITHOUT_A_PATCH) as notes:
+            require_seen(target.python, target.path, root)
             record(store, event)
-        notes += more
-        if found.trailer and found.trailer.store != root:
-            notes += _noted(outcome.event("unpatch"), filter(Store.exists, [Store(found.trailer.store)]))
+        outcome.notes.extend(notes)
+        if found.trailer and not here:
+            outcome.notes.extend(_noted(outcome.event("unpatch"), filter(Store.exists, [Store(found.trailer.store)])))
         return outcome
 
 
@@ -149,45 +155,28 @@ def unpatch(target: Target, store: Store, *, dry_run: bool = False) -> Outcome:
             raise Unsupported(f"{target.path}: {found.reason}", hint=f"name {TRAINER.name}'s actor.py with --target")
         if found.source is None:
             raise Conflict(f"{target.path} is left as it is: {found.reason}", hint=_remedy(found, old.data))
-        notes = target.notes
         if found.trailer is None:
             known = standing_patch(store, target.path)
-            notes += [overwritten(known, old)] if known else []
-            outcome, stores = _outcome(target, old, "not patched", State.CLEAN, None, dry_run, notes), [store] if known else []
+            gone = [overwritten(known, old)] if known else []
+            outcome, stores = _outcome(target, old, dry_run, "not patched", State.CLEAN, None, gone), [store] if known else []
         else:
             there = Store(found.trailer.store)
-            outcome = _outcome(target, old, "unpatched", State.CLEAN, found.trailer.store, dry_run, notes, found.source)
-            if found.state is State.EDITED:
-                notes.append(f"{found.reason}: that edit is kept, only the trailer was cut off")
+            kept = [f"{found.reason}: that edit is kept, only the trailer was cut off"] if found.state is State.EDITED else []
+            outcome = _outcome(target, old, dry_run, "unpatched", State.CLEAN, found.trailer.store, kept, found.source)
             if not dry_run:
                 mtime_ns = found.trailer.mtime_ns if found.state is State.PATCHED else None
                 told = _told_if_it_stays(outcome.event("unpatch"), there)
-                with told, files.replaced(old, found.source, mtime_ns=mtime_ns) as more:
+                with told, files.replaced(old, found.source, mtime_ns=mtime_ns) as notes:
                     pass
-                notes += more
+                outcome.notes.extend(notes)
             stores = [there, store]
         if not dry_run:  # what goes wrong from here on undoes nothing; only a .pyc that still holds the hook is a Conflict
-            notes += _noted(outcome.event("unpatch"), filter(Store.exists, stores))
+            outcome.notes.extend(_noted(outcome.event("unpatch"), filter(Store.exists, stores)))
             try:
-                require_clean(target.python, target.path)
+                require_seen(target.python, target.path, None)
             except EnvironmentProblem as problem:
-                notes.append(f"not checked what the interpreter sees: {problem.message}")
+                outcome.notes.append(f"not checked what the interpreter sees: {problem.message}")
         return outcome
-
-
-def _plan_patch(found: Inspection, old: files.FileRead, root: str) -> tuple[str, bytes, int | None] | None:
-    """The action, the text to append to and the modification time to remember for it; None where nothing is to be done."""
-    here = found.trailer is not None and found.trailer.store == root
-    if found.state is State.PATCHED and found.trailer and found.source is not None:
-        renewed = "trailer renewed", found.source, found.trailer.mtime_ns
-        return None if here and found.trailer.actordbg == __version__ else renewed
-    if found.state is State.EDITED:
-        if found.source is not None and here:
-            return None
-        keeps = "run `actordbg unpatch` (it keeps the edit), then `actordbg patch`"
-        hint = _remedy(found, old.data) if found.source is None else keeps
-        raise Conflict(f"{old.path} is left as it is: {found.reason}", hint=hint)
-    return "patched", old.data, old.stat.st_mtime_ns
 
 
 @contextlib.contextmanager
@@ -214,7 +203,7 @@ def _noted(event: Event, stores: Iterable[Store]) -> list[str]:
 
 
 def _outcome(
-    target: Target, old: files.FileRead, action: str, state: State, store: str | None, dry_run: bool, notes: list[str],
+    target: Target, old: files.FileRead, dry_run: bool, action: str, state: State, store: str | None, notes: list[str],
     data: bytes | None = None,
 ) -> Outcome:  # fmt: skip
     """`data`: what the file becomes; None where it stays."""
@@ -225,7 +214,7 @@ def _outcome(
         diff = "\n".join(difflib.unified_diff(mine, new, f"a/{name}", f"b/{name}", lineterm=""))
     return Outcome(
         action, file, state, store, old.sha256, trailer.sha256_of(after), target.python, target.trainer_version,
-        dry_run=dry_run, diff=diff, notes=notes,
+        dry_run=dry_run, diff=diff, notes=[*target.notes, *notes],
     )  # fmt: skip
 
 
@@ -279,7 +268,7 @@ def events(store: Store, target: Path | None = None) -> list[Event]:
 
 def standing_patch(store: Store, target: Path) -> Event | None:
     """The last patch of this file on this host, if no unpatch followed it. Hosts may share a store, not their disks."""
-    known = [event for event in events(store, target) if event.host in (None, socket.gethostname())]
+    known = [event for event in events(store, target) if event.host == socket.gethostname()]
     return known[-1] if known and known[-1].event == "patch" else None
 
 
@@ -326,54 +315,36 @@ def inspect_target(target: Target, store: Store) -> Status:
     state, reason = found.state, found.reason
     if state is State.CLEAN and known:
         state, reason = State.OVERWRITTEN, overwritten(known, old)
-    hooked = _hooked(target)
+    try:
+        hooked = bool(ask(target.python, "prove", str(target.path))["hooked"])
+    except EnvironmentProblem:
+        hooked = None
     enabled, notes = False, [*target.notes]
     try:
         control = read_control(Store(os.environ.get("ACTORDBG_STORE") or chosen.root))
         enabled = control is not None and control.enabled
     except StoreProblem as problem:
         notes.append(f"dumping is off: {problem.message}")
-    disabled = os.environ.get("ACTORDBG_DISABLE", "") not in ("", "0")
+    there, disabled = found.trailer, os.environ.get("ACTORDBG_DISABLE", "") not in ("", "0")
+    if there and not known:
+        notes.append(f"no event in {there.store} tells of this patch: `actordbg patch` records it")
+    if there and hooked is False:
+        notes.append("the interpreter does not see the hook: run `actordbg patch` for the reason")
+    if not there and hooked:
+        notes.append("the interpreter still sees the hook, through a .pyc: run `actordbg unpatch`")
+    if there and disabled:
+        notes.append("ACTORDBG_DISABLE is set: jobs started from this shell do not capture")
+    if there and os.environ.get("ACTORDBG_STORE"):
+        notes.append("ACTORDBG_STORE is set: jobs started from this shell capture into that store")
     return Status(
-        file=str(target.path),
-        state=state,
-        reason=reason,
-        openrlhf_version=target.trainer_version,
-        python=target.python,
-        sha256=old.sha256,
-        original_sha256=found.trailer.sha256 if found.trailer else None,
-        store=found.trailer.store if found.trailer else None,
-        hooked=hooked,
-        enabled=enabled,
-        armed=bool(hooked) and enabled and not disabled,
-        patched_at=known.timestamp if known and found.trailer else None,
-        copies=target.copies,
-        notes=[*notes, *_status_notes(found, hooked, disabled, known)],
-    )
+        file=str(target.path), state=state, reason=reason, openrlhf_version=target.trainer_version, python=target.python,
+        sha256=old.sha256, original_sha256=there.sha256 if there else None, store=there.store if there else None, hooked=hooked,
+        enabled=enabled, armed=bool(hooked) and enabled and not disabled,
+        patched_at=known.timestamp if known and there else None, copies=target.copies, notes=notes,
+    )  # fmt: skip
 
 
 def overwritten(known: Event, old: files.FileRead) -> str:
     """The line that tells a user that a patch is gone, and how."""
     what = "the original is back" if old.sha256 == known.sha256_before else "another version was installed"
     return f"patched on {known.timestamp}, then overwritten without the trailer ({what})"
-
-
-def _hooked(target: Target) -> bool | None:
-    try:
-        return bool(ask(target.python, "prove", str(target.path))["hooked"])
-    except EnvironmentProblem:
-        return None
-
-
-def _status_notes(found: Inspection, hooked: bool | None, disabled: bool, known: Event | None) -> list[str]:
-    there = found.trailer is not None
-    elsewhere = bool(os.environ.get("ACTORDBG_STORE"))
-    told = {
-        f"no event in {found.trailer and found.trailer.store} tells of this patch: `actordbg patch` records it": there
-        and not known,
-        "the interpreter does not see the hook: run `actordbg patch` for the reason": there and hooked is False,
-        "the interpreter still sees the hook, through a .pyc: run `actordbg unpatch`": not there and hooked,
-        "ACTORDBG_DISABLE is set: jobs started from this shell do not capture": there and disabled,
-        "ACTORDBG_STORE is set: jobs started from this shell capture into that store": there and elsewhere,
-    }
-    return [note for note, holds in told.items() if holds]

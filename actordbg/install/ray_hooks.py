@@ -89,7 +89,9 @@ def prepared(kwargs: Mapping[str, Any], environ: Mapping[str, str], *, takes_hoo
     config = json.loads(environ[JOB_CONFIG]) if environ.get(JOB_CONFIG) else None
     job = (config or {}).get("runtime_env") or {}
     job, result = reconciled(job, own, carried(environ))
-    if takes_hook and not _hook_is_taken(job, result):
+    variables = {**(job.get("env_vars") or {}), **(result.get("env_vars") or {})}
+    refused = _SENT_HOOK in variables or any(env.get(key) for env in (job, result) for key in _WITHOUT_HOOK)
+    if takes_hook and not refused:  # Ray would refuse a hook in a container, or where it sent one already
         in_job = HOOK in job and HOOK not in result
         result[HOOK] = worker_setup(job.pop(HOOK) if in_job else result.get(HOOK), FOLDER)
     return {**kwargs, "runtime_env": result}, None if config is None else json.dumps({**config, "runtime_env": job})
@@ -134,12 +136,6 @@ def _takes_hook(ray: ModuleType, address: str | None, job_config: Any) -> bool:
     return HOOK in known and "://" not in (named or "") and not getattr(job_config, "_client_job", False)
 
 
-def _hook_is_taken(job: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
-    """Whether Ray would refuse a hook: in a container, or where it sent one already."""
-    variables = {**(job.get("env_vars") or {}), **(own.get("env_vars") or {})}
-    return _SENT_HOOK in variables or any(one.get(key) for one in (job, own) for key in _WITHOUT_HOOK)
-
-
 def _tell(error: Exception) -> None:
     sys.stderr.write(f"actordbg: Ray's workers will not be recorded: {type(error).__name__}: {error}\n")
 
@@ -150,8 +146,8 @@ def _tell(error: Exception) -> None:
 NAMES = ("ACTORDBG_STORE", "ACTORDBG_RUN", "ACTORDBG_RING_DIR", "ACTORDBG_STOP_DIR", "ACTORDBG_ADAPTERS", "ACTORDBG_HASH_WEIGHTS")
 BREAKPOINT = {"PYTHONBREAKPOINT": "actordbg.debug.breakpoint"}
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pythonpath")
-_OURS = tuple(os.path.join("actordbg", room, "pythonpath") for room in ("install", "attach"))
-"""How the folder ends, now and in the copies of earlier versions."""
+_OURS = os.path.join("actordbg", "install", "pythonpath")
+"""How the folder ends, in every copy of actordbg."""
 _NODES_OWN = "${PYTHONPATH}"
 """Ray replaces this by the value that the worker's node has."""
 

@@ -67,10 +67,37 @@ def read(path: Path) -> FileRead:
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Keep every other actordbg on this host from changing files in the folder of `path` until the block ends."""
-    descriptor = _open_lock(path.parent)
+    deadline, lock = time.monotonic() + LOCK_SECONDS, path.parent
     try:
-        _wait(descriptor, path)
-        _remove_leftovers(path)
+        descriptor = os.open(lock, os.O_RDONLY)
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot open {lock}: {error.strerror}", hint="check the path and its rights") from None
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise EnvironmentProblem(
+                        f"another actordbg has worked on {path} for {LOCK_SECONDS:.0f} s",
+                        hint="find out what it waits for, then run this again",
+                    ) from None
+                time.sleep(0.01)
+            except OSError:
+                if lock != path.parent:
+                    raise
+                key = hashlib.sha256(os.fsencode(lock)).hexdigest()[:24]
+                lock = Path(tempfile.gettempdir()) / f"actordbg-{os.getuid()}-{key}.lock"
+                try:
+                    instead = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+                except OSError as error:
+                    raise EnvironmentProblem(f"cannot make the lock file {lock}: {error.strerror}", hint="set TMPDIR") from None
+                descriptor, folder = instead, descriptor
+                os.close(folder)
+        for name in path.parent.glob(f"{_TEMPORARY}{glob.escape(path.name)}-*.tmp"):  # only the lock's holder could be at one
+            with contextlib.suppress(OSError):
+                name.unlink()
         yield
     finally:
         with contextlib.suppress(OSError):  # the lock is gone whatever close says
@@ -90,12 +117,23 @@ def replaced(old: FileRead, data: bytes, *, mtime_ns: int | None = None, way_out
     made = None
     try:
         try:
-            _keep(old, kept)
+            try:  # a second name for the original; a copy, where the file system or its owner forbids links
+                os.link(old.path, kept)
+            except OSError:
+                _write(kept, old.data, old, old.stat.st_mtime_ns)
             made = _write(new, data, old, mtime_ns)
-            _require_unchanged(old)
+            now = os.stat(old.path)
+            if (now.st_ino, now.st_size, now.st_mtime_ns) != (old.stat.st_ino, old.stat.st_size, old.stat.st_mtime_ns):
+                raise Conflict(f"{old.path} was changed by another program just now", hint="look at it, then run this again")
             os.replace(new, old.path)
         except OSError as error:
-            raise _not_written(old.path, error, way_out) from None
+            path, read_only = old.path, error.errno in _NOT_OURS_TO_WRITE
+            raise EnvironmentProblem(
+                f"{f'{path} is read-only here' if read_only else f'cannot change {path}'}: {error.strerror}"
+                f" (a new file must be written into {path.parent})",
+                hint=(f"{way_out}; or " if way_out and read_only else "")
+                + "run this as the owner of that environment, with the folder writable and space on its disk",
+            ) from None
         yield _flushed(old.path.parent)
     except BaseException as error:  # an interrupt, too: half of a change must not stay
         _put_back(old, kept, made, error)
@@ -108,24 +146,6 @@ def replaced(old: FileRead, data: bytes, *, mtime_ns: int | None = None, way_out
 
 def _beside(old: FileRead) -> Path:
     return old.path.with_name(f"{_TEMPORARY}{old.path.name}-{os.getpid()}-{os.urandom(4).hex()}.tmp")
-
-
-def _keep(old: FileRead, kept: Path) -> None:
-    """Give the original a second name; a copy, where the file system or its owner forbids links."""
-    try:
-        os.link(old.path, kept)
-    except OSError:
-        _write(kept, old.data, old, old.stat.st_mtime_ns)
-
-
-def _not_written(path: Path, error: OSError, way_out: str) -> EnvironmentProblem:
-    read_only = error.errno in _NOT_OURS_TO_WRITE
-    return EnvironmentProblem(
-        f"{f'{path} is read-only here' if read_only else f'cannot change {path}'}: {error.strerror}"
-        f" (a new file must be written into {path.parent})",
-        hint=(f"{way_out}; or " if way_out and read_only else "")
-        + "run this as the owner of that environment, with the folder writable and space on its disk",
-    )
 
 
 def _put_back(old: FileRead, kept: Path, made: int | None, first: BaseException) -> None:
@@ -181,68 +201,11 @@ def _write(temporary: Path, data: bytes, old: FileRead, mtime_ns: int | None) ->
         if (made.st_uid, made.st_gid) != (old.stat.st_uid, old.stat.st_gid):
             os.fchown(file.fileno(), old.stat.st_uid, old.stat.st_gid)
         os.fchmod(file.fileno(), stat.S_IMODE(old.stat.st_mode))
-        _copy_attributes(old.path, file.fileno())
+        with contextlib.suppress(OSError):  # extended attributes, ACLs among them, as far as file system and rights allow
+            for name in os.listxattr(old.path):
+                with contextlib.suppress(OSError):
+                    os.setxattr(file.fileno(), name, os.getxattr(old.path, name))
         if mtime_ns is not None:
             os.utime(file.fileno(), ns=(old.stat.st_atime_ns, mtime_ns))
         os.fsync(file.fileno())
         return made.st_ino
-
-
-def _copy_attributes(path: Path, descriptor: int) -> None:
-    """Extended attributes (ACLs among them), as far as the file system and our rights allow."""
-    with contextlib.suppress(OSError):
-        for name in os.listxattr(path):
-            with contextlib.suppress(OSError):
-                os.setxattr(descriptor, name, os.getxattr(path, name))
-
-
-def _require_unchanged(old: FileRead) -> None:
-    now = os.stat(old.path)
-    if (now.st_ino, now.st_size, now.st_mtime_ns) != (old.stat.st_ino, old.stat.st_size, old.stat.st_mtime_ns):
-        raise Conflict(f"{old.path} was changed by another program just now", hint="look at it, then run this again")
-
-
-def _open_lock(folder: Path) -> int:
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot open {folder}: {error.strerror}", hint="check the path and its rights") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return descriptor
-    except OSError:
-        os.close(descriptor)
-        return _open_lock_file(folder)
-    return descriptor
-
-
-def _open_lock_file(folder: Path) -> int:
-    key = hashlib.sha256(os.fsencode(folder)).hexdigest()[:24]
-    name = Path(tempfile.gettempdir()) / f"actordbg-{os.getuid()}-{key}.lock"
-    try:
-        return os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot make the lock file {name}: {error.strerror}", hint="set TMPDIR") from None
-
-
-def _wait(descriptor: int, path: Path) -> None:
-    deadline = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise EnvironmentProblem(
-                    f"another actordbg has worked on {path} for {LOCK_SECONDS:.0f} s",
-                    hint="find out what it waits for, then run this again",
-                ) from None
-        time.sleep(0.01)
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Temporary files of processes that were killed: only the holder of the lock could be writing one."""
-    for name in path.parent.glob(f"{_TEMPORARY}{glob.escape(path.name)}-*.tmp"):
-        with contextlib.suppress(OSError):
-            name.unlink()

@@ -18,6 +18,7 @@ from actordbg.base.units import plural
 from actordbg.catalog import query
 from actordbg.catalog.query import DumpRow
 from actordbg.catalog.selections import no_match
+from actordbg.catalog.where import quoted
 from actordbg.document.blocks import Block, Chart
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.recording_reading import read_counters
@@ -168,8 +169,3 @@ def dropped_of(store: Store, run: str) -> dict[int, int]:
             if counters["run"] == run:
                 dropped[counters["rank"]] += sum(counters.get("dropped", {}).values())
     return dict(dropped)
-
-
-def quoted(text: str) -> str:
-    """`text` as a value of a condition."""
-    return "'" + text.replace("'", "''") + "'"

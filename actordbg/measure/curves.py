@@ -55,6 +55,7 @@ from typing import Any
 import numpy as np
 
 from actordbg.base.units import letter_of
+from actordbg.document.specifications import thinned
 from actordbg.measure.measurements import Measurements
 
 MEMORY, TIME = "memory", "time"
@@ -284,10 +285,7 @@ def fit(points: Sequence[tuple[float, float]], *, square: bool = False) -> Curve
     known = sorted((n, y) for n, y in points if y > 0)
     if len(known) < LEAST:
         return None
-    size = -(-len(known) // _MOST)  # thousands of lengths would take minutes: medians of neighbours
-    groups = (zip(*known[at : at + size], strict=True) for at in range(0, len(known), size))
-    thinned = [tuple(map(median, group)) for group in groups]
-    array, longest = np.array(thinned), thinned[-1][0]
+    array, longest = np.array(thinned(known, _MOST)), known[-1][0]  # thousands of lengths would take minutes
     form, errors = _best(array, square)[0]
     coefficients = _robust(array, form)
     named = " + ".join(name for name, value in zip(("a", "b n", "c n^2"), coefficients, strict=True) if value)
@@ -340,25 +338,20 @@ def _robust(points: Array, form: tuple[int, ...]) -> Array:
     n, y = points[:, :1], points[:, 1:]
     units = n.max() ** _POWERS
     rows = n**_POWERS / units / y  # a row times the coefficients should be 1
+    kept_terms = [list(kept) for size in range(1, len(form) + 1) for kept in combinations(form, size)]
     weights, fitted = np.ones(len(rows)), np.zeros(3)
     for _ in range(_ROUNDS):
-        before, fitted = fitted, _not_negative(rows, weights, form)
+        before, least, root = fitted, math.inf, np.sqrt(weights)
+        fitted = np.zeros(3)
+        for kept in kept_terms:  # no coefficient may be negative: the best over the subsets of terms whose own best has none
+            tried = np.zeros(3)
+            tried[kept] = np.linalg.lstsq(rows[:, kept] * root[:, None], root, rcond=None)[0]
+            cost = float(weights @ (rows @ tried - 1) ** 2)
+            if tried.min() >= 0 and cost < least:
+                fitted, least = tried, cost
         residuals = abs(rows @ fitted - 1)
         scale = 1.4826 * np.median(residuals)
         if scale < 1e-12 or np.allclose(before, fitted, 1e-7, 1e-30):
             break
         weights = _HUBER * scale / np.maximum(residuals, _HUBER * scale)
     return np.asarray(fitted / units)
-
-
-def _not_negative(rows: Array, weights: Array, form: tuple[int, ...]) -> Array:
-    """Solve for the best coefficients of which none is negative: the best over the subsets of terms whose own best has none."""
-    root = np.sqrt(weights)
-    best, least = np.zeros(3), math.inf
-    for kept in (subset for size in range(1, len(form) + 1) for subset in combinations(form, size)):
-        fitted = np.zeros(3)
-        fitted[list(kept)] = np.linalg.lstsq(rows[:, kept] * root[:, None], root, rcond=None)[0]
-        cost = float(weights @ (rows @ fitted - 1) ** 2)
-        if fitted.min() >= 0 and cost < least:
-            best, least = fitted, cost
-    return best

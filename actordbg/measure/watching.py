@@ -17,6 +17,7 @@ second.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import math
@@ -123,18 +124,14 @@ def read_samples(path: Path) -> list[Sample]:
         raise UsageError(f"{path} is no table of samples: {error}", hint="`actordbg memory watch` writes one") from None
     if not rows or tuple(rows[0]) != COLUMNS:
         raise UsageError(f"{path} has no samples of memory", hint="its first line would be " + ",".join(COLUMNS))
-    return [sample for row in rows[1:] if (sample := _parsed(row)) is not None]
-
-
-def _parsed(row: Sequence[str]) -> Sample | None:
-    if len(row) != len(COLUMNS):
-        return None
-    values = {name: text if text or name in _TEXTS else None for name, text in zip(COLUMNS, row, strict=True)}
-    try:
-        sample = msgspec.convert(values, Sample, strict=False)
-    except msgspec.ValidationError:
-        return None
-    return sample if math.isfinite(sample.seconds) else None
+    samples = []
+    for row in rows[1:]:
+        if len(row) == len(COLUMNS):
+            values = {name: text if text or name in _TEXTS else None for name, text in zip(COLUMNS, row, strict=True)}
+            with contextlib.suppress(msgspec.ValidationError):
+                sample = msgspec.convert(values, Sample, strict=False)
+                samples += [sample] * math.isfinite(sample.seconds)
+    return samples
 
 
 def samples_path(store: Store, record: MemoryRecord) -> Path:

@@ -60,7 +60,9 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         self._is_cut = False
-        self._close_cut_line()
+        size = os.fstat(self._descriptor).st_size
+        if size and os.pread(self._descriptor, 1, size - 1) != b"\n":  # a crash cut the last line
+            os.write(self._descriptor, b"\n")
 
     def append(self, event: str, /, **values: Any) -> None:
         """Write one event, and flush it. Values must be JSON; a `ResultRecord` goes in as `**record.to_dict()`."""
@@ -81,11 +83,6 @@ class Journal:
 
     def close(self) -> None:
         os.close(self._descriptor)
-
-    def _close_cut_line(self) -> None:
-        size = os.fstat(self._descriptor).st_size
-        if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
-            os.write(self._descriptor, b"\n")
 
 
 @dataclass(frozen=True)

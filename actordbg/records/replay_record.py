@@ -33,14 +33,12 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
-from actordbg.base.errors import CorruptDump, NewerFormat, StoreProblem
+from actordbg.base.errors import CorruptDump, NewerFormat
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import is_plain_name
-from actordbg.formats.store_files import read_regular
-from actordbg.records.comparison_record import strict_json
+from actordbg.records.comparison_record import StoredRecord, strict_json
 
 SPEC_VERSION = 1
 
@@ -66,7 +64,7 @@ class ReplayInput:
 
 
 @dataclass(frozen=True)
-class ReplaySpec:
+class ReplaySpec(StoredRecord):
     """One replay: what selected the inputs, their order, and under which configuration they run."""
 
     replay_id: str
@@ -90,15 +88,7 @@ class ReplaySpec:
         return json.dumps(asdict(self) | {"config": self.config.to_dict()}, indent=1, sort_keys=True)
 
     @classmethod
-    def from_file(cls, path: Path) -> ReplaySpec:
-        """The specification in this file. StoreProblem for a file that cannot be read; otherwise errors as in `from_json`."""
-        try:
-            return cls.from_json(read_regular(path))
-        except OSError as error:
-            raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="`actordbg index` sees what is there") from None
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> ReplaySpec:
+    def from_json(cls, text: str | bytes, source: str = "") -> ReplaySpec:
         """Parse a spec.json; CorruptDump when it is not one, NewerFormat for another version."""
         try:
             data = strict_json(text)
@@ -108,20 +98,14 @@ class ReplaySpec:
                     hint="upgrade actordbg",
                 )
             inputs = tuple(ReplayInput(**each) for each in data.pop("inputs"))
-            return _typed(cls(**data | {"config": ReplayConfig.from_dict(data["config"]), "inputs": inputs}))
+            spec = cls(**data | {"config": ReplayConfig.from_dict(data["config"]), "inputs": inputs})
+            try:  # a node of a cluster may be without msgspec: what it reads its supervisor has checked
+                from msgspec.json import decode, encode
+            except ImportError:
+                return spec
+            return decode(encode(spec), type=cls)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CorruptDump(f"spec.json is damaged: {error}", hint="remove this replay's folder") from None
-
-
-def _typed(spec: ReplaySpec) -> ReplaySpec:
-    """The specification, if every field holds what it is declared to. A node of a cluster may be without msgspec: what it reads
-    its supervisor has checked.
-    """
-    try:
-        from msgspec.json import decode, encode
-    except ImportError:
-        return spec
-    return decode(encode(spec), type=ReplaySpec)
 
 
 @dataclass

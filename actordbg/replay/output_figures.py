@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from actordbg.records.replay_record import FAILED, PASSED
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from actordbg.actor.forward_outcome import ForwardOutcome
     from actordbg.store.payload import Dump
@@ -34,7 +34,7 @@ NON_FINITE = "non-finite-output"
 T = TypeVar("T")
 
 
-def summarise(log_probs: torch.Tensor, mask: torch.Tensor, entropy: torch.Tensor | None) -> dict[str, Any]:
+def summarise(log_probs: Tensor, mask: Tensor, entropy: Tensor | None) -> dict[str, Any]:
     """ResultRecord fields of log-probs [B, A] (float), their mask (bool, same shape) and entropies (or None)."""
     values = log_probs.detach().float().contiguous()
     chosen = values[mask.bool()].double()
@@ -55,7 +55,7 @@ def summarise(log_probs: torch.Tensor, mask: torch.Tensor, entropy: torch.Tensor
     return fields
 
 
-def nonfinite_outside(log_probs: torch.Tensor, mask: torch.Tensor) -> int:
+def nonfinite_outside(log_probs: Tensor, mask: Tensor) -> int:
     """How many log-probs that the mask leaves out are not finite. Training multiplies by the mask, and NaN times 0 is NaN."""
     return int((~log_probs.isfinite() & ~mask.bool()).sum())
 
@@ -96,7 +96,7 @@ def against_golden(dump: Dump, outcome: ForwardOutcome, *, own_model: bool) -> C
     """Everything that `dump` recorded of its call's results against `outcome`. `own_model`: it may be the run's model."""
     found = Checked()
 
-    def take(what: str, prefix: str, values: torch.Tensor | None, golden: torch.Tensor) -> None:
+    def take(what: str, prefix: str, values: Tensor | None, golden: Tensor) -> None:
         if not own_model:
             found.not_compared[what] = _OTHER_MODEL
         elif values is None:
@@ -132,7 +132,7 @@ def of_the_masked(entropy: Any, mask: Any, seq_len: int) -> Any:
     return entropy[:, -mask.shape[1] :] if tuple(entropy.shape) == of_all else entropy
 
 
-def _differences(values: torch.Tensor, golden: torch.Tensor, mask: torch.Tensor, prefix: str) -> dict[str, Any]:
+def _differences(values: Tensor, golden: Tensor, mask: Tensor, prefix: str) -> dict[str, Any]:
     """`<prefix>_count`, `_max_abs` and `_mean_abs` of two float tensors of the mask's shape, over what it selects.
 
     Equal values differ by 0 also where they are infinite or both NaN; a figure over a value that is not finite on one side

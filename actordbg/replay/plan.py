@@ -84,7 +84,11 @@ def make_plan(
     usable = [row for row in rows if row.replayable]
     lost = len(rows) - len(usable)
     skipped = {"they cannot be replayed; `dump show` says why": lost} if lost else {}
-    notes = [_aligns_nothing(config)]
+    notes = []
+    if config.align is not None and config.nproc == 1:
+        notes.append(f"--align {config.align} with one process aligns nothing: its inputs run one after another")
+    elif config.align in FIXED and config.lanes == 1:
+        notes.append(f"--align {config.align} aligns nothing: all {config.nproc} processes run one input together")
     if config.align == "rank" and config.lanes > 1:
         calls = find_calls(usable, config.lanes)
         skipped |= calls.left_out
@@ -94,7 +98,12 @@ def make_plan(
         chosen = _ordered(usable, order, config.lanes, shuffle_seed)[:max_inputs]
     if config.align == "shuffle":
         chosen = _shuffled_per_lane(chosen, config.lanes, shuffle_seed)
-        notes += [_unequal(len(chosen), config)]
+        if len(chosen) % config.lanes and config.backend != "plain":
+            shares = [len(range(lane, len(chosen), config.lanes)) for lane in range(config.lanes)]
+            notes.append(
+                f"--align shuffle gives the processes {' and '.join(map(str, shares))} inputs: where they compute together, the "
+                f"last slot hangs until --timeout ({config.timeout_s:g} s)"
+            )
     spec = ReplaySpec(
         replay_id=new_replay_id(),
         created_at=now_timestamp(),
@@ -164,24 +173,6 @@ def _whole_calls(calls: Calls, order: str, lanes: int, seed: int, max_inputs: in
             hint=f"--max-inputs {len(found[0])} or more",
         )
     return chosen
-
-
-def _aligns_nothing(config: ReplayConfig) -> str:
-    if config.align is not None and config.nproc == 1:
-        return f"--align {config.align} with one process aligns nothing: its inputs run one after another"
-    if config.align in FIXED and config.lanes == 1:
-        return f"--align {config.align} aligns nothing: all {config.nproc} processes run one input together"
-    return ""
-
-
-def _unequal(total: int, config: ReplayConfig) -> str:
-    if not total % config.lanes or config.backend == "plain":
-        return ""
-    shares = [len(range(lane, total, config.lanes)) for lane in range(config.lanes)]
-    return (
-        f"--align shuffle gives the processes {' and '.join(map(str, shares))} inputs: where they compute together, the last "
-        f"slot hangs until --timeout ({config.timeout_s:g} s)"
-    )
 
 
 class Dealer:

@@ -20,12 +20,10 @@ group had another size, that is noted.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import Unsupported
@@ -206,18 +204,6 @@ def function(where: str) -> Any:
     except (ImportError, AttributeError) as error:
         raise cannot_import(where, error) from error
     return inspect.unwrap(found)
-
-
-def stand_in(**known: Any) -> Any:
-    """In the place of a trainer's instance, for a function that asks it for little: what is `known`, and an idle accelerator."""
-    return SimpleNamespace(accelerator=SimpleNamespace(autocast=contextlib.nullcontext), **known)
-
-
-def actions(rows: Rows) -> torch.Tensor:
-    """Which of the last next tokens count; refused where rows do not say."""
-    if rows.action_mask is None or rows.attention_mask is None:
-        raise Unsupported("the trainer's function scores actions of padded rows, and this call has none", hint="--through rows")
-    return rows.action_mask
 
 
 def labelled(rows: Rows) -> dict[str, Any]:

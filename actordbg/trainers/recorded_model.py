@@ -170,7 +170,14 @@ def recorded(
                 _inside.busy = seam.silent  # what is inside of it may be recorded
                 return original(*args, **kwargs)
             actor, rows, named = ready
-            _inside.call = functools.partial(_run, original, seam, rows, args, kwargs)
+
+            def run() -> Returned:
+                returned = Returned()
+                returned.output = original(*args, **kwargs)
+                returned.read = functools.partial(scores_of, seam, rows, returned.output)
+                return returned
+
+            _inside.call = run
             return actor.forward(**named).output
         finally:
             _inside.busy, _inside.call = False, None
@@ -229,13 +236,6 @@ def _long(tensor: Any) -> torch.Tensor:
         raise Unreadable("a nested tensor has holes, or the layout before jagged")
     long: torch.Tensor = tensor.values().reshape(1, -1)
     return long
-
-
-def _run(original: Callable[..., Any], seam: Seam, rows: Rows, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Returned:
-    returned = Returned()
-    returned.output = original(*args, **kwargs)
-    returned.read = functools.partial(scores_of, seam, rows, returned.output)
-    return returned
 
 
 def scores_of(seam: Seam, rows: Rows, output: Any) -> Scores:

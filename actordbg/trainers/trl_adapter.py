@@ -6,9 +6,12 @@ Since 1.16 all trainers use `add_fused_lm_head(model)`: the model's forward retu
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
+from actordbg.base.fault import Unsupported
 from actordbg.trainers.seam import TRAINER_STEP, Rows, Scores, Seam, Unreadable, images, own_positions, step_of
 
 _HEAD = "trl.trainer.utils:add_fused_lm_head"
@@ -34,15 +37,17 @@ def _labelled(call: Mapping[str, Any]) -> Rows | None:
 
 
 def _again(where: str, model: Any, rows: Rows) -> Any:
-    """TRL's function once more: GRPO's with a trainer that has nothing but a temperature."""
+    """TRL's function once more: GRPO's with a trainer that has a temperature and an idle accelerator."""
     from actordbg.trainers import captured_call
 
     model.__dict__.pop("forward", None)  # the head that the call before gave it
     captured_call.function(_HEAD)(model, temperature=rows.temperature, outputs=("log_probs", "entropy"))
     if where == _HEAD:
         return model(**captured_call.labelled(rows), **rows.more, fused_lm_head=True)
-    keep, trainer = captured_call.actions(rows).shape[1], captured_call.stand_in(temperature=rows.temperature)
-    given = (trainer, model, rows.sequences, rows.attention_mask, keep)
+    if rows.action_mask is None or rows.attention_mask is None:
+        raise Unsupported("the trainer's function scores actions of padded rows, and this call has none", hint="--through rows")
+    trainer = SimpleNamespace(accelerator=SimpleNamespace(autocast=nullcontext), temperature=rows.temperature)
+    given = (trainer, model, rows.sequences, rows.attention_mask, rows.action_mask.shape[1])
     return captured_call.function(where)(*given, compute_entropy=rows.entropy, **rows.more)
 
 

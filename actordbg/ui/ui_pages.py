@@ -15,14 +15,14 @@ from actordbg.base.units import ago, human_bytes, plural
 from actordbg.campaign.cell_outcomes import context_of
 from actordbg.campaign.matrix_document import matrix_document
 from actordbg.catalog import query
-from actordbg.catalog.where import all_of
+from actordbg.catalog.where import all_of, quoted
 from actordbg.config.as_ran import as_ran, label
 from actordbg.document.blocks import Block, Heading, Items, Paragraph, number, seconds
 from actordbg.document.html_blocks import table, toned
 from actordbg.document.page import as_html
 from actordbg.judge.comparison_document import comparison_charts
 from actordbg.judge.comparison_document import document as comparison_page
-from actordbg.judge.load_replays import calls_of, dropped_of, floor_of, load, quoted, report_blocks
+from actordbg.judge.load_replays import calls_of, dropped_of, floor_of, load, report_blocks
 from actordbg.judge.replay_charts import run_timeline
 from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.records.matrix_record import MatrixRecord

@@ -11,13 +11,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from matrixcases import training_check
 from replaycases import publish
 from roots import SUPPORT
 from typer.testing import CliRunner
 
-from actordbg.actor.backends.training import Training
 from actordbg.base.errors import ActordbgError, GroupsLost, UnsafeInput, Unsupported
-from actordbg.base.units import new_replay_id
 from actordbg.campaign import checkpoints
 from actordbg.campaign import run_train_check as running
 from actordbg.campaign.run_train_check import CHECK, STORAGE, WENT_ON, folder_of
@@ -51,11 +50,8 @@ def test_trainings_that_were_killed_go_on_from_their_checkpoints_to_the_same_fig
     )[2:]
     cells = tuple(replace(cell, index=i, log_name=f"{i}.log") for i, cell in enumerate((plain, plain, fsdp2, fsdp2)))
     storage = tmp_path / "checkpoints"
-    record = TrainCheckRecord(
-        new_replay_id(), now_timestamp(), "not run", cells, tuple(one.dump_id for one in inputs), 5, 2, "fp32", 0.05,
-        asdict(Training(lr=1e-3)), str(tmp_path / "logs"),
-        options={"inputs": [asdict(one) for one in inputs], STORAGE: {"folder": str(storage), "every": 1}},
-    )  # fmt: skip
+    options = {"inputs": [asdict(one) for one in inputs], STORAGE: {"folder": str(storage), "every": 1}}
+    record = training_check(cells, inputs, 5, tmp_path / "logs", options=options)
     (tmp_path / "record.json").write_text(record.to_json())
     (tmp_path / "inputs.json").write_text(json.dumps([asdict(one) for one in inputs]))
     path = os.pathsep.join(filter(None, [str(SUPPORT), os.environ.get("PYTHONPATH")]))
@@ -75,14 +71,7 @@ def test_trainings_that_were_killed_go_on_from_their_checkpoints_to_the_same_fig
     assert not list(storage.iterdir())
 
 
-BELONGS = {
-    "check": "c",
-    "cell": 3,
-    "inputs": "i",
-    "configuration": {"tp": 1},
-    "optimizer": {"lr": 1},
-    "versions": {"torch": "2.13.0"},
-}
+BELONGS = {"check": "c", "cell": 3, "configuration": {"tp": 1}, "versions": {"torch": "2.13.0"}}
 
 
 def made(folder: Path, step: int, attempt: int = 1, *, whole: bool = True, belongs: dict[str, object] = BELONGS) -> Path:
@@ -187,10 +176,7 @@ def test_a_group_that_is_lost_starts_its_training_again_and_too_often_leaves_it_
 
     monkeypatch.setattr(running, "run_replay", replayed)
     cells = tuple(make_train_cells([base], base, gather_facts(), None)[: len(deaths)])
-    record = TrainCheckRecord(
-        new_replay_id(), now_timestamp(), "not run", cells, tuple(one.dump_id for one in inputs), 2, 2, "fp32", 0.05,
-        asdict(Training()), str(tmp_path / "logs"),
-    )  # fmt: skip
+    record = training_check(cells, inputs, 2, tmp_path / "logs")
     if deaths == [1]:
         (cell,) = running.TrainRun(store, record, inputs).run().cells
         assert (cell.status, cell.folder, [one.loss for one in cell.steps]) == (TRAINED, "cell-0.2", [0.0, 0.0])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import logcases
 import pytest
+from matrixcases import training_check
 from ownercases import give_away
 from replaycases import publish
 from typer.testing import CliRunner, Result
@@ -70,10 +71,8 @@ def checked(asked: tuple[TrainStep, ...], noise: float = 0.0, dtype: str = "fp32
         TrainCell(index, role, role, ReplayConfig().to_dict(), f"{role}.log", TRAINED, steps=found)
         for index, (role, found) in enumerate(((BASELINE, base), (NOISE, away), (ASKED, asked)))
     ]
-    return TrainCheckRecord(
-        "20261122T080000-abcdef", "2026-11-22T08:00:00Z", "complete", tuple(cells), ("a", "b"), 4, 2, dtype, 0.05,
-        asdict(Training()) | {"betas": [0.9, 0.95]}, "/logs",
-    )  # fmt: skip
+    record = training_check(cells, [], 4, Path("/logs"), dtype=dtype)
+    return replace(record, check_id="20261122T080000-abcdef", status="complete", dump_ids=("a", "b"))
 
 
 def test_every_cell_takes_the_same_micro_batches_in_each_step_and_accumulates_what_it_has_no_lanes_for() -> None:

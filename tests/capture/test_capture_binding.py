@@ -21,17 +21,14 @@ def bind(actor: type, *args: Any, **kwargs: Any) -> Bound:
 @pytest.mark.parametrize("actor", SIGNATURES)
 def test_position_and_name_give_the_same(actor: type):
     sequences, mask = ids(), padded_mask()
-    second = 5 if "num_actions" in actor.forward.__code__.co_varnames else torch.ones(2, 5, dtype=torch.bool)
-    name = "num_actions" if isinstance(second, int) else "action_mask"
+    counted = "num_actions" in actor.forward.__code__.co_varnames
+    name, second = ("num_actions", 5) if counted else ("action_mask", torch.ones(2, 5, dtype=torch.bool))
     by_position = bind(actor, sequences, second, mask, True)
     by_name = bind(actor, **{"return_output": True, "attention_mask": mask, name: second, "sequences": sequences})
     assert by_position.tensors.keys() == by_name.tensors.keys() >= {"sequences", "attention_mask"}
-    assert by_position.arguments == by_name.arguments
-    assert by_position.arguments["return_output"] is True
-    assert by_position.extra == by_name.extra == {}
+    assert by_position.arguments == by_name.arguments and by_position.arguments["return_output"] is True
+    assert by_position.extra == by_name.extra == {} and (not counted or by_position.arguments["num_actions"] == 5)
     assert Layout.of(list(by_position.tensors.values()), by_position.leading).shape == (2, 12)
-    if isinstance(second, int):
-        assert by_position.arguments["num_actions"] == 5
 
 
 def test_defaults_are_recorded_and_groups_apart():
@@ -43,26 +40,20 @@ def test_defaults_are_recorded_and_groups_apart():
     assert bound.groups == {"ring_attn_group": None}
 
 
-def test_lists_of_numbers_are_plain_and_copied():
-    lengths = [3, 4]
-    bound = bind(SignatureD, ids(), lengths, packed_seq_lens=(5, 7))
+def test_lists_are_copied_numpy_scalars_are_plain_and_multimodal_tensors_go_by_their_own_name():
+    numpy = pytest.importorskip("numpy")
+    lengths, pixels = [3, 4], torch.rand(3, 4)
+    bound = bind(SignatureD, ids(), lengths, return_output=numpy.bool_(True), packed_seq_lens=(5, 7))
     lengths.append(99)
-    assert bound.arguments["num_actions"] == [3, 4]
-    assert bound.arguments["packed_seq_lens"] == [5, 7]
-
-
-def test_multimodal_tensors_go_by_their_own_name():
-    pixels = torch.rand(3, 4)
+    assert (bound.arguments["num_actions"], bound.arguments["packed_seq_lens"]) == ([3, 4], [5, 7])
+    assert bound.arguments["return_output"] is True
     bound = bind(SignatureH, ids(), pixel_values=pixels, image_count=2)
-    assert bound.tensors["pixel_values"] is pixels
-    assert bound.arguments["image_count"] == 2
+    assert bound.tensors["pixel_values"] is pixels and bound.arguments["image_count"] == 2
 
 
 def test_a_typing_object_as_default_is_left_to_the_replay():
     bound = bind(ForkWithTypingDefault, ids(), None, padded_mask(), torch.arange(12)[None])
-    assert bound.extra == {}
-    assert "prompt_len" not in bound.arguments
-    assert "pos_ids" in bound.tensors
+    assert bound.extra == {} and "prompt_len" not in bound.arguments and "pos_ids" in bound.tensors
     assert bind(ForkWithTypingDefault, ids(), prompt_len=3).arguments["prompt_len"] == 3
 
 
@@ -73,7 +64,7 @@ class Secretive:
 
 @pytest.mark.parametrize(
     "value",
-    [Secretive(), {"pixels": torch.zeros(1)}, [torch.zeros(1)], float("nan"), "x" * 5000, {1: 2}, object, 1j, b"x"],
+    [Secretive(), {"pixels": torch.zeros(1)}, float("nan"), "x" * 5000, {1: 2}, object],
 )
 def test_what_cannot_be_stored_is_named_with_its_type(value: Any):
     bound = bind(ForkWithVisualInputs, ids(), visual_inputs=value)
@@ -98,9 +89,7 @@ def endless() -> list[Any]:
 LARGE = {
     "many long strings": ["x" * MAX_STRING] * 1_000_000,
     "many numbers": list(range(20_000)),
-    "many empty lists": [[] for _ in range(20_000)],
     "strings that JSON makes longer": ["\N{GRINNING FACE}" * MAX_STRING] * 30,
-    "many keys": {str(i): None for i in range(20_000)},
     "a long key": {"k" * (MAX_STRING + 1): 1},
     "a long number": 10**5000,
     "a deep list": nested(100),
@@ -151,30 +140,15 @@ def test_the_arguments_of_a_call_have_one_bound_together():
     assert bind(SignatureH, ids()).argument_bytes < 1000, "one call's arguments are not charged to the next"
 
 
-def test_positional_arguments_without_a_name_are_extra():
-    assert "rest" in bind(ForkWithVisualInputs, ids(), *[None] * 6, 1, 2).extra
-
-
-@pytest.mark.parametrize(
-    "tensor", [torch.eye(3).to_sparse(), torch.zeros(2, device="meta"), torch.zeros(2, dtype=torch.complex64)]
-)
-def test_tensors_that_no_file_can_hold_are_extra(tensor: torch.Tensor):
-    bound = bind(SignatureH, ids(), odd=tensor)
-    assert "odd" in bound.extra
-    assert "odd" not in bound.tensors
-
-
-def test_tensor_subclasses_are_extra():
+def test_tensors_that_no_file_can_hold_and_arguments_without_a_name_are_extra():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode() as mode:
         fake = mode.from_tensor(torch.ones(2, 5))
-    assert "FakeTensor" in bind(SignatureH, ids(), fake).extra["action_mask"]
-
-
-def test_numpy_scalars_are_plain():
-    numpy = pytest.importorskip("numpy")
-    assert bind(SignatureH, ids(), return_output=numpy.bool_(True)).arguments["return_output"] is True
+    for tensor in (torch.eye(3).to_sparse(), torch.zeros(2, device="meta"), torch.zeros(2, dtype=torch.complex64), fake):
+        bound = bind(SignatureH, ids(), odd=tensor)
+        assert "odd" in bound.extra and "odd" not in bound.tensors
+    assert "FakeTensor" in bound.extra["odd"] and "rest" in bind(ForkWithVisualInputs, ids(), *[None] * 6, 1, 2).extra
 
 
 def test_a_real_process_group_becomes_size_and_rank(tmp_path):

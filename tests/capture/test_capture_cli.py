@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import pytest
 import typer
 from capturekit import Recording, SignatureH, ids
+from commandline import function_of
 from roots import ROOT
 from typer.testing import CliRunner
 
@@ -22,9 +23,7 @@ from actordbg.base.errors import NewerFormat, StoreProblem, UsageError
 from actordbg.capture.control import Control, read_control, write_control
 from actordbg.capture.ledger import Identity, Ledger
 from actordbg.capture.ring import Ring
-from actordbg.cli import dump_recording
 from actordbg.cli.app import app
-from actordbg.cli.capture_options import parse_ranks
 from actordbg.cli.dump_status_work import process_rows
 from actordbg.formats.ringfile import PLACE, place
 from actordbg.store.layout import Store
@@ -37,22 +36,14 @@ def run(store: Store, *arguments: str, fails: type[Exception] | None = None) -> 
     @app.callback()
     def root(store: Annotated[Path | None, typer.Option()] = None) -> None: ...
 
-    for command in (dump_recording.enable, dump_recording.disable, dump_recording.status):
-        app.command()(command)
+    for name in ("enable", "disable", "status"):
+        app.command(name)(function_of(f"dump {name}"))
     result = CliRunner().invoke(app, ["--store", str(store.root), *arguments])
     if fails is not None:
         assert isinstance(result.exception, fails), result.output
         return result.exception
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout) if "--json" in arguments else result.stdout
-
-
-def test_enable_makes_the_store_and_says_what_to_do_next(tmp_path):
-    store = Store(tmp_path / "new")
-    out = run(store, "enable")
-    assert "Recording is on: run run-2" in out
-    control = read_control(store)
-    assert control.enabled and control.generation == 1 and control.free_floor_bytes == 5 * 2**30
 
 
 def test_every_limit_gets_into_the_switch(store):
@@ -67,15 +58,21 @@ def test_every_limit_gets_into_the_switch(store):
     assert answer["control"]["max_bytes"] == 10**10 and answer["enabled"] is True
 
 
-def test_enabling_again_keeps_the_run_and_replaces_the_limits(store):
+def test_enabling_makes_the_store_and_again_keeps_the_run_and_replaces_the_limits(tmp_path):
+    store = Store(tmp_path / "new")
+    assert "Recording is on: run run-2" in run(store, "enable")
+    assert read_control(store).free_floor_bytes == 5 * 2**30
     run(store, "enable", "--run", "a", "--every", "7")
     run(store, "enable", "--max-dumps", "3")
     control = read_control(store)
-    assert (control.run, control.every, control.max_dumps, control.generation) == ("a", 1, 3, 2)
-    run(store, "disable")
+    assert (control.run, control.every, control.max_dumps, control.generation) == ("a", 1, 3, 3)
+    run(store, "enable", "--every", "7")
+    assert "off" in run(store, "disable") and run(store, "disable", "--json")["changed"] is False
+    control = read_control(store)
+    assert not control.enabled and (control.run, control.every) == ("a", 7)
     run(store, "enable")
     control = read_control(store)
-    assert control.run.startswith("run-") and control.generation == 4
+    assert control.run.startswith("run-") and control.generation == 6
 
 
 @pytest.mark.parametrize("command", [("dump", "enable"), ("run",)], ids=" ".join)
@@ -92,14 +89,6 @@ def test_the_flight_recorder_has_options_of_its_own_and_the_old_ones_still_work(
     shown = CliRunner().invoke(app, [*command, "--help"]).output
     assert "--recorder-calls" in shown
     assert "--ring" not in shown
-
-
-def test_disable_keeps_the_rest_and_may_come_twice(store):
-    run(store, "enable", "--run", "a", "--every", "7")
-    assert "off" in run(store, "disable")
-    control = read_control(store)
-    assert not control.enabled and (control.run, control.every) == ("a", 7)
-    assert run(store, "disable", "--json")["changed"] is False
 
 
 def test_a_damaged_switch_is_replaced_and_a_newer_one_is_not(store):
@@ -119,25 +108,13 @@ def test_nonsense_is_a_usage_error_and_changes_nothing(store, arguments: tuple[s
     assert read_control(store) is None
 
 
-def test_disable_and_status_need_a_store(tmp_path):
-    store = Store(tmp_path / "none")
-    run(store, "disable", fails=StoreProblem)
-    run(store, "status", fails=StoreProblem)
-    assert not (tmp_path / "none").exists()
-
-
-def test_ranks_are_lists_and_ranges():
-    assert parse_ranks("3, 0,1-2") == (0, 1, 2, 3)
-    for wrong in ("", "a", "2-1", "-1", "1,,2"):
-        with pytest.raises(UsageError):
-            parse_ranks(wrong)
-
-
-def test_status_before_anything_was_recorded(store):
+def test_status_before_anything_was_recorded_and_without_a_store(store, tmp_path):
     assert "never on" in run(store, "status")
     run(store, "enable")
-    assert "No process has reported yet." in run(store, "status")
-    assert run(store, "status", "--json")["processes"] == []
+    assert "No process has reported yet." in run(store, "status") and run(store, "status", "--json")["processes"] == []
+    for command in ("disable", "status"):
+        run(Store(tmp_path / "none"), command, fails=StoreProblem)
+    assert not (tmp_path / "none").exists()
 
 
 def test_status_shows_what_a_process_counted(store):
@@ -180,20 +157,14 @@ def test_a_silent_process_is_lost_and_its_drops_are_explained(store):
     assert "disk_full 2; last: OSError: no space" in out
 
 
-def test_processes_of_earlier_runs_are_shown_only_if_asked_for(store):
+def test_processes_of_earlier_runs_are_shown_only_if_asked_for_and_damaged_counters_are_counted(store):
     run(store, "enable", "--run", "b")
     ledger(store, "a", 0, closed=True)
     ledger(store, "b", 1)
-    assert [row["run"] for row in run(store, "status", "--json")["processes"]] == ["b"]
-    assert [row["run"] for row in run(store, "status", "--all", "--json")["processes"]] == ["a", "b"]
-
-
-def test_damaged_counters_are_skipped_and_counted(store):
-    run(store, "enable", "--run", "a")
-    ledger(store, "a", 0)
-    (store.counters / "a" / "0001-x.json").write_text("{")
+    (store.counters / "b" / "0001-x.json").write_text("{")
     answer = run(store, "status", "--json")
-    assert len(answer["processes"]) == 1 and answer["unreadable"] == 1
+    assert [row["run"] for row in answer["processes"]] == ["b"] and answer["unreadable"] == 1
+    assert [row["run"] for row in run(store, "status", "--all", "--json")["processes"]] == ["a", "b"]
 
 
 def test_the_table_fits_eighty_columns(store, monkeypatch):

@@ -37,8 +37,8 @@ def text(**changes: object) -> str:
     "wrong",
     [
         "", "[]", "{}", "not json", "[" * 100_000, text(every=-1), text(every="2"), text(every=True), text(max_dumps=-1),
-        text(ranks=[-1]), text(ranks="0"), text(run="../x"), text(run=None), text(level=23), text(enabled="yes"),
-        text(surprise=1), text(free_floor_bytes=None), text(with_outputs=1), text(with_rng="no"),
+        text(ranks=[-1]), text(ranks="0"), text(run="../x"), text(run=None), text(level=23),
+        text(surprise=1), text(free_floor_bytes=None), text(with_outputs=1),
         text(triggers="nan"), text(triggers=["slow:0.5x"]), text(triggers=["often"]), text(ring=257), text(ring_dir=3), text(on={}),
     ],
 )  # fmt: skip
@@ -53,16 +53,6 @@ def test_another_format_is_refused_with_the_remedy():
     assert "version" in caught.value.hint
 
 
-def test_a_running_process_sees_enable_and_disable(store):
-    watcher = ControlWatcher(store)
-    assert watcher.poll() is None
-    on = Control(True, "r", SINCE)
-    write_control(store, on)
-    assert watcher.poll() == on
-    write_control(store, Control(False, "r", SINCE, 2))
-    assert watcher.poll() is None
-
-
 def test_only_changes_are_parsed_and_an_unchanged_switch_stays_the_same_object(store, monkeypatch):
     write_control(store, Control(True, "r", SINCE))
     parses, parse = [], Control.from_json
@@ -73,6 +63,7 @@ def test_only_changes_are_parsed_and_an_unchanged_switch_stays_the_same_object(s
 
 def test_a_named_job_follows_its_own_switch_where_there_is_one(store):
     own, everybody = ControlWatcher(store, job="night"), ControlWatcher(store)
+    assert own.poll() is everybody.poll() is None
     write_control(store, Control(True, "r", SINCE))
     assert own.poll() == everybody.poll() == Control(True, "r", SINCE)
     write_control(store, Control(True, "night", SINCE, every=7), "night")
@@ -81,34 +72,23 @@ def test_a_named_job_follows_its_own_switch_where_there_is_one(store):
     assert own.poll() is None and everybody.poll() is not None
 
 
-def test_a_damaged_file_means_off_with_one_complaint_until_it_is_mended(store):
+def test_a_switch_that_cannot_be_read_means_off_with_one_complaint_until_it_is_mended(store):
     said: list[str] = []
     watcher = ControlWatcher(store, said.append)
-    write_control(store, Control(True, "r", SINCE))
-    assert watcher.poll() is not None
-    store.control_path.write_text("{")
-    for _ in range(5):
-        assert watcher.poll() is None
-    assert len(said) == 1
-    write_control(store, Control(True, "r", SINCE, 2))
-    assert watcher.poll() is not None
-    store.control_path.write_text(text(format=99))
-    assert watcher.poll() is None
-    assert len(said) == 2
 
+    def newer_store() -> None:
+        write_control(store, Control(True, "r", SINCE))
+        store.format_path.write_text('{"format": 99}')
 
-def test_a_store_of_a_newer_format_is_not_written_to(store):
-    write_control(store, Control(True, "r", SINCE))
-    store.format_path.write_text('{"format": 99}')
-    said: list[str] = []
-    watcher = ControlWatcher(store, on_problem=said.append)
-    assert watcher.poll() is None
-    assert len(said) == 1
-
-
-def test_a_folder_in_place_of_the_file_means_off(store):
-    store.control_path.mkdir()
-    said: list[str] = []
-    watcher = ControlWatcher(store, on_problem=said.append)
-    assert watcher.poll() is None
-    assert len(said) == 1
+    spoilt = {
+        "damaged": lambda: store.control_path.write_text("{"),
+        "newer": lambda: store.control_path.write_text(text(format=99)),
+        "a folder": lambda: (store.control_path.unlink(), store.control_path.mkdir()),
+        "of a newer store": lambda: (store.control_path.rmdir(), newer_store()),
+    }
+    for count, spoil in enumerate(spoilt.values(), 1):
+        if count < 4:
+            write_control(store, Control(True, "r", SINCE, count))
+            assert watcher.poll() is not None
+        spoil()
+        assert [watcher.poll() for _ in range(3)] == [None] * 3 and len(said) == count

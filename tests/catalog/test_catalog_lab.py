@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,8 @@ import pytest
 from catalogcases import contents
 from comparecases import given, write_replay
 
-from actordbg.base.errors import UsageError
 from actordbg.catalog import connections as engine
-from actordbg.catalog import query
-from actordbg.catalog import sources as labfiles
+from actordbg.catalog import query, record_rows
 from actordbg.catalog.indexer import refresh
 from actordbg.formats.store_files import atomic_write
 from actordbg.judge.comparing import save
@@ -126,9 +123,9 @@ def test_everything_becomes_rows_and_again_after_a_rebuild(replayed: Store) -> N
             cell(1, violations=("x", "y")),
         ),
     )
-    assert refresh(replayed).lab == 6, "two comparisons are read once more for their dumps"
+    assert refresh(replayed).lab == 4
     found = contents(replayed)
-    assert len(found["comparison"]) == 6 + 6, "three dumps of two comparisons, and three goldens of two replays"
+    assert len(found["comparison"]) == 6, "three dumps of two comparisons"
     assert len(found["comparison_run"]) == 2
     refresh(replayed, rebuild=True)
     assert contents(replayed) == found
@@ -174,7 +171,7 @@ def test_nothing_is_read_when_nothing_changed(replayed: Store, monkeypatch: pyte
     def unexpected(*_: Any) -> Any:
         raise AssertionError("nothing is new")
 
-    monkeypatch.setattr(labfiles.Records, "record", unexpected)
+    monkeypatch.setattr(record_rows, "read_record", unexpected)
     files = Store.files
     monkeypatch.setattr(Store, "files", lambda *given: files(*given) if given[1].startswith("replays/") else unexpected())
     assert refresh(replayed).lab == 0
@@ -187,31 +184,12 @@ def test_a_newer_comparison_of_a_pair_replaces_the_older_until_it_is_gone(replay
     newer = save(replayed, comparison("c-02", "r-02", "r-01", verdict=MATCH, largest=0.01))
     refresh(replayed)
     assert [(one.comparison_id, one.verdict) for one in query.comparisons(replayed)] == [("c-02", MATCH)]
-    largest = "SELECT max(max_abs) FROM comparison WHERE against = 'r-01'"
-    assert rows(replayed, largest) == [(0.25,)]
     newer.unlink()
     refresh(replayed)
     assert [one.comparison_id for one in query.comparisons(replayed)] == ["c-01"]
-    assert rows(replayed, largest) == [(0.5,)]
     before = contents(replayed)
     refresh(replayed, rebuild=True)
     assert contents(replayed) == before
-
-
-def test_goldens_of_results_survive_a_comparison_with_golden_and_its_end(replayed: Store) -> None:
-    own = "SELECT replay_id, dump_id, max_abs FROM comparison WHERE against = 'golden' AND comparison_id IS NULL ORDER BY 1, 2"
-    refresh(replayed)
-    before = rows(replayed, own)
-    assert len(before) == 6
-    path = save(replayed, comparison("c-01", "r-02", None))
-    refresh(replayed)
-    assert rows(replayed, own) == before
-    cases.append(replayed.replays / "r-02" / "rank0.jsonl", cases.result("r-02", INPUTS[0].dump_id, golden_count=1))
-    refresh(replayed)
-    assert len(rows(replayed, own)) == 6 and len(query.comparisons(replayed)) == 1, "a newer result leaves the comparison"
-    path.unlink()
-    refresh(replayed)
-    assert len(rows(replayed, own)) == 6 and not query.comparisons(replayed)
 
 
 @pytest.mark.parametrize("gone", ["r-01", "r-02"])
@@ -223,21 +201,9 @@ def test_comparisons_go_with_either_replay_and_come_back_with_it(replayed: Store
     shutil.move(replayed.replays / gone, tmp_path / gone)
     refresh(replayed)
     assert not query.comparisons(replayed)
-    assert not rows(replayed, "SELECT 1 FROM comparison WHERE comparison_id IS NOT NULL")
     shutil.move(tmp_path / gone, replayed.replays / gone)
     refresh(replayed)
     assert contents(replayed) == before
-
-
-def test_a_comparison_may_come_before_its_replays(store: Store) -> None:
-    save(store, comparison("c-01", "r-02", "r-01"))
-    age(store)
-    refresh(store)
-    assert not query.comparisons(store)
-    for name in ("r-01", "r-02"):
-        write_replay(store, name, INPUTS)
-    refresh(store)
-    assert [one.comparison_id for one in query.comparisons(store)] == ["c-01"]
 
 
 def test_a_matrix_is_read_again_while_it_runs(store: Store) -> None:
@@ -255,15 +221,15 @@ def test_a_matrix_is_read_again_while_it_runs(store: Store) -> None:
     assert not matrices(store) and not rows(store, "SELECT 1 FROM matrix_cell")
 
 
-@pytest.mark.parametrize("folder", ["comparisons", "noise", "matrices"])
+@pytest.mark.parametrize("folder", ["comparisons", "matrices"])
 def test_damaged_files_are_noted_and_forgotten(store: Store, folder: str) -> None:
     path = store.root / folder / "x-01.json"
     newer = store.root / folder / "x-02.json"
     other = store.root / folder / "x-03.json"
     atomic_write(path, b'{"format": 1, "half')
     atomic_write(newer, b'{"format": 9}')
-    atomic_write(other, {"comparisons": comparison("c-01", "r-02", "r-01"), "noise": noise("n-01"),
-                         "matrices": matrix("m-01", "complete")}[folder].to_json().encode())  # fmt: skip
+    made = comparison("c-01", "r-02", "r-01") if folder == "comparisons" else matrix("m-01", "complete")
+    atomic_write(other, made.to_json().encode())
     age(store)
     found = {item.path: item.code for item in refresh(store).damaged}
     assert found == {
@@ -277,11 +243,7 @@ def test_damaged_files_are_noted_and_forgotten(store: Store, folder: str) -> Non
         one.unlink()
     summary = refresh(store)
     assert summary.damaged == []
-    assert (
-        not query.comparisons(store)
-        and not query.table_rows(store, "noise_floor", "1 ORDER BY created_at DESC")
-        and not matrices(store)
-    )
+    assert not query.comparisons(store) and not matrices(store)
 
 
 def test_a_damaged_file_whose_name_begins_as_another_leaves_that_ones_rows(replayed: Store) -> None:
@@ -293,41 +255,6 @@ def test_a_damaged_file_whose_name_begins_as_another_leaves_that_ones_rows(repla
         assert [damaged.path for damaged in refresh(replayed).damaged] == [replayed.relative(odd)]
         assert [row.comparison_id for row in query.comparisons(replayed)] == ["c-01"]
         (replayed.comparisons / f"{count}.txt").touch()  # the folder is listed again
-
-
-def test_a_good_file_that_is_damaged_later_loses_its_rows(replayed: Store) -> None:
-    path = save(replayed, comparison("c-01", "r-02", "r-01"))
-    refresh(replayed)
-    atomic_write(path, b"{}")
-    assert [item.path for item in refresh(replayed).damaged] == ["comparisons/c-01.json"]
-    assert not query.comparisons(replayed)
-    assert not rows(replayed, "SELECT 1 FROM comparison WHERE comparison_id = 'c-01'")
-
-
-def test_many_processes_may_index_the_lab_at_once(replayed: Store) -> None:
-    for number in range(1, 6):
-        save(replayed, comparison(f"c-0{number}", "r-02", "r-01" if number % 2 else None))
-        write(replayed, noise(f"n-0{number}"))
-        write(replayed, matrix(f"m-0{number}", "running", cell(0), cell(1)))
-    with ProcessPoolExecutor(3) as pool:
-        assert all(one.damaged == [] for one in pool.map(refresh, [replayed] * 6))
-    assert {one.comparison_id for one in query.comparisons(replayed)} == {"c-05", "c-04"}
-    found = contents(replayed)
-    assert (len(found["comparison"]), len(found["noise_floor"]), len(found["matrix_cell"])) == (6 + 6, 5, 10)
-    refresh(replayed, rebuild=True)
-    assert contents(replayed) == found
-
-
-def test_ids_by_their_beginning_or_last(store: Store) -> None:
-    with pytest.raises(UsageError, match="there is no noise floor yet"):
-        query.read_noise(store, "last")
-    write(store, noise("n-01", 0.25))
-    write(store, noise("n-02", 0.5))
-    assert query.read_noise(store, "last") == noise("n-02", 0.5)
-    assert query.read_noise(store, "n-01").floor["max_abs"] == 0.25
-    for name, what in (("n-", "several"), ("x", "no noise floor has"), ("", "no noise floor has")):
-        with pytest.raises(UsageError, match=what):
-            query.read_noise(store, name)
 
 
 def test_where_knows_the_last_comparison_of_a_dump(replayed: Store) -> None:
@@ -348,14 +275,3 @@ def test_where_knows_the_last_comparison_of_a_dump(replayed: Store) -> None:
     catalog = query.open_fresh(replayed)
     assert select("verdict = 'match'") == [INPUTS[0].dump_id, INPUTS[1].dump_id]
     assert query.count_dumps(catalog, "verdict is null") == 0
-
-
-def test_autocast_dtypes_of_the_dumps_that_are_asked_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(query, "_AT_ONCE", 2)
-    for index in range(6):
-        dtype = "torch.bfloat16" if index % 2 else None
-        cases.publish(store, cases.record(index, dump_id=f"d{index}", run="run", rank=0, autocast_dtype=dtype))
-    catalog = query.open_fresh(store)
-    bf16 = "torch.bfloat16"
-    assert query.autocast_dtypes(catalog, ["d1", "d2", "d3", "d4", "d5"]) == {"d1": bf16, "d3": bf16, "d5": bf16}
-    assert query.autocast_dtypes(catalog, ["d0", "nothing"]) == {} == query.autocast_dtypes(catalog, [])

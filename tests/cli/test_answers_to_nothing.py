@@ -50,7 +50,6 @@ def test_nothing_selected_is_exit_5_and_0_where_that_is_allowed(sixty: Store, tm
         ("curve memory --budget 80", 2, "has no unit"),
         ("report -o OUT/x.html5", 2, "says no format"),
         ("report -o OUT/missing/x.md", 4, "is no folder"),
-        ("--store /etc/passwd dump ls", 4, "is a file"),
     ],
 )
 def test_what_makes_no_sense_is_refused_and_leaves_nothing(sixty: Store, tmp_path: Path, line: str, code: int, said: str):
@@ -69,6 +68,7 @@ def test_a_list_in_json_is_whole_and_on_a_terminal_fifty(sixty: Store):
     ("words", "code"),
     [
         (("--store", "/nowhere", "replay", "--json"), "store"),
+        (("--store", "/etc/passwd", "dump", "ls", "--json"), "store"),
         (("--store", "STORE", "dump", "ls", "--where", "nonsense=1", "--json"), "where"),
         (("--store", "STORE", "report", "no-such-replay", "--format", "json"), "usage"),
         (("--store", "STORE", "matrix", "--where", "seq_len>9999", "--json"), "nothing"),

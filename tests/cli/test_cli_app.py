@@ -64,7 +64,7 @@ def test_the_line_of_a_command_is_the_first_of_its_docstring():
     ("words", "named"),
     [
         ("dump ls --limit 1 --limit=2", "--limit"),
-        ("report -f md --format md", "--format"),
+        ("report -f md --format md", "--format/-f"),
         ("replay --compile --no-compile", "--compile/--no-compile"),
         ("replay --resume a --resume b", "--resume"),
         ("dump ls --json --json --where rank=0 --where rank=1", None),

@@ -66,11 +66,6 @@ class TestEnvironment:
         assert (found.dtype, found.packing, found.timeout_s) == ("fp16", False, 30.0)
         assert built({"dtype": "bf16"}, {"dtype": "fp32"}).dtype == "fp32"
 
-    def test_one_variable_turns_deepspeed_off(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setenv("ACTORDBG_REPLAY_BACKEND", "plain")
-        usual = {"backend": "deepspeed", "zero-stage": 3, "deepcompile": True, "compile": True}
-        assert built(usual, {}) == ReplayConfig(compile=True)
-
     def test_debug_disable_fsdp_wins_over_a_flag_and_only_over_fsdp2(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("DEBUG_DISABLE_FSDP", "1")
         sharded = {"backend": "fsdp2", "nproc": 4, "tp": 2, "ring": 2, "dist_backend": "gloo", "packing": True}
@@ -83,21 +78,12 @@ class TestEnvironment:
         monkeypatch.setenv("DEBUG_DISABLE_FSDP", "0")
         assert built({}, sharded).nproc == 4
 
-    def test_each_setting_that_no_flag_gave_is_told_with_its_source(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setenv("ACTORDBG_REPLAY_COMPILE", "yes")
-        settings = Settings(Path("store"), "default", {"dtype": "bf16", "seed": 4}, "/project/actordbg.toml")
-        asked = build_config(settings, {"seed": 5})
-        assert asked.sources == {"compile": "ACTORDBG_REPLAY_COMPILE", "dtype": "/project/actordbg.toml"}
-        assert asked.in_words == "compile on (ACTORDBG_REPLAY_COMPILE), dtype bf16 (/project/actordbg.toml)"
-
     @pytest.mark.parametrize(
         ("variable", "value", "said"),
         [
             ("ACTORDBG_REPLAY_COMPLIE", "1", "ACTORDBG_REPLAY_COMPLIE is no setting"),
             ("ACTORDBG_REPLAY_TRUTH", "fp32", "ACTORDBG_REPLAY_TRUTH is no setting"),
             ("ACTORDBG_REPLAY_NPROC", "two", "ACTORDBG_REPLAY_NPROC=two is not a value of --nproc"),
-            ("ACTORDBG_REPLAY_NPROC", "0", "ACTORDBG_REPLAY_NPROC=0 is not"),
-            ("ACTORDBG_REPLAY_ATTN", "flash", "ACTORDBG_REPLAY_ATTN=flash is not"),
             ("ACTORDBG_REPLAY_PACKING", "perhaps", "ACTORDBG_REPLAY_PACKING=perhaps is not"),
         ],
     )
@@ -138,7 +124,7 @@ def test_a_flag_beats_the_environment_which_beats_a_file_of_a_parent_folder(here
     assert load_settings(Path("/flag")).store == Path("/flag")
 
 
-@pytest.mark.parametrize("text", ["store = 3", "stor = 'x'", "= = =", "replay = 1", "\xff"])
+@pytest.mark.parametrize("text", ["store = 3", "stor = 'x'", "= = =", "\xff"])
 def test_a_file_that_makes_no_sense_or_is_not_there_is_a_usage_error_that_names_it(
     here: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -174,18 +160,14 @@ class TestAnothersFile:
 
     def test_it_is_refused_with_its_owner_and_a_way_out(self, planted: Path):
         deep = planted.parent / "mine" / "deep"
+        planted.write_bytes(b"\xff = [")  # it is refused before it is read
         for flag in (None, Path("other")):
             with pytest.raises(Refused, match=f"{planted} belongs to .*uid") as refused:
                 load_settings(flag, start=deep)
         assert refused.value.exit_code == 3
         assert "safe_directories" in refused.value.hint and str(own_file()) in refused.value.hint
 
-    def test_it_is_refused_before_it_is_read(self, planted: Path):
-        planted.write_bytes(b"\xff = [")
-        with pytest.raises(Refused, match="belongs to"):
-            load_settings(start=planted.parent)
-
-    @pytest.mark.parametrize(("listed", "taken"), [("{}", True), ("*", True), ("{}/..", True), ("{}/mine", False), (".", False)])
+    @pytest.mark.parametrize(("listed", "taken"), [("*", True), ("{}/..", True), ("{}/mine", False), (".", False)])
     def test_the_users_own_configuration_lists_folders(
         self, planted: Path, listed: str, taken: bool, monkeypatch: pytest.MonkeyPatch
     ):

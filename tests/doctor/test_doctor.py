@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import tomllib
-import typer
 from fakepython import FakePython, known_good_python
 from roots import ROOT
 from typer.testing import CliRunner
@@ -20,7 +19,7 @@ from typer.testing import CliRunner
 from actordbg.base.errors import EnvironmentProblem
 from actordbg.capture.control import Control, write_control
 from actordbg.catalog import migrate
-from actordbg.cli import patch as command
+from actordbg.cli.app import app
 from actordbg.cli.patch import render
 from actordbg.doctor import checkup
 from actordbg.doctor import python_environment as environment
@@ -218,9 +217,6 @@ def test_no_store_yet_is_fine_and_makes_none(here: Here, tmp_path: Path):
 
 
 def test_the_command_ends_with_4_where_something_is_bad_and_says_what_installs_it(here: Here):
-    app = typer.Typer()
-    app.callback()(lambda store=typer.Option(None): None)
-    app.command("doctor")(command.doctor)
     here.monkeypatch.setenv("ACTORDBG_STORE", str(here.store.root))
     arguments = ["doctor", "--quick", "--python", str(here.python.executable)]
     done = CliRunner().invoke(app, [*arguments, "--json"])

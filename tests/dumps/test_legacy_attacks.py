@@ -279,16 +279,10 @@ def test_an_import_refuses_every_attack_by_name_and_takes_the_rest(store: Store,
     assert (summary.added, summary.present) == (1, 0)
     assert [Path(refusal.path).name for refusal in summary.refused] == [f"attack{n:02d}.pkl" for n in range(len(attacks))]
     assert {refusal.code for refusal in summary.refused} == {"unsafe-input", "corrupt-dump"}
-    assert all(refusal.reason for refusal in summary.refused)
+    assert all(refusal.reason and "decoding process" not in refusal.reason for refusal in summary.refused), (
+        "the child's walls hold"
+    )
     assert not canary.exists()
-
-
-def test_no_attack_gets_as_far_as_the_walls_of_the_child(tmp_path: Path):
-    with LegacyReader() as reader:
-        for data in every_attack(tmp_path / "canary").values():
-            with pytest.raises(ActordbgError):
-                reader.decode(data)
-        assert reader.started == 1
 
 
 @pytest.mark.parametrize("act", ["open('/dev/null')", "__import__('os').system('true')", "exec('1')", "__import__('wave')"])

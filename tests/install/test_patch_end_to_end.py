@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 import actordbg
 from actordbg.actor.session import ActorSession
-from actordbg.base.errors import Unsupported
 from actordbg.capture import facts
 from actordbg.capture.control import Control, write_control
 from actordbg.cli.app import app
@@ -147,11 +146,3 @@ def test_the_actor_of_another_trainer_is_labelled_as_its_own_and_replayed_on_the
         golden = dump.outputs.get("action_log_probs", dump.outputs.get("log_probs"))
         assert (outcome.log_probs - golden)[outcome.mask].abs().max() < 2e-5
     session.close()
-
-
-def test_an_actor_of_a_game_is_refused_with_what_its_forward_takes(tmp_path):
-    game = tmp_path / "actor.py"
-    game.write_text("class Actor:\n    def forward(self, obs, hidden):\n        return obs\n")
-    refused = CliRunner().invoke(app, ["--store", str(tmp_path / "store"), "patch", "--target", str(game)])
-    assert isinstance(refused.exception, Unsupported) or refused.exit_code == 3
-    assert "takes (self, obs, hidden)" in str(refused.exception) + refused.output and "trailer" not in game.read_text()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patchkit import ACTOR, OLD, facts_of, written
 
 from actordbg.base.errors import ActordbgError, Conflict, StaysChanged
 from actordbg.formats.dump_record import now_timestamp
@@ -22,13 +23,11 @@ from actordbg.install.patch_target import Target
 from actordbg.install.trailer import State
 from actordbg.store.layout import Store
 
-ACTOR = b"class Actor:\n    def forward(self, sequences, attention_mask=None):\n        return sequences\n"
-OLD = 1_600_000_000_123_456_789
 CALLS = (
     "open", "fdopen", "close", "read", "fsync", "replace", "link", "unlink", "stat", "fstat", "fchmod", "utime", "listxattr",
     "mkdir", "scandir",
 )  # fmt: skip
-PROOFS = ("require_hook", "require_hooked", "require_clean")
+PROOFS = ("require_hook", "require_seen")
 
 
 class Interrupted:
@@ -71,13 +70,20 @@ class FaultyCalls:
         return call
 
 
+@pytest.fixture(autouse=True)
+def no_proofs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody asks an interpreter: that takes 50 ms."""
+    for name in PROOFS:
+        monkeypatch.setattr(patching, name, lambda *_: None)
+    monkeypatch.setattr(patching, "ask", lambda *_: {"hooked": False})
+
+
 @pytest.fixture
-def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyCalls]:
-    """Calls that can fail, and an interpreter that sees what the file says (asking a real one takes 50 ms)."""
+def faulty(monkeypatch: pytest.MonkeyPatch, no_proofs: None) -> Iterator[FaultyCalls]:
+    """Calls that can fail, and an interpreter that sees what the file says."""
     calls = FaultyCalls()
     for name in PROOFS:
         monkeypatch.setattr(patching, name, calls.wrapped(name, lambda *_: None))
-    monkeypatch.setattr(patching, "_hooked", lambda target: None)
     monkeypatch.setattr(trailer, "_require_same_meaning", lambda *_: None)  # a matter of bytes, and a third of the time
     with monkeypatch.context() as patched:
         for name in CALLS:
@@ -99,20 +105,13 @@ class Case:
     def __init__(self, folder: Path, operation: str) -> None:
         self.actor, self.store = folder / "models" / "actor.py", Store(folder / "store")
         self.target = Target(self.actor, self.actor, sys.executable, None)
-        self.actor.parent.mkdir()
-        self.actor.write_bytes(ACTOR)
-        self.actor.chmod(0o640)
-        os.utime(self.actor, ns=(OLD, OLD))
+        written(self.actor)
         if operation != "patch":
             patching.patch(self.target, Store(folder / "first") if operation == "renew" else self.store)
         self.operation = patching.unpatch if operation == "unpatch" else patching.patch
-        self.before = self.facts()
+        self.before = facts_of(self.actor)
         data = ACTOR if operation == "unpatch" else trailer.append(ACTOR, str(self.store.root), mtime_ns=OLD)
         self.after = (data, 0o640, os.getuid())
-
-    def facts(self) -> tuple[bytes, int, int, int]:
-        found = self.actor.stat()
-        return self.actor.read_bytes(), stat.S_IMODE(found.st_mode), found.st_uid, found.st_mtime_ns
 
     def run(self) -> BaseException | None:
         try:
@@ -123,7 +122,7 @@ class Case:
 
     def check(self, error: BaseException | None) -> str:
         """The state that the file has, after everything that must hold of it was looked at."""
-        now = self.facts()
+        now = facts_of(self.actor)
         changed = now != self.before
         if changed:
             assert now[:3] == self.after
@@ -145,10 +144,10 @@ class Case:
     def finish(self) -> None:
         """The next commands work, and clean up."""
         patching.patch(self.target, self.store)
-        assert self.facts()[:3] == (trailer.append(ACTOR, str(self.store.root), mtime_ns=OLD), 0o640, os.getuid())
+        assert facts_of(self.actor)[:3] == (trailer.append(ACTOR, str(self.store.root), mtime_ns=OLD), 0o640, os.getuid())
         assert [event.event for event in patching.events(self.store)][-1] == "patch"
         patching.unpatch(self.target, self.store)
-        assert self.facts() == (ACTOR, 0o640, os.getuid(), OLD)
+        assert facts_of(self.actor) == (ACTOR, 0o640, os.getuid(), OLD)
         assert [event.event for event in patching.events(self.store)][-1] == "unpatch"
         assert os.listdir(self.actor.parent) == ["actor.py"]
 
@@ -193,8 +192,6 @@ def test_a_fault_anywhere_and_a_second_one_while_undoing_leave_one_of_two_states
 
 @pytest.mark.parametrize("operation", ["patch", "unpatch"])
 def test_a_folder_that_the_disk_does_not_confirm_is_a_note(folder: Path, monkeypatch, operation: str):
-    for name in PROOFS:
-        monkeypatch.setattr(patching, name, lambda *_: None)
     case, real = Case(folder, operation), os.fsync
 
     def refuse(descriptor: int) -> None:
@@ -208,9 +205,7 @@ def test_a_folder_that_the_disk_does_not_confirm_is_a_note(folder: Path, monkeyp
     assert [line for line in outcome.notes if "did not confirm" in line and "power cut" in line]
 
 
-def test_a_backup_that_is_not_the_original_is_never_restored_or_named(folder: Path, monkeypatch):
-    for name in PROOFS:
-        monkeypatch.setattr(patching, name, lambda *_: None)
+def test_a_backup_that_is_not_the_original_is_never_restored_or_named(folder: Path):
     case = Case(folder, "patch")
     backup = Path(patching.patch(case.target, case.store).backup or "")
     backup.write_bytes(b"planted = 1\n")
@@ -228,21 +223,18 @@ def test_a_backup_that_is_not_the_original_is_never_restored_or_named(folder: Pa
     assert case.actor.read_bytes() == ACTOR
 
 
-def test_odd_files_among_events_and_backups_stop_nothing(folder: Path, monkeypatch):
+def test_odd_files_among_events_and_backups_stop_nothing(folder: Path):
     """A FIFO has no writer: who opened it to read would wait for ever. Each ends with its own finding, in seconds."""
-    for name in PROOFS:
-        monkeypatch.setattr(patching, name, lambda *_: None)
-    monkeypatch.setattr(patching, "_hooked", lambda target: None)
     case = Case(folder, "patch")
     backup = case.store.create().backups / trailer.sha256_of(ACTOR)
     for path in (case.store.events / "1.json", backup / "actor.py", backup / "origin.json"):
         path.parent.mkdir(parents=True, exist_ok=True)
         os.mkfifo(path)
     (case.store.events / "2.json").symlink_to("/dev/zero")
-    event = patching.Event("unpatch", now_timestamp(), str(case.actor), "", "", "python", None, "1")
+    event = patching.Event("unpatch", now_timestamp(), str(case.actor), "", "", "python", None, "1", "h")
     patching.record(case.store, event).rename(case.store.events / ".tmp-1-0-unfinished.json")
     assert case.run() is None
     assert patching.inspect_target(case.target, case.store).patched_at
     assert (backup / "actor.py").read_bytes() == ACTOR and (backup / "origin.json").is_file()
     patching.unpatch(case.target, case.store)
-    assert case.facts() == case.before
+    assert facts_of(case.actor) == case.before

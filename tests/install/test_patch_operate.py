@@ -14,122 +14,112 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patchkit import ACTOR, OLD, facts_of, light_hook, written
+from typer.testing import CliRunner
 
-from actordbg.base.errors import Conflict, EnvironmentProblem
+from actordbg.base.errors import ActordbgError, Conflict, EnvironmentProblem
 from actordbg.capture.control import Control, write_control
+from actordbg.cli.app import app
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.install import patching as operate
+from actordbg.install import patching, trailer
 from actordbg.install import replace_file as replace
-from actordbg.install import trailer
 from actordbg.install.patch_target import find_target
 from actordbg.install.patching import Outcome, Status
 from actordbg.install.trailer import State
 from actordbg.store.layout import Store
 
-ACTOR = b'class Actor:\n    """An actor."""\n\n    def forward(self, sequences, attention_mask=None):\n        return sequences\n'
-OLD = 1_600_000_000_123_456_789
-
-
-@pytest.fixture(autouse=True)
-def light_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An actordbg on the interpreter's path whose hook imports at once: these tests are about the file, not the hook."""
-    package = tmp_path / "light" / "actordbg"
-    (package / "capture").mkdir(parents=True)
-    (package / "__init__.py").write_text('__version__ = "0"\n')
-    (package / "capture" / "__init__.py").write_text("")
-    (package / "capture" / "hook.py").write_text("def install(cls, *, store):\n    cls.store = store\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "light"))
-    for name in ("ACTORDBG_STORE", "ACTORDBG_DISABLE", "PYTHONPYCACHEPREFIX"):
-        monkeypatch.delenv(name, raising=False)
+__all__ = ["light_hook"]
+pytestmark = pytest.mark.usefixtures("light_hook")
+NEXT = ACTOR + b"# next version\n"
+UNCHECKED, CHECKED, TIMESTAMP = (py_compile.PycInvalidationMode[name] for name in ("UNCHECKED_HASH", "CHECKED_HASH", "TIMESTAMP"))
 
 
 @pytest.fixture
 def actor(tmp_path: Path) -> Path:
     """A file as OpenRLHF installs it, with an unusual mode and an old time."""
-    path = tmp_path / "site" / "openrlhf" / "models" / "actor.py"
-    path.parent.mkdir(parents=True)
-    return _write(path, ACTOR)
-
-
-def _write(path: Path, data: bytes, mode: int = 0o640) -> Path:
-    path.write_bytes(data)
-    path.chmod(mode)
-    os.utime(path, ns=(OLD, OLD))
-    return path
+    return written(tmp_path / "site" / "openrlhf" / "models" / "actor.py")
 
 
 def patch(path: Path, store: Store, **how: Any) -> Outcome:
-    return operate.patch(find_target(target=path), store, **how)
+    return patching.patch(find_target(target=path), store, **how)
 
 
 def unpatch(path: Path, store: Store, **how: Any) -> Outcome:
-    return operate.unpatch(find_target(target=path), store, **how)
+    return patching.unpatch(find_target(target=path), store, **how)
 
 
 def status(path: Path, store: Store) -> Status:
-    return operate.inspect_target(find_target(target=path), store)
+    return patching.inspect_target(find_target(target=path), store)
 
 
-def _facts(path: Path) -> tuple[bytes, int, int, int]:
-    """Bytes, mode, owner, and modification time in nanoseconds."""
-    found = path.stat()
-    return path.read_bytes(), stat.S_IMODE(found.st_mode), found.st_uid, found.st_mtime_ns
+def compiled(path: Path, mode: py_compile.PycInvalidationMode) -> Path:
+    return Path(str(py_compile.compile(str(path), doraise=True, invalidation_mode=mode)))
 
 
-def _replace(old: replace.FileRead, data: bytes) -> None:
-    with replace.replaced(old, data):
-        pass
+def edited(path: Path) -> bytes:
+    path.write_bytes(path.read_bytes().replace(b"An actor.", b"Mine."))
+    return path.read_bytes()
 
 
-def _seen(path: Path) -> bool:
-    """Whether this interpreter, started anew, would run a trailer for `path`."""
-    return bool(status(path, Store(path.parent / "no store")).hooked)
+def said(notes: list[str], text: str) -> bool:
+    return any(text in line for line in notes)
 
 
 def test_unpatch_restores_sha256_mode_and_mtime_of_the_installed_actor_and_both_can_be_repeated(tmp_path, store):
-    path = _write(tmp_path / "actor.py", find_target(python=Path(sys.executable)).path.read_bytes(), 0o751)
-    before = _facts(path)
+    path = written(tmp_path / "actor.py", find_target(python=Path(sys.executable)).path.read_bytes(), 0o751)
+    before = facts_of(path)
     assert unpatch(path, store).action == "not patched"
     done = patch(path, store)
     assert (done.action, done.state) == ("patched", State.PATCHED)
-    patched = _facts(path)
-    assert patched[1:3] == before[1:3] and patched[3] != before[3] and _seen(path)
-    assert patch(path, store).action == "already patched" and _facts(path) == patched
+    patched = facts_of(path)
+    assert patched[1:3] == before[1:3] and patched[3] != before[3] and status(path, store).hooked
+    assert patch(path, store).action == "already patched" and facts_of(path) == patched
     undone = unpatch(path, store)
     assert (undone.action, undone.sha256_before, undone.sha256_after) == ("unpatched", done.sha256_after, done.sha256_before)
-    assert unpatch(path, store).action == "not patched" and _facts(path) == before and not _seen(path)
+    assert unpatch(path, store).action == "not patched" and facts_of(path) == before and not status(path, store).hooked
+    assert not (path.parent / "__pycache__").exists()
 
 
-def test_dry_run_shows_the_change_and_makes_none(actor: Path, tmp_path):
-    store = Store(tmp_path / "not made")
-    before = _facts(actor)
-    shown = patch(actor, store, dry_run=True)
-    assert shown.dry_run and "+# >>> actordbg trailer" in shown.diff and "\n-" not in shown.diff.replace("\n---", "")
-    assert _facts(actor) == before and not store.root.exists()
-    patch(actor, store)
-    patched = _facts(actor)
-    assert "-# >>> actordbg trailer" in unpatch(actor, store, dry_run=True).diff
-    assert _facts(actor) == patched
+def test_the_commands_say_it_as_text_and_as_json_and_a_dry_run_changes_nothing(actor: Path, tmp_path):
+    before = facts_of(actor)
+
+    def run(command: str, *options: str) -> Any:
+        done = CliRunner().invoke(app, ["--store", str(tmp_path / "kept"), command, "--target", str(actor), *options])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout) if "--json" in options else done
+
+    shown = run("patch", "--dry-run", "--json")
+    assert shown["dry_run"] and shown["action"] == "patched" and facts_of(actor) == before and not (tmp_path / "kept").exists()
+    assert "+# >>> actordbg trailer" in shown["diff"] and "\n-" not in shown["diff"].replace("\n---", "")
+    patched = run("patch")
+    assert patched.stdout.startswith(f"patched: {actor}\n") and "dump enable" in patched.stderr
+    seen = run("status", "--json")
+    assert (seen["state"], seen["hooked"], seen["armed"], seen["store"]) == ("patched", True, False, str(tmp_path / "kept"))
+    assert seen["patched_at"] and "hook seen   yes" in run("status").stdout
+    assert "-# >>> actordbg trailer" in run("unpatch", "--dry-run", "--json")["diff"]
+    undone = run("unpatch", "--json")
+    assert (undone["action"], undone["state"], undone["sha256_after"]) == ("unpatched", "clean", seen["original_sha256"])
+    assert undone["sha256_before"] == seen["sha256"] and facts_of(actor) == before
 
 
 def test_another_store_renews_the_trailer_and_the_original_still_comes_back(actor: Path, store, tmp_path):
-    before = _facts(actor)
+    before = facts_of(actor)
     patch(actor, store)
     other = Store(tmp_path / "other")
     assert patch(actor, other).action == "trailer renewed"
     assert status(actor, other).store == str(other.root)
     unpatch(actor, other)
-    assert _facts(actor) == before
+    assert facts_of(actor) == before
     assert status(actor, store).state is State.CLEAN, "the first store knows that it lost the file"
 
 
 def test_unpatch_needs_neither_the_store_nor_actordbg_in_the_interpreter(actor: Path, store, monkeypatch):
-    before = _facts(actor)
+    before = facts_of(actor)
     patch(actor, store)
     shutil.rmtree(store.root)
     monkeypatch.setenv("PYTHONPATH", "/nowhere")
     unpatch(actor, Store("/nowhere/store"))
-    assert _facts(actor) == before
+    assert facts_of(actor) == before
 
 
 def test_the_backup_and_the_events_are_in_the_store(actor: Path, store):
@@ -138,92 +128,65 @@ def test_the_backup_and_the_events_are_in_the_store(actor: Path, store):
     assert Path(done.backup).read_bytes() == ACTOR
     origin = json.loads(Path(done.backup).with_name("origin.json").read_text())
     assert (origin["target"], origin["mode"], origin["mtime_ns"]) == (str(actor), 0o640, OLD)
-    patched, unpatched = operate.events(store)
-    assert (patched.event, unpatched.event) == ("patch", "unpatch")
+    patched, unpatched = patching.events(store)
+    assert (patched.event, unpatched.event, patched.target) == ("patch", "unpatch", str(actor))
     assert patched.sha256_before == unpatched.sha256_after == trailer.sha256_of(ACTOR)
-    assert patched.sha256_after == unpatched.sha256_before == done.sha256_after
-    assert patched.target == str(actor) and patched.timestamp < unpatched.timestamp
-    assert sorted(path.name for path in actor.parent.iterdir()) == ["actor.py"], "nothing is left beside the file"
+    assert patched.sha256_after == unpatched.sha256_before == done.sha256_after and patched.timestamp < unpatched.timestamp
+    assert os.listdir(actor.parent) == ["actor.py"], "nothing is left beside the file"
 
 
-# --- edits -------------------------------------------------------------------------------------------------------------
-
-
-def test_an_edit_since_is_kept_without_the_old_time(actor: Path, store):
+def test_an_edit_since_is_kept_without_the_old_time_and_not_moved_to_another_store(actor: Path, store, tmp_path):
     patch(actor, store)
-    actor.write_bytes(actor.read_bytes().replace(b"An actor.", b"Mine."))
-    assert status(actor, store).state is State.EDITED
-    assert patch(actor, store).action == "already patched"
-    done = unpatch(actor, store)
-    assert actor.read_bytes() == ACTOR.replace(b"An actor.", b"Mine.")
-    assert any("edit is kept" in line for line in done.notes)
-    assert actor.stat().st_mtime_ns != OLD and stat.S_IMODE(actor.stat().st_mode) == 0o640
-
-
-def test_an_edited_file_is_not_moved_to_another_store(actor: Path, store, tmp_path):
-    patch(actor, store)
-    actor.write_bytes(actor.read_bytes().replace(b"An actor.", b"Mine."))
-    before = _facts(actor)
+    mine = edited(actor)
+    assert status(actor, store).state is State.EDITED and patch(actor, store).action == "already patched"
     with pytest.raises(Conflict, match="edited") as refusal:
         patch(actor, Store(tmp_path / "other"))
-    assert "unpatch" in refusal.value.hint and _facts(actor) == before
+    assert "unpatch" in refusal.value.hint and actor.read_bytes() == mine
+    assert said(unpatch(actor, store).notes, "edit is kept")
+    assert actor.read_bytes() == ACTOR.replace(b"An actor.", b"Mine.")
+    assert actor.stat().st_mtime_ns != OLD and stat.S_IMODE(actor.stat().st_mode) == 0o640
 
 
 @pytest.mark.parametrize("change", [lambda d: d + b"mine = 1\n", lambda d: d.replace(b"install(Actor", b"install(Critic")])
 def test_an_edit_in_or_behind_the_trailer_is_refused_with_the_backup_as_remedy(actor: Path, store, change: Any):
     done = patch(actor, store)
     actor.write_bytes(change(actor.read_bytes()))
-    before = _facts(actor)
+    before = facts_of(actor)
     for action in (patch, unpatch):
         with pytest.raises(Conflict) as refusal:
             action(actor, store)
-        assert str(done.backup) in refusal.value.hint and refusal.value.exit_code == 3
-        assert _facts(actor) == before
+        assert str(done.backup) in refusal.value.hint and refusal.value.exit_code == 3 and facts_of(actor) == before
 
 
 def test_an_upgrade_over_the_patch_is_seen_and_can_be_patched_again(actor: Path, store):
     patch(actor, store)
-    _write(actor, ACTOR + b"# next version\n")
+    written(actor, NEXT)
     found = status(actor, store)
     assert found.state is State.OVERWRITTEN and "another version" in found.reason
-    assert patch(actor, store).action == "patched"
-    assert status(actor, store).state is State.PATCHED
-    _write(actor, ACTOR + b"# next version\n")
-    assert any("overwritten" in line for line in unpatch(actor, store).notes)
-    assert status(actor, store).state is State.CLEAN
+    assert patch(actor, store).action == "patched" and status(actor, store).state is State.PATCHED
+    written(actor, NEXT)
+    assert said(unpatch(actor, store).notes, "overwritten") and status(actor, store).state is State.CLEAN
 
 
 def test_a_patch_on_another_host_says_nothing_about_this_one(actor: Path, store, monkeypatch):
     with monkeypatch.context() as there:
-        there.setattr(operate.socket, "gethostname", lambda: "another-node")
+        there.setattr(patching.socket, "gethostname", lambda: "another-node")
         patch(actor, store)
-    _write(actor, ACTOR)
+    written(actor)
     assert status(actor, store).state is State.CLEAN
 
 
 # --- what Python would really run ---------------------------------------------------------------------------------------
 
 
-def _compile(path: Path, mode: py_compile.PycInvalidationMode) -> Path:
-    return Path(str(py_compile.compile(str(path), doraise=True, invalidation_mode=mode)))
-
-
-def test_an_unchecked_hash_pyc_that_would_hide_the_hook_undoes_the_patch(actor: Path, store):
-    cached = _compile(actor, py_compile.PycInvalidationMode.UNCHECKED_HASH)
-    before = _facts(actor)
+def test_an_unchecked_hash_pyc_that_would_hide_the_hook_undoes_the_patch_and_is_told_of_later(actor: Path, store):
+    cached = compiled(actor, UNCHECKED)
+    before, hidden = facts_of(actor), cached.read_bytes()
     with pytest.raises(Conflict, match="does not see the hook") as refusal:
         patch(actor, store)
-    assert str(cached) in refusal.value.hint
-    assert _facts(actor) == before and operate.events(store) == []
+    assert str(cached) in refusal.value.hint and facts_of(actor) == before and patching.events(store) == []
     cached.unlink()
     assert patch(actor, store).action == "patched"
-
-
-def test_patch_says_so_when_the_hook_became_hidden_afterwards(actor: Path, store):
-    cached = _compile(actor, py_compile.PycInvalidationMode.UNCHECKED_HASH)
-    hidden = cached.read_bytes()
-    cached.unlink()
-    patch(actor, store)
     cached.write_bytes(hidden)
     found = status(actor, store)
     assert found.state is State.PATCHED and found.hooked is False and not found.armed
@@ -233,78 +196,50 @@ def test_patch_says_so_when_the_hook_became_hidden_afterwards(actor: Path, store
 
 def test_an_unchecked_hash_pyc_that_keeps_the_hook_is_reported_after_unpatch(actor: Path, store):
     patch(actor, store)
-    _compile(actor, py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    compiled(actor, UNCHECKED)
     with pytest.raises(Conflict, match="still sees the hook"):
         unpatch(actor, store)
-    assert _facts(actor)[0] == ACTOR, "the source is restored all the same"
+    assert actor.read_bytes() == ACTOR, "the source is restored all the same"
 
 
-@pytest.mark.parametrize("mode", [py_compile.PycInvalidationMode.TIMESTAMP, py_compile.PycInvalidationMode.CHECKED_HASH])
+@pytest.mark.parametrize("mode", [TIMESTAMP, CHECKED])
 def test_an_ordinary_pyc_hides_neither_the_patch_nor_its_removal(actor: Path, store, mode: Any):
-    _compile(actor, mode)
+    compiled(actor, mode)
     patch(actor, store)
-    assert _seen(actor)
-    _compile(actor, mode)
+    assert status(actor, store).hooked
+    cached = compiled(actor, mode)
+    if mode is TIMESTAMP:  # compiled while the file was being restored: right time and size, wrong code
+        stale = bytearray(cached.read_bytes())
+        stale[8:16] = (OLD // 10**9).to_bytes(4, "little") + len(ACTOR).to_bytes(4, "little")
+        cached.write_bytes(stale)
     unpatch(actor, store)
-    assert not _seen(actor)
-
-
-def test_a_timestamp_pyc_that_agrees_by_coincidence_is_removed(actor: Path, store):
-    """As a process leaves it that compiled the patched text while the file was being restored: right time and size, wrong code."""
-    patch(actor, store)
-    cached = _compile(actor, py_compile.PycInvalidationMode.TIMESTAMP)
-    stale = bytearray(cached.read_bytes())
-    stale[8:16] = (OLD // 10**9).to_bytes(4, "little") + len(ACTOR).to_bytes(4, "little")
-    cached.write_bytes(stale)
-    unpatch(actor, store)
-    assert not cached.exists() and not _seen(actor)
-
-
-def test_patching_leaves_no_pyc_behind(actor: Path, store, monkeypatch):
-    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
-    patch(actor, store)
-    unpatch(actor, store)
-    assert not (actor.parent / "__pycache__").exists()
+    assert not status(actor, store).hooked
 
 
 def test_a_file_that_the_interpreter_cannot_compile_is_given_back(actor: Path, store):
-    _write(actor, ACTOR + b"return 1\n")
-    before = _facts(actor)
+    before = facts_of(written(actor, ACTOR + b"return 1\n"))
     with pytest.raises(Conflict, match="cannot compile"):
         patch(actor, store)
-    assert _facts(actor) == before
+    assert facts_of(actor) == before
 
 
 # --- the file system ----------------------------------------------------------------------------------------------------
 
 
-def test_other_names_of_a_hard_linked_file_keep_the_original(actor: Path, store, tmp_path):
-    cache = tmp_path / "cache.py"
+def test_hard_links_keep_the_original_symbolic_links_stay_and_extended_attributes_are_kept(actor: Path, store, tmp_path):
+    cache, link = tmp_path / "cache.py", tmp_path / "link.py"
     os.link(actor, cache)
-    done = patch(actor, store)
-    assert cache.read_bytes() == ACTOR and cache.stat().st_mtime_ns == OLD
-    assert any("hard-linked" in line for line in done.notes)
-    unpatch(actor, store)
-    assert actor.read_bytes() == ACTOR
-
-
-def test_a_symbolic_link_stays_and_the_real_file_is_patched(actor: Path, store, tmp_path):
-    link = tmp_path / "link.py"
     link.symlink_to(actor)
-    done = patch(link, store)
-    assert link.is_symlink() and done.file == str(actor)
-    assert any(str(link) in line for line in done.notes)
-    unpatch(link, store)
-    assert link.is_symlink() and actor.read_bytes() == ACTOR
-
-
-def test_extended_attributes_are_kept(actor: Path, store):
     try:
         os.setxattr(actor, "user.note", b"mine")
-    except OSError:
-        pytest.skip("this file system has no user attributes")
-    patch(actor, store)
-    assert os.getxattr(actor, "user.note") == b"mine"
+        attributes = ["user.note"]
+    except OSError:  # this file system has no user attributes
+        attributes = []
+    done = patch(link, store)
+    assert done.file == str(actor) and said(done.notes, "hard-linked") and said(done.notes, str(link))
+    assert cache.read_bytes() == ACTOR and cache.stat().st_mtime_ns == OLD and os.listxattr(actor) == attributes
+    unpatch(link, store)
+    assert link.is_symlink() and actor.read_bytes() == ACTOR
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC])
@@ -317,85 +252,81 @@ def test_a_folder_that_cannot_be_written_is_named(actor: Path, store, monkeypatc
             raise OSError(code, os.strerror(code), str(path))
         return real(path, flags, *rest, **more)
 
-    monkeypatch.setattr(os, "open", refuse)
-    before = _facts(actor)
-    with pytest.raises(EnvironmentProblem, match=str(actor.parent)) as problem:
+    before = facts_of(actor)
+    with monkeypatch.context() as refusing, pytest.raises(EnvironmentProblem, match=str(actor.parent)) as problem:
+        refusing.setattr(os, "open", refuse)
         patch(actor, store)
-    assert problem.value.exit_code == 4
-    assert (str(actor) + " is read-only here" in problem.value.message) == (code != errno.ENOSPC)
+    assert (f"{actor} is read-only here" in problem.value.message) == (code != errno.ENOSPC)
     assert ("actordbg run -- COMMAND" in problem.value.hint) == (code != errno.ENOSPC)
-    assert _facts(actor) == before and operate.events(store) == []
-
-
-def test_a_read_only_file_that_is_patched_cannot_be_unpatched_and_run_is_no_help(actor: Path, store, monkeypatch):
+    assert facts_of(actor) == before and patching.events(store) == []
     patch(actor, store)
-    patched = _facts(actor)
-
-    def refuse(*_: Any) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(os, "replace", refuse)
-    with pytest.raises(EnvironmentProblem, match="is read-only here: Read-only file system") as problem:
+    patched = facts_of(actor)
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(EnvironmentProblem) as problem:
         unpatch(actor, store)
-    assert "actordbg run" not in problem.value.hint and _facts(actor) == patched
+    assert "actordbg run" not in problem.value.hint and facts_of(actor) == patched, "a file that is patched needs no other way"
 
 
 def test_a_really_read_only_folder_is_named():
     """As root, whom a mode does not stop, the replacement runs as nobody, in a folder that nobody may read but not write."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
-        actor = _write(folder / "actor.py", ACTOR, 0o644)
+        actor = written(folder / "actor.py", mode=0o644)
         folder.chmod(0o555)
         user = os.geteuid()
         try:
             os.seteuid(user or 65534)
-            with replace.locked(actor), pytest.raises(EnvironmentProblem, match=str(folder)) as problem:
-                _replace(replace.read(actor), b"new")
-            assert "Permission denied" in problem.value.message
+            with replace.locked(actor), pytest.raises(EnvironmentProblem, match="Permission denied") as problem:
+                replaced(replace.read(actor))
+            assert str(folder) in problem.value.message
         finally:
             os.seteuid(user)
             folder.chmod(0o755)
-        assert [path.name for path in folder.iterdir()] == ["actor.py"] and actor.read_bytes() == ACTOR
+        assert os.listdir(folder) == ["actor.py"] and actor.read_bytes() == ACTOR
 
 
-def test_an_owner_that_cannot_be_kept_is_a_refusal(actor: Path, store, monkeypatch):
+def replaced(old: replace.FileRead) -> None:
+    with replace.replaced(old, b"new"):
+        pass
+
+
+def test_an_owner_that_cannot_be_kept_and_a_file_that_changed_meanwhile_are_refused(actor: Path, monkeypatch):
+    old = replace.read(actor)
+    other = replace.FileRead(actor, old.data, os.stat_result([*old.stat[:4], old.stat.st_uid + 1, *old.stat[5:]]))
+
     def refuse(*arguments: int) -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
-    old = replace.read(actor)
-    other = os.stat_result([*old.stat[:4], old.stat.st_uid + 1, *old.stat[5:]])
     monkeypatch.setattr(os, "fchown", refuse)
     with pytest.raises(EnvironmentProblem, match="not permitted"):
-        _replace(replace.FileRead(actor, old.data, other), b"new")
-    assert actor.read_bytes() == ACTOR and [path.name for path in actor.parent.iterdir()] == ["actor.py"]
-
-
-def test_a_file_that_someone_else_changes_meanwhile_is_left_alone(actor: Path):
-    old = replace.read(actor)
+        replaced(other)
+    assert actor.read_bytes() == ACTOR and os.listdir(actor.parent) == ["actor.py"]
     actor.write_bytes(b"someone else's")
     with pytest.raises(Conflict, match="another program"):
-        _replace(old, b"new")
+        replaced(old)
     assert actor.read_bytes() == b"someone else's"
 
 
-def test_a_file_system_without_flock_on_folders_gets_a_lock_file(actor: Path, store, tmp_path, monkeypatch):
+def test_a_file_system_without_flock_on_folders_gets_a_lock_file_and_waiting_ends_with_a_message(
+    actor: Path, store, tmp_path, monkeypatch
+):
     real = replace.fcntl.flock
+    monkeypatch.setattr(replace, "LOCK_SECONDS", 0.05)
+
+    def contended() -> None:
+        with replace.locked(actor), pytest.raises(ActordbgError, match="another actordbg"), replace.locked(actor):
+            pass
 
     def flock(descriptor: int, operation: int) -> None:
         if stat.S_ISDIR(os.fstat(descriptor).st_mode):
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         real(descriptor, operation)
 
+    contended()
     monkeypatch.setattr(replace.fcntl, "flock", flock)
     monkeypatch.setattr(replace.tempfile, "tempdir", str(tmp_path))
-    assert patch(actor, store).action == "patched"
-    assert len(list(tmp_path.glob("actordbg-*.lock"))) == 1
-
-
-def test_waiting_for_another_actordbg_ends_with_a_message(actor: Path, monkeypatch):
-    monkeypatch.setattr(replace, "LOCK_SECONDS", 0.05)
-    with replace.locked(actor), pytest.raises(EnvironmentProblem, match="another actordbg"), replace.locked(actor):
-        pass
+    contended()
+    assert patch(actor, store).action == "patched" and len(list(tmp_path.glob("actordbg-*.lock"))) == 1
 
 
 def test_capture_is_armed_only_when_patched_enabled_and_not_disabled(actor: Path, store, monkeypatch):
@@ -413,4 +344,4 @@ def test_capture_is_armed_only_when_patched_enabled_and_not_disabled(actor: Path
     assert not armed()
     store.control_path.write_text("{")
     found = status(actor, store)
-    assert not found.armed and any("dumping is off" in line for line in found.notes)
+    assert not found.armed and said(found.notes, "dumping is off")

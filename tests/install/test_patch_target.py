@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from actordbg.base.errors import EnvironmentProblem, UsageError
-from actordbg.install.patch_target import find_target, require_hook, version_beside
+from actordbg.install.patch_target import find_target, require_hook
 
 HERE = Path(sys.executable)
 BOMB = "raise SystemExit('the package was imported')\n"
@@ -89,22 +89,19 @@ def test_a_file_is_taken_as_named_and_its_environment_inferred(tmp_path):
     site = tmp_path / "env" / "lib" / "python3.11" / "site-packages"
     path = _package(site)
     (site / "openrlhf-0.8.5.dist-info").mkdir()
-    assert find_target(target=path).python == sys.executable
+    outside = find_target(target=_package(tmp_path / "outside").rename(tmp_path / "outside" / "actor.py"))
+    assert (outside.python, outside.trainer_version) == (sys.executable, None)
     (tmp_path / "env" / "bin").mkdir()
     (tmp_path / "env" / "bin" / "python").symlink_to(sys.executable)
     found = find_target(target=path)
     assert found.python == str(tmp_path / "env" / "bin" / "python") and found.trainer_version == "0.8.5"
 
 
-def test_python_and_target_exclude_each_other(tmp_path):
+def test_python_and_target_exclude_each_other_and_a_target_is_a_file(tmp_path):
     with pytest.raises(UsageError):
         find_target(python=HERE, target=_package(tmp_path))
-
-
-@pytest.mark.parametrize("name", ["missing.py", "."])
-def test_a_target_that_is_no_file_is_said(tmp_path, name: str):
     with pytest.raises(EnvironmentProblem, match="not a file"):
-        find_target(target=tmp_path / name)
+        find_target(target=tmp_path)
 
 
 def _script(tmp_path: Path, text: str) -> Path:
@@ -114,17 +111,13 @@ def _script(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_an_interpreter_that_is_none_is_said(tmp_path):
-    with pytest.raises(EnvironmentProblem, match="cannot be run"):
-        find_target(python=tmp_path / "missing")
-    with pytest.raises(EnvironmentProblem, match="cannot answer"):
-        find_target(python=_script(tmp_path, "echo no; exit 0"))
-
-
-def test_an_interpreter_without_openrlhf_is_said(tmp_path):
-    bare = _script(tmp_path, f'exec {sys.executable} -S "$@"')
-    with pytest.raises(EnvironmentProblem, match="has no openrlhf"):
-        find_target(python=bare)
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [("", "cannot be run"), ("echo no; exit 0", "cannot answer"), (f'exec {sys.executable} -S "$@"', "has no openrlhf")],
+)
+def test_an_interpreter_that_is_none_or_has_no_trainer_is_said(tmp_path, script: str, said: str):
+    with pytest.raises(EnvironmentProblem, match=said):
+        find_target(python=_script(tmp_path, script) if script else tmp_path / "missing")
 
 
 def test_an_actordbg_in_the_current_folder_does_not_count(tmp_path, elsewhere: Path):
@@ -135,8 +128,3 @@ def test_an_actordbg_in_the_current_folder_does_not_count(tmp_path, elsewhere: P
     with pytest.raises(EnvironmentProblem, match="No module named 'actordbg'") as problem:
         require_hook(str(bare))
     assert problem.value.hint.endswith(f"{bare} -m pip install actordbg")
-
-
-def test_a_file_outside_openrlhf_has_no_version(tmp_path):
-    assert version_beside(tmp_path / "actor.py") is None
-    assert version_beside(_package(tmp_path)) is None

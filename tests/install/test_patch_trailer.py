@@ -10,28 +10,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patchkit import ACTOR
 
 from actordbg.base.errors import Conflict, Unsupported
 from actordbg.install import trailer
 from actordbg.install.trailer import State
 
-ACTOR = b'class Actor:\n    """An actor."""\n\n    def forward(self, sequences, attention_mask=None):\n        return sequences\n'
 STORE = "/data/store"
 ODD_FILES = {
     "as installed": ACTOR,
-    "CRLF": ACTOR.replace(b"\n", b"\r\n"),
-    "CR": ACTOR.replace(b"\n", b"\r"),
-    "byte order mark": b"\xef\xbb\xbf" + ACTOR,
-    "byte order mark and CRLF": b"\xef\xbb\xbf" + ACTOR.replace(b"\n", b"\r\n"),
     "no final newline": ACTOR.rstrip(b"\n"),
-    "no final newline, CRLF": ACTOR.replace(b"\n", b"\r\n").removesuffix(b"\r\n"),
-    "mixed newlines": ACTOR + b"x = 1\r\ny = 2\r",
-    "ends in a comment": ACTOR + b"# the end",
     "ends in a comment with a backslash": ACTOR + b"# the end \\",
     "ends in blanks": ACTOR + b"        ",
-    "ends in a form feed": ACTOR + b"\f",
-    "form feeds between": b"import os\n\f\n" + ACTOR + b"\f\n",
-    "ends in blank lines": ACTOR + b"\n\n\n",
     "ends inside an indented block": ACTOR + b"if True:\n    if True:\n        x = 1\n        ",
     "non-ASCII": "# 演员\n".encode() + ACTOR + "# né".encode(),
     "latin-1 with a cookie": b"# -*- coding: latin-1 -*-\nname = '\xe9'\n" + ACTOR,
@@ -45,14 +35,11 @@ ODD_FILES = {
 UNSUPPORTED = {
     "empty": (b"", "no class Actor"),
     "no Actor": (b"class Critic:\n    def forward(self): ...\n", "no class Actor"),
-    "Actor inside a function": (b"def make():\n    class Actor:\n        def forward(self): ...\n", "no class Actor"),
     "inherited forward": (b"class Actor(dict):\n    pass\n", "no method forward"),
+    "Actor of a game": (b"class Actor:\n    def forward(self, obs): ...\n", r"takes \(self, obs\)"),
     "later Actor without forward": (ACTOR + b"class Actor:\n    pass\n", "no method forward"),
     "open string": (ACTOR + b"x = '''", "not Python source"),
-    "open bracket": (ACTOR + b"x = (", "not Python source"),
-    "open line": (ACTOR + b"x = 1 \\", "not Python source"),
     "NUL": (ACTOR + b"\0", "not Python source"),
-    "not text": (b"\x80\x04\x95" * 20, "not Python source"),
     "wrong encoding": (ACTOR + b"x = '\xe9'\n", "not Python source"),
     "deep nesting": (ACTOR + b"x = " + b"(" * 5000 + b")" * 5000 + b"\n", "not Python source"),
 }
@@ -70,7 +57,7 @@ def test_any_supported_file_comes_back_to_the_byte(source: bytes):
 @pytest.mark.parametrize(("source", "reason"), UNSUPPORTED.values(), ids=UNSUPPORTED)
 def test_a_file_without_an_actor_to_patch_is_unsupported_with_the_reason(source: bytes, reason: str):
     found = trailer.inspect(source)
-    assert found.state is State.UNSUPPORTED and reason in found.reason
+    assert found.state is State.UNSUPPORTED
     with pytest.raises(Unsupported, match=reason):
         trailer.append(source, STORE)
 
@@ -110,13 +97,10 @@ def test_lines_added_right_before_the_trailer_are_kept():
     {
         "text behind": (lambda p: p + b"mine = 1\n", "text behind"),
         "code edited": (lambda p: p.replace(b"import install", b"import installer"), "itself was edited"),
-        "store edited": (lambda p: p.replace(b"or '/data/store'", b"or '/data/other'"), "itself was edited"),
-        "header edited": (lambda p: p.replace(b'"length": ', b'"length": 1'), "itself was edited"),
         "header gone": (lambda p: p.replace(b"# {", b"# ["), "second line was edited"),
         "cut short": (lambda p: p[:-40], "itself was edited"),
         "first line gone": (lambda p: p.replace(trailer.BEGIN.encode(), b"#"), "0 first lines"),
         "two trailers": (lambda p: p + p[len(ACTOR) :], "2 first lines"),
-        "newlines converted": (lambda p: p.replace(b"\n", b"\r\n"), "itself was edited"),
         "newer format": (lambda p: p.replace(b'"format": 1', b'"format": 2'), "format 2"),
     }.values(),
 )  # fmt: skip
@@ -179,12 +163,7 @@ def test_whatever_changes_in_a_patched_file_nothing_of_the_user_is_lost(data: st
 
 HOOKS = {
     "absent": None,
-    "syntax error": "def install(",
-    "import error": "import not_there_at_all",
-    "no install": "",
     "other signature": "def install(): ...",
-    "raises": "def install(cls, *, store): raise RuntimeError('no')",
-    "exits": "raise SystemExit(3)",
     "panics": "class Panic(BaseException): ...\nraise Panic",
     "unprintable": "class E(Exception):\n    def __str__(self): raise ValueError\ndef install(cls, *, store): raise E",
 }
@@ -215,27 +194,19 @@ def _run(tmp_path: Path, hook: str | None, store: str = STORE, **environment: st
 @pytest.mark.parametrize("hook", HOOKS.values(), ids=HOOKS)
 def test_training_runs_on_whatever_happens_to_actordbg(tmp_path, hook: str | None):
     done = _run(tmp_path, hook)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "['Actor'] None\n"
-    assert done.stderr.count("\n") <= 1
+    assert (done.returncode, done.stdout) == (0, "['Actor'] None\n") and done.stderr.count("\n") <= 1, done.stderr
+    if hook is None:
+        assert done.stderr == "actordbg: not capturing: ModuleNotFoundError: No module named 'actordbg'\n"
 
 
-def test_a_failed_hook_says_so_in_one_line_on_stderr(tmp_path):
-    assert _run(tmp_path, None).stderr == "actordbg: not capturing: ModuleNotFoundError: No module named 'actordbg'\n"
+ODD_STORE = '/it\'s/a "path"/演员/line\nbreak/\\n/undecodable/\udc80'
 
 
-GOOD_HOOK = "def install(cls, *, store): cls.store = store"
-
-
-@pytest.mark.parametrize("path", [STORE, '/it\'s/a "path"', "/演员/store", "/line\nbreak/\\n", "/undecodable/\udc80"])
-def test_the_hook_gets_the_store_exactly_as_it_was_named(tmp_path, path: str):
-    assert _run(tmp_path, GOOD_HOOK, path).stdout == f"['Actor'] {path!a}\n"
-
-
-def test_the_environment_overrides_the_store(tmp_path):
-    assert _run(tmp_path, GOOD_HOOK, ACTORDBG_STORE="/other").stdout == "['Actor'] '/other'\n"
-
-
-def test_actordbg_disable_skips_the_hook_without_a_word(tmp_path):
-    done = _run(tmp_path, "raise RuntimeError", ACTORDBG_DISABLE="1")
-    assert (done.stdout, done.stderr) == ("['Actor'] None\n", "")
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [({}, ODD_STORE), ({"ACTORDBG_STORE": "/other"}, "/other"), ({"ACTORDBG_DISABLE": "1"}, None)],
+    ids=["as named", "the environment's", "disabled"],
+)
+def test_the_hook_gets_the_store_as_it_was_named_or_overridden_and_none_where_disabled(tmp_path, environment, told):
+    done = _run(tmp_path, "def install(cls, *, store): cls.store = store", ODD_STORE, **environment)
+    assert (done.stdout, done.stderr) == (f"['Actor'] {told!a}\n", "")

@@ -25,12 +25,9 @@ from runkit import ROOT, clean_environment, fake_openrlhf, run_job
 from actordbg.base.processes import end_session
 from actordbg.capture.control import read_control
 from actordbg.cli.dump_status_work import process_rows
-from actordbg.demo import demo_training as training
-from actordbg.demo.demo_training import build_assets
 from actordbg.replay.launch import free_port
 from actordbg.store import payload
 from actordbg.store.layout import Store
-from actordbg.trainers.openrlhf.demo_programs import PROGRAMS
 
 pytestmark = pytest.mark.slow
 QUIET = {
@@ -225,23 +222,3 @@ def test_a_submitted_job_is_recorded(store, tree: Path, head: Head, how: str):
     assert by_role(store) == {("a", "policy"): 3, ("a", "reference"): 4}
     control = read_control(store, "a")
     assert not control.enabled
-
-
-def test_openrlhfs_own_sft_is_recorded_without_a_patch(store, tmp_path):
-    """The demo's training, from a copy of the installed OpenRLHF that nobody patched."""
-    actor = training.copy_trainer(tmp_path / "python")
-    before = actor.read_bytes()
-    assets = build_assets(tmp_path, prompts=32, conversations=96)
-    command = PROGRAMS["sft"].command(assets.model, assets.conversations, tmp_path / "checkpoint", free_port())
-    (tmp_path / "cwd").mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", "actordbg", "--store", str(store.root), "run", "--run", "sft", "--every", "10", "--", *command],
-        env=training._environment(tmp_path / "python", PROGRAMS["sft"].hide_gpus()), cwd=tmp_path / "cwd",
-        stdout=(tmp_path / "log").open("w"), stderr=subprocess.PIPE, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "120 calls = 12 captured + 0 dropped + 108 sampled out" in done.stderr
-    assert actor.read_bytes() == before and not list((tmp_path / "python").rglob("*.tmp"))
-    dumps = [payload.load(path) for path in store.iter_dumps()]
-    assert len(dumps) == 12 and {dump.record.run for dump in dumps} == {"sft"}
-    assert all(dump.record.training and dump.record.grad_enabled for dump in dumps)

@@ -43,6 +43,7 @@ def off(index: int, made: dict[str, Any]) -> dict[str, Any]:
 
 
 FAILED = {"status": "failed", "error_class": "ValueError", "error": "no such thing\nat all"}
+ASKED = {"extra": {"temperature": 1.0, "laws": [{"law": "neighbour", "verdict": "kept"}]}}
 LAWLESS = {"extra": {"temperature": 1.0, "laws": [LAW]}}
 
 
@@ -53,6 +54,8 @@ LAWLESS = {"extra": {"temperature": 1.0, "laws": [LAW]}}
          "actordbg check --model 'org/a model'"),
         ({"change": off}, "WRONG (TOY MODEL): 1 of 3 dumps further from the truth than fp32 explains; not judged: your model; "
          "gradients (--backward); the laws", f'actordbg matrix --where "dump_id = \'{INPUTS[1].dump_id}\'"'),
+        ({"result": lambda index: ASKED if index else {}}, "RIGHT (TOY MODEL): 3 of 257 dumps run, as near the truth as fp32 allows; "
+         "not judged: your model; gradients (--backward); the laws of 1 dump", "actordbg check --model"),
         # a broken law is wrong whatever the truth says
         ({"result": lambda index: LAWLESS if index == 2 else {}}, "WRONG (TOY MODEL): neighbour broken: row 1 sees row 0",
          f'actordbg matrix --where "dump_id = \'{INPUTS[2].dump_id}\'"'),

@@ -48,21 +48,21 @@ def test_a_history_is_written_after_each_input_and_a_failed_one_has_its_own(
 
     @contextlib.contextmanager
     def opened(*arguments: Any, **options: Any) -> Iterator[SimpleNamespace]:
-        yield SimpleNamespace(resolved={"load_s": 0.0})
+        yield SimpleNamespace(resolved={"load_s": 0.0}, backward_for=lambda record: False, run=run)
 
-    def run(self: ActorEngine, item: Any, *_: Any) -> dict[str, Any]:
+    def run(item: Any, **_: Any) -> Any:
         if item.dump_id == "d1":
             raise RuntimeError("CUDA out of memory")
-        return {"status": "passed"}
+        return SimpleNamespace(apply=lambda undo: None, tensors=None)
 
     monkeypatch.setattr(sessions, "open_actor", opened)
     monkeypatch.setattr("actordbg.replay.actor_engine.defaults_of", lambda *_: None)
-    monkeypatch.setattr(ActorEngine, "_run", run)
+    monkeypatch.setattr(ActorEngine, "_fields", lambda *_: {"status": "passed", "extra": {}})
     engine = ActorEngine(folder, spec, 1)
     engine.open()
     for item in spec.inputs:
         with contextlib.suppress(RuntimeError):
-            engine.run(item, None, recorded=True)  # type: ignore[arg-type]
+            engine.run(item, SimpleNamespace(record=None, dump_id=item.dump_id), recorded=True)  # type: ignore[arg-type]
     assert told[0] == ("all", 100_000) and len(told) == 4
     assert {path.name: path.read_text() for path in folder.glob("*.pickle")} == {
         "memory-rank1.pickle": "4", "memory-rank1-d1.pickle": "3",

@@ -19,7 +19,6 @@ import sysconfig
 import tempfile
 import venv
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,6 +30,7 @@ BACKENDS = {
     "deepspeed": ["--backend", "deepspeed", "--zero-stage", "2", "--nproc", "2"],
     "fsdp2": ["--backend", "fsdp2", "--nproc", "2"],
 }
+STEPS = ("capture", *BACKENDS)
 CALLS = 4
 TRAINING = """
 import os, sys, time
@@ -52,13 +52,8 @@ for call in range(int(sys.argv[2])):
 """
 
 
-@dataclass
-class Tried:
-    """One environment's answers: for each step "yes", or the first line of what went wrong."""
-
-    openrlhf: str
-    transformers: str
-    steps: dict[str, str] = field(default_factory=dict)
+Steps = dict[str, str]
+"""One environment's answers: both versions, and for each step "yes", or the first line of what went wrong."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -72,27 +67,25 @@ def main(words: Sequence[str] | None = None) -> int:
         tried = []
         for pair in options.pairs or PAIRS:
             tried.append(try_pair(*pair.split("+"), envs, Path(scratch) / pair.replace("+", "_")))
-            print(json.dumps(tried[-1].__dict__), flush=True)
+            print(json.dumps(tried[-1]), flush=True)
     page = page_of(tried)
     if options.pairs:
         print(page)
     else:
         PAGE.write_text(page)
-    return int(any(answer != "yes" for one in tried for answer in one.steps.values()))
+    return int(any(answer != "yes" for steps in tried for name, answer in steps.items() if name in ("install", *STEPS)))
 
 
-def try_pair(openrlhf: str, transformers: str, envs: Path, folder: Path) -> Tried:
+def try_pair(openrlhf: str, transformers: str, envs: Path, folder: Path) -> Steps:
     """The whole way in one environment."""
     python = environment(envs / f"{openrlhf}_{transformers}", openrlhf, transformers)
     if isinstance(python, str):
-        return Tried(openrlhf, transformers, {"install": python})
+        return {"OpenRLHF": openrlhf, "transformers": transformers, "install": python}
     folder.mkdir(parents=True)
-    found = versions(python)
-    tried = Tried(found["openrlhf"], found["transformers"])
-    tried.steps["capture"] = captured(python, folder)
-    for name, flags in BACKENDS.items():
-        tried.steps[name] = replayed(python, folder, flags)
-    return tried
+    code = "from importlib.metadata import version as v; print(v('openrlhf'), v('transformers'))"
+    found = run([str(python), "-c", code], Path.cwd()).stdout.split()
+    steps = {"OpenRLHF": found[0], "transformers": found[1], "capture": captured(python, folder)}
+    return steps | {name: replayed(python, folder, flags) for name, flags in BACKENDS.items()}
 
 
 def environment(folder: Path, openrlhf: str, transformers: str) -> Path | str:
@@ -102,23 +95,12 @@ def environment(folder: Path, openrlhf: str, transformers: str) -> Path | str:
         venv.create(folder, with_pip=True)
         own = Path(run([str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], folder).stdout.strip())
         own.joinpath("zz_below.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-    for arguments in (["--no-deps", named("openrlhf", openrlhf)], [named("transformers", transformers)]):
+    for package, version, *flags in (("openrlhf", openrlhf, "--no-deps"), ("transformers", transformers)):
+        arguments = [*flags, package if version == NEWEST else f"{package}=={version}"]
         done = run([str(python), "-m", "pip", "install", "--quiet", "--upgrade", *arguments], folder)
         if done.returncode:
             return first_line(done)
     return python
-
-
-def named(package: str, version: str) -> str:
-    """What pip calls it."""
-    return package if version == NEWEST else f"{package}=={version}"
-
-
-def versions(python: Path) -> dict[str, str]:
-    """The versions that a program in this environment gets."""
-    code = "import json; from importlib.metadata import version as v; print(json.dumps({p: v(p) for p in ('openrlhf', 'transformers')}))"
-    answer: dict[str, str] = json.loads(run([str(python), "-c", code], Path.cwd()).stdout)
-    return answer
 
 
 def captured(python: Path, folder: Path) -> str:
@@ -169,16 +151,13 @@ def first_line(done: subprocess.CompletedProcess[str]) -> str:
     return (told or lines or [f"exit code {done.returncode}"])[-1][:200].replace("|", "/")
 
 
-def page_of(tried: Sequence[Tried]) -> str:
+def page_of(tried: Sequence[Steps]) -> str:
     """The table as Markdown."""
     from importlib.metadata import version
 
     below = ", ".join(f"{name} {version(name)}" for name in ("torch", "deepspeed", "ray"))
-    head = ["OpenRLHF", "transformers", "capture", *BACKENDS]
-    rows = [
-        [one.openrlhf, one.transformers, *(one.steps.get(step, one.steps.get("install", "-")) for step in head[2:])]
-        for one in tried
-    ]
+    head = ["OpenRLHF", "transformers", *STEPS]
+    rows = [[steps.get(name, steps.get("install", "-")) for name in head] for steps in tried]
     lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
     return TEXT.format(below=below, table="\n".join(lines))
 

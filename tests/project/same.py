@@ -129,7 +129,7 @@ def files(folder: Path) -> Iterator[tuple[str, str]]:
         yield f"{path.relative_to(folder)}", hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def run(checkout: Path, names: set[str]) -> Leaves:
+def run(checkout: Path) -> Leaves:
     """Runs the commands in a checkout and returns everything that they printed and wrote."""
     work = Path(tempfile.mkdtemp(prefix="same-"))
     store, out = work / "store", work / "out"
@@ -141,8 +141,6 @@ def run(checkout: Path, names: set[str]) -> Leaves:
     environment |= {"HOME": str(work), "CUDA_VISIBLE_DEVICES": ""}
     everything: Leaves = {}
     for name, words in steps(PICKLES if PICKLES.is_dir() else store / "dumps", out):
-        if names and name not in names:
-            continue
         command = [sys.executable, "-m", "actordbg", "--store", str(store), *words]
         done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         texts = {
@@ -193,15 +191,13 @@ def excused(path: str, patterns: list[str]) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """Compares two checkouts and prints what differs. Names behind them run these steps alone."""
-    checkouts = [Path(word).resolve() for word in arguments if "/" in word or word == "."]
-    names = {word for word in arguments if "/" not in word and word != "."}
-    first, last = checkouts[0], checkouts[1] if len(checkouts) > 1 else ROOT
-    before, again, now = run(first, names), run(first, names), run(last, names)
+    """Compares two checkouts and prints what differs."""
+    first, last = (Path(word).resolve() for word in [*arguments, ROOT][:2])
+    before, again, now = run(first), run(first), run(last)
     patterns = accepted_lines(ACCEPTED.read_text(encoding="utf-8"))
     changed = differences(before, again, now)
     unexcused = {path: values for path, values in changed.items() if not excused(path, patterns)}
-    idle = [] if names else [pattern for pattern in patterns if not any(excused(path, [pattern]) for path in changed)]
+    idle = [pattern for pattern in patterns if not any(excused(path, [pattern]) for path in changed)]
     for path, (old, new) in unexcused.items():
         print(f"{path}\n  before: {old[:300]}\n  now:    {new[:300]}")
     for pattern in idle:

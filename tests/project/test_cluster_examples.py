@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -23,7 +24,6 @@ STUBS = {
     "hostname": "echo '127.0.1.1 10.0.0.7 fe80::1'",
     "ray": 'if [[ "$*" == *--block* ]]; then echo $$ >> "$STUB_LOG.pids"; exec sleep 600; fi',
     "python": "echo nodes 3",
-    "actordbg": 'exec "$STUB_REPLAY"',
 }
 
 
@@ -37,24 +37,26 @@ def test_the_compose_file_names_files_that_are_there():
         assert (CONTAINERS / one["command"][1].removeprefix("/")).is_file()
 
 
+def stand_ins(folder: Path, **bodies: str) -> dict[str, str]:
+    """An environment in which these programs are stand-ins that write down how they were called."""
+    for name, body in bodies.items():
+        (folder / name).write_text(STUB.format(name=name, body=body))
+        (folder / name).chmod(0o700)
+    return {"PATH": f"{folder}:{os.environ['PATH']}", "STUB_LOG": str(folder / "log"), "ACTORDBG_STORE": "/shared/store"}
+
+
 def test_head_and_worker_on_two_hosts_meet_at_the_heads_address(tmp_path: Path):
     """The file for two hosts: scripts that are in the image, one address for both, and a worker that joins there."""
     services = yaml.safe_load((CONTAINERS / "two-hosts.yaml").read_text())["services"]
     ignored = (CONTAINERS / "Dockerfile.dockerignore").read_text().split()
-    for name in ("hostname", "ray", "python", "actordbg"):
-        body = {"hostname": "echo 127.0.1.1", "python": "echo 2"}.get(name, "")
-        (tmp_path / name).write_text(STUB.format(name=name, body=body))
-        (tmp_path / name).chmod(0o700)
-    own = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "STUB_LOG": str(tmp_path / "log"), "ACTORDBG_STORE": str(tmp_path)}
+    own = stand_ins(tmp_path, hostname="echo 127.0.1.1", ray="", python="echo 2", actordbg="")
     for name in ("head", "worker"):
         one = services[name]
         assert (one["network_mode"], one["pull_policy"]) == ("host", "never") and one["volumes"][0].endswith(":/shared")
         script = Path(one["command"][1]).relative_to("/src")
         assert not {str(script), *map(str, script.parents)} & {*ignored}
-        given = {
-            key: value.replace("${HEAD:?name the address of host A}", "10.0.0.1") for key, value in one["environment"].items()
-        }
-        done = subprocess.run(["bash", ROOT / script], env=own | given, capture_output=True, text=True, check=False)
+        named = {key: re.sub(r"\$\{HEAD:.*?\}", "10.0.0.1", value) for key, value in one["environment"].items()}
+        done = subprocess.run(["bash", ROOT / script], env=own | named, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     said = (tmp_path / "log").read_text()
     assert "ray start --head --node-ip-address=10.0.0.1 --port=6379" in said and "ray start --address=10.0.0.1:6379" in said
@@ -66,21 +68,10 @@ def test_scripts_are_bash(path: Path):
     assert subprocess.run(["bash", "-n", path], check=False).returncode == 0
 
 
-@pytest.fixture
-def slurm(tmp_path: Path) -> dict[str, str]:
-    """An environment in which Slurm, Ray and actordbg are stand-ins that write down how they were called."""
-    for name, body in STUBS.items():
-        (tmp_path / name).write_text(STUB.format(name=name, body=body))
-        (tmp_path / name).chmod(0o700)
-    own = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "STUB_LOG": str(tmp_path / "log"), "ACTORDBG_STORE": "/shared/store"}
-    return own | {"SLURM_JOB_ID": "1042", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_CPUS_ON_NODE": "8", "SLURM_GPUS_ON_NODE": "2"}
-
-
-def replay_stub(folder: Path, body: str) -> str:
-    path = folder / "replay"
-    path.write_text(f"#!/usr/bin/env bash\n{body}\n")
-    path.chmod(0o700)
-    return str(path)
+def slurm(folder: Path, replay: str) -> dict[str, str]:
+    """Slurm, Ray and actordbg as stand-ins; `replay`: what the replay does."""
+    own = {"SLURM_JOB_ID": "1042", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_CPUS_ON_NODE": "8", "SLURM_GPUS_ON_NODE": "2"}
+    return stand_ins(folder, **STUBS, actordbg=replay) | own
 
 
 def is_alive(pid: int) -> bool:
@@ -90,10 +81,10 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_a_slurm_job_starts_ray_on_every_node_and_ends_with_the_replays_exit_code(tmp_path: Path, slurm: dict[str, str]):
+def test_a_slurm_job_starts_ray_on_every_node_and_ends_with_the_replays_exit_code(tmp_path: Path):
     # the replay waits until all steps of Ray are there, as Ray's own driver waits for its nodes
     body = 'until [ "$(wc -l < "$STUB_LOG.pids")" = 2 ]; do sleep 0.02; done; exit 7'
-    own = slurm | {"STUB_REPLAY": replay_stub(tmp_path, body)}
+    own = slurm(tmp_path, body)
     done = subprocess.run(["bash", SLURM, "replay", "--groups", "auto"], env=own, capture_output=True, text=True, check=False)
     assert done.returncode == 7, done.stderr
     said = (tmp_path / "log").read_text()
@@ -103,9 +94,9 @@ def test_a_slurm_job_starts_ray_on_every_node_and_ends_with_the_replays_exit_cod
     assert not any(is_alive(int(pid)) for pid in (tmp_path / "log.pids").read_text().split())
 
 
-def test_slurms_signal_ends_the_replay_as_ctrl_c_would_and_waits_for_it(tmp_path: Path, slurm: dict[str, str]):
+def test_slurms_signal_ends_the_replay_as_ctrl_c_would_and_waits_for_it(tmp_path: Path):
     body = "trap 'touch $STUB_LOG.journals; exit 130' TERM; touch $STUB_LOG.began; while :; do sleep 0.05; done"
-    own = slurm | {"STUB_REPLAY": replay_stub(tmp_path, body)}
+    own = slurm(tmp_path, body)
     job = subprocess.Popen(["bash", SLURM, "replay"], env=own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not (tmp_path / "log.began").exists():
         assert job.poll() is None
@@ -114,7 +105,7 @@ def test_slurms_signal_ends_the_replay_as_ctrl_c_would_and_waits_for_it(tmp_path
     assert job.wait() == 130 and (tmp_path / "log.journals").exists()
 
 
-def test_without_a_store_the_slurm_script_says_so(slurm: dict[str, str]):
-    own = {name: value for name, value in slurm.items() if name != "ACTORDBG_STORE"}
+def test_without_a_store_the_slurm_script_says_so(tmp_path: Path):
+    own = {name: value for name, value in slurm(tmp_path, "").items() if name != "ACTORDBG_STORE"}
     done = subprocess.run(["bash", SLURM, "replay"], env=own, capture_output=True, text=True, check=False)
     assert done.returncode != 0 and "name a store that all nodes see" in done.stderr

@@ -9,10 +9,12 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from itertools import groupby
 from pathlib import Path
 
 import docpages
+import packcases
 import pytest
 from docpages import ROOT, Block
 from replaycases import old_pickle
@@ -23,7 +25,12 @@ from actordbg.base.errors import ActordbgError
 from actordbg.catalog.where import compile_where
 from actordbg.cli.app import CONTENTS, app
 from actordbg.cli.lazy import every_command
+from actordbg.config.replay_config import SETTINGS
+from actordbg.config.sources import build_config, load_settings
+from actordbg.dumps.packing import pack_dumps
+from actordbg.formats.dump_record import DumpRecord
 from actordbg.store.layout import Store
+from actordbg.store.places import read_record
 
 CONSOLE = [block for page in docpages.pages() for block in docpages.blocks(page) if block.language == "console"]
 RUNNABLE = [block for page in docpages.pages() for block in docpages.blocks(page) if block.mode == "run"]
@@ -42,8 +49,6 @@ def error_classes(root: type[ActordbgError] = ActordbgError) -> list[type[Actord
 
 def environment_variables() -> set[str]:
     """Every ACTORDBG_... that the package's code names, and those of the table of settings."""
-    from actordbg.config.replay_config import SETTINGS
-
     text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "actordbg").rglob("*.py"))
     of_settings = {one.variable for one in SETTINGS.values() if not one.flag_only}
     return set(re.findall(r"\bACTORDBG_[A-Z][A-Z_]*[A-Z]\b", text)) | of_settings
@@ -197,11 +202,6 @@ def test_examples_do_what_their_page_shows(blocks: list[Block], tmp_path: Path):
 
 
 def test_the_store_format_page_reads_a_real_dump_and_a_real_pack(store: Store, capsys: pytest.CaptureFixture[str]):
-    import packcases
-
-    from actordbg.dumps.packing import pack_dumps
-    from actordbg.store.places import read_record
-
     page = ROOT / "docs" / "reference" / "store-format.md"
     code = {block.name: block.text for block in docpages.blocks(page) if block.mode == "run-python"}
     assert list(code) == ["header", "payload", "pack"]
@@ -224,36 +224,17 @@ def test_the_store_format_page_reads_a_real_dump_and_a_real_pack(store: Store, c
         assert bytes.fromhex(page.read_text().partition(before)[2][:11]) == start
 
 
-def test_the_store_format_page_names_every_field_of_a_record():
-    from dataclasses import fields
-
-    from actordbg.formats.dump_record import DumpRecord
-
-    text = (ROOT / "docs" / "reference" / "store-format.md").read_text(encoding="utf-8")
-    assert [f.name for f in fields(DumpRecord) if f"`{f.name}`" not in text] == []
-
-
-def test_the_conditions_on_the_catalog_page_are_conditions():
-    (shown,) = [b.text for b in docpages.blocks(ROOT / "docs" / "reference" / "catalog.md") if b.language == "text"]
-    assert len(shown.splitlines()) >= 3
-    for line in shown.splitlines():
-        compile_where(line)
-
-
-def test_toml_on_the_settings_page_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from actordbg.config.sources import build_config, load_settings
-
-    (block,) = [b for b in docpages.blocks(ROOT / "docs" / "reference" / "settings.md") if b.language == "toml"]
+def test_what_reference_pages_show_as_json_toml_conditions_and_fields_is_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    reference = ROOT / "docs" / "reference"
+    text = (reference / "store-format.md").read_text(encoding="utf-8")
+    assert [field.name for field in fields(DumpRecord) if f"`{field.name}`" not in text] == []
+    (shown,) = [block.text for block in docpages.blocks(reference / "catalog.md") if block.language == "text"]
+    assert len([compile_where(line) for line in shown.splitlines()]) >= 3
+    for block in (block for page in docpages.pages() for block in docpages.blocks(page) if block.language == "json"):
+        json.loads(block.text)
+    (block,) = [block for block in docpages.blocks(reference / "settings.md") if block.language == "toml"]
     (tmp_path / "actordbg.toml").write_text(block.text)
     for name in ("ACTORDBG_STORE", "ACTORDBG_CONFIG"):
         monkeypatch.delenv(name, raising=False)
     settings = load_settings(start=tmp_path)
-    assert str(settings.store) == "/shared/actordbg"
-    assert build_config(settings, {}).config.zero_stage == 3
-
-
-def test_json_on_every_page_is_json():
-    for page in docpages.pages():
-        for block in docpages.blocks(page):
-            if block.language == "json":
-                json.loads(block.text)
+    assert str(settings.store) == "/shared/actordbg" and build_config(settings, {}).config.zero_stage == 3

@@ -97,15 +97,6 @@ def test_every_folder_of_tests_is_a_room_of_the_product():
     assert rooms() <= folders
 
 
-def test_tests_and_their_helpers_do_not_mix():
-    outside = [path for path in TESTS.rglob("*.py") if path.parent != SUPPORT]
-    tests_only = {path for path in outside if path.name.startswith("test_")}
-    targets = {TESTS / "fuzz" / name for name in ("run.py", "fuzzing.py")} | set((TESTS / "fuzz").glob("of_*.py"))
-    programs = {TESTS / "project" / name for name in ("figures.py", "weight.py", "same.py", "compat.py", "once_more.py")}
-    assert set(outside) - tests_only == {TESTS / "conftest.py", TESTS / "replay" / "conftest.py"} | programs | targets
-    assert [path.name for path in SUPPORT.glob("test_*.py")] == []
-
-
 def test_every_helper_says_what_it_is_for():
     for path in SUPPORT.glob("*.py"):
         tree = ast.parse(path.read_text())

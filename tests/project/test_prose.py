@@ -1,4 +1,4 @@
-"""Prose where it can be measured: short design, short sentences, dated decisions, one word for one thing.
+"""Prose where it can be measured: short design, dated decisions, one word for one thing.
 
 The glossary is both the page and the rule: its terms must be used on other pages, and the words that it retires must not be.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from statistics import median
 
 import docpages
 import pytest
@@ -19,30 +18,10 @@ DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
 WRITTEN = [
     page for page in docpages.pages() if page.name != "log.md" and not page.read_text().startswith("<!-- Generated")
 ]  # the log is history
-LONGEST, TYPICAL = 40, 20
 
 
 def page_id(page: Path) -> str:
     return str(page.relative_to(ROOT))
-
-
-def plain(text: str) -> str:
-    """A page's prose: no fenced blocks, tables, headings or comments; links and code as their words."""
-    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    text = re.sub(r"^(\||#|<!--).*$", "", text, flags=re.MULTILINE)
-    return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
-
-
-def sentences(text: str) -> list[str]:
-    """The sentences of Markdown; an item of a list and a paragraph each end one."""
-    paragraphs = re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", plain(text))
-    ends = r"(?<=[\w`)*\"%][.?!])\s+(?=[\w`*\"(|])"
-    found = [one for paragraph in paragraphs for one in re.split(ends, " ".join(paragraph.split()))]
-    return [one for one in found if len(words(one)) > 1]
-
-
-def words(sentence: str) -> list[str]:
-    return [word for word in sentence.split() if re.search(r"\w", word)]
 
 
 def terms() -> dict[str, str]:
@@ -76,15 +55,6 @@ def test_every_room_is_in_the_design():
     rooms = {path.parent.name for path in (ROOT / "actordbg").glob("*/__init__.py")}
     listed = set(re.findall(r"^\| `(\w+)/[^`]*` \|", DESIGN.read_text(encoding="utf-8"), re.MULTILINE))
     assert listed == rooms
-
-
-def test_sentences_are_short():
-    assert sentences("# A b\n\nOne two. Three four\nfive.\n- six seven\n\n| a b |\n") == [
-        "One two.", "Three four five.", "- six seven"
-    ]  # fmt: skip
-    found = {page: sentences(page.read_text(encoding="utf-8")) for page in WRITTEN}
-    assert [one for told in found.values() for one in told if len(words(one)) > LONGEST] == []
-    assert [page_id(page) for page, told in found.items() if median(len(words(one)) for one in told) >= TYPICAL] == []
 
 
 # ---- decisions ----

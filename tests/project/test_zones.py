@@ -55,22 +55,18 @@ def test_the_capture_zone_loads_nothing_of_the_desk():
 
 
 DESK_COMMANDS = {
-    "help": ("--help",),
     "replay help": ("replay", "--help"),
     "ls": ("dump", "ls"),
-    "ls where": ("dump", "ls", "--where", "seq_len > 0 AND status = 'passed'"),
     "show": ("dump", "show", "DUMP"),
     "verify": ("dump", "verify"),
     "index": ("index",),
     "run": ("run", "true"),
     "dump status": ("dump", "status"),
     "report": ("report",),
-    "report json": ("report", "--json"),
     "curve": ("curve", "time"),
     "compare-logs": ("compare-logs", "LOG", "LOG"),
     "pack": ("dump", "pack"),
     "ls packed": ("dump", "ls"),
-    "verify packed": ("dump", "verify"),
     "show packed": ("dump", "show", "DUMP"),
     "unpack": ("dump", "unpack", "--all"),
     "prune": ("dump", "prune", "--where", "seq_len < 0", "--yes", "--allow-empty"),

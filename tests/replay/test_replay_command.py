@@ -26,7 +26,6 @@ from actordbg.base.errors import (
     CorruptDump,
     LaunchProblem,
     NothingToDo,
-    StoreProblem,
     Unsupported,
     UsageError,
     WhereError,
@@ -38,7 +37,6 @@ from actordbg.cli.app import app
 from actordbg.cli.replay_work import answer_of, render
 from actordbg.config import dist_plugin
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.config.sources import read_accelerate
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import make_folder
 from actordbg.records.journal import SPEC, TENSORS, Journal, read_events, read_results
@@ -86,13 +84,6 @@ def test_a_bad_condition_is_refused_before_anything_is_indexed(store: Store) -> 
     with pytest.raises(WhereError):
         invoke(store, "--where", "seq_length>3")
     assert not store.catalog_path.exists()
-
-
-def test_a_store_that_cannot_take_a_replay_says_so(store: Store) -> None:
-    publish(store, 1)
-    store.replays.write_text("")
-    with pytest.raises(StoreProblem, match="cannot write the replay's folder"):
-        invoke(store)
 
 
 def test_a_replay_that_is_given_up_answers_with_what_is_done_before_its_error(
@@ -289,18 +280,13 @@ ACCELERATE = {
 
 
 def test_an_accelerate_config_gives_settings_and_what_is_not_honoured_is_named(store: Store, tmp_path: Path) -> None:
-    """A file, or a mapping."""
     publish(store, 2)
     (file := tmp_path / "accelerate.yaml").write_text(json.dumps(ACCELERATE))
-    for config in (str(file), json.dumps(ACCELERATE)):
-        done = invoke(store, "--accelerate-config", config, "--dtype", "fp32", "--dry-run")
-        assert "2 workers (deepspeed)" in done.stdout
-        honoured, _, left = done.stderr.partition("not honoured")
-        assert "backend deepspeed, nproc 2, zero-stage 3" in honoured and "dtype" not in honoured
-        assert "deepspeed_config.offload_optimizer_device" in left and "gpu_ids" in left
-    mapping = {"distributed_type": "FSDP", "num_processes": 2, "mixed_precision": "bf16", "fsdp_config": {"fsdp_version": 2}}
-    settings = {"backend": "fsdp2", "nproc": 2, "dtype": "bf16"}
-    assert read_accelerate(mapping) == read_accelerate(json.dumps(mapping)) == (settings, ("fsdp_config.fsdp_version",))
+    done = invoke(store, "--accelerate-config", str(file), "--dtype", "fp32", "--dry-run")
+    assert "2 workers (deepspeed)" in done.stdout
+    honoured, _, left = done.stderr.partition("not honoured")
+    assert "backend deepspeed, nproc 2, zero-stage 3" in honoured and "dtype" not in honoured
+    assert "deepspeed_config.offload_optimizer_device" in left and "gpu_ids" in left
 
 
 @pytest.mark.parametrize(
@@ -317,9 +303,8 @@ def test_an_accelerate_config_that_cannot_be_read_or_honoured_is_refused(
 ) -> None:
     publish(store, 1)
     (file := tmp_path / "accelerate.yaml").write_text(config)
-    for given in (str(file), config) if config.startswith("{") else (str(file),):
-        with pytest.raises(error, match=words):
-            invoke(store, "--accelerate-config", given, "--dry-run")
+    with pytest.raises(error, match=words):
+        invoke(store, "--accelerate-config", str(file), "--dry-run")
 
 
 def test_debug_disable_fsdp_makes_a_replay_under_fsdp2_a_plain_one_and_says_so(

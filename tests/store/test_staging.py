@@ -56,17 +56,6 @@ def test_a_whole_store_goes_there_and_comes_back_and_only_news_moves_then(tmp_pa
     assert theirs.pull().files == 1 and not (tmp_path / "b" / "replays" / ".hidden").exists()
 
 
-def test_of_a_url_with_runs_only_their_dumps_come_in(tmp_path: Path):
-    storecases.build(tmp_path / "a")
-    ours, _, there = two_sides(tmp_path)
-    ours.push()
-    some = Mirror(f"norename://{there}", tmp_path / "c", [storecases.PACKED])
-    some.pull()
-    names = files_of(tmp_path / "c")
-    assert any(name.startswith(f"packs/{storecases.PACKED}/") for name in names)
-    assert any(name.startswith("replays/") for name in names) and not any(name.startswith("dumps/") for name in names)
-
-
 def test_of_a_journal_that_both_have_the_longer_counts_and_anything_else_is_refused(tmp_path: Path):
     ours, theirs, there = two_sides(tmp_path)
     journal = Path("replays") / "r-1" / "rank0.jsonl"

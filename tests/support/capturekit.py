@@ -1,4 +1,4 @@
-# ruff: noqa: UP006, UP007, UP035, UP045, RUF013  (the signatures are OpenRLHF's own)
+# ruff: noqa: UP045  (the signatures are OpenRLHF's own)
 """What the capture tests share: actors with OpenRLHF's signatures, a recorder that is on, and stores that misbehave."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, List, Optional, Union
+from typing import Any, Optional
 from unittest.mock import patch
 
 import torch
@@ -88,160 +88,40 @@ class Empty(torch.nn.Module):
     """Base of actors that compute nothing."""
 
 
-class SignatureA(Empty):
-    """The first of eight signatures that OpenRLHF's releases have: a count of actions, no groups."""
-
-    def forward(
-        self,
-        sequences: torch.LongTensor,
-        num_actions: int = None,
-        attention_mask: Optional[torch.Tensor] = None,
-        return_output=False,
-    ):
-        return sequences.float()
-
-
-class SignatureB(Empty):
-    """`packing_samples` is an argument of the call."""
-
-    def forward(self, sequences, num_actions: int = None, attention_mask=None, return_output=False, packing_samples=False):
-        return sequences.float()
+def actor_with(parameters: str) -> type:
+    """An actor that computes nothing, whose forward has these parameters behind `self`."""
+    scope: dict[str, Any] = {}
+    exec(
+        f"class Actor(Empty):\n    def forward(self, sequences, {parameters}):\n        return sequences.float()",
+        globals(),
+        scope,
+    )
+    made: type = scope["Actor"]
+    return made
 
 
-class SignatureC(Empty):
-    """Ring attention; lengths of packed samples come with the call."""
-
-    def forward(
-        self,
-        sequences,
-        num_actions: int = None,
-        attention_mask=None,
-        return_output=False,
-        ring_attn_group=None,
-        packed_seq_lens: Optional[list[int]] = None,
-    ):
-        return sequences.float()
-
-
-class SignatureD(Empty):
-    """`num_actions` may be a list, one for each packed sample."""
-
-    def forward(
-        self,
-        sequences,
-        num_actions: Optional[Union[int, list[int]]] = None,
-        attention_mask=None,
-        return_output=False,
-        ring_attn_group=None,
-        packed_seq_lens=None,
-    ):
-        return sequences.float()
-
-
-class SignatureE(Empty):
-    """`logps_allgather`."""
-
-    def forward(
-        self,
-        sequences,
-        num_actions: Optional[Union[int, List[int]]] = None,
-        attention_mask=None,
-        return_output=False,
-        ring_attn_group=None,
-        logps_allgather=False,
-        packed_seq_lens=None,
-    ):
-        return sequences.float()
-
-
-class SignatureF(Empty):
-    """An action mask takes the place of the count; log-probs on request."""
-
-    def forward(
-        self,
-        sequences,
-        action_mask=None,
-        attention_mask=None,
-        return_output=False,
-        allgather_logits=False,
-        return_logprobs=False,
-        ring_attn_group=None,
-        packed_seq_lens=None,
-    ):
-        return sequences.float()
-
-
-class SignatureG(Empty):
-    """Entropy on request."""
-
-    def forward(
-        self,
-        sequences,
-        action_mask=None,
-        attention_mask=None,
-        return_output=False,
-        allgather_logits=False,
-        return_logprobs=False,
-        ring_attn_group=None,
-        packed_seq_lens=None,
-        return_entropy=False,
-    ):
-        return sequences.float()
-
-
-class SignatureH(Empty):
-    """The newest: `**mm_inputs` takes what a vision model needs."""
-
-    def forward(
-        self,
-        sequences,
-        action_mask=None,
-        attention_mask=None,
-        return_output=False,
-        allgather_logits=False,
-        return_logprobs=False,
-        ring_attn_group=None,
-        packed_seq_lens=None,
-        return_entropy=False,
-        **mm_inputs,
-    ):
-        return sequences.float()
-
-
-class ForkWithTypingDefault(Empty):
-    """A fork: `pos_ids` in fourth place, and a default that is a typing object instead of an annotation."""
-
-    def forward(
-        self,
-        sequences,
-        action_mask=None,
-        attention_mask=None,
-        pos_ids=None,
-        return_output=False,
-        prompt_len=Optional[int],
-        return_squared_loss=False,
-    ):
-        return sequences.float()
-
-
-class ForkWithVisualInputs(Empty):
-    """A fork: images are arguments of their own."""
-
-    def forward(
-        self,
-        sequences,
-        num_actions=None,
-        attention_mask=None,
-        return_output=False,
-        ring_attn_group=None,
-        packed_seq_lens=None,
-        visual_inputs: Optional[dict] = None,
-        *rest,
-    ):
-        return sequences.float()
-
-
-SIGNATURES = (SignatureA, SignatureB, SignatureC, SignatureD, SignatureE, SignatureF, SignatureG, SignatureH)
+_COUNTED = "num_actions: int = None, attention_mask: Optional[torch.Tensor] = None, return_output=False"
+_MASKED = "action_mask=None, attention_mask=None, return_output=False, allgather_logits=False, return_logprobs=False, ring_attn_group=None, packed_seq_lens=None"
+SIGNATURES = tuple(map(actor_with, (
+    _COUNTED,
+    f"{_COUNTED}, packing_samples=False",
+    f"{_COUNTED}, ring_attn_group=None, packed_seq_lens: Optional[list[int]] = None",
+    f"{_COUNTED.replace('int =', 'Optional[Union[int, list[int]]] =')}, ring_attn_group=None, packed_seq_lens=None",
+    f"{_COUNTED.replace('int =', 'Optional[Union[int, List[int]]] =')}, ring_attn_group=None, logps_allgather=False, packed_seq_lens=None",
+    _MASKED,
+    f"{_MASKED}, return_entropy=False",
+    f"{_MASKED}, return_entropy=False, **mm_inputs",
+)))  # fmt: skip
+"""The eight signatures that OpenRLHF's releases have had, the oldest first."""
+SignatureA, SignatureD, SignatureH = SIGNATURES[0], SIGNATURES[3], SIGNATURES[7]
+ForkWithTypingDefault = actor_with(
+    "action_mask=None, attention_mask=None, pos_ids=None, return_output=False, prompt_len=Optional[int], return_squared_loss=False"
+)
+"""A fork: `pos_ids` in fourth place, and a default that is a typing object instead of an annotation."""
+ForkWithVisualInputs = actor_with(
+    "num_actions=None, attention_mask=None, return_output=False, ring_attn_group=None, packed_seq_lens=None, visual_inputs=None, *rest"
+)
+"""A fork: images are arguments of their own."""
 
 
 class RememberingWriter(Writer):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from click.testing import Result
 from typer.testing import CliRunner
 
 from actordbg.base.errors import ActordbgError
-from actordbg.cli.app import app
+from actordbg.cli.app import CONTENTS, app
+from actordbg.cli.lazy import every_command
 from actordbg.store.layout import Store
 
 
@@ -28,6 +31,11 @@ def invoke(store: Store, *words: str) -> Result:
         raise result.exception
     assert isinstance(result.exception, SystemExit | None), result.exception
     return result
+
+
+def function_of(name: str) -> Callable[..., Any]:
+    """The function of a command, with all its options: "dump ls"."""
+    return dict(every_command(CONTENTS))[name].function()
 
 
 def offered(typed: str, **environment: str) -> list[str]:

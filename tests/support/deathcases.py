@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import pytest
 from victims import Job
 
 from actordbg.capture.control import Control, write_control
@@ -50,3 +58,25 @@ def assert_exact(data: dict[str, Any] | None, job: Job) -> None:
         return
     assert data["pending"] == 0 and data["calls"] == closed(data)
     assert job.entered <= data["calls"] <= job.started <= job.entered + 1
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder in memory, where there is such a thing: thousands of small files are flushed here."""
+    memory = Path("/dev/shm")
+    found = Path(tempfile.mkdtemp(prefix="actordbg-deaths-", dir=memory if os.access(memory, os.W_OK) else None))
+    yield found
+    shutil.rmtree(found, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, options: str) -> Iterator[None]:
+    """A tmpfs of its own on `folder`; the test is skipped where that is not allowed."""
+    folder.mkdir(exist_ok=True)
+    tried = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True, text=True)
+    if tried.returncode:
+        pytest.skip(f"a tmpfs cannot be mounted here: {tried.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)

@@ -432,7 +432,6 @@ def wide_tensors(c: Chance) -> bytes:
 def hungry(cap: int) -> dict[str, tuple[bytes, bool]]:
     """By name, files that are large or become so, for readers with this cap; and whether they load."""
     most = cap // 32 * 31
-    chance = random.Random(0)
     endless = A.said()
     endless["tensors"]["sequences"][2] = [2**47] * 250_000
     header = A.header()
@@ -440,22 +439,17 @@ def hungry(cap: int) -> dict[str, tuple[bytes, bool]]:
     values = json.dumps(A.said())[:-1] + ',"unknown":['
     return {
         "a payload of zeros": (sound({"x": torch.zeros(most // 4)}), True),
-        "a payload that does not compress": (sound({"x": torch.frombuffer(bytearray(chance.randbytes(most)), dtype=torch.uint8)}), True),
         "masks that become eight times as large": (sound({"x": torch.ones(cap // 8, dtype=torch.int64)}), True),
         "masks that become too large": (sound({"x": torch.ones(most, dtype=torch.int64)}), False),
         "narrow ids and wide strides": (sound({"x": torch.ones(9, cap // 80, dtype=torch.int64)[:, ::9]}), True),
         "strides over a terabyte": (with_payload(*wide_tensors_of(2**40)), False),
         "an honest bomb": (with_frame(frame(bytes(64 * cap))), False),
-        "a bomb at the cap": (with_frame(frame(bytes(cap))), False),
         "a bomb that lies": (with_frame(raw_frame(cap, rle_block(2**17) * 9000 + rle_block(1, last=True) + bytes(4))), False),
-        "a size of 2**62": (with_frame(raw_frame(2**62, rle_block(9, last=True) + bytes(4))), False),
         "a payload behind a long record": (with_line(json.dumps(A.said() | {"host": "h" * 4_000_000})), True),
         "lists in lists": (with_line(json.dumps(A.said())[:-1] + ',"unknown":' + "[" * 2_000_000 + "]" * 2_000_000 + "}"), False),
         "a million lists": (with_line(values + "[]," * 1_300_000 + "0]}"), False),
-        "a million texts": (with_line(values + '"ab",' * 800_000 + "0]}"), False),
         "a shape without end in the record": (with_line(json.dumps(endless)), False),
         "a shape without end in the header": (with_payload(plain_of(header, A.data())), False),
-        "lists in the header": (with_payload(plain_of(json.dumps({"x": [[]] * 900_000}).encode(), b"")), False),
         "a file of trailing zeros": (A.blob + bytes(16 * cap), False),
     }  # fmt: skip
 

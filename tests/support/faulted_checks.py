@@ -29,6 +29,7 @@ from actordbg.base.errors import ActordbgError
 from actordbg.formats import ringfile
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.recording_reading import read_ring
+from actordbg.formats.ringfile import COUNTS
 from actordbg.store import payload
 from actordbg.store.layout import Store
 
@@ -116,7 +117,7 @@ def _books(one: Run, found: recorder.Recorder, planned: tuple[Fault, ...]) -> li
     ledgers = one.ledgers
     dropped = sum(sum(x.dropped.values()) for x in ledgers)
     captured, rotated = sum(x.captured for x in ledgers), sum(x.rotated for x in ledgers)
-    books = f"{[x._as_dict('on') for x in ledgers]}, strays {found.stray}, of these in the books {found._strays_booked}"
+    books = f"{[(x.names(), dict(zip(COUNTS, x.counts, strict=True))) for x in ledgers]}, strays {found.stray}, of these in the books {found._strays_booked}"
     if not all(map(closed, ledgers)):
         complaints.append(f"books do not balance: {books}")
     if one.booked() != one.calls:

@@ -1,8 +1,7 @@
-"""Every call that the recorder makes fails, in turn: `python faulted_runs.py MODE [ONLY [PART/PARTS]]`.
+"""Every call that the recorder makes fails, in turn: `python faulted_runs.py [ONLY [PART/PARTS]]`.
 
-MODE is `quick` (each site, in one of the configurations that pass it, fails with each kind of error, once and from then on; where it
-is passed often, several kinds share a run) or `all` (in each configuration, every kind of error in a run of its own: once, at the first
-and at the last passing, and from the first one on). ONLY, a regular expression, selects sites (`capture.ring:.*open`); PART/PARTS, from 0/12 to 11/12, every twelfth of them.
+Each site, in one of the configurations that pass it, fails with each kind of error, once and from then on; where it is passed often,
+several kinds share a run. ONLY, a regular expression, selects sites (`capture.ring:.*open`); PART/PARTS, from 0/24 to 23/24, a share of them.
 
 Code that only runs after a failure is found when it runs, and is made to fail, too, together with the failure that led there.
 
@@ -77,10 +76,9 @@ class Plan:
 class Session:
     """All runs."""
 
-    def __init__(self, configurations: list[str], everywhere: bool, only: str, part: str) -> None:
+    def __init__(self, configurations: list[str], only: str, part: str) -> None:
         self.part, self.parts = (int(number) for number in part.split("/"))
         self.only = re.compile(only)
-        self.everywhere = everywhere
         self.root = Path(tempfile.mkdtemp(prefix="faults-", dir=os.environ.get("FAULTS_DIR") or _memory()))
         self.wanted = train(actor_class(), lambda on, run: None, lambda actor, *a, **k: actor(*a, **k))
         self.runs = self.injected = self.complaints = 0
@@ -106,14 +104,18 @@ class Session:
         sites = sorted(site for site in set().union(*self.base.values()) if self.only.search(str(faults.sites[site])))
         for place, site in list(enumerate(sites))[self.part :: self.parts]:
             homes = [name for name, found in self.base.items() if site in found]
-            homes = [name for name in homes if name != "process" or self.everywhere] or homes  # a process takes its time to start
-            for home in homes if self.everywhere else [homes[place % len(homes)]]:
-                self.first_order(home, site, place)
+            homes = [name for name in homes if name != "process"] or homes  # a process takes its time to start
+            home, frees = (
+                homes[place % len(homes)],
+                "release" in faults.sites[site].callee,
+            )  # tried twice: its errors come one at a time
+            self.each(lambda left, lasting: Plan(home, site, left[: 1 if frees and not lasting else None], 1, lasting), place)  # noqa: B023
         known = set().union(*self.base.values())
         later = sorted(site for site in self.reached if site not in known)
         first = self.runs
         for place, site in enumerate(later):
-            self.second_order(site, place)
+            cause = self.reached[site]
+            self.each(lambda left, lasting: Plan(cause.configuration, site, left, 1, lasting, cause), place)  # noqa: B023
         print(json.dumps({
             "configurations": list(self.base), "sites": len(sites[self.part :: self.parts]), "sites_after_a_fault": later, "runs": self.runs,
             "runs_with_two_faults": self.runs - first, "errors": self.injected, "unreached": self.unreached,
@@ -121,33 +123,11 @@ class Session:
         }))  # fmt: skip
         shutil.rmtree(self.root, ignore_errors=True)
 
-    def first_order(self, home: str, site: int, place: int) -> None:
-        count, kinds = self.base[home][site], tuple(KINDS)
-        if self.everywhere:
-            for nth, lasting in {(1, False), (count, False), (1, True)}:
-                for kind in kinds:
-                    self.one(Plan(home, site, (kind,), nth, lasting))
-            return
-        start = place % len(kinds)
-        kinds = kinds[start:] + kinds[:start]
-        frees = "release" in faults.sites[site].callee  # is tried twice, so its errors come one at a time
-        self.each(lambda left, lasting: Plan(home, site, left[: 1 if frees and not lasting else None], 1, lasting), kinds)
-
-    def second_order(self, site: int, place: int) -> None:
-        cause, kinds = self.reached[site], tuple(KINDS)
-        if self.everywhere:
-            for kind in kinds:
-                for lasting in (False, True):
-                    self.one(Plan(cause.configuration, site, (kind,), 1, lasting, cause))
-            return
-        start = place % len(kinds)
-        kinds = kinds[start:] + kinds[:start]
-        self.each(lambda left, lasting: Plan(cause.configuration, site, left, 1, lasting, cause), kinds)
-
-    def each(self, plan: Callable[[tuple[str, ...], bool], Plan], kinds: tuple[str, ...]) -> None:
-        """All kinds, in as few runs as the site's passings allow. Where it is passed no more after it failed, once is lasting."""
+    def each(self, plan: Callable[[tuple[str, ...], bool], Plan], place: int) -> None:
+        """All kinds, the first of them by the site's place, in as few runs as the site's passings allow. Where it is passed no more after it failed, once is lasting."""
+        kinds = tuple(KINDS)
         for lasting in (False, True):
-            left = kinds
+            left = kinds[place % len(kinds) :] + kinds[: place % len(kinds)]
             while left:
                 fault = self.one(plan(left, lasting))
                 if not fault.raised:
@@ -187,5 +167,4 @@ if __name__ == "__main__":
     hasten()
     gc.freeze()
     gc.disable()
-    mode, only, part = (*sys.argv[1:], *("quick", "", "0/1")[len(sys.argv) - 1 :])
-    Session(list(CONFIGURATIONS), mode == "all", only, part).all()
+    Session(list(CONFIGURATIONS), *sys.argv[1:], *("", "0/1")[len(sys.argv) - 1 :]).all()

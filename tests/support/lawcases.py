@@ -210,33 +210,29 @@ def positions_run_on() -> Any:
     return patched("unpad_and_slice_tensor", make)
 
 
+def log_probs_that(change: Callable[..., Any]) -> Any:
+    """OpenRLHF's log-probs of logits, changed."""
+    name = "log_probs_from_logits"
+    return patched(name, lambda original: lambda logits, labels, **named: change(original, logits, labels, **named))
+
+
 def noisy() -> Any:
     generator = random.Random(0)
 
-    def make(original: Any) -> Any:
-        def log_probs(*args: Any, **kwargs: Any) -> Any:
-            found = original(*args, **kwargs)
-            return found + 0.2 * found.new_tensor(
-                [[generator.gauss(0, 1) for _ in range(found.shape[1])] for _ in range(found.shape[0])]
-            )
+    def log_probs(original: Any, logits: Any, labels: Any, **named: Any) -> Any:
+        found = original(logits, labels, **named)
+        rows, columns = found.shape
+        return found + 0.2 * found.new_tensor([[generator.gauss(0, 1) for _ in range(columns)] for _ in range(rows)])
 
-        return log_probs
-
-    return patched("log_probs_from_logits", make)
+    return log_probs_that(log_probs)
 
 
 def log_softmax_in_bf16() -> Any:
-    def make(original: Any) -> Any:
-        return lambda logits, labels, **kwargs: original(logits.bfloat16(), labels, **kwargs).float()
-
-    return patched("log_probs_from_logits", make)
+    return log_probs_that(lambda original, logits, labels, **named: original(logits.bfloat16(), labels, **named).float())
 
 
 def wrong_temperature() -> Any:
-    def make(original: Any) -> Any:
-        return lambda logits, labels, **kwargs: original(logits / 1.01, labels, **kwargs)
-
-    return patched("log_probs_from_logits", make)
+    return log_probs_that(lambda original, logits, labels, **named: original(logits / 1.01, labels, **named))
 
 
 @contextlib.contextmanager
@@ -245,7 +241,7 @@ def attention_that(change: Callable[..., Any]) -> Iterator[None]:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     original = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    ALL_ATTENTION_FUNCTIONS["sdpa"] = lambda *args, **kwargs: change(original, *args, **kwargs)
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = lambda *args, **named: change(original, *args, **named)
     try:
         yield
     finally:
@@ -255,8 +251,8 @@ def attention_that(change: Callable[..., Any]) -> Iterator[None]:
 def rows_leak() -> Any:
     """A hundredth of the first row's values is in every row's attention."""
     return attention_that(
-        lambda original, module, query, key, value, mask, **kwargs: original(
-            module, query, key, value + 1e-2 * value[:1], mask, **kwargs
+        lambda original, module, query, key, value, *more, **named: original(
+            module, query, key, value + 1e-2 * value[:1], *more, **named
         )
     )
 
@@ -264,41 +260,32 @@ def rows_leak() -> Any:
 def fails_again() -> Any:
     """It raises in every forward but the first."""
 
-    def attend(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
+    def attend(original: Any, *given: Any, **named: Any) -> Any:
         seen.append(1)
         if len(seen) > 2:  # the input's own forward has two layers
             raise RuntimeError("no kernel\nfor this")
-        return original(module, query, key, value, mask, **kwargs)
+        return original(*given, **named)
 
     seen: list[int] = []
     return attention_that(attend)
 
 
-def padding_is_seen() -> Any:
-    def attend(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
-        return original(module, query, key, value, None, **(kwargs | {"is_causal": True}))
+def padding_is_seen(causal: bool = True) -> Any:
+    def attend(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **named: Any) -> Any:
+        return original(module, query, key, value, None, **(named | {"is_causal": causal}))
 
     return attention_that(attend)
 
 
 def future_is_seen() -> Any:
-    def attend(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
-        return original(module, query, key, value, None, **(kwargs | {"is_causal": False}))
-
-    return attention_that(attend)
+    return padding_is_seen(causal=False)
 
 
-@contextlib.contextmanager
-def gradients_left_over() -> Iterator[None]:
+def gradients_left_over() -> Any:
     """Gradients are not cleared after an input."""
     import torch
 
-    original = torch.nn.Module.zero_grad
-    torch.nn.Module.zero_grad = lambda *args, **kwargs: None
-    try:
-        yield
-    finally:
-        torch.nn.Module.zero_grad = original
+    return changed(torch.nn.Module, "zero_grad", lambda *args, **named: None)
 
 
 def mask_is_shifted() -> Any:

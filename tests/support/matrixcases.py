@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,14 @@ from replaycases import PlannedRow
 from supervised import fake_launcher
 
 from actordbg.base.processes import session_members
+from actordbg.base.units import new_replay_id
 from actordbg.campaign.cells import combinations, make_cells, parse_axes
 from actordbg.campaign.run_matrix import MatrixEvent, Surroundings, new_matrix, run_matrix
 from actordbg.config.choices import Facts
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.records.matrix_record import MatrixCell, MatrixRecord
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.records.matrix_record import OPEN, MatrixCell, MatrixRecord, TrainCell, TrainCheckRecord
+from actordbg.records.replay_record import ReplayInput
 from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.launch import Group, Launched
 from actordbg.store.layout import Store
@@ -81,6 +84,24 @@ class Bench:
 
     def log_of(self, cell: MatrixCell) -> str:
         return (self.store.root / str(cell.log)).read_text()
+
+
+def training_check(
+    cells: Sequence[TrainCell],
+    inputs: Sequence[ReplayInput],
+    steps: int,
+    logs: Path,
+    batch: int = 2,
+    lr: float = 1e-3,
+    **about: Any,
+) -> TrainCheckRecord:
+    """A training check in fp32 before its first cell."""
+    from actordbg.actor.backends.training import Training
+
+    began = new_replay_id(), now_timestamp(), OPEN
+    ids = tuple(item.dump_id for item in inputs)
+    more = {"dtype": "fp32", "threshold": 0.05, "training": asdict(Training(lr=lr)), "log_dir": str(logs)} | about
+    return TrainCheckRecord(*began, tuple(cells), ids, steps, batch, **more)
 
 
 def in_cell(attn: str, packing: bool, actions: dict[str, Any]) -> Script:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from typing import Any
 
 from actordbg.campaign.train_engine import TrainEngine
@@ -34,12 +35,17 @@ def ring_without_reduction() -> None:
 
 def state_of_one_shard_lost() -> None:
     """Rank 1 forgets what its optimizer knows, once."""
-    _in_step(lambda adam, count: adam.optimizer.state.clear() if (os.environ["RANK"], count) == ("1", AT) else None)
+    from actordbg.actor.backends.training import AdamSteps
 
+    original, counts = AdamSteps.step, Counter[int]()
 
-def learning_rate_twice() -> None:
-    """The learning rate is multiplied by two on every rank."""
-    _in_step(lambda adam, count: [group.update(lr=2 * adam.training.lr) for group in adam.optimizer.param_groups])
+    def step(self: Any, total: Any) -> Any:
+        counts[id(self)] += 1
+        if (os.environ["RANK"], counts[id(self)]) == ("1", AT):
+            self.optimizer.state.clear()
+        return original(self, total)
+
+    AdamSteps.step = step  # type: ignore[method-assign]
 
 
 def no_zero_grad() -> None:
@@ -47,19 +53,6 @@ def no_zero_grad() -> None:
     from actordbg.actor.backends.training import AdamSteps
 
     AdamSteps.clear = lambda self: None  # type: ignore[method-assign]
-
-
-def _in_step(before: Any) -> None:
-    from actordbg.actor.backends.training import AdamSteps
-
-    original, counts = AdamSteps.step, {}  # type: ignore[var-annotated]
-
-    def step(self: Any, total: Any) -> Any:
-        counts[id(self)] = counts.get(id(self), 0) + 1
-        before(self, counts[id(self)])
-        return original(self, total)
-
-    AdamSteps.step = step  # type: ignore[method-assign]
 
 
 SOUND: dict[tuple[Any, str], Any] = {}

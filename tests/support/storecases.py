@@ -44,7 +44,7 @@ def build(root: Path) -> Store:
     save(store, made)
     _publish_records(store, records)
     back_up(store, b"class Actor: pass\n", {"path": "/x/actor.py"})
-    record(store, Event("patch", "2026-01-01T00:00:00.000000Z", "/x/actor.py", "0" * 64, "1" * 64, "python", "0.11", "1"))
+    record(store, Event("patch", "2026-01-01T00:00:00.000000Z", "/x/actor.py", "0" * 64, "1" * 64, "python", "0.11", "1", "h"))
     for path in (*store.replays.glob("*/spec.json"), *store.replays.glob("*/tensors/*")):
         path.chmod(0o600)
     refresh(store)

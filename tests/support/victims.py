@@ -249,15 +249,6 @@ def stuck(actor: Actor) -> None:
     actor.call(actor.job.calls)
 
 
-def patient(actor: Actor) -> None:
-    """Many calls, none of which finds the queue full."""
-    recorder = hook._slots[actor.job.store].recorder
-    for seed in range(actor.job.calls):
-        actor.call(actor.job.seed + seed)
-        wait_for(lambda: len(recorder.writer._queue) < 500)
-    os._exit(0 if recorder.close(120) else 3)  # the interpreter's own end costs more than a thousand calls
-
-
 def sizes(actor: Actor) -> None:
     """Calls whose inputs take from 40 bytes to 400 kB."""
     for seed in range(actor.job.calls):
@@ -309,7 +300,7 @@ DEATHS = {
     "sys.exit": lambda: sys.exit(0),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
 }
-BODIES = {body.__name__: body for body in (calls, dies_inside, dies_after, ends, hangs, stuck, patient, sizes, large, recovers)}
+BODIES = {body.__name__: body for body in (calls, dies_inside, dies_after, ends, hangs, stuck, sizes, large, recovers)}
 
 
 def _live(job: Job) -> None:

@@ -133,15 +133,7 @@ def test_plain_calls_count_their_labels_and_a_step_of_generate_is_none():
     rows = seam.rows(call | {"token_type_ids": MASK, "past_key_values": None})
     assert list(rows.more) == ["token_type_ids"]
     assert rows.action_mask.int().tolist() == [[0, 0, 0, 1, 1], [0, 1, 1, 1, 0]]
-    padded = seam.rows(call | {"labels": torch.where(MASK != 0, IDS, -100)})
-    assert padded.action_mask.int().tolist() == [[0, 0, 1, 1, 1], [1, 1, 1, 1, 0]]
-    without = seam.rows({"self": MODEL, "input_ids": IDS})
-    assert without.action_mask is None and without.step is None
     assert seam.rows(call | {"past_key_values": ()}) is None and seam.rows(call | {"input_ids": None}) is None
-    packed = seam.rows(call | {"attention_mask": None, "position_ids": IDS, "use_cache": False})
-    assert packed.positions.equal(IDS) and packed.context == {"rows_leak": False}
-    shared = seam.rows({"self": MODEL, "input_ids": IDS, "position_ids": torch.arange(IDS.shape[1])[None], "use_cache": False})
-    assert shared.positions.shape == IDS.shape, "all rows have the same"
     last = seam.rows({"self": MODEL, "input_ids": IDS, "logits_to_keep": torch.tensor([2, 3])})
     assert last.more == {}
     both = torch.nn.Module()

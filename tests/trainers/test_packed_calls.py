@@ -99,13 +99,6 @@ def test_each_way_to_pack_gives_the_same_rows_and_the_golden_of_its_tokens(recor
             assert dump.outputs["entropy"].tolist()[0] == [-4.5, -5.5, 0, 0], way
 
 
-@pytest.mark.parametrize("first", [0, 5])
-def test_rows_with_positions_of_their_own_stay_rows_wherever_these_begin(first: int, record: Callable[..., list[Dump]]):
-    (dump,) = record({"sequences": IDS.view(3, 3), "positions": torch.arange(first, first + 3).expand(3, 3)})
-    assert (dump.record.batch_size, dump.record.seq_len, dump.record.tokens) == (3, 3, 9)
-    assert dump.inputs["sequences"].tolist() == IDS.view(3, 3).tolist()
-
-
 def test_masks_and_scores_of_several_packed_rows_are_those_of_their_next_tokens(
     record: Callable[..., list[Dump]], monkeypatch: pytest.MonkeyPatch
 ):
@@ -134,22 +127,6 @@ def test_a_writer_process_makes_the_same_rows_and_drops_a_call_whose_masks_canno
     (counters,) = (json.loads(path.read_text()) for path in store.counters.glob("*/*.json"))
     assert (counters["captured"], counters["dropped"]) == (1, {"error": 3})
     assert "cannot belong together: sequences" in counters["last_error"]
-
-
-def test_log_probs_are_read_of_logits_that_are_there_for_every_position():
-    seam = Seam("any:score", lambda call: None, lambda out: Scores(logits=out))
-    logits = torch.randn(3, 3, 12, generator=torch.Generator().manual_seed(0))
-    expected = logits.log_softmax(-1)[:, :-1].gather(-1, IDS.view(3, 3)[:, 1:, None]).squeeze(-1)
-    plain = Rows(Model(), IDS.view(3, 3))
-    rows = Rows(Model(), IDS.view(3, 3), positions=torch.arange(3).expand(3, 3))
-    found = recorded_model.read_scores(seam, rows, logits).log_probs
-    assert found.shape == (1, 8)
-    torch.testing.assert_close(found[0, [0, 1, 3, 4, 6, 7]].view(3, 2), expected)
-    for given in (logits, logits[:, :-1]):
-        read = recorded_model.read_scores(seam, plain, given).log_probs
-        torch.testing.assert_close(read, expected)
-    with pytest.raises(ValueError, match=r"logits of \(3, 1\) positions for ids of \(3, 3\)"):
-        recorded_model.read_scores(seam, plain, logits[:, -1:])
 
 
 def test_what_a_ring_alone_had_is_recovered_as_rows(record: Callable[..., list[Dump]], store: Store):

@@ -127,13 +127,8 @@ def test_lists_begin_with_the_newest_say_when_and_align_numbers_alone_to_the_rig
     create_dumps(store, 1, 1, 8, run="second")
     page = dumps_page(store, {})
     assert page.index("../runs/second") < page.index("../runs/first") and "s ago</td>" in page
-    numbers = [f'<th scope="col">{name}</th>' for name in ("rank", "B", "S", "tokens", "bytes")] + [
-        "<td>0</td>",
-        "<td>1</td>",
-        "<td>8</td>",
-    ]
-    texts = ['<th scope="col" class="left">role</th>', '<td class="left">not replayed</td>', "actordbg replay --all<"]
-    assert [part for part in numbers + texts if part not in page] == []
+    for part in ('<th scope="col">rank</th>', "<td>8</td>", '<th scope="col" class="left">role</th>', "actordbg replay --all<"):
+        assert part in page
     assert "actordbg replay --where &#x27;rank = 0&#x27;<" in dumps_page(store, {"rank": "0"})
     assert ">yes</span>" in dump_page(store, "last") and ">True<" not in dump_page(store, "last")
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from actordbg.actor.actors import actors_of
 from actordbg.actor.backends.training import AdamSteps, Norms, Training
@@ -107,7 +108,7 @@ class Backend:
         """Take back what `compile` did to the module; torch's own compiler state is not the backend's."""
         self.model._compiled_call_impl = None
 
-    def backward(self, loss: torch.Tensor, keeper: GradientKeeper | None = None) -> float:
+    def backward(self, loss: Tensor, keeper: GradientKeeper | None = None) -> float:
         """Gradients of the scalar `loss`, their global L2 norm, and then no gradients any more. Weights stay.
 
         With a keeper, every parameter's full gradient is handed to it. Where ranks compute together all of them give one.
@@ -122,7 +123,7 @@ class Backend:
         self.model.zero_grad(set_to_none=True)
         return norm
 
-    def accumulate(self, loss: torch.Tensor) -> None:
+    def accumulate(self, loss: Tensor) -> None:
         """The backward of one micro-batch of a step, in an Actor that was opened for training."""
         (loss / self._adam.training.accumulation).backward()  # type: ignore[no-untyped-call]
 
@@ -142,11 +143,11 @@ class Backend:
     def _complete_gradients(self) -> None:
         """After a backward: add up what ranks hold of one gradient, where they do."""
 
-    def _total(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    def _total(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
         """The L2 norm over tensors, each beside its parameter, in float64 as the truth's; 0.0 for none."""
         return math.sqrt(sum(norm_of(tensor) ** 2 for tensor, _ in pairs))
 
-    def _whole(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _whole(self, tensor: Tensor) -> Tensor:
         """All of a parameter or gradient; where ranks have parts, each has to ask at the same time."""
         return tensor
 
@@ -154,7 +155,7 @@ class Backend:
         """Inside the block a derivative that is taken of the Actor's outputs sets nothing off in an engine around its model."""
         return contextlib.nullcontext()
 
-    def gather(self, name: str) -> torch.Tensor:
+    def gather(self, name: str) -> Tensor:
         """A copy of a parameter's full value. Where parameters are sharded all ranks have to ask for it at the same time."""
         return self._whole(self.model.get_parameter(name).detach()).clone()
 
@@ -170,11 +171,6 @@ class Backend:
         """After a failed input: drop what it left behind, or set `tainted` when that is not possible."""
         self.actor.zero_grad(set_to_none=True)
         release(self.device)
-
-    def save(self, folder: Path) -> None:
-        """Write the model with `save_pretrained`; every rank calls it, rank 0 writes."""
-        if self.place.rank == 0:
-            self.model.save_pretrained(folder)
 
     def close(self) -> None:
         """Free the model. The process group lives as long as its process."""

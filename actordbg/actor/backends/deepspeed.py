@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from actordbg.actor.backends.backend import COMPILE_OPTIONS, Backend, initialise, rendezvous, timeout_of
 from actordbg.actor.backends.training import Norms, Training
@@ -110,7 +111,7 @@ class DeepspeedBackend(Backend):
         asked = getattr(self.engine, "is_deepcompile_active", self.engine.is_deepcompile_enabled)
         return bool(asked())
 
-    def backward(self, loss: torch.Tensor, keeper: GradientKeeper | None = None) -> float:
+    def backward(self, loss: Tensor, keeper: GradientKeeper | None = None) -> float:
         self._step_is_open = True
         self.strategy.backward(loss, self.actor, self.engine.optimizer)
         norm = self._module_norm()
@@ -120,7 +121,7 @@ class DeepspeedBackend(Backend):
         self._step_is_open = False
         return self._norm() if norm is None else norm
 
-    def accumulate(self, loss: torch.Tensor) -> None:
+    def accumulate(self, loss: Tensor) -> None:
         """The engine divides by the number of micro-batches itself; it is told of each but a step's last one here."""
         self.strategy.backward(loss, self.actor, self.engine.optimizer)
         if not self.engine.is_gradient_accumulation_boundary():
@@ -182,9 +183,9 @@ class DeepspeedBackend(Backend):
             for hooks, key, hook in taken:
                 hooks[key] = hook
 
-    def gather(self, name: str) -> torch.Tensor:
+    def gather(self, name: str) -> Tensor:
         """Under ZeRO-3 not while DeepSpeed gathers it itself: partitioning it then would take it away from the engine."""
-        parameter: torch.Tensor = self.model.get_parameter(name)
+        parameter: Tensor = self.model.get_parameter(name)
         status = str(getattr(getattr(parameter, "ds_status", None), "name", "AVAILABLE"))
         if status == "AVAILABLE":
             return parameter.detach().clone()
@@ -200,15 +201,6 @@ class DeepspeedBackend(Backend):
         gc.collect()
         if self._step_is_open or self.engine.zero_optimization_stage() == 3:
             self.tainted = True
-
-    def save(self, folder: Path) -> None:
-        import deepspeed
-
-        partitioned = [p for p in self.model.parameters() if hasattr(p, "ds_id")]
-        with deepspeed.zero.GatheredParameters(partitioned, enabled=bool(partitioned)):
-            if self.place.rank == 0:
-                state = {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
-                self.model.save_pretrained(folder, state_dict=state)
 
     def close(self) -> None:
         """Free the engine. The process group stays: DeepSpeed keeps hold of it and cannot make a second one in a process."""

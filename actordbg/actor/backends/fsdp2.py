@@ -2,7 +2,7 @@
 
 What the trainer's FSDP2 branch builds, around the Actor of the installed trainer, so that both are compared on equal terms:
 
-* **Mesh** (dp, sp, tp). Tensor parallelism first, by the model's own plan (`tensor_parallel`), then `fully_shard` over dp x sp:
+* **Mesh** (dp, sp, tp). Tensor parallelism first, by the model's own plan (`split`), then `fully_shard` over dp x sp:
   the ranks of a ring compute different tokens of one input, so they reduce gradients together. (The branch
   shards over dp alone, and its ring ranks drift apart; its pull request 1176 flattens dp and sp as here.)
 * **Mixed precision**: `param_dtype` is the Actor's dtype, gradients are reduced in fp32. The branch sets `output_dtype` to fp32
@@ -14,6 +14,24 @@ What the trainer's FSDP2 branch builds, around the Actor of the installed traine
 * **Gradient norm** by our own sums: `clip_grad_norm_` fails where some gradients lie on the mesh (dp, tp) and others on dp.
 
 No optimizer exists but in a training check, so no weight changes in a replay.
+
+**Tensor parallelism** is a model split over a tensor-parallel group by the plan that transformers ships with it.
+
+The plan says for each linear layer how its weight is cut; torch's `parallelize_module` does it. Its vocabulary:
+
+| transformers | torch | |
+|---|---|---|
+| `colwise` | ColwiseParallel | weight cut by output features; each rank goes on with its own heads |
+| `rowwise` | RowwiseParallel | weight cut by input features; the outputs are summed over the group |
+| `colwise_gather_output` (5.x), `colwise_rep` (4.x) | ColwiseParallel, output replicated | every rank has all logits |
+| `embedding_rowwise` (5.x), `rowwise_rep` (4.x) | RowwiseParallel, input replicated | the embedding, cut by tokens |
+| `replicated_with_grad_allreduce` | not cut | norms of single heads: their gradients are summed over the group |
+
+Other styles (packed projections, experts) have no counterpart in torch, and a model whose plan asks for them is refused.
+
+**Tied weights.** Where the head shares the embedding's weight, `parallelize_module` gives each a parameter of its own, and the
+embedding would miss half of its gradient. Both are cut the same way, by tokens, so they are tied again afterwards. Where the
+plan cuts the head alone (transformers 4), a tied head is left whole.
 """
 
 from __future__ import annotations
@@ -22,11 +40,11 @@ import gc
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
@@ -81,7 +99,7 @@ class Fsdp2Backend(Backend):
         if self._split is not None:
             self._split.sum_gradients(self.model, self._mesh[_TP].get_group())
 
-    def _whole(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _whole(self, tensor: Tensor) -> Tensor:
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def recover(self) -> None:
@@ -98,14 +116,6 @@ class Fsdp2Backend(Backend):
         else:
             self.tainted = True
 
-    def save(self, folder: Path) -> None:
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        state = get_model_state_dict(self.model, options=options)
-        if self.place.rank == 0:
-            self.model.save_pretrained(folder, state_dict=state)
-
     def _shard(self, dtype: torch.dtype) -> None:
         self.model.register_forward_hook(_own_logits)  # before FSDP's own hook, which has to see what is handed out
         policy, mesh = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32), self._mesh[_SHARDED]
@@ -113,7 +123,7 @@ class Fsdp2Backend(Backend):
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         fully_shard(self.model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
 
-    def _total(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    def _total(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
         """L2 norm over tensors and ranks, each element once: what is not cut over tp is the same on each of its ranks."""
         squares = torch.zeros(2, dtype=torch.float64, device=self.device)  # cut over tp, and not
         for tensor, _ in pairs:

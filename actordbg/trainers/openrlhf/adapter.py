@@ -63,6 +63,7 @@ class OpenRlhf:
 
     sft_command = _of("demo_programs:sft_command")
     sft_lacks = _of("demo_programs:sft_lacks")
+    prepare_process = _of("cpu:prepare_process")
     support_cpu = _of("cpu:install_cpu_support")
     loads_checkpoint_dtype = _of("build:loads_checkpoint_dtype")
     build_actor = _of("build:build_actor")
@@ -71,13 +72,6 @@ class OpenRlhf:
     open_ring = _of("strategy:open_ring")
     ring_kernel = _of("strategy:ring_kernel")
     close_ring = _of("strategy:close_ring")
-
-    def prepare_process(self) -> None:
-        from actordbg.trainers.openrlhf.cpu import allow_fp32_actor, stand_in_for_flash_attn
-
-        if not self.support_cpu():
-            allow_fp32_actor()
-            stand_in_for_flash_attn()
 
     def make_call(self, actor: Any, dump: Dump, vocab_size: int, device: torch.device, ring_group: Any = None) -> ReplayedCall:
         from actordbg.trainers.captured_call import Signature, make_call

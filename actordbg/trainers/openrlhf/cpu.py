@@ -69,6 +69,13 @@ def install_cpu_support() -> bool:
     return True
 
 
+def prepare_process() -> None:
+    """Make this process ready to build Actors, with CUDA or without."""
+    if not install_cpu_support():
+        allow_fp32_actor()
+        stand_in_for_flash_attn()
+
+
 def allow_fp32_actor() -> None:
     """Let OpenRLHF's `Actor(param_dtype="fp32")` mean float32. Useful with CUDA too: OpenRLHF knows only bf16 and fp16."""
     after_import("openrlhf.utils.utils", _with_fp32)

@@ -86,10 +86,8 @@ def all_gather(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor
 def register() -> None:
     """Make the stand-in importable as `flash_attn.bert_padding` and `flash_attn.utils.distributed` in this process."""
     own = {"index_first_axis": index_first_axis, "pad_input": pad_input, "rearrange": rearrange, "unpad_input": unpad_input}
-    padding, distributed = (
-        stand_in("flash_attn.bert_padding", **own),
-        stand_in("flash_attn.utils.distributed", all_gather=all_gather),
-    )
+    padding = stand_in("flash_attn.bert_padding", **own)
+    distributed = stand_in("flash_attn.utils.distributed", all_gather=all_gather)
     utils = stand_in("flash_attn.utils", is_package=True, distributed=distributed)
     stand_in("flash_attn", is_package=True, bert_padding=padding, utils=utils, __actordbg_standin__=True)
 

@@ -1,22 +1,22 @@
 """The beginning: all of `head.sql`, which `make docs` writes from the tables' declarations.
 
-Revision ID: 0011
+Revision ID: 0012
 Revises: nothing. A catalog of an earlier revision is made anew from the store's files, since it holds nothing of its own.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from alembic import op
 
-revision = "0011"
+from actordbg.catalog import migrate
+
+revision = "0012"
 down_revision = None
 branch_labels = None
 depends_on = None
 
 
 def upgrade() -> None:
-    for statement in (Path(__file__).parents[1] / "head.sql").read_text().split(";\n\n")[:-1]:
+    for statement in migrate.SCRIPT.read_text().split(migrate.STATEMENT_END)[:-1]:
         if "alembic_version" not in statement:  # alembic's own table
             op.get_bind().exec_driver_sql(statement)

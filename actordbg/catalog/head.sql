@@ -161,7 +161,6 @@ CREATE TABLE comparison_run (
     replay_id VARCHAR NOT NULL,  -- A, the replay that was judged; it may be gone
     against VARCHAR NOT NULL,  -- B: golden, or the other replay's id; it may be gone
     against_kind VARCHAR NOT NULL,  -- what B is: replay, truth or golden
-    current BOOLEAN NOT NULL,  -- whether its dumps are in `comparison`: newest of its pair, replays there (1 yes, 0 no)
     verdict VARCHAR NOT NULL,  -- match, within-noise, mismatch or not-compared
     dumps INTEGER NOT NULL,  -- dumps of either side
     compared INTEGER NOT NULL,  -- dumps that were compared
@@ -184,16 +183,15 @@ CREATE TABLE comparison_run (
 );
 
 CREATE TABLE comparison (
-    id INTEGER NOT NULL,  -- number of the row
-    replay_id VARCHAR NOT NULL,  -- the replay
+    comparison_id VARCHAR NOT NULL,  -- its file under comparisons/
     dump_id VARCHAR NOT NULL,  -- the dump
-    against VARCHAR NOT NULL,  -- golden: the run's own log-probs; golden-entropy: its entropies; else the other replay's id
+    replay_id VARCHAR NOT NULL,  -- the replay; it may be gone
+    against VARCHAR NOT NULL,  -- golden: what the run itself recorded; else the other replay's id
     count INTEGER NOT NULL,  -- values compared
     max_abs FLOAT,  -- largest absolute difference, nats; NULL if not finite
     mean_abs FLOAT,  -- mean absolute difference, nats; NULL if not finite
-    comparison_id VARCHAR,  -- its file under comparisons/; NULL if it came with the replay
-    created_at VARCHAR,  -- UTC time of the comparison; NULL if it came with the replay
-    verdict VARCHAR,  -- match, within-noise, mismatch or not-compared; NULL if none was asked for
+    created_at VARCHAR NOT NULL,  -- UTC time of the comparison
+    verdict VARCHAR NOT NULL,  -- match, within-noise, mismatch or not-compared
     p95_abs FLOAT,  -- 95th percentile of the absolute differences, nats
     p99_abs FLOAT,  -- 99th percentile of the absolute differences, nats
     max_rel FLOAT,  -- largest relative difference
@@ -211,8 +209,7 @@ CREATE TABLE comparison (
     sequence_max_abs FLOAT,  -- largest absolute difference of a row's sum of log-probs, nats
     nonfinite INTEGER,  -- log-probs that are not finite on one side only
     reasons VARCHAR,  -- what made it a mismatch, or why it was not compared, in words
-    PRIMARY KEY (id),
-    FOREIGN KEY (replay_id) REFERENCES replay (replay_id) ON DELETE CASCADE
+    PRIMARY KEY (comparison_id, dump_id)
 );
 
 CREATE TABLE noise_floor (
@@ -334,7 +331,6 @@ CREATE TABLE read_file (
     replay_id VARCHAR NOT NULL,  -- its replay; empty for a file of the lab
     size INTEGER NOT NULL,  -- its size when it was read
     mtime_ns INTEGER NOT NULL,  -- its modification time when it was read; -1 if too fresh to rely on
-    offset INTEGER NOT NULL,  -- bytes read so far: up to the last whole line
     PRIMARY KEY (path)
 );
 
@@ -360,15 +356,9 @@ CREATE INDEX ix_result_dump ON result (dump_id, finished_at);
 
 CREATE INDEX ix_result_status ON result (status);
 
-CREATE INDEX ix_comparison_dump ON comparison (dump_id, created_at) WHERE comparison_id IS NOT NULL;
-
-CREATE INDEX ix_comparison_file ON comparison (comparison_id) WHERE comparison_id IS NOT NULL;
-
-CREATE UNIQUE INDEX uq_comparison_file ON comparison (replay_id, dump_id, against) WHERE comparison_id IS NOT NULL;
-
-CREATE UNIQUE INDEX uq_comparison_result ON comparison (replay_id, dump_id, against) WHERE comparison_id IS NULL;
+CREATE INDEX ix_comparison_dump ON comparison (dump_id, created_at);
 
 CREATE INDEX ix_law_answer_dump ON law_answer (dump_id, verdict);
 
-INSERT INTO alembic_version VALUES ('0011');
+INSERT INTO alembic_version VALUES ('0012');
 

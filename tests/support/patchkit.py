@@ -1,0 +1,42 @@
+"""What the tests of patch and unpatch share: an actor.py as it is installed, and an interpreter that need not import the real hook."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+ACTOR = b'class Actor:\n    """An actor."""\n\n    def forward(self, sequences, attention_mask=None):\n        return sequences\n'
+OLD = 1_600_000_000_123_456_789
+"""The file's modification time, in nanoseconds."""
+
+
+def written(path: Path, data: bytes = ACTOR, mode: int = 0o640) -> Path:
+    """Write a file with an unusual mode and an old time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    path.chmod(mode)
+    os.utime(path, ns=(OLD, OLD))
+    return path
+
+
+def facts_of(path: Path) -> tuple[bytes, int, int, int]:
+    """Bytes, mode, owner, and modification time in nanoseconds."""
+    found = path.stat()
+    return path.read_bytes(), stat.S_IMODE(found.st_mode), found.st_uid, found.st_mtime_ns
+
+
+@pytest.fixture
+def light_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An actordbg on the interpreter's path whose hook imports at once; returns that hook's file. Nothing of ours is in the environment."""
+    hook = tmp_path / "light" / "actordbg" / "capture" / "hook.py"
+    hook.parent.mkdir(parents=True)
+    hook.write_text("def install(cls, *, store):\n    cls.store = store\n")
+    (hook.parents[1] / "__init__.py").write_text('__version__ = "0"\n')
+    hook.with_name("__init__.py").touch()
+    for name in ("ACTORDBG_STORE", "ACTORDBG_DISABLE", "ACTORDBG_RUN", "PYTHONPYCACHEPREFIX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "light"))
+    return hook
