@@ -10,7 +10,7 @@ import typer
 
 from actordbg.base.errors import LaunchProblem
 from actordbg.cli.options import option, require_good
-from actordbg.cli.output import emit, human_bytes, plural, say_fact
+from actordbg.cli.output import as_json, human_bytes, plural, say_fact
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
 if TYPE_CHECKING:
@@ -49,7 +49,9 @@ def init(
         findings = replaying.require_runnable(store, spec, told=False)
         replaying.say_findings(findings)
         answer = _tried(store, spec) | {"batch_size": batch_size, "seq_len": seq_len, "findings": findings}
-    emit(answer, _say_tried)
+    if not as_json(answer):
+        for label, text in _lines(answer):
+            say_fact(label, text, 12)
     require_good(answer["ok"])
 
 
@@ -94,11 +96,6 @@ def _tried(store: Store, spec: ReplaySpec) -> dict[str, Any]:
         "explanation": explanation,
         "ways_out": list(ways_out),
     }
-
-
-def _say_tried(answer: dict[str, Any]) -> None:
-    for label, text in _lines(answer):
-        say_fact(label, text, 12)
 
 
 def _lines(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -199,10 +199,6 @@ def filled_in(arguments: Sequence[str], usual: Mapping[str, str]) -> list[str]:
     return filled
 
 
-UNCLEAR: Any = object()
-"""Stands for a value that typer has to look at."""
-
-
 def quicken(parameters: Iterable[Any]) -> None:
     """Let parameters take defaults and text as they are: typer looks at values with pydantic, slower than most commands."""
     for parameter in parameters:
@@ -211,15 +207,12 @@ def quicken(parameters: Iterable[Any]) -> None:
 
 
 def _process(parameter: Any, usual: Callable[..., Any], ctx: Any, value: Any) -> Any:
-    taken = plain_value(parameter, value)
-    if taken is UNCLEAR or (parameter.required and not taken):
+    """What typer makes of `value`: nothing, the default and a text where one is wanted stay as they are."""
+    taken = value
+    if value is None:
+        taken = () if parameter.multiple or parameter.nargs == -1 else None
+    elif value is not parameter.default and not (parameter.type_descriptor.annotation is str and isinstance(value, str)):
+        return usual(ctx, value)
+    if parameter.required and not taken:
         return usual(ctx, value)
     return taken if parameter.callback is None else parameter.callback(ctx, parameter, taken)
-
-
-def plain_value(parameter: Any, value: Any) -> Any:
-    """What typer makes of `value`; `UNCLEAR` unless that is nothing, the default, or a text where one is wanted."""
-    if value is None:
-        return () if parameter.multiple or parameter.nargs == -1 else None
-    is_text = parameter.type_descriptor.annotation is str and isinstance(value, str)
-    return value if is_text or value is parameter.default else UNCLEAR

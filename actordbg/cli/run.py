@@ -103,7 +103,8 @@ def run(
     if as_json:
         emit_json(answer, err=True)
     else:
-        say_recorded(answer)
+        for line in _told(answer):
+            note(line if line.startswith("next: ") else f"actordbg: {line}")
     raise typer.Exit(code)
 
 
@@ -155,11 +156,6 @@ def start_recording(store: Store, run: str, options: opt.CaptureOptions) -> None
     note(f"actordbg: recording run {run} in {store.root}: {opt.limits_in_words(control_dict(control))}")
     if os.environ.get("ACTORDBG_DISABLE", "") not in ("", "0"):
         note("actordbg: ACTORDBG_DISABLE is set, so nothing will be recorded")
-
-
-def say_recorded(answer: dict[str, Any]) -> None:
-    for line in _told(answer):
-        note(line if line.startswith("next: ") else f"actordbg: {line}")
 
 
 def _told(answer: dict[str, Any]) -> Iterator[str]:

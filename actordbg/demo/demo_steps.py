@@ -28,7 +28,8 @@ from pathlib import Path
 
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem
 from actordbg.config.choices import gather_facts
-from actordbg.demo.demo_training import TrainingProgress, copy_trainer, python_path, start_training
+from actordbg.demo.demo_training import TrainingProgress, build_assets, copy_trainer, python_path, start_job
+from actordbg.replay.launch import free_port
 from actordbg.store.layout import Store
 from actordbg.trainers.trainer import TRAINER, Program
 
@@ -87,7 +88,11 @@ class Demo:
         self._heading("2/7", f"train: {TRAINER.name}'s own {self.trainer.upper()}, with dumping switched on while it runs")
         work = self.directory / "training"
         work.mkdir()
-        with start_training(self.program, work, self.directory / "python") as job:
+        program = self.program
+        assets = build_assets(work, prompts=program.rows, conversations=program.rows)
+        data = assets.prompts if program.data == "prompts" else assets.conversations
+        command = program.command(assets.model, data, work / "checkpoint", free_port())
+        with start_job(program, command, work, work / f"{program.name}.log", self.directory / "python") as job:
             self.tell(f"$ {self._as_typed(job.command)}")
             job.wait(self._follow)
         self._actordbg("dump", "status")

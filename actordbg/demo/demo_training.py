@@ -9,8 +9,9 @@ in that session when the training ends, fails or is interrupted is killed. A Ray
 RAY_ADDRESS is taken out of the environment, and no `ray stop` is run, which would end other people's.
 
 Example:
-    actor_py = copy_trainer(work / "site")
-    with start_training(TRAINER.programs["ppo"], work, work / "site") as job:
+    assets = build_assets(work, prompts=program.rows, conversations=program.rows)
+    command = program.command(assets.model, assets.prompts, work / "checkpoint", free_port())
+    with start_job(program, command, work, work / "ppo.log", work / "site") as job:
         job.wait(on_progress=print, timeout=300)
 """
 
@@ -35,7 +36,6 @@ from actordbg.actor.models import TinyShape, build_tiny
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem
 from actordbg.base.processes import session_members
 from actordbg.formats.store_files import open_regular
-from actordbg.replay.launch import free_port
 from actordbg.trainers.trainer import TRAINER, Program
 
 # Set by launchers and by trainers; a value inherited from the user's shell would send the run somewhere else.
@@ -140,17 +140,6 @@ class TrainingJob:
         lines = self.log.read_text(errors="replace").replace("\r", "\n").splitlines()
         tail = [line for line in lines if line.strip()][-15:]
         return "\n".join([f"the end of {self.log}:", *tail])
-
-
-def start_training(program: Program, workdir: Path, package_dir: Path) -> TrainingJob:
-    """Start `program` on freshly built assets in `workdir`, importing the trainer from `package_dir`; return at once.
-
-    The log is `workdir/<program>.log`.
-    """
-    assets = build_assets(workdir, prompts=program.rows, conversations=program.rows)
-    data = assets.prompts if program.data == "prompts" else assets.conversations
-    command = program.command(assets.model, data, workdir / "checkpoint", free_port())
-    return start_job(program, command, workdir, workdir / f"{program.name}.log", package_dir)
 
 
 def start_job(program: Program, command: list[str], workdir: Path, log: Path, package_dir: Path | None = None) -> TrainingJob:
