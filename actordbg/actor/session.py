@@ -85,8 +85,7 @@ class ActorSession(Decided):
 
     model: the transformers model itself, out of whatever wraps it. ring_group: the process group of this rank's ring, None
     without ring attention. records: whether this rank records the results of its lane. `gather(name)` copies a parameter's
-    full value and `save(folder)` writes the model in the dtype that it runs in: every rank has to call them where parameters
-    are sharded.
+    full value: every rank has to call it where parameters are sharded.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class ActorSession(Decided):
         self.watch: ReplayStops | None = None
         self._backend = backend = open_backend(config, self.choices, model_cache, training)
         self.actor, self.model, self.device, self.ring_group = backend.actor, backend.model, backend.device, backend.ring_group
-        self.gather, self.save = backend.gather, backend.save
+        self.gather = backend.gather
         self.records = backend.place.rank % config.lane_width == 0
         self.resolved: dict[str, Any] = self._describe() | {"load_s": time.perf_counter() - began}
 
@@ -199,7 +198,7 @@ class ActorSession(Decided):
 
     def close(self) -> None:
         """Free the model. A process group lives as long as its process."""
-        del self.actor, self.model, self.gather, self.save
+        del self.actor, self.model, self.gather
         self._backend.close()
 
     def _recover(self) -> None:

@@ -137,11 +137,6 @@ class TruthSession(Decided):
         self.close()
         self._load(config, defaults)
 
-    def save(self, folder: Path) -> None:
-        """Write the model as `save_pretrained` does, in the truth's dtype."""
-        if self._place.rank == 0:
-            self._model.save_pretrained(folder)
-
     def close(self) -> None:
         """Free the model."""
         del self._model

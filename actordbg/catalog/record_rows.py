@@ -105,7 +105,7 @@ def _compared_dump(record: ComparisonRecord, dump: DumpComparison) -> Row:
         shared(dump.log_probs or Figures(0), "comparison")
         | shared(dump, "comparison")
         | {
-            "replay_id": record.a.replay_id,
+            "replay_id": record.a.replay_id or "",
             "against": _against(record),
             "comparison_id": record.comparison_id,
             "created_at": record.created_at,

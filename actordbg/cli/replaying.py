@@ -107,11 +107,15 @@ def asked_for(ctx: typer.Context, flags: Mapping[str, Any]) -> Asked:
     return asked
 
 
-def kept(asked: Asked, flags: Mapping[str, Any]) -> ReplayConfig:
-    """The configuration with what a replay is judged by: outputs; gradients and laws unless that was said otherwise."""
+SAMPLE = 8
+"""Dumps that `check` replays where nothing says how many. It asks the laws of as many."""
+
+
+def kept(asked: Asked, flags: Mapping[str, Any], usual_laws: int = USUAL_LAWS) -> ReplayConfig:
+    """Add what a replay is judged by: outputs; gradients and the laws of `usual_laws` inputs unless that was said otherwise."""
     config, said = asked.config, flags.keys() | asked.sources.keys()
     gradients = config.keep_gradients if "keep_gradients" in said else config.backward is not False
-    laws = config.laws if "laws" in said else USUAL_LAWS
+    laws = config.laws if "laws" in said else usual_laws
     return replace(config, keep_tensors=True, keep_gradients=gradients, laws=laws, truth=None, vary=None)
 
 
@@ -126,7 +130,7 @@ def asked_and_planned(
 
     def made(*answers: str) -> tuple[Asked, Plan]:
         asked = asked_for(ctx, flags)
-        return asked, planned(store, kept(asked, flags) if judged else asked.config, inputs, answers)
+        return asked, planned(store, kept(asked, flags, SAMPLE) if judged else asked.config, inputs, answers)
 
     asked, plan = made()
     own = unasked_model(store, plan.spec, asked, flags) if ask else None

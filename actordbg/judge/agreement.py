@@ -108,11 +108,8 @@ class RankAgreement:
 
 def golden_of(results: Sequence[ResultRecord], prefix: str) -> Golden | None:
     """Take the figures from the columns that begin with `prefix` ("golden", "golden_entropy"); None if nothing was compared."""
-    every = [
-        (result.dump_id, *(getattr(result, f"{prefix}_{name}") for name in ("count", "max_abs", "mean_abs")))
-        for result in results
-    ]
-    known = [row for row in every if row[1]]
+    names = [f"{prefix}_{name}" for name in ("count", "max_abs", "mean_abs")]
+    known = [row for result in results if (row := (result.dump_id, *(getattr(result, name) for name in names)))[1]]
     if not known:
         return None
     measured = [(size, dump_id) for dump_id, _, size, _ in known if finite([size])]
@@ -186,8 +183,14 @@ def agreement_of(results: Sequence[ResultRecord], config: ReplayConfig) -> RankA
     passed = [one for one in results if one.status == PASSED]
     if config.lane_width == 1 or not passed:
         return None
-    lanes = [(one, one.extra["lane"]) for one in passed if isinstance(one.extra.get("lane"), dict)]
-    differing = [_difference(one, int(rank), answer) for one, lane in lanes for rank, answer in lane.get("differ", {}).items()]
+    lanes = [(result, result.extra["lane"]) for result in passed if isinstance(result.extra.get("lane"), dict)]
+    differing = []
+    for result, lane in lanes:
+        for rank, answer in lane.get("differ", {}).items():
+            both = {name: finite([answer.get(name), getattr(result, name)]) for name in _FIGURES}
+            moved = {name: pair[0] - pair[1] for name, pair in both.items() if len(pair) == 2}
+            same = answer.get("output_digest") == result.output_digest
+            differing.append(RankDifference(result.dump_id, result.worker, int(rank), same, moved))
     return RankAgreement(
         lane_width=config.lane_width,
         results=len(passed),
@@ -213,12 +216,6 @@ def ranks_in_words(agreement: RankAgreement | None) -> list[str]:
         by = ", ".join(f"{_FIGURES[name]} {number(value)}" for name, value in one.moved.items() if value)
         lines.append(f"{one.dump_id}: rank {one.rank} has {what} rank {one.first}{f' (moved: {by})' if by else ''}")
     return lines + [f"... and {len(a.differ) - SHOWN:,} more"] * (len(a.differ) > SHOWN)
-
-
-def _difference(one: ResultRecord, rank: int, answer: dict[str, Any]) -> RankDifference:
-    both = {name: finite([answer.get(name), getattr(one, name)]) for name in _FIGURES}
-    moved = {name: found[0] - found[1] for name, found in both.items() if len(found) == 2}
-    return RankDifference(one.dump_id, one.worker, rank, answer.get("output_digest") == one.output_digest, moved)
 
 
 @dataclass

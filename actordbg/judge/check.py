@@ -303,6 +303,8 @@ def _not_judged(found: CheckFound, one: ReplaySummary, toy: bool) -> Iterator[st
     elif one.laws.not_checked:
         unasked = sorted({why.partition(":")[0] for why in one.laws.not_checked})
         yield f"the {'law' if len(unasked) == 1 else 'laws'} {', '.join(unasked)}"
+    if one.laws is not None and 0 < one.laws.inputs < one.laws.of:
+        yield f"the laws of {plural(one.laws.of - one.laws.inputs, 'dump')}"
 
 
 def _golden_left(found: CheckFound) -> Iterator[str]:

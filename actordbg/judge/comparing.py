@@ -53,9 +53,6 @@ MOST_DISTANCES = 4000
 ORDER = (MISMATCH, WITHIN_NOISE, MATCH, NOT_COMPARED)
 """Verdicts, the worst first; what was not compared is last."""
 
-Counter = Callable[[int, int], None]
-"""Called with (dumps done, dumps in all) after each dump."""
-
 
 def compare(
     store: Store,
@@ -66,14 +63,14 @@ def compare(
     noise: NoiseRecord | None = None,
     rounding: str | None = None,
     only: Collection[str] | None = None,
-    on_progress: Counter | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> ComparisonRecord:
     """Compare the replay `a` with `b`: an id, the beginning of one, or "last"; `b` may also be "golden".
 
-    The truth is a replay too: `compare.find_truth.ensure_truth` gives its id. `rounding`: the replay whose distance from the
-    truth sets the limits (`ensure_rounding` gives its id); None: flat limits. `only`: ids of the dumps to compare. `save`
-    writes the record. Raises UsageError for an unknown replay, for one compared with itself, and for `truth`; StoreProblem
-    for a damaged one.
+    The truth is a replay too: `judge.find_truth.ensure_truth` gives its id. rounding: the replay whose distance from the truth
+    sets the limits (`ensure_rounding` gives its id); None: flat limits. only: ids of the dumps to compare. on_progress: is
+    called with (dumps done, dumps in all) after each dump. `save` writes the record. Raises UsageError for an unknown replay,
+    for one compared with itself, and for `truth`; StoreProblem for a damaged one.
     """
     catalog = query.open_fresh(store)
     ours = open_replay(catalog, a)

@@ -172,12 +172,11 @@ def find_truth(store: Store, wanted: Wanted) -> str | None:
 def _covers(store: Store, spec: ReplaySpec, wanted: Wanted) -> bool:
     """Whether every wanted input has a result. A refused input counts: running it again would refuse it again."""
     results = read_results(store.replays / spec.replay_id)
-
-    def covered(dump_id: str) -> bool:
+    for dump_id in (item.dump_id for item in wanted.inputs):
         result = results.get(dump_id)
-        if result is None or result.status != PASSED:
-            return result is not None and result.status == FAILED
+        if result is None or result.status not in (PASSED, FAILED):
+            return False
         whole = result.grad_norm is not None or dump_id not in wanted.with_gradients
-        return whole and tensors_path(store, spec.replay_id, dump_id).is_file()
-
-    return all(covered(item.dump_id) for item in wanted.inputs)
+        if result.status == PASSED and not (whole and tensors_path(store, spec.replay_id, dump_id).is_file()):
+            return False
+    return True

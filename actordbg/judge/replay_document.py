@@ -54,10 +54,6 @@ _FACTS = ("parameters", "device_name")
 """What workers report, and a reader looks for beside the settings."""
 
 
-Pictures = Mapping[str, Sequence[Chart]]
-"""Charts of replays, by the replay's label."""
-
-
 BRIEF_FROM = 4
 """Replays side by side from which on a terminal gets what differs and what failed, and not each one's tables."""
 
@@ -84,8 +80,10 @@ def explanations(summary: Summary | None = None) -> list[Block]:
 _EXPLAINED = "How to read the figures: `actordbg report --explain`."
 
 
-def document(summary: Summary, pictures: Pictures = MappingProxyType({}), *, explained: bool = True) -> list[Block]:
-    """The whole report, top to bottom."""
+def document(
+    summary: Summary, pictures: Mapping[str, Sequence[Chart]] = MappingProxyType({}), *, explained: bool = True
+) -> list[Block]:
+    """Build the whole report, top to bottom. pictures: charts by the replay's label."""
     blocks: list[Block] = [
         Heading("actordbg report", 1),
         Paragraph(f"{summary.selection}; {summary.generated_at}"),

@@ -133,9 +133,11 @@ def judge(dump: DumpComparison, limits: Mapping[str, float], floor: Mapping[str,
     """
     values, severity = measures(dump), math.inf if dump.reasons else 0.0
     real, outside, beyond = list(dump.reasons), [], []
+    tokens = dump.log_probs  # a token that is finite on one side only has its own reason
+    alone = tokens is not None and round((tokens.clip_share or 0.0) * tokens.count) - tokens.nonfinite <= 1
     for name, limit in limits.items():
         value, noise = values.get(name), floor.get(name)
-        if value is None or (name == "clip_share" and _one_token(dump)):
+        if value is None or (name == "clip_share" and alone):
             continue
         severity = max(severity, value / limit if limit else value and 1.0 + value)
         covered = noise is not None and value <= noise
@@ -153,9 +155,3 @@ def judge(dump: DumpComparison, limits: Mapping[str, float], floor: Mapping[str,
 
 Floors = Mapping[str, Mapping[str, float]]
 """The noise floor by dump and measure."""
-
-
-def _one_token(dump: DumpComparison) -> bool:
-    """Whether one token at most is outside of the clip band. One that is finite on one side only has its own reason."""
-    tokens = dump.log_probs
-    return tokens is not None and round((tokens.clip_share or 0.0) * tokens.count) - tokens.nonfinite <= 1

@@ -53,9 +53,9 @@ class Point:
     both: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Measurements:
-    """One configuration: `settings` by name, `batch_size` if each has its own curve, and whether backward ran.
+    """One configuration: `settings` by name, whether backward ran, and `batch_size` if each has its own curve.
 
     left_out: number of warm-up inputs. out_of_memory: lengths that ran out of memory, ascending.
     """
@@ -63,29 +63,19 @@ class Measurements:
     settings: dict[str, Any]
     backward: bool
     batch_size: int | None
-    replays: tuple[str, ...]
-    points: tuple[Point, ...]
+    replays: list[str] = field(default_factory=list)
+    points: list[Point] = field(default_factory=list)
     left_out: int = 0
-    out_of_memory: tuple[int, ...] = ()
+    out_of_memory: list[int] = field(default_factory=list)
 
 
 _Key = tuple[tuple[tuple[str, Any], ...], bool, "int | None"]
 """What tells configurations apart: settings by name, whether backward ran, and the batch size if each has its own curve."""
 
 
-@dataclass
-class _Gathered:
-    """One configuration while its results are read. samples: a `Point` for each input."""
-
-    replays: dict[str, None] = field(default_factory=dict)
-    samples: list[Point] = field(default_factory=list)
-    left_out: int = 0
-    failed: set[int] = field(default_factory=set)
-
-
 def gather(replays: Sequence[ReplayData], by: str = SEQ_LEN) -> list[Measurements]:
     """Gather the points of every configuration in `replays`, in order of appearance."""
-    groups: dict[_Key, _Gathered] = {}
+    groups: dict[_Key, Measurements] = {}
     failed: list[tuple[list[_Key], int, str]] = []
     for data in filter(is_configuration, replays):
         ran = costs(as_ran(data.spec.config, data.resolved)) | {"device_name": data.resolved.get("device_name")}
@@ -103,27 +93,27 @@ def gather(replays: Sequence[ReplayData], by: str = SEQ_LEN) -> list[Measurement
                 failed.append(([(settings, passes, batch) for passes in _passes(data, result)], n, replay_id))
             elif result.status == PASSED and result.forward_s is not None:
                 forward, backward, warm = result.forward_s, result.backward_s, result.dump_id in warming_up
-                group = groups.setdefault((settings, backward is not None, batch), _Gathered())
-                group.replays[replay_id] = None
+                key = settings, backward is not None, batch
+                group = groups.setdefault(key, Measurements(ran, *key[1:]))
+                group.replays.append(replay_id)
                 group.left_out += warm
                 memory = float(result.peak_memory_bytes) if result.peak_memory_bytes and not result.graphs else None
                 times = (None, None, None) if warm else (forward, backward, forward + (backward or 0.0))
-                group.samples.append(Point(n, 1, memory, *times))
+                group.points.append(Point(n, 1, memory, *times))
     for keys, n, replay_id in failed:
         for key in [key for key in keys if key in groups] or keys[:1]:
-            group = groups.setdefault(key, _Gathered())
-            group.replays[replay_id] = None
-            group.failed.add(n)
+            group = groups.setdefault(key, Measurements(dict(key[0]), *key[1:]))
+            group.replays.append(replay_id)
+            group.out_of_memory.append(n)
     if by == SEQ_LEN:  # what does not fit with few rows does not fit with more
         for (key, group), (other, smaller) in product(groups.items(), repeat=2):
             if other[:2] == key[:2] and (other[2] or 0) < (key[2] or 0):
-                group.failed |= smaller.failed
-    found = []
-    for (settings, backward, batch), group in groups.items():
-        by_length = groupby(sorted(group.samples, key=attrgetter("n")), key=attrgetter("n"))
-        points, bounds = tuple(_together(n, list(samples)) for n, samples in by_length), tuple(sorted(group.failed))
-        found.append(Measurements(dict(settings), backward, batch, tuple(group.replays), points, group.left_out, bounds))
-    return found
+                group.out_of_memory = list({*group.out_of_memory, *smaller.out_of_memory})
+    for group in groups.values():
+        by_length = groupby(sorted(group.points, key=attrgetter("n")), key=attrgetter("n"))
+        group.points = [_together(n, list(samples)) for n, samples in by_length]
+        group.replays, group.out_of_memory = list(dict.fromkeys(group.replays)), sorted(set(group.out_of_memory))
+    return list(groups.values())
 
 
 def is_configuration(data: ReplayData) -> bool:

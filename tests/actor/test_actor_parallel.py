@@ -109,8 +109,6 @@ def one_backend(cache: Path, rank: int, settings: dict[str, Any], plain: Mapping
         if fsdp2:
             fails_in_a_layer(session)
             assert not session.tainted and numbers(session.run(packed, backward=True)) == first
-            session.save(cache / "saved")
-            assert rank or "LlamaForCausalLM" in (cache / "saved" / "config.json").read_text()
 
 
 def raises_at_once(session: Any) -> None:

@@ -145,11 +145,9 @@ def configurations(cache: Path) -> None:
     original = ALL_ATTENTION_FUNCTIONS["sdpa"]
     ALL_ATTENTION_FUNCTIONS["sdpa"] = lambda *args, **kwargs: ran.append("sdpa") or original(*args, **kwargs)
 
-    def run(save: Path | None = None, **fields: Any) -> tuple[dict[str, Any], Any]:
+    def run(**fields: Any) -> tuple[dict[str, Any], Any]:
         ran.clear()
         with open_actor(ReplayConfig(**fields), model_cache=cache) as session:
-            if save is not None:
-                session.save(save)
             log_probs = numbers(session.run(make_dump(0), backward=False))["log_probs"]
             return session.resolved | {"ran": set(ran)}, log_probs
 
@@ -160,9 +158,6 @@ def configurations(cache: Path) -> None:
     assert furthest(close, default) < 1e-4 and narrow["dtype"] == "bf16" and 1e-4 < furthest(rounded, default) < 0.5
     assert (one["num_layers"], usual["num_layers"]) == (1, 2), "the first ones"
     assert one["parameters"] < usual["parameters"] and shorter != default
-    _, small = run(save=cache / "copy", dtype="bf16", num_layers=1)
-    saved, again = run(model=str(cache / "copy"), dtype="bf16")
-    assert (saved["num_layers"], saved["dtype"], again) == (1, "bf16", small), "a saved model replays to the same bits"
 
 
 def compiled(cache: Path) -> None:

@@ -276,7 +276,7 @@ def test_a_secret_is_hidden_wherever_a_call_can_hold_it(store, monkeypatch):
     first, last = (dump.record for dump in recording.dumps())
     hidden = "[hidden]"
     assert first.arguments["named"] == {hidden: 1, f"{hidden} 2": 2, "plain": [{f"of {hidden}": {hidden: hidden}}, [hidden]]}
-    assert (first.arguments[hidden], first.arguments[f"{hidden} 6"]) == (True, 3) and f"t_{hidden}" in first.tensors
+    assert (first.arguments[hidden], first.arguments[f"{hidden} 7"]) == (True, 3) and f"t_{hidden}" in first.tensors
     assert first.model_name == f"https://me:{hidden}@hub" and set(first.extra) == set(odd)
     assert last.trigger_facts["error"] == hidden and last.arguments["fail"] == hidden
     assert recording.close()

@@ -14,7 +14,6 @@ import pytest
 from catalogcases import contents
 from comparecases import given, write_replay
 
-from actordbg.base.errors import UsageError
 from actordbg.catalog import connections as engine
 from actordbg.catalog import query, record_rows
 from actordbg.catalog.indexer import refresh
@@ -256,18 +255,6 @@ def test_a_damaged_file_whose_name_begins_as_another_leaves_that_ones_rows(repla
         assert [damaged.path for damaged in refresh(replayed).damaged] == [replayed.relative(odd)]
         assert [row.comparison_id for row in query.comparisons(replayed)] == ["c-01"]
         (replayed.comparisons / f"{count}.txt").touch()  # the folder is listed again
-
-
-def test_ids_by_their_beginning_or_last(store: Store) -> None:
-    with pytest.raises(UsageError, match="there is no noise floor yet"):
-        query.read_noise(store, "last")
-    write(store, noise("n-01", 0.25))
-    write(store, noise("n-02", 0.5))
-    assert query.read_noise(store, "last") == noise("n-02", 0.5)
-    assert query.read_noise(store, "n-01").floor["max_abs"] == 0.25
-    for name, what in (("n-", "several"), ("x", "no noise floor has"), ("", "no noise floor has")):
-        with pytest.raises(UsageError, match=what):
-            query.read_noise(store, name)
 
 
 def test_where_knows_the_last_comparison_of_a_dump(replayed: Store) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import sqlite3
 import subprocess
 import sys
@@ -20,7 +19,6 @@ from actordbg.base.errors import CatalogProblem
 from actordbg.catalog import connections as engine
 from actordbg.catalog import lab_models, migrate, query
 from actordbg.catalog.indexer import refresh
-from actordbg.catalog.tables import COLUMNS
 from actordbg.cli.app import app
 from actordbg.dumps import checking
 from actordbg.store.layout import Store
@@ -115,16 +113,6 @@ def test_the_schema_is_that_of_the_models(store: Store) -> None:
                 for key in table.foreign_keys
             }
             assert keys == wanted
-
-
-def test_the_schema_says_what_each_column_holds(store: Store) -> None:
-    """`sqlite3 store/catalog.db .schema` is documentation: a comment beside each column, the model's own."""
-    migrate.ensure(store)
-    with sqlite3.connect(store.catalog_path) as connection:
-        for table, columns in COLUMNS.items():
-            sql = connection.execute("SELECT sql FROM sqlite_master WHERE name = ?", (table,)).fetchone()[0]
-            said = dict(re.findall(r'^\s*"?(\w+)"? [A-Z].*?  -- (.*?)(?: \(1 yes, 0 no\))?$', sql, re.MULTILINE))
-            assert said == {name: column.comment for name, column in columns.items()}
 
 
 def test_a_database_that_is_no_catalog_is_refused(store: Store) -> None:

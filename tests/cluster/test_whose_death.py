@@ -8,7 +8,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from supervised import TESTS, Bench, make_spec, statuses
+from roots import SUPPORT
+from supervised import Bench, make_spec, statuses
 
 from actordbg.base.processes import start_ticks
 from actordbg.cluster import node_host
@@ -26,7 +27,7 @@ from actordbg.store.layout import Store
 
 @pytest.fixture(autouse=True)
 def fake_worker_is_importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
 
 
 class Dying(Launched):

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
 
 import pytest
 import torch
-import typer
-from commandline import function_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from actordbg.base.errors import UsageError
+from actordbg.cli.app import app
 from actordbg.dumps.create import PADDINGS, Draws, Shape, create_dumps, make_inputs
 from actordbg.store import payload
 from actordbg.store.layout import Store
@@ -96,14 +94,8 @@ def test_numbers_that_make_no_sense_are_usage_errors(tmp_path: Path, wrong: dict
     assert not (tmp_path / "s").exists()
 
 
-def cli(*words: object):
-    app = typer.Typer()
-    app.command("create")(function_of("dump create"))
-
-    @app.callback()
-    def root(store: Annotated[Path | None, typer.Option()] = None) -> None: ...
-
-    return CliRunner().invoke(app, [str(word) for word in words])
+def cli(option: str, store: object, *words: object):
+    return CliRunner().invoke(app, [option, str(store), "dump", *map(str, words)])
 
 
 def test_the_command_makes_dumps_names_them_and_says_how_to_see_them(tmp_path: Path):

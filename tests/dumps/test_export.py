@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
 
 import pytest
 import safetensors
 import torch
-import typer
-from commandline import function_of
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from actordbg.base.errors import ActordbgError, Conflict, EnvironmentProblem, UsageError
+from actordbg.cli.app import app
 from actordbg.dumps.create import create_dumps
 from actordbg.dumps.export import export_dump
 from actordbg.formats.dump_record import DumpRecord
@@ -85,14 +83,8 @@ def test_an_unknown_format_and_a_folder_that_cannot_be_written_are_refused(place
         export_dump(place, tmp_path / "file")
 
 
-def cli(*words: object):
-    app = typer.Typer()
-    app.command("export")(function_of("dump export"))
-
-    @app.callback()
-    def root(store: Annotated[Path | None, typer.Option()] = None) -> None: ...
-
-    return CliRunner().invoke(app, [str(word) for word in words])
+def cli(option: str, store: object, *words: object):
+    return CliRunner().invoke(app, [option, str(store), "dump", *map(str, words)])
 
 
 @pytest.fixture

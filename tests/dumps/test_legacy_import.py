@@ -11,17 +11,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import pytest
 import torch
-import typer
-from commandline import function_of
 from replaycases import old_pickle
 from roots import ROOT
 from typer.testing import CliRunner
 
 from actordbg.base.errors import LaunchProblem, StoreProblem, UsageError
+from actordbg.cli.app import app
 from actordbg.dumps.importer import find_pickles, import_paths, run_name
 from actordbg.formats.dumpfile import read_record
 from actordbg.store import payload
@@ -164,14 +162,8 @@ def test_the_desk_finds_out_that_nothing_is_new_without_torch(store: Store, pick
     subprocess.run([sys.executable, "-c", code, str(store.root), str(pickles)], check=True, cwd=ROOT, timeout=60)
 
 
-def cli(*words: object):
-    app = typer.Typer()
-    app.command("import")(function_of("dump import"))
-
-    @app.callback()
-    def root(store: Annotated[Path | None, typer.Option()] = None) -> None: ...
-
-    return CliRunner().invoke(app, [str(word) for word in words])
+def cli(option: str, store: object, *words: object):
+    return CliRunner().invoke(app, [option, str(store), "dump", *map(str, words)])
 
 
 def test_the_command_answers_in_json_and_in_words_and_names_what_it_refuses(pickles: Path, tmp_path: Path):

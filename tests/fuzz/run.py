@@ -56,7 +56,7 @@ def load(name: str) -> ModuleType:
 # ---- one target, in this process ----
 
 
-def run_with_atheris(name: str, seconds: float, found: Path) -> None:
+def run_with_atheris(name: str, seconds: float) -> None:
     """Ends the process: with 0, or as libFuzzer ends after a finding."""
     import atheris
 
@@ -82,7 +82,7 @@ def run_with_atheris(name: str, seconds: float, found: Path) -> None:
         "-print_final_stats=1", f"-artifact_prefix={FINDINGS}/{name}-", *([f"-dict={words}"] if words.stat().st_size else []),
     ]  # fmt: skip
     limit_memory()
-    atheris.Setup([sys.argv[0], *options, str(found), str(seeds)], target.one_input, custom_mutator=mutate)
+    atheris.Setup([sys.argv[0], *options, str(FOUND / name), str(seeds)], target.one_input, custom_mutator=mutate)
     atheris.Fuzz()
 
 
@@ -207,31 +207,20 @@ def keep_smallest(name: str) -> None:
 # ---- all targets, each in a process of its own ----
 
 
-def run_all(names: list[str], seconds: float, engine: str, found: Path) -> int:
+def run_all(names: list[str], seconds: float, engine: str) -> int:
     """Print a row for each target; the number of those with a finding."""
     print(f"{'target':<10} {'executions':>11} {'a second':>9} {'edges':>7} {'new inputs':>10}  finding")
     broken = 0
     for name in names:
-        command = [
-            sys.executable,
-            __file__,
-            name,
-            "--seconds",
-            str(seconds),
-            "--engine",
-            engine,
-            "--alone",
-            "--found",
-            str(found),
-        ]
-        (found / name).mkdir(parents=True, exist_ok=True)
-        before = set((found / name).iterdir())
+        command = [sys.executable, __file__, name, "--seconds", str(seconds), "--engine", engine, "--alone"]
+        (FOUND / name).mkdir(parents=True, exist_ok=True)
+        before = set((FOUND / name).iterdir())
         with tempfile.TemporaryDirectory(prefix="actordbg-fuzz-", dir=MEMORY_FOLDER) as folder:  # libFuzzer runs no exit handlers
             environment = os.environ | {"TMPDIR": folder}
             done = subprocess.run(
                 command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
             )
-        new = len(set((found / name).iterdir()) - before)
+        new = len(set((FOUND / name).iterdir()) - before)
         print(_row(name, done.stdout, new, done.returncode), flush=True)
         if done.returncode:
             broken += 1
@@ -240,9 +229,8 @@ def run_all(names: list[str], seconds: float, engine: str, found: Path) -> int:
 
 
 def _row(name: str, output: str, new: int, status: int) -> str:
-    last = {key: re.findall(pattern, output) for key, pattern in {
-        "count": r"executed_units: *(\d+)", "rate": r"exec_per_sec: *(\d+)", "edges": r"cov: (\d+)"}.items()}  # fmt: skip
-    count, rate, edges = (found[-1] if found else "-" for found in last.values())
+    patterns = (r"executed_units: *(\d+)", r"exec_per_sec: *(\d+)", r"cov: (\d+)")
+    count, rate, edges = (["-", *re.findall(pattern, output)][-1] for pattern in patterns)
     return f"{name:<10} {count:>11} {rate:>9} {edges:>7} {new:>10}  {'FOUND ONE' if status else 'none'}"
 
 
@@ -258,7 +246,6 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("names", nargs="*", help=f"targets, of {', '.join(TARGETS)}; or one target and files to run")
     parser.add_argument("--seconds", type=float, default=60, help="for each target (default: 60)")
     parser.add_argument("--engine", choices=("auto", "atheris", "plain"), default="auto")
-    parser.add_argument("--found", type=Path, default=FOUND, help="where inputs that reach new code are kept")
     parser.add_argument("--keep", action="store_true", help="put the smallest such inputs into the corpus, and end")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -282,10 +269,10 @@ def main() -> int:
     if engine == "auto":
         engine = "atheris" if importlib.util.find_spec("atheris") else "plain"
     if not options.alone:
-        return 1 if run_all(names, options.seconds, engine, options.found) else 0
+        return 1 if run_all(names, options.seconds, engine) else 0
     if engine == "plain":
         return run_plainly(names[0], options.seconds)
-    run_with_atheris(names[0], options.seconds, options.found / names[0])
+    run_with_atheris(names[0], options.seconds)
     return 0
 
 

@@ -21,6 +21,7 @@ from actordbg.dumps.create import create_dumps
 from actordbg.judge.check import CheckAnswer, CheckFound, answer_of_check, run_check
 from actordbg.judge.exports import junit_xml, workflow_commands
 from actordbg.records.comparison_record import ComparisonRecord
+from actordbg.records.journal import read_results
 from actordbg.replay.supervise import load_spec
 from actordbg.store.layout import Store
 
@@ -42,6 +43,7 @@ def off(index: int, made: dict[str, Any]) -> dict[str, Any]:
 
 
 FAILED = {"status": "failed", "error_class": "ValueError", "error": "no such thing\nat all"}
+ASKED = {"extra": {"temperature": 1.0, "laws": [{"law": "neighbour", "verdict": "kept"}]}}
 LAWLESS = {"extra": {"temperature": 1.0, "laws": [LAW]}}
 
 
@@ -52,6 +54,8 @@ LAWLESS = {"extra": {"temperature": 1.0, "laws": [LAW]}}
          "actordbg check --model 'org/a model'"),
         ({"change": off}, "WRONG (TOY MODEL): 1 of 3 dumps further from the truth than fp32 explains; not judged: your model; "
          "gradients (--backward); the laws", f'actordbg matrix --where "dump_id = \'{INPUTS[1].dump_id}\'"'),
+        ({"result": lambda index: ASKED if index else {}}, "RIGHT (TOY MODEL): 3 of 257 dumps run, as near the truth as fp32 allows; "
+         "not judged: your model; gradients (--backward); the laws of 1 dump", "actordbg check --model"),
         # a broken law is wrong whatever the truth says
         ({"result": lambda index: LAWLESS if index == 2 else {}}, "WRONG (TOY MODEL): neighbour broken: row 1 sees row 0",
          f'actordbg matrix --where "dump_id = \'{INPUTS[2].dump_id}\'"'),
@@ -131,15 +135,13 @@ def test_a_full_disk_is_an_environment_error_of_a_check_and_no_dumps_failure(
     faulty = brokenactor.environment(tmp_path / "fault", brokenactor.FULL_DISK) | {"FULL_DISK": str(full)}
     for name, value in faulty.items():
         monkeypatch.setenv(name, value)
-    create_dumps(store, 2, batch_size=1, seq_len=24, vocab_size=4096, seed=1)
+    create_dumps(store, 1, batch_size=1, seq_len=24, vocab_size=4096, seed=1)
     said = CliRunner().invoke(app, ["--store", str(store.root), "check", "--quiet"]).exception
     assert isinstance(said, MachineFault) and said.exit_code == 4
     replay_id = load_spec(store, "last").replay_id
     assert said.message.startswith(f"No space left on device ({store.replays / replay_id} has ")
-    full.unlink()
     assert said.hint == f"fix that, then `actordbg replay --resume {replay_id}` goes on"
-    done = CliRunner().invoke(app, ["--store", str(store.root), "replay", "--resume", replay_id, "--quiet"])
-    assert done.exit_code == 0 and "2 inputs, 2 passed" in done.stdout, done.output
+    assert not read_results(store.replays / replay_id)
 
 
 @pytest.mark.slow

@@ -1,23 +1,27 @@
-"""From rows to a Summary: counts add up, steady is steady, nothing is pooled that may not be; and replays side by side."""
+"""From rows to a Summary: counts add up, steady is steady, nothing is pooled that may not be; replays side by side, and ranks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy
 import pytest
-from hypothesis import given as hypothesis_given
-from hypothesis import settings
-from hypothesis import strategies as st
 from reportcases import NOW, dump_id, given, replay, result
 
 from actordbg.actor.signatures import known_failures
 from actordbg.base.units import letter_of
+from actordbg.cli.replay_work import is_good
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.document.renderings import as_text
+from actordbg.judge.agreement import agreement_of, ranks_in_words
+from actordbg.judge.replay_document import document
 from actordbg.judge.report_model import Against, ReplaySummary, SideBySide
 from actordbg.judge.summary import compare, summarise
-from actordbg.records.replay_record import ResultRecord, bucket_of, percentile, spread, weighted_mean
+from actordbg.records.replay_record import ResultRecord, percentile, spread, weighted_mean
+from actordbg.replay.work_order import LaneBook, answer_fields, differing
 
 
 def of(*results: ResultRecord, lengths: Sequence[int] = (200,) * 6) -> ReplaySummary:
@@ -61,7 +65,7 @@ def test_tokens_per_second_has_a_median_over_inputs_and_a_total():
 
 def test_buckets_hold_every_result_and_the_largest_peak():
     results = [result(i, forward_s=float(i), peak_memory_bytes=i * 2**20) for i in range(4)]
-    buckets = of(*results, lengths=(100, 300, 500, 2000)).buckets
+    buckets = of(*results, lengths=(127, 256, 511, 1861)).buckets
     assert [(b.label, b.inputs, b.steady) for b in buckets] == [("0-127", 1, 0), ("256-511", 2, 2), ("1024-2047", 1, 1)]
     assert [b.peak_memory_bytes for b in buckets] == [0, 2 * 2**20, 3 * 2**20]
     assert buckets[1].forward.median == 1.5
@@ -82,10 +86,10 @@ def test_log_probs_are_weighted_by_their_tokens_and_nonfinite_ones_are_counted()
 
 
 def test_failures_with_one_signature_are_one_group_with_its_explanation_and_the_first_cause_by_time():
-    known = next(iter(known_failures().values()))
-    results = [result(i, status="failed", signature=known.id, error=f"error {i}", error_class="X") for i in (3, 0, 1, 2, 4)]
+    name, known = next(iter(known_failures().items()))
+    results = [result(i, status="failed", signature=name, error=f"error {i}", error_class="X") for i in (3, 0, 1, 2, 4)]
     (group,) = of(*results).failures
-    assert (group.name, group.count, group.known) == (known.id, 5, True)
+    assert (group.name, group.count, group.known) == (name, 5, True)
     assert (group.cause, group.explanation, group.ways_out) == ("error 0", known.explanation, known.ways_out)
     assert group.examples == (dump_id(0), dump_id(1), dump_id(2))
 
@@ -166,22 +170,82 @@ def test_replays_that_have_nothing_in_common_did_not_agree_and_have_no_ratio():
     assert (row.digests_equal, row.digests_differ) == (0, 0)
 
 
-@settings(deadline=None)  # the first example pays for numpy's import, others for a busy machine
-@hypothesis_given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40), st.floats(0, 100))
-def test_a_percentile_is_numpys_default(values: list[float], percent: float):
-    assert percentile(values, percent) == pytest.approx(float(numpy.percentile(values, percent)), abs=1e-6)
-
-
-def test_a_spread_leaves_out_what_is_missing_and_nothing_measured_is_none_not_zero():
-    some, empty = spread([1.0, None, 3.0]), spread([None, math.nan, math.inf])
-    assert (some.median, some.total) == (2.0, 4.0)
+def test_a_spread_is_of_what_was_measured_with_numpys_percentiles_and_of_nothing_none():
+    values = [float(value**3 % 97) for value in range(40)]
+    some, empty = spread([*values, None]), spread([None, math.nan, math.inf])
+    assert (some.median, some.total) == (float(numpy.median(values)), sum(values))
+    assert percentile(values, 95) == some.p95 == pytest.approx(float(numpy.percentile(values, 95)))
     assert (empty.count, empty.median, empty.p95, empty.largest) == (0, None, None, None)
     assert weighted_mean([(None, 3), (2.0, 0)]) is None and weighted_mean([(1.0, 1), (4.0, 2)]) == 3.0
 
 
+SAME = ReplayConfig(nproc=2, align="same")
+AGREED = {"ranks": [0, 1], "differ": {}}
+DIFFERS = {"ranks": [0, 1], "differ": {"1": {"output_digest": "other", "logprob_mean": -2.25, "loss": None}}}
+
+
+def lane(index: int, found: dict[str, Any] | None, **figures: Any) -> ResultRecord:
+    return result(index, extra={} if found is None else {"lane": found}, **figures)
+
+
+def words(*records: ResultRecord, config: ReplayConfig = SAME) -> list[str]:
+    return ranks_in_words(agreement_of(records, config))
+
+
 @pytest.mark.parametrize(
-    ("seq_len", "bucket"),
-    [(0, (0, 127)), (127, (0, 127)), (128, (128, 255)), (255, (128, 255)), (1861, (1024, 2047)), (2048, (2048, 4095))],
-)
-def test_buckets_are_powers_of_two_from_128(seq_len: int, bucket: tuple[int, int]):
-    assert bucket_of(seq_len) == bucket
+    ("records", "said"),
+    [
+        ([lane(0, AGREED), lane(1, AGREED)], ["2 ranks agree on 2 inputs, log-probs bit for bit"]),
+        ([lane(0, AGREED), lane(1, None)],
+         ["2 ranks agree on 1 input, log-probs bit for bit; of 1 input not every rank answered"]),
+        ([lane(0, None)], ["not compared: not every rank of a group of 2 answered"]),
+        ([lane(0, AGREED), lane(1, DIFFERS)],
+         ["DIFFER on 1 of 2 inputs", f"{dump_id(1)}: rank 1 has other log-probs than rank 0 (moved: their mean -0.25)"]),
+    ],
+)  # fmt: skip
+def test_whether_ranks_agree_is_said_with_how_far_that_was_checked(records: list[ResultRecord], said: list[str]) -> None:
+    assert words(*records) == said
+    assert words(*records, config=ReplayConfig(nproc=2)) == []
+
+
+def test_the_report_shows_it_and_not_all_of_many() -> None:
+    data = replay([given(0, 100), given(1, 100)], [lane(index, DIFFERS) for index in range(9)])
+    data = replace(data, spec=replace(data.spec, config=SAME))
+    text = " ".join(as_text(document(summarise([data], selection="r1", now=NOW))).split())
+    assert "ranks with the same input: DIFFER on 9 of 9 inputs" in text and "... and 4 more" in text
+
+
+def test_ranks_that_differ_make_a_bad_answer_where_just_that_was_asked() -> None:
+    for found, asked, good in ((DIFFERS, True, False), (DIFFERS, False, True), (AGREED, True, True)):
+        config = SAME if asked else ReplayConfig(nproc=2, tp=2, backend="fsdp2")
+        data = replay([given(0, 100)], [lane(0, found)])
+        (summary,) = summarise([replace(data, spec=replace(data.spec, config=config))], selection="r1", now=NOW).replays
+        assert summary.ranks is not None and is_good(summary, config) is good
+
+
+def test_log_probs_agree_to_the_bit_and_gradient_norms_within_rounding() -> None:
+    record = result(0, output_digest="d", loss=2.0, grad_norm=1.0)
+    same = {"output_digest": "d", "loss": 2.0, "grad_norm": 1.0 + 1e-8}
+    assert differing(record, {1: same}) == {}
+    for other in ({"output_digest": "e"}, {"grad_norm": 1.001}, {"grad_norm": None}, {"loss": 2.1}):
+        assert set(differing(record, {1: same | other, 2: same})) == {"1"}
+
+
+def test_what_a_follower_tells_is_json_and_leaves_out_the_rest() -> None:
+    told = answer_fields({"status": "failed", "loss": float("nan"), "grad_norm": 1.5, "forward_s": 2.0, "error": "no"})
+    assert told == {"status": "failed", "grad_norm": 1.5, "error": "no"}
+
+
+def test_a_followers_failure_stands_whichever_rank_is_through_first() -> None:
+    good = result(0, worker=0)
+    told = {"dump_id": good.dump_id, "rank": 1, "attempt": 1, "slot": 0, "output_digest": "d"}
+    told |= {"status": "failed", "error_class": "ValueError", "error": "no"}
+    follower_first, leader_first, own = (LaneBook("r1", 2) for _ in range(3))
+    said, again = follower_first.take_answer(told), follower_first.take_result(good)
+    assert said is not None and (said.status, said.worker) == ("failed", 1) and "on rank 1" in (said.error or "")
+    assert again is not None and again.status == "failed", "the first rank's own result must not hide it"
+    assert leader_first.take_result(good) is None
+    later = leader_first.take_answer(told)
+    assert later is not None and later.status == "failed"
+    assert own.take_result(result(0, worker=0, status="failed")) is None
+    assert own.take_answer(told) is None, "the first rank's own failure has the figures"

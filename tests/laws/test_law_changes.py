@@ -39,12 +39,6 @@ def test_other_tokens_are_other_ids_of_the_same_dump_exactly_where_asked(side: s
     assert torch.equal(dump.inputs["sequences"], before), "a dump is never changed in place"
 
 
-def test_a_dump_of_one_single_token_gets_another_one_of_the_vocabulary() -> None:
-    dump = asked(side="none")
-    dump.tensors["sequences"][:] = 0
-    assert set(changes.with_other_tokens(dump, changes.attended(dump)).inputs["sequences"].flatten().tolist()) == {1}
-
-
 def test_what_later_tokens_must_not_reach_ends_before_the_label_of_the_first_changed_one() -> None:
     dump = asked(side="both")
     where = changes.behind_the_middle(dump)

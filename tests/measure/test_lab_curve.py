@@ -72,7 +72,7 @@ def test_truths_noise_variants_and_failures_are_no_points():
 def test_out_of_memory_bounds_its_configuration_and_larger_batches_of_it():
     found = gather([run("a", oom=[4096]), run("b", batch=8), run("c", batch=1), run("d", attn="eager")])
     assert [(m.batch_size, m.settings["attn"], m.out_of_memory) for m in found] == [
-        (2, "sdpa", (4096,)), (8, "sdpa", (4096,)), (1, "sdpa", ()), (2, "eager", ())
+        (2, "sdpa", [4096]), (8, "sdpa", [4096]), (1, "sdpa", []), (2, "eager", [])
     ]  # fmt: skip
 
 
@@ -81,8 +81,8 @@ def test_what_does_not_fit_forward_does_not_fit_backward_either_but_not_the_othe
     trained = run("b", backward=square, oom=[4096])
     trained.results[-1].forward_s = 1.0
     forward = [run("b", backward=square), run("a", oom=[4096], config=ReplayConfig(backward=False))]
-    assert [m.out_of_memory for m in gather([run("a"), trained])] == [(), (4096,)]
-    assert [m.out_of_memory for m in gather(forward[::turned])] == [(4096,), (4096,)]
+    assert [m.out_of_memory for m in gather([run("a"), trained])] == [[], [4096]]
+    assert [m.out_of_memory for m in gather(forward[::turned])] == [[4096], [4096]]
 
 
 FLAT, EIGHT = {"measured": 2048, "by_curve": None}, {"budget": 80e9}

@@ -56,7 +56,13 @@ def test_head_and_worker_on_two_hosts_meet_at_the_heads_address(tmp_path: Path):
         script = Path(one["command"][1]).relative_to("/src")
         assert not {str(script), *map(str, script.parents)} & {*ignored}
         named = {key: re.sub(r"\$\{HEAD:.*?\}", "10.0.0.1", value) for key, value in one["environment"].items()}
-        done = subprocess.run(["bash", ROOT / script], env=own | named, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["bash", ROOT / script],
+            env=own | named | {"ACTORDBG_STORE": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
     said = (tmp_path / "log").read_text()
     assert "ray start --head --node-ip-address=10.0.0.1 --port=6379" in said and "ray start --address=10.0.0.1:6379" in said

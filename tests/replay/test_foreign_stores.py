@@ -66,6 +66,11 @@ def test_going_on_with_anothers_replay_is_confirmed(store: Store, monkeypatch: p
     write_replay(store, REPLAY, publish(store, 1))
     resume = ("replay", "--resume", REPLAY, "--dry-run")
     assert "wrote" not in invoke(store, *resume).stderr, "one's own is not asked for"
+    origin = owners.origin_file(store.replays / REPLAY / SPEC)
+    origin.write_text("x" * 10**6)
+    with pytest.raises(Refused, match=r"somebody with access to x{300} wrote"):  # it floods no terminal
+        invoke(store, *resume)
+    origin.unlink()
     give_away(store.replays / REPLAY / SPEC, monkeypatch)
     with pytest.raises(Refused, match=rf"uid 54321.* wrote replay {REPLAY}, whose model is 'tiny'") as refused:
         invoke(store, *resume)
@@ -73,9 +78,6 @@ def test_going_on_with_anothers_replay_is_confirmed(store: Store, monkeypatch: p
     done = invoke(store, *resume, "--yes")
     assert done.exit_code == 0 and f"wrote replay {REPLAY}, whose model is 'tiny'" in done.stderr
     assert invoke(store, "report", REPLAY).exit_code == 0, "reading asks nothing"
-    owners.origin_file(store.replays / REPLAY / SPEC).write_text("x" * 10**6)  # which floods no terminal
-    with pytest.raises(Refused, match=r"somebody with access to x{300} wrote"):
-        invoke(store, *resume)
 
 
 def stopped_matrix(store: Store, dumps: tuple[str, ...]) -> None:

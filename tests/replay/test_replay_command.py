@@ -363,6 +363,7 @@ def test_what_makes_no_sense_is_a_usage_error(store: Store, arguments: list[str]
 @pytest.mark.parametrize(
     ("variables", "code", "said"),
     [
+        ({"RANK": 1, "WORLD_SIZE": 8}, 0, "1 worker (plain)"),  # as in many containers' environments
         ({"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1}, 0, ""),  # ranks other than 0 leave it to rank 0
         ({"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_SIZE": 2, "CROSS_SIZE": 1}, 0, "2 workers (deepspeed)"),
         ({"RANK": 0, "WORLD_SIZE": 4, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}, 3, "more than one machine"),

@@ -20,7 +20,7 @@ from actordbg.base.errors import Unsupported
 from actordbg.base.processes import session_members
 from actordbg.config import consent
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.replay.launch import Group, Launched, child_environment, command_of, groups_of, launch, start, surrounding_launcher
+from actordbg.replay.launch import Group, Launched, child_environment, command_of, groups_of, launch, start
 from actordbg.replay.worker_logs import reported_by_launcher
 
 DEEPSPEED = ReplayConfig(backend="deepspeed", nproc=2, launcher="real")
@@ -131,13 +131,6 @@ def test_workers_share_the_cores_import_actordbg_and_know_nothing_of_a_launcher_
 ) -> None:
     environment = child_environment(ReplayConfig(nproc=nproc), variables)
     assert {name: environment.get(name) for name in made} == made
-
-
-def test_a_surrounding_launcher_is_recognised_by_all_three_variables() -> None:
-    assert surrounding_launcher({"RANK": "0", "WORLD_SIZE": "8"}) is None, "as in many containers' environments"
-    around = surrounding_launcher({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2", "CROSS_SIZE": "2"})
-    assert around is not None
-    assert (around.rank, around.world_size, around.local_size, around.deepspeed) == (1, 4, 2, True)
 
 
 def test_a_process_that_left_the_launchers_session_is_ended_too(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from supervised import TESTS, Bench, fake_launcher, make_spec, statuses
+from roots import SUPPORT
+from supervised import Bench, fake_launcher, make_spec, statuses
 
 from actordbg.actor.sharing import reopens
 from actordbg.base.processes import session_members
@@ -35,7 +36,7 @@ class WarmBench(Bench):
 
 @pytest.fixture
 def bench(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[WarmBench]:
-    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
     bench = WarmBench(store)
     yield bench
     bench.warm.close()

@@ -28,14 +28,13 @@ def given(index: int, batch: int = 2, length: int = 12) -> ReplayInput:
     return ReplayInput(dump_id, f"dumps/run/rank0000/{dump_id}.safetensors.zst", 0, batch, length, batch * length)
 
 
-def tensors(index: int, batch: int = 2, actions: int = 8, entropy: bool = True) -> Tensors:
+def tensors(index: int, batch: int = 2, actions: int = 8) -> Tensors:
     """Log-probs between -8 and 0, their mask (each row's last two tokens are padding), entropies; the same for one index."""
     generator = torch.Generator().manual_seed(index)
     log_probs = -8 * torch.rand(batch, actions, generator=generator)
     mask = torch.ones(batch, actions, dtype=torch.bool)
     mask[:, -2:] = False
-    made = {"log_probs": log_probs, "mask": mask}
-    return made | {"entropy": torch.rand(batch, actions, generator=generator)} if entropy else made
+    return {"log_probs": log_probs, "mask": mask, "entropy": torch.rand(batch, actions, generator=generator)}
 
 
 def write_replay(
@@ -74,7 +73,12 @@ def write_replay(
         kept = change(index, tensors(index, item.batch_size))
         if kept is not None:
             grads = gradients(index) if gradients else {}
-            _keep(folder / TENSORS / f"{item.dump_id}.safetensors", kept, grads, numel or {})
+            sizes = {name: {"numel": (numel or {}).get(name, tensor.numel())} for name, tensor in grads.items()}
+            plain = {
+                name: tensor.contiguous() for name, tensor in (kept | {f"grad/{name}": grads[name] for name in grads}).items()
+            }
+            data = safetensors.torch.save(plain, metadata={"gradients": json.dumps(sizes)})
+            (folder / TENSORS / f"{item.dump_id}.safetensors").write_bytes(data)
         figures = {"status": "passed", "slot": index, "extra": {"temperature": 1.0}, "folded_ids": True}
         moment = f"2025-06-19T05:30:{index % 60:02d}.{index:06d}Z"
         record = ResultRecord(replay_id, item.dump_id, "passed", started_at=moment, finished_at=moment)
@@ -83,13 +87,6 @@ def write_replay(
     supervisor.append("finished", status=status, finished_at="2025-06-19T05:31:00.000000Z")
     supervisor.close()
     return replay_id
-
-
-def _keep(path: Any, kept: Tensors, gradients: dict[str, torch.Tensor], numel: dict[str, int]) -> None:
-    sizes = {name: {"numel": numel.get(name, one.numel()), "norm": float(one.norm())} for name, one in gradients.items()}
-    named = {f"grad/{name}": one for name, one in gradients.items()}
-    plain = {name: tensor.contiguous() for name, tensor in (kept | named).items()}
-    path.write_bytes(safetensors.torch.save(plain, metadata={"gradients": json.dumps(sizes)}))
 
 
 def publish_golden(store: Store, count: int, outputs: bool = True) -> tuple[list[ReplayInput], list[Tensors]]:

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from roots import SUPPORT
-
 from actordbg.base.processes import session_members
 from actordbg.base.units import new_replay_id
 from actordbg.config.replay_config import ReplayConfig
@@ -18,8 +16,6 @@ from actordbg.records.replay_record import ReplayInput, ReplaySpec
 from actordbg.replay.launch import Group, Launched, launch
 from actordbg.replay.supervise import Progress, ReplayOutcome, run_replay
 from actordbg.store.layout import Store
-
-TESTS = SUPPORT
 
 
 def make_spec(count: int, **settings: Any) -> ReplaySpec:

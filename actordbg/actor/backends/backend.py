@@ -172,11 +172,6 @@ class Backend:
         self.actor.zero_grad(set_to_none=True)
         release(self.device)
 
-    def save(self, folder: Path) -> None:
-        """Write the model with `save_pretrained`; every rank calls it, rank 0 writes."""
-        if self.place.rank == 0:
-            self.model.save_pretrained(folder)
-
     def close(self) -> None:
         """Free the model. The process group lives as long as its process."""
         if self.ring_group is not None:

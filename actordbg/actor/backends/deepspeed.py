@@ -202,15 +202,6 @@ class DeepspeedBackend(Backend):
         if self._step_is_open or self.engine.zero_optimization_stage() == 3:
             self.tainted = True
 
-    def save(self, folder: Path) -> None:
-        import deepspeed
-
-        partitioned = [p for p in self.model.parameters() if hasattr(p, "ds_id")]
-        with deepspeed.zero.GatheredParameters(partitioned, enabled=bool(partitioned)):
-            if self.place.rank == 0:
-                state = {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
-                self.model.save_pretrained(folder, state_dict=state)
-
     def close(self) -> None:
         """Free the engine. The process group stays: DeepSpeed keeps hold of it and cannot make a second one in a process."""
         self.engine.destroy()

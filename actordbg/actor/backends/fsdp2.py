@@ -40,7 +40,6 @@ import gc
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -116,14 +115,6 @@ class Fsdp2Backend(Backend):
             self.model.reset_iter_state()
         else:
             self.tainted = True
-
-    def save(self, folder: Path) -> None:
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        state = get_model_state_dict(self.model, options=options)
-        if self.place.rank == 0:
-            self.model.save_pretrained(folder, state_dict=state)
 
     def _shard(self, dtype: torch.dtype) -> None:
         self.model.register_forward_hook(_own_logits)  # before FSDP's own hook, which has to see what is handed out
