@@ -41,11 +41,11 @@ from actordbg.dumps.decode import (
     decode,
     parse_stamp,
 )
-from actordbg.dumps.pickle_machine import CORRUPT_HINT, UNSAFE_HINT
+from actordbg.dumps.pickle_machine import corrupt, unsafe
 
 MAX_ANSWER = 4 * 2**20
 _SIZES = dict(DTYPES.values())
-_HINTS = {UnsafeInput.code: (UnsafeInput, UNSAFE_HINT), CorruptDump.code: (CorruptDump, CORRUPT_HINT)}
+_ERRORS = {UnsafeInput.code: unsafe, CorruptDump.code: corrupt}
 
 EXIT_AUDIT = 77
 """Exit status of a child that was about to do something."""
@@ -108,11 +108,10 @@ def answer_to_dump(answer: bytes, size: int) -> LegacyDump:
     try:
         data = json.loads(answer)
         if "error" in data:
-            kind, hint = _HINTS[data["error"]]
-            raise kind(str(data["message"]), hint=hint)
+            raise _ERRORS[data["error"]](str(data["message"]))
         return _dump(data["ok"], size)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise UnsafeInput("the decoding process gave an answer that makes no sense", hint=UNSAFE_HINT) from None
+        raise unsafe("the decoding process gave an answer that makes no sense") from None
 
 
 def _dump(data: dict[str, Any], size: int) -> LegacyDump:

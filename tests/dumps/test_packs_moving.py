@@ -15,7 +15,7 @@ from actordbg.base.errors import Conflict, NewerFormat, StoreProblem
 from actordbg.catalog import query
 from actordbg.catalog.indexer import refresh
 from actordbg.dumps import packing, prune
-from actordbg.formats import dumpfile
+from actordbg.formats import dumpfile, store_files
 from actordbg.store import pack_build as build
 from actordbg.store import payload, places
 from actordbg.store.layout import Store
@@ -81,9 +81,18 @@ def test_packs_are_bounded(store: Store, ppo: dict[str, tuple[str, str]], monkey
     assert packcases.contents(store) == ppo
 
 
-def test_what_cannot_be_read_whole_stays_a_file_and_is_named(store: Store, ppo: dict[str, tuple[str, str]]):
+def test_what_cannot_be_read_whole_stays_a_file_and_is_named(
+    store: Store, ppo: dict[str, tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+):
     refresh(store)
-    torn, hashed, moved = list(store.iter_dumps())[:3]
+    torn, hashed, moved, shut = list(store.iter_dumps())[:4]
+
+    def opened(path: Path) -> int:
+        if path == shut:
+            raise PermissionError(13, "Permission denied")
+        return store_files.open_regular(path)
+
+    monkeypatch.setattr(dumpfile, "open_regular", opened)
     unfinished = torn.with_name(".tmp-1-abc")
     unfinished.write_bytes(b"half")
     torn.write_bytes(torn.read_bytes()[:-5])
@@ -92,9 +101,9 @@ def test_what_cannot_be_read_whole_stays_a_file_and_is_named(store: Store, ppo: 
     hashed.write_bytes(catalogcases.with_record(blob, record.payload_sha256.encode(), other))
     moved.write_bytes(catalogcases.with_record(moved.read_bytes(), b'"rank":0', b'"rank":3'))
     summary = packing.pack_dumps(store)
-    assert summary.figures.dumps == 9
-    assert {item.path for item in summary.kept} == {store.relative(path) for path in (torn, hashed, moved)}
-    assert set(store.iter_dumps()) == {torn, hashed, moved} and unfinished.read_bytes() == b"half"
+    assert summary.figures.dumps == 8
+    assert {item.path for item in summary.kept} == {store.relative(path) for path in (torn, hashed, moved, shut)}
+    assert set(store.iter_dumps()) == {torn, hashed, moved, shut} and unfinished.read_bytes() == b"half"
 
 
 def test_one_process_at_a_time_moves_dumps(store: Store, ppo: dict[str, tuple[str, str]]):

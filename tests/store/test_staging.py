@@ -185,6 +185,7 @@ def test_a_pull_follows_a_runs_link_and_names_all_that_it_leaves_out(tmp_path: P
     for name in ("b", "c"):
         assert moved("pull", f"{url}#{storecases.LOOSE}" if name == "c" else url, str(tmp_path / name)) == {}
         assert {path for path in whole if path.startswith(run)} <= set(files_of(tmp_path / name)) <= set(whole)
+    assert not list((tmp_path / "c").rglob("*.pack")) and list((tmp_path / "c" / "replays").iterdir())
     folders = [path for path in (tmp_path / "b").rglob("*") if path.is_dir()]
     assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}
     for number in range(batch):
