@@ -142,7 +142,7 @@ def decode(data: bytes) -> LegacyDump:
         raise corrupt("the pickle is not the dict of an actor dump")
     _check_keys(content)
     tensors = {key: _tensor(key, content[key], data) for key in TENSORS if content.get(key) is not None}
-    arguments = {key: _argument(key, content[key]) for key in (*FLAGS, "packed_seq_lens") if key in content}
+    arguments = {key: checked_argument(key, content[key]) for key in (*FLAGS, "packed_seq_lens") if key in content}
     arguments.update({key: None for key in TENSORS if key in content and content[key] is None})
     stamp = content["timestamp"]
     timestamp = parse_stamp(stamp) if type(stamp) is str else None
@@ -215,7 +215,8 @@ def _rank(value: object) -> int:
     return value
 
 
-def _argument(key: str, value: object) -> Scalar:
+def checked_argument(key: str, value: object) -> Scalar:
+    """Refuse a plain argument of a type that the recorder never wrote."""
     if value is None or (key in FLAGS and type(value) is bool):
         return value
     if key == "packed_seq_lens" and type(value) is list and all(_is_size(n) for n in value):

@@ -35,9 +35,9 @@ from actordbg.dumps.decode import (
     TENSORS,
     LegacyDump,
     LegacyTensor,
-    Scalar,
     check_shapes,
     check_tensor,
+    checked_argument,
     decode,
     parse_stamp,
 )
@@ -116,7 +116,9 @@ def answer_to_dump(answer: bytes, size: int) -> LegacyDump:
 
 def _dump(data: dict[str, Any], size: int) -> LegacyDump:
     tensors = {key: _tensor(key, data["tensors"][key], size) for key in TENSORS if key in data["tensors"]}
-    arguments = {str(key): _scalar(key, value) for key, value in data["arguments"].items()}
+    if not data["arguments"].keys() <= {*FLAGS, *TENSORS, "packed_seq_lens"}:
+        raise ValueError("an argument is none")
+    arguments = {key: checked_argument(key, value) for key, value in data["arguments"].items()}
     timestamp = parse_stamp(data["stamp"])
     if type(data["rank"]) is not int or not 0 <= data["rank"] < MAX_RANK or timestamp is None:
         raise ValueError(data["rank"])
@@ -134,13 +136,3 @@ def _tensor(key: str, data: dict[str, Any], size: int) -> LegacyTensor:
     )
     check_tensor(key, tensor, size)
     return tensor
-
-
-def _scalar(key: str, value: Any) -> Scalar:
-    if key not in (*FLAGS, *TENSORS, "packed_seq_lens"):
-        raise ValueError(key)
-    if value is None or type(value) is bool:
-        return value
-    if type(value) is not list or not all(type(n) is int for n in value):
-        raise TypeError(key)
-    return value

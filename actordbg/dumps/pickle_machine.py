@@ -108,14 +108,13 @@ class Machine:
         for _ in range(MAX_OPCODES):
             if self.position >= self.end:
                 raise corrupt("truncated: it ends before the pickle does")
-            code = data[self.position]
+            code = data[self.position : self.position + 1]
             self.position += 1
-            if code == 0x2E:
+            if code == b".":
                 return self._result()
-            step = _STEPS.get(code)
-            if step is None:
-                raise _refused_opcode(code)
-            step(self)
+            if code not in _STEPS:
+                raise _refused_opcode(code[0])
+            _STEPS[code](self)
         raise unsafe(f"more than {MAX_OPCODES} opcodes, which no actor dump has")
 
     def _result(self) -> object:
@@ -133,10 +132,10 @@ class Machine:
         self.position = start + count
         return start
 
-    def number(self, size: int) -> int:
-        """The next `size` bytes as an unsigned little-endian integer."""
+    def number(self, size: int, *, signed: bool = False) -> int:
+        """The next `size` bytes as a little-endian integer."""
         start = self.take(size)
-        return int.from_bytes(self.data[start : start + size], "little")
+        return int.from_bytes(self.data[start : start + size], "little", signed=signed)
 
     def text(self, length: int) -> str:
         """The next `length` bytes as UTF-8."""
@@ -199,27 +198,11 @@ def _frame(m: Machine) -> None:
     m.position -= length
 
 
-def _integer(size: int, signed: bool) -> Callable[[Machine], None]:
-    def step(m: Machine) -> None:
-        start = m.take(size)
-        m.stack.append(int.from_bytes(m.data[start : start + size], "little", signed=signed))
-
-    return step
-
-
 def _long1(m: Machine) -> None:
     size = m.number(1)
     if size > MAX_INT_BYTES:
         raise unsafe(f"an integer of {size} bytes, which no actor dump has")
-    start = m.take(size)
-    m.stack.append(int.from_bytes(m.data[start : start + size], "little", signed=True))
-
-
-def _text(width: int) -> Callable[[Machine], None]:
-    def step(m: Machine) -> None:
-        m.stack.append(m.text(m.number(width)))
-
-    return step
+    m.stack.append(m.number(size, signed=True))
 
 
 def _bytes(width: int) -> Callable[[Machine], None]:
@@ -250,11 +233,7 @@ def _tuple(m: Machine) -> None:
 
 
 def _tuple_of(count: int) -> Callable[[Machine], None]:
-    def step(m: Machine) -> None:
-        items = [m.pop() for _ in range(count)]
-        m.stack.append(tuple(reversed(items)))
-
-    return step
+    return lambda m: m.stack.append(tuple([m.pop() for _ in range(count)][::-1]))
 
 
 def _append(m: Machine) -> None:
@@ -307,70 +286,50 @@ def _reduce(m: Machine) -> None:
     m.stack.append(PickleCall(function, arguments))
 
 
-_STEPS: dict[int, Callable[[Machine], None]] = {
-    0x80: _proto,
-    0x95: _frame,
-    ord("N"): _constant(None),
-    0x88: _constant(True),
-    0x89: _constant(False),
-    ord("K"): _integer(1, signed=False),
-    ord("M"): _integer(2, signed=False),
-    ord("J"): _integer(4, signed=True),
-    0x8A: _long1,
-    0x8C: _text(1),
-    ord("X"): _text(4),
-    ord("C"): _bytes(1),
-    ord("B"): _bytes(4),
-    0x8E: _bytes(8),
-    ord("}"): _empty(dict),
-    ord("]"): _empty(list),
-    ord(")"): _empty(tuple),
-    ord("("): _mark,
-    ord("t"): _tuple,
-    0x85: _tuple_of(1),
-    0x86: _tuple_of(2),
-    0x87: _tuple_of(3),
-    ord("a"): _append,
-    ord("e"): _appends,
-    ord("s"): _set_item,
-    ord("u"): lambda m: _set(m, m.pop_mark()),
-    ord("q"): lambda m: m.put(m.number(1)),
-    ord("r"): lambda m: m.put(m.number(4)),
-    0x94: lambda m: m.put(len(m.memo)),
-    ord("h"): lambda m: m.get(m.number(1)),
-    ord("j"): lambda m: m.get(m.number(4)),
-    ord("c"): _global,
-    0x93: _stack_global,
-    ord("R"): _reduce,
-    ord("Q"): lambda m: m.stack.append(Persistent(m.pop())),
+_STEPS: dict[bytes, Callable[[Machine], None]] = {
+    b"\x80": _proto,
+    b"\x95": _frame,
+    b"N": _constant(None),
+    b"\x88": _constant(True),
+    b"\x89": _constant(False),
+    b"K": lambda m: m.stack.append(m.number(1)),
+    b"M": lambda m: m.stack.append(m.number(2)),
+    b"J": lambda m: m.stack.append(m.number(4, signed=True)),
+    b"\x8a": _long1,
+    b"\x8c": lambda m: m.stack.append(m.text(m.number(1))),
+    b"X": lambda m: m.stack.append(m.text(m.number(4))),
+    b"C": _bytes(1),
+    b"B": _bytes(4),
+    b"\x8e": _bytes(8),
+    b"}": _empty(dict),
+    b"]": _empty(list),
+    b")": _empty(tuple),
+    b"(": _mark,
+    b"t": _tuple,
+    b"\x85": _tuple_of(1),
+    b"\x86": _tuple_of(2),
+    b"\x87": _tuple_of(3),
+    b"a": _append,
+    b"e": _appends,
+    b"s": _set_item,
+    b"u": lambda m: _set(m, m.pop_mark()),
+    b"q": lambda m: m.put(m.number(1)),
+    b"r": lambda m: m.put(m.number(4)),
+    b"\x94": lambda m: m.put(len(m.memo)),
+    b"h": lambda m: m.get(m.number(1)),
+    b"j": lambda m: m.get(m.number(4)),
+    b"c": _global,
+    b"\x93": _stack_global,
+    b"R": _reduce,
+    b"Q": lambda m: m.stack.append(Persistent(m.pop())),
 }
 
-_REFUSED = {
-    ord("b"): "BUILD",
-    ord("i"): "INST",
-    ord("o"): "OBJ",
-    0x81: "NEWOBJ",
-    0x92: "NEWOBJ_EX",
-    0x82: "EXT1",
-    0x83: "EXT2",
-    0x84: "EXT4",
-    ord("P"): "PERSID",
-    0x8B: "LONG4",
-    0x8D: "BINUNICODE8",
-    0x96: "BYTEARRAY8",
-    0x97: "NEXT_BUFFER",
-    0x98: "READONLY_BUFFER",
-    ord("2"): "DUP",
-    ord("0"): "POP",
-    ord("1"): "POP_MARK",
-    ord("G"): "BINFLOAT",
-    0x8F: "EMPTY_SET",
-    0x90: "ADDITEMS",
-    0x91: "FROZENSET",
-}
-
-
-_TEXT_OPCODES = frozenset(b"SVILFgpdl")
+_NAMES = (
+    "BUILD INST OBJ PERSID BINFLOAT DUP POP_MARK POP NEWOBJ NEWOBJ_EX EXT1 EXT2 EXT4 LONG4 BINUNICODE8 BYTEARRAY8 NEXT_BUFFER "
+    "READONLY_BUFFER EMPTY_SET ADDITEMS FROZENSET"
+)
+_REFUSED = dict(zip(b"bioPG210\x81\x92\x82\x83\x84\x8b\x8d\x96\x97\x98\x8f\x90\x91", _NAMES.split(), strict=True))
+_TEXT_OPCODES = b"SVILFgpdl"
 
 
 def _refused_opcode(code: int) -> UnsafeInput | CorruptDump:
