@@ -324,7 +324,9 @@ def _attach(module: ModuleType, adapter: Adapter, seam: Seam, store: str) -> boo
 
 
 def _making(original: Callable[..., Any], seam: Seam, adapter: Adapter, store: str, made: dict[str, Any]) -> Callable[..., Any]:
-    """`original`, which prepares a model; then that model's forward is recorded."""
+    """`original`, which prepares a model; then that model's forward is recorded: its own where it has one, as a copy of it has
+    then; else that of its class.
+    """
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -332,23 +334,20 @@ def _making(original: Callable[..., Any], seam: Seam, adapter: Adapter, store: s
         output = original(*args, **kwargs)
         try:
             known = arguments_of(signature, args, kwargs)
-            _record_model(known.pop(seam.makes_model), seam, adapter, store, known)
+            model = known.pop(seam.makes_model)
+            own, kind = vars(model).get("forward"), type(model)
+            forward = kind.forward if own is None else own.__func__
+            if hasattr(forward, MARK) or not {*seam.takes} <= {*inspect.signature(forward).parameters}:
+                return output
+            where = f"{kind.__module__}:{kind.__qualname__}.forward" if own is None else ""
+            wrapped = recorded(forward, seam, adapter, store, known, where)
+            if own is None:
+                kind.forward = wrapped
+            else:
+                model.forward = MethodType(wrapped, model)
         except Exception as error:  # noqa: BLE001  # the model was made; it is trained unrecorded
             tell(f"{seam.where}: its model is not recorded: {describe(error)}")
         return output
 
     setattr(function, MARK, original)
     return function
-
-
-def _record_model(model: Any, seam: Seam, adapter: Adapter, store: str, known: dict[str, Any]) -> None:
-    """Record a model's forward: its own where it has one, as a copy of it has then; else that of its class."""
-    own = vars(model).get("forward")
-    forward = type(model).forward if own is None else own.__func__
-    if hasattr(forward, MARK) or not {*seam.takes} <= {*inspect.signature(forward).parameters}:
-        return
-    if own is None:
-        where = f"{type(model).__module__}:{type(model).__qualname__}.forward"
-        type(model).forward = recorded(forward, seam, adapter, store, known, where)
-    else:
-        model.forward = MethodType(recorded(forward, seam, adapter, store, known), model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,16 @@ CONTROL = {
     "with_outputs": True,
     "free_floor_bytes": 0,
 }
+
+
+IDS = torch.tensor([[0, 0, 5, 9, 11, 2], [7, 3, 8, 4, 1, 6]])
+MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0]])
+
+
+def record_here(store: Store, **control: Any) -> str:
+    """Switch recording on in this store; its folder."""
+    (store.root / "control.json").write_text(json.dumps(CONTROL | control))
+    return str(store.root)
 
 
 def dumps_of(store: Store) -> list[payload.Dump]:
