@@ -298,29 +298,27 @@ def tell(text: str) -> None:
 
 def attach(module: ModuleType, named: str, store: str) -> list[str]:
     """Wrap what the adapter `named` has in this module. Returns the functions that are recorded now."""
-    adapter = of_user(named)
+    adapter, attached = of_user(named), []
     facts.DISTRIBUTIONS.extend({adapter.package, distribution_of(named)}.difference(facts.DISTRIBUTIONS))
-    seams = [seam for seam in adapter.seams if seam.module == module.__name__]
-    return [seam.where for seam in seams if _attach(module, adapter, seam, store)]
-
-
-def _attach(module: ModuleType, adapter: Adapter, seam: Seam, store: str) -> bool:
-    path, _, name = seam.function.rpartition(".")
-    holder: Any = module
-    for part in filter(None, path.split(".")):
-        holder = getattr(holder, part, None)
-    original = inspect.getattr_static(holder, name, None)
-    if not inspect.isfunction(original):
-        tell(f"adapter {adapter.name}: there is no function {seam.where}: not recording it")
-        return False
-    if hasattr(original, MARK):
-        return True
-    if why := seam.differs(inspect.signature(original).parameters):
-        tell(f"adapter {adapter.name}: {seam.where}: {why}: not recording it")
-        return False
-    wrap = _making if seam.makes_model else recorded
-    setattr(holder, name, wrap(original, seam, adapter, store, {}))
-    return hasattr(inspect.getattr_static(holder, name), MARK)
+    for seam in adapter.seams:
+        if seam.module != module.__name__:
+            continue
+        path, _, name = seam.function.rpartition(".")
+        holder: Any = module
+        for part in filter(None, path.split(".")):
+            holder = getattr(holder, part, None)
+        original = inspect.getattr_static(holder, name, None)
+        if not inspect.isfunction(original):
+            tell(f"adapter {adapter.name}: there is no function {seam.where}: not recording it")
+            continue
+        if not hasattr(original, MARK):
+            if why := seam.differs(inspect.signature(original).parameters):
+                tell(f"adapter {adapter.name}: {seam.where}: {why}: not recording it")
+                continue
+            setattr(holder, name, (_making if seam.makes_model else recorded)(original, seam, adapter, store, {}))
+        if hasattr(inspect.getattr_static(holder, name), MARK):
+            attached.append(seam.where)
+    return attached
 
 
 def _making(original: Callable[..., Any], seam: Seam, adapter: Adapter, store: str, made: dict[str, Any]) -> Callable[..., Any]:
