@@ -49,8 +49,8 @@ from actordbg.config.choices import choose, first_of
 from actordbg.config.replay_config import COMPILE_BACKENDS, ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.store.payload import Dump
-from actordbg.trainers.built_model import change_attention, describe, follow_adapters, resolved_dtype
 from actordbg.trainers.captured_call import ReplayedCall, read_result
+from actordbg.trainers.rows_actor import change_attention, describe, follow_adapters, resolved_dtype
 
 if TYPE_CHECKING:
     from actordbg.debug.replay_stops import ReplayStops

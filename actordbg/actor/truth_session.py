@@ -46,8 +46,8 @@ from actordbg.config.choices import Choices, choose, first_of, gather_facts
 from actordbg.config.replay_config import DTYPES, ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.store.payload import Dump
-from actordbg.trainers.built_model import describe, drawn_share, follow_adapters, has_experts
 from actordbg.trainers.captured_call import ReplayedCall, text_call
+from actordbg.trainers.rows_actor import describe, drawn_share, follow_adapters, has_experts
 
 
 class Decided:

@@ -31,6 +31,13 @@ def is_own(owner: Owner) -> bool:
     return owner in own_uids()
 
 
+def is_mine(path: Path) -> bool:
+    """Whether what lies there is one's own: a store may be shared, and `last` should not be somebody else's."""
+    with contextlib.suppress(OSError):
+        return is_own(path.stat().st_uid)
+    return False
+
+
 def name_of(owner: Owner) -> str:
     """An owner in words: "alice (uid 1001)"."""
     try:

@@ -10,38 +10,38 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from pathlib import Path
 
 from actordbg.base.errors import ActordbgError, UsageError
 
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?\s*")
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-_MOST = 2**63 - 1
-_TIME = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|us|s|m|min|h)?\s*")
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*")
+_BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 def parse_size(option: str, text: str) -> int:
     """`10GB` (10**9), `10GiB` (2**30) or a plain number, as bytes; `option` is named in the UsageError for anything else."""
-    match = _SIZE.fullmatch(text.lower())
-    if not match:
-        raise UsageError(f"{option} {text!r:.40} is not a size", hint="write it like 500MB, 10GB or 5GiB")
-    number, unit = match[1], _UNITS[match[2] or ""]
-    size = int(number) * unit if number.isdecimal() and len(number) < 20 else float(number) * unit
-    if size > _MOST:
-        raise UsageError(f"{option} {text!r:.40} is too large a size", hint="write it like 500MB, 10GB or 5GiB")
+    size = _amount(text, {unit + end: count for unit, count in _BYTES.items() for end in ("", "b")})
+    if not 0 <= size < 2**63:
+        raise UsageError(f"{option} {text!r:.40} is not a size, or too large", hint="write it like 500MB, 10GB or 5GiB")
     return int(size)
 
 
 def parse_seconds(option: str, text: str) -> float:
     """`2s`, `500ms`, `1.5` (seconds), `2m` or `1h`, as seconds above 0; `option` is named in the UsageError for anything else."""
-    match = _TIME.fullmatch(text.lower())
-    seconds = float(match[1]) * _SECONDS[match[2] or "s"] if match else 0.0
+    seconds = _amount(text, _SECONDS)
     if not 0 < seconds < 1e9:
         raise UsageError(f"{option} {text!r:.40} is not a time", hint="write it like 500ms, 2s or 1.5m")
     return seconds
+
+
+def _amount(text: str, units: Mapping[str, float]) -> float:
+    """A number with one of these units; -1 for anything else. Whole numbers stay exact."""
+    match = _AMOUNT.fullmatch(text.lower())
+    if not match or match[2] not in units:
+        return -1
+    return (int(match[1]) if match[1].isdecimal() and len(match[1]) < 20 else float(match[1])) * units[match[2]]
 
 
 def human_bytes(count: float | None) -> str:
@@ -102,14 +102,6 @@ def resolve(name: str, ids: Sequence[str], what: str, *, made_by: str, error: ty
     if found:
         raise error(f"several ids begin with {name!r:.80}: {_some(found)}", hint="write more of the id")
     raise error(f"no {what} has the id {name!r:.80}", hint=f"the newest: {_some(ids)}, or `{LAST}`")
-
-
-def is_own(path: Path) -> bool:
-    """Whether this user made what lies there: a store may be shared, and `last` should not be somebody else's."""
-    try:
-        return path.stat().st_uid == os.geteuid()
-    except OSError:
-        return False
 
 
 def _some(ids: Sequence[str]) -> str:

@@ -22,7 +22,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import CatalogProblem, UsageError
-from actordbg.base.units import LAST, is_own, resolve
+from actordbg.base.owners import is_mine
+from actordbg.base.units import LAST, resolve
 from actordbg.catalog import connections as engine
 from actordbg.catalog import indexer as index
 from actordbg.catalog.tables import (
@@ -263,7 +264,7 @@ def list_own_replays(source: Store | Catalog, *, typed: bool = False) -> list[Re
         was_typed = typed and words[:1] == ["actordbg"] and "replay" in words
         if was_typed or not (row.config.get("oracle") or row.config.get("vary")):
             rows.append(row)
-    own = [row for row in rows if not (row.command or "").startswith(_CELL) and is_own(catalog.store.replays / row.replay_id)]
+    own = [row for row in rows if not (row.command or "").startswith(_CELL) and is_mine(catalog.store.replays / row.replay_id)]
     return own or rows
 
 

@@ -66,11 +66,16 @@ def gather_facts(*, cuda: bool | None = None, gpus: int | None = None) -> Facts:
     if cuda is None and gpus is None and (elsewhere := _elsewhere.get()) is not None:
         return elsewhere
     versions = installed_versions()
-    seen = _visible_gpus(versions) if gpus is None else gpus
+    if gpus is None:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        devices = [path.name for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()]
+        if visible is not None and devices:
+            devices = [part for part in visible.split(",") if part.strip() not in ("", "-1")]
+        gpus = 0 if "+cpu" in versions.get("torch", "") else len(devices)
     compiler = any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "g++", "clang++", "c++"))
     return Facts(
-        cuda=bool(seen) if cuda is None else cuda,
-        gpus=seen,
+        cuda=bool(gpus) if cuda is None else cuda,
+        gpus=gpus,
         flash_attn="flash-attn" in versions,
         compiler=compiler,
         versions=versions,
@@ -172,13 +177,3 @@ def is_local(model: str) -> bool:
 def first_of(*values: Any) -> Any:
     """The first value that is not None."""
     return next(value for value in values if value is not None)
-
-
-def _visible_gpus(versions: Mapping[str, str]) -> int:
-    if "+cpu" in versions.get("torch", ""):
-        return 0
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = [path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()]
-    if visible is not None and devices:
-        return len([part for part in visible.split(",") if part.strip() not in ("", "-1")])
-    return len(devices)

@@ -308,10 +308,16 @@ def validate(config: ReplayConfig) -> None:
         if not one.allows(value):
             wrong = "is not known" if one.values else "is too small"
             raise UsageError(f"{one.flag} {one.typed(value)} {wrong}", hint=f"{one.flag}: {one.hint}")
+        if config.truth is not None and one.beside_truth is not None and value not in one.beside_truth:
+            option = one.flag + ("" if value is True else f" {value}")
+            raise UsageError(  # a truth that was packed, compiled or sharded would be none
+                f"{SETTINGS['truth'].flag} and {option} contradict each other: the truth is each row alone, unpadded, "
+                "with eager attention in plain PyTorch",
+                hint=f"leave {option} out",
+            )
     if config.name is not None and (NAME.match(config.name) is None or config.name in NOT_NAMES):
         hint = f"a letter, then letters, digits and . _ + -, and none of {', '.join(NOT_NAMES)}"
         raise UsageError(f"--name {config.name!r:.40} cannot name a replay", hint=hint)
-    _only_the_truth(config)
     if config.compile_backend and not config.compile:
         raise UsageError("--compile-backend compiles nothing by itself", hint="add --compile")
     for name in ("zero_stage", "deepcompile"):
@@ -325,18 +331,3 @@ def validate(config: ReplayConfig) -> None:
             f"--nproc {config.nproc} cannot be divided into groups of {config.tp * config.ring} (--tp x --ring)",
             hint=f"--nproc {config.tp * config.ring}, or a multiple of it",
         )
-
-
-def _only_the_truth(config: ReplayConfig) -> None:
-    """Refuse what contradicts --truth: a truth that was packed, compiled or sharded would be none."""
-    if config.truth is None:
-        return
-    for one in SETTINGS.values():
-        value = getattr(config, one.name)
-        if one.beside_truth is not None and value not in one.beside_truth:
-            option = one.flag + ("" if value is True else f" {value}")
-            raise UsageError(
-                f"{SETTINGS['truth'].flag} and {option} contradict each other: the truth is each row alone, unpadded, "
-                "with eager attention in plain PyTorch",
-                hint=f"leave {option} out",
-            )

@@ -11,7 +11,6 @@ labels, differences, repeat commands, columns and reference pages are all derive
 from __future__ import annotations
 
 import dataclasses
-import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -188,29 +187,18 @@ class Setting:
 
 
 _KINDS = {str: "text", int: "whole number", float: "number"}
-_FACTS = {one.name for one in dataclasses.fields(Setting)} - {"name", "kind", "default"}
 
 
-def setting(default: Any, *, help: str, column: str, **facts: Any) -> Any:
-    """A dataclass field that is a setting: its default, and the facts that `Setting` names."""
-    unknown = facts.keys() - _FACTS
-    if unknown:
-        raise TypeError(f"a setting has no {', '.join(sorted(unknown))}")
-    return dataclasses.field(default=default, metadata={"help": help, "column": column, **facts})
+def setting(default: Any, **facts: Any) -> Any:
+    """Make a dataclass field that is a setting: its default, and the facts that `Setting` names."""
+    return dataclasses.field(default=default, metadata=facts)
 
 
 def table_of(configuration: Any) -> dict[str, Setting]:
-    """The settings of a configuration's dataclass by name, in the order of its fields."""
-    hints = typing.get_type_hints(configuration)
-    return {field.name: _setting_of(field, hints[field.name]) for field in dataclasses.fields(configuration)}
-
-
-def _setting_of(field: Any, hint: Any) -> Setting:
-    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    kind = next(one for one in kinds if one is not type(None))
-    facts = dict(field.metadata)
-    facts.setdefault("stored", field.name)
-    facts.setdefault("option", field.name.replace("_", "-"))
-    facts.setdefault("resolved", field.name)
-    facts.setdefault("idle", field.default)
-    return Setting(name=field.name, kind=kind, default=field.default, **facts)
+    """Return the settings of a configuration's dataclass by name, in the order of its fields."""
+    hints, table = typing.get_type_hints(configuration), {}
+    for field in dataclasses.fields(configuration):
+        kind = next(one for one in typing.get_args(hints[field.name]) or (hints[field.name],) if one is not type(None))
+        usual = {"stored": field.name, "option": field.name.replace("_", "-"), "resolved": field.name, "idle": field.default}
+        table[field.name] = Setting(field.name, kind, field.default, **{**usual, **field.metadata})
+    return table

@@ -36,7 +36,7 @@ from actordbg.laws.judging import (
 )
 from actordbg.records.replay_record import BROKEN, NONDETERMINISTIC, LawAnswer
 from actordbg.store.payload import Dump
-from actordbg.trainers.built_model import drawn_share, has_experts, text_config
+from actordbg.trainers.rows_actor import drawn_share, has_experts, text_config
 
 _TEXT = {"sequences", "attention_mask", "action_mask"}
 _CULPRITS = 4

@@ -28,9 +28,9 @@ from actordbg.actor.model_code import require_consent
 from actordbg.actor.sharing import compiles
 from actordbg.base.errors import ActordbgError, Conflict, CorruptDump, StoreProblem, machine_fault
 from actordbg.base.fault import scrub
-from actordbg.base.owners import Owner
+from actordbg.base.owners import Owner, is_mine
 from actordbg.base.processes import ALIVE, STOPPED, signals_to, start_ticks, state_of, wait_for_any
-from actordbg.base.units import LAST, is_own, resolve
+from actordbg.base.units import LAST, resolve
 from actordbg.config import dist_plugin
 from actordbg.debug.meeting import Relay, clear_away
 from actordbg.formats.dump_record import now_timestamp
@@ -138,7 +138,7 @@ def spec_and_owner(store: Store, name: str) -> tuple[ReplaySpec, Owner]:
     """The specification of a replay, and the user who wrote it: what another user wrote is confirmed before it runs."""
     ids = sorted(path.parent.name for path in store.replays.glob(f"*/{SPEC}"))
     if name in (LAST, f"@{LAST}"):  # what is resumed may not have ended
-        name, ids = LAST, [replay_id for replay_id in ids if is_own(store.replays / replay_id)] or ids
+        name, ids = LAST, [replay_id for replay_id in ids if is_mine(store.replays / replay_id)] or ids
     elif not any(replay_id.startswith(name) for replay_id in ids):
         from actordbg.catalog.query import replay_named  # for a handle; an id needs no catalog
 

@@ -27,7 +27,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import Unsupported
-from actordbg.formats.dump_record import DumpRecord
 from actordbg.formats.nested_values import CONTEXT
 from actordbg.trainers.find_adapter import cannot_import
 from actordbg.trainers.seam import Rows
@@ -97,9 +96,21 @@ def make_call(signature: Signature, dump: Dump, vocab_size: int, device: torch.d
             arguments[name] = value
         elif value is not None and value is not False:
             raise _unknown(name)
-    notes = (*_ring(record, arguments, ring_group), *record.extra.values())
+    size = 1 if ring_group is None else ring_group.size()
+    if ring_group is not None:
+        arguments[_GROUP] = ring_group
+    notes: tuple[str, ...] = ()
+    for name, group in record.process_groups.items():
+        recorded = (group or {}).get("size", 1)
+        if recorded > 1 and size == 1:
+            notes += (f"{name} of {recorded} ranks left out: one process computes the whole batch",)
+        elif recorded > 1 and recorded != size:
+            notes += (f"{name} had {recorded} ranks when recorded, and has {size} in this replay",)
+    notes += (*record.extra.values(),)
     ids = inputs["sequences"]
-    inputs["sequences"] = fold_ids(ids, vocab_size)
+    folded = ids.numel() > 0 and not (int(ids.min()) >= 0 and int(ids.max()) < vocab_size)
+    if folded:
+        inputs["sequences"] = ids.remainder(vocab_size)
     for name, tensor in inputs.items():
         if name not in signature.names and not (signature.multimodal and name.startswith(_MULTIMODAL)):
             raise _unknown(name)
@@ -107,7 +118,6 @@ def make_call(signature: Signature, dump: Dump, vocab_size: int, device: torch.d
     if arguments.get("action_mask") is None and not arguments.get("return_logprobs"):
         arguments["return_logprobs"] = True
         notes += ("called with return_logprobs=True: the recorded call returned logits only",)
-    folded = inputs["sequences"] is not ids
     return ReplayedCall(arguments, summary_mask(inputs), folded, notes)
 
 
@@ -130,13 +140,6 @@ def text_call(dump: Dump, vocab_size: int, device: torch.device) -> ReplayedCall
     call = make_call(Signature(_TEXT_TENSORS | _TEXT_SCALARS, multimodal=False), dump, vocab_size, device)
     notes = tuple(note for note in call.notes if "return_logprobs" not in note)  # nothing of that is called here
     return replace(call, notes=notes)
-
-
-def fold_ids(sequences: Tensor, vocab_size: int) -> Tensor:
-    """Token ids of any shape, folded into [0, vocab_size) by modulo; the same tensor where nothing needs folding."""
-    if sequences.numel() == 0 or (int(sequences.min()) >= 0 and int(sequences.max()) < vocab_size):
-        return sequences
-    return sequences.remainder(vocab_size)
 
 
 def summary_mask(inputs: Mapping[str, Any]) -> Any:
@@ -170,21 +173,6 @@ def read_result(result: Any, mask: Tensor) -> tuple[Tensor, Tensor | None]:
 
 _ANOTHER = "replay another dump of this run"
 _REPORT = "this version's forward is new to actordbg: please report it with `actordbg doctor`"
-
-
-def _ring(record: DumpRecord, arguments: dict[str, Any], ring_group: Any) -> tuple[str, ...]:
-    """Put the replay's ring group in the place of the recorded one, and say so where their sizes differ."""
-    size = 1 if ring_group is None else ring_group.size()
-    if ring_group is not None:
-        arguments[_GROUP] = ring_group
-    notes: tuple[str, ...] = ()
-    for name, group in record.process_groups.items():
-        recorded = (group or {}).get("size", 1)
-        if recorded > 1 and size == 1:
-            notes += (f"{name} of {recorded} ranks left out: one process computes the whole batch",)
-        elif recorded > 1 and recorded != size:
-            notes += (f"{name} had {recorded} ranks when recorded, and has {size} in this replay",)
-    return notes
 
 
 def _unknown(name: str) -> Unsupported:

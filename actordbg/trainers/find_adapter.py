@@ -100,10 +100,9 @@ def absent_trainer(adapter: str) -> EnvironmentProblem | None:
 
 def distribution_of(named: str) -> str:
     """The package that an adapter comes in, ours for a built-in one; of a `module:Class` the module."""
-    announced = {one.name: one.dist for one in entry_points(group=GROUP)}
     if named in BUILT_IN:
         return "actordbg"
-    found = announced.get(named)
+    found = next((one.dist for one in entry_points(group=GROUP, name=named)), None)
     return found.name if found is not None else named.partition(":")[0].partition(".")[0]
 
 

@@ -298,33 +298,33 @@ def tell(text: str) -> None:
 
 def attach(module: ModuleType, named: str, store: str) -> list[str]:
     """Wrap what the adapter `named` has in this module. Returns the functions that are recorded now."""
-    adapter = of_user(named)
+    adapter, attached = of_user(named), []
     facts.DISTRIBUTIONS.extend({adapter.package, distribution_of(named)}.difference(facts.DISTRIBUTIONS))
-    seams = [seam for seam in adapter.seams if seam.module == module.__name__]
-    return [seam.where for seam in seams if _attach(module, adapter, seam, store)]
-
-
-def _attach(module: ModuleType, adapter: Adapter, seam: Seam, store: str) -> bool:
-    path, _, name = seam.function.rpartition(".")
-    holder: Any = module
-    for part in filter(None, path.split(".")):
-        holder = getattr(holder, part, None)
-    original = inspect.getattr_static(holder, name, None)
-    if not inspect.isfunction(original):
-        tell(f"adapter {adapter.name}: there is no function {seam.where}: not recording it")
-        return False
-    if hasattr(original, MARK):
-        return True
-    if why := seam.differs(inspect.signature(original).parameters):
-        tell(f"adapter {adapter.name}: {seam.where}: {why}: not recording it")
-        return False
-    wrap = _making if seam.makes_model else recorded
-    setattr(holder, name, wrap(original, seam, adapter, store, {}))
-    return hasattr(inspect.getattr_static(holder, name), MARK)
+    for seam in adapter.seams:
+        if seam.module != module.__name__:
+            continue
+        path, _, name = seam.function.rpartition(".")
+        holder: Any = module
+        for part in filter(None, path.split(".")):
+            holder = getattr(holder, part, None)
+        original = inspect.getattr_static(holder, name, None)
+        if not inspect.isfunction(original):
+            tell(f"adapter {adapter.name}: there is no function {seam.where}: not recording it")
+            continue
+        if not hasattr(original, MARK):
+            if why := seam.differs(inspect.signature(original).parameters):
+                tell(f"adapter {adapter.name}: {seam.where}: {why}: not recording it")
+                continue
+            setattr(holder, name, (_making if seam.makes_model else recorded)(original, seam, adapter, store, {}))
+        if hasattr(inspect.getattr_static(holder, name), MARK):
+            attached.append(seam.where)
+    return attached
 
 
 def _making(original: Callable[..., Any], seam: Seam, adapter: Adapter, store: str, made: dict[str, Any]) -> Callable[..., Any]:
-    """`original`, which prepares a model; then that model's forward is recorded."""
+    """`original`, which prepares a model; then that model's forward is recorded: its own where it has one, as a copy of it has
+    then; else that of its class.
+    """
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -332,23 +332,20 @@ def _making(original: Callable[..., Any], seam: Seam, adapter: Adapter, store: s
         output = original(*args, **kwargs)
         try:
             known = arguments_of(signature, args, kwargs)
-            _record_model(known.pop(seam.makes_model), seam, adapter, store, known)
+            model = known.pop(seam.makes_model)
+            own, kind = vars(model).get("forward"), type(model)
+            forward = kind.forward if own is None else own.__func__
+            if hasattr(forward, MARK) or not {*seam.takes} <= {*inspect.signature(forward).parameters}:
+                return output
+            where = f"{kind.__module__}:{kind.__qualname__}.forward" if own is None else ""
+            wrapped = recorded(forward, seam, adapter, store, known, where)
+            if own is None:
+                kind.forward = wrapped
+            else:
+                model.forward = MethodType(wrapped, model)
         except Exception as error:  # noqa: BLE001  # the model was made; it is trained unrecorded
             tell(f"{seam.where}: its model is not recorded: {describe(error)}")
         return output
 
     setattr(function, MARK, original)
     return function
-
-
-def _record_model(model: Any, seam: Seam, adapter: Adapter, store: str, known: dict[str, Any]) -> None:
-    """Record a model's forward: its own where it has one, as a copy of it has then; else that of its class."""
-    own = vars(model).get("forward")
-    forward = type(model).forward if own is None else own.__func__
-    if hasattr(forward, MARK) or not {*seam.takes} <= {*inspect.signature(forward).parameters}:
-        return
-    if own is None:
-        where = f"{type(model).__module__}:{type(model).__qualname__}.forward"
-        type(model).forward = recorded(forward, seam, adapter, store, known, where)
-    else:
-        model.forward = MethodType(recorded(forward, seam, adapter, store, known), model)

@@ -201,7 +201,7 @@ def ring_attention() -> None:
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    from actordbg.trainers.openrlhf import strategy
+    from actordbg.trainers.openrlhf import build
 
     rank, total = dist.get_rank(), 12
     generator = torch.Generator().manual_seed(0)
@@ -216,11 +216,11 @@ def ring_attention() -> None:
 
     part = slice(rank * total // 2, (rank + 1) * total // 2)
     own = [tensor.detach()[:, :, part].clone().requires_grad_() for tensor in whole]
-    strategy.substitute_hf_flash_attn(dist.group.WORLD, 1)
-    strategy.update_ring_flash_attn_params(borders, dist.group.WORLD)
-    found, _ = strategy.ring_attention(None, *own)
+    build.substitute_hf_flash_attn(dist.group.WORLD, 1)
+    build.update_ring_flash_attn_params(borders, dist.group.WORLD)
+    found, _ = build.ring_attention(None, *own)
     (found * weights[:, part]).sum().backward()
-    strategy.close_ring()
+    build.close_ring()
     grads = [(mine.grad - all_.grad[:, :, part]).abs().max() for mine, all_ in zip(own, whole, strict=True)]
     assert float((found - expected[:, part]).detach().abs().max()) < 1e-5 and float(max(grads)) < 1e-5
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward, "nothing is left behind"

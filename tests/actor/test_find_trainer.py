@@ -37,7 +37,6 @@ sys.meta_path.insert(0, Nowhere())
 @pytest.fixture
 def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actordbg.base.imports.is_there", lambda package: False)
-    monkeypatch.setattr("actordbg.trainers.openrlhf.build.is_there", lambda package: False)
 
 
 @pytest.mark.usefixtures("nothing_installed")

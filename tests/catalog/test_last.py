@@ -10,7 +10,6 @@ import pytest
 from comparecases import given, write_replay
 from typer.testing import CliRunner
 
-from actordbg.base import units
 from actordbg.catalog.query import newest_configuration
 from actordbg.cli import check_work
 from actordbg.cli.app import app
@@ -42,7 +41,7 @@ def shared(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
         found = real(self, **kwargs)
         return os.stat_result((*found[:4], owner, *found[5:])) if self == theirs else found
 
-    monkeypatch.setattr(units.Path, "stat", stat)
+    monkeypatch.setattr(Path, "stat", stat)
     return store
 
 

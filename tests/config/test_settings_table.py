@@ -85,11 +85,7 @@ def old_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 def run(copy: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """A program in the copy. It runs where no actordbg.toml lies."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ACTORDBG_")}
-    environment |= {
-        "PYTHONPATH": os.pathsep.join([str(copy), str(copy / "docs"), str(SUPPORT)]),
-        "COLUMNS": "100",
-        **variables,
-    }
+    environment |= {"PYTHONPATH": os.pathsep.join([str(copy), str(copy / "docs"), str(SUPPORT)]), "COLUMNS": "100", **variables}
     return subprocess.run(
         [sys.executable, *arguments], env=environment, cwd=copy.parent, capture_output=True, text=True, timeout=120
     )
@@ -104,11 +100,10 @@ def found(copy: Path, old_store: Store) -> dict[str, Any]:
     return answer
 
 
-@pytest.mark.parametrize("command", [("replay",), ("matrix",)])
-def test_each_command_has_its_option(copy: Path, command: tuple[str, ...]):
-    done = run(copy, "-m", "actordbg", *command, "--help")
-    assert done.returncode == 0 and "--head-share" in done.stdout, done.stderr
-    assert ("LIST" if command == ("matrix",) else "Heads that share one key.") in done.stdout
+@pytest.mark.parametrize(("command", "told"), [("replay", "Heads that share one key."), ("matrix", "LIST")])
+def test_each_command_has_its_option(copy: Path, command: str, told: str):
+    done = run(copy, "-m", "actordbg", command, "--help")
+    assert done.returncode == 0 and "--head-share" in done.stdout and told in done.stdout, done.stderr
 
 
 def test_flag_variable_and_file_give_it(copy: Path, found: dict[str, Any], old_store: Store):
@@ -122,19 +117,15 @@ def test_a_value_that_means_nothing_is_refused(copy: Path, old_store: Store):
     assert done.returncode == 2 and "--head-share 0 is too small" in done.stderr
 
 
-def test_labels_differences_and_the_repeat_command_have_it(found: dict[str, Any]):
+def test_labels_differences_repeat_command_files_matrix_shared_actors_and_csv_have_it(found: dict[str, Any]):
     assert found["label"].endswith("shares 3") and "shares" not in found["quiet label"]
     assert found["differing"] == ["head_share"] and found["apart"] == ["shares 3", "shares 2"]
-    assert found["repeat"][-2:] == ["--head-share", "3"]
+    assert found["repeat"][-2:] == ["--head-share", "3"] and found["axis"] == ["shares 2", "shares 3"]
+    assert found["stored"] == 3 and found["own actor"] and "head_share" in found["csv"]
 
 
-def test_files_matrix_and_shared_actors_know_it(found: dict[str, Any]):
-    assert found["stored"] == 3 and found["own actor"]
-    assert found["axis"] == ["shares 2", "shares 3"]
-
-
-def test_csv_and_catalog_have_its_column_without_a_migration(found: dict[str, Any], old_store: Store):
-    assert "head_share" in found["csv"]
+@pytest.mark.usefixtures("found")
+def test_the_catalog_has_its_column_without_a_migration(old_store: Store):
     with sqlite3.connect(old_store.catalog_path) as catalog:
         assert catalog.execute("SELECT replay_id, head_share FROM replay").fetchall() == [("r1", 2)]
 

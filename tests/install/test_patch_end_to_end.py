@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from adaptercases import CONTROL, dumps_of
+from adaptercases import dumps_of, record_here
 from typer.testing import CliRunner
 
 import actordbg
@@ -110,7 +110,7 @@ def test_the_actor_of_another_trainer_is_labelled_as_its_own_and_replayed_on_the
     for name in ("ACTORDBG_STORE", "ACTORDBG_DISABLE", "ACTORDBG_RUN"):
         monkeypatch.delenv(name, raising=False)
     store = Store(tmp_path / "store").create()
-    (store.root / "control.json").write_text(json.dumps(CONTROL | {"free_floor_bytes": 0}))
+    record_here(store)
     file, info = tmp_path / "molt" / "models" / "actor.py", tmp_path / "molt_rl-0.1.6.dist-info"
     file.parent.mkdir(parents=True)
     info.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,15 @@ from actordbg.capture import hook
 from actordbg.store import payload
 from actordbg.store.layout import Store
 
-CONTROL = {
-    "format": 2,
-    "enabled": True,
-    "generation": 1,
-    "run": "r",
-    "since": "2026-11-20T12:00:00.000000Z",
-    "with_outputs": True,
-    "free_floor_bytes": 0,
-}
+IDS = torch.tensor([[0, 0, 5, 9, 11, 2], [7, 3, 8, 4, 1, 6]])
+MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0]])
+
+
+def record_here(store: Store, **control: Any) -> str:
+    """Switch recording on in this store; its folder."""
+    switch = {"format": 2, "enabled": True, "generation": 1, "run": "r", "since": "2026-11-20T12:00:00.000000Z"}
+    (store.root / "control.json").write_text(json.dumps(switch | {"with_outputs": True, "free_floor_bytes": 0} | control))
+    return str(store.root)
 
 
 def dumps_of(store: Store) -> list[payload.Dump]:

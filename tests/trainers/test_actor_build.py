@@ -16,10 +16,10 @@ from actorcases import make_dump
 from actordbg.base.errors import Unsupported
 from actordbg.config.choices import Choices
 from actordbg.store.payload import Dump
-from actordbg.trainers.built_model import drawn_share, resolved_attention, resolved_dtype
 from actordbg.trainers.captured_call import ReplayedCall, Signature, make_call, read_result, summary_mask
 from actordbg.trainers.openrlhf import build
 from actordbg.trainers.openrlhf.build import actor_arguments, init_parameters
+from actordbg.trainers.rows_actor import drawn_share, resolved_attention, resolved_dtype
 
 CPU = torch.device("cpu")
 CHOICES = Choices("tiny", "fp32", "sdpa", packing=True, temperature=0.5, backward=False)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from actorcases import make_dump
-from adaptercases import CONTROL, dumps_of, small_model
+from adaptercases import IDS, MASK, dumps_of, record_here, small_model
 from typer.testing import CliRunner
 
 from actordbg.actor.known_failures import check_config, leaked
@@ -33,8 +33,6 @@ from actordbg.trainers.trl_adapter import Trl
 from actordbg.trainers.verl_adapter import Verl
 
 LAPTOP = Facts(cuda=False, gpus=0, flash_attn=False)
-IDS = torch.tensor([[0, 0, 5, 9, 11, 2], [7, 3, 8, 4, 1, 6]])
-MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0]])
 MODEL = torch.nn.Module()
 LABELS = torch.tensor([[-100, -100, -100, -100, 11, 2], [-100, -100, 8, 4, 1, -100]])
 FUSED = {"self": MODEL, "fused_lm_head": True, "input_ids": IDS, "attention_mask": MASK, "labels": LABELS, "temperature": 0.7}
@@ -204,8 +202,7 @@ def test_the_positions_of_a_plain_call_are_kept_and_tell_packed_rows_apart_besid
     monkeypatch.setenv("ACTORDBG_DISABLE", "")
     for kind, name in ((LlamaForCausalLM, "forward"), (PreTrainedModel, "post_init")):
         monkeypatch.setattr(kind, name, getattr(kind, name))  # so that it is as before afterwards
-    (store.root / "control.json").write_text(json.dumps(CONTROL))
-    assert attach(modeling_utils, "plain", str(store.root))
+    assert attach(modeling_utils, "plain", record_here(store))
     model = small_model(tmp_path / "model")
     model.config.use_cache = False
     ids = torch.randint(3, 16, (3, 8), generator=torch.Generator().manual_seed(1))

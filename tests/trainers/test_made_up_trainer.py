@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from adaptercases import CONTROL, dumps_of, small_model
+from adaptercases import IDS, MASK, dumps_of, record_here, small_model
 from roots import ROOT
 from typer.testing import CliRunner
 
@@ -36,8 +36,6 @@ from actordbg.trainers import captured_call, find_adapter, fitting, recorded_mod
 from actordbg.trainers.seam import Rows, Scores, Seam, Unreadable
 
 PAGE = ROOT / "docs" / "how-to" / "other-trainers.md"
-IDS = torch.tensor([[0, 0, 5, 9, 11, 2], [7, 3, 8, 4, 1, 6]])
-MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0]])
 
 
 @pytest.fixture
@@ -55,8 +53,13 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleT
 
 @pytest.fixture
 def recording(store: Store) -> Store:
-    (store.root / "control.json").write_text(json.dumps(CONTROL))
+    record_here(store)
     return store
+
+
+def attach(loop: ModuleType, store: Store) -> list[str]:
+    """Record the calls of the how-to's trainer."""
+    return recorded_model.attach(loop, "my_adapter:MyAdapter", str(store.root))
 
 
 class Body(torch.nn.Module):
@@ -72,8 +75,7 @@ def test_an_adapter_written_from_the_how_to_gives_dumps_whose_golden_is_the_trut
     model = small_model(tmp_path / "model").eval()
     loop = written.Loop(model, 0.7)
     plain = loop.score(IDS, MASK, 3)
-    assert recorded_model.attach(written, "my_adapter:MyAdapter", str(recording.root)) == ["my_loop:Loop.score"]
-    assert recorded_model.attach(written, "my_adapter:MyAdapter", str(recording.root)) == ["my_loop:Loop.score"]
+    assert [attach(written, recording), attach(written, recording)] == [["my_loop:Loop.score"]] * 2
     loop.steps = 4
     assert torch.equal(loop.score(IDS, MASK, keep=3), plain)
     (dump,) = dumps_of(recording)
@@ -109,7 +111,7 @@ def test_what_the_adapter_raises_harms_no_call_is_told_once_and_counts_as_droppe
         raise KeyError("no scores")
 
     adapter.MyAdapter.seams = (Seam(seam.where, rows, result, seam.needs),)
-    recorded_model.attach(written, "my_adapter:MyAdapter", str(recording.root))
+    attach(written, recording)
     loop = written.Loop(Body(), 1.0)
     assert [loop.score(IDS, MASK, keep).shape[1] for keep in (1, 1, 4, 2, 3)] == [1, 1, 4, 2, 3]
     with pytest.raises(AttributeError, match="cumsum"):
@@ -137,7 +139,7 @@ def test_a_recorded_function_inside_of_a_recorded_one_counts_once_and_a_copied_m
     written.prepare = prepare  # type: ignore[attr-defined]
     adapter = importlib.import_module("my_adapter")
     adapter.MyAdapter.seams = (*adapter.MyAdapter.seams, made)
-    recorded_model.attach(written, "my_adapter:MyAdapter", str(recording.root))
+    attach(written, recording)
     model = Body()
     written.prepare(model)  # type: ignore[attr-defined]
     written.Loop(model, 1.0).score(IDS, MASK, 3)  # the model's own forward is inside
@@ -155,7 +157,7 @@ def test_rows_are_read_only_while_recording_is_on(written: ModuleType, store: St
         return seam.rows(call)
 
     adapter.MyAdapter.seams = (Seam(seam.where, rows, seam.result, seam.needs),)
-    recorded_model.attach(written, "my_adapter:MyAdapter", str(store.root))
+    attach(written, store)
     loop = written.Loop(Body(), 1.0)
     assert [tuple(loop.score(IDS, MASK, keep).shape) for keep in (1, 2, 3)] == [(2, 1), (2, 2), (2, 3)]
     assert read == [1], "the first call starts the thread that looks at the switch"
@@ -169,7 +171,7 @@ def test_another_release_is_left_alone_and_the_difference_named(
     adapter = importlib.import_module("my_adapter").MyAdapter
     adapter.package = "pytest"  # some distribution that is installed
     before = other.Loop.score
-    assert recorded_model.attach(other, "my_adapter:MyAdapter", str(recording.root)) == []
+    assert attach(other, recording) == []
     differs = "my_loop:Loop.score: it takes no ids; it takes tokens, mask, keep"
     assert other.Loop.score is before and differs in capsys.readouterr().err
     found = fitting.fit(adapter)
@@ -190,7 +192,7 @@ def test_a_replay_names_the_parameter_that_is_not_the_recorded_one(
     written: ModuleType, recording: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     model = small_model(tmp_path / "model").eval()
-    recorded_model.attach(written, "my_adapter:MyAdapter", str(recording.root))
+    attach(written, recording)
     weight_recording.follow(str(recording.root))
     loop = written.Loop(model, 1.0)
     for step in (0, 0, 1, 1):
@@ -220,7 +222,7 @@ def test_a_replay_names_the_parameter_that_is_not_the_recorded_one(
 def test_what_other_weights_computed_is_not_held_against_a_checkpoint(written: ModuleType, recording: Store, tmp_path: Path):
     """Three healthy steps, and the checkpoint that the first one met."""
     model, folder = small_model(tmp_path / "model").eval(), str(tmp_path / "model")
-    recorded_model.attach(written, "my_adapter:MyAdapter", str(recording.root))
+    attach(written, recording)
     weight_recording.follow(str(recording.root))
     loop = written.Loop(model, 1.0)
     for loop.steps in range(3):
@@ -267,7 +269,7 @@ def test_what_is_no_adapter_is_refused_before_the_job_starts(named: str, tmp_pat
 
 
 def test_a_replay_runs_the_code_of_one_trainer(written: ModuleType, recording: Store):
-    recorded_model.attach(written, "my_adapter:MyAdapter", str(recording.root))
+    attach(written, recording)
     written.Loop(Body(), 1.0).score(IDS, MASK, 3)
     dumps_of(recording)
     create_dumps(recording, 1, batch_size=1, seq_len=8)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from adaptercases import CONTROL, dumps_of
+from adaptercases import dumps_of, record_here
 
 from actordbg.dumps.recover import find_rings, recover
 from actordbg.formats import nested_values
@@ -74,10 +74,9 @@ def record(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
     monkeypatch.setattr("actordbg.trainers.recorded_model.of_user", lambda _: Packing)
 
     def run(*calls: dict[str, Any], before_the_end: Callable[[], None] = lambda: None, **control: Any) -> list[Dump]:
-        (store.root / "control.json").write_text(json.dumps(CONTROL | control))
         module = ModuleType("packing_loop")
         module.score = score  # type: ignore[attr-defined]
-        assert recorded_model.attach(module, "packing", str(store.root)) == ["packing_loop:score"]
+        assert recorded_model.attach(module, "packing", record_here(store, **control)) == ["packing_loop:score"]
         model = Model()
         for given in calls:
             module.score(model, given)
@@ -131,15 +130,15 @@ def test_a_writer_process_makes_the_same_rows_and_drops_a_call_whose_masks_canno
 
 def test_what_a_ring_alone_had_is_recovered_as_rows(record: Callable[..., list[Dump]], store: Store):
     live: list[Any] = []
-    record(WAYS["positions"](), triggers=["exception"], ring=4, before_the_end=lambda: live.extend(_recovered(store)))
-    ((found, dump),) = live
+
+    def die() -> None:
+        (report,) = recover(store, find_rings(store), live=True)
+        live.extend((*report.dumps, *map(payload.load, store.iter_dumps())))
+
+    record(WAYS["positions"](), triggers=["exception"], ring=4, before_the_end=die)
+    found, dump = live
     assert (found.batch_size, found.seq_len) == (3, 5) and dump.record.recovered
     assert dump.inputs["sequences"].tolist() == ROWS
-
-
-def _recovered(store: Store) -> list[Any]:
-    (report,) = recover(store, find_rings(store), live=True)
-    return list(zip(report.dumps, (payload.load(path) for path in store.iter_dumps()), strict=True))
 
 
 @pytest.mark.parametrize("offsets", [[0, 5, 3, 9], [0, 3, 20], [0], [-1, 9]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from actordbg.trainers.openrlhf.strategy import visible
+from actordbg.trainers.openrlhf.build import visible
 
 BORDERS = [0, 3, 8, 9, 12]
 """Rows of 3, 5, 1 and 3 tokens."""

@@ -8,25 +8,17 @@ from roots import ROOT
 
 from actordbg.trainers.find_adapter import BUILT_IN
 from actordbg.trainers.openrlhf.adapter import OpenRlhf
-from actordbg.trainers.rows_actor import RowsActors
 from actordbg.trainers.trainer import TRAINER
 
 PRODUCT = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "actordbg").rglob("*.py")}
 
 
-def public(kind: type) -> set[str]:
-    return {name for name in vars(kind) if not name.startswith("_")}
-
-
 def test_the_trainer_has_every_member_that_is_asked_for_and_no_other():
     asking = "\n".join(text for name, text in PRODUCT.items() if "/openrlhf/" not in name)
-    assert set(re.findall(r"\bTRAINER\.(\w+)", asking)) <= public(OpenRlhf)
+    public = {name for name in vars(OpenRlhf) if not name.startswith("_")}
+    assert set(re.findall(r"\bTRAINER\.(\w+)", asking)) <= public
     calls = ("TRAINER.{}", "ctors.{}", "actors_of(choices).{}")
-    assert [name for name in public(OpenRlhf) if not any(call.format(name) in asking for call in calls)] == []
-
-
-def test_an_actor_of_the_trainer_and_one_of_the_rows_are_built_and_called_alike():
-    assert public(RowsActors) - {"actor_class"} <= public(OpenRlhf)
+    assert [name for name in public if not any(call.format(name) in asking for call in calls)] == []
 
 
 def test_other_trainers_are_named_by_the_adapters_alone():

@@ -56,7 +56,7 @@ from actordbg.actor.forward_outcome import norm_of
 from actordbg.base.errors import Unsupported
 from actordbg.config.choices import Choices
 from actordbg.config.replay_config import DTYPES
-from actordbg.trainers.built_model import text_config
+from actordbg.trainers.rows_actor import text_config
 from actordbg.trainers.trainer import TRAINER
 
 _SHARDED, _TP = "shard", "tp"

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
+from actordbg.base.fault import EnvironmentProblem
+from actordbg.trainers.openrlhf import cannot_import
+
 if TYPE_CHECKING:
     import torch
 
@@ -67,11 +70,16 @@ class OpenRlhf:
     support_cpu = _of("cpu:install_cpu_support")
     loads_checkpoint_dtype = _of("build:loads_checkpoint_dtype")
     build_actor = _of("build:build_actor")
-    strategy = _of("strategy:OpenRlhfStrategy")
-    absent = _of("build:absent")
-    open_ring = _of("strategy:open_ring")
-    ring_kernel = _of("strategy:ring_kernel")
-    close_ring = _of("strategy:close_ring")
+    strategy = _of("build:OpenRlhfStrategy")
+    open_ring = _of("build:open_ring")
+    ring_kernel = _of("build:ring_kernel")
+    close_ring = _of("build:close_ring")
+
+    def absent(self) -> EnvironmentProblem | None:
+        """Return what building an Actor would raise where OpenRLHF is not installed; nothing of it is imported."""
+        from actordbg.base.imports import is_there  # not for a training
+
+        return None if is_there(self.package) else cannot_import(f"No module named {self.package!r}")
 
     def make_call(self, actor: Any, dump: Dump, vocab_size: int, device: torch.device, ring_group: Any = None) -> ReplayedCall:
         from actordbg.trainers.captured_call import Signature, make_call

@@ -10,22 +10,42 @@ The arguments of `Actor.__init__` changed three times in the versions that a rep
 
 Its `**kwargs` swallows whatever it does not know, in silence, so arguments are chosen by its signature, and the result is
 compared with the request: another attention or dtype than asked for is an error here, never a footnote.
+
+A strategy is OpenRLHF's own DeepspeedStrategy, as a replay uses it: its process group, its DeepSpeed configuration, its engines.
+It reads its settings from `args`, nested since 0.10 and flat before. Engines come out of its `prepare`:
+
+| engine | call | as for |
+|---|---|---|
+| training | `prepare((actor, optimizer settings))` | a policy |
+| evaluation | `prepare(actor)` | a reference model |
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
 from importlib import import_module
 from types import FunctionType
 from typing import Any
 
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
 from actordbg.base.errors import EnvironmentProblem, Unsupported
-from actordbg.base.imports import deferred, is_there, without_collecting
+from actordbg.base.imports import deferred, without_collecting
 from actordbg.config.choices import Choices
-from actordbg.trainers.built_model import change_attention, check, follow_adapters
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.trainers.openrlhf import cannot_import
+from actordbg.trainers.openrlhf.flash_attn_standin import all_gather, stand_in
+from actordbg.trainers.rows_actor import change_attention, check, follow_adapters
 
 
 def import_actor() -> type[Any]:
@@ -96,27 +116,9 @@ def build_actor(path: str, choices: Choices, ds_config: Mapping[str, Any] | None
     return actor
 
 
-_PACKAGE = "openrlhf"
-
-
-def absent() -> EnvironmentProblem | None:
-    """What building an Actor would raise where OpenRLHF is not installed; nothing of it is imported."""
-    return None if is_there(_PACKAGE) else cannot_import(f"No module named {_PACKAGE!r}")
-
-
-def cannot_import(why: object) -> EnvironmentProblem:
-    """What to raise where an Actor of OpenRLHF is asked for and it cannot be imported."""
-    return EnvironmentProblem(
-        f"OpenRLHF cannot be imported here: {why}",
-        hint=f"`--through rows` needs no OpenRLHF; `actordbg doctor` says what is missing; pip install {_PACKAGE} --no-deps",
-    )
-
-
 @contextlib.contextmanager
 def compiling_at_the_first_call(module: str) -> Iterator[None]:
     """Around the first import of `module`: functions are handed to `torch.compile` by their first call, with the same options."""
-    import torch
-
     original = torch.compile
 
     def late(model: Any = None, **options: Any) -> Any:
@@ -142,3 +144,183 @@ def _late(compile_it: Callable[..., Any], function: FunctionType, options: dict[
         return compiled()(*args, **kwargs)
 
     return call
+
+
+class OpenRlhfStrategy:
+    """A strategy for one replay. `ring_group`: this rank's ring, None without ring attention and before `set_up`."""
+
+    def __init__(self, choices: Choices, config: ReplayConfig, world_size: int, training: Any) -> None:
+        self.ring_group: Any = None
+        self._attn = choices.attn
+        self._ring = config.ring > 1
+        self._training = training
+        self._strategy = _make(choices, config, world_size, training)
+
+    def set_up(self, timeout: timedelta) -> None:
+        if self._ring:
+            prepare_ring(self._attn)
+        self._strategy.setup_distributed(timeout=timeout)
+        self.ring_group = self._strategy.ring_attn_group if self._ring else None
+
+    def ds_config(self, *, train: bool) -> dict[str, Any]:
+        if not train:
+            return self._strategy.get_ds_eval_config(offload=False)  # type: ignore[no-any-return]
+        takes_actor = "is_actor" in inspect.signature(self._strategy.get_ds_train_config).parameters
+        config: dict[str, Any] = self._strategy.get_ds_train_config(**({"is_actor": True} if takes_actor else {}))
+        return config
+
+    def prepare(self, actor: Any, device: torch.device, *, train: bool) -> Any:
+        adam, create = self._training.adam, getattr(self._strategy, "create_optimizer", None)
+        if not train:
+            return self._strategy.prepare(actor)
+        if create is None:
+            rest = {"optim": "adam", "lr_scheduler": "constant", "scheduler_steps": 1}
+            return self._strategy.prepare((actor, {**rest, "adam": adam, "max_norm": self._training.max_norm}))[0]
+        # before OpenRLHF 0.11, whose FusedAdam needs CUDA (or a minute of C++)
+        optimizer = create(actor, **adam) if device.type == "cuda" else torch.optim.AdamW(actor.model.parameters(), **adam)
+        return self._strategy.prepare((actor, optimizer, None), is_rlhf=True)[0]
+
+    def backward(self, loss: torch.Tensor, actor: Any, optimizer: Any) -> None:
+        self._strategy.backward(loss, actor, optimizer)
+
+    def step(self, actor: Any, optimizer: Any) -> None:
+        self._strategy.optimizer_step(optimizer, actor, None)
+
+
+def _make(choices: Choices, config: ReplayConfig, world_size: int, training: Any) -> Any:
+    try:
+        with compiling_at_the_first_call("openrlhf.utils.deepspeed"):
+            from openrlhf.utils.deepspeed import DeepspeedStrategy
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"OpenRLHF's DeepSpeed strategy cannot be imported: {error}",
+            hint="`actordbg doctor` says what is missing; `--backend plain` needs no DeepSpeed engine",
+        ) from error
+    bf16, ring = choices.dtype == "bf16", config.ring
+    flat = {"param_dtype": choices.dtype, "bf16": bf16, "deepcompile": config.deepcompile, "ring_attn_size": ring}
+    train = argparse.Namespace(dynamic_batch_enable=False)
+    options = {
+        "seed": choices.seed,
+        "max_norm": training.max_norm,
+        "micro_train_batch_size": 1,
+        "train_batch_size": training.accumulation * world_size // ring,
+        "zero_stage": config.zero_stage,
+        "args": argparse.Namespace(local_rank=-1, **flat, ds=argparse.Namespace(**flat), train=train),
+    }
+    takes_bf16 = "bf16" in inspect.signature(DeepspeedStrategy.__init__).parameters
+    return DeepspeedStrategy(**options, **({"bf16": bf16} if takes_bf16 else {}))
+
+
+NAME = "gathered K/V (stand-in)"
+_MODULE = "ring_flash_attn"
+
+
+@dataclass
+class _Ring:
+    """The ring of this process. `cu_seqlens`: int32 [rows + 1], borders of the rows of the whole packed batch."""
+
+    group: dist.ProcessGroup | None = None
+    cu_seqlens: Tensor | None = None
+    original: Any = None
+    masks: dict[str, Tensor] = field(default_factory=dict)
+
+
+_RING = _Ring()
+
+
+def prepare_ring(attn: str) -> None:
+    """Make `import ring_flash_attn` mean the kernel that goes with this attention. Before OpenRLHF's strategy imports it."""
+    if attn == "sdpa" and _MODULE not in sys.modules:
+        stand_in(
+            _MODULE,
+            substitute_hf_flash_attn=substitute_hf_flash_attn,
+            update_ring_flash_attn_params=update_ring_flash_attn_params,
+        )
+
+
+def open_ring(group: Any, attn: str) -> Any:
+    """Do what OpenRLHF's strategy does for a ring (`setup_ring_attn`), for a backend without that strategy; returns the group."""
+    from openrlhf.models import ring_attn_utils
+
+    prepare_ring(attn)
+    ring_attn_utils.set_ring_attn_group(group)
+    if hasattr(ring_attn_utils, "patch_transformers_for_ring_flash_attn"):
+        ring_attn_utils.patch_transformers_for_ring_flash_attn()
+    import_module(_MODULE).substitute_hf_flash_attn(group, 1)
+    return group
+
+
+def ring_kernel() -> str:
+    """Return which kernel the open ring runs."""
+    return _MODULE if _RING.group is None else NAME
+
+
+def close_ring() -> None:
+    """Take the group, and the stand-in, out of this process again."""
+    from openrlhf.models.ring_attn_utils import set_ring_attn_group
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    set_ring_attn_group(None)
+    if _RING.group is not None:
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = _RING.original
+        _RING.group = _RING.cu_seqlens = _RING.original = None
+        _RING.masks.clear()
+
+
+def substitute_hf_flash_attn(process_group: dist.ProcessGroup, heads_k_stride: int = 1) -> None:
+    """Put ring attention in the place of transformers' sdpa. The stride is a matter of the real kernel's memory."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    if _RING.group is None:
+        _RING.original = ALL_ATTENTION_FUNCTIONS["sdpa"]
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = ring_attention
+    _RING.group = process_group
+
+
+def update_ring_flash_attn_params(cu_seqlens: Tensor, process_group: dist.ProcessGroup) -> None:
+    """The borders of the rows of the next forward: int32 [rows + 1] over the whole ring's tokens, padding in the last row."""
+    _RING.group, _RING.cu_seqlens = process_group, cu_seqlens
+    _RING.masks.clear()
+
+
+def ring_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention of this rank's tokens to those of the whole ring, as transformers calls it.
+
+    query [1, heads, T, D]; key, value [1, kv heads, T, D], T tokens of this rank; returns [1, T, heads, D]. The mask that
+    transformers made knows this rank's tokens only and is not used; a layer's sliding window is in the mask here.
+    """
+    if _RING.group is None or _RING.cu_seqlens is None:
+        raise RuntimeError("ring attention was called without a group or without the borders of the packed rows")
+    # of every rank, in order, with gradients: [1, heads, ring * T, D]
+    key, value = (all_gather(own.permute(2, 0, 1, 3).contiguous(), _RING.group).permute(1, 2, 0, 3) for own in (key, value))
+    tokens, window = query.shape[2], kwargs.get("sliding_window")
+    made_for = f"{tokens} {query.device} {window}"
+    if made_for not in _RING.masks:  # every layer with that window has this mask
+        size, rank = dist.get_world_size(_RING.group), dist.get_rank(_RING.group)
+        _RING.masks[made_for] = visible(_RING.cu_seqlens.to(query.device), tokens, rank, size, window)[None, None]
+    mask, grouped = _RING.masks[made_for], key.shape[1] != query.shape[1]
+    out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling, enable_gqa=grouped)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def visible(cu_seqlens: Tensor, tokens: int, rank: int, size: int, window: int | None) -> Tensor:
+    """[T, size * T] of bools: which of the ring's tokens each of this rank's T tokens sees.
+
+    Those before it, and itself, in its own row (borders: int [rows + 1]); with a window, only the last `window` of them, itself
+    included, as transformers' sliding masks have it.
+    """
+    places = torch.arange(size * tokens, device=cu_seqlens.device)
+    rows = torch.bucketize(places, cu_seqlens[1:], right=True)
+    own = slice(rank * tokens, (rank + 1) * tokens)
+    back = places[own, None] - places
+    seen = (rows[own, None] == rows) & (back >= 0)
+    return seen if window is None else seen & (back < window)

@@ -191,7 +191,7 @@ def main(argv: list[str] | None = None) -> None:
         sys.stdout.write(ON_CPU[trainer] + "\n")
         support_cpu()
         if _RING in given and given[given.index(_RING) + 1] != "1":
-            from actordbg.trainers.openrlhf.strategy import prepare_ring
+            from actordbg.trainers.openrlhf.build import prepare_ring
 
             prepare_ring("sdpa")
     module = {"ppo": "openrlhf.cli.train_ppo_ray", "sft": "openrlhf.cli.train_sft"}[trainer]
