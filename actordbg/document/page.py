@@ -2,7 +2,12 @@
 
 The policy names the page's own style and scripts by their hashes. So text that came from outside runs nothing even if it were not
 escaped, and vega evaluates no code: its expressions are interpreted (`ast` in `page.js`). A page without a chart has no vega and
-is small. Without JavaScript there are the tables.
+is small.
+
+Every string of a block goes through `_inline` or `in_html`, specifications through `in_script`. Elements say what they are,
+so that a screen reader, a printer and a browser without JavaScript have all of it: a chart is a figure with its table, which
+is open until the page's script has drawn the picture, a heat map is a table of buttons. No element has a style attribute: the
+policy forbids it.
 
 Example::
 
@@ -13,18 +18,20 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 from actordbg import __version__
 from actordbg.base.errors import EnvironmentProblem, UsageError, require_package
-from actordbg.base.foreign_text import in_html
-from actordbg.document.blocks import Banner, Block, Chart, Heading
-from actordbg.document.html_blocks import as_body, contents
+from actordbg.base.foreign_text import in_html, in_line, in_script
+from actordbg.document.blocks import Banner, Block, Cell, Cells, Chart, Code, Grid, Heading, Items, Paragraph
 from actordbg.document.specifications import SCHEMA
 from actordbg.formats.store_files import atomic_write
 
@@ -131,3 +138,167 @@ def save(charts: Sequence[Chart], path: Path) -> bool:
     except OSError as error:
         raise EnvironmentProblem(f"cannot write {path}: {error.strerror}", hint="free some space, or name another file") from None
     return True
+
+
+_CODE = re.compile("`([^`\n]+)`")
+_FACT = re.compile(r"^([A-Za-z][A-Za-z' ,|`()-]{0,60}): +(?=\S)")
+_COMMANDS = ("command", "repeat", "next")
+_TONES = {
+    word: tone
+    for tone, words in {
+        "good": ("passed", "match", "agrees", "kept", "within-rounding"),
+        "part": ("within-noise", "in part", "unavailable", "not run", "not-compared", "not compared", "NOT JUDGED"),
+        "bad": (
+            "failed", "crashed", "hung", "WRONG", "mismatch", "PARTS", "broken", "BROKEN", "REGRESSED", "far", "nondeterministic",
+        ),
+    }.items()
+    for word in words
+}  # fmt: skip
+"""Words of verdicts that have a colour beside their text."""
+Folded = frozenset({"Logs", "How to read the figures", "Loaded"})
+"""Headings whose part is closed until somebody opens it."""
+
+
+def as_body(blocks: Sequence[Block]) -> str:
+    """All blocks in order; parts that few read are closed."""
+    parts: list[str] = []
+    folded = paired = False
+    said = {one.sentence for one in blocks if isinstance(one, Banner)}
+    blocks = [one for one in blocks if not (isinstance(one, Paragraph) and one.text in said)]
+    for number, block in enumerate(blocks):
+        pair = isinstance(block, Chart) and block.half
+        parts += ['<div class="pair">'] * (pair and not paired) + ["</div>"] * (paired and not pair)
+        paired = pair
+        if isinstance(block, Heading):
+            parts += ["</details>"] * folded
+            folded = block.level == 3 and block.text in Folded
+            heading = f'<h{block.level} id="part-{number}">{_inline(block.text)}</h{block.level}>'
+            parts.append(f"<details><summary>{_inline(block.text)}</summary>" if folded else heading)
+        else:
+            parts.append(_block(block, number))
+    return "\n".join([*parts, *["</div>"] * paired, *["</details>"] * folded])
+
+
+def contents(blocks: Sequence[Block]) -> str:
+    """Links to the parts of level 2, where there are several."""
+    found = [(number, one) for number, one in enumerate(blocks) if isinstance(one, Heading) and one.level == 2]
+    if len(found) < 3:
+        return ""
+    links = "".join(f'<li><a href="#part-{number}">{in_html(one.text)}</a></li>' for number, one in found)
+    return f'<nav aria-label="Contents"><ul>{links}</ul></nav>'
+
+
+def _block(block: Block, number: int) -> str:
+    match block:
+        case Paragraph(text):
+            return f"<p>{_inline(text)}</p>"
+        case Items(items):
+            return f"<ul>{''.join(map(_item, items))}</ul>"
+        case Code(text):
+            return f'<pre tabindex="0">{in_html(text)}</pre>'
+        case Grid():
+            return _grid(block)
+        case Banner():
+            return _banner(block)
+        case Cells():
+            return _cells(block)
+        case Chart():
+            return _chart(block, number)
+        case Heading():
+            return ""  # `as_body` has it
+
+
+def _inline(text: str) -> str:
+    """Running text; what stands between backticks is code."""
+    return _CODE.sub(r"<code>\1</code>", in_html(text))
+
+
+def _item(text: str) -> str:
+    """One item; a fact ("inputs: 3 dumps") has its name apart, and a command can be copied."""
+    found = _FACT.match(text)
+    if found is None:
+        return f"<li>{_inline(text)}</li>"
+    value = _inline(text[found.end() :])
+    if found[1] in _COMMANDS:
+        shown = in_html(text[found.end() :])
+        value = f'<code>{shown}</code> <button type="button" class="copy" data-copy="{shown}">copy</button>'
+    return f'<li class="fact"><b>{_inline(found[1])}</b><span>{value}</span></li>'
+
+
+def _grid(grid: Grid) -> str:
+    columns, left, rows = list(grid.columns), set(grid.left), [[toned(text.strip()) for text in row] for row in grid.rows]
+    if any(grid.links):
+        columns.append("log")
+        left.add("log")
+        for row, link in zip(rows, grid.links, strict=True):
+            row.append(f'<a href="{in_html(quote(link))}">log</a>' if link else "")
+    return table(columns, rows, left)
+
+
+def table(columns: Iterable[str], rows: Iterable[Iterable[str]], left: Collection[str]) -> str:
+    """A table of cells that are HTML. left: columns of text; the others are figures, which are aligned to the right."""
+    sides = [(name, ' class="left"' if name in left else "") for name in columns]
+    heads = "".join(f'<th scope="col"{side}>{_inline(name.strip())}</th>' for name, side in sides)
+    lines = ("".join(f"<td{side}>{cell}</td>" for cell, (_, side) in zip(row, sides, strict=True)) for row in rows)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    whole = f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="wide" tabindex="0" role="region" aria-label="Table">{whole}</div>'
+
+
+def toned(text: str) -> str:
+    """The HTML of a cell, in the colour of its verdict if it is or begins with one."""
+    tone = _TONES.get(text) or _TONES.get(text.partition(" ")[0])
+    return f'<span class="tone {tone}">{_inline(text)}</span>' if tone else _inline(text)
+
+
+def _banner(one: Banner) -> str:
+    figures = "".join(f"<div><dt>{in_html(name)}</dt><dd>{in_html(value)}</dd></div>" for name, value in one.figures)
+    unjudged = "".join(f"<li>{_inline(text)}</li>" for text in one.unjudged)
+    said = f'<p class="verdict"><strong>{in_html(one.word)}</strong> {_inline(one.sentence)}</p>'
+    rest = f'<div class="unjudged"><b>Not judged</b><ul>{unjudged}</ul></div>' if unjudged else ""
+    told = said + (f"<dl>{figures}</dl>" if figures else "") + rest
+    return f'<section class="banner {in_html(one.tone)}" aria-label="Verdict">{told}</section>'
+
+
+def _chart(chart: Chart, number: int) -> str:
+    note = f'<p class="note">{_inline(chart.note)}</p>' if chart.note else ""
+    specification = in_script(
+        json.dumps(_visible(chart.specification), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    )
+    return (
+        f'<figure class="chart" id="chart-{number}"><figcaption><b>{in_html(chart.title)}</b> {_inline(chart.says)}</figcaption>'
+        f'<div class="live" role="img" aria-label="{in_html(chart.says)}" hidden></div>'
+        f'<script type="application/json">{specification}</script>{note}'
+        f"<details open><summary>The same as a table</summary>{_grid(chart.table)}</details></figure>"
+    )
+
+
+def _visible(value: Any) -> Any:
+    """A specification whose texts hide nothing: vega draws them as they are."""
+    if isinstance(value, str):
+        return in_line(value)
+    if isinstance(value, dict):
+        return {name: _visible(item) for name, item in value.items()}
+    return [_visible(item) for item in value] if isinstance(value, list) else value
+
+
+def _cells(one: Cells) -> str:
+    heads = "".join(f'<th scope="col">{in_html(name)}</th>' for name in one.columns)
+    rows = "".join(
+        f'<tr><th scope="row">{in_html(name)}</th>{"".join(_cell(cell) for cell in cells)}</tr>'
+        for name, cells in zip(one.rows, one.cells, strict=True)
+    )
+    return (
+        f'<figure class="heat"><figcaption><b>{in_html(one.title)}</b> {_inline(one.says)}</figcaption><div class="wide"><table>'
+        f'<thead><tr><td></td>{heads}</tr></thead><tbody>{rows}</tbody></table></div><p class="why" role="status"></p></figure>'
+    )
+
+
+def _cell(cell: Cell | None) -> str:
+    if cell is None:
+        return "<td></td>"
+    why = in_html(cell.why or cell.text)
+    return (
+        f'<td><button type="button" class="cell {in_html(cell.tone)}" data-copy="{in_html(cell.command)}" data-why="{why}" '
+        f'title="{why}"><b>{in_html(cell.text)}</b><span>{in_html(cell.figure)}</span></button></td>'
+    )

@@ -142,7 +142,10 @@ def meaning(record: ComparisonRecord) -> str:
         return f"A is as near the truth as {dtype} allows."
     if record.b.kind == "golden":
         return "A does not give what the run got." if real else "A gives what the run got."
-    settings = difference(complete(record.a.settings), complete(record.b.settings))
+    a, b = record.a, record.b
+    settings = "Both are configured alike" if a.label == b.label else f"A is {a.label}; B is {b.label}"
+    if a.settings and b.settings:  # records of earlier versions have labels only
+        settings = difference(complete(a.settings), complete(b.settings))
     if real:
         return f"{settings}. Which of them is right, the truth tells: `actordbg compare {record.a.replay_id} truth`."
     return f"{settings}; no log-prob moves beyond the thresholds."

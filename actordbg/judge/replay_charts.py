@@ -1,5 +1,5 @@
-"""Pictures of one replay: its workers over time, time and memory by length, where the seconds went, and the laws; and a training
-run over time, from its dumps. Pure.
+"""Pictures of one replay: its workers over time, time and memory by length, and where the seconds went; and a training run over
+time, from its dumps. Pure.
 
 Each function gives a Chart, or None where nothing was measured that it could show. Warm-up is drawn apart from steady inputs, as
 `records/replay_record.py` tells them apart. Of more inputs than a picture can hold, what did not pass is kept, the rest thinned.
@@ -7,7 +7,6 @@ Each function gives a Chart, or None where nothing was measured that it could sh
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from itertools import pairwise
@@ -20,10 +19,8 @@ from actordbg.document.blocks import Chart, Grid, number, seconds
 from actordbg.document.specifications import (
     ACCENT,
     BAD,
-    GOOD,
     MOST_MARKS,
     PART,
-    QUIET,
     Spec,
     coloured,
     hints,
@@ -34,17 +31,11 @@ from actordbg.document.specifications import (
     thinned,
 )
 from actordbg.records.replay_record import (
-    BROKEN,
     CRASHED,
     FAILED,
     HUNG,
-    KEPT,
-    NONDETERMINISTIC,
-    NOT_CHECKED,
     PASSED,
     STOPPED,
-    WITHIN_ROUNDING,
-    answers_of,
     median,
     warm_up_of,
 )
@@ -53,7 +44,6 @@ from actordbg.replay.replay_data import ReplayData
 Values = list[dict[str, Any]]
 _KINDS = {"steady": ACCENT, "first input": PART, "compiled": "#8a6fb0", "did not pass": BAD}
 _BAD = (FAILED, CRASHED, HUNG, STOPPED)
-_LAWS = {KEPT: GOOD, WITHIN_ROUNDING: "#8fc7ae", NOT_CHECKED: QUIET, NONDETERMINISTIC: PART, BROKEN: BAD}
 _MOST_LANES = 64
 TRIGGERS = {
     "nan": "#d1495b",
@@ -76,7 +66,7 @@ def replay_charts(data: ReplayData) -> list[Chart]:
     made = (
         _by_length(data, took, f"Time by length: {what}", f"{what}, s", "Seconds of each input by seq_len, padding included."),
         _by_length(data, peaks, "Memory by length", "peak, MiB", "Peak memory of the worker while an input ran, by seq_len."),
-        timeline(data), spent(data), laws(data),
+        timeline(data), spent(data),
     )  # fmt: skip
     return [chart for chart in made if chart is not None]
 
@@ -229,31 +219,6 @@ def spent(data: ReplayData) -> Chart | None:
     says = f"{seconds(total)} s in all workers; {largest['s'] / total:.0%} of it: {largest['p']}."
     table = Grid(("part", "s", "share"), [(row["p"], seconds(row["s"]), f"{row['s'] / total:.1%}") for row in rows], {"part"})
     return Chart("Where the seconds went", says, spec, table)
-
-
-def laws(data: ReplayData) -> Chart | None:
-    """What each law said of each input that was asked."""
-    lengths = {given.dump_id: given.seq_len for given in data.spec.inputs}
-    asked = [(result, answers) for result in data.results if (answers := answers_of(result.extra))]
-    rows: Values = [
-        {"i": f"{place}", "l": answer.law, "v": answer.verdict, "d": result.dump_id, "n": lengths.get(result.dump_id, 0),
-         "w": answer.words[:160]}
-        for place, (result, answers) in enumerate(asked, 1)
-        for answer in answers
-    ]  # fmt: skip
-    if not rows:
-        return None
-    kept = rows[:MOST_MARKS]
-    shown = hints(("l", "law"), ("v", "verdict"), ("d", "dump"), ("n", "seq_len"), ("w", "why"))
-    kinds = {name: colour for name, colour in _LAWS.items() if any(row["v"] == name for row in kept)}
-    cells = layer("rect", look={"opacity": 0.9}, tooltip=shown)
-    high = lanes_high(len({row["l"] for row in kept}))
-    spec = layered(kept, cells, height=high, x=names("i", "input"), y=names("l", None), color=coloured("v", kinds))
-    counts = Counter((row["l"], row["v"]) for row in rows)
-    bad = sum(count for (_, verdict), count in counts.items() if verdict in (BROKEN, NONDETERMINISTIC))
-    says = f"{plural(len(rows), 'answer')}, {bad} of them against a law; what must not matter was changed in each input."
-    table = [(law, *(str(counts[law, verdict]) for verdict in kinds)) for law in dict.fromkeys(row["l"] for row in rows)]
-    return Chart("Laws", says, spec, Grid(("law", *kinds), table, {"law"}), left_out(kept, rows))
 
 
 def kept_marks(rows: Values, special: Callable[[dict[str, Any]], bool]) -> Values:

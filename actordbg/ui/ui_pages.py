@@ -18,8 +18,7 @@ from actordbg.catalog import query
 from actordbg.catalog.where import all_of, quoted
 from actordbg.config.as_ran import as_ran, label
 from actordbg.document.blocks import Block, Heading, Items, Paragraph, number, seconds
-from actordbg.document.html_blocks import table, toned
-from actordbg.document.page import as_html
+from actordbg.document.page import as_html, table, toned
 from actordbg.judge.comparison_document import comparison_charts
 from actordbg.judge.comparison_document import document as comparison_page
 from actordbg.judge.load_replays import calls_of, dropped_of, floor_of, load, report_blocks

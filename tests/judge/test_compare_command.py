@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -225,6 +226,9 @@ FLAT = "A is within what bf16 does to any model; whether it is within what bf16 
          "A is bf16, packed, B fp32, not packed. Which of them is right, the truth tells: `actordbg compare r-01 truth`."),
         (PACKED, MATCH, {}, "Both are configured alike; no log-prob moves beyond the thresholds."),
         (COMPILED, MATCH, {}, "A is not compiled, B compiled; no log-prob moves beyond the thresholds."),
+        # records of earlier versions have labels only
+        (replace(PADDED, settings={}), MATCH, {}, f"A is {PACKED.label}; B is {PADDED.label}; no log-prob moves beyond the thresholds."),
+        (replace(PACKED, settings={}), MATCH, {}, "Both are configured alike; no log-prob moves beyond the thresholds."),
     ],
 )  # fmt: skip
 def test_a_verdict_says_what_it_is_about(b: SideInfo, verdict: str, more: dict[str, Any], said: str) -> None:
