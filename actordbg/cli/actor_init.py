@@ -102,7 +102,7 @@ def _lines(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
     from actordbg.config.as_ran import on_machine
 
     if built := answer["resolved"]:
-        vocabulary = f"{built['num_layers']} layers, vocabulary {built['vocab_size']:,}"
+        vocabulary = f"{plural(built['num_layers'], 'layer')}, vocabulary {built['vocab_size']:,}"
         yield "model", f"{built['model']} ({built['model_class']}, {vocabulary})"
         yield "parameters", f"{built['parameters']:,} in {built['dtype']}"
         yield "built", on_machine(answer["asked"], built)

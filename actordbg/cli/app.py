@@ -15,16 +15,15 @@ import typer
 
 from actordbg import __version__
 from actordbg.base.errors import ActordbgError, EnvironmentProblem
-from actordbg.cli.lazy import Command, CommandGroup, Section, group_class, renamed
+from actordbg.cli.lazy import Command, CommandGroup, Section, group_class
 
-OLD_NAMES = renamed({"ring": "recorder-calls", "ring-bytes": "recorder-bytes", "ring-dir": "recorder-dir"})
-"""The flight recorder's options as they were called before; elsewhere `--ring` is ring attention."""
-OLD_TRUTH = renamed({"oracle": "truth"})
+OLD_TRUTH = {"token_normalize_func": lambda token: "truth" if token == "oracle" else token}
+"""Context settings under which an old spelling of --truth still works, and no help shows it."""
 DUMP = CommandGroup(
     "dump",
     "Record, bring in, look at, check, take out and drop dumps.",
     (
-        Command("Start recording, in running jobs too.", "dump_recording:enable", settings=OLD_NAMES),
+        Command("Start recording, in running jobs too.", "dump_recording:enable"),
         Command("Stop recording, in running jobs too.", "dump_recording:disable"),
         Command("Say what each process captured, dropped and sampled out.", "dump_recording:status"),
         Command("Turn what dead processes had in hand into dumps.", "dump_recording:recover"),
@@ -89,7 +88,7 @@ CONTENTS = (
                 "Run a job and record it, without patching actor.py.",
                 "run:run",
                 "",
-                settings={"allow_interspersed_args": False} | OLD_NAMES,
+                settings={"allow_interspersed_args": False},
             ),
             Command("List adapters for other trainers, and whether they fit here.", "patch:adapters"),
             DUMP,

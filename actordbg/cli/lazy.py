@@ -57,11 +57,6 @@ class Command:
         return typer.main.get_command(app)
 
 
-def renamed(new_of: Mapping[str, str]) -> dict[str, Any]:
-    """Context settings under which old spellings of options still work, and no help shows them. Names have no dashes in front."""
-    return {"token_normalize_func": lambda token: new_of.get(token, token)}
-
-
 @dataclass(frozen=True)
 class CommandGroup:
     """Commands under one name: `dump ls`, `dump show`."""

@@ -49,8 +49,9 @@ def watch(
     Example: actordbg memory watch --replay last --interval 200ms
     """
     from actordbg.formats.dump_record import now_timestamp
-    from actordbg.measure import watching
+    from actordbg.measure import watched, watching
     from actordbg.records.comparison_record import MemoryRecord
+    from actordbg.replay.supervise import load_spec
 
     told = set[str]()
 
@@ -66,48 +67,31 @@ def watch(
     store = store_of(ctx)
     if step_file is not None and not pid:
         raise UsageError("--step-file is for --pid: a replay and a run count their own steps", hint="leave it out")
-    kind, name, replay_id, watched = _source(store, pid or [], replay, run, address if ray else None, step_file)
-    watched.unshared = not no_uss
+    given = [value for value in (pid, replay, run) if value]
+    if len(given) > 1 or not (given or ray) or (ray and pid):
+        raise UsageError("memory watch takes one of --pid, --replay and --run, or --ray", hint="name what to watch")
+    replay_id = load_spec(store.require(), replay).replay_id if replay else None
+    kind, name = "replay" if replay_id else "run", replay_id or run or address
+    source: Watched | None = None
+    if pid:
+        kind, name, source = "processes", ", ".join(map(str, pid)), watched.OfPids(pid, step_file)
+    elif replay_id:
+        source = watched.OfReplay(store.replays / replay_id)
+    elif run:
+        source = watched.OfRun(store.require(), run, anywhere=ray)
+    if ray or source is None:
+        kind, source = "ray", watched.OfRay(address, source)
+    source.unshared = not no_uss
     record = MemoryRecord(new_replay_id(), now_timestamp(), None, kind, name, interval_s, replay_id)
     if out is None:
         watching.save(store.create().require_writable(), record)
     path = out or watching.samples_path(store, record)
-    watching.watch_into(path, watching.rounds(watched, interval_s, most), tell)
-    record = watching.finished(record, path, watched.notes())
+    watching.watch_into(path, watching.rounds(source, interval_s, most), tell)
+    record = watching.finished(record, path, source.notes())
     if out is None:
         watching.save(store, record)
     note(f"wrote {path}")
     _say_watched(record, path)
-
-
-def _source(
-    store: Store,
-    pids: list[int],
-    replay: str | None,
-    run: str | None,
-    address: str | None,
-    step_file: Path | None,
-) -> tuple[str, str, str | None, Watched]:
-    """What is watched: its kind, its name, the replay that it is, and the processes."""
-    from actordbg.measure import watched as sources
-    from actordbg.replay.supervise import load_spec
-
-    given = [name for name, value in (("--pid", pids), ("--replay", replay), ("--run", run)) if value]
-    if len(given) > 1 or not (given or address) or (address and pids):
-        raise UsageError("memory watch takes one of --pid, --replay and --run, or --ray", hint="name what to watch")
-    if pids:
-        return "processes", ", ".join(map(str, pids)), None, sources.OfPids(pids, step_file)
-    replay_id = load_spec(store.require(), replay).replay_id if replay else None
-    marks: Watched | None = None
-    if replay_id:
-        marks = sources.OfReplay(store.replays / replay_id)
-    elif run:
-        marks = sources.OfRun(store.require(), run, anywhere=address is not None)
-    name = replay_id or run or str(address)
-    if address is not None:
-        return "ray", name, replay_id, sources.OfRay(address, marks)
-    assert marks is not None
-    return "replay" if replay_id else "run", name, replay_id, marks
 
 
 def show(ctx: typer.Context, name: Name = "last") -> None:

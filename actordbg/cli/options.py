@@ -201,9 +201,10 @@ def takes_outputs(function: Callable[..., Any], words: str) -> Callable[..., Any
         mine["format"] = chosen_format(mine.get("format"), mine.pop("as_json", False))
         output.wanted = output.OutputOptions(**mine)
         if mine.get("html") or mine.get("plot"):
-            from actordbg.cli.output import check_outputs
+            from actordbg.document.page import check
 
-            check_outputs()
+            output.check_page(output.wanted.html)
+            check("--plot", output.wanted.plot)
         return function(**given)
 
     return _with_parameters(function, called, {"": options})

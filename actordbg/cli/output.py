@@ -305,14 +305,6 @@ def texts_of(path: Path | None) -> Texts | None:
     return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
-def check_outputs() -> None:
-    """Whether the files that --html and --plot name could be written. Asked before the work, which may take minutes."""
-    from actordbg.document import page as pages
-
-    check_page(wanted.html)
-    pages.check("--plot", wanted.plot)
-
-
 def check_page(path: Path | None) -> None:
     """Whether a page could be written there. Asked before the work, which may take minutes."""
     if path is None:

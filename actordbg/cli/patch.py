@@ -7,12 +7,11 @@
 from __future__ import annotations
 
 import inspect
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -301,31 +300,21 @@ def demo(
 
     Example: actordbg demo --trainer sft --keep /tmp/demo
     """
+    from tempfile import TemporaryDirectory
+
     from actordbg.base.foreign_text import in_shell
     from actordbg.demo.demo_steps import Demo
 
-    signal.signal(signal.SIGTERM, _interrupt)
-    directory = _directory(keep)
-    try:
-        Demo(trainer, directory, say_lines).run()
-    finally:
-        if keep is None:
-            shutil.rmtree(directory, ignore_errors=True)
-    if keep is not None:
-        note(f"kept: {directory}  (next: actordbg --store {in_shell(str(directory / 'store'))} dump ls)")
-
-
-def _directory(keep: Path | None) -> Path:
-    import tempfile
-
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # an interruption: the training's processes and the files go first
+    place: AbstractContextManager[str | Path]
     if keep is None:
-        return Path(tempfile.mkdtemp(prefix="actordbg-demo-"))
-    if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-        raise UsageError(f"{keep} is not empty", hint="name a new folder: the demo writes only where nothing is")
-    keep.mkdir(parents=True, exist_ok=True)
-    return keep.resolve()
-
-
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    """Being asked to end is an interruption: the training's processes and the files go first."""
-    raise KeyboardInterrupt
+        place = TemporaryDirectory(prefix="actordbg-demo-", ignore_cleanup_errors=True)
+    else:
+        if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
+            raise UsageError(f"{keep} is not empty", hint="name a new folder: the demo writes only where nothing is")
+        keep.mkdir(parents=True, exist_ok=True)
+        place = nullcontext(keep := keep.resolve())
+    with place as directory:
+        Demo(trainer, Path(directory), say_lines).run()
+    if keep is not None:
+        note(f"kept: {keep}  (next: actordbg --store {in_shell(str(keep / 'store'))} dump ls)")

@@ -64,7 +64,14 @@ def opened(ctx: typer.Context, inputs: ChosenInputs, *, writes: bool = True) -> 
     A store is made for a pickle where there is none. writes: results will be written, so a store that cannot be is refused now.
     """
     files, store = inputs.input_file or [], store_of(ctx)
-    inputs = _with_preset(store, inputs)
+    presets = {name: count for name in ("longest", "slowest", "diverse") if (count := getattr(inputs, name)) is not None}
+    if (presets or inputs.failed) and (len(presets) > 1 or files):
+        given = [f"--{name}" for name in (*["input-file"] * bool(files), *presets)]
+        raise UsageError(f"{' and '.join(given or ['--failed'])} exclude each other", hint="give one of them")
+    where = selections.joined(inputs.where, selections.FAILED) if inputs.failed else inputs.where
+    for name, count in presets.items():  # part of --where: what a record keeps can be asked again
+        where = getattr(selections, name)(open_fresh(store.require(), where), where, count)
+    inputs = replace(inputs, where=where)
     pickles = [path for path in files if path.suffix in PICKLES]
     if not pickles:
         return store.require_writable() if writes else store.require(), inputs
@@ -79,20 +86,6 @@ def opened(ctx: typer.Context, inputs: ChosenInputs, *, writes: bool = True) -> 
     for path, dump in dumps.items():
         note(f"{path} is dump {dump_id_of(str(dump))} of {store.root}")
     return store, replace(inputs, input_file=[dumps.get(path, path) for path in files])
-
-
-def _with_preset(store: Store, inputs: ChosenInputs) -> ChosenInputs:
-    """The inputs with --failed, --longest, --slowest or --diverse as part of --where: what a record keeps can be asked again."""
-    asked = {name: count for name in ("longest", "slowest", "diverse") if (count := getattr(inputs, name)) is not None}
-    if not asked and not inputs.failed:
-        return inputs
-    if len(asked) > 1 or inputs.input_file:
-        given = [f"--{name}" for name in (*["input-file"] * bool(inputs.input_file), *asked)]
-        raise UsageError(f"{' and '.join(given or ['--failed'])} exclude each other", hint="give one of them")
-    where = selections.joined(inputs.where, selections.FAILED) if inputs.failed else inputs.where
-    for name, count in asked.items():
-        where = getattr(selections, name)(open_fresh(store.require(), where), where, count)
-    return replace(inputs, where=where)
 
 
 def asked_for(ctx: typer.Context, flags: Mapping[str, Any]) -> Asked:

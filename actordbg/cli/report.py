@@ -8,11 +8,23 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from actordbg.base.errors import EnvironmentProblem, StoreProblem, UsageError
+from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.base.units import LAST, ago
 from actordbg.cli import output
 from actordbg.cli.options import Explain, Where, chosen_format, option, require_some, store_of, stored
-from actordbg.cli.output import Format, TokenizerFile, as_json, note, open_page, say, say_lines, table, texts_of, write_file
+from actordbg.cli.output import (
+    Format,
+    TokenizerFile,
+    as_json,
+    check_page,
+    note,
+    open_page,
+    say,
+    say_lines,
+    table,
+    texts_of,
+    write_file,
+)
 
 if TYPE_CHECKING:
     from actordbg.judge.load_replays import Material
@@ -63,8 +75,14 @@ def report(
 
     if explain_figures:
         return say_lines(as_text(explanations()))
-    by_suffix = _by_suffix(output, format is not None or as_json) if output else None
-    chosen = chosen_format(format, as_json, by_suffix or ("html" if opened else "text"))
+    check_page(output)
+    suffix = output.suffix.lower() if output else ""
+    if output and suffix not in _BY_SUFFIX and format is None and not as_json:
+        raise UsageError(
+            f"--output {output.name}: {output.suffix or 'a name without suffix'} says no format",
+            hint=f"end it in {', '.join(sorted(_BY_SUFFIX))}, or add --format",
+        )
+    chosen = chosen_format(format, as_json, _BY_SUFFIX.get(suffix, "html" if opened else "text"))
     if opened and chosen != "html":
         raise UsageError(f"--open shows a page, and this is {chosen}", hint="end --output in .html, or leave --format out")
     names = [*(replays or []), *(["all"] if everything else [])]
@@ -96,18 +114,6 @@ def _written(store: Store, material: Material, chosen: Format, texts: Texts | No
         return as_html(report_blocks(store, material, texts))
     summary = material.summary()
     return as_markdown(document(summary)) if chosen == "md" else as_text(brief_document(summary))
-
-
-def _by_suffix(path: Path, said: bool) -> Format | None:
-    """The format that a file's name asks for. `said`: --format says it, so the name need not."""
-    if not path.parent.is_dir():
-        raise EnvironmentProblem(f"cannot write {path}: {path.parent} is no folder", hint="make it first, or name another one")
-    if path.suffix.lower() not in _BY_SUFFIX and not said:
-        raise UsageError(
-            f"--output {path.name}: {path.suffix or 'a name without suffix'} says no format",
-            hint=f"end it in {', '.join(sorted(_BY_SUFFIX))}, or add --format",
-        )
-    return _BY_SUFFIX.get(path.suffix.lower())
 
 
 def ui(

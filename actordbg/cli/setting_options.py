@@ -105,7 +105,10 @@ def _axis(setting: Setting) -> inspect.Parameter:
 
 
 def merged_settings(**options: Any) -> Given:
-    """What was given, with shorthands as what they stand for; UsageError where two contradict each other."""
+    """What was given, with shorthands as what they stand for, and below it what an accelerate file comes to, which is said.
+
+    Raises UsageError where two contradict each other.
+    """
     take_consent(bool(options.get(_TRUST)))
     dist_plugin.give(options.get(_PLUGIN))
     given = {name: value for name, value in options.items() if value is not None and name in SETTINGS}
@@ -121,13 +124,8 @@ def merged_settings(**options: Any) -> Given:
             if given.setdefault(name, value) != value:
                 text = f"--{short} and {setting.flag} {given[name]} contradict each other"
                 raise UsageError(text, hint="give one of them")
-    return _of_accelerate(options.get(_ACCELERATE), given)
-
-
-def _of_accelerate(named: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given, and below it what the file comes to; what came of the file is said."""
-    if named is None:
-        return dict(given)
+    if (named := options.get(_ACCELERATE)) is None:
+        return given
     found, idle = read_accelerate(named)
     if "backend" in given:  # what belongs to another backend means nothing
         found = {name: value for name, value in found.items() if not SETTINGS[name].backends}
@@ -137,4 +135,4 @@ def _of_accelerate(named: str | None, given: Mapping[str, Any]) -> dict[str, Any
     output.note(f"from {named}: {told or 'nothing that no flag gave'}")
     if idle:
         output.note(f"not honoured of {named}: {', '.join(idle)}")
-    return found | dict(given)
+    return found | given

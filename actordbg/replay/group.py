@@ -59,7 +59,7 @@ def as_error(broken: Event, log: str) -> ActordbgError:
     ours = error_named(broken["error_class"], broken["error"], broken["hint"])
     return ours or LaunchProblem(
         f"the actor cannot be built: {broken['error_class']}: {broken['error']}\n{log}".rstrip(),
-        hint="`actordbg actor init` with the same options tries only that",
+        hint="`actordbg doctor` says what this environment lacks",
     )
 
 

@@ -9,11 +9,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from actordbg.base.errors import ActordbgError, UsageError
+from actordbg.base.errors import ActordbgError
 from actordbg.base.foreign_text import in_html, in_shell
-from actordbg.base.units import ago, human_bytes, plural
+from actordbg.base.units import ago, human_bytes, plural, resolve
 from actordbg.campaign.cell_outcomes import context_of
 from actordbg.campaign.matrix_document import matrix_document
+from actordbg.campaign.run_matrix import load as load_matrix
 from actordbg.catalog import query
 from actordbg.catalog.where import all_of, quoted
 from actordbg.config.as_ran import as_ran, label
@@ -24,7 +25,6 @@ from actordbg.judge.comparison_document import document as comparison_page
 from actordbg.judge.load_replays import calls_of, dropped_of, floor_of, load, report_blocks
 from actordbg.judge.replay_charts import run_timeline
 from actordbg.records.comparison_record import ComparisonRecord
-from actordbg.records.matrix_record import MatrixRecord
 from actordbg.store.layout import Store
 
 SHOWN = 200
@@ -156,9 +156,7 @@ def matrices_page(store: Store) -> str:
 
 def matrix_page(store: Store, matrix_id: str) -> str:
     """The page that `actordbg matrix --show` writes."""
-    if not query.table_rows(store, "matrix", "matrix_id = ?", (matrix_id,)):
-        raise UsageError(f"no matrix {matrix_id!r:.60}", hint="the list has those that are there")
-    record = MatrixRecord.from_file(store.matrices / f"{matrix_id}.json")
+    record = load_matrix(store, matrix_id)
     return _page(matrix_document(record, context_of(store, record)))
 
 
@@ -176,9 +174,10 @@ def comparisons_page(store: Store) -> str:
 
 def comparison_report(store: Store, comparison_id: str) -> str:
     """The page that `actordbg compare` writes."""
-    if comparison_id not in {row.comparison_id for row in query.comparisons(store)}:
-        raise UsageError(f"no comparison {comparison_id!r:.60}", hint="the list has those that are there")
-    record = ComparisonRecord.from_file(store.comparisons / f"{comparison_id}.json")
+    ids = [row.comparison_id for row in query.comparisons(store)]
+    record = ComparisonRecord.from_file(
+        store.comparisons / f"{resolve(comparison_id, ids, 'comparison', made_by='compare')}.json"
+    )
     return _page(comparison_page(record, 50, comparison_charts(store, record, floor=floor_of(store, record))))
 
 

@@ -8,22 +8,111 @@ has to run runs in processes with ROOT on their path. So an older checkout, with
     ...
       compare                                             14,201       11,950
 
-`weight.py` says what a code token, a room and a floor are; how long `--help` takes is a row of `make bench`.
+A code token is one token of Python's `tokenize`, without comments, docstrings and layout (new lines, indentation). Lines can be made
+fewer by making them denser; tokens cannot. A room is a package directly under `actordbg/`; the floors are the rooms on the longest
+path of imports between them, imports inside functions included. How long `--help` takes is a row of `make bench`.
 """
 
 from __future__ import annotations
 
 import ast
+import io
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import tokenize
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-import weight
+LAYOUT = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING, tokenize.ENDMARKER,
+}  # fmt: skip
+LARGE = 400
+"""A file of more lines than this is counted as large."""
 
-BROAD = {"Exception", "BaseException"}
+
+@dataclass(frozen=True)
+class Weight:
+    """The weight of some Python files."""
+
+    files: int
+    lines: int
+    tokens: int
+    large_files: int
+
+
+def code_tokens(source: str) -> int:
+    """Counts the tokens of a source that are neither comments, docstrings nor layout."""
+    alone = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Expr))
+    texts = (value for value in alone if isinstance(value, ast.Constant) and isinstance(value.value, str))
+    documentation = {(text.lineno, text.col_offset) for text in texts}
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return sum(token.type not in LAYOUT and token.start not in documentation for token in tokens)
+
+
+def weigh(paths: list[Path]) -> Weight:
+    """Weighs these files together."""
+    sources = [path.read_text(encoding="utf-8") for path in paths]
+    lines = [source.count("\n") for source in sources]
+    return Weight(
+        files=len(paths),
+        lines=sum(lines),
+        tokens=sum(map(code_tokens, sources)),
+        large_files=sum(count > LARGE for count in lines),
+    )
+
+
+def product(root: Path) -> list[Path]:
+    """Returns the product's Python files."""
+    return sorted((root / "actordbg").rglob("*.py"))
+
+
+def tests(root: Path) -> list[Path]:
+    """Returns the Python files of the tests and their helpers."""
+    return sorted((root / "tests").rglob("*.py"))
+
+
+def rooms(root: Path) -> list[str]:
+    """Returns the names of the packages directly under `actordbg/`."""
+    return sorted(path.parent.name for path in (root / "actordbg").glob("*/__init__.py"))
+
+
+def room_imports(root: Path) -> dict[str, set[str]]:
+    """Returns for each room the other rooms that its files import."""
+    names = set(rooms(root))
+    imported: dict[str, set[str]] = {}
+    for room in names:
+        modules: set[str] = set()
+        for path in (root / "actordbg" / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Import):
+                    modules |= {alias.name for alias in node.names}
+                elif isinstance(node, ast.ImportFrom) and node.module:
+                    modules |= {f"{node.module}.{alias.name}" for alias in node.names}
+        parts = (module.split(".") for module in modules)
+        imported[room] = {part[1] for part in parts if part[0] == "actordbg" and len(part) > 1 and part[1] in names - {room}}
+    return imported
+
+
+def floors(root: Path) -> int:
+    """Counts the rooms on the longest path of imports. Raises RecursionError if rooms import each other in a circle."""
+    imports = room_imports(root)
+
+    @cache
+    def height(room: str) -> int:
+        return 1 + max(map(height, imports[room]), default=0)
+
+    return max(map(height, imports))
+
+
+def markdown_words(root: Path) -> int:
+    """Counts the words of all Markdown of a checkout, separated by white space as `wc -w` does."""
+    hidden = {".venv", "build", "node_modules"}
+    pages = (path for path in root.rglob("*.md") if not hidden & set(path.relative_to(root).parts))
+    return sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
+
 
 TRAINER = """
 import sys, time
@@ -42,31 +131,10 @@ def dumps():
 while not dumps() and time.monotonic() < deadline:
     actor(ids)
     time.sleep(0.05)
-files = [module.__file__ for name, module in sys.modules.items() if name.partition(".")[0] == "actordbg"]
-texts = [text for text in map(Path.read_text, map(Path, files)) if text]
-print(len(texts), len(files), sum(text.count("\\n") for text in texts), len(dumps()))
+texts = [Path(module.__file__).read_text() for name, module in sys.modules.items() if name.partition(".")[0] == "actordbg"]
+print(sum(map(bool, texts)), sum(text.count("\\n") for text in texts), len(dumps()))
 """
-"""A training that records calls: prints our modules that it loaded, without and with empty ones, their lines, and its dumps."""
-
-
-def sources(root: Path) -> Iterator[Path]:
-    """Yields the product's files."""
-    return (root / "actordbg").rglob("*.py")
-
-
-def broad_excepts(path: Path) -> int:
-    """`except:`, `except Exception` and `except BaseException` of a file, also in a tuple."""
-    handlers = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.ExceptHandler)]
-    return sum(one.type is None or bool(BROAD & {n.id for n in ast.walk(one.type) if isinstance(n, ast.Name)}) for one in handlers)  # fmt: skip
-
-
-def settings(root: Path) -> int:
-    """How many settings a replay has: the fields of ReplayConfig."""
-    for path in sources(root):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and node.name == "ReplayConfig":
-                return sum(isinstance(field, ast.AnnAssign) for field in node.body)
-    return 0
+"""A training that records calls: prints our modules that it loaded, without empty ones, their lines, and its dumps."""
 
 
 def python(root: Path, *arguments: str) -> str:
@@ -80,47 +148,31 @@ def python(root: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def trainer(root: Path) -> tuple[int, int, int]:
-    """What a training that records has loaded of us: modules, the same with empty `__init__.py`, and lines."""
+def trainer(root: Path) -> tuple[int, int]:
+    """What a training that records has loaded of us: modules, without empty `__init__.py`, and lines."""
     with tempfile.TemporaryDirectory() as folder:
         python(root, "-m", "actordbg", "--store", folder, "dump", "enable")
-        modules, every, loaded, dumps = map(int, python(root, "-c", TRAINER, folder).split())
+        modules, loaded, dumps = map(int, python(root, "-c", TRAINER, folder).split())
     if not dumps:
         raise RuntimeError("the training recorded nothing, so what it loaded says nothing")
-    return modules, every, loaded
-
-
-def weights(root: Path) -> dict[str, str]:
-    """Returns what a checkout weighs, by the figure's name; the rooms' tokens last, each under its room's name."""
-    product, tests = weight.weigh(weight.product(root)), weight.weigh(weight.tests(root))
-    by_room = {room: weight.weigh(sorted((root / "actordbg" / room).rglob("*.py"))) for room in weight.rooms(root)}
-    return {
-        "code tokens of the product": f"{product.tokens:,}",
-        "code tokens of the tests": f"{tests.tokens:,}",
-        "words in all Markdown": f"{weight.markdown_words(root):,}",
-        "product lines": f"{product.lines:,}",
-        "  of them docstrings": f"{product.docstring_lines:,}",
-        "product files": f"{product.files:,}",
-        f"  of over {weight.LARGE} lines": str(product.large_files),
-        "rooms": str(len(by_room)),
-        "floors": str(weight.floors(root)),
-    } | {f"  {room}": f"{of_room.tokens:,}" for room, of_room in by_room.items()}
+    return modules, loaded
 
 
 def figures(root: Path) -> dict[str, str]:
-    """Returns every figure of one checkout, in words, by its name."""
-    modules, every, loaded = trainer(root)
-    capture = root / "actordbg" / "capture"
-    broad = {path: broad_excepts(path) for path in sources(root)}
-    inside = sum(count for path, count in broad.items() if capture in path.parents)
-    return weights(root) | {
+    """Returns every figure of one checkout, in words, by its name; the rooms' tokens last, each under its room's name."""
+    of_product, of_tests, (modules, loaded) = weigh(product(root)), weigh(tests(root)), trainer(root)
+    return {
+        "code tokens of the product": f"{of_product.tokens:,}",
+        "code tokens of the tests": f"{of_tests.tokens:,}",
+        "words in all Markdown": f"{markdown_words(root):,}",
+        "product lines": f"{of_product.lines:,}",
+        "product files": f"{of_product.files:,}",
+        f"  of over {LARGE} lines": str(of_product.large_files),
+        "rooms": str(len(rooms(root))),
+        "floors": str(floors(root)),
         "our modules in the trainer's process": str(modules),
-        "  with empty __init__.py": str(every),
         "  their lines": f"{loaded:,}",
-        "broad excepts in capture/": str(inside),
-        "broad excepts elsewhere": str(sum(broad.values()) - inside),
-        "settings of a replay": str(settings(root)),
-    }
+    } | {f"  {room}": f"{weigh(sorted((root / 'actordbg' / room).rglob('*.py'))).tokens:,}" for room in rooms(root)}
 
 
 def main(roots: list[str]) -> None:

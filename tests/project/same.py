@@ -3,15 +3,11 @@
 A fixed list of commands runs on the same inputs in both checkouts: the 257 real pickles where they are there, else dumps that
 `dump create` makes. Kept of each command: its exit code, every value of its JSON, the lines of its text, and the digest of each file
 that it wrote. BEFORE runs twice, so that what differs from run to run (ids, times, peaks of memory) is measured rather than listed:
-a value that differs between the two runs of BEFORE is not compared. What differs on purpose stands in `same_accepted.txt`, one
-`step: path` in a line, where `*` stands for any characters, with the reason behind a `#`.
-
-Exits with 1 if anything else differs, or if a line of `same_accepted.txt` excuses nothing.
+a value that differs between the two runs of BEFORE is not compared. Exits with 1 if anything else differs.
 """
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import json
 import os
@@ -27,7 +23,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PICKLES = ROOT.parent / "shared" / "data" / "input_dumps"
-ACCEPTED = Path(__file__).with_name("same_accepted.txt")
 SMALL = "batch_size*seq_len<1200"
 """Selects the inputs that a replay on a CPU takes in a moment."""
 
@@ -69,7 +64,7 @@ matrix    matrix --where WHERE --max-inputs 1 --packing off,on --dtype fp32,bf16
 cells     matrix --where WHERE --max-inputs 1 --packing off,on --backend plain,deepspeed --zero-stage 0
 noise     noise --where WHERE --max-inputs 2 --dtype bf16 --json
 curve     curve memory --json
-time      curve time --format md
+time      curve time
 train     train-check --where WHERE --backend plain --steps 3 --json
 families  families llama3 gpt2 --json
 logs      compare-logs LOG LOG2 --json
@@ -165,48 +160,25 @@ def without_ids(path: str) -> str:
     return re.sub(time.strftime(r"%Y%m%d[-T]\d{6}(\.\d{6})?Z?((-\d+)*)(-[0-9a-f]{6,8}\b)?", time.gmtime()), r"ID\2", path)
 
 
-def stable(first: Leaves, second: Leaves) -> Leaves:
-    """Returns what two runs of one checkout have in common: the values that do not change from run to run."""
-    return {path: value for path, value in first.items() if second.get(path) == value}
-
-
 def differences(before: Leaves, again: Leaves, now: Leaves) -> dict[str, tuple[str, str]]:
     """Returns what differs between two checkouts, by path: the value before and the value now; `-` where there is none.
 
     `before` and `again` are two runs of the first checkout: what differs between them is not compared.
     """
-    expected = stable(before, again)
-    changed = {path: (value, now.get(path, "-")) for path, value in expected.items() if now.get(path) != value}
-    return changed | {path: ("-", value) for path, value in now.items() if path not in before and path not in again}
-
-
-def accepted_lines(text: str) -> list[str]:
-    """Returns the patterns of `same_accepted.txt`, without reasons and blank lines."""
-    return [line for line in (line.partition(" #")[0].strip() for line in text.splitlines()) if line and line[0] != "#"]
-
-
-def excused(path: str, patterns: list[str]) -> bool:
-    """Tells whether a pattern stands for this path; only `*` is special in a pattern."""
-    return any(fnmatch.fnmatchcase(path, pattern.replace("[", "[[]")) for pattern in patterns)
+    paths = [path for path in before.keys() | now.keys() if before.get(path) == again.get(path) != now.get(path)]
+    return {path: (before.get(path, "-"), now.get(path, "-")) for path in sorted(paths)}
 
 
 def main(arguments: list[str]) -> int:
     """Compares two checkouts and prints what differs."""
     first, last = (Path(word).resolve() for word in [*arguments, ROOT][:2])
     before, again, now = run(first), run(first), run(last)
-    patterns = accepted_lines(ACCEPTED.read_text(encoding="utf-8"))
     changed = differences(before, again, now)
-    unexcused = {path: values for path, values in changed.items() if not excused(path, patterns)}
-    idle = [pattern for pattern in patterns if not any(excused(path, [pattern]) for path in changed)]
-    for path, (old, new) in unexcused.items():
+    for path, (old, new) in changed.items():
         print(f"{path}\n  before: {old[:300]}\n  now:    {new[:300]}")
-    for pattern in idle:
-        print(f"same_accepted.txt excuses nothing with: {pattern}")
-    compared = len(stable(before, again))
-    print(
-        f"{compared:,} values compared, {len(before) - compared:,} change from run to run, {len(changed):,} differ, {len(unexcused):,} without a reason"
-    )
-    return 1 if unexcused or idle or not compared else 0
+    compared = sum(again.get(path) == value for path, value in before.items())
+    print(f"{compared:,} values compared, {len(before) - compared:,} change from run to run, {len(changed):,} differ")
+    return 1 if changed or not compared else 0
 
 
 if __name__ == "__main__":
