@@ -40,7 +40,7 @@ from actordbg.base.errors import NewerFormat, StoreProblem
 from actordbg.catalog import connections as engine
 from actordbg.catalog import migrate, record_rows
 from actordbg.catalog.sources import Source, packs
-from actordbg.catalog.tables import COLUMNS, OF_A_RANK, Damaged, decoded, odd_files
+from actordbg.catalog.tables import COLUMNS, OF_A_RANK, Damaged, odd_files
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.store_files import OddFile
 from actordbg.store.layout import UNPRINTABLE, Store, printable
@@ -277,7 +277,7 @@ def _refresh_replays(store: Store, summary: IndexSummary) -> None:
             try:
                 with engine.connect_readonly(store.catalog_path) as reader:
                     rows = reader.execute(f"SELECT {', '.join(COLUMNS['replay'])} FROM replay WHERE replay_id = ?", (replay_id,))
-                    row = next(decoded(COLUMNS["replay"], rows), None)
+                    row = next(engine.decoded(COLUMNS["replay"], rows), None)
                 news = record_rows.read_news(store.root, replay_id, paths, before, row)
             except (StoreProblem, OSError) as error:
                 summary.damaged.append(Damaged.by(f"replays/{replay_id}", error))

@@ -35,7 +35,6 @@ from actordbg.catalog.tables import (
     Column,
     Damaged,
     WhereColumn,
-    decoded,
     from_micros,
     joins,
 )
@@ -340,7 +339,7 @@ def table_rows(
     """The rows of a table that a condition in SQL selects, but for their numbers."""
     columns = {name: column for name, column in COLUMNS[table].items() if name != "id"}
     rows = answers(source, f"SELECT {', '.join(columns)} FROM {table} WHERE {where}", params)
-    return [kind(**row) for row in decoded(columns, rows)]
+    return [kind(**row) for row in engine.decoded(columns, rows)]
 
 
 def comparisons(source: Store | Catalog, replay_id: str | None = None) -> list[ComparisonRun]:
@@ -400,7 +399,7 @@ def answers(source: Store | Catalog, sql: str, params: Sequence[Any] = ()) -> li
 def _dump_rows(found: Iterable[Sequence[Any]]) -> list[DumpRow]:
     """Rows of `_DUMP_SQL`."""
     rows = []
-    for row in decoded(_DUMP_ROW, found):
+    for row in engine.decoded(_DUMP_ROW, found):
         row["timestamp"] = from_micros(row["timestamp"])
         row["path"] = dump_path(row["dump_id"], row["run"], row["rank"], row["pack"])
         rows.append(DumpRow(**row))
@@ -409,4 +408,4 @@ def _dump_rows(found: Iterable[Sequence[Any]]) -> list[DumpRow]:
 
 def _replay_rows(catalog: Catalog, where: str, params: tuple[Any, ...], limit: int) -> list[ReplayRow]:
     sql = f"SELECT {_REPLAY_SQL} FROM replay AS p WHERE {where} ORDER BY p.created_at DESC, p.replay_id DESC LIMIT ?"
-    return [ReplayRow(**row) for row in decoded(_REPLAY_ROW, answers(catalog, sql, (*params, limit)))]
+    return [ReplayRow(**row) for row in engine.decoded(_REPLAY_ROW, answers(catalog, sql, (*params, limit)))]

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from actordbg.base.errors import ActordbgError, CatalogProblem, StoreProblem, WhereError
-from actordbg.catalog import connections as engine
 from actordbg.formats.store_files import OddFile
 
 ODD_FILE = "odd-file"
@@ -79,23 +78,6 @@ def odd_files(odd: Mapping[str, str]) -> list[Damaged]:
 def shared(record: Any, table: str) -> dict[str, Any]:
     """Return the fields of a record that are columns of a table by the same name."""
     return {name: getattr(record, name) for name in COLUMNS[table] if hasattr(record, name)}
-
-
-def decoded(columns: Mapping[str, Column], found: Iterable[Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Rows of a query for these columns, by name: flags as bool, JSON parsed."""
-    flags, texts = ([name for name, column in columns.items() if column.type == kind] for kind in ("bool", "dict"))
-    try:
-        for values in found:
-            row = dict(zip(columns, values, strict=True))
-            for name in flags:
-                if row[name] is not None:
-                    row[name] = row[name] != 0
-            for name in texts:
-                if row[name] is not None:
-                    row[name] = json.loads(row[name])
-            yield row
-    except (TypeError, ValueError) as error:
-        raise CatalogProblem(f"the catalog has a damaged row: {error}", hint=engine.REBUILD) from None
 
 
 NUMBER, TEXT, TIME, BOOL = "number", "text", "time", "yes/no"
