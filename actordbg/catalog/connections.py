@@ -22,16 +22,17 @@ Example::
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import re
 import sqlite3
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from actordbg.base.errors import CatalogProblem, UnwritableCatalog
@@ -39,6 +40,7 @@ from actordbg.formats.store_files import open_regular
 
 if TYPE_CHECKING:
     from actordbg.catalog.statements import CatalogWriter
+    from actordbg.catalog.tables import Column
 
 
 BUSY_TIMEOUT_S = 60.0
@@ -242,6 +244,23 @@ def is_writable(path: Path) -> bool:
     return os.access(path.parent, os.W_OK | os.X_OK, effective_ids=effective) and (
         os.access(path, os.W_OK, effective_ids=effective) or not path.exists()
     )
+
+
+def decoded(columns: Mapping[str, Column], found: Iterable[Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Rows of a query for these columns, by name: flags as bool, JSON parsed."""
+    flags, texts = ([name for name, column in columns.items() if column.type == kind] for kind in ("bool", "dict"))
+    try:
+        for values in found:
+            row = dict(zip(columns, values, strict=True))
+            for name in flags:
+                if row[name] is not None:
+                    row[name] = row[name] != 0
+            for name in texts:
+                if row[name] is not None:
+                    row[name] = json.loads(row[name])
+            yield row
+    except (TypeError, ValueError) as error:
+        raise CatalogProblem(f"the catalog has a damaged row: {error}", hint=REBUILD) from None
 
 
 def _hint(message: str) -> str:

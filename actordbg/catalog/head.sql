@@ -331,6 +331,7 @@ CREATE TABLE read_file (
     replay_id VARCHAR NOT NULL,  -- its replay; empty for a file of the lab
     size INTEGER NOT NULL,  -- its size when it was read
     mtime_ns INTEGER NOT NULL,  -- its modification time when it was read; -1 if too fresh to rely on
+    offset INTEGER NOT NULL,  -- where a journal is read on: behind its last whole line
     PRIMARY KEY (path)
 );
 
@@ -360,5 +361,5 @@ CREATE INDEX ix_comparison_dump ON comparison (dump_id, created_at);
 
 CREATE INDEX ix_law_answer_dump ON law_answer (dump_id, verdict);
 
-INSERT INTO alembic_version VALUES ('0012');
+INSERT INTO alembic_version VALUES ('0013');
 

@@ -8,7 +8,7 @@
 * It reads packs first (`sources`). A dump that lies in a pack and in a file is one row, the packed one.
 * It reads only the header of a new dump, removes the row of a vanished one, and notes a damaged one with its reason. A dump
   of a newer format, or one that could not be read, may become readable later; its folder is listed again each time.
-* It reads a replay again when one of its files changed (`record_rows`).
+* It reads journals of replays on from where the last refresh stopped (`record_rows`).
 * It opens nothing but regular files. Links, FIFOs, names that are no text and whatever else is no file of ours are noted too.
 * It reads files of comparisons, noise floors, matrices and memory that are new or were replaced (`sources`).
 
@@ -40,7 +40,7 @@ from actordbg.base.errors import NewerFormat, StoreProblem
 from actordbg.catalog import connections as engine
 from actordbg.catalog import migrate, record_rows
 from actordbg.catalog.sources import Source, packs
-from actordbg.catalog.tables import OF_A_RANK, Damaged, odd_files
+from actordbg.catalog.tables import COLUMNS, OF_A_RANK, Damaged, odd_files
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.store_files import OddFile
 from actordbg.store.layout import UNPRINTABLE, Store, printable
@@ -266,23 +266,30 @@ def _refresh_dumps(store: Store, summary: IndexSummary, on_progress: Progress | 
 def _refresh_replays(store: Store, summary: IndexSummary) -> None:
     known: dict[str, record_rows.Marks] = {}
     with engine.connect_readonly(store.catalog_path) as reader:
-        sql = "SELECT replay_id, path, size, mtime_ns FROM read_file WHERE replay_id != ''"
-        for replay_id, path, size, mtime_ns in reader.execute(sql):
-            known.setdefault(replay_id, {})[path] = (size, mtime_ns)
+        sql = "SELECT replay_id, path, size, mtime_ns, offset FROM read_file WHERE replay_id != ''"
+        for replay_id, path, *mark in reader.execute(sql):
+            known.setdefault(replay_id, {})[path] = tuple(mark)
         present = [replay_id for (replay_id,) in reader.execute("SELECT replay_id FROM replay")]
     odd: dict[str, str] = {}
     for replay_id, paths in record_rows.changed_replays(store, known, odd):
-        try:
-            news = record_rows.read_news(store.root, replay_id, paths)
-        except (StoreProblem, OSError) as error:
-            summary.damaged.append(Damaged.by(f"replays/{replay_id}", error))
-            continue
-        odd |= news.odd
-        with engine.writing(store.catalog_path) as writer:
-            writer.put_replay(news, known.get(replay_id, {}))
-        summary.replays += 1
-        summary.results += len(news.results)
-        summary.skipped_lines += news.skipped
+        before, rests = known.get(replay_id, {}), True
+        while rests:
+            try:
+                with engine.connect_readonly(store.catalog_path) as reader:
+                    rows = reader.execute(f"SELECT {', '.join(COLUMNS['replay'])} FROM replay WHERE replay_id = ?", (replay_id,))
+                    row = next(engine.decoded(COLUMNS["replay"], rows), None)
+                news = record_rows.read_news(store.root, replay_id, paths, before, row)
+            except (StoreProblem, OSError) as error:
+                summary.damaged.append(Damaged.by(f"replays/{replay_id}", error))
+                break
+            with engine.writing(store.catalog_path) as writer:
+                rests = writer.put_replay(news, before) and news.rests
+            before = news.files if news.anew else before | news.files
+            odd |= news.odd
+            summary.results += len(news.results)
+            summary.skipped_lines += news.skipped
+        else:
+            summary.replays += 1
     summary.damaged += odd_files(odd)
     gone = [replay_id for replay_id in present if not (store.replays / replay_id).is_dir()]
     if gone:

@@ -7,7 +7,7 @@
     newer, or not ours    refused, untouched; so is one with views or triggers, which could make a query do anything
     damaged               refused; `actordbg index --rebuild` makes it again
 
-The schema lies beside this module. Revisions are numbers ("0012"), so that newer and older can be told apart without knowing the
+The schema lies beside this module. Revisions are numbers ("0013"), so that newer and older can be told apart without knowing the
 newer program's tables.
 
 A store may be another user's, or on a read-only mount or a full disk, or its catalog may be written by a newer actordbg. The
@@ -46,7 +46,7 @@ from actordbg.config.replay_config import SETTINGS
 from actordbg.formats.store_files import OddFile, make_folder, open_regular, read_regular
 from actordbg.store.layout import Store
 
-HEAD = "0012"
+HEAD = "0013"
 """The revision that this program reads and writes."""
 
 SCRIPT = Path(__file__).with_name("head.sql")

@@ -362,6 +362,8 @@ class ReadFile(Table, table=True):
     """its size when it was read"""
     mtime_ns: int
     """its modification time when it was read; -1 if too fresh to rely on"""
+    offset: int
+    """where a journal is read on: behind its last whole line"""
 
 
 class DumpRow(CallerColumns, DumpColumns):

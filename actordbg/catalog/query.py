@@ -15,8 +15,7 @@ Example::
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -341,7 +340,7 @@ def table_rows(
     """The rows of a table that a condition in SQL selects, but for their numbers."""
     columns = {name: column for name, column in COLUMNS[table].items() if name != "id"}
     rows = answers(source, f"SELECT {', '.join(columns)} FROM {table} WHERE {where}", params)
-    return [kind(**row) for row in _decoded(columns, rows)]
+    return [kind(**row) for row in engine.decoded(columns, rows)]
 
 
 def comparisons(source: Store | Catalog, replay_id: str | None = None) -> list[ComparisonRun]:
@@ -398,27 +397,10 @@ def answers(source: Store | Catalog, sql: str, params: Sequence[Any] = ()) -> li
         return reader.execute(sql, params).fetchall()
 
 
-def _decoded(columns: Mapping[str, Column], found: Iterable[Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Rows of a query for these columns, by name: flags as bool, JSON parsed."""
-    flags, texts = ([name for name, column in columns.items() if column.type == kind] for kind in ("bool", "dict"))
-    try:
-        for values in found:
-            row = dict(zip(columns, values, strict=True))
-            for name in flags:
-                if row[name] is not None:
-                    row[name] = row[name] != 0
-            for name in texts:
-                if row[name] is not None:
-                    row[name] = json.loads(row[name])
-            yield row
-    except (TypeError, ValueError) as error:
-        raise CatalogProblem(f"the catalog has a damaged row: {error}", hint=engine.REBUILD) from None
-
-
 def _dump_rows(found: Iterable[Sequence[Any]]) -> list[DumpRow]:
     """Rows of `_DUMP_SQL`."""
     rows = []
-    for row in _decoded(_DUMP_ROW, found):
+    for row in engine.decoded(_DUMP_ROW, found):
         row["timestamp"] = from_micros(row["timestamp"])
         row["path"] = dump_path(row["dump_id"], row["run"], row["rank"], row["pack"])
         rows.append(DumpRow(**row))
@@ -427,4 +409,4 @@ def _dump_rows(found: Iterable[Sequence[Any]]) -> list[DumpRow]:
 
 def _replay_rows(catalog: Catalog, where: str, params: tuple[Any, ...], limit: int) -> list[ReplayRow]:
     sql = f"SELECT {_REPLAY_SQL} FROM replay AS p WHERE {where} ORDER BY p.created_at DESC, p.replay_id DESC LIMIT ?"
-    return [ReplayRow(**row) for row in _decoded(_REPLAY_ROW, answers(catalog, sql, (*params, limit)))]
+    return [ReplayRow(**row) for row in engine.decoded(_REPLAY_ROW, answers(catalog, sql, (*params, limit)))]

@@ -2,9 +2,9 @@
 
 A column that is a field of the record by the same name is taken over as it is; what is computed stands here.
 
-A replay's `spec.json` makes a row of `replay`, lines of its journals make rows of `result`. Journals grow while the replay runs;
-then all of it is read again, whole lines only. Which result of a dump counts does not depend on the order of reading: the one
-that finished last."""
+A replay's `spec.json` makes a row of `replay`, lines of its journals make rows of `result`. While
+journals only grow they are read on from where the last refresh stopped, whole lines only; else all of the replay is read anew.
+Which result of a dump counts does not depend on the order of reading: the one that finished last."""
 
 from __future__ import annotations
 
@@ -165,20 +165,24 @@ def event_row(path: Path) -> Row | None:
     return {name: None if value is None else str(value) for name, value in said.items()} | {"name": path.name}
 
 
-Marks = dict[str, tuple[int, int]]
-"""What files were when they were read: size and time by path."""
+Marks = dict[str, tuple[int, int, int]]
+"""What files were when they were read: size and time by path, and how far they were read."""
 
 
 @dataclass
 class News:
-    """A replay that changed: its row, the results that count by dump, and what its files were. `skipped`: lines that are none.
-    `odd` has the journals that were not read, and why.
+    """A replay that changed: its row, the new results that count by dump, and what its files were. skipped: lines.
+
+    anew: all of it was read, and old results are forgotten. odd: the journals that were not read, and why. rests: whether more is
+    to be read.
     """
 
     row: Row
+    anew: bool
     results: dict[str, ResultRecord] = field(default_factory=dict)
     files: Marks = field(default_factory=dict)
     skipped: int = 0
+    rests: bool = False
     odd: dict[str, str] = field(default_factory=dict)
 
 
@@ -190,31 +194,41 @@ def changed_replays(store: Store, known: dict[str, Marks], odd: dict[str, str]) 
     for replay_id in filter(is_plain_name, store.folder_names("replays", odd)):
         files = store.files(f"replays/{replay_id}", (SPEC, ".jsonl"), odd)
         before = known.get(replay_id, {})
-        if any(before.get(path) != (state.st_size, state.st_mtime_ns) for path, state in files.items()):
+        if any(before.get(path, ())[:2] != (state.st_size, state.st_mtime_ns) for path, state in files.items()):
             yield replay_id, [*files]
 
 
-def read_news(root: Path, replay_id: str, paths: list[str]) -> News:
-    """Read a replay's files. Raises CorruptDump or NewerFormat for a spec that cannot be read."""
+def read_news(root: Path, replay_id: str, paths: list[str], known: Marks, row: Row | None) -> News:
+    """Read what is new in a replay's files, `known` and with this row so far; of a large journal a piece.
+
+    Raises CorruptDump or NewerFormat for a spec that cannot be read.
+    """
     path = f"replays/{replay_id}/{SPEC}"
     try:
         state = os.lstat(root / path)
-        spec = ReplaySpec.from_json(read_regular(root / path))
     except FileNotFoundError:
         raise CorruptDump("the replay has no spec.json") from None
-    if spec.replay_id != replay_id:
-        raise CorruptDump(f"its spec.json is that of {spec.replay_id}")
-    news = News(spec_columns(spec) | {"status": UNFINISHED, "finished_at": None, "resolved": None})
-    news.files[path] = (state.st_size, state.st_mtime_ns)
+    mark = (state.st_size, state.st_mtime_ns, 0)
+    grew = all(one in paths and (root / one).lstat().st_size >= offset for one, (_, _, offset) in known.items())
+    if row and grew and known.get(path) == mark:
+        news = News(row, anew=False)
+    else:
+        spec, known = ReplaySpec.from_json(read_regular(root / path)), {}
+        if spec.replay_id != replay_id:
+            raise CorruptDump(f"its spec.json is that of {spec.replay_id}")
+        news = News(spec_columns(spec) | {"status": UNFINISHED, "finished_at": None, "resolved": None}, anew=True)
+        news.files[path] = mark
     events: list[Event] = []
     for path in (path for path in paths if path.endswith(".jsonl")):
+        start = known[path][2] if path in known else 0
         try:
-            chunk = read_chunk(root / path)
+            chunk = read_chunk(root / path, start)
         except OddFile as error:
             news.odd[path] = str(error.strerror)
             continue
-        news.files[path] = (chunk.size, chunk.mtime_ns)
+        news.files[path] = (chunk.size, chunk.mtime_ns, chunk.offset)
         news.skipped += chunk.skipped
+        news.rests = news.rests or chunk.rests
         events += chunk.events
     for event in events:
         news.row |= _said_by(event, news.row["resolved"])

@@ -166,7 +166,7 @@ class Source:
             writer.put_damaged(self.folder, damaged)
             if final:
                 size, mtime_ns = self._found[path]
-                writer.put("read_file", [{"path": path, "replay_id": "", "size": size, "mtime_ns": mtime_ns}])
+                writer.put("read_file", [{"path": path, "replay_id": "", "size": size, "mtime_ns": mtime_ns, "offset": 0}])
         self.added += added
         on_read(added)
         return final

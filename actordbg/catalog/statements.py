@@ -119,26 +119,39 @@ class CatalogWriter:
         for sql in ("PRAGMA analysis_limit = 400", "ANALYZE caller", "ANALYZE dump", "ANALYZE result"):
             self.execute(sql)
 
-    def put_replay(self, news: News, before: Marks) -> None:
-        """Write a replay anew, unless another process has read more of it in the meantime; then nothing is written.
+    def put_replay(self, news: News, before: Marks) -> bool:
+        """Write what is new of a replay, unless another process has read on in the meantime; then nothing is written: False.
 
         `before` is the bookkeeping that the reading started from. A lost race costs nothing: what the other process did not
         read is still new for the next refresh.
         """
-        sql = "SELECT path, size, mtime_ns FROM read_file WHERE replay_id = ?"
-        replay_id = news.row["replay_id"]
-        if before != {path: (size, mtime_ns) for path, size, mtime_ns in self.execute(sql, (replay_id,))}:
-            return
-        dump_ids = {*self.first("SELECT dump_id FROM result WHERE replay_id = ?", replay_id), *news.results}
-        self.remove_rows(("result", "law_answer"), "replay_id", replay_id)
+        sql = "SELECT path, size, mtime_ns, offset FROM read_file WHERE replay_id = ?"
+        replay_id, results = news.row["replay_id"], news.results
+        if before != {path: tuple(mark) for path, *mark in self.execute(sql, (replay_id,))}:
+            return False
+        gone: list[str] = []
+        if news.anew:
+            gone = self.first("SELECT dump_id FROM result WHERE replay_id = ?", replay_id)
+            self.remove_rows(("result", "law_answer", "read_file"), "replay_id", replay_id)
+        else:
+            sql = "SELECT finished_at, attempt FROM result WHERE replay_id = ? AND dump_id = ?"
+            there = {dump_id: self.execute(sql, (replay_id, dump_id)).fetchone() for dump_id in results}
+            results = {
+                dump_id: one for dump_id, one in results.items() if (one.finished_at, one.attempt) >= (there[dump_id] or ("", 0))
+            }
+            for table in ("result", "law_answer"):
+                which = [(replay_id, dump_id) for dump_id in results if there[dump_id]]
+                self.executemany(f"DELETE FROM {table} WHERE replay_id = ? AND dump_id = ?", which)
         self.put("replay", [news.row | setting_columns(news.row["config"], news.row["resolved"])])
-        self.put("result", (shared(result, "result") | {"replay_id": replay_id} for result in news.results.values()))
-        for dump_id, result in news.results.items():
+        self.put("result", (shared(result, "result") | {"replay_id": replay_id} for result in results.values()))
+        for dump_id, result in results.items():
             keys = {"replay_id": replay_id, "dump_id": dump_id}
             self.put("law_answer", (shared(answer, "law_answer") | keys for answer in answers_of(result.extra)))
-        self._point_to_last_result(sorted(dump_ids))
-        for path, (size, mtime_ns) in news.files.items():
-            self.put("read_file", [{"path": path, "replay_id": replay_id, "size": size, "mtime_ns": mtime_ns}])
+        self._point_to_last_result(sorted({*gone, *results}))
+        marks = ((path, replay_id, *mark) for path, mark in news.files.items())
+        names = ("path", "replay_id", "size", "mtime_ns", "offset")
+        self.put("read_file", [dict(zip(names, mark, strict=True)) for mark in marks])
+        return True
 
     def _point_to_last_result(self, dump_ids: Sequence[str]) -> None:
         self.executemany(

@@ -38,7 +38,7 @@ from actordbg.formats.ringfile import place, ring_paths
 from actordbg.formats.store_files import FORMAT, KINDS, TEMPORARY, read_regular
 from actordbg.formats.weight_hashes import WEIGHTS, read_weights
 from actordbg.install.patching import Event
-from actordbg.records.journal import SPEC, TENSORS, read_chunk, result_of
+from actordbg.records.journal import SPEC, TENSORS, read_chunks, result_of
 from actordbg.records.replay_record import PASSED, ReplaySpec
 from actordbg.store.layout import UNPRINTABLE, Store, known_regular
 
@@ -220,15 +220,15 @@ def _replay(store: Store, folder: Path, spec: ReplaySpec, deep: bool) -> Iterato
     inputs, passed = {item.dump_id for item in spec.inputs}, set()
     for path in (store.root / one for one in store.files(f"replays/{folder.name}", ".jsonl", {})):
         try:
-            chunk = read_chunk(path)
+            chunks = [*read_chunks(path)]
         except OSError as error:
             yield unusable(path, "damaged-journal", error)
             continue
-        if chunk.skipped:
-            yield Finding(path, "damaged-journal", f"{chunk.skipped} lines cannot be read")
-        if chunk.offset < chunk.size:
+        if skipped := sum(chunk.skipped for chunk in chunks):
+            yield Finding(path, "damaged-journal", f"{skipped} lines cannot be read")
+        if (chunk := chunks[-1]).offset < chunk.size:
             yield Finding(path, "torn-journal", f"{chunk.size - chunk.offset} bytes behind its last whole line")
-        results = [result_of(event) for event in chunk.events if event["event"] == "end"]
+        results = [result_of(event) for chunk in chunks for event in chunk.events if event["event"] == "end"]
         passed |= {result.dump_id for result in results if result.status == PASSED}
         for result in results:
             if result.replay_id != spec.replay_id:

@@ -20,10 +20,11 @@ Standard library only.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ SPEC = "spec.json"
 SUPERVISOR = "supervisor.jsonl"
 TENSORS = "tensors"
 MOST_BYTES = 2**28
-"""Most bytes of a journal that are read at once: those of 100,000 results, and far more than any replay wrote so far."""
+"""Most bytes of a journal that are read at once, those of 100,000 results, and of a line."""
 
 _ENCODE = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _REQUIRED = {each.name for each in fields(ResultRecord) if each.default is not None}
@@ -87,32 +88,43 @@ class Journal:
 
 @dataclass(frozen=True)
 class Chunk:
-    """What stands in a journal behind an offset: complete events, how many lines were skipped, and where to read on."""
+    """What stands in a journal behind an offset: complete events, how many lines were skipped, and where to read on.
+
+    size, mtime_ns: what was read, and the time of the file. rests: whether it has more than can be read at once.
+    """
 
     events: list[Event]
     skipped: int
     offset: int
     size: int
     mtime_ns: int
+    rests: bool = False
 
 
 def read_chunk(path: Path, start: int = 0) -> Chunk:
     """The complete lines behind `start`, which is the `offset` of an earlier chunk. OSError if the file cannot be read."""
     with open(open_regular(path), "rb") as file:
         state = os.fstat(file.fileno())
-        if state.st_size - start > MOST_BYTES:
-            raise OddFile(errno.EFBIG, f"it has more than {MOST_BYTES} bytes that are new", str(path))
-        mtime_ns = state.st_mtime_ns
         file.seek(start)
         data = file.read(MOST_BYTES)
     end = data.rfind(b"\n") + 1
+    if not end and len(data) == MOST_BYTES:
+        raise OddFile(errno.EFBIG, f"a line of it has more than {MOST_BYTES} bytes", str(path))
     events, skipped = [], 0
     for line in data[:end].split(b"\n"):
         if event := _parse(line):
             events.append(event)
         elif line.strip():
             skipped += 1
-    return Chunk(events, skipped, start + end, start + len(data), mtime_ns)
+    return Chunk(events, skipped, start + end, start + len(data), state.st_mtime_ns, len(data) == MOST_BYTES)
+
+
+def read_chunks(path: Path, start: int = 0) -> Iterator[Chunk]:
+    """Read all of a journal behind `start`, in pieces."""
+    rests = True
+    while rests:
+        yield (chunk := read_chunk(path, start))
+        start, rests = chunk.offset, chunk.rests
 
 
 class Tail:
@@ -124,12 +136,12 @@ class Tail:
 
     def poll(self) -> list[Event]:
         """New events in order."""
-        try:
-            chunk = read_chunk(self._path, self._offset)
-        except FileNotFoundError:
-            return []
-        self._offset = chunk.offset
-        return chunk.events
+        events: list[Event] = []
+        with contextlib.suppress(FileNotFoundError):
+            for chunk in read_chunks(self._path, self._offset):
+                self._offset = chunk.offset
+                events += chunk.events
+        return events
 
 
 def read_events(path: Path) -> list[Event]:

@@ -20,6 +20,8 @@ from actordbg.catalog import dump_rows as headers
 from actordbg.catalog.indexer import Dumps, refresh
 from actordbg.catalog.tables import DUMP_COLUMNS
 from actordbg.formats.dump_record import SUFFIX, DumpRecord, TensorSpec
+from actordbg.records import journal as journals
+from actordbg.records.journal import read_results
 from actordbg.store.layout import Store
 
 
@@ -252,7 +254,7 @@ def test_results_and_what_the_workers_resolved_come_from_the_journals(store: Sto
     assert query.results_for(store, "r1")[0] == cases.result("r1", records[0].dump_id, forward_s=0.5, **own)
 
 
-def test_a_growing_journal_is_read_on_and_a_cut_line_waits(store: Store) -> None:
+def test_a_growing_journal_is_read_on_and_a_cut_line_waits(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     records = cases.fill(store, 3)
     folder = make_replay(store, "r1", records[:1])
     line = json.dumps({"event": "end", **cases.result("r1", records[1].dump_id).to_dict()}) + "\n"
@@ -262,14 +264,21 @@ def test_a_growing_journal_is_read_on_and_a_cut_line_waits(store: Store) -> None
     assert refresh(store).results == 1
     with journal.open("a") as file:
         file.write(line[40:])
-    assert refresh(store).results == 2
+    assert refresh(store).results == 1
     assert refresh(store).replays == 0, "nothing new: nothing is read"
     assert len(query.results_for(store, "r1")) == 2
-    cases.append(journal, cases.result("r1", records[2].dump_id))
+    cases.append(journal, cases.result("r1", records[2].dump_id, finished_at="2026"))
     with journal.open("a") as file:
         file.write('{"event": "end", "dump\nnot json at all\n[1]\n{"event": "end"}\n')
     summary = refresh(store)
-    assert (summary.results, summary.skipped_lines) == (3, 4)
+    assert (summary.results, summary.skipped_lines) == (1, 4)
+    cases.append(journal, cases.result("r1", records[2].dump_id, "hung"), cases.result("r1", records[1].dump_id, attempt=2))
+    refresh(store)
+    assert [(one.status, one.attempt) for one in query.results_for(store, "r1")] == [("passed", 1), ("passed", 2), ("passed", 1)]
+    before = contents(store)
+    monkeypatch.setattr(journals, "MOST_BYTES", 2000)
+    assert refresh(store, rebuild=True).replays == 1 and contents(store) == before, "read in pieces"
+    assert read_results(folder) == {one.dump_id: one for one in query.results_for(store, "r1")}
     journal.unlink()
     cases.append(journal, cases.result("r1", records[1].dump_id, "failed"))
     refresh(store)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,23 @@ def test_comparisons_go_with_either_replay_and_come_back_with_it(replayed: Store
     shutil.move(tmp_path / gone, replayed.replays / gone)
     refresh(replayed)
     assert contents(replayed) == before
+
+
+def test_a_comparison_may_come_before_its_replays_and_from_many_processes_at_once(store: Store) -> None:
+    for number in range(1, 6):
+        save(store, comparison(f"c-0{number}", "r-02", "r-01" if number % 2 else None))
+        write(store, matrix(f"m-0{number}", "running", cell(0), cell(1)))
+    age(store)
+    with ProcessPoolExecutor(3) as pool:
+        assert all(one.damaged == [] for one in pool.map(refresh, [store] * 6))
+    assert not query.comparisons(store)
+    for name in ("r-01", "r-02"):
+        write_replay(store, name, INPUTS)
+    assert {one.comparison_id for one in query.comparisons(store)} == {"c-05", "c-04"}
+    found = contents(store)
+    assert (len(found["comparison"]), len(found["matrix_cell"])) == (15, 10)
+    refresh(store, rebuild=True)
+    assert contents(store) == found
 
 
 def test_a_matrix_is_read_again_while_it_runs(store: Store) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import sqlite3
 import subprocess
 import sys
@@ -155,3 +156,13 @@ def test_writers_begin_immediately(store: Store) -> None:
         with pytest.raises(sqlite3.OperationalError, match="locked"):
             other.execute("BEGIN IMMEDIATE")
         other.close()
+
+
+def test_a_file_system_without_locks_is_an_error_with_a_remedy(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(migrate.fcntl, "flock", none)
+    with pytest.raises(CatalogProblem, match=r"cannot lock .*No locks available") as problem:
+        migrate.ensure(store)
+    assert "file system" in problem.value.hint
