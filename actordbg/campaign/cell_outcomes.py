@@ -127,7 +127,8 @@ def context_of(store: Store, record: MatrixRecord) -> MatrixContext:
         folder = store.replays / cell.replay_id
         if not folder.is_dir():
             gone.append(cell.replay_id)
-        if (log := store.root / cell.log if cell.log else rank_log(folder, 0)).is_file():
+        log = folder / Path(cell.log or rank_log(folder, 0)).name  # whatever folder a record names
+        if os.path.isfile(log):
             logs[cell.index] = shown_path(log)
         with contextlib.suppress(ActordbgError):  # pruned, or damaged: the table is still worth showing
             replays.append(data_of(store, load_spec(store, cell.replay_id)))

@@ -204,6 +204,7 @@ class NodeHost:
 
     def _look(self, launched: Launched) -> None:
         """Learn which processes the ranks are, and write down those that ended."""
+        ended, told = self._ended_at, self._told  # of the ranks below or of those before: the next start may come meanwhile
         for view in self._views:
             for event in view.poll():
                 if event["event"] == "boot":
@@ -212,16 +213,15 @@ class NodeHost:
                     self._paused.tell(view.rank, event["editor"])
                 elif event["event"] in ("go", "done"):
                     self._paused.tell(view.rank)
-            if view.rank not in self._ended_at and view.identity is not None:
+            if view.rank not in ended and view.identity is not None:
                 # its launcher reaps it soon, and the exit status with it; asked also of a rank that the command wrote down as
                 # gone, with a reason that our word would take the place of
                 view.state, view.wait_status = state_of(*view.identity)
                 if view.state in (GONE, ZOMBIE):
-                    self._ended_at[view.rank] = time.monotonic()
-            ended_at = self._ended_at.get(view.rank)
-            if ended_at is None or view.rank in self._told or not (view.done or time.monotonic() - ended_at > SETTLE_S):
+                    ended[view.rank] = time.monotonic()
+            if view.rank not in ended or view.rank in told or not (view.done or time.monotonic() - ended[view.rank] > SETTLE_S):
                 continue
-            self._told.add(view.rank)
+            told.add(view.rank)
             self._paused.tell(view.rank)
             status = view.wait_status
             if status is None and self._direct and launched.ended():  # its parent is we: reaped a moment ago

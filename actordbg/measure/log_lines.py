@@ -285,7 +285,7 @@ Rows = Iterator[tuple[int | None, dict[str, float]]]
 
 def _exported(path: str) -> Rows | None:
     """The rows of what is no log of lines; None for what is one, by its name."""
-    name = path.partition("#")[0] if ".csv#" in path.lower() else path
+    name = path.rpartition("#")[0] if ".csv#" in path.lower() else path
     inside = os.listdir(name) if os.path.isdir(name) else []
     if any("tfevents" in file for file in (os.path.basename(name), *inside)):
         return _events(name)
