@@ -290,7 +290,13 @@ class Rotation:
 
     def apply(self, keep_bytes: int) -> None:
         """Remove the oldest until this actor's share holds; the newest always stays."""
-        share = keep_bytes // self._count_actors()
+        now = time.monotonic()
+        if now - self._counted > COUNT_SECONDS:
+            self._counted = now
+            with contextlib.suppress(OSError):
+                names = os.listdir(self.ledger.identity.counters(self.store).parent)
+                self._actors = max(1, sum(name.endswith(".json") and name[0] != "." for name in names))
+        share = keep_bytes // self._actors
         while self.bytes > share and len(self.files) > 1:
             path, nbytes = next(iter(self.files.items()))
             self.removed[path] = nbytes
@@ -301,12 +307,3 @@ class Rotation:
             self.ledger.rotate(nbytes)
             del self.files[path]  # last: what failed half way is tried again
             self.bytes -= nbytes
-
-    def _count_actors(self) -> int:
-        now = time.monotonic()
-        if now - self._counted > COUNT_SECONDS:
-            self._counted = now
-            with contextlib.suppress(OSError):
-                names = os.listdir(self.ledger.identity.counters(self.store).parent)
-                self._actors = max(1, sum(name.endswith(".json") and name[0] != "." for name in names))
-        return self._actors

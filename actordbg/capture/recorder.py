@@ -233,7 +233,9 @@ class Recorder:
         if instance.role is None or instance.about is None:
             self._observe(instance, actor, call)
         if control.with_rng:
-            kwargs = kwargs | _states_before(args, kwargs)
+            given = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+            states = facts.states([tensor.device for tensor in given if tensor.is_cuda][:1])
+            kwargs = kwargs | {RNG_PREFIX + name: state for name, state in states.items()}
         kind, layout, tensors, addresses = kind_of(item.ledger, instance, call, binder, args, kwargs)
         item.kind = kind
         simple = layout.contiguous and len(addresses) == len(tensors)
@@ -241,7 +243,7 @@ class Recorder:
         item.device = device
         if device is not None and not self._copier.may_copy(tensors):
             return self._refuse(item, "cuda_graph")
-        at = kind.at if kind.ring is ring else kind.place_in(ring)
+        at = kind.place_in(ring)
         entry = ring.open(layout.count, layout.end if at[1] else layout.end + aligned(len(kind.text)))
         if entry is None:
             return self._refuse(item, "queue_full")
@@ -376,13 +378,6 @@ class Recorder:
         """What counters files say of the process."""
         self._attempt(self._count_strays)
         return {"faults": self.faults, "ring": self._rings.about()}
-
-
-def _states_before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """The generators' states as tensors of a call with these arguments."""
-    given = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
-    device = next((tensor.device for tensor in given if tensor.is_cuda), None)
-    return {RNG_PREFIX + name: state for name, state in facts.states((device,) if device is not None else ()).items()}
 
 
 def _peek_seq_len(binder: Binder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:

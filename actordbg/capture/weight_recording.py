@@ -77,10 +77,15 @@ class WeightRecorder:
         self._met[actor] = moment
         began = time.perf_counter()
         found = dict(hashes_of(model))
+        nbytes = sum(
+            (torch.Size(one.shape).numel() if one.part is None else one.part[1]) * getattr(torch, one.dtype).itemsize
+            for one in found.values()
+            if one.sha256 is not None
+        )
         who = ledger.identity
         record = WeightRecord(
             who.run, who.rank, who.host, who.pid, who.instance, ledger.calls - 1, step, now_timestamp(),
-            round(time.perf_counter() - began, 3), sum(_bytes(one) for one in found.values()), found,
+            round(time.perf_counter() - began, 3), nbytes, found,
         )  # fmt: skip
         atomic_write(self._store.root / WEIGHTS / who.run / record.name, record.to_json().encode())
 
@@ -128,8 +133,3 @@ def _partition(parameter: Any) -> tuple[torch.Tensor | None, tuple[int, int] | N
     first = min(rank * held.numel(), parameter.ds_numel)
     count = min(held.numel(), parameter.ds_numel - first)
     return held.reshape(-1)[:count], (first, count), ""
-
-
-def _bytes(one: ParameterHash) -> int:
-    count = torch.Size(one.shape).numel() if one.part is None else one.part[1]
-    return 0 if one.sha256 is None else count * getattr(torch, one.dtype).itemsize

@@ -258,10 +258,24 @@ class Relay:
         """Pass on what is there."""
         if self._connection is not None:
             readable, _, _ = select.select(self.descriptors(), [], [], 0)
-            if IN in readable:
-                self._type(self._connection)
-            if self._connection.fileno() in readable and not self._show(self._connection):
-                self.close()
+            if IN in readable:  # a line from the terminal, or its end: Ctrl-D, or nobody there any more
+                typed = b""
+                with contextlib.suppress(OSError):
+                    typed = os.read(IN, 65536)
+                self._interrupts = 0
+                with contextlib.suppress(OSError):
+                    if typed:
+                        self._connection.sendall(typed)
+                    else:
+                        self._reads = False
+                        self._connection.shutdown(socket.SHUT_WR)
+            if self._connection.fileno() in readable:  # what the rank prints
+                shown = b""
+                with contextlib.suppress(OSError):
+                    shown = self._connection.recv(65536)
+                    os.write(OUT, shown)
+                if not shown:
+                    self.close()
         self._next()
 
     def close(self) -> None:
@@ -284,27 +298,6 @@ class Relay:
             with contextlib.suppress(ValueError):
                 self._before = signal.signal(signal.SIGINT, self._interrupt)
         return None
-
-    def _type(self, connection: socket.socket) -> None:
-        """A line from the terminal; its end (Ctrl-D, or nobody there any more) is the end of what is typed."""
-        typed = b""
-        with contextlib.suppress(OSError):
-            typed = os.read(IN, 65536)
-        self._interrupts = 0
-        with contextlib.suppress(OSError):
-            if typed:
-                connection.sendall(typed)
-            else:
-                self._reads = False
-                connection.shutdown(socket.SHUT_WR)
-
-    def _show(self, connection: socket.socket) -> bool:
-        """What the rank prints; False at its end."""
-        shown = b""
-        with contextlib.suppress(OSError):
-            shown = connection.recv(65536)
-            os.write(OUT, shown)
-        return bool(shown)
 
     def _interrupt(self, _number: int, _frame: object) -> None:
         self._interrupts += 1

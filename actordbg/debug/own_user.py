@@ -29,7 +29,13 @@ def accept_own(server: socket.socket) -> tuple[socket.socket, Any]:
     """`socket.accept`, for the next connection that is this user's."""
     while True:
         connection, address = _accept(server)
-        if server.family == socket.AF_UNIX or _is_own(connection):
+        try:  # who holds the other end now; an end that was closed is nobody's
+            own = server.family == socket.AF_UNIX or _in_table(
+                [_written(*connection.getpeername()), _written(*connection.getsockname())], _ESTABLISHED
+            )
+        except (OSError, TypeError):  # gone already; IPv6, at which nothing here listens
+            own = False
+        if own:
             return connection, address
         connection.close()
 
@@ -37,14 +43,6 @@ def accept_own(server: socket.socket) -> tuple[socket.socket, Any]:
 def listens(host: str, port: int) -> bool:
     """Whether a process of this user or of root listens at this address."""
     return _in_table([_written(host, port)], _LISTENS)
-
-
-def _is_own(connection: socket.socket) -> bool:
-    """Whether a process of this user or of root holds the other end now; an end that was closed is nobody's."""
-    try:
-        return _in_table([_written(*connection.getpeername()), _written(*connection.getsockname())], _ESTABLISHED)
-    except (OSError, TypeError):  # gone already; IPv6, at which nothing here listens
-        return False
 
 
 def _in_table(ends: list[str], state: str) -> bool:

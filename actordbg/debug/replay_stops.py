@@ -148,7 +148,9 @@ class ReplayStops:
         """Tell what the forward begins with; NotInEvalMode."""
         training = [name or type(model).__name__ for name, module in model.named_modules() if module.training]
         mode = "training" if training else "eval"
-        self._tell_of("before", call, f"{mode} mode, {_weights(model)}, input {self._dump_id}")
+        first = next(iter(model.parameters()), None)
+        weights = "no weights" if first is None else f"weights {str(first.dtype).removeprefix('torch.')} on {first.device}"
+        self._tell_of("before", call, f"{mode} mode, {weights}, input {self._dump_id}")
         if self._order.expect_eval and training:
             raise NotInEvalMode(
                 f"{len(training)} modules are in training mode ({', '.join(training[:3])}, ...): dropout may be on"
@@ -310,9 +312,3 @@ def _module_called(name: str, known: Mapping[str, Any], others: Mapping[str, Any
         )
     what = f"fits {len(found)} modules" if found else "is no layer of this model"
     raise Unsupported(f"--break {name} {what}", hint=f"before, after, error, or one of: {', '.join(found[:4]) or at}, ...")
-
-
-def _weights(model: Any) -> str:
-    """The dtype and the device of the first parameter."""
-    first = next(iter(model.parameters()), None)
-    return "no weights" if first is None else f"weights {str(first.dtype).removeprefix('torch.')} on {first.device}"

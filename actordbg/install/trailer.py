@@ -133,7 +133,8 @@ def append(source: bytes, store: str, *, mtime_ns: int | None = None) -> bytes:
         )
     if found.state is not State.CLEAN:
         raise Conflict(f"the file already has an actordbg trailer: {found.reason}", hint="run `actordbg unpatch` first")
-    newline = _newline_of(source)
+    crlf = source.count(b"\r\n")  # the newline that the file uses most; LF if it has none
+    newline = max(NEWLINES, key=lambda newline: source.count(newline.encode()) - (crlf if len(newline) == 1 else 0))
     trailer = Trailer(
         format=FORMAT,
         length=len(source),
@@ -228,12 +229,6 @@ def _cut(before: bytes, trailer: Trailer) -> bytes:
         shorter = before.removesuffix(newline)
         return shorter if shorter.endswith((b"\n", b"\r")) else before
     return before.removesuffix(newline).removesuffix(newline)
-
-
-def _newline_of(source: bytes) -> str:
-    """The newline that the file uses most; LF if it has none."""
-    crlf = source.count(b"\r\n")
-    return max(NEWLINES, key=lambda newline: source.count(newline.encode()) - (crlf if len(newline) == 1 else 0))
 
 
 def _parse_python(source: bytes) -> ast.Module:

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from capturekit import AdaptedRecording, LaterDevice, Recording
+from capturekit import AdaptedRecording, LaterDevice, Recording, StuckStore
 from deathcases import mounted
 from roots import ROOT, SUPPORT
+from soaking import Actor
 from typer.testing import CliRunner
-from victims import inputs
+from victims import inputs, wait_for
 
 from actordbg.capture.snapshot import Copier
 from actordbg.cli.app import app
@@ -34,23 +34,18 @@ OWN = ("dump_id", "timestamp", "monotonic_ns", "instance", "recovered", "version
 
 
 class SlowStore(Store):
-    """A store whose disk takes a while for each dump, once it is told to. Guarantees: `written` counts dumps."""
+    """A store whose disk takes a while for each dump. Guarantees: `written` counts dumps."""
 
-    seconds, written = 0.0, 0
+    written = 0
+
+    def __init__(self, root: Path, seconds: float) -> None:
+        super().__init__(root)
+        self.seconds = seconds
 
     def publish_dump(self, record: DumpRecord, blob: bytes) -> Path:
         time.sleep(self.seconds)
         self.written += 1
         return super().publish_dump(record, blob)
-
-
-class Actor(torch.nn.Module):
-    """Returns what its call is worth keeping for: a NaN now and then, or an exception."""
-
-    def forward(self, sequences: Any, action_mask: Any = None, attention_mask: Any = None, mood: str = "good") -> torch.Tensor:
-        if mood == "broken":
-            raise ValueError("they say")
-        return sequences.float() * (float("nan") if mood == "nan" else 1)
 
 
 def train(recording: Recording, calls: int, actor: Actor | None = None) -> None:
@@ -113,8 +108,7 @@ def test_what_a_slow_disk_leaves_in_the_ring_is_recovered_as_it_would_have_been_
     recovered(quick)  # what raised keeps a ring, too
     wanted = dumps(quick)
 
-    disk = SlowStore(slow.root)
-    disk.seconds = 0.05
+    disk = SlowStore(slow.root, 0.05)
     recording = Recording(slow, publisher=disk, **SWITCHES[name])
     train(recording, 60)
     end(recording, 0.25)
@@ -151,9 +145,7 @@ def test_what_a_slow_disk_leaves_in_the_ring_is_recovered_as_it_would_have_been_
 
 
 def test_without_a_ring_file_what_is_not_written_is_dropped_and_said(store):
-    disk = SlowStore(store.root)
-    disk.seconds = 0.05
-    recording = Recording(store, publisher=disk, ring=0)
+    recording = Recording(store, publisher=SlowStore(store.root, 0.05), ring=0)
     train(recording, 40)
     end(recording, 0.25)
     total, words = status(store)
@@ -162,9 +154,8 @@ def test_without_a_ring_file_what_is_not_written_is_dropped_and_said(store):
 
 
 def test_copies_that_a_device_still_has_land_in_the_ring_at_the_end(store, monkeypatch):
-    device, disk = LaterDevice(), SlowStore(store.root)
-    disk.seconds = 0.05
-    recording = Recording(store, publisher=disk, copier=Copier(lambda _: device))
+    device = LaterDevice()
+    recording = Recording(store, publisher=SlowStore(store.root, 0.05), copier=Copier(lambda _: device))
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: tensor.dtype == torch.int64))
     train(recording, 20)
     end(recording, 0.2)
@@ -178,21 +169,13 @@ def test_copies_that_a_device_still_has_land_in_the_ring_at_the_end(store, monke
 
 
 def test_a_ring_is_left_alone_while_its_process_still_writes(store):
-    class Stuck(Store):
-        awake, entered = threading.Event(), threading.Event()
-
-        def publish_dump(self, record: DumpRecord, blob: bytes) -> Path:
-            self.entered.set()
-            assert self.awake.wait(30)
-            return super().publish_dump(record, blob)
-
-    disk = Stuck(store.root)
+    disk = StuckStore(store.root)
     recording = Recording(store, publisher=disk)
     train(recording, 10)
     assert disk.entered.wait(30) and not recording.close(0.05)
     recovered(store)
     assert not dumps(store), "the process holds its ring as long as its writer may write"
-    disk.awake.set()
+    disk.free.set()
     thread = recording.recorder.writer._thread
     thread.join(30)
     assert recording.close()
@@ -203,9 +186,7 @@ def test_a_ring_is_left_alone_while_its_process_still_writes(store):
 
 def test_rings_that_make_room_keep_their_books(store, tmp_path, monkeypatch):
     monkeypatch.setenv("ACTORDBG_RING_DIR", str(tmp_path / "rings"))
-    disk = SlowStore(store.root)
-    disk.seconds = 0.2
-    recording = Recording(store, publisher=disk)
+    recording = Recording(store, publisher=SlowStore(store.root, 0.2))
     train(recording, 20)
     end(recording, 0.1)
     before, _ = status(store)
@@ -223,9 +204,7 @@ def test_rings_that_make_room_keep_their_books(store, tmp_path, monkeypatch):
 
 
 def test_discarding_rings_counts_what_they_had(store):
-    disk = SlowStore(store.root)
-    disk.seconds = 0.2
-    recording = Recording(store, publisher=disk)
+    recording = Recording(store, publisher=SlowStore(store.root, 0.2))
     train(recording, 20)
     end(recording, 0.1)
     before, _ = status(store)
@@ -264,10 +243,10 @@ def test_a_full_disk_does_not_make_the_books_old(small_disk: Path, ring: int, fi
     store = Store(small_disk / "store").create()
     recording, actor = way(store, ring=ring), Actor()
     train(recording, first, actor)
-    wait_until(lambda: bool(list(store.counters.rglob("[!.]*.json"))) == bool(first))
+    wait_for(lambda: bool(list(store.counters.rglob("[!.]*.json"))) == bool(first))
     filler = fill(small_disk)
     train(recording, 40, actor)
-    wait_until(lambda: not any(ledger.pending for ledger in recording.ledgers))
+    wait_for(lambda: not any(ledger.pending for ledger in recording.ledgers))
     assert recording.close(30)
     ledger = recording.ledger
     assert ledger.dropped["disk_full"] == 40
@@ -289,18 +268,11 @@ def test_counters_are_written_at_the_end_if_there_is_room_again(small_disk: Path
     recording = Recording(store)
     filler = fill(small_disk)
     train(recording, 40, Actor())
-    wait_until(lambda: not any(ledger.pending for ledger in recording.ledgers))
+    wait_for(lambda: not any(ledger.pending for ledger in recording.ledgers))
     filler.unlink()
     assert recording.close(30) and not recover.find_rings(store)
     (data,) = map(read_counters, store.counters.rglob("*.json"))
     assert (data["calls"], data["state"], data["dropped"]) == (40, "ended", {"disk_full": 40})
-
-
-def wait_until(condition: Any) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 # --- faults drawn at random -----------------------------------------------------------------------------------------------

@@ -15,35 +15,28 @@ from roots import ROOT
 
 from actordbg.capture import facts
 from actordbg.capture.facts import digests, states
+from actordbg.formats import ringfile
 
 
-def pretend_ray(monkeypatch: pytest.MonkeyPatch, task: str | None, actor: str | None = "a1") -> None:
+@pytest.mark.parametrize(
+    ("task", "role", "actor"),
+    [
+        ("openrlhf.trainer.ray.ppo_actor.PolicyModelActor.fit", "policy", "a1"),
+        ("openrlhf.trainer.ray.ppo_actor.ActorModelRayActor.forward", "policy", "a1"),
+        ("openrlhf.trainer.ray.launcher.ReferenceModelRayActor.forward", "reference", "a1"),
+        ("openrlhf.trainer.ray.launcher.RewardModelActor.forward", None, "a1"),
+        ("my.Trainer.policy", None, "a1"),
+        (None, None, "a1"),
+        ("openrlhf.PolicyModelActor.fit", None, None),
+    ],
+)
+def test_the_class_of_the_ray_actor_says_the_role(monkeypatch, task: str | None, role: str | None, actor: str | None):
     context = SimpleNamespace(
         get_actor_id=lambda: actor, get_task_name=lambda: "custom", get_task_function_name=lambda: task
     )  # fmt: skip
     ray = SimpleNamespace(is_initialized=lambda: True, get_runtime_context=lambda: context)
     monkeypatch.setitem(sys.modules, "ray", ray)
-
-
-@pytest.mark.parametrize(
-    ("task", "role"),
-    [
-        ("openrlhf.trainer.ray.ppo_actor.PolicyModelActor.fit", "policy"),
-        ("openrlhf.trainer.ray.ppo_actor.ActorModelRayActor.forward", "policy"),
-        ("openrlhf.trainer.ray.launcher.ReferenceModelRayActor.forward", "reference"),
-        ("openrlhf.trainer.ray.launcher.RewardModelActor.forward", None),
-        ("my.Trainer.policy", None),
-        (None, None),
-    ],
-)
-def test_the_class_of_the_ray_actor_says_the_role(monkeypatch, task: str | None, role: str | None):
-    pretend_ray(monkeypatch, task)
     assert facts.role_from_ray() == role
-
-
-def test_outside_of_a_ray_actor_ray_says_nothing(monkeypatch):
-    pretend_ray(monkeypatch, "openrlhf.PolicyModelActor.fit", actor=None)
-    assert facts.role_from_ray() is None
     monkeypatch.delitem(sys.modules, "ray")
     assert facts.role_from_ray() is None
 
@@ -62,6 +55,11 @@ def test_torch_distributed_knows_the_rank_better_than_the_environment(monkeypatc
         assert told("7", "3") == (0, 1, 3)
     finally:
         dist.destroy_process_group()
+
+
+def test_host_names_can_be_part_of_a_file_name(monkeypatch):
+    monkeypatch.setattr(ringfile.socket, "gethostname", lambda: "a/b c" * 50)
+    assert ringfile.host_name().startswith("a_b_c") and len(ringfile.host_name()) == 64
 
 
 def test_wrappers_are_seen_through():

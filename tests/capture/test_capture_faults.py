@@ -14,7 +14,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +26,7 @@ from capturekit import Recording, TinyActor, balanced, ids
 from deathcases import mounted
 from roots import SUPPORT
 from typer.testing import CliRunner
+from victims import wait_for
 
 from actordbg.capture.control import WRITERS
 from actordbg.cli.app import app
@@ -78,13 +78,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """An empty file system of 300 kB."""
     with mounted(tmp_path / "small", "size=300k"):
         yield tmp_path / "small"
-
-
-def wait_for(condition: Any, seconds: float = 120) -> None:
-    until = time.monotonic() + seconds
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.01)
-    assert condition()
 
 
 @pytest.mark.slow

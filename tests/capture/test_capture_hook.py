@@ -18,7 +18,6 @@ import pytest
 import torch
 from capturekit import (
     AdaptedRecording,
-    FailingStore,
     LaterDevice,
     Recording,
     SignatureA,
@@ -29,6 +28,7 @@ from capturekit import (
     ids,
     padded_mask,
 )
+from deathcases import SINCE, switch
 from typer.testing import CliRunner
 
 from actordbg.capture import hook, recorder
@@ -40,8 +40,6 @@ from actordbg.cli.app import app
 from actordbg.store.layout import Store
 from actordbg.trainers import recorded_model
 from actordbg.trainers.seam import Rows, Seam
-
-SINCE = "2026-11-20T12:00:00.000000Z"
 
 
 @pytest.fixture
@@ -246,10 +244,6 @@ def test_the_output_object_is_returned_and_actors_copy_pickle_and_end_as_before(
 # --- install ------------------------------------------------------------------------------------------------------------
 
 
-def switch(store: Store, **limits: Any) -> None:
-    write_control(store, Control(True, "r", SINCE, free_floor_bytes=0, **limits))
-
-
 def test_install_wraps_once_and_keeps_the_signature_and_a_reloaded_class_shares_the_recorder(store, fresh: type):
     switch(store)
     original, again = fresh.forward, type("Actor", (TinyActor,), {"forward": TinyActor.forward})
@@ -384,11 +378,16 @@ def test_outputs_that_do_not_fit_are_left_out_and_counted(store):
 
 
 @pytest.mark.parametrize(("number", "reason"), [(28, "disk_full"), (5, "write_error")])
-def test_a_failing_disk_is_a_counted_drop_with_one_warning(tmp_path, number: int, reason: str, caplog):
-    store = FailingStore(tmp_path / "store", OSError(number, "no"), first=2, count=3)
-    store.create()
-    recording = Recording(store, publisher=store)
-    actor = SignatureH()
+def test_a_failing_disk_is_a_counted_drop_with_one_warning(store, monkeypatch, number: int, reason: str, caplog):
+    publish, errors = store.publish_dump, iter([None, None, *[OSError(number, "no")] * 3])
+
+    def published(*dump: Any) -> Any:
+        if error := next(errors, None):
+            raise error
+        return publish(*dump)
+
+    monkeypatch.setattr(store, "publish_dump", published)
+    recording, actor = Recording(store, publisher=store), SignatureH()
     with caplog.at_level(logging.WARNING, "actordbg"):
         for _ in range(10):
             recording.forward(actor, ids())
@@ -462,13 +461,6 @@ def test_during_a_graph_capture_calls_are_dropped(recording: Recording, monkeypa
 # --- torch.compile ------------------------------------------------------------------------------------------------------
 
 
-def compiled(actor: TinyActor, whole: bool) -> Any:
-    if whole:
-        return torch.compile(actor, backend="eager", fullgraph=True)
-    actor.model.compile(backend="eager")
-    return actor
-
-
 def breaks(forward: Any) -> int:
     import torch._dynamo as dynamo
 
@@ -480,7 +472,9 @@ def test_compiling_the_model_records_and_changes_nothing(store, fresh: type):
     switch(store)
     expected = TinyActor().eval()(ids(), return_logprobs=True)
     install(fresh, store=str(store.root))
-    assert torch.equal(compiled(fresh().eval(), whole=False)(ids(), return_logprobs=True), expected)
+    actor = fresh().eval()
+    actor.model.compile(backend="eager")
+    assert torch.equal(actor(ids(), return_logprobs=True), expected)
     recorder_of(fresh).close()
     assert len(list(store.iter_dumps())) == 1
 
@@ -492,7 +486,7 @@ def test_compiling_the_whole_actor_adds_no_graph_break_and_log_and_status_say_th
     install(fresh, store=str(store.root))
     assert breaks(fresh().eval()) == plain_breaks == 0
     torch._dynamo.reset()
-    actor = compiled(fresh().eval(), whole=True)
+    actor = torch.compile(fresh().eval(), backend="eager", fullgraph=True)
     assert torch.equal(actor(ids(), return_logprobs=True), expected) and torch.equal(actor(ids(), return_logprobs=True), expected)
     assert recorder_of(fresh).close() and list(store.iter_dumps()) == []
     assert [one.message for one in caplog.records if one.name == "actordbg"] == [f"actordbg: {recorder.COMPILED}"]
@@ -505,7 +499,7 @@ def test_a_compiled_model_of_an_adapter_is_named_like_a_compiled_actor(store, fr
     seam = Seam("any:score", lambda call: Rows(call["self"], call["sequences"]))
     adapter: Any = SimpleNamespace(name="mine", package="mine")
     fresh.forward = recorded_model.recorded(TinyActor.forward, seam, adapter, str(store.root), {})  # type: ignore[attr-defined]
-    compiled(fresh().eval(), whole=True)(ids(), return_logprobs=True)
+    torch.compile(fresh().eval(), backend="eager", fullgraph=True)(ids(), return_logprobs=True)
     assert [one.message for one in caplog.records if one.name == "actordbg"] == [f"actordbg: {recorder.COMPILED}"]
     fresh().eval()(ids(), return_logprobs=True)
     next(iter(hook._slots.values())).recorder.close()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from capturekit import Recording, SignatureA, SignatureH, balanced, ids
+from victims import wait_for
 
 from actordbg.capture import writer
 from actordbg.capture.control import Control, write_control
@@ -119,10 +120,7 @@ def test_an_actor_that_is_gone_has_its_books_closed_and_leaves_room_for_others(s
         recording.forward(actor, ids(2, 9, number))
         assert recording.ledgers[-1].book >= 0, "what is counted in the ring outlives a kill"
         del actor
-        until = time.monotonic() + 60
-        while recording.recorder.writer.watched():
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_for(lambda: not recording.recorder.writer.watched())
     found = [read_counters(path) for path in store.counters.rglob("*.json")]
     assert [(data["state"], data["calls"], data["captured"]) for data in found] == [("ended", 1, 1)] * (MAX_LEDGERS + 2)
     assert recording.close(60)

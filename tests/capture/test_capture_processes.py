@@ -5,21 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 from amounts import amount
+from deathcases import closed, counters, switch
 from roots import ROOT, SUPPORT
 
-from actordbg.capture.control import Control, write_control
 from actordbg.capture.writer import EXIT_SECONDS
 from actordbg.dumps.recover import find_rings
-from actordbg.formats.recording_reading import read_counters
 from actordbg.store.layout import Store
 
 pytestmark = pytest.mark.slow
 
-SINCE = "2026-11-20T12:00:00.000000Z"
 HEAD = """
 import os, sys, time
 sys.path.insert(0, {tests!r})
@@ -45,19 +42,6 @@ def finish(process: subprocess.Popen[str], timeout: float = 90) -> str:
     out, err = process.communicate(timeout=timeout)
     assert process.returncode == 0, err
     return out
-
-
-def switch(store: Store, **limits: Any) -> None:
-    write_control(store, Control(True, "r", SINCE, free_floor_bytes=0, **limits))
-
-
-def counters(store: Store) -> list[dict[str, Any]]:
-    return [read_counters(path) for path in sorted(store.counters.rglob("*.json"))]
-
-
-def balanced(data: dict[str, Any]) -> bool:
-    closed = data["captured"] + sum(data["dropped"].values()) + sum(data["sampled_out"].values())
-    return data["pending"] == 0 and data["calls"] == closed
 
 
 def test_the_end_waits_at_most_five_seconds_for_a_stuck_disk(store):
@@ -128,10 +112,10 @@ assert slot.recorder.close(100)
     forks = amount(50, 200)
     body = body.replace("ROOT", repr(str(store.root))).replace("FORKS", str(forks))
     finish(start(store, body), timeout=240)
-    books = counters(store)
+    books = [*counters(store).values()]
     children = [data for data in books if data["calls"] == data["captured"] == 3]
     assert len(books) == forks + 1 and len(children) == forks
-    assert all(balanced(data) for data in books)
+    assert all(data["pending"] == 0 and data["calls"] == closed(data) for data in books)
     assert sum(data["captured"] for data in books) == len(list(store.iter_dumps()))
     by_pid: dict[int, int] = {}
     for path in store.iter_dumps():
@@ -172,6 +156,6 @@ child.start(); child.join(30)
 assert child.exitcode == 0
 """
     finish(start(store, body))
-    (data,) = counters(store)
+    (data,) = counters(store).values()
     assert data["captured"] == 40 == len(list(store.iter_dumps()))
     assert data["state"] == "ended"

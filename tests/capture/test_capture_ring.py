@@ -177,15 +177,6 @@ def test_more_kinds_of_calls_than_the_ring_has_room_for(store):
     assert len(list(store.iter_dumps())) == 240
 
 
-def test_a_ring_whose_bounds_are_tiny_never_reaches_out_of_its_memory(tmp_path):
-    ring = Ring.create(tmp_path, "r", {}, 0, 1000)
-    ring.keep = 8
-    entries = [ring.open(4, 4096) for _ in range(400)]
-    made = [entry for entry in entries if entry is not None]
-    assert made and max(entry.offset + entry.size for entry in made) <= len(ring._memory)
-    ring.remove()
-
-
 def test_what_stopped_a_ring_is_raised_even_where_its_file_is_gone(tmp_path, monkeypatch):
     def interrupted(unfinished, path):
         unfinished.unlink()

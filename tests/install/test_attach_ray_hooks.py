@@ -129,18 +129,6 @@ def submitted(runtime_env: dict[str, Any]) -> dict[str, str]:
     return {JOB_CONFIG: json.dumps({"runtime_env": merged(runtime_env, OURS), "metadata": {}}), **OURS}
 
 
-def test_what_the_job_has_of_ours_moves_to_the_driver():
-    kwargs, job = prepared({"runtime_env": OPENRLHF}, submitted({"working_dir": "gcs://x"}), takes_hook=True)
-    assert json.loads(job or "")["runtime_env"] == {"working_dir": "gcs://x"}
-    assert kwargs["runtime_env"]["env_vars"] == merged(OPENRLHF, OURS)["env_vars"]
-
-
-def test_a_path_that_the_job_sets_keeps_its_place_and_gets_ours():
-    kwargs, job = prepared({}, submitted({"env_vars": {"PYTHONPATH": "/users"}}), takes_hook=True)
-    assert json.loads(job or "")["runtime_env"] == {"env_vars": {"PYTHONPATH": f"{FOLDER}:/users"}}
-    assert kwargs["runtime_env"]["env_vars"] == OURS
-
-
 def test_a_hook_that_the_job_names_runs_after_ours(tmp_path):
     environment = submitted({HOOK: "users_hooks.setup"})
     kwargs, job = prepared({}, environment, takes_hook=True)

@@ -1,16 +1,20 @@
-"""A patched file, the real hook, a process that knows nothing of actordbg: the calls arrive in the store."""
+"""A patched file, the real hook, a process that knows nothing of actordbg: the calls arrive in the store. And many at once."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from adaptercases import dumps_of, record_here
+from patchkit import ACTOR as PLAIN
+from patchkit import OLD, facts_of, written
 from typer.testing import CliRunner
 
 import actordbg
@@ -21,6 +25,7 @@ from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.install import patching as operate
+from actordbg.install import trailer
 from actordbg.install.patch_target import find_target
 from actordbg.store.layout import Store
 
@@ -71,6 +76,43 @@ def test_a_patched_actor_records_its_calls_and_an_unpatched_one_does_not(actor: 
     assert actor.read_text() == ACTOR
     _train(actor.parent)
     assert len(list(store.iter_dumps())) == 1
+
+
+PROCESSES, ROUNDS = 16, 2
+WORKER = """
+import sys
+from actordbg.install import patching as operate
+from actordbg.install.patch_target import Target
+from actordbg.store.layout import Store
+from pathlib import Path
+target = Target(Path(sys.argv[1]), Path(sys.argv[1]), sys.executable, None)
+operate.require_hook = lambda python: "0"   # that the hook imports is another test's matter, and takes seconds
+for _ in range(int(sys.argv[3])):
+    for action in (operate.patch, operate.unpatch):
+        print(action(target, Store(sys.argv[2])).action, flush=True)
+"""
+
+
+def test_sixteen_processes_never_leave_a_third_state(tmp_path, store):
+    """A reader never sees anything but the two states."""
+    actor = written(tmp_path / "models" / "actor.py")
+    command = [sys.executable, "-c", WORKER, str(actor), str(store.root), str(ROUNDS)]
+    pipes = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    environment = {**os.environ, "PYTHONPATH": str(Path(actordbg.__file__).parents[1])}
+    workers = [subprocess.Popen(command, env=environment, **pipes) for _ in range(PROCESSES)]
+    seen: set[bytes] = set()
+    while any(worker.poll() is None for worker in workers):
+        seen.add(actor.read_bytes())
+        time.sleep(0.001)
+    for worker in workers:
+        out, err = worker.communicate()
+        assert worker.returncode == 0, err
+        assert len(out.split("\n")) == 2 * ROUNDS + 1
+    assert seen <= {PLAIN, trailer.append(PLAIN, str(store.root), mtime_ns=OLD)}
+    assert facts_of(actor) == (PLAIN, 0o640, os.getuid(), OLD)
+    assert os.listdir(actor.parent) == ["actor.py"]
+    names = [event.event for event in operate.events(store)]
+    assert names == ["patch", "unpatch"] * (len(names) // 2), "the events tell the same story, in order"
 
 
 MOLT = """

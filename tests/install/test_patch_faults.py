@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deathcases import folder
 from patchkit import ACTOR, OLD, facts_of, written
 
 from actordbg.base.errors import ActordbgError, Conflict, StaysChanged
@@ -23,6 +24,7 @@ from actordbg.install.patch_target import Target
 from actordbg.install.trailer import State
 from actordbg.store.layout import Store
 
+__all__ = ["folder"]
 CALLS = (
     "open", "fdopen", "close", "read", "fsync", "replace", "link", "unlink", "stat", "fstat", "fchmod", "utime", "listxattr",
     "mkdir", "scandir",
@@ -89,14 +91,6 @@ def faulty(monkeypatch: pytest.MonkeyPatch, no_proofs: None) -> Iterator[FaultyC
         for name in CALLS:
             patched.setattr(os, name, calls.wrapped(name, getattr(os, name)))
         yield calls
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """In memory, where there is such a thing: thousands of small files are flushed here."""
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as name:
-        yield Path(name)
 
 
 class Case:

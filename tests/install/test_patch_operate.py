@@ -9,7 +9,6 @@ import py_compile
 import shutil
 import stat
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -265,24 +264,6 @@ def test_a_folder_that_cannot_be_written_is_named(actor: Path, store, monkeypatc
     with pytest.raises(EnvironmentProblem) as problem:
         unpatch(actor, store)
     assert "actordbg run" not in problem.value.hint and facts_of(actor) == patched, "a file that is patched needs no other way"
-
-
-def test_a_really_read_only_folder_is_named():
-    """As root, whom a mode does not stop, the replacement runs as nobody, in a folder that nobody may read but not write."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name).resolve()
-        actor = written(folder / "actor.py", mode=0o644)
-        folder.chmod(0o555)
-        user = os.geteuid()
-        try:
-            os.seteuid(user or 65534)
-            with replace.locked(actor), pytest.raises(EnvironmentProblem, match="Permission denied") as problem:
-                replaced(replace.read(actor))
-            assert str(folder) in problem.value.message
-        finally:
-            os.seteuid(user)
-            folder.chmod(0o755)
-        assert os.listdir(folder) == ["actor.py"] and actor.read_bytes() == ACTOR
 
 
 def replaced(old: replace.FileRead) -> None:

@@ -262,31 +262,15 @@ class StuckStore(Store):
         return super().publish_dump(record, blob)
 
 
-class FailingStore(Store):
-    """A store whose publications raise `error` from the `first`-th on, `count` times. Guarantees: nothing is written then."""
-
-    def __init__(self, root: Path, error: BaseException, first: int = 0, count: int = 10**9) -> None:
-        super().__init__(root)
-        self.error, self.first, self.last, self.seen = error, first, first + count, 0
-
-    def publish_dump(self, record: DumpRecord, blob: bytes) -> Path:
-        self.seen += 1
-        if self.first < self.seen <= self.last:
-            raise self.error
-        return super().publish_dump(record, blob)
-
-
 class LaterDevice:
     """A device whose copies happen only when somebody waits for them. Guarantees: `copies` counts those that happened."""
 
     def __init__(self) -> None:
         self.copies = 0
-        self.allocated = 0
         self.graph = False
         self.lost_after = -1
 
     def pinned(self, nbytes: int) -> torch.Tensor:
-        self.allocated += nbytes
         return torch.full((nbytes,), 0xEE, dtype=torch.uint8)
 
     def capturing(self) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from victims import Job
+from victims import Job, is_of_seed
 
 from actordbg.capture.control import Control, write_control
 from actordbg.dumps.recover import RingReport, find_rings, recover
@@ -58,6 +58,24 @@ def assert_exact(data: dict[str, Any] | None, job: Job) -> None:
         return
     assert data["pending"] == 0 and data["calls"] == closed(data)
     assert job.entered <= data["calls"] <= job.started <= job.entered + 1
+
+
+def assert_nothing_is_lost(store: Store, jobs: dict[int, Job], every: int = 1) -> dict[int, dict[str, Any]]:
+    """After kills: what was acknowledged is there, and what is recovered makes dumps and books exact; the books by pid."""
+    before, found = counters(store), by_pid(store)
+    for pid, job in jobs.items():
+        numbers = {dump.record.call_index for dump in found.get(pid, [])}
+        assert job.acked <= numbers and len(numbers) >= before.get(pid, {"captured": 0})["captured"]
+    recovered(store)
+    assert not find_rings(store)
+    books, found = counters(store), by_pid(store)
+    for pid, job in jobs.items():
+        data, mine = books.get(pid), found.get(pid, [])
+        assert_exact(data, job)
+        assert all(is_of_seed(dump, job.seed + (dump.record.call_index or 0)) for dump in mine)
+        wanted = [dump for dump in mine if (dump.record.call_index or 0) % every == 0]
+        assert len(wanted) == (data["captured"] if data else 0)
+    return books
 
 
 @pytest.fixture

@@ -26,7 +26,6 @@ import shutil
 import sqlite3
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -309,10 +308,7 @@ class Report:
     calls: int = 0
     runs: Counter[str] = field(default_factory=Counter)
     states: Counter[str] = field(default_factory=Counter)
-    codes: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-    distinct: int = 0
 
 
 class Loop:
@@ -339,7 +335,6 @@ class Loop:
             self.report.wrong.append(f"undisturbed: {self.final.problems} {_difference(self.final.rows, self.final.rebuilt)}")
 
     def run(self, every: int, offset: int) -> Report:
-        begin = time.monotonic()
         gc.freeze()
         _copy(self.original, self.store)
         seen = traced(self._quietly, self._folders())
@@ -349,8 +344,6 @@ class Loop:
         for number, (way, at) in enumerate(_ways(seen.calls)):
             if (number + offset) % every == 0:
                 self._try(way, at, len(seen.calls))
-        self.report.seconds = round(time.monotonic() - begin, 1)
-        self.report.distinct = len(self.seen)
         return self.report
 
     def _try(self, way: Way, at: int, calls: int) -> None:
@@ -359,7 +352,6 @@ class Loop:
         where = f"{way} {at} of {calls}: {end.calls[at - 1] if at <= len(end.calls) else 'never came to it'}"
         self.report.runs[way] += 1
         if way in ("fail", "full"):
-            self.report.codes[str(end.code)] += 1
             if end.code not in (0, 1, 3, 4) or (end.code > 1 and "error[" not in self._said()):
                 self.report.wrong.append(f"{where}: exit code {end.code}: {self._said()[-400:]}")
         elif not end.killed:

@@ -32,6 +32,7 @@ from typing import Any
 
 import torch
 from capturekit import Recording
+from victims import wait_for
 
 from actordbg.base.errors import StoreProblem
 from actordbg.capture import writer as writing
@@ -59,7 +60,7 @@ ERRORS = (
 class Actor(torch.nn.Module):
     """An actor that raises or returns NaN when it is told to. Guarantees: computes nothing else."""
 
-    def forward(self, sequences: torch.Tensor, attention_mask: Any = None, mood: str = "good") -> torch.Tensor:
+    def forward(self, sequences: Any, action_mask: Any = None, attention_mask: Any = None, mood: str = "good") -> torch.Tensor:
         if mood == "broken":
             raise ValueError("they say")
         return sequences.float() * (float("nan") if mood == "nan" else 1)
@@ -210,7 +211,6 @@ def long_life(root: Path, seed: int, calls: int) -> Memory:
     disk = Disk(store.root)
     disk.dice, disk.trouble = random.Random(seed), 0.05
     recording = Recording(store, publisher=disk, keep_bytes=200_000, before=2, triggers=("nan", "exception", "slow:1000x"))
-    writer = recording.recorder.writer
     for _ in range(ACTORS):
         actor = Actor()
         for number in range(calls // ACTORS):
@@ -220,10 +220,7 @@ def long_life(root: Path, seed: int, calls: int) -> Memory:
             made += 1
         del actor
         recording.ledgers.clear()  # the recorder has to forget them by itself
-        until = time.monotonic() + 60
-        while writer.watched():
-            assert time.monotonic() < until, "an actor is gone, and its books are not closed"
-            time.sleep(0.01)
+        wait_for(lambda: not recording.recorder.writer.watched())  # an actor is gone: its books are closed
         memory.look(made)
     assert recording.close(60)
     books = [read_counters(path) for path in store.counters.rglob("[!.]*.json")]
@@ -241,23 +238,15 @@ def soak(calls: int, seed: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     writing.PUBLISH_SECONDS = 0.05
     total: dict[str, Any] = {"seed": seed, "lives": 0}
-    began, lives = time.monotonic(), Memory()
     try:
         while total.get("calls", 0) < calls // 2:
             for name, count in one_life(root, seed + total["lives"], min(LIFE, calls // 4)).items():
                 total[name] = total.get(name, 0) + count
             total["lives"] += 1
-            lives.look(total["calls"])
         memory = long_life(root, seed, calls // 2)
     finally:
         shutil.rmtree(root, ignore_errors=True)
-    some = slice(None, None, max(1, ACTORS // 8))
-    return total | memory.came_to_stay() | {
-        "calls_of_the_long_life": memory.calls[-1], "after_calls": memory.calls[some], "private_kilobytes": memory.kilobytes[some],
-        "objects": memory.objects[some], "descriptors": [min(memory.descriptors), max(memory.descriptors)],
-        "private_kilobytes_beside_the_lives": [lives.kilobytes[len(lives.calls) // 2], lives.kilobytes[-1]],
-        "seconds": round(time.monotonic() - began, 1),
-    }  # fmt: skip
+    return total | memory.came_to_stay() | {"calls_of_the_long_life": memory.calls[-1], "private_kilobytes": memory.kilobytes}
 
 
 if __name__ == "__main__":

@@ -249,14 +249,6 @@ def stuck(actor: Actor) -> None:
     actor.call(actor.job.calls)
 
 
-def sizes(actor: Actor) -> None:
-    """Calls whose inputs take from 40 bytes to 400 kB."""
-    for seed in range(actor.job.calls):
-        given = torch.full((1 + seed % 5, 1 + (seed * 7919) % 10_000), seed)
-        actor.shared.add(0)
-        actor(given)
-
-
 def large(actor: Actor) -> None:
     """Calls with a megabyte of input each; it stays inside of the last one."""
     for seed in range(actor.job.calls + 1):
@@ -295,12 +287,10 @@ DEATHS = {
     "segfault": _segfault,
     "term": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "_exit": lambda: os._exit(7),
-    "abort": os.abort,
     "raise": _raise,
     "sys.exit": lambda: sys.exit(0),
-    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
 }
-BODIES = {body.__name__: body for body in (calls, dies_inside, dies_after, ends, hangs, stuck, sizes, large, recovers)}
+BODIES = {body.__name__: body for body in (calls, dies_inside, dies_after, ends, hangs, stuck, large, recovers)}
 
 
 def _live(job: Job) -> None:
