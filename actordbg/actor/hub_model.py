@@ -213,8 +213,9 @@ def _problem(model: str, error: Exception) -> EnvironmentProblem:
 
 WEIGHTS = "weights"
 WHOLE = 2**25
-_CONFIG = "config.json"
+"""The most bytes of a file of a model of which each is hashed."""
 PIECES, PIECE = 64, 2**18
+"""How many pieces of a larger file are hashed, and their bytes: an update of the weights reaches every one of them."""
 DECIDE = ("actordbg", "torch", "transformers", WEIGHTS)
 """The versions that a truth depends on."""
 

@@ -1,6 +1,6 @@
 """From combinations to the cells of a matrix, before anything runs: which cells can run here.
 
-A cell is `unavailable` if a rule refuses it (`actordbg.actor.known_failures`), its settings contradict each other, or its
+A cell is `unavailable` if a rule refuses it (`actordbg.actor.rules`), its settings contradict each other, or its
 trainer is not installed. Nothing starts for it, and its reason names the way out. A cell that is known to *fail* does run,
 because a table should show what happens here; `skip_known` leaves it out.
 """
@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from actordbg.actor.known_failures import check_config, missing_trainer
-from actordbg.actor.rules import REFUSE, WARN
+from actordbg.actor.rules import REFUSE, WARN, check_config, missing_trainer
 from actordbg.actor.sharing import compiles, host_key
 from actordbg.actor.signatures import explain
 from actordbg.base.errors import UsageError

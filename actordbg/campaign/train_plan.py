@@ -25,8 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from actordbg.actor.known_failures import check_config
-from actordbg.actor.rules import REFUSE
+from actordbg.actor.rules import REFUSE, check_config
 from actordbg.base.errors import LaunchProblem, StoreProblem, UsageError, machine_fault
 from actordbg.campaign.cells import Axes, combinations, with_way_out
 from actordbg.campaign.train_document import ROUND, steps_of_round

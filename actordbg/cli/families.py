@@ -80,7 +80,7 @@ def families(
 def _run(folder: FamilyFolder, subjects: Sequence[FamilyResult]) -> list[FamilyResult]:
     """Build the models, then run one family after the other in the same worker processes; those that are done are taken."""
     from actordbg.actor.family_models import build_families
-    from actordbg.actor.known_failures import require_torch
+    from actordbg.actor.rules import require_torch
     from actordbg.campaign.cells import combinations
     from actordbg.campaign.family_matrix import SHAPES, run_family
     from actordbg.campaign.run_matrix import MatrixEvent, Surroundings

@@ -12,8 +12,8 @@ from typing import Any
 import typer
 
 from actordbg.actor.hub_model import find_model
-from actordbg.actor.known_failures import require_torch
 from actordbg.actor.model_code import require_consent
+from actordbg.actor.rules import require_torch
 from actordbg.base.errors import UsageError
 from actordbg.campaign import run_matrix as matrices
 from actordbg.campaign.cell_outcomes import context_of, require_common

@@ -11,9 +11,8 @@ from typing import Any
 import typer
 
 from actordbg.actor.hub_model import find_model, looks_like_path, versions_of
-from actordbg.actor.known_failures import check_config, find_trainer, refuse_hits
 from actordbg.actor.model_code import require_consent
-from actordbg.actor.rules import RuleHit
+from actordbg.actor.rules import RuleHit, check_config, find_trainer, refuse_hits
 from actordbg.base.errors import NothingToDo, Unsupported, UsageError
 from actordbg.base.units import MOST_NAMED
 from actordbg.catalog import selections

@@ -41,7 +41,7 @@ def train_check(
 
     Example: actordbg train-check --where "seq_len<512" --steps 20 --backend deepspeed,fsdp2 --zero-stage 2 --tp 1,2 --nproc 4
     """
-    from actordbg.actor.known_failures import require_torch
+    from actordbg.actor.rules import require_torch
     from actordbg.base.units import new_replay_id
     from actordbg.campaign.run_train_check import load_train_check
     from actordbg.cli import train_check_work as work

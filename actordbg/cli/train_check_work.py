@@ -11,8 +11,8 @@ from typing import Any
 import typer
 
 from actordbg.actor.hub_model import find_model
-from actordbg.actor.known_failures import find_trainer
 from actordbg.actor.model_code import require_consent
+from actordbg.actor.rules import find_trainer
 from actordbg.base.errors import UsageError
 from actordbg.campaign.cell_outcomes import shown_path
 from actordbg.campaign.cells import Axes

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from actordbg.actor.known_failures import LEAKED
+from actordbg.actor.rules import LEAKED
 from actordbg.base.errors import ActordbgError, MachineFault
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import human_bytes, plural

@@ -4,7 +4,7 @@ The truth depends on little: the inputs, the model and its number of layers, the
 temperature, and whether gradients are wanted. Packing, compiling and sharding change nothing. So many configurations (the
 cells of a matrix) share one truth.
 
-A truth is found again only for the same weights and under the same versions (`weights_version.DECIDE`): after an upgrade, or
+A truth is found again only for the same weights and under the same versions (`hub_model.DECIDE`): after an upgrade, or
 where the model's files changed, another one is computed. A replay whose weights are no longer there has no truth any more.
 Where torch is not installed none can be computed, so the versions that decide are those under which the replay itself ran.
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from actordbg.actor.known_failures import LEAKED, leaked
+from actordbg.actor.rules import LEAKED, leaked
 from actordbg.base.errors import StoreProblem
 from actordbg.catalog import query
 from actordbg.config.as_ran import as_ran, label, telling

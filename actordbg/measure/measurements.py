@@ -21,7 +21,7 @@ from statistics import median
 from typing import Any
 
 from actordbg.actor.hub_model import find_model
-from actordbg.actor.known_failures import check_config, find_trainer, refuse_hits
+from actordbg.actor.rules import check_config, find_trainer, refuse_hits
 from actordbg.base.units import new_replay_id
 from actordbg.catalog.query import open_fresh, select_dumps
 from actordbg.config.as_ran import as_ran, costs

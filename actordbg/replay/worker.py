@@ -433,15 +433,11 @@ def main(make_engine: Callable[[Path, ReplaySpec, int], Engine]) -> int:
         work, before = following, worker
 
 
-def _run_as_program() -> None:
+if __name__ == "__main__":
     from actordbg.replay.actor_engine import ActorEngine
 
-    code = main(ActorEngine)
+    exit_code = main(ActorEngine)
     sys.stdout.flush()
     sys.stderr.flush()
     # Not sys.exit: what torch and gloo do at interpreter exit can hang or crash, and nothing is left to be saved.
-    os._exit(code)
-
-
-if __name__ == "__main__":
-    _run_as_program()
+    os._exit(exit_code)

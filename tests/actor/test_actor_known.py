@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from actorcases import make_dump
 
-from actordbg.actor.known_failures import RULES, check_config, refuse, refuse_hits
+from actordbg.actor.rules import RULES, check_config, refuse, refuse_hits
 from actordbg.base.errors import Unsupported
 from actordbg.config.choices import Facts, choose
 from actordbg.config.replay_config import ReplayConfig

@@ -13,7 +13,7 @@ import pytest
 from actorcases import make_dump
 from roots import ROOT
 
-from actordbg.actor.known_failures import find_trainer, missing_trainer
+from actordbg.actor.rules import find_trainer, missing_trainer
 from actordbg.base.errors import EnvironmentProblem
 from actordbg.base.imports import is_there
 from actordbg.config.choices import Facts, facts_elsewhere

@@ -1,8 +1,9 @@
-"""Fixtures of the replays whose workers are scripted (`fake_worker`)."""
+"""Fixtures of replays: no launcher around, a folder of their own, and scripted workers (`fake_worker`)."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from roots import SUPPORT
@@ -16,3 +17,10 @@ def bench(store: Store, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Runs scripted replays in a store; its workers can import the script's reader."""
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
     return Bench(store)
+
+
+@pytest.fixture(autouse=True)
+def no_surrounding_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)

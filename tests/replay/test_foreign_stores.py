@@ -55,13 +55,6 @@ def invoke(store: Store, *arguments: str) -> Result:
     return result
 
 
-@pytest.fixture(autouse=True)
-def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
-
-
 def test_going_on_with_anothers_replay_is_confirmed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     write_replay(store, REPLAY, publish(store, 1))
     resume = ("replay", "--resume", REPLAY, "--dry-run")

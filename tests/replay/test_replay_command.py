@@ -46,13 +46,6 @@ from actordbg.replay.launch import command_of, launch
 from actordbg.store.layout import Store
 
 
-@pytest.fixture(autouse=True)
-def no_surrounding_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
-
-
 def typed(store: Store, *arguments: str) -> Result:
     return CliRunner().invoke(app, ["--store", str(store.root), *arguments])
 
@@ -352,12 +345,16 @@ def test_a_worker_makes_its_process_group_with_what_the_plugin_brings() -> None:
         (["--resume", "last", "--no-flash-attn", "--random-seed", "42"], "--random-seed, --no-flash-attn cannot"),
         (["--resume", "last", "--max-inputs", "1", "--where", "rank=0"], "--where, --max-inputs cannot"),
         (["--zero-stage", "3"], "needs DeepSpeed"),
+        (["--backend", "deepspeed", "--zero-stage", "3", "--dtype", "fp16"], "does not train in fp16"),
     ],
 )
-def test_what_makes_no_sense_is_a_usage_error(store: Store, arguments: list[str], words: str) -> None:
+def test_what_makes_no_sense_or_cannot_work_here_is_refused_before_anything_starts(
+    store: Store, arguments: list[str], words: str
+) -> None:
     publish(store, 1)
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises((UsageError, Unsupported), match=words) as caught:
         invoke(store, *arguments)
+    assert caught.value.exit_code == (3 if "fp16" in words else 2) and not list(store.replays.glob("*"))
 
 
 @pytest.mark.parametrize(

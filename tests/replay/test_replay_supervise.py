@@ -56,11 +56,11 @@ TOGETHER = {"backend": "deepspeed", "nproc": 2}
         (3, {"d0": "tainted"}, {"d0": "failed"}, 1, "mat1"),
         (
             6,
-            {"d0": "kill", "d1": "kill", "d3": "hang", "d5": "exit"},
-            {"d0": "crashed", "d1": "crashed", "d3": "hung", "d5": "crashed"},
-            3,
+            {"d0": "kill", "d1": "kill", "d2": "kill", "d3": "hang", "d5": "exit"},
+            {"d0": "crashed", "d1": "crashed", "d2": "crashed", "d3": "hung", "d5": "crashed"},
+            4,
             "SIGKILL",
-        ),
+        ),  # more crashes in a row than attempts without a result may be: a crash in an input is one
     ],
 )
 def test_what_goes_wrong_costs_exactly_its_inputs(

@@ -16,7 +16,7 @@ from actorcases import make_dump
 from adaptercases import IDS, MASK, dumps_of, record_here, small_model
 from typer.testing import CliRunner
 
-from actordbg.actor.known_failures import check_config, leaked
+from actordbg.actor.rules import check_config, leaked
 from actordbg.actor.session import ActorSession
 from actordbg.actor.truth_session import TruthSession
 from actordbg.cli.app import app
