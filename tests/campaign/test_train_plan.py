@@ -9,21 +9,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import commandline
 import logcases
 import pytest
+from click.testing import Result
 from matrixcases import training_check
 from ownercases import give_away
 from replaycases import publish
-from typer.testing import CliRunner, Result
 
 from actordbg.actor.backends.training import Training
-from actordbg.base.errors import ActordbgError, Refused, Unsupported, UsageError, WhereError
+from actordbg.base.errors import Refused, Unsupported, UsageError, WhereError
 from actordbg.campaign.run_train_check import CHECK, folder_of, write_trainer_log
 from actordbg.campaign.train_document import is_good, train_document, verdicts
 from actordbg.campaign.train_engine import STEP, TrainEngine
 from actordbg.campaign.train_plan import batch_of, configurations, log_name, read_names, schedule, steps_of_log
 from actordbg.campaign.training_session import TrainingSession
-from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.document.blocks import BAD_TONE, GOOD_TONE, PART_TONE, Banner
 from actordbg.dumps.checking import check
@@ -50,11 +50,7 @@ FOUR = ReplayConfig(nproc=4)
 
 
 def invoke(store: Store, *arguments: str) -> Result:
-    result = CliRunner().invoke(app, ["--store", str(store.root), "train-check", *arguments])
-    if isinstance(result.exception, ActordbgError):
-        raise result.exception
-    assert isinstance(result.exception, SystemExit | None), result.exception
-    return result
+    return commandline.invoke(store, "train-check", *arguments)
 
 
 def steps(*figures: tuple[float, float, float]) -> tuple[TrainStep, ...]:
@@ -75,7 +71,7 @@ def checked(asked: tuple[TrainStep, ...], noise: float = 0.0, dtype: str = "fp32
     return replace(record, check_id="20261122T080000-abcdef", status="complete", dump_ids=("a", "b"))
 
 
-def test_every_cell_takes_the_same_micro_batches_in_each_step_and_accumulates_what_it_has_no_lanes_for() -> None:
+def test_every_cell_takes_the_same_micro_batches_in_each_step_and_accumulates_what_it_has_no_lanes_for():
     configs = configurations(FOUR, {})
     assert [(one.backend, one.nproc, one.lanes) for one in configs] == [
         ("plain", 1, 1), ("deepspeed", 4, 4), ("fsdp2", 4, 4), ("fsdp2", 4, 2), ("fsdp2", 4, 2), ("fsdp2", 4, 1)
@@ -88,7 +84,7 @@ def test_every_cell_takes_the_same_micro_batches_in_each_step_and_accumulates_wh
     assert len({one.dump_id for one in work}) == 8 and work[4].dump_id == "s0002-m01-d1"
     assert [one.path for one in schedule(inputs, 1, 4, reverse=True)] == ["p0", "p2", "p1", "p0"]
     stage = ReplayConfig(backend="deepspeed", zero_stage=3)
-    names = [log_name(configs[-1], {2}), log_name(stage, {2, 3}), log_name(stage, {3})]
+    names = [log_name(configs[-1], configs), log_name(stage, [*configs, stage]), log_name(stage, [stage])]
     assert names == ["fsdp2_tp2_ring2_test.log", "deepspeed_zero3_test.log", "deepspeed_test.log"]
 
 
@@ -107,7 +103,7 @@ def test_every_cell_takes_the_same_micro_batches_in_each_step_and_accumulates_wh
 )
 def test_a_training_parts_at_the_first_step_and_figure_that_is_further_away_than_rounding(
     changed: dict[int, dict[str, float]], word: str, told: tuple[int, str, str] | None
-) -> None:
+):
     sound = checked(()).cells[0].steps
     record = checked(tuple(replace(one, **changed.get(index, {})) for index, one in enumerate(sound)))
     one = verdicts(record)[2]
@@ -117,7 +113,7 @@ def test_a_training_parts_at_the_first_step_and_figure_that_is_further_away_than
         assert told[2] in one.parting.looks_like
 
 
-def test_what_reordering_moves_is_no_parting_and_a_loss_that_does_not_fall_is_not_good() -> None:
+def test_what_reordering_moves_is_no_parting_and_a_loss_that_does_not_fall_is_not_good():
     near = tuple(replace(one, loss=one.loss * 1.0003) for one in checked(()).cells[0].steps)
     for about, word in (({}, "PARTS"), ({"noise": 1e-4}, "agrees"), ({"dtype": "bf16"}, "agrees")):
         assert verdicts(checked(near, **about))[2].word == word
@@ -135,7 +131,7 @@ def kept(store: Store, record: TrainCheckRecord) -> Path:
     return path
 
 
-def test_a_training_of_nothing_but_nan_is_answered_in_every_format(store: Store, tmp_path: Path) -> None:
+def test_a_training_of_nothing_but_nan_is_answered_in_every_format(store: Store, tmp_path: Path):
     kept(store, replace(checked((TrainStep(1, None, None, None),) * 4), log_dir=str(tmp_path)))
     told = invoke(store, "--show", "last", "--json")
     one = json.loads(told.stdout)["verdicts"][2]
@@ -144,7 +140,7 @@ def test_a_training_of_nothing_but_nan_is_answered_in_every_format(store: Store,
     assert "asked: at step 1 the loss is NaN or infinite, here or in the baseline" in text and "nan nan nan step 1" in text
 
 
-def test_a_step_that_is_not_finite_fails_with_its_figures_and_its_result_can_be_written(tmp_path: Path) -> None:
+def test_a_step_that_is_not_finite_fails_with_its_figures_and_its_result_can_be_written(tmp_path: Path):
     """The worker died of it: its journal takes no NaN."""
     item = ReplayInput("s0001-m01-d", "p", 0, 1, 8, 8)
     engine = TrainEngine(tmp_path, ReplaySpec("r", "2026-11-22T08:00:00Z", ReplayConfig(), (item,)), 0)
@@ -159,7 +155,7 @@ def test_a_step_that_is_not_finite_fails_with_its_figures_and_its_result_can_be_
     assert read_results(tmp_path)[item.dump_id].extra[STEP]["update_norm"] is None
 
 
-def test_a_loss_of_the_trainers_own_program_that_is_not_finite_is_none(tmp_path: Path) -> None:
+def test_a_loss_of_the_trainers_own_program_that_is_not_finite_is_none(tmp_path: Path):
     (tmp_path / "x.log").write_text(logcases.sft_bars([2.0, float("nan"), 1.5], epochs=1))
     assert [one.loss for one in steps_of_log(tmp_path / "x.log", 3)] == [2.0, None, 1.5]
 
@@ -173,7 +169,7 @@ def banner_of(record: TrainCheckRecord) -> Banner:
     [(IMPOSSIBLE, "AGREES", GOOD_TONE, "1 / 2"), (OPEN, "NOT COMPLETE", PART_TONE, "1 / 2"), (BROKEN, "FAILED", BAD_TONE, "1 / 2"),
      (TRAINED, "AGREES", GOOD_TONE, "2 / 2")],
 )  # fmt: skip
-def test_a_page_counts_as_agreeing_only_what_was_trained_and_agrees(also: str, word: str, tone: str, agree: str) -> None:
+def test_a_page_counts_as_agreeing_only_what_was_trained_and_agrees(also: str, word: str, tone: str, agree: str):
     sound = checked(checked(()).cells[0].steps)
     other = replace(sound.cells[2], index=3, name="ZeRO 2", status=also, steps=sound.cells[2].steps if also == TRAINED else ())
     banner = banner_of(replace(sound, cells=(*sound.cells, other)))
@@ -181,7 +177,7 @@ def test_a_page_counts_as_agreeing_only_what_was_trained_and_agrees(also: str, w
     assert banner.unjudged == ((f"ZeRO 2: {also}",) if also in (IMPOSSIBLE, OPEN) else ())
 
 
-def test_a_loss_that_nobody_knows_to_fall_is_not_green_and_the_first_sentence_says_so(store: Store, tmp_path: Path) -> None:
+def test_a_loss_that_nobody_knows_to_fall_is_not_green_and_the_first_sentence_says_so(store: Store, tmp_path: Path):
     """A rise from 10.28 to 10.43 over inputs that never came again agreed, with exit code 0."""
     rises = steps(*((10.28 + 0.05 * n, 2.0, 0.5) for n in range(4)))
     record = replace(checked(rises), dump_ids=tuple("abcdefgh"), log_dir=str(tmp_path))
@@ -197,7 +193,7 @@ def test_a_loss_that_nobody_knows_to_fall_is_not_green_and_the_first_sentence_sa
 
 
 @pytest.mark.parametrize(("given", "taken"), [("--steps 5", 8), ("--max-inputs 24", 24)])
-def test_as_many_inputs_are_taken_as_the_steps_take_twice(store: Store, given: str, taken: int) -> None:
+def test_as_many_inputs_are_taken_as_the_steps_take_twice(store: Store, given: str, taken: int):
     publish(store, 30)
     told = json.loads(invoke(store, "--dry-run", "--json", *given.split()).stdout)
     assert len(told["dump_ids"]) == len(told["options"]["inputs"]) == taken
@@ -213,7 +209,7 @@ def test_as_many_inputs_are_taken_as_the_steps_take_twice(store: Store, given: s
 )
 def test_sizes_that_do_not_divide_the_processes_are_a_usage_error_that_names_them(
     store: Store, monkeypatch: pytest.MonkeyPatch, given: str, variables: dict[str, str], said: str
-) -> None:
+):
     publish(store, 1)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -222,7 +218,7 @@ def test_sizes_that_do_not_divide_the_processes_are_a_usage_error_that_names_the
     assert "--nproc" in str(caught.value.hint)
 
 
-def test_the_ancestors_variables_are_taken_and_told_and_a_flag_wins(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ancestors_variables_are_taken_and_told_and_a_flag_wins(store: Store, monkeypatch: pytest.MonkeyPatch):
     publish(store, 3)
     for name, value in {"NUM_GPUS": "2", "MAX_SAMPLES": "2", "SKIP_DEEPSPEED": "1", "SKIP_COMBINED": "1", "DATASET": "x"}.items():
         monkeypatch.setenv(name, value)
@@ -249,7 +245,7 @@ def test_the_ancestors_variables_are_taken_and_told_and_a_flag_wins(store: Store
 @pytest.mark.slow
 def test_gradient_checkpointing_computes_layers_again_and_changes_no_figure(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     from transformers.models.llama.modeling_llama import LlamaMLP
 
     item, calls, forward = publish(store, 1, length=16)[0], [], LlamaMLP.forward
@@ -271,7 +267,7 @@ def test_gradient_checkpointing_computes_layers_again_and_changes_no_figure(
         trained(True, replace(dump, record=replace(dump.record, training=False)))
 
 
-def test_going_on_with_anothers_check_is_confirmed(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_going_on_with_anothers_check_is_confirmed(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     record = replace(checked(checked(()).cells[0].steps), log_dir=str(tmp_path))
     path = kept(store, record)
     assert invoke(store, "--show", "last").exit_code == 0
@@ -285,7 +281,7 @@ def test_going_on_with_anothers_check_is_confirmed(store: Store, monkeypatch: py
 
 def test_the_trainers_own_program_is_planned_beside_and_held_against_itself(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     publish(store, 1)
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"question": "2 + 2?", "response": "4"}\n')

@@ -25,12 +25,12 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What a stand-in for torch.cuda was told. Its snapshots hold how many there were before."""
     import torch
 
-    said: list[Any] = []
+    said = []
 
-    def record(enabled: str | None = "all", **options: Any) -> None:
+    def record(enabled: str | None = "all", **options: Any):
         said.append((enabled, options.get("max_entries")))
 
-    def dump(path: str) -> None:
+    def dump(path: str):
         said.append(Path(path).name)
         Path(path).write_text(str(len(said)))
 

@@ -54,10 +54,10 @@ def series(leak: int, steps: int = 40, noise: int = 0, base: int = 50 * MB) -> l
 
 def watched_replay(bench: Bench, spec: ReplaySpec, action: str) -> dict[str, object]:
     """Run a replay whose inputs all do this, while `memory watch` samples it; the command's answer."""
-    said: list[subprocess.CompletedProcess[str]] = []
+    said = []
     command = [sys.executable, "-m", "actordbg", "--store", str(bench.store.root), "memory", "watch", "--replay", spec.replay_id]
 
-    def watch() -> None:
+    def watch():
         while not (bench.store.replays / spec.replay_id / "spec.json").is_file():
             time.sleep(0.02)
         said.append(subprocess.run([*command, "--interval", "20ms", "--json"], capture_output=True, text=True, check=False))
@@ -155,7 +155,7 @@ def test_a_process_by_pid_is_watched_until_it_ends_with_steps_from_a_file(store:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     left = iter(range(6))
 
-    def advance(samples: list[Sample]) -> None:
+    def advance(samples: list[Sample]):
         """After each round another step begins; after the last one the process ends."""
         with open(steps, "a") as file:
             file.write("loss\n")

@@ -21,7 +21,7 @@ from actordbg.campaign.run_matrix import MatrixEvent, Surroundings, new_matrix, 
 from actordbg.config.choices import Facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.records.matrix_record import OPEN, MatrixCell, MatrixRecord, TrainCell, TrainCheckRecord
+from actordbg.records.matrix_record import OPEN, MatrixRecord, TrainCell, TrainCheckRecord
 from actordbg.records.replay_record import ReplayInput
 from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.launch import Group, Launched
@@ -71,7 +71,7 @@ class Bench:
     def run(
         self,
         record: MatrixRecord,
-        script: Script = lambda config: {},
+        script=lambda config: {},
         baseline: MatrixRecord | None = None,
         on_event: Callable[[MatrixEvent], None] = lambda event: None,
     ) -> MatrixRecord:
@@ -81,9 +81,6 @@ class Bench:
 
     def left_running(self) -> list[int]:
         return [pid for session in self.sessions for pid in session_members(session)]
-
-    def log_of(self, cell: MatrixCell) -> str:
-        return (self.store.root / str(cell.log)).read_text()
 
 
 def training_check(
