@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commandline import program
 from roots import ROOT
 from typer.testing import CliRunner
 
@@ -108,10 +106,8 @@ def test_two_folders_of_one_name_are_two_subjects(tmp_path: Path, monkeypatch: p
 @pytest.mark.slow
 def test_the_command_finds_what_the_page_says_in_one_process(tmp_path: Path):
     page, store = tmp_path / "families.md", Store(tmp_path / "kept" / "store")
-    given = ("--attn", "sdpa", "--dtype", "fp32,bf16", "--keep", str(tmp_path / "kept"), "--json", "--write", str(page))
-    command = [sys.executable, "-m", "actordbg", "families", "llama3", "qwen3.5", *given]
-    own = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=own, capture_output=True, text=True)
+    given = f"families llama3 qwen3.5 --attn sdpa --dtype fp32,bf16 --keep {tmp_path / 'kept'} --json --write {page}".split()
+    done = program(*given, OMP_NUM_THREADS="1")
     assert done.returncode == 1, done.stderr
     llama, qwen = json.loads(done.stdout)["families"]
     assert [one["verdict"] for one in llama["cells"]] == ["match"] * 4 and llama["findings"] == []
@@ -127,6 +123,6 @@ def test_the_command_finds_what_the_page_says_in_one_process(tmp_path: Path):
     boots = [json.loads(line)["pid"] for path in store.replays.glob("*/rank0.jsonl") for line in path.open() if '"boot"' in line]
     assert len(boots) >= 14 and len(set(boots)) == 1
     wrote = page.read_text()
-    again = subprocess.run(command, env=own, capture_output=True, text=True)
+    again = program(*given, OMP_NUM_THREADS="1")
     assert json.loads(again.stdout)["families"] == [llama, qwen] and page.read_text() == wrote
     assert len(list(store.replays.iterdir())) == len(boots), "what was done is not run again"

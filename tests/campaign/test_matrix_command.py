@@ -7,8 +7,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +19,8 @@ from amounts import first_or_all
 from click.testing import Result
 from matrixcases import FOUR, Bench, in_cell
 from replaycases import PlannedRow, publish
-from roots import ROOT, SUPPORT
+from roots import SUPPORT
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
 from actordbg.base.errors import ActordbgError, Conflict, MachineFault, NothingToDo, UsageError
 from actordbg.base.processes import session_members
@@ -33,7 +30,6 @@ from actordbg.campaign.cell_outcomes import context_of, regressions, require_com
 from actordbg.campaign.matrix_document import MatrixContext, matrix_document
 from actordbg.campaign.run_matrix import MatrixEvent
 from actordbg.campaign.runner import claimed
-from actordbg.cli.app import app
 from actordbg.document.blocks import BAD_TONE, GOOD_TONE, PART_TONE, Banner
 from actordbg.document.page import as_html
 from actordbg.document.renderings import as_markdown, as_text
@@ -51,17 +47,17 @@ def no_surrounding_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.chdir(tmp_path)
 
 
-def invoke(store: Store, *arguments: str) -> Result:
-    return commandline.invoke(store, "matrix", *arguments)
+def invoke(store: Store, typed: str, *more: str) -> Result:
+    return commandline.invoke(store, "matrix", *typed.split(), *more)
 
 
 def test_the_plan_says_what_is_unavailable_and_what_shares_a_load(store: Store):
     publish(store, 2)
-    asked = ("--dry-run", "--attn", "flash_attention_2,sdpa", "--packing", "both")
-    said = invoke(store, *asked).stdout
+    asked = "--dry-run --attn flash_attention_2,sdpa --packing both"
+    said = invoke(store, asked).stdout
     assert "4 cells on 2 dumps" in said and "#0 flash, not packed: unavailable (flash_attention_2 was asked for" in said
     assert "#3 sdpa, packed: to be run" in said and "load 1: #2, #3" in said
-    plan = json.loads(invoke(store, *asked, "--json").stdout)
+    plan = json.loads(invoke(store, asked, "--json").stdout)
     assert (plan["dumps"], len(plan["cells"]), plan["loads"]) == (2, 4, [[2, 3]])
 
 
@@ -81,7 +77,7 @@ def test_the_plan_says_what_is_unavailable_and_what_shares_a_load(store: Store):
 def test_what_cannot_be_is_an_error_before_anything_starts(store: Store, typed: str, said: str):
     publish(store, 1)
     with pytest.raises((UsageError, NothingToDo), match=said):
-        invoke(store, *typed.split())
+        invoke(store, typed)
     assert not store.matrices.exists() and not store.replays.exists()
 
 
@@ -92,25 +88,16 @@ def test_below_a_launcher_one_process_runs_it_with_as_many_workers(store: Store,
         monkeypatch.setenv(name, value)
     assert invoke(store, "--dry-run").stdout == ""
     monkeypatch.setenv("RANK", "0")
-    done = invoke(store, "--attn", "flash_attention_2", "--packing", "off", "--compile", "off", "--quiet")
+    done = invoke(store, "--attn flash_attention_2 --packing off --compile off --quiet")
     assert done.exit_code == 1 and not store.replays.exists()
     assert "1 cell on 1 dump: 1 unavailable" in done.stdout and "way out: --attn sdpa" in done.stdout
     assert [cell.config["nproc"] for cell in matrices.load(store, "last").cells] == [2]
-    again = invoke(store, "--show", "last", "--format", "md")
+    again = invoke(store, "--show last --format md")
     assert again.exit_code == 0 and "| # | combination | result |" in again.stdout
     for path in store.iter_dumps():
         path.unlink()
     with pytest.raises(ActordbgError, match=r"no dump|gone"):
-        invoke(store, "--resume", "last")
-
-
-def command(store: Store, *arguments: str, code: int = 0) -> str:
-    """The command in a process of its own."""
-    line = [sys.executable, "-m", "actordbg", "--store", str(store.root), "matrix", "--quiet", *arguments]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(line, capture_output=True, text=True, env=environment, timeout=900)
-    assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
-    return done.stdout
+        invoke(store, "--resume last")
 
 
 def figures(record: ResultRecord) -> tuple[Any, ...]:
@@ -121,7 +108,7 @@ def figures(record: ResultRecord) -> tuple[Any, ...]:
 class TestARealOne:
     """Four cells on one loaded Actor: sdpa and eager, compiled or not, packed, with backward."""
 
-    GIVEN = ("--attn", "sdpa,eager", "--compile", "off,on", "--compile-backend", "eager", "--packing", "on", "--backward")
+    GIVEN = "--attn sdpa,eager --compile off,on --compile-backend eager --packing on --backward --json"
 
     @pytest.fixture(scope="class")
     def store(self, tmp_path_factory: pytest.TempPathFactory) -> Store:
@@ -131,7 +118,9 @@ class TestARealOne:
 
     @pytest.fixture(scope="class")
     def record(self, store: Store) -> MatrixRecord:
-        answer = json.loads(command(store, *self.GIVEN, "--json"))
+        done = commandline.program("--store", str(store.root), "matrix", "--quiet", *self.GIVEN.split())
+        assert done.returncode == 0, done.stderr
+        answer = json.loads(done.stdout)
         record = matrices.load(store, "last")
         assert answer["good"] is True and answer["matrix"]["matrix_id"] == record.matrix_id
         return record
@@ -408,7 +397,7 @@ def test_a_cell_whose_laws_raised_has_not_passed(bench: Bench):
     raised = {"law": "rerun", "verdict": "not-checked", "words": "RuntimeError: no kernel", "raised": True}
     left = [{"law": "future", "verdict": "not-checked", "words": "rerun failed"}]
     bench.run(bench.new(ONE, inputs=1), in_cell("sdpa", False, {"laws": [raised, *left]}))
-    said = " ".join(CliRunner().invoke(app, ["--store", str(bench.store.root), "matrix", "--show", "last"]).stdout.split())
+    said = " ".join(invoke(bench.store, "--show last").stdout.split())
     assert "law-failed (1 passed)" in said and "first cause: rerun failed: RuntimeError: no kernel in d0" in said
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 from amounts import first_or_all
+from commandline import invoke
 from matrixcases import training_check
 from replaycases import publish
 from roots import SUPPORT
 from supervised import fake_launcher
-from typer.testing import CliRunner
 
 from actordbg.actor.backends.training import Training
 from actordbg.base.errors import ActordbgError, GroupsLost, UnsafeInput, Unsupported
@@ -26,7 +26,6 @@ from actordbg.campaign import run_train_check as running
 from actordbg.campaign.run_train_check import CHECK, STORAGE, WENT_ON, TrainRun, folder_of
 from actordbg.campaign.train_document import FIGURES, verdicts
 from actordbg.campaign.train_plan import configurations, make_train_cells, sft_cells
-from actordbg.cli.app import app
 from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
@@ -87,7 +86,7 @@ def _as_the_ancestor_reads_it(store: Store, logs: Path):
     names = {"plain_test.log", "deepspeed_test.log", "fsdp2_test.log", "fsdp2_tp2_test.log", "fsdp2_ring2_test.log"}
     assert names | {"fsdp2_tp2_ring2_test.log"} <= {path.name for path in logs.iterdir()}
     pair = [str(logs / name) for name in ("deepspeed_test.log", "fsdp2_tp2_ring2_test.log")]
-    compared = CliRunner().invoke(app, ["compare-logs", *pair, "--json"])
+    compared = invoke(store, "compare-logs", *pair, "--json")
     answer = json.loads(compared.stdout)
     assert (answer["verdict"], answer["metric"], answer["common"]) == ("aligned", "gpt_loss", 4)
 
@@ -95,11 +94,11 @@ def _as_the_ancestor_reads_it(store: Store, logs: Path):
 def _printed_again(store: Store, folder: Path):
     """--show: a table of 80 columns, a picture, exit code 1 for the faults; and --resume has nothing left to run."""
     picture = folder / "check.png"
-    shown = CliRunner().invoke(app, ["--store", str(store.root), "train-check", "--show", "last", "--plot", str(picture)])
+    shown = invoke(store, "train-check", "--show", "last", "--plot", str(picture))
     assert shown.exit_code == 1 and picture.read_bytes().startswith(b"\x89PNG")
     assert max(map(len, shown.stdout.split("\nLogs\n")[0].splitlines())) <= 80
     assert "no_zero_grad: at step 2 the gradient norm is off by" in " ".join(shown.stdout.split())
-    again = CliRunner().invoke(app, ["--store", str(store.root), "train-check", "--resume", "last", "--json"])
+    again = invoke(store, "train-check", "--resume", "last", "--json")
     assert json.loads(again.stdout)["check"]["status"] == "complete"
 
 
@@ -119,7 +118,7 @@ def the_trainers_own_sft_is_run_under_zero_2_and_on_one_process_and_agrees(
     assert (alone.word, zero.word, zero.falls) == ("baseline", "agrees", "yes") and zero.largest["loss"] < 0.01
     pair = [str(tmp_path / "logs/sft" / cell.log_name) for cell in done.cells[:2]]
     assert pair[1].endswith("sft/deepspeed_test.log")
-    assert "gpt_loss" in CliRunner().invoke(app, ["compare-logs", *pair]).stdout
+    assert "gpt_loss" in invoke(store, "compare-logs", *pair).stdout
 
 
 LONG_WAYS = [
@@ -167,7 +166,7 @@ def test_trainings_that_were_killed_go_on_from_their_checkpoints_to_the_same_fig
     assert [cell.status for cell in left.cells] == [TRAINED, TRAINED, TRAINED, "not run"]
     assert [one.name for one in (storage / record.check_id).iterdir()] == ["cell-3"], "what is done has none any more"
 
-    again = CliRunner().invoke(app, ["--store", str(store.root), "train-check", "--resume", "last", "--json"])
+    again = invoke(store, "train-check", "--resume", "last", "--json")
     done = TrainCheckRecord.from_file(folder_of(store, record.check_id) / CHECK)
     assert [(cell.status, cell.reason, len(cell.steps)) for cell in done.cells] == [(TRAINED, "", 4)] * 4, again.output
     assert done.options[WENT_ON] == {"1": [2], "3": [2]}
@@ -238,10 +237,11 @@ def test_a_storage_that_cannot_be_is_refused_before_anything_is_written(store: S
         "says nothing without --storage": ["--checkpoint-every", "2"],
     }
     for told, options in cases.items():
-        done = CliRunner().invoke(app, ["--store", str(store.root), "train-check", "--dry-run", *options])
-        assert isinstance(done.exception, ActordbgError) and told in done.exception.message and done.exception.exit_code == 2
-    planned = f"--store {store.root} train-check --dry-run --json --steps 40 --storage {tmp_path / 'new'}".split()
-    told = json.loads(CliRunner().invoke(app, planned).stdout)["options"][STORAGE]
+        with pytest.raises(ActordbgError, match=told) as refused:
+            invoke(store, "train-check", "--dry-run", *options)
+        assert refused.value.exit_code == 2
+    planned = invoke(store, *f"train-check --dry-run --json --steps 40 --storage {tmp_path / 'new'}".split())
+    told = json.loads(planned.stdout)["options"][STORAGE]
     assert told == {"folder": str(tmp_path / "new"), "every": 4} and not (tmp_path / "new").exists()
 
 

@@ -49,8 +49,8 @@ from actordbg.store.layout import Store
 FOUR = ReplayConfig(nproc=4)
 
 
-def invoke(store: Store, *arguments: str) -> Result:
-    return commandline.invoke(store, "train-check", *arguments)
+def invoke(store: Store, typed: str, *more: str) -> Result:
+    return commandline.invoke(store, "train-check", *typed.split(), *more)
 
 
 def steps(*figures: tuple[float, float, float]) -> tuple[TrainStep, ...]:
@@ -73,9 +73,8 @@ def checked(asked: tuple[TrainStep, ...], noise: float = 0.0, dtype: str = "fp32
 
 def test_every_cell_takes_the_same_micro_batches_in_each_step_and_accumulates_what_it_has_no_lanes_for():
     configs = configurations(FOUR, {})
-    assert [(one.backend, one.nproc, one.lanes) for one in configs] == [
-        ("plain", 1, 1), ("deepspeed", 4, 4), ("fsdp2", 4, 4), ("fsdp2", 4, 2), ("fsdp2", 4, 2), ("fsdp2", 4, 1)
-    ]  # fmt: skip
+    told = ", ".join(f"{one.backend} {one.nproc} {one.lanes}" for one in configs)
+    assert told == "plain 1 1, deepspeed 4 4, fsdp2 4 4, fsdp2 4 2, fsdp2 4 2, fsdp2 4 1"
     assert [one.packing for one in configs if one.ring > 1] == [True, True]
     assert (batch_of(configs, 1), batch_of(configs, 3), batch_of(configs[:1], 2)) == (4, 12, 2)
     inputs = [ReplayInput(f"d{n}", f"p{n}", 0, 2, 8, 16) for n in range(3)]
@@ -89,28 +88,28 @@ def test_every_cell_takes_the_same_micro_batches_in_each_step_and_accumulates_wh
 
 
 @pytest.mark.parametrize(
-    ("changed", "word", "told"),
+    ("step", "changed", "looks_like"),
     [
-        ({}, "agrees", None),
-        ({0: {"loss": 6.001}}, "PARTS", (1, "loss", "forward differs")),
-        ({0: {"grad_norm": 1.0}}, "PARTS", (1, "grad_norm", "not reduced")),
-        ({0: {"update_norm": 1.0}}, "PARTS", (1, "update_norm", "twice")),
-        ({1: {"grad_norm": 3.9}}, "PARTS", (2, "grad_norm", "zero_grad")),
-        ({2: {"update_norm": 0.6}}, "PARTS", (3, "update_norm", "state")),
-        ({2: {"loss": float("nan")}}, "PARTS", (3, "loss", "")),
-        ({0: {"loss": 6.00001}}, "agrees", None),
+        (1, {}, ""),
+        (1, {"loss": 6.001}, "forward differs"),
+        (1, {"grad_norm": 1.0}, "not reduced"),
+        (1, {"update_norm": 1.0}, "twice"),
+        (2, {"grad_norm": 3.9}, "zero_grad"),
+        (3, {"update_norm": 0.6}, "state"),
+        (3, {"loss": float("nan")}, None),
+        (1, {"loss": 6.00001}, ""),
     ],
 )
 def test_a_training_parts_at_the_first_step_and_figure_that_is_further_away_than_rounding(
-    changed: dict[int, dict[str, float]], word: str, told: tuple[int, str, str] | None
+    step: int, changed: dict[str, float], looks_like: str | None
 ):
-    sound = checked(()).cells[0].steps
-    record = checked(tuple(replace(one, **changed.get(index, {})) for index, one in enumerate(sound)))
+    """looks_like: "" where nothing parts, None where it does and looks like nothing."""
+    record = checked(tuple(replace(one, **(changed if one.step == step else {})) for one in checked(()).cells[0].steps))
     one = verdicts(record)[2]
-    assert (one.word, is_good(record)) == (word, word == "agrees")
-    if told:
-        assert one.parting is not None and (one.parting.step, one.parting.figure) == told[:2]
-        assert told[2] in one.parting.looks_like
+    assert (one.word, is_good(record)) == (("agrees", True) if looks_like == "" else ("PARTS", False))
+    if looks_like != "":
+        assert (one.parting.step, [one.parting.figure]) == (step, [*changed])
+        assert (looks_like or "") in one.parting.looks_like and bool(looks_like) is bool(one.parting.looks_like)
 
 
 def test_what_reordering_moves_is_no_parting_and_a_loss_that_does_not_fall_is_not_good():
@@ -133,10 +132,10 @@ def kept(store: Store, record: TrainCheckRecord) -> Path:
 
 def test_a_training_of_nothing_but_nan_is_answered_in_every_format(store: Store, tmp_path: Path):
     kept(store, replace(checked((TrainStep(1, None, None, None),) * 4), log_dir=str(tmp_path)))
-    told = invoke(store, "--show", "last", "--json")
+    told = invoke(store, "--show last --json")
     one = json.loads(told.stdout)["verdicts"][2]
     assert told.exit_code == 1 and (one["word"], one["largest"]["loss"], one["parting"]["by"]) == ("PARTS", None, None)
-    text = " ".join(invoke(store, "--show", "last").stdout.split())
+    text = " ".join(invoke(store, "--show last").stdout.split())
     assert "asked: at step 1 the loss is NaN or infinite, here or in the baseline" in text and "nan nan nan step 1" in text
 
 
@@ -184,7 +183,7 @@ def test_a_loss_that_nobody_knows_to_fall_is_not_green_and_the_first_sentence_sa
     record = replace(record, cells=tuple(replace(one, steps=rises) for one in record.cells))
     kept(store, record)
     assert (verdicts(record)[2].word, verdicts(record)[2].falls) == ("agrees", "?")
-    shown = invoke(store, "--show", "last", "--format", "md")
+    shown = invoke(store, "--show last --format md")
     first = "1 configuration, 4 steps, 2 micro-batches in each, over 8 inputs: 1 agrees. Whether the loss falls was not checked: no round"
     assert shown.exit_code == 1 and first in shown.stdout and "use --steps 8" in shown.stdout
     banner = banner_of(record)
@@ -195,7 +194,7 @@ def test_a_loss_that_nobody_knows_to_fall_is_not_green_and_the_first_sentence_sa
 @pytest.mark.parametrize(("given", "taken"), [("--steps 5", 8), ("--max-inputs 24", 24)])
 def test_as_many_inputs_are_taken_as_the_steps_take_twice(store: Store, given: str, taken: int):
     publish(store, 30)
-    told = json.loads(invoke(store, "--dry-run", "--json", *given.split()).stdout)
+    told = json.loads(invoke(store, "--dry-run --json", *given.split()).stdout)
     assert len(told["dump_ids"]) == len(told["options"]["inputs"]) == taken
 
 
@@ -222,21 +221,21 @@ def test_the_ancestors_variables_are_taken_and_told_and_a_flag_wins(store: Store
     publish(store, 3)
     for name, value in {"NUM_GPUS": "2", "MAX_SAMPLES": "2", "SKIP_DEEPSPEED": "1", "SKIP_COMBINED": "1", "DATASET": "x"}.items():
         monkeypatch.setenv(name, value)
-    done = invoke(store, "--dry-run", "--json", "--max-inputs", "3")
+    done = invoke(store, "--dry-run --json --max-inputs 3")
     told = json.loads(done.stdout)
     assert [one["name"] for one in told["cells"]][2:] == ["plain", "fsdp2", "fsdp2, tp 2", "fsdp2, ring 2"]
     assert len(told["dump_ids"]) == 3 and {one["config"]["nproc"] for one in told["cells"][3:]} == {2}
     assert told["names"] == {"NUM_GPUS": "2", "SKIP_DEEPSPEED": "1", "SKIP_COMBINED": "1"}
     assert "MAX_SAMPLES has no effect: --max-inputs was given" in done.stderr and "DATASET has no effect" in done.stderr
     monkeypatch.setenv("DEBUG_DISABLE_FSDP", "1")
-    done = invoke(store, "--dry-run", "--json")
+    done = invoke(store, "--dry-run --json")
     assert [one["name"] for one in json.loads(done.stdout)["cells"]][2:] == ["plain"]
     assert "taken from the environment: DEBUG_DISABLE_FSDP=1" in done.stderr
     with pytest.raises(UsageError, match="DEBUG_DISABLE_FSDP is set, and --backend lists fsdp2"):
-        invoke(store, "--dry-run", "--backend", "fsdp2")
+        invoke(store, "--dry-run --backend fsdp2")
     monkeypatch.setenv("MAX_LEN", "1")
     with pytest.raises(WhereError, match="closes nothing"):
-        invoke(store, "--dry-run", "--where", "rank=0) or (1=1")
+        invoke(store, "--dry-run --where", "rank=0) or (1=1")
     with pytest.raises(UsageError, match="NUM_GPUS='many'"):
         read_names({"NUM_GPUS": "many"}, set())
     assert not (store.root / "trainchecks").exists()
@@ -250,7 +249,7 @@ def test_gradient_checkpointing_computes_layers_again_and_changes_no_figure(
 
     item, calls, forward = publish(store, 1, length=16)[0], [], LlamaMLP.forward
     monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: (calls.append(1), forward(self, x))[1])
-    told = json.loads(invoke(store, "--gradient-checkpointing", "--dry-run", "--json").stdout)["training"]
+    told = json.loads(invoke(store, "--gradient-checkpointing --dry-run --json").stdout)["training"]
     assert told["gradient_checkpointing"] is True
 
     def trained(checkpoints: bool, dump: payload.Dump) -> tuple[Any, ...]:
@@ -270,13 +269,13 @@ def test_gradient_checkpointing_computes_layers_again_and_changes_no_figure(
 def test_going_on_with_anothers_check_is_confirmed(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     record = replace(checked(checked(()).cells[0].steps), log_dir=str(tmp_path))
     path = kept(store, record)
-    assert invoke(store, "--show", "last").exit_code == 0
+    assert invoke(store, "--show last").exit_code == 0
     logs = replace(record, log_dir=str(path.parent / "logs"))
     write_trainer_log(replace(record.cells[0], role=SFT), logs)
     assert [one for one in check(store) if "trainchecks" in str(one.place)] == []
     give_away(path, monkeypatch)
     with pytest.raises(Refused, match="wrote training check 20261122T080000-abcdef"):
-        invoke(store, "--resume", "last")
+        invoke(store, "--resume last")
 
 
 def test_the_trainers_own_program_is_planned_beside_and_held_against_itself(
@@ -286,7 +285,7 @@ def test_the_trainers_own_program_is_planned_beside_and_held_against_itself(
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"question": "2 + 2?", "response": "4"}\n')
     monkeypatch.setenv("DATASET", str(rows))
-    done = invoke(store, "--trainer", "sft", "--backend", "deepspeed,fsdp2", "--nproc", "2", "--dry-run", "--json")
+    done = invoke(store, "--trainer sft --backend deepspeed,fsdp2 --nproc 2 --dry-run --json")
     told = json.loads(done.stdout)
     cells = {one["name"]: one for one in told["cells"] if one["role"] in (SFT, SFT_BASELINE)}
     assert list(cells) == ["train_sft, 1 process", "train_sft, ZeRO 0", "train_sft, fsdp2"]
@@ -295,12 +294,12 @@ def test_the_trainers_own_program_is_planned_beside_and_held_against_itself(
     assert cells["train_sft, ZeRO 0"]["log_name"] == "deepspeed_test.log"
     assert told["options"][SFT]["data"] == str(rows) and told["names"]["DATASET"] == str(rows)
     monkeypatch.delenv("DATASET")
-    made_up = json.loads(invoke(store, "--trainer", "sft", "--steps", "7", "--dry-run", "--json").stdout)["options"][SFT]
+    made_up = json.loads(invoke(store, "--trainer sft --steps 7 --dry-run --json").stdout)["options"][SFT]
     assert (made_up["data"], made_up["round"]) == (None, 3)
     with pytest.raises(UsageError, match="no known pair of texts"):
         monkeypatch.setenv("DATASET", str(rows))
         rows.write_text('{"text": "2 + 2 = 4"}\n')
-        invoke(store, "--trainer", "sft", "--dry-run")
+        invoke(store, "--trainer sft --dry-run")
 
     sound = checked(checked(()).cells[0].steps)
     losses = tuple(TrainStep(step, 7.0 - 0.3 * step, None, None) for step in range(1, 9))

@@ -245,35 +245,35 @@ def test_the_interface_of_an_address_is_found():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("typed", "said"),
     [
-        (["--groups", "2"], "--groups belongs to a Ray cluster"),
-        (["--engine", "slurm"], "--engine slurm is not known"),
-        (["--engine", "ray", "--groups", "many"], "--groups many is no number"),
+        ("--groups 2", "--groups belongs to a Ray cluster"),
+        ("--engine slurm", "--engine slurm is not known"),
+        ("--engine ray --groups many", "--groups many is no number"),
         (
-            ["--engine", "ray", "--address", "ray://127.0.0.1:1"],
+            "--engine ray --address ray://127.0.0.1:1",
             "no Ray cluster answers at ray://127.0.0.1:1: Connection refused",
         ),
-        (["--engine", "ray", "--runtime-env", "RAY_DEBUG_POST_MORTEM=1"], "RAY_DEBUG_POST_MORTEM in --runtime-env would stop"),
-        (["--engine", "ray", "--address", "http://127.0.0.1:8265"], "http://127.0.0.1:8265 is no address of a Ray cluster"),
+        ("--engine ray --runtime-env RAY_DEBUG_POST_MORTEM=1", "RAY_DEBUG_POST_MORTEM in --runtime-env would stop"),
+        ("--engine ray --address http://127.0.0.1:8265", "http://127.0.0.1:8265 is no address of a Ray cluster"),
         (
-            ["--engine", "ray", "--ray-debug-error", "--break", "after"],
+            "--engine ray --ray-debug-error --break after",
             "--ray-debug-error and --break after stop at different places",
         ),
-        (["--engine", "ray", "--break", "after", "--debugpy", "5678"], "--debugpy 5678 is a port of this machine"),
+        ("--engine ray --break after --debugpy 5678", "--debugpy 5678 is a port of this machine"),
         (
-            ["--engine", "ray", "--ray-debug-error"],
+            "--engine ray --ray-debug-error",
             "debugpy listens on the addresses of the nodes, and whoever reaches them there can run code as you",
         ),
         (
-            ["--engine", "ray", "--ray-debug-error", "--backend", "fsdp2", "--nproc", "2", "--procs-per-node", "1"],
+            "--engine ray --ray-debug-error --backend fsdp2 --nproc 2 --procs-per-node 1",
             "this group spans several nodes",
         ),
     ],
 )
-def test_options_that_make_no_sense_are_refused_before_anything_starts(tmp_path: Path, options: list[str], said: str):
+def test_options_that_make_no_sense_are_refused_before_anything_starts(tmp_path: Path, typed: str, said: str):
     publish(Store(tmp_path).create(), 1)
-    result = CliRunner().invoke(app, ["--store", str(tmp_path), "replay", *options])
+    result = CliRunner().invoke(app, ["--store", str(tmp_path), "replay", *typed.split()])
     assert said in str(result.exception), result.output
     assert not (tmp_path / "replays").exists() or not list((tmp_path / "replays").iterdir())
 

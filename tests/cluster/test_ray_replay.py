@@ -72,8 +72,8 @@ def attempts(folder: Path) -> list[dict[str, Any]]:
     return [event for event in read_events(folder / "supervisor.jsonl") if event["event"] == "attempt"]
 
 
-def command(store: str | Path, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "actordbg", "--store", str(store), *arguments]
+def command(store: str | Path, typed: str) -> list[str]:
+    return [sys.executable, "-m", "actordbg", "--store", str(store), *typed.split()]
 
 
 def test_inputs_are_shared_out_and_a_crash_costs_its_input(cluster, store: Store):
@@ -279,17 +279,16 @@ def test_a_node_with_other_versions_is_refused_by_name(cluster, store: Store, tm
 def test_a_sharded_group_over_two_nodes_gives_the_bits_of_one_machine(cluster, machines: Machines):
     """From the command line, with real workers; three machines that share a bucket and nothing else."""
 
-    def actordbg(desk: str, *arguments: str) -> str:
-        done = subprocess.run(
-            command(machines.url, *arguments), capture_output=True, text=True, env=machines.desk(desk), timeout=600
-        )
+    def actordbg(desk: str, typed: str) -> str:
+        words = command(machines.url, typed)
+        done = subprocess.run(words, capture_output=True, text=True, env=machines.desk(desk), timeout=600)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    actordbg("a", "dump", "create", "--count", "4", "--batch-size", "2", "--seq-len", "48")
-    how = ["replay", "--max-inputs", "3", "--backend", "fsdp2", "--nproc", "2", "--backward", "--keep-tensors", "--json"]
-    here = json.loads(actordbg("a", *how))
-    there = json.loads(actordbg("b", *how, "--engine", "ray", "--address", cluster.address, "--procs-per-node", "1"))
+    actordbg("a", "dump create --count 4 --batch-size 2 --seq-len 48")
+    how = "replay --max-inputs 3 --backend fsdp2 --nproc 2 --backward --keep-tensors --json"
+    here = json.loads(actordbg("a", how))
+    there = json.loads(actordbg("b", f"{how} --engine ray --address {cluster.address} --procs-per-node 1"))
     assert (there["passed"], there["restarts"]) == (3, 0)
     folders = [machines.mirror(desk) / "replays" / one["replay_id"] for desk, one in (("a", here), ("b", there))]
     ours, theirs = (read_results(folder) for folder in folders)
@@ -311,13 +310,13 @@ MEASURED = {"replay_id", "comparison_id", "log", "forward_s", "peak_memory_bytes
 
 def test_a_matrix_on_the_cluster_says_what_it_says_on_one_machine(cluster, store: Store):
     """From the command line: the same cells, words, verdicts and differences from the truth."""
-    asked = ["--attn", "sdpa,eager,flash_attention_2", "--packing", "off", "--compile", "off", "--no-backward", "--json"]
+    asked = "matrix --attn sdpa,eager,flash_attention_2 --packing off --compile off --no-backward --json"
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     running, answers = [], []
-    for engine in ([], ["--engine", "ray", "--address", cluster.address]):  # at once, which halves the time
+    for engine in ("", f"--engine ray --address {cluster.address}"):  # at once, which halves the time
         own = Store(store.root / f"store-{len(engine)}").create()
         publish(own, 1, length=24)
-        running.append(subprocess.Popen(command(own.root, "matrix", *asked, *engine), env=stopcases.environment(), **pipes))
+        running.append(subprocess.Popen(command(own.root, f"{asked} {engine}"), env=stopcases.environment(), **pipes))
     for one in running:
         said, told = one.communicate(timeout=600)
         assert one.returncode == 0, said + told
@@ -338,13 +337,13 @@ def test_rays_debugger_finds_an_input_that_failed_and_sees_its_frames(cluster, s
     publish(store, 1, length=40)
     publish(store, 1, length=33, first=1)
     faulty = brokenactor.environment(tmp_path / "fault", stopcases.FAULT)
-    options = ["replay", "--engine", "ray", "--address", cluster.address, "--groups", "1"]
-    options += ["--ray-debug-error", "--yes", "--no-backward"]
-    path = os.pathsep.join((faulty["PYTHONPATH"], str(ROOT)))
-    options += ["--runtime-env", f"PYTHONPATH={path}", "--runtime-env", f"BROKEN_ACTOR={faulty['BROKEN_ACTOR']}"]
+    options = f"replay --engine ray --address {cluster.address} --groups 1 --ray-debug-error --yes --no-backward"
+    options += (
+        f" --runtime-env PYTHONPATH={faulty['PYTHONPATH']}{os.pathsep}{ROOT} --runtime-env BROKEN_ACTOR={faulty['BROKEN_ACTOR']}"
+    )
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     seen = {}
-    with subprocess.Popen(command(store.root, *options), text=True, env=stopcases.environment(), **pipes) as replaying:
+    with subprocess.Popen(command(store.root, options), text=True, env=stopcases.environment(), **pipes) as replaying:
         try:
             for number in (1, 2):
                 host, port = _look_into_what_is_paused(replaying, store, number, seen)

@@ -9,6 +9,7 @@ import re
 import sys
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import logcases
 import pytest
@@ -33,8 +34,8 @@ def logs(tmp_path: Path) -> tuple[str, str]:
     return str(tmp_path / "a.log"), str(tmp_path / "b.log")
 
 
-def invoke(*arguments: str, catch: bool = False) -> Result:
-    return CliRunner().invoke(app, ["compare-logs", *arguments], catch_exceptions=catch)
+def invoke(*arguments: str, **options: Any) -> Result:
+    return CliRunner().invoke(app, ["compare-logs", *arguments], catch_exceptions=False, **options)
 
 
 def test_the_answer_has_figures_worst_steps_trend_and_verdict_in_80_columns(logs: tuple[str, str]):
@@ -67,7 +68,7 @@ def test_nothing_in_common_ends_with_1_and_names_what_each_log_has(tmp_path: Pat
 
 
 def test_one_log_may_come_from_standard_input(logs: tuple[str, str], monkeypatch: pytest.MonkeyPatch):
-    done = CliRunner().invoke(app, ["compare-logs", "-", logs[1]], input=Path(logs[0]).read_bytes())
+    done = invoke("-", logs[1], input=Path(logs[0]).read_bytes())
     assert done.exit_code == 0 and "1-24 (24)" in done.stdout
     with pytest.raises(UsageError, match="cannot be both"):
         invoke("-", "-")
