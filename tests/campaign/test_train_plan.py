@@ -194,7 +194,7 @@ def test_a_loss_that_nobody_knows_to_fall_is_not_green_and_the_first_sentence_sa
 @pytest.mark.parametrize(("given", "taken"), [("--steps 5", 8), ("--max-inputs 24", 24)])
 def test_as_many_inputs_are_taken_as_the_steps_take_twice(store: Store, given: str, taken: int):
     publish(store, 30)
-    told = json.loads(invoke(store, "--dry-run --json", *given.split()).stdout)
+    told = json.loads(invoke(store, f"--dry-run --json {given}").stdout)
     assert len(told["dump_ids"]) == len(told["options"]["inputs"]) == taken
 
 
@@ -213,7 +213,7 @@ def test_sizes_that_do_not_divide_the_processes_are_a_usage_error_that_names_the
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match=said) as caught:
-        invoke(store, *given.split(), "--dry-run")
+        invoke(store, f"{given} --dry-run")
     assert "--nproc" in str(caught.value.hint)
 
 

@@ -83,10 +83,10 @@ def test_a_worker_that_leaks_a_megabyte_an_input_shows_it_and_parts_from_one_tha
     samples = read_samples(store.memory / f"{leaking['memory_id']}.csv")
     assert {one.rank for one in samples} == {0} and {one.dump_id for one in samples} - {""} == {f"d{n}" for n in range(INPUTS)}
     page = tmp_path / "memory.html"
-    done = invoke(store, "compare", str(leaking["memory_id"]), str(sound["memory_id"]), "--html", str(page), "--of", "uss")
+    done = invoke(store, f"compare {leaking['memory_id']} {sound['memory_id']} --of uss --html", str(page))
     assert done.exit_code == 1 and "rank 0, USS: growth is" in done.stdout and "in B; they part at step" in done.stdout
     assert "<html" in page.read_text() and "USS by step" in page.read_text() and "d3" in page.read_text()
-    assert invoke(store, "compare", str(sound["memory_id"]), str(sound["memory_id"])).exit_code == 0
+    assert invoke(store, f"compare {sound['memory_id']} {sound['memory_id']}").exit_code == 0
     rows = {one.memory_id: one for one in table_rows(store, "memory_watch", "1")} if refresh(store).lab else {}
     assert rows[str(leaking["memory_id"])].growth_per_step == pytest.approx(MB, rel=0.1)
     assert rows[str(sound["memory_id"])].growth_per_step is None
@@ -183,7 +183,7 @@ def test_journals_with_odd_events_are_followed_and_workers_without_a_beginning_a
 def test_a_watching_is_in_the_store_whole_and_listed(store: Store):
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        done = invoke(store, "watch --pid", str(child.pid), "--interval", "10ms", "--for", "100ms", "--json")
+        done = invoke(store, f"watch --pid {child.pid} --interval 10ms --for 100ms --json")
     finally:
         child.communicate(b"\n")
     answer = json.loads(done.stdout)
