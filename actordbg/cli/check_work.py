@@ -11,7 +11,7 @@ import typer
 from actordbg.cli import output
 from actordbg.cli.output import emit, say, say_lines, say_wrapped
 from actordbg.cli.replay_options import ChosenInputs
-from actordbg.cli.replaying import SAMPLE, counting, replaying, require_runnable
+from actordbg.cli.replaying import counting, replaying, require_runnable
 from actordbg.document.page import as_html, write_named
 from actordbg.document.renderings import as_markdown
 from actordbg.formats.store_files import atomic_write, make_folder
@@ -22,6 +22,9 @@ from actordbg.records.journal import read_standing
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.supervise import COMPLETE, Progress
 from actordbg.store.layout import Store
+
+SAMPLE = 8
+"""Dumps that are checked where nothing says how many."""
 
 
 def sampled(inputs: ChosenInputs) -> ChosenInputs:

@@ -21,6 +21,7 @@ from actordbg.cli.options import (
     parameter,
     require_good,
     store_of,
+    stored,
     take_consent,
     takes_options,
 )
@@ -53,6 +54,7 @@ def compare(
         typer.Argument(
             metavar="A",
             help="The replay that is judged: an id, a name, `@1` or `last`.",
+            autocompletion=stored("replay"),
         ),
     ],
     b: Annotated[
@@ -60,6 +62,7 @@ def compare(
         typer.Argument(
             metavar="B",
             help="Another replay, `truth`, or `golden`: what the training run itself got.",
+            autocompletion=stored("replay", "truth", "golden"),
         ),
     ],
     noise: str | None = option(

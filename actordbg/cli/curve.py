@@ -20,6 +20,7 @@ from actordbg.cli.options import (
     option_field,
     require_good,
     store_of,
+    stored,
 )
 from actordbg.cli.output import note, plural, say_document, say_lines
 from actordbg.cli.setting_options import NONE, Given, takes_settings
@@ -38,6 +39,7 @@ class Question:
         typer.Argument(
             metavar="[REPLAY...|last|all]",
             help="Replays by id, name or @1 (default: all).",
+            autocompletion=stored("replay"),
         ),
     ] = None
     matrix: str | None = option_field(None, "The replays of this matrix's cells.", metavar="ID|last")

@@ -28,6 +28,7 @@ from actordbg.cli.options import (
     require_selected,
     require_some,
     store_of,
+    stored,
 )
 from actordbg.cli.output import as_json, emit, human_bytes, note, note_some, plural, progress, say
 
@@ -121,6 +122,7 @@ def export(
         None,
         metavar="[DUMP_ID]...",
         help="Dumps, by id or the beginning of one.",
+        autocompletion=stored("dump"),
     ),
     where: Where = None,
     out: Path = option(Path(), "Folder to write into.", "--out", "-o", metavar="DIR"),

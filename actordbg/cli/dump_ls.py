@@ -12,7 +12,7 @@ import typer
 
 from actordbg.base.units import ago
 from actordbg.cli import output
-from actordbg.cli.options import Where, option, require_some, store_of
+from actordbg.cli.options import Where, option, require_some, store_of, stored
 from actordbg.cli.output import as_json, cell, emit, emit_each, human_bytes, note, say, say_fact, say_wrapped, table
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ def show(
         typer.Argument(
             metavar="ID",
             help="The dump's id, or the beginning of it.",
+            autocompletion=stored("dump"),
         ),
     ],
     values: bool = option(False, "Read the tensors too: min, max, non-zero (needs torch).", "--values"),

@@ -6,6 +6,7 @@ Options that go together are the fields of a dataclass, made by `option_field`, 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -18,7 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from actordbg.base.errors import NothingToDo, Refused, StoreProblem, UsageError
+from actordbg.base.errors import ActordbgError, NothingToDo, Refused, StoreProblem, UsageError
+from actordbg.base.units import LAST
 from actordbg.cli import output
 from actordbg.cli.output import Format, note
 from actordbg.config import consent, dist_plugin, sources
@@ -35,6 +37,35 @@ def of_values(values: Iterable[object]) -> Callable[[str], list[str]]:
     def complete(incomplete: str) -> list[str]:
         before, comma, begun = incomplete.rpartition(",")
         return [f"{before}{comma}{word}" for word in map(str, values) if word.startswith(begun)]
+
+    return complete
+
+
+_OFFERED = 50
+
+
+def stored(what: Literal["dump", "replay"], *words: str) -> Callable[[typer.Context, str], list[str]]:
+    """A completion of what the store holds, the newest first, behind `words`: ids, for replays also names and handles.
+
+    Completing never fails: where nothing can be read, nothing is offered.
+    """
+
+    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+        from actordbg.base.foreign_text import in_line
+        from actordbg.catalog.query import answers, list_own_replays, list_replays, open_fresh
+
+        known = list(words)
+        with contextlib.suppress(ActordbgError, OSError):
+            catalog = open_fresh(store_of(ctx).require())
+            if what == "dump":
+                sql = f"SELECT dump_id FROM dump WHERE dump_id BETWEEN ? AND ? ORDER BY timestamp DESC LIMIT {_OFFERED}"
+                known += [dump_id for (dump_id,) in answers(catalog, sql, (incomplete, incomplete + chr(0x10FFFF)))]
+            else:
+                rows = list_replays(catalog)
+                known += [LAST, *(str(row.config["name"]) for row in rows if row.config.get("name"))]
+                known += [f"@{number}" for number, _ in enumerate(list_own_replays(catalog)[:9], 1)]
+                known += [row.replay_id for row in rows]
+        return [word for word in dict.fromkeys(known) if word.startswith(incomplete) and in_line(word) == word][:_OFFERED]
 
     return complete
 

@@ -13,6 +13,7 @@ from actordbg.cli.options import (
     refuse_beside,
     require_good,
     settings_of,
+    stored,
 )
 from actordbg.cli.output import emit, note
 from actordbg.cli.replay_options import MOST_UNASKED, ChosenInputs, EngineOptions, StopOptions
@@ -33,6 +34,7 @@ def replay(
         None,
         "Go on with a replay where it stopped, under its own configuration.",
         metavar="[REPLAY|last]",
+        autocompletion=stored("replay"),
     ),
     yes: bool = option(
         False, "Go on with what another user wrote or came from a URL, and let nodes listen for an editor.", "--yes", "-y"

@@ -29,7 +29,7 @@ from actordbg.config.replay_config import TINY, USUAL_LAWS, ReplayConfig
 from actordbg.config.sources import Asked, build_config
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.launch import surrounding_launcher
-from actordbg.replay.plan import Plan, make_plan
+from actordbg.replay.plan import Plan, affordable_laws, make_plan
 from actordbg.replay.replay_data import LiveCatalog
 from actordbg.replay.selection import PICKLES, defaults_of, require_one_trainer, rows_of
 from actordbg.replay.supervise import Progress
@@ -107,15 +107,11 @@ def asked_for(ctx: typer.Context, flags: Mapping[str, Any]) -> Asked:
     return asked
 
 
-SAMPLE = 8
-"""Dumps that `check` replays where nothing says how many. It asks the laws of as many."""
-
-
-def kept(asked: Asked, flags: Mapping[str, Any], usual_laws: int = USUAL_LAWS) -> ReplayConfig:
-    """Add what a replay is judged by: outputs; gradients and the laws of `usual_laws` inputs unless that was said otherwise."""
+def kept(asked: Asked, flags: Mapping[str, Any]) -> ReplayConfig:
+    """Add what a replay is judged by: outputs; gradients and laws unless that was said otherwise."""
     config, said = asked.config, flags.keys() | asked.sources.keys()
     gradients = config.keep_gradients if "keep_gradients" in said else config.backward is not False
-    laws = config.laws if "laws" in said else usual_laws
+    laws = config.laws if "laws" in said else USUAL_LAWS
     return replace(config, keep_tensors=True, keep_gradients=gradients, laws=laws, truth=None, vary=None)
 
 
@@ -130,7 +126,11 @@ def asked_and_planned(
 
     def made(*answers: str) -> tuple[Asked, Plan]:
         asked = asked_for(ctx, flags)
-        return asked, planned(store, kept(asked, flags, SAMPLE) if judged else asked.config, inputs, answers)
+        plan = planned(store, kept(asked, flags) if judged else asked.config, inputs, answers)
+        if judged and "laws" not in flags.keys() | asked.sources.keys():
+            config = replace(plan.spec.config, laws=affordable_laws(plan.spec.inputs))
+            plan = replace(plan, spec=replace(plan.spec, config=config))
+        return asked, plan
 
     asked, plan = made()
     own = unasked_model(store, plan.spec, asked, flags) if ask else None

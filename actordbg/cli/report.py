@@ -11,7 +11,7 @@ import typer
 from actordbg.base.errors import EnvironmentProblem, StoreProblem, UsageError
 from actordbg.base.units import LAST, ago
 from actordbg.cli import output
-from actordbg.cli.options import Explain, Where, chosen_format, option, require_some, store_of
+from actordbg.cli.options import Explain, Where, chosen_format, option, require_some, store_of, stored
 from actordbg.cli.output import Format, TokenizerFile, as_json, note, open_page, say, say_lines, table, texts_of, write_file
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def report(
         None,
         metavar="[REPLAY...|last|all]",
         help="Replays by id, name or @1 (default: last).",
+        autocompletion=stored("replay"),
     ),
     everything: bool = option(False, "The whole store: every replay, the oldest first.", "--all"),
     format: Format | None = option(None, "Default: by --output's suffix, else text. CSV: a row per result.", "--format", "-f"),
@@ -195,6 +196,7 @@ def attach(
         LAST,
         metavar="[REPLAY|RUN]",
         help="A replay's id, `last`, or the name of a run.",
+        autocompletion=stored("replay"),
     ),
 ) -> None:
     """Take the prompt of a rank that stopped.

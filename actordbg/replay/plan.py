@@ -33,12 +33,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from typing import TypeVar
 
 from actordbg.base.errors import UsageError
 from actordbg.base.units import new_replay_id
-from actordbg.config.replay_config import ReplayConfig
+from actordbg.config.replay_config import USUAL_LAWS, ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.records.replay_record import ReplayInput, ReplaySpec
 from actordbg.replay.selection import Calls, Row, find_calls
@@ -210,3 +210,33 @@ def dealt_slots(portion: Sequence[int], lanes: int) -> list[tuple[int | None, ..
     """The slots of a portion: neighbours together, and fillers where the last slot has too few."""
     rows = (tuple(portion[first : first + lanes]) for first in range(0, len(portion), lanes))
     return [row + (None,) * (lanes - len(row)) for row in rows]
+
+
+def law_order(inputs: Sequence[ReplayInput]) -> list[int]:
+    """Order inputs by what their laws can show: the most rows first, then the most padding, then short before long.
+
+    A leak that begins at row 3 shows only in an input that has a row 3. Of two inputs alike the shorter one counts, and one with
+    several rows and padding before others. Every process of a replay comes to the same order: the specification alone decides.
+    """
+
+    def size(index: int) -> int:
+        return inputs[index].batch_size * inputs[index].seq_len
+
+    def worth(index: int) -> tuple[bool, bool, int, int]:
+        return inputs[index].batch_size < 2, inputs[index].tokens >= size(index), size(index), index
+
+    short = sorted(range(len(inputs)), key=worth)
+    if not short:
+        return []
+    most_rows = max(short, key=lambda index: inputs[index].batch_size)
+    most_padding = max(short, key=lambda index: 1 - inputs[index].tokens / max(1, size(index)))
+    return list(dict.fromkeys([most_rows, most_padding, *short]))
+
+
+def affordable_laws(inputs: Sequence[ReplayInput]) -> int:
+    """Count the inputs, in `law_order`, whose laws take about as long as one more replay of all: at least two.
+
+    An input is run some eight times for its laws, so they may hold an eighth of all positions.
+    """
+    sizes = [inputs[index].batch_size * inputs[index].seq_len for index in law_order(inputs)]
+    return max(USUAL_LAWS, sum(8 * asked <= sum(sizes) for asked in accumulate(sizes)))

@@ -58,6 +58,7 @@ from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import open_regular, read_regular
 from actordbg.records.journal import SPEC, Journal, rank_journal, rank_log
 from actordbg.records.replay_record import FAILED, GOES_ON, STOPPED, ReplayInput, ReplaySpec, ResultRecord
+from actordbg.replay.plan import law_order
 from actordbg.replay.rank_view import NODE, RankView
 from actordbg.replay.work_order import EXIT_BROKEN, EXIT_RESTART, Duty, Task, WorkOrder, answer_fields, await_next
 from actordbg.replay.worker_logs import EXCERPT
@@ -136,29 +137,6 @@ class Failure:
         }
 
 
-def asked_for_laws(inputs: Sequence[ReplayInput], count: int) -> frozenset[int]:
-    """Choose the inputs whose laws are asked: the one with the most rows, the most padded, the longest, then short ones.
-
-    A leak that begins at row 3 shows only in an input that has a row 3. Every process of a replay makes the same choice,
-    because it depends on the specification alone.
-    """
-
-    def size(index: int) -> int:
-        return inputs[index].batch_size * inputs[index].seq_len
-
-    def worth(index: int) -> tuple[bool, bool, int, int]:
-        return inputs[index].batch_size < 2, inputs[index].tokens >= size(index), size(index), index
-
-    short = sorted(range(len(inputs)), key=worth)
-    extremes = (
-        lambda index: inputs[index].batch_size,
-        lambda index: 1 - inputs[index].tokens / max(1, size(index)),
-        lambda index: inputs[index].seq_len,
-    )
-    order = [max(short, key=extreme) for extreme in extremes if short]  # of equals the one that answers most in the least time
-    return frozenset(list(dict.fromkeys([*order, *short]))[:count])
-
-
 class Restart(Exception):
     """This process cannot go on; the text says why."""
 
@@ -176,7 +154,7 @@ class Worker:
         """Whether it ran a forward in another portion of the same replay: its first input is then no warm-up."""
         self.has_run = False
         """Whether an input came to its end."""
-        self._asked = asked_for_laws(spec.inputs, spec.config.laws)
+        self._asked = frozenset(law_order(spec.inputs)[: spec.config.laws])
         self._order = StopOrder(**order.stops)
         self.stops = ReplayStops(folder, rank, self._order, self._write)
         stops.in_replay = self.stops

@@ -1,12 +1,13 @@
-"""Short ways to name a replay, wherever one is named, and the list that shows them."""
+"""Short ways to name a replay, wherever one is named, and the list that shows them; and what a shell offers."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from commandline import invoke
+from commandline import invoke, offered
 from comparecases import given, write_replay
+from replaycases import publish
 
 from actordbg.base.errors import UsageError
 from actordbg.document.blocks import Grid
@@ -70,3 +71,18 @@ def test_an_id_that_a_table_shows_can_be_pasted() -> None:
         all(dump_id.startswith(text) for dump_id, text in zip(ids, printed(*ids), strict=True)) and len(set(printed(*ids))) == 2
     )
     assert all(".." in text for text in printed(ids[0], ids[0][:-1] + "f"))
+
+
+def test_a_shell_is_offered_ids_names_and_handles_and_nothing_without_a_store(three: Store) -> None:
+    dump_id = publish(three, 1)[0].dump_id
+    ids = ["20250619T070000-000003", "20250619T060000-000002", "20250619T050000-000001"]
+    for typed, words in {
+        "report ": ["last", "packed", "@1", "@2", *ids],
+        "replay --resume 20250619T05": ids[2:],
+        "compare @1 t": ["truth"],
+        "matrix --attn sdpa,e": ["sdpa,eager"],
+        f"dump show {dump_id[:-1]}": [dump_id],
+    }.items():
+        assert offered(typed, ACTORDBG_STORE=str(three.root)) == words
+        if "sdpa" not in typed:
+            assert offered(typed, ACTORDBG_STORE=str(three.root / "none")) == [word for word in words if word == "truth"]

@@ -122,25 +122,6 @@ def test_a_pack_that_an_interrupted_run_left_twice_goes(store: Store, ppo: dict[
 # ---- a dump that moved after it was looked up ----
 
 
-def test_a_reader_finds_a_dump_that_moved(store: Store, ppo: dict[str, tuple[str, str]]):
-    as_files = [row.path for row in query.select_dumps(store)]
-    packing.pack_dumps(store)
-    as_packed = [row.path for row in query.select_dumps(store)]
-    prune.apply(store, prune.plan_prune(query.open_fresh(store), where="rank = 3"))
-    here = {row.dump_id for row in query.select_dumps(store)}
-    for path in (*as_files, *as_packed):
-        if places.dump_id_of(path) in here:
-            assert places.read_record(store.root / path).dump_id == places.dump_id_of(path)
-            assert payload.load(store.root / path).record.to_json() == ppo[places.dump_id_of(path)][0]
-        else:
-            with pytest.raises(StoreProblem, match=places.dump_id_of(path)):
-                payload.load(store.root / path)
-    packing.unpack_dumps(store)
-    for path in as_packed:
-        if places.dump_id_of(path) in here:
-            assert payload.load(store.root / path).record.dump_id == places.dump_id_of(path)
-
-
 def test_readers_are_never_disturbed_while_dumps_move(store: Store, ppo: dict[str, tuple[str, str]]):
     paths = [store.root / row.path for row in query.select_dumps(store)]
     stop, failures, rounds = threading.Event(), [], []

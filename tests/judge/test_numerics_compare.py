@@ -368,7 +368,6 @@ def test_it_needs_no_torch_and_answers_the_same(store: Store) -> None:
         ({"outputs": False}, sides.NO_OUTPUTS),
         ({"model": "tiny"}, "the embedded tiny model is not the run's"),
         ({"num_layers": 2}, "the first 2 layers only"),
-        (results({"folded_ids": True}), "folded into the vocabulary on side A only"),
         (results({"folded_ids": False, "extra": {"temperature": 0.7}}), "A's temperature is 0.7, B's 1"),
     ],
 )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import get_args
 from urllib.parse import urlsplit
 
+import curvecases
 import pytest
 from catalogcases import publish, record
 from reportcases import dump_id, given, replay, result
@@ -26,15 +27,7 @@ from actordbg.store.layout import Store
 
 
 def keep(store: Store, data: ReplayData, created_at: str) -> None:
-    """Write a replay as supervisor and worker would."""
-    spec = replace(data.spec, created_at=created_at)
-    folder = store.replays / spec.replay_id
-    folder.mkdir(parents=True)
-    (folder / "spec.json").write_text(spec.to_json())
-    lines = [{"event": "ready", "pid": 1, "attempt": 1, "resolved": data.resolved}]
-    lines += [{"event": "end", **one.to_dict()} for one in data.results]
-    (folder / "rank0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "supervisor.jsonl").write_text(json.dumps({"event": "finished", "status": data.status}) + "\n")
+    curvecases.keep(store, replace(data, spec=replace(data.spec, created_at=created_at)))
 
 
 @pytest.fixture

@@ -86,10 +86,10 @@ def test_log_probs_are_weighted_by_their_tokens_and_nonfinite_ones_are_counted()
 
 
 def test_failures_with_one_signature_are_one_group_with_its_explanation_and_the_first_cause_by_time():
-    signature, known = next(iter(known_failures().items()))
-    results = [result(i, status="failed", signature=signature, error=f"error {i}", error_class="X") for i in (3, 0, 1, 2, 4)]
+    name, known = next(iter(known_failures().items()))
+    results = [result(i, status="failed", signature=name, error=f"error {i}", error_class="X") for i in (3, 0, 1, 2, 4)]
     (group,) = of(*results).failures
-    assert (group.name, group.count, group.known) == (signature, 5, True)
+    assert (group.name, group.count, group.known) == (name, 5, True)
     assert (group.cause, group.explanation, group.ways_out) == ("error 0", known.explanation, known.ways_out)
     assert group.examples == (dump_id(0), dump_id(1), dump_id(2))
 

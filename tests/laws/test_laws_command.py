@@ -24,9 +24,10 @@ from actordbg.judge.exports import render_csv
 from actordbg.records.journal import read_events
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
 from actordbg.records.replay_record import PASSED, LawAnswer, ReplayInput, ReplaySpec, ResultRecord
+from actordbg.replay.plan import affordable_laws, law_order
 from actordbg.replay.replay_data import ReplayData
 from actordbg.replay.work_order import EXIT_RESTART, WorkOrder
-from actordbg.replay.worker import Worker, asked_for_laws
+from actordbg.replay.worker import Worker
 from actordbg.store.layout import Store
 
 BROKEN = LawAnswer("neighbour", "broken", "row 1 sees row 0", 0.04, None, 1, 3, 17, 198, 199)
@@ -80,10 +81,10 @@ def test_ranks_that_compute_together_ask_in_the_same_slots(tmp_path: Path, colle
 
 def test_laws_are_asked_first_where_a_fault_has_room_to_show() -> None:
     """A leak that begins at row 3 was green while the two shortest inputs with several rows were asked."""
-    shapes = [(2, 8, 12), (2, 8, 12), (4, 64, 250), (1, 900, 900), (2, 64, 40)]  # rows, positions, tokens
+    shapes = [(2, 8, 12), (2, 8, 16), (4, 64, 250), (1, 900, 900), (2, 64, 40)]  # rows, positions, tokens
     inputs = [ReplayInput(f"d{n}", "", 0, *shape) for n, shape in enumerate(shapes)]
-    assert [asked_for_laws(inputs, count) for count in (1, 2, 3)] == [{2}, {2, 4}, {2, 3, 4}]
-    assert asked_for_laws(inputs, 9) == set(range(5)) and asked_for_laws([], 2) == set()
+    assert law_order(inputs) == [2, 4, 0, 1, 3] and law_order([]) == []
+    assert affordable_laws(inputs) == 2 and affordable_laws([*inputs, ReplayInput("long", "", 0, 1, 9000, 9000)]) == 4
 
 
 def test_a_law_that_failed_among_several_ranks_costs_a_restart_and_not_the_result(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_head_and_worker_on_two_hosts_meet_at_the_heads_address(tmp_path: Path):
     """The file for two hosts: scripts that are in the image, one address for both, and a worker that joins there."""
     services = yaml.safe_load((CONTAINERS / "two-hosts.yaml").read_text())["services"]
     ignored = (CONTAINERS / "Dockerfile.dockerignore").read_text().split()
-    own = stand_ins(tmp_path, hostname="echo 127.0.1.1", ray="", python="echo 2", actordbg="")
+    own = stand_ins(tmp_path, hostname="echo 127.0.1.1", ray="", python="echo 2", actordbg="") | {"ACTORDBG_STORE": str(tmp_path)}
     for name in ("head", "worker"):
         one = services[name]
         assert (one["network_mode"], one["pull_policy"]) == ("host", "never") and one["volumes"][0].endswith(":/shared")

@@ -1,4 +1,4 @@
-"""The stand-in for vLLM: what OpenRLHF imports is there, and sampling follows the parameters."""
+"""The stand-in for vLLM: what OpenRLHF imports is there, sampling follows the parameters, weights are synchronised."""
 
 from __future__ import annotations
 
@@ -7,15 +7,24 @@ import asyncio
 import importlib.util
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from roots import ROOT
 
 from actordbg.demo.demo_training import build_assets
+from actordbg.replay.launch import free_port
 from actordbg.trainers.openrlhf import vllm_standin
-from actordbg.trainers.openrlhf.vllm_standin import AsyncEngineArgs, AsyncLLMEngine, SamplingParams
+from actordbg.trainers.openrlhf.vllm_standin import (
+    AsyncEngineArgs,
+    AsyncLLMEngine,
+    PyNcclCommunicator,
+    SamplingParams,
+    StatelessProcessGroup,
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +45,25 @@ def test_a_sample_has_new_tokens_only_and_says_why_it_stopped(engine: AsyncLLMEn
     completion = _sample(engine, [1, 3, 40, 41], SamplingParams(max_tokens=6, min_tokens=6))
     assert len(completion.token_ids) == 6 and completion.finish_reason == "length"
     assert all(0 <= token < 512 for token in completion.token_ids)
+
+
+def test_a_broadcast_weight_is_the_weight_that_the_engine_samples_with(engine: AsyncLLMEngine):
+    """As OpenRLHF does it: rank 0 (the policy) broadcasts, the engine is told name, dtype and shape and receives."""
+    port, name, shape = free_port(), "lm_head.weight", torch.Size((512, 64))
+    sent = [torch.full(shape, value, dtype=torch.bfloat16) for value in (77.0, 78.0)]
+
+    def policy() -> None:
+        sync = PyNcclCommunicator(StatelessProcessGroup.create("127.0.0.1", port, 0, 2), device="cpu")
+        for weight in sent:
+            sync.broadcast(weight, src=0, stream=None)
+
+    serving = threading.Thread(target=policy, daemon=True)
+    serving.start()
+    asyncio.run(engine.collective_rpc("init_process_group", ("127.0.0.1", port, 1, 2, "openrlhf", "nccl", False)))
+    for weight in sent:
+        asyncio.run(engine.collective_rpc("update_weight", (name, torch.bfloat16, shape, False)))
+        assert torch.equal(engine._model.get_parameter(name), weight.float())
+    serving.join(30)
 
 
 def test_everything_that_openrlhf_imports_from_vllm_is_there():

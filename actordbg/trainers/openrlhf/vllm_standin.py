@@ -4,8 +4,8 @@ OpenRLHF's PPO modules `import vllm` at the top, and the package index has vLLM 
 processes, where there is no CUDA, this module is registered under vLLM's name. Everything else in the run is the real thing:
 OpenRLHF's trainer, Ray actors, DeepSpeed strategy, experience maker and reward path.
 
-Weights are not synchronised: what OpenRLHF takes for vLLM's NCCL communicator sends nothing, and all samples come from the
-policy as it was at first. The demo's few steps lose nothing by it: what they learn from is computed by the real policy.
+Weights are synchronised as in a real run: after each step OpenRLHF broadcasts every parameter through what it takes for vLLM's
+NCCL communicator, here gloo. So the samples come from the policy as it is after the last update.
 
 Only what OpenRLHF calls without colocation, sleep mode, images or sampled log-probs exists here; anything else is an
 AttributeError rather than a quiet nothing.
@@ -89,21 +89,36 @@ class AsyncLLMEngine:
         yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=tokens, text=text, finish_reason=reason, logprobs=None)])
 
     async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[None]:
-        """Take note of `init_process_group` or `update_weight`, which a real engine runs in its workers."""
+        """Run `init_process_group` or `update_weight`, which a real engine runs in its workers."""
+        getattr(self, method)(*args)
         return [None]
+
+    def init_process_group(self, host: str, port: int, rank: int, world_size: int, *_: object) -> None:
+        self._policy = PyNcclCommunicator(StatelessProcessGroup.create(host, port, rank, world_size), "cpu")
+
+    def update_weight(self, name: str, dtype: Any, shape: Any, *_: object) -> None:
+        weight = self._model.get_parameter(name).data
+        received = weight.new_empty(shape, dtype=dtype)
+        self._policy.broadcast(received, 0)
+        weight.copy_(received)
 
 
 class StatelessProcessGroup:
     @staticmethod
-    def create(host: str, port: int, rank: int, world_size: int) -> None:
-        """Make no connection."""
+    def create(host: str, port: int, rank: int, world_size: int) -> Any:
+        """Meet the other ranks at a store that rank 0 serves, and return their group of gloo."""
+        from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
+
+        return ProcessGroupGloo(TCPStore(host, port, world_size, rank == 0), rank, world_size)
 
 
 class PyNcclCommunicator:
-    def __init__(self, group: None, device: object) -> None: ...
+    def __init__(self, group: Any, device: object) -> None:
+        self._group = group
 
     def broadcast(self, tensor: Any, src: int, stream: object = None) -> None:
-        """Send nothing."""
+        """Send `tensor` from rank `src`, or overwrite it with what that rank sends."""
+        self._group.broadcast(tensor, src).wait()
 
 
 def random_uuid() -> str:
