@@ -227,6 +227,8 @@ def test_a_bad_cell_does_not_harm_its_neighbours_and_its_log_is_linked(bench: Be
     assert (bad.counts, bad.signature, bool(bad.error)) == ({"passed": 2, status: 1}, signature, True)
     assert record.loads == 1 + crashed and [cell.shared_with for cell in record.cells[2:]] == [int(crashed)] * 2
     assert bench.left_running() == []
+    outside = replace(record, cells=(replace(bad, log=str(SUPPORT / "roots.py")),))
+    assert context_of(bench.store, outside).logs == {}, "a record names no file outside of its replay"
     context = context_of(bench.store, record)
     text = as_text(matrix_document(record, context))
     assert f"cell 1, sdpa, packed: {signature}" in text and str(bad.log) in text
