@@ -29,7 +29,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from actordbg.base.errors import CorruptDump, StoreProblem
+from actordbg.base.errors import StoreProblem
 from actordbg.catalog import tables
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import (
@@ -44,7 +44,7 @@ from actordbg.formats.dump_record import (
     DumpRecord,
     is_plain_name,
 )
-from actordbg.formats.record_reading import is_moment, parse_record
+from actordbg.formats.record_reading import damaged, is_moment, parse_record
 from actordbg.formats.store_files import open_regular
 from actordbg.trainers.trainer import TRAINER
 
@@ -148,7 +148,7 @@ def row_of(line: bytes, size: int, pack: str | None = None) -> tuple[Any, ...]:
         return tuple(value for (value,) in columns_of([line], [size], pack))
     record = parse_record(line)
     if record.batch_size * record.seq_len >= _INT64:
-        raise CorruptDump("the record has a number that does not fit into 64 bits", hint=dumpfile.HINT)
+        raise damaged("the record has a number that does not fit into 64 bits")
     flags, actor, versions = (
         tuple(value if type(value := getattr(record, name).get(member)) is kind else None for member in members)
         for name, (kind, members) in _MEMBERS.items()
@@ -212,15 +212,15 @@ def _line(path: str) -> tuple[bytes, int]:
         head = file.read(8)
         length = int.from_bytes(head[4:8], "little")
         if len(head) < 8 or head[:4] != MAGIC:
-            raise CorruptDump("not an actordbg dump (wrong magic)", hint=dumpfile.HINT)
+            raise damaged("not an actordbg dump (wrong magic)")
         if length > MAX_RECORD:
-            raise CorruptDump(f"its record claims {length} bytes, over the limit of {MAX_RECORD}", hint=dumpfile.HINT)
+            raise damaged(f"its record claims {length} bytes, over the limit of {MAX_RECORD}")
         body = file.read(length)
         size = file.seek(0, os.SEEK_END)
     if len(body) < length:
-        raise CorruptDump("ends inside its record", hint=dumpfile.HINT)
+        raise damaged("ends inside its record")
     if size <= 8 + length:
-        raise CorruptDump("ends after its record: the payload is missing", hint=dumpfile.HINT)
+        raise damaged("ends after its record: the payload is missing")
     return dumpfile.record_line(body, "header"), size
 
 

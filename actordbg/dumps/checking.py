@@ -131,8 +131,6 @@ _UNLIKE = ("alembic_version", "scanned_folder", "read_file", "caller")
 """Tables that say how the index got there, and the callers, whose columns are compared as those of their dumps."""
 _NUMBERS = ("id", "last_result", "caller")
 """Columns that hold numbers of rows."""
-_WITH = {"dump": ("dump", "caller")}
-"""Tables whose rows go on in another one."""
 
 
 def catalog(store: Store, deep: bool) -> Iterator[Finding]:
@@ -193,10 +191,9 @@ def _rows(path: Path) -> dict[str, set[tuple[object, ...]]]:
     with engine.catalog_errors(path), contextlib.closing(sqlite3.connect(path)) as connection:
         names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         for table in (name for name in names if name not in _UNLIKE and not name.startswith("sqlite_")):
-            both = _WITH.get(table, (table,))
-            columns = [row[1] for part in both for row in connection.execute(f'PRAGMA table_info("{part}")')]
-            plain = ", ".join(f'"{name}"' for name in sorted(columns) if name not in _NUMBERS)
-            joined = f'"{table}"' + "".join(f' JOIN "{part}" ON "{part}".id = "{table}"."{part}"' for part in both[1:])
+            joined = "dump JOIN caller ON caller.id = dump.caller" if table == "dump" else f'"{table}"'
+            columns = {name for name, *_ in connection.execute(f"SELECT * FROM {joined} LIMIT 0").description}
+            plain = ", ".join(f'"{name}"' for name in sorted(columns.difference(_NUMBERS)))
             tables[table] = set(connection.execute(f"SELECT {plain} FROM {joined}"))
     return tables
 

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from actordbg.base.errors import EnvironmentProblem, LaunchProblem, UnsafeInput
+from actordbg.base.errors import EnvironmentProblem, LaunchProblem
 from actordbg.dumps.decode import LegacyDump
 from actordbg.dumps.decode_child import EXIT_AUDIT, EXIT_MEMORY, MAX_ANSWER, answer_to_dump
-from actordbg.dumps.pickle_machine import UNSAFE_HINT
+from actordbg.dumps.pickle_machine import unsafe
 
 _BOOT = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
@@ -78,7 +78,7 @@ class LegacyReader:
         except OSError as error:
             raise EnvironmentProblem(f"cannot be read: {error.strerror}", hint="check its permissions") from None
         if len(data) > self.limits.file_bytes:
-            raise UnsafeInput(f"larger than {self.limits.file_bytes} bytes, which no actor dump is", hint=UNSAFE_HINT)
+            raise unsafe(f"larger than {self.limits.file_bytes} bytes, which no actor dump is")
         return data
 
     def decode(self, data: bytes) -> LegacyDump:
@@ -88,7 +88,7 @@ class LegacyReader:
         if not answer:
             self._child = None
             status = _end(child)
-            raise UnsafeInput(_CAUSES.get(status, f"ended the decoding process (status {status})"), hint=UNSAFE_HINT)
+            raise unsafe(_CAUSES.get(status, f"ended the decoding process (status {status})"))
         return answer_to_dump(answer, len(data))
 
     def close(self) -> None:

@@ -40,8 +40,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from math import prod
 
-from actordbg.base.errors import CorruptDump, UnsafeInput
-from actordbg.dumps.pickle_machine import CORRUPT_HINT, UNSAFE_HINT, Machine, Name, Persistent, PickleCall, Span
+from actordbg.base.errors import CorruptDump
+from actordbg.dumps.pickle_machine import Machine, Name, Persistent, PickleCall, Span, corrupt, unsafe
 
 Scalar = bool | int | list[int] | None
 
@@ -127,32 +127,32 @@ _PROTOCOL = b"\x80"
 def decode(data: bytes) -> LegacyDump:
     """Read one old pickle without executing anything. Raises UnsafeInput or CorruptDump, and nothing else."""
     if data[:4] == b"PK\x03\x04":
-        raise CorruptDump("written by torch.save, not by the old recorder's pickle.dump", hint=CORRUPT_HINT)
+        raise corrupt("written by torch.save, not by the old recorder's pickle.dump")
     machine = Machine(data, 0, len(data), _NAMES)
     try:
         content = machine.run()
     except CorruptDump:
         if data[:1] == _PROTOCOL or not data:
             raise
-        raise CorruptDump("not a pickle: those of an actor dump begin with the byte 0x80", hint=CORRUPT_HINT) from None
+        raise corrupt("not a pickle: those of an actor dump begin with the byte 0x80") from None
     if machine.position != len(data):
-        raise CorruptDump(f"{len(data) - machine.position} bytes behind the end of the pickle", hint=CORRUPT_HINT)
+        raise corrupt(f"{len(data) - machine.position} bytes behind the end of the pickle")
     if type(content) is not dict:
         _refuse_call("the pickle", content)
-        raise CorruptDump("the pickle is not the dict of an actor dump", hint=CORRUPT_HINT)
+        raise corrupt("the pickle is not the dict of an actor dump")
     _check_keys(content)
     tensors = {key: _tensor(key, content[key], data) for key in TENSORS if content.get(key) is not None}
-    arguments = {key: _argument(key, content[key]) for key in (*FLAGS, "packed_seq_lens") if key in content}
+    arguments = {key: checked_argument(key, content[key]) for key in (*FLAGS, "packed_seq_lens") if key in content}
     arguments.update({key: None for key in TENSORS if key in content and content[key] is None})
     stamp = content["timestamp"]
     timestamp = parse_stamp(stamp) if type(stamp) is str else None
     if timestamp is None:
-        raise CorruptDump("its timestamp is not like 20250619_052608_430740", hint=CORRUPT_HINT)
+        raise corrupt("its timestamp is not like 20250619_052608_430740")
     dump = LegacyDump(tensors, arguments, _rank(content["rank"]), stamp, timestamp)
     check_shapes(dump)
     for key, actual in (("batch_size", dump.batch_size), ("seq_len", dump.seq_len)):
         if key in content and (type(content[key]) is not int or content[key] != actual):
-            raise CorruptDump(f"its {key} is not that of sequences ({actual})", hint=CORRUPT_HINT)
+            raise corrupt(f"its {key} is not that of sequences ({actual})")
     return dump
 
 
@@ -173,14 +173,14 @@ def check_tensor(key: str, tensor: LegacyTensor, size: int) -> None:
     shape, strides = tensor.shape, tensor.strides
     room = tensor.stop - tensor.start
     if len(shape) != len(strides) or min((*shape, *strides), default=0) < 0:
-        raise CorruptDump(f"{key} has an impossible shape", hint=CORRUPT_HINT)
+        raise corrupt(f"{key} has an impossible shape")
     inside = 0 <= tensor.start <= tensor.stop <= size
     if not inside or max(prod(shape), tensor.span) * tensor.itemsize > room:
-        raise UnsafeInput(f"{key} claims more elements than its storage holds", hint=UNSAFE_HINT)
+        raise unsafe(f"{key} claims more elements than its storage holds")
     reach = 0
     for stride, count in sorted((s, n) for n, s in zip(shape, strides, strict=True) if n > 1):
         if stride <= reach:
-            raise CorruptDump(f"{key} has strides that overlap", hint=CORRUPT_HINT)
+            raise corrupt(f"{key} has strides that overlap")
         reach += stride * (count - 1)
 
 
@@ -188,15 +188,15 @@ def check_shapes(dump: LegacyDump) -> None:
     """Refuse tensors whose shapes do not belong together: [B, S], [B, S], [B, A] with A <= S."""
     sequences = dump.tensors.get("sequences")
     if sequences is None:
-        raise CorruptDump("sequences is missing or None", hint=CORRUPT_HINT)
+        raise corrupt("sequences is missing or None")
     if len(sequences.shape) != 2 or 0 in sequences.shape or sequences.dtype not in ("int64", "int32"):
-        raise CorruptDump("sequences is not a matrix of integers [batch, length]", hint=CORRUPT_HINT)
+        raise corrupt("sequences is not a matrix of integers [batch, length]")
     attention = dump.tensors.get("attention_mask", sequences)
     if attention.shape != sequences.shape:
-        raise CorruptDump("attention_mask has another shape than sequences", hint=CORRUPT_HINT)
+        raise corrupt("attention_mask has another shape than sequences")
     action = dump.tensors.get("action_mask", sequences)
     if len(action.shape) != 2 or action.shape[0] != dump.batch_size or action.shape[1] > dump.seq_len:
-        raise CorruptDump("action_mask is not [batch, actions] with actions <= length", hint=CORRUPT_HINT)
+        raise corrupt("action_mask is not [batch, actions] with actions <= length")
 
 
 def _check_keys(content: dict[str, object]) -> None:
@@ -204,23 +204,24 @@ def _check_keys(content: dict[str, object]) -> None:
         _refuse_call(key, content[key])
     missing, unknown = sorted(REQUIRED - content.keys()), sorted(content.keys() - KEYS)
     if missing:
-        raise CorruptDump(f"not an actor dump: it has no {', '.join(missing)}", hint=CORRUPT_HINT)
+        raise corrupt(f"not an actor dump: it has no {', '.join(missing)}")
     if unknown:
-        raise CorruptDump(f"not an actor dump: unexpected key {unknown[0][:80]!r}", hint=CORRUPT_HINT)
+        raise corrupt(f"not an actor dump: unexpected key {unknown[0][:80]!r}")
 
 
 def _rank(value: object) -> int:
     if type(value) is not int or not 0 <= value < MAX_RANK:
-        raise CorruptDump("its rank is not a rank", hint=CORRUPT_HINT)
+        raise corrupt("its rank is not a rank")
     return value
 
 
-def _argument(key: str, value: object) -> Scalar:
+def checked_argument(key: str, value: object) -> Scalar:
+    """Refuse a plain argument of a type that the recorder never wrote."""
     if value is None or (key in FLAGS and type(value) is bool):
         return value
     if key == "packed_seq_lens" and type(value) is list and all(_is_size(n) for n in value):
         return list(value)
-    raise CorruptDump(f"its {key} has a type that the recorder never wrote", hint=CORRUPT_HINT)
+    raise corrupt(f"its {key} has a type that the recorder never wrote")
 
 
 def _is_size(value: object) -> bool:
@@ -232,12 +233,12 @@ def _tensor(key: str, value: object, data: bytes) -> LegacyTensor:
     arguments = _arguments(key, value, _REBUILD, 6)
     storage, offset, shape, strides, requires_grad, hooks = arguments
     if type(requires_grad) is not bool or _arguments(key, hooks, _ORDERED, 0) != ():
-        raise UnsafeInput(f"{key} carries hooks", hint=UNSAFE_HINT)
+        raise unsafe(f"{key} carries hooks")
     if type(offset) is not int or not _is_size(offset):
-        raise CorruptDump(f"{key} has an impossible offset", hint=CORRUPT_HINT)
+        raise corrupt(f"{key} has an impossible offset")
     (blob,) = _arguments(key, storage, _LOAD, 1)
     if type(blob) is not Span:
-        raise CorruptDump(f"{key} has no storage", hint=CORRUPT_HINT)
+        raise corrupt(f"{key} has no storage")
     (dtype, itemsize), start, numel = _storage(data, blob)
     first, stop = start + offset * itemsize, start + numel * itemsize
     tensor = LegacyTensor(dtype, itemsize, _dimensions(key, shape), _dimensions(key, strides), first, stop)
@@ -249,23 +250,23 @@ def _arguments(key: str, value: object, name: tuple[str, str], count: int) -> tu
     """The arguments of a call that must be of `name`, and have `count` of them."""
     if type(value) is not PickleCall or (value.function.module, value.function.name) != name:
         _refuse_call(key, value)
-        raise CorruptDump(f"{key} is a {type(value).__name__}, not a tensor", hint=CORRUPT_HINT)
+        raise corrupt(f"{key} is a {type(value).__name__}, not a tensor")
     if len(value.arguments) != count:
-        raise CorruptDump(f"{key} is rebuilt with {len(value.arguments)} arguments", hint=CORRUPT_HINT)
+        raise corrupt(f"{key} is rebuilt with {len(value.arguments)} arguments")
     return value.arguments
 
 
 def _refuse_call(key: str, value: object) -> None:
     """Refuse one of the three known functions where a genuine dump does not have it."""
     if type(value) is PickleCall:
-        raise UnsafeInput(f"{key[:80]} asks to call {value.function}, which does not belong there", hint=UNSAFE_HINT)
+        raise unsafe(f"{key[:80]} asks to call {value.function}, which does not belong there")
     if type(value) in (Name, Persistent):
-        raise UnsafeInput(f"{key[:80]} refers to something outside the file", hint=UNSAFE_HINT)
+        raise unsafe(f"{key[:80]} refers to something outside the file")
 
 
 def _dimensions(key: str, value: object) -> tuple[int, ...]:
     if type(value) is not tuple or len(value) > 8 or not all(_is_size(n) for n in value):
-        raise CorruptDump(f"{key} has an impossible shape", hint=CORRUPT_HINT)
+        raise corrupt(f"{key} has an impossible shape")
     return value
 
 
@@ -278,7 +279,7 @@ def _storage(data: bytes, blob: Span) -> tuple[tuple[str, int], int, int]:
     kind, key, numel = _identity(identity)
     keys, position = _pickle(data, position, blob.end)
     if type(keys) is not list or len(keys) != 1 or keys[0] != key or type(keys[0]) is not str:
-        raise CorruptDump("the storage header announces other storages than its own", hint=CORRUPT_HINT)
+        raise corrupt("the storage header announces other storages than its own")
     _check_storage_size(data, position, blob.end, numel, DTYPES[kind][1])
     return DTYPES[kind], position + 8, numel
 
@@ -292,13 +293,13 @@ def _pickle(data: bytes, position: int, end: int) -> tuple[object, int]:
 def _expect_header(data: bytes, blob: Span) -> int:
     magic, position = _pickle(data, blob.start, blob.end)
     if type(magic) is not int or magic != _MAGIC_NUMBER:
-        raise UnsafeInput("the storage blob does not begin with torch's magic number", hint=UNSAFE_HINT)
+        raise unsafe("the storage blob does not begin with torch's magic number")
     version, position = _pickle(data, position, blob.end)
     if type(version) is not int or version != _PROTOCOL_VERSION:
-        raise CorruptDump("the storage blob has another protocol version than 1001", hint=CORRUPT_HINT)
+        raise corrupt("the storage blob has another protocol version than 1001")
     system, position = _pickle(data, position, blob.end)
     if type(system) is not dict or system.get("little_endian") is not True:
-        raise CorruptDump("the storage blob was not written on a little-endian machine", hint=CORRUPT_HINT)
+        raise corrupt("the storage blob was not written on a little-endian machine")
     return position
 
 
@@ -306,12 +307,12 @@ def _identity(value: object) -> tuple[str, str, int]:
     """Class name, key and numel from the persistent id of a storage."""
     identity = value.identity if type(value) is Persistent else None
     if type(identity) is not tuple or len(identity) != 6 or type(identity[0]) is not str or identity[0] != "storage":
-        raise UnsafeInput("the storage blob holds something that is not a storage", hint=UNSAFE_HINT)
+        raise unsafe("the storage blob holds something that is not a storage")
     _, kind, key, location, numel, view = identity
     if type(kind) is not Name or type(key) is not str or type(location) is not str or type(numel) is not int:
-        raise CorruptDump("the storage is not described as torch describes it", hint=CORRUPT_HINT)
+        raise corrupt("the storage is not described as torch describes it")
     if view is not None:
-        raise CorruptDump("the storage is a view of another one", hint=CORRUPT_HINT)
+        raise corrupt("the storage is a view of another one")
     return kind.name, key, numel
 
 
@@ -319,10 +320,10 @@ def _check_storage_size(data: bytes, position: int, end: int, numel: int, itemsi
     stored = int.from_bytes(data[position : min(position + 8, end)], "little", signed=True)
     present = end - position - 8
     if numel < 0 or stored != numel:
-        raise UnsafeInput(f"a storage announces {numel} elements, then {stored}", hint=UNSAFE_HINT)
+        raise unsafe(f"a storage announces {numel} elements, then {stored}")
     if numel * itemsize > present:
         if numel * itemsize > 2**31:
-            raise UnsafeInput(f"a storage claims {numel * itemsize} bytes, {present} are there", hint=UNSAFE_HINT)
-        raise CorruptDump(f"truncated: a storage of {numel * itemsize} bytes, {present} are there", hint=CORRUPT_HINT)
+            raise unsafe(f"a storage claims {numel * itemsize} bytes, {present} are there")
+        raise corrupt(f"truncated: a storage of {numel * itemsize} bytes, {present} are there")
     if numel * itemsize != present:
-        raise CorruptDump(f"{present - numel * itemsize} bytes too many behind a storage", hint=CORRUPT_HINT)
+        raise corrupt(f"{present - numel * itemsize} bytes too many behind a storage")

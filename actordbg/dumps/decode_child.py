@@ -35,17 +35,17 @@ from actordbg.dumps.decode import (
     TENSORS,
     LegacyDump,
     LegacyTensor,
-    Scalar,
     check_shapes,
     check_tensor,
+    checked_argument,
     decode,
     parse_stamp,
 )
-from actordbg.dumps.pickle_machine import CORRUPT_HINT, UNSAFE_HINT
+from actordbg.dumps.pickle_machine import corrupt, unsafe
 
 MAX_ANSWER = 4 * 2**20
 _SIZES = dict(DTYPES.values())
-_HINTS = {UnsafeInput.code: (UnsafeInput, UNSAFE_HINT), CorruptDump.code: (CorruptDump, CORRUPT_HINT)}
+_ERRORS = {UnsafeInput.code: unsafe, CorruptDump.code: corrupt}
 
 EXIT_AUDIT = 77
 """Exit status of a child that was about to do something."""
@@ -108,16 +108,17 @@ def answer_to_dump(answer: bytes, size: int) -> LegacyDump:
     try:
         data = json.loads(answer)
         if "error" in data:
-            kind, hint = _HINTS[data["error"]]
-            raise kind(str(data["message"]), hint=hint)
+            raise _ERRORS[data["error"]](str(data["message"]))
         return _dump(data["ok"], size)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise UnsafeInput("the decoding process gave an answer that makes no sense", hint=UNSAFE_HINT) from None
+        raise unsafe("the decoding process gave an answer that makes no sense") from None
 
 
 def _dump(data: dict[str, Any], size: int) -> LegacyDump:
     tensors = {key: _tensor(key, data["tensors"][key], size) for key in TENSORS if key in data["tensors"]}
-    arguments = {str(key): _scalar(key, value) for key, value in data["arguments"].items()}
+    if not data["arguments"].keys() <= {*FLAGS, *TENSORS, "packed_seq_lens"}:
+        raise ValueError("an argument is none")
+    arguments = {key: checked_argument(key, value) for key, value in data["arguments"].items()}
     timestamp = parse_stamp(data["stamp"])
     if type(data["rank"]) is not int or not 0 <= data["rank"] < MAX_RANK or timestamp is None:
         raise ValueError(data["rank"])
@@ -135,13 +136,3 @@ def _tensor(key: str, data: dict[str, Any], size: int) -> LegacyTensor:
     )
     check_tensor(key, tensor, size)
     return tensor
-
-
-def _scalar(key: str, value: Any) -> Scalar:
-    if key not in (*FLAGS, *TENSORS, "packed_seq_lens"):
-        raise ValueError(key)
-    if value is None or type(value) is bool:
-        return value
-    if type(value) is not list or not all(type(n) is int for n in value):
-        raise TypeError(key)
-    return value

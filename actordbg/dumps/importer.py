@@ -31,7 +31,7 @@ from actordbg.base.errors import ActordbgError, CorruptDump, LaunchProblem, Stor
 from actordbg.catalog.tables import Damaged
 from actordbg.dumps.child_pool import LegacyReader
 from actordbg.dumps.decode import LegacyDump, parse_stamp
-from actordbg.dumps.pickle_machine import CORRUPT_HINT
+from actordbg.dumps.pickle_machine import corrupt
 from actordbg.formats.dump_record import DumpRecord, is_plain_name, make_dump_id
 from actordbg.store.layout import Store
 from actordbg.store.places import dump_id_of, places_of
@@ -213,7 +213,7 @@ def to_tensors(data: bytes, dump: LegacyDump) -> dict[str, PlainTensor]:
     for name, tensor in dump.tensors.items():
         raw, kind = data[tensor.start : tensor.start + tensor.span * tensor.itemsize], array_dtype(tensor.dtype)
         if tensor.dtype == "bool" and raw and max(raw) > 1:
-            raise CorruptDump(f"{name} is boolean and holds something other than 0 and 1", hint=CORRUPT_HINT)
+            raise corrupt(f"{name} is boolean and holds something other than 0 and 1")
         if raw:
             strides = tuple(step * kind.itemsize for step in tensor.strides)
             values = np.lib.stride_tricks.as_strided(np.frombuffer(raw, kind), tensor.shape, strides, writeable=False)

@@ -174,11 +174,12 @@ def _pack_run(store: Store, paths: Sequence[str], level: int, summary: PackSumma
             path = store.root / place
             try:
                 record, line, payload = places.read_exactly(path)
+                size = path.stat().st_size
                 dumpfile.check(record, payload, str(path))
                 check_place(store, record, place)
                 writer = writer or PackWriter(store.packs / record.run, level)
                 writer.add(record, line, payload)
-                going.append((path, path.stat().st_size))
+                going.append((path, size))
             except FileNotFoundError:  # it went meanwhile
                 pass
             except ActordbgError as error:

@@ -44,8 +44,16 @@ MAX_CLAIM = 2**31
 
 T = TypeVar("T")
 
-UNSAFE_HINT = "nothing of it was executed; do not open this file with pickle or torch.load"
-CORRUPT_HINT = "copy the file again from where it was written; it is not complete or not an actor dump"
+
+def unsafe(message: str) -> UnsafeInput:
+    """Say what a file asks for that no dump needs."""
+    return UnsafeInput(message, hint="nothing of it was executed; do not open this file with pickle or torch.load")
+
+
+def corrupt(message: str) -> CorruptDump:
+    """Say why a file is no dump of the old recorder."""
+    return CorruptDump(message, hint="copy the file again from where it was written; it is not complete or not an actor dump")
+
 
 # What a pickle is turned into: plain data, and these four kinds of note about what it asked for. None of them does anything.
 # They compare by identity and print nothing of what they hold, because a hostile file may make them contain themselves.
@@ -99,20 +107,19 @@ class Machine:
         data = self.data
         for _ in range(MAX_OPCODES):
             if self.position >= self.end:
-                raise CorruptDump("truncated: it ends before the pickle does", hint=CORRUPT_HINT)
-            code = data[self.position]
+                raise corrupt("truncated: it ends before the pickle does")
+            code = data[self.position : self.position + 1]
             self.position += 1
-            if code == 0x2E:
+            if code == b".":
                 return self._result()
-            step = _STEPS.get(code)
-            if step is None:
-                raise _refused_opcode(code)
-            step(self)
-        raise UnsafeInput(f"more than {MAX_OPCODES} opcodes, which no actor dump has", hint=UNSAFE_HINT)
+            if code not in _STEPS:
+                raise _refused_opcode(code[0])
+            _STEPS[code](self)
+        raise unsafe(f"more than {MAX_OPCODES} opcodes, which no actor dump has")
 
     def _result(self) -> object:
         if self.marks or len(self.stack) != 1:
-            raise CorruptDump("the pickle stops with an unfinished value", hint=CORRUPT_HINT)
+            raise corrupt("the pickle stops with an unfinished value")
         return self.stack[0]
 
     def take(self, count: int) -> int:
@@ -120,69 +127,69 @@ class Machine:
         start = self.position
         if count > self.end - start:
             if count > MAX_CLAIM:
-                raise UnsafeInput(f"claims {count} bytes where {self.end - start} are left", hint=UNSAFE_HINT)
-            raise CorruptDump(f"truncated: {count} bytes announced, {self.end - start} left", hint=CORRUPT_HINT)
+                raise unsafe(f"claims {count} bytes where {self.end - start} are left")
+            raise corrupt(f"truncated: {count} bytes announced, {self.end - start} left")
         self.position = start + count
         return start
 
-    def number(self, size: int) -> int:
-        """The next `size` bytes as an unsigned little-endian integer."""
+    def number(self, size: int, *, signed: bool = False) -> int:
+        """The next `size` bytes as a little-endian integer."""
         start = self.take(size)
-        return int.from_bytes(self.data[start : start + size], "little")
+        return int.from_bytes(self.data[start : start + size], "little", signed=signed)
 
     def text(self, length: int) -> str:
         """The next `length` bytes as UTF-8."""
         if length > MAX_TEXT:
-            raise UnsafeInput(f"a string of {length} bytes, which no actor dump has", hint=UNSAFE_HINT)
+            raise unsafe(f"a string of {length} bytes, which no actor dump has")
         start = self.take(length)
         try:
             return self.data[start : start + length].decode("utf-8")
         except UnicodeDecodeError:
-            raise CorruptDump("a string is not UTF-8", hint=CORRUPT_HINT) from None
+            raise corrupt("a string is not UTF-8") from None
 
     def pop(self) -> object:
         """The top of the stack, removed."""
         if not self.stack:
-            raise CorruptDump("the pickle takes a value that is not there", hint=CORRUPT_HINT)
+            raise corrupt("the pickle takes a value that is not there")
         return self.stack.pop()
 
     def top(self, kind: type[T]) -> T:
         """The top of the stack, which must be of this kind."""
         value = self.stack[-1] if self.stack else None
         if not isinstance(value, kind):
-            raise CorruptDump(f"the pickle adds to something that is not a {kind.__name__}", hint=CORRUPT_HINT)
+            raise corrupt(f"the pickle adds to something that is not a {kind.__name__}")
         return value
 
     def pop_mark(self) -> list[object]:
         """Everything above the last mark, removed with it."""
         if not self.marks:
-            raise CorruptDump("the pickle refers to a mark that is not there", hint=CORRUPT_HINT)
+            raise corrupt("the pickle refers to a mark that is not there")
         items, self.stack = self.stack, self.marks.pop()
         return items
 
     def put(self, index: int) -> None:
         """Remember the top of the stack under `index`."""
         if not self.stack:
-            raise CorruptDump("the pickle remembers a value that is not there", hint=CORRUPT_HINT)
+            raise corrupt("the pickle remembers a value that is not there")
         self.memo[index] = self.stack[-1]
 
     def get(self, index: int) -> None:
         """Push what was remembered under `index`."""
         if index not in self.memo:
-            raise CorruptDump(f"the pickle recalls value {index}, which it never stored", hint=CORRUPT_HINT)
+            raise corrupt(f"the pickle recalls value {index}, which it never stored")
         self.stack.append(self.memo[index])
 
     def name(self, module: str, name: str) -> None:
         """Push a mention of a global, if the caller expects it."""
         if (module, name) not in self.names:
-            raise UnsafeInput(f"asks for {module[:80]}.{name[:80]}, which no actor dump needs", hint=UNSAFE_HINT)
+            raise unsafe(f"asks for {module[:80]}.{name[:80]}, which no actor dump needs")
         self.stack.append(Name(module, name))
 
 
 def _proto(m: Machine) -> None:
     version = m.number(1)
     if not 2 <= version <= 5:
-        raise CorruptDump(f"pickle protocol {version} is not one that exists", hint=CORRUPT_HINT)
+        raise corrupt(f"pickle protocol {version} is not one that exists")
 
 
 def _frame(m: Machine) -> None:
@@ -191,27 +198,11 @@ def _frame(m: Machine) -> None:
     m.position -= length
 
 
-def _integer(size: int, signed: bool) -> Callable[[Machine], None]:
-    def step(m: Machine) -> None:
-        start = m.take(size)
-        m.stack.append(int.from_bytes(m.data[start : start + size], "little", signed=signed))
-
-    return step
-
-
 def _long1(m: Machine) -> None:
     size = m.number(1)
     if size > MAX_INT_BYTES:
-        raise UnsafeInput(f"an integer of {size} bytes, which no actor dump has", hint=UNSAFE_HINT)
-    start = m.take(size)
-    m.stack.append(int.from_bytes(m.data[start : start + size], "little", signed=True))
-
-
-def _text(width: int) -> Callable[[Machine], None]:
-    def step(m: Machine) -> None:
-        m.stack.append(m.text(m.number(width)))
-
-    return step
+        raise unsafe(f"an integer of {size} bytes, which no actor dump has")
+    m.stack.append(m.number(size, signed=True))
 
 
 def _bytes(width: int) -> Callable[[Machine], None]:
@@ -242,11 +233,7 @@ def _tuple(m: Machine) -> None:
 
 
 def _tuple_of(count: int) -> Callable[[Machine], None]:
-    def step(m: Machine) -> None:
-        items = [m.pop() for _ in range(count)]
-        m.stack.append(tuple(reversed(items)))
-
-    return step
+    return lambda m: m.stack.append(tuple([m.pop() for _ in range(count)][::-1]))
 
 
 def _append(m: Machine) -> None:
@@ -262,10 +249,10 @@ def _appends(m: Machine) -> None:
 def _set(m: Machine, pairs: list[object]) -> None:
     target = m.top(dict)
     if len(pairs) % 2:
-        raise CorruptDump("a dict entry without a value", hint=CORRUPT_HINT)
+        raise corrupt("a dict entry without a value")
     for key, value in zip(pairs[::2], pairs[1::2], strict=True):
         if type(key) is not str or key in target:
-            raise CorruptDump("a dict key is not a string or appears twice", hint=CORRUPT_HINT)
+            raise corrupt("a dict key is not a string or appears twice")
         target[key] = value
 
 
@@ -279,7 +266,7 @@ def _global(m: Machine) -> None:
     for _ in range(2):
         stop = m.data.find(b"\n", m.position, min(m.end, m.position + MAX_TEXT))
         if stop < 0:
-            raise CorruptDump("the name of a global has no end", hint=CORRUPT_HINT)
+            raise corrupt("the name of a global has no end")
         words.append(m.text(stop - m.position))
         m.position += 1
     m.name(*words)
@@ -288,86 +275,66 @@ def _global(m: Machine) -> None:
 def _stack_global(m: Machine) -> None:
     name, module = m.pop(), m.pop()
     if type(name) is not str or type(module) is not str:
-        raise UnsafeInput("asks for a global whose name is computed", hint=UNSAFE_HINT)
+        raise unsafe("asks for a global whose name is computed")
     m.name(module, name)
 
 
 def _reduce(m: Machine) -> None:
     arguments, function = m.pop(), m.pop()
     if type(function) is not Name or type(arguments) is not tuple:
-        raise UnsafeInput("asks to call something that is not a plain function", hint=UNSAFE_HINT)
+        raise unsafe("asks to call something that is not a plain function")
     m.stack.append(PickleCall(function, arguments))
 
 
-_STEPS: dict[int, Callable[[Machine], None]] = {
-    0x80: _proto,
-    0x95: _frame,
-    ord("N"): _constant(None),
-    0x88: _constant(True),
-    0x89: _constant(False),
-    ord("K"): _integer(1, signed=False),
-    ord("M"): _integer(2, signed=False),
-    ord("J"): _integer(4, signed=True),
-    0x8A: _long1,
-    0x8C: _text(1),
-    ord("X"): _text(4),
-    ord("C"): _bytes(1),
-    ord("B"): _bytes(4),
-    0x8E: _bytes(8),
-    ord("}"): _empty(dict),
-    ord("]"): _empty(list),
-    ord(")"): _empty(tuple),
-    ord("("): _mark,
-    ord("t"): _tuple,
-    0x85: _tuple_of(1),
-    0x86: _tuple_of(2),
-    0x87: _tuple_of(3),
-    ord("a"): _append,
-    ord("e"): _appends,
-    ord("s"): _set_item,
-    ord("u"): lambda m: _set(m, m.pop_mark()),
-    ord("q"): lambda m: m.put(m.number(1)),
-    ord("r"): lambda m: m.put(m.number(4)),
-    0x94: lambda m: m.put(len(m.memo)),
-    ord("h"): lambda m: m.get(m.number(1)),
-    ord("j"): lambda m: m.get(m.number(4)),
-    ord("c"): _global,
-    0x93: _stack_global,
-    ord("R"): _reduce,
-    ord("Q"): lambda m: m.stack.append(Persistent(m.pop())),
+_STEPS: dict[bytes, Callable[[Machine], None]] = {
+    b"\x80": _proto,
+    b"\x95": _frame,
+    b"N": _constant(None),
+    b"\x88": _constant(True),
+    b"\x89": _constant(False),
+    b"K": lambda m: m.stack.append(m.number(1)),
+    b"M": lambda m: m.stack.append(m.number(2)),
+    b"J": lambda m: m.stack.append(m.number(4, signed=True)),
+    b"\x8a": _long1,
+    b"\x8c": lambda m: m.stack.append(m.text(m.number(1))),
+    b"X": lambda m: m.stack.append(m.text(m.number(4))),
+    b"C": _bytes(1),
+    b"B": _bytes(4),
+    b"\x8e": _bytes(8),
+    b"}": _empty(dict),
+    b"]": _empty(list),
+    b")": _empty(tuple),
+    b"(": _mark,
+    b"t": _tuple,
+    b"\x85": _tuple_of(1),
+    b"\x86": _tuple_of(2),
+    b"\x87": _tuple_of(3),
+    b"a": _append,
+    b"e": _appends,
+    b"s": _set_item,
+    b"u": lambda m: _set(m, m.pop_mark()),
+    b"q": lambda m: m.put(m.number(1)),
+    b"r": lambda m: m.put(m.number(4)),
+    b"\x94": lambda m: m.put(len(m.memo)),
+    b"h": lambda m: m.get(m.number(1)),
+    b"j": lambda m: m.get(m.number(4)),
+    b"c": _global,
+    b"\x93": _stack_global,
+    b"R": _reduce,
+    b"Q": lambda m: m.stack.append(Persistent(m.pop())),
 }
 
-_REFUSED = {
-    ord("b"): "BUILD",
-    ord("i"): "INST",
-    ord("o"): "OBJ",
-    0x81: "NEWOBJ",
-    0x92: "NEWOBJ_EX",
-    0x82: "EXT1",
-    0x83: "EXT2",
-    0x84: "EXT4",
-    ord("P"): "PERSID",
-    0x8B: "LONG4",
-    0x8D: "BINUNICODE8",
-    0x96: "BYTEARRAY8",
-    0x97: "NEXT_BUFFER",
-    0x98: "READONLY_BUFFER",
-    ord("2"): "DUP",
-    ord("0"): "POP",
-    ord("1"): "POP_MARK",
-    ord("G"): "BINFLOAT",
-    0x8F: "EMPTY_SET",
-    0x90: "ADDITEMS",
-    0x91: "FROZENSET",
-}
-
-
-_TEXT_OPCODES = frozenset(b"SVILFgpdl")
+_NAMES = (
+    "BUILD INST OBJ PERSID BINFLOAT DUP POP_MARK POP NEWOBJ NEWOBJ_EX EXT1 EXT2 EXT4 LONG4 BINUNICODE8 BYTEARRAY8 NEXT_BUFFER "
+    "READONLY_BUFFER EMPTY_SET ADDITEMS FROZENSET"
+)
+_REFUSED = dict(zip(b"bioPG210\x81\x92\x82\x83\x84\x8b\x8d\x96\x97\x98\x8f\x90\x91", _NAMES.split(), strict=True))
+_TEXT_OPCODES = b"SVILFgpdl"
 
 
 def _refused_opcode(code: int) -> UnsafeInput | CorruptDump:
     if code in _TEXT_OPCODES:
-        return UnsafeInput("uses opcodes of pickle protocol 0, which no actor dump needs", hint=UNSAFE_HINT)
+        return unsafe("uses opcodes of pickle protocol 0, which no actor dump needs")
     if code in _REFUSED:
-        return UnsafeInput(f"uses the opcode {_REFUSED[code]}, which no actor dump needs", hint=UNSAFE_HINT)
-    return CorruptDump(f"not an actor dump: opcode 0x{code:02x}", hint=CORRUPT_HINT)
+        return unsafe(f"uses the opcode {_REFUSED[code]}, which no actor dump needs")
+    return corrupt(f"not an actor dump: opcode 0x{code:02x}")

@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 import zstandard
 
-from actordbg.base.errors import CorruptDump, StoreProblem, Unsupported
+from actordbg.base.errors import StoreProblem, Unsupported
 from actordbg.formats.dump_record import (
     MAGIC,
     MAX_DIMS,
@@ -47,7 +47,7 @@ from actordbg.formats.dump_record import (
     label,
     reach_of,
 )
-from actordbg.formats.record_reading import parse_record, strict_header
+from actordbg.formats.record_reading import damaged, parse_record, strict_header
 from actordbg.formats.store_files import AnyPath, open_regular
 
 DEFAULT_CAP = 8 * 2**30
@@ -64,7 +64,6 @@ class Entry(NamedTuple):
 
 _FRAME_ROOM = 65_536
 """More bytes than a zstd frame takes beside its content and 1/128 of it, where nothing can be compressed."""
-HINT = "run `actordbg dump verify` to list every damaged file; `actordbg dump prune --damaged` removes them"
 
 
 def pack(record: DumpRecord, payload: bytes, level: int = 3) -> bytes:
@@ -95,7 +94,7 @@ def read_record(path: AnyPath) -> DumpRecord:
     except OSError as error:
         raise unreadable(path, error) from None
     if len(header) < size:
-        raise CorruptDump(f"{path}: ends inside its record", hint=HINT)
+        raise damaged(f"{path}: ends inside its record")
     return parse_line(record_line(header, path), path)
 
 
@@ -108,7 +107,7 @@ def record_line(header: bytes, name: AnyPath = "dump") -> bytes:
     """The record's JSON from the content of the skippable frame, its CRC-32 checked. Raises CorruptDump."""
     line, newline, check = header[:-9], header[-9:-8], header[-8:]
     if newline != b"\n" or check != b"%08x" % zlib.crc32(line):
-        raise CorruptDump(f"{name}: damaged record (its CRC-32 does not match)", hint=HINT)
+        raise damaged(f"{name}: damaged record (its CRC-32 does not match)")
     return line
 
 
@@ -138,7 +137,7 @@ def read_file(path: AnyPath) -> bytes:
             if content < 0:  # no frame, or it does not say: enough for `unpack` to say what is wrong
                 return file.read(head + 32)
             if size > min(head + content + content // 128 + _FRAME_ROOM, 2 * DEFAULT_CAP + MAX_RECORD):
-                raise CorruptDump(f"{path}: has {size} bytes, over what its payload of {content} can take", hint=HINT)
+                raise damaged(f"{path}: has {size} bytes, over what its payload of {content} can take")
         return file.read(size)
 
 
@@ -151,7 +150,7 @@ def unpack(
     """Record and checked safetensors bytes from a dump file's bytes; `name` is used in messages."""
     size = _record_size(data[:8], name)
     if len(data) < 8 + size:
-        raise CorruptDump(f"{name}: ends inside its record", hint=HINT)
+        raise damaged(f"{name}: ends inside its record")
     record = parse_line(record_line(data[8 : 8 + size], name), name)
     payload = decompress(memoryview(data)[8 + size :], f"{name}: its payload", DEFAULT_CAP)
     if hash_too:
@@ -167,7 +166,7 @@ def line_of(data: bytes, name: AnyPath = "dump") -> bytes:
 def check_hash(record: DumpRecord, payload: bytes, name: AnyPath = "dump") -> None:
     """CorruptDump unless the payload is the one that the record names by its SHA-256."""
     if hashlib.sha256(payload).hexdigest() != record.payload_sha256:
-        raise CorruptDump(f"{name}: the payload's SHA-256 is not the record's", hint=HINT)
+        raise damaged(f"{name}: the payload's SHA-256 is not the record's")
 
 
 def payload_entries(payload: bytes, name: AnyPath = "dump") -> dict[str, Entry]:
@@ -177,7 +176,7 @@ def payload_entries(payload: bytes, name: AnyPath = "dump") -> dict[str, Entry]:
     """
     size = int.from_bytes(payload[:8], "little")
     if not 0 < size <= min(len(payload) - 8, MAX_RECORD):
-        raise CorruptDump(f"{name}: the payload is not a safetensors file", hint=HINT)
+        raise damaged(f"{name}: the payload is not a safetensors file")
     try:
         header = strict_header(payload[8 : 8 + size])
         found = [(item["data_offsets"], key, item["dtype"], item["shape"]) for key, item in header.items()]
@@ -187,27 +186,27 @@ def payload_entries(payload: bytes, name: AnyPath = "dump") -> dict[str, Entry]:
             dtype, width = SAFETENSORS_DTYPES[code]
             first, last = offsets
             if type(shape) is not list or len(shape) > MAX_DIMS:
-                raise CorruptDump(f"{name}: entry {key!r:.80} of the payload has an impossible shape", hint=HINT)
+                raise damaged(f"{name}: entry {key!r:.80} of the payload has an impossible shape")
             numbers += (first, last, *shape)
             if first != end or last - first != width * math.prod(shape):
-                raise CorruptDump(f"{name}: entry {key!r:.80} of the payload has impossible offsets", hint=HINT)
+                raise damaged(f"{name}: entry {key!r:.80} of the payload has impossible offsets")
             entries[key] = Entry(dtype, tuple(shape), 8 + size + first)
             end = last
         if not {*map(type, numbers)} <= {int} or min(numbers) < 0:  # True and 1.0 are equal to 1, but torch minds
             raise ValueError("not sizes")
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise CorruptDump(f"{name}: the payload's safetensors header is damaged", hint=HINT) from None
+        raise damaged(f"{name}: the payload's safetensors header is damaged") from None
     if end != len(payload) - 8 - size:
-        raise CorruptDump(f"{name}: the payload has bytes that belong to no tensor", hint=HINT)
+        raise damaged(f"{name}: the payload has bytes that belong to no tensor")
     return entries
 
 
 def _record_size(head: bytes, name: AnyPath) -> int:
     if len(head) < 8 or head[:4] != MAGIC:
-        raise CorruptDump(f"{name}: not an actordbg dump (wrong magic)", hint=HINT)
+        raise damaged(f"{name}: not an actordbg dump (wrong magic)")
     size = int.from_bytes(head[4:8], "little")
     if size > MAX_RECORD:
-        raise CorruptDump(f"{name}: its record claims {size} bytes, over the limit of {MAX_RECORD}", hint=HINT)
+        raise damaged(f"{name}: its record claims {size} bytes, over the limit of {MAX_RECORD}")
     return size
 
 
@@ -228,13 +227,13 @@ def decompress(frame: bytes | memoryview, what: str, most: int) -> bytes:
         parameters = zstandard.get_frame_parameters(frame[:32])
         size = parameters.content_size
         if size in (zstandard.CONTENTSIZE_UNKNOWN, zstandard.CONTENTSIZE_ERROR):
-            raise CorruptDump(f"{what} does not state its size", hint=HINT)
+            raise damaged(f"{what} does not state its size")
         if size > most or size + len(frame) > 2 * most + _FRAME_ROOM:
-            raise CorruptDump(f"{what} claims {size} bytes, over the limit of {most}", hint=HINT)
+            raise damaged(f"{what} claims {size} bytes, over the limit of {most}")
         if not parameters.has_checksum:
-            raise CorruptDump(f"{what} has no checksum", hint=HINT)
+            raise damaged(f"{what} has no checksum")
         if parameters.window_size > 2 * max(most, 2**17):
-            raise CorruptDump(f"{what} claims a window of {parameters.window_size} bytes", hint=HINT)
+            raise damaged(f"{what} claims a window of {parameters.window_size} bytes")
         if not hasattr(_own, "decompressor"):
             _own.decompressor = zstandard.ZstdDecompressor()
         content: bytes = _own.decompressor.decompress(frame, max_output_size=most, allow_extra_data=False)
@@ -243,7 +242,7 @@ def decompress(frame: bytes | memoryview, what: str, most: int) -> bytes:
         hint = "use a machine with more memory; `actordbg dump show` without --values needs none"
         raise StoreProblem(f"{what} of {size} bytes finds no memory", hint=hint) from None
     except zstandard.ZstdError as error:
-        raise CorruptDump(f"{what} is damaged: {error}", hint=HINT) from None
+        raise damaged(f"{what} is damaged: {error}") from None
 
 
 _own = threading.local()
@@ -267,18 +266,18 @@ def check(record: DumpRecord, payload: bytes, name: str = "dump") -> dict[str, E
         room += _room(tensor, spec, name)
         for key, kind in spec.parts(tensor):
             if key in wanted:
-                raise CorruptDump(f"{name}: two tensors of the record are both stored as {key!r:.80}", hint=HINT)
+                raise damaged(f"{name}: two tensors of the record are both stored as {key!r:.80}")
             wanted[key] = kind, spec.shape
     if {key: entry[:2] for key, entry in entries.items()} != wanted:
-        raise CorruptDump(f"{name}: the payload's tensors are not those of its record", hint=HINT)
+        raise damaged(f"{name}: the payload's tensors are not those of its record")
     header = payload[8 : 8 + int.from_bytes(payload[:8], "little")]
     if b'"actordbg"' in header and label(record).encode() not in header:
-        raise CorruptDump(f"{name}: its payload says that it belongs to another dump", hint=HINT)
+        raise damaged(f"{name}: its payload says that it belongs to another dump")
     if room > 2 * DEFAULT_CAP:
-        raise CorruptDump(f"{name}: its tensors take {room} bytes, over the limit of {2 * DEFAULT_CAP}", hint=HINT)
+        raise damaged(f"{name}: its tensors take {room} bytes, over the limit of {2 * DEFAULT_CAP}")
     for key, entry in entries.items():
         if entry.dtype == "bool" and payload[entry.offset : entry.offset + math.prod(entry.shape)].translate(None, b"\0\1"):
-            raise CorruptDump(f"{name}: {key!r:.80} holds bytes that are neither true nor false", hint=HINT)
+            raise damaged(f"{name}: {key!r:.80} holds bytes that are neither true nor false")
     for tensor, spec in record.tensors.items():
         if 0 in spec.strides and 0 not in spec.shape:
             for key, _ in spec.parts(tensor):
@@ -290,14 +289,14 @@ def _room(tensor: str, spec: TensorSpec, name: str) -> int:
     """Bytes that this tensor takes beside the payload; CorruptDump for a spec that was never written by `encode`."""
     if spec.dtype not in SIZES or (spec.stored != spec.dtype and (spec.dtype, spec.stored) not in _NARROWER):
         what = f"tensor {tensor!r:.80} of dtype {spec.dtype!r:.40} cannot be stored as {spec.stored!r:.40}"
-        raise CorruptDump(f"{name}: {what}", hint=HINT)
+        raise damaged(f"{name}: {what}")
     width, count = SIZES[spec.dtype], math.prod(spec.shape)
     room = width * count if spec.stored != spec.dtype else 0
     if count == 0 or spec.strides == contiguous_strides(spec.shape):
         return room
     reach = reach_of(spec.shape, spec.strides)
     if reach is None:
-        raise CorruptDump(f"{name}: the strides of tensor {tensor!r:.80} overlap", hint=HINT)
+        raise damaged(f"{name}: the strides of tensor {tensor!r:.80} overlap")
     return room + width * (reach + 1)
 
 
@@ -310,4 +309,4 @@ def _check_expanded(key: str, spec: TensorSpec, entry: Entry, payload: bytes, na
         inner = SIZES[entry.dtype] * math.prod(spec.shape[dim + 1 :])
         for first in range(0, len(stored), inner * size):
             if stored[first : first + inner * (size - 1)] != stored[first + inner : first + inner * size]:
-                raise CorruptDump(f"{name}: tensor {key!r:.80} claims one value where it has several", hint=HINT)
+                raise damaged(f"{name}: tensor {key!r:.80} claims one value where it has several")

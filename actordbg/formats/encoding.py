@@ -300,22 +300,21 @@ def _unpacked(record: DumpRecord, tensors: Mapping[str, Any]) -> tuple[DumpRecor
         total = tensors["sequences"].values.size
         starts, lengths, packing = _borders(tensors, total)
     except (KeyError, ValueError) as error:
-        return replace(record, extra={**record.extra, "rows": f"packed, and not told apart: {error}"}, replayable=False), dict(
-            tensors
-        )
+        said = {"rows": f"packed, and not told apart: {error}"}
+        return replace(record, extra={**record.extra, **said}, replayable=False), dict(tensors)
     longest = int(lengths.max())
     at = starts[:, None] + np.arange(longest)
     real = np.arange(longest) < lengths[:, None]
     mask, places = kept.get("attention_mask"), tensors.get(POSITIONS)
     shapes = ((total,), (1, total), *(() if places is None else (places.values.shape,)))
-    of_tokens = {name: _spread(one, at, real) for name, one in kept.items() if one.values.shape in shapes}
-    ahead = {
-        name: _spread(one, at[:, :-1], real[:, 1:])
-        for name, one in kept.items()
-        if one.values.shape == (1, total - 1) and (name == "action_mask" or name.startswith(OUTPUT_PREFIX))
-    }
-    ones = replace(kept["sequences"], values=real.astype("<i8"), strides=contiguous_strides(real.shape), dtype="int64")
-    found = {**kept, **({} if mask is not None else {"attention_mask": ones}), **of_tokens, **ahead}
+    found = {**kept}
+    if mask is None:
+        found["attention_mask"] = PlainTensor("int64", real.astype("<i8"), contiguous_strides(real.shape))
+    for name, one in kept.items():
+        if one.values.shape in shapes:
+            found[name] = _spread(one, at, real)
+        elif one.values.shape == (1, total - 1) and (name == "action_mask" or name.startswith(OUTPUT_PREFIX)):
+            found[name] = _spread(one, at[:, :-1], real[:, 1:])
     attended = found["attention_mask"].values != 0
     if places is not None:
         own = _spread(places, at, real)
@@ -361,7 +360,5 @@ def _borders(tensors: Mapping[str, Any], total: int) -> tuple[_Array, _Array, bo
 def _spread(packed: Any, at: _Array, real: _Array) -> Any:
     """Values of one long row at their places in rows, 0 where there are none."""
     flat = packed.values.ravel()
-    values = (
-        np.where(real, flat[np.minimum(at, flat.size - 1)], flat.dtype.type(0)) if flat.size else np.zeros(at.shape, flat.dtype)
-    )
+    values = np.where(real, flat[np.minimum(at, flat.size - 1)], flat.dtype.type(0)) if flat.size else np.zeros(at.shape)
     return replace(packed, values=values.astype(flat.dtype, copy=False), strides=contiguous_strides(values.shape))

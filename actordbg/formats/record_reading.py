@@ -39,7 +39,12 @@ _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z\Z", re.ASCII)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 MAX_SIZE = 2**48
 """More elements than a tensor can have."""
-_VERIFY_HINT = "run `actordbg dump verify` to find every damaged file"
+
+
+def damaged(message: str) -> CorruptDump:
+    """Say what is wrong with a file of dumps, and how all such files are found."""
+    hint = "run `actordbg dump verify` to list every damaged dump; `actordbg dump prune --damaged` removes what cannot be read"
+    return CorruptDump(message, hint=hint)
 
 
 def parse_record(text: str | bytes) -> DumpRecord:
@@ -50,12 +55,12 @@ def parse_record(text: str | bytes) -> DumpRecord:
     try:
         data = strict_json(text.encode() if isinstance(text, str) else text)
     except ValueError as error:
-        raise CorruptDump(f"the record is not JSON: {error}", hint=_VERIFY_HINT) from None
+        raise damaged(f"the record is not JSON: {error}") from None
     if not isinstance(data, dict):
-        raise CorruptDump("the record is not a JSON object", hint=_VERIFY_HINT)
+        raise damaged("the record is not a JSON object")
     version = data.get("format_version")
     if type(version) is not int or not 0 <= version < 2**31:
-        raise CorruptDump("the record has no format version", hint=_VERIFY_HINT)
+        raise damaged("the record has no format version")
     if version != RECORD_VERSION:
         raise NewerFormat(
             f"the record has format version {version}, this actordbg reads version {RECORD_VERSION}",
@@ -140,14 +145,14 @@ def _checked(data: dict[str, Any]) -> DumpRecord:
     for name, value in values.items():
         kinds = _KINDS[name]
         if type(value) not in kinds:
-            raise CorruptDump(f"the record's {name} has the wrong type: {value!r:.80}", hint=_VERIFY_HINT)
+            raise damaged(f"the record's {name} has the wrong type: {value!r:.80}")
         if type(value) is int and not (-(2**63) if float in kinds else 0) <= value < 2**63:
-            raise CorruptDump(f"the record's {name} is out of range: {value!r:.80}", hint=_VERIFY_HINT)
+            raise damaged(f"the record's {name} is out of range: {value!r:.80}")
     if missing := _REQUIRED - values.keys():
-        raise CorruptDump(f"the record has no {min(missing)}", hint=_VERIFY_HINT)
+        raise damaged(f"the record has no {min(missing)}")
     for name in ("dump_id", "run"):
         if not is_plain_name(values[name]):
-            raise CorruptDump(f"the record's {name} is not a plain name: {values[name]!r:.80}", hint=_VERIFY_HINT)
+            raise damaged(f"the record's {name} is not a plain name: {values[name]!r:.80}")
     parse_timestamp(values["timestamp"])
     values["tensors"] = {name: _spec(name, spec) for name, spec in values.get("tensors", {}).items()}
     return DumpRecord(**values)
@@ -155,14 +160,14 @@ def _checked(data: dict[str, Any]) -> DumpRecord:
 
 def _spec(name: str, data: Any) -> TensorSpec:
     if name == "__metadata__":  # safetensors keeps it for itself
-        raise CorruptDump(f"the record has a tensor named {name}", hint=_VERIFY_HINT)
+        raise damaged(f"the record has a tensor named {name}")
     if type(data) is not list or len(data) not in (3, 4) or type(data[0]) is not str or type(data[1]) is not str:
-        raise CorruptDump(f"tensor {name!r:.80} of the record is not described", hint=_VERIFY_HINT)
+        raise damaged(f"tensor {name!r:.80} of the record is not described")
     dtype, stored, shape, *rest = data
     if not _are_sizes(shape) or (rest and not (_are_sizes(rest[0]) and len(rest[0]) == len(shape))):
-        raise CorruptDump(f"tensor {name!r:.80} of the record has an impossible shape", hint=_VERIFY_HINT)
+        raise damaged(f"tensor {name!r:.80} of the record has an impossible shape")
     if math.prod(filter(None, shape)) >= MAX_SIZE:
-        raise CorruptDump(f"tensor {name!r:.80} of the record has too many elements", hint=_VERIFY_HINT)
+        raise damaged(f"tensor {name!r:.80} of the record has too many elements")
     return TensorSpec(dtype, tuple(shape), tuple(rest[0]) if rest else contiguous_strides(tuple(shape)), stored)
 
 
@@ -177,7 +182,7 @@ def parse_timestamp(text: str) -> datetime:
     """An ISO-8601 UTC timestamp of a record ("2025-06-19T05:26:08.430740Z") as an aware datetime; CorruptDump otherwise."""
     if is_moment(text):
         return datetime.fromisoformat(text[:26]).replace(tzinfo=timezone.utc)
-    raise CorruptDump(f"{text!r:.60} is not a timestamp like 2025-06-19T05:26:08.430740Z", hint=_VERIFY_HINT)
+    raise damaged(f"{text!r:.60} is not a timestamp like 2025-06-19T05:26:08.430740Z")
 
 
 def is_moment(text: str) -> bool:

@@ -209,18 +209,15 @@ def read_counters(path: Path) -> dict[str, Any]:
         data: dict[str, Any] = strict_json(read_regular(path))
     except (OSError, ValueError) as error:
         raise CorruptDump(f"{path}: unreadable counters: {error}", hint="the next publication replaces it") from None
-    sound = isinstance(data, dict) and data.get("format") == COUNTERS_FORMAT
-    if sound and all(type(data.get(name)) in kinds for name, kinds in _KINDS.items()):
-        tallies = {*map(type, (*data["dropped"].values(), *data["sampled_out"].values(), *data["triggered"].values()))}
-        ring = data.get("ring") or {}
-        sound = (
-            tallies <= {int}
-            and isinstance(ring.get("path"), str | None)
-            and isinstance(ring.get("in_flight_s"), int | float | None)
-        )
-    else:
-        sound = False
-    if not sound:
+    known = isinstance(data, dict) and data.get("format") == COUNTERS_FORMAT
+    typed = known and all(type(data.get(name)) in kinds for name, kinds in _KINDS.items())
+    ring = (typed and data.get("ring")) or {}
+    if not (
+        typed
+        and {type(count) for name in ("dropped", "sampled_out", "triggered") for count in data[name].values()} <= {int}
+        and isinstance(ring.get("path"), str | None)
+        and isinstance(ring.get("in_flight_s"), int | float | None)
+    ):
         raise CorruptDump(f"{path}: not a counters file of this version", hint="upgrade actordbg, or delete the file")
     parse_timestamp(data["heartbeat"])
     return data
@@ -268,15 +265,13 @@ def _slots(descriptor: int, path: Path, damaged: list[str]) -> Iterator[RingSlot
         values = SLOT.unpack_from(table, place * SLOT_SIZE)
         if values[0] not in (FREE, WRITING):
             try:
-                yield _slot(descriptor, path, place, *values)
+                yield _slot(descriptor, path, place, values)
             except CorruptDump as error:
                 damaged.append(error.message)
 
 
-def _slot(
-    descriptor: int, path: Path, place: int, state: int, book: int, ledger: int, end: int, sequence: int, offset: int,
-    length: int, kind_at: int, kind_len: int, count: int, check: int,
-) -> RingSlot:  # fmt: skip
+def _slot(descriptor: int, path: Path, place: int, values: tuple[int, ...]) -> RingSlot:
+    state, book, ledger, end, sequence, offset, length, kind_at, kind_len, count, check = values
     size = os.fstat(descriptor).st_size
     inside = offset >= DATA and offset + length <= min(size, MAX_FILE) and head_bytes(count) <= length
     described = kind_at >= KINDS_AT and kind_at + kind_len <= size and kind_len <= MAX_KIND
@@ -284,8 +279,7 @@ def _slot(
     if not inside or not described or not known or end > END:
         raise _damaged(path, "a slot points outside of the ring")
     numbers = struct.unpack(f"<{count}q", _exactly(descriptor, offset, 8 * count, path))
-    fixed = (ledger, sequence, offset, length, kind_at, kind_len, count)
-    if check != slot_check(*fixed, numbers):
+    if check != slot_check(ledger, *values[4:10], numbers):
         raise _damaged(path, "a call in it is damaged")
     end_facts = _json(_exactly(descriptor, offset + 8 * count, end, path), path) if end else {}
     kind, kept = _json(_exactly(descriptor, kind_at, kind_len, path), path), end_facts.pop("record", {})

@@ -30,10 +30,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from actordbg.base.errors import Conflict, CorruptDump, Refused, StoreProblem
+from actordbg.base.errors import Conflict, Refused, StoreProblem
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import SIZES, DumpRecord
 from actordbg.formats.encoding import compress
+from actordbg.formats.record_reading import damaged
 from actordbg.formats.store_files import TEMPORARY, make_folder, open_regular, sync_folder, temporary_name
 from actordbg.store import pack_bytes as layout
 from actordbg.store.layout import Store
@@ -156,7 +157,7 @@ class PackWriter:
             for dump_id, (line_digest, payload_sha256) in self._expected.items():
                 line, payload = pack.read(dump_id)
                 if (hashlib.sha256(line).digest(), hashlib.sha256(payload).hexdigest()) != (line_digest, payload_sha256):
-                    raise CorruptDump(f"{dump_id}: the pack does not give back what went into it", hint=layout.HINT)
+                    raise damaged(f"{dump_id}: the pack does not give back what went into it")
             first = next(iter(self._expected))[:15].rstrip("._+-")
             path = self._folder / f"{first}-{self._hash.hexdigest()[:16]}{layout.PACK_SUFFIX}"
             os.replace(self._temporary, path)

@@ -35,9 +35,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from actordbg.base.errors import CorruptDump, NewerFormat
+from actordbg.base.errors import NewerFormat
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import MAX_RECORD, is_plain_name
+from actordbg.formats.record_reading import damaged
 
 PACK_SUFFIX = ".pack"
 FORMAT = 1
@@ -48,7 +49,6 @@ MAX_INDEX = 64 * 2**20
 """Largest content of an index, in bytes, that a reader accepts."""
 MAX_DUMPS = 2**16
 """Most dumps of a pack that a reader accepts."""
-HINT = "run `actordbg dump verify` to list every damaged dump; `actordbg dump prune --damaged` removes what cannot be read"
 
 _LEAST_FRAME = 13
 """Bytes of the smallest zstd frame with a checksum."""
@@ -113,7 +113,7 @@ def foot(offset: int, index: bytes, content: int, dumps: int) -> bytes:
 def check_head(data: bytes, name: str) -> None:
     """Refuse a file that is not a pack (CorruptDump), or one of a newer format (NewerFormat)."""
     if len(data) != HEAD_BYTES or data[:8] != head()[:8] or data[8:20] != _HEAD_TAG:
-        raise CorruptDump(f"{name}: not an actordbg pack (wrong magic)", hint=HINT)
+        raise damaged(f"{name}: not an actordbg pack (wrong magic)")
     _check_version(_HEAD.unpack(data[8:])[1], name)
 
 
@@ -121,19 +121,18 @@ def parse_foot(data: bytes, size: int, name: str) -> Foot:
     """The checked foot of a pack of `size` bytes, from its last FOOT_BYTES bytes."""
     body = data[8:-4]
     if len(data) != FOOT_BYTES or data[:4] != MAGIC or body[:12] != _FOOT_TAG:
-        raise CorruptDump(f"{name}: ends without its foot (cut off, or damaged)", hint=HINT)
+        raise damaged(f"{name}: ends without its foot (cut off, or damaged)")
     if data[4:8] != struct.pack("<I", FOOT_BYTES - 8) or data[-4:] != struct.pack("<I", zlib.crc32(body)):
-        raise CorruptDump(f"{name}: damaged foot (its CRC-32 does not match)", hint=HINT)
+        raise damaged(f"{name}: damaged foot (its CRC-32 does not match)")
     _, version, *rest = _FOOT.unpack(body)
     _check_version(version, name)
     found = Foot(*rest)
     if found.offset < HEAD_BYTES or found.offset + found.stored + FOOT_BYTES != size:
-        raise CorruptDump(f"{name}: its foot has an impossible place for the index", hint=HINT)
+        raise damaged(f"{name}: its foot has an impossible place for the index")
     if max(found.content, found.stored) > MAX_INDEX or found.dumps > MAX_DUMPS:
-        raise CorruptDump(
+        raise damaged(
             f"{name}: its index claims {found.content} bytes for {found.dumps} dumps, over the limits of {MAX_INDEX} and "
-            f"{MAX_DUMPS}",
-            hint=HINT,
+            f"{MAX_DUMPS}"
         )
     return found
 
@@ -150,7 +149,7 @@ def decompress(frame: bytes, content: int, name: str) -> bytes:
     """Return the content of exactly one frame that states to have `content` bytes; nothing larger is ever allocated."""
     data = dumpfile.decompress(frame, name, content)
     if len(data) != content:
-        raise CorruptDump(f"{name} has {len(data)} bytes instead of {content}", hint=HINT)
+        raise damaged(f"{name} has {len(data)} bytes instead of {content}")
     return data
 
 
@@ -181,11 +180,11 @@ def index_bytes(pieces: int, dumps: int, references: int, texts: int) -> int:
 def decode_index(content: bytes, found: Foot, name: str) -> Index:
     """The checked index of a pack with this foot. Raises CorruptDump for any number that does not fit the others."""
     if len(content) < _COUNTS.size:
-        raise CorruptDump(f"{name}: its index is too short", hint=HINT)
+        raise damaged(f"{name}: its index is too short")
     blocks, pieces, dumps, references, texts, ids = _COUNTS.unpack_from(content)
     columns = 2 * blocks + 3 * pieces + 4 * dumps + references
     if len(content) != _COUNTS.size + texts + ids + 4 * columns or dumps != found.dumps:
-        raise CorruptDump(f"{name}: its index does not have the size of what it claims to list", hint=HINT)
+        raise damaged(f"{name}: its index does not have the size of what it claims to list")
     at = _COUNTS.size + texts
     names = _dump_ids(content[at : at + ids], dumps, name)
     sizes = (blocks, blocks, pieces, pieces, pieces, dumps, dumps, dumps, dumps, references)
@@ -194,7 +193,7 @@ def decode_index(content: bytes, found: Foot, name: str) -> Index:
         _of_planes, itertools.repeat(content), starts_at, sizes
     )
     if references and max(refs) >= pieces:
-        raise CorruptDump(f"{name}: its index refers to a piece that is not there", hint=HINT)
+        raise damaged(f"{name}: its index refers to a piece that is not there")
     packed: dict[str, PackedDump] = {}
     at, first = _COUNTS.size, 0
     for dump_id, line, header, number, check in zip(names, lines, headers, numbers, crc, strict=True):
@@ -203,7 +202,7 @@ def decode_index(content: bytes, found: Foot, name: str) -> Index:
         at, first = end, first + number
     too_long = dumps and (max(lines) > MAX_RECORD or max(headers) > MAX_RECORD + 8 or min(headers) < 8)
     if at != _COUNTS.size + texts or first != references or too_long:
-        raise CorruptDump(f"{name}: its index has impossible lengths", hint=HINT)
+        raise damaged(f"{name}: its index has impossible lengths")
     placed = _place_blocks(stored, contents, found.offset, name)
     starts = _place_pieces(placed, piece_block, piece_bytes, piece_times, name)
     return Index(placed, piece_block, starts, piece_bytes, piece_times, packed)
@@ -212,7 +211,7 @@ def decode_index(content: bytes, found: Foot, name: str) -> Index:
 def _dump_ids(data: bytes, count: int, name: str) -> list[str]:
     names = data.decode("ascii", "replace").split("\n")
     if names.pop() != "" or len(names) != count or len(set(names)) != count or not all(map(is_plain_name, names)):
-        raise CorruptDump(f"{name}: its index has impossible dump ids", hint=HINT)
+        raise damaged(f"{name}: its index has impossible dump ids")
     return names
 
 
@@ -221,7 +220,7 @@ def _place_blocks(stored: array[int], contents: array[int], end: int, name: str)
         stored
         and (min(stored) < _LEAST_FRAME or max(stored) > 2 * MAX_BLOCK or not 0 < min(contents) <= max(contents) <= MAX_BLOCK)
     ):
-        raise CorruptDump(f"{name}: its blocks do not fill the file, or are over the limit", hint=HINT)
+        raise damaged(f"{name}: its blocks do not fill the file, or are over the limit")
     offsets = itertools.accumulate(stored[:-1], initial=HEAD_BYTES)
     return [Block(*item) for item in zip(offsets, stored, contents, strict=True)] if stored else []
 
@@ -240,7 +239,7 @@ def _place_pieces(
     except (IndexError, OverflowError):
         whole = False
     if not whole or (len(piece_block) and (min(piece_bytes) == 0 or min(piece_times) == 0)):
-        raise CorruptDump(f"{name}: its pieces do not fill its blocks", hint=HINT)
+        raise damaged(f"{name}: its pieces do not fill its blocks")
     return starts
 
 

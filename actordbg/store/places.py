@@ -36,10 +36,11 @@ from typing import TypeVar
 from actordbg.base.errors import CorruptDump, StoreProblem
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import SUFFIX, DumpRecord, is_plain_name
+from actordbg.formats.record_reading import damaged
 from actordbg.formats.store_files import AnyPath, open_regular
 from actordbg.store import pack_bytes
 from actordbg.store.layout import Store
-from actordbg.store.pack_bytes import HINT, PACK_SUFFIX
+from actordbg.store.pack_bytes import PACK_SUFFIX
 
 T = TypeVar("T")
 _MARK = "#"
@@ -99,7 +100,12 @@ def read_exactly(place: AnyPath) -> tuple[DumpRecord, bytes, bytes]:
     """
     packed = split_place(place)
     if packed is None:
-        data = dumpfile.read_file(place)
+        try:
+            data = dumpfile.read_file(place)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise dumpfile.unreadable(place, error) from None
         record, payload = dumpfile.unpack(data, place)
         return record, dumpfile.line_of(data, place), payload
     record, payload = _payload_at(os.fspath(place), hash_too=True)
@@ -154,7 +160,7 @@ def _holding(path: str, dump_id: str) -> Pack:
 def _parsed(line: bytes, place: str, dump_id: str) -> DumpRecord:
     record = dumpfile.parse_line(line, place)
     if record.dump_id != dump_id:
-        raise CorruptDump(f"{place}: its record is that of {record.dump_id}", hint=HINT)
+        raise damaged(f"{place}: its record is that of {record.dump_id}")
     return record
 
 
@@ -233,7 +239,7 @@ class Pack:
         foot = pack_bytes.parse_foot(end, self.bytes, self.path)
         frame = self._at(foot.offset, foot.stored)
         if zlib.crc32(frame) != foot.crc:
-            raise CorruptDump(f"{self.path}: damaged index (its CRC-32 does not match)", hint=HINT)
+            raise damaged(f"{self.path}: damaged index (its CRC-32 does not match)")
         content = pack_bytes.decompress(frame, foot.content, f"{self.path}: index")
         self._index = pack_bytes.decode_index(content, foot, self.path)
         self._index_bytes = foot.stored
@@ -256,7 +262,7 @@ class Pack:
         line, header, refs, crc = index.dumps[dump_id]
         size = len(header) + sum(index.piece_bytes[ref] * index.piece_times[ref] for ref in refs)
         if size > dumpfile.DEFAULT_CAP:
-            raise CorruptDump(f"{name}: its payload claims {size} bytes, over the limit of {dumpfile.DEFAULT_CAP}", hint=HINT)
+            raise damaged(f"{name}: its payload claims {size} bytes, over the limit of {dumpfile.DEFAULT_CAP}")
         try:
             with self._lock:  # of two threads that want a block, one decompresses it
                 blocks = {
@@ -264,14 +270,14 @@ class Pack:
                     for number in {index.piece_block[ref] for ref in refs}
                 }
         except CorruptDump as error:
-            raise CorruptDump(f"{name}: {error.message}", hint=HINT) from None
+            raise damaged(f"{name}: {error.message}") from None
         parts = [header]
         for ref in refs:
             start = index.piece_start[ref]
             parts.append(blocks[index.piece_block[ref]][start : start + index.piece_bytes[ref]] * index.piece_times[ref])
         payload = b"".join(parts)
         if zlib.crc32(payload, zlib.crc32(line)) != crc:
-            raise CorruptDump(f"{name}: damaged (its CRC-32 does not match)", hint=HINT)
+            raise damaged(f"{name}: damaged (its CRC-32 does not match)")
         return line, payload
 
     def shares(self) -> list[int]:
@@ -304,10 +310,10 @@ class Pack:
     def _at(self, offset: int, size: int) -> bytes:
         """Bytes of the file; a file that ends before is refused before anything is allocated."""
         if offset + size > self.bytes:
-            raise CorruptDump(f"{self.path}: is too short to be an actordbg pack", hint=HINT)
+            raise damaged(f"{self.path}: is too short to be an actordbg pack")
         data = os.pread(self._descriptor, size, offset)
         if len(data) != size:
-            raise CorruptDump(f"{self.path}: ends before byte {offset + size}", hint=HINT)
+            raise damaged(f"{self.path}: ends before byte {offset + size}")
         return data
 
 

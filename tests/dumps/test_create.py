@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
+from commandline import invoke
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from actordbg.base.errors import UsageError
-from actordbg.cli.app import app
 from actordbg.dumps.create import PADDINGS, Draws, Shape, create_dumps, make_inputs
 from actordbg.store import payload
 from actordbg.store.layout import Store
@@ -58,7 +56,7 @@ def test_padding_is_where_it_was_asked_for(padding: str, left: int, right: int):
     assert bool((mask[:, -1] == 0).any()) == bool(right)
 
 
-def test_dumps_land_in_the_store_with_their_record(store: Store):
+def test_dumps_land_in_the_store_with_their_record(store):
     paths = create_dumps(store, 2, batch_size=3, seq_len=20, action_len=7, padding="left", ranks=2, run="made", seed=5)
     assert sorted(paths) == sorted(store.iter_dumps()) and len(paths) == 4
     for path in paths:
@@ -74,7 +72,7 @@ def test_dumps_land_in_the_store_with_their_record(store: Store):
     }  # fmt: skip
 
 
-def test_without_actions_the_action_mask_was_none(store: Store):
+def test_without_actions_the_action_mask_was_none(store):
     dump = payload.load(create_dumps(store, 1, action_len=0)[0])
     assert "action_mask" not in dump.tensors and dump.record.arguments["action_mask"] is None
     assert dump.record.action_len is None
@@ -88,22 +86,19 @@ def test_without_actions_the_action_mask_was_none(store: Store):
     ],
     ids=str,
 )  # fmt: skip
-def test_numbers_that_make_no_sense_are_usage_errors(tmp_path: Path, wrong: dict[str, object]):
+def test_numbers_that_make_no_sense_are_usage_errors(tmp_path, wrong: dict[str, object]):
     with pytest.raises(UsageError):
         create_dumps(Store(tmp_path / "s"), **({"count": 1} | wrong))  # type: ignore[arg-type]
     assert not (tmp_path / "s").exists()
 
 
-def cli(option: str, store: object, *words: object):
-    return CliRunner().invoke(app, [option, str(store), "dump", *map(str, words)])
-
-
-def test_the_command_makes_dumps_names_them_and_says_how_to_see_them(tmp_path: Path):
-    done = cli("--store", tmp_path / "s", "create", "--count", 2, "--ranks", 2, "--seq-len", 64, "--json")
+def test_the_command_makes_dumps_names_them_and_says_how_to_see_them(tmp_path):
+    store = Store(tmp_path / "s")
+    done = invoke(store, "dump", "create", "--count", 2, "--ranks", 2, "--seq-len", 64, "--json")
     answer = json.loads(done.stdout)
     assert (done.exit_code, answer["created"], answer["run"]) == (0, 4, "created")
-    assert sorted(answer["dump_ids"]) == sorted(map(dump_id_of, Store(tmp_path / "s").iter_dumps()))
-    done = cli("--store", tmp_path / "s", "create", "--quiet")
+    assert sorted(answer["dump_ids"]) == sorted(map(dump_id_of, store.iter_dumps()))
+    done = invoke(store, "dump", "create", "--quiet")
     assert done.exit_code == 0 and "made 1 dump in run created (" in done.stdout and "run='created'" in done.stdout
 
 

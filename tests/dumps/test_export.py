@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 import safetensors
 import torch
+from commandline import invoke
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
-from actordbg.base.errors import ActordbgError, Conflict, EnvironmentProblem, UsageError
-from actordbg.cli.app import app
+from actordbg.base.errors import Conflict, EnvironmentProblem, StoreProblem, UsageError
 from actordbg.dumps.create import create_dumps
 from actordbg.dumps.export import export_dump
 from actordbg.formats.dump_record import DumpRecord
@@ -44,7 +43,7 @@ def dump(place: Path) -> Dump:
     return payload.load(place)
 
 
-def test_safetensors_holds_logical_dtypes_and_the_record(dump: Dump, place: Path, tmp_path: Path):
+def test_safetensors_holds_logical_dtypes_and_the_record(dump: Dump, place, tmp_path):
     path = export_dump(place, tmp_path / "new" / "folder", "safetensors")
     assert path == tmp_path / "new" / "folder" / "d1.safetensors"
     exported = load_file(path)
@@ -55,7 +54,7 @@ def test_safetensors_holds_logical_dtypes_and_the_record(dump: Dump, place: Path
         assert parse_record(file.metadata()["actordbg"]) == dump.record
 
 
-def test_pt_opens_with_weights_only_and_keeps_strides(dump: Dump, place: Path, tmp_path: Path):
+def test_pt_opens_with_weights_only_and_keeps_strides(dump: Dump, place, tmp_path):
     content = torch.load(export_dump(place, tmp_path, "pt"), weights_only=True)
     for name, tensor in dump.tensors.items():
         assert content[name].dtype == tensor.dtype and content[name].stride() == tensor.stride()
@@ -66,7 +65,7 @@ def test_pt_opens_with_weights_only_and_keeps_strides(dump: Dump, place: Path, t
 
 
 @pytest.mark.parametrize("format", ["safetensors", "pt"])
-def test_an_existing_file_is_not_overwritten_unasked(place: Path, tmp_path: Path, format: str):
+def test_an_existing_file_is_not_overwritten_unasked(place, tmp_path, format: str):
     path = export_dump(place, tmp_path, format)
     before = path.stat().st_mtime_ns
     with pytest.raises(Conflict):
@@ -75,16 +74,12 @@ def test_an_existing_file_is_not_overwritten_unasked(place: Path, tmp_path: Path
     assert export_dump(place, tmp_path, format, overwrite=True) == path
 
 
-def test_an_unknown_format_and_a_folder_that_cannot_be_written_are_refused(place: Path, tmp_path: Path):
+def test_an_unknown_format_and_a_folder_that_cannot_be_written_are_refused(place, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="pickle"):
         export_dump(place, tmp_path, "pickle")
     with pytest.raises(EnvironmentProblem):
         export_dump(place, tmp_path / "file")
-
-
-def cli(option: str, store: object, *words: object):
-    return CliRunner().invoke(app, [option, str(store), "dump", *map(str, words)])
 
 
 @pytest.fixture
@@ -97,49 +92,50 @@ def ids(paths: list[Path]) -> list[str]:
     return [path.name.removesuffix(".safetensors.zst") for path in paths]
 
 
-def test_the_command_exports_by_id_and_by_the_beginning_of_one(store: Store, made: list[Path], tmp_path: Path):
+def test_the_command_exports_by_id_and_by_the_beginning_of_one(store, made, tmp_path):
     first, second, _ = ids(made)
-    done = cli("--store", store.root, "export", first, second[:-3], "--out", tmp_path, "--json")
+    done = invoke(store, "dump", "export", first, second[:-3], "--out", tmp_path, "--json")
     assert done.exit_code == 0
     assert [item["dump_id"] for item in json.loads(done.stdout)["exported"]] == [first, second]
     assert (tmp_path / f"{second}.safetensors").stat().st_size == json.loads(done.stdout)["exported"][1]["bytes"]
 
 
-def test_the_command_exports_what_a_query_selects(store: Store, made: list[Path], tmp_path: Path):
+def test_the_command_exports_what_a_query_selects(store, made, tmp_path):
     longer = create_dumps(store, 2, seq_len=32)
-    words = ("--store", store.root, "export", "--where", "seq_len>16", "--out", tmp_path, "--format", "pt", "--quiet")
-    assert cli(*words, "--limit", 1).exit_code == 0
+    words = (store, "dump", "export", "--where", "seq_len>16", "--out", tmp_path, "--format", "pt", "--quiet")
+    assert invoke(*words, "--limit", 1).exit_code == 0
     assert [path.stem for path in tmp_path.glob("*.pt")] == ids(longer)[:1]
-    assert cli(*words, "--force").exit_code == 0
-    nothing = cli("--store", store.root, "export", "--where", "seq_len>4096", "--out", tmp_path / "out", "--quiet")
+    assert invoke(*words, "--force").exit_code == 0
+    nothing = invoke(store, "dump", "export", "--where", "seq_len>4096", "--out", tmp_path / "out", "--quiet")
     assert nothing.exit_code == 5 and "0 dumps exported" in nothing.stdout
     assert sorted(path.stem for path in tmp_path.glob("*.pt")) == sorted(ids(longer))
 
 
 @pytest.mark.parametrize("words", [[], ["nonsense"], ["x", "--where", "rank=0"], ["--format", "pickle"]], ids=str)
-def test_the_command_refuses_what_it_cannot_know(store: Store, made: list[Path], tmp_path: Path, words: list[str]):
-    done = cli("--store", store.root, "export", *words, "--out", tmp_path / "out", "--quiet")
-    assert isinstance(done.exception, UsageError)
+def test_the_command_refuses_what_it_cannot_know(store, made, tmp_path, words: list[str]):
+    with pytest.raises(UsageError):
+        invoke(store, "dump", "export", *words, "--out", tmp_path / "out", "--quiet")
     assert not (tmp_path / "out").exists()
 
 
-def test_the_command_writes_nothing_when_one_file_exists(store: Store, made: list[Path], tmp_path: Path):
-    cli("--store", store.root, "export", ids(made)[2], "--out", tmp_path, "--quiet")
-    done = cli("--store", store.root, "export", *ids(made), "--out", tmp_path, "--quiet")
-    assert isinstance(done.exception, Conflict)
+def test_the_command_writes_nothing_when_one_file_exists(store, made, tmp_path):
+    export = (store, "dump", "export", "--out", tmp_path, "--quiet")
+    invoke(*export, ids(made)[2])
+    with pytest.raises(Conflict):
+        invoke(*export, *ids(made))
     assert len(list(tmp_path.glob("*.safetensors"))) == 1
-    assert cli("--store", store.root, "export", *ids(made), "--out", tmp_path, "--quiet", "--force").exit_code == 0
+    assert invoke(*export, *ids(made), "--force").exit_code == 0
 
 
-def test_damaged_dumps_are_named_take_no_name_and_the_others_are_exported(store: Store, made: list[Path], tmp_path: Path):
+def test_damaged_dumps_are_named_take_no_name_and_the_others_are_exported(store, made, tmp_path):
     made[1].write_bytes(made[1].read_bytes()[:-7])
     made[2].write_bytes(made[0].read_bytes())
-    done = cli("--store", store.root, "export", *ids(made), "--out", tmp_path, "--quiet")
+    done = invoke(store, "dump", "export", *ids(made), "--out", tmp_path, "--quiet")
     assert done.exit_code == 1 and [path.stem for path in tmp_path.glob("*.safetensors")] == ids(made)[:1]
     assert "1 dump exported" in done.stdout and "damaged[corrupt-dump]" in done.stderr and made[1].name in done.stderr
     assert "is of dump" in done.stderr
 
 
-def test_without_a_store_the_command_says_so(tmp_path: Path):
-    done = cli("--store", tmp_path / "none", "export", "x")
-    assert isinstance(done.exception, ActordbgError) and "no store" in str(done.exception)
+def test_without_a_store_the_command_says_so(tmp_path):
+    with pytest.raises(StoreProblem, match="no store"):
+        invoke(Store(tmp_path / "none"), "dump", "export", "x")

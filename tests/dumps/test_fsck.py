@@ -12,10 +12,10 @@ import damages
 import packcases
 import pytest
 import storecases
-from typer.testing import CliRunner
+from commandline import invoke
 
+from actordbg.base.errors import StoreProblem
 from actordbg.base.processes import start_ticks
-from actordbg.cli.app import app
 from actordbg.dumps.checking import check
 from actordbg.dumps.finding import KINDS, Finding, Repair
 from actordbg.dumps.repairing import QUARANTINE, repair
@@ -57,7 +57,7 @@ def files(store: Store) -> Iterator[tuple[str, int, int, bytes]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", damages.DAMAGES)
-def test_every_damage_is_named_and_nothing_good_is_lost_by_its_repair(store: Store, name: str) -> None:
+def test_every_damage_is_named_and_nothing_good_is_lost_by_its_repair(store, name: str):
     damage = damages.DAMAGES[name]
     before = storecases.contents(store)
     harmed = damage.do(store)
@@ -90,7 +90,7 @@ def test_most_kinds_are_among_the_damages():
     assert never == {"foreign-owner", "unreadable", "unfinished-file", "damaged-ring", "calls-in-ring"}
 
 
-def test_good_dumps_come_out_of_a_pack_of_which_one_is_damaged(store: Store) -> None:
+def test_good_dumps_come_out_of_a_pack_of_which_one_is_damaged(store):
     pack, before = damages.pack(store), storecases.contents(store)
     dumps = packcases.blobs(pack)
     dumps[2] = packcases.blobs(pack, run="elsewhere")[2]  # its payload says that it belongs to another dump
@@ -105,7 +105,7 @@ def test_good_dumps_come_out_of_a_pack_of_which_one_is_damaged(store: Store) -> 
     assert looked(store, "damaged-packed-dump") == []
 
 
-def test_a_replay_that_runs_is_left_alone(store: Store) -> None:
+def test_a_replay_that_runs_is_left_alone(store):
     journal = Journal(store.replays / "r-01" / SUPERVISOR)
     journal.append("supervisor", pid=os.getpid(), ticks=start_ticks(os.getpid()))
     journal.close()
@@ -116,9 +116,7 @@ def test_a_replay_that_runs_is_left_alone(store: Store) -> None:
     assert (store.replays / "r-01" / "spec.json").read_text() == "junk"
 
 
-def test_a_link_of_another_user_leads_no_repair_out_of_the_store(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_of_another_user_leads_no_repair_out_of_the_store(store, tmp_path, monkeypatch):
     home = tmp_path / "home"
     (home / "rank0000").mkdir(parents=True, mode=0o755)
     (home / "rank0000" / "mine").symlink_to("anything")
@@ -137,17 +135,17 @@ def test_a_link_of_another_user_leads_no_repair_out_of_the_store(
     assert {one.kind for one, _ in repair(store, findings)[0]} >= {"damaged-control", "open-mode"}, "your own link is your choice"
 
 
-def test_the_command_says_what_it_found_and_repairs_when_asked(store: Store) -> None:
-    runner, words = CliRunner(), ["--store", str(store.root), "fsck", "--quiet"]
+def test_the_command_says_what_it_found_and_repairs_when_asked(store):
+    words = (store, "fsck", "--quiet")
     path = damages.DAMAGES["a bit of a dump's payload"].do(store)
-    quick = runner.invoke(app, [*words, "--quick"])
+    quick = invoke(*words, "--quick")
     assert (quick.exit_code, "all is well" in quick.stdout) == (0, True), "a payload is not read by --quick"
-    found = runner.invoke(app, words)
+    found = invoke(*words)
     assert found.exit_code == 1 and f"damage: damaged-dump: {path}: " in found.stdout
     assert "--repair" in found.stderr and (store.root / path).exists()
-    answer = json.loads(runner.invoke(app, [*words, "--repair", "--json"]).stdout)
+    answer = json.loads(invoke(*words, "--repair", "--json").stdout)
     assert [one["path"] for one in answer["repaired"]] == [path] and answer["findings"] == answer["failed"] == []
     assert (store.root / QUARANTINE / path).is_file()
-    assert runner.invoke(app, words).exit_code == 0
-    nothing = runner.invoke(app, ["--store", str(store.root / "dumps"), "fsck"])
-    assert nothing.exit_code != 0 and "no store" in str(nothing.exception)
+    assert invoke(*words).exit_code == 0
+    with pytest.raises(StoreProblem, match="no store"):
+        invoke(Store(store.dumps), "fsck")

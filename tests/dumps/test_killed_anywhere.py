@@ -36,14 +36,12 @@ def reports() -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_killed_at_any_system_call_nothing_is_lost_and_the_next_run_finishes(
-    reports: dict[str, dict[str, Any]], command: str
-) -> None:
+def test_killed_at_any_system_call_nothing_is_lost_and_the_next_run_finishes(reports: dict[str, dict[str, Any]], command: str):
     report = reports[command]
     assert report["wrong"] == []
     assert report["calls"] > 10 and sum(report["runs"].values()) >= report["calls"] // EVERY
     print({name: report[name] for name in ("calls", "runs", "states", "codes", "distinct", "seconds")})
 
 
-def test_all_commands_of_the_program_are_looked_at(reports: dict[str, dict[str, Any]]) -> None:
+def test_all_commands_of_the_program_are_looked_at(reports: dict[str, dict[str, Any]]):
     assert sorted(reports) == sorted(COMMANDS)

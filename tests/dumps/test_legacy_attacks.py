@@ -29,7 +29,6 @@ from actordbg.dumps.decode import decode
 from actordbg.dumps.decode_child import EXIT_AUDIT
 from actordbg.dumps.importer import import_paths
 from actordbg.dumps.pickle_machine import MAX_OPCODES
-from actordbg.store.layout import Store
 
 ROOT = str(ROOT)
 
@@ -68,19 +67,16 @@ class ClaimsTensor:
         return (torch._utils._rebuild_tensor_v2, (storage, *self.claims))
 
 
-def content(**changes: object) -> dict[str, object]:
-    return {
+def genuine(protocol: int = 4, **changes: object) -> bytes:
+    """Pickle a dump of the old recorder; `changes` are what an attack puts into it."""
+    content = {
         "sequences": torch.arange(20).reshape(2, 10),
         "action_mask": torch.ones(2, 3, dtype=torch.bool),
         "attention_mask": torch.ones(2, 10, dtype=torch.long),
         "timestamp": "20250619_052608_430740",
         "rank": 0,
-        **changes,
     }
-
-
-def genuine() -> bytes:
-    return pickle.dumps(content())
+    return pickle.dumps(content | changes, protocol)
 
 
 def touch(canary: Path) -> Asks:
@@ -99,19 +95,19 @@ def executing(canary: Path) -> dict[str, bytes]:
     command = f"open({str(canary)!r}, 'w').close()"
     chain = Asks(Asks(getattr, Asks(__import__, "os"), "system"), f"touch {canary}")  # type: ignore[arg-type]
     return {
-        "direct": pickle.dumps(content(sequences=evil)),
-        "direct, protocol 2": pickle.dumps(content(rank=evil), protocol=2),
-        "direct, eval": pickle.dumps(content(rank=Asks(builtins.exec, command))),
+        "direct": genuine(sequences=evil),
+        "direct, protocol 2": genuine(2, rank=evil),
+        "direct, eval": genuine(rank=Asks(builtins.exec, command)),
         "instead of the dict": pickle.dumps(evil),
-        "nested in place of a tensor": pickle.dumps(content(sequences=loads(pickle.dumps(evil)))),
-        "nested in the storage blob": pickle.dumps(content(sequences=tensor_over(pickle.dumps(evil)))),
-        "nested behind the blob's header": pickle.dumps(content(sequences=tensor_over(storage_header(evil)))),
-        "nested in the blob's header": pickle.dumps(content(sequences=tensor_over(storage_header()[:15] + pickle.dumps(evil)))),
-        "nested twice": pickle.dumps(content(rank=loads(pickle.dumps(loads(pickle.dumps(evil)))))),
-        "nested, only the three names": pickle.dumps(content(extra=loads(pickle.dumps(evil, protocol=4)))),
-        "chain of __reduce__": pickle.dumps(content(sequences=chain)),
-        "chain in an OrderedDict": pickle.dumps(content(rank=Asks(collections.OrderedDict, [("a", chain)]))),
-        "chain in the hooks of a tensor": pickle.dumps(content(sequences=ClaimsTensor((2, 10), (10, 1), hooks=chain))),
+        "nested in place of a tensor": genuine(sequences=loads(pickle.dumps(evil))),
+        "nested in the storage blob": genuine(sequences=tensor_over(pickle.dumps(evil))),
+        "nested behind the blob's header": genuine(sequences=tensor_over(storage_header(evil))),
+        "nested in the blob's header": genuine(sequences=tensor_over(storage_header()[:15] + pickle.dumps(evil))),
+        "nested twice": genuine(rank=loads(pickle.dumps(loads(pickle.dumps(evil))))),
+        "nested, only the three names": genuine(extra=loads(pickle.dumps(evil, protocol=4))),
+        "chain of __reduce__": genuine(sequences=chain),
+        "chain in an OrderedDict": genuine(rank=Asks(collections.OrderedDict, [("a", chain)])),
+        "chain in the hooks of a tensor": genuine(sequences=ClaimsTensor((2, 10), (10, 1), hooks=chain)),
         "behind a genuine pickle's name": genuine()[:-1] + b"0" + pickle.dumps(evil)[2:],
         "INST opcode": b"(S'touch " + str(canary).encode() + b"'\nios\nsystem\n.",
         "OBJ opcode": b"(cos\nsystem\nS'touch " + str(canary).encode() + b"'\no.",
@@ -125,7 +121,7 @@ def laughs(levels: int = 60) -> bytes:
     value: tuple[object, ...] = ()
     for _ in range(levels):
         value = (value, value)
-    return pickle.dumps(content(rank=value))
+    return genuine(rank=value)
 
 
 def bombs() -> dict[str, bytes]:
@@ -141,12 +137,12 @@ def bombs() -> dict[str, bytes]:
         "MARK flood": b"\x80\x04" + b"(" * (MAX_OPCODES * 2) + b".",
         "deep tuple": b"\x80\x04)" + b"\x85" * (MAX_OPCODES * 2) + b".",
         "string over the limit": b"\x80\x04X" + struct.pack("<I", 2**20) + b"x" * 2**20 + b".",
-        "shape of 2**40 rows over one": pickle.dumps(content(sequences=ClaimsTensor((2**40, 10), (0, 1)))),
-        "shape beyond the storage": pickle.dumps(content(sequences=ClaimsTensor((2, 2**30), (2**30, 1)))),
-        "strides beyond the storage": pickle.dumps(content(sequences=ClaimsTensor((2, 10), (2**40, 1)))),
-        "offset beyond the storage": pickle.dumps(content(sequences=ClaimsTensor((2, 10), (10, 1), offset=1))),
+        "shape of 2**40 rows over one": genuine(sequences=ClaimsTensor((2**40, 10), (0, 1))),
+        "shape beyond the storage": genuine(sequences=ClaimsTensor((2, 2**30), (2**30, 1))),
+        "strides beyond the storage": genuine(sequences=ClaimsTensor((2, 10), (2**40, 1))),
+        "offset beyond the storage": genuine(sequences=ClaimsTensor((2, 10), (10, 1), offset=1)),
         "storage that contradicts itself": genuine().replace(b"cpuq\x03K\x14", b"cpuq\x03K\xff"),
-        "storage of 2**50 elements": pickle.dumps(content(sequences=tensor_over(storage_of(2**50)))),
+        "storage of 2**50 elements": genuine(sequences=tensor_over(storage_of(2**50))),
     }
 
 
@@ -179,7 +175,7 @@ EXECUTING = tuple(executing(Path("canary")))
 
 
 @pytest.mark.slow
-def test_the_attacks_are_real(tmp_path: Path):
+def test_the_attacks_are_real(tmp_path):
     """One process really unpickles every executing attack: the positive control."""
     for number, name in enumerate(EXECUTING):
         (tmp_path / f"{number}.pkl").write_bytes(executing(tmp_path / f"canary{number}")[name])
@@ -226,7 +222,7 @@ def audited(reader: str, files: dict[str, bytes]) -> tuple[dict[str, list[str]],
     return events, refused
 
 
-def test_an_audit_hook_sees_nothing_while_attacks_are_decoded(tmp_path: Path):
+def test_an_audit_hook_sees_nothing_while_attacks_are_decoded(tmp_path):
     canary = tmp_path / "canary"
     files = every_attack(canary)
     events, refused = audited("decode", files)
@@ -236,13 +232,13 @@ def test_an_audit_hook_sees_nothing_while_attacks_are_decoded(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_the_audit_hook_does_see_an_attack_that_runs(tmp_path: Path):
+def test_the_audit_hook_does_see_an_attack_that_runs(tmp_path):
     canary = tmp_path / "canary"
     events, _ = audited("pickle", {"direct": executing(canary)["direct"]})
     assert "os.system" in events["direct"] and canary.exists()
 
 
-def test_a_file_that_asks_to_execute_is_refused_as_unsafe_and_a_truncated_one_is_corrupt(tmp_path: Path):
+def test_a_file_that_asks_to_execute_is_refused_as_unsafe_and_a_truncated_one_is_corrupt(tmp_path):
     for kind, files in ((UnsafeInput, executing(tmp_path / "canary")), (CorruptDump, truncated())):
         for name, data in files.items():
             with pytest.raises(kind) as caught:
@@ -252,7 +248,7 @@ def test_a_file_that_asks_to_execute_is_refused_as_unsafe_and_a_truncated_one_is
 
 
 @pytest.mark.parametrize("name", ["direct", "nested behind the blob's header"])
-def test_what_an_attack_asks_for_is_named(name: str, tmp_path: Path):
+def test_what_an_attack_asks_for_is_named(name: str, tmp_path):
     with pytest.raises(UnsafeInput, match=r"(posix|os)\.system"):
         decode(executing(tmp_path / "canary")[name])
 
@@ -267,7 +263,7 @@ def test_a_memory_bomb_is_refused_before_anything_is_allocated():
         tracemalloc.stop()
 
 
-def test_an_import_refuses_every_attack_by_name_and_takes_the_rest(store: Store, tmp_path: Path):
+def test_an_import_refuses_every_attack_by_name_and_takes_the_rest(store, tmp_path):
     folder = tmp_path / "old"
     folder.mkdir()
     canary = tmp_path / "canary"
@@ -315,7 +311,7 @@ def test_a_file_that_takes_too_much_is_refused_and_the_next_one_is_read(limits: 
         assert reader.started == 2
 
 
-def test_a_file_over_the_size_limit_is_not_read(tmp_path: Path):
+def test_a_file_over_the_size_limit_is_not_read(tmp_path):
     path = tmp_path / "large.pkl"
     path.write_bytes(genuine())
     with LegacyReader(Limits(file_bytes=100)) as reader, pytest.raises(UnsafeInput, match="larger than 100"):

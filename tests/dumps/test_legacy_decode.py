@@ -7,7 +7,6 @@ import io
 import pickle
 import pickletools
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -39,6 +38,10 @@ def inputs(**changes: object) -> dict[str, object]:
     return {key: value for key, value in content.items() if value is not ...}
 
 
+def pickled(protocol: int = 4, **changes: object) -> bytes:
+    return pickle.dumps(inputs(**changes), protocol)
+
+
 def tensors_of(data: bytes) -> dict[str, torch.Tensor]:
     return {name: as_torch(replace(one, values=one.values.copy())) for name, one in to_tensors(data, decode(data)).items()}
 
@@ -49,11 +52,7 @@ def assert_same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
 
 
 def test_the_generated_files_are_of_the_format_that_the_old_recorder_wrote():
-    names = {
-        str(argument)
-        for opcode, argument, _ in pickletools.genops(pickle.dumps(inputs(), protocol=4))
-        if opcode.name == "SHORT_BINUNICODE"
-    }
+    names = {str(argument) for opcode, argument, _ in pickletools.genops(pickled(4)) if opcode.name == "SHORT_BINUNICODE"}
     assert {"torch._utils", "_rebuild_tensor_v2", "torch.storage", "_load_from_bytes", "OrderedDict"} <= names
 
 
@@ -72,24 +71,24 @@ def test_tensors_and_arguments_come_out_as_pickled(protocol: int):
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "int16", "uint8", "bool"])
 def test_masks_of_every_dtype_keep_it(dtype: str):
     mask = torch.tensor([[1, 0, 1], [0, 1, 1]]).to(getattr(torch, dtype))
-    assert_same(tensors_of(pickle.dumps(inputs(action_mask=mask)))["action_mask"], mask)
+    assert_same(tensors_of(pickled(action_mask=mask))["action_mask"], mask)
 
 
 @pytest.mark.parametrize(
     "tensor", [torch.arange(60).reshape(2, 30)[:, 5:25:2], torch.arange(20).reshape(10, 2).T], ids=["slice", "turned"]
 )
 def test_a_view_keeps_its_strides_and_its_place_in_the_storage(tensor: torch.Tensor):
-    assert_same(tensors_of(pickle.dumps(inputs(sequences=tensor)))["sequences"], tensor)
+    assert_same(tensors_of(pickled(sequences=tensor))["sequences"], tensor)
 
 
 def test_a_tensor_that_is_pickled_twice_is_read_twice():
     mask = torch.ones(2, 10, dtype=torch.long)
-    dump = tensors_of(pickle.dumps(inputs(action_mask=mask, attention_mask=mask)))
+    dump = tensors_of(pickled(action_mask=mask, attention_mask=mask))
     assert torch.equal(dump["action_mask"], dump["attention_mask"])
 
 
 def test_absent_masks_are_arguments_that_were_none():
-    dump = decode(pickle.dumps(inputs(action_mask=None, attention_mask=None)))
+    dump = decode(pickled(action_mask=None, attention_mask=None))
     assert set(dump.tensors) == {"sequences"}
     assert dump.arguments["action_mask"] is None and dump.arguments["attention_mask"] is None
 
@@ -111,14 +110,14 @@ def test_absent_masks_are_arguments_that_were_none():
 )  # fmt: skip
 def test_a_pickle_that_is_not_an_actor_dump_is_refused(changes: dict[str, object]):
     with pytest.raises(CorruptDump) as caught:
-        decode(pickle.dumps(inputs(**changes)))
+        decode(pickled(**changes))
     assert caught.value.message and caught.value.hint
 
 
 @pytest.mark.parametrize("key", ["action_mask", "rank", "packed_seq_lens", "surprise"])
 def test_a_known_function_where_it_does_not_belong_is_unsafe(key: str):
     with pytest.raises(UnsafeInput, match=f"{key} asks to call collections.OrderedDict"):
-        decode(pickle.dumps(inputs(**{key: collections.OrderedDict()})))
+        decode(pickled(**{key: collections.OrderedDict()}))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +125,7 @@ def test_a_known_function_where_it_does_not_belong_is_unsafe(key: str):
     [
         *((pickle.dumps(value), None) for value in (1, "text", [inputs()], (), None, b"bytes")),
         *((data, None) for data in (b"", b"\x80", b"PK\x03\x04zip", b"\x80\x04.", b"\x80\x09N.", b"(" * 5000)),
-        (pickle.dumps(inputs()) + b"x", "behind the end"),
+        (pickled() + b"x", "behind the end"),
         *((text, "not a pickle") for text in (b"root:x:0:0:root:/root:/bin/bash\n", b'{"a": 1}\n', b"# A page\n\nof words\n")),
     ],
 )
@@ -136,7 +135,7 @@ def test_bytes_that_are_no_pickle_of_a_dump_are_refused(data: bytes, said: str |
 
 
 def test_a_boolean_that_is_neither_0_nor_1_is_refused():
-    data = bytearray(pickle.dumps(inputs()))
+    data = bytearray(pickled())
     data[decode(bytes(data)).tensors["action_mask"].start] = 2
     with pytest.raises(CorruptDump, match="boolean"):
         tensors_of(bytes(data))
@@ -145,7 +144,7 @@ def test_a_boolean_that_is_neither_0_nor_1_is_refused():
 def test_an_expanded_tensor_claims_more_than_its_storage_holds():
     expanded = torch.ones(1, 1, dtype=torch.long).expand(2, 10)
     with pytest.raises(UnsafeInput, match="more elements"):
-        decode(pickle.dumps(inputs(attention_mask=expanded)))
+        decode(pickled(attention_mask=expanded))
 
 
 def test_timestamps_are_taken_as_utc():
@@ -155,7 +154,7 @@ def test_timestamps_are_taken_as_utc():
 
 
 def test_an_answer_of_the_child_survives_the_wire():
-    data = pickle.dumps(inputs(packed_seq_lens=[7, 3], action_mask=None))
+    data = pickled(packed_seq_lens=[7, 3], action_mask=None)
     assert wire.answer_to_dump(wire.dump_to_answer(decode(data)), len(data)) == decode(data)
 
 
@@ -172,12 +171,12 @@ def test_an_answer_that_makes_no_sense_is_refused(answer: bytes):
 
 
 def test_an_answer_that_points_outside_the_file_is_refused():
-    data = pickle.dumps(inputs())
+    data = pickled()
     with pytest.raises(UnsafeInput, match="more elements"):
         wire.answer_to_dump(wire.dump_to_answer(decode(data)), len(data) // 2)
 
 
-SMALL = pickle.dumps(inputs(), protocol=4)
+SMALL = pickled(4)
 
 
 def test_every_single_byte_of_the_structure_may_be_wrong():
@@ -193,7 +192,7 @@ def test_every_single_byte_of_the_structure_may_be_wrong():
                 continue
 
 
-def test_the_real_dumps_equal_what_torch_reads(shared_dumps: Path):
+def test_the_real_dumps_equal_what_torch_reads(shared_dumps):
     paths = sorted(shared_dumps.glob("*.pkl"))
     assert len(paths) >= 257
     for path in paths:

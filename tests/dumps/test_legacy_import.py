@@ -14,12 +14,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from commandline import invoke
 from replaycases import old_pickle
 from roots import ROOT
-from typer.testing import CliRunner
 
 from actordbg.base.errors import LaunchProblem, StoreProblem, UsageError
-from actordbg.cli.app import app
 from actordbg.dumps.importer import find_pickles, import_paths, run_name
 from actordbg.formats.dumpfile import read_record
 from actordbg.store import payload
@@ -38,7 +37,7 @@ def records(store: Store):
     return [read_record(path) for path in store.iter_dumps()]
 
 
-def test_tensors_and_record_say_what_the_pickle_says_and_the_rest_stays_unknown(store: Store, tmp_path: Path):
+def test_tensors_and_record_say_what_the_pickle_says_and_the_rest_stays_unknown(store, tmp_path):
     path = old_pickle(tmp_path / "ppo", rank=3)
     import_paths(store, [path])
     original = pickle.loads(path.read_bytes())
@@ -54,9 +53,7 @@ def test_tensors_and_record_say_what_the_pickle_says_and_the_rest_stays_unknown(
     assert (record.role, record.training, record.grad_enabled, record.model_name, record.step) == (None,) * 5
 
 
-def test_nothing_is_imported_twice_however_it_is_called(
-    store: Store, pickles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_nothing_is_imported_twice_however_it_is_called(store, pickles, tmp_path, monkeypatch):
     first = sorted(pickles.iterdir())[0]
     assert import_paths(store, [first, first, pickles]).runs == ["my-run-"]
     before = {path: path.stat().st_mtime_ns for path in store.iter_dumps()}
@@ -70,13 +67,13 @@ def test_nothing_is_imported_twice_however_it_is_called(
     assert {path: path.stat().st_mtime_ns for path in store.iter_dumps()} == before
 
 
-def test_two_calls_in_the_same_microsecond_are_two_dumps(store: Store, tmp_path: Path):
+def test_two_calls_in_the_same_microsecond_are_two_dumps(store, tmp_path):
     for rank in range(2):
         old_pickle(tmp_path, rank)
     assert import_paths(store, [tmp_path]).added == 2
 
 
-def test_folders_are_searched_and_each_is_a_run(store: Store, tmp_path: Path):
+def test_folders_are_searched_and_each_is_a_run(store, tmp_path):
     old_pickle(tmp_path / "a" / "first", stamp="20250619_052608_430741")
     old_pickle(tmp_path / "a" / "second", stamp="20250619_052608_430742")
     assert import_paths(store, [tmp_path / "a"]).runs == ["first", "second"]
@@ -85,11 +82,11 @@ def test_folders_are_searched_and_each_is_a_run(store: Store, tmp_path: Path):
 @pytest.mark.parametrize(
     ("folder", "expected"), [("ok-1", "ok-1"), ("..hidden", "hidden"), ("###", "import"), ("é" * 9, "import")]
 )
-def test_a_folder_name_that_no_run_can_have_is_changed(tmp_path: Path, folder: str, expected: str):
+def test_a_folder_name_that_no_run_can_have_is_changed(tmp_path, folder: str, expected: str):
     assert run_name(tmp_path / folder / "x.pkl") == expected
 
 
-def test_bad_files_are_named_and_the_others_imported(store: Store, pickles: Path):
+def test_bad_files_are_named_and_the_others_imported(store, pickles):
     (pickles / "empty.pkl").write_bytes(b"")
     (pickles / "text.pkl").write_text("hello")
     (pickles / "torch.pkl").write_bytes(pickle.dumps({"sequences": 1, "rank": 0, "timestamp": ""}))
@@ -99,7 +96,7 @@ def test_bad_files_are_named_and_the_others_imported(store: Store, pickles: Path
     assert [Path(refusal.path).name for refusal in summary.refused] == ["empty.pkl", "text.pkl", "torch.pkl"]
 
 
-def test_a_file_that_vanishes_is_refused_and_the_others_imported(store: Store, pickles: Path):
+def test_a_file_that_vanishes_is_refused_and_the_others_imported(store, pickles):
     last = sorted(pickles.iterdir())[-1]
     seen: list[tuple[int, int]] = []
     summary = import_paths(
@@ -109,7 +106,7 @@ def test_a_file_that_vanishes_is_refused_and_the_others_imported(store: Store, p
     assert [(refusal.path, refusal.code) for refusal in summary.refused] == [(str(last), "environment")]
 
 
-def test_a_full_disk_ends_the_import_and_the_next_one_goes_on(store: Store, pickles: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_ends_the_import_and_the_next_one_goes_on(store, pickles, monkeypatch):
     publish, calls = Store.publish_dump, []
 
     def full(self: Store, record: object, blob: bytes) -> Path:
@@ -127,21 +124,19 @@ def test_a_full_disk_ends_the_import_and_the_next_one_goes_on(store: Store, pick
 
 
 @pytest.mark.parametrize("program", ["/bin/false", "/nowhere/python"])
-def test_without_a_decoding_process_nothing_is_blamed_on_the_files(
-    store: Store, pickles: Path, monkeypatch: pytest.MonkeyPatch, program: str
-):
+def test_without_a_decoding_process_nothing_is_blamed_on_the_files(store, pickles, monkeypatch, program: str):
     monkeypatch.setattr("actordbg.dumps.child_pool.sys.executable", program)
     with pytest.raises(LaunchProblem, match="decoding process"):
         import_paths(store, [pickles])
 
 
 @pytest.mark.parametrize("run", ["", "../x"])
-def test_an_impossible_run_name_is_a_usage_error(store: Store, pickles: Path, run: str):
+def test_an_impossible_run_name_is_a_usage_error(store, pickles, run: str):
     with pytest.raises(UsageError):
         import_paths(store, [pickles], run=run)
 
 
-def test_no_pickles_is_a_usage_error(store: Store, tmp_path: Path):
+def test_no_pickles_is_a_usage_error(store, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match=r"no \*\.pkl"):
         import_paths(store, [tmp_path / "empty"])
@@ -149,7 +144,7 @@ def test_no_pickles_is_a_usage_error(store: Store, tmp_path: Path):
         find_pickles([tmp_path / "nowhere"])
 
 
-def test_the_desk_finds_out_that_nothing_is_new_without_torch(store: Store, pickles: Path):
+def test_the_desk_finds_out_that_nothing_is_new_without_torch(store, pickles):
     import_paths(store, [pickles])
     code = """if True:
         import sys
@@ -162,18 +157,14 @@ def test_the_desk_finds_out_that_nothing_is_new_without_torch(store: Store, pick
     subprocess.run([sys.executable, "-c", code, str(store.root), str(pickles)], check=True, cwd=ROOT, timeout=60)
 
 
-def cli(option: str, store: object, *words: object):
-    return CliRunner().invoke(app, [option, str(store), "dump", *map(str, words)])
-
-
-def test_the_command_answers_in_json_and_in_words_and_names_what_it_refuses(pickles: Path, tmp_path: Path):
-    store = ("--store", tmp_path / "s", "import", pickles)
-    done = cli(*store, "--run", "r1", "--json")
+def test_the_command_answers_in_json_and_in_words_and_names_what_it_refuses(pickles, tmp_path):
+    importing = (Store(tmp_path / "s"), "dump", "import", pickles)
+    done = invoke(*importing, "--run", "r1", "--json")
     answer = json.loads(done.stdout)
     assert (done.exit_code, answer["added"], answer["present"], answer["refused"], answer["runs"]) == (0, 4, 0, [], ["r1"])
-    done = cli(*store, "--quiet")
+    done = invoke(*importing, "--quiet")
     assert done.exit_code == 0 and "0 dumps added, 4 already there" in done.stdout
     (pickles / "bad.pkl").write_bytes(pickle.dumps({"a": os.system}))
-    done = cli(*store, "--quiet")
+    done = invoke(*importing, "--quiet")
     assert done.exit_code == 1 and "1 refused" in done.stdout
     assert "refused[unsafe-input]" in done.stderr and "bad.pkl" in done.stderr and "posix.system" in done.stderr

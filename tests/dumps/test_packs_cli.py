@@ -11,13 +11,12 @@ from pathlib import Path
 import packcases
 import pytest
 from click.testing import Result
+from commandline import invoke
 from replaycases import old_pickle
 from roots import ROOT
-from typer.testing import CliRunner
 
-from actordbg.base.errors import ActordbgError, Conflict, StoreProblem, UsageError, WhereError
+from actordbg.base.errors import Conflict, StoreProblem, UsageError, WhereError
 from actordbg.catalog import query
-from actordbg.cli.app import app
 from actordbg.dumps import packing
 from actordbg.dumps.importer import import_paths
 from actordbg.replay.selection import defaults_of, rows_of_files
@@ -28,9 +27,7 @@ from actordbg.store.places import places_of
 
 def run(store: Store, *words: object, code: int = 0) -> Result:
     """One command; an error that the command line would print is raised."""
-    result = CliRunner().invoke(app, ["--store", str(store.root), *map(str, words)], catch_exceptions=True)
-    if isinstance(result.exception, ActordbgError):
-        raise result.exception
+    result = invoke(store, *words)
     assert result.exit_code == code, (result.output, result.exception)
     return result
 
@@ -41,7 +38,7 @@ def ppo(store: Store) -> Store:
     return store
 
 
-def test_pack_tells_deduplication_and_compression_apart_and_says_it_in_words(ppo: Store):
+def test_pack_tells_deduplication_and_compression_apart_and_says_it_in_words(ppo):
     files = sum(path.stat().st_size for path in ppo.iter_dumps())
     answer = json.loads(run(ppo, "dump", "pack", "--json").stdout)
     (pack,) = ppo.iter_packs()
@@ -57,7 +54,7 @@ def test_pack_tells_deduplication_and_compression_apart_and_says_it_in_words(ppo
     assert run(ppo, "dump", "pack").stdout.strip() == "nothing to pack"
 
 
-def test_a_damaged_dump_stays_a_file_and_the_exit_code_says_so(ppo: Store):
+def test_a_damaged_dump_stays_a_file_and_the_exit_code_says_so(ppo):
     path = next(ppo.iter_dumps())
     path.write_bytes(path.read_bytes()[:-9])
     result = run(ppo, "dump", "pack", "--quiet", code=1)
@@ -65,7 +62,7 @@ def test_a_damaged_dump_stays_a_file_and_the_exit_code_says_so(ppo: Store):
     assert path.name in result.stderr and list(ppo.iter_dumps()) == [path]
 
 
-def test_unpack_needs_to_know_what_and_brings_it_back(ppo: Store):
+def test_unpack_needs_to_know_what_and_brings_it_back(ppo):
     before = packcases.contents(ppo)
     run(ppo, "dump", "pack", "--level", "3", "--where", "rank < 3", "--quiet")
     with pytest.raises(UsageError):
@@ -77,7 +74,7 @@ def test_unpack_needs_to_know_what_and_brings_it_back(ppo: Store):
     assert packcases.contents(ppo) == before
 
 
-def test_a_bad_condition_a_missing_store_and_a_running_pack_are_refused(ppo: Store, tmp_path: Path):
+def test_a_bad_condition_a_missing_store_and_a_running_pack_are_refused(ppo, tmp_path):
     with pytest.raises(WhereError):
         run(ppo, "dump", "pack", "--where", '"typo" > 1')
     with pytest.raises(StoreProblem):
@@ -89,7 +86,7 @@ def test_a_bad_condition_a_missing_store_and_a_running_pack_are_refused(ppo: Sto
     assert len(list(ppo.iter_dumps())) == 18
 
 
-def test_ls_show_verify_export_index_and_report_read_packed_dumps_alike(ppo: Store, tmp_path: Path):
+def test_ls_show_verify_export_index_and_report_read_packed_dumps_alike(ppo, tmp_path):
     def seen() -> list[object]:
         rows = json.loads(run(ppo, "dump", "ls", "--where", "seq_len > 300", "--json", "--limit", "0").stdout)
         first = json.loads(run(ppo, "dump", "show", rows[0]["dump_id"], "--values", "--json").stdout)
@@ -114,7 +111,7 @@ def test_ls_show_verify_export_index_and_report_read_packed_dumps_alike(ppo: Sto
     assert pack in run(ppo, "dump", "show", ids[0]).stdout
 
 
-def test_prune_takes_packed_dumps_and_spares_pinned_ones(store: Store):
+def test_prune_takes_packed_dumps_and_spares_pinned_ones(store):
     rows = packcases.samples(2)
     for number in range(8):
         packcases.publish(store, number, packcases.batch(rows, number, 2), pinned=number % 4 == 0)
@@ -129,7 +126,7 @@ def test_prune_takes_packed_dumps_and_spares_pinned_ones(store: Store):
     assert run(store, "dump", "verify", "--quiet").stdout.startswith("4 dumps checked")
 
 
-def test_keeping_a_size_holds_for_packs_too(ppo: Store):
+def test_keeping_a_size_holds_for_packs_too(ppo):
     run(ppo, "dump", "pack", "--quiet")
     keep = query.dump_bytes(ppo) * 2 // 3
     newest = max(row.dump_id for row in query.select_dumps(ppo))
@@ -139,7 +136,7 @@ def test_keeping_a_size_holds_for_packs_too(ppo: Store):
     assert newest in {row.dump_id for row in query.select_dumps(ppo)}
 
 
-def test_prune_damaged_takes_a_pack_that_cannot_be_read(ppo: Store):
+def test_prune_damaged_takes_a_pack_that_cannot_be_read(ppo):
     run(ppo, "dump", "pack", "--where", "rank = 0", "--quiet")
     (pack,) = ppo.iter_packs()
     pack.write_bytes(b"junk" * 100)
@@ -150,7 +147,7 @@ def test_prune_damaged_takes_a_pack_that_cannot_be_read(ppo: Store):
     assert not pack.exists() and run(ppo, "dump", "verify", "--quiet").stdout.startswith("13 dumps checked")
 
 
-def test_an_import_knows_the_dumps_that_were_packed(store: Store, tmp_path: Path):
+def test_an_import_knows_the_dumps_that_were_packed(store, tmp_path):
     for rank in range(3):
         old_pickle(tmp_path / "old", rank)
     assert import_paths(store, [tmp_path / "old"]).added == 3
@@ -159,7 +156,7 @@ def test_an_import_knows_the_dumps_that_were_packed(store: Store, tmp_path: Path
 
 
 @pytest.mark.parametrize("spelling", ["whole pack", "one of it"])
-def test_replay_takes_packs_by_name(ppo: Store, spelling: str):
+def test_replay_takes_packs_by_name(ppo, spelling: str):
     packing.pack_dumps(ppo)
     pack, paths = next(ppo.iter_packs()), [row.path for row in query.select_dumps(ppo)]
     names = [pack] if spelling == "whole pack" else [ppo.root / paths[2]]
@@ -171,7 +168,7 @@ def test_replay_takes_packs_by_name(ppo: Store, spelling: str):
     assert defaults is not None and vars(defaults).items() <= vars(rows[0]).items()
 
 
-def test_a_name_that_is_no_pack_is_refused(ppo: Store, tmp_path: Path):
+def test_a_name_that_is_no_pack_is_refused(ppo, tmp_path):
     (tmp_path / "x.txt").write_text("")
     for name in (tmp_path / "none.pack", tmp_path / "x.txt", tmp_path / "none.pack#id"):
         with pytest.raises(UsageError):
@@ -181,7 +178,7 @@ def test_a_name_that_is_no_pack_is_refused(ppo: Store, tmp_path: Path):
         rows_of_files(ppo, [Path(f"{next(ppo.iter_packs())}#nothing")])
 
 
-def test_the_real_dumps_are_packed_at_least_27_times_smaller_than_the_pickles(store: Store, shared_dumps: Path):
+def test_the_real_dumps_are_packed_at_least_27_times_smaller_than_the_pickles(store, shared_dumps):
     """The bar of the product, end to end as a user does it; `test_packs_format` holds the format to more."""
     command = [sys.executable, "-m", "actordbg", "--store", str(store.root)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

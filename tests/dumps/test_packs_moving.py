@@ -15,7 +15,7 @@ from actordbg.base.errors import Conflict, NewerFormat, StoreProblem
 from actordbg.catalog import query
 from actordbg.catalog.indexer import refresh
 from actordbg.dumps import packing, prune
-from actordbg.formats import dumpfile
+from actordbg.formats import dumpfile, store_files
 from actordbg.store import pack_build as build
 from actordbg.store import payload, places
 from actordbg.store.layout import Store
@@ -36,7 +36,11 @@ def loose(store: Store) -> list[str]:
     return [places.dump_id_of(path) for path in store.iter_dumps()]
 
 
-def test_packing_moves_every_dump_and_unpacking_brings_it_back_to_the_byte(store: Store, ppo: dict[str, tuple[str, str]]):
+def pruned(store: Store, **chosen: object) -> prune.PrunePlan:
+    return prune.apply(store, prune.plan_prune(query.open_fresh(store), **chosen))
+
+
+def test_packing_moves_every_dump_and_unpacking_brings_it_back_to_the_byte(store, ppo):
     odd = next(store.iter_dumps())
     odd.write_bytes(catalogcases.with_record(odd.read_bytes(), b'"rank":0', b'"rank" :  0'))
     before = {path: path.read_bytes() for path in store.iter_dumps()}
@@ -54,7 +58,7 @@ def test_packing_moves_every_dump_and_unpacking_brings_it_back_to_the_byte(store
 
 
 @pytest.mark.parametrize("run", ["ppo-1", "packs", "dumps"])
-def test_a_noted_place_leads_to_a_dump_that_moved_whatever_its_run_is_called(store: Store, run: str):
+def test_a_noted_place_leads_to_a_dump_that_moved_whatever_its_run_is_called(store, run: str):
     described = catalogcases.record(0, run=run)
     file = catalogcases.publish(store, described)
     packing.pack_dumps(store)
@@ -64,7 +68,7 @@ def test_a_noted_place_leads_to_a_dump_that_moved_whatever_its_run_is_called(sto
     assert not places.is_there(packed) and places.read_record(packed).run == run
 
 
-def test_a_condition_and_a_run_choose(store: Store, ppo: dict[str, tuple[str, str]]):
+def test_a_condition_and_a_run_choose(store, ppo):
     packcases.fill_ppo(store, calls=1, first=20, run="other")
     assert packing.pack_dumps(store, "rank = 1", run="ppo-1").figures.dumps == 3
     assert all(split_place(row.path) for row in query.select_dumps(store, "rank = 1 and run = 'ppo-1'"))
@@ -74,16 +78,23 @@ def test_a_condition_and_a_run_choose(store: Store, ppo: dict[str, tuple[str, st
     assert len(loose(store)) == 3 and packcases.contents(store).items() >= ppo.items()
 
 
-def test_packs_are_bounded(store: Store, ppo: dict[str, tuple[str, str]], monkeypatch: pytest.MonkeyPatch):
+def test_packs_are_bounded(store, ppo, monkeypatch):
     monkeypatch.setattr(build, "MOST_DUMPS", 5)
     assert len(packing.pack_dumps(store).packs) == 3
     assert sorted(len(Pack(path).dump_ids) for path in store.iter_packs()) == [2, 5, 5]
     assert packcases.contents(store) == ppo
 
 
-def test_what_cannot_be_read_whole_stays_a_file_and_is_named(store: Store, ppo: dict[str, tuple[str, str]]):
+def test_what_cannot_be_read_whole_stays_a_file_and_is_named(store, ppo, monkeypatch):
     refresh(store)
-    torn, hashed, moved = list(store.iter_dumps())[:3]
+    torn, hashed, moved, shut = list(store.iter_dumps())[:4]
+
+    def opened(path: Path) -> int:
+        if path == shut:
+            raise PermissionError(13, "Permission denied")
+        return store_files.open_regular(path)
+
+    monkeypatch.setattr(dumpfile, "open_regular", opened)
     unfinished = torn.with_name(".tmp-1-abc")
     unfinished.write_bytes(b"half")
     torn.write_bytes(torn.read_bytes()[:-5])
@@ -92,22 +103,22 @@ def test_what_cannot_be_read_whole_stays_a_file_and_is_named(store: Store, ppo: 
     hashed.write_bytes(catalogcases.with_record(blob, record.payload_sha256.encode(), other))
     moved.write_bytes(catalogcases.with_record(moved.read_bytes(), b'"rank":0', b'"rank":3'))
     summary = packing.pack_dumps(store)
-    assert summary.figures.dumps == 9
-    assert {item.path for item in summary.kept} == {store.relative(path) for path in (torn, hashed, moved)}
-    assert set(store.iter_dumps()) == {torn, hashed, moved} and unfinished.read_bytes() == b"half"
+    assert summary.figures.dumps == 8
+    assert {item.path for item in summary.kept} == {store.relative(path) for path in (torn, hashed, moved, shut)}
+    assert set(store.iter_dumps()) == {torn, hashed, moved, shut} and unfinished.read_bytes() == b"half"
 
 
-def test_one_process_at_a_time_moves_dumps(store: Store, ppo: dict[str, tuple[str, str]]):
+def test_one_process_at_a_time_moves_dumps(store, ppo):
     with exclusive(store):
         for move in (packing.pack_dumps, packing.unpack_dumps):
             with pytest.raises(Conflict, match="another actordbg"):
                 move(store)
         with pytest.raises(Conflict):
-            prune.apply(store, prune.plan_prune(query.open_fresh(store), where="rank=0"))
+            pruned(store, where="rank=0")
     assert packing.pack_dumps(store).figures.dumps == 12
 
 
-def test_a_pack_that_an_interrupted_run_left_twice_goes(store: Store, ppo: dict[str, tuple[str, str]]):
+def test_a_pack_that_an_interrupted_run_left_twice_goes(store, ppo):
     packing.pack_dumps(store)
     (whole,) = store.iter_packs()
     part = packcases.write_pack(whole.parent, packcases.blobs(whole)[:5])
@@ -122,7 +133,7 @@ def test_a_pack_that_an_interrupted_run_left_twice_goes(store: Store, ppo: dict[
 # ---- a dump that moved after it was looked up ----
 
 
-def test_readers_are_never_disturbed_while_dumps_move(store: Store, ppo: dict[str, tuple[str, str]]):
+def test_readers_are_never_disturbed_while_dumps_move(store, ppo):
     paths = [store.root / row.path for row in query.select_dumps(store)]
     stop, failures, rounds = threading.Event(), [], []
 
@@ -148,7 +159,7 @@ def test_readers_are_never_disturbed_while_dumps_move(store: Store, ppo: dict[st
     assert failures == [] and rounds
 
 
-def test_damage_of_a_whole_pack_is_said_of_the_dump(store: Store, ppo: dict[str, tuple[str, str]]):
+def test_damage_of_a_whole_pack_is_said_of_the_dump(store, ppo):
     packing.pack_dumps(store)
     row = query.select_dumps(store)[0]
     path = next(store.iter_packs())
@@ -164,7 +175,7 @@ def test_damage_of_a_whole_pack_is_said_of_the_dump(store: Store, ppo: dict[str,
 # ---- prune ----
 
 
-def test_keeping_a_size_takes_the_oldest_that_are_not_pinned(store: Store):
+def test_keeping_a_size_takes_the_oldest_that_are_not_pinned(store):
     """Eight dumps, the oldest three of them pinned."""
     rows = packcases.samples(2)
     for number in range(8):
@@ -172,23 +183,23 @@ def test_keeping_a_size_takes_the_oldest_that_are_not_pinned(store: Store):
     ids = sorted(packcases.contents(store))
     sizes = {row.dump_id: row.bytes for row in query.select_dumps(store)}
     keep = sum(sizes.values()) - 1
-    prune.apply(store, prune.plan_prune(query.open_fresh(store), keep_bytes=keep))
+    pruned(store, keep_bytes=keep)
     assert sorted(packcases.contents(store)) == [*ids[:3], *ids[4:]]
     plan = prune.plan_prune(query.open_fresh(store), keep_bytes=0)
     assert len(plan.files) == 4 and plan.spared == 3
 
 
-def test_a_dump_that_lies_in_a_file_too_is_pruned_from_both(store: Store, ppo: dict[str, tuple[str, str]]):
+def test_a_dump_that_lies_in_a_file_too_is_pruned_from_both(store, ppo):
     before = {path: path.read_bytes() for path in store.iter_dumps()}
     packing.pack_dumps(store)
     for path, blob in before.items():
         path.write_bytes(blob)
-    prune.apply(store, prune.plan_prune(query.open_fresh(store), where="rank = 0"))
+    pruned(store, where="rank = 0")
     assert len(packcases.contents(store)) == 9 and len(loose(store)) == 9
     assert refresh(store).dumps == 9
 
 
-def test_a_pack_with_a_damaged_dump_is_not_written_again_unless_that_one_goes(store: Store):
+def test_a_pack_with_a_damaged_dump_is_not_written_again_unless_that_one_goes(store):
     good, bad = catalogcases.record(0), catalogcases.record(4)
     catalogcases.publish(store, good)
     store.publish_dump(*payload.encode(bad, {"sequences": torch.randint(0, 2**20, (2, 900)), "odd": torch.rand(2, 90)}))
@@ -199,9 +210,8 @@ def test_a_pack_with_a_damaged_dump_is_not_written_again_unless_that_one_goes(st
     path.write_bytes(data)
     with pytest.raises(StoreProblem):
         payload.load(places.packed_place(str(path), bad.dump_id))
-    dropped = prune.apply(store, prune.plan_prune(query.open_fresh(store), where="rank = 0 and seq_len = 8"))
+    dropped = pruned(store, where="rank = 0 and seq_len = 8")
     assert [reason for _, reason in dropped.failed if bad.dump_id in reason] and path.exists()
     summary = packing.unpack_dumps(store)
     assert summary.dumps == 1 and bad.dump_id in summary.kept[0].path
-    plan = prune.plan_prune(query.open_fresh(store), where=f"dump_id = '{bad.dump_id}'")
-    assert prune.apply(store, plan).failed == [] and packcases.contents(store).keys() == {good.dump_id}
+    assert pruned(store, where=f"dump_id = '{bad.dump_id}'").failed == [] and packcases.contents(store).keys() == {good.dump_id}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from safetensors.torch import load_file
 
 
 @pytest.mark.slow
-def test_dumps_come_in_and_go_out_without_torch(tmp_path: Path) -> None:
+def test_dumps_come_in_and_go_out_without_torch(tmp_path):
     """Import, create, look, verify, pack and export, where torch is not installed."""
     content = {"sequences": torch.arange(24).reshape(2, 12), "attention_mask": torch.ones(2, 12, dtype=torch.long),
                "action_mask": torch.ones(2, 4, dtype=torch.bfloat16), "return_output": False, "rank": 0, "batch_size": 2,

@@ -82,7 +82,7 @@ def judge(mutant: Mutant, path: Path, store: Store) -> tuple[bool, bool]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", mutants.KINDS)
-def test_no_mutant_is_a_traceback_or_a_wrong_tensor(kind: str, path: Path, store):
+def test_no_mutant_is_a_traceback_or_a_wrong_tensor(kind: str, path, store):
     assert any(mutants.mutant(kind, number).blob != A.blob for number in range(5))
     for number in range(EACH):
         try:
@@ -94,7 +94,7 @@ def test_no_mutant_is_a_traceback_or_a_wrong_tensor(kind: str, path: Path, store
 @pytest.mark.parametrize(
     "kind", ["another dtype", "another layout", "other values", "renamed everywhere", "other value", "a text that is long"]
 )
-def test_what_is_consistent_in_itself_does_load(kind: str, path: Path, store):
+def test_what_is_consistent_in_itself_does_load(kind: str, path, store):
     """Otherwise readers that refuse everything would pass."""
     assert any(judge(mutants.mutant(kind, number), path, store)[0] for number in range(40))
     assert judge(Mutant(A.blob, A.tensors), path, store) == (True, True)
@@ -155,7 +155,7 @@ print(json.dumps(answer))
 
 
 @pytest.mark.slow
-def test_no_file_takes_twice_the_cap(path: Path, store, tmp_path):
+def test_no_file_takes_twice_the_cap(path, store, tmp_path):
     """In a process that may not have more, and that measures its peak for each file."""
     folder = tmp_path / "files"
     folder.mkdir()

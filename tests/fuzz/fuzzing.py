@@ -29,7 +29,7 @@ from actordbg.base.errors import ActordbgError, CorruptDump, NewerFormat, StoreP
 Chance = random.Random
 Havoc = Callable[[bytes], bytes]
 CAP = 2**20
-"""What readers are given as `max_bytes`, in bytes."""
+"""What readers have in the place of `dumpfile.DEFAULT_CAP`, in bytes."""
 _TEXTS = (
     "",
     "x",

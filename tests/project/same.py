@@ -69,7 +69,7 @@ matrix    matrix --where WHERE --max-inputs 1 --packing off,on --dtype fp32,bf16
 cells     matrix --where WHERE --max-inputs 1 --packing off,on --backend plain,deepspeed --zero-stage 0
 noise     noise --where WHERE --max-inputs 2 --dtype bf16 --json
 curve     curve memory --json
-time      curve time --format csv
+time      curve time --format md
 train     train-check --where WHERE --backend plain --steps 3 --json
 families  families llama3 gpt2 --json
 logs      compare-logs LOG LOG2 --json

@@ -45,7 +45,7 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
     return packcases.write_pack(tmp_path_factory.mktemp("small"), [encoded(one, n) for n, one in enumerate(batches)])
 
 
-def test_everything_that_a_dump_may_hold_comes_back_and_no_block_is_large(tmp_path: Path):
+def test_everything_that_a_dump_may_hold_comes_back_and_no_block_is_large(tmp_path):
     tensors = packcases.odd_tensors() | {"long": torch.randint(-(2**62), 2**62, (2, 900_000))}
     record, blob = encoded(tensors)
     pack = packcases.write_pack(tmp_path, [(record, blob)])
@@ -56,14 +56,14 @@ def test_everything_that_a_dump_may_hold_comes_back_and_no_block_is_large(tmp_pa
 
 
 @pytest.mark.parametrize(("left", "right"), [(0, 0), (5, 0), (13, 40)])
-def test_the_same_sample_padded_differently_is_stored_once(left: int, right: int, tmp_path: Path):
+def test_the_same_sample_padded_differently_is_stored_once(left: int, right: int, tmp_path):
     rows = packcases.samples(4)
     first, second = encoded(packcases.batch(rows, 3, 2)), encoded(packcases.batch(rows[:2], left, right), 1)
     alone, both = (packcases.write_pack(tmp_path, dumps) for dumps in ([first], [first, second]))
     assert sum(index_of(both).piece_bytes) - sum(index_of(alone).piece_bytes) < 30, "only runs of padding are new"
 
 
-def test_shares_sum_to_the_file_and_follow_what_a_dump_needs(pack: Pack):
+def test_shares_sum_to_the_file_and_follow_what_a_dump_needs(pack):
     shares = pack.shares()
     assert sum(shares) == os.path.getsize(pack.path) and shares[2] > shares[0] > shares[1] > 0
 
@@ -86,7 +86,7 @@ def test_runs_are_measured_exactly_and_pieces_put_together_are_the_row(
 
 
 @pytest.mark.skipif(not shutil.which("zstd"), reason="no zstd on this machine")
-def test_ordinary_zstd_lists_checks_and_decompresses_a_pack(pack: Pack):
+def test_ordinary_zstd_lists_checks_and_decompresses_a_pack(pack):
     done = [subprocess.run(["zstd", tool, pack.path], check=True, capture_output=True).stdout for tool in ("-l", "-t", "-dc")]
     assert len(done[2]) == sum(block.content for block in index_of(pack).blocks) + foot_of(pack).content
 
@@ -139,7 +139,7 @@ def damaged(pack: Pack) -> dict[str, bytes]:
     }  # fmt: skip
 
 
-def test_every_damage_of_head_index_or_foot_is_a_corrupt_dump_and_allocates_little(pack: Pack, tmp_path: Path):
+def test_every_damage_of_head_index_or_foot_is_a_corrupt_dump_and_allocates_little(pack, tmp_path):
     path = tmp_path / "damaged.pack"
     for kind, data in damaged(pack).items():
         path.write_bytes(data)
@@ -156,7 +156,7 @@ def test_every_damage_of_head_index_or_foot_is_a_corrupt_dump_and_allocates_litt
     assert "upgrade" in refused.value.hint
 
 
-def test_a_damaged_block_names_the_dump_and_leaves_the_others(pack: Pack, tmp_path: Path):
+def test_a_damaged_block_names_the_dump_and_leaves_the_others(pack, tmp_path):
     index, data = index_of(pack), bytearray(Path(pack.path).read_bytes())
     used = [{index.piece_block[ref] for ref in dump.refs} for dump in index.dumps.values()]
     own = min(used[2] - used[0] - used[1])
@@ -170,7 +170,7 @@ def test_a_damaged_block_names_the_dump_and_leaves_the_others(pack: Pack, tmp_pa
 
 
 @pytest.mark.slow
-def test_mutated_packs_never_give_other_tensors(pack: Pack, tmp_path: Path):
+def test_mutated_packs_never_give_other_tensors(pack, tmp_path):
     """Random damage anywhere, cut or spliced; and random damage of the index under right checksums."""
     right = [pack.read(dump_id) for dump_id in pack.dump_ids]
     whole, path, chance, refused = Path(pack.path).read_bytes(), tmp_path / "mutated.pack", random.Random(0), 0
@@ -203,7 +203,7 @@ def test_mutated_packs_never_give_other_tensors(pack: Pack, tmp_path: Path):
     assert refused > 600
 
 
-def test_a_payload_over_the_cap_is_refused_before_it_is_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_payload_over_the_cap_is_refused_before_it_is_put_together(tmp_path, monkeypatch):
     record, blob = encoded({"sequences": torch.full((1, 2**24), 7)})
     pack = packcases.write_pack(tmp_path, [(record, blob)])
     monkeypatch.setattr(dumpfile, "DEFAULT_CAP", 2**20)
@@ -215,7 +215,7 @@ def test_a_payload_over_the_cap_is_refused_before_it_is_put_together(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_dump_of_countless_small_tensors_is_refused_and_the_pack_goes_on(tmp_path: Path):
+def test_a_dump_of_countless_small_tensors_is_refused_and_the_pack_goes_on(tmp_path):
     many = encoded({f"t{n}": torch.zeros(4096, 64, dtype=torch.uint8) for n in range(400)}, 1)
     good = encoded(packcases.batch(packcases.samples(2), 1, 1))
     writer = packcases.PackWriter(tmp_path, 3)
@@ -225,7 +225,7 @@ def test_a_dump_of_countless_small_tensors_is_refused_and_the_pack_goes_on(tmp_p
     assert Pack(writer.publish()[0]).dump_ids == [good[0].dump_id]
 
 
-def test_no_pack_is_published_that_does_not_give_back_what_went_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_no_pack_is_published_that_does_not_give_back_what_went_in(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "compress", lambda data, level: compress(data.replace(b"\x11", b"\x12"), level))
     with pytest.raises(CorruptDump):
         packcases.write_pack(tmp_path, [encoded(packcases.batch(packcases.samples(4), 9, 4))])
@@ -235,7 +235,7 @@ def test_no_pack_is_published_that_does_not_give_back_what_went_in(tmp_path: Pat
 # ---- reading many, at once ----
 
 
-def test_a_block_is_decompressed_once_for_many_dumps_and_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_block_is_decompressed_once_for_many_dumps_and_threads(tmp_path, monkeypatch):
     rows = packcases.samples(8)
     dumps = [
         encoded(packcases.batch(rows[n : n + 4], n, 2) | {f"x{i}": torch.rand(2, 70) for i in range(20 * n)}, n) for n in range(4)
@@ -257,7 +257,7 @@ def test_a_block_is_decompressed_once_for_many_dumps_and_threads(tmp_path: Path,
     assert wrong == [] and len(made) == len(index_of(pack).blocks) > 60
 
 
-def test_an_open_pack_that_is_replaced_is_read_again_and_descriptors_do_not_pile_up(tmp_path: Path):
+def test_an_open_pack_that_is_replaced_is_read_again_and_descriptors_do_not_pile_up(tmp_path):
     first, second = (encoded({"sequences": torch.ones(2, 70 + n).long()}, n) for n in range(2))
     one, two = packcases.write_pack(tmp_path / "1", [first]), packcases.write_pack(tmp_path / "2", [first, second])
     path = tmp_path / "x.pack"
@@ -276,7 +276,7 @@ def test_an_open_pack_that_is_replaced_is_read_again_and_descriptors_do_not_pile
     assert len(os.listdir("/proc/self/fd")) <= before + places.OPEN_PACKS
 
 
-def test_a_record_of_another_dump_in_its_place_is_noticed(pack: Pack, tmp_path: Path):
+def test_a_record_of_another_dump_in_its_place_is_noticed(pack, tmp_path):
     first, second = (dump_id.encode() for dump_id in pack.dump_ids[:2])
 
     def swap(content: bytearray) -> None:

@@ -41,7 +41,7 @@ def two_sides(tmp_path: Path) -> tuple[Mirror, Mirror, Path]:
     return Mirror(f"norename://{there}", tmp_path / "a"), Mirror(f"norename://{there}", tmp_path / "b"), there
 
 
-def test_a_whole_store_goes_there_and_comes_back_and_only_news_moves_then(tmp_path: Path):
+def test_a_whole_store_goes_there_and_comes_back_and_only_news_moves_then(tmp_path):
     store = storecases.build(tmp_path / "a")
     ours, theirs, there = two_sides(tmp_path)
     pushed = ours.push()
@@ -56,7 +56,7 @@ def test_a_whole_store_goes_there_and_comes_back_and_only_news_moves_then(tmp_pa
     assert theirs.pull().files == 1 and not (tmp_path / "b" / "replays" / ".hidden").exists()
 
 
-def test_of_a_journal_that_both_have_the_longer_counts_and_anything_else_is_refused(tmp_path: Path):
+def test_of_a_journal_that_both_have_the_longer_counts_and_anything_else_is_refused(tmp_path):
     ours, theirs, there = two_sides(tmp_path)
     journal = Path("replays") / "r-1" / "rank0.jsonl"
     for side in (tmp_path / "a", tmp_path / "b"):
@@ -81,7 +81,7 @@ def test_of_a_journal_that_both_have_the_longer_counts_and_anything_else_is_refu
     assert (there / journal).read_text() == "1\n2\nother\n"
 
 
-def test_a_folder_goes_behind_another_url_too_and_a_side_that_is_gone_comes_again(tmp_path: Path):
+def test_a_folder_goes_behind_another_url_too_and_a_side_that_is_gone_comes_again(tmp_path):
     storecases.build(tmp_path / "a")
     ours, theirs, there = two_sides(tmp_path)
     ours.pull()
@@ -100,7 +100,7 @@ def test_a_folder_goes_behind_another_url_too_and_a_side_that_is_gone_comes_agai
     assert theirs.push().files == whole and files_of(there) == files_of(tmp_path / "b")
 
 
-def test_machines_that_record_for_themselves_push_behind_one_url(tmp_path: Path):
+def test_machines_that_record_for_themselves_push_behind_one_url(tmp_path):
     for side in ("a", "b"):
         store = Store(tmp_path / side).create()
         (store.root / "control.json").write_text(json.dumps({"run": side}))
@@ -114,7 +114,7 @@ def test_machines_that_record_for_themselves_push_behind_one_url(tmp_path: Path)
     assert json.loads((tmp_path / "a" / "control.json").read_bytes())["run"] == "a"
 
 
-def test_a_store_that_is_gone_there_is_not_put_there_again_by_another_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_store_that_is_gone_there_is_not_put_there_again_by_another_command(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     runner, url = CliRunner(), f"norename://{tmp_path}/bucket"
     create = ["dump", "create", "--store", url, "--seq-len", "8", "--quiet"]
@@ -132,7 +132,7 @@ def test_a_store_that_is_gone_there_is_not_put_there_again_by_another_command(tm
     assert len(list((tmp_path / "bucket").rglob("*.zst"))) == 2
 
 
-def test_a_push_that_was_killed_in_the_middle_of_a_file_is_made_good_by_the_next_one(tmp_path: Path):
+def test_a_push_that_was_killed_in_the_middle_of_a_file_is_made_good_by_the_next_one(tmp_path):
     storecases.build(tmp_path / "a")
     ours, theirs, there = two_sides(tmp_path)
     ours.push()
@@ -151,7 +151,7 @@ def test_a_push_that_was_killed_in_the_middle_of_a_file_is_made_good_by_the_next
 
 
 @pytest.mark.parametrize("linked", ["dumps", f"packs/{storecases.PACKED}"])
-def test_what_lies_elsewhere_behind_a_link_is_pushed_and_no_other_file_of_that_place(tmp_path: Path, linked: str):
+def test_what_lies_elsewhere_behind_a_link_is_pushed_and_no_other_file_of_that_place(tmp_path, linked: str):
     storecases.build(tmp_path / "a")
     whole, elsewhere = files_of(tmp_path / "a"), tmp_path / "large-disk"
     (tmp_path / "a" / linked).rename(elsewhere)
@@ -173,7 +173,7 @@ def moved(*words: str, code: int = 0) -> dict[str, str]:
     return left
 
 
-def test_a_pull_follows_a_runs_link_and_names_all_that_it_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_pull_follows_a_runs_link_and_names_all_that_it_leaves_out(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     there, url, batch = tmp_path / "bucket", f"norename://{tmp_path}/bucket", 130
     storecases.build(tmp_path / "a")
@@ -185,6 +185,7 @@ def test_a_pull_follows_a_runs_link_and_names_all_that_it_leaves_out(tmp_path: P
     for name in ("b", "c"):
         assert moved("pull", f"{url}#{storecases.LOOSE}" if name == "c" else url, str(tmp_path / name)) == {}
         assert {path for path in whole if path.startswith(run)} <= set(files_of(tmp_path / name)) <= set(whole)
+    assert not list((tmp_path / "c").rglob("*.pack")) and list((tmp_path / "c" / "replays").iterdir())
     folders = [path for path in (tmp_path / "b").rglob("*") if path.is_dir()]
     assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}
     for number in range(batch):
@@ -222,7 +223,7 @@ def test_a_pull_follows_a_runs_link_and_names_all_that_it_leaves_out(tmp_path: P
     assert moved("pull", f"{url}#gone", str(tmp_path / "e"), code=1)["#gone"] == "no dumps of that run are there"
 
 
-def test_a_push_names_all_that_it_leaves_out(tmp_path: Path):
+def test_a_push_names_all_that_it_leaves_out(tmp_path):
     storecases.build(tmp_path / "a")
     whole, noise = files_of(tmp_path / "a"), tmp_path / "a" / "noise"
     (tmp_path / "a" / "replays").rename(tmp_path / "large-disk")
@@ -237,7 +238,7 @@ def test_a_push_names_all_that_it_leaves_out(tmp_path: Path):
     assert set(files_of(tmp_path / "bucket")) == {one for one in whole if not one.startswith(("replays", "backups", "control"))}
 
 
-def test_folders_are_made_behind_a_url_where_they_are_real(tmp_path: Path):
+def test_folders_are_made_behind_a_url_where_they_are_real(tmp_path):
     storecases.build(tmp_path / "a")
     mirror = Mirror(f"file://{tmp_path}/disk", tmp_path / "a")
     mirror.pull()
@@ -264,9 +265,7 @@ def ends_there(there: Path, spec: ReplaySpec) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_replay_whose_machine_dies_is_resumed_on_another_one_from_a_store_without_rename(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_replay_whose_machine_dies_is_resumed_on_another_one_from_a_store_without_rename(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SUPPORT), str(ROOT)]))
     spec, there = make_spec(INPUTS, timeout_s=600.0), tmp_path / "bucket"
     (tmp_path / "spec.json").write_text(spec.to_json())
@@ -290,7 +289,7 @@ def test_a_replay_whose_machine_dies_is_resumed_on_another_one_from_a_store_with
     assert started.count("d0") == 1 and started.count("d3") == 2
 
 
-def test_commands_work_on_a_url_and_those_that_cannot_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_commands_work_on_a_url_and_those_that_cannot_say_why(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     storecases.build(tmp_path / "a")
     runner, url = CliRunner(), f"memory://{tmp_path.name}/store"

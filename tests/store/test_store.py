@@ -7,7 +7,6 @@ import socket
 import stat
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,7 @@ from actordbg.formats.store_files import OddFile, atomic_write, open_regular, re
 from actordbg.store.layout import Store
 
 
-def test_creating_twice_is_creating_once_and_a_folder_without_a_store_is_said_so(tmp_path: Path):
+def test_creating_twice_is_creating_once_and_a_folder_without_a_store_is_said_so(tmp_path):
     with pytest.raises(StoreProblem) as caught:
         Store(tmp_path).require()
     assert "dump enable" in caught.value.hint
@@ -26,20 +25,20 @@ def test_creating_twice_is_creating_once_and_a_folder_without_a_store_is_said_so
 
 
 @pytest.mark.parametrize("text", ['{"format": 2}', "", "[]", "{}"])
-def test_a_newer_or_damaged_store_is_refused(tmp_path: Path, text: str):
+def test_a_newer_or_damaged_store_is_refused(tmp_path, text: str):
     (tmp_path / "FORMAT").write_text(text)
     with pytest.raises(NewerFormat if "2" in text else StoreProblem):
         Store(tmp_path).require()
 
 
-def test_files_and_folders_are_private(store: Store):
+def test_files_and_folders_are_private(store):
     atomic_write(store.dumps / "run" / "rank0000" / "x", b"x")
     path = store.dumps / "run" / "rank0000" / "x"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert {stat.S_IMODE(folder.stat().st_mode) for folder in (path.parent, store.dumps)} == {0o700}
 
 
-def test_a_write_that_fails_leaves_nothing(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_a_write_that_fails_leaves_nothing(store, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -51,7 +50,7 @@ def test_a_write_that_fails_leaves_nothing(store: Store, monkeypatch: pytest.Mon
     assert sorted(path.name for path in store.root.iterdir()) == ["FORMAT", "x"]
 
 
-def test_who_is_killed_while_it_looks_for_room_leaves_nothing_that_recover_does_not_take(store: Store):
+def test_who_is_killed_while_it_looks_for_room_leaves_nothing_that_recover_does_not_take(store):
     """The process ends in the middle of the write, and once in the call that takes the name away."""
     start = "import os, sys; from actordbg.store import layout; from pathlib import Path"
     for patched, left in (("layout.bytes = lambda size: os._exit(9)", 0), ("Path.unlink = lambda *_: os._exit(9)", 1)):
@@ -62,7 +61,7 @@ def test_who_is_killed_while_it_looks_for_room_leaves_nothing_that_recover_does_
     assert not [*store.root.glob(".tmp-*")]
 
 
-def test_unfinished_and_foreign_files_are_not_dumps(store: Store):
+def test_unfinished_and_foreign_files_are_not_dumps(store):
     folder = store.dump_folder("run", 3)
     for name in ("a.safetensors.zst", ".tmp-1-b.safetensors.zst", "notes.txt"):
         atomic_write(folder / name, b"")
@@ -80,7 +79,7 @@ for turn in range(30):
 """
 
 
-def test_many_processes_write_one_store_at_once(tmp_path: Path):
+def test_many_processes_write_one_store_at_once(tmp_path):
     root = tmp_path / "s"
     writers = [subprocess.Popen([sys.executable, "-c", _WRITER, str(root), str(n)]) for n in range(8)]
     assert [writer.wait(60) for writer in writers] == [0] * 8
@@ -92,7 +91,7 @@ def test_many_processes_write_one_store_at_once(tmp_path: Path):
 # ---- files are opened only if they are regular, never through a link, never waiting, and read up to a limit ----
 
 
-def test_a_regular_file_is_read_whole_and_too_large_a_one_is_refused(tmp_path: Path):
+def test_a_regular_file_is_read_whole_and_too_large_a_one_is_refused(tmp_path):
     path = tmp_path / "a"
     with pytest.raises(FileNotFoundError):
         read_regular(path)

@@ -24,9 +24,9 @@ def program(*words: str, code: str = "", **environment: str) -> subprocess.Compl
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=False)
 
 
-def invoke(store: Store, *words: str) -> Result:
+def invoke(store: Store, *words: object) -> Result:
     """`actordbg --store STORE WORDS` here; an error of actordbg's own is raised."""
-    result = CliRunner().invoke(app, ["--store", str(store.root), *words])
+    result = CliRunner().invoke(app, ["--store", str(store.root), *map(str, words)])
     if isinstance(result.exception, ActordbgError):
         raise result.exception
     assert isinstance(result.exception, SystemExit | None), result.exception

@@ -29,7 +29,7 @@ from actordbg.formats.dump_record import MAGIC, MAX_RECORD, DumpRecord
 from actordbg.store import payload
 
 CAP = 2**20
-"""What the readers are given as `max_bytes`."""
+"""What readers have in the place of `dumpfile.DEFAULT_CAP`."""
 Tensors = dict[str, torch.Tensor]
 Chance = random.Random
 Path = tuple[Any, ...]
@@ -206,120 +206,6 @@ STORED = ['"int64"', '"uint8"', '"uint25"', '"float32"', '"int16"', '""', "7", "
 BOMBS = [frame(bytes(size), level=level) for size in (CAP + 1, 4 * CAP, 64 * CAP) for level in (1, 9)]
 Maker = Callable[[Chance], bytes]
 
-HARMED: dict[str, Maker] = {
-    "flipped bits": lambda c: flipped(0, len(A.blob), c, c.choice((1, 1, 8))),
-    "flipped bits of the frame's header": lambda c: flipped(A.end, A.end + 16, c),
-    "overwritten run": lambda c: overwritten(c),
-    "other value": lambda c: with_value(c.choice([path for path in spots(A.said()) if path[0] != "tensors"]), c.choice(NASTY)),
-    "other field": lambda c: with_more(
-        f'"{c.choice([*(n for n in DumpRecord.__dataclass_fields__ if n != "tensors"), "_", "__class__"])}":{c.choice(NASTY)}'
-    ),
-    "a number that is long": lambda c: with_more(
-        f"{c.choice(PLACES)}:{c.choice(('', '-'))}1{'0' * c.choice((400, 4301, 100_000))}"
-    ),
-    "a text that is long": lambda c: with_more(f'"{c.choice(("host", "unknown", "dump_id"))}":"{c.choice("aé") * 100_000}"'),
-    "two keys that are one": lambda c: with_more(f'"{c.choice(("rank", "run", "host", "tensors"))}":{c.choice(NASTY)}'),
-    "other value of the header": lambda c: with_header(c.choice(spots(A.header())), c.choice(NASTY)),
-    "hostile text of the header": lambda c: with_payload(plain_of(hostile_header(c).encode(), A.data())),
-}
-"""Kinds that, if they load at all, hold exactly A's tensors."""
-REFUSED: dict[str, Maker] = {
-    "flipped bits of the record": lambda c: flipped(0, A.end, c),
-    "removed run": lambda c: A.blob[: (at := c.randrange(len(A.blob) - 1))] + A.blob[at + c.choice((1, 8, 100)) :],
-    "inserted run": lambda c: A.blob[: (at := c.randrange(len(A.blob)))] + c.randbytes(c.choice((1, 4, 100))) + A.blob[at:],
-    "repeated run": lambda c: A.blob[: (at := c.randrange(len(A.blob) - 1)) + 8] + A.blob[at:],
-    "truncated": lambda c: A.blob[: c.randrange(len(A.blob))],
-    "truncated at a seam": lambda c: A.blob[: c.choice((0, 3, 4, 7, 8, A.end - 9, A.end - 1, A.end, A.end + 1, A.end + 12, -8, -1))],
-    "trailing bytes": lambda c: A.blob + c.choice((bytes(4096), c.randbytes(c.randrange(1, 99)), b"\n")),
-    "two frames": lambda c: A.blob + c.choice((A.blob[A.end :], A.blob, B.blob[B.end :], frame(b""), A.blob[: A.end])),
-    "a frame between": lambda c: with_frame(struct.pack("<II", 0x184D2A50 + c.randrange(16), 9) + bytes(9) + A.blob[A.end :]),
-    "another file": lambda c: c.choice((c.randbytes(c.randrange(2000)), A.plain, A.blob[A.end :], b"PK\x03\x04" + bytes(50), bytes(9000))),
-    "forged record size": lambda c: (
-        A.blob[:4] + struct.pack("<I", c.choice((0, 9, A.end - 9, A.end - 7, MAX_RECORD, MAX_RECORD + 1, 2**32 - 1))) + A.blob[8:]
-    ),
-    "forged content size": lambda c: with_frame(raw_frame(
-        c.choice((0, len(A.plain) - 1, len(A.plain) + 1, CAP, CAP + 1, 2**40, 2**63, 2**64 - 1, 2**64 - 2)),
-        struct.pack("<I", (len(A.plain) << 3) | 1)[:3] + A.plain + c.randbytes(4),
-    )),
-    "a bomb": lambda c: with_frame(c.choice(BOMBS)),
-    "a bomb that lies": lambda c: with_frame(raw_frame(
-        c.choice((1, len(A.plain), CAP)), rle_block(2**17) * c.choice((1, 40, 2000)) + rle_block(1, last=True) + bytes(4)
-    )),
-    "a wide window": lambda c: with_frame(
-        raw_frame(len(A.plain), rle_block(100, last=True) + bytes(4), window=c.choice((b"\xa8", b"\xb0", b"\xff")))
-    ),
-    "other options of the frame": lambda c: with_frame(c.choice((
-        frame(A.plain, write_content_size=False), frame(A.plain, write_checksum=False), frame(b""), frame(A.plain)[:-4], A.plain,
-        raw_frame(100, rle_block(100, last=True) + bytes(4), descriptor=0xC5), struct.pack("<II", 0x184D2A51, len(A.plain)) + A.plain,
-    ))),
-    "lost field": lambda c: with_line(json.dumps(without(A.said(), c.choice(("dump_id", "run", "rank", "timestamp", "tokens", "tensors"))))),
-    "other version": lambda c: with_value(("format_version",), c.choice(["0", "2", "-1", "true", "1.0", '"1"', "null", "1" + "0" * 4000])),
-    "not finite": lambda c: with_more(f"{c.choice(PLACES)}:{c.choice(('NaN', 'Infinity', '-1e400', '[1e309]'))}"),
-    "not unicode": lambda c: with_more(
-        b'"%b":"%b"' % (c.choice((b"host", b"unknown")), c.choice((b"\xff", b"\xed\xa0\x80", b"\\ud800", b"\\uDFFF x", b"\xc3", b"\\udc00\\ud800")))
-    ),
-    "another encoding": lambda c: with_line(json.dumps(A.said()).encode(c.choice(("utf-16", "utf-16-le", "utf-32", "utf-8-sig")))),
-    "nested deeply": lambda c: with_more(f"{c.choice(PLACES)}:{nested(c)}"),
-    "many values": lambda c: with_more(f"{c.choice(PLACES)}:[{','.join([c.choice(('[]', '1', 'null'))] * c.choice((80_000, 400_000)))}]"),
-    "not a record": lambda c: with_line(c.choice(("", "null", "[]", "{}", "{", json.dumps(A.said()) * 2, "\0", "{'a':1}"))),
-    "forged CRC": lambda c: forged_crc(c, A.record.to_json().encode()),
-    "hostile shape": lambda c: with_value(("tensors", "sequences", 2), c.choice(SHAPES)),
-    "hostile strides": lambda c: with_value(
-        ("tensors", name := c.choice(("sequences", "attention_mask"))), f"{json.dumps(A.said()['tensors'][name])[:-1]},{c.choice(STRIDES)}]"
-    ),
-    "wrong dtype": lambda c: with_value(("tensors", c.choice(("sequences", "negative")), 0), c.choice(DTYPES)),
-    "wrong form": lambda c: with_value(("tensors", c.choice(("sequences", "negative", "attention_mask")), 1), c.choice(STORED)),
-    "not a spec": lambda c: with_value(("tensors", c.choice(sorted(A.tensors))), c.choice([*NASTY[:-5], '["int64"]', '["a","a",[1],[1],[1]]'])),
-    "other tensors": lambda c: with_line(json.dumps(other_tensors(c))),
-    "hostile offsets": lambda c: hostile_offsets(c),
-    "hostile shape of an entry": lambda c: with_header(("sequences.hi", "shape"), c.choice(ENTRY_SHAPES)),
-    "true for one": lambda c: with_header(("float_mask", "shape"), c.choice(("[true,3]", "[1.0,3]", "[1,3.0]"))),
-    "overlapping entries": lambda c: overlapping(c),
-    "a header that is no text": lambda c: with_payload(plain_of(c.choice((
-        json.dumps(A.header()).encode()[:-1] + b',"\xff":{}}', json.dumps(A.header()).encode("utf-16"), b"\xff" * 50,
-    )), A.data())),
-    "forged header size": lambda c: with_payload(
-        c.choice((0, 1, 2**64 - 1, len(A.plain), len(A.plain) - 8, MAX_RECORD + 1)).to_bytes(8, "little") + A.plain[8:]
-    ),
-    "cut payload": lambda c: with_payload(c.choice((A.plain[: c.randrange(len(A.plain))], A.plain + c.randbytes(9), b"", b"\0" * 8))),
-    "neither true nor false": lambda c: neither(c),
-    "parts that differ": lambda c: parts_that_differ(c),
-    "a tensor called metadata": lambda c: renamed("sequences", "__metadata__", (".lo", ".hi")),
-    "wide tensors": lambda c: wide_tensors(c),
-}  # fmt: skip
-"""Kinds that must be refused."""
-OTHERS: dict[str, Callable[[Chance], Mutant]] = {
-    "other identity": lambda c: Mutant(
-        with_value(*c.choice(((("dump_id",), '"d-2"'), (("run",), '"ppo-2"'), (("rank",), "5")))), None, verifies=False
-    ),
-    "another dtype": lambda c: retold_dtype(*c.choice((
-        ("sequences", "int32"), ("attention_mask", "bool"), ("attention_mask", "bfloat16"), ("float_mask", "int64"), ("action_mask", "uint8"),
-    ))),
-    "another layout": lambda c: retold_strides(c.choice(([1, 2], [40, 1], [1, 40]))),
-    "renamed everywhere": lambda c: (
-        lambda name: Mutant(renamed("wide", name), {name if key == "wide" else key: tensor for key, tensor in A.tensors.items()})
-    )(c.choice([name for name in NAMES if name != "__metadata__"])),
-    "other values": lambda c: Mutant(with_payload(plain_of(A.header(), B.data())), B.tensors),
-    "another's payload": lambda c: Mutant(with_payload(
-        plain_of(A.header() | {"__metadata__": {"actordbg": f"dump d-{c.randrange(9)} of run ppo-1, rank 1, record version 1"}}, B.data()),
-        hashed=c.random() < 0.5,
-    ), None, verifies=False),
-    "a payload under another's hash": lambda c: Mutant(with_payload(plain_of(A.header(), B.data()), hashed=False), B.tensors, verifies=False),
-    "forged hash": lambda c: Mutant(
-        with_value(("payload_sha256",), c.choice(('""', f'"{"0" * 64}"', f'"{A.record.payload_sha256[:-1]}"'))), A.tensors, verifies=False
-    ),
-}  # fmt: skip
-"""Kinds of which something else comes: a dump that is consistent in itself, or one that loads and must not verify."""
-KINDS = (*HARMED, *REFUSED, *OTHERS)
-
-
-def mutant(kind: str, number: int) -> Mutant:
-    """The mutant of this kind and number, always the same."""
-    chance = random.Random(f"{kind} {number}")
-    if kind in OTHERS:
-        return OTHERS[kind](chance)
-    return Mutant(HARMED[kind](chance), A.tensors) if kind in HARMED else Mutant(REFUSED[kind](chance), None)
-
 
 def overwritten(c: Chance) -> bytes:
     first, length = c.randrange(len(A.blob)), c.choice((2, 16, 512))
@@ -424,6 +310,121 @@ def wide_tensors(c: Chance) -> bytes:
     count = CAP - c.randrange(4096, 9000)
     header = {"x": {"dtype": "BOOL", "shape": [count], "data_offsets": [0, count]}}
     return with_payload(plain_of(header, bytes(count)), A.said() | {"tensors": {"x": ["int64", "bool", [count]]}})
+
+
+HARMED: dict[str, Maker] = {
+    "flipped bits": lambda c: flipped(0, len(A.blob), c, c.choice((1, 1, 8))),
+    "flipped bits of the frame's header": lambda c: flipped(A.end, A.end + 16, c),
+    "overwritten run": overwritten,
+    "other value": lambda c: with_value(c.choice([path for path in spots(A.said()) if path[0] != "tensors"]), c.choice(NASTY)),
+    "other field": lambda c: with_more(
+        f'"{c.choice([*(n for n in DumpRecord.__dataclass_fields__ if n != "tensors"), "_", "__class__"])}":{c.choice(NASTY)}'
+    ),
+    "a number that is long": lambda c: with_more(
+        f"{c.choice(PLACES)}:{c.choice(('', '-'))}1{'0' * c.choice((400, 4301, 100_000))}"
+    ),
+    "a text that is long": lambda c: with_more(f'"{c.choice(("host", "unknown", "dump_id"))}":"{c.choice("aé") * 100_000}"'),
+    "two keys that are one": lambda c: with_more(f'"{c.choice(("rank", "run", "host", "tensors"))}":{c.choice(NASTY)}'),
+    "other value of the header": lambda c: with_header(c.choice(spots(A.header())), c.choice(NASTY)),
+    "hostile text of the header": lambda c: with_payload(plain_of(hostile_header(c).encode(), A.data())),
+}
+"""Kinds that, if they load at all, hold exactly A's tensors."""
+REFUSED: dict[str, Maker] = {
+    "flipped bits of the record": lambda c: flipped(0, A.end, c),
+    "removed run": lambda c: A.blob[: (at := c.randrange(len(A.blob) - 1))] + A.blob[at + c.choice((1, 8, 100)) :],
+    "inserted run": lambda c: A.blob[: (at := c.randrange(len(A.blob)))] + c.randbytes(c.choice((1, 4, 100))) + A.blob[at:],
+    "repeated run": lambda c: A.blob[: (at := c.randrange(len(A.blob) - 1)) + 8] + A.blob[at:],
+    "truncated": lambda c: A.blob[: c.randrange(len(A.blob))],
+    "truncated at a seam": lambda c: A.blob[: c.choice((0, 3, 4, 7, 8, A.end - 9, A.end - 1, A.end, A.end + 1, A.end + 12, -8, -1))],
+    "trailing bytes": lambda c: A.blob + c.choice((bytes(4096), c.randbytes(c.randrange(1, 99)), b"\n")),
+    "two frames": lambda c: A.blob + c.choice((A.blob[A.end :], A.blob, B.blob[B.end :], frame(b""), A.blob[: A.end])),
+    "a frame between": lambda c: with_frame(struct.pack("<II", 0x184D2A50 + c.randrange(16), 9) + bytes(9) + A.blob[A.end :]),
+    "another file": lambda c: c.choice((c.randbytes(c.randrange(2000)), A.plain, A.blob[A.end :], b"PK\x03\x04" + bytes(50), bytes(9000))),
+    "forged record size": lambda c: (
+        A.blob[:4] + struct.pack("<I", c.choice((0, 9, A.end - 9, A.end - 7, MAX_RECORD, MAX_RECORD + 1, 2**32 - 1))) + A.blob[8:]
+    ),
+    "forged content size": lambda c: with_frame(raw_frame(
+        c.choice((0, len(A.plain) - 1, len(A.plain) + 1, CAP, CAP + 1, 2**40, 2**63, 2**64 - 1, 2**64 - 2)),
+        struct.pack("<I", (len(A.plain) << 3) | 1)[:3] + A.plain + c.randbytes(4),
+    )),
+    "a bomb": lambda c: with_frame(c.choice(BOMBS)),
+    "a bomb that lies": lambda c: with_frame(raw_frame(
+        c.choice((1, len(A.plain), CAP)), rle_block(2**17) * c.choice((1, 40, 2000)) + rle_block(1, last=True) + bytes(4)
+    )),
+    "a wide window": lambda c: with_frame(
+        raw_frame(len(A.plain), rle_block(100, last=True) + bytes(4), window=c.choice((b"\xa8", b"\xb0", b"\xff")))
+    ),
+    "other options of the frame": lambda c: with_frame(c.choice((
+        frame(A.plain, write_content_size=False), frame(A.plain, write_checksum=False), frame(b""), frame(A.plain)[:-4], A.plain,
+        raw_frame(100, rle_block(100, last=True) + bytes(4), descriptor=0xC5), struct.pack("<II", 0x184D2A51, len(A.plain)) + A.plain,
+    ))),
+    "lost field": lambda c: with_line(json.dumps(without(A.said(), c.choice(("dump_id", "run", "rank", "timestamp", "tokens", "tensors"))))),
+    "other version": lambda c: with_value(("format_version",), c.choice(["0", "2", "-1", "true", "1.0", '"1"', "null", "1" + "0" * 4000])),
+    "not finite": lambda c: with_more(f"{c.choice(PLACES)}:{c.choice(('NaN', 'Infinity', '-1e400', '[1e309]'))}"),
+    "not unicode": lambda c: with_more(
+        b'"%b":"%b"' % (c.choice((b"host", b"unknown")), c.choice((b"\xff", b"\xed\xa0\x80", b"\\ud800", b"\\uDFFF x", b"\xc3", b"\\udc00\\ud800")))
+    ),
+    "another encoding": lambda c: with_line(json.dumps(A.said()).encode(c.choice(("utf-16", "utf-16-le", "utf-32", "utf-8-sig")))),
+    "nested deeply": lambda c: with_more(f"{c.choice(PLACES)}:{nested(c)}"),
+    "many values": lambda c: with_more(f"{c.choice(PLACES)}:[{','.join([c.choice(('[]', '1', 'null'))] * c.choice((80_000, 400_000)))}]"),
+    "not a record": lambda c: with_line(c.choice(("", "null", "[]", "{}", "{", json.dumps(A.said()) * 2, "\0", "{'a':1}"))),
+    "forged CRC": lambda c: forged_crc(c, A.record.to_json().encode()),
+    "hostile shape": lambda c: with_value(("tensors", "sequences", 2), c.choice(SHAPES)),
+    "hostile strides": lambda c: with_value(
+        ("tensors", name := c.choice(("sequences", "attention_mask"))), f"{json.dumps(A.said()['tensors'][name])[:-1]},{c.choice(STRIDES)}]"
+    ),
+    "wrong dtype": lambda c: with_value(("tensors", c.choice(("sequences", "negative")), 0), c.choice(DTYPES)),
+    "wrong form": lambda c: with_value(("tensors", c.choice(("sequences", "negative", "attention_mask")), 1), c.choice(STORED)),
+    "not a spec": lambda c: with_value(("tensors", c.choice(sorted(A.tensors))), c.choice([*NASTY[:-5], '["int64"]', '["a","a",[1],[1],[1]]'])),
+    "other tensors": lambda c: with_line(json.dumps(other_tensors(c))),
+    "hostile offsets": hostile_offsets,
+    "hostile shape of an entry": lambda c: with_header(("sequences.hi", "shape"), c.choice(ENTRY_SHAPES)),
+    "true for one": lambda c: with_header(("float_mask", "shape"), c.choice(("[true,3]", "[1.0,3]", "[1,3.0]"))),
+    "overlapping entries": overlapping,
+    "a header that is no text": lambda c: with_payload(plain_of(c.choice((
+        json.dumps(A.header()).encode()[:-1] + b',"\xff":{}}', json.dumps(A.header()).encode("utf-16"), b"\xff" * 50,
+    )), A.data())),
+    "forged header size": lambda c: with_payload(
+        c.choice((0, 1, 2**64 - 1, len(A.plain), len(A.plain) - 8, MAX_RECORD + 1)).to_bytes(8, "little") + A.plain[8:]
+    ),
+    "cut payload": lambda c: with_payload(c.choice((A.plain[: c.randrange(len(A.plain))], A.plain + c.randbytes(9), b"", b"\0" * 8))),
+    "neither true nor false": neither,
+    "parts that differ": parts_that_differ,
+    "a tensor called metadata": lambda c: renamed("sequences", "__metadata__", (".lo", ".hi")),
+    "wide tensors": wide_tensors,
+}  # fmt: skip
+"""Kinds that must be refused."""
+OTHERS: dict[str, Callable[[Chance], Mutant]] = {
+    "other identity": lambda c: Mutant(
+        with_value(*c.choice(((("dump_id",), '"d-2"'), (("run",), '"ppo-2"'), (("rank",), "5")))), None, verifies=False
+    ),
+    "another dtype": lambda c: retold_dtype(*c.choice((
+        ("sequences", "int32"), ("attention_mask", "bool"), ("attention_mask", "bfloat16"), ("float_mask", "int64"), ("action_mask", "uint8"),
+    ))),
+    "another layout": lambda c: retold_strides(c.choice(([1, 2], [40, 1], [1, 40]))),
+    "renamed everywhere": lambda c: (
+        lambda name: Mutant(renamed("wide", name), {name if key == "wide" else key: tensor for key, tensor in A.tensors.items()})
+    )(c.choice([name for name in NAMES if name != "__metadata__"])),
+    "other values": lambda c: Mutant(with_payload(plain_of(A.header(), B.data())), B.tensors),
+    "another's payload": lambda c: Mutant(with_payload(
+        plain_of(A.header() | {"__metadata__": {"actordbg": f"dump d-{c.randrange(9)} of run ppo-1, rank 1, record version 1"}}, B.data()),
+        hashed=c.random() < 0.5,
+    ), None, verifies=False),
+    "a payload under another's hash": lambda c: Mutant(with_payload(plain_of(A.header(), B.data()), hashed=False), B.tensors, verifies=False),
+    "forged hash": lambda c: Mutant(
+        with_value(("payload_sha256",), c.choice(('""', f'"{"0" * 64}"', f'"{A.record.payload_sha256[:-1]}"'))), A.tensors, verifies=False
+    ),
+}  # fmt: skip
+"""Kinds of which something else comes: a dump that is consistent in itself, or one that loads and must not verify."""
+KINDS = (*HARMED, *REFUSED, *OTHERS)
+
+
+def mutant(kind: str, number: int) -> Mutant:
+    """The mutant of this kind and number, always the same."""
+    chance = random.Random(f"{kind} {number}")
+    if kind in OTHERS:
+        return OTHERS[kind](chance)
+    return Mutant(HARMED[kind](chance), A.tensors) if kind in HARMED else Mutant(REFUSED[kind](chance), None)
 
 
 # ---- files that ask for memory ----
