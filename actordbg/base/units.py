@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
+from typing import TypeVar
 
 from actordbg.base.errors import ActordbgError, UsageError
 
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 _AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*")
 _BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -81,6 +84,14 @@ def plural(count: int, noun: str) -> str:
     """3, "dump" as "3 dumps"; 2, "process" as "2 processes"."""
     ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
     return f"{count:,} {noun}{ending}"
+
+
+def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """Put together the values of each key, both in order."""
+    groups: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 LAST = "last"

@@ -16,6 +16,7 @@ from actordbg.actor.rules import REFUSE, WARN, check_config, missing_trainer
 from actordbg.actor.sharing import compiles, host_key
 from actordbg.actor.signatures import explain
 from actordbg.base.errors import UsageError
+from actordbg.base.units import grouped
 from actordbg.config.choices import Facts, choose
 from actordbg.config.replay_config import AXES, ReplayConfig, has
 from actordbg.config.sources import FSDP_OFF, fsdp_is_off
@@ -57,10 +58,9 @@ def make_cells(
 
 def batches(cells: Sequence[MatrixCell], facts: Facts, defaults: DumpRecord | None) -> dict[Hashable, list[int]]:
     """The indices of the cells that must still run, by the Actor that they load. Within a batch, compiling cells run last."""
-    by_key: dict[Hashable, list[int]] = {}
-    open_cells = [(cell.index, ReplayConfig.from_dict(cell.config)) for cell in cells if cell.open]
-    for index, config in sorted(open_cells, key=lambda cell: (compiles(cell[1]), cell[0])):
-        by_key.setdefault(host_key(config, choose(config, defaults, facts)), []).append(index)
+    todo = [(cell.index, ReplayConfig.from_dict(cell.config)) for cell in cells if cell.open]
+    todo.sort(key=lambda cell: (compiles(cell[1]), cell[0]))
+    by_key = grouped((host_key(config, choose(config, defaults, facts)), index) for index, config in todo)
     return dict(sorted(by_key.items(), key=lambda batch: min(batch[1])))
 
 

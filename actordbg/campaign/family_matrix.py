@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 from actordbg.actor.family_models import FAMILIES, VOCABULARY, config_of_model
 from actordbg.base.errors import ActordbgError, Conflict, UsageError
-from actordbg.base.units import plural
+from actordbg.base.units import grouped, plural
 from actordbg.campaign.cell_outcomes import context_of
 from actordbg.campaign.cells import Axes, combinations, make_cells
 from actordbg.campaign.matrix_document import IN_PART, UNJUDGED, WRONG, verdict_word
@@ -122,12 +122,9 @@ def run_family(
 
 def findings_of(store: Store, record: MatrixRecord) -> tuple[FamilyFinding, ...]:
     """List what is not right, each text once with its cells."""
-    cells: dict[tuple[str, str], tuple[str, ...]] = {}
-    for cell in record.cells:
-        word = verdict_word(cell)
-        if words := _said(store, cell, word):
-            cells[word, words] = (*cells.get((word, words), ()), cell.name)
-    return tuple(FamilyFinding(*said, names) for said, names in cells.items())
+    words = ((cell.name, word, _said(store, cell, word)) for cell in record.cells for word in [verdict_word(cell)])
+    findings = grouped(((word, said), name) for name, word, said in words if said)
+    return tuple(FamilyFinding(*finding, tuple(names)) for finding, names in findings.items())
 
 
 def _said(store: Store, cell: MatrixCell, word: str) -> str:
@@ -283,10 +280,7 @@ def _words(result: FamilyResult, packing: str) -> str:
     if result.problem:
         return "not built"
     column = [cell for cell in result.cells if _packing(cell) == packing]
-    by_word: dict[str, list[MatrixCell]] = {}
-    for cell in column:
-        word = verdict_word(cell)
-        by_word.setdefault("right" if word == PASSED else word, []).append(cell)
+    by_word = grouped((verdict_word(cell).replace(PASSED, "right"), cell) for cell in column)
     if len(by_word) == 1:
         return next(iter(by_word))
     told = {word: _shared(cells, column) or plural(len(cells), "cell") for word, cells in by_word.items() if word != "right"}

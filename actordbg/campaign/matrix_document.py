@@ -16,7 +16,7 @@ from typing import Any
 
 from actordbg.actor.signatures import explain
 from actordbg.base.foreign_text import in_shell
-from actordbg.base.units import human_bytes, plural
+from actordbg.base.units import grouped, human_bytes, plural
 from actordbg.config.as_ran import complete, repeat_options, toy
 from actordbg.config.replay_config import AXES, SETTINGS, TINY
 from actordbg.document.blocks import (
@@ -71,9 +71,7 @@ def matrix_document(record: MatrixRecord, context: MatrixContext, *, explained: 
     cells, counted = record.cells, _counted(record)
     state = "running, or was killed" if record.status == "running" else record.status
     of_toy = next((said for cell in cells if (said := toy(cell.config.get("model"), ", of a "))), "")
-    by_word: dict[str, list[tuple[str, MatrixCell]]] = {}
-    for cell in cells:
-        by_word.setdefault(verdict_word(cell), []).append((cell.reason, cell))
+    by_word = grouped((verdict_word(cell), (cell.reason, cell)) for cell in cells)
     unasked = [(f"not checked: {reason}", cell) for cell in cells if cell.laws for reason in cell.unasked]
     sections = {
         "Wrong": [_wrong(cell) for _, cell in by_word.get(WRONG, ())],
@@ -215,11 +213,8 @@ def _failure(cell: MatrixCell) -> list[str]:
 
 def _by_text(said: Iterable[tuple[str, MatrixCell]]) -> list[str]:
     """Write each text once, with its cells; no text is left out."""
-    by_text: dict[str, list[MatrixCell]] = {}
-    for text, cell in said:
-        by_text.setdefault(text, []).append(cell)
-    numbers = {text: ", ".join(str(cell.index) for cell in cells) for text, cells in by_text.items()}
-    return [f"cell{'s' * (',' in numbers[text])} {numbers[text]}: {text}" for text in by_text if text]
+    numbers = {text: ", ".join(str(cell.index) for cell in cells) for text, cells in grouped(said).items() if text}
+    return [f"cell{'s' * (',' in cells)} {cells}: {text}" for text, cells in numbers.items()]
 
 
 def _facts(record: MatrixRecord, context: MatrixContext) -> list[str]:

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from actordbg.base.units import plural
+from actordbg.base.units import grouped, plural
 from actordbg.document.blocks import (
     BAD_TONE,
     GOOD_TONE,
@@ -225,7 +225,7 @@ _PLURAL = {"agrees": "agree", "PARTS": "PART"}
 def train_document(record: TrainCheckRecord, logs: Mapping[int, str]) -> list[Block]:
     """The whole check, top to bottom. logs: the log of each cell that has one, by index."""
     pairs = list(zip(record.cells, verdicts(record), strict=True))
-    asked = [(cell, verdict) for cell, verdict in pairs if cell.role in (ASKED, SFT)]
+    asked = asked_of(record)
     counted = _counted(record, asked)
     legend = (
         "first, last: loss. falls: over the same inputs; ?: nobody can tell. loss, |g|, |dw|: largest relative difference "
@@ -295,10 +295,7 @@ def _told(cell: TrainCell, parting: Parting) -> str:
 
 def _names_by(said: Sequence[tuple[str, TrainCell]]) -> dict[str, str]:
     """The cells' names by what is said of them, in order."""
-    names: dict[str, list[str]] = {}
-    for text, cell in said:
-        names.setdefault(text, []).append(cell.name)
-    return {text: "; ".join(cells) for text, cells in names.items()}
+    return {text: "; ".join(cell.name for cell in cells) for text, cells in grouped(said).items()}
 
 
 def _facts(record: TrainCheckRecord) -> list[str]:

@@ -111,10 +111,10 @@ class TrainEngine:
 
         def mark(whole: bool) -> None:
             if whole:
-                return checkpoints.complete(folder, step, asked["belongs"])
-            checkpoints.open_folder(folder)
-            (folder / checkpoints.CHECKPOINT).unlink(missing_ok=True)
-            return None
+                checkpoints.complete(folder, step, asked["belongs"])
+            else:
+                checkpoints.open_folder(folder)
+                (folder / checkpoints.CHECKPOINT).unlink(missing_ok=True)
 
         self._session.save_training(folder, mark)
 

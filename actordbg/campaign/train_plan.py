@@ -131,11 +131,10 @@ def make_train_cells(
 ) -> list[TrainCell]:
     """The baseline, the noise, and a cell for each configuration; one that cannot run here says why."""
     plain = _fitted(replace(base, backend="plain", zero_stage=0, tp=1, ring=1, dist_backend=None))
-    stages = {config.zero_stage for config in configs if config.backend == "deepspeed"}
     planned = [
         ("baseline, fp32", BASELINE, plain, _BASELINE_LOG),
         ("plain, reordered", NOISE, plain, _NOISE_LOG),
-        *((name_of_cell(config), ASKED, config, log_name(config, stages)) for config in configs),
+        *((name_of_cell(config), ASKED, config, log_name(config, configs)) for config in configs),
     ]
     cells = []
     for index, (name, role, config, log) in enumerate(planned):
@@ -154,9 +153,10 @@ def name_of_cell(config: ReplayConfig) -> str:
     return ", ".join([backend, *(f"{name} {value}" for name, value in _sizes(config))])
 
 
-def log_name(config: ReplayConfig, stages: set[int]) -> str:
-    """What the ancestor called the log of this configuration: "deepspeed_test.log", "fsdp2_tp2_ring2_test.log"."""
-    stage = [f"zero{config.zero_stage}"] if config.backend == "deepspeed" and len(stages) > 1 else []
+def log_name(config: ReplayConfig, configs: Sequence[ReplayConfig]) -> str:
+    """What the ancestor called the log of one of these: "deepspeed_test.log", "fsdp2_tp2_ring2_test.log"."""
+    stages = {one.zero_stage for one in configs if one.backend == config.backend == "deepspeed"}
+    stage = [f"zero{config.zero_stage}"] if len(stages) > 1 else []
     return "_".join([config.backend, *stage, *(f"{name}{value}" for name, value in _sizes(config)), "test.log"])
 
 
@@ -241,15 +241,14 @@ def sft_cells(configs: Sequence[ReplayConfig], base: ReplayConfig, first: int) -
     """A cell for each configuration that shards, behind the one that they are held against; `first` is its index."""
     alone = replace(base, backend="deepspeed", zero_stage=2, nproc=1, tp=1, ring=1, packing=None, dist_backend=None)
     asked = [config for config in configs if config.backend != "plain"]
-    stages = {config.zero_stage for config in asked if config.backend == "deepspeed"}
     missing = [name for name in TRAINER.programs[_PROGRAM].needs if importlib.util.find_spec(name) is None]
     cells: list[TrainCell] = []
     for config in (alone, *asked):
         role = SFT_BASELINE if config is alone else SFT
         name = f"train_sft, {'1 process' if config is alone else name_of_cell(config)}"
-        log = "one_process_test.log" if config is alone else log_name(config, stages)
+        log = "one_process_test.log" if config is alone else log_name(config, asked)
         lacks = TRAINER.sft_lacks(config.backend)
-        if config.nproc % (config.tp * config.ring):
+        if not _is_whole(config):
             lacks = f"{config.nproc} processes are no groups of {config.tp * config.ring}"
         lacks = lacks or (f"train_sft needs {', '.join(missing)}" if missing else "")
         status = IMPOSSIBLE if lacks else OPEN

@@ -47,9 +47,7 @@ class Question:
     at: list[int] | None = option_field(
         None, "What this length needs, and whether it fits; may be repeated.", metavar="LEN", min=1, max=2**53
     )
-    by: Literal["seq_len", "padded", "tokens"] = option_field(
-        "seq_len", "Length is seq_len (a curve for each batch size), padded (batch size x seq_len), or real tokens."
-    )
+    by: Literal["seq_len", "tokens"] = option_field("seq_len", "Length is seq_len (a curve for each batch size), or real tokens.")
     measure: str | None = option_field(
         None,
         (

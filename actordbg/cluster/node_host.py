@@ -254,13 +254,9 @@ class PausedRanks:
         self._told.close()
         if self._ports:
             with contextlib.suppress(AttributeError):
-                worker: Any = _ray_worker()
+                import ray
+
+                worker: Any = ray._private.worker.global_worker
                 worker.set_debugger_port([*self._ports.values()][-1])
                 self._told.enter_context(worker.worker_paused_by_debugger())
                 self._told.enter_context(worker.task_paused_by_debugger())
-
-
-def _ray_worker() -> Any:
-    import ray
-
-    return ray._private.worker.global_worker

@@ -69,15 +69,9 @@ def runtime_env_of(order: ClusterOrder) -> dict[str, Any]:
 def checkouts(packages: Iterable[str]) -> list[str]:
     """The folders of those packages that are not installed where packages are, so that no node needs to have them."""
     installed = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
-    found = []
-    for package in packages:
-        spec = importlib.util.find_spec(package)
-        if spec is None or spec.origin is None:
-            continue
-        folder = Path(spec.origin).resolve().parent
-        if folder.parent not in installed:
-            found.append(str(folder))
-    return found
+    specs = map(importlib.util.find_spec, packages)
+    folders = [Path(spec.origin).resolve().parent for spec in specs if spec and spec.origin]
+    return [str(folder) for folder in folders if folder.parent not in installed]
 
 
 def _read(path: Path) -> dict[str, Any]:

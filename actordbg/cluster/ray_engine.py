@@ -32,7 +32,7 @@ from actordbg.base.units import plural
 from actordbg.cluster.group_place import FENCE_S, GroupPlace, GroupShape, RayRunning
 from actordbg.cluster.node_host import interface_of, versions_here
 from actordbg.cluster.order import ClusterOrder, runtime_env_of
-from actordbg.config.choices import Facts, facts_elsewhere, gather_facts
+from actordbg.config.choices import facts_elsewhere, gather_facts
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.replay.group_engine import GroupEngine, Losses, PlaceLost
 from actordbg.replay.launch import WORKER_MODULE, Group, Running
@@ -65,7 +65,7 @@ class RayEngine(GroupEngine):
     def shape(self, config: ReplayConfig) -> GroupShape:
         """What a group needs here. A cluster that has GPUs gives each rank one."""
         if self._gpu is None:
-            self._gpu = any("GPU" in node for node in self._resources())
+            self._gpu = any("GPU" in node for node in self.resources())
         return GroupShape.of(config, self.order.per_node, self._gpu)
 
     def deals(self, config: ReplayConfig) -> bool:
@@ -84,7 +84,7 @@ class RayEngine(GroupEngine):
 
     def holds(self, shape: GroupShape) -> int:
         """How many such groups the cluster has room for; EnvironmentProblem where that is none."""
-        found = shape.groups_on(self._resources())
+        found = shape.groups_on(self.resources())
         if not found:
             raise EnvironmentProblem(
                 f"the Ray cluster holds no group that needs {shape.words()}: {self._in_words()}",
@@ -184,7 +184,8 @@ class RayEngine(GroupEngine):
         with contextlib.suppress(self.ray.exceptions.RayError):  # what is lost cannot be given back
             place.release()
 
-    def _resources(self) -> list[dict[str, float]]:
+    def resources(self) -> list[dict[str, float]]:
+        """What each node that lives has."""
         return [node["Resources"] for node in alive(self.ray)]
 
     def _free(self) -> str:
@@ -193,7 +194,7 @@ class RayEngine(GroupEngine):
         return " and ".join(f"{free.get(kind, 0):g} of {most[kind]:g} {kind}" for kind in ("CPU", "GPU") if kind in most)
 
     def _in_words(self) -> str:
-        nodes = self._resources()
+        nodes = self.resources()
         each = [f"{node.get('CPU', 0):g} CPU" + (f" and {node['GPU']:g} GPU" if "GPU" in node else "") for node in nodes]
         return f"it has {plural(len(nodes), 'node')} ({', '.join(each[:8] + ['...'] * (len(nodes) > 8))})"
 
@@ -227,8 +228,10 @@ def connected(order: ClusterOrder, title: str) -> Iterator[RayEngine]:
     try:
         require_same_versions(ray, packages_behind(order.store.url) if order.store else ())
         engine = RayEngine(ray, order, title)
+        gpus = int(sum(node.get("GPU", 0) for node in engine.resources()))
+        there = gather_facts(cuda=gpus > 0, gpus=gpus)  # what configurations depend on: this machine may have no GPU
         try:
-            with contextlib.redirect_stdout(cast(IO[str], OwnOutput(sys.stdout))), facts_elsewhere(facts_of(ray)):
+            with contextlib.redirect_stdout(cast(IO[str], OwnOutput(sys.stdout))), facts_elsewhere(there):
                 yield engine
         finally:
             engine.close()
@@ -258,12 +261,6 @@ class OwnOutput:
 def alive(ray: Any) -> list[dict[str, Any]]:
     """What Ray says of the nodes that live."""
     return [node for node in ray.nodes() if node["Alive"]]
-
-
-def facts_of(ray: Any) -> Facts:
-    """What configurations depend on, as the nodes have it: this machine may have no GPU."""
-    gpus = int(sum(node["Resources"].get("GPU", 0) for node in alive(ray)))
-    return gather_facts(cuda=gpus > 0, gpus=gpus)
 
 
 def require_answer(address: str) -> None:

@@ -26,7 +26,7 @@ from actordbg.document.blocks import (
 )
 from actordbg.document.specifications import BAD, MOST_MARKS, hints, layer, layered, names, quantity, thinned
 from actordbg.measure.curves import EXTRAPOLATED, FURTHEST, LEAST, MEASURED, MEMORY, TIME, YES, CurveAnswer, CurvesAnswer
-from actordbg.measure.measurements import BY, PADDED, SEQ_LEN, TOKENS
+from actordbg.measure.measurements import BY, SEQ_LEN
 
 NOTHING = (
     "Nothing was measured: no input passed in these replays. `actordbg replay` makes measurements; inputs of chosen "
@@ -115,7 +115,7 @@ def _longest(answer: CurvesAnswer, budget: float) -> list[Block]:
             texts.append(f"{config.label}: nothing that was measured fits")
     grid = Grid(("", "ran and fits", "too long", "by the curve", ""), rows, {""})
     shown = f"{budget / 1e9:.4g} GB ({_bytes(budget)})" if answer.quantity == MEMORY else shown_value(budget, TIME)
-    return [Heading(f"Longest {_UNITS[answer.by]} in {shown}", 2), grid, *([Items(texts)] if texts else [])]
+    return [Heading(f"Longest {answer.by} in {shown}", 2), grid, *([Items(texts)] if texts else [])]
 
 
 def _too_far(config: CurveAnswer, answer: CurvesAnswer, n: int) -> str:
@@ -135,7 +135,7 @@ def _at(answer: CurvesAnswer) -> list[Block]:
         between = "-" if at.low is None or at.how == MEASURED else f"{low} to {high}"
         rows.append((config.label, f"{at.n:,}", value, between, at.how + ", far" * at.far, at.fits or "-"))
         refused += [_too_far(config, answer, at.n)] * (at.far and at.value is None)
-    columns = ("", _UNITS[answer.by], "needs", "with the curve's error", "how", "fits")[: 5 + (answer.budget is not None)]
+    columns = ("", answer.by, "needs", "with the curve's error", "how", "fits")[: 5 + (answer.budget is not None)]
     grid = Grid(columns, [row[: len(columns)] for row in rows], {"", "how", "fits"})
     return [Heading("At the lengths asked for", 2), grid, *([Items(refused)] if refused else [])]
 
@@ -170,7 +170,7 @@ def _curve(config: CurveAnswer, answer: CurvesAnswer, most: int) -> list[Block]:
             shown = [seconds(figure) if times else shown_value(figure, MEMORY) for figure in figures]
             off = "-" if fitted is None or not value else f"{(fitted - value) / value:+.1%}"
             rows.append((f"{n:,}", f"{point.inputs:,}", *shown, off))
-        blocks.append(Grid((_UNITS[answer.by], "inputs", *(columns if times else ("peak",)), "curve", "off"), rows))
+        blocks.append(Grid((answer.by, "inputs", *(columns if times else ("peak",)), "curve", "off"), rows))
     if curve is None:
         longest, bound = 512, 2**60
         if answer.by == SEQ_LEN:
@@ -179,9 +179,6 @@ def _curve(config: CurveAnswer, answer: CurvesAnswer, most: int) -> list[Block]:
         listed = ",".join(str(n) for n in suggested if n < bound)
         blocks.append(Paragraph(f"More lengths: actordbg curve {answer.quantity} {found.replays[-1]} --measure {listed}"))
     return blocks
-
-
-_UNITS = {SEQ_LEN: "seq_len", PADDED: "B x S", TOKENS: "tokens"}
 
 
 def _length(value: int | None) -> str:

@@ -35,7 +35,6 @@ import re
 import sys
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
@@ -136,22 +135,17 @@ def read_log(path: str, metric: str | None = None) -> TrainLog:
                 log.add(plain_name(raw), ORDER if step is None else LINE, step, value)
         return log.settled()
     bars: dict[tuple[str, str], _Bar] = {}
-    totals: dict[str, set[int]] = {}
     for source, text in segments(path):
         log.segments += 1
         if "%|" in text and (found := list(_BAR.finditer(text))):
             begin = 0
             for match in found:
                 name = text[begin : match.start()][-_TITLE:].strip().rstrip(":")
-                for metric_name in _read_bar(log, bars.setdefault((source, name), _Bar()), name, match):
-                    totals.setdefault(metric_name, set()).add(int(match[3]))
+                _read_bar(log, bars.setdefault((source, name), _Bar()), name, match)
                 begin = match.end()
         elif "loss" in text or (log.metric and log.metric in text):
             _read_line(log, text)
-    for name, kinds in log.settled().series.items():
-        if BAR in kinds:
-            kinds[BAR].totals = tuple(sorted(totals[name]))
-    return log
+    return log.settled()
 
 
 @dataclass
@@ -164,8 +158,8 @@ class _Bar:
     early: bool = False
 
 
-def _read_bar(log: TrainLog, bar: _Bar, name: str, found: re.Match[str]) -> list[str]:
-    """Keep the figures inside a bar's brackets; the metrics that it showed for a step."""
+def _read_bar(log: TrainLog, bar: _Bar, name: str, found: re.Match[str]) -> None:
+    """Keep the figures inside a bar's brackets."""
     count, total = int(found[2]), int(found[3])
     if count < bar.count:
         bar.offset += bar.total
@@ -177,7 +171,7 @@ def _read_bar(log: TrainLog, bar: _Bar, name: str, found: re.Match[str]) -> list
     values = [(plain_name(raw), value) for raw, sign, text in split if sign and (value := _VALUE.match(text.strip()))]
     bar.early = bar.early or (count == 0 and bool(values))
     if bar.early and count >= total:
-        return []
+        return
     if evaluation := _EVALUATION.search(name):
         step = int(evaluation[1])
     else:
@@ -185,7 +179,8 @@ def _read_bar(log: TrainLog, bar: _Bar, name: str, found: re.Match[str]) -> list
         step = (int(epoch[1]) * total if epoch else bar.offset) + count + bar.early
     for metric, value in values:
         log.add(metric, BAR, step, float(value[1]))
-    return [metric for metric, _ in values]
+        if series := log.series.get(metric, {}).get(BAR):
+            series.totals = tuple(sorted({*series.totals, total}))
 
 
 def _read_line(log: TrainLog, text: str) -> None:
@@ -252,7 +247,7 @@ def segments(path: str) -> Iterator[tuple[str, str]]:
             lines.detach()  # standard input stays open
 
 
-@contextmanager
+@contextlib.contextmanager
 def _opened(path: str) -> Iterator[IO[bytes]]:
     if path == STDIN:
         if sys.stdin is None:

@@ -2,7 +2,7 @@
 
 * **Configuration**: what the workers resolved, not what was asked for. Inputs with a backward and inputs without one are
   different configurations. Replays of the truth and of noise variations are left out, because nobody trains so.
-* **Length** (`by`): "seq_len" is S of [B, S], with one curve for each batch size; "padded" is B x S; "tokens" counts real tokens.
+* **Length** (`by`): "seq_len" is S of [B, S], with one curve for each batch size; "tokens" counts real tokens.
 * **Several inputs of one length**: memory is the largest peak (it has to fit), times are medians.
 * **Warm-up** is no part of times (`records/replay_record.py`). Memory leaves out inputs during which a graph was compiled.
 * **Out of memory** (by the failure's signature, or a worker that the kernel killed) gives no point but a bound: the shortest
@@ -32,10 +32,9 @@ from actordbg.replay.plan import make_plan
 from actordbg.replay.replay_data import ReplayData
 from actordbg.store.layout import Store
 
-SEQ_LEN, PADDED, TOKENS = "seq_len", "padded", "tokens"
+SEQ_LEN, TOKENS = "seq_len", "tokens"
 BY = {
     SEQ_LEN: "seq_len, padding included; a curve for each batch size",
-    PADDED: "padded positions, batch size x seq_len",
     TOKENS: "real tokens of an input, padding left out",
 }
 OUT_OF_MEMORY = ("cuda-out-of-memory", "cpu-out-of-memory", "killed")
@@ -88,7 +87,7 @@ def gather(replays: Sequence[ReplayData], by: str = SEQ_LEN) -> list[Measurement
             if item is None:
                 continue
             batch = item.batch_size if by == SEQ_LEN else None
-            n = item.seq_len * (item.batch_size if by == PADDED else 1) if by != TOKENS else result.tokens or item.tokens
+            n = item.seq_len if by == SEQ_LEN else result.tokens or item.tokens
             if result.signature in OUT_OF_MEMORY and result.status != PASSED:
                 failed.append(([(settings, passes, batch) for passes in _passes(data, result)], n, replay_id))
             elif result.status == PASSED and result.forward_s is not None:
@@ -132,13 +131,11 @@ def _passes(data: ReplayData, result: ResultRecord) -> tuple[bool, ...]:
 
 
 def _together(n: int, samples: Sequence[Point]) -> Point:
-    known = {
-        name: [value for sample in samples if (value := getattr(sample, name)) is not None]
+    memory, *times = (
+        [value for sample in samples if (value := getattr(sample, name)) is not None]
         for name in ("memory", "forward", "backward", "both")
-    }
-    memory = known.pop("memory")
-    times = (median(values) if values else None for values in known.values())
-    return Point(n, len(samples), max(memory, default=None), *times)
+    )
+    return Point(n, len(samples), max(memory, default=None), *(median(values) if values else None for values in times))
 
 
 # Measure on purpose: make inputs of chosen lengths, and replay them as an earlier replay ran.

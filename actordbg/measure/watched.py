@@ -20,6 +20,7 @@ from typing import Any
 
 from actordbg.base.errors import CorruptDump, EnvironmentProblem, UsageError
 from actordbg.base.processes import GONE, ZOMBIE, state_of
+from actordbg.base.units import grouped
 from actordbg.formats.recording_reading import read_counters
 from actordbg.formats.ringfile import host_name
 from actordbg.measure import process_memory
@@ -274,9 +275,7 @@ class OfRay(Watched):
 
     def read(self, processes: Collection[WatchedProcess]) -> Readings:
         """The memory of these processes, each read on its node; nodes that do not answer are left out, and named."""
-        by_node: dict[str, list[WatchedProcess]] = {}
-        for process in processes:
-            by_node.setdefault(process.node, []).append(process)
+        by_node = grouped((process.node, process) for process in processes)
         asked = {
             node: self._reader(node).read.remote([process.pid for process in there], self.unshared)
             for node, there in by_node.items()

@@ -32,6 +32,7 @@ import msgspec
 
 from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.base.foreign_text import in_csv
+from actordbg.base.units import grouped
 from actordbg.document.specifications import thinned
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import make_folder, open_regular, read_regular
@@ -164,10 +165,7 @@ SCATTERS, FLOOR = 3.0, 2**20
 
 def by_process(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
     """The samples of each process, in the order in which they appeared."""
-    found: dict[str, list[Sample]] = {}
-    for sample in samples:
-        found.setdefault(sample.process, []).append(sample)
-    return found
+    return grouped((sample.process, sample) for sample in samples)
 
 
 def sizes_of(own: Sequence[Sample], quantity: str) -> list[tuple[Sample, int]]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commandline import program
 from roots import ROOT
 from typer.testing import CliRunner
 
@@ -33,7 +31,7 @@ def cell(index: int, packing: bool, dtype: str, **fields: Any) -> MatrixCell:
     return MatrixCell(index, f"{dtype}, {packing}", settings, "passed", {}, **({"verdict": "match"} | fields))
 
 
-def test_a_family_has_a_name_in_any_spelling_and_a_folder_gives_its_own_flags(tmp_path: Path) -> None:
+def test_a_family_has_a_name_in_any_spelling_and_a_folder_gives_its_own_flags(tmp_path: Path):
     assert subject_of("Qwen3.5").config == FAMILIES["qwen3_5"].config
     own = {"model_type": "mistral", "sliding_window": 4096, "num_hidden_layers": 32, "hidden_size": 4096, "attention_bias": True}
     (tmp_path / "config.json").write_text(json.dumps(own | {"torch_dtype": "bfloat16", "vocab_size": 32000}))
@@ -49,7 +47,7 @@ def test_a_family_has_a_name_in_any_spelling_and_a_folder_gives_its_own_flags(tm
             subject_of(str(tmp_path))
 
 
-def test_the_document_says_where_a_family_is_wrong_and_how_to_see_it() -> None:
+def test_the_document_says_where_a_family_is_wrong_and_how_to_see_it():
     cells = [cell(0, False, "fp32"), cell(1, True, "fp32"), cell(2, False, "bf16"), cell(3, True, "bf16", violations=("x",))]
     broken = FamilyFinding("WRONG", "neighbour broken: row 1 sees row 0", ("bf16, True",))
     wrong = FamilyResult("odd", "Odd 1", "odd", "odd", cells=tuple(cells), findings=(broken,))
@@ -67,7 +65,7 @@ def test_the_document_says_where_a_family_is_wrong_and_how_to_see_it() -> None:
     assert "1 family: 1 right in every cell that could run, 0 not." in as_markdown(families_document([one]))
 
 
-def test_what_was_done_is_taken_only_where_the_same_was_asked(tmp_path: Path) -> None:
+def test_what_was_done_is_taken_only_where_the_same_was_asked(tmp_path: Path):
     subject, axes = subject_of("llama3"), {"dtype": ["fp32"]}
     before = FamilyFolder(open_folder(tmp_path / "work"), ReplayConfig(), axes)
     assert before.done(subject) is None
@@ -84,7 +82,7 @@ def test_what_was_done_is_taken_only_where_the_same_was_asked(tmp_path: Path) ->
         open_folder(tmp_path / "work")
 
 
-def test_two_folders_of_one_name_are_two_subjects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_folders_of_one_name_are_two_subjects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """As checkpoints of two runs are: the second took the place of the first, in silence."""
     typed = [f"{tmp_path}/{run}/checkpoint-500" for run in "ab"]
     for layers, folder in enumerate(typed, 1):
@@ -106,12 +104,10 @@ def test_two_folders_of_one_name_are_two_subjects(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.slow
-def test_the_command_finds_what_the_page_says_in_one_process(tmp_path: Path) -> None:
+def test_the_command_finds_what_the_page_says_in_one_process(tmp_path: Path):
     page, store = tmp_path / "families.md", Store(tmp_path / "kept" / "store")
-    given = ("--attn", "sdpa", "--dtype", "fp32,bf16", "--keep", str(tmp_path / "kept"), "--json", "--write", str(page))
-    command = [sys.executable, "-m", "actordbg", "families", "llama3", "qwen3.5", *given]
-    own = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=own, capture_output=True, text=True)
+    given = f"families llama3 qwen3.5 --attn sdpa --dtype fp32,bf16 --keep {tmp_path / 'kept'} --json --write {page}".split()
+    done = program(*given, OMP_NUM_THREADS="1")
     assert done.returncode == 1, done.stderr
     llama, qwen = json.loads(done.stdout)["families"]
     assert [one["verdict"] for one in llama["cells"]] == ["match"] * 4 and llama["findings"] == []
@@ -127,6 +123,6 @@ def test_the_command_finds_what_the_page_says_in_one_process(tmp_path: Path) -> 
     boots = [json.loads(line)["pid"] for path in store.replays.glob("*/rank0.jsonl") for line in path.open() if '"boot"' in line]
     assert len(boots) >= 14 and len(set(boots)) == 1
     wrote = page.read_text()
-    again = subprocess.run(command, env=own, capture_output=True, text=True)
+    again = program(*given, OMP_NUM_THREADS="1")
     assert json.loads(again.stdout)["families"] == [llama, qwen] and page.read_text() == wrote
     assert len(list(store.replays.iterdir())) == len(boots), "what was done is not run again"

@@ -1,4 +1,4 @@
-"""`actordbg matrix` as typed; and a real one: shared cells give, bit for bit, what fresh processes give."""
+"""`actordbg matrix` as typed, over scripted workers, and a real one: shared cells give, bit for bit, what fresh processes give."""
 
 from __future__ import annotations
 
@@ -6,25 +6,33 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
+import commandline
 import pytest
 from amounts import first_or_all
 from click.testing import Result
-from replaycases import publish
-from roots import ROOT
+from matrixcases import FOUR, Bench, in_cell
+from replaycases import PlannedRow, publish
+from roots import SUPPORT
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
-from actordbg.base.errors import ActordbgError, NothingToDo, UsageError
+from actordbg.base.errors import ActordbgError, Conflict, MachineFault, NothingToDo, UsageError
+from actordbg.base.processes import session_members
 from actordbg.base.units import new_replay_id
 from actordbg.campaign import run_matrix as matrices
-from actordbg.campaign.cell_outcomes import regressions
-from actordbg.cli.app import app
+from actordbg.campaign.cell_outcomes import context_of, regressions, require_common
+from actordbg.campaign.matrix_document import MatrixContext, matrix_document
+from actordbg.campaign.run_matrix import MatrixEvent
+from actordbg.campaign.runner import claimed
+from actordbg.document.blocks import BAD_TONE, GOOD_TONE, PART_TONE, Banner
+from actordbg.document.page import as_html
+from actordbg.document.renderings import as_markdown, as_text
 from actordbg.records.journal import read_events, read_results
 from actordbg.records.matrix_record import MatrixRecord
 from actordbg.records.replay_record import ReplaySpec, ResultRecord
@@ -33,27 +41,23 @@ from actordbg.store.layout import Store
 
 
 @pytest.fixture(autouse=True)
-def no_surrounding_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def no_surrounding_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
 
 
-def invoke(store: Store, *arguments: str) -> Result:
-    result = CliRunner().invoke(app, ["--store", str(store.root), "matrix", *arguments])
-    if isinstance(result.exception, ActordbgError):
-        raise result.exception
-    assert isinstance(result.exception, SystemExit | None), result.exception
-    return result
+def invoke(store: Store, typed: str, *more: str) -> Result:
+    return commandline.invoke(store, "matrix", *typed.split(), *more)
 
 
-def test_the_plan_says_what_is_unavailable_and_what_shares_a_load(store: Store) -> None:
+def test_the_plan_says_what_is_unavailable_and_what_shares_a_load(store: Store):
     publish(store, 2)
-    asked = ("--dry-run", "--attn", "flash_attention_2,sdpa", "--packing", "both")
-    said = invoke(store, *asked).stdout
+    asked = "--dry-run --attn flash_attention_2,sdpa --packing both"
+    said = invoke(store, asked).stdout
     assert "4 cells on 2 dumps" in said and "#0 flash, not packed: unavailable (flash_attention_2 was asked for" in said
     assert "#3 sdpa, packed: to be run" in said and "load 1: #2, #3" in said
-    plan = json.loads(invoke(store, *asked, "--json").stdout)
+    plan = json.loads(invoke(store, asked, "--json").stdout)
     assert (plan["dumps"], len(plan["cells"]), plan["loads"]) == (2, 4, [[2, 3]])
 
 
@@ -70,39 +74,30 @@ def test_the_plan_says_what_is_unavailable_and_what_shares_a_load(store: Store) 
         ("--show last", "no matrix"),
     ],
 )
-def test_what_cannot_be_is_an_error_before_anything_starts(store: Store, typed: str, said: str) -> None:
+def test_what_cannot_be_is_an_error_before_anything_starts(store: Store, typed: str, said: str):
     publish(store, 1)
     with pytest.raises((UsageError, NothingToDo), match=said):
-        invoke(store, *typed.split())
+        invoke(store, typed)
     assert not store.matrices.exists() and not store.replays.exists()
 
 
-def test_below_a_launcher_one_process_runs_it_with_as_many_workers(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_below_a_launcher_one_process_runs_it_with_as_many_workers(store: Store, monkeypatch: pytest.MonkeyPatch):
     """Nothing can run: the exit code is 1, the table says why; and it cannot go on when its dump is gone."""
     publish(store, 1)
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     assert invoke(store, "--dry-run").stdout == ""
     monkeypatch.setenv("RANK", "0")
-    done = invoke(store, "--attn", "flash_attention_2", "--packing", "off", "--compile", "off", "--quiet")
+    done = invoke(store, "--attn flash_attention_2 --packing off --compile off --quiet")
     assert done.exit_code == 1 and not store.replays.exists()
     assert "1 cell on 1 dump: 1 unavailable" in done.stdout and "way out: --attn sdpa" in done.stdout
     assert [cell.config["nproc"] for cell in matrices.load(store, "last").cells] == [2]
-    again = invoke(store, "--show", "last", "--format", "md")
+    again = invoke(store, "--show last --format md")
     assert again.exit_code == 0 and "| # | combination | result |" in again.stdout
     for path in store.iter_dumps():
         path.unlink()
     with pytest.raises(ActordbgError, match=r"no dump|gone"):
-        invoke(store, "--resume", "last")
-
-
-def command(store: Store, *arguments: str, code: int = 0) -> str:
-    """The command in a process of its own."""
-    line = [sys.executable, "-m", "actordbg", "--store", str(store.root), "matrix", "--quiet", *arguments]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(line, capture_output=True, text=True, env=environment, timeout=900)
-    assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
-    return done.stdout
+        invoke(store, "--resume last")
 
 
 def figures(record: ResultRecord) -> tuple[Any, ...]:
@@ -113,7 +108,7 @@ def figures(record: ResultRecord) -> tuple[Any, ...]:
 class TestARealOne:
     """Four cells on one loaded Actor: sdpa and eager, compiled or not, packed, with backward."""
 
-    GIVEN = ("--attn", "sdpa,eager", "--compile", "off,on", "--compile-backend", "eager", "--packing", "on", "--backward")
+    GIVEN = "--attn sdpa,eager --compile off,on --compile-backend eager --packing on --backward --json"
 
     @pytest.fixture(scope="class")
     def store(self, tmp_path_factory: pytest.TempPathFactory) -> Store:
@@ -123,14 +118,16 @@ class TestARealOne:
 
     @pytest.fixture(scope="class")
     def record(self, store: Store) -> MatrixRecord:
-        answer = json.loads(command(store, *self.GIVEN, "--json"))
+        done = commandline.program("--store", str(store.root), "matrix", "--quiet", *self.GIVEN.split())
+        assert done.returncode == 0, done.stderr
+        answer = json.loads(done.stdout)
         record = matrices.load(store, "last")
         assert answer["good"] is True and answer["matrix"]["matrix_id"] == record.matrix_id
         return record
 
     def test_every_cell_is_right_the_actor_was_built_once_and_each_ran_what_it_was_asked_for(
         self, store: Store, record: MatrixRecord
-    ) -> None:
+    ):
         assert [(cell.status, cell.verdict) for cell in record.cells] == [("passed", "match")] * 4
         assert all(cell.max_abs is not None and cell.max_abs < 1e-4 for cell in record.cells)
         assert record.loads == 1 and [cell.shared_with for cell in record.cells] == [None, 0, 0, 0]
@@ -144,7 +141,7 @@ class TestARealOne:
             assert graphs == [None, None] if not cell.settings["compile"] else sum(graphs) >= 1
 
     @pytest.mark.parametrize("index", first_or_all([2, 1]))
-    def test_a_shared_cell_gives_what_a_fresh_process_gives(self, store: Store, record: MatrixRecord, index: int) -> None:
+    def test_a_shared_cell_gives_what_a_fresh_process_gives(self, store: Store, record: MatrixRecord, index: int):
         """2: the attention was changed after a compiled cell or before; 1: compiled after two that were not."""
         shared = record.cells[index]
         spec: ReplaySpec = replace(load_spec(store, str(shared.replay_id)), replay_id=new_replay_id())
@@ -156,7 +153,7 @@ class TestARealOne:
         }
         assert [there[one].graphs for one in there] == [fresh.results[one].graphs for one in there]
 
-    def test_against_a_baseline_with_other_numbers_a_cell_has_regressed(self, store: Store, record: MatrixRecord) -> None:
+    def test_against_a_baseline_with_other_numbers_a_cell_has_regressed(self, store: Store, record: MatrixRecord):
         cell = record.cells[3]
 
         def against(replay_id: str) -> tuple[str, ...]:
@@ -185,3 +182,228 @@ def shifted(store: Store, replay_id: str, temperature: float = 1.0) -> str:
         tensors = load_file(path)
         save_file(tensors | {"log_probs": tensors["log_probs"] + 0.5}, path)
     return copy.replay_id
+
+
+ONE = {"attn": "sdpa", "compile": "off", "packing": "off"}
+
+
+@pytest.fixture
+def bench(store: Store, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
+    return Bench(store)
+
+
+def statuses(record: MatrixRecord) -> list[str]:
+    return [cell.status for cell in record.cells]
+
+
+def shown(record: MatrixRecord) -> str:
+    return as_text(matrix_document(record, MatrixContext()))
+
+
+def test_cells_that_can_share_load_once_and_each_is_a_replay_of_its_own(bench: Bench):
+    record = bench.run(bench.new(FOUR))
+    assert statuses(record) == ["passed"] * 4 and record.status == "complete" and record.good
+    assert (record.loads, len(bench.sessions), bench.left_running()) == (1, 1, [])
+    assert [(cell.loads, cell.load_s, cell.shared_with) for cell in record.cells] == [(1, 1.0, None), *[(0, 0.0, 0)] * 3]
+    for cell in record.cells:
+        spec = load_spec(bench.store, str(cell.replay_id))
+        assert (spec.config.attn, spec.config.packing) == (cell.settings["attn"], cell.settings["packing"])
+        assert len(read_results(bench.store.replays / spec.replay_id)) == 3
+        assert read_events(bench.store.replays / spec.replay_id / "supervisor.jsonl")[-1]["status"] == "complete"
+    assert matrices.load(bench.store, "last") == record
+    again = bench.run(record)
+    assert replace(again, finished_at="") == replace(record, finished_at="") and len(bench.sessions) == 1
+    shutil.rmtree(bench.store.replays / str(record.cells[1].replay_id))
+    text = " ".join(as_text(matrix_document(record, context_of(bench.store, record))).split())
+    assert f"0: {record.cells[0].replay_id}, 1: {record.cells[1].replay_id} (gone)" in text
+
+
+@pytest.mark.parametrize(("action", "status", "signature"), [("kill", "crashed", "killed"), ("fail", "failed", "shape-mismatch")])
+def test_a_bad_cell_does_not_harm_its_neighbours_and_its_log_is_linked(bench: Bench, action: str, status: str, signature: str):
+    record = bench.run(bench.new(FOUR), in_cell("sdpa", True, {"d1": action}))
+    assert statuses(record) == ["passed", "failed", "passed", "passed"] and not record.good
+    bad, crashed = record.cells[1], status == "crashed"
+    assert (bad.counts, bad.signature, bool(bad.error)) == ({"passed": 2, status: 1}, signature, True)
+    assert record.loads == 1 + crashed and [cell.shared_with for cell in record.cells[2:]] == [int(crashed)] * 2
+    assert bench.left_running() == []
+    outside = replace(record, cells=(replace(bad, log=str(SUPPORT / "roots.py")),))
+    assert context_of(bench.store, outside).logs == {}, "a record names no file outside of its replay"
+    context = context_of(bench.store, record)
+    text = as_text(matrix_document(record, context))
+    assert f"cell 1, sdpa, packed: {signature}" in text and str(bad.log) in text
+    markdown = as_markdown(matrix_document(record, context))
+    assert "| 1 | sdpa | on | failed 1/3 |" in markdown and not re.search(r"#\d", markdown), "nothing becomes a link to an issue"
+    link = re.search(r"\n\| 1 .*\[log\]\(([^)]+)\) \|\n", markdown)
+    assert link and Path(unquote(link[1])).samefile(bench.store.root / str(bad.log))
+
+
+def test_a_full_disk_ends_the_matrix_and_its_cell_is_run_again(bench: Bench):
+    record, script = bench.new(FOUR), in_cell("sdpa", True, {"d1": "full"})
+    with pytest.raises(MachineFault, match="No space left on device") as caught:
+        bench.run(record, script)
+    assert caught.value.hint == f"fix that, then `actordbg matrix --resume {record.matrix_id}` goes on"
+    left = matrices.load(bench.store, record.matrix_id)
+    assert (left.status, statuses(left)) == ("failed", ["passed", "not run", "not run", "not run"]) and bench.left_running() == []
+    (bench.store.root / "room").touch()
+    assert statuses(bench.run(left, script)) == ["passed"] * 4
+
+
+def test_an_actor_that_cannot_be_built_and_ranks_that_differ_are_failed_cells(bench: Bench):
+    built = bench.new({"dtype": "bf16,fp32", "attn": "sdpa"}, inputs=1)
+    record = bench.run(built, lambda config: {"open": "fail"} if config.dtype == "bf16" else {})
+    assert statuses(record) == ["failed", "passed"]
+    bad = record.cells[0]
+    assert (bad.signature, bad.counts) == ("shape-mismatch", {"not run": 1}) and "rank0.log" in str(bad.log)
+    same = bench.new({"packing": "both", "attn": "sdpa"}, align="same", nproc=2)
+    record = bench.run(same, in_cell("sdpa", True, {"d1": "differ"}))
+    assert statuses(record) == ["passed", "failed"] and not record.good
+    bad = record.cells[1]
+    assert (bad.signature, bad.counts, "0/3" in shown(record)) == ("ranks-differ", {"passed": 3}, False)
+    assert (bad.error or "").startswith("on 1 of 3 inputs; d1: rank 1 has other log-probs than rank 0")
+    assert (bench.store.root / str(bad.log)).is_file()
+
+
+def test_cells_that_call_for_other_ranks_than_were_captured_are_said_so_and_the_rest_goes_on(bench: Bench):
+    """Three dumps of rank 0 alone, so two processes have no whole call; then two calls, of which one lacks a rank."""
+    record = bench.run(bench.new({"nproc": "1,2", "attn": "sdpa"}, align="rank"))
+    assert statuses(record) == ["passed", "unavailable"] and record.status == "complete"
+    assert "no call is whole for 2 processes" in record.cells[1].reason and "way out: select all" in record.cells[1].reason
+    calls = (("d0", 0, 0), ("d1", 1, 0), ("d2", 0, 1))
+    rows = [PlannedRow(name, f"dumps/{name}", rank=rank, call_index=call) for name, rank, call in calls]
+    bench.rows = lambda inputs: rows[:inputs]  # type: ignore[method-assign]
+    record = bench.run(bench.new({"nproc": "1,2", "attn": "sdpa"}, align="rank"))
+    assert [(cell.status, cell.reason) for cell in record.cells] == [
+        ("passed", ""), ("passed", "1 of 3 dumps left out: not of a whole call")
+    ]  # fmt: skip
+    assert "cell 1: 1 of 3 dumps left out" in shown(record)
+
+
+def test_ctrl_c_keeps_what_is_done_ends_every_process_and_resume_does_the_rest(bench: Bench):
+    """Stopped after the first input of the second cell."""
+
+    def interrupt(event: MatrixEvent):
+        if event.kind == "input" and event.cell.index == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(bench.new(FOUR), lambda config: {"takes": 0.2}, on_event=interrupt)
+    before = matrices.load(bench.store, "last")
+    assert bench.left_running() == [] and before.status == "interrupted"
+    assert statuses(before) == ["passed", "not run", "not run", "not run"] and "unfinished" in shown(before)
+    begun = read_results(bench.store.replays / str(before.cells[1].replay_id))
+    after = bench.run(before)
+    assert statuses(after) == ["passed"] * 4 and after.status == "complete"
+    assert [cell.replay_id for cell in after.cells[:2]] == [cell.replay_id for cell in before.cells[:2]]
+    ended = read_results(bench.store.replays / str(after.cells[1].replay_id))
+    assert all(ended[dump_id] == result for dump_id, result in begun.items()) and len(ended) == 3
+    assert after.cells[0] == before.cells[0] and after.loads == 2
+
+
+@pytest.mark.slow
+def test_a_killed_matrix_leaves_nothing_running_and_goes_on(bench: Bench):
+    record = bench.new(FOUR)
+    child = os.fork()
+    if child == 0:
+        bench.run(record, lambda config: {"takes": 0.3})
+        os._exit(0)
+    deadline = time.monotonic() + 60
+    while not matrices.names(bench.store) or statuses(matrices.load(bench.store, "last"))[1] != "passed":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.3)  # inside of the third cell
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    killed = matrices.load(bench.store, record.matrix_id)
+    assert killed.status == "running" and statuses(killed)[3] == "not run"
+    boot = read_events(bench.store.replays / str(killed.cells[0].replay_id) / "rank0.jsonl")[0]
+    while session_members(boot["pid"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    after = bench.run(killed)
+    assert statuses(after) == ["passed"] * 4 and after.cells[:2] == killed.cells[:2]
+
+
+def test_a_matrix_that_another_process_runs_is_refused(bench: Bench):
+    record = claimed(bench.new(FOUR), "matrix m")
+    pid, ticks = record.options["runner"]
+    child = os.fork()
+    if child == 0:
+        try:
+            claimed(record, "matrix m")
+        except Conflict as problem:
+            os._exit(7 if str(pid) in problem.message else 1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert claimed(replace(record, options={"runner": [pid, ticks + 1]}), "m").status == "running"
+
+
+def test_what_got_worse_than_in_the_baseline_is_a_regression(bench: Bench):
+    """A dump that failed, a forward that is slower than allowed, a cell that cannot run here."""
+    held = bench.run(bench.new(FOUR))
+    for slower, changed, regressed in (
+        (None, {"d2": "fail"}, "passed in the baseline, not here: d2"),
+        (1.5, {"forward_s": 0.02}, "the forward takes 2.00 times as long as in the baseline"),
+        (3.0, {"forward_s": 0.02}, ""),
+    ):
+        record = bench.run(bench.new(FOUR, baseline=held, slower=slower), in_cell("eager", False, changed), held)
+        assert [cell.regressed for cell in record.cells] == [(), (), (regressed,) if regressed else (), ()]
+        assert record.good is not bool(regressed) and ("REGRESSED" in shown(record)) is bool(regressed)
+    one = held.cells[:1]
+    require_common(bench.store, held, replace(held, cells=one))
+    for other, why in (
+        (replace(held, dump_ids=("another",)), "has passed none of these dumps"),
+        (bench.new({"attn": "sdpa,eager"}, num_layers=1), "no cell in common"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            require_common(bench.store, held, other)
+    absent = replace(one[0], status="unavailable", reason="no CUDA")
+    (found,) = regressions(bench.store, absent, held)
+    assert found == "it passed in the baseline, and is unavailable here: no CUDA"
+    failed = replace(held.cells[1], status="failed")
+    assert regressions(bench.store, failed, replace(held, cells=one)) == ("it failed, and did not run in the baseline",)
+    assert regressions(bench.store, failed, replace(held, cells=(failed,))) == (), "what failed there may fail here"
+    mixed = replace(held, cells=(*one, failed))
+    assert replace(mixed, baseline="before").good and not mixed.good
+
+
+RIGHT = {"status": "passed", "verdict": "match", "laws": "asked", "replay_id": "r"}
+
+
+@pytest.mark.parametrize(
+    ("last", "about", "good", "banner", "said"),
+    [
+        ({}, {}, True, ("RIGHT", GOOD_TONE), "4 passed."),
+        ({"status": "not run", "verdict": None}, {"status": "running"}, False, ("NOT COMPLETE", PART_TONE),
+         "3 passed, 1 unfinished. The matrix is running, or was killed."),
+        ({"status": "not run", "verdict": None, "reason": "known to fail"}, {}, True, ("RIGHT", GOOD_TONE), "cell 3: known to fail"),
+        ({"verdict": "mismatch", "max_abs": 0.5, "reason": "off"}, {}, False, ("WRONG", BAD_TONE), "3 passed, 1 WRONG"),
+        ({"verdict": "not-compared", "reason": "no truth: dropout"}, {}, False, ("NOT JUDGED", PART_TONE), "cell 3: no truth: dropout"),
+        ({"verdict": "not-compared", "violations": ("future broken: row 1",)}, {}, False, ("WRONG", BAD_TONE), "future broken: row 1"),
+        ({"verdict": None}, {"options": {"oracle": "fp32"}}, False, ("NOT COMPLETE", PART_TONE), "3 passed, 1 not compared"),
+        ({"status": "failed", "verdict": None}, {}, False, ("FAILED", BAD_TONE), "3 passed, 1 failed"),
+    ],
+)  # fmt: skip
+def test_a_matrix_is_as_good_as_its_worst_cell_and_says_so(
+    bench: Bench, last: dict[str, Any], about: dict[str, Any], good: bool, banner: tuple[str, str], said: str
+):
+    done = replace(bench.new(FOUR), status="complete")
+    cells = [replace(cell, **(RIGHT | (last if cell.index == 3 else {}))) for cell in done.cells]
+    record = replace(done, **({"cells": tuple(cells)} | about))
+    document = matrix_document(record, MatrixContext())
+    assert next((block.word, block.tone) for block in document if isinstance(block, Banner)) == banner and record.good is good
+    assert said in " ".join(as_text(document).split()) and f">{banner[0]}</strong>" in as_html(document)
+
+
+def test_a_cell_whose_laws_raised_has_not_passed(bench: Bench):
+    raised = {"law": "rerun", "verdict": "not-checked", "words": "RuntimeError: no kernel", "raised": True}
+    left = [{"law": "future", "verdict": "not-checked", "words": "rerun failed"}]
+    bench.run(bench.new(ONE, inputs=1), in_cell("sdpa", False, {"laws": [raised, *left]}))
+    said = " ".join(invoke(bench.store, "--show last").stdout.split())
+    assert "law-failed (1 passed)" in said and "first cause: rerun failed: RuntimeError: no kernel in d0" in said
+
+
+def test_a_table_fits_eighty_columns_whatever_its_axes(bench: Bench):
+    axes = ("attn=sdpa,eager", "packing=both", "compile=both", "backend=plain,deepspeed", "zero_stage=0,3", "dtype=fp32,bf16")
+    for given in (dict(axis.split("=") for axis in axes), {}):
+        assert max(len(line) for line in shown(bench.new(given)).splitlines()) <= 80

@@ -26,14 +26,14 @@ from actordbg.records.matrix_record import MatrixCell, MatrixRecord
 from actordbg.store.layout import Store
 
 pytestmark = pytest.mark.slow
-USUAL = ("--backward", "--attn", "sdpa", "--compile", "off")
+USUAL = "--backward --attn sdpa --compile off"
 DEVICES = torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def matrix(store: Store, *given: str, code: int | None = None, **variables: str) -> MatrixRecord:
+def matrix(store: Store, typed: str, code: int | None = None, **variables: str) -> MatrixRecord:
     """What the command leaves in the store. code: how it has to end."""
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "matrix", "--quiet", *given]
+    command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "matrix", "--quiet", *typed.split()]
     environment |= {"PYTHONPATH": str(ROOT)} | variables
     done = subprocess.run(command, capture_output=True, text=True, timeout=3600, env=environment)
     assert done.returncode in ((0, 1) if code is None else (code,)), f"{done.stdout[-4000:]}\n{done.stderr}"
@@ -50,8 +50,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 @pytest.fixture(scope="module")
 def record(store: Store) -> MatrixRecord:
-    given = ("--backend", "deepspeed,fsdp2", "--zero-stage", "3", "--tp", "1,2", "--nproc", "2", "--packing", "both")
-    record = matrix(store, *given, "--align", "same", *USUAL, "--dtype", "fp32", "--timeout", "900", code=0)
+    given = "--backend deepspeed,fsdp2 --zero-stage 3 --tp 1,2 --nproc 2 --packing both --align same --dtype fp32 --timeout 900"
+    record = matrix(store, f"{given} {USUAL}", 0)
     assert record.good
     return record
 
@@ -60,7 +60,7 @@ def compared(store: Store, cell: MatrixCell) -> ComparisonRecord:
     return ComparisonRecord.from_file(store.comparisons / f"{cell.comparison_id}.json")
 
 
-def test_what_ran_agrees_with_the_truth_on_log_probs_and_gradients_and_shares_a_load(store: Store, record: MatrixRecord) -> None:
+def test_what_ran_agrees_with_the_truth_on_log_probs_and_gradients_and_shares_a_load(store: Store, record: MatrixRecord):
     cells = [cell for cell in record.cells if cell.status != "unavailable"]
     assert [(cell.settings["backend"], cell.settings["tp"], cell.settings["packing"]) for cell in cells] == [
         (backend, tp, packing) for backend, tp in (("deepspeed", 1), ("fsdp2", 1), ("fsdp2", 2)) for packing in (False, True)
@@ -83,12 +83,11 @@ def test_what_ran_agrees_with_the_truth_on_log_probs_and_gradients_and_shares_a_
     assert all(cell.replay_id is None and "way out" in cell.reason for cell in refused)
 
 
-def test_wrong_gradients_are_wrong_cells(store: Store, tmp_path: Path) -> None:
+def test_wrong_gradients_are_wrong_cells(store: Store, tmp_path: Path):
     """Each rank has inputs of its own, so what fsdp2 gives is a mean over two of them. Log-probs and losses are right."""
     broken = brokenactor.environment(tmp_path / "broken", brokenactor.WRONG_GRADIENTS)
     broken["PYTHONPATH"] = f"{tmp_path / 'broken'}{os.pathsep}{ROOT}"
-    given = ("--backend", "plain,fsdp2", "--nproc", "2", "--packing", "off", *USUAL, "--dtype", "bf16")
-    cells = matrix(store, *given, code=1, **broken).cells
+    cells = matrix(store, f"--backend plain,fsdp2 --nproc 2 --packing off {USUAL} --dtype bf16", 1, **broken).cells
     assert [cell.settings["backend"] for cell in cells] == ["plain", "fsdp2"]
     for cell in cells:
         flipped = "(model.layers.0.self_attn.k_proj.weight)" in cell.reason and "parameter_distance " in cell.reason
@@ -100,9 +99,9 @@ def test_wrong_gradients_are_wrong_cells(store: Store, tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not DEVICES, reason="needs CUDA")
-def test_all_eight_combinations_run_and_are_right_or_fail_in_a_known_way(store: Store) -> None:
+def test_all_eight_combinations_run_and_are_right_or_fail_in_a_known_way(store: Store):
     """Without flash-attn its four are unavailable, and say so."""
-    record = matrix(store)
+    record = matrix(store, "")
     known, flash = {signature.id for signature in KNOWN}, importlib.util.find_spec("flash_attn") is not None
     assert len(record.cells) == 8
     for cell in record.cells:
@@ -117,11 +116,11 @@ def test_all_eight_combinations_run_and_are_right_or_fail_in_a_known_way(store: 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not DEVICES, reason="needs CUDA")
-def test_every_backend_over_nccl_agrees_with_the_truth(store: Store) -> None:
+def test_every_backend_over_nccl_agrees_with_the_truth(store: Store):
     """On one GPU each group is one process: nccl takes one rank for each device."""
     ranks = min(DEVICES, 2)
-    given = f"--backend plain,deepspeed,fsdp2 --zero-stage 0,3 --packing both --nproc {ranks} --dtype fp32".split()
-    record = matrix(store, *given, *USUAL, *(("--tp", "1,2", "--align", "same") if ranks == 2 else ("--tp", "1")))
+    given = f"--backend plain,deepspeed,fsdp2 --zero-stage 0,3 --packing both --nproc {ranks} --dtype fp32"
+    record = matrix(store, f"{given} {USUAL} --tp {'1,2 --align same' if ranks == 2 else 1}")
     ran = [cell for cell in record.cells if cell.status != "unavailable"]
     assert len(ran) >= (10 if ranks == 2 else 8) and all((cell.status, cell.verdict) == ("passed", "match") for cell in ran)
 
@@ -131,7 +130,7 @@ def test_every_backend_over_nccl_agrees_with_the_truth(store: Store) -> None:
     DEVICES < 2 or importlib.util.find_spec("ring_flash_attn") is None,
     reason="needs two CUDA devices and ring_flash_attn",
 )
-def test_a_ring_of_the_real_kernel_agrees_with_the_truth(store: Store) -> None:
-    given = ("--backend", "deepspeed,fsdp2", "--ring", "2", "--packing", "on", "--attn", "flash_attention_2")
-    record = matrix(store, *given, "--compile", "off", "--dtype", "bf16", "--backward", "--align", "same")
+def test_a_ring_of_the_real_kernel_agrees_with_the_truth(store: Store):
+    given = "--backend deepspeed,fsdp2 --ring 2 --packing on --attn flash_attention_2 --compile off"
+    record = matrix(store, f"{given} --dtype bf16 --backward --align same")
     assert [(cell.status, cell.verdict) for cell in record.cells] == [("passed", "match")] * 2

@@ -9,21 +9,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import commandline
 import logcases
 import pytest
+from click.testing import Result
 from matrixcases import training_check
 from ownercases import give_away
 from replaycases import publish
-from typer.testing import CliRunner, Result
 
 from actordbg.actor.backends.training import Training
-from actordbg.base.errors import ActordbgError, Refused, Unsupported, UsageError, WhereError
+from actordbg.base.errors import Refused, Unsupported, UsageError, WhereError
 from actordbg.campaign.run_train_check import CHECK, folder_of, write_trainer_log
 from actordbg.campaign.train_document import is_good, train_document, verdicts
 from actordbg.campaign.train_engine import STEP, TrainEngine
 from actordbg.campaign.train_plan import batch_of, configurations, log_name, read_names, schedule, steps_of_log
 from actordbg.campaign.training_session import TrainingSession
-from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.document.blocks import BAD_TONE, GOOD_TONE, PART_TONE, Banner
 from actordbg.dumps.checking import check
@@ -49,12 +49,8 @@ from actordbg.store.layout import Store
 FOUR = ReplayConfig(nproc=4)
 
 
-def invoke(store: Store, *arguments: str) -> Result:
-    result = CliRunner().invoke(app, ["--store", str(store.root), "train-check", *arguments])
-    if isinstance(result.exception, ActordbgError):
-        raise result.exception
-    assert isinstance(result.exception, SystemExit | None), result.exception
-    return result
+def invoke(store: Store, typed: str, *more: str) -> Result:
+    return commandline.invoke(store, "train-check", *typed.split(), *more)
 
 
 def steps(*figures: tuple[float, float, float]) -> tuple[TrainStep, ...]:
@@ -75,11 +71,10 @@ def checked(asked: tuple[TrainStep, ...], noise: float = 0.0, dtype: str = "fp32
     return replace(record, check_id="20261122T080000-abcdef", status="complete", dump_ids=("a", "b"))
 
 
-def test_every_cell_takes_the_same_micro_batches_in_each_step_and_accumulates_what_it_has_no_lanes_for() -> None:
+def test_every_cell_takes_the_same_micro_batches_in_each_step_and_accumulates_what_it_has_no_lanes_for():
     configs = configurations(FOUR, {})
-    assert [(one.backend, one.nproc, one.lanes) for one in configs] == [
-        ("plain", 1, 1), ("deepspeed", 4, 4), ("fsdp2", 4, 4), ("fsdp2", 4, 2), ("fsdp2", 4, 2), ("fsdp2", 4, 1)
-    ]  # fmt: skip
+    told = ", ".join(f"{one.backend} {one.nproc} {one.lanes}" for one in configs)
+    assert told == "plain 1 1, deepspeed 4 4, fsdp2 4 4, fsdp2 4 2, fsdp2 4 2, fsdp2 4 1"
     assert [one.packing for one in configs if one.ring > 1] == [True, True]
     assert (batch_of(configs, 1), batch_of(configs, 3), batch_of(configs[:1], 2)) == (4, 12, 2)
     inputs = [ReplayInput(f"d{n}", f"p{n}", 0, 2, 8, 16) for n in range(3)]
@@ -88,36 +83,36 @@ def test_every_cell_takes_the_same_micro_batches_in_each_step_and_accumulates_wh
     assert len({one.dump_id for one in work}) == 8 and work[4].dump_id == "s0002-m01-d1"
     assert [one.path for one in schedule(inputs, 1, 4, reverse=True)] == ["p0", "p2", "p1", "p0"]
     stage = ReplayConfig(backend="deepspeed", zero_stage=3)
-    names = [log_name(configs[-1], {2}), log_name(stage, {2, 3}), log_name(stage, {3})]
+    names = [log_name(configs[-1], configs), log_name(stage, [*configs, stage]), log_name(stage, [stage])]
     assert names == ["fsdp2_tp2_ring2_test.log", "deepspeed_zero3_test.log", "deepspeed_test.log"]
 
 
 @pytest.mark.parametrize(
-    ("changed", "word", "told"),
+    ("step", "changed", "looks_like"),
     [
-        ({}, "agrees", None),
-        ({0: {"loss": 6.001}}, "PARTS", (1, "loss", "forward differs")),
-        ({0: {"grad_norm": 1.0}}, "PARTS", (1, "grad_norm", "not reduced")),
-        ({0: {"update_norm": 1.0}}, "PARTS", (1, "update_norm", "twice")),
-        ({1: {"grad_norm": 3.9}}, "PARTS", (2, "grad_norm", "zero_grad")),
-        ({2: {"update_norm": 0.6}}, "PARTS", (3, "update_norm", "state")),
-        ({2: {"loss": float("nan")}}, "PARTS", (3, "loss", "")),
-        ({0: {"loss": 6.00001}}, "agrees", None),
+        (1, {}, ""),
+        (1, {"loss": 6.001}, "forward differs"),
+        (1, {"grad_norm": 1.0}, "not reduced"),
+        (1, {"update_norm": 1.0}, "twice"),
+        (2, {"grad_norm": 3.9}, "zero_grad"),
+        (3, {"update_norm": 0.6}, "state"),
+        (3, {"loss": float("nan")}, None),
+        (1, {"loss": 6.00001}, ""),
     ],
 )
 def test_a_training_parts_at_the_first_step_and_figure_that_is_further_away_than_rounding(
-    changed: dict[int, dict[str, float]], word: str, told: tuple[int, str, str] | None
-) -> None:
-    sound = checked(()).cells[0].steps
-    record = checked(tuple(replace(one, **changed.get(index, {})) for index, one in enumerate(sound)))
+    step: int, changed: dict[str, float], looks_like: str | None
+):
+    """looks_like: "" where nothing parts, None where it does and looks like nothing."""
+    record = checked(tuple(replace(one, **(changed if one.step == step else {})) for one in checked(()).cells[0].steps))
     one = verdicts(record)[2]
-    assert (one.word, is_good(record)) == (word, word == "agrees")
-    if told:
-        assert one.parting is not None and (one.parting.step, one.parting.figure) == told[:2]
-        assert told[2] in one.parting.looks_like
+    assert (one.word, is_good(record)) == (("agrees", True) if looks_like == "" else ("PARTS", False))
+    if looks_like != "":
+        assert (one.parting.step, [one.parting.figure]) == (step, [*changed])
+        assert (looks_like or "") in one.parting.looks_like and bool(looks_like) is bool(one.parting.looks_like)
 
 
-def test_what_reordering_moves_is_no_parting_and_a_loss_that_does_not_fall_is_not_good() -> None:
+def test_what_reordering_moves_is_no_parting_and_a_loss_that_does_not_fall_is_not_good():
     near = tuple(replace(one, loss=one.loss * 1.0003) for one in checked(()).cells[0].steps)
     for about, word in (({}, "PARTS"), ({"noise": 1e-4}, "agrees"), ({"dtype": "bf16"}, "agrees")):
         assert verdicts(checked(near, **about))[2].word == word
@@ -135,16 +130,16 @@ def kept(store: Store, record: TrainCheckRecord) -> Path:
     return path
 
 
-def test_a_training_of_nothing_but_nan_is_answered_in_every_format(store: Store, tmp_path: Path) -> None:
+def test_a_training_of_nothing_but_nan_is_answered_in_every_format(store: Store, tmp_path: Path):
     kept(store, replace(checked((TrainStep(1, None, None, None),) * 4), log_dir=str(tmp_path)))
-    told = invoke(store, "--show", "last", "--json")
+    told = invoke(store, "--show last --json")
     one = json.loads(told.stdout)["verdicts"][2]
     assert told.exit_code == 1 and (one["word"], one["largest"]["loss"], one["parting"]["by"]) == ("PARTS", None, None)
-    text = " ".join(invoke(store, "--show", "last").stdout.split())
+    text = " ".join(invoke(store, "--show last").stdout.split())
     assert "asked: at step 1 the loss is NaN or infinite, here or in the baseline" in text and "nan nan nan step 1" in text
 
 
-def test_a_step_that_is_not_finite_fails_with_its_figures_and_its_result_can_be_written(tmp_path: Path) -> None:
+def test_a_step_that_is_not_finite_fails_with_its_figures_and_its_result_can_be_written(tmp_path: Path):
     """The worker died of it: its journal takes no NaN."""
     item = ReplayInput("s0001-m01-d", "p", 0, 1, 8, 8)
     engine = TrainEngine(tmp_path, ReplaySpec("r", "2026-11-22T08:00:00Z", ReplayConfig(), (item,)), 0)
@@ -159,7 +154,7 @@ def test_a_step_that_is_not_finite_fails_with_its_figures_and_its_result_can_be_
     assert read_results(tmp_path)[item.dump_id].extra[STEP]["update_norm"] is None
 
 
-def test_a_loss_of_the_trainers_own_program_that_is_not_finite_is_none(tmp_path: Path) -> None:
+def test_a_loss_of_the_trainers_own_program_that_is_not_finite_is_none(tmp_path: Path):
     (tmp_path / "x.log").write_text(logcases.sft_bars([2.0, float("nan"), 1.5], epochs=1))
     assert [one.loss for one in steps_of_log(tmp_path / "x.log", 3)] == [2.0, None, 1.5]
 
@@ -173,7 +168,7 @@ def banner_of(record: TrainCheckRecord) -> Banner:
     [(IMPOSSIBLE, "AGREES", GOOD_TONE, "1 / 2"), (OPEN, "NOT COMPLETE", PART_TONE, "1 / 2"), (BROKEN, "FAILED", BAD_TONE, "1 / 2"),
      (TRAINED, "AGREES", GOOD_TONE, "2 / 2")],
 )  # fmt: skip
-def test_a_page_counts_as_agreeing_only_what_was_trained_and_agrees(also: str, word: str, tone: str, agree: str) -> None:
+def test_a_page_counts_as_agreeing_only_what_was_trained_and_agrees(also: str, word: str, tone: str, agree: str):
     sound = checked(checked(()).cells[0].steps)
     other = replace(sound.cells[2], index=3, name="ZeRO 2", status=also, steps=sound.cells[2].steps if also == TRAINED else ())
     banner = banner_of(replace(sound, cells=(*sound.cells, other)))
@@ -181,14 +176,14 @@ def test_a_page_counts_as_agreeing_only_what_was_trained_and_agrees(also: str, w
     assert banner.unjudged == ((f"ZeRO 2: {also}",) if also in (IMPOSSIBLE, OPEN) else ())
 
 
-def test_a_loss_that_nobody_knows_to_fall_is_not_green_and_the_first_sentence_says_so(store: Store, tmp_path: Path) -> None:
+def test_a_loss_that_nobody_knows_to_fall_is_not_green_and_the_first_sentence_says_so(store: Store, tmp_path: Path):
     """A rise from 10.28 to 10.43 over inputs that never came again agreed, with exit code 0."""
     rises = steps(*((10.28 + 0.05 * n, 2.0, 0.5) for n in range(4)))
     record = replace(checked(rises), dump_ids=tuple("abcdefgh"), log_dir=str(tmp_path))
     record = replace(record, cells=tuple(replace(one, steps=rises) for one in record.cells))
     kept(store, record)
     assert (verdicts(record)[2].word, verdicts(record)[2].falls) == ("agrees", "?")
-    shown = invoke(store, "--show", "last", "--format", "md")
+    shown = invoke(store, "--show last --format md")
     first = "1 configuration, 4 steps, 2 micro-batches in each, over 8 inputs: 1 agrees. Whether the loss falls was not checked: no round"
     assert shown.exit_code == 1 and first in shown.stdout and "use --steps 8" in shown.stdout
     banner = banner_of(record)
@@ -197,9 +192,9 @@ def test_a_loss_that_nobody_knows_to_fall_is_not_green_and_the_first_sentence_sa
 
 
 @pytest.mark.parametrize(("given", "taken"), [("--steps 5", 8), ("--max-inputs 24", 24)])
-def test_as_many_inputs_are_taken_as_the_steps_take_twice(store: Store, given: str, taken: int) -> None:
+def test_as_many_inputs_are_taken_as_the_steps_take_twice(store: Store, given: str, taken: int):
     publish(store, 30)
-    told = json.loads(invoke(store, "--dry-run", "--json", *given.split()).stdout)
+    told = json.loads(invoke(store, f"--dry-run --json {given}").stdout)
     assert len(told["dump_ids"]) == len(told["options"]["inputs"]) == taken
 
 
@@ -213,34 +208,34 @@ def test_as_many_inputs_are_taken_as_the_steps_take_twice(store: Store, given: s
 )
 def test_sizes_that_do_not_divide_the_processes_are_a_usage_error_that_names_them(
     store: Store, monkeypatch: pytest.MonkeyPatch, given: str, variables: dict[str, str], said: str
-) -> None:
+):
     publish(store, 1)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match=said) as caught:
-        invoke(store, *given.split(), "--dry-run")
+        invoke(store, f"{given} --dry-run")
     assert "--nproc" in str(caught.value.hint)
 
 
-def test_the_ancestors_variables_are_taken_and_told_and_a_flag_wins(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ancestors_variables_are_taken_and_told_and_a_flag_wins(store: Store, monkeypatch: pytest.MonkeyPatch):
     publish(store, 3)
     for name, value in {"NUM_GPUS": "2", "MAX_SAMPLES": "2", "SKIP_DEEPSPEED": "1", "SKIP_COMBINED": "1", "DATASET": "x"}.items():
         monkeypatch.setenv(name, value)
-    done = invoke(store, "--dry-run", "--json", "--max-inputs", "3")
+    done = invoke(store, "--dry-run --json --max-inputs 3")
     told = json.loads(done.stdout)
     assert [one["name"] for one in told["cells"]][2:] == ["plain", "fsdp2", "fsdp2, tp 2", "fsdp2, ring 2"]
     assert len(told["dump_ids"]) == 3 and {one["config"]["nproc"] for one in told["cells"][3:]} == {2}
     assert told["names"] == {"NUM_GPUS": "2", "SKIP_DEEPSPEED": "1", "SKIP_COMBINED": "1"}
     assert "MAX_SAMPLES has no effect: --max-inputs was given" in done.stderr and "DATASET has no effect" in done.stderr
     monkeypatch.setenv("DEBUG_DISABLE_FSDP", "1")
-    done = invoke(store, "--dry-run", "--json")
+    done = invoke(store, "--dry-run --json")
     assert [one["name"] for one in json.loads(done.stdout)["cells"]][2:] == ["plain"]
     assert "taken from the environment: DEBUG_DISABLE_FSDP=1" in done.stderr
     with pytest.raises(UsageError, match="DEBUG_DISABLE_FSDP is set, and --backend lists fsdp2"):
-        invoke(store, "--dry-run", "--backend", "fsdp2")
+        invoke(store, "--dry-run --backend fsdp2")
     monkeypatch.setenv("MAX_LEN", "1")
     with pytest.raises(WhereError, match="closes nothing"):
-        invoke(store, "--dry-run", "--where", "rank=0) or (1=1")
+        invoke(store, "--dry-run --where", "rank=0) or (1=1")
     with pytest.raises(UsageError, match="NUM_GPUS='many'"):
         read_names({"NUM_GPUS": "many"}, set())
     assert not (store.root / "trainchecks").exists()
@@ -249,12 +244,12 @@ def test_the_ancestors_variables_are_taken_and_told_and_a_flag_wins(store: Store
 @pytest.mark.slow
 def test_gradient_checkpointing_computes_layers_again_and_changes_no_figure(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     from transformers.models.llama.modeling_llama import LlamaMLP
 
     item, calls, forward = publish(store, 1, length=16)[0], [], LlamaMLP.forward
     monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: (calls.append(1), forward(self, x))[1])
-    told = json.loads(invoke(store, "--gradient-checkpointing", "--dry-run", "--json").stdout)["training"]
+    told = json.loads(invoke(store, "--gradient-checkpointing --dry-run --json").stdout)["training"]
     assert told["gradient_checkpointing"] is True
 
     def trained(checkpoints: bool, dump: payload.Dump) -> tuple[Any, ...]:
@@ -271,26 +266,26 @@ def test_gradient_checkpointing_computes_layers_again_and_changes_no_figure(
         trained(True, replace(dump, record=replace(dump.record, training=False)))
 
 
-def test_going_on_with_anothers_check_is_confirmed(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_going_on_with_anothers_check_is_confirmed(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     record = replace(checked(checked(()).cells[0].steps), log_dir=str(tmp_path))
     path = kept(store, record)
-    assert invoke(store, "--show", "last").exit_code == 0
+    assert invoke(store, "--show last").exit_code == 0
     logs = replace(record, log_dir=str(path.parent / "logs"))
     write_trainer_log(replace(record.cells[0], role=SFT), logs)
     assert [one for one in check(store) if "trainchecks" in str(one.place)] == []
     give_away(path, monkeypatch)
     with pytest.raises(Refused, match="wrote training check 20261122T080000-abcdef"):
-        invoke(store, "--resume", "last")
+        invoke(store, "--resume last")
 
 
 def test_the_trainers_own_program_is_planned_beside_and_held_against_itself(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     publish(store, 1)
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"question": "2 + 2?", "response": "4"}\n')
     monkeypatch.setenv("DATASET", str(rows))
-    done = invoke(store, "--trainer", "sft", "--backend", "deepspeed,fsdp2", "--nproc", "2", "--dry-run", "--json")
+    done = invoke(store, "--trainer sft --backend deepspeed,fsdp2 --nproc 2 --dry-run --json")
     told = json.loads(done.stdout)
     cells = {one["name"]: one for one in told["cells"] if one["role"] in (SFT, SFT_BASELINE)}
     assert list(cells) == ["train_sft, 1 process", "train_sft, ZeRO 0", "train_sft, fsdp2"]
@@ -299,12 +294,12 @@ def test_the_trainers_own_program_is_planned_beside_and_held_against_itself(
     assert cells["train_sft, ZeRO 0"]["log_name"] == "deepspeed_test.log"
     assert told["options"][SFT]["data"] == str(rows) and told["names"]["DATASET"] == str(rows)
     monkeypatch.delenv("DATASET")
-    made_up = json.loads(invoke(store, "--trainer", "sft", "--steps", "7", "--dry-run", "--json").stdout)["options"][SFT]
+    made_up = json.loads(invoke(store, "--trainer sft --steps 7 --dry-run --json").stdout)["options"][SFT]
     assert (made_up["data"], made_up["round"]) == (None, 3)
     with pytest.raises(UsageError, match="no known pair of texts"):
         monkeypatch.setenv("DATASET", str(rows))
         rows.write_text('{"text": "2 + 2 = 4"}\n')
-        invoke(store, "--trainer", "sft", "--dry-run")
+        invoke(store, "--trainer sft --dry-run")
 
     sound = checked(checked(()).cells[0].steps)
     losses = tuple(TrainStep(step, 7.0 - 0.3 * step, None, None) for step in range(1, 9))

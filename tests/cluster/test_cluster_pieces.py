@@ -1,9 +1,11 @@
-"""What of the Ray engine needs no cluster: what is asked for, who fits where, how inputs are dealt, what is refused."""
+"""What of the Ray engine needs no cluster: who fits where, how inputs are dealt, what is refused, and whose death it was."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
+import signal
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -14,13 +16,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from replaycases import publish
+from roots import SUPPORT
+from supervised import Bench, make_spec, statuses
 from typer.testing import CliRunner
 
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem, StoreProblem, Unsupported, UsageError
+from actordbg.base.processes import start_ticks
 from actordbg.campaign.runner import CellRunners
 from actordbg.cli.app import app
 from actordbg.cli.replay_options import StopOptions
-from actordbg.cluster import group_place, node_store
+from actordbg.cluster import group_place, node_host, node_store
 from actordbg.cluster.group_place import GroupShape, RayRunning, starved_by
 from actordbg.cluster.node_host import NodeHost, interface_of
 from actordbg.cluster.node_store import DeskSide, NodeStore, StoreElsewhere
@@ -30,13 +35,15 @@ from actordbg.config.choices import Facts, facts_elsewhere, gather_facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.debug.replay_stops import StopOrder
 from actordbg.formats.store_files import make_folder
+from actordbg.records.journal import rank_journal, read_events
 from actordbg.records.replay_record import ReplayInput, ReplaySpec
 from actordbg.replay.group_engine import GroupEngine, Losses, engine_in_use
-from actordbg.replay.launch import Group
+from actordbg.replay.launch import Group, Launched, launch
 from actordbg.replay.plan import Dealer, dealt_slots
 from actordbg.replay.rank_launcher import NodeShare, variables
 from actordbg.replay.rank_view import RankView
 from actordbg.replay.work_order import WorkOrder
+from actordbg.replay.worker_logs import status_by_launcher
 from actordbg.store.layout import Store
 from actordbg.store.staging import packages_behind
 
@@ -46,7 +53,7 @@ def inputs_of(tokens: list[int]) -> list[ReplayInput]:
 
 
 @given(st.lists(st.integers(1, 9000), max_size=60), st.integers(1, 4), st.integers(1, 6), st.data())
-def test_every_input_is_dealt_once_the_longest_first(tokens: list[int], lanes: int, groups: int, data: st.DataObject) -> None:
+def test_every_input_is_dealt_once_the_longest_first(tokens: list[int], lanes: int, groups: int, data: st.DataObject):
     inputs = inputs_of(tokens)
     dealer, hands = Dealer(inputs, range(len(tokens)), lanes, groups), []
     lost = data.draw(st.integers(0, 5))
@@ -65,7 +72,7 @@ def test_every_input_is_dealt_once_the_longest_first(tokens: list[int], lanes: i
     assert dealt_slots([7, 3, 5], 2) == [(7, 3), (5, None)]
 
 
-def test_a_group_fits_where_each_of_its_nodes_does() -> None:
+def test_a_group_fits_where_each_of_its_nodes_does():
     config = ReplayConfig(backend="fsdp2", nproc=16)
     shape = GroupShape.of(config, 8, gpu=True)
     assert shape.bundles == [{"CPU": 8.0, "GPU": 8.0}] * 2
@@ -78,7 +85,7 @@ def test_a_group_fits_where_each_of_its_nodes_does() -> None:
     assert GroupShape.of(ReplayConfig(nproc=4), None, gpu=False).ranks == 1  # plain ranks are groups of their own
 
 
-def test_ranks_of_a_second_node_have_the_variables_of_their_launcher() -> None:
+def test_ranks_of_a_second_node_have_the_variables_of_their_launcher():
     share = NodeShare(8, 8, node=1, nodes=2, address="10.0.0.1", port=29500)
     deepspeed = variables("deepspeed", 16, share, 2)
     assert (deepspeed["RANK"], deepspeed["LOCAL_RANK"], deepspeed["WORLD_SIZE"]) == ("10", "2", "16")
@@ -86,7 +93,7 @@ def test_ranks_of_a_second_node_have_the_variables_of_their_launcher() -> None:
     assert deepspeed["CUDA_VISIBLE_DEVICES"] == "0,1,2,3,4,5,6,7"
 
 
-def test_a_runtime_environment_is_a_file_variables_and_checkouts(tmp_path: Path) -> None:
+def test_a_runtime_environment_is_a_file_variables_and_checkouts(tmp_path: Path):
     file = tmp_path / "env.yaml"
     file.write_text("env_vars: {A: 1, B: 2}\npip: [einops]\n")
     found = runtime_env_of(ClusterOrder(runtime_env=("FI_PROVIDER=efa", str(file), "B=x=y")))
@@ -104,7 +111,7 @@ def test_a_runtime_environment_is_a_file_variables_and_checkouts(tmp_path: Path)
         runtime_env_of(ClusterOrder(runtime_env=(str(file),)))
 
 
-def test_versions_that_differ_are_listed() -> None:
+def test_versions_that_differ_are_listed():
     ours = {"python": "3.11.7", "torch": "2.13.0", "ray": "2.55.0"}
     assert differing_versions(ours, {"python": "3.11.7", "torch": "2.12.0"}, ()) == [
         "torch 2.12.0 (here 2.13.0)",
@@ -117,7 +124,7 @@ def test_versions_that_differ_are_listed() -> None:
 
 def test_a_host_tells_what_its_ranks_wrote_once_and_in_order_and_a_new_host_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "node"))
     monkeypatch.setattr(node_store, "MOST_AT_ONCE", 100)
     elsewhere = StoreElsewhere(f"memory://{tmp_path.name}", tmp_path / "desk")
@@ -160,7 +167,7 @@ def test_a_host_tells_what_its_ranks_wrote_once_and_in_order_and_a_new_host_goes
         side.take(0, {"../x": b""})
 
 
-def test_losses_are_counted_over_the_whole_replay() -> None:
+def test_losses_are_counted_over_the_whole_replay():
     losses = Losses(2, "--max-failures")
     losses.count("node a died", dead_nodes=frozenset("a"))
     losses.count("node a died, which had another group", dead_nodes=frozenset("a"))
@@ -177,7 +184,7 @@ def test_losses_are_counted_over_the_whole_replay() -> None:
     assert endless.pause_s == 30.0
 
 
-def test_who_is_blamed_where_a_node_ran_out_of_memory() -> None:
+def test_who_is_blamed_where_a_node_ran_out_of_memory():
     """By the message of Ray 2.55; it took the memory from the host of ranks 0 and 1."""
     node = "ec82368a9b7ac73d8480cb53e0af4a6e5d80368d1d3a8d824aea777b"
     said = (
@@ -214,7 +221,7 @@ def test_who_is_blamed_where_a_node_ran_out_of_memory() -> None:
     )
 
 
-def test_the_desk_goes_by_the_nodes_facts() -> None:
+def test_the_desk_goes_by_the_nodes_facts():
     there = Facts(cuda=True, gpus=64, flash_attn=True)
     with facts_elsewhere(there):
         assert gather_facts() is there
@@ -222,7 +229,7 @@ def test_the_desk_goes_by_the_nodes_facts() -> None:
     assert gather_facts() is not there
 
 
-def test_rays_threads_cannot_print_into_an_answer() -> None:
+def test_rays_threads_cannot_print_into_an_answer():
     stream = io.StringIO()
     own = OwnOutput(stream)
     own.write("an answer")
@@ -232,46 +239,46 @@ def test_rays_threads_cannot_print_into_an_answer() -> None:
     assert stream.getvalue() == "an answer" and own.getvalue() == "an answer"
 
 
-def test_the_interface_of_an_address_is_found() -> None:
+def test_the_interface_of_an_address_is_found():
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("203.0.113.77") is None
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("typed", "said"),
     [
-        (["--groups", "2"], "--groups belongs to a Ray cluster"),
-        (["--engine", "slurm"], "--engine slurm is not known"),
-        (["--engine", "ray", "--groups", "many"], "--groups many is no number"),
+        ("--groups 2", "--groups belongs to a Ray cluster"),
+        ("--engine slurm", "--engine slurm is not known"),
+        ("--engine ray --groups many", "--groups many is no number"),
         (
-            ["--engine", "ray", "--address", "ray://127.0.0.1:1"],
+            "--engine ray --address ray://127.0.0.1:1",
             "no Ray cluster answers at ray://127.0.0.1:1: Connection refused",
         ),
-        (["--engine", "ray", "--runtime-env", "RAY_DEBUG_POST_MORTEM=1"], "RAY_DEBUG_POST_MORTEM in --runtime-env would stop"),
-        (["--engine", "ray", "--address", "http://127.0.0.1:8265"], "http://127.0.0.1:8265 is no address of a Ray cluster"),
+        ("--engine ray --runtime-env RAY_DEBUG_POST_MORTEM=1", "RAY_DEBUG_POST_MORTEM in --runtime-env would stop"),
+        ("--engine ray --address http://127.0.0.1:8265", "http://127.0.0.1:8265 is no address of a Ray cluster"),
         (
-            ["--engine", "ray", "--ray-debug-error", "--break", "after"],
+            "--engine ray --ray-debug-error --break after",
             "--ray-debug-error and --break after stop at different places",
         ),
-        (["--engine", "ray", "--break", "after", "--debugpy", "5678"], "--debugpy 5678 is a port of this machine"),
+        ("--engine ray --break after --debugpy 5678", "--debugpy 5678 is a port of this machine"),
         (
-            ["--engine", "ray", "--ray-debug-error"],
+            "--engine ray --ray-debug-error",
             "debugpy listens on the addresses of the nodes, and whoever reaches them there can run code as you",
         ),
         (
-            ["--engine", "ray", "--ray-debug-error", "--backend", "fsdp2", "--nproc", "2", "--procs-per-node", "1"],
+            "--engine ray --ray-debug-error --backend fsdp2 --nproc 2 --procs-per-node 1",
             "this group spans several nodes",
         ),
     ],
 )
-def test_options_that_make_no_sense_are_refused_before_anything_starts(tmp_path: Path, options: list[str], said: str) -> None:
+def test_options_that_make_no_sense_are_refused_before_anything_starts(tmp_path: Path, typed: str, said: str):
     publish(Store(tmp_path).create(), 1)
-    result = CliRunner().invoke(app, ["--store", str(tmp_path), "replay", *options])
+    result = CliRunner().invoke(app, ["--store", str(tmp_path), "replay", *typed.split()])
     assert said in str(result.exception), result.output
     assert not (tmp_path / "replays").exists() or not list((tmp_path / "replays").iterdir())
 
 
-def test_a_port_that_is_not_rays_is_told_from_ray_at_once() -> None:
+def test_a_port_that_is_not_rays_is_told_from_ray_at_once():
     """Ray itself knocks for minutes at a dashboard's port."""
     with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
@@ -279,7 +286,7 @@ def test_a_port_that_is_not_rays_is_told_from_ray_at_once() -> None:
             require_answer(f"127.0.0.1:{server.server_port}")
 
 
-def test_rays_own_variable_asks_for_a_post_mortem_on_a_cluster_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rays_own_variable_asks_for_a_post_mortem_on_a_cluster_only(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RAY_DEBUG_POST_MORTEM", "1")
     there = StopOptions().on("ray", several_nodes=False, yes=True)
     assert (there.break_at, there.debugpy) == ("error", 0)
@@ -290,7 +297,7 @@ def test_rays_own_variable_asks_for_a_post_mortem_on_a_cluster_only(monkeypatch:
         StopOptions(break_at="before").on("ray", several_nodes=False, apart=True)
 
 
-def test_a_node_without_debugpy_is_named_before_its_ranks_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_without_debugpy_is_named_before_its_ranks_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     order = tmp_path / "work-0-1.json"
     order.write_text(WorkOrder(1, [0], [[0]], (1, 1), stops=StopOrder(debugpy=0).to_dict()).to_json())
@@ -298,11 +305,11 @@ def test_a_node_without_debugpy_is_named_before_its_ranks_start(tmp_path: Path, 
         NodeHost().start({}, NodeShare(0, 1), str(order), "worker", [], "a1", "10.0.0.2")
 
 
-def test_cells_side_by_side_keep_to_their_engines_and_tell_in_the_callers_thread() -> None:
+def test_cells_side_by_side_keep_to_their_engines_and_tell_in_the_callers_thread():
     runners = CellRunners([GroupEngine(), GroupEngine()])
     met, told, seen = threading.Barrier(2), [], set()
 
-    def work(job: int) -> None:
+    def work(job: int):
         seen.add(id(engine_in_use()))
         if job < 2:
             met.wait(60)  # only if both run at the same time
@@ -313,10 +320,10 @@ def test_cells_side_by_side_keep_to_their_engines_and_tell_in_the_callers_thread
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-def test_an_interruption_or_an_error_stops_the_other_cells(error: type[BaseException]) -> None:
+def test_an_interruption_or_an_error_stops_the_other_cells(error: type[BaseException]):
     runners, stopped = CellRunners([GroupEngine(), GroupEngine()]), threading.Event()
 
-    def work(job: int) -> None:
+    def work(job: int):
         if job == 0 and error is ValueError:
             raise ValueError("a fault")
         try:
@@ -327,7 +334,7 @@ def test_an_interruption_or_an_error_stops_the_other_cells(error: type[BaseExcep
             stopped.set()
             raise
 
-    def tick() -> None:
+    def tick():
         if error is KeyboardInterrupt:
             raise KeyboardInterrupt
 
@@ -339,11 +346,11 @@ def test_an_interruption_or_an_error_stops_the_other_cells(error: type[BaseExcep
 @pytest.mark.parametrize("lost", ["before", "by the question"])
 def test_ranks_of_a_lost_place_have_ended_before_others_get_what_they_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
-) -> None:
+):
     """They look for their host four times a second, and may write a result until they find it gone."""
     monkeypatch.setattr(group_place, "FENCE_S", 0.2)
 
-    def lose(references: object) -> None:
+    def lose(references: object):
         place.lost, place.lost_at = "its node died", time.monotonic()
 
     place = MagicMock(
@@ -356,3 +363,91 @@ def test_ranks_of_a_lost_place_have_ended_before_others_get_what_they_had(
     running.end()
     assert running.ended() and running.lost == "its node died"
     assert place.answers.called == (lost != "before")
+
+
+@pytest.fixture(autouse=True)
+def fake_worker_is_importable(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
+
+
+class Dying(Launched):
+    """A group whose machine is about to be known as dead: its worker is gone already. `seen`: how often its life was asked for."""
+
+    seen = 0
+
+    @property
+    def lost(self) -> str:
+        return "its node died" if self.seen > 1 else ""
+
+    def stands(self) -> bool:
+        self.seen += 1
+        return False
+
+
+@pytest.mark.parametrize("action", ["kill", "hang"])
+def test_what_ran_on_a_dying_node_is_blamed_on_no_input(store: Store, action: str):
+    spec = make_spec(4, timeout_s=1.0)
+    bench = Bench(store)
+    folder = store.replays / spec.replay_id
+    started = []
+
+    def start(config: ReplayConfig, group: Group, work: Path) -> Launched:
+        launched = launch(config, group, work, "fake_worker")
+        if not started:
+            launched = Dying(**vars(launched))
+        started.append(launched)
+        return launched
+
+    def mend(event: object):
+        if len(started) == 1 and (folder / "ran-d1-0-True").exists():
+            (folder / "script.json").write_text("{}")
+
+    outcome = bench.run(spec, {"d1": action}, launcher=start, on_event=mend)
+    assert statuses(outcome) == {f"d{n}": "passed" for n in range(4)}
+    assert len(started) == 2
+    assert "its node died" in json.dumps(read_events(folder / "supervisor.jsonl"))
+
+
+def host_of_a_hanging_rank(tmp_path: Path) -> tuple[NodeHost, Path]:
+    """A host whose only rank hangs in its first input, and the rank's journal."""
+    spec, folder = make_spec(1), tmp_path / "store" / "replays" / "r"
+    make_folder(folder)
+    order = WorkOrder(1, [0], [[0]], (os.getpid(), start_ticks(os.getpid())))
+    for name, text in {"spec.json": spec.to_json(), "script.json": '{"d0": "hang"}', "work-0-1.json": order.to_json()}.items():
+        (folder / name).write_text(text)
+    host, journal = NodeHost(), rank_journal(folder, 0)
+    host.start(spec.config.to_dict(), NodeShare(0, 1), str(folder / "work-0-1.json"), "fake_worker", [], "a", "127.0.0.1")
+    while not any(event["event"] == "start" for event in read_events(journal)):
+        assert host.wait(longest_s=0.1) is None
+    return host, journal
+
+
+@pytest.mark.parametrize(("raylet", "told"), [("lives", 1), ("died", 0)])
+def test_a_host_tells_of_a_dead_rank_only_while_its_raylet_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raylet: str, told: int
+):
+    monkeypatch.setattr(node_host, "SETTLE_S", 0.0)
+    host, journal = host_of_a_hanging_rank(tmp_path)
+    os.kill(read_events(journal)[0]["pid"], signal.SIGKILL)
+    if raylet == "died":
+        monkeypatch.setattr(os, "getppid", lambda: 1)
+    assert host.wait() == -signal.SIGKILL
+    gone = [event for event in read_events(journal) if event["event"] == "gone"]
+    assert len(gone) == told and all(event["wait_status"] == 9 for event in gone)
+
+
+def test_a_host_does_not_tell_again_of_a_rank_that_was_written_down_as_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(node_host, "SETTLE_S", 0.0)
+    host, journal = host_of_a_hanging_rank(tmp_path)
+    starved = RankView.of_peer(journal.parent, 0)
+    list(starved.poll())
+    starved.write_gone(9, why="its node ran out of memory")
+    assert host.wait(longest_s=0.3) is None
+    assert [event["why"] for event in read_events(journal) if event["event"] == "gone"] == ["its node ran out of memory"]
+    host.end()
+
+
+def test_a_rank_that_its_launcher_reaped_first_ended_as_the_launcher_says(tmp_path: Path):
+    log = tmp_path / "launcher.log"
+    log.write_text("rank 0 (pid 71) exits with return code = -9\nrank 1 (pid 7) exits with return code = 3\n")
+    assert (status_by_launcher(log, 71), status_by_launcher(log, 7), status_by_launcher(log, 1)) == (9, 3 << 8, None)

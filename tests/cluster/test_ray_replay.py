@@ -34,7 +34,7 @@ from actordbg.debug.meeting import Relay, socket_of
 from actordbg.debug.replay_stops import StopOrder
 from actordbg.formats.store_files import make_folder
 from actordbg.measure.watched import OfRay, OfReplay
-from actordbg.measure.watching import Sample, figures, rounds, watch_into
+from actordbg.measure.watching import figures, rounds, watch_into
 from actordbg.records.journal import read_events, read_results
 from actordbg.records.replay_record import ReplaySpec, warm_up_of
 from actordbg.replay.group_engine import Losses, using
@@ -72,11 +72,11 @@ def attempts(folder: Path) -> list[dict[str, Any]]:
     return [event for event in read_events(folder / "supervisor.jsonl") if event["event"] == "attempt"]
 
 
-def command(store: str | Path, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "actordbg", "--store", str(store), *arguments]
+def command(store: str | Path, typed: str) -> list[str]:
+    return [sys.executable, "-m", "actordbg", "--store", str(store), *typed.split()]
 
 
-def test_inputs_are_shared_out_and_a_crash_costs_its_input(cluster, store: Store) -> None:
+def test_inputs_are_shared_out_and_a_crash_costs_its_input(cluster, store: Store):
     spec = make_spec(12)
     odd = {"d0": "unreadable", "d1": "unreadable", "d2": "unreadable", "d5": "fail"}  # the first three are a portion
     outcome = scripted(store, spec, odd | {"d3": "kill", "takes": 0.05}, cluster)
@@ -97,12 +97,12 @@ def test_inputs_are_shared_out_and_a_crash_costs_its_input(cluster, store: Store
     assert all(inputs == [True] + [False] * (len(inputs) - 1) for inputs in ran.values()), ran
 
 
-def test_the_memory_of_ranks_is_read_on_their_own_nodes(cluster, store: Store) -> None:
+def test_the_memory_of_ranks_is_read_on_their_own_nodes(cluster, store: Store):
     spec = make_spec(24)
     folder = store.replays / spec.replay_id
-    found: list[Sample] = []
+    found = []
 
-    def watch() -> None:
+    def watch():
         while not (folder / "spec.json").is_file():
             time.sleep(0.02)
         watched = OfRay(cluster.address, OfReplay(folder))
@@ -120,7 +120,7 @@ def test_the_memory_of_ranks_is_read_on_their_own_nodes(cluster, store: Store) -
     assert all(one is not None and one.slope == pytest.approx(1_000_000, rel=0.1) for one in grown.values()), grown
 
 
-def test_a_group_over_two_nodes_meets_and_the_rank_that_dies_is_blamed(cluster, store: Store, monkeypatch) -> None:
+def test_a_group_over_two_nodes_meets_and_the_rank_that_dies_is_blamed(cluster, store: Store, monkeypatch):
     """Also one that hangs, and one whose node runs out of memory; Ray kills its host and says so: no failure is left to be counted."""
     monkeypatch.setattr(ray, "get", _as_the_memory_monitor_says)
     spec = make_spec(6, backend="fsdp2", nproc=2, timeout_s=4.0)
@@ -148,7 +148,7 @@ def _as_the_memory_monitor_says(references: Any, *, timeout: float | None = None
         raise ray.exceptions.OutOfMemoryError(said) from None
 
 
-def test_max_failures_says_how_often_a_start_may_go_wrong(cluster, store: Store, monkeypatch) -> None:
+def test_max_failures_says_how_often_a_start_may_go_wrong(cluster, store: Store, monkeypatch):
     monkeypatch.setattr(Losses, "pause_s", 0.1)
     spec = make_spec(2)
     order = ClusterOrder(cluster.address, groups=1, max_failures=1)
@@ -158,14 +158,14 @@ def test_max_failures_says_how_often_a_start_may_go_wrong(cluster, store: Store,
     assert len(attempts(folder)) == 2 and read_events(folder / "supervisor.jsonl")[-1]["status"] == "failed"
 
 
-def test_a_dead_node_costs_what_it_ran_and_is_one_failure_however_many_groups_it_had(cluster, store: Store) -> None:
+def test_a_dead_node_costs_what_it_ran_and_is_one_failure_however_many_groups_it_had(cluster, store: Store):
     """A second one is a failure too many; then the replay goes on from the store."""
     victims = [cluster.add_node(num_cpus=3), cluster.add_node(num_cpus=1)]
     cluster.wait_for_nodes()
     spec, told = make_spec(24), []
     folder = store.replays / spec.replay_id
 
-    def kill(event: Any) -> None:
+    def kill(event: Any):
         told.append(event.text)
         ran = len([name for name in os.listdir(folder) if name.startswith("ran-")])
         for victim, after in zip(victims, (6, 14), strict=True):
@@ -197,7 +197,7 @@ scripted(store, spec, json.loads(sys.argv[5]), Cluster, order)
 
 def kill_in_the_middle(
     cluster: Any, store: Store, spec: ReplaySpec, folder: Path, environment: Any, script: dict[str, Any], url: str = ""
-) -> None:
+):
     """Kill a command after four results lie in this folder of its replay."""
     words = [sys.executable, "-c", KILLED, str(store.root), cluster.address, spec.to_json(), url, json.dumps(script)]
     killed = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE)
@@ -209,7 +209,7 @@ def kill_in_the_middle(
     assert 4 <= done < len(spec.inputs), killed.stderr.read().decode() if killed.stderr else ""
 
 
-def test_the_command_may_be_killed_and_another_goes_on(cluster, store: Store) -> None:
+def test_the_command_may_be_killed_and_another_goes_on(cluster, store: Store):
     spec = make_spec(20)
     folder = store.replays / spec.replay_id
     kill_in_the_middle(cluster, store, spec, folder, os.environ, {"takes": 0.3})
@@ -217,7 +217,7 @@ def test_the_command_may_be_killed_and_another_goes_on(cluster, store: Store) ->
     assert outcome.all_passed and set(ends(outcome.folder).values()) == {1}
 
 
-def test_where_nothing_is_shared_a_killed_command_and_a_dead_node_cost_what_was_running(cluster, machines: Machines) -> None:
+def test_where_nothing_is_shared_a_killed_command_and_a_dead_node_cost_what_was_running(cluster, machines: Machines):
     """The first command is killed, one on another machine goes on, and a node dies under it. What is read is in the bucket."""
     spec, url = make_spec(24, timeout_s=600.0), f"{machines.url}/killed"
     there = machines.folder / "bucket" / "killed" / "replays" / spec.replay_id
@@ -227,7 +227,7 @@ def test_where_nothing_is_shared_a_killed_command_and_a_dead_node_cost_what_was_
     mirror, told, dead = Mirror(url, second.root), [], []
     mirror.pull()
 
-    def kill(event: Any) -> None:
+    def kill(event: Any):
         told.append(event.text)
         if event.kind == "result" and not dead:
             last = attempts(second.replays / spec.replay_id)[-1]
@@ -246,7 +246,7 @@ def test_where_nothing_is_shared_a_killed_command_and_a_dead_node_cost_what_was_
     assert len({node for attempt in attempts(there) for node in attempt["nodes"]}) == 2
 
 
-def test_a_node_that_cannot_read_the_url_is_named(cluster, machines: Machines) -> None:
+def test_a_node_that_cannot_read_the_url_is_named(cluster, machines: Machines):
     spec, store = make_spec(1), Store(machines.folder / "desk-refused")
     (machines.folder / "bucket" / "refused" / "dumps" / "d0").mkdir(parents=True)
     order = ClusterOrder(cluster.address, store=StoreElsewhere(f"{machines.url}/refused", store.root))
@@ -255,14 +255,14 @@ def test_a_node_that_cannot_read_the_url_is_named(cluster, machines: Machines) -
     assert refused.value.exit_code == 4
 
 
-def test_what_the_cluster_cannot_hold_is_refused(cluster, store: Store) -> None:
+def test_what_the_cluster_cannot_hold_is_refused(cluster, store: Store):
     spec = make_spec(2, backend="fsdp2", nproc=4)
     with pytest.raises(EnvironmentProblem, match="holds no group that needs 4 CPU") as refused:
         scripted(store, spec, {}, cluster)
     assert refused.value.exit_code == 4
 
 
-def test_a_node_with_other_versions_is_refused_by_name(cluster, store: Store, tmp_path: Path) -> None:
+def test_a_node_with_other_versions_is_refused_by_name(cluster, store: Store, tmp_path: Path):
     other = tmp_path / "transformers-9.9.9.dist-info"
     other.mkdir()
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 9.9.9\n")
@@ -276,20 +276,19 @@ def test_a_node_with_other_versions_is_refused_by_name(cluster, store: Store, tm
         cluster.remove_node(node)
 
 
-def test_a_sharded_group_over_two_nodes_gives_the_bits_of_one_machine(cluster, machines: Machines) -> None:
+def test_a_sharded_group_over_two_nodes_gives_the_bits_of_one_machine(cluster, machines: Machines):
     """From the command line, with real workers; three machines that share a bucket and nothing else."""
 
-    def actordbg(desk: str, *arguments: str) -> str:
-        done = subprocess.run(
-            command(machines.url, *arguments), capture_output=True, text=True, env=machines.desk(desk), timeout=600
-        )
+    def actordbg(desk: str, typed: str) -> str:
+        words = command(machines.url, typed)
+        done = subprocess.run(words, capture_output=True, text=True, env=machines.desk(desk), timeout=600)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    actordbg("a", "dump", "create", "--count", "4", "--batch-size", "2", "--seq-len", "48")
-    how = ["replay", "--max-inputs", "3", "--backend", "fsdp2", "--nproc", "2", "--backward", "--keep-tensors", "--json"]
-    here = json.loads(actordbg("a", *how))
-    there = json.loads(actordbg("b", *how, "--engine", "ray", "--address", cluster.address, "--procs-per-node", "1"))
+    actordbg("a", "dump create --count 4 --batch-size 2 --seq-len 48")
+    how = "replay --max-inputs 3 --backend fsdp2 --nproc 2 --backward --keep-tensors --json"
+    here = json.loads(actordbg("a", how))
+    there = json.loads(actordbg("b", f"{how} --engine ray --address {cluster.address} --procs-per-node 1"))
     assert (there["passed"], there["restarts"]) == (3, 0)
     folders = [machines.mirror(desk) / "replays" / one["replay_id"] for desk, one in (("a", here), ("b", there))]
     ours, theirs = (read_results(folder) for folder in folders)
@@ -309,15 +308,15 @@ def test_a_sharded_group_over_two_nodes_gives_the_bits_of_one_machine(cluster, m
 MEASURED = {"replay_id", "comparison_id", "log", "forward_s", "peak_memory_bytes", "load_s", "loads", "shared_with"}
 
 
-def test_a_matrix_on_the_cluster_says_what_it_says_on_one_machine(cluster, store: Store) -> None:
+def test_a_matrix_on_the_cluster_says_what_it_says_on_one_machine(cluster, store: Store):
     """From the command line: the same cells, words, verdicts and differences from the truth."""
-    asked = ["--attn", "sdpa,eager,flash_attention_2", "--packing", "off", "--compile", "off", "--no-backward", "--json"]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    asked = "matrix --attn sdpa,eager,flash_attention_2 --packing off --compile off --no-backward --json"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     running, answers = [], []
-    for engine in ([], ["--engine", "ray", "--address", cluster.address]):  # at once, which halves the time
+    for engine in ("", f"--engine ray --address {cluster.address}"):  # at once, which halves the time
         own = Store(store.root / f"store-{len(engine)}").create()
         publish(own, 1, length=24)
-        running.append(subprocess.Popen(command(own.root, "matrix", *asked, *engine), env=stopcases.environment(), **pipes))
+        running.append(subprocess.Popen(command(own.root, f"{asked} {engine}"), env=stopcases.environment(), **pipes))
     for one in running:
         said, told = one.communicate(timeout=600)
         assert one.returncode == 0, said + told
@@ -332,19 +331,19 @@ def test_a_matrix_on_the_cluster_says_what_it_says_on_one_machine(cluster, store
     ] * 2
 
 
-def test_rays_debugger_finds_an_input_that_failed_and_sees_its_frames(cluster, store: Store, tmp_path: Path) -> None:
+def test_rays_debugger_finds_an_input_that_failed_and_sees_its_frames(cluster, store: Store, tmp_path: Path):
     """From the command line: the user's own breakpoint(), and then a post mortem; an editor leaves and comes back."""
     store.create()
     publish(store, 1, length=40)
     publish(store, 1, length=33, first=1)
     faulty = brokenactor.environment(tmp_path / "fault", stopcases.FAULT)
-    options = ["replay", "--engine", "ray", "--address", cluster.address, "--groups", "1"]
-    options += ["--ray-debug-error", "--yes", "--no-backward"]
-    path = os.pathsep.join((faulty["PYTHONPATH"], str(ROOT)))
-    options += ["--runtime-env", f"PYTHONPATH={path}", "--runtime-env", f"BROKEN_ACTOR={faulty['BROKEN_ACTOR']}"]
-    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    seen: dict[str, str] = {}
-    with subprocess.Popen(command(store.root, *options), text=True, env=stopcases.environment(), **pipes) as replaying:
+    options = f"replay --engine ray --address {cluster.address} --groups 1 --ray-debug-error --yes --no-backward"
+    options += (
+        f" --runtime-env PYTHONPATH={faulty['PYTHONPATH']}{os.pathsep}{ROOT} --runtime-env BROKEN_ACTOR={faulty['BROKEN_ACTOR']}"
+    )
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    seen = {}
+    with subprocess.Popen(command(store.root, options), text=True, env=stopcases.environment(), **pipes) as replaying:
         try:
             for number in (1, 2):
                 host, port = _look_into_what_is_paused(replaying, store, number, seen)
@@ -383,14 +382,14 @@ def _look_into_what_is_paused(
     return host, port
 
 
-def test_a_prompt_says_on_which_node_it_is(cluster, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_says_on_which_node_it_is(cluster, store: Store, monkeypatch: pytest.MonkeyPatch):
     """A terminal goes to the prompt only where it can reach it (`Relay.call`); elsewhere the command names the node."""
     monkeypatch.setattr(RayEngine, "is_here", lambda self, address: False)
     spec, prompts = make_spec(2), Relay()
-    told: list[str] = []
-    shown: list[str] = []
+    told = []
+    shown = []
 
-    def answer(event: Any) -> None:
+    def answer(event: Any):
         if event.kind == "stop":
             told.append(event.at)
             connection = meeting.connect(store.replays / spec.replay_id, socket_of(0))
@@ -398,7 +397,7 @@ def test_a_prompt_says_on_which_node_it_is(cluster, store: Store, monkeypatch: p
             while data := connection.recv(65536):
                 shown.append(data.decode())
 
-    calls: list[int] = []
+    calls = []
     monkeypatch.setattr(prompts, "call", lambda folder, rank: calls.append(rank))
     order = ClusterOrder(cluster.address, groups=1)
     stops = StopOrder(wait_s=240.0)
@@ -409,7 +408,7 @@ def test_a_prompt_says_on_which_node_it_is(cluster, store: Store, monkeypatch: p
     assert (told, calls) == ([stop["node_address"]], [])
 
 
-def test_a_place_makes_room_for_the_next_configuration(cluster, store: Store) -> None:
+def test_a_place_makes_room_for_the_next_configuration(cluster, store: Store):
     """Two nodes: what two groups of one rank held is what one group of two ranks needs."""
     order = ClusterOrder(cluster.address, per_node=1)
     with on_cluster(order, "two in turn") as engine, using(engine):

@@ -1,20 +1,27 @@
-"""`actordbg compare-logs`: what it prints, in 80 columns, its JSON, its picture, and how it ends."""
+"""`actordbg compare-logs`: how logs are read, which rule decides what, what it prints, and how it ends."""
 
 from __future__ import annotations
 
+import gzip
 import json
+import math
 import re
 import sys
+import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import logcases
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.cli.app import app
 from actordbg.document import page
-from actordbg.measure.log_lines import read_log
+from actordbg.measure.align_logs import LEAST_COMMON, LogComparison, compare_logs, trend
+from actordbg.measure.log_lines import BAR, LINE, ORDER, Series, TrainLog, read_log
 
 
 @pytest.fixture
@@ -27,8 +34,8 @@ def logs(tmp_path: Path) -> tuple[str, str]:
     return str(tmp_path / "a.log"), str(tmp_path / "b.log")
 
 
-def invoke(*arguments: str, catch: bool = False) -> Result:
-    return CliRunner().invoke(app, ["compare-logs", *arguments], catch_exceptions=catch)
+def invoke(*arguments: str, **options: Any) -> Result:
+    return CliRunner().invoke(app, ["compare-logs", *arguments], catch_exceptions=False, **options)
 
 
 def test_the_answer_has_figures_worst_steps_trend_and_verdict_in_80_columns(logs: tuple[str, str]):
@@ -61,7 +68,7 @@ def test_nothing_in_common_ends_with_1_and_names_what_each_log_has(tmp_path: Pat
 
 
 def test_one_log_may_come_from_standard_input(logs: tuple[str, str], monkeypatch: pytest.MonkeyPatch):
-    done = CliRunner().invoke(app, ["compare-logs", "-", logs[1]], input=Path(logs[0]).read_bytes())
+    done = invoke("-", logs[1], input=Path(logs[0]).read_bytes())
     assert done.exit_code == 0 and "1-24 (24)" in done.stdout
     with pytest.raises(UsageError, match="cannot be both"):
         invoke("-", "-")
@@ -149,3 +156,322 @@ def test_tensorboards_files_and_wandbs_exports_are_logs(tmp_path: Path):
         invoke(log, str(tmp_path / "chart.csv"))
     (tmp_path / "damaged.tfevents.1").write_bytes(b"\x00" * 64)
     assert json.loads(invoke(log, str(tmp_path / "damaged.tfevents.1"), "--json").stdout)["verdict"] == "nothing-in-common"
+
+
+def log_of(tmp_path: Path, text: str | bytes, metric: str | None = None) -> TrainLog:
+    path = tmp_path / "train.log"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return read_log(str(path), metric)
+
+
+def points(series: Series) -> dict[int, float]:
+    assert list(series.points) == sorted(series.points)
+    return series.points
+
+
+def test_the_bars_of_a_real_sft_training(tmp_path: Path):
+    log = log_of(tmp_path, logcases.SFT)
+    series = log.series["gpt_loss"]["bar"]
+    assert points(series) == {1: 8.02, 2: 8.5, 3: 8.13, 24: 7.19, 25: 6.96, 26: 7.37}
+    assert (series.rerun, series.totals) == (0, (24,))
+    assert set(log.metrics) == {"gpt_loss", "lr", "grad_norm"} and set(log.series) == {"gpt_loss"}
+
+
+def test_a_real_ppo_training_has_global_steps_and_bars(tmp_path: Path):
+    log = log_of(tmp_path, logcases.PPO)
+    assert points(log.series["policy_loss"]["line"]) == {1: -7.635354995727539e-05, 2: -0.023798852131284517}
+    # a bar of two micro-batches for each global step, whose figures are set before it counts
+    assert points(log.series["act_loss"]["bar"]) == {1: -0.317, 3: -0.23}
+    other = log_of(tmp_path, logcases.PPO, "no_such_thing")
+    assert other.series == {} and {"policy_loss", "reward", "act_loss"} <= set(other.metrics)
+    rewards = log_of(tmp_path, logcases.PPO, "reward").series["reward"]
+    assert points(rewards["line"]) == {1: 0.36200106143951416, 2: 0.4213128834962845}
+    assert points(rewards["bar"]) == {1: 0.4, 3: 0.358}
+
+
+@pytest.mark.parametrize("hurry", [0.0, 0.5, 1.0])
+def test_when_a_bar_was_printed_does_not_matter(tmp_path: Path, hurry: float):
+    """tqdm prints on its own clock besides what the trainer asks for; both orders of counting and setting figures."""
+    losses = [5 - 0.1 * i for i in range(24)]
+    for bar in (logcases.sft_bars, logcases.dpo_bars):
+        text = bar(losses, epochs=3, chance=hurry, seed=7)
+        (series,) = log_of(tmp_path, text).series["gpt_loss"].values()
+        assert points(series) == {i + 1: pytest.approx(loss, abs=0.006) for i, loss in enumerate(losses)}
+
+
+def test_a_resumed_run_keeps_its_step_numbers(tmp_path: Path):
+    whole = logcases.sft_bars([5 - 0.1 * i for i in range(24)], epochs=3)
+    second = "Train step of epoch 1" + whole.split("Train step of epoch 1", 1)[1]
+    resumed = points(log_of(tmp_path, second).series["gpt_loss"]["bar"])
+    assert min(resumed) == 9 and max(resumed) == 24
+    both = log_of(tmp_path, whole + second).series["gpt_loss"]["bar"]
+    assert (len(both.points), both.rerun) == (24, 16)
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("gpt_loss: 5.78", 5.78),
+        ("{'gpt_loss': 5.78, 'lr': 1e-05}", 5.78),
+        ('{"gpt_loss": 5.78e-3}', 5.78e-3),
+        ("{'gpt_loss': tensor(5.78)}", 5.78),
+        ("gpt_loss=np.float64(5.78)", 5.78),
+        ("12:30:01 | INFO | train/gpt_loss=5.78, lr=1", 5.78),
+        ("gpt_loss: -inf", -math.inf),
+        ("the gpt_loss: 5.78.", 5.78),
+        ("Train epoch: 5%|##        | gpt_loss: 5.78, lr: 1e-05", 5.78),
+    ],
+)
+def test_lines_without_a_step_are_counted(tmp_path: Path, line: str, value: float):
+    log = log_of(tmp_path, f"{line}\nnothing here\n{line}\n")
+    assert points(log.series["gpt_loss"]["order"]) == {1: value, 2: value}
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["step {} gpt_loss: 2.5", "{{'global_step': {}, 'gpt_loss': 2.5}}", "Step {}/100 | gpt_loss = 2.5",
+     "\x1b[36m(PolicyModelActor pid=7022, ip=10.0.0.1)\x1b[0m \x1b[1mGlobal step {}:\x1b[0m {{'gpt_loss': 2.5}}", "[iteration {}] gpt_loss: 2.5", "{{'gpt_loss': 2.5, 'train/global_step': {}}}"],
+)  # fmt: skip
+def test_lines_that_say_their_step_are_numbered(tmp_path: Path, line: str):
+    text = "".join(line.format(step) + "\n" for step in (5, 6, 6, 11))
+    assert points(log_of(tmp_path, text).series["gpt_loss"]["line"]) == {5: 2.5, 6: 2.5, 11: 2.5}
+
+
+def test_settings_and_source_lines_are_no_losses(tmp_path: Path):
+    text = "aux_loss_coef: 0.01\nNamespace(loss_scale=1)\nINFO sft_trainer.py:45] loss went down\n'gpt_loss_weights': 3\n"
+    assert log_of(tmp_path, text).series == {}
+
+
+def test_bars_of_two_actors_do_not_disturb_each_other(tmp_path: Path):
+    text = ""
+    for k in range(4):
+        text += f"(PolicyModelActor pid=1) \rTrain epoch [1/1]: 100%|##| {k % 2 + 1}/2 [0:00<0:00, 1it/s, act_loss=0.{k}]\n"
+        text += f"(CriticModelActor pid=2) \rTrain epoch [1/1]: 100%|##| {2 - k % 2}/2 [0:00<0:00, 1it/s, critic_loss=0.{k}]\n"
+    log = log_of(tmp_path, text)
+    assert points(log.series["act_loss"]["bar"]) == {1: 0.0, 2: 0.1, 3: 0.2, 4: 0.3}
+    assert set(points(log.series["critic_loss"]["bar"])) == {2, 3, 4, 5}
+
+
+def test_an_evaluation_belongs_to_its_step(tmp_path: Path):
+    text = "".join(f"\rEval stage of steps 24:  50%|#| {n}/2 [0:00<0:00, 1it/s, eval gpt_loss=5.{n}]" for n in (1, 2))
+    assert points(log_of(tmp_path, text).series["eval gpt_loss"]["bar"]) == {24: 5.2}
+
+
+def test_a_bar_cut_off_at_the_terminals_width_gives_no_half_a_number(tmp_path: Path):
+    text = "\rTrain step of epoch 0:   4%|#| 1/24 [00:00<00:02, 9it/s, gpt_loss=8.02, lr=2.5\n"
+    assert log_of(tmp_path, text).metrics == {"gpt_loss": 1}
+    assert log_of(tmp_path, text.replace("02, lr=2.5", "")).metrics == {}
+
+
+def test_gzip_is_read_and_damage_is_said(tmp_path: Path):
+    packed = gzip.compress(logcases.SFT.encode())
+    assert points(log_of(tmp_path, packed).series["gpt_loss"]["bar"])[24] == 7.19
+    for broken in (packed[:-9], packed[:40] + b"\0" * 40 + packed[80:]):
+        with pytest.raises(EnvironmentProblem, match="damaged"):
+            log_of(tmp_path, broken)
+
+
+def test_what_is_no_file_is_a_usage_error(tmp_path: Path):
+    for name, what in (("missing.log", "not there"), (".", "a folder"), ("missing.csv", "not there")):
+        with pytest.raises(UsageError, match=what):
+            read_log(str(tmp_path / name))
+
+
+def test_memory_does_not_grow_with_repeated_states(tmp_path: Path):
+    text = logcases.sft_bars([5 - i / 1000 for i in range(100)], epochs=1)
+    (tmp_path / "train.log").write_text(text * 100)
+    tracemalloc.start()
+    (series,) = read_log(str(tmp_path / "train.log")).series["gpt_loss"].values()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(series.points) == 100 and peak < 12 * 2**20
+
+
+@pytest.mark.parametrize(
+    "text", ["step=1 loss={}x", "8%|8  | 2/24 [1, loss={}x]", "{}%|x", "step{}x loss=1", "eval {}x 8%|8  | 2/24 [1, loss=1]"]
+)
+@pytest.mark.parametrize("run", ["1", " "])
+def test_a_long_run_of_digits_or_spaces_is_read_in_one_go(text: str, run: str, tmp_path: Path):
+    """A pattern that tried each of them twice would not end today."""
+    assert log_of(tmp_path, text.format(run * 1_000_000).encode()).segments == 1
+
+
+def log(values: dict[int, float] | list[float], name: str = "gpt_loss", kind: str = BAR, path: str = "x") -> TrainLog:
+    points = values if isinstance(values, dict) else dict(enumerate(values, 1))
+    series = Series(kind)
+    for step, value in points.items():
+        series.add(step, value)
+    return TrainLog(path, metrics={name: len(points)}, series={name: {kind: series}})
+
+
+def compared(a: object, b: object, **options: object) -> LogComparison:
+    return compare_logs(a if isinstance(a, TrainLog) else log(a), b if isinstance(b, TrainLog) else log(b), **options)
+
+
+# ---- OpenRLHF's own decision ----
+
+
+def backends_aligned(a: list[float], b: list[float], threshold: float) -> bool | None:
+    """What the archived compare_backends.py decides from the losses that its patterns find; None: it finds none.
+
+    Losses between 0 and 100 count, the others are dropped. First values, means and last values are compared, each
+    difference relative to the larger of the two; aligned when the largest of the three is below the threshold.
+    """
+    ours, theirs = ([value for value in values if 0 < value < 100] for values in (a, b))
+    if not ours or not theirs:
+        return None
+    pairs = [(ours[0], theirs[0]), (sum(ours) / len(ours), sum(theirs) / len(theirs)), (ours[-1], theirs[-1])]
+    largest = max(abs(x - y) / max(x, y) for x, y in pairs)
+    assume(abs(largest - threshold) > 1e-9)  # how sums are rounded must not decide
+    return largest < threshold
+
+
+FORMS = ("'gpt_loss': {}", "gpt_loss: {}", '"gpt_loss": {}', "loss_mean: {}", "'loss_mean': {}")
+LOSSES = st.integers(1, 9_999_999).map(lambda n: n / 100_000)
+NEAR = st.integers(-120, 120).map(lambda n: 1 + n / 1000)
+THRESHOLDS = st.sampled_from([0.01, 0.05, 0.1])
+
+
+@st.composite
+def two_runs(draw: st.DrawFn, odd: bool = False) -> tuple[list[float], list[float]]:
+    """Losses of two runs that are often close, and with `odd` also 0, negative and huge ones; both may differ in length."""
+    loss = LOSSES if not odd else st.one_of(LOSSES, st.sampled_from([0.0, -1.5, 100.0, 250.0]))
+    a = draw(st.lists(loss, min_size=1, max_size=12))
+    b = [round(value * draw(NEAR), 6) for value in a] if draw(st.booleans()) else draw(st.lists(loss, min_size=1, max_size=12))
+    return a, [value if odd or 0 < value < 100 else 99.0 for value in b]
+
+
+def of_lines(folder: Path, losses: list[float], form: str) -> TrainLog:
+    path = folder / "losses.log"
+    path.write_text(logcases.lines([format(value, "f") for value in losses], form))
+    return read_log(str(path))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("logs")
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(two_runs(), two_runs(odd=True), st.sampled_from(FORMS), THRESHOLDS)
+def test_the_default_rule_and_the_rule_of_its_name_decide_as_compare_backends_on_logs_in_its_format(
+    folder: Path, usual: tuple[list[float], list[float]], odd: tuple[list[float], list[float]], form: str, threshold: float
+):
+    for runs, rule, least in ((usual, "first-mean-last", LEAST_COMMON), (odd, "compare-backends", 1)):
+        a, b = ([float(format(value, "f")) for value in run] for run in runs)
+        answer = compare_logs(of_lines(folder, a, form), of_lines(folder, b, form), threshold=threshold, rule=rule)
+        assert answer.good is bool(backends_aligned(a, b, threshold) and min(len(a), len(b)) >= least)
+        assert answer.a.left_out == (sum(not 0 < value < 100 for value in a) if rule == "compare-backends" else 0)
+
+
+# ---- steps ----
+
+
+def test_steps_are_matched_by_their_number_and_not_by_their_place():
+    a = log({step: 5 - step / 100 for step in range(1, 101)})
+    b = log({step: 5 - step / 100 for step in range(61, 101)})
+    answer = compared(a, b, rule="every-step")
+    assert answer.good and (answer.common, answer.only_a, answer.only_b, answer.max_relative) == (40, 60, 0, 0.0)
+    assert "A has 100 steps, B 40; 40 are in both" in answer.notes
+    assert compared(a, b).good and not compared(a, b, rule="compare-backends").good
+
+
+def test_the_worst_steps_come_first_and_are_limited():
+    a = dict.fromkeys(range(1, 11), 1.0)
+    b = a | {3: 1.5, 5: 1.1, 7: 1.2}
+    answer = compared(a, b, rule="every-step", limit=2)
+    assert answer.median_relative == 0 and compared({1: 1.0, 2: 1.0}, {1: 1.0, 2: 0.5}).median_relative == 0.25
+    assert ([one.step for one in answer.worst], answer.exceeding) == ([3, 7], 3)
+    assert answer.worst[0].relative == pytest.approx(1 / 3)
+    assert [one.step for one in compared(a, b, limit=0).worst] == [3, 7, 5]
+
+
+WILD, ONE_BAD = [math.nan] * 3, [2.0] * 50 + [4.0] + [2.0] * 49
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "options", "verdict"),
+    [
+        ({1: 5.0}, {2: 5.0}, {}, "nothing-in-common"),
+        ([2.0] * 100, ONE_BAD, {}, "aligned"),
+        ([2.0] * 100, ONE_BAD, {"rule": "every-step"}, "different"),
+        ([100.0] * 8, [75.0] * 8, {"threshold": 0.25, "rule": "every-step"}, "different"),
+        ([100.0] * 8, [76.0] * 8, {"threshold": 0.25, "rule": "every-step"}, "aligned"),
+        (WILD, WILD, {}, "different"),
+        (WILD, WILD, {"rule": "compare-backends"}, "different"),
+        ([0.0, -0.5, 0.0], [0.0, -0.5, 0.0], {"rule": "every-step"}, "aligned"),
+        ([-0.5] * 3, [0.5] * 3, {"rule": "every-step", "threshold": 1.9}, "different"),
+    ],
+)
+def test_the_threshold_is_strict_and_a_step_in_the_middle_decides_only_under_every_step(
+    a: object, b: object, options: dict[str, object], verdict: str
+):
+    assert compared(a, b, **options).verdict == verdict
+
+
+@pytest.mark.parametrize(("rule", "wild"), [("first-mean-last", math.nan), ("every-step", -math.inf)])
+@pytest.mark.parametrize("both", [True, False])
+def test_nan_and_infinity_are_never_a_success(rule: str, wild: float, both: bool):
+    a, b = [2.0] * 5 + [wild] + [2.0] * 5, [2.0] * 5 + [wild if both else 2.0] + [2.0] * 5
+    answer = compared(a, b, rule=rule)
+    assert not answer.good and answer.a.nonfinite_steps == (6,) and answer.b.nonfinite == int(both)
+    assert "1 value of A is NaN or infinite (step 6)" in answer.reasons and answer.a.mean == 2.0
+    assert (answer.worst[0].step, answer.worst[0].relative) == (6, None) and "A is" in answer.worst[0].note
+
+
+# ---- which metric ----
+
+
+def several(**series: list[float]) -> TrainLog:
+    logs = {name: log(values, name) for name, values in series.items()}
+    return TrainLog("x", metrics=dict.fromkeys(series, 1), series={name: one.series[name] for name, one in logs.items()})
+
+
+def test_the_preferred_loss_that_both_have_is_compared():
+    a = several(loss_mean=[1.0], act_loss=[1.0], zz_loss=[1.0], gpt_loss=[1.0])
+    assert compared(a, a).metric == "gpt_loss"
+    assert compared(a, several(zz_loss=[1.0], act_loss=[1.0], loss_mean=[1.0])).metric == "act_loss"
+    assert compared(a, several(zz_loss=[1.0])).metric == "zz_loss"
+    evaluated = several(**{"eval gpt_loss": [1.0], "zz_loss": [1.0]})
+    assert compared(evaluated, evaluated).metric == "zz_loss"
+
+
+def test_numbering_that_both_have_is_preferred():
+    both = TrainLog(
+        "x",
+        series={"loss": log([1.0] * 4, "loss", ORDER).series["loss"] | log([2.0] * 4, "loss", LINE).series["loss"]},
+    )
+    ordered = log([1.0] * 4, "loss", ORDER)
+    assert (compared(both, both).a.numbered_by, compared(both, ordered).a.numbered_by) == (LINE, ORDER)
+    answer = compared(log([1.0] * 4, "loss", LINE), ordered)
+    assert any("number their steps differently" in note for note in answer.notes)
+
+
+def test_options_that_mean_nothing_are_usage_errors():
+    for options in ({"threshold": 0}, {"threshold": math.nan}, {"rule": "best"}):
+        with pytest.raises(UsageError):
+            compared([1.0], [1.0], **options)
+
+
+# ---- do they fall? ----
+
+
+def noise(count: int, scale: float) -> list[float]:
+    return [scale * (((i * 7919) % 101) / 50 - 1) for i in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ([5 - 0.02 * i + n for i, n in enumerate(noise(120, 0.3))], "falls"),
+        ([3 + 0.02 * i + n for i, n in enumerate(noise(120, 0.3))], "rises"),
+        ([3 + n for n in noise(120, 0.3)], "neither falls nor rises"),
+        ([2.0] * 50, "neither falls nor rises"),
+        ([5 - 0.02 * i for i in range(119)] + [1e6], "falls"),
+        ([1e6] + [3 + n for n in noise(119, 0.3)], "neither falls nor rises"),
+        ([3.0, 2.0, 1.0], "too few steps to tell"),
+    ],
+)  # fmt: skip
+def test_a_trend_is_told_from_noise_and_outliers(values: list[float], word: str):
+    assert trend(values).word == word

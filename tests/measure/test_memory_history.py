@@ -9,12 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from commandline import invoke
 from supervised import make_spec
-from typer.testing import CliRunner
 
 from actordbg.actor import session as sessions
 from actordbg.base.errors import ActordbgError
-from actordbg.cli.app import app
 from actordbg.formats.store_files import make_folder
 from actordbg.replay.actor_engine import ActorEngine
 from actordbg.store.layout import Store
@@ -25,12 +24,12 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What a stand-in for torch.cuda was told. Its snapshots hold how many there were before."""
     import torch
 
-    said: list[Any] = []
+    said = []
 
-    def record(enabled: str | None = "all", **options: Any) -> None:
+    def record(enabled: str | None = "all", **options: Any):
         said.append((enabled, options.get("max_entries")))
 
-    def dump(path: str) -> None:
+    def dump(path: str):
         said.append(Path(path).name)
         Path(path).write_text(str(len(said)))
 
@@ -74,8 +73,7 @@ def test_a_history_is_written_after_each_input_and_a_failed_one_has_its_own(
 
 
 def test_without_cuda_it_is_refused_with_what_to_do_instead(store: Store):
-    runner = CliRunner()
-    runner.invoke(app, ["--store", str(store.root), "dump", "create", "--quiet", "--seq-len", "8"], catch_exceptions=False)
+    invoke(store, "dump", "create", "--quiet", "--seq-len", "8")
     with pytest.raises(ActordbgError) as refused:
-        runner.invoke(app, ["--store", str(store.root), "replay", "--memory-snapshot", "--quiet"], catch_exceptions=False)
+        invoke(store, "replay", "--memory-snapshot", "--quiet")
     assert "on CUDA only" in refused.value.message and "memory watch" in str(refused.value.hint or refused.value.message)

@@ -12,15 +12,15 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import commandline
 import pytest
+from click.testing import Result
 from roots import SUPPORT
 from supervised import Bench, make_spec
-from typer.testing import CliRunner, Result
 
 from actordbg.base.errors import UsageError
 from actordbg.catalog.indexer import refresh
 from actordbg.catalog.query import table_rows
-from actordbg.cli.app import app
 from actordbg.document.blocks import NO_TONE, Banner, Items
 from actordbg.dumps.checking import check
 from actordbg.measure import process_memory, watching
@@ -35,8 +35,8 @@ MB = 1_000_000
 INPUTS = 24
 
 
-def invoke(store: Store, *arguments: str, catch: bool = False) -> Result:
-    return CliRunner().invoke(app, ["--store", str(store.root), "memory", *arguments], catch_exceptions=catch)
+def invoke(store: Store, typed: str, *more: str) -> Result:
+    return commandline.invoke(store, "memory", *typed.split(), *more)
 
 
 def sample(step: int | None, uss: int, *, seconds: float | None = None, **values: object) -> Sample:
@@ -54,21 +54,20 @@ def series(leak: int, steps: int = 40, noise: int = 0, base: int = 50 * MB) -> l
 
 def watched_replay(bench: Bench, spec: ReplaySpec, action: str) -> dict[str, object]:
     """Run a replay whose inputs all do this, while `memory watch` samples it; the command's answer."""
-    said: list[subprocess.CompletedProcess[str]] = []
-    command = [sys.executable, "-m", "actordbg", "--store", str(bench.store.root), "memory", "watch", "--replay", spec.replay_id]
+    said = []
+    words = f"--store {bench.store.root} memory watch --replay {spec.replay_id} --interval 20ms --json".split()
 
-    def watch() -> None:
+    def watch():
         while not (bench.store.replays / spec.replay_id / "spec.json").is_file():
             time.sleep(0.02)
-        said.append(subprocess.run([*command, "--interval", "20ms", "--json"], capture_output=True, text=True, check=False))
+        said.append(commandline.program(*words))
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     bench.run(spec, {item.dump_id: action for item in spec.inputs})
     watcher.join()
     assert said[0].returncode == 0, said[0].stderr
-    answer: dict[str, object] = json.loads(said[0].stdout)
-    return answer
+    return json.loads(said[0].stdout)
 
 
 @pytest.mark.slow
@@ -84,10 +83,10 @@ def test_a_worker_that_leaks_a_megabyte_an_input_shows_it_and_parts_from_one_tha
     samples = read_samples(store.memory / f"{leaking['memory_id']}.csv")
     assert {one.rank for one in samples} == {0} and {one.dump_id for one in samples} - {""} == {f"d{n}" for n in range(INPUTS)}
     page = tmp_path / "memory.html"
-    done = invoke(store, "compare", str(leaking["memory_id"]), str(sound["memory_id"]), "--html", str(page), "--of", "uss")
+    done = invoke(store, f"compare {leaking['memory_id']} {sound['memory_id']} --of uss --html", str(page))
     assert done.exit_code == 1 and "rank 0, USS: growth is" in done.stdout and "in B; they part at step" in done.stdout
     assert "<html" in page.read_text() and "USS by step" in page.read_text() and "d3" in page.read_text()
-    assert invoke(store, "compare", str(sound["memory_id"]), str(sound["memory_id"])).exit_code == 0
+    assert invoke(store, f"compare {sound['memory_id']} {sound['memory_id']}").exit_code == 0
     rows = {one.memory_id: one for one in table_rows(store, "memory_watch", "1")} if refresh(store).lab else {}
     assert rows[str(leaking["memory_id"])].growth_per_step == pytest.approx(MB, rel=0.1)
     assert rows[str(sound["memory_id"])].growth_per_step is None
@@ -155,7 +154,7 @@ def test_a_process_by_pid_is_watched_until_it_ends_with_steps_from_a_file(store:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     left = iter(range(6))
 
-    def advance(samples: list[Sample]) -> None:
+    def advance(samples: list[Sample]):
         """After each round another step begins; after the last one the process ends."""
         with open(steps, "a") as file:
             file.write("loss\n")
@@ -184,12 +183,12 @@ def test_journals_with_odd_events_are_followed_and_workers_without_a_beginning_a
 def test_a_watching_is_in_the_store_whole_and_listed(store: Store):
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        done = invoke(store, "watch", "--pid", str(child.pid), "--interval", "10ms", "--for", "100ms", "--json")
+        done = invoke(store, f"watch --pid {child.pid} --interval 10ms --for 100ms --json")
     finally:
         child.communicate(b"\n")
     answer = json.loads(done.stdout)
     assert done.exit_code == 0 and answer["kind"] == "processes" and any("steps" in note for note in answer["notes"])
-    listed = json.loads(invoke(store, "ls", "--json").stdout)
+    listed = json.loads(invoke(store, "ls --json").stdout)
     assert [(one["memory_id"], one["processes"]) for one in listed] == [(answer["memory_id"], 1)]
     assert refresh(store, rebuild=True).lab == 1 and len(table_rows(store, "memory_watch", "1")) == 1
     assert not check(store)
@@ -198,15 +197,15 @@ def test_a_watching_is_in_the_store_whole_and_listed(store: Store):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("typed", "says"),
     [
-        ([], "takes one of"), (["--pid", "1", "--run", "x"], "takes one of"), (["--run", "x"], "no process of run x"),
-        (["--pid", "4194304"], "no process 4194304"), (["--run", "x", "--step-file", "y"], "--step-file is for --pid"),
+        ("", "takes one of"), ("--pid 1 --run x", "takes one of"), ("--run x", "no process of run x"),
+        ("--pid 4194304", "no process 4194304"), ("--run x --step-file y", "--step-file is for --pid"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_watched_is_refused(store: Store, arguments: list[str], says: str):
+def test_what_cannot_be_watched_is_refused(store: Store, typed: str, says: str):
     with pytest.raises(UsageError, match=says):
-        invoke(store, "watch", *arguments)
+        invoke(store, f"watch {typed}")
 
 
 def test_gpu_memory_is_what_nvidia_smi_says_of_each_pid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

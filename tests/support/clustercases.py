@@ -51,7 +51,7 @@ class Machines:
     folder/site is imported by all of them: it refuses the others' folders (`NO_ENTRY`), and brings `norename://`.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path):
         self.folder, self.site, self.url = folder, folder / "site", f"norename://{folder / 'bucket'}"
         info = self.site / "norename-1.dist-info"
         info.mkdir(parents=True)

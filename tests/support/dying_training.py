@@ -22,7 +22,7 @@ from actordbg.campaign.train_engine import TrainEngine, step_of
 class DyingEngine(TrainEngine):
     """The product's engine, killed once."""
 
-    def _death(self, where: str, step: int) -> None:
+    def _death(self, where: str, step: int):
         index, _, attempt = self.folder.name.removeprefix("cell-").partition(".")
         told = json.loads(os.environ["DYING"]).get(index)
         if told and attempt == "1" and (told["where"], told["step"], told["rank"]) == (where, step, self.rank):
@@ -43,7 +43,7 @@ class DyingEngine(TrainEngine):
         finally:
             del self._session.step
 
-    def _save(self, step: int) -> None:
+    def _save(self, step: int):
         from torch.distributed.checkpoint import FileSystemWriter
 
         original = FileSystemWriter.write_data
@@ -60,22 +60,20 @@ class DyingEngine(TrainEngine):
             FileSystemWriter.write_data = original  # type: ignore[method-assign]
 
 
-def main(store: Path, record: Path, inputs: Path) -> None:
+def main(store: Path, record: Path, inputs: Path):
     """Run the check, its ranks with this module."""
+    from supervised import fake_launcher
+
     from actordbg.campaign.run_train_check import TrainRun
     from actordbg.records.matrix_record import TrainCheckRecord
     from actordbg.records.replay_record import ReplayInput
     from actordbg.replay.group_engine import WarmGroups
-    from actordbg.replay.launch import launch
     from actordbg.store.layout import Store
 
     os.environ["COMMAND"] = str(os.getpid())
     chosen = [ReplayInput(**one) for one in json.loads(inputs.read_text())]
-
-    def started(*arguments: Any) -> Any:
-        return launch(*arguments, module="dying_training")
-
-    TrainRun(Store(store), TrainCheckRecord.from_file(record), chosen, warm=WarmGroups(started)).run()
+    warm = WarmGroups(fake_launcher([], "dying_training"))
+    TrainRun(Store(store), TrainCheckRecord.from_file(record), chosen, warm=warm).run()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ FILES = (
     "actor/test_actor_parallel.py", "dumps/test_killed_anywhere.py", "fuzz/test_fuzz.py", "install/test_run.py",
     "judge/test_measured_limits.py", "catalog/test_private_catalog.py", "actor/test_model_code.py",
     "capture/test_capture_faults.py", "actor/test_actor_deepspeed.py",
-    "project/test_benchmarks.py", "replay/test_replay_launch.py", "project/test_threads.py", "campaign/test_checkpoints.py",
+    "project/test_benchmarks.py", "replay/test_replay_launch.py", "project/test_threads.py",
     "trainers/test_made_up_trainer.py",
 )  # fmt: skip
 """Each takes twenty seconds or more, the longest first. A name that is no more, or is missing here, costs a minute at most."""

@@ -7,25 +7,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import supervised
 from replaycases import PlannedRow
-from supervised import fake_launcher
 
-from actordbg.base.processes import session_members
 from actordbg.base.units import new_replay_id
 from actordbg.campaign.cells import combinations, make_cells, parse_axes
 from actordbg.campaign.run_matrix import MatrixEvent, Surroundings, new_matrix, run_matrix
 from actordbg.config.choices import Facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.records.matrix_record import OPEN, MatrixCell, MatrixRecord, TrainCell, TrainCheckRecord
+from actordbg.records.matrix_record import OPEN, MatrixRecord, TrainCell, TrainCheckRecord
 from actordbg.records.replay_record import ReplayInput
 from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.launch import Group, Launched
-from actordbg.store.layout import Store
 
 LAPTOP = Facts(cuda=False, gpus=0, flash_attn=False, versions={"transformers": "5.15.0"})
 FOUR = {"attn": "sdpa,eager", "packing": "both"}
@@ -43,13 +41,8 @@ class ScriptedGroups(WarmGroups):
         return super().launch(config, group, work)
 
 
-@dataclass
-class Bench:
+class Bench(supervised.Bench):
     """Runs scripted matrices in one store, and remembers the sessions that they started."""
-
-    store: Store
-    sessions: list[int] = field(default_factory=list)
-    warm: ScriptedGroups | None = None
 
     def new(
         self,
@@ -71,19 +64,13 @@ class Bench:
     def run(
         self,
         record: MatrixRecord,
-        script: Script = lambda config: {},
+        script=lambda config: {},
         baseline: MatrixRecord | None = None,
         on_event: Callable[[MatrixEvent], None] = lambda event: None,
     ) -> MatrixRecord:
-        self.warm = ScriptedGroups(fake_launcher(self.sessions), script=script)
-        around = Surroundings(None, LAPTOP, on_event, warm=self.warm)
+        warm = ScriptedGroups(supervised.fake_launcher(self.sessions), script=script)
+        around = Surroundings(None, LAPTOP, on_event, warm=warm)
         return run_matrix(self.store, record, self.rows(len(record.dump_ids)), around, baseline)
-
-    def left_running(self) -> list[int]:
-        return [pid for session in self.sessions for pid in session_members(session)]
-
-    def log_of(self, cell: MatrixCell) -> str:
-        return (self.store.root / str(cell.log)).read_text()
 
 
 def training_check(

@@ -13,7 +13,7 @@ ANOTHER = 54321
 """A user who is not this one."""
 
 
-def give_away(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def give_away(file: Path, monkeypatch: pytest.MonkeyPatch):
     """The file belongs to ANOTHER, as far as this process can tell."""
     if os.geteuid() == 0:
         os.chown(file, ANOTHER, -1, follow_symlinks=False)

@@ -17,7 +17,7 @@ AT = 4
 """The step in which a state is lost."""
 
 
-def ring_without_reduction() -> None:
+def ring_without_reduction():
     """Parameters are sharded, and gradients reduced, over dp alone."""
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -25,7 +25,7 @@ def ring_without_reduction() -> None:
 
     original = fsdp2.Fsdp2Backend._shard
 
-    def shard(self: Any, dtype: Any) -> None:
+    def shard(self: Any, dtype: Any):
         whole, self._mesh = self._mesh, init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "sp"))
         original(self, dtype)
         self._mesh = whole
@@ -33,7 +33,7 @@ def ring_without_reduction() -> None:
     fsdp2.Fsdp2Backend._shard = shard  # type: ignore[method-assign]
 
 
-def state_of_one_shard_lost() -> None:
+def state_of_one_shard_lost():
     """Rank 1 forgets what its optimizer knows, once."""
     from actordbg.actor.backends.training import AdamSteps
 
@@ -48,14 +48,14 @@ def state_of_one_shard_lost() -> None:
     AdamSteps.step = step  # type: ignore[method-assign]
 
 
-def no_zero_grad() -> None:
+def no_zero_grad():
     """Gradients stay where they are after a step."""
     from actordbg.actor.backends.training import AdamSteps
 
     AdamSteps.clear = lambda self: None  # type: ignore[method-assign]
 
 
-SOUND: dict[tuple[Any, str], Any] = {}
+SOUND = {}
 """What the faults replace, as it was before the first."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -11,10 +11,10 @@ from types import FrameType
 class Steps:
     """Guarantees: `count` is the number of Python functions entered inside of `counted`, the same on any machine."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.count = 0
 
-    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
+    def __call__(self, frame: FrameType, event: str, argument: object):
         self.count += event == "call"
 
 
@@ -32,17 +32,10 @@ def counted() -> Iterator[Steps]:
 class TickingClock:
     """A clock that a look moves on. Guarantees: `monotonic` is a second later with each call, and nothing else moves it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.looks = 0
 
     def monotonic(self) -> float:
         """Seconds; each call counts as a look."""
         self.looks += 1
         return float(self.looks)
-
-
-def steps_of(call: Callable[[], object]) -> int:
-    """How many Python functions a call enters."""
-    with counted() as steps:
-        call()
-    return steps.count
