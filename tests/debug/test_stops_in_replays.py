@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -168,7 +169,9 @@ def test_an_editor_stops_looks_and_goes_on_and_another_user_gets_nothing(store: 
     options = ("replay", "--nproc", "2", "--break", "before", "--debugpy", str(port))
     command = [sys.executable, "-m", "actordbg", "--store", str(store.root), *options]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, env=stopcases.environment(), **pipes) as replaying:
+    replaying = subprocess.Popen(command, text=True, env=stopcases.environment(), **pipes)
+    with contextlib.ExitStack() as at_end:
+        at_end.callback(replaying.kill)
         if os.geteuid() == 0:
             told_to_others = told_to_another_user(port)
             assert port in told_to_others and set(told_to_others.values()) == {""}, told_to_others

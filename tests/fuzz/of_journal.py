@@ -6,11 +6,22 @@ import json
 
 from fuzzing import Chance, Havoc, mutate_json, work_folder
 
-from actordbg.records.journal import Tail, last_results, read_chunk, read_events, read_results, read_standing, read_why, result_of
+from actordbg.records.journal import (
+    Tail,
+    last_results,
+    read_chunk,
+    read_chunks,
+    read_events,
+    read_results,
+    read_standing,
+    read_why,
+    result_of,
+)
 from actordbg.records.replay_record import LAWS, LawAnswer, ResultRecord, answers_of
 
 PARSERS = (
     read_chunk,
+    read_chunks,
     read_events,
     Tail.poll,
     read_results,

@@ -91,7 +91,7 @@ def test_exit_code_and_streams_are_the_jobs(store):
 
 
 def test_an_interrupted_job_is_switched_off(store):
-    command = [*f"{sys.executable} -m actordbg --store {store.root} run --run a -- sh -c".split(), "echo ready; sleep 60"]
+    command = [*f"{sys.executable} -m actordbg --store {store.root} run --run a -- sh -c".split(), "echo ready; exec sleep 60"]
     process = subprocess.Popen(command, env=clean_environment(PYTHONPATH=str(ROOT)), stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
     during = is_on(store)

@@ -76,7 +76,7 @@ def test_loading_packs_and_comparing_are_measured(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(module, "REAL", tmp_path / "nowhere")
         monkeypatch.setattr(module, "_generate", few)
     monkeypatch.setattr(pack, "_end_to_end", lambda: None)  # six replays with a real worker
-    assert len(load.run(1)) == 5 and len(pack.run(1)) == 8
+    assert len(load.run(1)) == 4 and len(pack.run(1)) == 8
     lab = bench("lab")
     monkeypatch.setattr(lab, "DUMPS", 3)
     assert lab._compare().ours > 0

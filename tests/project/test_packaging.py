@@ -42,8 +42,8 @@ def test_the_wheel_is_one_package_that_makes_a_catalog_alone(tmp_path: Path):
     wheel = zipfile.ZipFile(next(tmp_path.glob("*.whl")))
     packed = wheel.namelist()
     assert {name.split("/")[0] for name in packed if "dist-info" not in name} == {"actordbg"}
-    migrations = {Path(name).name for name in packed if name.startswith("actordbg/_migrations/versions/0")}
-    assert migrations == {path.name for path in (ROOT / "migrations/versions").glob("0*.py")} != set()
+    migrations = {Path(name).name for name in packed if name.startswith("actordbg/_migrations/versions/")}
+    assert migrations == {path.name for path in (ROOT / "migrations/versions").glob("*.py")} != set()
     folder = "actordbg/install/pythonpath/"
     assert [name for name in packed if name.startswith(folder)] == [f"{folder}sitecustomize.py"]
     wheel.extractall(tmp_path / "site")
