@@ -49,6 +49,8 @@ HUNG = "hung"
 STOPPED = "stopped"
 GOES_ON = "goes_on"
 """In a result's `extra`: its worker ran other inputs of the replay before, so its first one here is no warm-up."""
+KEPT_BYTES = "kept_bytes"
+"""In a result's `extra`: the size of the file of its tensors, where it kept them."""
 
 
 @dataclass(frozen=True)

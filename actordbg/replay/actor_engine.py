@@ -17,10 +17,10 @@ from actordbg.base.imports import without_collecting
 from actordbg.config.replay_config import TINY
 from actordbg.debug import stops
 from actordbg.debug.replay_stops import ReplayStops
-from actordbg.formats.store_files import atomic_write
 from actordbg.formats.weight_hashes import WEIGHTS
 from actordbg.records.journal import TENSORS
-from actordbg.records.replay_record import LAWS, ReplayInput, ReplaySpec
+from actordbg.records.replay_record import KEPT_BYTES, LAWS, ReplayInput, ReplaySpec
+from actordbg.replay.flushing import UNFLUSHED, Unflushed
 from actordbg.replay.selection import defaults_of
 
 if TYPE_CHECKING:
@@ -117,7 +117,8 @@ class ActorEngine:
             if on_law is not None and self.spec.config.vary is None:
                 fields["extra"][LAWS] = self._ask(loaded, outcome, on_law)
             if outcome.tensors and recorded:
-                self._keep(item, outcome)
+                kept = fields[UNFLUSHED] = self._keep(item, outcome)
+                fields["extra"][KEPT_BYTES] = kept.size
             failed = ""
         finally:
             if self._history is not None:
@@ -163,7 +164,7 @@ class ActorEngine:
             "extra": extra | {name: value for name, value in where_any.items() if value},
         }
 
-    def _keep(self, item: ReplayInput, outcome: ForwardOutcome) -> None:
+    def _keep(self, item: ReplayInput, outcome: ForwardOutcome) -> Unflushed:
         """`--keep-tensors`: what a comparison needs, as a safetensors file named after the dump."""
         import safetensors.numpy
 
@@ -172,7 +173,7 @@ class ActorEngine:
         if outcome.gradients:
             about["gradients"] = json.dumps(outcome.gradients)
         blob = safetensors.numpy.save(plain, metadata=about)
-        atomic_write(self.folder / TENSORS / f"{item.dump_id}.safetensors", blob)
+        return Unflushed.write(self.folder / TENSORS / f"{item.dump_id}.safetensors", blob)
 
     def _device_is_lost(self) -> bool:
         """After some CUDA errors (an illegal memory access) every later call in this process fails: try one."""

@@ -43,9 +43,10 @@ from actordbg.records.journal import (
     Journal,
     read_events,
     read_results,
+    read_standing,
     result_of,
 )
-from actordbg.records.replay_record import ReplaySpec, ResultRecord
+from actordbg.records.replay_record import KEPT_BYTES, ReplaySpec, ResultRecord
 from actordbg.replay.group import GroupRun, Replay
 from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.launch import Group, groups_of
@@ -171,9 +172,10 @@ class Supervisor(Replay):
         self.warm = self.warm or self.own_groups
         self.launcher = self.warm.launch if self.warm else self.launcher
         self._relay = self.prompts or Relay()
-        if _was_cut_off(folder, spec.replay_id):
+        if cut_off := _was_cut_off(folder, spec.replay_id):
             self.engine.await_end(spec.replay_id, folder)
-        done = read_results(folder)
+        ended_well = not cut_off and read_standing(folder)[1] == COMPLETE
+        done = {name: record for name, record in read_results(folder).items() if ended_well or is_whole(folder, record)}
         self.outcome = ReplayOutcome(spec.replay_id, folder, INTERRUPTED, len(spec.inputs), done)
         self._book = LaneBook(spec.replay_id, spec.config.lane_width, done.values())
         self.journal = Journal(folder / SUPERVISOR)
@@ -325,6 +327,15 @@ def undisturbed() -> contextlib.AbstractContextManager[None]:
 
 def _me() -> tuple[int, int]:
     return os.getpid(), start_ticks(os.getpid())
+
+
+def is_whole(folder: Path, record: ResultRecord) -> bool:
+    """Whether what a result speaks of came to the disk: after a power cut or on a full disk, the journal may have been first."""
+    size = record.extra.get(KEPT_BYTES)
+    try:
+        return size is None or (folder / TENSORS / f"{record.dump_id}.safetensors").stat().st_size == size
+    except OSError:
+        return False
 
 
 def _was_cut_off(folder: Path, replay_id: str) -> bool:

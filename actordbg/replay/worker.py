@@ -14,8 +14,8 @@ A launcher starts it (deepspeed, torchrun or plain python). RANK says which work
     restart why this process cannot go on and must be replaced        (it then exits with EXIT_RESTART)
     done    nothing is left
 
-The supervisor blames a crash or a hang on a `start` without an `end`. A line is written before the worker goes on, so it outlives
-the process. `end` and the lines before it are flushed to the disk, and before them the file of tensors that the result speaks of.
+The supervisor blames a crash or a hang on a `start` without an `end`. A thread flushes lines to the disk while the next input
+runs, after the files that a result speaks of (`actordbg.replay.flushing`).
 
 An input that raises is recorded as failed, and the loop goes on, unless the exception left this process unusable:
 
@@ -58,6 +58,7 @@ from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import open_regular, read_regular
 from actordbg.records.journal import SPEC, Journal, rank_journal, rank_log
 from actordbg.records.replay_record import FAILED, GOES_ON, STOPPED, ReplayInput, ReplaySpec, ResultRecord
+from actordbg.replay.flushing import UNFLUSHED, Flusher
 from actordbg.replay.plan import law_order
 from actordbg.replay.rank_view import NODE, RankView
 from actordbg.replay.work_order import EXIT_BROKEN, EXIT_RESTART, Duty, Task, WorkOrder, answer_fields, await_next
@@ -96,7 +97,7 @@ class Engine(Protocol):
     def run(
         self, item: ReplayInput, loaded: Any, *, recorded: bool, on_law: Callable[[str], None] | None = None
     ) -> dict[str, Any]:
-        """Run one input; returns fields of its ResultRecord, `status` among them, what it keeps is on disk then.
+        """Run one input; returns fields of its ResultRecord, `status` among them, and as `UNFLUSHED` a file that it wrote.
 
         `recorded`: this rank's result counts. Otherwise nothing is written to the store, but the rank takes part in every
         collective. on_law: ask the input for its laws too, and call this before each step of that.
@@ -147,6 +148,7 @@ class Worker:
     def __init__(self, folder: Path, spec: ReplaySpec, order: WorkOrder, rank: int, engine: Engine) -> None:
         self.folder, self.spec, self.order, self.rank, self.engine = folder, spec, order, rank, engine
         self.journal = Journal(rank_journal(folder, rank))
+        self.flusher = Flusher(self.journal)
         others = [other for other in order.ranks if other != rank]
         self.peers = [RankView.of_peer(folder, other) for other in others]
         self._longest_s = 0.0
@@ -172,6 +174,7 @@ class Worker:
             sys.stderr.write(failure.trace)
             return self._leave(EXIT_BROKEN, "broken", **asdict(failure))
         finally:
+            self.flusher.close()
             self.journal.close()
 
     def _run_all(self, switch_to: Path | None) -> int:
@@ -192,6 +195,7 @@ class Worker:
                 self._fill(task, load)
             else:
                 self._replay(task, load)
+        self.flusher.settle()
         self._write("done")
         if self.order.stay:
             return 0
@@ -202,6 +206,8 @@ class Worker:
 
     def _leave(self, code: int, event: str, **values: Any) -> int:
         """Say why this process leaves. Where the journal takes nothing more, the log and the exit code say so."""
+        with contextlib.suppress(OSError):
+            self.flusher.settle()
         with contextlib.suppress(OSError):
             self._write(event, **values)
         return code
@@ -243,6 +249,7 @@ class Worker:
             self.has_run, fields = True, outcome
         if self.goes_on:
             fields = {**fields, "extra": {**fields.get("extra", {}), GOES_ON: True}}
+        kept = [fields.pop(UNFLUSHED)] if UNFLUSHED in fields else []
         if leads:
             record = ResultRecord(
                 replay_id=self.spec.replay_id,
@@ -255,11 +262,12 @@ class Worker:
                 load_s=load_s,
                 **fields,
             )
-            self.journal.append("end", **record.to_dict())
+            self.flusher.settle()  # what the result before left behind is on disk by then: no flush takes a result ahead
+            self.journal.write("end", **record.to_dict())
+            self.flusher.note(*kept)
         else:
             whose = {"dump_id": dump_id, "slot": task.slot, "follows": True, "started_at": started_at}
             self._write("filled", **whose, **answer_fields(fields))
-            self.journal.sync()
         if isinstance(loaded, Failure):
             self._take_part_after_all(task)
         else:
@@ -371,6 +379,7 @@ class Worker:
 
     def _write(self, event: str, **values: Any) -> None:
         self.journal.write(event, rank=self.rank, attempt=self.order.attempt, **values)
+        self.flusher.note()
 
 
 def end_with(supervisor: tuple[int, int], interval_s: float = 1.0) -> None:

@@ -1,0 +1,140 @@
+"""What a worker leaves behind comes to the disk in a thread, in an order in which nothing is believed too early."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.records.journal import TENSORS, read_events, read_results
+from actordbg.records.replay_record import KEPT_BYTES, PASSED, ReplayInput, ReplaySpec
+from actordbg.replay.flushing import UNFLUSHED, Unflushed
+from actordbg.replay.supervise import is_whole
+from actordbg.replay.work_order import EXIT_BROKEN, WorkOrder
+from actordbg.replay.worker import Worker
+
+
+class Keeping:
+    """An engine that keeps a file for each input, as the real one does."""
+
+    collective, tainted, out_of_step = False, False, ""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def open(self) -> dict[str, Any]:
+        return {}
+
+    def load(self, item: ReplayInput) -> None:
+        return None
+
+    def run(self, item: ReplayInput, loaded: Any, *, recorded: bool, on_law: Any = None) -> dict[str, Any]:
+        kept = Unflushed.write(self.folder / TENSORS / f"{item.dump_id}.safetensors", b"1" * 100)
+        return {"status": PASSED, UNFLUSHED: kept, "extra": {KEPT_BYTES: kept.size}}
+
+    def close(self) -> None: ...
+
+
+class Disk:
+    """What came to the disk, and in what order: which files were flushed whenever the journal was."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, journal: Path) -> None:
+        self.journal, self.flushed, self.early = journal, set[str](), list[str]()
+        self.full_for, self.gate = "", threading.Event()
+        self.gate.set()
+        self._fsync, self._fdatasync = os.fsync, os.fdatasync
+        monkeypatch.setattr(os, "fsync", self.fsync)
+        monkeypatch.setattr(os, "fdatasync", self.fdatasync)
+
+    def fsync(self, descriptor: int) -> None:
+        name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
+        self.gate.wait(60)
+        if self.full_for and name.startswith(self.full_for):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self._fsync(descriptor)
+        self.flushed.add(name)
+
+    def fdatasync(self, descriptor: int) -> None:
+        if self.full_for == "journal":
+            raise OSError(errno.EIO, "Input/output error")
+        there = {event["dump_id"] for event in read_events(self.journal) if event["event"] == "end"}
+        self._fdatasync(descriptor)
+        self.early += [name for name in there if f"{name}.safetensors" not in self.flushed and name != self.full_for]
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Worker:
+    inputs = tuple(ReplayInput(f"d{n}", "", 0, 1, 8, 8) for n in range(4))
+    order = WorkOrder(1, [0], [[0], [1], [2], [3]], (os.getpid(), 0), stay=True)
+    return Worker(tmp_path, ReplaySpec("r", "now", ReplayConfig(), inputs), order, 0, Keeping(tmp_path))
+
+
+def test_no_flush_takes_a_result_ahead_of_its_tensors_and_all_are_there_at_the_end(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch, tmp_path / "rank0.jsonl")
+    assert worker.run() == 0
+    assert disk.early == [] and disk.flushed >= {f"d{n}.safetensors" for n in range(4)} | {TENSORS}
+    assert {one.status for one in read_results(tmp_path).values()} == {PASSED} and len(read_results(tmp_path)) == 4
+    assert not any(thread.name == "flush" for thread in threading.enumerate())
+
+
+def test_while_the_disk_sleeps_the_next_input_runs_and_no_more_than_one_result_waits(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch, tmp_path / "rank0.jsonl")
+    disk.gate.clear()
+    running = threading.Thread(target=worker.run)
+    running.start()
+    try:
+        while not (tmp_path / TENSORS / "d1.safetensors").exists():  # d1 runs while d0's file is on its way
+            running.join(0.005)
+            assert running.is_alive()
+        said = [(event["event"], event["dump_id"]) for event in read_events(tmp_path / "rank0.jsonl") if "dump_id" in event]
+        assert said == [("start", "d0"), ("end", "d0"), ("start", "d1")], "a process that is killed now has one result"
+    finally:
+        disk.gate.set()
+        running.join(60)
+    assert len(read_results(tmp_path)) == 4 and disk.early == []
+
+
+def test_a_disk_that_does_not_take_the_tensors_ends_the_worker_and_their_input_runs_again(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Disk(monkeypatch, tmp_path / "rank0.jsonl").full_for = "d3"  # the last one: nothing comes after it but the end
+    assert worker.run() == EXIT_BROKEN
+    assert not (tmp_path / TENSORS / "d3.safetensors").exists()
+    broken = read_events(tmp_path / "rank0.jsonl")[-1]
+    assert (broken["event"], broken["error_class"]) == ("broken", "actordbg.base.errors.MachineFault")
+    assert broken["error"].startswith(f"No space left on device ({tmp_path} has ")
+    results = read_results(tmp_path)
+    assert {name for name, one in results.items() if not is_whole(tmp_path, one)} == {"d3"} and len(results) == 4
+
+
+def test_a_journal_that_cannot_be_flushed_ends_the_worker_and_blames_no_input(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Disk(monkeypatch, tmp_path / "rank0.jsonl").full_for = "journal"
+    assert worker.run() == EXIT_BROKEN
+    said = [event["event"] for event in read_events(tmp_path / "rank0.jsonl")]
+    assert said == ["boot", "ready", "start", "broken"], "an input without an end would count as what killed it"
+
+
+def test_a_result_that_a_full_disk_does_not_take_blames_no_input(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write = worker.journal.write
+
+    def full(event: str, /, **values: Any) -> None:
+        if event in ("end", "broken"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(event, **values)
+
+    monkeypatch.setattr(worker.journal, "write", full)
+    assert worker.run() == EXIT_BROKEN, "the exit code says what the journal cannot"
+    assert read_results(tmp_path) == {} and "No space left on device" in capsys.readouterr().err
