@@ -12,6 +12,7 @@ from pathlib import Path
 
 import heavy
 import pytest
+from roots import MEMORY
 
 from actordbg.store.layout import Store
 
@@ -47,8 +48,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def ring_folder() -> Iterator[Path]:
     """Rings of this test process and of the processes that it starts lie in a folder that goes with it."""
-    memory = Path("/dev/shm")
-    folder = Path(tempfile.mkdtemp(prefix="actordbg-tests-", dir=memory if os.access(memory, os.W_OK) else None))
+    folder = Path(tempfile.mkdtemp(prefix="actordbg-tests-", dir=MEMORY))
     os.environ["ACTORDBG_RING_DIR"] = str(folder)
     yield folder
     shutil.rmtree(folder, ignore_errors=True)

@@ -17,13 +17,11 @@ Example:
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
@@ -34,7 +32,7 @@ from pathlib import Path
 import actordbg
 from actordbg.actor.models import TinyShape, build_tiny
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem
-from actordbg.base.processes import session_members
+from actordbg.base.processes import end_session, session_members
 from actordbg.formats.store_files import open_regular
 from actordbg.trainers.trainer import TRAINER, Program
 
@@ -114,14 +112,9 @@ class TrainingJob:
             self.process.terminate()
         deadline = time.monotonic() + grace
         while session_members(session) and time.monotonic() < deadline:
-            self.process.poll()
             time.sleep(0.05)
-        for pid in session_members(session):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        end_session(session, grace_s=0)
         self.process.wait()
-        while session_members(session):
-            time.sleep(0.02)
         shutil.rmtree(self.temporary, ignore_errors=True)
 
     def _new_progress(self) -> Iterator[TrainingProgress]:

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import actordbg
-from actordbg.base.errors import EnvironmentProblem
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.owners import NOT_FROM_HERE
+from actordbg.install import patch_target
 from actordbg.install import target_probe as probe
 from actordbg.trainers.fitting import Fit, fits
 from actordbg.trainers.trainer import TRAINER
@@ -146,7 +146,6 @@ def _started(command: Sequence[str], out: Any, err: Any) -> Iterator[subprocess.
 PYTHON = ((3, 10), (3, 12))
 """Oldest and newest Python that actordbg is tested with."""
 KNOWN_PYTHON = "3.11"
-FACTS_SECONDS = 60.0
 DESK, REPLAY, TRAINING = "the command line", "replay", f"training with {TRAINER.name}"
 PACKAGES: dict[str, dict[str, str | None]] = {
     "capture": dict.fromkeys(("zstandard", "safetensors")),
@@ -197,12 +196,7 @@ def release(version: str) -> tuple[int, ...]:
 
 def examined(python: str) -> Environment:
     """Ask an interpreter for the facts; EnvironmentProblem if it does not answer."""
-    try:
-        answer = next(ask(python, ["facts", *KNOWN_GOOD, *OTHERS], FACTS_SECONDS))
-    except OSError as error:
-        raise EnvironmentProblem(f"{python} cannot be run: {error.strerror}", hint="name a Python with --python") from None
-    if isinstance(answer, Ended):
-        raise EnvironmentProblem(f"{python} does not answer as a Python: {answer.last_words}", hint="name a Python with --python")
+    answer = patch_target.ask(python, "facts", *KNOWN_GOOD, *OTHERS)
     return Environment(python, tuple(answer["python"]), answer["versions"], answer["include"], answer["scripts"])
 
 

@@ -101,7 +101,8 @@ def ask(python: str, *question: str) -> dict[str, Any]:
     answers = [line for line in done.stdout.splitlines() if line.startswith(probe.MARK)]
     if done.returncode != 0 or not answers:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise EnvironmentProblem(f"{python} cannot answer `{question[0]}`: {last}", hint="check the environment")
+        hint = "check that environment, or name another Python with --python"
+        raise EnvironmentProblem(f"{python} cannot answer `{question[0]}`: {last}", hint=hint)
     answer: dict[str, Any] = json.loads(answers[-1].removeprefix(probe.MARK))
     return answer
 

@@ -54,10 +54,9 @@ def _init(ray: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
         except Exception as error:  # noqa: BLE001  # ours, not the user's: call Ray as they did
             _tell(error)
             return original(*args, **kwargs)
-        before = os.environ.get(JOB_CONFIG)
-        if job is None or before is None:
+        if job is None:
             return original(*args, **changed)
-        os.environ[JOB_CONFIG] = job
+        before, os.environ[JOB_CONFIG] = os.environ[JOB_CONFIG], job
         try:
             return original(*args, **changed)
         finally:

@@ -44,7 +44,6 @@ INSTALLER = "_actordbg_install"
 BEGIN = "# >>> actordbg trailer >>>"
 END = "# <<< actordbg trailer <<<"
 
-_BEGIN = re.compile(rb"(?<![^\r\n])" + re.escape(BEGIN).encode())
 _TRACES = re.compile(rb"(?<![^\r\n])(" + b"|".join(re.escape(t).encode() for t in (BEGIN, END, f"def {INSTALLER}(")) + b")")
 _CHECK = re.compile(rb'"check": "([0-9a-f]{64})"')
 _NO_CHECK = "0" * 64
@@ -156,7 +155,7 @@ def inspect(data: bytes) -> Inspection:
     if not traces:
         problem = _unsupported(data)
         return Inspection(State.UNSUPPORTED, problem) if problem else Inspection(State.CLEAN, "", source=data)
-    begins = [match.start() for match in _BEGIN.finditer(data)]
+    begins = [trace.start() for trace in traces if trace[1] == BEGIN.encode()]
     if len(begins) != 1:
         return Inspection(State.EDITED, f"it has {len(begins)} first lines of a trailer instead of one")
     start = begins[0]
@@ -170,10 +169,8 @@ def inspect(data: bytes) -> Inspection:
 
 
 def remedy(data: bytes) -> str:
-    """How a user gets rid of a damaged trailer by hand, with line numbers."""
-    trace = _TRACES.search(data)
-    if trace is None:
-        return ""
+    """How a user gets rid of the damaged trailer in `data` by hand, with line numbers."""
+    trace = next(_TRACES.finditer(data))
     first = len(data[: trace.start()].splitlines()) + 1
     return (
         f"lines {first} to the end hold the trailer: move what is yours above it or delete it by hand; "

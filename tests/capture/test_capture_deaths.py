@@ -129,7 +129,7 @@ def test_a_hundred_of_a_hundred_inputs_in_flight_survive_a_kill_and_a_segfault(v
         ("dies_after", "raise", 1, "recent"),
         ("dies_after", "kill", -signal.SIGKILL, "recent"),
         ("dies_after", "sys.exit", 0, None),
-        ("ends", "", 0, None),
+        ("calls", "", 0, None),
     ],
 )
 def test_what_is_left_after_each_kind_of_end(
@@ -307,7 +307,7 @@ def test_a_ring_in_a_full_or_a_read_only_folder_costs_a_warning(
     with mounted(rings, options):
         switch(quick_store, **({"ring_dir": str(rings)} if named_by == "switch" else {}))
         named = {"ACTORDBG_RING_DIR": str(rings)} if named_by == "environment" else {}
-        job = Job("ends", str(quick_store.root), log=str(log), calls=40, environment=named)
+        job = Job("calls", str(quick_store.root), log=str(log), calls=40, environment=named)
         pid = victims.start(job)
         assert victims.wait(pid) == 0
         data = counters(quick_store)[pid]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import pty
-import select
 import shlex
 import signal
 import subprocess
 import sys
-import time
 
+import pexpect
 import pytest
 from roots import ROOT
 
@@ -79,65 +77,43 @@ def test_an_ignored_signal_stays_ignored():
     assert process.communicate(timeout=30)[0] == "True\nend 0 False\n"
 
 
-class Terminal:
+def in_terminal(*command: str) -> pexpect.spawn:
     """The wrapper in a terminal of its own, as its session's leader and foreground group."""
+    around = os.environ | {"PYTHONPATH": str(ROOT)}
+    return pexpect.spawn(sys.executable, ["-c", WRAPPER, *command], env=around, timeout=30)
 
-    def __init__(self, *command: str) -> None:
-        self.pid, self.master = pty.fork()
-        if self.pid == 0:
-            os.environ["PYTHONPATH"] = str(ROOT)
-            os.execv(sys.executable, [sys.executable, "-c", WRAPPER, *command])
-        self.text = ""
 
-    def read_until(self, text: str) -> str:
-        deadline = time.monotonic() + 30
-        while text not in self.text and time.monotonic() < deadline:
-            if select.select([self.master], [], [], 0.1)[0]:
-                try:
-                    self.text += os.read(self.master, 4096).decode()
-                except OSError:  # the other side is closed
-                    break
-        assert text in self.text, self.text
-        return self.text
-
-    def type(self, key: bytes) -> None:
-        os.write(self.master, key)
-
-    def end(self) -> int:
-        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        os.close(self.master)  # not before: that would hang up
-        return code
+def ends(terminal: pexpect.spawn, text: str) -> None:
+    """With this text, and well."""
+    terminal.expect_exact(f"{text}\r\n")
+    terminal.expect(pexpect.EOF)
+    assert terminal.wait() == 0
 
 
 def test_ctrl_c_reaches_the_program_once_each_time_and_does_not_end_us():
-    terminal = Terminal(sys.executable, "-c", COUNTS, "2")
-    terminal.read_until("ready")
+    terminal = in_terminal(sys.executable, "-c", COUNTS, "2")
+    terminal.expect_exact("ready")
     for count in (1, 2):
-        terminal.type(b"\x03")
-        terminal.read_until(f"took SIGINT {count}")
-    text = terminal.read_until("end 0 True")
-    assert "sum SIGINT SIGINT" in text and text.count("took") == 2
-    assert terminal.end() == 0
+        terminal.sendintr()
+        terminal.expect_exact(f"took SIGINT {count}")
+    ends(terminal, "sum SIGINT SIGINT\r\nend 0 True")
 
 
 def test_a_program_that_ctrl_c_ends_ends_with_130_and_may_read_the_terminal():
-    terminal = Terminal(sys.executable, "-c", "print('got', input()); import signal, time\n"
-                        "signal.signal(signal.SIGINT, signal.SIG_DFL); print('ready', flush=True); time.sleep(60)")  # fmt: skip
-    terminal.type(b"hello\n")
-    terminal.read_until("ready")
-    assert "got hello" in terminal.text
-    terminal.type(b"\x03")
-    terminal.read_until("end 130 True")
-    assert terminal.end() == 0
+    terminal = in_terminal(sys.executable, "-c", "print('got', input()); import signal, time\n"
+                           "signal.signal(signal.SIGINT, signal.SIG_DFL); print('ready', flush=True); time.sleep(60)")  # fmt: skip
+    terminal.sendline("hello")
+    terminal.expect_exact("got hello\r\nready")
+    terminal.sendintr()
+    ends(terminal, "end 130 True")
 
 
 def test_ctrl_z_stops_both_and_both_go_on():
-    terminal = Terminal("sh", "-c", f"{sys.executable} -c 'print(\"ready\", flush=True); import time; time.sleep(1)'; exit 5")
-    terminal.read_until("ready")
-    os.kill(terminal.pid, signal.SIGTSTP)
-    os.kill(terminal.pid, signal.SIGCONT)
-    terminal.read_until("end 5 False")
-    assert terminal.end() == 0
+    terminal = in_terminal("sh", "-c", f"{sys.executable} -c 'print(\"ready\", flush=True); import time; time.sleep(1)'; exit 5")
+    terminal.expect_exact("ready")
+    terminal.kill(signal.SIGTSTP)
+    terminal.kill(signal.SIGCONT)
+    ends(terminal, "end 5 False")
 
 
 @pytest.mark.parametrize(

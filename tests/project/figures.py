@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ast
 import io
+import json
 import os
 import subprocess
 import sys
@@ -79,20 +80,18 @@ def rooms(root: Path) -> list[str]:
     return sorted(path.parent.name for path in (root / "actordbg").glob("*/__init__.py"))
 
 
-def room_imports(root: Path) -> dict[str, set[str]]:
+IMPORTS = """
+import grimp, json, sys
+graph, rooms = grimp.build_graph("actordbg", cache_dir=None), sys.argv[1:]
+for room in rooms:
+    graph.squash_module(room)
+print(json.dumps({room: sorted(graph.find_modules_directly_imported_by(room) & {*rooms} - {room}) for room in rooms}))
+"""
+
+
+def room_imports(root: Path) -> dict[str, list[str]]:
     """Returns for each room the other rooms that its files import."""
-    names = set(rooms(root))
-    imported: dict[str, set[str]] = {}
-    for room in names:
-        modules: set[str] = set()
-        for path in (root / "actordbg" / room).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Import):
-                    modules |= {alias.name for alias in node.names}
-                elif isinstance(node, ast.ImportFrom) and node.module:
-                    modules |= {f"{node.module}.{alias.name}" for alias in node.names}
-        parts = (module.split(".") for module in modules)
-        imported[room] = {part[1] for part in parts if part[0] == "actordbg" and len(part) > 1 and part[1] in names - {room}}
+    imported: dict[str, list[str]] = json.loads(python(root, "-c", IMPORTS, *(f"actordbg.{room}" for room in rooms(root))))
     return imported
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import figures
 import pytest
 import same
 import yaml
-from roots import ROOT, SUPPORT
+from roots import ROOT
 
 TESTS = ROOT / "tests"
 ELAPSED = r"\b(?:perf_counter|monotonic|process_time|time\.time)(?:_ns)?\(\) - \w"
@@ -97,14 +96,6 @@ def test_every_folder_of_tests_is_a_room_of_the_product():
     folders = {path.name for path in TESTS.iterdir() if path.is_dir() and any(path.glob("*.py"))}
     assert folders - {"project", "support", "fuzz"} <= rooms()
     assert rooms() <= folders
-
-
-def test_every_helper_says_what_it_is_for():
-    for path in SUPPORT.glob("*.py"):
-        tree = ast.parse(path.read_text())
-        assert ast.get_docstring(tree), path.name
-        silent = [node.name for node in tree.body if isinstance(node, ast.ClassDef) and not ast.get_docstring(node)]
-        assert silent == [], f"{path.name}: a fake says which property it guarantees"
 
 
 # ---- the figures ----

@@ -20,20 +20,12 @@ CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["import
 (DESK_ONLY,) = [set(contract["forbidden_modules"]) for contract in CONTRACTS if "the capture zone is light" in contract["name"]]
 
 
-def loaded_by(code: str, *arguments: str) -> set[str]:
+def loaded_by(code: str) -> set[str]:
     """Top-level names of the modules that a fresh interpreter has after running `code`."""
     tail = "\nimport sys\nprint('\\n' + '\\0'.join({m.partition('.')[0] for m in sys.modules}))"
-    done = subprocess.run([sys.executable, "-c", code + tail, *arguments], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code + tail], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.splitlines()[-1].split("\0"))
-
-
-def command(*arguments: str) -> str:
-    """Code that runs `actordbg` with these arguments and goes on only if it was good."""
-    return (
-        f"import sys; sys.argv[1:] = {arguments!r}\nfrom actordbg.cli.app import main\n"
-        "try: main()\nexcept SystemExit as end: assert not end.code, f'exit code {end.code}'"
-    )
 
 
 @pytest.fixture(scope="module")
@@ -117,20 +109,28 @@ import sys, typer
 before = set(sys.modules)
 from actordbg.cli.app import CONTENTS, app
 from actordbg.cli.lazy import every_command
-for name, _ in every_command(CONTENTS):
-    try:
-        app([*name.split(), "--help"])
-    except SystemExit as end:
-        assert not end.code, name
-print("\\n" + " ".join(set(sys.modules) - before))
+def loaded(*lines):
+    for line in lines:
+        try:
+            app(line.split())
+        except SystemExit as end:
+            assert not end.code, line
+    print("\\n" + " ".join(set(sys.modules) - before))
+loaded("--help", "dump --help", "--version")
+loaded(*(f"{name} --help" for name, _ in every_command(CONTENTS)))
 """
 
 
-def test_no_commands_own_help_loads_what_the_command_works_with():
+def test_the_help_of_a_group_imports_no_command_and_a_commands_own_nothing_that_it_works_with():
     """Options, and what declares them: no other package than typer, no database, no room but cli/, config/ and base/."""
     done = subprocess.run([sys.executable, "-c", EVERY_HELP], capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.count("Usage: ") == len(list(every_command(CONTENTS))), done.stderr
-    loaded = set(done.stdout.splitlines()[-1].split())
+    assert done.returncode == 0 and done.stdout.count("Usage: ") == 2 + len(list(every_command(CONTENTS))), done.stderr
+    of_groups, loaded = (set(line.split()) for line in done.stdout.splitlines() if "actordbg.cli.app" in line.split())
+    beginning = {
+        "actordbg",
+        *(f"actordbg.{name}" for name in ("cli", "cli.app", "cli.lazy", "base", "base.errors", "base.fault")),
+    }
+    assert {name for name in of_groups if name.partition(".")[0] == "actordbg"} == beginning
     own = {name for name in loaded if name.partition(".")[0] == "actordbg"}
     assert {name.partition(".")[0] for name in loaded - own} - sys.stdlib_module_names - {"typer"} == set()
     assert {"sqlite3", "hashlib", "tempfile", "socket", "statistics", "csv", "webbrowser"}.isdisjoint(loaded)
@@ -141,18 +141,3 @@ def test_no_commands_own_help_loads_what_the_command_works_with():
         "actordbg.config", "actordbg.config.sources",
         "actordbg.config.consent", "actordbg.config.dist_plugin", "actordbg.config.replay_config", "actordbg.config.setting",
     }  # fmt: skip
-
-
-@pytest.mark.parametrize("arguments", [("--help",), ("dump", "--help"), ("--version",)])
-def test_the_help_imports_no_command(arguments: tuple[str, ...]):
-    known = {
-        "actordbg.cli",
-        "actordbg.cli.app",
-        "actordbg.cli.lazy",
-        "actordbg.base",
-        "actordbg.base.errors",
-        "actordbg.base.fault",
-    }
-    tail = "\nprint('\\n' + ' '.join(m for m in sys.modules if m.startswith('actordbg.')))"
-    done = subprocess.run([sys.executable, "-c", command(*arguments) + tail], capture_output=True, text=True)
-    assert set(done.stdout.splitlines()[-1].split()) == known, done.stderr

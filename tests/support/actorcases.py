@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from roots import ROOT, SUPPORT
+import roots
 
 VOCAB = 4096
 
@@ -141,9 +141,8 @@ def run_scenario(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    base = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "ACTORDBG_DISABLE")}
-    base |= {"PYTHONPATH": os.pathsep.join((str(ROOT), str(SUPPORT))), "OMP_NUM_THREADS": "1"}
-    base |= {"TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")} | environment
+    around = roots.environment(TORCHINDUCTOR_CACHE_DIR=str(cache / "inductor"), **environment)
+    base = {k: v for k, v in around.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "ACTORDBG_DISABLE")}
     command = [sys.executable, str(Path(program).resolve()), name, str(cache)]
     started, said = [], [tempfile.TemporaryFile("w+") for _ in range(2 * (world or 1))]  # noqa: SIM115 - until this process ends
     for rank in range(world or 1):

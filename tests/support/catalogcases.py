@@ -122,18 +122,12 @@ def dump_rows(store: Store, names: Sequence[str]) -> list[tuple[object, ...]]:
         return connection.execute(f"SELECT {plain} FROM dump JOIN caller ON caller.id = dump.caller ORDER BY dump_id").fetchall()
 
 
-def columns_in(connection: sqlite3.Connection, table: str) -> dict[str, str]:
-    """The columns of a table, "schema.name", as SQL."""
-    schema, name = table.split(".")
-    return {row[1]: f'"{row[1]}"' for row in connection.execute(f"PRAGMA {schema}.table_info({name})")}
-
-
 def contents(store: Store) -> dict[str, list[tuple[object, ...]]]:
-    """Every derived row, without the numbers of rows."""
+    """Every derived row, without the numbers of rows, in whatever order an upgrade left the columns."""
     tables: dict[str, list[tuple[object, ...]]] = {"dump": dump_rows(store, list(DUMP_COLUMNS))}
-    with sqlite3.connect(store.catalog_path) as connection:
+    with contextlib.closing(sqlite3.connect(store.catalog_path)) as connection:
         for table in DERIVED:
-            names = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+            names = sorted(row[1] for row in connection.execute(f"PRAGMA table_info({table})"))
             plain = ", ".join(name for name in names if name != "id")
             tables[table] = sorted(connection.execute(f"SELECT {plain} FROM {table}").fetchall(), key=repr)
         tables["last"] = sorted(

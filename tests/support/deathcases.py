@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import subprocess
 import tempfile
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from roots import MEMORY
 from victims import Job, is_of_seed
 
 from actordbg.capture.control import Control, write_control
@@ -81,8 +81,7 @@ def assert_nothing_is_lost(store: Store, jobs: dict[int, Job], every: int = 1) -
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder in memory, where there is such a thing: thousands of small files are flushed here."""
-    memory = Path("/dev/shm")
-    found = Path(tempfile.mkdtemp(prefix="actordbg-deaths-", dir=memory if os.access(memory, os.W_OK) else None))
+    found = Path(tempfile.mkdtemp(prefix="actordbg-deaths-", dir=MEMORY))
     yield found
     shutil.rmtree(found, ignore_errors=True)
 

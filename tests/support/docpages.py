@@ -19,7 +19,6 @@ from pathlib import Path
 
 from roots import ROOT
 
-SHELL_WORDS = {"|", "||", "&&", ";", ">", ">>", "<", "2>", "2>&1", "&"}
 _BLOCK = re.compile(r"(?:<!--\s*(run(?:-python)?):\s*(\S+)\s*-->\s*\n+)?^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _FROM_HERE = re.compile(r"^<!--\s*run:\s*(\S+)\s*-->\s*\n+(?!```)", re.MULTILINE)
 _LINK = re.compile(r"(?<!!)\[[^\]\n]*\]\(([^)\s]+)\)")
@@ -86,18 +85,6 @@ def links(page: Path) -> Iterator[str]:
     """The targets of the links in a page, code left out."""
     text = _BLOCK.sub("", page.read_text(encoding="utf-8"))
     yield from (match[1] for match in _LINK.finditer(re.sub(r"`[^`\n]*`", "``", text)))
-
-
-def anchors(page: Path) -> set[str]:
-    """The fragments that a page's headings have in a Markdown viewer."""
-    text = _BLOCK.sub("", page.read_text(encoding="utf-8"))
-    found: set[str] = set()
-    for heading in re.findall(r"^#{1,6}\s+(.*?)\s*$", text, re.MULTILINE):
-        words = re.sub(r"[^\w\- ]", "", re.sub(r"[`*]|\]\([^)]*\)", "", heading).lower())
-        base = words.replace(" ", "-")
-        number = sum(1 for one in found if one == base or re.fullmatch(re.escape(base) + r"-\d+", one))
-        found.add(f"{base}-{number}" if number else base)
-    return found
 
 
 def invocations(command: str) -> list[list[str]]:

@@ -29,6 +29,7 @@ import faults
 from faulted_checks import run
 from faulted_training import actor_class, hasten, torch, train
 from faults import Fault
+from roots import MEMORY
 
 KINDS: dict[str, Callable[[], Exception]] = {
     "Exception": lambda: Exception("injected"),
@@ -79,7 +80,7 @@ class Session:
     def __init__(self, configurations: list[str], only: str, part: str) -> None:
         self.part, self.parts = (int(number) for number in part.split("/"))
         self.only = re.compile(only)
-        self.root = Path(tempfile.mkdtemp(prefix="faults-", dir=os.environ.get("FAULTS_DIR") or _memory()))
+        self.root = Path(tempfile.mkdtemp(prefix="faults-", dir=os.environ.get("FAULTS_DIR") or MEMORY))
         self.wanted = train(actor_class(), lambda on, run: None, lambda actor, *a, **k: actor(*a, **k))
         self.runs = self.injected = self.complaints = 0
         self.base = {name: self.trace(name) for name in configurations}
@@ -156,10 +157,6 @@ class Session:
     def complain(self, where: str, complaints: list[str]) -> None:
         self.complaints += 1
         print(json.dumps({"fault": where, "complaints": complaints}), flush=True)
-
-
-def _memory() -> str | None:
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 if __name__ == "__main__":

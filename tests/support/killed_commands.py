@@ -36,13 +36,13 @@ import catalogcases
 import packcases
 import torch
 from patchkit import OLD, facts_of, written
+from roots import MEMORY
 from syscall_killer import Way, traced, why_not
 from victims import Job, Victims
 
 from actordbg.capture.control import Control, write_control
 from actordbg.catalog import migrate
 from actordbg.catalog.indexer import refresh
-from actordbg.catalog.tables import DUMP_COLUMNS
 from actordbg.cli.app import main as command_line
 from actordbg.dumps import packing
 from actordbg.dumps.recover import find_rings, recover
@@ -203,12 +203,12 @@ def look(store: Store, template: Path, rebuilt: Any = None) -> Look:
     if store.catalog_path.exists():
         found.catalog = _catalog(store)
     refresh(store)
-    found.rows = _rows(store)
+    found.rows = catalogcases.contents(store)
     if rebuilt is None:
         _remove_catalog(store)
         shutil.copy(template, store.catalog_path)
         refresh(store)
-    found.rebuilt = rebuilt or _rows(store)
+    found.rebuilt = rebuilt or catalogcases.contents(store)
     actor = Path(f"{store.root}.models/actor.py")
     if actor.exists():
         found.rows = found.rebuilt = None  # they hold the times of the events
@@ -223,9 +223,13 @@ def _catalog(store: Store) -> list[Any]:
     with contextlib.closing(sqlite3.connect(store.catalog_path)) as connection:
         (answer,) = connection.execute("PRAGMA integrity_check").fetchone()
         tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
-        sizes = {name: connection.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in tables}
-        columns = {name: len(catalogcases.columns_in(connection, f"main.{name}")) for name in tables}
-    return [answer, migrate.revision(store.catalog_path), sizes, columns]
+        sizes = [
+            connection.execute(
+                f"SELECT (SELECT count(*) FROM {name}), (SELECT count(*) FROM pragma_table_info('{name}'))"
+            ).fetchone()
+            for name in tables
+        ]
+    return [answer, migrate.revision(store.catalog_path), tables, sizes]
 
 
 def state_of(root: Path, *, catalog: bool = True) -> str:
@@ -262,17 +266,6 @@ def _committed(log: bytes) -> bytes:
 def _names(store: Store) -> list[str]:
     found = (path.relative_to(store.root).as_posix() for path in store.root.rglob("*") if not path.is_dir())
     return sorted(_CHANCE.sub("*", name) for name in found if not _LIVE.search(name) and not _UNFINISHED.match(name))
-
-
-def _rows(store: Store) -> dict[str, list[str]]:
-    """Every derived row, without the numbers of rows, and in whatever order an upgrade left the columns."""
-    found = {"dump": [json.dumps(row) for row in catalogcases.dump_rows(store, [*DUMP_COLUMNS])]}
-    with contextlib.closing(sqlite3.connect(store.catalog_path)) as connection:
-        for table in catalogcases.DERIVED:
-            names = sorted(set(catalogcases.columns_in(connection, f"main.{table}")) - {"id"})
-            rows = connection.execute(f"SELECT {', '.join(names)} FROM {table}")
-            found[table] = sorted(json.dumps(dict(zip(names, row, strict=True))) for row in rows)
-    return found
 
 
 def _remove_catalog(store: Store) -> None:
@@ -473,11 +466,11 @@ def main() -> None:
     torch.set_num_threads(1)
     for name in ("require_hook", "require_seen"):
         setattr(patching, name, lambda *_: None)  # another interpreter's matter, and 50 ms each
-    memory, out = Path("/dev/shm"), os.fdopen(os.dup(1), "w")
+    out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the commands say goes to standard error
     bad = False
     for command in COMMANDS if "all" in asked.commands else asked.commands:
-        with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as name:
+        with tempfile.TemporaryDirectory(dir=MEMORY) as name:
             os.environ["ACTORDBG_RING_DIR"] = f"{name}/elsewhere"
             report = Loop(command, Path(os.path.realpath(name))).run(asked.every, asked.offset)
         print(json.dumps(vars(report)), file=out, flush=True)

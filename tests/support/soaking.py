@@ -32,6 +32,7 @@ from typing import Any
 
 import torch
 from capturekit import Recording
+from roots import MEMORY
 from victims import wait_for
 
 from actordbg.base.errors import StoreProblem
@@ -50,11 +51,8 @@ OBJECTS_A_CALL = 0.1
 """What stays for a call is one object at least, for an actor some dozens. Noise: some objects in all (what a thread just made)."""
 BYTES_A_CALL, CALLS_TO_WEIGH = 64, 20_000
 """A path that stays for each call has 200 bytes. Noise: pages of the allocator, 300 kB in all; so this needs many calls."""
-ERRORS = (
-    OSError(errno.EIO, "I/O error"),
-    OSError(errno.ENOSPC, "No space left on device"),
-    OSError(errno.EDQUOT, "Quota exceeded"),
-)
+ERRORS = [OSError(code, os.strerror(code)) for code in (errno.EIO, errno.ENOSPC, errno.EDQUOT)]
+MOODS = ("good",) * 30 + ("nan", "broken")
 
 
 class Actor(torch.nn.Module):
@@ -99,8 +97,8 @@ def switches(dice: random.Random) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def live(recording: Recording, dice: random.Random, calls: int, shared: Any = None) -> int:
-    """So many calls; how many of them were made while recording was on."""
+def live(recording: Recording, dice: random.Random, calls: int, shared: Any) -> None:
+    """So many calls; `shared` holds how many of them were made while recording was on."""
     actor, on = Actor(), 0
     for number in range(calls):
         if dice.random() < 0.004:
@@ -112,12 +110,19 @@ def live(recording: Recording, dice: random.Random, calls: int, shared: Any = No
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(-1, os.WNOHANG)
         on += recording.recorder.control is not None
-        if shared is not None:
-            shared[:8] = on.to_bytes(8, "little")
+        shared[:8] = on.to_bytes(8, "little")
         with contextlib.suppress(ValueError):
             ids = torch.full((1 + number % 3, 4 + number % 40), number)
-            recording.forward(actor, ids, mood=dice.choice(("good",) * 30 + ("nan", "broken")))
-    return on
+            recording.forward(actor, ids, mood=dice.choice(MOODS))
+
+
+def books_of(store: Store) -> dict[str, int]:
+    """What the books of all processes say together: each call in them is closed or pending."""
+    books = [read_counters(path) for path in store.counters.rglob("[!.]*.json")]
+    sums = {name: sum(data[name] for data in books) for name in ("calls", "captured", "pending", "rotated")}
+    sums |= {name: sum(sum(data[name].values()) for data in books) for name in ("dropped", "sampled_out")}
+    assert sums["calls"] == sums["captured"] + sums["dropped"] + sums["sampled_out"] + sums["pending"], books
+    return sums | {"actors": len(books)}
 
 
 def one_life(root: Path, seed: int, calls: int) -> dict[str, int]:
@@ -136,7 +141,7 @@ def one_life(root: Path, seed: int, calls: int) -> dict[str, int]:
             writing.PUBLISH_SECONDS = 0.05
             recording = Recording(store, publisher=disk, **switches(dice))
             os.fsync = faulty(os.fsync, random.Random(seed), 0.02, OSError(errno.EIO, "fsync"))
-            shared[16:24] = live(recording, dice, dice.randrange(1, 2 * calls), shared).to_bytes(8, "little")
+            live(recording, dice, dice.randrange(1, 2 * calls), shared)
             if end == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             if end == "no time":
@@ -149,24 +154,16 @@ def one_life(root: Path, seed: int, calls: int) -> dict[str, int]:
     assert os.waitstatus_to_exitcode(status) == (-9 if end == "killed" else 0), (seed, end, status)
     reports = list(recover(store, find_rings(store)))
     assert [report.problem for report in reports] == [None] * len(reports), (seed, reports)
-    made, books = int.from_bytes(shared[:8], "little"), [read_counters(path) for path in store.counters.rglob("[!.]*.json")]
-    sums = {name: sum(data[name] for data in books) for name in ("calls", "captured", "pending", "rotated")}
-    sums["dropped"] = sum(sum(data["dropped"].values()) for data in books)
-    sums["sampled_out"] = sum(sum(data["sampled_out"].values()) for data in books)
-    sums["recovered"] = sum(len(report.dumps) for report in reports)
-    sums["killed"] = end == "killed"
-    told = bool(books) or end == "killed"
-    closed = sums["captured"] + sums["dropped"] + sums["sampled_out"]
-    assert sums["calls"] == closed + sums["pending"], (seed, end, books)
-    assert not sums["pending"] or (end == "killed" and not reports), (seed, end, books)  # without a ring nothing outlives a kill
-    assert not told or made - (end == "killed") * made <= sums["calls"] <= made, (seed, end, made, books)
-    if end != "killed" and books:
-        assert sums["calls"] == made, (seed, end, made, books)
+    made, killed, sums = int.from_bytes(shared[:8], "little"), end == "killed", books_of(store)
+    assert not sums["pending"] or (killed and not reports), (seed, end, sums)  # without a ring nothing outlives a kill
+    assert sums["calls"] <= made, (seed, end, made, sums)
+    if not killed and sums["actors"]:
+        assert sums["calls"] == made, (seed, end, made, sums)
         extra = sum(dump.recorded is False for report in reports for dump in report.dumps)
         files = len(list(store.iter_dumps()))
         assert sums["captured"] - sums["rotated"] <= files <= sums["captured"] - sums["rotated"] + extra, (seed, end, files, sums)
     shutil.rmtree(store.root)
-    return sums
+    return sums | {"recovered": sum(len(report.dumps) for report in reports), "killed": killed}
 
 
 @dataclass
@@ -215,28 +212,27 @@ def long_life(root: Path, seed: int, calls: int) -> Memory:
         actor = Actor()
         for number in range(calls // ACTORS):
             with contextlib.suppress(ValueError):
-                mood = dice.choice(("good",) * 30 + ("nan", "broken"))
-                recording.forward(actor, torch.full((2, 4 + number % 40), number), mood=mood)
+                recording.forward(actor, torch.full((2, 4 + number % 40), number), mood=dice.choice(MOODS))
             made += 1
         del actor
         recording.ledgers.clear()  # the recorder has to forget them by itself
         wait_for(lambda: not recording.recorder.writer.watched())  # an actor is gone: its books are closed
         memory.look(made)
     assert recording.close(60)
-    books = [read_counters(path) for path in store.counters.rglob("[!.]*.json")]
-    closed = sum(data["captured"] + sum(data["dropped"].values()) + sum(data["sampled_out"].values()) for data in books)
-    assert len(books) == ACTORS and sum(data["calls"] for data in books) == made == closed, books
-    assert len(list(store.iter_dumps())) == sum(data["captured"] - data["rotated"] for data in books), books
+    sums = books_of(store)
+    assert (sums["actors"], sums["calls"], sums["pending"]) == (ACTORS, made, 0), sums
+    assert len(list(store.iter_dumps())) == sums["captured"] - sums["rotated"], sums
     memory.is_flat()
     return memory
 
 
 def soak(calls: int, seed: int) -> dict[str, Any]:
     """All of it; what came of it. AssertionError if anything does not hold."""
-    root = Path(tempfile.mkdtemp(prefix="actordbg-soak-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
+    root = Path(tempfile.mkdtemp(prefix="actordbg-soak-", dir=MEMORY))
     os.environ["ACTORDBG_RING_DIR"] = str(root / "rings")
     torch.set_num_threads(1)
     writing.PUBLISH_SECONDS = 0.05
+    print(f"seed {seed}", file=sys.stderr)
     total: dict[str, Any] = {"seed": seed, "lives": 0}
     try:
         while total.get("calls", 0) < calls // 2:

@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from roots import ROOT, SUPPORT
+from roots import environment
 
 from actordbg.capture import hook, writer
 from actordbg.capture.facts import versions
@@ -98,11 +98,8 @@ class Victims:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        root = str(ROOT)
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([root, str(SUPPORT)]), "OMP_NUM_THREADS": "1"}
-        self._server = subprocess.Popen(
-            [sys.executable, __file__], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self._server = subprocess.Popen([sys.executable, __file__], env=environment(), **pipes)
 
     def __enter__(self) -> Victims:
         return self
@@ -202,7 +199,7 @@ class Actor(torch.nn.Module):
 
 
 def calls(actor: Actor) -> None:
-    """Call after call, until somebody kills the process."""
+    """As many calls as it is told to make, and an end as it should be; else call after call, until somebody kills the process."""
     actor.inside = lambda: time.sleep(actor.job.pause)
     for seed in range(actor.job.calls or SHARED - ACKED):
         actor.call(actor.job.seed + seed)
@@ -221,12 +218,6 @@ def dies_after(actor: Actor) -> None:
     for seed in range(actor.job.calls + 1):
         actor.call(seed)
     DEATHS[actor.job.way]()
-
-
-def ends(actor: Actor) -> None:
-    """Ends as it should."""
-    for seed in range(actor.job.calls):
-        actor.call(seed)
 
 
 def hangs(actor: Actor) -> None:
@@ -290,7 +281,7 @@ DEATHS = {
     "raise": _raise,
     "sys.exit": lambda: sys.exit(0),
 }
-BODIES = {body.__name__: body for body in (calls, dies_inside, dies_after, ends, hangs, stuck, large, recovers)}
+BODIES = {body.__name__: body for body in (calls, dies_inside, dies_after, hangs, stuck, large, recovers)}
 
 
 def _live(job: Job) -> None:
