@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 import pytest
+import roots
 from amounts import WHOLE
-from roots import ROOT
 
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem
 from actordbg.base.processes import session_members
@@ -89,15 +89,9 @@ def test_what_the_training_needs_and_lacks_is_said_before_anything_starts(monkey
 
 
 def _demo(*options: str, cwd: Path, **environment: str) -> subprocess.Popen[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.Popen(
-        [sys.executable, "-m", "actordbg", "demo", *options],
-        cwd=cwd,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    command = [sys.executable, "-m", "actordbg", "demo", *options]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, cwd=cwd, env=roots.environment(**environment), **pipes)
 
 
 def test_a_directory_with_something_in_it_is_refused(tmp_path: Path) -> None:

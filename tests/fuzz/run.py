@@ -63,20 +63,23 @@ def run_with_atheris(name: str, seconds: float) -> None:
     with atheris.instrument_imports(include=INSTRUMENTED):
         target = load(name)
     seeds = Path(tempfile.mkdtemp(prefix="actordbg-seeds-"))
-    inputs = inputs_of(name, target)
-    for number, data in enumerate(inputs.values()):
+    inputs = list(inputs_of(name, target).values())
+    for number, data in enumerate(inputs):
         (seeds / str(number)).write_bytes(data)
-    others = list(inputs.values())
+
+    def atheris_havoc(part: bytes) -> bytes:
+        return bytes(atheris.Mutate(part, len(part) + 64))
 
     def mutate(data: bytes, longest: int, seed: int) -> bytes:
         chance = random.Random(seed)
-        if not hasattr(target, "mutate") or chance.random() < 0.3:
+        if chance.random() < 0.3:
             return bytes(atheris.Mutate(data, longest))[:longest]
-        havoc = _havoc(target, chance, others, lambda part: bytes(atheris.Mutate(part, len(part) + 64)))
+        havoc = atheris_havoc if chance.random() < 0.5 else havoc_for(target, chance, inputs)
         return mutated(target, data, chance, havoc)[:longest]
 
-    words = seeds.with_suffix(".words")
-    words.write_text("".join(f'"{_escaped(word)}"\n' for word in getattr(target, "WORDS", ())))
+    words = seeds.with_suffix(".words")  # in which each byte is \xHH
+    spelled = (re.sub("..", r"\\x\g<0>", word.hex()) for word in getattr(target, "WORDS", ()))
+    words.write_text("".join(f'"{word}"\n' for word in spelled))
     options = [
         f"-max_total_time={max(1, round(seconds - (time.monotonic() - BEGUN)))}", f"-timeout={INPUT_SECONDS}", "-rss_limit_mb=4096", f"-max_len={LONGEST}", "-len_control=20",
         "-print_final_stats=1", f"-artifact_prefix={FINDINGS}/{name}-", *([f"-dict={words}"] if words.stat().st_size else []),
@@ -91,12 +94,11 @@ def run_plainly(name: str, seconds: float) -> int:
     target, seed = load(name), random.randrange(2**32)
     chance, inputs = random.Random(seed), list(inputs_of(name, target).values())
     limit_memory()
-    signal.signal(signal.SIGALRM, too_long)
     count, started = 0, time.monotonic()
     deadline = max(BEGUN + seconds, started + 1)
     while time.monotonic() < deadline:
         data = chance.choice(inputs)
-        havoc = _havoc(target, chance, inputs)
+        havoc = havoc_for(target, chance, inputs)
         data = mutated(target, data, chance, havoc)[:LONGEST] if chance.random() < 0.7 else havoc(data)
         if not survives(target, data):
             path = FINDINGS / f"{name}-crash-{hashlib.sha1(data).hexdigest()}"
@@ -116,26 +118,22 @@ def mutated(target: ModuleType, data: bytes, chance: random.Random, havoc: Any) 
         return havoc(data)
 
 
-def _escaped(word: bytes) -> str:
-    """As libFuzzer's dictionaries spell bytes."""
-    return "".join(f"\\x{byte:02x}" for byte in word)
+def havoc_for(target: ModuleType, chance: random.Random, inputs: list[bytes]) -> Any:
+    """Changes bytes, with the target's words and pieces of its inputs."""
+    from fuzzing import havoc_of  # not before atheris instruments what it imports
 
-
-def _havoc(target: ModuleType, chance: random.Random, others: list[bytes], best: Any = None) -> Any:
-    from fuzzing import havoc_of
-
-    ours = havoc_of(chance, getattr(target, "WORDS", ()), others)
-    return best if best is not None and chance.random() < 0.5 else ours
+    return havoc_of(chance, getattr(target, "WORDS", ()), inputs)
 
 
 def survives(target: ModuleType, data: bytes) -> bool:
     """Whether one input breaks nothing, in the time that it may take; prints what it broke."""
+    signal.signal(signal.SIGALRM, too_long)
     signal.alarm(INPUT_SECONDS)
     try:
         target.one_input(data)
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 - whatever it is, it is a finding
         traceback.print_exc()
         return False
     finally:
@@ -258,7 +256,6 @@ def main() -> int:
     FINDINGS.mkdir(exist_ok=True)
     if files:
         target = load(names[0])
-        signal.signal(signal.SIGALRM, too_long)
         limit_memory()
         return sum(not survives(target, path.read_bytes()) for path in files)
     if options.keep:

@@ -8,16 +8,15 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
 from adaptercases import dumps_of, record_here
 from patchkit import ACTOR as PLAIN
 from patchkit import OLD, facts_of, written
+from runkit import ROOT, python
 from typer.testing import CliRunner
 
-import actordbg
 from actordbg.actor.session import ActorSession
 from actordbg.capture import facts
 from actordbg.capture.control import Control, write_control
@@ -47,34 +46,27 @@ assert torch.equal(Actor()(sequences, attention_mask=torch.ones_like(sequences))
 """
 
 
-def _train(folder: Path) -> None:
-    """One forward call in a new process that starts in another folder, as a Ray worker does."""
-    done = subprocess.run([sys.executable, "-c", JOB, str(folder)], cwd="/", capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "not capturing" not in done.stderr
-
-
-@pytest.fixture
-def actor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PYTHONPATH", str(Path(actordbg.__file__).parents[1]))
+@pytest.fixture(autouse=True)
+def nothing_is_set(monkeypatch: pytest.MonkeyPatch):
+    """Of ours in the environment, but that actordbg can be imported."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     for name in ("ACTORDBG_STORE", "ACTORDBG_DISABLE", "ACTORDBG_RUN"):
         monkeypatch.delenv(name, raising=False)
-    path = tmp_path / "job" / "actor.py"
-    path.parent.mkdir()
-    path.write_text(ACTOR)
-    return path
 
 
-def test_a_patched_actor_records_its_calls_and_an_unpatched_one_does_not(actor: Path, tmp_path):
+def test_a_patched_actor_records_its_calls_and_an_unpatched_one_does_not(tmp_path):
+    """The calls are made in a new process that starts in another folder, as a Ray worker does."""
+    actor = tmp_path / "actor.py"
+    actor.write_text(ACTOR)
     store = Store(tmp_path / "it's the store").create()
     write_control(store, Control(enabled=True, run="run", since=now_timestamp(), free_floor_bytes=0))
     target = find_target(target=actor)
     operate.patch(target, store)
-    _train(actor.parent)
+    python(JOB, os.environ, str(tmp_path))
     assert len(list(store.iter_dumps())) == 1
     operate.unpatch(target, store)
     assert actor.read_text() == ACTOR
-    _train(actor.parent)
+    python(JOB, os.environ, str(tmp_path))
     assert len(list(store.iter_dumps())) == 1
 
 
@@ -98,8 +90,7 @@ def test_sixteen_processes_never_leave_a_third_state(tmp_path, store):
     actor = written(tmp_path / "models" / "actor.py")
     command = [sys.executable, "-c", WORKER, str(actor), str(store.root), str(ROUNDS)]
     pipes = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    environment = {**os.environ, "PYTHONPATH": str(Path(actordbg.__file__).parents[1])}
-    workers = [subprocess.Popen(command, env=environment, **pipes) for _ in range(PROCESSES)]
+    workers = [subprocess.Popen(command, **pipes) for _ in range(PROCESSES)]
     seen: set[bytes] = set()
     while any(worker.poll() is None for worker in workers):
         seen.add(actor.read_bytes())
@@ -145,13 +136,10 @@ class Actor(torch.nn.Module):
 """
 
 
-def test_the_actor_of_another_trainer_is_labelled_as_its_own_and_replayed_on_the_rows(tmp_path, monkeypatch):
+def test_the_actor_of_another_trainer_is_labelled_as_its_own_and_replayed_on_the_rows(store, tmp_path, monkeypatch):
     """As Molt 0.1.6 has it: a mapping with attributes comes back, with entropies also where no output is asked for."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    for name in ("ACTORDBG_STORE", "ACTORDBG_DISABLE", "ACTORDBG_RUN"):
-        monkeypatch.delenv(name, raising=False)
-    store = Store(tmp_path / "store").create()
     record_here(store)
     file, info = tmp_path / "molt" / "models" / "actor.py", tmp_path / "molt_rl-0.1.6.dist-info"
     file.parent.mkdir(parents=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from patchkit import ACTOR
+from runkit import clean_environment
 
 from actordbg.base.errors import Conflict, Unsupported
 from actordbg.install import trailer
@@ -184,10 +184,9 @@ def _run(tmp_path: Path, hook: str | None, store: str = STORE, **environment: st
     if hook is not None:
         (tmp_path / "path" / "actordbg" / "capture").mkdir(parents=True)
         (tmp_path / "path" / "actordbg" / "capture" / "hook.py").write_text(hook)
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("ACTORDBG", "PYTHON"))}
     command = [sys.executable, "-S", "-c", RUNNER, str(tmp_path / "path"), str(tmp_path / "actor.py")]
     return subprocess.run(
-        command, capture_output=True, text=True, env={**clean, **environment}, cwd=tmp_path / "path", timeout=60
+        command, capture_output=True, text=True, env=clean_environment(**environment), cwd=tmp_path / "path", timeout=60
     )
 
 

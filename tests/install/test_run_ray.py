@@ -5,16 +5,13 @@ Each cluster has ports, a temporary folder and a session of its own, and ends wi
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -94,53 +91,30 @@ def tree(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def temporary() -> Iterator[Path]:
-    with short_folder() as folder:
-        yield folder
-
-
-@contextlib.contextmanager
-def short_folder() -> Iterator[Path]:
     """A folder with a short name: Ray's socket paths must stay below 107 bytes."""
-    folder = Path(tempfile.mkdtemp(prefix="adbg-", dir="/tmp"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@dataclass
-class Head:
-    """A running head node. `address`: of its job server."""
-
-    address: str
-    environment: dict[str, str]
+    with tempfile.TemporaryDirectory(prefix="adbg-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="module")
-def head() -> Iterator[Head]:
-    """A Ray head on this host that knows nothing of actordbg, alone in its session, which ends with this module's tests."""
-    with short_folder() as temporary, head_in(temporary) as started:
-        yield started
-
-
-@contextlib.contextmanager
-def head_in(temporary: Path) -> Iterator[Head]:
+def head(temporary: Path) -> Iterator[str]:
+    """The address of the job server of a Ray head on this host that knows nothing of actordbg, and is alone in its session."""
     port, dashboard, agent, client = (free_port() for _ in range(4))
     words = [
         "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}", "--dashboard-host=127.0.0.1",
         f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}", f"--ray-client-server-port={client}",
-        "--num-cpus=4", f"--object-store-memory={100 * 2**20}", f"--temp-dir={temporary}", "--disable-usage-stats",
+        "--num-cpus=4", f"--object-store-memory={100 * 2**20}", f"--temp-dir={temporary}/head", "--disable-usage-stats",
     ]  # fmt: skip
     log = (temporary / "head.log").open("wb")
     process = subprocess.Popen(
-        [*RAY, *words], env=clean_environment(**QUIET), stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+        [sys.executable, "-m", "ray.scripts.scripts", *words], env=clean_environment(**QUIET), stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
     )  # fmt: skip
     address = f"http://127.0.0.1:{dashboard}"
     try:
         wait_until_it_answers(f"{address}/api/version", process)
-        yield Head(address, QUIET)
+        yield address
     finally:
         process.terminate()  # it ends its daemons
         try:
@@ -149,9 +123,6 @@ def head_in(temporary: Path) -> Iterator[Head]:
             end_session(process.pid, grace_s=1.0)
             process.wait()
             log.close()
-
-
-RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 
 
 def wait_until_it_answers(url: str, process: subprocess.Popen[bytes]) -> None:
@@ -201,22 +172,22 @@ def test_workers_of_a_local_cluster_are_recorded_and_whom_ray_ends_was_not_kille
 
 
 @pytest.mark.parametrize("how", first_or_all(["command", "script", "inside"]))
-def test_a_submitted_job_is_recorded(store, tree: Path, head: Head, how: str):
+def test_a_submitted_job_is_recorded(store, tree: Path, head: str, how: str):
     """`command`: below `run`; `script`: a script below `run` submits, with a YAML file; `inside`: the entrypoint is `run`."""
     ray = ray_program(tree)
     users = {"PYTHONPATH": f"{tree}{os.pathsep}{ROOT}", "TREE": f"{tree}{os.pathsep}{ROOT}"}
     (tree / "env.yaml").write_text("env_vars:\n" + "".join(f"  {name}: {value}\n" for name, value in users.items()))
-    submit = f"{ray} job submit --address {head.address} --runtime-env {tree}/env.yaml --"
+    submit = f"{ray} job submit --address {head} --runtime-env {tree}/env.yaml --"
     run_inside = f"{sys.executable} -m actordbg --store {store.root} run --run a --"
     driver = f"{sys.executable} {tree}/driver.py hook"
     (tree / "job.sh").write_text(f"set -e\n{submit} {driver}\n")
     if how == "inside":
-        environment = clean_environment(**head.environment)
+        environment = clean_environment(**QUIET)
         words = f"{submit} {run_inside} {driver}".split()
         done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
     else:
         words = f"{submit} {driver}".split() if how == "command" else ["bash", f"{tree}/job.sh"]
-        done = run_job(store, "--run", "a", "--", *words, **head.environment)
+        done = run_job(store, "--run", "a", "--", *words, **QUIET)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "answers ('ran', 'WARN') ('ran', 'WARN')" in done.stdout
     assert by_role(store) == {("a", "policy"): 3, ("a", "reference"): 4}

@@ -55,7 +55,7 @@ def code_tokens(source: str) -> int:
 
 def weigh(paths: list[Path]) -> Weight:
     """Weighs these files together."""
-    sources = [path.read_text(encoding="utf-8") for path in paths]
+    sources = [path.read_text() for path in paths]
     lines = [source.count("\n") for source in sources]
     return Weight(
         files=len(paths),
@@ -110,7 +110,7 @@ def markdown_words(root: Path) -> int:
     """Counts the words of all Markdown of a checkout, separated by white space as `wc -w` does."""
     hidden = {".venv", "build", "node_modules"}
     pages = (path for path in root.rglob("*.md") if not hidden & set(path.relative_to(root).parts))
-    return sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
+    return sum(len(page.read_text().split()) for page in pages)
 
 
 TRAINER = """

@@ -6,8 +6,7 @@ import ast
 import functools
 import importlib
 import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,15 +14,10 @@ from amounts import first_or_all
 from roots import ROOT
 
 
-@pytest.fixture(scope="module", autouse=True)
-def importable() -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch):
     """`benchmarks` is a folder of the checkout, and no part of what is installed; also for processes that it starts."""
-    before = os.environ.get("PYTHONPATH")
-    sys.path.insert(0, str(ROOT))
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), before]))
-    yield
-    sys.path.remove(str(ROOT))
-    os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
 
 
 def bench(name: str):

@@ -45,24 +45,22 @@ def stand_ins(folder: Path, **bodies: str) -> dict[str, str]:
     return {"PATH": f"{folder}:{os.environ['PATH']}", "STUB_LOG": str(folder / "log"), "ACTORDBG_STORE": "/shared/store"}
 
 
+def bash(script: Path, environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["bash", script, *words], env=environment, capture_output=True, text=True)
+
+
 def test_head_and_worker_on_two_hosts_meet_at_the_heads_address(tmp_path: Path):
     """The file for two hosts: scripts that are in the image, one address for both, and a worker that joins there."""
     services = yaml.safe_load((CONTAINERS / "two-hosts.yaml").read_text())["services"]
     ignored = (CONTAINERS / "Dockerfile.dockerignore").read_text().split()
-    own = stand_ins(tmp_path, hostname="echo 127.0.1.1", ray="", python="echo 2", actordbg="") | {"ACTORDBG_STORE": str(tmp_path)}
+    own = stand_ins(tmp_path, hostname="echo 127.0.1.1", ray="", python="echo 2", actordbg="")
     for name in ("head", "worker"):
         one = services[name]
         assert (one["network_mode"], one["pull_policy"]) == ("host", "never") and one["volumes"][0].endswith(":/shared")
         script = Path(one["command"][1]).relative_to("/src")
         assert not {str(script), *map(str, script.parents)} & {*ignored}
         named = {key: re.sub(r"\$\{HEAD:.*?\}", "10.0.0.1", value) for key, value in one["environment"].items()}
-        done = subprocess.run(
-            ["bash", ROOT / script],
-            env=own | named | {"ACTORDBG_STORE": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = bash(ROOT / script, own | named | {"ACTORDBG_STORE": str(tmp_path)})
         assert done.returncode == 0, done.stderr
     said = (tmp_path / "log").read_text()
     assert "ray start --head --node-ip-address=10.0.0.1 --port=6379" in said and "ray start --address=10.0.0.1:6379" in said
@@ -90,8 +88,7 @@ def is_alive(pid: int) -> bool:
 def test_a_slurm_job_starts_ray_on_every_node_and_ends_with_the_replays_exit_code(tmp_path: Path):
     # the replay waits until all steps of Ray are there, as Ray's own driver waits for its nodes
     body = 'until [ "$(wc -l < "$STUB_LOG.pids")" = 2 ]; do sleep 0.02; done; exit 7'
-    own = slurm(tmp_path, body)
-    done = subprocess.run(["bash", SLURM, "replay", "--groups", "auto"], env=own, capture_output=True, text=True, check=False)
+    done = bash(SLURM, slurm(tmp_path, body), "replay", "--groups", "auto")
     assert done.returncode == 7, done.stderr
     said = (tmp_path / "log").read_text()
     assert "ray start --head --node-ip-address=10.0.0.7 --port=6421 --num-cpus=8 --num-gpus=2 --block" in said
@@ -113,5 +110,5 @@ def test_slurms_signal_ends_the_replay_as_ctrl_c_would_and_waits_for_it(tmp_path
 
 def test_without_a_store_the_slurm_script_says_so(tmp_path: Path):
     own = {name: value for name, value in slurm(tmp_path, "").items() if name != "ACTORDBG_STORE"}
-    done = subprocess.run(["bash", SLURM, "replay"], env=own, capture_output=True, text=True, check=False)
+    done = bash(SLURM, own, "replay")
     assert done.returncode != 0 and "name a store that all nodes see" in done.stderr

@@ -16,7 +16,7 @@ from pathlib import Path
 import docpages
 import packcases
 import pytest
-from docpages import ROOT, Block
+from docpages import ROOT, Block, page_id
 from replaycases import old_pickle
 from typer.testing import CliRunner
 
@@ -32,13 +32,11 @@ from actordbg.formats.dump_record import DumpRecord
 from actordbg.store.layout import Store
 from actordbg.store.places import read_record
 
-CONSOLE = [block for page in docpages.pages() for block in docpages.blocks(page) if block.language == "console"]
-RUNNABLE = [block for page in docpages.pages() for block in docpages.blocks(page) if block.mode == "run"]
-RUNNABLE = [block for block in RUNNABLE if block.page.parent.name != "examples"]  # test_examples makes their store first
-
-
-def page_id(path: Path) -> str:
-    return str(path.relative_to(ROOT))
+BLOCKS = [block for page in docpages.pages() for block in docpages.blocks(page)]
+CONSOLE = [block for block in BLOCKS if block.language == "console"]
+RUNNABLE = [
+    block for block in BLOCKS if block.mode == "run" and block.page.parent.name != "examples"
+]  # test_examples makes their store
 
 
 def error_classes(root: type[ActordbgError] = ActordbgError) -> list[type[ActordbgError]]:
@@ -49,7 +47,7 @@ def error_classes(root: type[ActordbgError] = ActordbgError) -> list[type[Actord
 
 def environment_variables() -> set[str]:
     """Every ACTORDBG_... that the package's code names, and those of the table of settings."""
-    text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "actordbg").rglob("*.py"))
+    text = "".join(path.read_text() for path in (ROOT / "actordbg").rglob("*.py"))
     of_settings = {one.variable for one in SETTINGS.values() if not one.flag_only}
     return set(re.findall(r"\bACTORDBG_[A-Z][A-Z_]*[A-Z]\b", text)) | of_settings
 
@@ -78,7 +76,7 @@ def test_the_check_notices_a_stale_page(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_every_command_has_an_example_in_its_help():
-    text = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "cli.md").read_text()
     sections = re.split(r"^## (?=actordbg )", text, flags=re.MULTILINE)[1:]
     assert len(sections) == len(command_names())
     assert [section.splitlines()[0] for section in sections if section.count("```text") < 2] == []
@@ -94,7 +92,7 @@ def test_every_command_appears_in_the_prose():
 
 
 def test_every_error_code_has_its_section_with_its_exit_code_and_the_docstring_names_it():
-    text = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "errors.md").read_text()
     sections = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
     known, tree = error_classes(), (errors.__doc__ or "").partition("Each carries")[0]
     assert sections.keys() == {error.code for error in known}
@@ -104,7 +102,7 @@ def test_every_error_code_has_its_section_with_its_exit_code_and_the_docstring_n
 
 def test_every_environment_variable_is_documented_and_no_page_names_another():
     pages = (ROOT / "docs" / "reference" / page for page in ("settings.md", "replay-settings.md"))
-    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    text = "".join(page.read_text() for page in pages)
     assert [name for name in environment_variables() if name not in text] == []
     assert set(re.findall(r"\bACTORDBG_[A-Z][A-Z_]*[A-Z]\b", docpages.prose())) <= environment_variables()
 
@@ -136,7 +134,7 @@ OLD_SCRIPTS = ROOT / "docs" / "how-to" / "from-the-old-scripts.md"
 
 def counterparts() -> list[str]:
     """The command lines of the right column of the page's tables."""
-    rows = [line for line in OLD_SCRIPTS.read_text(encoding="utf-8").splitlines() if line.startswith("| ") and "---" not in line]
+    rows = [line for line in OLD_SCRIPTS.read_text().splitlines() if line.startswith("| ") and "---" not in line]
     cells = [line.strip().strip("|").split(" | ")[-1] for line in rows]
     return [command for cell in cells for command in re.findall(r"`([^`]*\bactordbg [^`]+)`", cell)]
 
@@ -221,12 +219,13 @@ def test_the_store_format_page_reads_a_real_dump_and_a_real_pack(store: Store, c
 
 def test_what_reference_pages_show_as_json_toml_conditions_and_fields_is_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     reference = ROOT / "docs" / "reference"
-    text = (reference / "store-format.md").read_text(encoding="utf-8")
+    text = (reference / "store-format.md").read_text()
     assert [field.name for field in fields(DumpRecord) if f"`{field.name}`" not in text] == []
     (shown,) = [block.text for block in docpages.blocks(reference / "catalog.md") if block.language == "text"]
     assert len([compile_where(line) for line in shown.splitlines()]) >= 3
-    for block in (block for page in docpages.pages() for block in docpages.blocks(page) if block.language == "json"):
-        json.loads(block.text)
+    for block in BLOCKS:
+        if block.language == "json":
+            json.loads(block.text)
     (block,) = [block for block in docpages.blocks(reference / "settings.md") if block.language == "toml"]
     (tmp_path / "actordbg.toml").write_text(block.text)
     for name in ("ACTORDBG_STORE", "ACTORDBG_CONFIG"):

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-from roots import ROOT
+from roots import ROOT, environment
 
-
-@pytest.fixture
-def kit(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(str(ROOT))
-    yield importlib.import_module("benchmarks.gpu.run_kit")
+from benchmarks.gpu import make_kit as making
+from benchmarks.gpu import run_kit as kit
 
 
 def script(text: str) -> tuple[str, ...]:
@@ -26,9 +19,7 @@ def script(text: str) -> tuple[str, ...]:
 
 
 @pytest.mark.slow
-def test_each_step_has_its_end_and_the_report_says_what_was_not_run(
-    kit: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_each_step_has_its_end_and_the_report_says_what_was_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kit, "FACTS", "import json; print(json.dumps({'cuda': False, 'packages': {'torch': '2'}}))")
     figures = script("open(r'{work}/keeps.json', 'w').write('{{\"text\": \"42 of them\"}}')")
     steps = (
@@ -48,7 +39,7 @@ def test_each_step_has_its_end_and_the_report_says_what_was_not_run(
     assert "built (no CUDA" in first and {path.name for path in out.iterdir()} == {"report.md", "report.json", "logs.txt"}
 
 
-def test_a_report_comes_also_where_no_environment_can_be_made(kit: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_report_comes_also_where_no_environment_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     assert kit.main(["--kit", str(ROOT), "--out", str(tmp_path / "out")]) == 1
     answer = json.loads((tmp_path / "out" / "report.json").read_text())
@@ -57,8 +48,7 @@ def test_a_report_comes_also_where_no_environment_can_be_made(kit: ModuleType, t
     assert "Did not pass: install" in answer["not_run"]
 
 
-def test_the_kit_has_the_tree_and_versions_of_all_it_brings(kit: ModuleType, tmp_path: Path):
-    making = importlib.import_module("benchmarks.gpu.make_kit")
+def test_the_kit_has_the_tree_and_versions_of_all_it_brings(tmp_path: Path):
     nbytes = making.make(tmp_path / "kit", wheels=False)
     assert 3_000_000 < nbytes < 20_000_000
     assert (tmp_path / "kit" / "tree" / "actordbg" / "capture" / "hook.py").is_file()
@@ -85,8 +75,7 @@ print(json.dumps(answer))
 
 @pytest.mark.slow
 def test_the_capture_of_openrlhfs_actor_runs_on_a_stand_in_for_a_gpu():
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", STAND_IN], capture_output=True, text=True, env=environment, timeout=600)
+    done = subprocess.run([sys.executable, "-c", STAND_IN], capture_output=True, text=True, env=environment(), timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "are right in a group of one" in done.stdout
     answer = json.loads(done.stdout.splitlines()[-1])

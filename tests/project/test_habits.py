@@ -37,7 +37,7 @@ def durations_asserted(source: str) -> list[str]:
 def test_no_test_asserts_a_duration():
     """A duration says how busy the machine is. What is fast is a row of a benchmark; what is cut off is counted in steps."""
     tests = sorted(set(TESTS.rglob("*.py")) - {Path(__file__)})
-    found = {path.name: lines for path in tests if (lines := durations_asserted(path.read_text(encoding="utf-8")))}
+    found = {path.name: lines for path in tests if (lines := durations_asserted(path.read_text()))}
     assert found == {}
 
 
@@ -88,14 +88,9 @@ def test_every_hook_of_a_commit_runs_out_of_the_environment_of_the_checkout():
 # ---- where tests lie ----
 
 
-def rooms() -> set[str]:
-    return {path.parent.name for path in (ROOT / "actordbg").glob("*/__init__.py")}
-
-
 def test_every_folder_of_tests_is_a_room_of_the_product():
     folders = {path.name for path in TESTS.iterdir() if path.is_dir() and any(path.glob("*.py"))}
-    assert folders - {"project", "support", "fuzz"} <= rooms()
-    assert rooms() <= folders
+    assert folders - {"project", "support", "fuzz"} == {*figures.rooms(ROOT)}
 
 
 # ---- the figures ----
@@ -105,7 +100,7 @@ def weight_limits() -> dict[str, int]:
     """Returns the last row of the table in docs/decisions/weight.md, by the heading of its columns."""
     rows = [
         [cell.strip() for cell in line.strip("| \n").split("|")]
-        for line in (ROOT / "docs/decisions/weight.md").read_text(encoding="utf-8").splitlines() if line.startswith("|")
+        for line in (ROOT / "docs/decisions/weight.md").read_text().splitlines() if line.startswith("|")
     ]  # fmt: skip
     return {
         name: int(cell.replace(",", "")) for name, cell in zip(rows[0], rows[-1], strict=True) if cell.replace(",", "").isdigit()

@@ -9,7 +9,9 @@ import re
 from pathlib import Path
 
 import docpages
+import figures
 import pytest
+from docpages import page_id
 from roots import ROOT
 
 DESIGN = ROOT / "docs" / "design.md"
@@ -20,19 +22,15 @@ WRITTEN = [
 ]  # the log is history
 
 
-def page_id(page: Path) -> str:
-    return str(page.relative_to(ROOT))
-
-
 def terms() -> dict[str, str]:
     """Each term of the glossary with what is said about it."""
-    text = re.sub(r"\n  +", " ", GLOSSARY.read_text(encoding="utf-8"))
+    text = re.sub(r"\n  +", " ", GLOSSARY.read_text())
     return dict(re.findall(r"^- \*\*(.+?)\*\*: (.+)$", text, re.MULTILINE))
 
 
 def retired() -> list[str]:
     """The words and phrases that the glossary retires; one with a condition in brackets is for people to watch."""
-    table = GLOSSARY.read_text(encoding="utf-8").partition("## Retired words")[2]
+    table = GLOSSARY.read_text().partition("## Retired words")[2]
     return [word for word in re.findall(r"^\| ([^|]+?) \|", table, re.MULTILINE)[1:] if not re.search(r"[(\-]", word)]
 
 
@@ -46,15 +44,14 @@ def uses(word: str, text: str) -> list[str]:
 
 
 def test_the_design_is_two_pages_and_one_picture():
-    text = DESIGN.read_text(encoding="utf-8")
+    text = DESIGN.read_text()
     assert len(text.splitlines()) <= 120
     assert text.count("```mermaid") == 1
 
 
 def test_every_room_is_in_the_design():
-    rooms = {path.parent.name for path in (ROOT / "actordbg").glob("*/__init__.py")}
-    listed = set(re.findall(r"^\| `(\w+)/[^`]*` \|", DESIGN.read_text(encoding="utf-8"), re.MULTILINE))
-    assert listed == rooms
+    listed = set(re.findall(r"^\| `(\w+)/[^`]*` \|", DESIGN.read_text(), re.MULTILINE))
+    assert listed == {*figures.rooms(ROOT)}
 
 
 # ---- decisions ----
@@ -62,7 +59,7 @@ def test_every_room_is_in_the_design():
 
 @pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
 def test_a_decision_has_number_date_status_context_decision_and_consequence(page: Path):
-    text = page.read_text(encoding="utf-8")
+    text = page.read_text()
     assert re.match(rf"# {page.name[:4]}\. \S.*\n\nDate: 20\d\d-\d\d-\d\d\. Status: (accepted|replaced by .+)\.\n", text)
     assert [part for part in ("Context", "Decision", "Consequence") if f"\n**{part}.** " not in text] == []
     assert len(text.splitlines()) <= 40
@@ -79,13 +76,13 @@ def test_every_decision_has_a_number_of_its_own_and_stands_once_in_the_list():
 
 
 def test_a_term_stands_once_and_leads_to_the_page_that_explains_it():
-    text = GLOSSARY.read_text(encoding="utf-8")
+    text = GLOSSARY.read_text()
     assert len(re.findall(r"^- \*\*", text, re.MULTILINE)) == len(terms()) > 50
     assert [term for term, said in terms().items() if not re.search(r"See \[[^\]]+\]\([^)]+\)\.?$", said)] == []
 
 
 def test_every_term_is_used_on_another_page():
-    text = " ".join(" ".join(page.read_text(encoding="utf-8") for page in WRITTEN if page != GLOSSARY).split())
+    text = " ".join(" ".join(page.read_text() for page in WRITTEN if page != GLOSSARY).split())
     assert [term for term in terms() if not re.search(rf"\b{re.escape(term)}(s|es)?\b", text, re.I)] == []
 
 
@@ -93,7 +90,7 @@ def test_no_page_has_a_retired_word():
     """The log is history, and the schema's comments change with a migration."""
     assert len(retired()) >= 3
     assert len(uses("oracle", "An oracle.\n\n| Oracles |\n\n`--oracle`\n")) == 2
-    texts = {page_id(page): page.read_text(encoding="utf-8") for page in docpages.pages()}
+    texts = {page_id(page): page.read_text() for page in docpages.pages()}
     ours = {page: text for page, text in texts.items() if Path(page).name not in (GLOSSARY.name, "log.md", "catalog.md")}
     assert [(page, word, places) for page, text in ours.items() for word in retired() if (places := uses(word, text))] == []
 
@@ -103,8 +100,8 @@ def test_no_page_has_a_retired_word():
 
 @pytest.mark.parametrize("page", WRITTEN, ids=page_id)
 def test_every_file_of_the_project_that_a_page_names_exists(page: Path):
-    rooms = "|".join(sorted(path.parent.name for path in (ROOT / "actordbg").glob("*/__init__.py")))
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    rooms = "|".join(figures.rooms(ROOT))
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     named = re.findall(rf"`((?:actordbg|tests|migrations|examples|{rooms})/[\w./-]*)`", text)
     ours = [name for name in named if ("." in Path(name).name or name.endswith("/")) and "NAME" not in name]
     assert [name for name in ours if not ((ROOT / name).exists() or (ROOT / "actordbg" / name).exists())] == []

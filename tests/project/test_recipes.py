@@ -7,9 +7,9 @@ import re
 import pytest
 from roots import ROOT
 
-TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Recipes")[2]
+TEXT = (ROOT / "CONTRIBUTING.md").read_text().partition("## Recipes")[2]
 RECIPES: dict[str, str] = dict(re.findall(r"^### ([^\n]+)\n(.*?)(?=^### |\Z)", TEXT, re.MULTILINE | re.DOTALL))
-MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+MAKEFILE = (ROOT / "Makefile").read_text()
 
 
 def named(text: str) -> list[str]:
@@ -28,7 +28,7 @@ def test_a_recipe_has_steps_in_order_files_that_exist_and_ends_with_its_test(tit
     assert numbers == list(range(1, len(numbers) + 1)) and 3 <= len(numbers) <= 6
     assert len(files) >= 3 and [one for one in files if not (ROOT / one).exists()] == []
     path, _, name = re.findall(r"\n\nTest: `(tests/[^`]+)`", body)[0].partition("::")
-    functions = re.findall(r"^def (test_\w+)", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
+    functions = re.findall(r"^def (test_\w+)", (ROOT / path).read_text(), re.MULTILINE)
     assert functions and (not name or name in functions)
 
 
@@ -38,5 +38,5 @@ def test_every_command_that_is_listed_is_a_target(target: str):
 
 
 def test_continuous_integration_runs_the_command_that_the_page_names():
-    workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8")
+    workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text()
     assert re.findall(r"run: (.+)", workflow) == ["make test"]

@@ -60,7 +60,7 @@ def openings(source: str) -> Iterator[tuple[int, str]]:
 
 def found() -> dict[str, list[str]]:
     paths = (path for room in ROOMS for path in sorted((ROOT / "actordbg" / room).rglob("*.py")))
-    named = ((path.relative_to(ROOT / "actordbg").as_posix(), path.read_text(encoding="utf-8")) for path in paths)
+    named = ((path.relative_to(ROOT / "actordbg").as_posix(), path.read_text()) for path in paths)
     return {name: calls for name, source in named if (calls := [f"{name}:{line}: {text}" for line, text in openings(source)])}
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from roots import ROOT
 
-PAGE = (ROOT / "docs" / "what-is-trusted.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "what-is-trusted.md").read_text()
 TABLE = re.findall(r"^\| (?!What \|)(.+) \|$", PAGE, re.MULTILINE)
 ROWS = {cells[0]: cells for cells in (row.split(" | ") for row in TABLE)}
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 
 
 def functions(path: Path) -> set[str]:
-    return set(re.findall(r"^ *(?:async )?def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE))
+    return set(re.findall(r"^ *(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE))
 
 
 def test_the_table_is_found_and_has_what_people_ask_for():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,14 +10,14 @@ from typing import Any
 
 import norename  # noqa: F401  registers the file system
 from roots import ROOT, SUPPORT
+from supervised import Bench
 
 from actordbg.cluster.order import ClusterOrder
 from actordbg.cluster.ray_engine import RayEngine, connected
 from actordbg.config.sources import mirror_name
-from actordbg.formats.store_files import make_folder
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.group_engine import using
-from actordbg.replay.supervise import ReplayOutcome, run_replay
+from actordbg.replay.supervise import ReplayOutcome
 from actordbg.store.layout import Store
 
 QUICK = {
@@ -108,12 +107,9 @@ def scripted(
     store: Store, spec: ReplaySpec, script: dict[str, Any], cluster: Any, order: ClusterOrder | None = None, **options: Any
 ) -> ReplayOutcome:
     """A replay whose workers do what the script says, on the cluster."""
-    folder = store.replays / spec.replay_id
-    make_folder(folder)
-    (folder / "script.json").write_text(json.dumps(script))
     asked = order or ClusterOrder(address=cluster.address)
     with on_cluster(asked, f"replay {spec.replay_id}") as engine, using(engine):
-        return run_replay(store, spec, launcher=fake_on(engine), **options)
+        return Bench(store).run(spec, script, launcher=fake_on(engine), **options)
 
 
 @contextlib.contextmanager

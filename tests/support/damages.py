@@ -290,7 +290,7 @@ DAMAGES = {
     "a FORMAT that is none": Damage(harmed(lambda store: store.format_path, told("hello")), "bad-format"),
     "a newer FORMAT": Damage(harmed(lambda store: store.format_path, told('{"format": 2}')), "newer-store"),
     "a broken switch": Damage(harmed(lambda store: store.control_path, cut(0.5)), "damaged-control"),
-    "broken counters": Damage(harmed(lambda store: only(store, "counters/ppo-1"), cut(0.5)), "damaged-counters"),
+    "broken counters": Damage(harmed(lambda store: only(store, "counters/ppo-1"), cut(0.01)), "damaged-counters"),
     "broken hashes of weights": Damage(
         added("weights/ppo-1/0000-h-7-a-000000.json", lambda path: (path.parent.mkdir(parents=True, mode=0o700), path.parent.parent.chmod(0o700), told("{}")(path))),
         "damaged-weights",

@@ -63,9 +63,13 @@ def pages() -> list[Path]:
     return [path for path in top if path.is_file()] + sorted((ROOT / "docs").rglob("*.md"))
 
 
+def page_id(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
 def blocks(page: Path) -> list[Block]:
     """Every fenced block of a page."""
-    text = page.read_text(encoding="utf-8")
+    text = page.read_text()
     below = _FROM_HERE.search(text)
     found = []
     for m in _BLOCK.finditer(text):
@@ -78,12 +82,12 @@ def blocks(page: Path) -> list[Block]:
 def prose() -> str:
     """All pages that people write: the generated reference does not count."""
     generated = {"cli.md", "catalog.md"}
-    return "\n".join(page.read_text(encoding="utf-8") for page in pages() if page.name not in generated)
+    return "\n".join(page.read_text() for page in pages() if page.name not in generated)
 
 
 def links(page: Path) -> Iterator[str]:
     """The targets of the links in a page, code left out."""
-    text = _BLOCK.sub("", page.read_text(encoding="utf-8"))
+    text = _BLOCK.sub("", page.read_text())
     yield from (match[1] for match in _LINK.finditer(re.sub(r"`[^`\n]*`", "``", text)))
 
 

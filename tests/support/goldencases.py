@@ -76,6 +76,7 @@ def dropout(cache: Path) -> dict[str, Any]:
     """
     import torch
 
+    from actordbg.capture.facts import digests
     from actordbg.formats.dump_record import RNG_PREFIX
     from actordbg.store.layout import Store
 
@@ -98,8 +99,8 @@ def dropout(cache: Path) -> dict[str, Any]:
     for number, (name, changed) in enumerate(copies.items()):
         record = replace(first.record, dump_id=f"{first.record.dump_id[:-8]}{number:08x}")
         ids[name] = _publish(store, record, changed)
-    states = [dump.tensors[cpu] for dump in dumps.values()]
-    drawn = [after["cpu"] != _digest(state) for after, state in zip(calls.after, states, strict=True)]
+    before = [digests({"cpu": dump.tensors[cpu]}) for dump in dumps.values()]
+    drawn = [after["cpu"] != state["cpu"] for after, state in zip(calls.after, before, strict=True)]
     return {"model": str(cache / "gpt2"), "ids": ids, "drawn": drawn}
 
 
@@ -178,12 +179,6 @@ def _publish(store: Store, record: Any, tensors: dict[str, Any]) -> str:
 
     store.publish_dump(*payload.encode(record, tensors))
     return str(record.dump_id)
-
-
-def _digest(state: Any) -> str:
-    from actordbg.capture.facts import digests
-
-    return digests({"cpu": state})["cpu"]
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from comparecases import write_replay
 
 from actordbg.base.errors import StoreProblem
 from actordbg.capture.control import Control, write_control
+from actordbg.capture.ledger import Identity, Ledger
 from actordbg.catalog.indexer import refresh
 from actordbg.dumps.packing import pack_dumps
 from actordbg.formats.dump_record import DumpRecord, now_timestamp
@@ -64,39 +64,9 @@ def _publish_records(store: Store, records: Sequence[DumpRecord]) -> None:
     noise = NoiseRecord("n-01", moment, "r-01", {"dtype": "fp32"}, "tiny", "fp32", (), (DumpNoise(dump_id, floor),), floor)
     cell = MatrixCell(0, "sdpa", {"attn": "sdpa"}, "passed", {}, replay_id="r-01")
     matrix = MatrixRecord("m-01", moment, "complete", {"attn": ["sdpa"]}, (cell,), (dump_id,), loads=1)
-    counts = dict.fromkeys(
-        (
-            "rank",
-            "calls",
-            "captured",
-            "bytes",
-            "pending",
-            "queue_bytes",
-            "generation",
-            "rotated",
-            "rotated_bytes",
-            "outputs_dropped",
-        ),
-        0,
-    )
-    said = {"state": "ended", "since": moment, "heartbeat": moment}
-    counters = (
-        {
-            "format": 1,
-            "pid": 1,
-            "run": LOOSE,
-            "host": "node-0",
-            "instance": "a",
-            "dropped": {},
-            "sampled_out": {},
-            "triggered": {},
-        }
-        | counts
-        | said
-    )
     atomic_write(store.noise / "n-01.json", noise.to_json().encode())
     atomic_write(store.matrices / "m-01.json", matrix.to_json().encode())
-    atomic_write(store.counters / LOOSE / "0000-node-0-1-a.json", json.dumps(counters).encode())
+    Ledger(Identity(LOOSE, 0, 1, "node-0", 1, "a"), since=moment).publish(store, "ended", {"queue_bytes": 0})
 
 
 def contents(store: Store) -> dict[str, str]:

@@ -39,11 +39,14 @@ from typing import Literal
 
 Way = Literal["kill", "torn", "after", "fail", "full"]
 
-FD, PATH, AT, TWO, TWO_AT = "fd", "path", "at", "two", "two_at"
-CALLS: dict[int, tuple[str, str, int]] = {
+Files = list[tuple[str | None, str | None]]
+"""The registers that name a file: with a descriptor, its own or a folder's, and with the address of a path."""
+FD, PATH, AT, MAPPED = [("rdi", None)], [(None, "rdi")], [("rdi", "rsi")], [("r8", None)]
+TWO, TWO_AT = [(None, "rdi"), (None, "rsi")], [("rdi", "rsi"), ("rdx", "r10")]
+CALLS: dict[int, tuple[str, Files, int]] = {
     1: ("write", FD, errno.ENOSPC), 18: ("pwrite64", FD, errno.ENOSPC), 20: ("writev", FD, errno.ENOSPC),
     296: ("pwritev", FD, errno.ENOSPC), 40: ("sendfile", FD, errno.ENOSPC), 326: ("copy_file_range", FD, errno.ENOSPC),
-    77: ("ftruncate", FD, errno.EIO), 285: ("fallocate", FD, errno.ENOSPC), 9: ("mmap", FD, errno.ENOMEM),
+    77: ("ftruncate", FD, errno.EIO), 285: ("fallocate", FD, errno.ENOSPC), 9: ("mmap", MAPPED, errno.ENOMEM),
     74: ("fsync", FD, errno.EIO), 75: ("fdatasync", FD, errno.EIO), 91: ("fchmod", FD, errno.EIO), 93: ("fchown", FD, errno.EIO),
     190: ("fsetxattr", FD, errno.EIO), 76: ("truncate", PATH, errno.EIO),
     2: ("open", PATH, errno.ENOSPC), 85: ("creat", PATH, errno.ENOSPC), 257: ("openat", AT, errno.ENOSPC),
@@ -53,7 +56,7 @@ CALLS: dict[int, tuple[str, str, int]] = {
     83: ("mkdir", PATH, errno.ENOSPC), 258: ("mkdirat", AT, errno.ENOSPC), 90: ("chmod", PATH, errno.EIO),
     268: ("fchmodat", AT, errno.EIO), 280: ("utimensat", AT, errno.EIO),
 }  # fmt: skip
-"""The calls that stop a child, by number: name, what the first arguments name, the error that it fails with."""
+"""The calls that stop a child, by number: name, the files that it is about, the error that it fails with."""
 _WRITES = ("write", "pwrite64")
 _MAKES = os.O_CREAT | os.O_TRUNC
 
@@ -167,58 +170,40 @@ class _Tracer:
     def _called(self, pid: int) -> None:
         registers = Registers()
         _ptrace(GETREGS, pid, ctypes.addressof(registers))
-        name, names, failure = CALLS[registers.orig_rax]
-        target = self._target(pid, name, names, registers)
+        name, files, failure = CALLS[registers.orig_rax]
+        target = None if name == "open" and not registers.rsi & _MAKES else self._target(pid, files, registers)
         if target is None:
             _ptrace(CONT, pid)
             return
         self.end.calls.append(f"{name} {target}" + (f" {registers.rdx}" if name in _WRITES else ""))
-        if self.way and len(self.end.calls) == self.at:
+        number = len(self.end.calls)
+        if self.way == "full":
+            now = number >= self.at and failure == errno.ENOSPC
+        else:
+            now = number == self.at
+        if now:
             self._interfere(pid, registers, failure)
-        elif self.way == "full" and len(self.end.calls) > self.at and failure == errno.ENOSPC:
-            self._fail(pid, registers, errno.ENOSPC)
         else:
             _ptrace(CONT, pid)
 
     def _interfere(self, pid: int, registers: Registers, failure: int) -> None:
-        if self.way == "kill":
-            os.kill(self.child, signal.SIGKILL)
-        elif self.way == "fail":
-            self._fail(pid, registers, failure)
-        elif self.way == "full":
-            if failure == errno.ENOSPC:
-                self._fail(pid, registers, failure)
-            else:
-                _ptrace(CONT, pid)
-        else:
-            if self.way == "torn":
-                registers.rdx //= 2
-                _ptrace(SETREGS, pid, ctypes.addressof(registers))
+        if self.way in ("fail", "full"):  # skipped: a number that no call has, and the answer that it would have given
+            registers.orig_rax, registers.rax = 2**64 - 1, 2**64 - failure
+            _ptrace(SETREGS, pid, ctypes.addressof(registers))
+            _ptrace(CONT, pid)
+            return
+        if self.way == "torn":
+            registers.rdx //= 2
+            _ptrace(SETREGS, pid, ctypes.addressof(registers))
+        if self.way != "kill":
             _ptrace(SYSCALL, pid)
             os.waitpid(pid, 0x40000000)
-            os.kill(self.child, signal.SIGKILL)
+        os.kill(self.child, signal.SIGKILL)
 
-    def _fail(self, pid: int, registers: Registers, code: int) -> None:
-        """The call is skipped: a number that no call has, and the answer that it would have given."""
-        registers.orig_rax, registers.rax = 2**64 - 1, 2**64 - code
-        _ptrace(SETREGS, pid, ctypes.addressof(registers))
-        _ptrace(CONT, pid)
-
-    def _target(self, pid: int, name: str, names: str, r: Registers) -> str | None:
+    def _target(self, pid: int, files: Files, registers: Registers) -> str | None:
         """The file that a call is about, below one of the folders; None for any other call."""
-        if name == "open" and not r.rsi & _MAKES:
-            return None
-        if names == FD:
-            paths = [_file_of(pid, r.r8 if name == "mmap" else r.rdi)]
-        elif names == PATH:
-            paths = [_absolute(pid, None, r.rdi)]
-        elif names == AT:
-            paths = [_absolute(pid, r.rdi, r.rsi)] if r.rsi else [_file_of(pid, r.rdi)]
-        elif names == TWO:
-            paths = [_absolute(pid, None, r.rdi), _absolute(pid, None, r.rsi)]
-        else:
-            paths = [_absolute(pid, r.rdi, r.rsi), _absolute(pid, r.rdx, r.r10)]
-        for path in paths:
+        for names in files:
+            path = _path(pid, *(name and getattr(registers, name) for name in names))
             for folder in self.folders:
                 if f"{path}/".startswith(folder):
                     return path.removeprefix(folder)
@@ -232,7 +217,10 @@ def _file_of(pid: int, descriptor: int) -> str:
         return ""
 
 
-def _absolute(pid: int, folder: int | None, address: int) -> str:
+def _path(pid: int, folder: int | None, address: int | None) -> str:
+    """The absolute path at an address, below an open folder if it is relative; without an address, that of the open file itself."""
+    if not address:
+        return _file_of(pid, folder or 0)
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
         try:
             text = os.pread(memory.fileno(), 4096, address)
