@@ -193,21 +193,17 @@ def reconciled(
 
     A name that the user set in both stays in both: that is a conflict without us, too.
     """
-    job_variables = dict(job.get("env_vars") or {})
-    own_variables = dict((own or {}).get("env_vars") or {})
-    for name in NAMES:
-        job_variables.pop(name, None)
-    users_in_job = _without_ours(job_variables.get("PYTHONPATH"))
-    if users_in_job is None:
-        job_variables.pop("PYTHONPATH", None)
-    elif "PYTHONPATH" in own_variables:
-        job_variables["PYTHONPATH"] = users_in_job
+    variables = {name: value for name, value in (job.get("env_vars") or {}).items() if name not in NAMES}
+    users_in_job = _without_ours(variables.pop("PYTHONPATH", None))
     result = merged(own, ours)
-    if users_in_job is not None and "PYTHONPATH" not in own_variables:
-        job_variables["PYTHONPATH"] = _in_front(users_in_job, None)
-        del result["env_vars"]["PYTHONPATH"]
-    changed = {**job, "env_vars": job_variables}
-    if not job_variables:
+    if users_in_job is not None:
+        if "PYTHONPATH" in ((own or {}).get("env_vars") or {}):
+            variables["PYTHONPATH"] = users_in_job
+        else:
+            variables["PYTHONPATH"] = _in_front(users_in_job, None)
+            del result["env_vars"]["PYTHONPATH"]
+    changed = {**job, "env_vars": variables}
+    if not variables:
         del changed["env_vars"]
     return changed, result
 

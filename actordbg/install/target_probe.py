@@ -155,7 +155,7 @@ def tried(module: str, call: Callable[..., object], *arguments: object) -> None:
     say({"module": module, "state": "begin"})
     start = time.monotonic()
     error = raised_by(call, *arguments)
-    say(ended(module, error, time.monotonic() - start))
+    say({"module": module, "state": "end", "seconds": round(time.monotonic() - start, 2), "error": None, **blamed(error)})
 
 
 def torch_facts() -> dict[str, object]:
@@ -164,17 +164,15 @@ def torch_facts() -> dict[str, object]:
     return {"version": str(torch.__version__), "built_for": torch.version.cuda, "cuda": torch.cuda.is_available()}
 
 
-def ended(module: str, error: BaseException | None, seconds: float) -> dict[str, object]:
-    """The outcome of one import: `missing` is the module that was not found, `where` the file that asked for it."""
-    answer: dict[str, object] = {"module": module, "state": "end", "seconds": round(seconds, 2), "error": None}
-    if error is not None:
-        first = error
-        while first.__cause__ or (first.__context__ and not first.__suppress_context__):
-            first = first.__cause__ or first.__context__ or first
-        answer.update(error=told(error), first=told(first))
-        answer["missing"] = first.name if isinstance(first, ModuleNotFoundError) else None
-        answer["where"] = last_file(first)
-    return answer
+def blamed(error: BaseException | None) -> dict[str, object]:
+    """What an import failed of: `missing` is the module that was not found, `where` the file that asked for it."""
+    if error is None:
+        return {}
+    first = error
+    while first.__cause__ or (first.__context__ and not first.__suppress_context__):
+        first = first.__cause__ or first.__context__ or first
+    missing = first.name if isinstance(first, ModuleNotFoundError) else None
+    return {"error": told(error), "first": told(first), "missing": missing, "where": last_file(first)}
 
 
 def told(error: BaseException) -> str:

@@ -20,29 +20,13 @@ FILES = 300_000
 """Most bytes of all inputs that are kept."""
 
 
-def entered(call, functions: set) -> set:
-    """Of these functions' code, what a call runs."""
-    found = set()
-
-    def profile(frame, event: str, _: object) -> None:
-        if event == "call" and frame.f_code in functions:
-            found.add(frame.f_code)
-
-    sys.setprofile(profile)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return found
-
-
 @pytest.mark.parametrize("name", run.TARGETS)
 def test_every_input_that_was_kept_breaks_nothing_and_the_parsers_are_reached(name: str):
     target = run.load(name)
     wanted = {parser.__code__: parser.__qualname__ for parser in map(plain, target.PARSERS)}
     reached = set()
     for data in run.inputs_of(name, target).values():
-        reached |= entered(lambda data=data: target.one_input(data), wanted.keys())
+        reached |= {code for code, _, _ in run.reached(target, data)}
     assert {wanted[code] for code in wanted.keys() - reached} == set(), "no input gets to these"
 
 

@@ -169,7 +169,7 @@ def in_worker(hook: Callable[[], None], folder: Path, **more: str) -> str:
         f"pickle.loads(open({str(file)!r}, 'rb').read())()\n"
         "print(any(type(f).__name__ == 'ActordbgFinder' for f in sys.meta_path))"
     )
-    return python(code, below_run("/s") | {"PYTHONPATH": str(folder)} | more)
+    return python(code, below_run() | {"PYTHONPATH": str(folder)} | more)
 
 
 def test_a_worker_that_lost_the_path_is_hooked_and_the_users_function_runs_with_its_own_errors(tmp_path):

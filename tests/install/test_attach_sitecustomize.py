@@ -51,13 +51,13 @@ def test_the_actor_is_wrapped_with_its_module_and_anew_when_it_is_made_anew(ligh
         "first = m.Actor; print(first().forward(1), first.installed, 'return sequences' in inspect.getsource(m))\n"
         "importlib.reload(m); print(first is m.Actor, m.Actor().forward(1)[0], m.Actor.installed, type(m.__spec__.loader).__name__)"
     )
-    assert python(code, below_run("/s", light)) == "('wrapped', '/s') 1 True\nFalse wrapped 1 SourceFileLoader\n"
+    assert python(code, below_run(light)) == "('wrapped', '/s') 1 True\nFalse wrapped 1 SourceFileLoader\n"
 
 
 def test_an_actor_that_is_wrapped_already_is_not_wrapped_again(light: Path):
     actor = light / "openrlhf" / "models" / "actor.py"
     actor.write_text(f"{PLAIN_ACTOR}from actordbg.capture.hook import install\ninstall(Actor, store='/patched')\n")
-    assert python(USE, below_run("/s", light)) == "('wrapped', '/patched') 2\n"
+    assert python(USE, below_run(light)) == "('wrapped', '/patched') 2\n"
 
 
 def test_an_actor_that_an_editable_installation_serves_is_wrapped(light: Path, tmp_path):
@@ -73,7 +73,7 @@ sys.meta_path.insert(1, Editable())
 """
     (tmp_path / "lib").mkdir()
     (light / "actordbg").rename(tmp_path / "lib" / "actordbg")
-    assert python(code, below_run("/s", tmp_path / "lib")) == "('wrapped', '/s') 1\n"
+    assert python(code, below_run(tmp_path / "lib")) == "('wrapped', '/s') 1\n"
 
 
 @pytest.mark.parametrize("in_front", ["ours", "theirs"])
@@ -94,7 +94,7 @@ import openrlhf.models.actor
 print(openrlhf.models.actor.seen)
 """
     first = {"ours": "ActordbgFinder", "theirs": "_WaitingFinder"}[in_front]
-    assert python(code, below_run("/s", light)) == f"{first}\n('wrapped', '/s') 1\nTrue\n"
+    assert python(code, below_run(light)) == f"{first}\n('wrapped', '/s') 1\nTrue\n"
 
 
 def test_what_is_imported_already_is_wrapped_when_the_file_is_executed_later(light: Path):
@@ -106,7 +106,7 @@ spec = importlib.util.spec_from_file_location("actordbg_in_worker", {os.path.joi
 spec.loader.exec_module(importlib.util.module_from_spec(spec))
 print(before, Actor().forward(1))
 """
-    environment = below_run("/s", light) | {"PYTHONPATH": str(light)}
+    environment = below_run(light) | {"PYTHONPATH": str(light)}
     assert python(code, environment) == "1 ('wrapped', '/s')\n"
 
 
@@ -120,7 +120,7 @@ print(before, Actor().forward(1))
 def test_a_failure_is_one_line_and_the_program_runs_on(light: Path, hook: str, said: str):
     (light / "actordbg" / "capture" / "hook.py").write_text(hook)
     code = "from openrlhf.models.actor import Actor; print(Actor().forward(5))"
-    done = ended(code, below_run("/s", light))
+    done = ended(code, below_run(light))
     assert (done.returncode, done.stdout) == (0, "5\n")
     (line,) = done.stderr.splitlines()
     assert line.startswith("actordbg: not recording in process ") and said in line
@@ -135,26 +135,26 @@ def test_a_failure_is_one_line_and_the_program_runs_on(light: Path, hook: str, s
     ],
 )
 def test_it_waits_only_where_there_is_a_store_and_nobody_disabled_it(changed: dict[str, str], installed: bool):
-    assert python(INSTALLED, below_run("/s") | changed) == f"{installed}\n"
+    assert python(INSTALLED, below_run() | changed) == f"{installed}\n"
 
 
 def test_a_process_that_imports_no_openrlhf_loads_nothing_of_ours():
     code = "import sys; print('\\n'.join(sys.modules))"
-    added = set(python(code, below_run("/s")).split()) - set(python(code, clean_environment()).split())
+    added = set(python(code, below_run()).split()) - set(python(code, clean_environment()).split())
     assert added <= {"sitecustomize"}
 
 
 def test_the_program_sees_the_path_that_it_would_have_had(tmp_path):
     code = "import sys; print(sys.path)"
     plain = python(code, clean_environment(PYTHONPATH=str(tmp_path)))
-    assert python(code, below_run("/s", tmp_path)) == plain
-    assert python(code, below_run("/s")) == python(code, clean_environment())
+    assert python(code, below_run(tmp_path)) == plain
+    assert python(code, below_run()) == python(code, clean_environment())
 
 
 def test_an_empty_rest_of_the_path_does_not_become_the_working_directory(tmp_path):
     code = "import os, sys; print(sys.path, os.environ['PYTHONPATH'])"
-    given = below_run("/s") | {"PYTHONPATH": FOLDER + os.pathsep}
-    assert python(code, given, cwd=tmp_path) == python(code, below_run("/s"), cwd=tmp_path)
+    given = below_run() | {"PYTHONPATH": FOLDER + os.pathsep}
+    assert python(code, given, cwd=tmp_path) == python(code, below_run(), cwd=tmp_path)
 
 
 def test_the_waiting_goes_on_in_grandchildren_and_spawned_processes(light: Path):
@@ -171,7 +171,7 @@ def test_the_waiting_goes_on_in_grandchildren_and_spawned_processes(light: Path)
     )
     (light / "spawns_module.py").write_text("from spawns import work\nwork()\n")
     done = subprocess.run(
-        [sys.executable, str(program)], env=below_run("/s", light), capture_output=True, text=True, timeout=120, cwd="/"
+        [sys.executable, str(program)], env=below_run(light), capture_output=True, text=True, timeout=120, cwd="/"
     )
     assert done.stdout == "('wrapped', '/s')\n" * 4, done.stderr
 
@@ -183,7 +183,7 @@ def test_the_deepspeed_launcher_hands_our_variables_to_other_nodes(light: Path):
         (folder / "__init__.py").touch()
     (package / "runner.py").write_text("EXPORT_ENVS = ['MLFLOW', 'PYTHON']\n")
     code = "from deepspeed.launcher.runner import EXPORT_ENVS; print(EXPORT_ENVS)"
-    assert python(code, below_run("/s", light)) == "['MLFLOW', 'PYTHON', 'ACTORDBG_']\n"
+    assert python(code, below_run(light)) == "['MLFLOW', 'PYTHON', 'ACTORDBG_']\n"
     (installed,) = importlib.metadata.distribution("deepspeed").locate_file("deepspeed/launcher").glob("runner.py")
     (line,) = [line for line in installed.read_text().splitlines() if line.startswith("EXPORT_ENVS = ")]
     assert "'PYTHON'" in line, "what our addition to this list rests on"
@@ -214,7 +214,7 @@ print(getattr(module, "mark", None), getattr(sys, "users", None), sys.path)
         return done.returncode, done.stdout, done.stderr if done.returncode == 0 else "".join(last)
 
     plain = outcome(clean_environment(PYTHONPATH=str(tmp_path)))
-    assert outcome(below_run("/s", tmp_path)) == plain
+    assert outcome(below_run(tmp_path)) == plain
     assert kind != "works" or plain[1].startswith("theirs sitecustomize")
 
 
@@ -225,7 +225,7 @@ def test_with_two_copies_of_actordbg_on_the_path_one_waits(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("print('theirs')")
     code = "import sys; print(sum(type(f).__name__ == 'ActordbgFinder' for f in sys.meta_path), sys.path[1:2])"
     plain = python("import sys; print(sys.path[1:2])", clean_environment(PYTHONPATH=str(tmp_path)))
-    assert python(code, below_run("/s", other, tmp_path)) == f"theirs\n1 {plain.splitlines()[1]}\n"
+    assert python(code, below_run(other, tmp_path)) == f"theirs\n1 {plain.splitlines()[1]}\n"
 
 
 STOPPED = """
@@ -243,9 +243,9 @@ train()
 
 
 def test_below_run_with_stops_a_breakpoint_is_ours_though_ray_sets_its_own(tmp_path):
-    with_stops = below_run("/s", ROOT) | {"PYTHONBREAKPOINT": "actordbg.debug.breakpoint"}
+    with_stops = below_run(ROOT) | {"PYTHONBREAKPOINT": "actordbg.debug.breakpoint"}
     assert python(STOPPED, with_stops) == "stopped (1,) {'timeout': 2} train True\n"
-    without = below_run("/s", ROOT)
+    without = below_run(ROOT)
     assert python("import sys; print(sys.breakpointhook is sys.__breakpointhook__)", without) == "True\n"
 
 
@@ -257,4 +257,4 @@ install_cpu_support()
 from openrlhf.models.actor import Actor
 print(hasattr(Actor.forward, "__actordbg_forward__"))
 """
-    assert python(code, below_run("/s", ROOT)).splitlines()[-1] == "True"
+    assert python(code, below_run(ROOT)).splitlines()[-1] == "True"

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
+from docpages import tests_in
 from roots import ROOT
 
 PAGE = (ROOT / "docs" / "what-is-trusted.md").read_text()
 TABLE = re.findall(r"^\| (?!What \|)(.+) \|$", PAGE, re.MULTILINE)
 ROWS = {cells[0]: cells for cells in (row.split(" | ") for row in TABLE)}
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
-
-
-def functions(path: Path) -> set[str]:
-    return set(re.findall(r"^ *(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE))
 
 
 def test_the_table_is_found_and_has_what_people_ask_for():
@@ -43,5 +39,5 @@ def test_a_row_names_its_tests_and_they_are_there(row: str):
     named = NAMED.findall(cells[-1])
     assert len(cells) == 5 and named, cells
     for file, test in named:
-        assert test in functions(ROOT / file), f"{file} has no {test}"
+        assert test in tests_in(ROOT / file), f"{file} has no {test}"
     assert re.sub(NAMED, "", cells[-1]).strip(" ,") == ""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from typing import Any
 
 import pytest
 import tomllib
 from catalogcases import append, fill, result, spec, write_spec
-from roots import ROOT
+from roots import ROOT, environment
+from runkit import python
 
 from actordbg.cli.app import CONTENTS
 from actordbg.cli.lazy import every_command
@@ -23,9 +23,7 @@ CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["import
 def loaded_by(code: str) -> set[str]:
     """Top-level names of the modules that a fresh interpreter has after running `code`."""
     tail = "\nimport sys\nprint('\\n' + '\\0'.join({m.partition('.')[0] for m in sys.modules}))"
-    done = subprocess.run([sys.executable, "-c", code + tail], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return set(done.stdout.splitlines()[-1].split("\0"))
+    return set(python(code + tail, environment()).splitlines()[-1].split("\0"))
 
 
 @pytest.fixture(scope="module")
@@ -92,10 +90,8 @@ def desk(filled: tuple[Store, str]) -> dict[str, dict[str, Any]]:
         name: ["--store", str(store.root), *(meant.get(argument, argument) for argument in arguments)]
         for name, arguments in DESK_COMMANDS.items()
     }
-    code = [sys.executable, "-c", ONE_AFTER_THE_OTHER, json.dumps(commands)]
-    done = subprocess.run(code, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    answers: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    said = python(ONE_AFTER_THE_OTHER, environment(), json.dumps(commands))
+    answers: dict[str, dict[str, Any]] = json.loads(said.splitlines()[-1])
     return answers
 
 
@@ -123,9 +119,9 @@ loaded(*(f"{name} --help" for name, _ in every_command(CONTENTS)))
 
 def test_the_help_of_a_group_imports_no_command_and_a_commands_own_nothing_that_it_works_with():
     """Options, and what declares them: no other package than typer, no database, no room but cli/, config/ and base/."""
-    done = subprocess.run([sys.executable, "-c", EVERY_HELP], capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.count("Usage: ") == 2 + len(list(every_command(CONTENTS))), done.stderr
-    of_groups, loaded = (set(line.split()) for line in done.stdout.splitlines() if "actordbg.cli.app" in line.split())
+    said = python(EVERY_HELP, environment())
+    assert said.count("Usage: ") == 2 + len(list(every_command(CONTENTS)))
+    of_groups, loaded = (set(line.split()) for line in said.splitlines() if "actordbg.cli.app" in line.split())
     beginning = {
         "actordbg",
         *(f"actordbg.{name}" for name in ("cli", "cli.app", "cli.lazy", "base", "base.errors", "base.fault")),

@@ -28,13 +28,13 @@ def given(index: int, batch: int = 2, length: int = 12) -> ReplayInput:
     return ReplayInput(dump_id, f"dumps/run/rank0000/{dump_id}.safetensors.zst", 0, batch, length, batch * length)
 
 
-def tensors(index: int, batch: int = 2, actions: int = 8) -> Tensors:
+def tensors(index: int, batch: int = 2) -> Tensors:
     """Log-probs between -8 and 0, their mask (each row's last two tokens are padding), entropies; the same for one index."""
     generator = torch.Generator().manual_seed(index)
-    log_probs = -8 * torch.rand(batch, actions, generator=generator)
-    mask = torch.ones(batch, actions, dtype=torch.bool)
+    log_probs = -8 * torch.rand(batch, 8, generator=generator)
+    mask = torch.ones(batch, 8, dtype=torch.bool)
     mask[:, -2:] = False
-    return {"log_probs": log_probs, "mask": mask, "entropy": torch.rand(batch, actions, generator=generator)}
+    return {"log_probs": log_probs, "mask": mask, "entropy": torch.rand(batch, 8, generator=generator)}
 
 
 def write_replay(

@@ -79,6 +79,11 @@ def blocks(page: Path) -> list[Block]:
     return found
 
 
+def tests_in(file: Path) -> list[str]:
+    """The names of a file's tests."""
+    return re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE)
+
+
 def prose() -> str:
     """All pages that people write: the generated reference does not count."""
     generated = {"cli.md", "catalog.md"}

@@ -117,9 +117,9 @@ class ScriptedEngine:
             raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
 
-def await_sample(folder: Path, patience_s: float = 30.0) -> None:
+def await_sample(folder: Path) -> None:
     """Wait until somebody wrote into a store's folder of memory, twice: what comes first may be a heading, or seen before now."""
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + 30
     for _ in range(2):
         before = _written(folder)
         while _written(folder) == before and time.monotonic() < deadline:

@@ -37,7 +37,9 @@ MEMORY = 6 * 2**30
 
 
 def run_commands(root: Path, answers: Path, lines: Sequence[str]) -> None:
-    """Run commands on the store, and write down exit code and output of each."""
+    """Run commands on the store in the memory that this process may have, and write down exit code and output of each."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    torch.set_num_threads(1)
     store, found = Store(root), {}
     dump_id = next(iter(storecases.contents(store)), "")
     for line in lines:
@@ -53,12 +55,6 @@ def run_commands(root: Path, answers: Path, lines: Sequence[str]) -> None:
     answers.write_text(json.dumps(found))
 
 
-def limited(root: Path, answers: Path, lines: Sequence[str]) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    torch.set_num_threads(1)
-    run_commands(root, answers, lines)
-
-
 def run_all(root: Path, lines: Sequence[str]) -> dict[str, tuple[int | str, str, str]]:
     """What every command answered; fails if one of them hangs."""
     answers = root.with_suffix(".answers")
@@ -66,7 +62,7 @@ def run_all(root: Path, lines: Sequence[str]) -> dict[str, tuple[int | str, str,
     context.set_forkserver_preload([__name__])
     with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):  # Python 3.11 does not hand it on
         forkserver.ensure_running()
-    child = context.Process(target=limited, args=(root, answers, lines))
+    child = context.Process(target=run_commands, args=(root, answers, lines))
     child.start()
     child.join(PATIENCE_S)
     done: dict[str, tuple[int | str, str, str]] = json.loads(answers.read_text()) if answers.exists() else {}

@@ -79,7 +79,6 @@ def training_check(
     steps: int,
     logs: Path,
     batch: int = 2,
-    lr: float = 1e-3,
     **about: Any,
 ) -> TrainCheckRecord:
     """A training check in fp32 before its first cell."""
@@ -87,7 +86,7 @@ def training_check(
 
     began = new_replay_id(), now_timestamp(), OPEN
     ids = tuple(item.dump_id for item in inputs)
-    more = {"dtype": "fp32", "threshold": 0.05, "training": asdict(Training(lr=lr)), "log_dir": str(logs)} | about
+    more = {"dtype": "fp32", "threshold": 0.05, "training": asdict(Training(lr=1e-3)), "log_dir": str(logs)} | about
     return TrainCheckRecord(*began, tuple(cells), ids, steps, batch, **more)
 
 

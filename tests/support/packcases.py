@@ -22,9 +22,9 @@ EOS = 128_009
 """Pads on the right, and ends every sample: so it is in OpenRLHF."""
 
 
-def samples(count: int, seed: int = 0) -> list[torch.Tensor]:
+def samples(count: int) -> list[torch.Tensor]:
     """Token ids of made-up samples: common tokens often, rare ones seldom; some prompts shared."""
-    generator = random.Random(seed)
+    generator = random.Random(0)
     common = [generator.randrange(1000, 128_000) for _ in range(400)]
     prompts = [[generator.choice(common) for _ in range(60)] for _ in range(max(1, count // 4))]
     return [
@@ -53,9 +53,9 @@ def publish(store: Store, index: int, tensors: dict[str, torch.Tensor], **change
     return store.publish_dump(*payload.encode(described, tensors))
 
 
-def fill_ppo(store: Store, calls: int = 12, size: int = 4, first: int = 0, **changes: Any) -> None:
+def fill_ppo(store: Store, calls: int = 12, first: int = 0, **changes: Any) -> None:
     """`calls` batches, each recorded twice: in the log-prob pass, and in the training pass in halves with other padding. `first`: number of the first dump."""
-    pool = samples(calls * size)
+    size, pool = 4, samples(calls * 4)
     number = first
     for call in range(calls):
         rows = pool[call * size : (call + 1) * size]
@@ -90,9 +90,9 @@ def odd_tensors() -> dict[str, torch.Tensor]:
     }
 
 
-def write_pack(folder: Path, dumps: list[tuple[DumpRecord, bytes]], level: int = 3) -> Pack:
+def write_pack(folder: Path, dumps: list[tuple[DumpRecord, bytes]]) -> Pack:
     """A pack of dump files' records and blobs."""
-    writer = PackWriter(folder, level)
+    writer = PackWriter(folder, 3)
     for record, blob in dumps:
         writer.add(record, dumpfile.line_of(blob), dumpfile.unpack(blob)[1])
     return Pack(writer.publish()[0])

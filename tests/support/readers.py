@@ -1,7 +1,7 @@
 """Commands of somebody who may not write the store: as another user, or on a mount that is read-only or full.
 
 Before the commands run, a file is tried to be made in the store: so the way that was taken works. As root the commands run as the
-user `nobody`, since permission bits do not bind root (with the right to read everything, where `setpriv` is there: an interpreter
+user `nobody`, since permission bits do not bind root (by util-linux's `setpriv`, with the right to read everything: an interpreter
 below /root would not start). As anybody else the store loses its write bits. A mount needs rights that a container may not
 have: `mounted` then gives None, and the test goes by permission bits.
 """
@@ -79,21 +79,10 @@ class Reader:
         if self._user is not None:
             os.chown(work, self._user, self._user)
         line = [sys.executable, "-c", PROGRAM, str(ROOT), str(self._store), json.dumps(commands), str(work)]
-        extra = {}
-        if self._user is not None and (setpriv := shutil.which("setpriv")):
-            only = "-all,+dac_read_search"
-            line = [
-                setpriv,
-                f"--reuid={self._user}",
-                f"--regid={self._user}",
-                "--clear-groups",
-                f"--inh-caps={only}",
-                f"--ambient-caps={only}",
-                *line,
-            ]
-        elif self._user is not None:
-            extra = {"user": self._user, "group": self._user, "extra_groups": []}
-        return subprocess.Popen(line, env=environment, cwd=self.home, stdout=subprocess.PIPE, text=True, **extra)  # type: ignore[call-overload,no-any-return]
+        if self._user is not None:
+            rights = "--inh-caps=-all,+dac_read_search --ambient-caps=-all,+dac_read_search"
+            line[:0] = f"setpriv --reuid={self._user} --regid={self._user} --clear-groups {rights}".split()
+        return subprocess.Popen(line, env=environment, cwd=self.home, stdout=subprocess.PIPE, text=True)
 
     def run(self, *commands: Sequence[str], may_write: bool = False, **variables: str) -> list[Said]:
         """What commands of his answer."""

@@ -71,13 +71,13 @@ def _publish(
     return ReplayInput(record.dump_id, path, 0, batch, length, record.tokens)
 
 
-def old_pickle(folder: Path, rank: int = 0, stamp: str = "20250619_052608_430740", rows: int = 2, name: str = "") -> Path:
+def old_pickle(folder: Path, rank: int = 0, stamp: str = "20250619_052608_430740", name: str = "") -> Path:
     """Write one file as the old recorder did, into `folder`."""
-    mask = torch.ones(rows, 12, dtype=torch.long)
+    mask = torch.ones(2, 12, dtype=torch.long)
     mask[:, :3] = 0
     content = {
-        "sequences": torch.randint(0, 128_256, (rows, 12)),
-        "action_mask": torch.ones(rows, 5, dtype=torch.bool),
+        "sequences": torch.randint(0, 128_256, (2, 12)),
+        "action_mask": torch.ones(2, 5, dtype=torch.bool),
         "attention_mask": mask,
         "return_output": True,
         "allgather_logits": False,
@@ -86,7 +86,7 @@ def old_pickle(folder: Path, rank: int = 0, stamp: str = "20250619_052608_430740
         "return_entropy": False,
         "timestamp": stamp,
         "rank": rank,
-        "batch_size": rows,
+        "batch_size": 2,
         "seq_len": 12,
     }
     folder.mkdir(parents=True, exist_ok=True)

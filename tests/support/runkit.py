@@ -52,10 +52,10 @@ def clean_environment(**more: str) -> dict[str, str]:
     return {**kept, **rings, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "NO_COLOR": "1", **more}
 
 
-def below_run(store: Path | str, *path: Path | str, run: str = "r", **more: str) -> dict[str, str]:
-    """The environment of a process below `actordbg run`, with the user's PYTHONPATH behind ours."""
+def below_run(*path: Path, **more: str) -> dict[str, str]:
+    """The environment of a process below `actordbg --store /s run --run r`, with the user's PYTHONPATH behind ours."""
     entries = os.pathsep.join([FOLDER, *map(str, path)])
-    return clean_environment(ACTORDBG_STORE=str(store), ACTORDBG_RUN=run, PYTHONPATH=entries, **more)
+    return clean_environment(ACTORDBG_STORE="/s", ACTORDBG_RUN="r", PYTHONPATH=entries, **more)
 
 
 def python(code: str, environment: Mapping[str, str], *arguments: str, cwd: Path | None = None) -> str:

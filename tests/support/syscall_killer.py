@@ -32,6 +32,7 @@ import platform
 import signal
 import struct
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,10 +100,8 @@ def why_not() -> str:
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return f"system calls are counted on x86-64 Linux only, and this is {platform.machine()} {sys.platform}"
     try:
-        with contextlib.ExitStack() as stack:
-            name = f"/tmp/syscall-killer-{os.getpid()}"
-            stack.callback(lambda: Path(name).unlink(missing_ok=True))
-            seen = traced(lambda: Path(name).write_text("x") and None, [Path("/tmp")])
+        with tempfile.TemporaryDirectory() as folder:
+            seen = traced(lambda: Path(folder, "x").write_text("x") and None, [Path(folder)])
     except OSError as error:
         return f"this machine lets no process trace its child: {error}"
     return "" if seen.code == 0 and len(seen.calls) == 2 else f"a traced child made other calls than it should: {seen}"
