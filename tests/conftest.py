@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -48,10 +47,9 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def ring_folder() -> Iterator[Path]:
     """Rings of this test process and of the processes that it starts lie in a folder that goes with it."""
-    folder = Path(tempfile.mkdtemp(prefix="actordbg-tests-", dir=MEMORY))
-    os.environ["ACTORDBG_RING_DIR"] = str(folder)
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="actordbg-tests-", dir=MEMORY, ignore_cleanup_errors=True) as folder:
+        os.environ["ACTORDBG_RING_DIR"] = folder
+        yield Path(folder)
 
 
 @pytest.fixture(autouse=True)

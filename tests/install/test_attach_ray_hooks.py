@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patchkit import stand_in
 from runkit import below_run, python
 
 from actordbg.base.errors import EnvironmentProblem
@@ -189,8 +190,7 @@ def test_a_worker_is_hooked_where_actordbg_lies_elsewhere_and_goes_on_where_it_d
     if there:
         (tmp_path / "actordbg").symlink_to(Path(FOLDER).parents[1])
     else:
-        (tmp_path / "actordbg").mkdir()
-        (tmp_path / "actordbg" / "__init__.py").touch()
+        stand_in(tmp_path, "")
     assert in_worker(ray_hooks.worker_setup("users_hooks.setup", "/nowhere"), tmp_path) == f"theirs\n{there}\n"
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patchkit import stand_in
 from roots import ROOT
 from runkit import below_run, clean_environment, ended, fake_openrlhf, python
 
@@ -34,11 +35,7 @@ def light(tmp_path: Path) -> Path:
     """A folder with an OpenRLHF without torch, and an `actordbg` of the training environment's own whose hook is a stand-in."""
     folder = tmp_path / "light"
     fake_openrlhf(folder, PLAIN_ACTOR)
-    package = folder / "actordbg" / "capture"
-    package.mkdir(parents=True)
-    (folder / "actordbg" / "__init__.py").touch()
-    (package / "__init__.py").touch()
-    (package / "hook.py").write_text(HOOK)
+    stand_in(folder, HOOK)
     return folder
 
 

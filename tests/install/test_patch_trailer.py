@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from patchkit import ACTOR
+from patchkit import ACTOR, stand_in
 from runkit import clean_environment
 
 from actordbg.base.errors import Conflict, Unsupported
@@ -182,8 +182,7 @@ def _run(tmp_path: Path, hook: str | None, store: str = STORE, **environment: st
     (tmp_path / "actor.py").write_bytes(trailer.append(ACTOR, store))
     (tmp_path / "path").mkdir()
     if hook is not None:
-        (tmp_path / "path" / "actordbg" / "capture").mkdir(parents=True)
-        (tmp_path / "path" / "actordbg" / "capture" / "hook.py").write_text(hook)
+        stand_in(tmp_path / "path", hook)
     command = [sys.executable, "-S", "-c", RUNNER, str(tmp_path / "path"), str(tmp_path / "actor.py")]
     return subprocess.run(
         command, capture_output=True, text=True, env=clean_environment(**environment), cwd=tmp_path / "path", timeout=60

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from docpages import tests_in
+from docpages import names_of_tests
 from roots import ROOT
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text().partition("## Recipes")[2]
@@ -29,7 +29,7 @@ def test_a_recipe_has_steps_in_order_files_that_exist_and_ends_with_its_test(tit
     assert numbers == list(range(1, len(numbers) + 1)) and 3 <= len(numbers) <= 6
     assert len(files) >= 3 and [one for one in files if not (ROOT / one).exists()] == []
     path, _, name = re.findall(r"\n\nTest: `(tests/[^`]+)`", body)[0].partition("::")
-    tests = tests_in(ROOT / path)
+    tests = names_of_tests(ROOT / path)
     assert tests and name in ("", *tests)
 
 

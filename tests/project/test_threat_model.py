@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from docpages import tests_in
+from docpages import names_of_tests
 from roots import ROOT
 
 PAGE = (ROOT / "docs" / "what-is-trusted.md").read_text()
@@ -39,5 +39,5 @@ def test_a_row_names_its_tests_and_they_are_there(row: str):
     named = NAMED.findall(cells[-1])
     assert len(cells) == 5 and named, cells
     for file, test in named:
-        assert test in tests_in(ROOT / file), f"{file} has no {test}"
+        assert test in names_of_tests(ROOT / file), f"{file} has no {test}"
     assert re.sub(NAMED, "", cells[-1]).strip(" ,") == ""

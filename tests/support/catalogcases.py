@@ -85,11 +85,17 @@ def settle(store: Store) -> None:
             os.utime(folder, (past, past))
 
 
+def input_of(described: DumpRecord, path: str = "-") -> ReplayInput:
+    """This dump as a replay's input."""
+    return ReplayInput(described.dump_id, path, described.rank, described.batch_size, described.seq_len, described.tokens)
+
+
 def spec(replay_id: str, records: list[DumpRecord], **config: Any) -> ReplaySpec:
     """A replay of these dumps."""
-    inputs = tuple(ReplayInput(r.dump_id, "-", r.rank, r.batch_size, r.seq_len, r.tokens) for r in records)
     created = f"2025-07-01T00:00:{len(replay_id) % 60:02d}.000000Z"
-    return ReplaySpec(replay_id, created, ReplayConfig(**config), inputs, where="rank=0", command="actordbg replay")
+    return ReplaySpec(
+        replay_id, created, ReplayConfig(**config), tuple(map(input_of, records)), where="rank=0", command="actordbg replay"
+    )
 
 
 def write_spec(store: Store, described: ReplaySpec) -> Path:

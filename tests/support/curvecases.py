@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from catalogcases import append, write_spec
 from reportcases import dump_id
 
 from actordbg.config.replay_config import ReplayConfig
@@ -61,11 +61,7 @@ def run(
 
 def keep(store: Store, data: ReplayData) -> str:
     """Write a replay as supervisor and worker would, and return its id."""
-    folder = store.replays / data.spec.replay_id
-    folder.mkdir(parents=True)
-    (folder / "spec.json").write_text(data.spec.to_json())
-    lines = [{"event": "ready", "pid": 1, "attempt": 1, "resolved": data.resolved}]
-    lines += [{"event": "end", **one.to_dict()} for one in data.results]
-    (folder / "rank0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "supervisor.jsonl").write_text(json.dumps({"event": "finished", "status": data.status}) + "\n")
+    folder = write_spec(store, data.spec)
+    append(folder / "rank0.jsonl", {"event": "ready", "pid": 1, "attempt": 1, "resolved": data.resolved}, *data.results)
+    append(folder / "supervisor.jsonl", {"event": "finished", "status": data.status})
     return data.spec.replay_id

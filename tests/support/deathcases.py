@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -81,9 +80,8 @@ def assert_nothing_is_lost(store: Store, jobs: dict[int, Job], every: int = 1) -
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder in memory, where there is such a thing: thousands of small files are flushed here."""
-    found = Path(tempfile.mkdtemp(prefix="actordbg-deaths-", dir=MEMORY))
-    yield found
-    shutil.rmtree(found, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="actordbg-deaths-", dir=MEMORY, ignore_cleanup_errors=True) as name:
+        yield Path(name)
 
 
 @contextlib.contextmanager

@@ -79,7 +79,7 @@ def blocks(page: Path) -> list[Block]:
     return found
 
 
-def tests_in(file: Path) -> list[str]:
+def names_of_tests(file: Path) -> list[str]:
     """The names of a file's tests."""
     return re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE)
 

@@ -11,7 +11,7 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
-from catalogcases import START, publish, record
+from catalogcases import START, input_of, publish, record
 from comparecases import write_replay
 
 from actordbg.capture.control import Control, control_text
@@ -41,7 +41,7 @@ def hostile_store(root: Path) -> Store:
     """Dumps, replays, a comparison's two sides, a matrix, counters and a switch; names of files too, as far as others choose them."""
     store = Store(root).create()
     records = [_dump(store, index) for index in range(3)]
-    inputs = [ReplayInput(one.dump_id, "-", 0, 2, one.seq_len, one.tokens) for one in records]
+    inputs = [input_of(described) for described in records]
     for replay_id in ("evil-01", "evil-02"):
         _replay(store, replay_id, inputs)
     _matrix(store, inputs)

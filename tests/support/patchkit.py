@@ -28,15 +28,20 @@ def facts_of(path: Path) -> tuple[bytes, int, int, int]:
     return path.read_bytes(), stat.S_IMODE(found.st_mode), found.st_uid, found.st_mtime_ns
 
 
+def stand_in(folder: Path, hook: str) -> Path:
+    """An `actordbg` in `folder` that is only a hook; returns the hook's file."""
+    file = folder / "actordbg" / "capture" / "hook.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(hook)
+    file.with_name("__init__.py").touch()
+    (file.parents[1] / "__init__.py").write_text('__version__ = "0"\n')
+    return file
+
+
 @pytest.fixture
 def light_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An actordbg on the interpreter's path whose hook imports at once; returns that hook's file. Nothing of ours is in the environment."""
-    hook = tmp_path / "light" / "actordbg" / "capture" / "hook.py"
-    hook.parent.mkdir(parents=True)
-    hook.write_text("def install(cls, *, store):\n    cls.store = store\n")
-    (hook.parents[1] / "__init__.py").write_text('__version__ = "0"\n')
-    hook.with_name("__init__.py").touch()
     for name in ("ACTORDBG_STORE", "ACTORDBG_DISABLE", "ACTORDBG_RUN", "PYTHONPYCACHEPREFIX"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "light"))
-    return hook
+    return stand_in(tmp_path / "light", "def install(cls, *, store):\n    cls.store = store\n")

@@ -116,10 +116,9 @@ def another_user(store: Path) -> Iterator[Reader]:
 @contextlib.contextmanager
 def public_folder() -> Iterator[Path]:
     """A folder that others can reach, which pytest's own are not."""
-    folder = Path(tempfile.mkdtemp(prefix="actordbg-public-", dir="/tmp"))
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="actordbg-public-", dir="/tmp", ignore_cleanup_errors=True) as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 @contextlib.contextmanager

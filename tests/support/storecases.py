@@ -17,11 +17,10 @@ from actordbg.catalog.indexer import refresh
 from actordbg.dumps.packing import pack_dumps
 from actordbg.formats.dump_record import DumpRecord, now_timestamp
 from actordbg.formats.store_files import atomic_write
-from actordbg.install.patching import Event, back_up, record
+from actordbg.install import patching
 from actordbg.judge.comparing import compare, save
 from actordbg.records.comparison_record import DumpNoise, NoiseRecord
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
-from actordbg.records.replay_record import ReplayInput
 from actordbg.store.layout import Store
 from actordbg.store.places import places_of, read_payload
 
@@ -36,25 +35,22 @@ def build(root: Path) -> Store:
     for index in range(8, 14):
         catalogcases.publish(store, catalogcases.record(index, run=PACKED))
     pack_dumps(store, run=PACKED)
-    inputs = [_input(store, one) for one in records[:3]]
+    inputs = [catalogcases.input_of(record, store.relative(store.dump_path(record))) for record in records[:3]]
     for replay_id in ("r-01", "r-02"):
         write_replay(store, replay_id, inputs)
     write_control(store, Control(enabled=False, run=LOOSE, since=now_timestamp()))
     made = compare(store, "r-02", "r-01")
     save(store, made)
     _publish_records(store, records)
-    back_up(store, b"class Actor: pass\n", {"path": "/x/actor.py"})
-    record(store, Event("patch", "2026-01-01T00:00:00.000000Z", "/x/actor.py", "0" * 64, "1" * 64, "python", "0.11", "1", "h"))
+    patching.back_up(store, b"class Actor: pass\n", {"path": "/x/actor.py"})
+    moment, hashes = "2026-01-01T00:00:00.000000Z", ("0" * 64, "1" * 64)
+    patching.record(store, patching.Event("patch", moment, "/x/actor.py", *hashes, "python", "0.11", "1", "h"))
     for path in (*store.replays.glob("*/spec.json"), *store.replays.glob("*/tensors/*")):
         path.chmod(0o600)
     refresh(store)
     catalogcases.settle(store)
     refresh(store)
     return store
-
-
-def _input(store: Store, one: DumpRecord) -> ReplayInput:
-    return ReplayInput(one.dump_id, store.relative(store.dump_path(one)), one.rank, one.batch_size, one.seq_len, one.tokens)
 
 
 def _publish_records(store: Store, records: Sequence[DumpRecord]) -> None:
