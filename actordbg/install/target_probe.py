@@ -37,15 +37,12 @@ def find(module: str) -> dict[str, object]:
     entries = [os.getcwd(), *_path_without_here()]
     sys.path[:] = entries
     winner = _locate(module, None)
-    others = [(entry, _locate(module, [entry])) for entry in entries]
-    copies = [{"path": winner, "entry": "an import hook (editable installation)"}] if winner else []
-    for entry, path in others:
-        known = next((copy for copy in copies if copy["path"] == path), None)
-        if known is None and path:
-            copies.append({"path": path, "entry": entry})
-        elif known is not None and known["entry"] not in entries:
-            known["entry"] = entry
-    return {"winner": winner, "copies": copies}
+    found: dict[str, str] = {}
+    for entry in entries:
+        found.setdefault(_locate(module, [entry]), entry)
+    found.pop("", None)
+    first = {winner: found.pop(winner, "an import hook (editable installation)")} if winner else {}
+    return {"winner": winner, "copies": [{"path": path, "entry": entry} for path, entry in {**first, **found}.items()]}
 
 
 def hook() -> dict[str, object]:

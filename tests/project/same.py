@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import sqlite3
 import subprocess
@@ -80,8 +81,7 @@ def steps(inputs: Path, out: Path) -> Iterator[tuple[str, list[str]]]:
     """Yields the name and the arguments of each command."""
     made = {"INPUT": str(inputs), "WHERE": SMALL, "LOG": str(out / "a.log"), "LOG2": str(out / "b.log")}
     for line in STEPS.strip().splitlines():
-        name, command = line.split(maxsplit=1)
-        words = [part.strip('"') for part in re.findall(r'"[^"]*"|\S+', command)]
+        name, *words = shlex.split(line)
         yield name, [made.get(word, word.replace("OUT", str(out))) for word in words]
 
 

@@ -81,7 +81,7 @@ def blocks(page: Path) -> list[Block]:
 
 def names_of_tests(file: Path) -> list[str]:
     """The names of a file's tests."""
-    return re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE)
+    return re.findall(r"^ *def (test_\w+)", file.read_text(), re.MULTILINE)
 
 
 def prose() -> str:

@@ -15,6 +15,7 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from actordbg.campaign.train_engine import TrainEngine, step_of
 
@@ -37,11 +38,8 @@ class DyingEngine(TrainEngine):
             self._death("step", step_of(item.dump_id))
             return original()
 
-        self._session.step = step  # type: ignore[method-assign]
-        try:
+        with mock.patch.object(self._session, "step", step):
             return super().run(item, loaded, **how)
-        finally:
-            del self._session.step
 
     def _save(self, step: int):
         from torch.distributed.checkpoint import FileSystemWriter
@@ -53,11 +51,8 @@ class DyingEngine(TrainEngine):
             self._death("checkpoint", step)
             return done
 
-        FileSystemWriter.write_data = write_data  # type: ignore[method-assign]
-        try:
+        with mock.patch.object(FileSystemWriter, "write_data", write_data):
             super()._save(step)
-        finally:
-            FileSystemWriter.write_data = original  # type: ignore[method-assign]
 
 
 def main(store: Path, record: Path, inputs: Path):
