@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import tomllib
 from fakepython import FakePython, known_good_python
-from roots import ROOT
+from roots import ROOT, script
 from typer.testing import CliRunner
 
 from actordbg.base.errors import EnvironmentProblem
@@ -43,8 +43,7 @@ class Here:
         return self.python.site / "openrlhf" / "models" / "actor.py"
 
     def program(self, name: str, text: str) -> None:
-        (self.programs / name).write_text(f"#!/bin/sh\n{text}\n")
-        (self.programs / name).chmod(0o755)
+        script(self.programs / name, text)
 
     def checks(self) -> dict[str, Check]:
         """Everything that takes no seconds, by name."""

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from roots import script
 
 from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.install.patch_target import find_target, require_hook
@@ -104,27 +105,20 @@ def test_python_and_target_exclude_each_other_and_a_target_is_a_file(tmp_path):
         find_target(target=tmp_path)
 
 
-def _script(tmp_path: Path, text: str) -> Path:
-    path = tmp_path / "python"
-    path.write_text("#!/bin/sh\n" + text + "\n")
-    path.chmod(0o755)
-    return path
-
-
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("text", "said"),
     [("", "cannot be run"), ("echo no; exit 0", "cannot answer"), (f'exec {sys.executable} -S "$@"', "has no openrlhf")],
 )
-def test_an_interpreter_that_is_none_or_has_no_trainer_is_said(tmp_path, script: str, said: str):
+def test_an_interpreter_that_is_none_or_has_no_trainer_is_said(tmp_path, text: str, said: str):
     with pytest.raises(EnvironmentProblem, match=said):
-        find_target(python=_script(tmp_path, script) if script else tmp_path / "missing")
+        find_target(python=script(tmp_path / "python", text) if text else tmp_path / "missing")
 
 
 def test_an_actordbg_in_the_current_folder_does_not_count(tmp_path, elsewhere: Path):
     """A job that starts in another folder would not find it."""
     (elsewhere / "actordbg" / "capture").mkdir(parents=True)
     (elsewhere / "actordbg" / "capture" / "hook.py").write_text("")
-    bare = _script(tmp_path, f'exec {sys.executable} -S "$@"')
+    bare = script(tmp_path / "python", f'exec {sys.executable} -S "$@"')
     with pytest.raises(EnvironmentProblem, match="No module named 'actordbg'") as problem:
         require_hook(str(bare))
     assert problem.value.hint.endswith(f"{bare} -m pip install actordbg")

@@ -14,6 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from roots import script
 from runkit import ROOT, TrainingEnvironment, clean_environment, fake_openrlhf, run_job
 
 from actordbg.capture.control import Control, read_control, write_control
@@ -139,9 +140,7 @@ def test_two_jobs_in_one_store_have_switches_of_their_own(store, tree: Path):
 
 
 def test_a_job_that_goes_on_elsewhere_stays_on(store, tmp_path):
-    ray = tmp_path / "ray"
-    ray.write_text("#!/bin/sh\n")
-    ray.chmod(0o755)
+    script(tmp_path / "ray", "")
     path = f"{tmp_path}:{os.environ['PATH']}"
     done = run_job(store, "--run", "a", "--", "ray", "job", "submit", "--no-wait", "--", "python", "x.py", PATH=path)
     assert is_on(store) and "recording stays on for run a" in done.stderr

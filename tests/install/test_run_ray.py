@@ -11,12 +11,14 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 from amounts import first_or_all
+from roots import script
 from runkit import ROOT, clean_environment, fake_openrlhf, run_job
 
 from actordbg.base.processes import end_session
@@ -136,21 +138,8 @@ def wait_until_it_answers(url: str, process: subprocess.Popen[bytes]) -> None:
     raise AssertionError("the head node did not start")
 
 
-def ray_program(folder: Path) -> Path:
-    """A program `ray`, as an environment has it in its bin."""
-    path = folder / "bin" / "ray"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(f'#!/bin/sh\nexec {sys.executable} -m ray.scripts.scripts "$@"\n')
-    path.chmod(0o755)
-    return path
-
-
-def by_role(store: Store) -> dict[tuple[str, str | None], int]:
-    counts: dict[tuple[str, str | None], int] = {}
-    for dump in map(payload.load, store.iter_dumps()):
-        key = (dump.record.run, dump.record.role)
-        counts[key] = counts.get(key, 0) + 1
-    return counts
+def by_role(store: Store) -> Counter[tuple[str, str | None]]:
+    return Counter((dump.record.run, dump.record.role) for dump in map(payload.load, store.iter_dumps()))
 
 
 def test_workers_of_a_local_cluster_are_recorded_and_whom_ray_ends_was_not_killed(store, tree: Path, temporary: Path):
@@ -174,7 +163,7 @@ def test_workers_of_a_local_cluster_are_recorded_and_whom_ray_ends_was_not_kille
 @pytest.mark.parametrize("how", first_or_all(["command", "script", "inside"]))
 def test_a_submitted_job_is_recorded(store, tree: Path, head: str, how: str):
     """`command`: below `run`; `script`: a script below `run` submits, with a YAML file; `inside`: the entrypoint is `run`."""
-    ray = ray_program(tree)
+    ray = script(tree / "bin" / "ray", f'exec {sys.executable} -m ray.scripts.scripts "$@"')
     users = {"PYTHONPATH": f"{tree}{os.pathsep}{ROOT}", "TREE": f"{tree}{os.pathsep}{ROOT}"}
     (tree / "env.yaml").write_text("env_vars:\n" + "".join(f"  {name}: {value}\n" for name, value in users.items()))
     submit = f"{ray} job submit --address {head} --runtime-env {tree}/env.yaml --"

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from roots import ROOT
+from roots import ROOT, script
 
 _BLOCK = re.compile(r"(?:<!--\s*(run(?:-python)?):\s*(\S+)\s*-->\s*\n+)?^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _FROM_HERE = re.compile(r"^<!--\s*run:\s*(\S+)\s*-->\s*\n+(?!```)", re.MULTILINE)
@@ -149,10 +149,8 @@ def run_blocks(blocks: Iterable[Block], work: Path, **variables: str) -> None:
 
 def _programs(folder: Path) -> str:
     """PATH with a folder in front whose `actordbg` is this checkout's, whatever is installed."""
-    script = folder / "actordbg"
-    folder.mkdir(exist_ok=True)
-    script.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.quote(sys.executable)} -m actordbg "$@"\n')
-    script.chmod(0o755)
+    start = f'PYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.quote(sys.executable)} -m actordbg "$@"'
+    script(folder / "actordbg", start)
     return f"{folder}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 

@@ -6,6 +6,8 @@ import shlex
 import sys
 from pathlib import Path
 
+from roots import script
+
 from actordbg.doctor.python_environment import KNOWN_GOOD
 from actordbg.trainers.trainer import TRAINER
 
@@ -28,11 +30,8 @@ class FakePython:
     def __init__(self, folder: Path) -> None:
         self.site = folder / "site"
         self.site.mkdir(parents=True)
-        self.executable = folder / "python"
-        self.executable.write_text(
-            f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(self.site))} exec {shlex.quote(sys.executable)} -S "$@"\n'
-        )
-        self.executable.chmod(0o755)
+        start = f'PYTHONPATH={shlex.quote(str(self.site))} exec {shlex.quote(sys.executable)} -S "$@"'
+        self.executable = script(folder / "python", start)
 
     def install(self, name: str, version: str) -> None:
         """Metadata of a distribution; an earlier version of it is gone."""

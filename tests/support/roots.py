@@ -1,4 +1,4 @@
-"""Where the checkout and its tests lie: `ROOT` is the checkout, `SUPPORT` the folder of the helpers that tests import."""
+"""Where the checkout and its tests lie (`ROOT`; `SUPPORT` is the folder of the helpers that tests import), and what programs need."""
 
 import os
 from pathlib import Path
@@ -7,6 +7,14 @@ SUPPORT = Path(__file__).resolve().parent
 ROOT = SUPPORT.parents[1]
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Where thousands of small files may lie for a while: in memory, or, with None, where temporary files are made."""
+
+
+def script(path: Path, text: str) -> Path:
+    """Write a program of the shell."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
 
 
 def environment(**more: str) -> dict[str, str]:
