@@ -15,6 +15,7 @@ from catalogcases import START, input_of, publish, record
 from comparecases import write_replay
 
 from actordbg.capture.control import Control, control_text
+from actordbg.capture.ledger import Identity, Ledger
 from actordbg.formats.dump_record import SUFFIX, DumpRecord, format_timestamp
 from actordbg.records.journal import SPEC
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
@@ -93,17 +94,12 @@ def _matrix(store: Store, inputs: list[ReplayInput]) -> None:
 
 
 def _counters(store: Store) -> None:
-    counts = {"calls": 3, "captured": 1, "pending": 0, "bytes": 9, "queue_bytes": 0, "dropped": {HOSTILE: 2}, "sampled_out": {}}
-    who = {"run": HOSTILE, "rank": 0, "role": HOSTILE, "host": HOSTILE, "pid": 7, "instance": HOSTILE, "state": "on"}
-    told = {
-        "heartbeat": format_timestamp(START),
-        "since": format_timestamp(START),
-        "last_error": HOSTILE,
+    moment, counts = format_timestamp(START), {"calls": 3, "captured": 1, "queue_bytes": 0, "dropped": {HOSTILE: 2}}
+    said = dict.fromkeys(("run", "role", "host", "instance", "last_error"), HOSTILE) | {
         "triggered": {HOSTILE: 1},
+        "heartbeat": moment,
     }
-    path = store.counters / "ppo-1" / "0000-h-7-x.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"format": 1, **who, **counts, **told}))
+    Ledger(Identity("ppo-1", 0, 1, "h", 7, "x"), since=moment).publish(store, "on", counts | said)
 
 
 def hostile_logs(folder: Path) -> tuple[Path, Path]:
