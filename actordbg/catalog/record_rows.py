@@ -30,7 +30,7 @@ from actordbg.records.comparison_record import (
     MemoryRecord,
     NoiseRecord,
 )
-from actordbg.records.journal import SPEC, Event, last_results, read_chunk, result_of
+from actordbg.records.journal import SPEC, Event, last_results, read_chunks, result_of
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
 from actordbg.records.replay_record import ReplaySpec, ResultRecord
 from actordbg.store.layout import Store
@@ -173,8 +173,7 @@ Marks = dict[str, tuple[int, int, int]]
 class News:
     """A replay that changed: its row, the new results that count by dump, and what its files were. skipped: lines.
 
-    anew: all of it was read, and old results are forgotten. odd: the journals that were not read, and why. rests: whether more is
-    to be read.
+    anew: all of it was read, and old results are forgotten. odd: the journals that were not read, and why.
     """
 
     row: Row
@@ -182,7 +181,6 @@ class News:
     results: dict[str, ResultRecord] = field(default_factory=dict)
     files: Marks = field(default_factory=dict)
     skipped: int = 0
-    rests: bool = False
     odd: dict[str, str] = field(default_factory=dict)
 
 
@@ -199,7 +197,7 @@ def changed_replays(store: Store, known: dict[str, Marks], odd: dict[str, str]) 
 
 
 def read_news(root: Path, replay_id: str, paths: list[str], known: Marks, row: Row | None) -> News:
-    """Read what is new in a replay's files, `known` and with this row so far; of a large journal a piece.
+    """Read what is new in a replay's files, `known` and with this row so far.
 
     Raises CorruptDump or NewerFormat for a spec that cannot be read.
     """
@@ -220,16 +218,13 @@ def read_news(root: Path, replay_id: str, paths: list[str], known: Marks, row: R
         news.files[path] = mark
     events: list[Event] = []
     for path in (path for path in paths if path.endswith(".jsonl")):
-        start = known[path][2] if path in known else 0
         try:
-            chunk = read_chunk(root / path, start)
+            for chunk in read_chunks(root / path, known[path][2] if path in known else 0):
+                news.files[path] = (chunk.size, chunk.mtime_ns, chunk.offset)
+                news.skipped += chunk.skipped
+                events += chunk.events
         except OddFile as error:
             news.odd[path] = str(error.strerror)
-            continue
-        news.files[path] = (chunk.size, chunk.mtime_ns, chunk.offset)
-        news.skipped += chunk.skipped
-        news.rests = news.rests or chunk.rests
-        events += chunk.events
     for event in events:
         news.row |= _said_by(event, news.row["resolved"])
     news.results = last_results(result_of(event) for event in events if event["event"] == "end")

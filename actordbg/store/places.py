@@ -280,7 +280,7 @@ class Pack:
         return line, payload
 
     def shares(self) -> list[int]:
-        """For each dump its share of the file, in bytes, by what it takes without its runs. The shares sum to the size of the file."""
+        """For each dump its share of the file, in bytes, by what it takes beside its runs. They sum to the size of the file."""
         index = self._index
         weights = [
             len(dump.line) + len(dump.header) + sum(index.piece_bytes[ref] for ref in dump.refs) for dump in index.dumps.values()

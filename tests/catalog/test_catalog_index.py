@@ -157,7 +157,7 @@ def test_a_row_that_a_killed_refresh_wrote_after_the_file_went_does_not_stay(sto
     kept = gone.read_bytes()
     folder = store.relative(gone.parent)
     killed, ours = Dumps(store, folder), Dumps(store, folder)
-    migrate.ensure(store)
+    migrate.make_anew(store, lambda: None, rebuild=False)
     killed.look()
     gone.unlink()
     cases.settle(store)
@@ -353,7 +353,7 @@ def test_rows_and_schema_are_the_same_however_the_catalog_was_made(store: Store)
         dumps = cases.dump_rows(store, [*DUMP_COLUMNS, "last_result"])  # callers are numbered as they come
         return sorted(lines), dumps
 
-    migrate.ensure(store)
+    refresh(store)
     for described in records:
         cases.publish(store, described)
         refresh(store)
