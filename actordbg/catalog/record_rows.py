@@ -19,7 +19,7 @@ from actordbg.base.errors import CorruptDump
 from actordbg.catalog.tables import COLUMNS, shared
 from actordbg.config.replay_config import SETTINGS
 from actordbg.formats.dump_record import is_plain_name
-from actordbg.formats.store_files import OddFile, read_regular
+from actordbg.formats.store_files import OddFile, open_regular, read_regular
 from actordbg.records.comparison_record import (
     MISMATCH,
     NOT_COMPARED,
@@ -207,7 +207,7 @@ def read_news(root: Path, replay_id: str, paths: list[str], known: Marks, row: R
     except FileNotFoundError:
         raise CorruptDump("the replay has no spec.json") from None
     mark = (state.st_size, state.st_mtime_ns, 0)
-    grew = all(one in paths and (root / one).lstat().st_size >= offset for one, (_, _, offset) in known.items())
+    grew = all(one in paths and _has_line_before(root / one, offset) for one, (_, _, offset) in known.items())
     if row and grew and known.get(path) == mark:
         news = News(row, anew=False)
     else:
@@ -229,6 +229,13 @@ def read_news(root: Path, replay_id: str, paths: list[str], known: Marks, row: R
         news.row |= _said_by(event, news.row["resolved"])
     news.results = last_results(result_of(event) for event in events if event["event"] == "end")
     return news
+
+
+def _has_line_before(path: Path, offset: int) -> bool:
+    """Whether a line ends where a file was read to: not in one that is shorter now, and hardly ever in another one."""
+    with open(open_regular(path), "rb") as file:
+        file.seek(max(offset - 1, 0))
+        return not offset or file.read(1) == b"\n"
 
 
 def _said_by(event: Event, resolved: Row | None) -> Row:

@@ -279,10 +279,11 @@ def test_a_growing_journal_is_read_on_and_a_cut_line_waits(store: Store, monkeyp
     monkeypatch.setattr(journals, "MOST_BYTES", 2000)
     assert refresh(store, rebuild=True).replays == 1 and contents(store) == before, "read in pieces"
     assert read_results(folder) == {one.dump_id: one for one in query.results_for(store, "r1")}
-    journal.unlink()
-    cases.append(journal, cases.result("r1", records[1].dump_id, "failed"))
-    refresh(store)
-    assert [(r.dump_id, r.status) for r in query.results_for(store, "r1")] == [(records[1].dump_id, "failed")]
+    for error in ("shorter", "longer" * 50):
+        journal.unlink()
+        cases.append(journal, cases.result("r1", records[1].dump_id, "failed", error=error))
+        refresh(store)
+        assert [(r.dump_id, r.error) for r in query.results_for(store, "r1")] == [(records[1].dump_id, error)], "another file"
 
 
 def test_the_last_result_of_a_dump_is_that_of_the_newest_replay_that_is_left(store: Store) -> None:
