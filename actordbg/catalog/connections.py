@@ -161,7 +161,8 @@ def copy_into(made: sqlite3.Connection, path: Path) -> None:
         target.execute("ROLLBACK")
         made.backup(target, progress=busy)
         target.execute("PRAGMA synchronous = NORMAL")
-        set_journal(target, mode)
+        with contextlib.suppress(sqlite3.OperationalError):  # a file that others have open keeps the journal it has
+            target.execute(f"PRAGMA journal_mode = {mode}")
 
 
 def connect_writable(path: Path) -> sqlite3.Connection:
@@ -295,9 +296,3 @@ def file_system(folder: Path, mounts: str = "/proc/self/mounts") -> str:
         if len(point) >= len(best) and (target == point or target.startswith(point.rstrip("/") + "/")):
             best, kind = point, parts[2]
     return kind
-
-
-def set_journal(connection: sqlite3.Connection, mode: str) -> None:
-    """Give the catalog the journal that suits its disk (`journal_mode`). A file that others have open keeps the one it has."""
-    with contextlib.suppress(sqlite3.OperationalError):
-        connection.execute(f"PRAGMA journal_mode = {mode}")

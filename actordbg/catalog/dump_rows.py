@@ -36,7 +36,6 @@ from actordbg.formats.dump_record import (
     DEFAULTS,
     MAGIC,
     MAX_DEPTH,
-    MAX_RECORD,
     OUTPUT_PREFIX,
     RECORD_VERSION,
     RNG_PREFIX,
@@ -196,7 +195,10 @@ def read_row(path: str, dump_id: str, run: str, rank: int | None) -> tuple[Any, 
     Raises CorruptDump or NewerFormat for a file that is not what it should be, a plain StoreProblem for a sound one in the
     wrong place, OSError if it cannot be read.
     """
-    row = row_of(*_line(path))
+    line, rest = dumpfile.read_line(path)
+    if not rest:
+        raise damaged("ends after its record: the payload is missing")
+    row = row_of(line, 8 + len(line) + _CHECK + rest)
     said = dict(zip(DUMP_COLUMNS, row, strict=True))
     if (said["dump_id"], said["run"], said["rank"]) != (dump_id, run, rank):
         raise StoreProblem(
@@ -204,24 +206,6 @@ def read_row(path: str, dump_id: str, run: str, rank: int | None) -> tuple[Any, 
             hint="move it there, or import its original again",
         )
     return row
-
-
-def _line(path: str) -> tuple[bytes, int]:
-    """The record's line of JSON, its checksum compared, and the size of the file."""
-    with open(open_regular(path), "rb") as file:  # buffered: a single read may bring less than it was asked for
-        head = file.read(8)
-        length = int.from_bytes(head[4:8], "little")
-        if len(head) < 8 or head[:4] != MAGIC:
-            raise damaged("not an actordbg dump (wrong magic)")
-        if length > MAX_RECORD:
-            raise damaged(f"its record claims {length} bytes, over the limit of {MAX_RECORD}")
-        body = file.read(length)
-        size = file.seek(0, os.SEEK_END)
-    if len(body) < length:
-        raise damaged("ends inside its record")
-    if size <= 8 + length:
-        raise damaged("ends after its record: the payload is missing")
-    return dumpfile.record_line(body, "header"), size
 
 
 def _lines(prefix: str, names: Sequence[str]) -> tuple[list[bytes], list[int]]:

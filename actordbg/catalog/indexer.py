@@ -105,7 +105,7 @@ def _refresh(store: Store, rebuild: bool, on_progress: Progress | None) -> Index
             read = len(Source(store, folder).look().take().changed)
             summary.events, summary.lab = (read, summary.lab) if folder == "events" else (summary.events, summary.lab + read)
 
-    fresh = rebuild or not path.exists()
+    fresh = rebuild or migrate.revision(path) is None
     old = None if fresh else migrate.earlier(path)
     made = (fresh or old) and migrate.make_anew(store, take_in, rebuild=rebuild)
     if made and old:
@@ -113,7 +113,6 @@ def _refresh(store: Store, rebuild: bool, on_progress: Progress | None) -> Index
             f"rebuilt the catalog from the store's files: an earlier actordbg made it (revision {old:.20})"
         )
     if not made:
-        migrate.ensure(store)
         with engine.held_open(path):
             take_in()
     if summary.added >= ANALYZE_FROM:
@@ -127,8 +126,7 @@ def _refresh(store: Store, rebuild: bool, on_progress: Progress | None) -> Index
 
 def forget_dumps(store: Store, dump_ids: Iterable[str], folders: Iterable[str]) -> None:
     """Forget dumps whose files were replaced, and that their folders (paths below the store) were listed: read them again."""
-    migrate.ensure(store)
-    if migrate.earlier(store.catalog_path):
+    if migrate.revision(store.catalog_path) is None or migrate.earlier(store.catalog_path):
         return  # the next refresh makes it anew
     with engine.writing(store.catalog_path) as writer:
         writer.remove_dumps(dump_ids)
@@ -188,14 +186,15 @@ class Dumps(Source):
                 if columns is None:
                     rows = []
                     for name in names:
+                        path = f"{self.store.root}/{self._path(name)}"
                         try:
-                            rows.append(dump_rows.read_row(f"{self.store.root}/{self._path(name)}", name, self._run, self._rank))
+                            rows.append(dump_rows.read_row(path, name, self._run, self._rank))
                         except FileNotFoundError:
                             continue
                         except (StoreProblem, OSError) as error:
                             passing = isinstance(error, NewerFormat | OSError) and not isinstance(error, OddFile)
                             final = final and not passing
-                            damaged.append(Damaged.by(self._path(name), error))
+                            damaged.append(Damaged.by(self._path(name), error, path))
                     columns = list(zip(*rows, strict=True))
                 if columns:
                     blocks.append(columns)
@@ -272,24 +271,21 @@ def _refresh_replays(store: Store, summary: IndexSummary) -> None:
         present = [replay_id for (replay_id,) in reader.execute("SELECT replay_id FROM replay")]
     odd: dict[str, str] = {}
     for replay_id, paths in record_rows.changed_replays(store, known, odd):
-        before, rests = known.get(replay_id, {}), True
-        while rests:
-            try:
-                with engine.connect_readonly(store.catalog_path) as reader:
-                    rows = reader.execute(f"SELECT {', '.join(COLUMNS['replay'])} FROM replay WHERE replay_id = ?", (replay_id,))
-                    row = next(engine.decoded(COLUMNS["replay"], rows), None)
-                news = record_rows.read_news(store.root, replay_id, paths, before, row)
-            except (StoreProblem, OSError) as error:
-                summary.damaged.append(Damaged.by(f"replays/{replay_id}", error))
-                break
-            with engine.writing(store.catalog_path) as writer:
-                rests = writer.put_replay(news, before) and news.rests
-            before = news.files if news.anew else before | news.files
-            odd |= news.odd
-            summary.results += len(news.results)
-            summary.skipped_lines += news.skipped
-        else:
-            summary.replays += 1
+        before = known.get(replay_id, {})
+        try:
+            with engine.connect_readonly(store.catalog_path) as reader:
+                rows = reader.execute(f"SELECT {', '.join(COLUMNS['replay'])} FROM replay WHERE replay_id = ?", (replay_id,))
+                row = next(engine.decoded(COLUMNS["replay"], rows), None)
+            news = record_rows.read_news(store.root, replay_id, paths, before, row)
+        except (StoreProblem, OSError) as error:
+            summary.damaged.append(Damaged.by(f"replays/{replay_id}", error))
+            continue
+        with engine.writing(store.catalog_path) as writer:
+            writer.put_replay(news, before)
+        odd |= news.odd
+        summary.replays += 1
+        summary.results += len(news.results)
+        summary.skipped_lines += news.skipped
     summary.damaged += odd_files(odd)
     gone = [replay_id for replay_id in present if not (store.replays / replay_id).is_dir()]
     if gone:

@@ -35,7 +35,7 @@ import sqlite3
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -75,18 +75,6 @@ def earlier(path: Path) -> str | None:
     return None if complete else found
 
 
-def ensure(store: Store) -> None:
-    """Makes an empty catalog where there is none. Safe to call from many processes. Raises CatalogProblem."""
-    path = store.catalog_path
-    if revision(path) is None:
-        with locked(store):
-            if revision(path) is None:
-                with engine.held_open(path) as connection:
-                    engine.set_journal(connection, engine.journal_mode(path))
-                    with engine.plain_transaction(path):
-                        _execute(connection, _statements())
-
-
 def make_anew(store: Store, fill: Callable[[], None], *, rebuild: bool) -> bool:
     """Make the catalog and `fill` it aside, then put it in its place whole. False, without `rebuild`, where one is at HEAD.
 
@@ -99,14 +87,15 @@ def make_anew(store: Store, fill: Callable[[], None], *, rebuild: bool) -> bool:
             return False
         engine.refuse_odd(path, folders_alone=True)
         _refuse_newer(path)
-        statements = _statements()
+        statements = SCRIPT.read_text().split(STATEMENT_END)[:-1]
         later = [sql for sql in statements if sql.startswith(_INDEX) and not any(name in sql for name in _SEARCHED)]
         with engine.aside(path) as made:
-            with engine.plain_transaction(path):
-                _execute(made, [sql for sql in statements if sql not in later])
+            for sql in statements:
+                if sql not in later:
+                    made.execute(sql)
             fill()
-            with engine.plain_transaction(path):
-                _execute(made, later)
+            for sql in later:
+                made.execute(sql)
             try:
                 engine.copy_into(made, path)
             except CatalogProblem as error:
@@ -116,15 +105,6 @@ def make_anew(store: Store, fill: Callable[[], None], *, rebuild: bool) -> bool:
                 engine.remove(path)
                 engine.copy_into(made, path)
         return True
-
-
-def _execute(connection: sqlite3.Connection, statements: Iterable[str]) -> None:
-    for statement in statements:
-        connection.execute(statement)
-
-
-def _statements() -> list[str]:
-    return SCRIPT.read_text().split(STATEMENT_END)[:-1]
 
 
 def revision(path: Path) -> str | None:

@@ -279,16 +279,8 @@ _CELL = "matrix "
 """How the command of a matrix's cell begins (`matrix.run_matrix`)."""
 
 
-def get_configuration(source: Store | Catalog, name: str) -> ReplayRow:
-    """As `get_replay`, but "last" is the `newest_configuration` where there is one."""
-    catalog = _catalog(source)
-    newest = newest_configuration(catalog) if name == LAST else None
-    return newest or get_replay(catalog, name)
-
-
 def get_replay(source: Store | Catalog, replay_id: str) -> ReplayRow:
-    """The replay of this id, or the only one whose id begins so, or of this name or handle (`replay_named`), or the newest
-    for "last"; UsageError otherwise."""
+    """The replay of this id, the only one whose id begins so, or that of a name or handle (`replay_named`); else UsageError."""
     catalog = _catalog(source)
     replay_id = replay_named(catalog, replay_id)
     ids = [row[0] for row in answers(catalog, "SELECT replay_id FROM replay ORDER BY created_at, replay_id")]
@@ -299,10 +291,10 @@ def get_replay(source: Store | Catalog, replay_id: str) -> ReplayRow:
 def replay_named(source: Store | Catalog, name: str) -> str:
     """Return the id of the replay that a handle or a name means; anything else as it is.
 
-    `@1` is the newest that `actordbg replays` lists, `@2` the one before it, `@last` the same as "last". Of the replays of one
-    name (`--name`) the newest counts. UsageError for a number that no replay has.
+    "last" and `@last` are the `newest_configuration`, `@1` is the newest that `actordbg replays` lists, `@2` the one before it.
+    Of the replays of one name (`--name`) the newest counts. UsageError for a number that no replay has.
     """
-    if name == f"@{LAST}" and (newest := newest_configuration(source)):
+    if name in (LAST, f"@{LAST}") and (newest := newest_configuration(source)):
         return newest.replay_id
     if name == LAST or not (name[:1] == "@" or name[:1].isalpha()):
         return name

@@ -19,7 +19,7 @@ from actordbg.base.errors import CorruptDump
 from actordbg.catalog.tables import COLUMNS, shared
 from actordbg.config.replay_config import SETTINGS
 from actordbg.formats.dump_record import is_plain_name
-from actordbg.formats.store_files import OddFile, read_regular
+from actordbg.formats.store_files import OddFile, open_regular, read_regular
 from actordbg.records.comparison_record import (
     MISMATCH,
     NOT_COMPARED,
@@ -30,7 +30,7 @@ from actordbg.records.comparison_record import (
     MemoryRecord,
     NoiseRecord,
 )
-from actordbg.records.journal import SPEC, Event, last_results, read_chunk, result_of
+from actordbg.records.journal import SPEC, Event, last_results, read_chunks, result_of
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
 from actordbg.records.replay_record import ReplaySpec, ResultRecord
 from actordbg.store.layout import Store
@@ -173,8 +173,7 @@ Marks = dict[str, tuple[int, int, int]]
 class News:
     """A replay that changed: its row, the new results that count by dump, and what its files were. skipped: lines.
 
-    anew: all of it was read, and old results are forgotten. odd: the journals that were not read, and why. rests: whether more is
-    to be read.
+    anew: all of it was read, and old results are forgotten. odd: the journals that were not read, and why.
     """
 
     row: Row
@@ -182,7 +181,6 @@ class News:
     results: dict[str, ResultRecord] = field(default_factory=dict)
     files: Marks = field(default_factory=dict)
     skipped: int = 0
-    rests: bool = False
     odd: dict[str, str] = field(default_factory=dict)
 
 
@@ -199,7 +197,7 @@ def changed_replays(store: Store, known: dict[str, Marks], odd: dict[str, str]) 
 
 
 def read_news(root: Path, replay_id: str, paths: list[str], known: Marks, row: Row | None) -> News:
-    """Read what is new in a replay's files, `known` and with this row so far; of a large journal a piece.
+    """Read what is new in a replay's files, `known` and with this row so far.
 
     Raises CorruptDump or NewerFormat for a spec that cannot be read.
     """
@@ -209,7 +207,7 @@ def read_news(root: Path, replay_id: str, paths: list[str], known: Marks, row: R
     except FileNotFoundError:
         raise CorruptDump("the replay has no spec.json") from None
     mark = (state.st_size, state.st_mtime_ns, 0)
-    grew = all(one in paths and (root / one).lstat().st_size >= offset for one, (_, _, offset) in known.items())
+    grew = all(one in paths and _has_line_before(root / one, offset) for one, (_, _, offset) in known.items())
     if row and grew and known.get(path) == mark:
         news = News(row, anew=False)
     else:
@@ -220,20 +218,24 @@ def read_news(root: Path, replay_id: str, paths: list[str], known: Marks, row: R
         news.files[path] = mark
     events: list[Event] = []
     for path in (path for path in paths if path.endswith(".jsonl")):
-        start = known[path][2] if path in known else 0
         try:
-            chunk = read_chunk(root / path, start)
+            for chunk in read_chunks(root / path, known[path][2] if path in known else 0):
+                news.files[path] = (chunk.size, chunk.mtime_ns, chunk.offset)
+                news.skipped += chunk.skipped
+                events += chunk.events
         except OddFile as error:
             news.odd[path] = str(error.strerror)
-            continue
-        news.files[path] = (chunk.size, chunk.mtime_ns, chunk.offset)
-        news.skipped += chunk.skipped
-        news.rests = news.rests or chunk.rests
-        events += chunk.events
     for event in events:
         news.row |= _said_by(event, news.row["resolved"])
     news.results = last_results(result_of(event) for event in events if event["event"] == "end")
     return news
+
+
+def _has_line_before(path: Path, offset: int) -> bool:
+    """Whether a line ends where a file was read to: not in one that is shorter now, and hardly ever in another one."""
+    with open(open_regular(path), "rb") as file:
+        file.seek(max(offset - 1, 0))
+        return not offset or file.read(1) == b"\n"
 
 
 def _said_by(event: Event, resolved: Row | None) -> Row:

@@ -119,8 +119,8 @@ class CatalogWriter:
         for sql in ("PRAGMA analysis_limit = 400", "ANALYZE caller", "ANALYZE dump", "ANALYZE result"):
             self.execute(sql)
 
-    def put_replay(self, news: News, before: Marks) -> bool:
-        """Write what is new of a replay, unless another process has read on in the meantime; then nothing is written: False.
+    def put_replay(self, news: News, before: Marks) -> None:
+        """Write what is new of a replay, unless another process has read on in the meantime; then nothing is written.
 
         `before` is the bookkeeping that the reading started from. A lost race costs nothing: what the other process did not
         read is still new for the next refresh.
@@ -128,7 +128,7 @@ class CatalogWriter:
         sql = "SELECT path, size, mtime_ns, offset FROM read_file WHERE replay_id = ?"
         replay_id, results = news.row["replay_id"], news.results
         if before != {path: tuple(mark) for path, *mark in self.execute(sql, (replay_id,))}:
-            return False
+            return
         gone: list[str] = []
         if news.anew:
             gone = self.first("SELECT dump_id FROM result WHERE replay_id = ?", replay_id)
@@ -151,7 +151,6 @@ class CatalogWriter:
         marks = ((path, replay_id, *mark) for path, mark in news.files.items())
         names = ("path", "replay_id", "size", "mtime_ns", "offset")
         self.put("read_file", [dict(zip(names, mark, strict=True)) for mark in marks])
-        return True
 
     def _point_to_last_result(self, dump_ids: Sequence[str]) -> None:
         self.executemany(

@@ -8,7 +8,7 @@ from pathlib import Path
 from actordbg.base.errors import EnvironmentProblem, StoreProblem, Unsupported, UsageError
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import LAST
-from actordbg.catalog.query import Catalog, get_configuration, read_noise
+from actordbg.catalog.query import Catalog, get_replay, read_noise
 from actordbg.cli import output
 from actordbg.cli.options import approve
 from actordbg.cli.output import note
@@ -28,7 +28,7 @@ from actordbg.store.layout import Store
 
 def meant(catalog: Catalog, name: str) -> str:
     """The replay that a name means. For `last` it is said which one that was: a store may be shared."""
-    row = get_configuration(catalog, name)
+    row = get_replay(catalog, name)
     if name == LAST and not output.wanted.silent:
         what = label(as_ran(row.config, row.resolved))
         note(f"last is {row.replay_id}: {what}, {row.status}; {row.command or 'no command recorded'}")
@@ -37,7 +37,7 @@ def meant(catalog: Catalog, name: str) -> str:
 
 def recorded_weights(store: Store, replay_id: str) -> str:
     """Whether a replay had the weights that the run recorded; "" where it recorded none."""
-    return str((get_configuration(store, replay_id).resolved or {}).get(RECORDED_WEIGHTS, ""))
+    return str((get_replay(store, replay_id).resolved or {}).get(RECORDED_WEIGHTS, ""))
 
 
 def kept(store: Store, record: ComparisonRecord) -> Path | None:

@@ -88,14 +88,20 @@ def read_record(path: AnyPath) -> DumpRecord:
     Raises CorruptDump, NewerFormat, or StoreProblem when the file cannot be read.
     """
     try:
-        with open(open_regular(path), "rb") as file:
-            size = _record_size(file.read(8), path)
-            header = file.read(size)
+        return parse_line(read_line(path)[0], path)
     except OSError as error:
         raise unreadable(path, error) from None
-    if len(header) < size:
+
+
+def read_line(path: AnyPath) -> tuple[bytes, int]:
+    """The record's JSON of a dump file, its CRC-32 checked, and how many bytes follow it. CorruptDump or OSError otherwise."""
+    with open(open_regular(path), "rb") as file:
+        size = _record_size(file.read(8), path)
+        header = file.read(size)
+        rest = file.seek(0, os.SEEK_END) - 8 - size
+    if rest < 0:
         raise damaged(f"{path}: ends inside its record")
-    return parse_line(record_line(header, path), path)
+    return record_line(header, path), rest
 
 
 def unreadable(path: AnyPath, error: OSError) -> StoreProblem:

@@ -212,9 +212,11 @@ def read_counters(path: Path) -> dict[str, Any]:
     known = isinstance(data, dict) and data.get("format") == COUNTERS_FORMAT
     typed = known and all(type(data.get(name)) in kinds for name, kinds in _KINDS.items())
     ring = (typed and data.get("ring")) or {}
+    counts = [count for name in ("dropped", "sampled_out", "triggered") for count in data[name].values()] if typed else []
     if not (
         typed
-        and {type(count) for name in ("dropped", "sampled_out", "triggered") for count in data[name].values()} <= {int}
+        and {type(count) for count in counts} <= {int}
+        and min(count for count in (*counts, *data.values()) if type(count) is int) >= 0
         and isinstance(ring.get("path"), str | None)
         and isinstance(ring.get("in_flight_s"), int | float | None)
     ):

@@ -57,6 +57,8 @@ class StoreFiles:
         try:
             data = json.loads(read_regular(self.format_path))
             version = data["format"]
+            if type(version) is not int:
+                raise TypeError(f"its format is {version!r:.40}")
         except FileNotFoundError:
             raise StoreProblem(
                 f"there is no store in {self.root}",

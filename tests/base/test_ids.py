@@ -33,7 +33,7 @@ def test_what_none_or_several_have_is_refused_with_the_newest_ids(name: str, sai
 
 def test_every_command_answers_a_name_in_an_empty_store_alike(store: Store):
     found: list[ActordbgError] = []
-    for look in (query.get_dump, query.get_replay, query.get_configuration, read_noise, load_spec, run_matrix.load):
+    for look in (query.get_dump, query.get_replay, read_noise, load_spec, run_matrix.load):
         with pytest.raises((UsageError, StoreProblem), match=r"^there is no [a-z ]+ yet$") as caught:
             look(store, "last")
         found.append(caught.value)

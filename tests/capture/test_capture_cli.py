@@ -156,9 +156,11 @@ def test_processes_of_earlier_runs_are_shown_only_if_asked_for_and_damaged_count
     run(store, "enable", "--run", "b")
     ledger(store, "a", 0, closed=True)
     ledger(store, "b", 1)
+    (sound,) = (store.counters / "b").glob("*.json")
     (store.counters / "b" / "0001-x.json").write_text("{")
+    (store.counters / "b" / "0002-x.json").write_text(json.dumps(json.loads(sound.read_bytes()) | {"calls": -1}))
     answer = run(store, "status", "--json")
-    assert [row["run"] for row in answer["processes"]] == ["b"] and answer["unreadable"] == 1
+    assert [row["run"] for row in answer["processes"]] == ["b"] and answer["unreadable"] == 2
     assert [row["run"] for row in run(store, "status", "--all", "--json")["processes"]] == ["a", "b"]
 
 

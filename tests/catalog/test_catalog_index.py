@@ -157,7 +157,7 @@ def test_a_row_that_a_killed_refresh_wrote_after_the_file_went_does_not_stay(sto
     kept = gone.read_bytes()
     folder = store.relative(gone.parent)
     killed, ours = Dumps(store, folder), Dumps(store, folder)
-    migrate.ensure(store)
+    migrate.make_anew(store, lambda: None, rebuild=False)
     killed.look()
     gone.unlink()
     cases.settle(store)
@@ -184,8 +184,10 @@ def test_a_damaged_file_stays_noted_whatever_its_name(store: Store, name: str) -
     assert rows_of(store) == [described.dump_id]
 
 
-def test_a_file_under_another_name_or_in_another_place_is_damaged(store: Store) -> None:
+def test_a_file_under_another_name_or_in_another_place_is_damaged_and_a_foreign_one_is_left_alone(store: Store) -> None:
     path = store.dump_path(cases.fill(store, 1)[0])
+    for foreign in (path.with_name(f".tmp-1-abc-x{SUFFIX}"), path.with_name("notes.txt"), store.dumps / "README"):
+        foreign.write_bytes(b"half")
     for elsewhere in (path.with_name(f"renamed{SUFFIX}"), store.dumps / "other" / "rank0000" / path.name,
                       store.dumps / "ppo-1" / "spare" / path.name):  # fmt: skip
         elsewhere.parent.mkdir(parents=True, exist_ok=True)
@@ -196,40 +198,11 @@ def test_a_file_under_another_name_or_in_another_place_is_damaged(store: Store) 
     assert all("belongs at" in item.reason and item.code == "store" for item in summary.damaged)
 
 
-def test_unfinished_and_foreign_files_are_no_dumps(store: Store) -> None:
-    path = store.dump_path(cases.fill(store, 1)[0])
-    path.with_name(f".tmp-1-abc-x{SUFFIX}").write_bytes(b"half")
-    path.with_name("notes.txt").write_text("hello")
-    (store.dumps / "README").write_text("hello")
-    assert refresh(store).damaged == []
-
-
-def test_records_are_held_to_the_full_check_also_on_the_fast_path(store: Store) -> None:
-    """One good record teaches the fast path its types; a bad one of the same types must still be refused."""
-    good = cases.fill(store, 1)[0]
-    path = store.dump_path(good)
-    headers.read_row(str(path), good.dump_id, good.run, 0)
-    text = good.to_json()
-    for field, value in (("seq_len", 2**63), ("batch_size", -1), ("timestamp", "2025-06-19 05:26:08.430740Z"),
-                         ("step", 2**63), ("format_version", 2), ("host", 5), ("run", "a/b"),
-                         ("timestamp", "2025-W25-4T05:26:08.430740Z")):  # fmt: skip
-        data = json.loads(text) | {field: value}
-        path.write_bytes(cases.header_frame(json.dumps(data).encode()) + b"payload")
-        with pytest.raises(StoreProblem):
-            headers.read_row(str(path), good.dump_id, good.run, 0)
-
-
 def make_replay(store: Store, replay_id: str, records: list[DumpRecord], **values: object) -> Path:
     folder = cases.write_spec(store, cases.spec(replay_id, records, dtype="bf16"))
     ends = [cases.result(replay_id, r.dump_id, forward_s=0.5, **values) for r in records]
     cases.append(folder / "rank0.jsonl", {"event": "ready", "resolved": {"dtype": "fp32", "attn": "sdpa"}}, *ends)
     return folder
-
-
-def settings_of(store: Store, replay_id: str) -> list[tuple[str, str, str]]:
-    """dtype, attn and backend of a replay, as the catalog's columns have them."""
-    with sqlite3.connect(store.catalog_path) as connection:
-        return connection.execute("SELECT dtype, attn, backend FROM replay WHERE replay_id = ?", (replay_id,)).fetchall()
 
 
 def test_results_and_what_the_workers_resolved_come_from_the_journals(store: Store) -> None:
@@ -241,7 +214,8 @@ def test_results_and_what_the_workers_resolved_come_from_the_journals(store: Sto
     assert (summary.results, summary.replays) == (3, 1)
     replay = query.get_replay(store, "last")
     assert (replay.status, replay.inputs) == ("unfinished", 3)
-    assert settings_of(store, "r1") == [("fp32", "sdpa", "plain")]
+    (settings,) = query.table_rows(store, "replay", "1")
+    assert (settings.dtype, settings.attn, settings.backend) == ("fp32", "sdpa", "plain")
     assert (replay.config["dtype"], replay.resolved) == ("bf16", {"dtype": "fp32", "attn": "sdpa"})
     assert replay.passed == 3
     cases.append(folder / "supervisor.jsonl", {"event": "finished", "status": "complete", "finished_at": "2025-07-01T02"})
@@ -279,10 +253,11 @@ def test_a_growing_journal_is_read_on_and_a_cut_line_waits(store: Store, monkeyp
     monkeypatch.setattr(journals, "MOST_BYTES", 2000)
     assert refresh(store, rebuild=True).replays == 1 and contents(store) == before, "read in pieces"
     assert read_results(folder) == {one.dump_id: one for one in query.results_for(store, "r1")}
-    journal.unlink()
-    cases.append(journal, cases.result("r1", records[1].dump_id, "failed"))
-    refresh(store)
-    assert [(r.dump_id, r.status) for r in query.results_for(store, "r1")] == [(records[1].dump_id, "failed")]
+    for error in ("shorter", "longer" * 50):
+        journal.unlink()
+        cases.append(journal, cases.result("r1", records[1].dump_id, "failed", error=error))
+        refresh(store)
+        assert [(r.dump_id, r.error) for r in query.results_for(store, "r1")] == [(records[1].dump_id, error)], "another file"
 
 
 def test_the_last_result_of_a_dump_is_that_of_the_newest_replay_that_is_left(store: Store) -> None:
@@ -295,6 +270,10 @@ def test_the_last_result_of_a_dump_is_that_of_the_newest_replay_that_is_left(sto
     shutil.rmtree(folder)
     row = query.get_dump(store, dump.dump_id)
     assert (row.status, row.replay) == ("passed", "r1")
+    store.dump_path(dump).unlink()
+    assert refresh(store).removed == len(query.results_for(store, "r1")) == 1, "results outlive their dumps"
+    cases.publish(store, dump)
+    assert query.get_dump(store, dump.dump_id) == row, "it finds its result when it comes back"
 
 
 def test_a_damaged_replay_is_a_warning(store: Store) -> None:
@@ -305,17 +284,6 @@ def test_a_damaged_replay_is_a_warning(store: Store) -> None:
     summary = refresh(store)
     assert [item.path for item in summary.damaged] == ["replays/r1"]
     assert [replay.replay_id for replay in query.list_replays(store)] == ["r2"]
-
-
-def test_results_outlive_their_dumps(store: Store) -> None:
-    records = cases.fill(store, 2)
-    make_replay(store, "r1", records)
-    refresh(store)
-    store.dump_path(records[0]).unlink()
-    refresh(store)
-    assert len(query.results_for(store, "r1")) == 2
-    cases.publish(store, records[0])
-    assert query.get_dump(store, records[0].dump_id).status == "passed", "it finds its result when it comes back"
 
 
 def test_patch_events_are_indexed(store: Store) -> None:
@@ -353,7 +321,7 @@ def test_rows_and_schema_are_the_same_however_the_catalog_was_made(store: Store)
         dumps = cases.dump_rows(store, [*DUMP_COLUMNS, "last_result"])  # callers are numbered as they come
         return sorted(lines), dumps
 
-    migrate.ensure(store)
+    refresh(store)
     for described in records:
         cases.publish(store, described)
         refresh(store)
@@ -402,11 +370,20 @@ def test_dumps_that_are_read_together_have_the_rows_that_each_has_alone(store: S
         assert len(told) == known
     bad = store.dump_path(plain[17])
     good, elsewhere = bad.read_bytes(), bad.with_name("elsewhere")
+    said = json.loads(plain[17].to_json())
+    untrue = [
+        cases.header_frame(json.dumps(said | {field: value}).encode()) + b"payload"
+        for field, value in (("seq_len", 2**63), ("batch_size", -1), ("timestamp", "2025-06-19 05:26:08.430740Z"), ("host", 5),
+                             ("step", 2**63), ("format_version", 2), ("run", "a/b"), ("timestamp", "2025-W25-4T05:26:08.430740Z"))
+    ]  # fmt: skip
     for blob in (good[:100], good[:-7], good[:60] + b"x" + good[61:], cases.with_record(good, b'"rank":0', b'"rank":1'),
                  cases.with_record(good, b"2025-06-19", b"2025-06-99"), cases.with_record(good, b'"pid"', b'"pid\xc3\xa4"'),
-                 cases.with_record(good, b'"host"', b'"extra":{"x":' + b"[" * 70 + b"]" * 70 + b'},"host"'), b""):  # fmt: skip
+                 cases.with_record(good, b'"host"', b'"extra":{"x":' + b"[" * 70 + b"]" * 70 + b'},"host"'), b"", *untrue):  # fmt: skip
         bad.write_bytes(blob)
         assert headers.read_columns(folder, names, "ppo-1", 0) is None
+        if blob in untrue:
+            with pytest.raises(StoreProblem):
+                headers.read_row(os.fspath(bad), names[17], "ppo-1", 0)
     bad.rename(elsewhere)
     bad.symlink_to(elsewhere)
     assert headers.read_columns(folder, names, "ppo-1", 0) is None

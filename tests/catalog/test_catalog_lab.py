@@ -15,7 +15,6 @@ import pytest
 from catalogcases import contents
 from comparecases import given, write_replay
 
-from actordbg.catalog import connections as engine
 from actordbg.catalog import query, record_rows
 from actordbg.catalog.indexer import refresh
 from actordbg.formats.store_files import atomic_write
@@ -35,12 +34,8 @@ from actordbg.records.matrix_record import MatrixCell, MatrixRecord
 from actordbg.store.layout import Store
 
 
-def matrices(store: Store) -> list[Any]:
-    return query.table_rows(store, "matrix", "1 ORDER BY created_at DESC")
-
-
-def cells_of(store: Store, matrix_id: str = "m-01") -> list[Any]:
-    return query.table_rows(store, "matrix_cell", "matrix_id = ? ORDER BY cell", (matrix_id,))
+def cells_of(store: Store) -> list[Any]:
+    return query.table_rows(store, "matrix_cell", "1 ORDER BY cell")
 
 
 INPUTS = [given(index) for index in range(3)]
@@ -99,11 +94,6 @@ def age(store: Store) -> None:
             os.utime(path, ns=(then, then))
 
 
-def rows(store: Store, sql: str) -> list[tuple[Any, ...]]:
-    with engine.connect_readonly(store.catalog_path) as reader:
-        return reader.execute(sql).fetchall()
-
-
 @pytest.fixture
 def replayed(store: Store) -> Store:
     for name in ("r-01", "r-02"):
@@ -141,20 +131,15 @@ def test_everything_becomes_rows_and_again_after_a_rebuild(replayed: Store) -> N
     assert one.mean_abs == pytest.approx((10 * 0.125 + 30 * 0.25) / 40)
     assert (one.thresholds, one.noise_id, one.reasons) == ({"max_abs": 0.1}, "n-01", "a note")
     assert query.comparisons(replayed, "r-01") == []
-    found_dumps = rows(
-        replayed,
-        "SELECT dump_id, verdict, max_abs, max_ulp, reasons FROM comparison WHERE comparison_id = 'c-01' ORDER BY 1",
-    )
-    assert found_dumps == [
+    found_dumps = query.table_rows(replayed, "comparison", "comparison_id = 'c-01' ORDER BY dump_id")
+    assert [(row.dump_id, row.verdict, row.max_abs, row.max_ulp, row.reasons) for row in found_dumps] == [
         (INPUTS[0].dump_id, MISMATCH, 0.5, 3, "why"),
         (INPUTS[1].dump_id, MATCH, 0.25, 3, None),
         (INPUTS[2].dump_id, NOT_COMPARED, None, None, "dump not compared: A: it hung"),
     ]
-    assert [(n.noise_id, n.inputs, n.floor) for n in query.table_rows(replayed, "noise_floor", "1 ORDER BY created_at DESC")] == [
-        ("n-01", 1, {"max_abs": 0.5, "clip_share": 0.1})
-    ]
-    made = matrices(replayed)
-    assert [(m.matrix_id, m.status, m.axes, m.loads) for m in made] == [("m-01", "complete", {"attn": ["sdpa"]}, 1)]
+    (floor,), (made,) = query.table_rows(replayed, "noise_floor", "1"), query.table_rows(replayed, "matrix", "1")
+    assert (floor.noise_id, floor.inputs, floor.floor) == ("n-01", 1, {"max_abs": 0.5, "clip_share": 0.1})
+    assert (made.matrix_id, made.status, made.axes, made.loads) == ("m-01", "complete", {"attn": ["sdpa"]}, 1)
     assert [(c.name, c.status, c.verdict, c.max_abs, c.excludes, c.violations) for c in cells_of(replayed)] == [
         ("cell 0", "passed", MATCH, 0.1, {"token": 0.3}, None),
         ("cell 1", "passed", None, None, {}, "x; y"),
@@ -176,20 +161,6 @@ def test_nothing_is_read_when_nothing_changed(replayed: Store, monkeypatch: pyte
     files = Store.files
     monkeypatch.setattr(Store, "files", lambda *given: files(*given) if given[1].startswith("replays/") else unexpected())
     assert refresh(replayed).lab == 0
-    assert contents(replayed) == before
-
-
-def test_a_newer_comparison_of_a_pair_replaces_the_older_until_it_is_gone(replayed: Store) -> None:
-    save(replayed, comparison("c-01", "r-02", "r-01"))
-    refresh(replayed)
-    newer = save(replayed, comparison("c-02", "r-02", "r-01", verdict=MATCH, largest=0.01))
-    refresh(replayed)
-    assert [(one.comparison_id, one.verdict) for one in query.comparisons(replayed)] == [("c-02", MATCH)]
-    newer.unlink()
-    refresh(replayed)
-    assert [one.comparison_id for one in query.comparisons(replayed)] == ["c-01"]
-    before = contents(replayed)
-    refresh(replayed, rebuild=True)
     assert contents(replayed) == before
 
 
@@ -233,35 +204,31 @@ def test_a_matrix_is_read_again_while_it_runs(store: Store) -> None:
     write(store, matrix("m-01", "complete", cell(0), cell(1)))
     age(store)
     refresh(store)
-    assert ([one.status for one in matrices(store)], len(cells_of(store))) == (["complete"], 2)
+    (made,) = query.table_rows(store, "matrix", "1")
+    assert (made.status, len(cells_of(store))) == ("complete", 2)
     (store.matrices / "m-01.json").unlink()
-    refresh(store)
-    assert not matrices(store) and not rows(store, "SELECT 1 FROM matrix_cell")
+    assert not query.table_rows(store, "matrix", "1") and not cells_of(store)
 
 
 @pytest.mark.parametrize("folder", ["comparisons", "matrices"])
 def test_damaged_files_are_noted_and_forgotten(store: Store, folder: str) -> None:
-    path = store.root / folder / "x-01.json"
-    newer = store.root / folder / "x-02.json"
-    other = store.root / folder / "x-03.json"
-    atomic_write(path, b'{"format": 1, "half')
-    atomic_write(newer, b'{"format": 9}')
-    made = comparison("c-01", "r-02", "r-01") if folder == "comparisons" else matrix("m-01", "complete")
-    atomic_write(other, made.to_json().encode())
-    age(store)
-    found = {item.path: item.code for item in refresh(store).damaged}
-    assert found == {
-        f"{folder}/x-01.json": "corrupt-dump",
-        f"{folder}/x-02.json": "newer-format",
-        f"{folder}/x-03.json": "corrupt-dump",
+    other = comparison("c-01", "r-02", "r-01") if folder == "comparisons" else matrix("m-01", "complete")
+    damages = {
+        '{"format": 1, "half': "corrupt-dump",
+        '{"format": 9}': "newer-format",
+        other.to_json(): "corrupt-dump",
     }
+    paths = [store.root / folder / f"x-0{number}.json" for number in range(3)]
+    for path, text in zip(paths, damages, strict=True):
+        atomic_write(path, text.encode())
+    age(store)
+    assert [item.code for item in refresh(store).damaged] == [*damages.values()]
     assert query.damaged_files(store) == [], "`dump verify` and `dump prune --damaged` are about dumps"
     assert refresh(store).lab == 1, "only what a newer actordbg wrote may become readable by itself"
-    for one in (path, newer, other):
-        one.unlink()
-    summary = refresh(store)
-    assert summary.damaged == []
-    assert not query.comparisons(store) and not matrices(store)
+    for path in paths:
+        path.unlink()
+    assert refresh(store).damaged == []
+    assert not query.table_rows(store, "comparison_run", "1") and not query.table_rows(store, "matrix", "1")
 
 
 def test_a_damaged_file_whose_name_begins_as_another_leaves_that_ones_rows(replayed: Store) -> None:
@@ -286,10 +253,13 @@ def test_where_knows_the_last_comparison_of_a_dump(replayed: Store) -> None:
     def select(where: str) -> list[str]:
         return [row.dump_id for row in query.select_dumps(catalog, where)]
 
+    save(replayed, comparison("c-00", "r-02", "r-01", verdict=MATCH))
+    assert [(one.comparison_id, one.verdict) for one in query.comparisons(replayed)] == [("c-02", MISMATCH), ("c-01", MATCH)]
     assert select("verdict = 'mismatch'") == [INPUTS[0].dump_id], "the older one was a match"
     assert select("max_abs > 0.2 and against = 'r-01'") == [INPUTS[0].dump_id, INPUTS[1].dump_id]
     assert select("verdict = 'not-compared' or max_abs >= 0.5") == [INPUTS[0].dump_id, INPUTS[2].dump_id]
     (replayed.comparisons / "c-02.json").unlink()
     catalog = query.open_fresh(replayed)
+    assert [one.comparison_id for one in query.comparisons(catalog)] == ["c-01", "c-00"], "an older one of the pair counts again"
     assert select("verdict = 'match'") == [INPUTS[0].dump_id, INPUTS[1].dump_id]
     assert query.count_dumps(catalog, "verdict is null") == 0

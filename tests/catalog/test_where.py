@@ -59,6 +59,7 @@ NOW = datetime(2025, 6, 20, 12, 0, tzinfo=timezone.utc)
         ("coalesce('2', rank) = 2", "(coalesce(?, k.rank) = ?)", (2, 2)),
         ("'2025-06-20' between '2025-06-19' and timestamp", "(? BETWEEN ? AND d.timestamp)",
          (to_micros("2025-06-20T00:00:00.000000Z"), to_micros("2025-06-19T00:00:00.000000Z"))),
+        ("1 - 2 + 3 - (4 - 5) > 2 * 3 / 4", "((((? - ?) + ?) - (? - ?)) > (CAST((? * ?) AS REAL) / ?))", (1, 2, 3, 4, 5, 2, 3, 4)),
         ("timestamp > '2025-06-19' + '6h'", "(d.timestamp > ?)", (to_micros("2025-06-19T06:00:00.000000Z"),)),
     ],
 )  # fmt: skip
@@ -125,6 +126,15 @@ def test_what_is_allowed_is_spelled_out_with_bound_values(text: str, sql: str, p
         ("rank is 1", "is"),
         ("rank over (partition by rank) = 1", ""),
         ("rank = 0 and", "cannot be understood"),
+        ("'a'{{=}}", "cannot be understood"),
+        ("{{ : || from }}", "cannot be understood"),
+        ("seq_len > 4096x", ""),
+        ("seq_len > 'long'", "number with a text"),
+        ("rank = 4kg", ""),
+        ("timestamp > 'soon'", "soon"),
+        ("last week or", ""),
+        ("a4k > 1", "a4k"),
+        ("last", "text"),
     ],
 )
 def test_everything_else_is_refused_and_named(text: str, culprit: str) -> None:
@@ -174,10 +184,6 @@ def test_columns_that_were_used_are_known() -> None:
 @pytest.mark.parametrize(("text", "seconds"), [("7d", 604_800), ("2h30m", 9_000), ("1.5h", 5_400), ("90s", 90), ("1w", 604_800)])
 def test_durations(text: str, seconds: float) -> None:
     assert parse_duration(text).total_seconds() == seconds
-
-
-def test_a_sum_groups_as_it_is_written() -> None:
-    assert compile_where("1 - 2 + 3 - (4 - 5) > 2 * 3 / 4").sql == ("((((? - ?) + ?) - (? - ?)) > (CAST((? * ?) AS REAL) / ?))")
 
 
 @pytest.mark.parametrize("word", ["or", "and"])
@@ -233,14 +239,6 @@ def test_the_parsers_own_log_never_reaches_the_terminal(text: str, capfd: pytest
 )
 def test_what_is_no_sql_and_plain_is_understood(text: str, sql: str) -> None:
     assert compile_where(text, now=NOW) == compile_where(sql, now=NOW)
-
-
-@pytest.mark.parametrize(
-    "text", ["seq_len > 4096x", "seq_len > 'long'", "rank = 4kg", "timestamp > 'soon'", "last week or", "a4k > 1", "last"]
-)
-def test_what_could_mean_anything_is_refused(text: str) -> None:
-    with pytest.raises(WhereError):
-        compile_where(text, now=NOW)
 
 
 def test_plain_comparisons_are_understood_as_the_parser_understands_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from actordbg.base.errors import EnvironmentProblem
 from actordbg.capture.control import Control, write_control
 from actordbg.catalog import migrate
+from actordbg.catalog.indexer import refresh
 from actordbg.cli.app import app
 from actordbg.cli.patch import render
 from actordbg.doctor import checkup
@@ -55,7 +56,7 @@ class Here:
         return {check.name.removeprefix("import "): check for check in checkup.imports(env, gpus, timeout)}
 
     def catalog(self, revision: str) -> None:
-        migrate.ensure(self.store)
+        refresh(self.store)
         with contextlib.closing(sqlite3.connect(self.store.catalog_path)) as connection, connection:
             connection.execute("UPDATE alembic_version SET version_num = ?", (revision,))
 

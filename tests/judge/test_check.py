@@ -15,7 +15,7 @@ from hostilestore import HOSTILE, forbidden
 from typer.testing import CliRunner
 
 from actordbg.base.errors import MachineFault, Unsupported
-from actordbg.catalog.query import get_configuration
+from actordbg.catalog.query import get_replay
 from actordbg.cli.app import app
 from actordbg.dumps.create import create_dumps
 from actordbg.judge.check import CheckAnswer, CheckFound, answer_of_check, run_check
@@ -169,5 +169,5 @@ def test_own_dumps_come_to_a_verdict_in_one_command(store: Store, tmp_path: Path
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()[0]
     assert {case.get("classname") for case in suite.iter("testcase")} == {"actordbg.replay", "actordbg.laws", "actordbg.truth"}
     assert (tmp_path / "summary.md").read_text().startswith("# RIGHT (TOY MODEL)")
-    replayed = get_configuration(store, "last")
+    replayed = get_replay(store, "last")
     assert (replayed.command or "").startswith("actordbg check ") and len(list(store.comparisons.iterdir())) == 1

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plainkit import all_same
 
-from actordbg.base.errors import CorruptDump, NewerFormat, Refused, StoreProblem
+from actordbg.base.errors import CorruptDump, NewerFormat, Refused
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.formats.encoding import compress
@@ -55,7 +55,7 @@ def test_everything_that_a_dump_may_hold_comes_back_and_no_block_is_large(tmp_pa
     assert max(block.content for block in index_of(pack).blocks) <= build.BLOCK
 
 
-@pytest.mark.parametrize(("left", "right"), [(0, 0), (5, 0), (13, 40)])
+@pytest.mark.parametrize(("left", "right"), [(5, 7), (13, 40)])
 def test_the_same_sample_padded_differently_is_stored_once(left: int, right: int, tmp_path):
     rows = packcases.samples(4)
     first, second = encoded(packcases.batch(rows, 3, 2)), encoded(packcases.batch(rows[:2], left, right), 1)
@@ -68,18 +68,15 @@ def test_shares_sum_to_the_file_and_follow_what_a_dump_needs(pack):
     assert sum(shares) == os.path.getsize(pack.path) and shares[2] > shares[0] > shares[1] > 0
 
 
-@given(st.binary(max_size=80), st.sampled_from([1, 2, 4, 8]), st.integers(0, 40), st.integers(0, 40), st.booleans())
-def test_runs_are_measured_exactly_and_pieces_put_together_are_the_row(
-    middle: bytes, width: int, before: int, after: int, padded: bool
-):
+@given(st.binary(max_size=80), st.sampled_from([1, 2, 4, 8]), st.integers(0, 40), st.integers(0, 40))
+def test_runs_are_measured_exactly_and_pieces_put_together_are_the_row(middle: bytes, width: int, before: int, after: int):
     element = bytes(range(width))
     row = element * (before + 1) + middle[: len(middle) // width * width] + element * (after + 1)
     cells = [row[at : at + width] for at in range(0, len(row), width)]
     lead = next((n for n, cell in enumerate(cells) if cell != cells[0]), len(cells))
     trail = next((n for n, cell in enumerate(reversed(cells)) if cell != cells[-1]), len(cells))
     assert (build.leading_run(row, width), build.trailing_run(row, width)) == (lead * width, trail * width)
-    padding = {element} if padded else set()
-    assert b"".join(data * times for data, times in build.pieces_of(row, width, padding, padding)) == row
+    assert b"".join(data * times for data, times in build.pieces_of(row, width)) == row
 
 
 # ---- the file ----
@@ -169,38 +166,12 @@ def test_a_damaged_block_names_the_dump_and_leaves_the_others(pack, tmp_path):
         payload.load(places.packed_place(path, harmed))
 
 
-@pytest.mark.slow
-def test_mutated_packs_never_give_other_tensors(pack, tmp_path):
-    """Random damage anywhere, cut or spliced; and random damage of the index under right checksums."""
-    right = [pack.read(dump_id) for dump_id in pack.dump_ids]
-    whole, path, chance, refused = Path(pack.path).read_bytes(), tmp_path / "mutated.pack", random.Random(0), 0
-
-    def flip(data: bytearray) -> bytearray:
-        for _ in range(chance.randint(1, 4)):
-            data[chance.randrange(len(data))] = chance.randrange(256)
-        return data
-
-    for number in range(600):
-        data = resealed(pack, flip) if number % 3 == 0 else bytes(flip(bytearray(whole)))
-        if number % 30 == 1:
-            at = chance.randrange(len(data))
-            data = data[:at] + data[chance.randrange(at, len(data)) :]
-        path.write_bytes(data)
-        try:
-            opened = Pack(path)
-        except StoreProblem:
-            refused += 1
-            continue
-        assert sum(opened.shares()) == len(data)
-        for dump_id in opened.dump_ids:
-            try:
-                line, stored = opened.read(dump_id)
-                payload.widen_plain(dumpfile.parse_line(line), stored)
-            except StoreProblem:
-                refused += 1
-            else:
-                assert (line, stored) in right
-    assert refused > 600
+def test_a_payload_put_together_of_other_pieces_is_noticed(pack, tmp_path):
+    """One that the index names under right checksums of its own. Random damage is for `tests/fuzz/of_pack.py`."""
+    references, path = sum(len(dump.refs) for dump in index_of(pack).dumps.values()), tmp_path / "other.pack"
+    path.write_bytes(resealed(pack, lambda content: content.__setitem__(-4 * references, content[-4 * references] ^ 1)))
+    with pytest.raises(CorruptDump, match=r"damaged \(its CRC-32 does not match\)"):
+        Pack(path).read(pack.dump_ids[0])
 
 
 def test_a_payload_over_the_cap_is_refused_before_it_is_put_together(tmp_path, monkeypatch):

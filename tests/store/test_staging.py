@@ -35,19 +35,42 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {name: path.read_bytes() for name, path in found.items() if not Path(name).name.startswith(("catalog", "."))}
 
 
-def two_sides(tmp_path: Path) -> tuple[Mirror, Mirror, Path]:
-    """Mirrors of one URL on two machines, and what lies behind it."""
-    there = tmp_path / "bucket"
-    return Mirror(f"norename://{there}", tmp_path / "a"), Mirror(f"norename://{there}", tmp_path / "b"), there
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What lies behind a URL."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "bucket"
 
 
-def test_a_whole_store_goes_there_and_comes_back_and_only_news_moves_then(tmp_path):
-    store = storecases.build(tmp_path / "a")
-    ours, theirs, there = two_sides(tmp_path)
+@pytest.fixture
+def url(there: Path) -> str:
+    """A URL of a file system without rename."""
+    return f"norename://{there}"
+
+
+@pytest.fixture
+def ours(tmp_path: Path, url: str) -> Mirror:
+    """A mirror of the URL on one machine."""
+    return Mirror(url, tmp_path / "a")
+
+
+@pytest.fixture
+def theirs(tmp_path: Path, url: str) -> Mirror:
+    """The same on another one."""
+    return Mirror(url, tmp_path / "b")
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Store:
+    """A store that has everything, in the folder of `ours`."""
+    return storecases.build(tmp_path / "a")
+
+
+def test_a_whole_store_goes_there_and_comes_back_and_only_news_moves_then(tmp_path, built, ours, theirs, there):
     pushed = ours.push()
     assert pushed.files == len(files_of(there)) and theirs.pull().files == pushed.files
     assert files_of(tmp_path / "b") == files_of(there) and set(files_of(there)) <= set(files_of(tmp_path / "a"))
-    assert storecases.contents(Store(tmp_path / "b")) == storecases.contents(store)
+    assert storecases.contents(Store(tmp_path / "b")) == storecases.contents(built)
     assert (ours.push().files, theirs.pull().files, theirs.push().files) == (0, 0, 0)
     assert not any("catalog" in name or "/." in f"/{name}" for name in files_of(there))
     (there / ".." / "escaped").write_bytes(b"")
@@ -56,8 +79,7 @@ def test_a_whole_store_goes_there_and_comes_back_and_only_news_moves_then(tmp_pa
     assert theirs.pull().files == 1 and not (tmp_path / "b" / "replays" / ".hidden").exists()
 
 
-def test_of_a_journal_that_both_have_the_longer_counts_and_anything_else_is_refused(tmp_path):
-    ours, theirs, there = two_sides(tmp_path)
+def test_of_a_journal_that_both_have_the_longer_counts_and_anything_else_is_refused(tmp_path, ours, theirs, there):
     journal = Path("replays") / "r-1" / "rank0.jsonl"
     for side in (tmp_path / "a", tmp_path / "b"):
         (side / journal).parent.mkdir(parents=True)
@@ -81,9 +103,7 @@ def test_of_a_journal_that_both_have_the_longer_counts_and_anything_else_is_refu
     assert (there / journal).read_text() == "1\n2\nother\n"
 
 
-def test_a_folder_goes_behind_another_url_too_and_a_side_that_is_gone_comes_again(tmp_path):
-    storecases.build(tmp_path / "a")
-    ours, theirs, there = two_sides(tmp_path)
+def test_a_folder_goes_behind_another_url_too_and_a_side_that_is_gone_comes_again(tmp_path, built, ours, theirs, there):
     ours.pull()
     whole = ours.push().files
     other = Mirror(f"norename://{tmp_path}/other", tmp_path / "a")
@@ -100,41 +120,38 @@ def test_a_folder_goes_behind_another_url_too_and_a_side_that_is_gone_comes_agai
     assert theirs.push().files == whole and files_of(there) == files_of(tmp_path / "b")
 
 
-def test_machines_that_record_for_themselves_push_behind_one_url(tmp_path):
+def test_machines_that_record_for_themselves_push_behind_one_url(tmp_path, ours, theirs, there):
     for side in ("a", "b"):
         store = Store(tmp_path / side).create()
         (store.root / "control.json").write_text(json.dumps({"run": side}))
         for place in ("backups/0a/origin.json", "controls/job.json", f"counters/{side}/0-host-1-0.json"):
             (store.root / place).parent.mkdir(parents=True)
             (store.root / place).write_text(side)
-    for mirror in (*two_sides(tmp_path)[:2], two_sides(tmp_path)[0]):
+    for mirror in (ours, theirs, ours):
         mirror.pull()
         mirror.push()
-    assert set(files_of(tmp_path / "bucket")) == {"FORMAT", "counters/a/0-host-1-0.json", "counters/b/0-host-1-0.json"}
+    assert set(files_of(there)) == {"FORMAT", "counters/a/0-host-1-0.json", "counters/b/0-host-1-0.json"}
     assert json.loads((tmp_path / "a" / "control.json").read_bytes())["run"] == "a"
 
 
-def test_a_store_that_is_gone_there_is_not_put_there_again_by_another_command(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    runner, url = CliRunner(), f"norename://{tmp_path}/bucket"
+def test_a_store_that_is_gone_there_is_not_put_there_again_by_another_command(tmp_path, there, url):
+    runner = CliRunner()
     create = ["dump", "create", "--store", url, "--seq-len", "8", "--quiet"]
     assert runner.invoke(app, create, catch_exceptions=False).exit_code == 0
     mirror = next(path for path in (tmp_path / "cache" / "actordbg" / "staged").iterdir() if path.is_dir())
-    shutil.rmtree(tmp_path / "bucket")
+    shutil.rmtree(there)
     for command in (["--store", url, "dump", "ls"], create, ["store", "pull", url, str(mirror)]):
         with pytest.raises(StoreProblem, match="there is no store at"):
             runner.invoke(app, command, catch_exceptions=False)
-    assert not (tmp_path / "bucket").exists()
+    assert not there.exists()
     with pytest.raises(UsageError, match="every run"):
         runner.invoke(app, ["store", "push", str(mirror), f"{url}#created"], catch_exceptions=False)
     assert runner.invoke(app, ["store", "push", str(mirror), url], catch_exceptions=False).exit_code == 0
     assert runner.invoke(app, create, catch_exceptions=False).exit_code == 0
-    assert len(list((tmp_path / "bucket").rglob("*.zst"))) == 2
+    assert len(list(there.rglob("*.zst"))) == 2
 
 
-def test_a_push_that_was_killed_in_the_middle_of_a_file_is_made_good_by_the_next_one(tmp_path):
-    storecases.build(tmp_path / "a")
-    ours, theirs, there = two_sides(tmp_path)
+def test_a_push_that_was_killed_in_the_middle_of_a_file_is_made_good_by_the_next_one(tmp_path, built, ours, theirs, there, url):
     ours.push()
     whole = files_of(there)
     dump = next(there.rglob("*.zst"))
@@ -143,7 +160,7 @@ def test_a_push_that_was_killed_in_the_middle_of_a_file_is_made_good_by_the_next
     (tmp_path / "a.staged.json").unlink()
     theirs.pull()
     assert files_of(tmp_path / "b") != whole
-    again = two_sides(tmp_path)[0]
+    again = Mirror(url, tmp_path / "a")
     again.pull()
     assert again.push().files == 2 and files_of(there) == whole
     theirs.pull()
@@ -151,14 +168,12 @@ def test_a_push_that_was_killed_in_the_middle_of_a_file_is_made_good_by_the_next
 
 
 @pytest.mark.parametrize("linked", ["dumps", f"packs/{storecases.PACKED}"])
-def test_what_lies_elsewhere_behind_a_link_is_pushed_and_no_other_file_of_that_place(tmp_path, linked: str):
-    storecases.build(tmp_path / "a")
+def test_what_lies_elsewhere_behind_a_link_is_pushed_and_no_other_file_of_that_place(tmp_path, built, ours, there, linked: str):
     whole, elsewhere = files_of(tmp_path / "a"), tmp_path / "large-disk"
     (tmp_path / "a" / linked).rename(elsewhere)
     (tmp_path / "a" / linked).symlink_to(elsewhere)
     (elsewhere / "id_rsa").write_text("secret")
     (elsewhere / "loop").symlink_to(tmp_path / "a")
-    ours, _, there = two_sides(tmp_path)
     ours.pull()
     ours.push()
     names = {name for name in whole if name.endswith((".zst", ".pack"))}
@@ -173,10 +188,8 @@ def moved(*words: str, code: int = 0) -> dict[str, str]:
     return left
 
 
-def test_a_pull_follows_a_runs_link_and_names_all_that_it_leaves_out(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    there, url, batch = tmp_path / "bucket", f"norename://{tmp_path}/bucket", 130
-    storecases.build(tmp_path / "a")
+def test_a_pull_follows_a_runs_link_and_names_all_that_it_leaves_out(tmp_path, monkeypatch, built, there, url):
+    batch = 130
     moved("push", str(tmp_path / "a"), url)
     whole, run = files_of(there), f"dumps/{storecases.LOOSE}"
     (there / run).rename(tmp_path / "large-disk")
@@ -223,23 +236,21 @@ def test_a_pull_follows_a_runs_link_and_names_all_that_it_leaves_out(tmp_path, m
     assert moved("pull", f"{url}#gone", str(tmp_path / "e"), code=1)["#gone"] == "no dumps of that run are there"
 
 
-def test_a_push_names_all_that_it_leaves_out(tmp_path):
-    storecases.build(tmp_path / "a")
+def test_a_push_names_all_that_it_leaves_out(tmp_path, built, there, url):
     whole, noise = files_of(tmp_path / "a"), tmp_path / "a" / "noise"
     (tmp_path / "a" / "replays").rename(tmp_path / "large-disk")
     (tmp_path / "a" / "replays").symlink_to(tmp_path / "large-disk")
     (noise / "n-2.json").symlink_to(tmp_path / "a" / "FORMAT")
     (tmp_path / "a" / "models").symlink_to(tmp_path)
     (noise / "n-3.json").write_text("{}")
-    (tmp_path / "bucket" / "noise" / "n-3.json").mkdir(parents=True)
+    (there / "noise" / "n-3.json").mkdir(parents=True)
     os.mkfifo(noise / "n-4.json")
-    left = moved("push", str(tmp_path / "a"), f"norename://{tmp_path}/bucket", code=1)
+    left = moved("push", str(tmp_path / "a"), url, code=1)
     assert set(left) == {"replays", "noise/n-2.json", "noise/n-3.json", "noise/n-4.json"}
-    assert set(files_of(tmp_path / "bucket")) == {one for one in whole if not one.startswith(("replays", "backups", "control"))}
+    assert set(files_of(there)) == {one for one in whole if not one.startswith(("replays", "backups", "control"))}
 
 
-def test_folders_are_made_behind_a_url_where_they_are_real(tmp_path):
-    storecases.build(tmp_path / "a")
+def test_folders_are_made_behind_a_url_where_they_are_real(tmp_path, built):
     mirror = Mirror(f"file://{tmp_path}/disk", tmp_path / "a")
     mirror.pull()
     assert mirror.push().files == len(files_of(tmp_path / "disk")) > 10
@@ -265,20 +276,21 @@ def ends_there(there: Path, spec: ReplaySpec) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_replay_whose_machine_dies_is_resumed_on_another_one_from_a_store_without_rename(tmp_path, monkeypatch):
+def test_a_replay_whose_machine_dies_is_resumed_on_another_one_from_a_store_without_rename(
+    tmp_path, monkeypatch, there, url, theirs
+):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SUPPORT), str(ROOT)]))
-    spec, there = make_spec(INPUTS, timeout_s=600.0), tmp_path / "bucket"
+    spec = make_spec(INPUTS, timeout_s=600.0)
     (tmp_path / "spec.json").write_text(spec.to_json())
-    arguments = [f"norename://{there}", str(tmp_path / "a"), str(tmp_path / "spec.json")]
+    arguments = [url, str(tmp_path / "a"), str(tmp_path / "spec.json")]
     machine = subprocess.Popen([sys.executable, "-c", KILLED, *arguments], start_new_session=True)
     while len(ends_there(there, spec)) < 3:
         assert machine.poll() is None
         time.sleep(0.02)
     machine.send_signal(signal.SIGKILL)
     machine.wait()
-    mirror = Mirror(f"norename://{there}", tmp_path / "b")
-    mirror.pull()
-    pusher = Pusher(mirror, print, every_s=0.05)
+    theirs.pull()
+    pusher = Pusher(theirs, print, every_s=0.05)
     bench = Bench(Store(tmp_path / "b").require())
     outcome = bench.run(spec, {})
     pusher.close()
@@ -289,9 +301,7 @@ def test_a_replay_whose_machine_dies_is_resumed_on_another_one_from_a_store_with
     assert started.count("d0") == 1 and started.count("d3") == 2
 
 
-def test_commands_work_on_a_url_and_those_that_cannot_say_why(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    storecases.build(tmp_path / "a")
+def test_commands_work_on_a_url_and_those_that_cannot_say_why(tmp_path, monkeypatch, built, there):
     runner, url = CliRunner(), f"memory://{tmp_path.name}/store"
 
     def invoke(*words: str) -> str:

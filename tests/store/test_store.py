@@ -24,7 +24,7 @@ def test_creating_twice_is_creating_once_and_a_folder_without_a_store_is_said_so
     assert Store(tmp_path / "a" / "b").require().format_path.read_text() == '{"format": 1}\n'
 
 
-@pytest.mark.parametrize("text", ['{"format": 2}', "", "[]", "{}"])
+@pytest.mark.parametrize("text", ['{"format": 2}', "", "[]", "{}", '{"format": true}', '{"format": 1.0}'])
 def test_a_newer_or_damaged_store_is_refused(tmp_path, text: str):
     (tmp_path / "FORMAT").write_text(text)
     with pytest.raises(NewerFormat if "2" in text else StoreProblem):

@@ -316,7 +316,7 @@ class Loop:
         self.original, self.store = Store(work / "original"), Store(work / "store").create()
         self.template = work / "template.db"
         made = Store(work / "made").create()
-        migrate.ensure(made)
+        refresh(made)
         shutil.copy(made.catalog_path, self.template)
         self.command.prepare(self.store)
         _copy(self.store, self.original)
