@@ -16,7 +16,6 @@ next tick.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import threading
