@@ -16,12 +16,11 @@ next tick.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -118,9 +117,7 @@ class CellRunners:
     """Runs jobs on several engines. `tell` hands a call to the caller's thread; `tick` ends a job that has to stop."""
 
     def __init__(self, engines: Sequence[GroupEngine]) -> None:
-        self._engines: queue.SimpleQueue[GroupEngine] = queue.SimpleQueue()
-        for engine in engines:
-            self._engines.put(engine)
+        self._engines = engines
         self._told: queue.SimpleQueue[Call] = queue.SimpleQueue()
         self.tell = self._told.put
         self._stopped = threading.Event()
@@ -132,36 +129,23 @@ class CellRunners:
 
     def run(self, jobs: Sequence[T], work: Callable[[T], None], on_tick: Call) -> None:
         """Run every job, and raise the first error of any. `on_tick` is called in this thread, about 20 times a second."""
+        left = iter(jobs)
 
-        def on_an_engine(job: T) -> None:
-            engine = self._engines.get()
-            try:
-                with using(engine):
+        def work_on(engine: GroupEngine) -> None:
+            with using(engine):
+                for job in left:
+                    self.tick()
                     work(job)
-            finally:
-                self._engines.put(engine)
 
-        with ThreadPoolExecutor(self._engines.qsize(), thread_name_prefix="cells") as pool:
-            futures = [pool.submit(on_an_engine, job) for job in jobs]
+        with ThreadPoolExecutor(len(self._engines), thread_name_prefix="cells") as pool:
+            running = {pool.submit(work_on, engine) for engine in self._engines}
             try:
-                while not all(future.done() for future in futures) and not any(map(_error, futures)):
-                    self._listen(0.05)
+                while running:
+                    ended, running = wait(running, 0.05, FIRST_EXCEPTION)
+                    while not self._told.empty():
+                        self._told.get()()
                     on_tick()
+                    for thread in ended:
+                        thread.result()
             finally:
                 self._stopped.set()
-                for future in futures:
-                    future.cancel()
-        self._listen(0)
-        errors = filter(None, map(_error, futures))
-        for error in sorted(errors, key=lambda error: isinstance(error, KeyboardInterrupt)):
-            raise error  # what went wrong, before what was stopped for it
-
-    def _listen(self, patience_s: float) -> None:
-        with contextlib.suppress(queue.Empty):
-            self._told.get(timeout=patience_s or None, block=bool(patience_s))()
-            while True:
-                self._told.get_nowait()()
-
-
-def _error(future: Future[Any]) -> BaseException | None:
-    return future.exception() if future.done() and not future.cancelled() else None

@@ -25,9 +25,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from actordbg.actor.rules import REFUSE, check_config
 from actordbg.base.errors import LaunchProblem, StoreProblem, UsageError, machine_fault
-from actordbg.campaign.cells import Axes, combinations, with_way_out
+from actordbg.campaign.cells import Axes, Combination, combinations, make_cells
 from actordbg.campaign.train_document import ROUND, steps_of_round
 from actordbg.campaign.train_engine import input_id
 from actordbg.config.choices import Facts
@@ -136,15 +135,11 @@ def make_train_cells(
         ("plain, reordered", NOISE, plain, _NOISE_LOG),
         *((name_of_cell(config), ASKED, config, log_name(config, configs)) for config in configs),
     ]
-    cells = []
-    for index, (name, role, config, log) in enumerate(planned):
-        try:
-            stops = [hit for hit in check_config(config, facts, defaults) if hit.severity == REFUSE]
-            reason = with_way_out("; ".join(hit.message for hit in stops), stops[0].ways_out) if stops else ""
-        except UsageError as error:
-            reason = with_way_out(error.message, (error.hint,))
-        cells.append(TrainCell(index, name, role, config.to_dict(), log, IMPOSSIBLE if reason else OPEN, reason))
-    return cells
+    asked = [Combination(name, {}, config) for name, _, config, _ in planned]
+    return [
+        TrainCell(cell.index, cell.name, role, cell.config, log, cell.status, cell.reason)
+        for cell, (_, role, _, log) in zip(make_cells(asked, facts, defaults), planned, strict=True)
+    ]
 
 
 def name_of_cell(config: ReplayConfig) -> str:

@@ -257,11 +257,20 @@ def _opened(path: str) -> Iterator[IO[bytes]]:
     if not _PIPE.match(path):
         _require_file(path)
     try:
-        with open(path, "rb") as stream:
+        with _readable(path), open(path, "rb") as stream:
             packed = stream.peek(2)[:2] == b"\x1f\x8b"
             yield cast(IO[bytes], gzip.GzipFile(fileobj=stream)) if packed else stream
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise EnvironmentProblem(f"{path} is damaged: {error}", hint="`gzip -t` says the same") from None
+
+
+@contextlib.contextmanager
+def _readable(path: str) -> Iterator[None]:
+    """EnvironmentProblem for what the block cannot read; what gzip finds damaged passes through."""
+    try:
+        yield
+    except gzip.BadGzipFile:
+        raise
     except OSError as error:
         raise EnvironmentProblem(f"cannot read {path}: {error.strerror}", hint="check the path and its permissions") from None
 
@@ -281,7 +290,8 @@ Rows = Iterator[tuple[int | None, dict[str, float]]]
 def _exported(path: str) -> Rows | None:
     """The rows of what is no log of lines; None for what is one, by its name."""
     name = path.rpartition("#")[0] if ".csv#" in path.lower() else path
-    inside = os.listdir(name) if os.path.isdir(name) else []
+    with _readable(name):
+        inside = os.listdir(name) if os.path.isdir(name) else []
     if any("tfevents" in file for file in (os.path.basename(name), *inside)):
         return _events(name)
     return _table(path, name) if name.lower().endswith((".csv", ".jsonl")) else None
@@ -289,12 +299,10 @@ def _exported(path: str) -> Rows | None:
 
 def _table(path: str, name: str) -> Rows:
     file = _require_file(name)
-    try:
+    with _readable(name):
         if file.stat().st_size > _MOST_BYTES:
             raise EnvironmentProblem(f"{name} has more than {_MOST_BYTES:,} bytes", hint="export fewer metrics")
         text = file.read_text(encoding="utf-8-sig", errors="replace")
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot read {name}: {error.strerror}", hint="check its permissions") from None
     for row in _of_csv(path, text) if name.lower().endswith(".csv") else _of_json_lines(text):
         steps = [row.pop(column) for column in list(row) if column.strip().lower() in _STEPS]
         if row:

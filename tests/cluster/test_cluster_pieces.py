@@ -321,11 +321,13 @@ def test_cells_side_by_side_keep_to_their_engines_and_tell_in_the_callers_thread
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_an_interruption_or_an_error_stops_the_other_cells(error: type[BaseException]):
-    runners, stopped = CellRunners([GroupEngine(), GroupEngine()]), threading.Event()
+    runners, begun, stopped = CellRunners([GroupEngine(), GroupEngine()]), threading.Event(), threading.Event()
 
     def work(job: int):
         if job == 0 and error is ValueError:
+            begun.wait(60)
             raise ValueError("a fault")
+        begun.set()
         try:
             while True:
                 runners.tick()
@@ -335,7 +337,7 @@ def test_an_interruption_or_an_error_stops_the_other_cells(error: type[BaseExcep
             raise
 
     def tick():
-        if error is KeyboardInterrupt:
+        if error is KeyboardInterrupt and begun.is_set():
             raise KeyboardInterrupt
 
     with pytest.raises(error):
