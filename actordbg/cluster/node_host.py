@@ -113,7 +113,7 @@ class NodeHost:
         """Start this node's ranks on a work order. `own`: the address of this node; `node`: its name."""
         self._name = f"node {node} ({own})"
         self._work = order = self._take(given_order)
-        if WorkOrder.from_json(read_regular(order)).stops.get("debugpy") is not None and not importlib.util.find_spec("debugpy"):
+        if WorkOrder.from_json(read_regular(order)).stops.debugpy is not None and not importlib.util.find_spec("debugpy"):
             raise EnvironmentProblem(
                 f"{self._name} has no debugpy, and ranks there are to stop for an editor",
                 hint="pip install 'actordbg[ray]' on every node, or --runtime-env FILE with `pip: [debugpy]`",

@@ -163,8 +163,8 @@ class GroupRun:
             slots = slots_for(config, lanes, self.pending, len(self.spec.inputs))
         else:
             slots = dealt_slots(self.pending, len(lanes))
-        me, stay, stops = (os.getpid(), start_ticks(os.getpid())), replay.warm is not None, replay.stops.to_dict()
-        order = WorkOrder(self.attempt, ranks, [list(slot) for slot in slots], me, config.lane_width, stay, stops)
+        me, stay = (os.getpid(), start_ticks(os.getpid())), replay.warm is not None
+        order = WorkOrder(self.attempt, ranks, [list(slot) for slot in slots], me, config.lane_width, stay, replay.stops)
         path = self.folder / f"work-{ranks[0]}-{self.attempt}.json"
         atomic_write(path, order.to_json().encode())
         return path

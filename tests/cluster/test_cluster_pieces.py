@@ -300,7 +300,7 @@ def test_rays_own_variable_asks_for_a_post_mortem_on_a_cluster_only(monkeypatch:
 def test_a_node_without_debugpy_is_named_before_its_ranks_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     order = tmp_path / "work-0-1.json"
-    order.write_text(WorkOrder(1, [0], [[0]], (1, 1), stops=StopOrder(debugpy=0).to_dict()).to_json())
+    order.write_text(WorkOrder(1, [0], [[0]], (1, 1), stops=StopOrder(debugpy=0)).to_json())
     with pytest.raises(EnvironmentProblem, match=r"node a1 \(10.0.0.2\) has no debugpy"):
         NodeHost().start({}, NodeShare(0, 1), str(order), "worker", [], "a1", "10.0.0.2")
 
