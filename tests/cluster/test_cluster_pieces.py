@@ -38,7 +38,7 @@ from actordbg.formats.store_files import make_folder
 from actordbg.records.journal import rank_journal, read_events
 from actordbg.records.replay_record import ReplayInput, ReplaySpec
 from actordbg.replay.group_engine import GroupEngine, Losses, engine_in_use
-from actordbg.replay.launch import Group, Launched, launch
+from actordbg.replay.launch import Group, Launched, Loss, launch
 from actordbg.replay.plan import Dealer, dealt_slots
 from actordbg.replay.rank_launcher import NodeShare, variables
 from actordbg.replay.rank_view import RankView
@@ -361,7 +361,7 @@ def test_ranks_of_a_lost_place_have_ended_before_others_get_what_they_had(
     if lost == "before":
         lose(None)
     running.end()
-    assert running.ended() and running.lost == "its node died"
+    assert running.ended() and running.lost == Loss("its node died", place.dead_nodes)
     assert place.answers.called == (lost != "before")
 
 
@@ -376,8 +376,8 @@ class Dying(Launched):
     seen = 0
 
     @property
-    def lost(self) -> str:
-        return "its node died" if self.seen > 1 else ""
+    def lost(self) -> Loss | None:
+        return Loss("its node died") if self.seen > 1 else None
 
     def stands(self) -> bool:
         self.seen += 1
