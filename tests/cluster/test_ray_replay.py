@@ -37,7 +37,7 @@ from actordbg.measure.watched import OfRay, OfReplay
 from actordbg.measure.watching import figures, rounds, watch_into
 from actordbg.records.journal import read_events, read_results
 from actordbg.records.replay_record import ReplaySpec, warm_up_of
-from actordbg.replay.group_engine import Losses, using
+from actordbg.replay.group_engine import using
 from actordbg.replay.supervise import run_replay
 from actordbg.store.layout import Store
 from actordbg.store.staging import Mirror
@@ -146,16 +146,6 @@ def _as_the_memory_monitor_says(references: Any, *, timeout: float | None = None
         address, node = host["Address"]["IPAddress"], host["Address"]["NodeID"]
         said = f"Memory on the node (IP: {address}, ID: {node}) was 22.4GB / 23.5GB (0.953), which exceeds the memory usage threshold"
         raise ray.exceptions.OutOfMemoryError(said) from None
-
-
-def test_max_failures_says_how_often_a_start_may_go_wrong(cluster, store: Store, monkeypatch):
-    monkeypatch.setattr(Losses, "pause_s", 0.1)
-    spec = make_spec(2)
-    order = ClusterOrder(cluster.address, groups=1, max_failures=1)
-    with pytest.raises(LaunchProblem, match="--max-failures 1"):
-        scripted(store, spec, {"open": "kill"}, cluster, order)
-    folder = store.replays / spec.replay_id
-    assert len(attempts(folder)) == 2 and read_events(folder / "supervisor.jsonl")[-1]["status"] == "failed"
 
 
 def test_a_dead_node_costs_what_it_ran_and_is_one_failure_however_many_groups_it_had(cluster, store: Store):

@@ -8,7 +8,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,9 @@ from comparecases import write_replay
 from replaycases import old_pickle, publish
 from roots import ROOT, SUPPORT
 from stopcases import actordbg, environment
+from supervised import booted
 from typer.testing import CliRunner
+from victims import wait_for
 
 from actordbg.base.errors import (
     ActordbgError,
@@ -39,7 +40,7 @@ from actordbg.config import dist_plugin
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import make_folder
-from actordbg.records.journal import SPEC, TENSORS, Journal, read_events, read_results
+from actordbg.records.journal import SPEC, TENSORS, Journal, read_results
 from actordbg.records.replay_record import ReplaySpec, ResultRecord
 from actordbg.replay import supervise
 from actordbg.replay.launch import command_of, launch
@@ -86,7 +87,6 @@ def test_a_replay_that_is_given_up_answers_with_what_is_done_before_its_error(
     spec = written_spec(store)
     script = {spec.inputs[1].dump_id: "kill", "open again": "kill"}
     (store.replays / spec.replay_id / "script.json").write_text(json.dumps(script))
-    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
     monkeypatch.setattr(supervise, "run_replay", partial(supervise.run_replay, launcher=partial(launch, module="fake_worker")))
     result = typed(store, "replay", "--resume", spec.replay_id, "--json")
     answer = json.loads(result.stdout)
@@ -406,10 +406,7 @@ def test_ctrl_c_exits_with_130_says_what_is_kept_and_leaves_no_process(store: St
     publish(store, 60, length=512)
     command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "replay", "--all", "--backward"]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
-    deadline = time.monotonic() + 120
-    while not any(read_results(folder) for folder in store.replays.glob("*")):
-        assert running.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: running.poll() is not None or any(map(read_results, store.replays.glob("*"))), 120)
     running.send_signal(signal.SIGINT)
     stdout, stderr = running.communicate(timeout=30)
     assert running.returncode == 130, stderr
@@ -417,5 +414,4 @@ def test_ctrl_c_exits_with_130_says_what_is_kept_and_leaves_no_process(store: St
     kept = read_results(folder)
     assert 0 < len(kept) < 60 and f"{len(kept)} passed, {60 - len(kept)} not run" in stdout
     assert f"actordbg replay --resume {folder.name}" in stderr
-    worker = next(event for event in read_events(folder / "rank0.jsonl") if event["event"] == "boot")["pid"]
-    assert session_members(worker) == []
+    assert session_members(booted(folder)) == []

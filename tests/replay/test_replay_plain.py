@@ -5,21 +5,20 @@ Nothing in the product is there for these tests: a fault is a signal that the te
 
 from __future__ import annotations
 
-import os
-import signal
 import statistics
 from typing import Any
 
 import pytest
 from replaycases import publish
 from safetensors.torch import load_file
+from supervised import ctrl_c_after
 
 from actordbg.base.units import new_replay_id
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.records.journal import TENSORS, read_events, read_results
 from actordbg.records.replay_record import ReplayInput, ReplaySpec
-from actordbg.replay.supervise import Progress, ReplayOutcome, load_spec, run_replay
+from actordbg.replay.supervise import ReplayOutcome, load_spec, run_replay
 from actordbg.store.layout import Store
 
 pytestmark = pytest.mark.slow
@@ -78,12 +77,8 @@ def test_ctrl_c_and_resume_give_what_an_undisturbed_replay_gives(
     store, inputs = bench
     spec = make_spec(inputs, backward=True)
 
-    def interrupt(event: Progress) -> None:
-        if event.result is not None:
-            os.kill(os.getpid(), signal.SIGINT)
-
     with pytest.raises(KeyboardInterrupt):
-        run_replay(store, spec, interrupt)
+        run_replay(store, spec, ctrl_c_after(inputs[0].dump_id))
     kept = read_results(store.replays / spec.replay_id)
     assert 0 < len(kept) < COUNT
     outcome = run_replay(store, load_spec(store, spec.replay_id))
