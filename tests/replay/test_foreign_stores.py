@@ -13,7 +13,7 @@ from typing import Any
 import norename  # noqa: F401  registers the file system
 import pytest
 import typer
-from click.testing import Result
+from commandline import invoke
 from comparecases import write_replay
 from ownercases import give_away
 from replaycases import publish
@@ -23,7 +23,7 @@ from actordbg.actor.actors import actors_of
 from actordbg.actor.backends import backend
 from actordbg.actor.models import locate
 from actordbg.base import owners
-from actordbg.base.errors import ActordbgError, CatalogProblem, EnvironmentProblem, Refused, StoreProblem, Unsupported
+from actordbg.base.errors import CatalogProblem, EnvironmentProblem, Refused, StoreProblem, Unsupported
 from actordbg.campaign import run_matrix
 from actordbg.campaign.run_train_check import CHECK, folder_of
 from actordbg.catalog.connections import connect_readonly
@@ -46,13 +46,6 @@ from actordbg.trainers.find_adapter import of_user
 
 REPLAY, MOMENT = "20250619T052608-000001", "2025-06-19T05:26:08.430740Z"
 MODEL = "/models/of\x1b[31m-a-colleague"
-
-
-def invoke(store: Store, *arguments: str) -> Result:
-    result = CliRunner().invoke(app, ["--store", str(store.root), *arguments])
-    if isinstance(result.exception, ActordbgError):
-        raise result.exception
-    return result
 
 
 def test_going_on_with_anothers_replay_is_confirmed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

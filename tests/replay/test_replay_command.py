@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import commandline
 import pytest
 from click.testing import Result
 from comparecases import write_replay
@@ -40,10 +41,11 @@ from actordbg.config import dist_plugin
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import make_folder
-from actordbg.records.journal import SPEC, TENSORS, Journal, read_results
-from actordbg.records.replay_record import ReplaySpec, ResultRecord
+from actordbg.records.journal import SPEC, TENSORS, read_results
+from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay import supervise
 from actordbg.replay.launch import command_of, launch
+from actordbg.replay.supervise import load_spec
 from actordbg.store.layout import Store
 
 
@@ -53,11 +55,7 @@ def typed(store: Store, *arguments: str) -> Result:
 
 def invoke(store: Store, *arguments: str) -> Result:
     """`actordbg replay`; its error is raised."""
-    result = typed(store, "replay", *arguments)
-    if isinstance(result.exception, ActordbgError):
-        raise result.exception
-    assert isinstance(result.exception, SystemExit | None), result.exception
-    return result
+    return commandline.invoke(store, "replay", *arguments)
 
 
 def planned(store: Store, *arguments: str) -> dict[str, Any]:
@@ -116,14 +114,12 @@ def test_an_interruption_that_left_no_word_is_one(store: Store, monkeypatch: pyt
 def test_an_answer_says_what_was_folded_and_that_no_input_was_steady_and_needs_no_kept_outputs(
     store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = written_spec(store)
-    journal = Journal(store.replays / spec.replay_id / "rank0.jsonl")
-    for number, item in enumerate(spec.inputs):
-        figures = {"worker": number, "forward_s": 0.133, "logprob_count": 3, "folded_ids": number != 1}
-        journal.append("end", **ResultRecord(spec.replay_id, item.dump_id, "passed", **figures).to_dict())
-    make_folder(store.replays / spec.replay_id / TENSORS)
-    (store.replays / spec.replay_id / TENSORS / "gone").symlink_to("nowhere")
-    answer = answer_of(store, spec, 0)
+    name = write_replay(
+        store, new_replay_id(), publish(store, 3), change=lambda index, made: None,
+        result=lambda index: {"worker": index, "forward_s": 0.133, "logprob_count": 3, "folded_ids": index != 1},
+    )  # fmt: skip
+    (store.replays / name / TENSORS / "gone").symlink_to("nowhere")
+    answer = answer_of(store, load_spec(store, name), 0)
     assert (answer["folded_ids"], answer["kept_bytes"]) == (2, 0)
     render(answer)
     said = capsys.readouterr().out
@@ -163,14 +159,10 @@ def test_a_plan_says_what_each_rank_gets(store: Store) -> None:
 
 
 def test_a_plan_says_how_long_it_may_take_by_what_was_replayed_like_it(store: Store) -> None:
-    spec = written_spec(store)
+    inputs = publish(store, 3)
     assert "how long it takes is unknown" in invoke(store, "--dry-run").stdout
-    journal = Journal(store.replays / spec.replay_id / "rank0.jsonl")
-    took = {"forward_s": 10.0, "finished_at": now_timestamp()}
-    for item in spec.inputs:
-        journal.append("end", **ResultRecord(spec.replay_id, item.dump_id, "passed", tokens=item.tokens, **took).to_dict())
-    ended = Journal(store.replays / spec.replay_id / "supervisor.jsonl")
-    ended.append("finished", status="complete", finished_at=now_timestamp())
+    took = {"forward_s": 10.0, "tokens": inputs[0].tokens}
+    write_replay(store, "20250619T053100-000031", inputs, result=lambda index: took, **vars(ReplayConfig()))
     assert "about 30 s, by 3 results under these settings" in invoke(store, "--dry-run").stdout
 
 

@@ -29,20 +29,6 @@ WORK = Path("/store/replays/r/work-0-1.json")
 
 
 @pytest.mark.parametrize(
-    ("config", "ranks", "collective"),
-    [
-        (ReplayConfig(nproc=2), [(0,), (1,)], False),
-        (DEEPSPEED, [(0, 1)], True),
-        (replace(DEEPSPEED, backend="fsdp2"), [(0, 1)], True),
-        (ReplayConfig(backend="deepspeed"), [(0,)], False),
-    ],
-)
-def test_plain_workers_are_groups_of_one_and_others_one_group(config: ReplayConfig, ranks: Any, collective: bool) -> None:
-    groups = groups_of(config)
-    assert [group.ranks for group in groups] == ranks and groups[0].collective == collective
-
-
-@pytest.mark.parametrize(
     ("settings", "variables", "program", "has", "lacks"),
     [
         ({}, {"DS_ACCELERATOR": "cpu"}, "deepspeed.launcher.runner", {"--hostfile=/dev/null", "--num_accelerators=2"}, "include"),
