@@ -83,7 +83,9 @@ class Loss:
 
 
 class Running(Protocol):
-    """A group that was started, as its supervisor needs it, wherever it runs. `log`: the launcher's own output."""
+    """A group that was started, as its supervisor needs it: on this machine, unless a class says otherwise. `log`: the launcher's
+    own output.
+    """
 
     log: Path
 
@@ -116,9 +118,11 @@ class Running(Protocol):
 
     def state_of(self, identity: tuple[int, int]) -> tuple[str, int | None]:
         """What its machine knows of a worker: see `processes.state_of`."""
+        return state_of(*identity)
 
     def stacks(self, folder: Path, identities: Mapping[int, tuple[int, int]]) -> dict[int, str]:
         """The stacks of these ranks: see `worker_logs.take_stacks`."""
+        return take_stacks(folder, identities)
 
 
 @dataclass
@@ -154,12 +158,6 @@ class Launched(Running):
 
     def watch(self, identity: tuple[int, int]) -> None:
         self._deaths.add(*identity)
-
-    def state_of(self, identity: tuple[int, int]) -> tuple[str, int | None]:
-        return state_of(*identity)
-
-    def stacks(self, folder: Path, identities: Mapping[int, tuple[int, int]]) -> dict[int, str]:
-        return take_stacks(folder, identities)
 
 
 Launcher = Callable[[ReplayConfig, "Group", Path], Running]

@@ -33,7 +33,6 @@ from actordbg.base.processes import ALIVE, STOPPED, signals_to, start_ticks, sta
 from actordbg.base.units import LAST, resolve
 from actordbg.config import dist_plugin
 from actordbg.debug.meeting import Relay, clear_away
-from actordbg.debug.replay_stops import StopOrder
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import atomic_write, make_folder, read_regular
 from actordbg.records.journal import (
@@ -48,9 +47,9 @@ from actordbg.records.journal import (
     result_of,
 )
 from actordbg.records.replay_record import KEPT_BYTES, ReplaySpec, ResultRecord
-from actordbg.replay.group import GroupRun
-from actordbg.replay.group_engine import GroupEngine, Losses, WarmGroups, engine_in_use, launch_group
-from actordbg.replay.launch import Group, Launcher, groups_of
+from actordbg.replay.group import GroupRun, Replay
+from actordbg.replay.group_engine import WarmGroups
+from actordbg.replay.launch import Group, groups_of
 from actordbg.replay.plan import Dealer
 from actordbg.replay.work_order import LaneBook, WorkOrder
 from actordbg.store.layout import Store, read_with_owner
@@ -154,31 +153,14 @@ def spec_and_owner(store: Store, name: str) -> tuple[ReplaySpec, Owner]:
     return spec, owner
 
 
-START_TIMEOUT_S = 1800.0
-"""Longest time for building the actor, and for anything else outside of an input."""
-
-
 @dataclass
-class Supervisor:
+class Supervisor(Replay):
     """The state of one `run_replay`. Its groups report to it, and find here what they share.
-
-    warm: groups with a loaded Actor, used instead of `launcher`; the workers go back there when they are done. stops: where
-    workers are to stop. dealer: where the groups get their inputs from, portion by portion; None: each has its own. losses: the
-    count of lost groups, which several replays may share; None: each group counts its fruitless attempts itself.
 
     on_tick: called about 20 times a second. prompts: the user's terminal, which is put to each prompt that opens. deal: whether
     any group may run any input, where the engine in use has several.
     """
 
-    folder: Path
-    spec: ReplaySpec
-    start_timeout_s: float = START_TIMEOUT_S
-    launcher: Launcher = launch_group
-    warm: WarmGroups | None = None
-    stops: StopOrder = field(default_factory=StopOrder)
-    losses: Losses | None = None
-    engine: GroupEngine = field(default_factory=engine_in_use)
-    dealer: Dealer | None = field(default=None, init=False)
     on_event: Callable[[Progress], None] = lambda event: None
     on_tick: Callable[[], None] = lambda: None
     prompts: Relay | None = None
@@ -272,7 +254,6 @@ class Supervisor:
         self._relay.step()
 
     def on_attempt(self, group: Group, attempt: int, reason: str) -> None:
-        """A group starts; the reason is empty the first time."""
         where = self.engine.facts_of(group)
         self.journal.append("attempt", attempt=attempt, ranks=list(group.ranks), reason=reason, **where)
         self.outcome.restarts += bool(reason)
@@ -308,7 +289,6 @@ class Supervisor:
             self._amend(self._book.take_answer(event))
 
     def on_verdict(self, record: ResultRecord) -> None:
-        """An input killed or hung its worker."""
         self._amend(record)
         self._book.take_result(record)
 
