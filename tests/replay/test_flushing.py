@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from supervised import make_spec
 
-from actordbg.config.replay_config import ReplayConfig
 from actordbg.records.journal import TENSORS, read_events, read_results
-from actordbg.records.replay_record import KEPT_BYTES, PASSED, ReplayInput, ReplaySpec
+from actordbg.records.replay_record import KEPT_BYTES, PASSED, ReplayInput
 from actordbg.replay.flushing import UNFLUSHED, Unflushed
 from actordbg.replay.supervise import is_whole
 from actordbg.replay.work_order import EXIT_BROKEN, WorkOrder
@@ -74,9 +74,8 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 @pytest.fixture
 def worker(tmp_path: Path) -> Worker:
-    inputs = tuple(ReplayInput(f"d{n}", "", 0, 1, 8, 8) for n in range(4))
     order = WorkOrder(1, [0], [[0], [1], [2], [3]], (os.getpid(), 0), stay=True)
-    return Worker(tmp_path, ReplaySpec("r", "now", ReplayConfig(), inputs), order, 0, Keeping(tmp_path))
+    return Worker(tmp_path, make_spec(4), order, 0, Keeping(tmp_path))
 
 
 def test_no_flush_takes_a_result_ahead_of_its_tensors_and_all_are_there_at_the_end(

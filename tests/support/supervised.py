@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,12 @@ from actordbg.store.layout import Store
 
 
 def make_spec(count: int, **settings: Any) -> ReplaySpec:
-    inputs = tuple(ReplayInput(f"d{n}", f"dumps/d{n}", 0, 1, 8, 8) for n in range(count))
-    return ReplaySpec(new_replay_id(), now_timestamp(), ReplayConfig(**({"timeout_s": 30.0} | settings)), inputs)
+    inputs = [ReplayInput(f"d{n}", f"dumps/d{n}", 0, 1, 8, 8) for n in range(count)]
+    return spec_of(inputs, **({"timeout_s": 30.0} | settings))
+
+
+def spec_of(inputs: Iterable[ReplayInput], **settings: Any) -> ReplaySpec:
+    return ReplaySpec(new_replay_id(), now_timestamp(), ReplayConfig(**settings), tuple(inputs))
 
 
 def fake_launcher(sessions: list[int], module: str = "fake_worker") -> Callable[[ReplayConfig, Group, Path], Launched]:
