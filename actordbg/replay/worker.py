@@ -54,7 +54,7 @@ from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import open_regular, read_regular
 from actordbg.records.journal import SPEC, Journal, rank_journal, rank_log
 from actordbg.records.replay_record import GOES_ON, ReplaySpec
-from actordbg.replay.engine import Engine, Failure
+from actordbg.replay.actor_engine import ActorEngine, Engine, Failure
 from actordbg.replay.flushing import UNFLUSHED, Flusher
 from actordbg.replay.plan import law_order
 from actordbg.replay.rank_view import NODE, RankView
@@ -359,8 +359,6 @@ def main(make_engine: Callable[[Path, ReplaySpec, int], Engine]) -> int:
 
 
 if __name__ == "__main__":
-    from actordbg.replay.actor_engine import ActorEngine
-
     exit_code = main(ActorEngine)
     sys.stdout.flush()
     sys.stderr.flush()
