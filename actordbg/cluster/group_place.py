@@ -25,7 +25,7 @@ from actordbg.base.processes import ALIVE
 from actordbg.cluster.node_host import NodeHost
 from actordbg.cluster.node_store import DeskSide, Parcel, StoreElsewhere
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
-from actordbg.replay.launch import Group, Running, handed_on
+from actordbg.replay.launch import Group, Loss, Running, handed_on
 from actordbg.replay.rank_launcher import NodeShare
 from actordbg.replay.rank_view import RankView
 from actordbg.replay.work_order import announce
@@ -286,24 +286,15 @@ class RayRunning(Running):
         return [side.parcel(work, share.workers, number) for number, share in enumerate(self._shares)]
 
     @property
-    def lost(self) -> str:
+    def lost(self) -> Loss | None:
         """Ranks whose node ran out of memory are not lost but dead, unless others are to blame."""
         self._settle()
-        if not self.place.settled():
-            return ""
-        if self.place.starved is None:
-            return self.place.lost
-        if self._excused is None:
-            self._excused = self.place.starved.blame(self._work.parent, self._workers)
-        return self.place.lost if self._excused else ""
-
-    @property
-    def excused(self) -> bool:
-        return bool(self._excused)
-
-    @property
-    def dead_nodes(self) -> frozenset[str]:
-        return self.place.dead_nodes
+        place = self.place
+        if not place.settled():
+            return None
+        if place.starved is not None and self._excused is None:
+            self._excused = place.starved.blame(self._work.parent, self._workers)
+        return None if self._excused is False else Loss(place.lost, place.dead_nodes, bool(self._excused))
 
     def ended(self) -> bool:
         """Whether all of it has ended, or one node's share badly, so that the others wait in vain."""

@@ -33,7 +33,7 @@ from actordbg.cluster.node_store import NodeStore, Parcel, told
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.debug import editor
 from actordbg.formats.store_files import read_regular
-from actordbg.replay.launch import Launched, launch_share
+from actordbg.replay.launch import Launched, free_port, launch_share
 from actordbg.replay.rank_launcher import NodeShare
 from actordbg.replay.rank_view import NODE, RankView
 from actordbg.replay.work_order import WorkOrder, announce
@@ -95,10 +95,7 @@ class NodeHost:
         import ray
 
         address = ray.util.get_node_ip_address()
-        with socket.socket() as probe:
-            probe.bind((address, 0))
-            port = probe.getsockname()[1]
-        return {"node": ray.get_runtime_context().get_node_id(), "address": address, "port": port, "pid": os.getpid()}
+        return {"node": ray.get_runtime_context().get_node_id(), "address": address, "port": free_port(address)}
 
     def start(
         self,
@@ -113,7 +110,7 @@ class NodeHost:
         """Start this node's ranks on a work order. `own`: the address of this node; `node`: its name."""
         self._name = f"node {node} ({own})"
         self._work = order = self._take(given_order)
-        if WorkOrder.from_json(read_regular(order)).stops.get("debugpy") is not None and not importlib.util.find_spec("debugpy"):
+        if WorkOrder.from_json(read_regular(order)).stops.debugpy is not None and not importlib.util.find_spec("debugpy"):
             raise EnvironmentProblem(
                 f"{self._name} has no debugpy, and ranks there are to stop for an editor",
                 hint="pip install 'actordbg[ray]' on every node, or --runtime-env FILE with `pip: [debugpy]`",

@@ -37,9 +37,10 @@ from actordbg.config.sources import mirror_name
 from actordbg.formats.store_files import TEMPORARY, atomic_write, make_folder, open_regular, processes, read_regular
 from actordbg.records.journal import SPEC, Journal, rank_journal, rank_log
 from actordbg.records.replay_record import ReplaySpec
+from actordbg.replay.selection import defaults_of
 from actordbg.replay.work_order import WorkOrder
 from actordbg.replay.worker_logs import launcher_log, size_of
-from actordbg.store.places import read_record, split_place
+from actordbg.store.places import split_place
 from actordbg.store.staging import Fetched
 
 MOST_AT_ONCE = 2**25
@@ -237,7 +238,7 @@ class DeskSide:
 
 @functools.lru_cache(8)
 def _defaults(spec: Path, store: StoreElsewhere) -> int | None:
-    """The input whose record decides open settings, so that workers find the same one: `selection.defaults_of`."""
+    """The input whose record decides open settings, so that workers find the same one."""
     inputs = ReplaySpec.from_file(spec).inputs
     outside = next((item for item in inputs if Path(item.path).is_absolute()), None)
     if outside is not None:
@@ -245,8 +246,4 @@ def _defaults(spec: Path, store: StoreElsewhere) -> int | None:
             f"dump {outside.dump_id} lies outside of the store, and nodes see only what is behind {store.url}",
             hint="put it into the store; or leave --engine ray out",
         )
-    for index, item in enumerate(inputs):
-        with contextlib.suppress(StoreProblem):
-            read_record(store.mirror / item.path)
-            return index
-    return None
+    return next((index for index, item in enumerate(inputs) if defaults_of(store.mirror, [item])), None)

@@ -75,7 +75,6 @@ class Flusher:
         self._journal = journal
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="flush")
         self._pending: list[Future[None]] = []
-        self._error: BaseException | None = None
         self._dirty = False
 
     def note(self, *files: Unflushed) -> None:
@@ -86,11 +85,9 @@ class Flusher:
     def settle(self) -> None:
         """Wait until everything is on disk. OSError if something did not get there."""
         wait(self._pending)
-        errors = [error for future in self._pending if (error := future.exception()) is not None]
-        self._pending = []
-        self._error = self._error or next(iter(errors), None)
-        if self._error is not None:
-            raise self._error
+        self._pending = [future for future in self._pending if future.exception() is not None]
+        for future in self._pending:
+            future.result()
 
     def close(self) -> None:
         """Flush what is left, and end the thread; `settle` has told what went wrong."""

@@ -40,7 +40,7 @@ from actordbg.replay.group_engine import (
     engine_in_use,
     launch_group,
 )
-from actordbg.replay.launch import Group, Launcher, Running
+from actordbg.replay.launch import Group, Launcher, Loss, Running
 from actordbg.replay.plan import Dealer, dealt_slots, slots_for
 from actordbg.replay.rank_view import RankView
 from actordbg.replay.work_order import WorkOrder, result_from
@@ -163,8 +163,8 @@ class GroupRun:
             slots = slots_for(config, lanes, self.pending, len(self.spec.inputs))
         else:
             slots = dealt_slots(self.pending, len(lanes))
-        me, stay, stops = (os.getpid(), start_ticks(os.getpid())), replay.warm is not None, replay.stops.to_dict()
-        order = WorkOrder(self.attempt, ranks, [list(slot) for slot in slots], me, config.lane_width, stay, stops)
+        me, stay = (os.getpid(), start_ticks(os.getpid())), replay.warm is not None
+        order = WorkOrder(self.attempt, ranks, [list(slot) for slot in slots], me, config.lane_width, stay, replay.stops)
         path = self.folder / f"work-{ranks[0]}-{self.attempt}.json"
         atomic_write(path, order.to_json().encode())
         return path
@@ -184,8 +184,8 @@ class GroupRun:
             self.stop()
             raise as_error(broken, self._last_words())
         gone = launched.ended()  # asked before what is lost: it may become so between the two, and is no death then
-        if launched.lost:
-            self._judge_loss(launched)
+        if loss := launched.lost:
+            self._judge_loss(loss)
         elif all(view.done for view in views):
             self._let_leave(launched)
         elif any(view.dead for view in views):
@@ -283,14 +283,13 @@ class GroupRun:
             return view.why or describe_status(view.wait_status)
         return reported_by_launcher(self._launcher_log)
 
-    def _judge_loss(self, launched: Running) -> None:
+    def _judge_loss(self, loss: Loss) -> None:
         """The group is gone with its node: what it had not finished runs again, here or elsewhere."""
-        why = launched.lost
         self.stop()
-        if self.replay.losses is not None and not launched.excused:
-            self.replay.losses.count(why, launched.dead_nodes)
+        if self.replay.losses is not None and not loss.excused:
+            self.replay.losses.count(loss.why, loss.dead_nodes)
         self._hand_back()
-        self.start(why)
+        self.start(loss.why)
 
     def _hand_back(self) -> None:
         """Let other groups have what this one was dealt and has not finished."""

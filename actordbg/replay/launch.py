@@ -71,25 +71,28 @@ class Group:
         return len(self.ranks) > 1
 
 
+@dataclass(frozen=True)
+class Loss:
+    """Why a group is gone without anybody's fault. dead_nodes: the nodes that took it along, together one failure.
+    excused: it is lost through another group, which is no failure to be counted.
+    """
+
+    why: str
+    dead_nodes: frozenset[str] = frozenset()
+    excused: bool = False
+
+
 class Running(Protocol):
-    """A group that was started, as its supervisor needs it, wherever it runs. `log`: the launcher's own output."""
+    """A group that was started, as its supervisor needs it: on this machine, unless a class says otherwise. `log`: the launcher's
+    own output.
+    """
 
     log: Path
 
     @property
-    def lost(self) -> str:
-        """Why the group is gone without anybody's fault, such as the death of its node; "" while it is there."""
-        return ""
-
-    @property
-    def excused(self) -> bool:
-        """Whether it is lost through another group, so that it is no failure to be counted."""
-        return False
-
-    @property
-    def dead_nodes(self) -> frozenset[str]:
-        """The nodes whose death it was, where it was theirs: that is one failure, however many groups they had."""
-        return frozenset()
+    def lost(self) -> Loss | None:
+        """How the group was lost, such as by the death of its node; None while it is there."""
+        return None
 
     @property
     def descriptors(self) -> list[int]:
@@ -115,9 +118,11 @@ class Running(Protocol):
 
     def state_of(self, identity: tuple[int, int]) -> tuple[str, int | None]:
         """What its machine knows of a worker: see `processes.state_of`."""
+        return state_of(*identity)
 
     def stacks(self, folder: Path, identities: Mapping[int, tuple[int, int]]) -> dict[int, str]:
         """The stacks of these ranks: see `worker_logs.take_stacks`."""
+        return take_stacks(folder, identities)
 
 
 @dataclass
@@ -153,12 +158,6 @@ class Launched(Running):
 
     def watch(self, identity: tuple[int, int]) -> None:
         self._deaths.add(*identity)
-
-    def state_of(self, identity: tuple[int, int]) -> tuple[str, int | None]:
-        return state_of(*identity)
-
-    def stacks(self, folder: Path, identities: Mapping[int, tuple[int, int]]) -> dict[int, str]:
-        return take_stacks(folder, identities)
 
 
 Launcher = Callable[[ReplayConfig, "Group", Path], Running]
@@ -268,10 +267,10 @@ def surrounding_launcher(environment: Mapping[str, str]) -> Surrounding | None:
     return Surrounding(rank, world, int(local), "CROSS_SIZE" in environment)
 
 
-def free_port() -> int:
-    """A TCP port that was free a moment ago."""
+def free_port(address: str = "127.0.0.1") -> int:
+    """A TCP port of an address of this machine that was free a moment ago."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((address, 0))
         port: int = probe.getsockname()[1]
         return port
 

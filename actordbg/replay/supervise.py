@@ -157,8 +157,8 @@ def spec_and_owner(store: Store, name: str) -> tuple[ReplaySpec, Owner]:
 class Supervisor(Replay):
     """The state of one `run_replay`. Its groups report to it, and find here what they share.
 
-    `on_tick` is called about 20 times a second. `prompts`: the user's terminal, which is put to each prompt that opens. `deal`:
-    whether any group may run any input, where the engine in use has several.
+    on_tick: called about 20 times a second. prompts: the user's terminal, which is put to each prompt that opens. deal: whether
+    any group may run any input, where the engine in use has several.
     """
 
     on_event: Callable[[Progress], None] = lambda event: None
@@ -261,7 +261,7 @@ class Supervisor(Replay):
         self.on_event(Progress("attempt", reason))
 
     def on_news(self, event: Event) -> None:
-        """Act on an event of a worker's journal."""
+        """Act on an event that a worker wrote into its journal."""
         kind = event["event"]
         if kind == "ready":
             if not self.outcome.resolved:

@@ -16,8 +16,6 @@ cleared and nothing can be missed.
 
 Log-probs agree when they are equal to the bit (`output_digest`); losses and gradient norms within GRADIENT_NORM_RTOL, because
 the order in which a GPU adds up gradients may vary.
-
-Standard library only.
 """
 
 from __future__ import annotations
@@ -31,6 +29,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from actordbg.debug.replay_stops import StopOrder
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import atomic_write, read_regular
 from actordbg.records.replay_record import PASSED, ResultRecord
@@ -67,7 +66,7 @@ class WorkOrder:
     ranks: the group, which lives and dies together. width: how many neighbouring ranks are a lane, that is, run the same input.
     slots: by slot and lane, an index into `spec.inputs`, or None for a filler; lanes beyond a slot's end do nothing in it.
     supervisor: its pid and start time; workers end when it does. stay: after the last input, wait for another order.
-    stops: where to stop, a `StopOrder` as plain data.
+    stops: where to stop.
     """
 
     attempt: int
@@ -76,7 +75,7 @@ class WorkOrder:
     supervisor: tuple[int, int]
     width: int = 1
     stay: bool = False
-    stops: dict[str, Any] = field(default_factory=dict)
+    stops: StopOrder = field(default_factory=StopOrder)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -84,7 +83,7 @@ class WorkOrder:
     @classmethod
     def from_json(cls, text: str | bytes) -> WorkOrder:
         data = json.loads(text)
-        return cls(**{**data, "supervisor": (data["supervisor"][0], data["supervisor"][1])})
+        return cls(**{**data, "supervisor": tuple(data["supervisor"]), "stops": StopOrder(**data["stops"])})
 
     def inputs_of(self, rank: int) -> list[Task]:
         """The tasks of a rank, slot by slot. A filler repeats the first input that a neighbour has in the slot."""

@@ -26,7 +26,7 @@ An input that raises is recorded as failed, and the loop goes on, unless the exc
   journals. If all finished the slot, everybody goes on; if not within a grace time, this process asks for a restart.
   A rank that fails because a *peer died* records nothing: its input is innocent and runs again.
 
-Standard library only; torch is behind `Engine`, so supervision is tested without it.
+Standard library only; torch is behind `Engine`.
 """
 
 from __future__ import annotations
@@ -39,103 +39,31 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from actordbg.actor.signatures import signature_of
-from actordbg.base.errors import ActordbgError, MachineFault, machine_fault
-from actordbg.base.fault import scrub
+from actordbg.base.errors import MachineFault, machine_fault
 from actordbg.base.processes import GONE, ZOMBIE, start_ticks, state_of
 from actordbg.config import consent, dist_plugin
 from actordbg.debug import stops
-from actordbg.debug.prompt import StoppedByUser
-from actordbg.debug.replay_stops import ERROR, ReplayStops, StopOrder
+from actordbg.debug.replay_stops import ERROR, ReplayStops
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import open_regular, read_regular
 from actordbg.records.journal import SPEC, Journal, rank_journal, rank_log
-from actordbg.records.replay_record import FAILED, GOES_ON, STOPPED, ReplayInput, ReplaySpec, ResultRecord
+from actordbg.records.replay_record import GOES_ON, ReplaySpec
+from actordbg.replay.actor_engine import ActorEngine, Engine, Failure
 from actordbg.replay.flushing import UNFLUSHED, Flusher
 from actordbg.replay.plan import law_order
 from actordbg.replay.rank_view import NODE, RankView
-from actordbg.replay.work_order import EXIT_BROKEN, EXIT_RESTART, Duty, Task, WorkOrder, answer_fields, await_next
-from actordbg.replay.worker_logs import EXCERPT
+from actordbg.replay.work_order import EXIT_BROKEN, EXIT_RESTART, Duty, Task, WorkOrder, answer_fields, await_next, result_from
 
 T = TypeVar("T")
 
 GRACE_S = 10.0
 """Shortest time that a failed rank waits for its peers to finish the slot."""
-
-
-class Engine(Protocol):
-    """Runs inputs. `actordbg.replay.actor_engine.ActorEngine` is the real one."""
-
-    @property
-    def collective(self) -> bool:
-        """Whether a rank cannot run an input without its peers."""
-
-    @property
-    def tainted(self) -> bool:
-        """Whether the last failure left this process unable to give right results."""
-
-    def open(self) -> dict[str, Any]:
-        """Build the actor; returns its resolved configuration."""
-
-    def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
-        """Go on with another replay on the loaded actor; returns its resolved configuration."""
-
-    def load(self, item: ReplayInput) -> Any:
-        """Read one input. Runs in another thread, while the input before it is computed."""
-
-    @property
-    def out_of_step(self) -> str:
-        """Why this process has to be replaced after an input that has its result; "" if it can go on."""
-
-    def run(
-        self, item: ReplayInput, loaded: Any, *, recorded: bool, on_law: Callable[[str], None] | None = None
-    ) -> dict[str, Any]:
-        """Run one input; returns fields of its ResultRecord, `status` among them, and as `UNFLUSHED` a file that it wrote.
-
-        `recorded`: this rank's result counts. Otherwise nothing is written to the store, but the rank takes part in every
-        collective. on_law: ask the input for its laws too, and call this before each step of that.
-        """
-
-    def close(self) -> None:
-        """Free the actor."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """An exception as text, so that it keeps no tensors alive."""
-
-    error_class: str
-    error: str
-    hint: str
-    trace: str
-    status: str = FAILED
-
-    @classmethod
-    def of(cls, error: Exception) -> Failure:
-        kind = type(error)
-        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-        hint = error.hint if isinstance(error, ActordbgError) else ""
-        status = STOPPED if isinstance(error, StoppedByUser) else FAILED
-        frames = traceback.extract_tb(error.__traceback__)
-        said = str(error) or (f"{frames[-1].line} ({frames[-1].filename}:{frames[-1].lineno})" if frames else "")
-        return cls(name, scrub(said), scrub(hint), scrub("".join(traceback.format_exception(error))), status)
-
-    def fields(self) -> dict[str, Any]:
-        """The ResultRecord fields of an input that failed with it."""
-        return {
-            "status": self.status,
-            "error_class": self.error_class,
-            "error": self.error[:2000],
-            "signature": signature_of(self.error_class, self.error, self.trace),
-            "log_excerpt": self.trace[-EXCERPT:],
-        }
 
 
 class Restart(Exception):
@@ -157,7 +85,7 @@ class Worker:
         self.has_run = False
         """Whether an input came to its end."""
         self._asked = frozenset(law_order(spec.inputs)[: spec.config.laws])
-        self._order = StopOrder(**order.stops)
+        self._order = order.stops
         self.stops = ReplayStops(folder, rank, self._order, self._write)
         stops.in_replay = self.stops
         stops.take_over_pdb()
@@ -185,8 +113,7 @@ class Worker:
         if isinstance(opened, Failure):
             sys.stderr.write(opened.trace)
             if switch_to is not None:  # whether it can be built is for a process to say that builds it
-                self._write("restart", reason=f"the loaded actor cannot take the configuration: {opened.error[:500]}")
-                return EXIT_RESTART
+                raise Restart(f"the loaded actor cannot take the configuration: {opened.error[:500]}")
             self._write("broken", **asdict(opened))
             return EXIT_BROKEN
         self._write("ready", pid=pid, resolved=opened, collective=self.engine.collective)
@@ -238,8 +165,8 @@ class Worker:
 
     def _replay(self, task: Task, load: Future[tuple[Any, float]]) -> None:
         """Run an input of our lane. The lane's first rank records its result; the others write what came out into `filled`."""
-        leads, dump_id = task.duty is Duty.LEAD, self.spec.inputs[task.index].dump_id
-        started_at = self._begin("start", task) if leads else self._begin("fill", task, follows=True)
+        leads = task.duty is Duty.LEAD
+        begun = self._begin("start", task) if leads else self._begin("fill", task, follows=True)
         loaded, load_s = load.result()
         outcome = loaded if isinstance(loaded, Failure) else self._run(task, loaded, recorded=leads)
         if isinstance(outcome, Failure):
@@ -251,35 +178,24 @@ class Worker:
             fields = {**fields, "extra": {**fields.get("extra", {}), GOES_ON: True}}
         kept = [fields.pop(UNFLUSHED)] if UNFLUSHED in fields else []
         if leads:
-            record = ResultRecord(
-                replay_id=self.spec.replay_id,
-                dump_id=dump_id,
-                attempt=self.order.attempt,
-                worker=self.rank,
-                slot=task.slot,
-                started_at=started_at,
-                finished_at=now_timestamp(),
-                load_s=load_s,
-                **fields,
-            )
+            event = {**begun, "rank": self.rank, "attempt": self.order.attempt}
+            record = result_from(self.spec.replay_id, event, load_s=load_s, **fields)
             self.flusher.settle()  # what the result before left behind is on disk by then: no flush takes a result ahead
             self.journal.write("end", **record.to_dict())
             self.flusher.note(*kept)
         else:
-            whose = {"dump_id": dump_id, "slot": task.slot, "follows": True, "started_at": started_at}
-            self._write("filled", **whose, **answer_fields(fields))
+            self._write("filled", **begun, **answer_fields(fields))
         if isinstance(loaded, Failure):
             self._take_part_after_all(task)
         else:
             self._settle(task.slot, failed=isinstance(outcome, Failure))
 
-    def _begin(self, event: str, task: Task, **values: Any) -> str:
-        """Write down that an input starts now, and where its log begins; returns the time."""
-        started_at, item = now_timestamp(), self.spec.inputs[task.index]
+    def _begin(self, event: str, task: Task, **values: Any) -> dict[str, Any]:
+        """Write down that an input starts now, and where its log begins; returns which input in which slot, and the time."""
+        begun = {"dump_id": self.spec.inputs[task.index].dump_id, "slot": task.slot, "started_at": now_timestamp(), **values}
         sys.stdout.flush()
-        log_at = os.fstat(2).st_size
-        self._write(event, dump_id=item.dump_id, slot=task.slot, started_at=started_at, log_at=log_at, **values)
-        return started_at
+        self._write(event, **begun, log_at=os.fstat(2).st_size)
+        return begun
 
     def _run(self, task: Task, loaded: Any, *, recorded: bool) -> dict[str, Any] | Failure:
         began, held_s, item = time.monotonic(), self.stops.held_s, self.spec.inputs[task.index]
@@ -443,8 +359,6 @@ def main(make_engine: Callable[[Path, ReplaySpec, int], Engine]) -> int:
 
 
 if __name__ == "__main__":
-    from actordbg.replay.actor_engine import ActorEngine
-
     exit_code = main(ActorEngine)
     sys.stdout.flush()
     sys.stderr.flush()

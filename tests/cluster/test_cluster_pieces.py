@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from replaycases import publish
 from roots import SUPPORT
-from supervised import Bench, make_spec, statuses
+from supervised import Bench, fake_launcher, make_spec, statuses
 from typer.testing import CliRunner
 
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem, StoreProblem, Unsupported, UsageError
@@ -36,9 +36,9 @@ from actordbg.config.replay_config import ReplayConfig
 from actordbg.debug.replay_stops import StopOrder
 from actordbg.formats.store_files import make_folder
 from actordbg.records.journal import rank_journal, read_events
-from actordbg.records.replay_record import ReplayInput, ReplaySpec
+from actordbg.records.replay_record import ReplayInput
 from actordbg.replay.group_engine import GroupEngine, Losses, engine_in_use
-from actordbg.replay.launch import Group, Launched, launch
+from actordbg.replay.launch import Group, Launched, Loss
 from actordbg.replay.plan import Dealer, dealt_slots
 from actordbg.replay.rank_launcher import NodeShare, variables
 from actordbg.replay.rank_view import RankView
@@ -130,7 +130,7 @@ def test_a_host_tells_what_its_ranks_wrote_once_and_in_order_and_a_new_host_goes
     elsewhere = StoreElsewhere(f"memory://{tmp_path.name}", tmp_path / "desk")
     folder = tmp_path / "desk" / "replays" / "r"
     make_folder(folder)
-    (folder / "spec.json").write_text(ReplaySpec("r", "", ReplayConfig(), tuple(inputs_of([1]))).to_json())
+    (folder / "spec.json").write_text(make_spec(1).to_json())
 
     def begin(attempt: int) -> tuple[DeskSide, NodeStore, Path]:
         work = folder / f"work-0-{attempt}.json"
@@ -300,7 +300,7 @@ def test_rays_own_variable_asks_for_a_post_mortem_on_a_cluster_only(monkeypatch:
 def test_a_node_without_debugpy_is_named_before_its_ranks_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     order = tmp_path / "work-0-1.json"
-    order.write_text(WorkOrder(1, [0], [[0]], (1, 1), stops=StopOrder(debugpy=0).to_dict()).to_json())
+    order.write_text(WorkOrder(1, [0], [[0]], (1, 1), stops=StopOrder(debugpy=0)).to_json())
     with pytest.raises(EnvironmentProblem, match=r"node a1 \(10.0.0.2\) has no debugpy"):
         NodeHost().start({}, NodeShare(0, 1), str(order), "worker", [], "a1", "10.0.0.2")
 
@@ -363,7 +363,7 @@ def test_ranks_of_a_lost_place_have_ended_before_others_get_what_they_had(
     if lost == "before":
         lose(None)
     running.end()
-    assert running.ended() and running.lost == "its node died"
+    assert running.ended() and running.lost == Loss("its node died", place.dead_nodes)
     assert place.answers.called == (lost != "before")
 
 
@@ -378,8 +378,8 @@ class Dying(Launched):
     seen = 0
 
     @property
-    def lost(self) -> str:
-        return "its node died" if self.seen > 1 else ""
+    def lost(self) -> Loss | None:
+        return Loss("its node died") if self.seen > 1 else None
 
     def stands(self) -> bool:
         self.seen += 1
@@ -391,22 +391,19 @@ def test_what_ran_on_a_dying_node_is_blamed_on_no_input(store: Store, action: st
     spec = make_spec(4, timeout_s=1.0)
     bench = Bench(store)
     folder = store.replays / spec.replay_id
-    started = []
+    start_fake = fake_launcher(bench.sessions)
 
     def start(config: ReplayConfig, group: Group, work: Path) -> Launched:
-        launched = launch(config, group, work, "fake_worker")
-        if not started:
-            launched = Dying(**vars(launched))
-        started.append(launched)
-        return launched
+        launched = start_fake(config, group, work)
+        return launched if len(bench.sessions) > 1 else Dying(**vars(launched))
 
     def mend(event: object):
-        if len(started) == 1 and (folder / "ran-d1-0-True").exists():
+        if len(bench.sessions) == 1 and (folder / "ran-d1-0-True").exists():
             (folder / "script.json").write_text("{}")
 
     outcome = bench.run(spec, {"d1": action}, launcher=start, on_event=mend)
     assert statuses(outcome) == {f"d{n}": "passed" for n in range(4)}
-    assert len(started) == 2
+    assert len(bench.sessions) == 2
     assert "its node died" in json.dumps(read_events(folder / "supervisor.jsonl"))
 
 

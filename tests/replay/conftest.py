@@ -13,14 +13,15 @@ from actordbg.store.layout import Store
 
 
 @pytest.fixture
-def bench(store: Store, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """Runs scripted replays in a store; its workers can import the script's reader."""
-    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
+def bench(store: Store) -> Bench:
+    """Runs scripted replays in a store."""
     return Bench(store)
 
 
 @pytest.fixture(autouse=True)
-def no_surrounding_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No launcher around, an empty folder, and workers that can import the script's reader."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_SIZE"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
     monkeypatch.chdir(tmp_path)

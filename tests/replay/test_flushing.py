@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from supervised import make_spec
 
-from actordbg.config.replay_config import ReplayConfig
 from actordbg.records.journal import TENSORS, read_events, read_results
-from actordbg.records.replay_record import KEPT_BYTES, PASSED, ReplayInput, ReplaySpec
+from actordbg.records.replay_record import KEPT_BYTES, PASSED, ReplayInput
 from actordbg.replay.flushing import UNFLUSHED, Unflushed
 from actordbg.replay.supervise import is_whole
 from actordbg.replay.work_order import EXIT_BROKEN, WorkOrder
@@ -68,16 +68,19 @@ class Disk:
 
 
 @pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch, tmp_path / "rank0.jsonl")
+
+
+@pytest.fixture
 def worker(tmp_path: Path) -> Worker:
-    inputs = tuple(ReplayInput(f"d{n}", "", 0, 1, 8, 8) for n in range(4))
     order = WorkOrder(1, [0], [[0], [1], [2], [3]], (os.getpid(), 0), stay=True)
-    return Worker(tmp_path, ReplaySpec("r", "now", ReplayConfig(), inputs), order, 0, Keeping(tmp_path))
+    return Worker(tmp_path, make_spec(4), order, 0, Keeping(tmp_path))
 
 
 def test_no_flush_takes_a_result_ahead_of_its_tensors_and_all_are_there_at_the_end(
-    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    worker: Worker, tmp_path: Path, disk: Disk
 ) -> None:
-    disk = Disk(monkeypatch, tmp_path / "rank0.jsonl")
     assert worker.run() == 0
     assert disk.early == [] and disk.flushed >= {f"d{n}.safetensors" for n in range(4)} | {TENSORS}
     assert {one.status for one in read_results(tmp_path).values()} == {PASSED} and len(read_results(tmp_path)) == 4
@@ -85,9 +88,8 @@ def test_no_flush_takes_a_result_ahead_of_its_tensors_and_all_are_there_at_the_e
 
 
 def test_while_the_disk_sleeps_the_next_input_runs_and_no_more_than_one_result_waits(
-    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    worker: Worker, tmp_path: Path, disk: Disk
 ) -> None:
-    disk = Disk(monkeypatch, tmp_path / "rank0.jsonl")
     disk.gate.clear()
     running = threading.Thread(target=worker.run)
     running.start()
@@ -95,7 +97,7 @@ def test_while_the_disk_sleeps_the_next_input_runs_and_no_more_than_one_result_w
         while not (tmp_path / TENSORS / "d1.safetensors").exists():  # d1 runs while d0's file is on its way
             running.join(0.005)
             assert running.is_alive()
-        said = [(event["event"], event["dump_id"]) for event in read_events(tmp_path / "rank0.jsonl") if "dump_id" in event]
+        said = [(event["event"], event["dump_id"]) for event in read_events(disk.journal) if "dump_id" in event]
         assert said == [("start", "d0"), ("end", "d0"), ("start", "d1")], "a process that is killed now has one result"
     finally:
         disk.gate.set()
@@ -104,24 +106,22 @@ def test_while_the_disk_sleeps_the_next_input_runs_and_no_more_than_one_result_w
 
 
 def test_a_disk_that_does_not_take_the_tensors_ends_the_worker_and_their_input_runs_again(
-    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    worker: Worker, tmp_path: Path, disk: Disk
 ) -> None:
-    Disk(monkeypatch, tmp_path / "rank0.jsonl").full_for = "d3"  # the last one: nothing comes after it but the end
+    disk.full_for = "d3"  # the last one: nothing comes after it but the end
     assert worker.run() == EXIT_BROKEN
     assert not (tmp_path / TENSORS / "d3.safetensors").exists()
-    broken = read_events(tmp_path / "rank0.jsonl")[-1]
+    broken = read_events(disk.journal)[-1]
     assert (broken["event"], broken["error_class"]) == ("broken", "actordbg.base.errors.MachineFault")
     assert broken["error"].startswith(f"No space left on device ({tmp_path} has ")
     results = read_results(tmp_path)
     assert {name for name, one in results.items() if not is_whole(tmp_path, one)} == {"d3"} and len(results) == 4
 
 
-def test_a_journal_that_cannot_be_flushed_ends_the_worker_and_blames_no_input(
-    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Disk(monkeypatch, tmp_path / "rank0.jsonl").full_for = "journal"
+def test_a_journal_that_cannot_be_flushed_ends_the_worker_and_blames_no_input(worker: Worker, tmp_path: Path, disk: Disk) -> None:
+    disk.full_for = "journal"
     assert worker.run() == EXIT_BROKEN
-    said = [event["event"] for event in read_events(tmp_path / "rank0.jsonl")]
+    said = [event["event"] for event in read_events(disk.journal)]
     assert said == ["boot", "ready", "start", "broken"], "an input without an end would count as what killed it"
 
 

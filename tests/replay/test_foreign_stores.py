@@ -13,7 +13,7 @@ from typing import Any
 import norename  # noqa: F401  registers the file system
 import pytest
 import typer
-from click.testing import Result
+from commandline import invoke
 from comparecases import write_replay
 from ownercases import give_away
 from replaycases import publish
@@ -23,7 +23,7 @@ from actordbg.actor.actors import actors_of
 from actordbg.actor.backends import backend
 from actordbg.actor.models import locate
 from actordbg.base import owners
-from actordbg.base.errors import ActordbgError, CatalogProblem, EnvironmentProblem, Refused, StoreProblem, Unsupported
+from actordbg.base.errors import CatalogProblem, EnvironmentProblem, Refused, StoreProblem, Unsupported
 from actordbg.campaign import run_matrix
 from actordbg.campaign.run_train_check import CHECK, folder_of
 from actordbg.catalog.connections import connect_readonly
@@ -48,13 +48,6 @@ REPLAY, MOMENT = "20250619T052608-000001", "2025-06-19T05:26:08.430740Z"
 MODEL = "/models/of\x1b[31m-a-colleague"
 
 
-def invoke(store: Store, *arguments: str) -> Result:
-    result = CliRunner().invoke(app, ["--store", str(store.root), *arguments])
-    if isinstance(result.exception, ActordbgError):
-        raise result.exception
-    return result
-
-
 def test_going_on_with_anothers_replay_is_confirmed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     write_replay(store, REPLAY, publish(store, 1))
     resume = ("replay", "--resume", REPLAY, "--dry-run")
@@ -77,29 +70,6 @@ def stopped_matrix(store: Store, dumps: tuple[str, ...]) -> None:
     cell = MatrixCell(0, "plain", {}, NOT_RUN, ReplayConfig(model=MODEL).to_dict())
     matrix = MatrixRecord(REPLAY, MOMENT, "interrupted", {}, (cell,), dumps, options={"oracle": None})
     store.publish_text(run_matrix.path_of(store, REPLAY), matrix.to_json())
-
-
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        (["matrix", "--resume", "last"], r"wrote matrix .* whose model is '/models/of\\x1b\[31m-a-colleague'"),
-        (["compare", REPLAY, "truth"], rf"wrote replay {REPLAY}, whose model '/models/of\\x1b.* would be loaded"),
-        (
-            ["curve", "memory", REPLAY, "--measure", "64"],
-            rf"wrote replay {REPLAY}, whose model '/models/of\\x1b.* would be loaded",
-        ),
-    ],
-)
-def test_the_model_of_anothers_matrix_or_replay_is_confirmed_before_it_is_loaded(
-    command: list[str], said: str, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inputs = publish(store, 1)
-    stopped_matrix(store, tuple(item.dump_id for item in inputs))
-    write_replay(store, REPLAY, inputs, model=MODEL)
-    refresh(store)
-    give_away(run_matrix.path_of(store, REPLAY) if "matrix" in command else store.replays / REPLAY / SPEC, monkeypatch)
-    with pytest.raises(Refused, match=said):
-        invoke(store, *command)
 
 
 def test_a_replay_or_a_matrix_that_says_it_is_another_is_refused(store: Store) -> None:
@@ -137,14 +107,12 @@ GOING_ON = [
 
 
 @pytest.mark.parametrize("command", GOING_ON)
-def test_what_came_from_a_url_is_foreign_until_it_is_confirmed(
-    command: list[str], behind_a_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_came_from_a_url_is_foreign_until_it_is_confirmed(command: list[str], behind_a_url: str, tmp_path: Path) -> None:
     """Bringing a file in makes it this user's, and not what this user wrote."""
     mirror, moved = Store(tmp_path / "mirror"), Store(tmp_path / "moved")
     invoke(mirror, "store", "pull", behind_a_url, str(mirror.root))
     mirror.root.rename(moved.root)
-    refused = r"somebody with access to norename://.*/bucket wrote .*, whose model "
+    refused = r"somebody with access to norename://.*/bucket wrote .*, whose model .*'/models/of\\x1b\[31m-a-colleague'"
     for root in (moved.root, behind_a_url, moved.root):
         with pytest.raises(Refused, match=refused):
             done = CliRunner().invoke(app, ["--store", str(root), *command])

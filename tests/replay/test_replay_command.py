@@ -8,18 +8,20 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import commandline
 import pytest
 from click.testing import Result
 from comparecases import write_replay
 from replaycases import old_pickle, publish
 from roots import ROOT, SUPPORT
 from stopcases import actordbg, environment
+from supervised import booted, spec_of
 from typer.testing import CliRunner
+from victims import wait_for
 
 from actordbg.base.errors import (
     ActordbgError,
@@ -37,12 +39,12 @@ from actordbg.cli.app import app
 from actordbg.cli.replay_work import answer_of, render
 from actordbg.config import dist_plugin
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import make_folder
-from actordbg.records.journal import SPEC, TENSORS, Journal, read_events, read_results
-from actordbg.records.replay_record import ReplaySpec, ResultRecord
+from actordbg.records.journal import SPEC, TENSORS, read_results
+from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay import supervise
 from actordbg.replay.launch import command_of, launch
+from actordbg.replay.supervise import load_spec
 from actordbg.store.layout import Store
 
 
@@ -52,11 +54,7 @@ def typed(store: Store, *arguments: str) -> Result:
 
 def invoke(store: Store, *arguments: str) -> Result:
     """`actordbg replay`; its error is raised."""
-    result = typed(store, "replay", *arguments)
-    if isinstance(result.exception, ActordbgError):
-        raise result.exception
-    assert isinstance(result.exception, SystemExit | None), result.exception
-    return result
+    return commandline.invoke(store, "replay", *arguments)
 
 
 def planned(store: Store, *arguments: str) -> dict[str, Any]:
@@ -66,7 +64,7 @@ def planned(store: Store, *arguments: str) -> dict[str, Any]:
 
 def written_spec(store: Store) -> ReplaySpec:
     """A replay of three inputs that has not begun."""
-    spec = ReplaySpec(new_replay_id(), now_timestamp(), ReplayConfig(), tuple(publish(store, 3)))
+    spec = spec_of(publish(store, 3))
     make_folder(store.replays / spec.replay_id)
     (store.replays / spec.replay_id / SPEC).write_text(spec.to_json())
     return spec
@@ -86,7 +84,6 @@ def test_a_replay_that_is_given_up_answers_with_what_is_done_before_its_error(
     spec = written_spec(store)
     script = {spec.inputs[1].dump_id: "kill", "open again": "kill"}
     (store.replays / spec.replay_id / "script.json").write_text(json.dumps(script))
-    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
     monkeypatch.setattr(supervise, "run_replay", partial(supervise.run_replay, launcher=partial(launch, module="fake_worker")))
     result = typed(store, "replay", "--resume", spec.replay_id, "--json")
     answer = json.loads(result.stdout)
@@ -116,14 +113,12 @@ def test_an_interruption_that_left_no_word_is_one(store: Store, monkeypatch: pyt
 def test_an_answer_says_what_was_folded_and_that_no_input_was_steady_and_needs_no_kept_outputs(
     store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = written_spec(store)
-    journal = Journal(store.replays / spec.replay_id / "rank0.jsonl")
-    for number, item in enumerate(spec.inputs):
-        figures = {"worker": number, "forward_s": 0.133, "logprob_count": 3, "folded_ids": number != 1}
-        journal.append("end", **ResultRecord(spec.replay_id, item.dump_id, "passed", **figures).to_dict())
-    make_folder(store.replays / spec.replay_id / TENSORS)
-    (store.replays / spec.replay_id / TENSORS / "gone").symlink_to("nowhere")
-    answer = answer_of(store, spec, 0)
+    name = write_replay(
+        store, new_replay_id(), publish(store, 3), change=lambda index, made: None,
+        result=lambda index: {"worker": index, "forward_s": 0.133, "logprob_count": 3, "folded_ids": index != 1},
+    )  # fmt: skip
+    (store.replays / name / TENSORS / "gone").symlink_to("nowhere")
+    answer = answer_of(store, load_spec(store, name), 0)
     assert (answer["folded_ids"], answer["kept_bytes"]) == (2, 0)
     render(answer)
     said = capsys.readouterr().out
@@ -137,10 +132,9 @@ def test_nothing_selected_is_said_with_what_there_is_and_has_an_exit_code_of_its
         invoke(store)
     publish(store, 2, length=64)
     reason = "no dump matches seq_len>4096; seq_len > 4096 selects none of 2: seq_len is 64 to 64"
-    for mode in ([], ["--dry-run"]):
-        with pytest.raises(NothingToDo, match="nothing to replay: no dump matches") as caught:
-            invoke(store, "--where", "seq_len>4096", *mode)
-        assert reason in caught.value.message and "--allow-empty" in caught.value.hint
+    with pytest.raises(NothingToDo, match="nothing to replay: no dump matches") as caught:
+        invoke(store, "--where", "seq_len>4096")
+    assert reason in caught.value.message and "--allow-empty" in caught.value.hint
     allowed = invoke(store, "--where", "seq_len>4096", "--allow-empty")
     assert (allowed.exit_code, allowed.stdout) == (0, "") and reason in allowed.stderr
     for mode in ([], ["--allow-empty"]):
@@ -163,14 +157,10 @@ def test_a_plan_says_what_each_rank_gets(store: Store) -> None:
 
 
 def test_a_plan_says_how_long_it_may_take_by_what_was_replayed_like_it(store: Store) -> None:
-    spec = written_spec(store)
+    inputs = publish(store, 3)
     assert "how long it takes is unknown" in invoke(store, "--dry-run").stdout
-    journal = Journal(store.replays / spec.replay_id / "rank0.jsonl")
-    took = {"forward_s": 10.0, "finished_at": now_timestamp()}
-    for item in spec.inputs:
-        journal.append("end", **ResultRecord(spec.replay_id, item.dump_id, "passed", tokens=item.tokens, **took).to_dict())
-    ended = Journal(store.replays / spec.replay_id / "supervisor.jsonl")
-    ended.append("finished", status="complete", finished_at=now_timestamp())
+    took = {"forward_s": 10.0, "tokens": inputs[0].tokens}
+    write_replay(store, "20250619T053100-000031", inputs, result=lambda index: took, **vars(ReplayConfig()))
     assert "about 30 s, by 3 results under these settings" in invoke(store, "--dry-run").stdout
 
 
@@ -406,10 +396,7 @@ def test_ctrl_c_exits_with_130_says_what_is_kept_and_leaves_no_process(store: St
     publish(store, 60, length=512)
     command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "replay", "--all", "--backward"]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
-    deadline = time.monotonic() + 120
-    while not any(read_results(folder) for folder in store.replays.glob("*")):
-        assert running.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: running.poll() is not None or any(map(read_results, store.replays.glob("*"))), 120)
     running.send_signal(signal.SIGINT)
     stdout, stderr = running.communicate(timeout=30)
     assert running.returncode == 130, stderr
@@ -417,5 +404,4 @@ def test_ctrl_c_exits_with_130_says_what_is_kept_and_leaves_no_process(store: St
     kept = read_results(folder)
     assert 0 < len(kept) < 60 and f"{len(kept)} passed, {60 - len(kept)} not run" in stdout
     assert f"actordbg replay --resume {folder.name}" in stderr
-    worker = next(event for event in read_events(folder / "rank0.jsonl") if event["event"] == "boot")["pid"]
-    assert session_members(worker) == []
+    assert session_members(booted(folder)) == []

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from typing import Any
 
 import pytest
-from supervised import Bench, make_spec, statuses
+from supervised import Bench, ctrl_c_after, make_spec, statuses
 
 from actordbg.records.journal import read_events, read_results
-from actordbg.replay.supervise import Progress, ReplayOutcome
+from actordbg.replay.supervise import ReplayOutcome
 
 
 class TestLanes:
@@ -66,13 +64,8 @@ class TestLanes:
 
     def test_a_replay_that_stopped_half_way_is_resumed_by_every_rank_where_it_was(self, bench: Bench) -> None:
         spec, agreed = make_spec(4, nproc=2, align="same"), {"ranks": [0, 1], "differ": {}}
-
-        def interrupt(event: Progress) -> None:
-            if event.result and event.result.dump_id == "d1":
-                os.kill(os.getpid(), signal.SIGINT)
-
         with pytest.raises(KeyboardInterrupt):
-            bench.run(spec, {"takes": 0.2}, on_event=interrupt)
+            bench.run(spec, {"takes": 0.2}, on_event=ctrl_c_after("d1"))
         outcome = bench.run(spec, {})
         assert outcome.all_passed and list(self.lanes(outcome).values()) == [agreed] * 4
         journal, started = outcome.folder / "supervisor.jsonl", len(bench.sessions)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from roots import ROOT
+from stopcases import nobody_is_left
 from supervised import Bench, make_spec, statuses
 
 from actordbg.base import processes
@@ -20,25 +21,11 @@ from actordbg.base.errors import Unsupported
 from actordbg.base.processes import session_members
 from actordbg.config import consent
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.replay.launch import Group, Launched, child_environment, command_of, groups_of, launch, start
+from actordbg.replay.launch import child_environment, command_of, groups_of, launch, start
 from actordbg.replay.worker_logs import reported_by_launcher
 
 DEEPSPEED = ReplayConfig(backend="deepspeed", nproc=2, launcher="real")
 WORK = Path("/store/replays/r/work-0-1.json")
-
-
-@pytest.mark.parametrize(
-    ("config", "ranks", "collective"),
-    [
-        (ReplayConfig(nproc=2), [(0,), (1,)], False),
-        (DEEPSPEED, [(0, 1)], True),
-        (replace(DEEPSPEED, backend="fsdp2"), [(0, 1)], True),
-        (ReplayConfig(backend="deepspeed"), [(0,)], False),
-    ],
-)
-def test_plain_workers_are_groups_of_one_and_others_one_group(config: ReplayConfig, ranks: Any, collective: bool) -> None:
-    groups = groups_of(config)
-    assert [group.ranks for group in groups] == ranks and groups[0].collective == collective
 
 
 @pytest.mark.parametrize(
@@ -177,15 +164,9 @@ def test_what_launchers_say_about_a_dead_worker_is_understood(tmp_path: Path, lo
 
 @pytest.mark.slow
 def test_crashes_and_hangs_under_torchrun_cost_exactly_their_inputs(bench: Bench) -> None:
-    started: list[Launched] = []
-
-    def start(config: ReplayConfig, group: Group, work: Path) -> Launched:
-        started.append(launch(config, group, work, "fake_worker"))
-        return started[-1]
-
     spec = make_spec(6, backend="fsdp2", nproc=2, timeout_s=4.0, launcher="real")
-    outcome = bench.run(spec, {"d1": "kill", "d2": "hang"}, launcher=start)
+    outcome = bench.run(spec, {"d1": "kill", "d2": "hang"})
     assert statuses(outcome) == {f"d{n}": "passed" for n in range(6)} | {"d1": "crashed", "d2": "hung"}
     assert "SIGKILL" in (outcome.results["d1"].error or "") and outcome.results["d1"].worker == 1
     assert "in _act" in (outcome.results["d2"].log_excerpt or "")
-    assert all(one.ended() and session_members(one.session, one.mark) == [] for one in started)
+    assert nobody_is_left(outcome.folder) and bench.left_running() == []

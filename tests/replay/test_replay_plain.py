@@ -5,21 +5,17 @@ Nothing in the product is there for these tests: a fault is a signal that the te
 
 from __future__ import annotations
 
-import os
-import signal
 import statistics
 from typing import Any
 
 import pytest
 from replaycases import publish
 from safetensors.torch import load_file
+from supervised import ctrl_c_after, spec_of
 
-from actordbg.base.units import new_replay_id
-from actordbg.config.replay_config import ReplayConfig
-from actordbg.formats.dump_record import now_timestamp
 from actordbg.records.journal import TENSORS, read_events, read_results
-from actordbg.records.replay_record import ReplayInput, ReplaySpec
-from actordbg.replay.supervise import Progress, ReplayOutcome, load_spec, run_replay
+from actordbg.records.replay_record import ReplayInput
+from actordbg.replay.supervise import ReplayOutcome, load_spec, run_replay
 from actordbg.store.layout import Store
 
 pytestmark = pytest.mark.slow
@@ -36,7 +32,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, list[ReplayI
 @pytest.fixture(scope="module")
 def undisturbed(bench: tuple[Store, list[ReplayInput]]) -> ReplayOutcome:
     store, inputs = bench
-    return run_replay(store, make_spec(inputs, backward=True, keep_tensors=True))
+    return run_replay(store, spec_of(inputs, backward=True, keep_tensors=True))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -44,10 +40,6 @@ def one_thread() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
         yield
-
-
-def make_spec(inputs: list[ReplayInput], **settings: Any) -> ReplaySpec:
-    return ReplaySpec(new_replay_id(), now_timestamp(), ReplayConfig(**settings), tuple(inputs))
 
 
 def test_every_input_passes_says_what_it_took_and_leaves_no_memory_behind(
@@ -76,14 +68,10 @@ def test_ctrl_c_and_resume_give_what_an_undisturbed_replay_gives(
     bench: tuple[Store, list[ReplayInput]], undisturbed: ReplayOutcome
 ) -> None:
     store, inputs = bench
-    spec = make_spec(inputs, backward=True)
-
-    def interrupt(event: Progress) -> None:
-        if event.result is not None:
-            os.kill(os.getpid(), signal.SIGINT)
+    spec = spec_of(inputs, backward=True)
 
     with pytest.raises(KeyboardInterrupt):
-        run_replay(store, spec, interrupt)
+        run_replay(store, spec, ctrl_c_after(inputs[0].dump_id))
     kept = read_results(store.replays / spec.replay_id)
     assert 0 < len(kept) < COUNT
     outcome = run_replay(store, load_spec(store, spec.replay_id))

@@ -11,13 +11,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import pytest
-from supervised import Bench, make_spec, statuses
+from supervised import Bench, booted, ctrl_c_after, make_spec, statuses
+from victims import wait_for
 
 from actordbg.base.errors import Conflict, LaunchProblem, MachineFault, StoreProblem
 from actordbg.base.processes import session_members, start_ticks
@@ -25,12 +23,10 @@ from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import make_folder
 from actordbg.records.journal import TENSORS, Journal, read_events, read_results
-from actordbg.records.replay_record import KEPT_BYTES, PASSED, ReplayInput, ReplaySpec, ResultRecord
-from actordbg.replay.group_engine import GroupEngine, using
+from actordbg.records.replay_record import KEPT_BYTES, PASSED, ResultRecord
+from actordbg.replay.group_engine import GroupEngine, Losses, using
 from actordbg.replay.launch import Group
-from actordbg.replay.supervise import Progress, interruptible, load_spec, run_replay
-from actordbg.replay.work_order import EXIT_BROKEN, WorkOrder
-from actordbg.replay.worker import Worker
+from actordbg.replay.supervise import interruptible, load_spec, run_replay
 
 
 def test_every_input_gets_a_result_and_nothing_is_left_running(bench: Bench) -> None:
@@ -54,6 +50,7 @@ TOGETHER = {"backend": "deepspeed", "nproc": 2}
         (3, {"d1": "fail"}, {"d1": "failed"}, 0, "mat1 and mat2 shapes cannot be multiplied"),
         (2, {"d0": "unreadable"}, {"d0": "failed"}, 0, "this dump cannot be read"),
         (4, {"d1": "hang"}, {"d1": "hung"}, 1, "in _act"),
+        (3, {"d1": "stop"}, {"d1": "hung"}, 1, "stopped by a signal"),
         (6, {"d2": "exit"}, {"d2": "crashed"}, 1, "exit code 0"),
         (3, {"d0": "tainted"}, {"d0": "failed"}, 1, "mat1"),
         (
@@ -68,7 +65,7 @@ TOGETHER = {"backend": "deepspeed", "nproc": 2}
 def test_what_goes_wrong_costs_exactly_its_inputs(
     bench: Bench, count: int, script: dict[str, str], lost: dict[str, str], restarts: int, words: str
 ) -> None:
-    outcome = bench.run(make_spec(count, timeout_s=1.0 if "hang" in script.values() else 30.0), script)
+    outcome = bench.run(make_spec(count, timeout_s=1.0 if {"hang", "stop"}.intersection(script.values()) else 30.0), script)
     assert statuses(outcome) == {f"d{n}": "passed" for n in range(count)} | lost
     assert (outcome.status, outcome.restarts, outcome.all_passed) == ("complete", restarts, False)
     first = outcome.results[min(lost)]
@@ -95,18 +92,6 @@ def test_where_ranks_compute_together_one_costs_its_input_and_not_its_peers(
     outcome = bench.run(make_spec(count, **TOGETHER, timeout_s=2.0 if waits else 30.0), {"collective": True} | script)
     assert statuses(outcome) == {f"d{n}": "passed" for n in range(count)} | lost
     assert outcome.restarts == restarts and bench.left_running() == []
-
-
-def test_a_worker_that_is_stopped_from_outside_counts_as_hung(bench: Bench) -> None:
-    spec = make_spec(3, timeout_s=1.0)
-
-    def stop_it(event: Progress) -> None:
-        if event.kind == "start" and event.text.endswith(", d1"):
-            os.kill(bench.sessions[0], signal.SIGSTOP)
-
-    outcome = bench.run(spec, {"d1": "hang"}, on_event=stop_it)  # it is in d1 still, however late the signal comes
-    assert statuses(outcome) == {"d0": "passed", "d1": "hung", "d2": "passed"}
-    assert "stopped by a signal" in (outcome.results["d1"].error or "")
 
 
 def test_plain_workers_are_independent_and_a_crash_of_one_restarts_only_that_one(bench: Bench) -> None:
@@ -166,6 +151,13 @@ def test_an_actor_that_cannot_be_built_stops_the_replay_blames_no_input_and_resu
         assert bench.run(load_spec(bench.store, "last"), {}).counts == {"passed": 2, "crashed": 1}
 
 
+def test_where_losses_are_counted_together_a_start_that_goes_wrong_is_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Losses, "pause_s", 0.1)
+    with pytest.raises(LaunchProblem, match="--max-failures 1"):
+        bench.run(make_spec(2), {"open": "kill"}, losses=Losses(1, "--max-failures"))
+    assert len(bench.sessions) == 2
+
+
 def test_a_folder_or_a_journal_that_cannot_be_made_is_a_store_problem(bench: Bench) -> None:
     spec = make_spec(1)
     make_folder(bench.store.replays / spec.replay_id / "supervisor.jsonl")
@@ -192,12 +184,8 @@ def test_a_signal_that_ends_a_process_interrupts_unless_it_is_ignored_as_under_n
 def test_ctrl_c_keeps_what_is_done_ends_the_children_and_resume_does_the_rest(bench: Bench) -> None:
     spec = make_spec(5)
 
-    def interrupt(event: Progress) -> None:
-        if event.result and event.result.dump_id == "d1":
-            os.kill(os.getpid(), signal.SIGINT)
-
     with pytest.raises(KeyboardInterrupt):
-        bench.run(spec, {"takes": 0.2}, on_event=interrupt)
+        bench.run(spec, {"takes": 0.2}, on_event=ctrl_c_after("d1"))
     folder = bench.store.replays / spec.replay_id
     kept = read_results(folder)
     assert {"d0", "d1"} <= set(kept) < {item.dump_id for item in spec.inputs}
@@ -213,47 +201,6 @@ def test_ctrl_c_keeps_what_is_done_ends_the_children_and_resume_does_the_rest(be
     assert outcome.results["d0"] == kept["d0"] and outcome.results["d4"].attempt == 2
     started = len(bench.sessions)
     assert bench.run(spec, {}).all_passed and len(bench.sessions) == started, "nothing is left to do"
-
-
-class Idle:
-    """An engine whose inputs pass at once."""
-
-    collective, tainted, out_of_step = False, False, ""
-
-    def open(self) -> dict[str, Any]:
-        return {}
-
-    def load(self, item: ReplayInput) -> None: ...
-
-    def run(self, item: ReplayInput, loaded: None, *, recorded: bool, on_law: Any = None) -> dict[str, Any]:
-        return {"status": PASSED}
-
-
-@pytest.mark.parametrize(
-    "failing",
-    [
-        "fdatasync",  # no line that was written reached the disk
-        "write",  # the exit code says what the journal cannot
-    ],
-)
-def test_a_journal_that_takes_no_result_ends_the_worker_and_blames_no_input(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failing: str
-) -> None:
-    """An input without an end would count as what killed its worker."""
-
-    def broken(descriptor: int, data: bytes = b"") -> int:
-        if failing == "fdatasync" or b'"end"' in data or b'"broken"' in data:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return original(descriptor, data)
-
-    inputs = tuple(ReplayInput(f"d{n}", "", 0, 1, 8, 8) for n in range(2))
-    order = WorkOrder(1, [0], [[0], [1]], (os.getpid(), 0), stay=True)
-    worker = Worker(tmp_path, ReplaySpec("r", "now", ReplayConfig(), inputs), order, 0, Idle())  # type: ignore[arg-type]
-    original = getattr(os, failing)
-    monkeypatch.setattr(os, failing, broken)
-    assert worker.run() == EXIT_BROKEN
-    assert not read_results(tmp_path) and "Input/output error" in capsys.readouterr().err
-    assert [event["event"] for event in read_events(tmp_path / "rank0.jsonl")][:3] == ["boot", "ready", "start"]
 
 
 def test_a_worker_says_that_it_is_there_before_it_imports_torch() -> None:
@@ -294,11 +241,8 @@ def test_workers_end_when_their_supervisor_is_killed_and_who_goes_on_waits_for_t
         bench.run(spec, {"d0": "hang"}, on_event=lambda event: None)
         os._exit(0)
     folder = bench.store.replays / spec.replay_id
-    deadline = time.monotonic() + 20
-    while not any(event["event"] == "start" for event in read_events(folder / "rank0.jsonl")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    worker = next(event for event in read_events(folder / "rank0.jsonl") if event["event"] == "boot")["pid"]
+    wait_for(lambda: any(event["event"] == "start" for event in read_events(folder / "rank0.jsonl")), 20)
+    worker = booted(folder)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     assert session_members(worker)

@@ -9,17 +9,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from roots import SUPPORT
-from supervised import Bench, fake_launcher, make_spec, statuses
+from supervised import Bench, ctrl_c_after, fake_launcher, make_spec, statuses
 
 from actordbg.actor.sharing import reopens
-from actordbg.base.processes import session_members
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.records.journal import read_events
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.launch import Launched
-from actordbg.replay.supervise import Progress, ReplayOutcome
+from actordbg.replay.supervise import ReplayOutcome
 from actordbg.store.layout import Store
 
 
@@ -35,8 +33,7 @@ class WarmBench(Bench):
 
 
 @pytest.fixture
-def bench(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[WarmBench]:
-    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
+def bench(store: Store) -> Iterator[WarmBench]:
     bench = WarmBench(store)
     yield bench
     bench.warm.close()
@@ -113,13 +110,9 @@ def test_an_actor_that_cannot_be_switched_is_loaded_anew_and_nobody_is_blamed(be
 
 
 def test_ctrl_c_in_a_shared_process_leaves_nothing_running(bench: WarmBench) -> None:
-    def interrupt(event: Progress) -> None:
-        if event.kind == "start":
-            os.kill(os.getpid(), signal.SIGINT)
-
     with pytest.raises(KeyboardInterrupt), bench.warm:
         bench.run(make_spec(1))
-        bench.run(make_spec(3), {"takes": 0.3}, on_event=interrupt)
+        bench.run(make_spec(3), {"takes": 0.3}, on_event=ctrl_c_after("d0"))
     assert bench.left_running() == []
 
 
@@ -134,24 +127,6 @@ def test_a_second_ctrl_c_while_groups_leave_does_not_lose_them(bench: WarmBench,
     assert bench.left_running() == bench.sessions
     bench.warm.close(at_once=True)
     assert bench.left_running() == []
-
-
-def test_a_waiting_group_ends_with_its_supervisor(bench: WarmBench) -> None:
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        bench.run(make_spec(1))
-        os.write(writing, str(bench.sessions[0]).encode())
-        time.sleep(60)
-        os._exit(0)
-    worker = int(os.read(reading, 20))
-    assert session_members(worker) == [worker]
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    deadline = time.monotonic() + 20
-    while session_members(worker):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_a_group_that_computes_together_stays_and_a_crash_in_the_second_replay_is_blamed_on_its_input(bench: WarmBench) -> None:

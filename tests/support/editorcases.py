@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-PATIENCE_S = 240
+LISTENS_S = 60
+ANSWERS_S = 30
 _AS_NOBODY = """
 import os, socket, sys
 os.setgroups([]), os.setgid(65534), os.setuid(65534)
@@ -29,10 +30,17 @@ with socket.socket() as connection:
 
 
 def told_to_another_user(port: int) -> dict[int, str]:
-    """What a process of user 65534 is told at each port of the adapter that listens at this one. This user has to be root."""
-    _connected("127.0.0.1", port).close()
+    """What a process of user 65534 is told at each port of the adapter that listens at this one. This user has to be root.
+
+    Nothing of this user may connect and leave before the editor comes: an adapter that cannot greet a connection which it took
+    takes no other ever after (debugpy 1.8).
+    """
+    deadline = time.monotonic() + LISTENS_S
+    while len(ports := _ports_beside(port)) < 2:
+        assert time.monotonic() < deadline, f"no adapter listens at {port}, and at a port for its server: {ports}"
+        time.sleep(0.3)
     answers = {}
-    for number in _ports_beside(port):
+    for number in ports:
         asked = subprocess.run([sys.executable, "-c", _AS_NOBODY, str(number)], capture_output=True, text=True, check=True)
         answers[number] = asked.stdout
     return answers
@@ -42,6 +50,8 @@ def _ports_beside(port: int) -> list[int]:
     """The ports of the process that listens at this port."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()]
     inodes = {f"socket:[{row[9]}]": int(row[1].partition(":")[2], 16) for row in rows if row[3] == "0A"}
+    if port not in inodes.values():
+        return []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             ports = [inodes[name] for name in map(os.readlink, (process / "fd").iterdir()) if name in inodes]
@@ -111,18 +121,21 @@ class Editor:
 
     def _receive(self) -> dict[str, Any]:
         length = 0
-        while line := self._file.readline().strip():
-            length = int(line.partition(b":")[2]) if line.lower().startswith(b"content-length") else length
+        try:
+            while line := self._file.readline().strip():
+                length = int(line.partition(b":")[2]) if line.lower().startswith(b"content-length") else length
+        except TimeoutError:
+            raise AssertionError(f"the adapter at {self._socket.getpeername()} said nothing for {ANSWERS_S} s") from None
         assert length, "the other end is gone"
         found: dict[str, Any] = json.loads(self._file.read(length))
         return found
 
 
 def _connected(host: str, port: int) -> socket.socket:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + LISTENS_S
     while True:
         try:
-            return socket.create_connection((host, port), timeout=PATIENCE_S)
+            return socket.create_connection((host, port), timeout=ANSWERS_S)
         except OSError:
             assert time.monotonic() < deadline, f"nobody listens at {host}:{port}"
             time.sleep(0.1)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import signal
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from actordbg.base.units import new_replay_id
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import make_folder
+from actordbg.records.journal import read_events
 from actordbg.records.replay_record import ReplayInput, ReplaySpec
 from actordbg.replay.launch import Group, Launched, launch
 from actordbg.replay.supervise import Progress, ReplayOutcome, run_replay
@@ -19,8 +22,12 @@ from actordbg.store.layout import Store
 
 
 def make_spec(count: int, **settings: Any) -> ReplaySpec:
-    inputs = tuple(ReplayInput(f"d{n}", f"dumps/d{n}", 0, 1, 8, 8) for n in range(count))
-    return ReplaySpec(new_replay_id(), now_timestamp(), ReplayConfig(**({"timeout_s": 30.0} | settings)), inputs)
+    inputs = [ReplayInput(f"d{n}", f"dumps/d{n}", 0, 1, 8, 8) for n in range(count)]
+    return spec_of(inputs, **({"timeout_s": 30.0} | settings))
+
+
+def spec_of(inputs: Iterable[ReplayInput], **settings: Any) -> ReplaySpec:
+    return ReplaySpec(new_replay_id(), now_timestamp(), ReplayConfig(**settings), tuple(inputs))
 
 
 def fake_launcher(sessions: list[int], module: str = "fake_worker") -> Callable[[ReplayConfig, Group, Path], Launched]:
@@ -52,6 +59,22 @@ class Bench:
 
     def left_running(self) -> list[int]:
         return [pid for session in self.sessions for pid in session_members(session)]
+
+
+def ctrl_c_after(dump_id: str) -> Callable[[Progress], None]:
+    """What presses Ctrl-C when this input has its result."""
+
+    def hear(event: Progress) -> None:
+        if event.result and event.result.dump_id == dump_id:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return hear
+
+
+def booted(folder: Path) -> int:
+    """The process that was a replay's rank 0 first."""
+    pid: int = next(event for event in read_events(folder / "rank0.jsonl") if event["event"] == "boot")["pid"]
+    return pid
 
 
 def statuses(outcome: ReplayOutcome) -> dict[str, str]:
