@@ -6,18 +6,16 @@ import re
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from actordbg.base.errors import UsageError
 from actordbg.base.units import parse_size
+from actordbg.capture.control import FORMS, MAX_RING, Control, parse
 from actordbg.cli.options import option_field
 from actordbg.cli.output import human_bytes, plural
-
-if TYPE_CHECKING:
-    from actordbg.capture.control import Control
-
+from actordbg.formats.dump_record import is_plain_name, now_timestamp
 
 _TRIGGERS, _RING = "What happens in a call", "The flight recorder"
 
@@ -75,9 +73,6 @@ class CaptureOptions:
 
 def control_from(options: CaptureOptions, run: str, generation: int) -> Control:
     """The options of a command as a Control that is on from now. Raises UsageError for what makes no sense."""
-    from actordbg.capture.control import FORMS, MAX_RING, Control, parse
-    from actordbg.formats.dump_record import now_timestamp
-
     low, high, on, ring_dir = options.min_seq_len, options.max_seq_len, options.on, options.ring_dir
     if low is not None and high is not None and low > high:
         raise UsageError("--min-seq-len is larger than --max-seq-len", hint="swap them")
@@ -121,8 +116,6 @@ def control_from(options: CaptureOptions, run: str, generation: int) -> Control:
 
 def checked_run_name(run: str | None) -> str | None:
     """The name of a run, if it can be one. Raises UsageError."""
-    from actordbg.formats.dump_record import is_plain_name
-
     if run is not None and not is_plain_name(run):
         raise UsageError(f"{run!r} cannot name a run", hint="letters, digits and ._+- only, at most 128")
     return run

@@ -9,7 +9,7 @@ import typer
 
 from actordbg.cli import output
 from actordbg.cli.options import option, require_good
-from actordbg.cli.output import check_page, open_page, write_file
+from actordbg.cli.output import open_page, write_file
 from actordbg.cli.replay_options import ChosenInputs
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
@@ -41,23 +41,22 @@ def check(
     from actordbg.catalog.query import count_dumps, open_fresh
     from actordbg.cli import check_work as work
     from actordbg.cli import replaying
+    from actordbg.document.page import check_place
     from actordbg.judge.check import answer_of_check
     from actordbg.judge.exports import junit_xml
 
-    flags = dict(settings)
-    if replaying.is_left_to_rank_0(flags):
-        return
-    check_page(junit)
-    check_page(html)
+    flags = replaying.flags_of(settings)
+    check_place(junit)
+    check_place(html)
     of_all = inputs.where
     store, inputs = replaying.opened(ctx, work.sampled(inputs))
-    asked, plan = replaying.asked_and_planned(ctx, store, flags, inputs, judged=True, ask=not output.wanted.silent)
+    _, plan, recorded = replaying.asked_and_planned(ctx, store, flags, inputs, judged=True, ask=not output.wanted.silent)
     replaying.say_skipped(plan.skipped)
     if not plan.spec.inputs:
         raise replaying.nothing_to("check", store, inputs)
     of = len(plan.spec.inputs) if inputs.input_file else count_dumps(open_fresh(store), of_all)
     checked = work.run_with_bar(store, plan.spec, golden)
-    answer = answer_of_check(checked, of=of, recorded=replaying.unasked_model(store, plan.spec, asked, flags))
+    answer = answer_of_check(checked, of=of, recorded=recorded)
     page = work.write_check_page(store, checked, answer, html)
     answer = replace(answer, page=str(page))
     work.print_check(answer)

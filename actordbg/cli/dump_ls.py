@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,10 +12,10 @@ from actordbg.base.units import ago
 from actordbg.cli import output
 from actordbg.cli.options import Where, option, require_some, store_of, stored
 from actordbg.cli.output import as_json, cell, emit, emit_each, human_bytes, note, say, say_fact, say_wrapped, table
+from actordbg.formats.dump_record import OUTPUT_PREFIX, RNG_PREFIX, DumpRecord
 
 if TYPE_CHECKING:
     from actordbg.catalog.query import Catalog, DumpRow
-    from actordbg.formats.dump_record import DumpRecord
 
 
 _ROWS = 50
@@ -66,8 +64,7 @@ def _say_dumps(rows: list[DumpRow], catalog: Catalog, where: str | None) -> None
         for reason in reasons(catalog, where) if where else ():
             note(reason)
         return
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else output.PIPE_WIDTH
-    trainers, wide = len({row.trainer for row in rows}) > 1, width >= _WIDE
+    trainers, wide = len({row.trainer for row in rows}) > 1, output.table_width() >= _WIDE
     named = ("dump", *["trainer"] * trainers, "rank", "role", "B", "S", "tokens", "mark", "last", *["when", "run"] * wide)
     cells = [
         (row.dump_id, *[row.trainer] * trainers, row.rank, row.role, row.batch_size, row.seq_len, row.tokens,
@@ -138,8 +135,6 @@ def _tensors(record: DumpRecord, path: Path | None) -> list[dict[str, Any]]:
 
     path: read min, max and the count of what is not zero from here, but not of a generator, whose bytes are no figures.
     """
-    from actordbg.formats.dump_record import OUTPUT_PREFIX, RNG_PREFIX
-
     loaded: dict[str, Any] = {}
     if path is not None:
         from actordbg.store.payload import load

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from actordbg.base.errors import NewerFormat, StoreProblem, UsageError
+from actordbg.capture.control import Control, control_dict, read_control, write_control
 from actordbg.cli import capture_options as opt
 from actordbg.cli import output
 from actordbg.cli.options import option, require_good, store_of, takes_groups
 from actordbg.cli.output import as_json, clear_screen, emit, emit_json, note, plural, say, say_wrapped, table
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.store.layout import Store
 
 if TYPE_CHECKING:
-    from actordbg.capture.control import Control
     from actordbg.dumps.recover import RingReport
-    from actordbg.store.layout import Store
 
 
 @takes_groups
@@ -34,8 +35,6 @@ def enable(ctx: typer.Context, run: opt.Run = None, options: opt.CaptureOptions 
 
     Example: actordbg dump enable --run ppo-7b --on nan,exception,slow:3x --before 4 --keep 20GB
     """
-    from actordbg.capture.control import write_control
-
     store = store_of(ctx).create()
     name = opt.checked_run_name(run)
     job = name if name is not None and store.control_of(name).exists() else None
@@ -70,17 +69,12 @@ def disable(
 
 def _answer(store: Store, control: Control | None, enabled: bool, changed: bool, job: str | None) -> dict[str, Any]:
     """The store, whether recording is on, and the switch as it is now; `job`: whose own switch it is, None for the store's."""
-    from actordbg.capture.control import control_dict
-
     now = control_dict(control) if control else None
     return {"store": str(store.root), "enabled": enabled, "changed": changed, "control": now, "job": job}
 
 
 def switch_off(store: Store, job: str | None) -> bool:
     """Switch the store's switch off, or that of one job. Whether it was on."""
-    from actordbg.capture.control import write_control
-    from actordbg.formats.dump_record import now_timestamp
-
     before = control_before(store, job)
     if before is None or not before.enabled:
         return False
@@ -90,8 +84,6 @@ def switch_off(store: Store, job: str | None) -> bool:
 
 def control_before(store: Store, job: str | None) -> Control | None:
     """The switch as it was; None where there was none or it is damaged (it is about to be replaced)."""
-    from actordbg.capture.control import read_control
-
     try:
         return read_control(store, job)
     except NewerFormat:

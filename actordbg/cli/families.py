@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from actordbg.cli.options import command_line, option, require_good
-from actordbg.cli.output import check_page, note, progress, say_document, table, write_file
+from actordbg.cli.output import note, progress, say_document, table, write_file
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
 if TYPE_CHECKING:
@@ -52,10 +52,11 @@ def families(
     from actordbg.campaign.family_matrix import USUAL_AXES, FamilyFolder, families_document, open_folder, subject_of
     from actordbg.cli.replaying import asked_for, kept
     from actordbg.config.replay_config import AXES
+    from actordbg.document.page import check_place
     from actordbg.document.renderings import as_markdown
     from actordbg.replay.supervise import interruptible
 
-    check_page(write)
+    check_place(write)
     if list_:
         rows = [(name, family.model_type, family.known_as) for name, family in FAMILIES.items()]
         return table(["family", "model type", "models"], rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import typer
@@ -67,19 +66,16 @@ def matrix(
 
     if explained:
         return say_lines(as_text(explanations()))
-    flags = dict(settings)
-    if replaying.is_left_to_rank_0(flags):
-        return None
+    flags = replaying.flags_of(settings)
     store, inputs = replaying.opened(ctx, inputs, writes=not dry_run and show is None)
     if show is not None:
-        refuse_beside(ctx, "--show takes a matrix as it is", {"show"})
+        refuse_beside(ctx, "--show takes a matrix as it is", "show")
         return work.print_answer(store, matrices.load(store, show))
     if power and no_truth:
         raise UsageError("--power plants faults beside the truth", hint="leave --no-truth out")
     axes = {name: str(flags.pop(name)) for name in AXES if name in flags}
     if resume is not None:
-        beside = (field.name for field in fields(EngineOptions))
-        refuse_beside(ctx, "--resume takes a matrix as it is", {"resume", "yes", *beside})
+        refuse_beside(ctx, "--resume takes a matrix as it is", "resume", "yes", groups=[EngineOptions])
     matrix_id = new_replay_id() if resume is None else matrices.load(store, resume).matrix_id
     if not dry_run:
         machines.run(ctx, f"matrix {matrix_id}")

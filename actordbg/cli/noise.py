@@ -29,9 +29,7 @@ def noise(
     from actordbg.cli import replaying
     from actordbg.judge.noise_floor import conclusion, deterministic, measure_noise, moves_most, noise_page, runs_of, tokens_of
 
-    flags = dict(settings)
-    if replaying.is_left_to_rank_0(flags):
-        return
+    flags = replaying.flags_of(settings)
     store, chosen = replaying.opened(ctx, chosen)
     config = replaying.asked_for(ctx, flags).config
     config = replace(config, keep_tensors=True, keep_gradients=config.backward is not False)

@@ -13,22 +13,20 @@ import inspect
 import shlex
 import sys
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from actordbg.base.errors import ActordbgError, NothingToDo, Refused, StoreProblem, UsageError
+from actordbg.base.foreign_text import in_line
+from actordbg.base.owners import Owner, is_own, name_of
 from actordbg.base.units import LAST
 from actordbg.cli import output
 from actordbg.cli.output import Format, note
 from actordbg.config import consent, dist_plugin, sources
-
-if TYPE_CHECKING:
-    from actordbg.base.owners import Owner
-    from actordbg.config.sources import Settings
-    from actordbg.store.layout import Store
+from actordbg.store.layout import Store
 
 
 def of_values(values: Iterable[object]) -> Callable[[str], list[str]]:
@@ -51,7 +49,6 @@ def stored(what: Literal["dump", "replay"], *words: str) -> Callable[[typer.Cont
     """
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
-        from actordbg.base.foreign_text import in_line
         from actordbg.catalog.query import answers, list_own_replays, list_replays, open_fresh
 
         known = list(words)
@@ -201,9 +198,9 @@ def takes_outputs(function: Callable[..., Any], words: str) -> Callable[..., Any
         mine["format"] = chosen_format(mine.get("format"), mine.pop("as_json", False))
         output.wanted = output.OutputOptions(**mine)
         if mine.get("html") or mine.get("plot"):
-            from actordbg.document.page import check
+            from actordbg.document.page import check, check_place
 
-            output.check_page(output.wanted.html)
+            check_place(output.wanted.html)
             check("--plot", output.wanted.plot)
         return function(**given)
 
@@ -221,12 +218,14 @@ def chosen_format(asked: Format | None, as_json: bool, usual: Format = "text") -
     return "json" if as_json else asked or usual
 
 
-def refuse_beside(ctx: typer.Context, what: str, may_stay: Collection[str]) -> None:
-    """Refuse options that were typed and would have no effect. what: why; may_stay: names of parameters that have one."""
+def refuse_beside(ctx: typer.Context, what: str, *may_stay: str, groups: Iterable[type[Any]] = ()) -> None:
+    """Refuse options that were typed and would have no effect. what: why; may_stay: names of parameters that have one, and
+    groups: dataclasses of such options."""
+    stay = {*may_stay, *_SAID, "trust_remote_code", "dist_plugin"}.union(*(group.__dataclass_fields__ for group in groups))
     typed = [
         (mine.secondary_opts if ctx.params[mine.name] is False and mine.secondary_opts else mine.opts)[0]
         for mine in ctx.command.params
-        if mine.name in ctx.params and mine.name not in {*may_stay, *_SAID, "trust_remote_code", "dist_plugin"}
+        if mine.name in ctx.params and mine.name not in stay
         if is_typed(ctx, mine.name)
     ]
     if typed:
@@ -258,8 +257,6 @@ def take_consent(given: bool) -> None:
 
 def approve(what: str, owner: Owner, yes: bool) -> None:
     """Go on with what another user wrote only if --yes says so, or the user at the terminal; Refused otherwise."""
-    from actordbg.base.owners import is_own, name_of
-
     if is_own(owner):
         return
     shown = f"{name_of(owner)} wrote {what}"
@@ -289,17 +286,13 @@ def require_selected(store: Store, where: str | None, done: int) -> None:
         require_some(count_dumps(store, where))
 
 
-def settings_of(ctx: typer.Context) -> Settings:
+def settings_of(ctx: typer.Context) -> sources.Settings:
     """The merged settings of this invocation (`actordbg --store DIR COMMAND` comes first)."""
-    from actordbg.config.sources import load_settings
-
-    return load_settings(ctx.find_root().params.get("store"))
+    return sources.load_settings(ctx.find_root().params.get("store"))
 
 
 def store_of(ctx: typer.Context) -> Store:
     """The store of this invocation; it may not exist yet (`Store.create`, `Store.require`)."""
-    from actordbg.store.layout import Store
-
     settings = settings_of(ctx)
     store = Store(settings.store)
     if settings.url is not None:

@@ -28,13 +28,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from actordbg.base.errors import ActordbgError, EnvironmentProblem, UsageError
+from actordbg.base.errors import ActordbgError, UsageError
 from actordbg.base.foreign_text import in_json, in_line, in_lines
 from actordbg.base.units import human_bytes as human_bytes
 from actordbg.base.units import plural as plural
+from actordbg.document.blocks import Block, Chart, Grid, as_data
+from actordbg.document.renderings import as_markdown, as_text, grid
 
 if TYPE_CHECKING:
-    from actordbg.document.blocks import Block
     from actordbg.judge.token_charts import Texts
 
 T = TypeVar("T")
@@ -218,19 +219,20 @@ def clear_screen() -> None:
         typer.echo("\x1b[H\x1b[2J", nl=False)
 
 
+def table_width() -> int:
+    """Columns that a table may take."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
+
+
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, tight: bool = False) -> None:
     """Print rows under headings; numbers are aligned to the right. Wide, not cut, when piped. `tight`: one space between."""
-    from actordbg.document.blocks import Grid
-    from actordbg.document.renderings import grid
-
     numeric = {
         name
         for name, *values in zip(columns, *rows, strict=True)
         if values and all(isinstance(value, int | float | None) for value in values)
     }
     cells = tuple(tuple(map(cell, row)) for row in rows)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
-    say_lines(grid(Grid(tuple(columns), cells, frozenset(columns) - numeric), width, tight=tight, fold=True, indent=""))
+    say_lines(grid(Grid(tuple(columns), cells, frozenset(columns) - numeric), table_width(), tight=tight, fold=True, indent=""))
 
 
 def cell(value: Any) -> str:
@@ -305,16 +307,6 @@ def texts_of(path: Path | None) -> Texts | None:
     return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
-def check_page(path: Path | None) -> None:
-    """Whether a page could be written there. Asked before the work, which may take minutes."""
-    if path is None:
-        return
-    if not path.parent.is_dir():
-        raise EnvironmentProblem(f"cannot write {path}: {path.parent} is no folder", hint="make it first, or name another one")
-    if path.is_dir():
-        raise EnvironmentProblem(f"cannot write {path}: it is a folder", hint="name a file in it")
-
-
 def say_document(
     blocks: Sequence[Block],
     *,
@@ -327,8 +319,6 @@ def say_document(
     data: the answer as JSON, beside the blocks. brief: what a terminal gets, where that is not the whole; style: colours it.
     """
     from actordbg.document import page as pages
-    from actordbg.document.blocks import Chart, as_data
-    from actordbg.document.renderings import as_markdown, as_text
 
     how = wanted
     if how.html is not None:
@@ -347,12 +337,7 @@ def write_file(path: Path, text: str) -> None:
     """Write a file that the user named, whole or not at all, and say so."""
     from actordbg.document.page import write_named
 
-    try:
-        write_named(path, text.encode())
-    except OSError as error:
-        raise EnvironmentProblem(
-            f"cannot write {path}: {error.strerror}", hint="name a file in a folder that you may write"
-        ) from None
+    write_named(path, text.encode())
     note(f"wrote {path}")
 
 

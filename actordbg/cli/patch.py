@@ -34,6 +34,7 @@ from actordbg.cli.output import (
     say_wrapped,
     table,
 )
+from actordbg.document.renderings import wrap
 
 if TYPE_CHECKING:
     from actordbg.catalog.selections import Holdings
@@ -199,7 +200,6 @@ _NAME = 19
 
 def render(check: Check) -> str:
     """One check in at most 80 columns (a path longer than that stays whole), its remedy below it."""
-    from actordbg.document.renderings import wrap
     from actordbg.trainers.trainer import TRAINER
 
     name = check.name.removeprefix(f"import {TRAINER.package}.")  # the line says "imported"
@@ -240,7 +240,6 @@ def doctor(
 def _render_all(checks: list[Check]) -> None:
     """How many are bad, then these, the warnings, one command for all that is missing, and last what is all right."""
     from actordbg.doctor.checkup import install_command, missing_packages
-    from actordbg.document.renderings import wrap
 
     levels = ("bad", "warn", "ok")
     say(", ".join(f"{sum(check.status == level for check in checks)} {level}" for level in levels))

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from actordbg.base.errors import Refused, StoreProblem, UsageError
 from actordbg.cli.output import as_json, human_bytes, note, plural, say
-
-if TYPE_CHECKING:
-    from actordbg.store.layout import Store
-    from actordbg.store.staging import Moved, Pusher
+from actordbg.store.layout import Store
+from actordbg.store.staging import Mirror, Moved, Pusher, split_runs
 
 
 def pull(
@@ -44,15 +42,11 @@ def push(
 
     Example: actordbg store push ./store s3://bucket/store
     """
-    from actordbg.store.layout import Store
-
     Store(folder).require()
     _move(url, folder, "pushed")
 
 
 def _move(url: str, folder: Path, what: str) -> None:
-    from actordbg.store.staging import Mirror, split_runs
-
     if "://" not in url:
         raise UsageError(f"{url!r:.60} is no URL", hint="s3://bucket/store, hdfs://host/store; a folder needs no staging: cp -r")
     began = time.monotonic()
@@ -88,8 +82,6 @@ NOT_THERE = {
 
 def staged(ctx: typer.Context, url: str, store: Store) -> None:
     """Bring the mirror up to date once in a process, push while the command runs, and push the rest when it ends."""
-    from actordbg.store.staging import Mirror, Pusher, split_runs
-
     root = ctx.find_root()
     if root.meta.get(__name__) is not None:
         return

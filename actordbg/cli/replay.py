@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from typing import Any
 
 import typer
 
@@ -58,15 +58,12 @@ def replay(
     from actordbg.replay.plan import Plan
     from actordbg.replay.supervise import spec_and_owner
 
-    flags = dict(settings)
-    if replaying.is_left_to_rank_0(flags):
-        return
+    flags = replaying.flags_of(settings)
     store, inputs = replaying.opened(ctx, inputs, writes=not dry_run)
-    asked = None
+    of_asked: dict[str, Any] = {"settings_from": {}, "recorded_model": None}
     if resume is not None:
-        beside = [field.name for group in (StopOptions, EngineOptions) for field in fields(group)]
-        why = "--resume goes on under the replay's own configuration"
-        refuse_beside(ctx, why, {"resume", "yes", "dry_run", *beside})  # what a launcher around us implies was not typed
+        why = "--resume goes on under the replay's own configuration"  # what a launcher around us implies was not typed
+        refuse_beside(ctx, why, "resume", "yes", "dry_run", groups=(StopOptions, EngineOptions))
         spec, owner = spec_and_owner(store, resume)
         if spec.config.backend == "fsdp2" and fsdp_is_off():
             note(f"{FSDP_OFF} has no effect: a replay goes on under its own configuration")
@@ -75,7 +72,8 @@ def replay(
         plan = Plan(spec)
     else:
         ask = not (dry_run or output.wanted.silent)
-        asked, plan = replaying.asked_and_planned(ctx, store, flags, inputs, judged=False, ask=ask)
+        asked, plan, own = replaying.asked_and_planned(ctx, store, flags, inputs, judged=False, ask=ask)
+        of_asked = {"settings_from": asked.sources, "recorded_model": own}
         if not (everything or inputs.where is not None or inputs.max_inputs or inputs.input_file):
             ask_for_all(store, plan.spec, dry_run=dry_run)
     if not dry_run and plan.spec.inputs:
@@ -83,8 +81,7 @@ def replay(
         stopping = stopping.on(machines.engine, several_nodes=spans, apart=apart, yes=yes)
         machines.run(ctx, f"replay {plan.spec.replay_id}")
     answer, problem = run_planned(store, plan, stopping, dry_run=dry_run)
-    own = replaying.unasked_model(store, plan.spec, asked, flags) if asked is not None else None
-    answer |= {"settings_from": asked.sources if asked is not None else {}, "recorded_model": own}
+    answer |= of_asked
     if answer["selected"] or output.wanted.json:
         emit(answer, render)
     if not answer["selected"]:

@@ -16,9 +16,9 @@ from actordbg.base.errors import Refused, Unsupported, UsageError, require_packa
 from actordbg.base.units import MOST_NAMED, resolve
 from actordbg.cli import output
 from actordbg.cli.options import Where, option_field, settings_of
+from actordbg.config.replay_config import TOGETHER, ReplayConfig
 
 if TYPE_CHECKING:
-    from actordbg.config.replay_config import ReplayConfig
     from actordbg.debug.replay_stops import StopOrder
     from actordbg.records.replay_record import ReplaySpec
     from actordbg.replay.group_engine import GroupEngine
@@ -98,8 +98,6 @@ class EngineOptions:
 
     def spans_nodes(self, config: ReplayConfig) -> bool:
         """Whether a group has ranks on several nodes."""
-        from actordbg.config.replay_config import TOGETHER
-
         return self.per_node is not None and config.backend in TOGETHER and self.per_node < config.nproc
 
     def run(self, ctx: typer.Context, title: str) -> GroupEngine:

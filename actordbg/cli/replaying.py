@@ -36,25 +36,27 @@ from actordbg.store.layout import Store
 from actordbg.store.places import dump_id_of
 
 
-def is_left_to_rank_0(flags: dict[str, Any]) -> bool:
-    """Under `deepspeed -m actordbg replay ...` this command runs once for each rank. Rank 0 supervises; the others leave.
+def flags_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that were given, and those that a launcher around this command implies.
 
-    Rank 0 starts workers of its own, as many as the launcher started processes, with deepspeed where deepspeed did.
+    Under `deepspeed -m actordbg replay ...` this command runs once for each rank. Rank 0 supervises; the others leave. Rank 0
+    starts workers of its own, as many as the launcher started processes, with deepspeed where deepspeed did.
     """
+    flags = dict(settings)
     around = surrounding_launcher(os.environ)
     if around is None:
-        return False
+        return flags
     if around.local_size < around.world_size:
         raise Unsupported(
             "a replay starts its ranks itself, and this launcher started processes on more than one machine",
             hint="without a launcher: `actordbg replay --nproc N`, with --engine ray for several machines",
         )
     if around.rank > 0:
-        return True
+        raise typer.Exit
     flags["nproc"] = flags.get("nproc") or around.world_size
     if around.deepspeed:
         flags["backend"] = flags.get("backend") or "deepspeed"
-    return False
+    return flags
 
 
 def opened(ctx: typer.Context, inputs: ChosenInputs, *, writes: bool = True) -> tuple[Store, ChosenInputs]:
@@ -109,11 +111,10 @@ def kept(asked: Asked, flags: Mapping[str, Any]) -> ReplayConfig:
 
 def asked_and_planned(
     ctx: typer.Context, store: Store, flags: dict[str, Any], inputs: ChosenInputs, *, judged: bool, ask: bool
-) -> tuple[Asked, Plan]:
-    """The configuration of this invocation, and its plan over the inputs.
+) -> tuple[Asked, Plan, str | None]:
+    """The configuration of this invocation, its plan over the inputs, and the model that these recorded, if nobody named one.
 
-    judged: with what a replay is judged by. ask: at a terminal it is asked which model to replay, where the dumps name one that
-    can be had and nobody else names any; the answer is in `flags`, too.
+    judged: with what a replay is judged by. ask: at a terminal it is asked which to replay, where the recorded one can be had.
     """
 
     def made(*answers: str) -> tuple[Asked, Plan]:
@@ -125,14 +126,14 @@ def asked_and_planned(
         return asked, plan
 
     asked, plan = made()
-    own = unasked_model(store, plan.spec, asked, flags) if ask else None
-    if own is None or (looks_like_path(own) and not is_local(own)):
-        return asked, plan
+    own = unasked_model(store, plan.spec, asked, flags)
+    if own is None or not ask or (looks_like_path(own) and not is_local(own)):
+        return asked, plan, own
     model = output.answered(f"The dumps are of {own}. Replay which model? ({TINY}: a toy)", own)
     if model in (None, TINY):
-        return asked, plan
+        return asked, plan, own
     flags["model"] = model
-    return made("--model", str(model))
+    return *made("--model", str(model)), None
 
 
 def planned(store: Store, config: ReplayConfig, inputs: ChosenInputs, answered: Sequence[str] = ()) -> Plan:

@@ -16,7 +16,6 @@ from actordbg.cli.output import (
     Format,
     TokenizerFile,
     as_json,
-    check_page,
     note,
     open_page,
     say,
@@ -25,11 +24,12 @@ from actordbg.cli.output import (
     texts_of,
     write_file,
 )
+from actordbg.document.renderings import as_markdown, as_text
+from actordbg.store.layout import Store
 
 if TYPE_CHECKING:
     from actordbg.judge.load_replays import Material
     from actordbg.judge.token_charts import Texts
-    from actordbg.store.layout import Store
 
 
 _BY_SUFFIX: dict[str, Format] = {
@@ -69,13 +69,13 @@ def report(
     """
     import tempfile
 
-    from actordbg.document.renderings import as_text
+    from actordbg.document.page import check_place
     from actordbg.judge.load_replays import load
     from actordbg.judge.replay_document import explanations
 
     if explain_figures:
         return say_lines(as_text(explanations()))
-    check_page(output)
+    check_place(output)
     suffix = output.suffix.lower() if output else ""
     if output and suffix not in _BY_SUFFIX and format is None and not as_json:
         raise UsageError(
@@ -101,7 +101,6 @@ def report(
 
 def _written(store: Store, material: Material, chosen: Format, texts: Texts | None) -> str:
     from actordbg.document.page import as_html
-    from actordbg.document.renderings import as_markdown, as_text
     from actordbg.judge import exports
     from actordbg.judge.load_replays import report_blocks
     from actordbg.judge.replay_document import brief_document, document

@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actordbg.base.errors import LaunchProblem, StoreProblem
+from actordbg.capture.control import control_dict, write_control
 from actordbg.cli import capture_options as opt
+from actordbg.cli.dump_recording import control_before, recovered_from, switch_off
 from actordbg.cli.options import option, store_of, takes_groups
 from actordbg.cli.output import emit_json, human_bytes, note, plural
+from actordbg.store.layout import Store
 
 if TYPE_CHECKING:
     from actordbg.cli.dump_status_work import ProcessRow
-    from actordbg.store.layout import Store
 
 LAST_WORDS_SECONDS = 3.0
 """How long processes that still end (Ray's, for example) may take to publish their last counters."""
@@ -53,7 +55,6 @@ def run(
 
     Example: actordbg run --run ppo-7b --max-dumps 200 -- bash train_ppo.sh
     """
-    from actordbg.cli.dump_recording import switch_off
     from actordbg.cli.dump_status_work import process_rows, total_of, who
     from actordbg.debug import stops as live_stops
     from actordbg.install import ray_hooks
@@ -110,7 +111,6 @@ def run(
 
 def recovered_from_rings(store: Store, run: str) -> dict[str, Any] | None:
     """Recover what processes of this run that died on this machine had in hand, before the machine goes."""
-    from actordbg.cli.dump_recording import recovered_from
     from actordbg.dumps.recover import find_rings
     from actordbg.formats.recording_reading import read_ring
 
@@ -145,8 +145,6 @@ def after_the_job(store: Store, run: str, known: set[tuple[Any, ...]], *, wait: 
 
 def start_recording(store: Store, run: str, options: opt.CaptureOptions) -> None:
     """Write the job's own switch, and say so."""
-    from actordbg.capture.control import control_dict, write_control
-    from actordbg.cli.dump_recording import control_before
 
     previous = control_before(store, run)
     if previous is not None and previous.enabled:

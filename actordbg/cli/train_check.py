@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import typer
 
 from actordbg.cli.options import (
@@ -45,15 +43,12 @@ def train_check(
     from actordbg.base.units import new_replay_id
     from actordbg.campaign.run_train_check import load_train_check
     from actordbg.cli import train_check_work as work
-    from actordbg.cli.replaying import is_left_to_rank_0, opened
+    from actordbg.cli.replaying import flags_of, opened
 
-    flags = dict(settings)
-    if is_left_to_rank_0(flags):
-        return
+    flags = flags_of(settings)
     if show is not None or resume is not None:
-        word, engine = ("show", []) if show is not None else ("resume", [field.name for field in fields(EngineOptions)])
-        beside = {word, "yes", "dry_run", *engine}
-        refuse_beside(ctx, f"--{word} takes a check as it is", beside)
+        word, groups = ("show", []) if show is not None else ("resume", [EngineOptions])
+        refuse_beside(ctx, f"--{word} takes a check as it is", word, "yes", "dry_run", groups=groups)
         store = store_of(ctx).require()
         record, owner = load_train_check(store, str(show or resume))
         if show is not None:

@@ -104,7 +104,7 @@ def new_train_check(
     paths: dict[str, Any] = {name: Path(names.values[name]) for name in ("log_dir", "dataset") if name in names.values}
     how = replace(how, **paths)
     axes = _axes(flags, names)
-    base = _base(ctx, {name: value for name, value in flags.items() if name not in TRAINING_AXES}, names, axes)
+    base = _base(ctx, flags, names, axes)
     sizes: dict[str, int] = {name: names.values[name] for name in ("tp", "ring") if name in names.values}
     configs = configurations(base, axes, names.skips, sizes)
     if not configs:
@@ -194,9 +194,9 @@ def _rows(how: HowToTrain, names: AncestorNames) -> dict[str, Any]:
     return rows | {"accumulation": how.gradient_accumulation, "max_len": names.values.get("max_len")}
 
 
-def _axes(flags: Mapping[str, Any], names: AncestorNames) -> Axes:
-    """The lists that were given; a size of the ancestor's beside its absence, where other lists were given."""
-    given = {name: AXES[name].list_of(str(flags[name])) for name in TRAINING_AXES if name in flags}
+def _axes(flags: dict[str, Any], names: AncestorNames) -> Axes:
+    """Take the lists that were given out of `flags`; beside others, a size of the ancestor's stands beside its absence."""
+    given = {name: AXES[name].list_of(str(flags.pop(name))) for name in TRAINING_AXES if name in flags}
     for name in ("tp", "ring"):
         if given and name in names.values:
             given[name] = sorted({1, names.values[name]})

@@ -99,8 +99,20 @@ WIDTH = 760
 """Width of each chart in pixels."""
 
 
+def check_place(path: Path | None) -> None:
+    """Raises EnvironmentProblem where no file could be written. Asked before the work, which may take minutes."""
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise EnvironmentProblem(f"cannot write {path}: {path.parent} is no folder", hint="make it first, or name another one")
+    if path.is_dir():
+        raise EnvironmentProblem(f"cannot write {path}: it is a folder", hint="name a file in it")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise EnvironmentProblem(f"cannot write {path}", hint="name a file in a folder that you may write")
+
+
 def check(option: str, path: Path | None) -> None:
-    """Raises UsageError for another suffix, and EnvironmentProblem for a folder that cannot be written or without vl-convert."""
+    """Raises UsageError for another suffix, and EnvironmentProblem for a file that cannot be written or without vl-convert."""
     if path is None:
         return
     if path.suffix.lower() not in SUFFIXES:
@@ -108,24 +120,27 @@ def check(option: str, path: Path | None) -> None:
             f"{option} {path}: no picture has the suffix {path.suffix!r}",
             hint=f"name a file that ends with {', '.join(SUFFIXES)}",
         )
-    if path.is_dir() or not path.parent.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise EnvironmentProblem(f"cannot write {path}", hint="name a file in a folder that exists and is writable")
+    check_place(path)
     require_package(option, "vl_convert", "vl-convert-python")
 
 
 def write_named(path: Path, data: bytes) -> None:
-    """Writes what a user asked for where they said: a file whole or not at all, behind a link too; a device as it is."""
-    if path.exists() and not path.is_file():
-        path.write_bytes(data)
-    else:
-        atomic_write(path.resolve(), data, mode=0o644)
-
-
-def save(charts: Sequence[Chart], path: Path) -> bool:
-    """Writes the charts one below the other and returns True; writes nothing and returns False without any.
+    """Writes what a user asked for where they said: a file whole or not at all, behind a link too; a device as it is.
 
     Raises EnvironmentProblem if the disk refuses the file.
     """
+    try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)
+        else:
+            atomic_write(path.resolve(), data, mode=0o644)
+    except OSError as error:
+        hint = "free some space, or name a file in a folder that you may write"
+        raise EnvironmentProblem(f"cannot write {path}: {error.strerror}", hint=hint) from None
+
+
+def save(charts: Sequence[Chart], path: Path) -> bool:
+    """Writes the charts one below the other and returns True; writes nothing and returns False without any."""
     if not charts:
         return False
     import vl_convert
@@ -133,10 +148,7 @@ def save(charts: Sequence[Chart], path: Path) -> bool:
     parts = [{**chart.specification, "title": chart.title, "width": WIDTH} for chart in charts]
     picture = {"$schema": SCHEMA, "vconcat": parts, "background": "white"}
     drawn: str | bytes = getattr(vl_convert, f"vegalite_to_{path.suffix.lower()[1:]}")(picture)
-    try:
-        write_named(path, drawn.encode() if isinstance(drawn, str) else drawn)
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot write {path}: {error.strerror}", hint="free some space, or name another file") from None
+    write_named(path, drawn.encode() if isinstance(drawn, str) else drawn)
     return True
 
 

@@ -62,19 +62,17 @@ def plan_prune(
     keep_bytes: int | None = None,
     run: str | None = None,
     damaged: bool = False,
-    healthy: bool = True,
     pinned: bool = False,
 ) -> PrunePlan:
     """Dumps that all given conditions select (`where`, `older_than_s`, `run`), pinned ones only with `pinned`; of these, with
-    `keep_bytes`, the oldest until the store's dumps take no more than that. `damaged` adds files that are broken (not those
-    that only a newer actordbg can read, nor unreadable ones), and without `healthy` only those go. Leftover temporary files
-    are always part of the plan.
+    `keep_bytes`, the oldest until the store's dumps take no more than that. With `damaged` only files that are broken (not those
+    that only a newer actordbg can read, nor unreadable ones). Leftover temporary files are always part of the plan.
     """
     doomed = {item.path: item for item in _leftovers(catalog.store)}
     spared, short = 0, False
     if damaged:
         doomed |= {item.path: item for item in _damaged(catalog, run)}
-    if healthy:
+    else:
         before = None
         if older_than_s is not None:
             before = format_timestamp(datetime.fromtimestamp(max(0.0, time.time() - older_than_s), timezone.utc))

@@ -59,6 +59,11 @@ class Read(HTMLParser):
         """Every value of an attribute."""
         return [str(attributes[name]) for _, attributes in self.elements if name in attributes]
 
+    def assert_inert(self) -> None:
+        """No element, attribute or script but those of actordbg's own pages."""
+        assert {tag for tag, _ in self.elements} <= OURS
+        assert not [name for _, attributes in self.elements for name in attributes if name.startswith("on") or name == "style"]
+
     @property
     def policy(self) -> str:
         (found,) = (
