@@ -109,7 +109,7 @@ def test_what_a_slow_disk_leaves_in_the_ring_is_recovered_as_it_would_have_been_
     wanted = dumps(quick)
 
     disk = SlowStore(slow.root, 0.05)
-    recording = Recording(slow, publisher=disk, **SWITCHES[name])
+    recording = Recording(disk, **SWITCHES[name])
     train(recording, 60)
     end(recording, 0.25)
     total, words = status(slow)
@@ -145,7 +145,7 @@ def test_what_a_slow_disk_leaves_in_the_ring_is_recovered_as_it_would_have_been_
 
 
 def test_without_a_ring_file_what_is_not_written_is_dropped_and_said(store):
-    recording = Recording(store, publisher=SlowStore(store.root, 0.05), ring=0)
+    recording = Recording(SlowStore(store.root, 0.05), ring=0)
     train(recording, 40)
     end(recording, 0.25)
     total, words = status(store)
@@ -155,7 +155,7 @@ def test_without_a_ring_file_what_is_not_written_is_dropped_and_said(store):
 
 def test_copies_that_a_device_still_has_land_in_the_ring_at_the_end(store, monkeypatch):
     device = LaterDevice()
-    recording = Recording(store, publisher=SlowStore(store.root, 0.05), copier=Copier(lambda _: device))
+    recording = Recording(SlowStore(store.root, 0.05), copier=Copier(lambda _: device))
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: tensor.dtype == torch.int64))
     train(recording, 20)
     end(recording, 0.2)
@@ -170,7 +170,7 @@ def test_copies_that_a_device_still_has_land_in_the_ring_at_the_end(store, monke
 
 def test_a_ring_is_left_alone_while_its_process_still_writes(store):
     disk = StuckStore(store.root)
-    recording = Recording(store, publisher=disk)
+    recording = Recording(disk)
     train(recording, 10)
     assert disk.entered.wait(30) and not recording.close(0.05)
     recovered(store)
@@ -186,7 +186,7 @@ def test_a_ring_is_left_alone_while_its_process_still_writes(store):
 
 def test_rings_that_make_room_keep_their_books(store, tmp_path, monkeypatch):
     monkeypatch.setenv("ACTORDBG_RING_DIR", str(tmp_path / "rings"))
-    recording = Recording(store, publisher=SlowStore(store.root, 0.2))
+    recording = Recording(SlowStore(store.root, 0.2))
     train(recording, 20)
     end(recording, 0.1)
     before, _ = status(store)
@@ -204,7 +204,7 @@ def test_rings_that_make_room_keep_their_books(store, tmp_path, monkeypatch):
 
 
 def test_discarding_rings_counts_what_they_had(store):
-    recording = Recording(store, publisher=SlowStore(store.root, 0.2))
+    recording = Recording(SlowStore(store.root, 0.2))
     train(recording, 20)
     end(recording, 0.1)
     before, _ = status(store)

@@ -326,7 +326,7 @@ def test_wrong_arguments_raise_what_they_would_without_the_hook(recording: Recor
 def test_a_stuck_disk_does_not_hold_up_training(tmp_path):
     store = StuckStore(tmp_path / "store")
     store.create()
-    recording = Recording(store, publisher=store, capacity=20_000)
+    recording = Recording(store, capacity=20_000)
     actor, sequences = SignatureH(), ids(2, 100)
     for _ in range(200):
         recording.forward(actor, sequences)
@@ -348,7 +348,7 @@ def test_calls_without_tensors_do_not_queue_up_for_ever(tmp_path, images: Any, m
 
     store = StuckStore(tmp_path / "store")
     store.create()
-    recording = Recording(store, publisher=store, capacity=4 * ITEM_BYTES)
+    recording = Recording(store, capacity=4 * ITEM_BYTES)
     actor = Wordy()
     for _ in range(50):
         recording.forward(actor, None, images)
@@ -387,7 +387,7 @@ def test_a_failing_disk_is_a_counted_drop_with_one_warning(store, monkeypatch, n
         return publish(*dump)
 
     monkeypatch.setattr(store, "publish_dump", published)
-    recording, actor = Recording(store, publisher=store), SignatureH()
+    recording, actor = Recording(store), SignatureH()
     with caplog.at_level(logging.WARNING, "actordbg"):
         for _ in range(10):
             recording.forward(actor, ids())
