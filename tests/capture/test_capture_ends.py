@@ -20,6 +20,7 @@ from soaking import Actor
 from typer.testing import CliRunner
 from victims import inputs, wait_for
 
+from actordbg.capture.control import WRITERS
 from actordbg.capture.snapshot import Copier
 from actordbg.cli.app import app
 from actordbg.dumps import recover
@@ -76,7 +77,7 @@ def status(store: Store) -> tuple[dict[str, int], str]:
     """The total of `dump status`, and its words."""
     answers = [CliRunner().invoke(app, ["--store", str(store.root), "dump", "status", *more]) for more in (("--json",), ())]
     assert [answer.exit_code for answer in answers] == [0, 0], answers[0].output
-    return json.loads(answers[0].stdout)["total"], answers[1].stdout
+    return json.loads(answers[0].stdout)["total"], answers[1].output
 
 
 def balanced(total: dict[str, int]) -> bool:
@@ -213,7 +214,7 @@ def test_discarding_rings_counts_what_they_had(store):
     assert balanced(total) and (total["pending"], total["dropped"]) == (0, before["pending"]) and before["pending"] > 5
 
 
-# --- a disk without room for counters -------------------------------------------------------------------------------------
+# --- a full disk ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -238,41 +239,70 @@ def fill(folder: Path) -> Path:
     ("ring", "first", "way"),
     [(8, 8, Recording), (8, 8, AdaptedRecording), (8, 0, AdaptedRecording), (0, 8, Recording), (0, 0, Recording)],
 )
-def test_a_full_disk_does_not_make_the_books_old(small_disk: Path, ring: int, first: int, way: type[Recording], caplog):
-    """`first` calls are counted in a file before the disk is full. Without these and without a ring there is nothing to count in."""
+def test_a_full_disk_does_not_make_the_books_old(
+    small_disk: Path, ring: int, first: int, way: type[Recording], caplog, monkeypatch
+):
+    """`first` calls are counted in a file before the disk is full. Without any the books come into a file of their own, in memory."""
+    monkeypatch.setattr("actordbg.capture.writer.PUBLISH_SECONDS", 0.02)
     store = Store(small_disk / "store").create()
     recording, actor = way(store, ring=ring), Actor()
     train(recording, first, actor)
-    wait_for(lambda: bool(list(store.counters.rglob("[!.]*.json"))) == bool(first))
+    wait_for(lambda: not first or status(store)[0]["captured"] == first)
     filler = fill(small_disk)
     train(recording, 40, actor)
-    wait_for(lambda: not any(ledger.pending for ledger in recording.ledgers))
+    wait_for(lambda: status(store)[0]["dropped"] == 40)  # while the process runs
     assert recording.close(30)
-    ledger = recording.ledger
-    assert ledger.dropped["disk_full"] == 40
-    if first or ring:
-        total, words = status(store)
-        assert balanced(total) and (total["calls"], total["captured"], total["dropped"]) == (first + 40, first, 40)
-        assert "disk_full 40" in words
-        assert bool(recover.find_rings(store)) == (ring > 0 and not first), "the ring stays where nothing else has the counts"
-        filler.unlink()
-        recovered(store)
-        assert status(store)[0] == total and not recover.find_rings(store)
-    else:
-        assert "counters could not be published" in caplog.text
+    total, words = status(store)
+    assert balanced(total) and (total["calls"], total["captured"], total["dropped"]) == (first + 40, first, 40)
+    assert "disk_full 40" in words and ("counters could not be published" in caplog.text) == (not first)
+    assert bool(recover.find_rings(store)) == (not first), "the ring stays where nothing else has the counts"
+    filler.unlink()
+    recovered(store)
+    assert status(store)[0] == total and not recover.find_rings(store)
     assert not list(small_disk.rglob(".tmp-*"))
 
 
-def test_counters_are_written_at_the_end_if_there_is_room_again(small_disk: Path):
+def test_where_no_counters_could_be_written_status_says_why_and_at_the_end_they_are_if_there_is_room_again(
+    small_disk: Path, monkeypatch
+):
+    monkeypatch.setenv("ACTORDBG_RING_DIR", str(small_disk / "rings"))
     store = Store(small_disk / "store").create()
-    recording = Recording(store)
+    recording = Recording(store, ring=0)
     filler = fill(small_disk)
     train(recording, 40, Actor())
-    wait_for(lambda: not any(ledger.pending for ledger in recording.ledgers))
+    wait_for(lambda: "No process has reported yet. the store's disk is full" in " ".join(status(store)[1].split()))
     filler.unlink()
     assert recording.close(30) and not recover.find_rings(store)
     (data,) = map(read_counters, store.counters.rglob("*.json"))
     assert (data["calls"], data["state"], data["dropped"]) == (40, "ended", {"disk_full": 40})
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_disk_that_is_full_again_and_again_is_told_of_once_a_minute(small_disk: Path, caplog, writer: str):
+    store, clock = Store(small_disk / "store").create(), [0.0]
+    recording, actor = Recording(store, writer=writer), Actor()
+    recording.recorder.notices._clock = lambda: clock[0]
+
+    def lost(calls: int) -> int:
+        """After so many calls, how often it was said that a dump was lost."""
+        for seed in range(calls):
+            recording.forward(actor, torch.randint(0, 128_000, (4, 3000), generator=torch.Generator().manual_seed(seed)))
+        wait_for(lambda: recording.ledger.pending == 0)
+        assert caplog.text.count("counters could not be published") <= 1
+        return caplog.text.count("a dump was lost")
+
+    assert lost(60) == 1 and 0 < (kept := recording.ledger.captured) < 60
+    for path in store.iter_dumps():
+        path.unlink()
+    assert lost(5) == 1 and recording.ledger.captured == kept + 5, "there is room again: recording goes on, and says nothing more"
+    clock[0] += 100  # a minute later it is news when the disk is full once more
+    assert lost(60) == 2
+    left = list(store.iter_dumps())
+    assert all(payload.load(path).record.seq_len == 3000 for path in left) and len(left) == recording.ledger.captured - kept
+    left[0].unlink()  # room for the last counters
+    assert recording.close(30)
+    total, _ = status(store)
+    assert balanced(total) and total["calls"] == 125 and recording.recorder.stray == 0
 
 
 # --- faults drawn at random -----------------------------------------------------------------------------------------------
