@@ -185,33 +185,25 @@ def test_a_ring_is_left_alone_while_its_process_still_writes(store):
     assert balanced(total) and total["pending"] == 0 and len(dumps(store)) == total["captured"] == 10
 
 
-def test_rings_that_make_room_keep_their_books(store, tmp_path, monkeypatch):
+@pytest.mark.parametrize("how", ["discarded", "reduced to their books"])
+def test_rings_that_go_leave_exact_books(store, tmp_path, monkeypatch, how: str):
     monkeypatch.setenv("ACTORDBG_RING_DIR", str(tmp_path / "rings"))
     recording = Recording(SlowStore(store.root, 0.2))
     train(recording, 20)
     end(recording, 0.1)
     before, _ = status(store)
     (path,) = recover.find_rings(store)
-    foreign = path.with_name(path.name.replace(ringfile.host_name(), "elsewhere", 1))
-    foreign.write_bytes(path.read_bytes()[: ringfile.DATA])
-    ringfile.forget_old(path.parent, most=0)
-    assert path.stat().st_size == ringfile.SLOTS_AT and foreign.stat().st_size == ringfile.DATA
-    foreign.unlink()
-    assert status(store)[0] == before
-    recovered(store)
+    if how != "discarded":
+        foreign = path.with_name(path.name.replace(ringfile.host_name(), "elsewhere", 1))
+        foreign.write_bytes(path.read_bytes()[: ringfile.DATA])
+        ringfile.forget_old(path.parent, most=0)
+        assert path.stat().st_size == ringfile.SLOTS_AT and foreign.stat().st_size == ringfile.DATA
+        foreign.unlink()
+        assert status(store)[0] == before
+    recovered(store, *["--discard"] * (how == "discarded"))
     total, words = status(store)
-    assert balanced(total) and total["dropped"] == before["pending"] and f"killed {before['pending']}" in words
-    assert not path.exists()
-
-
-def test_discarding_rings_counts_what_they_had(store):
-    recording = Recording(SlowStore(store.root, 0.2))
-    train(recording, 20)
-    end(recording, 0.1)
-    before, _ = status(store)
-    recovered(store, "--discard")
-    total, _ = status(store)
     assert balanced(total) and (total["pending"], total["dropped"]) == (0, before["pending"]) and before["pending"] > 5
+    assert f"killed {before['pending']}" in words and not path.exists()
 
 
 # --- a full disk ---------------------------------------------------------------------------------------------------------
