@@ -50,11 +50,7 @@ OBJECTS_A_CALL = 0.1
 """What stays for a call is one object at least, for an actor some dozens. Noise: some objects in all (what a thread just made)."""
 BYTES_A_CALL, CALLS_TO_WEIGH = 64, 20_000
 """A path that stays for each call has 200 bytes. Noise: pages of the allocator, 300 kB in all; so this needs many calls."""
-ERRORS = (
-    OSError(errno.EIO, "I/O error"),
-    OSError(errno.ENOSPC, "No space left on device"),
-    OSError(errno.EDQUOT, "Quota exceeded"),
-)
+ERRORS = tuple(OSError(number, os.strerror(number)) for number in (errno.EIO, errno.ENOSPC, errno.EDQUOT))
 
 
 class Actor(torch.nn.Module):
@@ -120,6 +116,15 @@ def live(recording: Recording, dice: random.Random, calls: int, shared: Any = No
     return on
 
 
+def sums_of(store: Store) -> dict[str, int]:
+    """The sums of a store's books, which balance, and how many `files` they are."""
+    books = [read_counters(path) for path in store.counters.rglob("[!.]*.json")]
+    sums = {name: sum(data[name] for data in books) for name in ("calls", "captured", "pending", "rotated")}
+    sums |= {name: sum(sum(data[name].values()) for data in books) for name in ("dropped", "sampled_out")}
+    assert sums["calls"] == sums["captured"] + sums["dropped"] + sums["sampled_out"] + sums["pending"], books
+    return sums | {"files": len(books)}
+
+
 def one_life(root: Path, seed: int, calls: int) -> dict[str, int]:
     """A process that records into a store of its own, and how its books stand in the end."""
     import mmap
@@ -149,22 +154,16 @@ def one_life(root: Path, seed: int, calls: int) -> dict[str, int]:
     assert os.waitstatus_to_exitcode(status) == (-9 if end == "killed" else 0), (seed, end, status)
     reports = list(recover(store, find_rings(store)))
     assert [report.problem for report in reports] == [None] * len(reports), (seed, reports)
-    made, books = int.from_bytes(shared[:8], "little"), [read_counters(path) for path in store.counters.rglob("[!.]*.json")]
-    sums = {name: sum(data[name] for data in books) for name in ("calls", "captured", "pending", "rotated")}
-    sums["dropped"] = sum(sum(data["dropped"].values()) for data in books)
-    sums["sampled_out"] = sum(sum(data["sampled_out"].values()) for data in books)
-    sums["recovered"] = sum(len(report.dumps) for report in reports)
-    sums["killed"] = end == "killed"
-    told = bool(books) or end == "killed"
-    closed = sums["captured"] + sums["dropped"] + sums["sampled_out"]
-    assert sums["calls"] == closed + sums["pending"], (seed, end, books)
-    assert not sums["pending"] or (end == "killed" and not reports), (seed, end, books)  # without a ring nothing outlives a kill
-    assert not told or made - (end == "killed") * made <= sums["calls"] <= made, (seed, end, made, books)
-    if end != "killed" and books:
-        assert sums["calls"] == made, (seed, end, made, books)
-        extra = sum(dump.recorded is False for report in reports for dump in report.dumps)
-        files = len(list(store.iter_dumps()))
-        assert sums["captured"] - sums["rotated"] <= files <= sums["captured"] - sums["rotated"] + extra, (seed, end, files, sums)
+    made, sums = int.from_bytes(shared[:8], "little"), sums_of(store)
+    dumps = [dump for report in reports for dump in report.dumps]
+    sums |= {"recovered": len(dumps), "killed": end == "killed"}
+    told = (seed, end, made, sums)
+    if end == "killed":
+        assert sums["calls"] <= made and not (sums["pending"] and reports), told  # without a ring nothing outlives a kill
+    elif sums["files"]:
+        extra, kept = sum(not dump.recorded for dump in dumps), sums["captured"] - sums["rotated"]
+        assert (sums["calls"], sums["pending"]) == (made, 0), told
+        assert kept <= len(list(store.iter_dumps())) <= kept + extra, told
     shutil.rmtree(store.root)
     return sums
 
@@ -223,10 +222,9 @@ def long_life(root: Path, seed: int, calls: int) -> Memory:
         wait_for(lambda: not recording.recorder.writer.watched())  # an actor is gone: its books are closed
         memory.look(made)
     assert recording.close(60)
-    books = [read_counters(path) for path in store.counters.rglob("[!.]*.json")]
-    closed = sum(data["captured"] + sum(data["dropped"].values()) + sum(data["sampled_out"].values()) for data in books)
-    assert len(books) == ACTORS and sum(data["calls"] for data in books) == made == closed, books
-    assert len(list(store.iter_dumps())) == sum(data["captured"] - data["rotated"] for data in books), books
+    sums = sums_of(store)
+    assert (sums["files"], sums["calls"], sums["pending"]) == (ACTORS, made, 0), sums
+    assert len(list(store.iter_dumps())) == sums["captured"] - sums["rotated"], sums
     memory.is_flat()
     return memory
 
