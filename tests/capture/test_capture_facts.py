@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
-from roots import ROOT
+from runkit import clean_environment, python
 
 from actordbg.capture import facts
 from actordbg.capture.facts import digests, states
@@ -107,11 +105,8 @@ def test_a_real_openrlhf_actor_is_recorded_and_cannot_tell(store, tmp_path):
     from actordbg.capture.control import Control, write_control
 
     write_control(store, Control(True, "r", "2026-11-20T12:00:00.000000Z", free_floor_bytes=0, with_outputs=True))
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-c", OPENRLHF, str(store.root), str(tmp_path / "models")]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
-    digests = json.loads(done.stdout.splitlines()[-1])
+    environment = clean_environment(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
+    digests = json.loads(python(OPENRLHF, environment, str(store.root), str(tmp_path / "models")).splitlines()[-1])
     assert len({*digests["plain"], *digests["hooked"]}) == 1
 
     from actordbg.store import payload
