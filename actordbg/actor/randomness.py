@@ -66,7 +66,7 @@ def check(before: Randomness, dump: Dump, device: torch.device) -> Randomness:
     if before.why:
         return before
     places = _places(dump.rng, device)
-    now = digests(states([device]))
+    now = digests(states(device))
     return replace(before, match=all(now[places[name]] == dump.record.rng[name] for name in before.restored))
 
 

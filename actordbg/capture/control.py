@@ -26,7 +26,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -131,10 +131,14 @@ class Control:
     ring_bytes: int = DEFAULT_RING_BYTES
     ring_dir: str | None = None
     writer: str = "thread"
-    on: Triggers = field(default=Triggers(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "on", parse(self.triggers))
+        _ = self.on  # ValueError for words that are none
+
+    @cached_property
+    def on(self) -> Triggers:
+        """The triggers, parsed."""
+        return parse(self.triggers)
 
     @cached_property
     def unlimited(self) -> bool:
@@ -168,7 +172,7 @@ _BOUNDS: dict[str, tuple[int, float]] = {"level": (1, 22), "ring": (0, MAX_RING)
 """Least and most of a number; others are only not negative."""
 _TEXTS: dict[str, Callable[[str], bool]] = {"run": is_plain_name, "writer": WRITERS.__contains__}
 _ITEMS: dict[str, Any] = {"ranks": int, "triggers": str}
-_KINDS = {name: kinds for name, kinds in kinds_of(Control).items() if name != "on"}
+_KINDS = kinds_of(Control)
 
 
 def _checked(data: dict[str, Any]) -> dict[str, Any]:
@@ -256,14 +260,9 @@ class ControlWatcher:
             self._on_problem(f"recording is off: {problem}")
 
 
-def control_dict(control: Control) -> dict[str, Any]:
-    """The fields as plain data."""
-    return {name: value for name, value in asdict(control).items() if name != "on"}
-
-
 def control_text(control: Control) -> str:
     """The file's text."""
-    return json.dumps({"format": CONTROL_FORMAT, **control_dict(control)}, indent=1, allow_nan=False) + "\n"
+    return json.dumps({"format": CONTROL_FORMAT, **asdict(control)}, indent=1, allow_nan=False) + "\n"
 
 
 def read_control(store: StoreFiles, job: str | None = None) -> Control | None:

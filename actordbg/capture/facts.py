@@ -33,7 +33,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -173,18 +173,15 @@ def _autocast_dtype() -> str | None:
     return None
 
 
-def states(devices: Iterable[torch.device] = ()) -> dict[str, torch.Tensor]:
-    """Present states (uint8, on the CPU) by device: of the CPU, and of the CUDA devices among `devices`.
-
-    Without any CUDA device among them it is the current one. Only where this process has initialised CUDA.
+def states(device: torch.device | None = None) -> dict[str, torch.Tensor]:
+    """Present states (uint8, on the CPU) by device: of the CPU and, where this process has initialised CUDA, of this CUDA device,
+    or else of the current one.
     """
     found = {"cpu": torch.default_generator.get_state()}
     ready: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     if ready and not torch.cuda.is_current_stream_capturing():
-        here = torch.cuda.current_device()
-        wanted = {here if one.index is None else one.index for one in devices if one.type == "cuda"} or {here}
-        for index in sorted(wanted):
-            found[f"cuda:{index}"] = torch.cuda.default_generators[index].get_state()
+        index = torch.cuda.current_device() if device is None or device.index is None else device.index
+        found[f"cuda:{index}"] = torch.cuda.default_generators[index].get_state()
     return found
 
 

@@ -20,14 +20,14 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from actordbg.capture.control import Control
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.ringfile import CLOSED, COUNTERS_FORMAT, COUNTS, DROP_REASONS, PLACE, SAMPLE_REASONS, TRIGGERS
+from actordbg.formats.ringfile import CLOSED, COUNTERS_FORMAT, COUNTS, PLACE, pending, totals
 from actordbg.formats.store_files import FULL_DISK, StoreFiles, atomic_write, overwrite
 
 PAGE = 4096
@@ -50,20 +50,8 @@ class Identity:
         return store.counters / self.run / f"{self.rank:04d}-{self.host}-{self.pid}-{self.instance}.json"
 
 
-def _count(name: str) -> Any:
-    place = PLACE[name]
-    return property(lambda ledger: ledger.counts[place])
-
-
-def _counts_by(kind: str, reasons: tuple[str, ...]) -> Any:
-    """Those that are not 0, by reason."""
-    places = {reason: PLACE[f"{kind}.{reason}"] for reason in reasons}
-    return property(lambda ledger: {reason: n for reason, place in places.items() if (n := ledger.counts[place])})
-
-
-def _admitted(counts: Sequence[int]) -> int:
-    """Calls that were neither dropped nor sampled out."""
-    return counts[0] - sum(counts[3:CLOSED])
+def _total(name: str) -> Any:
+    return property(lambda ledger: totals(ledger.counts)[name])
 
 
 @dataclass(eq=False)
@@ -93,16 +81,14 @@ class Ledger:
     _eligible: int = 0
     _bytes_full: bool = False
 
-    calls, captured, bytes = map(_count, ("calls", "captured", "bytes"))
-    outputs_dropped, rotated, rotated_bytes = map(_count, ("outputs_dropped", "rotated", "rotated_bytes"))
-
-    dropped, sampled_out = _counts_by("dropped", DROP_REASONS), _counts_by("sampled_out", SAMPLE_REASONS)
-    triggered = _counts_by("triggered", TRIGGERS)
+    calls, captured, bytes = map(_total, ("calls", "captured", "bytes"))
+    outputs_dropped, rotated, rotated_bytes = map(_total, ("outputs_dropped", "rotated", "rotated_bytes"))
+    dropped, sampled_out, triggered = map(_total, ("dropped", "sampled_out", "triggered"))
 
     @property
     def pending(self) -> int:
         """Calls that are neither captured nor dropped nor sampled out: they are in the ring."""
-        return _admitted(self.counts) - self.counts[1]
+        return pending(self.counts)
 
     def names(self) -> dict[str, Any]:
         """Whose books these are, as the ring and the counters file say it."""
@@ -207,11 +193,11 @@ class Ledger:
         """
         with self._lock:
             self.counts[CLOSED] = self.closed or state == "ended"
-            counts = ("calls", "captured", "pending", "bytes", "rotated", "rotated_bytes", "outputs_dropped")
             told = {
                 "format": COUNTERS_FORMAT,
                 **self.names(),
-                **{name: getattr(self, name) for name in (*counts, "dropped", "sampled_out", "triggered", "last_error")},
+                **totals(self.counts),
+                "last_error": self.last_error,
                 "state": "ended" if self.closed and not self.pending else state,
                 "heartbeat": now_timestamp(),
                 "generation": max(self.generation, 0),
@@ -246,7 +232,8 @@ class Ledger:
         self._eligible += 1
         if (self._eligible - 1) % control.every:
             return "every"
-        if control.max_dumps is not None and _admitted(self.counts) - _admitted(self._before) >= control.max_dumps:
+        kept, before = (pending(counts) + counts[1] for counts in (self.counts, self._before))
+        if control.max_dumps is not None and kept - before >= control.max_dumps:
             return "max_dumps"
         full = self._bytes_full or control.max_bytes == 0
         return "max_bytes" if full and control.max_bytes is not None else None

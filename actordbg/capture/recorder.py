@@ -233,9 +233,8 @@ class Recorder:
         if instance.role is None or instance.about is None:
             self._observe(instance, actor, call)
         if control.with_rng:
-            given = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
-            states = facts.states([tensor.device for tensor in given if tensor.is_cuda][:1])
-            kwargs = kwargs | {RNG_PREFIX + name: state for name, state in states.items()}
+            places = (value.device for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor) and value.is_cuda)
+            kwargs = kwargs | {RNG_PREFIX + name: state for name, state in facts.states(next(places, None)).items()}
         kind, layout, tensors, addresses = kind_of(item.ledger, instance, call, binder, args, kwargs)
         item.kind = kind
         simple = layout.contiguous and len(addresses) == len(tensors)
@@ -314,7 +313,7 @@ class Recorder:
         item.seconds = item.timer() if item.timer is not None else None
         item.until, item.ended = monotonic_ns(), True
         if control.with_rng:
-            item.rng_after = facts.states((item.device,) if item.device is not None else ())
+            item.rng_after = facts.states(item.device)
         if error is None and (control.with_outputs or control.on.of_outputs):
             outputs = named_outputs(output, item.kind.returns, logits=control.on.nan)
             nbytes = cost(outputs.values())

@@ -25,6 +25,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,7 @@ MOST_RUNNING = 64
 """Slots that are left to calls in flight when many calls wait to be written."""
 
 
+@dataclass(slots=True, eq=False)
 class RingEntry:
     """One call in a ring. In the mapping, `at`: where its slot is; `offset`: its extent; `data`: its first tensor.
 
@@ -126,14 +128,17 @@ class RingEntry:
     `spare`: it may wait to be written; however many wait, the last calls and those in flight get their slots.
     """
 
-    __slots__ = ("at", "count", "data", "holds", "offset", "sequence", "size", "slot", "spare", "state", "whole")
-
-    def __init__(self, size: int, count: int, sequence: int) -> None:
-        self.size, self.count, self.sequence = size, count, sequence
-        self.at = self.slot = self.offset = self.data = 0
-        self.holds = 1
-        self.state = IN_FLIGHT
-        self.whole = self.spare = False
+    size: int
+    count: int
+    sequence: int
+    at: int = 0
+    slot: int = 0
+    offset: int = 0
+    data: int = 0
+    holds: int = 1
+    state: int = IN_FLIGHT
+    whole: bool = False
+    spare: bool = False
 
 
 class Ring:

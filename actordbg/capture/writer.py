@@ -68,15 +68,12 @@ class Writer:
     `process`: what counters files say of the process. `kind`: who writes, "thread" or "process", or "thread: " and why.
     """
 
-    def __init__(
-        self, store: StoreFiles, notices: Notices, *, publisher: StoreFiles | None = None, capacity: int = QUEUE_BYTES
-    ) -> None:
+    def __init__(self, store: StoreFiles, notices: Notices, capacity: int = QUEUE_BYTES) -> None:
         self.capacity = capacity
         self.control: Control | None = None
         self.ring: Ring | None = None
         self.process: Callable[[], dict[str, Any]] = dict
         self._store = store
-        self._publisher = publisher or store
         self.failed: tuple[tuple[Item | Ledger | None, BaseException], ...] = ()
         self._left: tuple[Item, ...] = ()
         self._notices = notices
@@ -260,7 +257,7 @@ class Writer:
         self._versions = self._versions or versions()
         try:
             chosen = [item for item in batch if item.control is control and item.ring is ring and item.needs_only_inputs()]
-            if chosen and self._publisher is self._store:
+            if chosen:
                 for item in chosen:
                     self._land(item)
                 if self._scribe is None:
@@ -356,6 +353,8 @@ class Writer:
 
     def _keep_too(self, one: Item, dump_id: str) -> None:
         """Keep a call that came before a triggered one: publish it, or pin what was published."""
+        from actordbg.formats import encoding
+
         facts = {"before": dump_id}
         if one.written is None or self._is_over():
             one.reopen()
@@ -367,7 +366,7 @@ class Writer:
         record, data = one.written
         if not record.pinned and one.path is not None:
             record = replace(record, pinned=True, triggered=BEFORE, trigger_facts=facts)
-            self._publisher.publish_dump(record, _pack(record, data, one.control.level))
+            self._store.publish_dump(record, encoding.pack(record, data, one.control.level))
             one.written = (record, data)
             self._rotation(one.ledger).spare(one.path)
 
@@ -381,11 +380,13 @@ class Writer:
         if not self._above_floor(control.free_floor_bytes):
             self._notices.warn("disk_floor", f"free space is under {control.free_floor_bytes} bytes: dropping dumps")
             return item.dropped("disk_floor", f"only {self._free} bytes free")
+        from actordbg.formats import encoding  # with numpy: most processes never need it
+
         record, payload_bytes = self._describe(item, fired)
-        blob = _pack(record, payload_bytes, control.level)
+        blob = encoding.pack(record, payload_bytes, control.level)
         if fired is None and item.over_max_bytes(len(blob)):
             return None
-        path = item.path = self._publisher.publish_dump(record, blob)
+        path = item.path = self._store.publish_dump(record, blob)
         if control.before:
             item.written = (record, payload_bytes)
         return self._count(item, path, len(blob), record.pinned, fired)
@@ -401,7 +402,7 @@ class Writer:
 
     def _describe(self, item: Item, fired: TriggerResult | None) -> tuple[DumpRecord, bytes]:
         """The record and the payload of what is stored."""
-        from actordbg.formats import encoding  # with numpy: most processes never need it
+        from actordbg.formats import encoding
 
         self._versions = self._versions or versions()
         tensors = encoding.tensors_in(item.ring.arena.memory, item.entry.data, item.own, item.kind.tensors)
@@ -451,7 +452,7 @@ class Writer:
     def _above_floor(self, floor: int) -> bool:
         now = time.monotonic()
         if now - self._floor_checked >= _FLOOR_SECONDS:
-            space = os.statvfs(self._publisher.root)
+            space = os.statvfs(self._store.root)
             self._free, self._floor_checked = space.f_bavail * space.f_frsize, now
         return self._free >= floor
 
@@ -486,9 +487,3 @@ class Writer:
                     self._ledgers.remove(ledger)
         self._publishing = False
         self._notices.over("counters")
-
-
-def _pack(record: DumpRecord, payload: bytes, level: int) -> bytes:
-    from actordbg.formats.encoding import pack
-
-    return pack(record, payload, level)

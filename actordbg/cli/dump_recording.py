@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +69,7 @@ def disable(
 
 def _answer(store: Store, control: Control | None, enabled: bool, changed: bool, job: str | None) -> dict[str, Any]:
     """The store, whether recording is on, and the switch as it is now; `job`: whose own switch it is, None for the store's."""
-    now = control_dict(control) if control else None
+    now = asdict(control) if control else None
     return {"store": str(store.root), "enabled": enabled, "changed": changed, "control": now, "job": job}
 
 

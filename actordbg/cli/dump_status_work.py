@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import CorruptDump, StoreProblem
-from actordbg.capture.control import Control, control_dict, read_control
+from actordbg.capture.control import Control, read_control
 from actordbg.cli.capture_options import limits_in_words
 from actordbg.cli.output import human_bytes, note, plural, say, say_wrapped, table
 from actordbg.dumps.recover import find_rings
@@ -89,11 +89,11 @@ def status_of(store: Store, everything: bool) -> dict[str, Any]:
     return {
         "store": str(store.root),
         "enabled": control is not None and control.enabled,
-        "control": control_dict(control) if control else None,
+        "control": asdict(control) if control else None,
         "processes": rows,
         "total": total_of(rows),
         "unreadable": unreadable,
-        "jobs": [control_dict(job) for job in jobs],
+        "jobs": [asdict(job) for job in jobs],
         "rings": list(map(_ring_row, find_rings(store))),
         "damaged_switches": damaged,
     }

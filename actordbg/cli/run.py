@@ -13,6 +13,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -151,7 +152,7 @@ def start_recording(store: Store, run: str, options: opt.CaptureOptions) -> None
         note(f"actordbg: run {run} was on since {previous.since}: its limits are replaced")
     control = opt.control_from(options, run, previous.generation + 1 if previous else 1)
     write_control(store, control, run)
-    note(f"actordbg: recording run {run} in {store.root}: {opt.limits_in_words(control_dict(control))}")
+    note(f"actordbg: recording run {run} in {store.root}: {opt.limits_in_words(asdict(control))}")
     if os.environ.get("ACTORDBG_DISABLE", "") not in ("", "0"):
         note("actordbg: ACTORDBG_DISABLE is set, so nothing will be recorded")
 

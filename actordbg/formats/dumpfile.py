@@ -129,21 +129,11 @@ def read_payload(path: AnyPath, *, hash_too: bool = True) -> tuple[DumpRecord, b
 
 
 def read_file(path: AnyPath) -> bytes:
-    """The bytes of a dump file, unless it has more than its payload can take. CorruptDump, or OSError if it cannot be read."""
+    """The bytes of a dump file. CorruptDump if they are more than the largest payload takes, OSError if it cannot be read."""
     with open(open_regular(path), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > _FRAME_ROOM:
-            head = 8 + _record_size(file.read(8), path)
-            file.seek(head)
-            try:
-                content = zstandard.frame_content_size(file.read(32))
-            except zstandard.ZstdError:
-                content = -1
-            file.seek(0)
-            if content < 0:  # no frame, or it does not say: enough for `unpack` to say what is wrong
-                return file.read(head + 32)
-            if size > min(head + content + content // 128 + _FRAME_ROOM, 2 * DEFAULT_CAP + MAX_RECORD):
-                raise damaged(f"{path}: has {size} bytes, over what its payload of {content} can take")
+        size, most = os.fstat(file.fileno()).st_size, DEFAULT_CAP + DEFAULT_CAP // 128 + MAX_RECORD + _FRAME_ROOM
+        if size > most:
+            raise damaged(f"{path}: has {size} bytes, over the limit of {most}")
         return file.read(size)
 
 

@@ -17,7 +17,6 @@ import functools
 import hashlib
 import json
 import math
-import re
 import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +29,6 @@ import zstandard
 from actordbg.base.fault import Unsupported
 from actordbg.formats.dump_record import (
     MAGIC,
-    MAX_DEPTH,
     MAX_DIMS,
     MAX_RECORD,
     MAX_VALUES,
@@ -230,8 +228,9 @@ def _narrow(tensor: PlainTensor) -> tuple[str, tuple[Array, ...]]:
 def checked_line(record: DumpRecord, payload: bytes) -> bytes:
     """The record's line of JSON. Raises Unsupported if a reader would refuse it or the payload: what is written can be read.
 
-    Checks sizes, counts, ranges and characters. A record whose fields may have wrong types goes through
-    `actordbg.formats.dumpfile.pack`, which reads it as a reader does.
+    Checks sizes, counts, ranges and characters; how deep a captured call's values are nested is bounded where they are sorted
+    (`actordbg.capture.facts.MAX_DEPTH`). Any other record goes through `actordbg.formats.dumpfile.pack`, which reads it as a
+    reader does.
     """
     line = record.to_json().encode()
     header = int.from_bytes(payload[:8], "little")
@@ -239,11 +238,8 @@ def checked_line(record: DumpRecord, payload: bytes) -> bytes:
         if size > MAX_RECORD:
             raise _unreadable(record, f"its {what} has {size} bytes, over the limit of {MAX_RECORD}")
     for part in (line, payload[8 : 8 + header]):
-        brackets = part.count(b"[") + part.count(b"{")
-        if brackets + part.count(b",") > MAX_VALUES:
+        if sum(map(part.count, (b"[", b"{", b","))) > MAX_VALUES:
             raise _unreadable(record, f"it has more than {MAX_VALUES} values")
-        if brackets > MAX_DEPTH and _deepest(part) > MAX_DEPTH:
-            raise _unreadable(record, f"it is nested deeper than {MAX_DEPTH} levels")
     numbers = [max(one, ~one) if name == "temperature" else one for name, one in vars(record).items() if type(one) is int]
     if min(numbers) < 0 or max(numbers) >= 2**63:
         raise _unreadable(record, "a number is out of range")
@@ -257,15 +253,6 @@ def checked_line(record: DumpRecord, payload: bytes) -> bytes:
 def _unreadable(record: DumpRecord, why: str) -> Unsupported:
     hint = "large lists belong into tensors; leave out the arguments that the replay does not need"
     return Unsupported(f"dump {record.dump_id}: {why}", hint=hint)
-
-
-def _deepest(text: bytes) -> int:
-    """How deep brackets are nested in JSON, those in strings included: an upper bound of its depth."""
-    depth = deepest = 0
-    for bracket in re.findall(rb"[\[{]|[\]}]", text):
-        depth += 1 if bracket in b"[{" else -1
-        deepest = max(deepest, depth)
-    return deepest
 
 
 PREFIX = "packed."

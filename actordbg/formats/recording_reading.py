@@ -49,7 +49,9 @@ from actordbg.formats.ringfile import (
     WRITING,
     head_bytes,
     is_locked,
+    pending,
     slot_check,
+    totals,
 )
 from actordbg.formats.store_files import open_regular, read_regular
 
@@ -63,25 +65,16 @@ class Books:
     """Counts of one ledger at the process's death. `identity`: run, rank, world_size, host, pid, instance, role, since."""
 
     identity: dict[str, Any]
-    counts: dict[str, int]
+    counts: tuple[int, ...]
 
     @property
     def unresolved(self) -> int:
         """Calls that were neither captured nor dropped nor sampled out when the process died."""
-        closed = sum(self.counts[name] for name in COUNTS[:CLOSED] if name not in ("calls", "bytes"))
-        return self.counts["calls"] - closed
+        return pending(self.counts)
 
     def as_counters(self) -> dict[str, Any]:
         """What a counters file would say of these counts."""
-        by: dict[str, dict[str, int]] = {"dropped": {}, "sampled_out": {}, "triggered": {}}
-        for name, count in self.counts.items():
-            kind, _, reason = name.partition(".")
-            if reason and count:
-                by[kind][reason] = count
-        plain = {
-            name: self.counts[name] for name in ("calls", "captured", "bytes", "outputs_dropped", "rotated", "rotated_bytes")
-        }
-        return {**self.identity, **plain, **by, "pending": self.unresolved}
+        return self.identity | totals(self.counts)
 
 
 @dataclass(frozen=True)
@@ -135,7 +128,7 @@ class RingFile:
 
     def state_of(self, books: Books) -> str:
         """Of the process whose books these are: on, ended, or killed."""
-        return "on" if self.alive else "ended" if books.counts["ended"] or self.ended_by_ray else "killed"
+        return "on" if self.alive else "ended" if books.counts[CLOSED] or self.ended_by_ray else "killed"
 
     def bytes_at(self, offset: int, size: int) -> bytes:
         """Bytes of the file. CorruptDump if it ends before."""
@@ -251,7 +244,7 @@ def _books(descriptor: int, path: Path) -> Iterator[tuple[int, Books]]:
             continue
         identity = _json(page[first : first + IDENTITY].rstrip(b"\0"), path)
         counts = struct.unpack_from(f"<{len(COUNTS)}Q", page, first + IDENTITY)
-        books = Books(identity, dict(zip(COUNTS, counts, strict=True)))
+        books = Books(identity, counts)
         named = all(type(name) is str and is_plain_name(name) for name in map(identity.get, ("run", "instance")))
         numbered = all(type(identity.get(name)) is int and identity[name] >= 0 for name in ("rank", "pid"))
         host = identity.get("host")  # every name may be part of a path

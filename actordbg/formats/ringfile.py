@@ -35,7 +35,7 @@ import stat
 import struct
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,25 @@ COUNTS = (
 PLACE = {name: place for place, name in enumerate(COUNTS)}
 CLOSED = PLACE["ended"]
 """Counts before this one, but the first three, are of closed calls."""
+
+
+def pending(counts: Sequence[int]) -> int:
+    """Calls that are neither captured nor dropped nor sampled out: they are in the ring."""
+    return counts[0] - counts[1] - sum(counts[3:CLOSED])
+
+
+def totals(counts: Sequence[int]) -> dict[str, Any]:
+    """A ledger's counts as its counters file has them: those that are kept by reason in a dict each, where they are not 0."""
+    told: dict[str, Any] = {"pending": pending(counts), "dropped": {}, "sampled_out": {}, "triggered": {}}
+    for name, count in zip(COUNTS, counts, strict=True):
+        kind, _, reason = name.partition(".")
+        if not reason:
+            told[name] = count
+        elif count:
+            told[kind][reason] = count
+    del told["ended"]
+    return told
+
 
 OWN_NUMBERS = 7
 """Numbers of a call before those of its tensors (`actordbg.capture.recorded_call.Item.own`)."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import Unsupported
@@ -184,14 +184,10 @@ def _unknown(name: str) -> Unsupported:
 
 def function(where: str) -> Any:
     """The function at `module:Class.method`, without decorators around it."""
-    module, _, name = where.partition(":")
     try:
-        found: Any = import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
+        return inspect.unwrap(resolve_name(where))
     except (ImportError, AttributeError) as error:
         raise cannot_import(where, error) from error
-    return inspect.unwrap(found)
 
 
 def labelled(rows: Rows) -> dict[str, Any]:

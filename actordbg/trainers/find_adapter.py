@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from importlib.metadata import entry_points
+from pkgutil import resolve_name
 
 from actordbg.base.fault import EnvironmentProblem, Unsupported
 from actordbg.trainers.seam import Adapter, Seam
@@ -42,9 +42,8 @@ def of_user(named: str) -> Adapter:
 
 
 def _imported(place: str) -> Adapter:
-    module, _, name = place.partition(":")
     try:
-        found = getattr(import_module(module), name)
+        found = resolve_name(place)
     except (Exception, SystemExit) as error:  # somebody's module, which may fail in any way, or be a script
         raise Unsupported(f"adapter {place} cannot be imported: {type(error).__name__}: {error}", hint=_HINT) from error
     lacks = [part for part in ("name", "package", "tried", "seams") if not hasattr(found, part)]

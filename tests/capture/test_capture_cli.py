@@ -14,7 +14,6 @@ from typing import Annotated, Any
 
 import pytest
 import typer
-from capturekit import Recording, SignatureH, ids
 from commandline import function_of
 from roots import ROOT
 from typer.testing import CliRunner
@@ -23,7 +22,6 @@ from actordbg.base.errors import NewerFormat, StoreProblem, UsageError
 from actordbg.capture.control import Control, read_control, write_control
 from actordbg.capture.ledger import Identity, Ledger
 from actordbg.capture.ring import Ring
-from actordbg.cli.app import app
 from actordbg.cli.dump_status_work import process_rows
 from actordbg.formats.ringfile import PLACE, place
 from actordbg.store.layout import Store
@@ -50,11 +48,13 @@ def test_every_limit_gets_into_the_switch(store):
     answer = run(
         store, "enable", "--run", "ppo", "--every", "10", "--max-dumps", "5", "--max-bytes", "10GB", "--ranks", "0,1,4-7",
         "--min-seq-len", "8", "--max-seq-len", "4096", "--free-floor", "1GiB", "--level", "9", "--with-outputs", "--json",
+        "--recorder-calls", "12", "--recorder-bytes", "3MiB", "--recorder-dir", "store",
     )  # fmt: skip
     control = read_control(store)
     assert (control.run, control.every, control.max_dumps, control.max_bytes) == ("ppo", 10, 5, 10**10)
     assert (control.ranks, control.min_seq_len, control.max_seq_len) == ((0, 1, 4, 5, 6, 7), 8, 4096)
     assert (control.free_floor_bytes, control.level, control.with_outputs) == (2**30, 9, True)
+    assert (control.ring, control.ring_bytes, control.ring_dir) == (12, 3 << 20, "store")
     assert answer["control"]["max_bytes"] == 10**10 and answer["enabled"] is True
 
 
@@ -73,17 +73,6 @@ def test_enabling_makes_the_store_and_again_keeps_the_run_and_replaces_the_limit
     run(store, "enable")
     control = read_control(store)
     assert control.run.startswith("run-") and control.generation == 6
-
-
-@pytest.mark.parametrize("command", [("dump", "enable"), ("run",)], ids=" ".join)
-def test_the_flight_recorder_has_options_of_its_own(command: tuple[str, ...], store):
-    options = ["--recorder-calls", "12", "--recorder-bytes", "3MiB", "--recorder-dir", "store"]
-    job = ["--leave-on", "--", "true"] if command == ("run",) else []
-    done = CliRunner().invoke(app, ["--store", str(store.root), *command, "--run", "r", *options, *job])
-    assert done.exit_code == 0, done.output
-    control = read_control(store, "r" if job else None)
-    assert (control.ring, control.ring_bytes, control.ring_dir) == (12, 3 << 20, "store")
-    assert "--ring" not in CliRunner().invoke(app, [*command, "--help"]).output
 
 
 def test_a_damaged_switch_is_replaced_and_a_newer_one_is_not(store):
@@ -112,67 +101,44 @@ def test_status_before_anything_was_recorded_and_without_a_store(store, tmp_path
     assert not (tmp_path / "none").exists()
 
 
-def test_status_shows_what_a_process_counted(store):
-    recording = Recording(store, every=2)
-    actor = SignatureH()
-    for _ in range(5):
-        recording.forward(actor, ids())
-    recording.close()
-    answer = run(store, "status", "--json")
-    (row,) = answer["processes"]
-    assert (row["calls"], row["captured"], row["sampled_out"], row["dropped"]) == (5, 3, 2, 0)
-    assert (row["state"], row["role"], row["rank"], row["sampled_out_by"]) == ("ended", "policy", 0, {"every": 2})
-    assert answer["total"]["calls"] == 5 and answer["enabled"] is True
-    out = run(store, "status")
-    assert "5 calls = 3 captured + 0 dropped + 2 sampled out" in out
-
-
-def ledger(store: Store, run_name: str, rank: int, **changes: Any) -> Ledger:
+def publish(store: Store, run_name: str, rank: int, **counts: Any) -> Ledger:
+    """Counters of a process that runs. counts: by name, `.` as `_of_`; anything else is an attribute of its ledger."""
     made = Ledger(Identity(run_name, rank, 2, "host", 100 + rank, f"actor0-{rank:08x}"))
-    for name, value in changes.items():
-        if name in PLACE:
-            made.counts[PLACE[name]] = value
-        elif isinstance(value, dict):
-            for reason, count in value.items():
-                made.counts[PLACE[f"{name}.{reason}"]] = count
+    for name, value in counts.items():
+        if (place := PLACE.get(name.replace("_of_", "."))) is not None:
+            made.counts[place] = value
         else:
             setattr(made, name, value)
     made.publish(store, "on", {"queue_bytes": 0})
     return made
 
 
-def test_a_silent_process_is_lost_and_its_drops_are_explained(store):
+def test_status_shows_what_processes_counted_in_eighty_columns_and_earlier_runs_only_if_asked_for(store, monkeypatch):
     run(store, "enable", "--run", "a")
-    ledger(store, "a", 0, calls=4, captured=2, dropped={"disk_full": 2}, last_error="OSError: no space")
-    now = datetime.now(timezone.utc)
-    assert [row.state for row in process_rows(store, now)[0]] == ["on"]
-    rows, unreadable = process_rows(store, now + timedelta(seconds=60))
-    assert rows[0].state == "lost" and rows[0].age_s > 55 and unreadable == 0
-    out = run(store, "status")
-    assert "disk_full 2; last: OSError: no space" in out
-
-
-def test_processes_of_earlier_runs_are_shown_only_if_asked_for_and_damaged_counters_are_counted(store):
-    run(store, "enable", "--run", "b")
-    ledger(store, "a", 0, closed=True)
-    ledger(store, "b", 1)
-    (sound,) = (store.counters / "b").glob("*.json")
-    (store.counters / "b" / "0001-x.json").write_text("{")
-    (store.counters / "b" / "0002-x.json").write_text(json.dumps(json.loads(sound.read_bytes()) | {"calls": -1}))
+    publish(
+        store, "a", 1023, role="reference", calls=1_234_567, captured=1_200_000, bytes=900 * 2**30, dropped_of_queue_full=4567,
+        sampled_out_of_every=30_000, last_error="OSError: no space",
+    )  # fmt: skip
+    publish(store, "before", 0, closed=True)
+    sound = next(store.counters.glob("a/*.json"))
+    (store.counters / "a" / "0001-x.json").write_text("{")
+    (store.counters / "a" / "0002-x.json").write_text(json.dumps(json.loads(sound.read_bytes()) | {"calls": -1}))
     answer = run(store, "status", "--json")
-    assert [row["run"] for row in answer["processes"]] == ["b"] and answer["unreadable"] == 2
-    assert [row["run"] for row in run(store, "status", "--all", "--json")["processes"]] == ["a", "b"]
-
-
-def test_the_table_fits_eighty_columns(store, monkeypatch):
-    run(store, "enable", "--run", "a")
-    ledger(store, "a", 1023, role="reference", calls=1_234_567, captured=1_200_000, bytes=900 * 2**30, dropped={"queue_full": 4567},
-           sampled_out={"every": 30_000})  # fmt: skip
+    (row,) = answer["processes"]
+    counts = {"calls": 1_234_567, "captured": 1_200_000, "sampled_out": 30_000, "dropped": 4567}
+    assert row["run"] == "a" and counts.items() <= row.items()
+    assert (row["state"], row["role"], row["rank"], row["sampled_out_by"]) == ("on", "reference", 1023, {"every": 30_000})
+    assert answer["total"]["calls"] == 1_234_567 and answer["enabled"] is True and answer["unreadable"] == 2
+    assert [row["run"] for row in run(store, "status", "--all", "--json")["processes"]] == ["a", "before"]
+    rows, _ = process_rows(store, datetime.now(timezone.utc) + timedelta(seconds=60))
+    assert rows[0].state == "lost" and rows[0].age_s > 55
     monkeypatch.setattr("actordbg.cli.output.PIPE_WIDTH", 80)
-    lines = run(store, "status").splitlines()
-    heading = next(i for i, line in enumerate(lines) if line.startswith("rank"))
-    assert all(len(line) <= 80 for line in lines[heading : heading + 2])
-    assert lines[heading + 1].startswith("1023") and "1234567" in lines[heading + 1]
+    out = run(store, "status")
+    heading, first, *_ = [line for line in out.splitlines() if line.startswith(("rank", "1023"))]
+    assert max(map(len, (heading, first))) <= 80 and "1234567" in first
+    words = " ".join(out.split())
+    assert "1,234,567 calls = 1,200,000 captured + 4,567 dropped + 30,000 sampled out" in words
+    assert "queue_full 4567; last: OSError: no space" in words
 
 
 def test_status_names_the_rings_of_dead_processes_and_what_jobs_have_switches(store, tmp_path):
@@ -206,7 +172,7 @@ def test_watch_shows_it_again_and_again_until_it_is_interrupted(store):
     command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "dump", "status", "--watch", "--interval", "0.1", "--json"]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
     first = json.loads(process.stdout.readline())
-    ledger(store, "a", 3, calls=5, captured=5)
+    publish(store, "a", 3, calls=5, captured=5)
     while not (seen := json.loads(process.stdout.readline()))["processes"]:
         pass
     process.send_signal(signal.SIGINT)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 from victims import Job, Victims, is_of_seed, wait_for
 
 from actordbg.capture.control import WRITERS
+from actordbg.cli.app import app
 from actordbg.dumps.recover import find_rings, recover
 from actordbg.formats.ringfile import BOOKS, DATA, KINDS_AT, SLOT, SLOT_SIZE, SLOTS, SLOTS_AT
 from actordbg.store import payload
@@ -41,7 +43,7 @@ def victims(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victims]:
 
 @pytest.fixture(params=first_or_all(WRITERS))
 def writer(request: pytest.FixtureRequest) -> str:
-    """Returns who writes: the process; in `make whole` the thread too. Kills at random moments use both: `test_writer_process`."""
+    """Returns who writes: the process; in `make whole` the thread too."""
     return str(request.param)
 
 
@@ -59,17 +61,32 @@ def die(victims: Victims, jobs: list[Job]) -> dict[int, Job]:
     return pids
 
 
-def test_kills_at_random_moments_lose_nothing_that_was_acknowledged(victims: Victims, folder: Path):
-    """A hundred; in `make whole` five hundred."""
-    dice = random.Random(20261120)
-    for wave in range(amount(10, 50)):
+def writers_of(pids: Iterable[int]) -> list[Path]:
+    """The writer processes that these processes started and that run still."""
+    wanted, found = {str(pid).encode() for pid in pids}, []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            found += [path] * (any(b"writer_process" in word for word in words) and not wanted.isdisjoint(words))
+    return found
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_kills_at_random_moments_lose_nothing_that_was_acknowledged_and_leave_no_writer(
+    victims: Victims, folder: Path, writer: str
+):
+    """A hundred, and six with a writer process; in `make whole` five hundred of each."""
+    dice, (size, waves) = random.Random(20261120), (10, amount(10, 50)) if writer == "thread" else (6, amount(1, 84))
+    for wave in range(waves):
         store = Store(folder / f"wave{wave}").create()
         every = 3 if wave % 5 == 4 else 1
-        switch(store, every=every)
+        switch(store, every=every, writer=writer)
         jobs = {}
-        for n in range(10):
+        for n in range(size):
             job = Job("calls", str(store.root), pause=dice.choice((0.0005, 0.002)), seed=1000 * n, publish_seconds=0.02)
             jobs[victims.start(job)] = job
+        if writer == "process":  # it takes its time to start
+            wait_for(lambda jobs=jobs: all(len(job.acked) > 3 for job in jobs.values()))
         lives = sorted((dice.uniform(0, 0.25), pid) for pid in jobs)
         begin = time.monotonic()
         for life, pid in lives:
@@ -77,13 +94,14 @@ def test_kills_at_random_moments_lose_nothing_that_was_acknowledged(victims: Vic
             os.kill(pid, signal.SIGKILL)
         for pid in jobs:
             assert victims.wait(pid) == -signal.SIGKILL
+        wait_for(lambda jobs=jobs: not writers_of(jobs))
         if wave == 0:
-            from actordbg.cli.app import app
-
             result = CliRunner().invoke(app, ["--store", str(store.root), "dump", "recover", "--json"])
             assert result.exit_code == 0, result.output
             assert not any(ring["problem"] for ring in json.loads(result.stdout)["rings"])
-        assert_nothing_is_lost(store, jobs, every)
+        books = assert_nothing_is_lost(store, jobs, every)
+        assert writer == "thread" or (books.keys() == jobs.keys() and all("process" in data["writer"] for data in books.values()))
+        assert not list(store.root.rglob(".tmp-*"))
         shutil.rmtree(store.root)
 
 
@@ -246,10 +264,8 @@ def test_two_recoveries_at_once_come_to_what_one_comes_to(
     assert len(wanted["dumps"]) == sum(job.calls + 1 for job in pids.values()) and not wanted["rings"]
     for trial in range(5):
         copy = planted(folder / f"twice{trial}", store, rings)
-        assert [victims.wait(pid) for pid in [victims.start(Job("recovers", str(copy.root))) for _ in range(2)]] == [
-            0,
-            0,
-        ]
+        pids = [victims.start(Job("recovers", str(copy.root))) for _ in range(2)]
+        assert [victims.wait(pid) for pid in pids] == [0, 0]
         assert result(copy) == wanted
 
 

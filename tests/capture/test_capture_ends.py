@@ -15,21 +15,23 @@ import pytest
 import torch
 from capturekit import AdaptedRecording, LaterDevice, Recording, StuckStore
 from deathcases import mounted
+from plainkit import all_same
 from roots import ROOT, SUPPORT
 from soaking import Actor
 from typer.testing import CliRunner
 from victims import inputs, wait_for
 
+from actordbg.capture.control import WRITERS
 from actordbg.capture.snapshot import Copier
 from actordbg.cli.app import app
 from actordbg.dumps import recover
 from actordbg.formats import ringfile
-from actordbg.formats.dump_record import DumpRecord, TensorSpec
+from actordbg.formats.dump_record import DumpRecord
 from actordbg.formats.recording_reading import read_counters
 from actordbg.store import payload
 from actordbg.store.layout import Store
 
-OWN = ("dump_id", "timestamp", "monotonic_ns", "instance", "recovered", "versions", "trigger_facts", "payload_sha256")
+OWN = ("dump_id", "timestamp", "monotonic_ns", "instance", "recovered", "versions", "trigger_facts", "payload_sha256", "tensors")
 """What differs between two recordings of the same calls. `trigger_facts` and payloads name dumps."""
 
 
@@ -67,16 +69,11 @@ def end(recording: Recording, seconds: float) -> None:
     assert recording.close(60)
 
 
-def strides(spec: TensorSpec) -> list[int]:
-    """Those that mean something."""
-    return [stride for size, stride in zip(spec.shape, spec.strides, strict=True) if size > 1]
-
-
 def status(store: Store) -> tuple[dict[str, int], str]:
     """The total of `dump status`, and its words."""
     answers = [CliRunner().invoke(app, ["--store", str(store.root), "dump", "status", *more]) for more in (("--json",), ())]
     assert [answer.exit_code for answer in answers] == [0, 0], answers[0].output
-    return json.loads(answers[0].stdout)["total"], answers[1].stdout
+    return json.loads(answers[0].stdout)["total"], answers[1].output
 
 
 def balanced(total: dict[str, int]) -> bool:
@@ -109,7 +106,7 @@ def test_what_a_slow_disk_leaves_in_the_ring_is_recovered_as_it_would_have_been_
     wanted = dumps(quick)
 
     disk = SlowStore(slow.root, 0.05)
-    recording = Recording(slow, publisher=disk, **SWITCHES[name])
+    recording = Recording(disk, **SWITCHES[name])
     train(recording, 60)
     end(recording, 0.25)
     total, words = status(slow)
@@ -128,15 +125,10 @@ def test_what_a_slow_disk_leaves_in_the_ring_is_recovered_as_it_would_have_been_
         assert found.keys() == wanted.keys()
     for number, one in found.items():
         mine, theirs = ({k: v for k, v in vars(dump.record).items() if k not in OWN} for dump in (one, wanted[number]))
-        if one.outputs.keys() != wanted[number].outputs.keys():
-            assert not one.outputs, "the outputs of a call that is left are lost, and counted"
-            mine["tensors"] = {name: spec for name, spec in mine["tensors"].items() if name in one.inputs}
-            theirs["tensors"] = {name: spec for name, spec in theirs["tensors"].items() if name in one.inputs}
-        for record in (mine, theirs):
-            record["tensors"] = {name: (x.dtype, x.shape, x.stored, strides(x)) for name, x in record["tensors"].items()}
-        assert mine == theirs
-        assert one.inputs.keys() == wanted[number].inputs.keys()
-        assert all(torch.equal(tensor, wanted[number].inputs[key]) for key, tensor in one.inputs.items())
+        assert mine == theirs and all_same(one.inputs, wanted[number].inputs)
+        assert one.outputs.keys() in ({}.keys(), wanted[number].outputs.keys()), (
+            "outputs of a call that is left are lost, and counted"
+        )
     (data,) = map(read_counters, slow.counters.rglob("*.json"))
     (other,) = map(read_counters, quick.counters.rglob("*.json"))
     assert data["triggered"] == other["triggered"] and data["state"] == "ended"
@@ -145,7 +137,7 @@ def test_what_a_slow_disk_leaves_in_the_ring_is_recovered_as_it_would_have_been_
 
 
 def test_without_a_ring_file_what_is_not_written_is_dropped_and_said(store):
-    recording = Recording(store, publisher=SlowStore(store.root, 0.05), ring=0)
+    recording = Recording(SlowStore(store.root, 0.05), ring=0)
     train(recording, 40)
     end(recording, 0.25)
     total, words = status(store)
@@ -155,7 +147,7 @@ def test_without_a_ring_file_what_is_not_written_is_dropped_and_said(store):
 
 def test_copies_that_a_device_still_has_land_in_the_ring_at_the_end(store, monkeypatch):
     device = LaterDevice()
-    recording = Recording(store, publisher=SlowStore(store.root, 0.05), copier=Copier(lambda _: device))
+    recording = Recording(SlowStore(store.root, 0.05), copier=Copier(lambda _: device))
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: tensor.dtype == torch.int64))
     train(recording, 20)
     end(recording, 0.2)
@@ -170,7 +162,7 @@ def test_copies_that_a_device_still_has_land_in_the_ring_at_the_end(store, monke
 
 def test_a_ring_is_left_alone_while_its_process_still_writes(store):
     disk = StuckStore(store.root)
-    recording = Recording(store, publisher=disk)
+    recording = Recording(disk)
     train(recording, 10)
     assert disk.entered.wait(30) and not recording.close(0.05)
     recovered(store)
@@ -184,36 +176,28 @@ def test_a_ring_is_left_alone_while_its_process_still_writes(store):
     assert balanced(total) and total["pending"] == 0 and len(dumps(store)) == total["captured"] == 10
 
 
-def test_rings_that_make_room_keep_their_books(store, tmp_path, monkeypatch):
+@pytest.mark.parametrize("how", ["discarded", "reduced to their books"])
+def test_rings_that_go_leave_exact_books(store, tmp_path, monkeypatch, how: str):
     monkeypatch.setenv("ACTORDBG_RING_DIR", str(tmp_path / "rings"))
-    recording = Recording(store, publisher=SlowStore(store.root, 0.2))
+    recording = Recording(SlowStore(store.root, 0.2))
     train(recording, 20)
     end(recording, 0.1)
     before, _ = status(store)
     (path,) = recover.find_rings(store)
-    foreign = path.with_name(path.name.replace(ringfile.host_name(), "elsewhere", 1))
-    foreign.write_bytes(path.read_bytes()[: ringfile.DATA])
-    ringfile.forget_old(path.parent, most=0)
-    assert path.stat().st_size == ringfile.SLOTS_AT and foreign.stat().st_size == ringfile.DATA
-    foreign.unlink()
-    assert status(store)[0] == before
-    recovered(store)
+    if how != "discarded":
+        foreign = path.with_name(path.name.replace(ringfile.host_name(), "elsewhere", 1))
+        foreign.write_bytes(path.read_bytes()[: ringfile.DATA])
+        ringfile.forget_old(path.parent, most=0)
+        assert path.stat().st_size == ringfile.SLOTS_AT and foreign.stat().st_size == ringfile.DATA
+        foreign.unlink()
+        assert status(store)[0] == before
+    recovered(store, *["--discard"] * (how == "discarded"))
     total, words = status(store)
-    assert balanced(total) and total["dropped"] == before["pending"] and f"killed {before['pending']}" in words
-    assert not path.exists()
-
-
-def test_discarding_rings_counts_what_they_had(store):
-    recording = Recording(store, publisher=SlowStore(store.root, 0.2))
-    train(recording, 20)
-    end(recording, 0.1)
-    before, _ = status(store)
-    recovered(store, "--discard")
-    total, _ = status(store)
     assert balanced(total) and (total["pending"], total["dropped"]) == (0, before["pending"]) and before["pending"] > 5
+    assert f"killed {before['pending']}" in words and not path.exists()
 
 
-# --- a disk without room for counters -------------------------------------------------------------------------------------
+# --- a full disk ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -238,41 +222,70 @@ def fill(folder: Path) -> Path:
     ("ring", "first", "way"),
     [(8, 8, Recording), (8, 8, AdaptedRecording), (8, 0, AdaptedRecording), (0, 8, Recording), (0, 0, Recording)],
 )
-def test_a_full_disk_does_not_make_the_books_old(small_disk: Path, ring: int, first: int, way: type[Recording], caplog):
-    """`first` calls are counted in a file before the disk is full. Without these and without a ring there is nothing to count in."""
+def test_a_full_disk_does_not_make_the_books_old(
+    small_disk: Path, ring: int, first: int, way: type[Recording], caplog, monkeypatch
+):
+    """`first` calls are counted in a file before the disk is full. Without any the books come into a file of their own, in memory."""
+    monkeypatch.setattr("actordbg.capture.writer.PUBLISH_SECONDS", 0.02)
     store = Store(small_disk / "store").create()
     recording, actor = way(store, ring=ring), Actor()
     train(recording, first, actor)
-    wait_for(lambda: bool(list(store.counters.rglob("[!.]*.json"))) == bool(first))
+    wait_for(lambda: not first or status(store)[0]["captured"] == first)
     filler = fill(small_disk)
     train(recording, 40, actor)
-    wait_for(lambda: not any(ledger.pending for ledger in recording.ledgers))
+    wait_for(lambda: status(store)[0]["dropped"] == 40)  # while the process runs
     assert recording.close(30)
-    ledger = recording.ledger
-    assert ledger.dropped["disk_full"] == 40
-    if first or ring:
-        total, words = status(store)
-        assert balanced(total) and (total["calls"], total["captured"], total["dropped"]) == (first + 40, first, 40)
-        assert "disk_full 40" in words
-        assert bool(recover.find_rings(store)) == (ring > 0 and not first), "the ring stays where nothing else has the counts"
-        filler.unlink()
-        recovered(store)
-        assert status(store)[0] == total and not recover.find_rings(store)
-    else:
-        assert "counters could not be published" in caplog.text
+    total, words = status(store)
+    assert balanced(total) and (total["calls"], total["captured"], total["dropped"]) == (first + 40, first, 40)
+    assert "disk_full 40" in words and ("counters could not be published" in caplog.text) == (not first)
+    assert bool(recover.find_rings(store)) == (not first), "the ring stays where nothing else has the counts"
+    filler.unlink()
+    recovered(store)
+    assert status(store)[0] == total and not recover.find_rings(store)
     assert not list(small_disk.rglob(".tmp-*"))
 
 
-def test_counters_are_written_at_the_end_if_there_is_room_again(small_disk: Path):
+def test_where_no_counters_could_be_written_status_says_why_and_at_the_end_they_are_if_there_is_room_again(
+    small_disk: Path, monkeypatch
+):
+    monkeypatch.setenv("ACTORDBG_RING_DIR", str(small_disk / "rings"))
     store = Store(small_disk / "store").create()
-    recording = Recording(store)
+    recording = Recording(store, ring=0)
     filler = fill(small_disk)
     train(recording, 40, Actor())
-    wait_for(lambda: not any(ledger.pending for ledger in recording.ledgers))
+    wait_for(lambda: "No process has reported yet. the store's disk is full" in " ".join(status(store)[1].split()))
     filler.unlink()
     assert recording.close(30) and not recover.find_rings(store)
     (data,) = map(read_counters, store.counters.rglob("*.json"))
     assert (data["calls"], data["state"], data["dropped"]) == (40, "ended", {"disk_full": 40})
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_disk_that_is_full_again_and_again_is_told_of_once_a_minute(small_disk: Path, caplog, writer: str):
+    store, clock = Store(small_disk / "store").create(), [0.0]
+    recording, actor = Recording(store, writer=writer), Actor()
+    recording.recorder.notices._clock = lambda: clock[0]
+
+    def lost(calls: int) -> int:
+        """After so many calls, how often it was said that a dump was lost."""
+        for seed in range(calls):
+            recording.forward(actor, torch.randint(0, 128_000, (4, 3000), generator=torch.Generator().manual_seed(seed)))
+        wait_for(lambda: recording.ledger.pending == 0)
+        assert caplog.text.count("counters could not be published") <= 1
+        return caplog.text.count("a dump was lost")
+
+    assert lost(60) == 1 and 0 < (kept := recording.ledger.captured) < 60
+    for path in store.iter_dumps():
+        path.unlink()
+    assert lost(5) == 1 and recording.ledger.captured == kept + 5, "there is room again: recording goes on, and says nothing more"
+    clock[0] += 100  # a minute later it is news when the disk is full once more
+    assert lost(60) == 2
+    left = list(store.iter_dumps())
+    assert all(payload.load(path).record.seq_len == 3000 for path in left) and len(left) == recording.ledger.captured - kept
+    left[0].unlink()  # room for the last counters
+    assert recording.close(30)
+    total, _ = status(store)
+    assert balanced(total) and total["calls"] == 125 and recording.recorder.stray == 0
 
 
 # --- faults drawn at random -----------------------------------------------------------------------------------------------

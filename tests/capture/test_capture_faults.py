@@ -2,34 +2,23 @@
 
 - Every call that the recorder makes fails in turn, once and from then on, with each kind of error (`faulted_runs`, in a process
   of its own, because there the package is loaded with fault points): one in 24 of the calls, all with `FAULTS=each`.
-- A store on a file system of 300 kB: full, free again, full again.
 - A disk that falls asleep in one write: while the training runs, and while it ends.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from amounts import first_or_all
-from capturekit import Recording, TinyActor, balanced, ids
-from deathcases import mounted
 from roots import SUPPORT
-from typer.testing import CliRunner
-from victims import wait_for
 
 from actordbg.capture.control import WRITERS
-from actordbg.cli.app import app
 from actordbg.dumps import recover
 from actordbg.formats.recording_reading import read_counters
 from actordbg.store import payload
@@ -68,106 +57,6 @@ def test_every_call_of_the_recorder_may_fail_once_or_for_ever(tmp_path):
     unreached = [plan for one in parts for plan in one["unreached"]]
     # Second faults behind a first one that did not come are missed together: in a share of the sites that is more of its runs.
     assert len(unreached) <= (0.02 if share == 1 else 0.12) * runs, unreached
-
-
-# --- a store of 300 kB ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """An empty file system of 300 kB."""
-    with mounted(tmp_path / "small", "size=300k"):
-        yield tmp_path / "small"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("writer", ["thread", "process"])
-def test_a_full_disk_costs_dumps_and_nothing_else(small_disk: Path, caplog, writer: str):
-    store = Store(small_disk / "store").create()
-    recording = Recording(store, writer=writer)
-    clock = [0.0]
-    recording.recorder.notices._clock = lambda: clock[0]
-    actor, plain = TinyActor(), TinyActor()
-
-    def compare(number: int) -> None:
-        """One call with and without the hook, from the same random state: outputs, gradients, random states."""
-        results = []
-        state = torch.get_rng_state()
-        for forward, one in ((recording.forward, actor), (lambda a, *args, **kw: a(*args, **kw), plain)):
-            torch.set_rng_state(state)
-            one.zero_grad()
-            output = forward(one, ids(4, 1500, number), return_logprobs=True)
-            output.sum().backward()
-            results.append([output.detach(), *(p.grad for p in one.parameters()), torch.get_rng_state()])
-        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
-
-    def train(calls: range) -> Any:
-        for number in calls:
-            compare(number)
-        ledger = recording.ledger
-        wait_for(lambda: ledger.pending == 0)
-        return ledger
-
-    def warnings(of: str) -> int:
-        return sum(of in record.getMessage() for record in caplog.records)
-
-    with caplog.at_level(logging.WARNING, "actordbg"):
-        ledger = train(range(40))
-        kept = ledger.captured
-        assert 0 < kept < 40 and ledger.dropped == {"disk_full": 40 - kept}
-        assert warnings("a dump was lost") == 1
-
-        for path in list(store.iter_dumps()):
-            path.unlink()
-        ledger = train(range(40, 45))  # there is room again: recording goes on, and says nothing more
-        assert ledger.captured == kept + 5 and warnings("a dump was lost") == 1
-
-        clock[0] += 100  # a minute later it is news when the disk is full once more
-        ledger = train(range(45, 90))
-        assert warnings("a dump was lost") == 2 and ledger.dropped["disk_full"] > 40 - kept
-        assert warnings("counters could not be published") <= 2
-
-        left = list(store.iter_dumps())
-        assert all(payload.load(path).record.seq_len == 1500 for path in left)
-        assert len(left) == ledger.captured - kept
-        left[0].unlink()  # room for the last counters
-        assert recording.close()
-    assert balanced(ledger) and ledger.calls == 90 and recording.recorder.stray == 0
-    data = read_counters(ledger.identity.counters(store))
-    assert (data["calls"], data["captured"], data["pending"], data["state"]) == (90, ledger.captured, 0, "ended")
-    assert not list(small_disk.rglob(".tmp-*"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shared", [True, False], ids=["memory", "no other place"])
-def test_status_tells_of_losses_where_no_counters_could_be_written(small_disk: Path, monkeypatch, shared: bool):
-    """The disk is full from the first call on, and the flight recorder is off: the books come into a file of their own, in memory."""
-
-    def told() -> str:
-        done = CliRunner().invoke(app, ["--store", str(store.root), "dump", "status"])
-        assert done.exit_code == 0
-        return " ".join(done.output.split())
-
-    monkeypatch.setattr("actordbg.capture.writer.PUBLISH_SECONDS", 0.02)
-    store = Store(small_disk / "store").create()
-    if not shared:
-        monkeypatch.setenv("ACTORDBG_RING_DIR", str(small_disk / "rings"))
-    recording, actor = Recording(store, ring=0), TinyActor()
-    (small_disk / "others").write_bytes(bytes(shutil.disk_usage(small_disk).free))
-    for number in range(9):
-        recording.forward(actor, ids(4, 1500, number))
-    if shared:
-        wait_for(lambda: "9 calls = 0 captured + 9 dropped" in told())  # while the process runs
-        recording.forward(actor, ids(4, 1500, 9))
-        assert recording.close()
-        said = told()
-        assert all(part in said for part in (" ended ", "10 calls = 0 captured + 10 dropped", "dropped: disk_full 10")), said
-        (small_disk / "others").unlink()
-        assert not any(report.problem for report in recover.recover(store, recover.find_rings(store)))
-        assert not recover.find_rings(store) and "10 calls = 0 captured + 10 dropped" in told()
-    else:
-        assert recording.close()
-        assert "No process has reported yet. the store's disk is full" in told()
 
 
 # --- a disk that sleeps ---------------------------------------------------------------------------------------------------

@@ -6,13 +6,12 @@ import ast
 import json
 import os
 import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
 from capturekit import Recording, SignatureA, ids
-from roots import ROOT
+from runkit import clean_environment, python
 from typer.testing import CliRunner
 
 from actordbg.capture.control import Control, write_control
@@ -56,12 +55,8 @@ def test_a_fifo_in_the_place_of_a_file_stops_neither_a_job_nor_a_command(tmp_pat
         os.mkfifo(path)
     (rings / "gone.ring").symlink_to("nowhere")
     (rings / "zero.ring").symlink_to("/dev/zero")
-    done = subprocess.run(
-        [sys.executable, "-c", LOOKS, *(str(store.root) for store in stores)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert set(done.stdout.splitlines()) <= {"0 NoneType", "1 StoreProblem", "1 SystemExit"}, done.stdout
+    answers = python(LOOKS, clean_environment(), *(str(store.root) for store in stores)).splitlines()
+    assert set(answers) <= {"0 NoneType", "1 StoreProblem", "1 SystemExit"}
     recording = Recording(stores[2])
     recording.forward(Taking(), ids())
     assert recording.close(60) and len(list(stores[2].iter_dumps())) == 1

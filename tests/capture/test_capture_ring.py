@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from capturekit import Empty, Recording, SignatureH, balanced, ids
+from victims import wait_for
 
 from actordbg.capture.hook import wrap
 from actordbg.capture.ring import CHUNK, Arena, Ring
@@ -33,6 +35,14 @@ def live(recording: Recording) -> list[payload.Dump]:
     assert report.problem is None
     found = [dump for dump in report.dumps if dump.recovered == "in_flight"]
     return [payload.load(recording.store.root / dump.path) for dump in found]
+
+
+def in_threads(work: Callable[..., None], calls: list[tuple[Any, ...]]) -> None:
+    """`work` with each of these arguments, all at once."""
+    threads = [threading.Thread(target=work, args=given) for given in calls]
+    for step in (threading.Thread.start, threading.Thread.join):
+        for thread in threads:
+            step(thread)
 
 
 def test_nested_and_recursive_calls_are_in_flight_together(store):
@@ -76,11 +86,7 @@ def test_threads_call_and_raise_while_others_are_inside(store):
             with pytest.raises(ZeroDivisionError):
                 forward(actor, torch.full((1, 4), first + n), lambda: 1 // 0)
 
-    threads = [threading.Thread(target=work, args=(1000 * n,)) for n in range(1, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, [(1000 * n,) for n in range(1, 5)])
     assert 999 in [int(dump.tensors["sequences"][0, 0]) for dump in live(recording)]
     go.set()
     waiting.join()
@@ -98,59 +104,27 @@ def test_threads_that_meet_an_actor_at_once_share_its_books(store):
             barrier.wait()
             recording.forward(actor, ids())
 
-        threads = [threading.Thread(target=call, args=(barrier, recording, actor)) for _ in range(8)]
-        for step in (threading.Thread.start, threading.Thread.join):
-            for thread in threads:
-                step(thread)
+        in_threads(call, [(barrier, recording, actor)] * 8)
         assert [ledger.calls for ledger in recording.ledgers] == [1, 8] and recording.close()
 
 
-def test_a_run_that_comes_back_goes_on_counting_where_it_stopped(store):
-    recording, actor = Recording(store, run="a"), SignatureH()
-    for run in ("a", "b", "a"):
-        recording.set(run=run)
-        for n in range(3):
-            recording.forward(actor, ids(seed=n))
-    assert recording.close()
-    books = {path.parent.name: read_counters(path) for path in store.counters.rglob("[!.]*.json")}
-    assert {run: data["captured"] for run, data in books.items()} == {"a": 6, "b": 3}
-    assert len(list(store.iter_dumps())) == 9
-
-
-def test_a_job_with_more_runs_than_books_keeps_exact_books_for_each(store):
+def test_a_job_with_more_runs_than_books_keeps_exact_books_for_each_and_a_run_that_comes_back_goes_on_counting(store):
     recording, actor = Recording(store), SignatureH()
-    for n in range(2 * MAX_LEDGERS):
+    for n in (*range(2 * MAX_LEDGERS), 0):
         recording.set(run=f"night{n}")
-        recording.forward(actor, ids(seed=n))
-        drain(recording)
-    ring = recording.ring
-    found = read_ring(ring.path)
-    assert 1 <= len(found.books) <= 2
-    assert recording.ledgers[-1].book >= 0
+        for seed in range(1 + n % 2):
+            recording.forward(actor, ids(seed=seed))
+        wait_for(lambda: not any(ledger.pending for ledger in recording.ledgers))
+        recording.recorder.writer._publish("on", heartbeat=True)
+    assert 1 <= len(read_ring(recording.ring.path).books) <= 2 and recording.ledgers[0].book >= 0
     assert recording.close() and all(balanced(ledger) for ledger in recording.ledgers)
+    books = {path.parent.name: read_counters(path)["captured"] for path in store.counters.rglob("[!.]*.json")}
+    assert books == {f"night{n}": 1 + n % 2 for n in range(2 * MAX_LEDGERS)} | {"night0": 2}
 
 
-def drain(recording: Recording) -> None:
-    """Wait until everything is written, and publish all counters."""
-    writer, moment = recording.recorder.writer, threading.Event()
-    for _ in range(2000):
-        if not any(ledger.pending for ledger in recording.ledgers):
-            break
-        moment.wait(0.005)
-    writer._publish("on", heartbeat=True)
-
-
-def test_an_input_larger_than_the_ring_is_dropped_and_counted(store):
-    recording, actor = Recording(store, ring_bytes=2**20, capacity=2**20), SignatureH()
+def test_calls_of_nothing_and_of_empty_tensors_are_kept_and_an_input_larger_than_the_ring_is_dropped(store):
+    recording, actor = Recording(store, ring_bytes=2**20, capacity=2**20), Calling()
     recording.forward(actor, ids(4, 200_000))  # 6.4 MB
-    recording.forward(actor, ids(2, 8))
-    ledger = recording.ledger
-    assert [dump.record.seq_len for dump in recording.dumps()] == [8]
-    assert ledger.dropped == {"queue_full": 1} and balanced(ledger)
-
-
-def test_calls_of_nothing_and_of_empty_tensors_are_kept(store):
-    recording, actor = Recording(store), Calling()
     recording.forward(actor, torch.zeros(0, 5, dtype=torch.int64))
     recording.forward(actor, torch.zeros(3, 0, dtype=torch.int64))
     recording.forward(actor, None)
@@ -158,6 +132,7 @@ def test_calls_of_nothing_and_of_empty_tensors_are_kept(store):
     assert len(read_ring(recording.ring.path).slots) == 4
     shapes = [{name: tuple(t.shape) for name, t in dump.tensors.items()} for dump in recording.dumps()]
     assert shapes == [{"sequences": (0, 5)}, {"sequences": (3, 0)}, {}, {"sequences": ()}]
+    assert recording.ledger.dropped == {"queue_full": 1} and balanced(recording.ledger)
 
 
 def test_more_kinds_of_calls_than_the_ring_has_room_for(store):

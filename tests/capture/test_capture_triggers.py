@@ -18,7 +18,6 @@ from victims import wait_for
 
 from actordbg.capture.control import EXCEPTION, FORMS, LOGPROBS, NAN, OOM, SLOW, Triggers, parse
 from actordbg.capture.snapshot import LOGITS_SUM
-from actordbg.formats.dump_record import OUTPUT_PREFIX
 from actordbg.store.layout import Store
 
 
@@ -152,8 +151,8 @@ def test_a_slow_call_is_kept_once_there_is_a_median_of_calls_of_its_length_and_g
 # --- what is kept with it ---------------------------------------------------------------------------------------------------
 
 
-def test_the_calls_before_are_kept_too_and_every_call_is_in_one_book(store):
-    recording, actor = armed(store, "nan", before=2), Steered()
+def test_the_calls_before_are_kept_too_with_what_is_asked_for_and_every_call_is_in_one_book(store):
+    recording, actor = armed(store, "nan", before=2, with_outputs=True, with_rng=True), Steered()
     for seed in range(6):
         call(recording, actor, seed=seed)
     call(recording, actor, bad(float("nan")), seed=6)
@@ -162,6 +161,8 @@ def test_the_calls_before_are_kept_too_and_every_call_is_in_one_book(store):
     assert [dump.record.triggered for dump in dumps] == ["before", "before", "nan", "nan"]
     for seed, dump in zip((4, 5, 6, 7), dumps, strict=True):
         assert torch.equal(dump.tensors["sequences"], ids(2, 9, seed)) and dump.record.pinned
+        assert [values.isnan().sum() for values in dump.outputs.values()] == [1] * (seed > 5), "log-probs, and no sum of logits"
+        assert dump.rng["cpu"].dtype == torch.uint8 and len(dump.record.rng["cpu"]) == 64
     assert dumps[0].record.trigger_facts == {"before": dumps[2].record.dump_id}
     ledger = recording.ledger
     assert balanced(ledger)
@@ -205,15 +206,6 @@ def test_there_is_a_limit_for_each_trigger_that_starts_anew_with_enable(store):
     assert balanced(ledger) and ledger.sampled_out == {"armed": 3}
 
 
-def test_with_outputs_a_triggered_dump_has_them(store):
-    recording, actor = armed(store, "nan", with_outputs=True, with_rng=True), Steered()
-    call(recording, actor, bad(float("nan")))
-    dump = recording.dump()
-    assert dump.outputs["log_probs"].isnan().sum() == 1
-    assert dump.rng["cpu"].dtype == torch.uint8 and len(dump.record.rng["cpu"]) == 64
-    assert OUTPUT_PREFIX + LOGITS_SUM not in dump.tensors
-
-
 def test_an_output_of_few_bytes_and_very_many_values_costs_neither_the_dump_nor_memory(store):
     recording, actor = Recording(store, triggers=("nan",), with_outputs=True), Steered()
     call(recording, actor, torch.zeros(1).expand(2**20, 2**20))
@@ -243,12 +235,8 @@ def test_a_secret_is_hidden_wherever_a_call_can_hold_it(store, monkeypatch):
     recording = armed(store, "exception", every=1, with_outputs=True, with_rng=True, ring_dir="store")
     actor = Chatty(f"https://me:{longer}@hub")
     named = {secret: 1, longer: 2, "plain": [{f"of {secret}": {secret: secret}}, (longer,)]}
-    odd = {
-        "of_all": os.environ,
-        "of_bytes": secret.encode(),
-        "of_set": {secret},
-        "of_object": type(secret, (), {"__repr__": lambda self: secret})(),
-    }
+    of_object = type(secret, (), {"__repr__": lambda self: secret})()
+    odd = {"of_all": os.environ, "of_bytes": secret.encode(), "of_set": {secret}, "of_object": of_object}
     recording.forward(actor, ids(), named=named, **odd, **{secret: True, longer: 3, f"t_{secret}": torch.ones(2)})
     with pytest.raises(RuntimeError):
         recording.forward(actor, ids(), fail=longer)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from roots import ROOT
+from runkit import clean_environment, python
 
 MOST_MODULES = 19
 """Every entry of sys.modules under `actordbg`, the empty `__init__` of each folder included."""
@@ -61,9 +60,7 @@ USUAL = {
 def test_a_training_process_loads_few_modules_and_lines(tmp_path, what: str):
     (tmp_path / "FORMAT").write_text('{"format": 1}\n')
     (tmp_path / "control.json").write_text(json.dumps(CONTROL if what == "all" else USUAL))
-    done = subprocess.run([sys.executable, "-c", TRAINING, str(tmp_path)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
+    answer = json.loads(python(TRAINING, clean_environment(), str(tmp_path)))
     assert (answer["captured"] == 31 and what == "usual") or (
         answer["rotated"] > 0 and set(answer["triggered"]) == {"nan", "exception"}
     )

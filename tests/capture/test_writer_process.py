@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
-import random
-import shutil
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from amounts import amount
 from capturekit import Recording, balanced
-from deathcases import assert_nothing_is_lost, counters, folder, recovered, switch
+from deathcases import counters, folder, recovered
 from typer.testing import CliRunner
-from victims import Job, Victims, inputs, is_of_seed, wait_for
+from victims import inputs, is_of_seed, wait_for
 
 from actordbg.capture import writer
 from actordbg.capture.writer_process import SlotWriter
@@ -133,39 +129,3 @@ def test_a_slot_that_belongs_to_another_call_by_now_is_not_published(folder: Pat
     answer = SlotWriter(str(ring.path)).answer({**request, "slots": slots})
     assert answer[1:] == [None, None] and is_of_seed(payload.load(answer[0][0]), 3)
     assert recording.close()
-
-
-def writers_of(pids: list[int]) -> list[int]:
-    """The writer processes that these processes started and that run still."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if any(b"writer_process" in word for word in words) and any(str(pid).encode() in words for pid in pids):
-            found.append(int(path.parent.name))
-    return found
-
-
-def test_kills_at_random_moments_lose_nothing_and_leave_no_writer(folder: Path, tmp_path):
-    """Six; in `make whole` five hundred."""
-    dice = random.Random(20261122)
-    with Victims(tmp_path) as victims:
-        for wave in range(amount(1, 84)):
-            store = Store(folder / f"wave{wave}").create()
-            switch(store, writer="process")
-            jobs = {}
-            for n in range(6):
-                job = Job("calls", str(store.root), pause=0.002, seed=1000 * n, publish_seconds=0.02)
-                jobs[victims.start(job)] = job
-            for pid, job in jobs.items():
-                wait_for(lambda job=job: len(job.acked) > 3)
-                time.sleep(dice.uniform(0, 0.3))
-                os.kill(pid, signal.SIGKILL)
-                assert victims.wait(pid) == -signal.SIGKILL
-            wait_for(lambda jobs=jobs: not writers_of(list(jobs)))
-            books = assert_nothing_is_lost(store, jobs)
-            assert books.keys() == jobs.keys() and all("process" in data["writer"] for data in books.values())
-            assert not list(store.root.rglob(".tmp-*"))
-            shutil.rmtree(store.root)

@@ -8,9 +8,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,7 @@ import dumpmutants as mutants
 import pytest
 from dumpmutants import A, Mutant
 from plainkit import all_same
-from roots import ROOT
+from runkit import clean_environment, python
 from typer.main import get_command
 
 from actordbg.base.errors import ActordbgError
@@ -162,14 +159,9 @@ def test_no_file_takes_twice_the_cap(path, store, tmp_path):
     files = mutants.hungry(CHILD_CAP)
     for name, (blob, _) in files.items():
         (folder / name).write_bytes(blob)
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
-        "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536",
-    }  # fmt: skip
-    command = [sys.executable, "-c", CHILD, str(store.root), str(folder), str(CHILD_CAP)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
+    malloc = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    environment = clean_environment(OMP_NUM_THREADS="1", **malloc)
+    answer = json.loads(python(CHILD, environment, str(store.root), str(folder), str(CHILD_CAP)))
     assert {name: loaded for name, (loaded, _) in answer.items()} == {name: loads for name, (_, loads) in files.items()}
     assert {name: peak for name, (_, peak) in answer.items() if peak >= 2 * CHILD_CAP} == {}
 
@@ -211,28 +203,21 @@ def test_commands_over_a_store_of_mutants(store, tmp_path, monkeypatch):
     code, text = run(store, "dump", "ls", "--limit", "0", "--json")
     listed = json.loads(text)
     assert (code, len(listed)) == (0, summary["dumps"]) and MUTANTS // 4 < len(listed) < MUTANTS
-    assert run(store, "dump", "ls", "--limit", "0")[0] == 0
 
     code, text = run(store, "dump", "verify", "--json", "--quiet")
     damaged = {item["path"] for item in json.loads(text)["damaged"]}
     assert code == 1 and json.loads(text)["checked"] == MUTANTS and damaged >= {path for path, loads in good.items() if not loads}
 
-    for number, row in enumerate(listed):
-        extra = ([], ["--json"], ["--values", "--json"])[number % 3]
-        code, text = run(store, "dump", "show", row["dump_id"], *extra)
+    for row in listed:
+        code, text = run(store, "dump", "show", row["dump_id"], "--values", "--json")
         assert code == 0 if good[row["path"]] else code in (0, 4)
-        assert code or not extra or json.loads(text)["record"]["dump_id"] == row["dump_id"]
+        assert code or json.loads(text)["record"]["dump_id"] == row["dump_id"]
 
-    for format in ("safetensors", "pt"):
-        out = tmp_path / format
-        code, text = run(
-            store, "dump", "export", "--where", "rank>=0", "--out", str(out), "--format", format, "--json", "--quiet"
-        )
-        answer = json.loads(text)
-        assert (code, len(answer["exported"])) == (1, sum(good[row["path"]] for row in listed))
-        assert len(answer["exported"]) + len(answer["damaged"]) == len(listed) and len(list(out.iterdir())) == len(
-            answer["exported"]
-        )
+    out = tmp_path / "exported"
+    code, text = run(store, "dump", "export", "--where", "rank>=0", "--out", str(out), "--json", "--quiet")
+    answer = json.loads(text)
+    assert (code, len(answer["exported"])) == (1, sum(good[row["path"]] for row in listed)) == (1, len(list(out.iterdir())))
+    assert len(answer["exported"]) + len(answer["damaged"]) == len(listed)
 
     assert run(store, "replay", "--where", "rank>=0", "--dry-run", "--json")[0] == 0
     for path in sorted(good)[::3]:

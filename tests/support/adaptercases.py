@@ -30,6 +30,17 @@ def dumps_of(store: Store) -> list[payload.Dump]:
     return [payload.load(path) for path in sorted(store.iter_dumps())]
 
 
+def truth_of(model: Path, dump: payload.Dump) -> torch.Tensor:
+    """The log-probs of a dump by the truth of this model."""
+    from actordbg.actor.truth_session import TruthSession
+    from actordbg.config.replay_config import ReplayConfig
+
+    session = TruthSession(ReplayConfig(model=str(model), truth="fp64"), dump.record, model.parent / "cache")
+    truth = session.run(dump, backward=False).log_probs
+    session.close()
+    return truth
+
+
 def small_model(folder: Path) -> Any:
     """A Llama of 16 tokens, saved."""
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -144,7 +144,6 @@ class Recording:
         self,
         store: Store,
         *,
-        publisher: Store | None = None,
         capacity: int = 2**26,
         copier: Copier | None = None,
         **limits: Any,
@@ -154,7 +153,7 @@ class Recording:
         self.set(**limits)
         self.slot = Slot(store, None)
         notices = Notices()
-        writer = RememberingWriter(store, notices, publisher=publisher, capacity=capacity)
+        writer = RememberingWriter(store, notices, capacity=capacity)
         recorder = Recorder(store, writer=writer, copier=copier, notices=notices, on_change=self.slot._follow)
         self.slot._use(recorder)
         recorder.look()

@@ -212,7 +212,7 @@ class Run:
     def booked(self) -> int:
         """Calls in the books."""
         found = self.recorder
-        return 0 if found is None else found.stray - found._strays_booked + sum(ledger.calls for ledger in self.ledgers)
+        return 0 if found is None else found.stray - found._strays_booked + sum(ledger.counts[0] for ledger in self.ledgers)
 
     def go(self) -> None:
         logger = logging.getLogger("actordbg")

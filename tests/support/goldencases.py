@@ -43,13 +43,13 @@ class Calls:
         device = next(self.actor.parameters()).device
         tensors = {key: tensor.to(device) for key, tensor in make_dump(len(self.names), vocab=1000).tensors.items()}
         self.names.append(name)
-        self.before.append(states([device]))
+        self.before.append(states(device))
         with torch.set_grad_enabled(grad):
             result = self.recording.forward(
                 self.actor, tensors["sequences"], tensors["action_mask"] if masked else None,
                 attention_mask=tensors["attention_mask"], return_output=True, return_logprobs=True, return_entropy=True,
             )  # fmt: skip
-        self.after.append(digests(states([device])))
+        self.after.append(digests(states(device)))
         if grad:
             result[0].sum().backward()
             self.actor.zero_grad(set_to_none=True)

@@ -139,7 +139,7 @@ def one_life(root: Path, seed: int, calls: int) -> dict[str, int]:
             disk.dice, disk.trouble = random.Random(seed), dice.choice((0.0, 0.05, 0.5))
             encoding.serialize = faulty(encoding.serialize, random.Random(seed), 0.02, MemoryError())
             writing.PUBLISH_SECONDS = 0.05
-            recording = Recording(store, publisher=disk, **switches(dice))
+            recording = Recording(disk, **switches(dice))
             os.fsync = faulty(os.fsync, random.Random(seed), 0.02, OSError(errno.EIO, "fsync"))
             live(recording, dice, dice.randrange(1, 2 * calls), shared)
             if end == "killed":
@@ -207,7 +207,7 @@ def long_life(root: Path, seed: int, calls: int) -> Memory:
     store, dice, made, memory = Store(root / "long").create(), random.Random(seed), 0, Memory()
     disk = Disk(store.root)
     disk.dice, disk.trouble = random.Random(seed), 0.05
-    recording = Recording(store, publisher=disk, keep_bytes=200_000, before=2, triggers=("nan", "exception", "slow:1000x"))
+    recording = Recording(disk, keep_bytes=200_000, before=2, triggers=("nan", "exception", "slow:1000x"))
     for _ in range(ACTORS):
         actor = Actor()
         for number in range(calls // ACTORS):

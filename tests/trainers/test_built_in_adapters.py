@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from actorcases import make_dump
-from adaptercases import IDS, MASK, dumps_of, record_here, small_model
+from adaptercases import IDS, MASK, dumps_of, record_here, small_model, truth_of
 from typer.testing import CliRunner
 
 from actordbg.actor.rules import check_config, leaked
@@ -187,9 +187,7 @@ def test_a_training_of_transformers_own_trainer_is_recorded_whole_and_not_change
     assert all((dump.record.batch_size, dump.record.seq_len) == (4, 9) for dump in dumps)
     assert all(dump.record.tokens == int(dump.inputs["attention_mask"].sum()) < 36 for dump in dumps)
     assert dumps[0].record.actor["function"].endswith("modeling_llama:LlamaForCausalLM.forward")
-    session = TruthSession(ReplayConfig(model=str(tmp_path / "model"), truth="fp64"), dumps[0].record, tmp_path / "cache")
-    truth = session.run(dumps[0], backward=False).log_probs
-    session.close()
+    truth = truth_of(tmp_path / "model", dumps[0])
     assert (truth - dumps[0].outputs["action_log_probs"]).abs().max() < 2e-5 and truth.abs().max() > 1
 
 
@@ -260,7 +258,10 @@ def test_doctor_tells_a_release_that_was_tried_from_one_that_was_not_and_one_tha
 
 def test_verl_rows_are_jagged_and_count_their_responses_or_their_loss_mask():
     (seam,) = Verl.seams
-    jagged = torch.nested.nested_tensor_from_jagged(torch.tensor([5, 9, 11, 2, 7, 3, 8]), offsets=torch.tensor([0, 4, 7]))
+    jagged, counted, values = (
+        torch.nested.nested_tensor_from_jagged(torch.tensor(given), offsets=torch.tensor([0, 4, 7]))
+        for given in ([5, 9, 11, 2, 7, 3, 8], [0, 0, 0, 1, 0, 1, 1], [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    )
     engine = SimpleNamespace(model_config=SimpleNamespace(model_type="language_model"), module=MODEL)
     engine.lr_scheduler = SimpleNamespace(last_epoch=3)
     batch = {"input_ids": jagged, "temperature": 0.7, "calculate_entropy": True}
@@ -269,10 +270,8 @@ def test_verl_rows_are_jagged_and_count_their_responses_or_their_loss_mask():
     assert rows.sequences.tolist() == [[5, 9, 11, 2], [7, 3, 8, 0]] and rows.attention_mask.tolist() == [[1] * 4, [1, 1, 1, 0]]
     assert rows.action_mask.int().tolist() == [[0, 1, 1], [0, 1, 0]]
     assert (rows.temperature, rows.entropy, rows.step) == (0.7, True, 3)
-    counted = torch.nested.nested_tensor_from_jagged(torch.tensor([0, 0, 0, 1, 0, 1, 1]), offsets=torch.tensor([0, 4, 7]))
     sft = seam.rows({"self": engine, "micro_batch": {**batch, "loss_mask": counted, "temperature": torch.tensor([0.7, 0.7])}})
     assert sft.action_mask.int().tolist() == [[0, 0, 1], [1, 1, 0]]
-    values = torch.nested.nested_tensor_from_jagged(torch.arange(7.0), offsets=torch.tensor([0, 4, 7]))
     scores = scores_of(seam, rows, (1.0, {"model_output": {"log_probs": values}}))
     assert scores.log_probs.tolist() == [[0, 1, 2], [0, 5, 0]] and scores.entropy is None
     for unread in ({"temperature": torch.tensor([0.7, 1.0])}, {"multi_modal_inputs": []}, {"input_ids": IDS}):

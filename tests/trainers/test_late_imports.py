@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
-from roots import ROOT
+from runkit import clean_environment, python
 
 from actordbg.trainers.openrlhf.build import compiling_at_the_first_call
 
@@ -35,10 +32,8 @@ print(json.dumps(facts))
 
 @pytest.mark.slow
 def test_a_plain_actor_is_imported_without_deepspeed_and_inductor_and_the_entropy_is_the_entropy():
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", PROBE], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    facts = json.loads(done.stdout.splitlines()[-1])
+    environment = clean_environment(TORCHDYNAMO_DISABLE="1", OMP_NUM_THREADS="1")
+    facts = json.loads(python(PROBE, environment).splitlines()[-1])
     assert (facts["compiled"], facts["still"], facts["now"]) == ([], False, True)
     assert facts["off"] < 1e-12 and facts["version"][0].isdigit() and facts["whole"]
 

@@ -9,18 +9,18 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from adaptercases import IDS, MASK, dumps_of, record_here, small_model
+from adaptercases import IDS, MASK, dumps_of, record_here, small_model, truth_of
 from roots import ROOT
 from typer.testing import CliRunner
 
 from actordbg.actor.session import ActorSession
-from actordbg.actor.truth_session import TruthSession
 from actordbg.base.errors import EnvironmentProblem, Unsupported
 from actordbg.capture import hook, weight_recording
 from actordbg.cli.app import app
@@ -33,7 +33,7 @@ from actordbg.replay.recorded_weights import statement
 from actordbg.store import payload
 from actordbg.store.layout import Store
 from actordbg.trainers import captured_call, find_adapter, fitting, recorded_model
-from actordbg.trainers.seam import Rows, Scores, Seam, Unreadable
+from actordbg.trainers.seam import Rows, Seam, Unreadable
 
 PAGE = ROOT / "docs" / "how-to" / "other-trainers.md"
 
@@ -49,6 +49,13 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleT
     yield importlib.import_module("my_loop")
     for name in ("my_loop", "my_adapter"):
         sys.modules.pop(name, None)
+
+
+def adapter_with(**changes: Any) -> Any:
+    """The how-to's adapter, with another seam."""
+    adapter = importlib.import_module("my_adapter").MyAdapter
+    adapter.seams = (replace(adapter.seams[0], **changes),)
+    return adapter
 
 
 @pytest.fixture
@@ -88,29 +95,23 @@ def test_an_adapter_written_from_the_how_to_gives_dumps_whose_golden_is_the_trut
     assert torch.equal(dump.inputs["sequences"], IDS) and torch.equal(dump.inputs["action_mask"], MASK[:, -3:])
     golden = dump.outputs["action_log_probs"]
     assert torch.equal(golden, plain)
-    session = TruthSession(ReplayConfig(model=str(tmp_path / "model"), truth="fp64"), record, tmp_path / "cache")
-    truth = session.run(dump, backward=False).log_probs
-    session.close()
+    truth = truth_of(tmp_path / "model", dump)
     assert (truth - golden).abs().max() < 1e-5 and truth.abs().max() > 0.5
 
 
 def test_what_the_adapter_raises_harms_no_call_is_told_once_and_counts_as_dropped(
     written: ModuleType, recording: Store, capsys: pytest.CaptureFixture[str]
 ):
-    adapter = importlib.import_module("my_adapter")
-    seam = adapter.MyAdapter.seams[0]
+    read = importlib.import_module("my_adapter").MyAdapter.seams[0].rows
 
     def rows(call: Any) -> Rows | None:
         if call["keep"] == 1:
             raise Unreadable("one token is too few")
         if call["keep"] == 4:
             return Rows(call["self"].model, call["ids"], offsets=[0, 6, 12])  # type: ignore[arg-type]
-        return None if call["keep"] == 2 else seam.rows(call)
+        return None if call["keep"] == 2 else read(call)
 
-    def result(output: Any) -> Scores:
-        raise KeyError("no scores")
-
-    adapter.MyAdapter.seams = (Seam(seam.where, rows, result, seam.needs),)
+    adapter_with(rows=rows, result=lambda output: {}["scores"])
     attach(written, recording)
     loop = written.Loop(Body(), 1.0)
     assert [loop.score(IDS, MASK, keep).shape[1] for keep in (1, 1, 4, 2, 3)] == [1, 1, 4, 2, 3]
@@ -137,8 +138,7 @@ def test_a_recorded_function_inside_of_a_recorded_one_counts_once_and_a_copied_m
         model.forward = type(model).forward.__get__(model)
 
     written.prepare = prepare  # type: ignore[attr-defined]
-    adapter = importlib.import_module("my_adapter")
-    adapter.MyAdapter.seams = (*adapter.MyAdapter.seams, made)
+    importlib.import_module("my_adapter").MyAdapter.seams += (made,)
     attach(written, recording)
     model = Body()
     written.prepare(model)  # type: ignore[attr-defined]
@@ -149,14 +149,8 @@ def test_a_recorded_function_inside_of_a_recorded_one_counts_once_and_a_copied_m
 
 
 def test_rows_are_read_only_while_recording_is_on(written: ModuleType, store: Store):
-    adapter, read = importlib.import_module("my_adapter"), []
-    seam = adapter.MyAdapter.seams[0]
-
-    def rows(call: Any) -> Rows | None:
-        read.append(call["keep"])
-        return seam.rows(call)
-
-    adapter.MyAdapter.seams = (Seam(seam.where, rows, seam.result, seam.needs),)
+    read, rows = [], importlib.import_module("my_adapter").MyAdapter.seams[0].rows
+    adapter_with(rows=lambda call: (read.append(call["keep"]), rows(call))[1])
     attach(written, store)
     loop = written.Loop(Body(), 1.0)
     assert [tuple(loop.score(IDS, MASK, keep).shape) for keep in (1, 2, 3)] == [(2, 1), (2, 2), (2, 3)]
@@ -182,9 +176,10 @@ def test_another_release_is_left_alone_and_the_difference_named(
     assert len(fitting.fit(adapter).differs) == 4
     adapter.seams = (Seam("my_loop:Loop.score", print, needs=("tokens",)), *adapter.seams)
     assert fitting.fit(adapter).answer == "1 of 5 functions"
-    adapter.package, adapter.seams = "no-such-package", adapter.seams[-1:]
+    adapter.package, fit = "no-such-package", adapter.seams[:1]
+    adapter.seams = adapter.seams[-1:]
     assert fitting.fit(adapter).answer == "not installed"
-    adapter.seams = (Seam("my_loop:Loop.score", print, needs=("tokens",)),)
+    adapter.seams = fit
     assert fitting.fit(adapter).fits, "code beside the script has no package"
 
 

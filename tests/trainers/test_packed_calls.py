@@ -60,9 +60,8 @@ WAYS: dict[str, Callable[[], dict[str, Any]]] = {
     "positions": lambda: {"sequences": IDS, "positions": PLACES, "action_mask": COUNTS[:, 1:] != 0},
     "jagged": lambda: {"sequences": jagged(IDS), "action_mask": jagged(COUNTS)},
     "padded": lambda: {
-        "sequences": torch.cat((IDS, IDS[:, :2] * 0), 1),
-        "positions": torch.cat((PLACES, PLACES[:, :1].repeat(1, 2)), 1),
-        "action_mask": torch.cat((COUNTS, COUNTS[:, :1].repeat(1, 2)), 1),
+        name: torch.nn.functional.pad(values, (0, 2))
+        for name, values in (("sequences", IDS), ("positions", PLACES), ("action_mask", COUNTS))
     },
 }
 
