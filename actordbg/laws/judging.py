@@ -6,28 +6,28 @@ rounding does to this very input (`actordbg.laws.changes`).
 
 * `rerun` (exact). Changed: nothing; the generators get another seed where nothing is dropped. Kept: every log-prob and entropy.
   Finds kernels that are not deterministic, random noise, uninitialised memory; an action mask that is applied shifted.
-* `normalisation`. Changed: nothing. Kept: log-probs are the log-softmax of logits / T, computed again in fp64; entropies are of the
-  same logits. Finds log-softmax in bf16, a wrong temperature, labels that are off by one.
-* `neighbour` (exact). Changed: the tokens of every other row, then of the rest. Kept: log-probs and entropies of the rows that were
-  left alone. Finds packed rows that see each other, a state or a convolution that runs on, a mask that leaks.
+* `normalisation`. Changed: nothing. Kept: log-probs are the log-softmax of logits / T, computed again in fp64; entropies are of
+  the same logits. Finds log-softmax in bf16, a wrong temperature, labels that are off by one.
+* `neighbour` (exact). Changed: the tokens of every other row, then of the rest. Kept: log-probs and entropies of the rows that
+  were left alone. Finds packed rows that see each other, a state or a convolution that runs on, a mask that leaks.
 * `padding` (exact). Changed: the ids under the padding. Kept: every log-prob and entropy of real tokens. Finds padding that is
   attended to, or that a state has seen.
-* `future` (exact). Changed: the tokens behind the middle of each row. Kept: log-probs and entropies before. Finds attention that is
-  not causal, labels from the wrong side.
-* `jacobian` (exact). Changed: nothing; one backward of one row's log-probs to the output of the input embeddings. Kept: entries of
-  other rows, of later positions and of padding are exactly 0. Finds what the three before find, for all tokens at once.
+* `future` (exact). Changed: the tokens behind the middle of each row. Kept: log-probs and entropies before. Finds attention
+  that is not causal, labels from the wrong side.
+* `jacobian` (exact). Changed: nothing; one backward of one row's log-probs to the output of the input embeddings. Kept: entries
+  of other rows, of later positions and of padding are exactly 0. Finds what the three before find, for all tokens at once.
 * `order`. Changed: the order of the rows. Kept: every log-prob, within rounding. Finds offsets of packed rows, rows mixed up.
 * `alone`. Changed: all rows but one are left out. Kept: the log-probs of that row, within rounding. Finds positions that run on
   from the row before, masks made for the whole batch.
-* `additivity`. Changed: the loss is taken over one half of its terms, then over the other. Kept: the two gradients add up to the
-  whole, for each parameter. Finds rows lost between loss and gradient, gradients left over from the input before, counts that depend
-  on the batch.
+* `additivity`. Changed: the loss is taken over one half of its terms, then over the other. Kept: the two gradients add up to
+  the whole, for each parameter. Finds rows lost between loss and gradient, gradients left over from the input before, counts
+  that depend on the batch.
 
-Where they cannot hold, or not bit for bit: `neighbour`, `padding` and `future` hold with experts only within rounding, since other
-tokens change the shapes of their matrix products, and not at all where routing has a capacity or an FP8 scale is of a whole
-tensor; `jacobian` fails in a compiled graph, whose inside no hook sees; `order` and `alone` for calls that draw random numbers, and
-with experts the mean counts instead of the largest change; `additivity` needs a backward, and no loss term for the whole batch, such
-as a router's.
+Where they cannot hold, or not bit for bit: `neighbour`, `padding` and `future` hold with experts only within rounding, since
+other tokens change the shapes of their matrix products, and not at all where routing has a capacity or an FP8 scale is of a
+whole tensor; `jacobian` fails in a compiled graph, whose inside no hook sees; `order` and `alone` for calls that draw random
+numbers, and with experts the mean counts instead of the largest change; `additivity` needs a backward, and no loss term for the
+whole batch, such as a router's.
 """
 
 from __future__ import annotations
