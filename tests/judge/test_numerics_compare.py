@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
-import sys
 import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from commandline import program
 from comparecases import Tensors, given, publish_golden, write_replay
 from replaycases import publish
 
@@ -341,14 +340,9 @@ def test_it_needs_no_torch_and_answers_the_same(store: Store) -> None:
         store.publish_dump(*payload.encode(dump.record, dump.tensors | golden))
     write_replay(store, "r-02", inputs, gradients=lambda index: {"w": torch.arange(5.0) + index})
     write_replay(store, "r-03", inputs, gradients=lambda index: {"w": torch.arange(5.0)})
-    program = (
-        "import sys; sys.argv[0] = 'actordbg'\n"
-        "sys.modules |= dict.fromkeys(('torch', 'sqlalchemy'))\n"
-        "from actordbg.cli.app import main; main()"
-    )
     for a, b in (("r-01", "golden"), ("r-02", "r-03")):
-        command = [sys.executable, "-c", program, "--store", str(store.root), "compare", a, b, "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        without = "import sys; sys.modules |= dict.fromkeys(('torch', 'sqlalchemy'))"
+        done = program("--store", str(store.root), "compare", a, b, "--json", code=without)
         assert done.returncode == 1, done.stderr
         (kept,) = store.comparisons.glob("*.json")
         said, here = ComparisonRecord.from_file(kept), compare(store, a, b)

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import catalogcases
 from comparecases import write_replay
@@ -57,6 +58,16 @@ def _input(store: Store, one: DumpRecord) -> ReplayInput:
     return ReplayInput(one.dump_id, store.relative(store.dump_path(one)), one.rank, one.batch_size, one.seq_len, one.tokens)
 
 
+def counters(run: str, **said: Any) -> dict[str, Any]:
+    """What a process of a run counted that has ended and captured nothing."""
+    counts = ("rank", "calls", "captured", "bytes", "pending", "queue_bytes", "generation", "rotated", "rotated_bytes",
+              "outputs_dropped")  # fmt: skip
+    moment = now_timestamp()
+    told: dict[str, Any] = {"format": 1, "pid": 1, "run": run, "host": "h", "instance": "a", "state": "ended", "since": moment}
+    told |= {"heartbeat": moment, "dropped": {}, "sampled_out": {}, "triggered": {}}
+    return dict.fromkeys(counts, 0) | told | said
+
+
 def _publish_records(store: Store, records: Sequence[DumpRecord]) -> None:
     """A noise floor and a matrix of the first replay, and counters of a process that ended."""
     moment, floor = now_timestamp(), {"max_abs": 0.5, "clip_share": 0.1}
@@ -64,39 +75,9 @@ def _publish_records(store: Store, records: Sequence[DumpRecord]) -> None:
     noise = NoiseRecord("n-01", moment, "r-01", {"dtype": "fp32"}, "tiny", "fp32", (), (DumpNoise(dump_id, floor),), floor)
     cell = MatrixCell(0, "sdpa", {"attn": "sdpa"}, "passed", {}, replay_id="r-01")
     matrix = MatrixRecord("m-01", moment, "complete", {"attn": ["sdpa"]}, (cell,), (dump_id,), loads=1)
-    counts = dict.fromkeys(
-        (
-            "rank",
-            "calls",
-            "captured",
-            "bytes",
-            "pending",
-            "queue_bytes",
-            "generation",
-            "rotated",
-            "rotated_bytes",
-            "outputs_dropped",
-        ),
-        0,
-    )
-    said = {"state": "ended", "since": moment, "heartbeat": moment}
-    counters = (
-        {
-            "format": 1,
-            "pid": 1,
-            "run": LOOSE,
-            "host": "node-0",
-            "instance": "a",
-            "dropped": {},
-            "sampled_out": {},
-            "triggered": {},
-        }
-        | counts
-        | said
-    )
     atomic_write(store.noise / "n-01.json", noise.to_json().encode())
     atomic_write(store.matrices / "m-01.json", matrix.to_json().encode())
-    atomic_write(store.counters / LOOSE / "0000-node-0-1-a.json", json.dumps(counters).encode())
+    atomic_write(store.counters / LOOSE / "0000-node-0-1-a.json", json.dumps(counters(LOOSE, host="node-0")).encode())
 
 
 def contents(store: Store) -> dict[str, str]:
