@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from actordbg.base.errors import NewerFormat, StoreProblem, UsageError
-from actordbg.capture.control import Control, control_dict, read_control, write_control
+from actordbg.capture.control import Control, read_control, write_control
 from actordbg.cli import capture_options as opt
 from actordbg.cli import output
 from actordbg.cli.options import option, require_good, store_of, takes_groups

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actordbg.base.errors import LaunchProblem, StoreProblem
-from actordbg.capture.control import control_dict, write_control
+from actordbg.capture.control import write_control
 from actordbg.cli import capture_options as opt
 from actordbg.cli.dump_recording import control_before, recovered_from, switch_off
 from actordbg.cli.options import option, store_of, takes_groups

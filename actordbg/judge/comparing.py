@@ -96,9 +96,8 @@ def compare(
         shown = {name: float(f"{distance:.4g}") for name, distance in islice(dump.distances.items(), MOST_DISTANCES)}
         place = bisect(ranked, rank)
         ranked.insert(place, (*rank, replace(dump, distances=shown)))
-        for index in {place, DETAILED}:
-            if DETAILED <= index < len(ranked):
-                ranked[index] = (*ranked[index][:3], replace(ranked[index][3], worst_tokens=(), parameters=(), distances={}))
+        if (index := max(place, DETAILED)) < len(ranked):
+            ranked[index] = (*ranked[index][:3], replace(ranked[index][3], worst_tokens=(), parameters=(), distances={}))
         if on_progress:
             on_progress(done, len(wanted))
     dumps = tuple(_with_token_ids(store, ours, dump) if place < NAMED else dump for place, (*_, dump) in enumerate(ranked))

@@ -210,10 +210,6 @@ def measure_noise(
     inputs of which no replay is run, since the store has one already. `heard`: what `run_replay` takes beside. Raises whatever
     `run_replay` raises, and StoreProblem where no input passed twice.
     """
-    if spec.config.vary is not None:
-        raise UsageError("a noise floor covers every variation", hint="leave `vary` out of the configuration")
-    if not spec.config.keep_tensors:
-        raise UsageError("without tensors there is nothing to measure", hint="leave --no-keep-tensors out")
     ids: dict[str, str] = {}
 
     def run(name: str, warm: WarmGroups | None) -> None:

@@ -71,7 +71,7 @@ class LawRun:
         self._draws: bool = self.outcome.training and drawn_share(session.model) > 0
 
     def run(self) -> list[LawAnswer]:
-        """Every law's answer, in the order of the table."""
+        """Every law's answer, in the order of `LAWS`."""
         step, why = "rerun", self._unknown()
         missing = {"jacobian": "a compiled graph has no place for a hook", "additivity": "no backward ran"}
         missing = dict.fromkeys(LAWS, why) if why else dict.fromkeys(LAWS, "it was not asked") | missing

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import brokenactor
 import pytest
 from click.testing import Result
+from commandline import invoke
 from comparecases import given, publish_golden, write_replay
 from hostilestore import HOSTILE, forbidden
 from typer.testing import CliRunner
@@ -136,10 +137,10 @@ def test_a_full_disk_is_an_environment_error_of_a_check_and_no_dumps_failure(
     for name, value in faulty.items():
         monkeypatch.setenv(name, value)
     create_dumps(store, 1, batch_size=1, seq_len=24, vocab_size=4096, seed=1)
-    said = CliRunner().invoke(app, ["--store", str(store.root), "check", "--quiet"]).exception
-    assert isinstance(said, MachineFault) and said.exit_code == 4
-    replay_id = load_spec(store, "last").replay_id
-    assert said.message.startswith(f"No space left on device ({store.replays / replay_id} has ")
+    with pytest.raises(MachineFault) as raised:
+        invoke(store, "check", "--quiet")
+    replay_id, said = load_spec(store, "last").replay_id, raised.value
+    assert said.exit_code == 4 and said.message.startswith(f"No space left on device ({store.replays / replay_id} has ")
     assert said.hint == f"fix that, then `actordbg replay --resume {replay_id}` goes on"
     assert not read_results(store.replays / replay_id)
 

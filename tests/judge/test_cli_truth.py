@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
+from commandline import invoke
 from comparecases import given, write_replay
 from replaycases import publish
-from typer.testing import CliRunner
 
 from actordbg.actor import hub_model
 from actordbg.actor.hub_model import versions_of
-from actordbg.base.errors import ActordbgError, EnvironmentProblem, NothingToDo, StoreProblem, UsageError, WhereError
+from actordbg.base.errors import ActordbgError, EnvironmentProblem, StoreProblem, UsageError, WhereError
 from actordbg.base.units import new_replay_id
-from actordbg.cli.app import app
 from actordbg.cli.lazy import filled_in
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
@@ -36,14 +34,6 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
-
-
-def invoke(store: Store, *arguments: str) -> Result:
-    result = CliRunner().invoke(app, ["--store", str(store.root), *arguments])
-    if isinstance(result.exception, ActordbgError):
-        raise result.exception
-    assert isinstance(result.exception, SystemExit | None), result.exception
-    return result
 
 
 @pytest.mark.parametrize(
@@ -82,14 +72,6 @@ def test_the_bare_options_mean_what_they_say(store: Store) -> None:
 def test_what_contradicts_the_truth_is_refused(store: Store, words: str, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         invoke(store, "replay", *words.split())
-
-
-def test_noise_on_nothing_says_what_there_is(store: Store) -> None:
-    publish(store, 2)
-    with pytest.raises(NothingToDo, match="selects none of 2: seq_len is"):
-        invoke(store, "noise", "--where", "seq_len>4000")
-    with pytest.raises(UsageError, match="contradict"):
-        invoke(store, "noise", "--order", "time", "--shuffle-inputs")
 
 
 A, B, VARIED, TRUTH = (f"20250619T050000-00000{number}" for number in (1, 2, 3, 4))

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 import torch
 from click.testing import Result
+from commandline import invoke
 from comparecases import Tensors, given, tensors, write_replay
 from curvecases import keep, run
-from typer.testing import CliRunner
 
-from actordbg.base.errors import ActordbgError, UsageError
+from actordbg.base.errors import UsageError
 from actordbg.catalog import query
-from actordbg.cli.app import app
 from actordbg.config.as_ran import as_ran, label, telling
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.judge.comparison_document import meaning
@@ -46,12 +45,8 @@ def replayed(store: Store) -> Store:
     return store
 
 
-def invoke(store: Store, *arguments: str) -> Result:
-    result = CliRunner().invoke(app, ["--store", str(store.root), "compare", *arguments])
-    if isinstance(result.exception, ActordbgError):
-        raise result.exception
-    assert isinstance(result.exception, SystemExit | None), result.exception
-    return result
+def compared(store: Store, *arguments: str) -> Result:
+    return invoke(store, "compare", *arguments)
 
 
 def kept(store: Store) -> list[ComparisonRecord]:
@@ -59,7 +54,7 @@ def kept(store: Store) -> list[ComparisonRecord]:
 
 
 def test_a_mismatch_in_words_first_and_within_80_columns(replayed: Store) -> None:
-    result = invoke(replayed, "r-02", "r-01", "--limit", "4")
+    result = compared(replayed, "r-02", "r-01", "--limit", "4")
     assert result.exit_code == 1
     lines = result.stdout.splitlines()
     assert lines[0] == "mismatch: A differs from B"
@@ -75,11 +70,11 @@ def test_a_mismatch_in_words_first_and_within_80_columns(replayed: Store) -> Non
 
 
 def test_a_match_a_mismatch_and_nothing_compared_say_so_and_are_kept_and_indexed(replayed: Store) -> None:
-    match = invoke(replayed, "last", "r-01")
+    match = compared(replayed, "last", "r-01")
     assert match.exit_code == 0 and match.stdout.startswith("match: A agrees with B within the thresholds\n")
     assert "Worst" not in match.stdout and "Not compared" not in match.stdout
-    assert invoke(replayed, "r-02", "r-01").exit_code == 1
-    nothing = invoke(replayed, "r-01", "golden")
+    assert compared(replayed, "r-02", "r-01").exit_code == 1
+    nothing = compared(replayed, "r-01", "golden")
     assert nothing.exit_code == 1 and nothing.stdout.startswith("not-compared: nothing was compared\n")
     assert "tiny model is not the run's" in nothing.stdout
     assert {(row.replay_id, row.against, row.verdict) for row in query.comparisons(replayed)} == {
@@ -90,44 +85,44 @@ def test_a_match_a_mismatch_and_nothing_compared_say_so_and_are_kept_and_indexed
 
 def test_thresholds_by_flag(replayed: Store) -> None:
     loose = ["--max-abs", "1", "--p99-abs", "1", "--mean-abs", "inf", "--gradient-distance", "1", "--parameter-distance", "1"]
-    result = invoke(replayed, "r-02", "r-01", *loose)
+    result = compared(replayed, "r-02", "r-01", *loose)
     assert result.exit_code == 0, result.stdout
     assert "max_abs, p99_abs, mean_abs, gradient_distance" not in result.stdout
     assert "gradient_distance, max_abs, mean_abs, p99_abs, parameter_distance from flags" in " ".join(result.stdout.split())
-    result = invoke(replayed, "r-02", "r-01", *loose[:6], "--gradient-distance", "0.25", "--parameter-distance", "1")
+    result = compared(replayed, "r-02", "r-01", *loose[:6], "--gradient-distance", "0.25", "--parameter-distance", "1")
     assert result.exit_code == 1
     assert "gradient_distance 0.5 is above 0.25" in " ".join(result.stdout.split())
 
 
 def test_json_is_the_record_and_markdown_a_page(replayed: Store) -> None:
-    result = invoke(replayed, "r-02", "r-01", "--json", "--quiet")
+    result = compared(replayed, "r-02", "r-01", "--json", "--quiet")
     assert result.exit_code == 1
     found: dict[str, Any] = json.loads(result.stdout)
     record = kept(replayed)[-1]
     assert found["verdict"] == "mismatch" and found["comparison_id"] == record.comparison_id
     assert found["dumps"][0]["log_probs"]["max_abs"] == record.dumps[0].log_probs.max_abs  # type: ignore[union-attr]
     assert len(found["dumps"]) == 12
-    page = invoke(replayed, "r-02", "r-01", "--format", "md").stdout
+    page = compared(replayed, "r-02", "r-01", "--format", "md").stdout
     assert page.startswith("# mismatch: A differs from B\n")
     assert "| dump | S | verdict |" in page
     with pytest.raises(UsageError, match="exclude each other"):
-        invoke(replayed, "r-02", "r-01", "--json", "--format", "md")
+        compared(replayed, "r-02", "r-01", "--json", "--format", "md")
 
 
 @pytest.mark.parametrize("words", ["r-01 r-01", "r-02 r-01 --max-abs -1", "r-02 r-01 --noise n-01"])
 def test_what_makes_no_sense_is_a_usage_error_and_leaves_nothing(replayed: Store, words: str) -> None:
     with pytest.raises(UsageError) as raised:
-        invoke(replayed, *words.split())
+        compared(replayed, *words.split())
     assert raised.value.exit_code == 2 and raised.value.hint
     assert not list(replayed.comparisons.glob("*"))
 
 
 def test_the_report_of_a_replay_shows_its_comparisons(replayed: Store) -> None:
-    invoke(replayed, "r-02", "r-01")
-    invoke(replayed, "r-02", "golden")
+    compared(replayed, "r-02", "r-01")
+    compared(replayed, "r-02", "golden")
 
     def report(*arguments: str) -> str:
-        return CliRunner().invoke(app, ["--store", str(replayed.root), "report", "r-02", *arguments]).stdout
+        return invoke(replayed, "report", "r-02", *arguments).stdout
 
     text = report()
     assert "Compared\n" in text and max(map(len, text.splitlines())) <= 80
@@ -142,7 +137,7 @@ def test_the_report_of_a_replay_shows_its_comparisons(replayed: Store) -> None:
         ("golden", "not-compared", None),
         ("r-01", "mismatch", INPUTS[11].dump_id),
     ]
-    assert "Compared" not in CliRunner().invoke(app, ["--store", str(replayed.root), "report", "r-03"]).stdout
+    assert "Compared" not in invoke(replayed, "report", "r-03").stdout
 
 
 APART: dict[str, tuple[dict[str, Any], Any, Any, str, str]] = {
@@ -155,12 +150,6 @@ APART: dict[str, tuple[dict[str, Any], Any, Any, str, str]] = {
 ONE, TWO = "20250619T050000-000001", "20250619T050100-000002"
 
 
-def shown(store: Store, *arguments: str, code: int = 0) -> str:
-    done = CliRunner().invoke(app, ["--store", str(store.root), *arguments])
-    assert done.exit_code == code, done.output
-    return done.output
-
-
 @pytest.mark.parametrize("name", APART)
 def test_what_differs_is_named_alike_everywhere(store: Store, name: str) -> None:
     both, ours, theirs, our_words, their_words = APART[name]
@@ -168,30 +157,27 @@ def test_what_differs_is_named_alike_everywhere(store: Store, name: str) -> None
         settings = both | {name: value}
         ran = {"world_size": settings.get("nproc", 1)} | ({"num_layers": value or 2} if name == "num_layers" else settings)
         write_replay(store, replay_id, [given(0)], resolved=ran, **settings)
-    compared = " ".join(shown(store, "compare", ONE, TWO, code=int(name == "num_layers")).split())
-    if name == "num_layers":
-        assert "A ran 1 layers, B 2" in compared  # two models: their numbers are not compared
-    else:
-        assert f"A is {our_words}, B {their_words}; no log-prob moves beyond the thresholds." in compared
-    reported = " ".join(shown(store, "report", ONE, TWO).split())
+    two_models = name == "num_layers"  # whose numbers are not compared
+    answer = f"A is {our_words}, B {their_words}; no log-prob moves beyond the thresholds."
+    said = compared(store, ONE, TWO)
+    assert said.exit_code == int(two_models)
+    assert ("A ran 1 layers, B 2" if two_models else answer) in " ".join(said.stdout.split())
+    reported = " ".join(invoke(store, "report", ONE, TWO).stdout.split())
     assert f"A {ONE}: {our_words}" in reported and f"B {TWO}: {their_words}" in reported
-    rows = list(csv.DictReader(io.StringIO(shown(store, "report", ONE, TWO, "--format", "csv"))))
-    assert [row[name] for row in rows] == [
-        str(ours),
-        str(theirs or 2),
-    ]  # of layers, where nobody asked: the model's two
+    rows = list(csv.DictReader(io.StringIO(invoke(store, "report", ONE, TWO, "--format", "csv").stdout)))
+    assert [row[name] for row in rows] == [str(ours), str(theirs or 2)], "of layers, where nobody asked: the model's two"
 
 
 def test_nothing_differs_where_only_what_is_kept_does(store: Store) -> None:
     write_replay(store, ONE, [given(0)])
     write_replay(store, TWO, [given(0)], timeout_s=5.0, keep_gradients=True)
-    assert "Both are configured alike" in shown(store, "compare", ONE, TWO)
+    assert "Both are configured alike" in compared(store, ONE, TWO).stdout
 
 
 def test_settings_of_a_curve_change_what_is_measured_and_nothing_else(store: Store) -> None:
     keep(store, run("r1", lengths=(128,)))
-    done = CliRunner().invoke(app, ["--store", str(store.root), "curve", "memory", "r1", "--packing"])
-    assert done.exit_code != 0 and "--packing changes nothing without --measure" in str(done.exception)
+    with pytest.raises(UsageError, match="--packing changes nothing without --measure"):
+        invoke(store, "curve", "memory", "r1", "--packing")
 
 
 def side(replay_id: str, **settings: Any) -> SideInfo:

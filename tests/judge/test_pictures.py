@@ -11,6 +11,7 @@ import pytest
 import torch
 from replaycases import publish
 from safetensors.torch import save_file
+from storecases import counters
 
 from actordbg.judge.comparison_document import kept_rows, token_rows
 from actordbg.judge.load_replays import calls_of, dropped_of
@@ -60,22 +61,15 @@ def test_a_dump_of_another_shape_by_now_leaves_the_picture_without_its_tokens(id
     assert chart is not None and "3.5" in str(chart.table)
 
 
-COUNTERS = {
-    "format": 1, "rank": 0, "role": "policy", "host": "h", "pid": 7, "instance": "x", "state": "on", "calls": 9, "captured": 4,
-    "pending": 0, "bytes": 9, "queue_bytes": 0, "generation": 1, "sampled_out": {}, "triggered": {}, "rotated": 0, "rotated_bytes": 0, "outputs_dropped": 0, "last_error": None,
-    "heartbeat": "2025-06-19T05:26:08.430740Z", "since": "2025-06-19T05:26:08.430740Z",
-}  # fmt: skip
-
-
 def test_dropped_calls_stand_at_their_rank_and_those_of_other_runs_do_not(store: Store):
     publish(store, 4)
     store.counters.joinpath("made-up").mkdir(parents=True)
     for name, told in {
-        "a": {"run": "made-up", "dropped": {"queue": 3, "disk": 2}},
-        "b": {"run": "made-up", "dropped": {"queue": 1}, "pid": 8},
-        "c": {"run": "another", "dropped": {"queue": 50}},
+        "a": counters("made-up", dropped={"queue": 3, "disk": 2}),
+        "b": counters("made-up", dropped={"queue": 1}, pid=8),
+        "c": counters("another", dropped={"queue": 50}),
     }.items():
-        (store.counters / "made-up" / f"{name}.json").write_text(json.dumps(COUNTERS | told))
+        (store.counters / "made-up" / f"{name}.json").write_text(json.dumps(told))
     (store.counters / "made-up" / "d.json").write_text("{")
     dropped = dropped_of(store, "made-up")
     assert dropped == {0: 6}

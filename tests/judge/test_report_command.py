@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 import curvecases
 import pytest
 from catalogcases import publish, record
+from click.testing import Result
+from commandline import invoke
 from reportcases import dump_id, given, replay, result
-from typer.testing import CliRunner
 
 from actordbg.base.errors import EnvironmentProblem, NothingToDo, StoreProblem, UsageError, WhereError
-from actordbg.cli.app import app
 from actordbg.cli.options import Format
 from actordbg.judge.load_replays import load
 from actordbg.replay.replay_data import ReplayData
@@ -43,8 +43,8 @@ def replayed(store: Store) -> Store:
     return store
 
 
-def invoke(store: Store, *arguments: str):
-    return CliRunner().invoke(app, ["--store", str(store.root), "report", *arguments], catch_exceptions=False)
+def reported(store: Store, *arguments: str) -> Result:
+    return invoke(store, "report", *arguments)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_an_unknown_replay_is_a_usage_error_and_no_store_a_problem_of_the_store(
     with pytest.raises(UsageError):
         load(replayed, ["nothing"])
     with pytest.raises(StoreProblem):
-        invoke(Store(tmp_path / "none"))
+        reported(Store(tmp_path / "none"))
 
 
 def test_where_keeps_the_inputs_of_the_dumps_it_selects(replayed: Store):
@@ -88,12 +88,12 @@ def test_a_replay_whose_specification_is_gone_is_noted_and_the_others_are_report
     material = load(replayed, ["all"])
     assert [data.spec.replay_id for data in material.replays] == ["r2"]
     (replayed.replays / "r2" / "spec.json").unlink()
-    said = invoke(replayed, "r2").stdout
+    said = reported(replayed, "r2").stdout
     assert "r2 is left out: cannot read" in said and "Nothing has been replayed" not in said
 
 
 def test_replays_stand_side_by_side_as_they_ran_and_a_report_of_failures_ends_well(replayed: Store):
-    done = invoke(replayed, "r1", "r2")
+    done = reported(replayed, "r1", "r2")
     assert done.exit_code == 0
     for fact in ("2 replays side by side", "A  r1: sdpa", "B  r2: eager", "ValueError: boom", "Time and memory",
                  "1 passed, 1 failed, 1 not run of 3 (the replay is interrupted)"):  # fmt: skip
@@ -103,68 +103,68 @@ def test_replays_stand_side_by_side_as_they_ran_and_a_report_of_failures_ends_we
 def test_a_report_of_many_says_what_differs_and_what_failed_and_not_each_ones_tables(replayed: Store):
     for number in range(3, 8):
         keep(replayed, replay([given(0, 300)], [result(0, f"r{number}")], f"r{number}"), f"2025-06-19T0{number}:30:00.000000Z")
-    said = invoke(replayed, "--all").stdout
+    said = reported(replayed, "--all").stdout
     assert len(said.splitlines()) < 60 and "7 replays side by side" in said and "1 input, 1 failed" in said
     assert "Time and memory" not in said and "Steady times" not in said and "actordbg report --explain" in said
-    assert "Time and memory" in invoke(replayed, "--all", "--format", "md").stdout
-    assert "Steady times" in invoke(replayed, "--explain").stdout
+    assert "Time and memory" in reported(replayed, "--all", "--format", "md").stdout
+    assert "Steady times" in reported(replayed, "--explain").stdout
 
 
 def test_nothing_replayed_yet_says_so_and_ends_well(store: Store):
-    assert "Nothing has been replayed yet" in invoke(store, "--all").stdout
-    assert json.loads(invoke(store, "--json").stdout)["replays"] == []
+    assert "Nothing has been replayed yet" in reported(store, "--all").stdout
+    assert json.loads(reported(store, "--json").stdout)["replays"] == []
 
 
 def test_the_format_comes_from_the_option_else_from_the_suffix_and_each_is_a_rendering_of_its_own(
     replayed: Store, tmp_path: Path
 ):
     for name, start in (("r.md", "# actordbg report"), ("r.json", "{"), ("r.csv", "replay_id,"), ("r.txt", "actordbg")):
-        assert invoke(replayed, "--output", str(tmp_path / name)).stdout == ""
+        assert reported(replayed, "--output", str(tmp_path / name)).stdout == ""
         assert (tmp_path / name).read_text().startswith(start)
-    invoke(replayed, "--format", "json", "--output", str(tmp_path / "r.md"))
+    reported(replayed, "--format", "json", "--output", str(tmp_path / "r.md"))
     assert json.loads((tmp_path / "r.md").read_text())["selection"] == "the last replay"
-    each = {name: invoke(replayed, "--all", "--format", name).stdout for name in get_args(Format)}
+    each = {name: reported(replayed, "--all", "--format", name).stdout for name in get_args(Format)}
     assert len(set(each.values()) - {""}) == len(each)
     assert [shown["replay_id"] for shown in json.loads(each["json"])["replays"]] == ["r1", "r2"]
     rows = list(csv.DictReader(io.StringIO(each["csv"])))
     assert [(row["replay_id"], row["dump_id"], row["attn"]) for row in rows][-1] == ("r2", dump_id(1), "eager")
     assert len(rows) == 5
     with pytest.raises(UsageError):
-        invoke(replayed, "--json", "--format", "csv")
+        reported(replayed, "--json", "--format", "csv")
 
 
 def test_a_file_that_cannot_be_written_is_an_environment_problem(replayed: Store, tmp_path: Path):
     (tmp_path / "file").touch()
     for output in (str(tmp_path / "file" / "r.md"), str(tmp_path), ".", "/"):
         with pytest.raises(EnvironmentProblem):
-            invoke(replayed, "--output", output, "--format", "md")
+            reported(replayed, "--output", output, "--format", "md")
 
 
 def test_a_pipe_or_a_device_gets_the_report_and_stays_and_a_link_leads_to_its_file(replayed: Store, tmp_path: Path):
     pipe, link, target = tmp_path / "pipe", tmp_path / "link.md", tmp_path / "target.md"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    invoke(replayed, "--output", str(pipe), "--format", "json")
+    reported(replayed, "--output", str(pipe), "--format", "json")
     assert os.read(reader, 10).startswith(b"{") and pipe.is_fifo()
     os.close(reader)
     link.symlink_to(target)
-    invoke(replayed, "--output", str(link))
+    reported(replayed, "--output", str(link))
     assert link.is_symlink() and target.read_text().startswith("#")
 
 
 def test_open_shows_a_page_in_a_folder_that_nobody_else_can_look_into(replayed: Store, monkeypatch: pytest.MonkeyPatch):
     shown: list[str] = []
     monkeypatch.setattr(webbrowser, "open_new_tab", lambda address: bool(shown.append(address)))
-    done = invoke(replayed, "--open")
+    done = reported(replayed, "--open")
     path = Path(urlsplit(shown[0]).path)
     assert done.exit_code == 0 and done.stdout == "" and "no browser here" in done.stderr
     assert path.read_text().startswith("<!doctype html>") and path.parent.stat().st_mode & 0o77 == 0
     with pytest.raises(UsageError):
-        invoke(replayed, "--open", "--format", "md")
+        reported(replayed, "--open", "--format", "md")
 
 
 def test_text_of_tokens_comes_from_a_file_that_must_be_there(replayed: Store, tmp_path: Path):
     for message in ("there is no such folder or file", None):
         with pytest.raises(UsageError, match=message):
-            invoke(replayed, "--format", "html", "--tokenizer", str(tmp_path))
+            reported(replayed, "--format", "html", "--tokenizer", str(tmp_path))
         (tmp_path / "tokenizer.json").write_text("{}")

@@ -7,16 +7,26 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import torch
 from actorcases import main, make_dump
 
 from actordbg.actor import family_models
 from actordbg.actor.family_models import VOCABULARY as VOCAB
 from actordbg.actor.models import once
+from actordbg.actor.session import open_actor
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.judge.agreement import laws_of
+from actordbg.laws.law_run import LawRun
+from actordbg.records.replay_record import PASSED, LawAnswer, ResultRecord, in_words, violations
+from actordbg.store.payload import Dump
 
 KNOWN = ("qwen2", "qwen3", "mistral", "mixtral", "gemma2", "gpt2", "qwen3_5")
 FAMILIES = {name: known.config for name, known in family_models.FAMILIES.items() if name in KNOWN} | {
@@ -31,8 +41,6 @@ def model_of(cache: Path, family: str) -> Path:
 
 def ask(session: Any, dump: Any, backward: bool = False, together: bool = False) -> dict[str, dict[str, Any]]:
     """The laws' answers for one dump, by name."""
-    from actordbg.laws.law_run import LawRun
-
     outcome = session.run(dump, backward=backward)
     return {one.law: one.to_dict() for one in LawRun(session, dump, outcome, backward, together).run()}
 
@@ -40,9 +48,6 @@ def ask(session: Any, dump: Any, backward: bool = False, together: bool = False)
 def of_a_family(
     cache: Path, family: str, dtype: str, packing: bool, *dumps: Any, backward: bool = False, temperature: float = 1.0
 ) -> list[Any]:
-    from actordbg.actor.session import open_actor
-    from actordbg.config.replay_config import ReplayConfig
-
     asked = ReplayConfig(
         model=str(model_of(cache, family)), dtype=dtype, packing=packing, backward=backward, temperature=temperature
     )
@@ -52,12 +57,6 @@ def of_a_family(
 
 def dump_of(side: str = "both", rows: int = 3, length: int = 24, actions: int = 8, seed: int = 0, **record: Any) -> Any:
     """A call with rows padded on the left, on the right or on both sides."""
-    from dataclasses import replace
-
-    import torch
-
-    from actordbg.store.payload import Dump
-
     dump = make_dump(seed, length=length, actions=0, vocab=VOCAB, **record)
     ids = torch.randint(3, VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))
     attention = torch.ones(rows, length, dtype=torch.int64)
@@ -75,8 +74,6 @@ def dump_of(side: str = "both", rows: int = 3, length: int = 24, actions: int = 
 
 def healthy(cache: Path) -> None:
     """Ask every family, packed and not, in fp32 and bf16, on dumps of every shape: no law is broken."""
-    import torch
-
     no_rows = dump_of("both", rows=3)
     no_rows.tensors["action_mask"][1] = False
     one_token = dump_of("left", rows=2)
@@ -128,10 +125,6 @@ def broken(cache: Path) -> None:
 
 
 def a_failed_law_forbids_a_green_verdict(told: list[dict[str, Any]]) -> None:
-    from actordbg.config.replay_config import ReplayConfig
-    from actordbg.judge.agreement import laws_of
-    from actordbg.records.replay_record import PASSED, LawAnswer, ResultRecord, in_words, violations
-
     answers = [LawAnswer.from_dict(one) for one in told]
     (failed,) = violations(answers)
     assert in_words(failed) == "rerun failed: RuntimeError: no kernel"
@@ -151,11 +144,6 @@ TOGETHER: dict[str, dict[str, Any]] = {
 
 def together(cache: Path) -> None:
     """Let two ranks compute together, healthy and with positions that run on; lanes have inputs with and without a second row."""
-    import os
-
-    from actordbg.actor.session import open_actor
-    from actordbg.config.replay_config import ReplayConfig
-
     rank = int(os.environ["RANK"])
     dense, experts = (str(model_of(cache, family)) for family in ("llama", "mixtral"))  # before ZeRO 3 takes what is built
     for name, settings in TOGETHER.items():
@@ -174,34 +162,16 @@ def together(cache: Path) -> None:
             assert not session.tainted
 
 
-@contextlib.contextmanager
-def nothing() -> Iterator[None]:
-    yield
-
-
-@contextlib.contextmanager
-def changed(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Inside the block the owner's attribute is another one."""
-    original = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
-
-
 def patched(name: str, make: Callable[[Any], Any]) -> Any:
     """A function of the trainer's module of the Actor, replaced by what `make` makes of it."""
     import openrlhf.models.actor as module
 
-    return changed(module, name, make(getattr(module, name)))
+    return patch.object(module, name, make(getattr(module, name)))
 
 
 def positions_run_on() -> Any:
     def make(original: Any) -> Any:
         def unpad(*args: Any) -> Any:
-            import torch
-
             ids, positions, *others = original(*args)
             return (ids, torch.arange(positions.shape[1])[None], *others)
 
@@ -277,15 +247,9 @@ def padding_is_seen(causal: bool = True) -> Any:
     return attention_that(attend)
 
 
-def future_is_seen() -> Any:
-    return padding_is_seen(causal=False)
-
-
 def gradients_left_over() -> Any:
     """Gradients are not cleared after an input."""
-    import torch
-
-    return changed(torch.nn.Module, "zero_grad", lambda *args, **named: None)
+    return patch.object(torch.nn.Module, "zero_grad", lambda *args, **named: None)
 
 
 def mask_is_shifted() -> Any:
@@ -299,11 +263,11 @@ def mask_is_shifted() -> Any:
         shifted = None if action_mask is None else action_mask.roll(1, 1)
         return original(self, sequences, shifted, *args, **kwargs)
 
-    return changed(module.Actor, "forward", forward)
+    return patch.object(module.Actor, "forward", forward)
 
 
 FAULTS: dict[str, tuple[str, bool, Callable[[], Any], dict[str, Any], list[str]]] = {
-    "qwen3.5 packed": ("qwen3_5", True, nothing, {}, ["neighbour", "jacobian"]),
+    "qwen3.5 packed": ("qwen3_5", True, contextlib.nullcontext, {}, ["neighbour", "jacobian"]),
     "positions run on, llama": ("llama", True, positions_run_on, {}, ["neighbour", "jacobian"]),
     "positions run on, mistral": ("mistral", True, positions_run_on, {}, ["neighbour", "jacobian"]),
     "noise": ("llama", True, noisy, {}, ["rerun", "normalisation"]),
@@ -311,7 +275,7 @@ FAULTS: dict[str, tuple[str, bool, Callable[[], Any], dict[str, Any], list[str]]
     "temperature": ("llama", True, wrong_temperature, {"temperature": 0.7}, ["normalisation"]),
     "rows leak": ("llama", False, rows_leak, {}, ["neighbour", "jacobian"]),
     "padding": ("llama", False, padding_is_seen, {}, ["padding", "jacobian"]),
-    "future": ("llama", False, future_is_seen, {}, ["future", "jacobian"]),
+    "future": ("llama", False, functools.partial(padding_is_seen, causal=False), {}, ["future", "jacobian"]),
     "gradients left over": ("llama", False, gradients_left_over, {"backward": True}, ["additivity"]),
     "mask shifted": ("llama", True, mask_is_shifted, {}, ["rerun"]),
     "fails again": ("llama", False, fails_again, {}, []),

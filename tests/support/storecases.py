@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import catalogcases
 from comparecases import write_replay
@@ -51,6 +52,16 @@ def build(root: Path) -> Store:
     catalogcases.settle(store)
     refresh(store)
     return store
+
+
+def counters(run: str, **said: Any) -> dict[str, Any]:
+    """What a process of a run counted that has ended and captured nothing."""
+    counts = ("rank", "calls", "captured", "bytes", "pending", "queue_bytes", "generation", "rotated", "rotated_bytes",
+              "outputs_dropped")  # fmt: skip
+    moment = now_timestamp()
+    told: dict[str, Any] = {"format": 1, "pid": 1, "run": run, "host": "h", "instance": "a", "state": "ended", "since": moment}
+    told |= {"heartbeat": moment, "dropped": {}, "sampled_out": {}, "triggered": {}}
+    return dict.fromkeys(counts, 0) | told | said
 
 
 def _publish_records(store: Store, records: Sequence[DumpRecord]) -> None:
