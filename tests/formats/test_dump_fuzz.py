@@ -194,7 +194,7 @@ def run(store: Store, *words: str) -> tuple[int, str]:
 @pytest.mark.slow
 def test_commands_over_a_store_of_mutants(store, tmp_path, monkeypatch):
     """Mutants in the places of dumps: `ls`, `index`, `verify`, `show`, `export` and `replay` go on, and say which are damaged."""
-    kinds = sorted(set(mutants.KINDS) - {"wide tensors"})  # gigabytes are allowed under the cap that commands have
+    kinds = sorted(mutants.KINDS)
     good: dict[str, bool] = {}
     for number in range(MUTANTS):
         original = mutants.Original.make(1, number)
