@@ -38,7 +38,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actordbg.actor.hub_model import base_of, looks_like_path, read_config, read_json
+from actordbg.actor.hub_model import base_of, folder_of, looks_like_path, read_config, read_json
 from actordbg.base.errors import EnvironmentProblem, UnsafeInput, UsageError
 from actordbg.base.imports import is_there
 from actordbg.base.owners import own_cache
@@ -94,10 +94,8 @@ def truncate(config: dict[str, Any], num_layers: int) -> dict[str, Any]:
 
 def _folder(name: str) -> Path:
     """The folder of a model: itself, or the hub's snapshot of it (downloaded where the hub allows)."""
-    if is_local(name):
-        return Path(name).expanduser().absolute()
-    if looks_like_path(name):
-        raise EnvironmentProblem(f"there is no model in {name}", hint="name a folder with a config.json, or a hub name")
+    if (folder := folder_of(name)) is not None:
+        return folder.absolute()
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 

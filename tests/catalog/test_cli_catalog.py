@@ -228,7 +228,7 @@ def test_prune_damaged_takes_only_what_is_broken(store: Store, monkeypatch: pyte
     assert result.stdout.count("not usable: ") == 3
     catalog = query.open_fresh(store)
     mended.write_bytes(good)
-    plan = prune.plan_prune(catalog, damaged=True, healthy=False)
+    plan = prune.plan_prune(catalog, damaged=True)
     assert [item.path for item in plan.files] == [store.relative(junk)]
     old, young = junk.with_name(".tmp-1-aa-x"), junk.with_name(".tmp-2-bb-y")
     old.write_bytes(b"half")

@@ -64,16 +64,6 @@ def test_pt_opens_with_weights_only_and_keeps_strides(dump: Dump, place, tmp_pat
     assert parse_record(content["record"]) == dump.record
 
 
-@pytest.mark.parametrize("format", ["safetensors", "pt"])
-def test_an_existing_file_is_not_overwritten_unasked(place, tmp_path, format: str):
-    path = export_dump(place, tmp_path, format)
-    before = path.stat().st_mtime_ns
-    with pytest.raises(Conflict):
-        export_dump(place, tmp_path, format)
-    assert path.stat().st_mtime_ns == before
-    assert export_dump(place, tmp_path, format, overwrite=True) == path
-
-
 def test_an_unknown_format_and_a_folder_that_cannot_be_written_are_refused(place, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="pickle"):
