@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from actorcases import main, make_dump, numbers, run_scenario
+
+from actordbg.actor.session import open_actor
+from actordbg.config.replay_config import ReplayConfig
 
 pytestmark = pytest.mark.slow
 
@@ -40,8 +46,6 @@ BACKENDS: dict[str, dict[str, Any]] = {
 
 def parallel(cache: Path) -> None:
     """Compute together on two processes in every way, each input beside what the plain actor gives for it."""
-    from actordbg.actor.session import open_actor
-    from actordbg.config.replay_config import ReplayConfig
 
     plain: dict[str, Any] = {}
     with open_actor(ReplayConfig(backward=True, keep_gradients=True, nproc=2), model_cache=cache) as session:
@@ -79,8 +83,6 @@ def of_a_ring_of_four() -> Any:
 
 
 def one_backend(cache: Path, rank: int, settings: dict[str, Any], plain: Mapping[str, Any]) -> None:
-    from actordbg.actor.session import open_actor
-    from actordbg.config.replay_config import ReplayConfig
 
     config = ReplayConfig(nproc=2, packing=None, backward=True, keep_gradients=True, **settings)
     defaults, ring, fsdp2 = (
@@ -147,17 +149,15 @@ def is_beside(found: Any, expected: Any, kept: int) -> None:
 
 
 def gradients_are(found: Any, facts: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
-    from torch.nn.functional import cosine_similarity
 
     for name, about in found.gradients.items():
         pair = (found.tensors["grad/" + name].double(), tensors["grad/" + name].double())
-        assert float(cosine_similarity(*pair, dim=0)) > 0.9999, name
+        assert float(F.cosine_similarity(*pair, dim=0)) > 0.9999, name
         assert abs(about["norm"] - facts[name]["norm"]) < 1e-3 * facts[name]["norm"], name
 
 
 def is_averaged(found: Any, left: Any, right: Any, rank: int) -> None:
     """Two inputs at the same time: log-probs are each its own, the gradient is the mean of both, and the result says so."""
-    import torch
 
     own = (left, right)[rank]
     mean = {name: (left.tensors[name] + right.tensors[name]) / 2 for name in left.tensors if name.startswith("grad/")}
@@ -171,11 +171,7 @@ def is_averaged(found: Any, left: Any, right: Any, rank: int) -> None:
 
 def tied(cache: Path) -> None:
     """Split a model whose head shares the embedding's weight, and with norms of single heads, over two ranks."""
-    import torch
     from transformers import AutoModelForCausalLM, Qwen3Config
-
-    from actordbg.actor.session import open_actor
-    from actordbg.config.replay_config import ReplayConfig
 
     folder = cache / "tied"
     torch.manual_seed(0)
@@ -184,7 +180,7 @@ def tied(cache: Path) -> None:
         num_key_value_heads=2, head_dim=8, tie_word_embeddings=True, initializer_range=0.3,
     )  # fmt: skip
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)  # rank 0 alone writes
-    torch.distributed.barrier()
+    dist.barrier()
     outcomes = []
     for settings in ({}, {"backend": "fsdp2", "tp": 2}):
         asked = ReplayConfig(model=str(folder), dtype="fp32", nproc=2, backward=True, keep_gradients=True, **settings)
@@ -195,9 +191,6 @@ def tied(cache: Path) -> None:
 
 def ring_attention() -> None:
     """Hold the stand-in alone against attention over the whole, forward and gradients; three rows, the last with the padding."""
-    import torch
-    import torch.distributed as dist
-    import torch.nn.functional as F
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 

@@ -8,8 +8,6 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -17,7 +15,6 @@ import pytest
 import torch
 from commandline import invoke
 from replaycases import old_pickle
-from roots import ROOT
 
 from actordbg.base.errors import LaunchProblem, StoreProblem, UsageError
 from actordbg.dumps.importer import find_pickles, import_paths, run_name
@@ -141,19 +138,6 @@ def test_no_pickles_is_a_usage_error(store, tmp_path):
         import_paths(store, [tmp_path / "empty"])
     with pytest.raises(UsageError, match="does not exist"):
         find_pickles([tmp_path / "nowhere"])
-
-
-def test_the_desk_finds_out_that_nothing_is_new_without_torch(store, pickles):
-    import_paths(store, [pickles])
-    code = """if True:
-        import sys
-        from pathlib import Path
-        from actordbg.dumps.importer import import_paths
-        from actordbg.store.layout import Store
-        assert import_paths(Store(sys.argv[1]), [Path(sys.argv[2])]).present == 4
-        assert 'torch' not in sys.modules and 'pickle' not in sys.modules.get('actordbg.dumps.decode').__dict__
-    """
-    subprocess.run([sys.executable, "-c", code, str(store.root), str(pickles)], check=True, cwd=ROOT, timeout=60)
 
 
 def test_the_command_answers_in_json_and_in_words_and_names_what_it_refuses(pickles, tmp_path):
