@@ -50,7 +50,6 @@ def stages(cache: Path) -> None:
 
 def evaluates(session: Any, stage: int, plain: dict[str, Any], parameters: int) -> None:
     """Run forwards alone, in the engine that a reference model has. One that fails spoils ZeRO 3 and no other stage."""
-
     assert (session.resolved["engine"], session.resolved["parameters"]) == ("evaluation", parameters)
     found = numbers(session.run(make_dump(0), backward=False))
     assert found["loss"] is found["grad_norm"] is None and furthest(found["log_probs"], plain["log_probs"]) < 1e-5

