@@ -18,7 +18,6 @@ Example:
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from types import SimpleNamespace
 from actordbg.actor.models import attention_heads
 from actordbg.base.errors import EnvironmentProblem, Unsupported
 from actordbg.base.imports import is_there
+from actordbg.base.units import release
 from actordbg.config.choices import Choices, Facts, adapter_of, are_elsewhere, choose, gather_facts, through_of
 from actordbg.config.replay_config import TINY, ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
@@ -70,8 +70,7 @@ class Case(SimpleNamespace):
 
     def version(self, package: str) -> tuple[int, ...]:
         """(4, 52, 4) of "4.52.4"; () where the package is not installed."""
-        match = re.match(r"\d+(\.\d+)*", self.versions.get(package, ""))
-        return tuple(int(part) for part in match.group().split(".")) if match else ()
+        return release(self.versions.get(package, ""))
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 from actordbg.base.errors import ActordbgError, StoreProblem
+from actordbg.base.units import grouped
 from actordbg.catalog.query import Catalog, dump_files, open_fresh
 from actordbg.catalog.tables import Damaged
 from actordbg.dumps.recover import remove_unfinished_files
@@ -36,8 +36,6 @@ from actordbg.store.layout import Store
 from actordbg.store.pack_build import DEFAULT_LEVEL, PackFigures, PackWriter, exclusive
 from actordbg.store.places import open_pack
 
-T = TypeVar("T")
-K = TypeVar("K")
 UNPACK_LEVEL = 12
 """zstd level of the files that `unpack` writes."""
 
@@ -83,7 +81,7 @@ def pack_dumps(
         loose = [path for path in chosen if places.split_place(path) is None]
         summary.finished = _remove_twins(store, [path for path in chosen if places.split_place(path)], summary.kept)
         _remove_redundant(store, catalog)
-        for paths in grouped(loose, lambda path: path.split("/")[1]).values():
+        for paths in grouped((path.split("/")[1], path) for path in loose).values():
             _pack_run(store, paths, level, summary, lambda: on_progress(len(loose)))
     return summary
 
@@ -99,9 +97,9 @@ def unpack_dumps(
     summary = UnpackSummary()
     with _moving(store, where, run) as (_, chosen):
         packed = [parts for path in chosen if (parts := places.split_place(path))]
-        for pack, packed_dumps in grouped(packed, lambda parts: parts[0]).items():
+        for pack, dump_ids in grouped(packed).items():
             restored = []
-            for _, dump_id in packed_dumps:
+            for dump_id in dump_ids:
                 place = places.packed_place(pack, dump_id)
                 try:
                     check_place(store, places.read_record(store.root / place), place)
@@ -260,11 +258,3 @@ def _remove_files(paths: Sequence[Path]) -> None:
         path.unlink(missing_ok=True)
     for folder in {path.parent for path in paths}:
         sync_folder(folder)
-
-
-def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """Items by a key, in their order."""
-    found: dict[K, list[T]] = {}
-    for item in items:
-        found.setdefault(key(item), []).append(item)
-    return found

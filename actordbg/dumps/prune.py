@@ -16,6 +16,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from actordbg.base.errors import CorruptDump, Refused, StoreProblem
+from actordbg.base.units import grouped
 from actordbg.catalog.query import Catalog, damaged_files, dump_bytes, dump_files
 from actordbg.dumps import packing
 from actordbg.dumps.recover import is_forsaken
@@ -115,7 +116,7 @@ def _remove_packed(store: Store, items: list[Doomed]) -> tuple[list[Doomed], lis
     """Write each pack again without its doomed dumps; their files go first, so that none comes back as a file."""
     removed: list[Doomed] = []
     failed: list[tuple[str, str]] = []
-    for pack, doomed in packing.grouped(items, lambda item: item.path.rpartition("#")[0]).items():
+    for pack, doomed in grouped((item.path.rpartition("#")[0], item) for item in items).items():
         try:
             _inside(store, pack)
             for _, path in packing.twins(store, [item.path for item in doomed]):

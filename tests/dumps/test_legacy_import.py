@@ -65,12 +65,6 @@ def test_nothing_is_imported_twice_however_it_is_called(store, pickles, tmp_path
     assert {path: path.stat().st_mtime_ns for path in store.iter_dumps()} == before
 
 
-def test_two_calls_in_the_same_microsecond_are_two_dumps(store, tmp_path):
-    for rank in range(2):
-        old_pickle(tmp_path, rank)
-    assert import_paths(store, [tmp_path]).added == 2
-
-
 def test_folders_are_searched_and_each_is_a_run(store, tmp_path):
     old_pickle(tmp_path / "a" / "first", stamp="20250619_052608_430741")
     old_pickle(tmp_path / "a" / "second", stamp="20250619_052608_430742")
