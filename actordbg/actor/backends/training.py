@@ -84,9 +84,13 @@ class AdamSteps:
         self._write_back()
         with torch.no_grad():
             update = total((now - was, own) for (own, now), was in zip(self._pairs, before, strict=True))
+        self.clear()
+        return Norms(norm, update)
+
+    def clear(self) -> None:
+        """Drop all gradients."""
         for own, stepped in self._pairs:
             own.grad = stepped.grad = None
-        return Norms(norm, update)
 
     def save(self, folder: Path, model: Any) -> None:
         """Write this rank's part of weights, buffers and AdamW's state with torch.distributed.checkpoint. A collective.
