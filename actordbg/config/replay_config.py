@@ -274,6 +274,11 @@ class ReplayConfig:
         """How many inputs run at a time."""
         return self.nproc // self.lane_width
 
+    @property
+    def compiles(self) -> bool:
+        """Whether torch.compile or DeepCompile compiles the model."""
+        return self.compile or self.deepcompile
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, by the names that files have."""
         return {one.stored: getattr(self, one.name) for one in SETTINGS.values()}
