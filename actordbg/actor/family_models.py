@@ -27,21 +27,9 @@ from actordbg.actor.models import once
 from actordbg.base.errors import Unsupported, UsageError
 from actordbg.config.sources import parse_toml
 
-VOCABULARY = 256
-SMALL: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "initializer_range": 0.2,
-    "max_position_embeddings": 512,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+_TABLE = parse_toml(Path(__file__).with_name("families.toml").read_text())
+SMALL: dict[str, Any] = _TABLE["small"]
+VOCABULARY: int = SMALL["vocab_size"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +51,6 @@ class Family:
         return {"model_type": self.model_type, **small, **self.adds}
 
 
-_TABLE = parse_toml(Path(__file__).with_name("families.toml").read_text())
 FAMILIES = {
     name: Family(
         told.get("model_type", name),

@@ -85,9 +85,8 @@ class ForwardOutcome:
         """Bring every tensor of the mask's shape into another layout (see `actordbg.laws.changes`)."""
         self.log_probs, self.mask = layout(self.log_probs), layout(self.mask)
         self.entropy = None if self.entropy is None else layout(self.entropy)
-        for name in ("log_probs", "mask", "entropy"):
-            if name in self.tensors:
-                self.tensors[name] = layout(self.tensors[name])
+        if "log_probs" in self.tensors:
+            self.keep()
 
     def keep(self) -> None:
         """Put log-probs, mask and entropy among the `tensors`."""

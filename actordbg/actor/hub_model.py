@@ -65,11 +65,17 @@ def find_model(model: str) -> dict[str, Any] | None:
 def _find(model: str) -> dict[str, Any] | None:
     if model == TINY:
         return None
+    folder = folder_of(model)
+    return _find_by_name(model) if folder is None else read_config(folder, f"{model} holds no model")
+
+
+def folder_of(model: str) -> Path | None:
+    """The folder that a model's name stands for, None for a hub's name; EnvironmentProblem for a path where nothing is."""
     if is_local(model):
-        return read_config(Path(model).expanduser(), f"{model} holds no model")
+        return Path(model).expanduser()
     if looks_like_path(model):
         raise EnvironmentProblem(f"there is no model in {model}", hint="name a folder with a config.json, or a hub name")
-    return _find_by_name(model)
+    return None
 
 
 def base_of(model: str) -> str | None:

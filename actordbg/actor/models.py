@@ -38,12 +38,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actordbg.actor.hub_model import base_of, looks_like_path, read_config, read_json
+from actordbg.actor.hub_model import base_of, folder_of, read_config, read_json
 from actordbg.base.errors import EnvironmentProblem, UnsafeInput, UsageError
 from actordbg.base.imports import is_there
 from actordbg.base.owners import own_cache
 from actordbg.config import consent
-from actordbg.config.choices import is_local
 from actordbg.config.replay_config import TINY
 
 _LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -62,8 +61,8 @@ def locate(model: str, cache: Path, *, num_layers: int | None = None, dtype: str
     base = base_of(name)
     if base and not is_there("peft"):  # transformers would load the base alone, and say nothing
         raise EnvironmentProblem(f"{name} is an adapter, and peft is not installed", hint="pip install 'actordbg[replay]'")
-    if base is None and num_layers is None and dtype is None and (is_local(name) or not looks_like_path(name)):
-        return str(Path(name).expanduser()) if is_local(name) else name
+    if base is None and num_layers is None and dtype is None:
+        return str(folder_of(name) or name)
     kept = own_cache("models") if consent.is_given(model) else cache  # what may run lies where nobody else writes
     return str(_derive(_folder(base or name), kept, num_layers, dtype, _folder(name) if base else None))
 
@@ -94,10 +93,8 @@ def truncate(config: dict[str, Any], num_layers: int) -> dict[str, Any]:
 
 def _folder(name: str) -> Path:
     """The folder of a model: itself, or the hub's snapshot of it (downloaded where the hub allows)."""
-    if is_local(name):
-        return Path(name).expanduser().absolute()
-    if looks_like_path(name):
-        raise EnvironmentProblem(f"there is no model in {name}", hint="name a folder with a config.json, or a hub name")
+    if (folder := folder_of(name)) is not None:
+        return folder.absolute()
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 

@@ -18,15 +18,16 @@ Example:
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 
 from actordbg.actor.models import attention_heads
 from actordbg.base.errors import EnvironmentProblem, Unsupported
 from actordbg.base.imports import is_there
+from actordbg.base.units import release
 from actordbg.config.choices import Choices, Facts, adapter_of, are_elsewhere, choose, gather_facts, through_of
 from actordbg.config.replay_config import TINY, ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
@@ -70,8 +71,7 @@ class Case(SimpleNamespace):
 
     def version(self, package: str) -> tuple[int, ...]:
         """(4, 52, 4) of "4.52.4"; () where the package is not installed."""
-        match = re.match(r"\d+(\.\d+)*", self.versions.get(package, ""))
-        return tuple(int(part) for part in match.group().split(".")) if match else ()
+        return release(self.versions.get(package, ""))
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,9 @@ class Rule:
         words = _words(case)
         ways_out = tuple(way.format_map(words) for way in self.ways_out)
         return RuleHit(self.id, self.severity, self.message.format_map(words), ways_out)
+
+
+_warning, _remark = partial(Rule, severity=WARN), partial(Rule, severity=INFO)
 
 
 def _words(case: Case) -> Mapping[str, object]:
@@ -203,28 +206,25 @@ RULES: tuple[Rule, ...] = (
         "nccl moves data between CUDA devices, and there is none",
         ("--dist-backend gloo", "leave --dist-backend out"),
     ),
-    Rule(
+    _warning(
         "gloo-with-cuda",
         lambda case: case.together and case.dist_backend == "gloo" and case.cuda,
         "gloo moves CUDA tensors through host memory, and has not all of the collectives that sharding uses for them",
         ("--dist-backend nccl",),
-        severity=WARN,
     ),
-    Rule(
+    _warning(
         "fsdp2-breaks-graphs",
         lambda case: case.fsdp2 and case.compile,
         "under fsdp2 the hooks that gather weights break the graph at every layer: a two-layer model compiles into 5 graphs with "
         "4 breaks instead of one graph (11 with 8 in a ring)",
         ("--backend deepspeed, at stages 0 to 2 one graph",),
-        severity=WARN,
     ),
-    Rule(
+    _remark(
         "ring-kernel-stands-in",
         lambda case: case.together and case.ring > 1 and case.attn == "sdpa",
         "keys and values are gathered in plain torch, in the place of ring_flash_attn: {trainer}'s slicing, gathering and "
         "reducing run as they do in training, the ring's kernel does not",
         ("--attn flash_attention_2 where CUDA and ring_flash_attn are",),
-        severity=INFO,
     ),
     Rule(
         "packing-leaks",
@@ -233,12 +233,11 @@ RULES: tuple[Rule, ...] = (
         "(log-probs off by several nats), because only transformers 4.53 and later find the borders of packed rows",
         ("upgrade transformers to 4.53 or later", "--no-packing", "--attn flash_attention_2 where flash-attn is installed"),
     ),
-    Rule(
+    _warning(
         "recorded-rows-leaked",
         lambda case: leaked(case.record),
         f"{LEAKED}; this replay keeps them apart, so its log-probs differ from the run's",
         ("train with model(..., use_cache=False), without attention_mask", "train with flash_attention_2"),
-        severity=WARN,
     ),
     Rule(
         "flash-attention-unavailable",
@@ -288,59 +287,52 @@ RULES: tuple[Rule, ...] = (
         "{nproc} processes were asked for, and {gpus} GPUs are visible: NCCL refuses two ranks on one GPU",
         ("--nproc {gpus}", "--backend plain, whose ranks are independent and may share a GPU"),
     ),
-    Rule(
+    _warning(
         "more-processes-than-cores",
         lambda case: not case.cuda and 0 < case.cpus < case.nproc,
         "{nproc} processes were asked for, and {cpus} CPU cores are usable: all that start take turns, and each holds the model",
         ("--nproc {cpus}",),
-        severity=WARN,
     ),
-    Rule(
+    _warning(
         "varlen-flash-attention-under-compile",
         lambda case: case.attn == "flash_attention_2" and case.packing and case.compiles,
         "packing calls flash-attn's variable-length kernel with max_seqlen_q, which under torch.compile is a FakeTensor "
         "where the kernel wants a number: many versions fail there",
         ("--attn sdpa", "--no-packing", "leave --compile and --deepcompile out"),
-        severity=WARN,
     ),
-    Rule(
+    _warning(
         "zero3-bf16-rotary",
         lambda case: case.deepspeed and case.zero_stage == 3 and case.dtype != "fp32",
         "under ZeRO-3 the rotary embedding's inv_freq is made in {dtype} (fp32 at stages 0 to 2), so log-probs differ in "
         "about the fourth digit from those of other stages with the same weights",
         ("--dtype fp32 to compare stages", "compare ZeRO-3 with ZeRO-3"),
-        severity=WARN,
     ),
-    Rule(
+    _warning(
         "zero3-breaks-graphs",
         lambda case: case.deepspeed and case.zero_stage == 3 and case.compile,
         "under ZeRO-3, DeepSpeed's hooks gather weights around every module and break the graph there: a two-layer model "
         "compiles into 20 graphs with 80 breaks instead of one graph, and takes minutes",
         ("--zero-stage 0, 1 or 2", "--deepcompile, which puts the gathering into the graph (needs CUDA)"),
-        severity=WARN,
     ),
-    Rule(
+    _warning(
         "compile-takes-time",
         lambda case: case.compiles and case.timeout_s < 120,
         "the first input of a compiled replay includes the compilation (on a CPU 30 to 60 s even for a tiny model), and the "
         "timeout of {timeout_s:g} s counts it",
         ("--timeout 600",),
-        severity=WARN,
     ),
-    Rule(
+    _remark(
         "plain-ranks-are-independent",
         lambda case: case.backend == "plain" and case.nproc > 1,
         "{nproc} plain processes share the inputs and do not communicate: collectives and ZeRO are not part of this replay",
         ("--backend deepspeed",),
-        severity=INFO,
     ),
-    Rule(
+    _remark(
         "vocabulary-folded",
         lambda case: case.model == TINY,
         "the tiny model has random weights and a small vocabulary: larger token ids are folded into it (id modulo size), so "
         "log-probs compare between replays, not with the run",
         ("--model NAME or PATH of the run's model",),
-        severity=INFO,
     ),
 )
 

@@ -242,7 +242,7 @@ class ActorSession(Decided):
         if backward:
             self._backward(log_probs, call.mask, outcome, dump.record.dump_id)
         outcome.peak_memory_bytes = measure.peak_bytes(device)
-        if self.config.compile or self.config.deepcompile:
+        if self.config.compiles:
             after = compile_counts()
             outcome.graphs, outcome.graph_breaks = after[0] - graphs, after[1] - breaks
         return outcome

@@ -53,12 +53,7 @@ def reopens(config: ReplayConfig) -> Hashable | None:
     A kind is a launcher and a number of processes that compute together, with their process group, which stays. So do imports,
     and those are most of a start's time for a small model. torch.compile leaves too much behind: None.
     """
-    if config.compile or config.deepcompile:
+    if config.compiles:
         return None
     launcher = LAUNCHERS[config.backend]
     return launcher, config.nproc if launcher != "python" else 1, config.dist_backend
-
-
-def compiles(config: ReplayConfig) -> bool:
-    """Whether the configuration compiles. Those that do not come first, so that hardly anything has to be undone."""
-    return config.compile or config.deepcompile

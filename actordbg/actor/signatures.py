@@ -43,15 +43,10 @@ class Known:
 def known_failures() -> dict[str, Known]:
     """Return the failures of `signatures.toml` by name, in the order in which they are looked for."""
     table = parse_toml(Path(__file__).with_suffix(".toml").read_text())
-    return {
-        name: Known(
-            re.compile(told["pattern"], re.IGNORECASE | re.DOTALL),
-            told["explanation"],
-            tuple(told["ways_out"]),
-            told.get("in_log", False),
-        )
-        for name, told in table.items()
-    }
+    for told in table.values():
+        told["pattern"] = re.compile(told["pattern"], re.IGNORECASE | re.DOTALL)
+        told["ways_out"] = tuple(told["ways_out"])
+    return {name: Known(**told) for name, told in table.items()}
 
 
 _LOG_TAIL = 20_000

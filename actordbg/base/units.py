@@ -86,6 +86,12 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{ending}"
 
 
+def release(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: "2.13.0+cpu" as (2, 13, 0)."""
+    numbers = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, numbers[0].split("."))) if numbers else ()
+
+
 def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
     """Put together the values of each key, both in order."""
     groups: dict[Key, list[Value]] = {}

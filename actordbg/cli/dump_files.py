@@ -61,7 +61,7 @@ def import_(
     store = _writable(ctx)
     began = time.perf_counter()
     with progress("importing", len(find_pickles(paths))) as advance:
-        summary = import_paths(store, paths, run=run, on_progress=lambda done, total, path: advance(1))
+        summary = import_paths(store, paths, run=run, on_progress=lambda: advance(1))
     seconds = round(time.perf_counter() - began, 3)
     answer = vars(summary) | {"store": str(store.root), "seconds": seconds}
     if not as_json(answer):
@@ -107,7 +107,7 @@ def create(
     with progress("creating", count * ranks) as advance:
         paths = create_dumps(
             store, count, batch_size, seq_len, action_len, padding, ranks, vocab_size, seed, run,
-            on_progress=lambda done, total: advance(1),
+            on_progress=lambda: advance(1),
         )  # fmt: skip
     ids = [path.name.removesuffix(SUFFIX) for path in paths]
     size = sum(path.stat().st_size for path in paths)
@@ -151,7 +151,7 @@ def export(
     with progress("exporting", len(paths)) as advance:
         for path in paths:
             try:
-                written = exporting.export_dump(path, out, format, overwrite=True)
+                written = exporting.export_dump(path, out, format)
                 exported.append({"dump_id": dump_id_of(path), "path": str(written), "bytes": written.stat().st_size})
             except StoreProblem as error:
                 damaged.append(Damaged(str(path), error.code, error.message))
@@ -196,7 +196,7 @@ def pack(
 
     store = store_of(ctx).require_writable()
     with progress("packing", None) as advance:
-        summary = pack_dumps(store, where, run, level, on_progress=lambda done, total: advance(1, total=total))
+        summary = pack_dumps(store, where, run, level, on_progress=lambda total: advance(1, total=total))
     emit(_packed(summary), _say_packed)
     require_good(not summary.kept)
     require_selected(store, where, summary.figures.dumps + summary.finished)
@@ -222,7 +222,7 @@ def unpack(
         raise UsageError("say which dumps: --where, --run or --all", hint="see --help")
     store = store_of(ctx).require_writable()
     with progress("unpacking", None) as advance:
-        summary = unpack_dumps(store, where, run, level, on_progress=lambda done, total: advance(1, total=total))
+        summary = unpack_dumps(store, where, run, level, on_progress=lambda total: advance(1, total=total))
     if not as_json(summary):
         note_some([f"stays packed: {damage_line(damaged)}" for damaged in summary.kept], _SHOWN)
         packs, size = plural(len(summary.packs), "pack"), human_bytes(summary.bytes)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from actordbg.base.errors import NewerFormat, UsageError
@@ -46,72 +47,74 @@ _REPLAYS = ("replay", "check", "noise", "matrix")
 _JUDGES = ("replay", "check", "matrix")
 _NO_TRAINING = (*_REPLAYS, "families", "actor init", "curve")
 _NO_CURVE = (*_REPLAYS, "actor init", "train-check")
+deciding_setting = partial(setting, numbers=True, cost=True)
+"""A setting that changes what comes out, and its time or memory."""
+run_setting = partial(setting, switchable=True, resolved=None)
+"""A setting of the run, not of the Actor: no worker reports how it came out."""
 
 
 @dataclass(frozen=True)
 class ReplayConfig:
     """A replay's configuration as asked for. None means: as the dump's own record has it, else the backend's default."""
 
-    model: str = setting(
+    model: str = deciding_setting(
         TINY,
         help="A model's folder, a hub name, or `tiny`, a random Llama that actordbg builds (default).",
         metavar="NAME|PATH|tiny", column="model: tiny, a path or a hub name",
-        words={TINY: f"{TOY_MODEL} ({TINY})"}, numbers=True, cost=True, decides_truth=True, commands=_NO_CURVE,
+        words={TINY: f"{TOY_MODEL} ({TINY})"}, decides_truth=True, commands=_NO_CURVE,
     )  # fmt: skip
-    through: str | None = setting(
+    through: str | None = deciding_setting(
         None,
         help="The rows with a transformers model and no trainer, or the trainer's own code (default: by who recorded them).",
         metavar="rows|trainer", column="rows, or trainer: whose code computed",
         values=("rows", "trainer"), words={"rows": "on the rows", "trainer": "through the trainer"},
-        unset="through what recorded it", quiet=(None,), axis=Axis("default: by who recorded them"),
-        numbers=True, cost=True, beside_truth=(None, "rows"),
+        unset="through what recorded it", quiet=(None,), axis=Axis("default: by who recorded them"), beside_truth=(None, "rows"),
     )  # fmt: skip
-    num_layers: int | None = setting(
+    num_layers: int | None = deciding_setting(
         None,
         help="Only the model's first N layers.",
         column="layers kept of the model; NULL for all",
-        least=1, words="{} layers", unset="all layers", quiet=(None,), numbers=True, cost=True, decides_truth=True, resolved=None,
+        least=1, words="{} layers", unset="all layers", quiet=(None,), decides_truth=True, resolved=None,
     )  # fmt: skip
-    backend: str = setting(
+    backend: str = deciding_setting(
         "plain",
         help="The actor alone (default), in the trainer's DeepSpeed strategy, or in PyTorch's fully_shard.",
         metavar="|".join(BACKENDS), column="plain, deepspeed, ...",
-        values=BACKENDS, words="{}", axis=Axis("default: plain"), numbers=True, cost=True, beside_truth=("plain",),
+        values=BACKENDS, words="{}", axis=Axis("default: plain"), beside_truth=("plain",),
     )  # fmt: skip
-    zero_stage: int = setting(
+    zero_stage: int = deciding_setting(
         0,
         help="ZeRO stage of the deepspeed backend (default 0).",
         metavar="0..3", column="ZeRO stage",
         values=(0, 1, 2, 3), least=0, words="ZeRO {}", axis=Axis("for cells with deepspeed"), backends=("deepspeed",),
-        needs="--backend deepspeed", numbers=True, cost=True, beside_truth=(0,),
+        needs="--backend deepspeed", beside_truth=(0,),
     )  # fmt: skip
-    nproc: int = setting(
+    nproc: int = deciding_setting(
         1,
         help="Processes, one for each GPU (default 1).",
         metavar="N", column="processes",
         least=1, words="{} processes", brief="{} proc", quiet=(1,), axis=Axis("default: 1, or what tp and ring need"),
-        numbers=True, cost=True, resolved="world_size",
+        resolved="world_size",
     )  # fmt: skip
-    tp: int = setting(
+    tp: int = deciding_setting(
         1,
         help="Tensor parallelism over N processes, by the model's own plan (fsdp2).",
         metavar="N", column="ranks of a tensor-parallel group",
         least=1, words="tp {}", quiet=(1,), axis=Axis("tensor-parallel sizes, for cells with fsdp2"), backends=("fsdp2",),
-        needs="--backend fsdp2", numbers=True, cost=True, beside_truth=(1,),
+        needs="--backend fsdp2", beside_truth=(1,),
     )  # fmt: skip
-    ring: int = setting(
+    ring: int = deciding_setting(
         1,
         help="Ring attention over N processes (needs --packing).",
         metavar="N", column="ranks of a ring-attention group",
         least=1, words="ring {}", quiet=(1,), axis=Axis("ring sizes, for packed cells of deepspeed and fsdp2"),
-        backends=TOGETHER, needs="--backend fsdp2, or deepspeed", numbers=True, cost=True, beside_truth=(1,),
+        backends=TOGETHER, needs="--backend fsdp2, or deepspeed", beside_truth=(1,),
     )  # fmt: skip
-    dist_backend: str | None = setting(
+    dist_backend: str | None = deciding_setting(
         None,
         help="Of torch.distributed (default: nccl with CUDA, else gloo); any that torch knows, with --dist-plugin.",
         metavar="gloo|nccl|NAME", column="gloo or nccl; NULL for what suits the device",
         words="over {}", unset="no process group", quiet=(None, "gloo", "nccl"), backends=TOGETHER,
-        numbers=True, cost=True,
     )  # fmt: skip
     launcher: str = setting(
         "direct",
@@ -120,50 +123,48 @@ class ReplayConfig:
         values=("direct", "real"), words="{} launcher", quiet=("direct",),
         backends=TOGETHER, needs="--backend deepspeed or fsdp2", idle="direct", resolved=None,
     )  # fmt: skip
-    dtype: str | None = setting(
+    dtype: str | None = deciding_setting(
         None,
         help="Parameters' dtype (default: the recorded one; else bf16, or fp32 for `tiny` on a CPU).",
         metavar="bf16|fp16|fp32", column="bf16, fp16 or fp32",
-        values=tuple(DTYPES), words="{}", unset="the recorded dtype", axis=Axis("default: as `replay`'s"),
-        numbers=True, cost=True, decides_truth=True,
+        values=tuple(DTYPES), words="{}", unset="the recorded dtype", axis=Axis("default: as `replay`'s"), decides_truth=True,
     )  # fmt: skip
-    attn: str | None = setting(
+    attn: str | None = deciding_setting(
         None,
         help="Attention (default: flash_attention_2 with CUDA and flash-attn, else sdpa).",
         metavar="flash_attention_2|sdpa|eager", column="attention: flash_attention_2, sdpa or eager",
         values=ATTENTIONS, words="{}", brief={"flash_attention_2": "flash"}, unset="the machine's attention",
         axis=Axis("default: flash_attention_2,sdpa", ("flash_attention_2", "sdpa")), shorthand=("no-flash-attn", "sdpa"),
-        numbers=True, cost=True, switchable=True, beside_truth=(None, "eager"),
+        switchable=True, beside_truth=(None, "eager"),
     )  # fmt: skip
-    compile: bool = setting(
+    compile: bool = deciding_setting(
         False,
         help="torch.compile the model.",
         column="whether torch.compile was on",
         words=("not compiled", "compiled"), quiet=(False,), axis=Axis("default: both", (False, True)),
-        numbers=True, cost=True, switchable=True, beside_truth=(False,),
+        switchable=True, beside_truth=(False,),
     )  # fmt: skip
-    compile_backend: str | None = setting(
+    compile_backend: str | None = deciding_setting(
         None,
         help="What --compile hands its graphs to (default inductor); the others leave out code generation, and autograd "
         "tracing too.",
         metavar="inductor|aot_eager|eager", column="what torch.compile was told to use: inductor, aot_eager or eager",
         values=COMPILE_BACKENDS, words="compile backend {}", brief={}, unset="no compile backend", quiet=(None, "inductor"),
-        axis=Axis("for compiled cells"), needs="--compile on, or off,on", numbers=True, cost=True, switchable=True,
-        beside_truth=(None,),
+        axis=Axis("for compiled cells"), needs="--compile on, or off,on", switchable=True, beside_truth=(None,),
     )  # fmt: skip
-    deepcompile: bool = setting(
+    deepcompile: bool = deciding_setting(
         False,
         help="DeepSpeed's DeepCompile (needs CUDA).",
         column="whether DeepSpeed's DeepCompile was on",
         words=("no DeepCompile", "DeepCompile"), quiet=(False,), axis=Axis("needs CUDA, for cells with deepspeed"),
-        backends=("deepspeed",), needs="--backend deepspeed", numbers=True, cost=True, beside_truth=(False,),
+        backends=("deepspeed",), needs="--backend deepspeed", beside_truth=(False,),
     )  # fmt: skip
-    packing: bool | None = setting(
+    packing: bool | None = deciding_setting(
         None,
         help="Pack rows without their padding (default: as recorded).",
         column="whether samples were packed",
         words=("not packed", "packed"), unset="packed as recorded", axis=Axis("default: both", (False, True)),
-        numbers=True, cost=True, switchable=True, beside_truth=(None, False),
+        switchable=True, beside_truth=(None, False),
     )  # fmt: skip
     backward: bool | None = setting(
         None,
@@ -194,13 +195,13 @@ class ReplayConfig:
         values=("same", "rank", "shuffle"), words="align {}", unset="each rank its share", quiet=(None,), commands=_REPLAYS,
         numbers=True, resolved=None, beside_truth=(None,),
     )  # fmt: skip
-    truth: str | None = setting(
+    truth: str | None = deciding_setting(
         None,
         help="The truth instead of the Actor: each row alone, unpadded, eager attention in fp32 (or fp64), plain PyTorch, "
         "the same weights. (bf16, fp16: what that dtype costs by itself.)",
         metavar="[fp32|fp64]", column="dtype of the truth, fp32 or fp64; NULL for a replay that is not one",
         stored="oracle", resolved="oracle", old_option="oracle", bare="fp32", values=LONE_ROWS, words="the truth in {}",
-        unset="no truth", quiet=(None,), commands=("replay", "noise"), flag_only=True, numbers=True, cost=True,
+        unset="no truth", quiet=(None,), commands=("replay", "noise"), flag_only=True,
         decides_truth=True,
     )  # fmt: skip
     vary: str | None = setting(
@@ -217,49 +218,48 @@ class ReplayConfig:
         words=("no fault planted", "with planted faults"), quiet=(False,), commands=(), flag_only=True, decides_truth=True,
         resolved=None,
     )  # fmt: skip
-    timeout_s: float = setting(
+    timeout_s: float = run_setting(
         600.0,
         help="One input may take this long, compiling included (default 600).",
         metavar="SECONDS", column="seconds that one input might take",
-        option="timeout", above=0, words="timeout {:g} s", switchable=True, commands=(*_NO_CURVE, "families"), resolved=None,
+        option="timeout", above=0, words="timeout {:g} s", commands=(*_NO_CURVE, "families"),
     )  # fmt: skip
-    keep_tensors: bool = setting(
+    keep_tensors: bool = run_setting(
         True,
         help="Keep each input's log-probs and entropies, for `compare` (default: keep).",
         column="whether outputs were kept under tensors/",
-        words=("outputs not kept", "outputs kept"), switchable=True, commands=("replay",), resolved=None,
+        words=("outputs not kept", "outputs kept"), commands=("replay",),
     )  # fmt: skip
-    keep_gradients: bool = setting(
+    keep_gradients: bool = run_setting(
         False,
         help="Keep each parameter's gradient too, whole or a fixed sample.",
         column="whether each parameter's gradient was kept there too",
-        words=("gradients not kept", "gradients kept"), switchable=True, commands=_JUDGES, resolved=None,
+        words=("gradients not kept", "gradients kept"), commands=_JUDGES,
     )  # fmt: skip
-    memory_snapshot: bool = setting(
+    memory_snapshot: bool = run_setting(
         False,
         help="Keep torch's history of CUDA allocations, a file for each rank.",
         column="whether torch's history of CUDA allocations was kept",
-        words=("allocations not recorded", "allocations recorded"),
-        switchable=True, commands=("replay",), resolved=None, beside_truth=(False,),
+        words=("allocations not recorded", "allocations recorded"), commands=("replay",), beside_truth=(False,),
     )  # fmt: skip
-    laws: int = setting(
+    laws: int = run_setting(
         0,
         help=f"Ask N inputs for their laws ({USUAL_LAWS} without a number): does what must not matter change anything?",
         metavar="[N|all]", column="of how many inputs the laws were asked",
         least=0, named={"all": ALL_LAWS}, bare=str(USUAL_LAWS), shorthand=("no-laws", 0), words="laws of {} inputs",
-        switchable=True, commands=_JUDGES, resolved=None, beside_truth=(0,),
+        commands=_JUDGES, beside_truth=(0,),
     )  # fmt: skip
-    name: str | None = setting(
+    name: str | None = run_setting(
         None,
         help="Call this replay so: `report NAME`, `compare NAME truth` (the newest of that name counts).",
         metavar="NAME", column="what the replay was called; NULL without --name",
-        words="called {}", switchable=True, commands=("replay", "check"), flag_only=True, resolved=None,
+        words="called {}", commands=("replay", "check"), flag_only=True,
     )  # fmt: skip
-    accept: str | None = setting(
+    accept: str | None = run_setting(
         None,
         help="A verdict of the laws that is no failure here.",
         metavar="|".join(ACCEPTABLE), column="the verdict of the laws that was accepted; NULL for none",
-        values=ACCEPTABLE, words="{} accepted", switchable=True, commands=(*_JUDGES, "families"), resolved=None,
+        values=ACCEPTABLE, words="{} accepted", commands=(*_JUDGES, "families"),
     )  # fmt: skip
 
     @property
@@ -273,6 +273,11 @@ class ReplayConfig:
     def lanes(self) -> int:
         """How many inputs run at a time."""
         return self.nproc // self.lane_width
+
+    @property
+    def compiles(self) -> bool:
+        """Whether torch.compile or DeepCompile compiles the model."""
+        return self.compile or self.deepcompile
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, by the names that files have."""

@@ -13,7 +13,6 @@ import itertools
 import json
 import os
 import queue
-import re
 import signal
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from typing import Any, Literal
 import actordbg
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.owners import NOT_FROM_HERE
+from actordbg.base.units import release
 from actordbg.install import patch_target
 from actordbg.install import target_probe as probe
 from actordbg.trainers.fitting import Fit, fits
@@ -186,12 +186,6 @@ def requirement(module: str) -> str:
     """What to give pip for a missing module: the distribution, at its known-good version where there is one."""
     name = MODULE_OF.get(module, module)
     return f"{name}=={KNOWN_GOOD[name]}" if KNOWN_GOOD.get(name) else name
-
-
-def release(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: "2.13.0+cpu" as (2, 13, 0)."""
-    numbers = re.match(r"\d+(\.\d+)*", version)
-    return tuple(map(int, numbers[0].split("."))) if numbers else ()
 
 
 def examined(python: str) -> Environment:

@@ -75,9 +75,9 @@ def create_dumps(
     vocab_size: int = LLAMA_VOCABULARY,
     seed: int = 0,
     run: str = "created",
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[], object] = lambda: None,
 ) -> list[Path]:
-    """Write `count` dumps for each of `ranks` ranks and return their paths. `on_progress(done, total)`.
+    """Write `count` dumps for each of `ranks` ranks and return their paths. `on_progress` is called for each.
 
     Raises UsageError for numbers that make no sense and StoreProblem when the store cannot be written.
     """
@@ -110,8 +110,7 @@ def create_dumps(
             )
             plain = {name: PlainTensor(v.dtype.name, v, contiguous_strides(v.shape)) for name, v in tensors.items()}
             paths.append(store.put_dump(*encode_plain(record, plain), hint="make room, or name another store"))
-            if on_progress is not None:
-                on_progress(len(paths), count * ranks)
+            on_progress()
     return paths
 
 

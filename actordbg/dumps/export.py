@@ -21,7 +21,7 @@ import io
 import os
 from pathlib import Path
 
-from actordbg.base.errors import Conflict, EnvironmentProblem, StoreProblem, UsageError
+from actordbg.base.errors import EnvironmentProblem, StoreProblem, UsageError
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.formats.encoding import PlainTensor, plain_safetensors
 from actordbg.formats.store_files import atomic_write
@@ -38,16 +38,14 @@ def export_path(dump_id: str, folder: Path, format: str) -> Path:
     return folder / f"{dump_id}{SUFFIXES[format]}"
 
 
-def export_dump(place: Path, folder: Path, format: str = "safetensors", *, overwrite: bool = False) -> Path:
+def export_dump(place: Path, folder: Path, format: str = "safetensors") -> Path:
     """Write the dump that lies in a place into `folder` (made if needed), whole or not at all, and return the file's path.
 
-    Raises UsageError for an unknown format, Conflict if the file exists, EnvironmentProblem if it cannot be written, StoreProblem
-    if the dump cannot be read or is another one than its place says.
+    A file that is there is replaced. Raises UsageError for an unknown format, EnvironmentProblem if it cannot be written,
+    StoreProblem if the dump cannot be read or is another one than its place says.
     """
     dump_id = dump_id_of(place)
     path = export_path(dump_id, folder, format)
-    if path.exists() and not overwrite:
-        raise Conflict(f"{path} exists", hint="choose another folder, or overwrite it with --force")
     record, tensors = load_plain(place)
     if record.dump_id != dump_id:  # its export would take another dump's name
         raise StoreProblem(f"{place}: its record is of dump {record.dump_id}", hint="move the file there")

@@ -42,14 +42,17 @@ class FindingKind:
     repair: Repair = Repair.NOTHING
 
 
+def _quarantined(meaning: str) -> FindingKind:
+    """Damage that a repair moves out of the way."""
+    return FindingKind(DAMAGE, meaning, Repair.QUARANTINE)
+
+
 KINDS = {
     "no-format": FindingKind(DAMAGE, "FORMAT is missing, yet there are files of a store", Repair.FORMAT),
     "bad-format": FindingKind(DAMAGE, "FORMAT is no FORMAT file", Repair.FORMAT),
     "newer-store": FindingKind(DAMAGE, "the store has a format that this actordbg does not read; nothing else is checked"),
-    "odd-file": FindingKind(
-        DAMAGE, "a link, FIFO, socket, device or folder where a file belongs, or a huge file", Repair.QUARANTINE
-    ),
-    "odd-name": FindingKind(DAMAGE, "a name with control characters, or with bytes that are no UTF-8", Repair.QUARANTINE),
+    "odd-file": _quarantined("a link, FIFO, socket, device or folder where a file belongs, or a huge file"),
+    "odd-name": _quarantined("a name with control characters, or with bytes that are no UTF-8"),
     "foreign-file": FindingKind(NOTE, "a file or folder that is none of a store's"),
     "open-mode": FindingKind(LEFTOVER, "anybody on this machine may look at it, or its owner may not", Repair.MODE),
     "foreign-owner": FindingKind(NOTE, "it belongs to another user than the store"),
@@ -57,31 +60,29 @@ KINDS = {
     "newer-format": FindingKind(NOTE, "a newer actordbg wrote it"),
     "temporary-file": FindingKind(LEFTOVER, "an unfinished file of a writer that died", Repair.REMOVE),
     "unfinished-file": FindingKind(NOTE, "an unfinished file, perhaps of a writer that is at it"),
-    "damaged-dump": FindingKind(DAMAGE, "a dump file that is broken", Repair.QUARANTINE),
+    "damaged-dump": _quarantined("a dump file that is broken"),
     "misplaced-dump": FindingKind(DAMAGE, "a sound dump under a wrong name, or in a wrong folder", Repair.HOME),
-    "damaged-pack": FindingKind(
-        DAMAGE, "a pack whose head, foot or index is broken: none of its dumps can be read", Repair.QUARANTINE
-    ),
+    "damaged-pack": _quarantined("a pack whose head, foot or index is broken: none of its dumps can be read"),
     "damaged-packed-dump": FindingKind(DAMAGE, "a dump in a pack that is broken, or does not belong there", Repair.SALVAGE),
     "double-dump": FindingKind(LEFTOVER, "a dump file whose dump lies in a pack too, with the same content", Repair.QUARANTINE),
     "double-differs": FindingKind(DAMAGE, "two dumps of one id with different content"),
-    "damaged-spec": FindingKind(DAMAGE, "a replay whose spec.json is missing, broken or another replay's", Repair.QUARANTINE),
+    "damaged-spec": _quarantined("a replay whose spec.json is missing, broken or another replay's"),
     "damaged-journal": FindingKind(DAMAGE, "a journal with lines that cannot be read; readers skip them"),
     "torn-journal": FindingKind(NOTE, "a journal whose last line is cut; readers skip it"),
     "foreign-result": FindingKind(DAMAGE, "a result of another replay, or of a dump that is not among the inputs"),
     "missing-tensors": FindingKind(DAMAGE, "tensors that were kept, by the journal, and are gone"),
-    "damaged-tensors": FindingKind(DAMAGE, "a file of kept tensors that is broken", Repair.QUARANTINE),
+    "damaged-tensors": _quarantined("a file of kept tensors that is broken"),
     "stray-tensors": FindingKind(NOTE, "kept tensors of a dump that is not among the inputs"),
-    "damaged-record": FindingKind(DAMAGE, "a comparison, noise floor or matrix that is broken, or another's", Repair.QUARANTINE),
+    "damaged-record": _quarantined("a comparison, noise floor or matrix that is broken, or another's"),
     "missing-replay": FindingKind(NOTE, "a comparison, noise floor or matrix of a replay that is gone"),
-    "damaged-event": FindingKind(DAMAGE, "an event of a patch that is broken", Repair.QUARANTINE),
-    "damaged-backup": FindingKind(DAMAGE, "the backup of a patched file is not what its name says", Repair.QUARANTINE),
-    "damaged-control": FindingKind(DAMAGE, "a dump switch that is broken: jobs that follow it do not record", Repair.QUARANTINE),
-    "damaged-counters": FindingKind(DAMAGE, "counters that are broken", Repair.QUARANTINE),
-    "damaged-weights": FindingKind(DAMAGE, "hashes of weights that are broken", Repair.QUARANTINE),
+    "damaged-event": _quarantined("an event of a patch that is broken"),
+    "damaged-backup": _quarantined("the backup of a patched file is not what its name says"),
+    "damaged-control": _quarantined("a dump switch that is broken: jobs that follow it do not record"),
+    "damaged-counters": _quarantined("counters that are broken"),
+    "damaged-weights": _quarantined("hashes of weights that are broken"),
     "damaged-ring": FindingKind(DAMAGE, "a ring that is broken, or has broken slots"),
     "calls-in-ring": FindingKind(NOTE, "a ring of a dead process with calls: `actordbg dump recover` makes dumps of them"),
-    "damaged-model": FindingKind(DAMAGE, "a model that actordbg built is incomplete; it is built again", Repair.QUARANTINE),
+    "damaged-model": _quarantined("a model that actordbg built is incomplete; it is built again"),
     "damaged-catalog": FindingKind(DAMAGE, "the catalog is broken, or no catalog", Repair.CATALOG),
     "stale-catalog": FindingKind(LEFTOVER, "the catalog's rows are not what the files say", Repair.CATALOG),
     "other-catalog": FindingKind(NOTE, "the catalog has another revision than this actordbg's"),

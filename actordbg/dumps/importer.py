@@ -43,9 +43,6 @@ LEVEL = 12
 """zstd level of imported dumps: 2.4% smaller than level 3 for 1 ms more each; level 19 gives 1.5% more for 3 ms more."""
 _NAME = re.compile(r"rank(\d{1,6})_(?:.*_)?(\d{8}_\d{6}_\d{6})\.pkl\Z", re.ASCII)
 
-Progress = Callable[[int, int, Path], None]
-"""Called with files done, files in all, and the file just done."""
-
 
 @dataclass
 class ImportSummary:
@@ -64,9 +61,10 @@ def import_paths(
     paths: Sequence[Path],
     *,
     run: str | None = None,
-    on_progress: Progress | None = None,
+    on_progress: Callable[[], object] = lambda: None,
 ) -> ImportSummary:
-    """Import pickles, and every `*.pkl` below folders, into `store`, which is made with the first dump.
+    """Import pickles, and every `*.pkl` below folders, into `store`, which is made with the first dump. `on_progress` is
+    called for each file that is done.
 
     Raises UsageError for a path that does not exist, no pickles at all or an impossible run name, StoreProblem when the
     store cannot be written, LaunchProblem when no decoding process starts. Bad pickles raise nothing: they are in the
@@ -78,11 +76,10 @@ def import_paths(
     if store.exists():
         store.require()
     with LegacyReader() as reader:
-        job = _Import(store, reader, run, _world_sizes(store, files, run))
-        for done, path in enumerate(files, 1):
+        job = _Import(store, reader, run, files)
+        for path in files:
             job.take(path)
-            if on_progress is not None:
-                on_progress(done, len(files), path)
+            on_progress()
     return job.summary
 
 
@@ -90,7 +87,7 @@ def dumps_of(store: Store, pickles: Sequence[Path]) -> list[Path]:
     """The dump of each pickle, imported into the store unless it is there. CorruptDump for a pickle that is refused."""
     store.create()
     with LegacyReader() as reader:
-        job = _Import(store, reader, None, _world_sizes(store, find_pickles(pickles), None))
+        job = _Import(store, reader, None, find_pickles(pickles))
         ids = [job.take(path) for path in pickles]
     if job.summary.refused:
         first = job.summary.refused[0]
@@ -128,8 +125,8 @@ def import_id(timestamp: str, sha256: str) -> str:
 class _Import:
     """One import under way: what is known to be in the store, and what has happened so far."""
 
-    def __init__(self, store: Store, reader: LegacyReader, run: str | None, worlds: dict[str, int]) -> None:
-        self.store, self.reader, self.run, self.worlds = store, reader, run, worlds
+    def __init__(self, store: Store, reader: LegacyReader, run: str | None, files: list[Path]) -> None:
+        self.store, self.reader, self.run, self.worlds = store, reader, run, _world_sizes(store, files, run)
         self.known = {dump_id_of(place) for place in places_of(store)}
         self.summary = ImportSummary()
 

@@ -15,15 +15,14 @@ Example::
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 from actordbg.base.errors import ActordbgError, StoreProblem
+from actordbg.base.units import grouped
 from actordbg.catalog.query import Catalog, dump_files, open_fresh
 from actordbg.catalog.tables import Damaged
 from actordbg.dumps.recover import remove_unfinished_files
@@ -37,13 +36,11 @@ from actordbg.store.layout import Store
 from actordbg.store.pack_build import DEFAULT_LEVEL, PackFigures, PackWriter, exclusive
 from actordbg.store.places import open_pack
 
-T = TypeVar("T")
-K = TypeVar("K")
 UNPACK_LEVEL = 12
 """zstd level of the files that `unpack` writes."""
 
-Progress = Callable[[int, int], None]
-"""Called with (dumps done, dumps to do)."""
+Progress = Callable[[int], object]
+"""Called for each dump that is done, with the number of all."""
 
 
 @dataclass
@@ -73,41 +70,36 @@ def pack_dumps(
     where: str | None = None,
     run: str | None = None,
     level: int = DEFAULT_LEVEL,
-    on_progress: Progress | None = None,
+    on_progress: Progress = lambda total: None,
 ) -> PackSummary:
     """Move the dumps that a condition selects (all without one; of one run with `run`) into packs, each run into its own.
 
     Raises Conflict while another process moves dumps, WhereError, and StoreProblem for a store that cannot be written.
     """
-    store.require()
     summary = PackSummary()
-    with exclusive(store):
-        catalog = open_fresh(store, where)
-        chosen = [path for path, _ in dump_files(catalog, where, run=run)]
+    with _moving(store, where, run) as (catalog, chosen):
         loose = [path for path in chosen if places.split_place(path) is None]
         summary.finished = _remove_twins(store, [path for path in chosen if places.split_place(path)], summary.kept)
         _remove_redundant(store, catalog)
-        tell = _telling(on_progress, len(loose))
-        for paths in grouped(loose, lambda path: path.split("/")[1]).values():
-            _pack_run(store, paths, level, summary, tell)
-    open_fresh(store)
+        for paths in grouped((path.split("/")[1], path) for path in loose).values():
+            _pack_run(store, paths, level, summary, lambda: on_progress(len(loose)))
     return summary
 
 
 def unpack_dumps(
-    store: Store, where: str | None = None, run: str | None = None, level: int = UNPACK_LEVEL, on_progress: Progress | None = None
+    store: Store,
+    where: str | None = None,
+    run: str | None = None,
+    level: int = UNPACK_LEVEL,
+    on_progress: Progress = lambda total: None,
 ) -> UnpackSummary:
     """Make files of their own again of the packed dumps that a condition selects; the same records, the same payloads."""
-    store.require()
     summary = UnpackSummary()
-    with exclusive(store):
-        remove_unfinished_files(store)
-        catalog = open_fresh(store, where)
-        packed = [parts for path, _ in dump_files(catalog, where, run=run) if (parts := places.split_place(path))]
-        tell = _telling(on_progress, len(packed))
-        for pack, packed_dumps in grouped(packed, lambda parts: parts[0]).items():
+    with _moving(store, where, run) as (_, chosen):
+        packed = [parts for path in chosen if (parts := places.split_place(path))]
+        for pack, dump_ids in grouped(packed).items():
             restored = []
-            for _, dump_id in packed_dumps:
+            for dump_id in dump_ids:
                 place = places.packed_place(pack, dump_id)
                 try:
                     check_place(store, places.read_record(store.root / place), place)
@@ -116,7 +108,7 @@ def unpack_dumps(
                     restored.append(dump_id)
                 except ActordbgError as error:
                     summary.kept.append(Damaged.by(place, error, f"{store.root}/{place}"))
-                tell()
+                on_progress(len(packed))
             if restored:
                 try:
                     drop_from_pack(store, pack, restored)
@@ -124,14 +116,18 @@ def unpack_dumps(
                 except StoreProblem as error:
                     reason = f"not written again without what was taken out: {error.message}"
                     summary.kept.append(Damaged(pack, error.code, reason))
-    open_fresh(store)
     return summary
 
 
-def _telling(on_progress: Progress | None, total: int) -> Callable[[], None]:
-    """Return a function that counts one dump more each time it is called, and says so."""
-    done = itertools.count(1)
-    return lambda: on_progress(next(done), total) if on_progress else None
+@contextlib.contextmanager
+def _moving(store: Store, where: str | None, run: str | None) -> Iterator[tuple[Catalog, list[str]]]:
+    """A block in which this process alone moves dumps: (the catalog, the selected paths). Afterwards the catalog is renewed."""
+    store.require()
+    with exclusive(store):
+        remove_unfinished_files(store)
+        catalog = open_fresh(store, where)
+        yield catalog, [path for path, _ in dump_files(catalog, where, run=run)]
+    open_fresh(store)
 
 
 def drop_from_pack(store: Store, pack: str, dump_ids: Iterable[str]) -> None:
@@ -165,7 +161,7 @@ def drop_from_pack(store: Store, pack: str, dump_ids: Iterable[str]) -> None:
     sync_folder(path.parent)
 
 
-def _pack_run(store: Store, paths: Sequence[str], level: int, summary: PackSummary, tell: Callable[[], None]) -> None:
+def _pack_run(store: Store, paths: Sequence[str], level: int, summary: PackSummary, tell: Callable[[], object]) -> None:
     """Put the files of one run into packs, and remove each when its pack stands; a bad one stays where it is."""
     writer: PackWriter | None = None
     going: list[tuple[Path, int]] = []
@@ -262,11 +258,3 @@ def _remove_files(paths: Sequence[Path]) -> None:
         path.unlink(missing_ok=True)
     for folder in {path.parent for path in paths}:
         sync_folder(folder)
-
-
-def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """Items by a key, in their order."""
-    found: dict[K, list[T]] = {}
-    for item in items:
-        found.setdefault(key(item), []).append(item)
-    return found

@@ -16,16 +16,16 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from actordbg.base.errors import CorruptDump, Refused, StoreProblem
-from actordbg.catalog import dump_rows as headers
+from actordbg.base.units import grouped
 from actordbg.catalog.query import Catalog, damaged_files, dump_bytes, dump_files
 from actordbg.dumps import packing
 from actordbg.dumps.recover import is_forsaken
-from actordbg.formats.dump_record import SUFFIX, format_timestamp
+from actordbg.dumps.verify import verify_place
+from actordbg.formats.dump_record import format_timestamp
 from actordbg.formats.store_files import TEMPORARY
 from actordbg.store.layout import Store
 from actordbg.store.pack_build import exclusive
-from actordbg.store.pack_bytes import PACK_SUFFIX
-from actordbg.store.places import Pack, dump_id_of, split_place
+from actordbg.store.places import dump_id_of, split_place
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ def plan_prune(
     pinned: bool = False,
 ) -> PrunePlan:
     """Dumps that all given conditions select (`where`, `older_than_s`, `run`), pinned ones only with `pinned`; of these, with
-    `keep_bytes`, the oldest until the store's dumps take no more than that. With `damaged` only files that are broken (not those
-    that only a newer actordbg can read, nor unreadable ones). Leftover temporary files are always part of the plan.
+    `keep_bytes`, the oldest until the store's dumps take no more than that. With `damaged` broken files instead (not those that
+    only a newer actordbg can read, nor unreadable ones). Leftover temporary files are always part of the plan.
     """
     doomed = {item.path: item for item in _leftovers(catalog.store)}
     spared, short = 0, False
@@ -116,7 +116,7 @@ def _remove_packed(store: Store, items: list[Doomed]) -> tuple[list[Doomed], lis
     """Write each pack again without its doomed dumps; their files go first, so that none comes back as a file."""
     removed: list[Doomed] = []
     failed: list[tuple[str, str]] = []
-    for pack, doomed in packing.grouped(items, lambda item: item.path.rpartition("#")[0]).items():
+    for pack, doomed in grouped((item.path.rpartition("#")[0], item) for item in items).items():
         try:
             _inside(store, pack)
             for _, path in packing.twins(store, [item.path for item in doomed]):
@@ -132,25 +132,18 @@ def _remove_packed(store: Store, items: list[Doomed]) -> tuple[list[Doomed], lis
 
 
 def _damaged(catalog: Catalog, run: str | None) -> list[Doomed]:
-    """Files that are broken, and are still so now: not those that are newer, unreadable, or in the wrong place."""
+    """Files that are broken, and are still so now: not those that are newer, unreadable, or in the wrong place.
+
+    They are read again: a file that was mended in place leaves no trace in its folder.
+    """
     found = []
     for item in damaged_files(catalog):
-        full, wanted = catalog.store.root / item.path, run is None or item.path.split("/")[1] == run
-        if wanted and item.code == CorruptDump.code and not split_place(item.path) and _is_corrupt(full):
-            found.append(Doomed(item.path, full.lstat().st_size, item.reason))
+        wanted = run is None or item.path.split("/")[1] == run
+        if wanted and item.code == CorruptDump.code and not split_place(item.path):
+            _, _, wrong = verify_place(catalog.store, item.path, deep=False)
+            if wrong is not None and wrong.code == CorruptDump.code:
+                found.append(Doomed(item.path, (catalog.store.root / item.path).lstat().st_size, item.reason))
     return found
-
-
-def _is_corrupt(path: Path) -> bool:
-    """Whether a file is broken, read again: one that was mended in place leaves no trace in its folder."""
-    try:
-        if path.name.endswith(PACK_SUFFIX):
-            Pack(path)
-        else:
-            headers.read_row(os.fspath(path), path.name.removesuffix(SUFFIX), path.parent.parent.name, None)
-    except (StoreProblem, OSError) as error:
-        return isinstance(error, CorruptDump)
-    return False
 
 
 def _leftovers(store: Store) -> list[Doomed]:

@@ -141,9 +141,7 @@ def discard(store: Store, paths: Iterable[Path]) -> Iterator[RingReport]:
             if not report.alive:
                 with contextlib.suppress(StoreProblem):
                     _settle_all(store, replace(read_ring(path), slots=[]), [], report)
-                path.unlink(missing_ok=True)
-                _remove_if_empty(path.parent)
-                report.removed = True
+                _remove(path, report)
         except OSError as error:
             report.problem = f"cannot discard {path}: {error.strerror}"
         yield report
@@ -173,9 +171,7 @@ def _recover(store: Store, ring: RingFile, report: RingReport, keep_rings: bool)
         raise CorruptDump(ring.damaged[0] + more, hint=HINT)
     _settle_all(store, ring, written, report)
     if not keep_rings:
-        ring.path.unlink(missing_ok=True)
-        _remove_if_empty(ring.path.parent)
-        report.removed = True
+        _remove(ring.path, report)
 
 
 def remove_unfinished_files(store: Store) -> None:
@@ -302,6 +298,9 @@ def _dump(store: Store, ring: RingFile, slot: RingSlot, mark: str | None) -> tup
     ), len(blob)  # fmt: skip
 
 
-def _remove_if_empty(folder: Path) -> None:
+def _remove(path: Path, report: RingReport) -> None:
+    """Remove a ring, and its folder if nothing else lies there."""
+    path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
-        folder.rmdir()
+        path.parent.rmdir()
+    report.removed = True

@@ -22,7 +22,7 @@ from actordbg.formats.dump_record import SUFFIX, DumpRecord
 from actordbg.store import places
 from actordbg.store.layout import Store
 from actordbg.store.pack_bytes import PACK_SUFFIX
-from actordbg.store.places import Pack, dump_id_of, open_pack, packed_place
+from actordbg.store.places import dump_id_of, open_pack, packed_place
 
 
 def paths_to_verify(catalog: Catalog, where: str | None) -> list[str]:
@@ -31,27 +31,36 @@ def paths_to_verify(catalog: Catalog, where: str | None) -> list[str]:
     return paths if where is not None else sorted({*paths, *(item.path for item in damaged_files(catalog))})
 
 
-def verify_files(store: Store, paths: list[str], jobs: int = 0) -> Iterator[tuple[str, int, Damaged | None]]:
+def verify_files(
+    store: Store, paths: list[str], jobs: int = 0, *, deep: bool = True
+) -> Iterator[tuple[str, int, Damaged | None]]:
     """(path, bytes, what is wrong or None) for each dump, as they are done; bytes of the file, of a packed one of its payload.
 
-    `jobs` threads, 0 for all processors.
+    `jobs` threads, 0 for all processors. Without `deep` records alone are read.
     """
     with ThreadPoolExecutor(jobs or min(os.cpu_count() or 1, 16)) as pool:
-        yield from pool.map(lambda path: verify_place(store, path), paths)
+        yield from pool.map(lambda path: verify_place(store, path, deep), paths)
 
 
-def verify_place(store: Store, path: str) -> tuple[str, int, Damaged | None]:
-    """One dump or pack, whole: see `verify_files`."""
+def verify_place(store: Store, path: str, deep: bool = True) -> tuple[str, int, Damaged | None]:
+    """One dump or pack: see `verify_files`."""
+    full, size = store.root / path, 0
     try:
         packed = places.split_place(path)
         if packed is None and path.endswith(PACK_SUFFIX):
-            return path, open_pack(store.root / path).bytes, None
-        record, payload = places.read_payload(store.root / path)
-        dumpfile.check(record, payload, f"{store.root / path}")
-        size = len(payload) if packed else (store.root / path).stat().st_size
-        check_place(store, record, path)
+            return path, open_pack(full).bytes, None
+        if deep:
+            record, payload = places.read_payload(full)
+            dumpfile.check(record, payload, f"{full}")
+            size = len(payload) if packed else full.stat().st_size
+            check_place(store, record, path)
+        elif packed:
+            check_place(store, places.read_record(full), path)
+        else:
+            rank = full.parent.name.removeprefix("rank")
+            dump_rows.read_row(f"{full}", dump_id_of(path), full.parts[-3], int(rank) if rank.isdecimal() else None)
     except (StoreProblem, OSError) as error:
-        return path, 0, Damaged.by(path, error, f"{store.root / path}")
+        return path, 0, Damaged.by(path, error, f"{full}")
     return path, size, None
 
 
@@ -69,12 +78,10 @@ _KINDS = {CorruptDump.code: "damaged-dump", NewerFormat.code: "newer-format", St
 def loose_dumps(store: Store, deep: bool) -> Iterator[Finding]:
     """Every dump file: header, place, and with `deep` payload, checksums and tensors."""
     paths = [store.relative(path) for path in loose_files(store)]
-    look = verify_place if deep else _header_of
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, 16)) as pool:
-        for path, _, wrong in pool.map(lambda path: look(store, path), paths):
-            if wrong is not None:
-                kind = "unreadable" if wrong.reason.startswith("cannot") else _KINDS.get(wrong.code, "damaged-dump")
-                yield Finding(store.root / path, kind, wrong.reason)
+    for path, _, wrong in verify_files(store, paths, deep=deep):
+        if wrong is not None:
+            kind = "unreadable" if wrong.reason.startswith("cannot") else _KINDS.get(wrong.code, "damaged-dump")
+            yield Finding(store.root / path, kind, wrong.reason)
 
 
 def loose_files(store: Store) -> Iterator[Path]:
@@ -84,28 +91,17 @@ def loose_files(store: Store) -> Iterator[Path]:
             yield from (store.root / path for path in store.files(f"dumps/{run}/{rank}", SUFFIX, {}))
 
 
-def _header_of(store: Store, path: str) -> tuple[str, int, Damaged | None]:
-    """Check a dump file's header and place: see `verify_place`."""
-    full = store.root / path
-    rank = full.parts[-2].removeprefix("rank")
-    try:
-        dump_rows.read_row(os.fspath(full), dump_id_of(path), full.parts[-3], int(rank) if rank.isdecimal() else None)
-    except (StoreProblem, OSError) as error:
-        return path, 0, Damaged.by(path, error)
-    return path, 0, None
-
-
 def packs(store: Store, deep: bool) -> Iterator[Finding]:
     """Every pack: head, foot and index; each record in it, and with `deep` each dump, whole."""
     for path in pack_files(store):
         try:
-            pack = Pack(path)
+            dump_ids = open_pack(path).dump_ids
         except (StoreProblem, OSError) as error:
             yield unusable(path, "damaged-pack", error)
         else:
-            for dump_id in pack.dump_ids:
+            for dump_id in dump_ids:
                 place = packed_place(store.relative(path), dump_id)
-                wrong = verify_place(store, place)[2] if deep else _packed_header(pack, place)
+                wrong = verify_place(store, place, deep)[2]
                 if wrong is not None:
                     kind = "newer-format" if wrong.code == NewerFormat.code else "damaged-packed-dump"
                     yield Finding(store.root / place, kind, wrong.reason)
@@ -117,23 +113,12 @@ def pack_files(store: Store) -> Iterator[Path]:
         yield from (store.root / path for path in store.files(f"packs/{run}", PACK_SUFFIX, {}))
 
 
-def _packed_header(pack: Pack, place: str) -> Damaged | None:
-    """Say what is wrong with the record of a packed dump."""
-    try:
-        record = dumpfile.parse_line(pack.line(dump_id_of(place)), place)
-        if record.dump_id != dump_id_of(place) or record.run != place.split("/")[1]:
-            raise StoreProblem(f"its record is that of {record.dump_id}, of run {record.run}")
-    except StoreProblem as error:
-        return Damaged.by(place, error)
-    return None
-
-
 def doubles(store: Store, deep: bool) -> Iterator[Finding]:
     """Dumps that lie in a pack and in a file, or in two packs; with `deep` whether they are the same."""
     packed: dict[str, Path] = {}
     for path in pack_files(store):
         try:
-            dump_ids = Pack(path).dump_ids
+            dump_ids = open_pack(path).dump_ids
         except (StoreProblem, OSError):
             continue
         for dump_id in dump_ids:

@@ -66,7 +66,7 @@ class LawRun:
         self._rows = torch.arange(len(self.real))
         self._waiting: dict[str, tuple[Change, str]] = {}
         self._noise = 0.0
-        self._compiled: bool = config.compile or config.deepcompile
+        self._compiled: bool = config.compiles
         self._experts: bool = has_experts(session.model)
         self._draws: bool = self.outcome.training and drawn_share(session.model) > 0
 

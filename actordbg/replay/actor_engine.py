@@ -146,7 +146,7 @@ class ActorEngine:
             ids = {id(layer) for layer in decoder_layers(session.model)}
             layers = {name: module for name, module in modules.items() if id(module) in ids}
             session.watch = watch
-            watch.fit(session, layers, modules, compiled=self.spec.config.compile or self.spec.config.deepcompile)
+            watch.fit(session, layers, modules, compiled=self.spec.config.compiles)
         return self._begun()
 
     def _begun(self) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.actor.model_code import require_consent
-from actordbg.actor.sharing import compiles
 from actordbg.base.errors import ActordbgError, Conflict, CorruptDump, StoreProblem, machine_fault
 from actordbg.base.fault import scrub
 from actordbg.base.owners import Owner, is_mine
@@ -270,7 +269,7 @@ class Supervisor(Replay):
             self.on_event(Progress("ready", f"rank {event['rank']}"))
         elif kind == "start":  # the first input of a start under torch.compile compiles
             length = next((item.seq_len for item in self.spec.inputs if item.dump_id == event["dump_id"]), None)
-            compiling = "compiling: " if compiles(self.spec.config) and self._fresh else ""
+            compiling = "compiling: " if self.spec.config.compiles and self._fresh else ""
             self.on_event(Progress("start", f"{compiling}S {length}, {event['dump_id']}"))
         elif kind == "end":
             record = result_of(event)

@@ -10,8 +10,12 @@ from pkgutil import resolve_name
 from types import SimpleNamespace
 
 import pytest
+import torch
 from roots import ROOT, SUPPORT
 
+from actordbg.actor.backends.backend import CLASSES, Backend
+from actordbg.actor.backends.deepspeed import DeepspeedBackend
+from actordbg.actor.backends.fsdp2 import Fsdp2Backend
 from actordbg.config.replay_config import BACKENDS
 
 FAKE = """
@@ -42,9 +46,6 @@ print(json.dumps(found))
 
 
 def test_every_backend_that_can_be_asked_for_has_its_class():
-    pytest.importorskip("torch")
-    from actordbg.actor.backends.backend import CLASSES, Backend
-
     assert set(CLASSES) == set(BACKENDS)
     assert all(issubclass(resolve_name(place), Backend) for place in CLASSES.values())
 
@@ -62,10 +63,6 @@ def test_a_replay_runs_on_a_backend_that_a_test_adds(tmp_path: Path):
 
 def test_norms_are_summed_in_float64(monkeypatch: pytest.MonkeyPatch):
     """In a first step of Adam all weights move alike: in float32 a norm over 200,000 of them is off by 5e-5, over 250 million by 1 %."""
-    torch = pytest.importorskip("torch")
-    from actordbg.actor.backends.deepspeed import DeepspeedBackend
-    from actordbg.actor.backends.fsdp2 import Fsdp2Backend
-
     weight = torch.zeros(200_000, requires_grad=True)
     weight.grad = torch.full((200_000,), 1e-3)
     exact = 1e-3 * 200_000**0.5

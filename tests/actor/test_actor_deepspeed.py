@@ -13,6 +13,10 @@ from typing import Any
 import pytest
 from actorcases import failing, furthest, main, make_dump, numbers, run_scenario
 
+from actordbg.actor.session import open_actor
+from actordbg.base.errors import UsageError
+from actordbg.config.replay_config import ReplayConfig
+
 pytestmark = pytest.mark.slow
 
 
@@ -21,8 +25,6 @@ def test_every_stage_gives_the_plain_actors_numbers_and_the_same_bits_whatever_r
 
 
 def stages(cache: Path) -> None:
-    from actordbg.actor.session import open_actor
-    from actordbg.config.replay_config import ReplayConfig
 
     with open_actor(ReplayConfig(backward=True), model_cache=cache) as session:
         plain, parameters = numbers(session.run(make_dump(0), backward=True)), session.resolved["parameters"]
@@ -48,8 +50,6 @@ def stages(cache: Path) -> None:
 
 def evaluates(session: Any, stage: int, plain: dict[str, Any], parameters: int) -> None:
     """Run forwards alone, in the engine that a reference model has. One that fails spoils ZeRO 3 and no other stage."""
-    from actordbg.base.errors import UsageError
-
     assert (session.resolved["engine"], session.resolved["parameters"]) == ("evaluation", parameters)
     found = numbers(session.run(make_dump(0), backward=False))
     assert found["loss"] is found["grad_norm"] is None and furthest(found["log_probs"], plain["log_probs"]) < 1e-5

@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from actorcases import main, make_dump, numbers, run_scenario
+
+from actordbg.actor.session import open_actor
+from actordbg.config.replay_config import ReplayConfig
 
 pytestmark = pytest.mark.slow
 
@@ -40,8 +46,8 @@ BACKENDS: dict[str, dict[str, Any]] = {
 
 def parallel(cache: Path) -> None:
     """Compute together on two processes in every way, each input beside what the plain actor gives for it."""
-    from actordbg.actor.session import open_actor
-    from actordbg.config.replay_config import ReplayConfig
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     plain: dict[str, Any] = {}
     with open_actor(ReplayConfig(backward=True, keep_gradients=True, nproc=2), model_cache=cache) as session:
@@ -57,7 +63,7 @@ def parallel(cache: Path) -> None:
         except AssertionError as error:
             raise AssertionError(name) from error
     tied(cache)
-    ring_attention()
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward, "a ring leaves nothing behind"
 
 
 def dumps() -> dict[str, Any]:
@@ -79,8 +85,6 @@ def of_a_ring_of_four() -> Any:
 
 
 def one_backend(cache: Path, rank: int, settings: dict[str, Any], plain: Mapping[str, Any]) -> None:
-    from actordbg.actor.session import open_actor
-    from actordbg.config.replay_config import ReplayConfig
 
     config = ReplayConfig(nproc=2, packing=None, backward=True, keep_gradients=True, **settings)
     defaults, ring, fsdp2 = (
@@ -147,18 +151,15 @@ def is_beside(found: Any, expected: Any, kept: int) -> None:
 
 
 def gradients_are(found: Any, facts: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
-    from torch.nn.functional import cosine_similarity
 
     for name, about in found.gradients.items():
         pair = (found.tensors["grad/" + name].double(), tensors["grad/" + name].double())
-        assert float(cosine_similarity(*pair, dim=0)) > 0.9999, name
+        assert float(F.cosine_similarity(*pair, dim=0)) > 0.9999, name
         assert abs(about["norm"] - facts[name]["norm"]) < 1e-3 * facts[name]["norm"], name
 
 
 def is_averaged(found: Any, left: Any, right: Any, rank: int) -> None:
     """Two inputs at the same time: log-probs are each its own, the gradient is the mean of both, and the result says so."""
-    import torch
-
     own = (left, right)[rank]
     mean = {name: (left.tensors[name] + right.tensors[name]) / 2 for name in left.tensors if name.startswith("grad/")}
     facts = {name: {"norm": float(torch.linalg.vector_norm(mean["grad/" + name]))} for name in left.gradients}
@@ -171,11 +172,7 @@ def is_averaged(found: Any, left: Any, right: Any, rank: int) -> None:
 
 def tied(cache: Path) -> None:
     """Split a model whose head shares the embedding's weight, and with norms of single heads, over two ranks."""
-    import torch
     from transformers import AutoModelForCausalLM, Qwen3Config
-
-    from actordbg.actor.session import open_actor
-    from actordbg.config.replay_config import ReplayConfig
 
     folder = cache / "tied"
     torch.manual_seed(0)
@@ -184,46 +181,13 @@ def tied(cache: Path) -> None:
         num_key_value_heads=2, head_dim=8, tie_word_embeddings=True, initializer_range=0.3,
     )  # fmt: skip
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)  # rank 0 alone writes
-    torch.distributed.barrier()
+    dist.barrier()
     outcomes = []
     for settings in ({}, {"backend": "fsdp2", "tp": 2}):
         asked = ReplayConfig(model=str(folder), dtype="fp32", nproc=2, backward=True, keep_gradients=True, **settings)
         with open_actor(asked, model_cache=cache) as session:
             outcomes.append(session.run(make_dump(0, vocab=512), backward=True, keep=True))
     is_beside(outcomes[1], outcomes[0], kept=0 if os.environ["RANK"] == "1" else len(outcomes[0].gradients))
-
-
-def ring_attention() -> None:
-    """Hold the stand-in alone against attention over the whole, forward and gradients; three rows, the last with the padding."""
-    import torch
-    import torch.distributed as dist
-    import torch.nn.functional as F
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    from actordbg.trainers.openrlhf import build
-
-    rank, total = dist.get_rank(), 12
-    generator = torch.Generator().manual_seed(0)
-    shapes = ((1, 4, total, 8), (1, 2, total, 8), (1, 2, total, 8))
-    whole = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
-    weights = torch.randn(1, total, 4, 8, generator=generator)
-    borders = torch.tensor([0, 5, 7, 12], dtype=torch.int32)
-    rows = torch.tensor([0] * 5 + [1] * 2 + [2] * 5)
-    mask = (rows[:, None] == rows) & torch.ones(total, total, dtype=torch.bool).tril()
-    expected = F.scaled_dot_product_attention(*whole, attn_mask=mask, enable_gqa=True).transpose(1, 2)
-    (expected * weights).sum().backward()
-
-    part = slice(rank * total // 2, (rank + 1) * total // 2)
-    own = [tensor.detach()[:, :, part].clone().requires_grad_() for tensor in whole]
-    build.substitute_hf_flash_attn(dist.group.WORLD, 1)
-    build.update_ring_flash_attn_params(borders, dist.group.WORLD)
-    found, _ = build.ring_attention(None, *own)
-    (found * weights[:, part]).sum().backward()
-    build.close_ring()
-    grads = [(mine.grad - all_.grad[:, :, part]).abs().max() for mine, all_ in zip(own, whole, strict=True)]
-    assert float((found - expected[:, part]).detach().abs().max()) < 1e-5 and float(max(grads)) < 1e-5
-    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward, "nothing is left behind"
 
 
 if __name__ == "__main__":

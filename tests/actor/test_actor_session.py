@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from actorcases import VOCAB, failing, furthest, main, make_dump, numbers, run_scenario
+
+from actordbg.actor.models import ensure_tiny
+from actordbg.actor.session import open_actor
+from actordbg.config.replay_config import ReplayConfig
 
 pytestmark = pytest.mark.slow
 
@@ -28,12 +33,6 @@ def test_a_configuration_is_what_runs_and_compiled_all_lengths_are_one_graph(tmp
 
 def plain(cache: Path) -> None:
     """Use one plain actor in fp32 in every way that a record can ask for, beside OpenRLHF's Actor called directly."""
-    import torch
-
-    from actordbg.actor.models import ensure_tiny
-    from actordbg.actor.session import open_actor
-    from actordbg.config.replay_config import ReplayConfig
-
     with open_actor(ReplayConfig(seed=7), model_cache=cache) as session:
         resolved = session.resolved
         expected = {
@@ -121,9 +120,6 @@ CALLS: list[tuple[dict[str, Any], int, int, bool]] = [
 
 def on_the_rows(session: Any, cache: Path) -> None:
     """Give the calls to an Actor of ours: its log-probs and gradient norms are the trainer's to the bit."""
-    from actordbg.actor.session import open_actor
-    from actordbg.config.replay_config import ReplayConfig
-
     entropies = {"return_output": True, "return_entropy": True}
     sft = {"actions": 0, "arguments": {"return_logprobs": True}}
     with open_actor(ReplayConfig(seed=7, through="rows"), model_cache=cache) as rows:
@@ -137,9 +133,6 @@ def on_the_rows(session: Any, cache: Path) -> None:
 def configurations(cache: Path) -> None:
     """Run other configurations, and see which attention function really ran."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    from actordbg.actor.session import open_actor
-    from actordbg.config.replay_config import ReplayConfig
 
     ran: list[str] = []
     original = ALL_ATTENTION_FUNCTIONS["sdpa"]
@@ -162,9 +155,6 @@ def configurations(cache: Path) -> None:
 
 def compiled(cache: Path) -> None:
     """Compile an actor and run three lengths, forward only (a backward is as many minutes of C++)."""
-    from actordbg.actor.session import open_actor
-    from actordbg.config.replay_config import ReplayConfig
-
     eager: list[Any] = []
     for asked, off in (({}, 0.0), ({"compile": True, "compile_backend": "aot_eager"}, 1e-5), ({"compile": True}, 1e-4)):
         with open_actor(ReplayConfig(**asked, packing=True, num_layers=1), model_cache=cache) as session:

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from actorcases import main, make_dump, run_scenario
+from safetensors.torch import load_file, save_file
+
+from actordbg.actor import truth_model
+from actordbg.actor.models import ensure_tiny
+from actordbg.actor.session import open_actor
+from actordbg.base.errors import Unsupported
+from actordbg.config.replay_config import ReplayConfig
 
 pytestmark = pytest.mark.slow
 
@@ -30,8 +38,6 @@ HOLES = ((0, 0, 1, 1, 0, 1, 1, 1, 0, 1, 0, 0), (1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 1,
 
 def llama(weights: dict[str, Any], config: dict[str, Any], ids: Any) -> Any:
     """Logits [n, V] of one row of ids [n], float64 throughout: embeddings, RoPE, causal attention, SwiGLU, RMS norms."""
-    import torch
-
     w = {name: tensor if tensor.requires_grad else tensor.double() for name, tensor in weights.items()}
     heads, kv, size = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
 
@@ -64,8 +70,6 @@ def llama(weights: dict[str, Any], config: dict[str, Any], ids: Any) -> Any:
 
 def expected(weights: dict[str, Any], config: dict[str, Any], dump: Any) -> tuple[Any, Any]:
     """Log-probs and entropies of every next token [B, S-1], fp64: attended rows alone, labels from the layout."""
-    import torch
-
     ids, attended = dump.tensors["sequences"], dump.tensors["attention_mask"] != 0
     rows, length = ids.shape
     log_probs, entropy = (torch.zeros(rows, length - 1, dtype=torch.float64) for _ in range(2))
@@ -83,10 +87,6 @@ def expected(weights: dict[str, Any], config: dict[str, Any], dump: Any) -> tupl
 
 def model_of(cache: Path) -> tuple[Path, dict[str, Any], dict[str, Any]]:
     """A tiny model whose weights are no bf16 numbers, its weights and its configuration."""
-    from safetensors.torch import load_file, save_file
-
-    from actordbg.actor.models import ensure_tiny
-
     tiny, own = ensure_tiny(cache), cache / "unrounded"
     weights = {name: tensor.float() * 1.0037 for name, tensor in load_file(tiny / "model.safetensors").items()}
     if not own.exists():
@@ -98,8 +98,6 @@ def model_of(cache: Path) -> tuple[Path, dict[str, Any], dict[str, Any]]:
 
 def holes(actions: int = 0, **record: Any) -> Any:
     """Rows of 12 tokens with the masks of HOLES; of the actions those that have a predecessor."""
-    import torch
-
     dump = make_dump(0, length=12, actions=0, **record)
     attention = torch.tensor(HOLES)
     dump.tensors["attention_mask"] = attention
@@ -110,11 +108,6 @@ def holes(actions: int = 0, **record: Any) -> Any:
 
 def formula(cache: Path) -> None:
     """Hold the truth of odd and of usual inputs, in every dtype, against the page above."""
-    import torch
-
-    from actordbg.actor.session import open_actor
-    from actordbg.config.replay_config import ReplayConfig
-
     path, weights, config = model_of(cache)
     rounded = {name: tensor.bfloat16() for name, tensor in weights.items()}
     entropies = {"arguments": {"return_output": True, "return_entropy": True}}
@@ -159,13 +152,6 @@ def gradient(session: Any, weights: dict[str, Any], config: dict[str, Any], dump
 
 def refusals(cache: Path) -> None:
     """Ask for what has no truth, keep gradients, and replay a recorded training pass of a model with dropout."""
-    import torch
-
-    from actordbg.actor import truth_model
-    from actordbg.actor.session import open_actor
-    from actordbg.base.errors import Unsupported
-    from actordbg.config.replay_config import ReplayConfig
-
     orphan, numbered, fork = make_dump(0), make_dump(0), make_dump(0)
     orphan.tensors["action_mask"] = torch.ones(3, 22, dtype=torch.bool)
     numbered.tensors["attention_mask"] = numbered.tensors["attention_mask"] * 2

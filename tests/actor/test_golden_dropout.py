@@ -39,13 +39,6 @@ class Recorded:
     ids: dict[str, str]
     drawn: list[bool]
 
-    def replay(self, *options: str) -> Replayed:
-        """`actordbg replay --json OPTIONS`: the answer, and the results by what their dumps are."""
-        answer = json.loads(self.command("replay", "--json", *options))
-        assert (answer["status"], answer["passed"]) == ("complete", 8)
-        by_id = {record.dump_id: record for record in results_for(self.store, answer["replay_id"])}
-        return answer, {name: by_id[dump_id] for name, dump_id in self.ids.items()}
-
     def command(self, *words: str) -> str:
         done = actordbg(self.store, *words, **WITHOUT_DYNAMO)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -61,27 +54,29 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 
 @pytest.fixture(scope="module")
 def default(recorded: Recorded) -> Replayed:
-    return recorded.replay("--model", recorded.model)
+    answer = json.loads(recorded.command("replay", "--json", "--model", recorded.model))
+    assert (answer["status"], answer["passed"]) == ("complete", 8)
+    by_id = {record.dump_id: record for record in results_for(recorded.store, answer["replay_id"])}
+    return answer, {name: by_id[dump_id] for name, dump_id in recorded.ids.items()}
 
 
-CONDITIONS = {
-    "with_rng and rng_match = false": {"other states"},
-    "golden_max_abs > 0.01": set(OFF),
-    "golden_entropy_max_abs > 0.1": {"other entropies"},
-    "not with_rng": {"without states"},
-}
-
-
-@pytest.fixture(scope="module")
-def selected(recorded: Recorded, default: Replayed) -> dict[str, set[str]]:
-    """What conditions on the last result of each dump select, while that is the default's."""
+@pytest.mark.usefixtures("default")
+@pytest.mark.parametrize(
+    ("condition", "names"),
+    [
+        ("with_rng and rng_match = false", {"other states"}),
+        ("golden_max_abs > 0.01", set(OFF)),
+        ("golden_entropy_max_abs > 0.1", {"other entropies"}),
+        ("not with_rng", {"without states"}),
+    ],
+)
+def test_where_finds_what_is_off(recorded: Recorded, condition: str, names: set[str]):
     refresh(recorded.store)
-    return {one: {row.dump_id for row in select_dumps(recorded.store, one)} for one in CONDITIONS}
+    assert {row.dump_id for row in select_dumps(recorded.store, condition)} == {recorded.ids[name] for name in names}
 
 
-def test_where_finds_what_is_off(recorded: Recorded, selected: dict[str, set[str]]):
-    assert recorded.drawn == [True, True, True, False], "random numbers are drawn in training mode only"
-    assert selected == {condition: {recorded.ids[name] for name in names} for condition, names in CONDITIONS.items()}
+def test_random_numbers_are_drawn_in_training_mode_only(recorded: Recorded):
+    assert recorded.drawn == [True, True, True, False]
 
 
 def test_restored_states_give_the_runs_log_probs_and_entropies_bit_for_bit(
@@ -107,16 +102,6 @@ def test_without_the_states_or_with_others_the_log_probs_are_not_the_runs(record
     assert whole.verdict == MISMATCH and off == {recorded.ids[name] for name in (*OFF, "other entropies")}
     assert [one.dump_id in off for one in whole.dumps] == [True] * 4 + [False] * 4, "the worst first"
     assert compare(recorded.store, answer["replay_id"], "golden", only=[recorded.ids["training"]]).verdict == MATCH
-
-
-def test_a_seed_wins_over_the_recorded_states(recorded: Recorded):
-    answer, results = recorded.replay("--model", recorded.model, "--seed", "3")
-    off = [name for name, result in results.items() if result.golden_max_abs != 0.0]
-    assert set(off) == set(results) - {"evaluated"}
-    assert {result.rng_match for result in results.values()} == {None} and answer["generators"] is None
-    assert answer["not_compared"] == [
-        {"what": "generators", "count": 7, "reason": "seed 3 was asked for instead of the recorded generator states"}
-    ]
 
 
 def test_the_answer_and_the_report_tell(recorded: Recorded, default: Replayed):

@@ -20,12 +20,6 @@ def built(file: dict[str, Any], flags: dict[str, Any]) -> ReplayConfig:
     return build_config(Settings(Path("store"), "default", file, "/project/actordbg.toml"), flags).config
 
 
-def test_flags_win_over_the_file_and_the_file_over_the_default():
-    found = built({"zero-stage": 2, "backend": "deepspeed", "timeout": 900}, {"zero_stage": 3, "backend": None})
-    assert found == ReplayConfig(backend="deepspeed", zero_stage=3, timeout_s=900.0)
-    assert built({}, {"model": None, "compile": None}) == ReplayConfig()
-
-
 def test_another_backend_takes_nothing_that_the_file_says_for_its_own():
     usual = {"backend": "deepspeed", "zero-stage": 3, "deepcompile": True, "ring": 2, "packing": True}
     assert built(usual, {"backend": "plain"}) == ReplayConfig(packing=True)
@@ -62,8 +56,9 @@ class TestEnvironment:
         monkeypatch.setenv("ACTORDBG_REPLAY_DTYPE", "fp16")
         monkeypatch.setenv("ACTORDBG_REPLAY_PACKING", "off")
         monkeypatch.setenv("ACTORDBG_REPLAY_TIMEOUT", "30")
-        found = built({"dtype": "bf16", "packing": True}, {})
-        assert (found.dtype, found.packing, found.timeout_s) == ("fp16", False, 30.0)
+        file = {"dtype": "bf16", "packing": True, "zero-stage": 2, "backend": "deepspeed"}
+        found = built(file, {"dtype": None, "zero_stage": 3})
+        assert found == ReplayConfig(dtype="fp16", packing=False, timeout_s=30.0, backend="deepspeed", zero_stage=3)
         assert built({"dtype": "bf16"}, {"dtype": "fp32"}).dtype == "fp32"
 
     def test_debug_disable_fsdp_wins_over_a_flag_and_only_over_fsdp2(self, monkeypatch: pytest.MonkeyPatch):

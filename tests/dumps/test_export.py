@@ -64,16 +64,6 @@ def test_pt_opens_with_weights_only_and_keeps_strides(dump: Dump, place, tmp_pat
     assert parse_record(content["record"]) == dump.record
 
 
-@pytest.mark.parametrize("format", ["safetensors", "pt"])
-def test_an_existing_file_is_not_overwritten_unasked(place, tmp_path, format: str):
-    path = export_dump(place, tmp_path, format)
-    before = path.stat().st_mtime_ns
-    with pytest.raises(Conflict):
-        export_dump(place, tmp_path, format)
-    assert path.stat().st_mtime_ns == before
-    assert export_dump(place, tmp_path, format, overwrite=True) == path
-
-
 def test_an_unknown_format_and_a_folder_that_cannot_be_written_are_refused(place, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="pickle"):
@@ -106,8 +96,6 @@ def test_the_command_exports_what_a_query_selects(store, made, tmp_path):
     assert invoke(*words, "--limit", 1).exit_code == 0
     assert [path.stem for path in tmp_path.glob("*.pt")] == ids(longer)[:1]
     assert invoke(*words, "--force").exit_code == 0
-    nothing = invoke(store, "dump", "export", "--where", "seq_len>4096", "--out", tmp_path / "out", "--quiet")
-    assert nothing.exit_code == 5 and "0 dumps exported" in nothing.stdout
     assert sorted(path.stem for path in tmp_path.glob("*.pt")) == sorted(ids(longer))
 
 

@@ -15,13 +15,12 @@ from commandline import invoke
 from replaycases import old_pickle
 from roots import ROOT
 
-from actordbg.base.errors import Conflict, StoreProblem, UsageError, WhereError
+from actordbg.base.errors import StoreProblem, UsageError, WhereError
 from actordbg.catalog import query
 from actordbg.dumps import packing
 from actordbg.dumps.importer import import_paths
 from actordbg.replay.selection import defaults_of, rows_of_files
 from actordbg.store.layout import Store
-from actordbg.store.pack_build import exclusive
 from actordbg.store.places import places_of
 
 
@@ -74,15 +73,12 @@ def test_unpack_needs_to_know_what_and_brings_it_back(ppo):
     assert packcases.contents(ppo) == before
 
 
-def test_a_bad_condition_a_missing_store_and_a_running_pack_are_refused(ppo, tmp_path):
+def test_a_bad_condition_and_a_missing_store_are_refused(ppo, tmp_path):
     with pytest.raises(WhereError):
         run(ppo, "dump", "pack", "--where", '"typo" > 1')
     with pytest.raises(StoreProblem):
         run(Store(tmp_path / "none"), "dump", "pack")
     assert not (tmp_path / "none").exists()
-    with exclusive(ppo), pytest.raises(Conflict) as refused:
-        run(ppo, "dump", "pack")
-    assert refused.value.exit_code == 3
     assert len(list(ppo.iter_dumps())) == 18
 
 
@@ -126,14 +122,16 @@ def test_prune_takes_packed_dumps_and_spares_pinned_ones(store):
     assert run(store, "dump", "verify", "--quiet").stdout.startswith("4 dumps checked")
 
 
-def test_keeping_a_size_holds_for_packs_too(ppo):
-    run(ppo, "dump", "pack", "--quiet")
-    keep = query.dump_bytes(ppo) * 2 // 3
-    newest = max(row.dump_id for row in query.select_dumps(ppo))
-    run(ppo, "dump", "prune", "--keep", keep, "--yes")
-    assert 0 < query.dump_bytes(ppo) <= keep
-    assert sum(path.stat().st_size for path in ppo.iter_packs()) == query.dump_bytes(ppo)
-    assert newest in {row.dump_id for row in query.select_dumps(ppo)}
+def test_keeping_a_size_takes_the_oldest_that_are_not_pinned_out_of_packs_too(store):
+    packcases.fill_ppo(store, calls=1, pinned=True)
+    packcases.fill_ppo(store, calls=5, first=3)
+    run(store, "dump", "pack", "--quiet")
+    ids, keep = sorted(packcases.contents(store)), query.dump_bytes(store) * 2 // 3
+    run(store, "dump", "prune", "--keep", keep, "--yes")
+    left = sorted(packcases.contents(store))
+    assert 0 < query.dump_bytes(store) == sum(path.stat().st_size for path in store.iter_packs()) <= keep
+    assert 3 < len(left) < 18 and left == ids[:3] + ids[3 - len(left) :]
+    assert "3 pinned dumps among them stay" in run(store, "dump", "prune", "--keep", 0).stderr
 
 
 def test_prune_damaged_takes_a_pack_that_cannot_be_read(ppo):

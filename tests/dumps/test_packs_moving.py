@@ -175,20 +175,6 @@ def test_damage_of_a_whole_pack_is_said_of_the_dump(store, ppo):
 # ---- prune ----
 
 
-def test_keeping_a_size_takes_the_oldest_that_are_not_pinned(store):
-    """Eight dumps, the oldest three of them pinned."""
-    rows = packcases.samples(2)
-    for number in range(8):
-        packcases.publish(store, number, packcases.batch(rows, number, 2), pinned=number < 3)
-    ids = sorted(packcases.contents(store))
-    sizes = {row.dump_id: row.bytes for row in query.select_dumps(store)}
-    keep = sum(sizes.values()) - 1
-    pruned(store, keep_bytes=keep)
-    assert sorted(packcases.contents(store)) == [*ids[:3], *ids[4:]]
-    plan = prune.plan_prune(query.open_fresh(store), keep_bytes=0)
-    assert len(plan.files) == 4 and plan.spared == 3
-
-
 def test_a_dump_that_lies_in_a_file_too_is_pruned_from_both(store, ppo):
     before = {path: path.read_bytes() for path in store.iter_dumps()}
     packing.pack_dumps(store)

@@ -21,7 +21,7 @@ def test_dumps_come_in_and_go_out_without_torch(tmp_path):
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "actor_inputs_rank0_20250619_052608_430740.pkl").write_bytes(pickle.dumps(content))
     commands = (
-        "dump import old --quiet", "dump create --seq-len 16 --quiet", "dump ls", "dump show last", "dump verify --quiet",
+        "dump import old --quiet", "dump import old --quiet", "dump create --seq-len 16 --quiet", "dump ls", "dump show last", "dump verify --quiet",
         "dump pack --quiet", "dump export --where rank=0 --out out --quiet", "fsck --quiet", "status --json", "replays --allow-empty",
     )  # fmt: skip
     program = (

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import catalogcases
-import storecases
 
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.encoding import pack_line
@@ -119,11 +118,6 @@ def other_run(store: Store) -> str:
     return store.relative(target)
 
 
-def other_rank(store: Store) -> str:
-    path = dump(store)
-    return store.relative(path.rename(store.dump_folder(storecases.LOOSE, 3) / path.name))
-
-
 def forged_record(old: bytes, new: bytes) -> Callable[[Path], None]:
     return lambda path: path.write_bytes(catalogcases.with_record(path.read_bytes(), old, new)) and None
 
@@ -134,10 +128,8 @@ def copied_out(changed: bool) -> Callable[[Store], str]:
     def do(store: Store) -> str:
         place = next(one for one in places_of(store) if "#" in str(one))
         record, payload = read_payload(place)
-        line = record.to_json().encode()
-        if not changed:
-            line = Pack(pack(store)).line(record.dump_id)
-        else:
+        line = Pack(pack(store)).line(record.dump_id)
+        if changed:
             line = line.replace(b'"host":"node-', b'"host":"elsewhere-')
         path = store.dump_path(record)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -156,28 +148,23 @@ def moved_pack(store: Store) -> str:
     target = store.packs / "ppo-9" / path.name
     target.parent.mkdir(mode=0o700)
     path.rename(target)
-    return f"{store.relative(target)}#{ids_of(target)[0]}"
-
-
-def ids_of(path: Path) -> list[str]:
-    return Pack(path).dump_ids
+    return f"{store.relative(target)}#{Pack(target).dump_ids[0]}"
 
 
 def packed_bits(store: Store) -> str:
     """A bit of the first block of the pack: all dumps that use it."""
     path = pack(store)
-    ids = ids_of(path)
+    first = Pack(path).dump_ids[0]
     flipped(40 / path.stat().st_size)(path)
-    return f"{store.relative(path)}#{ids[0]}"
+    return f"{store.relative(path)}#{first}"
 
 
-def sql(*statements: str) -> Callable[[Store], str]:
+def sql(statement: str) -> Callable[[Store], str]:
     """The catalog, changed behind the program's back."""
 
     def do(store: Store) -> str:
         with contextlib.closing(sqlite3.connect(store.catalog_path, isolation_level=None)) as connection:
-            for statement in statements:
-                connection.execute(statement)
+            connection.execute(statement)
         return "catalog.db"
 
     return do
@@ -221,15 +208,10 @@ def fifo(path: Path) -> None:
     os.mkfifo(path, 0o600)
 
 
-RECORDS = {"comparisons": "comparison", "noise": "noise floor", "matrices": "matrix"}
 DAMAGES = {
     # dumps
     "a bit of a dump's record": Damage(harmed(dump, flipped(0.3)), "damaged-dump", 1),
     "a bit of a dump's payload": Damage(harmed(dump, flipped(0.97)), "damaged-dump", 1),
-    "a dump cut in its payload": Damage(harmed(dump, cut(0.95)), "damaged-dump", 1),
-    "a dump with another's payload": Damage(
-        lambda store: with_payload_of(store, dump(store, 0), dump(store, 1)), "damaged-dump", 1
-    ),
     "a dump whose record has a wrong run": Damage(harmed(dump, forged_record(b'"run":"ppo-1"', b'"run":"ppo-7"')), "damaged-dump", 1),
     "a dump whose record has a wrong type": Damage(
         harmed(dump, forged_record(b'"batch_size":2', b'"batch_size":"two"')), "damaged-dump", 1
@@ -239,7 +221,6 @@ DAMAGES = {
     ),
     "two dumps with each other's names": Damage(swapped, "misplaced-dump"),
     "a dump in another run": Damage(other_run, "misplaced-dump"),
-    "a dump in another rank": Damage(other_rank, "misplaced-dump"),
     "a FIFO for a dump": Damage(harmed(dump, instead(fifo)), "odd-file", 1),
     "a link for a dump": Damage(harmed(dump, instead(lambda path: path.symlink_to("/dev/zero"))), "odd-file", 1),
     "a folder for a dump": Damage(harmed(dump, instead(lambda path: path.mkdir(mode=0o700))), "odd-file", 1),
@@ -276,14 +257,10 @@ DAMAGES = {
         lambda store: store.relative(named(tensors(store), "stray.safetensors")), "stray-tensors"
     ),
     # records
-    **{
-        f"a broken {what}": Damage(harmed(lambda store, name=name: only(store, name), cut(0.4)), "damaged-record")
-        for name, what in RECORDS.items()
-    },
+    "a broken matrix": Damage(harmed(lambda store: only(store, "matrices"), cut(0.4)), "damaged-record"),
     "a comparison under another name": Damage(
         lambda store: store.relative(named(only(store, "comparisons"), "other.json")), "damaged-record"
     ),
-    "a matrix of a newer version": Damage(harmed(lambda store: only(store, "matrices"), changed(format=9)), "newer-format"),
     "a noise floor of no replay": Damage(harmed(lambda store: only(store, "noise"), changed(replay_id="r-77")), "missing-replay"),
     # the rest
     "no FORMAT": Damage(harmed(lambda store: store.format_path, Path.unlink), "no-format"),
@@ -303,21 +280,9 @@ DAMAGES = {
     ),
     # the catalog
     "a catalog that is none": Damage(harmed(lambda store: store.catalog_path, told(b"junk" * 4000)), "damaged-catalog"),
-    "a byte of the catalog's schema": Damage(
-        harmed(lambda store: store.catalog_path, lambda path: path.write_bytes(path.read_bytes().replace(b"CREATE T", b"CREATE \xff"))),
-        "damaged-catalog",
-    ),
     "a folder for the catalog's journal": Damage(
         harmed(lambda store: store.root / "catalog.db-wal", instead(Path.mkdir)), "damaged-catalog"
     ),
     "a row of a dump that is not there": Damage(sql("UPDATE dump SET seq_len = 4711 WHERE call_index = 3"), "stale-catalog"),
-    "a row less": Damage(sql("DELETE FROM dump WHERE call_index = 3"), "stale-catalog"),
     "an older catalog": Damage(sql("UPDATE alembic_version SET version_num = '0001'"), "other-catalog"),
 }  # fmt: skip
-
-
-def with_payload_of(store: Store, path: Path, other: Path) -> str:
-    """The record of one dump before the payload of another."""
-    data, there = path.read_bytes(), other.read_bytes()
-    path.write_bytes(data[: 8 + int.from_bytes(data[4:8], "little")] + there[8 + int.from_bytes(there[4:8], "little") :])
-    return store.relative(path)

@@ -173,11 +173,11 @@ def told(value: Any, path: Path, new: str) -> str:
     return json.dumps(value).replace('"@@"', new)
 
 
-def flipped(first: int, last: int, c: Chance, times: int = 1) -> bytes:
-    """A's file with other bits between two places."""
+def flipped(c: Chance) -> bytes:
+    """A's file with one bit or some bits flipped."""
     blob = bytearray(A.blob)
-    for _ in range(times):
-        blob[c.randrange(first, last)] ^= 1 << c.randrange(8)
+    for _ in range(c.choice((1, 1, 8))):
+        blob[c.randrange(len(blob))] ^= 1 << c.randrange(8)
     return bytes(blob)
 
 
@@ -203,7 +203,6 @@ STRIDES = [*f"[0,1]|[1,1]|[{HUGE},1]|[-30,1]|[30]|[]|[30,1,1]|[30.0,1]|[29,1]".s
 ENTRY_SHAPES = ["[2.0,30.0]", "[-2,-30]", "[60]", "[2,30,1]", "[[2,30]]", '"ab"', str([1] * 20 + [2, 30]), str([2**47] * 20_000)]
 DTYPES = ['"complex64"', '"int65"', '""', '"float8_e9m9"', '"object"', '"uint64"', '"bool"', "7", "null", '["int64"]']
 STORED = ['"int64"', '"uint8"', '"uint25"', '"float32"', '"int16"', '""', "7", "null", '"float64"']
-BOMBS = [frame(bytes(size), level=level) for size in (CAP + 1, 4 * CAP, 64 * CAP) for level in (1, 9)]
 Maker = Callable[[Chance], bytes]
 
 
@@ -296,25 +295,8 @@ def retold_dtype(name: str, dtype: str) -> Mutant:
     return Mutant(with_value(("tensors", name, 0), f'"{dtype}"'), A.tensors | {name: A.tensors[name].to(getattr(torch, dtype))})
 
 
-def retold_strides(strides: list[int]) -> Mutant:
-    """The same values laid out in another way."""
-    laid_out = torch.empty_strided((2, 30), strides, dtype=torch.int64).copy_(A.tensors["sequences"])
-    spec = json.dumps([*A.said()["tensors"]["sequences"][:3], strides])
-    return Mutant(with_value(("tensors", "sequences"), spec), A.tensors | {"sequences": laid_out})
-
-
-def wide_tensors(c: Chance) -> bytes:
-    """A payload under the cap whose tensors are over twice as large: masks that become 8 bytes an element, or far strides."""
-    if c.random() < 0.5:
-        return with_payload(*wide_tensors_of(2 ** c.randrange(22, 47)))
-    count = CAP - c.randrange(4096, 9000)
-    header = {"x": {"dtype": "BOOL", "shape": [count], "data_offsets": [0, count]}}
-    return with_payload(plain_of(header, bytes(count)), A.said() | {"tensors": {"x": ["int64", "bool", [count]]}})
-
-
 HARMED: dict[str, Maker] = {
-    "flipped bits": lambda c: flipped(0, len(A.blob), c, c.choice((1, 1, 8))),
-    "flipped bits of the frame's header": lambda c: flipped(A.end, A.end + 16, c),
+    "flipped bits": flipped,
     "overwritten run": overwritten,
     "other value": lambda c: with_value(c.choice([path for path in spots(A.said()) if path[0] != "tensors"]), c.choice(NASTY)),
     "other field": lambda c: with_more(
@@ -324,32 +306,21 @@ HARMED: dict[str, Maker] = {
         f"{c.choice(PLACES)}:{c.choice(('', '-'))}1{'0' * c.choice((400, 4301, 100_000))}"
     ),
     "a text that is long": lambda c: with_more(f'"{c.choice(("host", "unknown", "dump_id"))}":"{c.choice("aé") * 100_000}"'),
-    "two keys that are one": lambda c: with_more(f'"{c.choice(("rank", "run", "host", "tensors"))}":{c.choice(NASTY)}'),
     "other value of the header": lambda c: with_header(c.choice(spots(A.header())), c.choice(NASTY)),
     "hostile text of the header": lambda c: with_payload(plain_of(hostile_header(c).encode(), A.data())),
 }
 """Kinds that, if they load at all, hold exactly A's tensors."""
 REFUSED: dict[str, Maker] = {
-    "flipped bits of the record": lambda c: flipped(0, A.end, c),
-    "removed run": lambda c: A.blob[: (at := c.randrange(len(A.blob) - 1))] + A.blob[at + c.choice((1, 8, 100)) :],
     "inserted run": lambda c: A.blob[: (at := c.randrange(len(A.blob)))] + c.randbytes(c.choice((1, 4, 100))) + A.blob[at:],
-    "repeated run": lambda c: A.blob[: (at := c.randrange(len(A.blob) - 1)) + 8] + A.blob[at:],
     "truncated": lambda c: A.blob[: c.randrange(len(A.blob))],
     "truncated at a seam": lambda c: A.blob[: c.choice((0, 3, 4, 7, 8, A.end - 9, A.end - 1, A.end, A.end + 1, A.end + 12, -8, -1))],
-    "trailing bytes": lambda c: A.blob + c.choice((bytes(4096), c.randbytes(c.randrange(1, 99)), b"\n")),
     "two frames": lambda c: A.blob + c.choice((A.blob[A.end :], A.blob, B.blob[B.end :], frame(b""), A.blob[: A.end])),
-    "a frame between": lambda c: with_frame(struct.pack("<II", 0x184D2A50 + c.randrange(16), 9) + bytes(9) + A.blob[A.end :]),
-    "another file": lambda c: c.choice((c.randbytes(c.randrange(2000)), A.plain, A.blob[A.end :], b"PK\x03\x04" + bytes(50), bytes(9000))),
     "forged record size": lambda c: (
         A.blob[:4] + struct.pack("<I", c.choice((0, 9, A.end - 9, A.end - 7, MAX_RECORD, MAX_RECORD + 1, 2**32 - 1))) + A.blob[8:]
     ),
     "forged content size": lambda c: with_frame(raw_frame(
         c.choice((0, len(A.plain) - 1, len(A.plain) + 1, CAP, CAP + 1, 2**40, 2**63, 2**64 - 1, 2**64 - 2)),
         struct.pack("<I", (len(A.plain) << 3) | 1)[:3] + A.plain + c.randbytes(4),
-    )),
-    "a bomb": lambda c: with_frame(c.choice(BOMBS)),
-    "a bomb that lies": lambda c: with_frame(raw_frame(
-        c.choice((1, len(A.plain), CAP)), rle_block(2**17) * c.choice((1, 40, 2000)) + rle_block(1, last=True) + bytes(4)
     )),
     "a wide window": lambda c: with_frame(
         raw_frame(len(A.plain), rle_block(100, last=True) + bytes(4), window=c.choice((b"\xa8", b"\xb0", b"\xff")))
@@ -364,9 +335,7 @@ REFUSED: dict[str, Maker] = {
     "not unicode": lambda c: with_more(
         b'"%b":"%b"' % (c.choice((b"host", b"unknown")), c.choice((b"\xff", b"\xed\xa0\x80", b"\\ud800", b"\\uDFFF x", b"\xc3", b"\\udc00\\ud800")))
     ),
-    "another encoding": lambda c: with_line(json.dumps(A.said()).encode(c.choice(("utf-16", "utf-16-le", "utf-32", "utf-8-sig")))),
     "nested deeply": lambda c: with_more(f"{c.choice(PLACES)}:{nested(c)}"),
-    "many values": lambda c: with_more(f"{c.choice(PLACES)}:[{','.join([c.choice(('[]', '1', 'null'))] * c.choice((80_000, 400_000)))}]"),
     "not a record": lambda c: with_line(c.choice(("", "null", "[]", "{}", "{", json.dumps(A.said()) * 2, "\0", "{'a':1}"))),
     "forged CRC": lambda c: forged_crc(c, A.record.to_json().encode()),
     "hostile shape": lambda c: with_value(("tensors", "sequences", 2), c.choice(SHAPES)),
@@ -381,9 +350,6 @@ REFUSED: dict[str, Maker] = {
     "hostile shape of an entry": lambda c: with_header(("sequences.hi", "shape"), c.choice(ENTRY_SHAPES)),
     "true for one": lambda c: with_header(("float_mask", "shape"), c.choice(("[true,3]", "[1.0,3]", "[1,3.0]"))),
     "overlapping entries": overlapping,
-    "a header that is no text": lambda c: with_payload(plain_of(c.choice((
-        json.dumps(A.header()).encode()[:-1] + b',"\xff":{}}', json.dumps(A.header()).encode("utf-16"), b"\xff" * 50,
-    )), A.data())),
     "forged header size": lambda c: with_payload(
         c.choice((0, 1, 2**64 - 1, len(A.plain), len(A.plain) - 8, MAX_RECORD + 1)).to_bytes(8, "little") + A.plain[8:]
     ),
@@ -391,7 +357,6 @@ REFUSED: dict[str, Maker] = {
     "neither true nor false": neither,
     "parts that differ": parts_that_differ,
     "a tensor called metadata": lambda c: renamed("sequences", "__metadata__", (".lo", ".hi")),
-    "wide tensors": wide_tensors,
 }  # fmt: skip
 """Kinds that must be refused."""
 OTHERS: dict[str, Callable[[Chance], Mutant]] = {
@@ -401,7 +366,6 @@ OTHERS: dict[str, Callable[[Chance], Mutant]] = {
     "another dtype": lambda c: retold_dtype(*c.choice((
         ("sequences", "int32"), ("attention_mask", "bool"), ("attention_mask", "bfloat16"), ("float_mask", "int64"), ("action_mask", "uint8"),
     ))),
-    "another layout": lambda c: retold_strides(c.choice(([1, 2], [40, 1], [1, 40]))),
     "renamed everywhere": lambda c: (
         lambda name: Mutant(renamed("wide", name), {name if key == "wide" else key: tensor for key, tensor in A.tensors.items()})
     )(c.choice([name for name in NAMES if name != "__metadata__"])),
@@ -411,9 +375,6 @@ OTHERS: dict[str, Callable[[Chance], Mutant]] = {
         hashed=c.random() < 0.5,
     ), None, verifies=False),
     "a payload under another's hash": lambda c: Mutant(with_payload(plain_of(A.header(), B.data()), hashed=False), B.tensors, verifies=False),
-    "forged hash": lambda c: Mutant(
-        with_value(("payload_sha256",), c.choice(('""', f'"{"0" * 64}"', f'"{A.record.payload_sha256[:-1]}"'))), A.tensors, verifies=False
-    ),
 }  # fmt: skip
 """Kinds of which something else comes: a dump that is consistent in itself, or one that loads and must not verify."""
 KINDS = (*HARMED, *REFUSED, *OTHERS)

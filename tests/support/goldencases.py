@@ -12,13 +12,21 @@ import json
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from actorcases import VOCAB, main, make_dump
+from capturekit import Recording
 
-if TYPE_CHECKING:
-    from actordbg.store.layout import Store
-    from actordbg.store.payload import Dump
+from actordbg.actor.models import ensure_tiny
+from actordbg.actor.session import open_actor
+from actordbg.capture.facts import digests, states
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.formats.dump_record import RNG_PREFIX
+from actordbg.replay.output_figures import against_golden
+from actordbg.store import payload
+from actordbg.store.layout import Store
+from actordbg.store.payload import Dump
 
 
 @dataclass
@@ -33,10 +41,6 @@ class Calls:
 
     def call(self, name: str, *, training: bool, grad: bool, checkpointing: bool = False, masked: bool = True) -> None:
         """One call as a trainer makes it; with gradients also its backward, which draws from the generators, too."""
-        import torch
-
-        from actordbg.capture.facts import digests, states
-
         self.actor.train(training)
         if checkpointing:
             self.actor.gradient_checkpointing_enable()
@@ -58,13 +62,10 @@ class Calls:
 
     def with_states(self) -> dict[str, Dump]:
         """Everything that was recorded, by name, with the states."""
-        from actordbg.formats.dump_record import RNG_PREFIX
-        from actordbg.store.payload import Dump
-
         found = {}
         for name, dump, before, after in zip(self.names, self.recording.dumps(), self.before, self.after, strict=True):
-            states = {RNG_PREFIX + device: state for device, state in before.items()}
-            found[name] = Dump(replace(dump.record, rng=after), dump.tensors | states)
+            restorable = {RNG_PREFIX + device: state for device, state in before.items()}
+            found[name] = Dump(replace(dump.record, rng=after), dump.tensors | restorable)
         return found
 
 
@@ -74,12 +75,6 @@ def dropout(cache: Path) -> dict[str, Any]:
     Of the first there are copies: without the states; with the states of another moment; with entropies 0.25 too high; with
     states that are none.
     """
-    import torch
-
-    from actordbg.capture.facts import digests
-    from actordbg.formats.dump_record import RNG_PREFIX
-    from actordbg.store.layout import Store
-
     calls = _open(cache, _gpt2(cache / "gpt2"))
     calls.call("training", training=True, grad=True)
     calls.call("checkpointed", training=True, grad=True, checkpointing=True)
@@ -99,15 +94,12 @@ def dropout(cache: Path) -> dict[str, Any]:
     for number, (name, changed) in enumerate(copies.items()):
         record = replace(first.record, dump_id=f"{first.record.dump_id[:-8]}{number:08x}")
         ids[name] = _publish(store, record, changed)
-    before = [digests({"cpu": dump.tensors[cpu]}) for dump in dumps.values()]
-    drawn = [after["cpu"] != state["cpu"] for after, state in zip(calls.after, before, strict=True)]
+    drawn = [after != digests(before) for before, after in zip(calls.before, calls.after, strict=True)]
     return {"model": str(cache / "gpt2"), "ids": ids, "drawn": drawn}
 
 
 def sessions(cache: Path) -> None:
     """Replay a Llama that drops attention weights, padded and packed, in this process: as recorded, and with a seed."""
-    import torch
-
     model, kinds = _llama(cache), ("cpu", "cuda:0") if torch.cuda.is_available() else ("cpu",)
     for packed in (False, True):
         calls = _open(cache / f"packed {packed}", model, packing_samples=packed)
@@ -123,20 +115,12 @@ def sessions(cache: Path) -> None:
 
 
 def _replayed(model: Path, cache: Path, dump: Dump, **config: Any) -> tuple[tuple[str, ...], Any]:
-    from actordbg.actor.session import open_actor
-    from actordbg.config.replay_config import ReplayConfig
-    from actordbg.replay.output_figures import against_golden
-
     with open_actor(ReplayConfig(model=str(model), attn="sdpa", **config), defaults=dump.record, model_cache=cache) as session:
         outcome = session.run(dump, backward=session.backward_for(dump.record))
         return outcome.randomness.restored, against_golden(dump, outcome, own_model=True)
 
 
 def _open(cache: Path, model: Path, **arguments: Any) -> Calls:
-    import torch
-    from capturekit import Recording
-
-    from actordbg.store.layout import Store
     from actordbg.trainers.openrlhf.cpu import allow_fp32_actor, install_cpu_support, stand_in_for_flash_attn
 
     if not install_cpu_support():
@@ -152,7 +136,6 @@ def _open(cache: Path, model: Path, **arguments: Any) -> Calls:
 
 def _gpt2(path: Path) -> Path:
     """A random GPT-2 with dropout after its embeddings, in its attention and in its residual stream."""
-    import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(1)
@@ -163,8 +146,6 @@ def _gpt2(path: Path) -> Path:
 
 def _llama(cache: Path) -> Path:
     """The embedded tiny model with dropout in its attention."""
-    from actordbg.actor.models import ensure_tiny
-
     path = cache / "llama"
     path.mkdir(parents=True)
     tiny = ensure_tiny(cache)
@@ -175,8 +156,6 @@ def _llama(cache: Path) -> Path:
 
 
 def _publish(store: Store, record: Any, tensors: dict[str, Any]) -> str:
-    from actordbg.store import payload
-
     store.publish_dump(*payload.encode(record, tensors))
     return str(record.dump_id)
 

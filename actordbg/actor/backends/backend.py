@@ -257,10 +257,10 @@ def open_backend(config: ReplayConfig, choices: Choices, cache: Path, training: 
     """Build the Actor in its backend. `cache` receives the tiny model and truncated ones. `training`: how weights are stepped."""
     dtype = DTYPES[choices.dtype] if actors_of(choices).loads_checkpoint_dtype(choices.dtype) else None
     path = locate(choices.model, cache, num_layers=choices.num_layers, dtype=dtype)
-    if config.compile or config.deepcompile:
+    if config.compiles:
         _prepare_compiler()
     backend: Backend = resolve_name(CLASSES[config.backend])(path, choices, config, training)
-    if config.compile or config.deepcompile:
+    if config.compiles:
         backend.compile(config.compile_backend or COMPILE_BACKENDS[0])
     return backend
 

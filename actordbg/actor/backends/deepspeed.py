@@ -24,7 +24,7 @@ import contextlib
 import functools
 import gc
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,12 +114,11 @@ class DeepspeedBackend(Backend):
     def backward(self, loss: Tensor, keeper: GradientKeeper | None = None) -> float:
         self._step_is_open = True
         self.strategy.backward(loss, self.actor, self.engine.optimizer)
-        norm = self._module_norm()
         if keeper is not None:
             self._hand_over(keeper)
-        self._step_without_stepping()
+        norm = self._norm_of(self._step_without_stepping)
         self._step_is_open = False
-        return self._norm() if norm is None else norm
+        return norm
 
     def accumulate(self, loss: Tensor) -> None:
         """The engine divides by the number of micro-batches itself; it is told of each but a step's last one here."""
@@ -128,12 +127,11 @@ class DeepspeedBackend(Backend):
             self.strategy.step(self.actor, self.engine.optimizer)
 
     def step(self) -> Norms:
-        norm = self._module_norm()
         self._moved.zero_()
-        self._step_engine()
+        norm = self._norm_of(self._step_engine)
         if self.place.world_size > 1 and not self._own_norm:  # each rank stepped its part
             torch.distributed.all_reduce(self._moved)
-        return Norms(self._norm() if norm is None else norm, math.sqrt(float(self._moved)))
+        return Norms(norm, math.sqrt(float(self._moved)))
 
     def save_training(self, folder: Path) -> None:
         """DeepSpeed's own checkpoint: it alone knows its flat partitions, its loss scale and its counters."""
@@ -217,18 +215,17 @@ class DeepspeedBackend(Backend):
             if gradient is not None:
                 keeper.take(name, gradient if scale == 1.0 else gradient.float() / scale)
 
-    def _module_norm(self) -> float | None:
-        """The norm of the gradients that lie in the model; None where DeepSpeed knows the norm of all."""
-        if not self._own_norm:
-            return None
-        return self._total((one.grad, one) for one in self.model.parameters() if one.grad is not None)
-
-    def _norm(self) -> float:
-        """DeepSpeed's gradient norm of the last step; NaN where a gradient was not finite.
+    def _norm_of(self, step: Callable[[], None]) -> float:
+        """Take the step; the norm of the gradients that it is taken with, NaN where one was not finite.
 
         DeepSpeed says -1 for the norm of a parameter group that is not finite, and then takes the norm *of those*: with two
         groups a NaN gradient comes out as 1.414. So the groups' norms are watched.
         """
+        if self._own_norm:
+            norm = self._total((one.grad, one) for one in self.model.parameters() if one.grad is not None)
+            step()
+            return norm
+        step()
         norm = self.engine.get_global_grad_norm()
         broken = norm is None or float(norm) < 0 or self._invalid_groups
         self._invalid_groups = 0

@@ -61,12 +61,13 @@ class AdamSteps:
 
     def __init__(self, parameters: Iterable[torch.Tensor], training: Training) -> None:
         self.training = training
-        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
-        wide = [p if p.dtype == torch.float32 else p.detach().float().clone().requires_grad_() for p in self._parameters]
-        self._pairs = list(zip(self._parameters, wide, strict=True))
-        self._stepped = wide
+        self._pairs = [
+            (p, p if p.dtype == torch.float32 else p.detach().float().clone().requires_grad_())
+            for p in parameters
+            if p.requires_grad
+        ]
         # one tensor at a time: parameters on different meshes cannot be stepped together
-        self.optimizer = torch.optim.AdamW(wide, foreach=False, **training.adam)
+        self.optimizer = torch.optim.AdamW([stepped for _, stepped in self._pairs], foreach=False, **training.adam)
 
     def step(self, total: Total) -> Norms:
         """Clip what `backward` left in `.grad`, step, and clear it."""
@@ -78,7 +79,7 @@ class AdamSteps:
         if most and norm > most:
             for gradient, _ in gradients:
                 gradient.mul_(most / (norm + 1e-6))
-        before = [stepped.detach().clone() for stepped in self._stepped]
+        before = [stepped.detach().clone() for _, stepped in self._pairs]
         self.optimizer.step()
         self._write_back()
         with torch.no_grad():
@@ -88,8 +89,8 @@ class AdamSteps:
 
     def clear(self) -> None:
         """Drop all gradients."""
-        for parameter in (*self._parameters, *self._stepped):
-            parameter.grad = None
+        for own, stepped in self._pairs:
+            own.grad = stepped.grad = None
 
     def save(self, folder: Path, model: Any) -> None:
         """Write this rank's part of weights, buffers and AdamW's state with torch.distributed.checkpoint. A collective.
