@@ -10,7 +10,6 @@ from xml.etree import ElementTree
 import brokenactor
 import pytest
 from click.testing import Result
-from commandline import invoke
 from comparecases import given, publish_golden, write_replay
 from hostilestore import HOSTILE, forbidden
 from typer.testing import CliRunner
@@ -22,7 +21,6 @@ from actordbg.dumps.create import create_dumps
 from actordbg.judge.check import CheckAnswer, CheckFound, answer_of_check, run_check
 from actordbg.judge.exports import junit_xml, workflow_commands
 from actordbg.records.comparison_record import ComparisonRecord
-from actordbg.records.journal import read_results
 from actordbg.replay.supervise import load_spec
 from actordbg.store.layout import Store
 
@@ -136,13 +134,15 @@ def test_a_full_disk_is_an_environment_error_of_a_check_and_no_dumps_failure(
     faulty = brokenactor.environment(tmp_path / "fault", brokenactor.FULL_DISK) | {"FULL_DISK": str(full)}
     for name, value in faulty.items():
         monkeypatch.setenv(name, value)
-    create_dumps(store, 1, batch_size=1, seq_len=24, vocab_size=4096, seed=1)
-    with pytest.raises(MachineFault) as raised:
-        invoke(store, "check", "--quiet")
-    replay_id, said = load_spec(store, "last").replay_id, raised.value
-    assert said.exit_code == 4 and said.message.startswith(f"No space left on device ({store.replays / replay_id} has ")
+    create_dumps(store, 2, batch_size=1, seq_len=24, vocab_size=4096, seed=1)
+    said = CliRunner().invoke(app, ["--store", str(store.root), "check", "--quiet"]).exception
+    assert isinstance(said, MachineFault) and said.exit_code == 4
+    replay_id = load_spec(store, "last").replay_id
+    assert said.message.startswith(f"No space left on device ({store.replays / replay_id} has ")
+    full.unlink()
     assert said.hint == f"fix that, then `actordbg replay --resume {replay_id}` goes on"
-    assert not read_results(store.replays / replay_id)
+    done = CliRunner().invoke(app, ["--store", str(store.root), "replay", "--resume", replay_id, "--quiet"])
+    assert done.exit_code == 0 and "2 inputs, 2 passed" in done.stdout, done.output
 
 
 @pytest.mark.slow

@@ -38,11 +38,12 @@ def a_usual_shell() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Bench:
-    """A store with replays of two inputs: packed, and packed with a fault."""
+    """A store with replays of two inputs: packed, packed with a fault, and padded with another fault."""
 
     store: Store
     right: str
     broken: str
+    padded_wrongly: str
 
 
 @contextlib.contextmanager
@@ -70,7 +71,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     right = run(store, inputs, packing=True)
     with fault(folder / "run-on", brokenactor.POSITIONS_RUN_ON):
         broken = run(store, inputs, packing=True)
-    return Bench(store, right, broken)
+    with fault(folder / "attended", brokenactor.PADDING_ATTENDED):
+        padded_wrongly = run(store, inputs, packing=False)
+    return Bench(store, right, broken, padded_wrongly)
 
 
 def command(store: Store, *words: str) -> tuple[int, dict[str, Any]]:
@@ -90,6 +93,7 @@ def test_the_truth_is_near_what_is_right_and_far_from_what_is_broken(bench: Benc
     assert found["dumps"][0]["log_probs"]["max_abs"] > 0.1
     reached = {token["row"] for dump in found["dumps"] for token in dump["worst_tokens"]}
     assert 0 not in reached, "the first packed row has nothing before it that could leak"
+    assert command(bench.store, "compare", bench.padded_wrongly, "truth")[0] == 1
 
 
 def noise_of(store: Store, dtype: str) -> dict[str, Any]:
