@@ -42,7 +42,7 @@ def main(words: list[str]) -> None:
         return
     store = Path(words[0] if words else HERE / "store").resolve()
     if store.exists() and not (store / "MADE_BY_EXAMPLES").exists():
-        raise SystemExit(f"{store} is there already and was not made by this program: name another folder")
+        raise SystemExit(f"{store} already exists and was not made by this program: name another folder")
     shutil.rmtree(store, ignore_errors=True)
     store.mkdir(parents=True)
     (store / "MADE_BY_EXAMPLES").touch()

@@ -200,7 +200,7 @@ def _problem(model: str, error: Exception) -> EnvironmentProblem:
 
     reason = " ".join((str(error) or type(error).__name__).split())[:200]
     if isinstance(error, HFValidationError):
-        return EnvironmentProblem(f"there is no model in {model}, and the hub has no such names: {reason}", hint=_WAY_OUT)
+        return EnvironmentProblem(f"{model} is neither a model folder nor a hub name: {reason}", hint=_WAY_OUT)
     if constants.HF_HUB_OFFLINE:
         return EnvironmentProblem(
             f"the model {model} is not in the hub's cache, and HF_HUB_OFFLINE says not to ask the hub",
@@ -208,11 +208,11 @@ def _problem(model: str, error: Exception) -> EnvironmentProblem:
         )
     if isinstance(error, HfHubHTTPError):
         return EnvironmentProblem(
-            f"the hub at {constants.ENDPOINT} does not give the model {model}: {reason}",
+            f"the hub at {constants.ENDPOINT} did not serve model {model}: {reason}",
             hint="check its name; for a private or gated model log in (`hf auth login`), or name a folder with --model DIR",
         )
     return EnvironmentProblem(
-        f"offline: cannot reach the hub at {constants.ENDPOINT} for {model}, which is not whole in its cache: {reason}",
+        f"offline: cannot reach the hub at {constants.ENDPOINT} and {model} is not fully cached: {reason}",
         hint=_WAY_OUT,
     )
 

@@ -45,7 +45,7 @@ def require_consent(model: str, models: Path | None = None) -> None:
         return require_tiny(models / TinyShape().cache_name()) if models else None
     found = None if consent.is_given(model) else next(own_code(model), None)
     if found is not None:
-        raise UnsafeInput(f"the model {model} brings code of its own, which loading it would run: {found}", hint=HINT)
+        raise UnsafeInput(f"loading {model} would run code that ships with it: {found}", hint=HINT)
     return None
 
 

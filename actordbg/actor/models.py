@@ -101,7 +101,7 @@ def _folder(name: str) -> Path:
     try:
         return Path(snapshot_download(name, ignore_patterns=["*.pth", "original/*", "*.gguf"]))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        raise EnvironmentProblem(f"the model {name} cannot be had: {error}", hint="download it, then name its folder") from None
+        raise EnvironmentProblem(f"cannot get the model {name}: {error}", hint="download it, then name its folder") from None
 
 
 def _derive(source: Path, cache: Path, num_layers: int | None, dtype: str | None, adapter: Path | None = None) -> Path:

@@ -146,8 +146,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "plain-ranks-share-nothing",
         lambda case: not case.together and (case.tp > 1 or case.ring > 1 or case.dist_backend is not None),
-        "{parallel}: that is for ranks that compute together, and those of the plain backend are independent of each other",
-        ("--backend fsdp2", "leave {parallel} out"),
+        "{parallel} needs a distributed backend: plain ranks are independent of each other",
+        ("--backend fsdp2", "drop {parallel}"),
     ),
     Rule(
         "fsdp2-needs-torch",
@@ -330,8 +330,8 @@ RULES: tuple[Rule, ...] = (
     _remark(
         "vocabulary-folded",
         lambda case: case.model == TINY,
-        "the tiny model has random weights and a small vocabulary: larger token ids are folded into it (id modulo size), so "
-        "log-probs compare between replays, not with the run",
+        "the tiny model has random weights and a small vocabulary: larger token ids wrap around (id modulo size), so compare "
+        "log-probs between replays, not with the run",
         ("--model NAME or PATH of the run's model",),
     ),
 )

@@ -249,8 +249,8 @@ def _attended(attention: Tensor | None, sequences: Tensor) -> Tensor:
         )
     if not bool(((attention == 0) | (attention == 1)).all()):
         raise Unsupported(
-            "the attention mask holds other values than 0 and 1 (numbers of packed rows?): no row can be taken alone",
-            hint="replay a dump whose rows are apart",
+            "the attention mask has values other than 0 and 1 (packed-row ids?), so rows cannot be split",
+            hint="replay a dump of unpacked rows",
         )
     return attention != 0
 
@@ -266,7 +266,7 @@ def _chosen_tokens(mask: Tensor, attended: Tensor) -> Iterator[tuple[int, Tensor
     if bool(orphans.any()):
         row, column = (int(value) for value in orphans.nonzero()[0])
         raise Unsupported(
-            f"row {row}'s action {column} is behind a token that is not attended: no model predicts it, so it has no truth",
+            f"row {row}'s action {column} follows a masked token: no model predicts it, so it has no truth",
             hint="its masks contradict each other; compare two configurations on this dump with each other",
         )
     for row in range(mask.shape[0]):

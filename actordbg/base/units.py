@@ -27,7 +27,7 @@ def parse_size(option: str, text: str) -> int:
     """`10GB` (10**9), `10GiB` (2**30) or a plain number, as bytes; `option` is named in the UsageError for anything else."""
     size = _amount(text, {unit + end: count for unit, count in _BYTES.items() for end in ("", "b")})
     if not 0 <= size < 2**63:
-        raise UsageError(f"{option} {text!r:.40} is not a size, or too large", hint="write it like 500MB, 10GB or 5GiB")
+        raise UsageError(f"{option} {text!r:.40} is not a size, or too large", hint="for example 500MB, 10GB or 5GiB")
     return int(size)
 
 

@@ -179,7 +179,7 @@ def judged(store: Store, cell: MatrixCell, truth_dtype: str, power: bool = False
     save(store, record)
     why = "; ".join(record.reasons) or next(("; ".join(dump.reasons) for dump in record.dumps if dump.reasons), "")
     if record.good:
-        flat = ["what rounding does to these inputs, so the limits are flat"] if flat_where_it_matters(record) else []
+        flat = ["rounding on these inputs (fixed limits were used)"] if flat_where_it_matters(record) else []
         unjudged = [f"not judged against the truth: {said}" for said in (*flat, *record.unjudged)]
         why = "; ".join(filter(None, (cell.reason, *unjudged)))
     apart = [dump.log_probs.max_abs for dump in record.dumps if dump.log_probs and dump.log_probs.max_abs is not None]
@@ -241,7 +241,7 @@ def regressions(store: Store, cell: MatrixCell, baseline: MatrixRecord, slower: 
     if both := [dump_id for dump_id in expected if dump_id not in lost and not _alike(here[dump_id], there[dump_id])]:
         record = compare(store, cell.replay_id, theirs, only=both)
         bad = [dump.dump_id for dump in record.dumps if dump.verdict == MISMATCH]
-        worse += [f"other numbers than in the baseline: {_named(bad)}"] if bad else []
+        worse += [f"numbers differ from the baseline: {_named(bad)}"] if bad else []
         if record.verdict == NOT_COMPARED:
             why = next((reason for dump in record.dumps for reason in dump.not_compared.values()), "")
             worse.append(f"its numbers cannot be compared with the baseline's: {'; '.join(record.reasons) or why}")
@@ -250,7 +250,7 @@ def regressions(store: Store, cell: MatrixCell, baseline: MatrixRecord, slower: 
         comparison = summarise(replays, selection="", now="").comparison
         ratio = comparison.rows[1].forward_ratio if comparison else None
         if ratio is not None and ratio > slower:
-            worse.append(f"the forward takes {ratio:.2f} times as long as in the baseline")
+            worse.append(f"forward takes {ratio:.2f}x the baseline's time")
     return tuple(worse)
 
 

@@ -67,7 +67,7 @@ def batches(cells: Sequence[MatrixCell], facts: Facts, defaults: DumpRecord | No
 def with_way_out(message: str, ways: Sequence[str]) -> str:
     """A cell's reason and its ways out, in one line."""
     ways = [way for way in ways if way]
-    return f"{message}; way out: {'; or '.join(ways)}" if ways else message
+    return f"{message}; try: {'; or '.join(ways)}" if ways else message
 
 
 Axes = dict[str, list[Any]]
@@ -114,8 +114,8 @@ def combinations(base: ReplayConfig, axes: Axes) -> list[Combination]:
         if wanted != [axis.idle] and all(combination.settings[name] is None for combination in by_config.values()):
             listed = ",".join(axis.typed(value) for value in wanted)
             raise UsageError(
-                f"{axis.flag} {listed} means nothing to any of these cells",
-                hint=f"add {axis.needs}; or leave {axis.flag} out",
+                f"{axis.flag} {listed} applies to none of these cells",
+                hint=f"add {axis.needs}; or drop {axis.flag}",
             )
     return list(by_config.values())
 

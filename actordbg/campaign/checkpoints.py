@@ -99,7 +99,7 @@ def newest(folder: Path, belongs: Mapping[str, Any], most: int) -> Checkpoint | 
         if found.step <= most:
             if other := _differences(found.belongs, belongs):
                 raise Unsupported(
-                    f"the checkpoint {found.folder} cannot be gone on from: {'; '.join(other)}",
+                    f"cannot resume from checkpoint {found.folder}: {'; '.join(other)}",
                     hint=f"the same installation as before, or remove {folder}: the configuration then starts from step 1",
                 )
             require_own(found.folder)
@@ -131,7 +131,7 @@ def require_own(folder: Path) -> None:
     for path in (folder.parent, folder, *folder.rglob("*")):
         state = path.lstat()
         if stat.S_ISLNK(state.st_mode):
-            raise UnsafeInput(f"{path} is a link, and checkpoints are none", hint=f"remove {folder}")
+            raise UnsafeInput(f"{path} is a link, not a checkpoint", hint=f"remove {folder}")
         if not is_own(state.st_uid):
             raise UnsafeInput(
                 f"{path} was written by {name_of(state.st_uid)}, and a checkpoint can run code when it is read",

@@ -139,8 +139,8 @@ def _said(store: Store, cell: MatrixCell, word: str) -> str:
     for answer in laws.violations if laws else ():
         broken.setdefault(answer["law"], f"{answer['law']} {answer['verdict']}: {answer['words']}")
     measures = ", ".join(dict.fromkeys(re.findall(r"(\w+) [\d.e+-]+ is above", cell.reason)))
-    further = f"further from the truth than rounding explains: {measures}" if measures else cell.reason
-    return "; ".join(broken.values()) or f"no law is broken; {further}"
+    further = f"differs from the truth beyond rounding: {measures}" if measures else cell.reason
+    return "; ".join(broken.values()) or f"no law failed; {further}"
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def open_folder(folder: Path) -> Path:
     if {path.name for path in folder.iterdir()} - {"store", "models", "families"}:
         raise UsageError(
             f"{folder} is not empty, and not of `actordbg families`",
-            hint="name a new folder: this command writes only where nothing is",
+            hint="name a new folder: it writes only to an empty folder",
         )
     return folder.resolve()
 
@@ -224,7 +224,7 @@ def _hash(value: Any) -> str:
 
 _SAID = ("transformers", "torch", "openrlhf", "deepspeed", "actordbg")
 _LEGEND = (
-    "right: no law is broken, and log-probs, entropies, loss and gradients are as near the truth (each row alone, unpadded, "
+    "right: no law failed, and log-probs, entropies, loss and gradients are as near the truth (each row alone, unpadded, "
     "eager attention, fp32) as rounding in the cell's dtype lets them be. The models are small and random: their code is what "
     "is tried, and no checkpoint."
 )

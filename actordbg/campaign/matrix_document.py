@@ -76,18 +76,18 @@ def matrix_document(record: MatrixRecord, context: MatrixContext, *, explained: 
     sections = {
         "Wrong": [_wrong(cell) for _, cell in by_word.get(WRONG, ())],
         "Not judged": _by_text(by_word.get(UNJUDGED, ())),
-        "In part": _by_text([*by_word.get(PASSED, ()), *by_word.get(IN_PART, ())]),
+        "Partial": _by_text([*by_word.get(PASSED, ()), *by_word.get(IN_PART, ())]),
         "Regressed": [f"{_label(cell)}: {'; '.join(cell.regressed)}" for cell in cells if cell.regressed],
         "Laws": _by_text((cell.laws, cell) for cell in cells) + _by_text(unasked),
-        "What would have been wrong": [
+        "Detection limits": [
             f"{_label(cell)}: {excluded(cell.excludes, str(cell.config.get('dtype')))}"
             for cell in cells
             if cell.excludes and record.options.get("power")
         ],
         "Failed": [line for cell in cells if cell.status == FAILED for line in _failure(cell)],
-        "Unavailable and not run": _by_text((cell.reason, cell) for cell in cells if cell.status in (UNAVAILABLE, NOT_RUN)),
+        "Skipped: unavailable": _by_text((cell.reason, cell) for cell in cells if cell.status in (UNAVAILABLE, NOT_RUN)),
         "Logs": [f"{_label(cell)}: {context.logs[cell.index]}" for cell in cells if cell.index in context.logs],
-        "What it ran on": _facts(record, context),
+        "Environment": _facts(record, context),
     }
     return [
         Heading(f"matrix {record.matrix_id}{of_toy}", 1),
@@ -95,7 +95,7 @@ def matrix_document(record: MatrixRecord, context: MatrixContext, *, explained: 
         _banner(record, counted),
         *_heat_map(record),
         _table(record, context),
-        Paragraph(f"{'; '.join(_DEFINITIONS)}." if explained else "How to read the figures: `actordbg matrix --explain`."),
+        Paragraph(f"{'; '.join(_DEFINITIONS)}." if explained else "Legend: `actordbg matrix --explain`."),
         *([] if record.options.get("oracle") else [Paragraph(_UNCOMPARED)]),
         *(block for title, lines in sections.items() if lines for block in (Heading(title, 3), Items(lines))),
     ]
@@ -126,7 +126,7 @@ def _counted(record: MatrixRecord) -> str:
     passed = [cell for cell in record.cells if cell.status == PASSED]
     told = [f"{plural(len(record.cells), 'cell')} on {plural(len(record.dump_ids), 'dump')}: {counts}"]
     if lawless := sum(not cell.laws for cell in passed):
-        told.append(f"no law was asked of {lawless} of {len(passed)} that finished")
+        told.append(f"no law checked of {lawless} of {len(passed)} that finished")
     if in_part := sum(bool(cell.unasked) for cell in passed):
         told.append(f"some laws could not be asked of {in_part}")
     if regressed := sum(bool(cell.regressed) for cell in record.cells):
@@ -171,20 +171,20 @@ def _setting(name: str, cell: MatrixCell) -> str:
     return "-" if value is None else AXES[name].in_words(value, brief=True) if isinstance(value, str) else AXES[name].typed(value)
 
 
-_UNCOMPARED = "passed: it finished with finite numbers; they were not compared with the truth (--no-truth)."
+_UNCOMPARED = "passed: finished with finite numbers, not compared with the truth (--no-truth)."
 
 
 _DEFINITIONS = (
-    "off by: largest difference of a log-prob from the truth, in nats (each row alone, unpadded, eager attention)",
+    "max diff: largest log-prob difference from the truth, nats (each row alone, unpadded, eager attention)",
     "sees: the smallest error of any one log-prob that would have been wrong, in nats",
     'fwd, bwd: median of steady inputs ("-": none was: first and compiling ones do not count)',
-    "load: seconds to build the Actor, or whose was used",
+    "load: seconds to build the Actor, or cell reused",
 )
 
 
 def explanations() -> list[Block]:
     """Explain the columns of a matrix."""
-    return [Heading("How to read the figures", 3), Items(_DEFINITIONS)]
+    return [Heading("Legend", 3), Items(_DEFINITIONS)]
 
 
 def _label(cell: MatrixCell) -> str:
@@ -205,9 +205,9 @@ def _failure(cell: MatrixCell) -> list[str]:
     counts = ", ".join(f"{count} {status}" for status, count in sorted(cell.counts.items()))
     parts = [f"{_label(cell)}: {cell.signature or 'failed'} ({counts or 'the Actor could not be built'})"]
     if cell.error and cell.error != cell.signature:
-        parts.append(f"first cause: {cell.error}")
+        parts.append(f"cause: {cell.error}")
     if known:
-        parts += [f"why: {known[0]}", f"way out: {'; or '.join(known[1])}"]
+        parts += [f"why: {known[0]}", f"try: {'; or '.join(known[1])}"]
     return [*parts, f"log: {cell.log}"]
 
 
@@ -261,7 +261,7 @@ def _banner(record: MatrixRecord, counted: str) -> Banner:
         left.append(f"the numbers of {plural(unjudged, 'cell')}, which nothing was compared with")
     if others := len(record.cells) - len(ran):
         left.append(f"{plural(others, 'cell')} that did not run")
-    figures = [("cells that are right", f"{sum(cell.good for cell in judged)} / {len(record.cells)}")]
+    figures = [("right cells", f"{sum(cell.good for cell in judged)} / {len(record.cells)}")]
     if good := [(cell.forward_s, cell.name) for cell in ran if cell.good and cell.forward_s]:
         fastest, name = min(good, key=lambda pair: pair[0])
         figures.append((f"fastest forward{' (toy model)' * toy}: {name}", f"{seconds(fastest)} s"))
@@ -292,7 +292,7 @@ def _heat_map(record: MatrixRecord) -> list[Block]:
     rows, columns = _values(record, down), _values(record, across)
     cells = tuple(tuple(by_settings.get((*map(str, row), *map(str, column))) for column in columns) for row in rows)
     heads = tuple(_named(down, row) or "all" for row in rows), tuple(_named(across, column) for column in columns)
-    says = "Each field is a replay under those settings: its word, and how far it is from the truth. Point at one for the reason;"
+    says = "Each cell is one replay: its verdict and its distance from the truth. Hover for the reason;"
     marks = [
         {"row": row, "column": column, "verdict": cell.text, "tone": cell.tone, "figure": cell.figure, "why": cell.why}
         for row, line in zip(heads[0], cells, strict=True)
@@ -302,7 +302,7 @@ def _heat_map(record: MatrixRecord) -> list[Block]:
     shown = hints(("verdict", "verdict"), ("figure", "figures"), ("why", "why"))
     field = layer("rect", tooltip=shown, color=coloured("tone", _COLOURS))
     drawn = layered(marks, field, height=44 * len(rows), x=names("column", None), y=names("row", None))
-    return [Cells("The cells", f"{says} a click copies the command that repeats it.", *heads, cells, drawn)]
+    return [Cells("The cells", f"{says} click to copy the command.", *heads, cells, drawn)]
 
 
 def _values(record: MatrixRecord, axes: Sequence[str]) -> list[tuple[Any, ...]]:

@@ -105,7 +105,7 @@ Judged = list[tuple[TrainCell, CellVerdict]]
 
 
 def verdicts(record: TrainCheckRecord) -> list[CellVerdict]:
-    """One for each cell, in order; the baseline and the noise are judged as well, and count for nothing."""
+    """One verdict per cell, in order; those of the baseline and noise cells do not count."""
     baseline, alone = trained(record, BASELINE), trained(record, SFT_BASELINE)
     return [_verdict(record, cell, alone if cell.role in OWN else baseline) for cell in record.cells]
 
@@ -197,13 +197,13 @@ def looks_like(index: int, over: set[str], ours: TrainStep, theirs: TrainStep) -
     gradient = number_of(ours.grad_norm) / (number_of(theirs.grad_norm) or math.nan)
     update = number_of(ours.update_norm) / (number_of(theirs.update_norm) or math.nan)
     if "loss" in over and index == 0:
-        return "the forward differs: `actordbg matrix` on the same inputs says where"
+        return "forward differs: `actordbg matrix` on the same inputs locates it"
     if "grad_norm" in over and index == 0:
-        return f"gradients {gradient:.3g} times as large: not reduced over all ranks, or weighted otherwise"
+        return f"gradients {gradient:.3g} times as large: not reduced over all ranks, or misweighted"
     if "grad_norm" in over and "loss" not in over and index == 1 and gradient > 1:
-        return "gradients of the step before are still there: a missing zero_grad"
+        return "gradients left over from the previous step: missing zero_grad"
     if over != {"update_norm"}:
-        return "weights that the step before left different"
+        return "weights already off after the last step"
     if index:
         return "same gradients, another update: the optimizer's state was reset, lost or not synchronised"
     return f"same gradients, update {update:.3g} times as large: a learning rate or a step applied twice, or another optimizer"
@@ -228,7 +228,7 @@ def train_document(record: TrainCheckRecord, logs: Mapping[int, str]) -> list[Bl
     asked = asked_of(record)
     counted = _counted(record, asked)
     legend = (
-        "first, last: loss. falls: over the same inputs; ?: nobody can tell. loss, |g|, |dw|: largest relative difference "
+        "first, last: loss. falls: over the same inputs; ?: undecided. loss, |g|, |dw|: largest relative difference "
         "from the baseline (the plain Actor in fp32) of loss, gradient norm and update norm. parts: the first step where one of "
         f"them is further away than {LEAST[record.dtype]:.2g} and {FACTOR:g} times what the plain Actor with its sums reordered "
         f"is. far: first, mean or last loss is {record.threshold:g} or more away."
@@ -241,7 +241,7 @@ def train_document(record: TrainCheckRecord, logs: Mapping[int, str]) -> list[Bl
         "Failed": [f"{cell.name}: {cell.reason}" for cell in record.cells if cell.status == BROKEN],
         "Unavailable": [f"{names}: {reason}" for reason, names in impossible.items()],
         "Logs": [f"{cell.name}: {logs[cell.index]}" for cell in record.cells if cell.index in logs],
-        "What it ran on": _facts(record),
+        "Environment": _facts(record),
     }
     links = [logs.get(cell.index, "") for cell in record.cells]
     return [
@@ -331,7 +331,7 @@ def train_banner(record: TrainCheckRecord, asked: Judged, counted: str) -> Banne
     figures = (("configurations that agree", f"{agree} / {len(asked)}"), ("steps", str(record.steps)))
     unjudged = tuple(f"{cell.name}: {cell.status}" for cell, _ in asked if cell.status in (IMPOSSIBLE, OPEN))
     if short := "; ".join(cell.name for cell, verdict in ran if verdict.falls == UNKNOWN):
-        unjudged += (f"whether the loss falls: too few steps, or within its scatter ({short})",)
+        unjudged += (f"whether the loss falls: too few steps, or too noisy ({short})",)
     word, tone = "AGREES", GOOD_TONE
     if bad:
         word, tone = PARTS if PARTS in bad else bad[0].upper(), BAD_TONE

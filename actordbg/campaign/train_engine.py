@@ -80,7 +80,7 @@ class TrainEngine:
         from actordbg.campaign.training_session import TrainingSession
 
         if read_results(self.folder):
-            raise StoreProblem("a training cannot go on in the middle: its weights are gone", hint="start the check again")
+            raise StoreProblem("cannot resume mid-training: the weights are gone", hint="start the check again")
         told = json.loads(read_regular(self.folder / TRAINING))
         self._checkpoints = told.pop(CHECKPOINTS, None)
         self._training = Training(**{**told, "betas": (told["betas"][0], told["betas"][1])})

@@ -209,7 +209,7 @@ def read_row(path: str, dump_id: str, run: str, rank: int | None) -> tuple[Any, 
 
 
 def _lines(prefix: str, names: Sequence[str]) -> tuple[list[bytes], list[int]]:
-    """The records' lines, their checksums compared, and the sizes of the files. ValueError or struct.error where one is odd."""
+    """Read record lines, verify their checksums, and return file sizes. ValueError or struct.error where one is odd."""
     descriptors: list[int] = []
     try:
         for name in names:

@@ -302,7 +302,7 @@ def replay_named(source: Store | Catalog, name: str) -> str:
     if name[0] == "@":
         listed, number = list_own_replays(catalog), name[1:]
         if not (number.isdecimal() and number.isascii() and 1 <= int(number[:9]) <= len(listed)):
-            raise UsageError(f"no replay is {name:.40}", hint=f"there are @1 to @{len(listed)}: `actordbg replays`")
+            raise UsageError(f"no replay {name:.40}", hint=f"there are @1 to @{len(listed)}: `actordbg replays`")
         return listed[int(number) - 1].replay_id
     rows = list_replays(catalog)
     if NAME.match(name) is None or any(row.replay_id.startswith(name) for row in rows):

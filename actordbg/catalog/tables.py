@@ -211,7 +211,7 @@ def from_micros(micros: Any) -> str:
         return f"{_second(micros // 1_000_000)}.{micros % 1_000_000:06d}Z"
     except (OverflowError, TypeError, ValueError):
         raise CatalogProblem(
-            f"the catalog has a time that is none: {micros!r:.80}",
+            f"the catalog has an invalid time: {micros!r:.80}",
             hint="`actordbg index --rebuild` makes it again from the dumps",
         ) from None
 

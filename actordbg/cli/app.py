@@ -21,32 +21,32 @@ OLD_TRUTH = {"token_normalize_func": lambda token: "truth" if token == "oracle" 
 """Context settings under which an old spelling of --truth still works, and no help shows it."""
 DUMP = CommandGroup(
     "dump",
-    "Record, bring in, look at, check, take out and drop dumps.",
+    "Record, import, inspect, verify, export and delete dumps.",
     (
         Command("Start recording, in running jobs too.", "dump_recording:enable"),
         Command("Stop recording, in running jobs too.", "dump_recording:disable"),
-        Command("Say what each process captured, dropped and sampled out.", "dump_recording:status"),
-        Command("Turn what dead processes had in hand into dumps.", "dump_recording:recover"),
+        Command("Show calls captured and dropped by each process.", "dump_recording:status"),
+        Command("Recover dead processes' last calls as dumps.", "dump_recording:recover"),
         Command("Import pickles of the old recorder; execute nothing in them.", "dump_files:import_", "quiet json"),
         Command("Make random inputs of chosen shapes.", "dump_files:create", "quiet json"),
-        Command("List dumps, the newest first.", "dump_ls:ls", "empty json"),
+        Command("List dumps, newest first.", "dump_ls:ls", "empty json"),
         Command("List the columns, functions and operators of --where.", "dump_ls:columns"),
         Command("Show one dump: its record, its tensors, its results.", "dump_ls:show"),
         Command("Check dump files for damage.", "index:verify", "empty quiet json"),
         Command("Write dumps as .safetensors or .pt files.", "dump_files:export", "empty quiet json"),
-        Command("Move dumps into packs, which store each row once.", "dump_files:pack", "empty quiet json"),
+        Command("Move dumps into packs, which deduplicate rows.", "dump_files:pack", "empty quiet json"),
         Command("Take dumps out of their packs, byte for byte.", "dump_files:unpack", "empty quiet json"),
         Command("Remove dumps.", "dump_files:prune", "empty json"),
     ),
 )
 ACTOR = CommandGroup(
     "actor",
-    "The standalone actor that replays use.",
+    "Try the standalone actor by itself.",
     (Command("Build the actor alone and run one forward.", "actor_init:init"),),
 )
 CURVE = CommandGroup(
     "curve",
-    "Memory and time by length, and what fits a budget.",
+    "Model memory and time by length; see what fits.",
     (
         Command("Show peak memory by length, and the longest that fits.", "curve:memory", "plot html format quiet json"),
         Command("Show time by length, and the longest that fits.", "curve:time", "plot html format quiet json"),
@@ -54,31 +54,31 @@ CURVE = CommandGroup(
 )
 STORE = CommandGroup(
     "store",
-    "A store behind a URL (S3, HDFS), as a folder and back.",
+    "Sync a store with a URL (S3, HDFS).",
     (
-        Command("Bring what is new of a store behind a URL into a folder.", "remote_store:pull"),
-        Command("Put what is new in a store's folder behind a URL.", "remote_store:push"),
+        Command("Download new files of a remote store into a folder.", "remote_store:pull"),
+        Command("Upload a folder's new files to a remote store.", "remote_store:push"),
     ),
 )
 MEMORY = CommandGroup(
     "memory",
-    "Memory of running processes over time, and where two part.",
+    "Track process memory over time; find where two diverge.",
     (
         Command("Sample the memory of running processes over time.", "memory:watch", "html format quiet json"),
-        Command("Show what was sampled: peaks, and who grows.", "memory:show", "html format json"),
-        Command("Say where the memory of two runs parts.", "memory:compare", "html format json"),
-        Command("List what was watched, the newest first.", "memory:ls"),
+        Command("Show recorded samples: peaks and growth.", "memory:show", "html format json"),
+        Command("Find where two runs' memory diverges.", "memory:compare", "html format json"),
+        Command("List memory recordings, newest first.", "memory:ls"),
     ),
 )
 CONTENTS = (
     Section(
         "Install",
         (
-            Command("Check whether this machine and the trainer will work.", "patch:doctor"),
+            Command("Check this machine and the training environment.", "patch:doctor"),
             Command("Record and replay a real training of a tiny model.", "patch:demo", ""),
             Command("Append the capture hook to OpenRLHF's actor.py.", "patch:patch"),
-            Command("Take the capture hook out again, byte for byte.", "patch:unpatch"),
-            Command("Say how patch, switch, dumps and replays stand.", "patch:status"),
+            Command("Remove the capture hook, byte for byte.", "patch:unpatch"),
+            Command("Show patch, recording, dump and replay status.", "patch:status"),
         ),
     ),
     Section(
@@ -90,57 +90,55 @@ CONTENTS = (
                 "",
                 settings={"allow_interspersed_args": False},
             ),
-            Command("List adapters for other trainers, and whether they fit here.", "patch:adapters"),
+            Command("List trainer adapters and whether each one works here.", "patch:adapters"),
             DUMP,
-            Command("Index what is new in the store.", "index:index", "quiet json"),
+            Command("Index new files in the store.", "index:index", "quiet json"),
             STORE,
-            Command("Check everything in a store.", "index:fsck", "quiet json"),
+            Command("Verify a store's integrity.", "index:fsck", "quiet json"),
         ),
     ),
     Section(
         "Replay",
         (
-            Command("Check a sample of your own dumps: do they run, and right?", "check:check", "empty format quiet json"),
+            Command("Replay a sample of dumps: do they run? Are they right?", "check:check", "empty format quiet json"),
             Command(
-                "Replay recorded inputs, without the training.",
+                "Replay recorded inputs outside the job.",
                 "replay:replay",
                 "empty quiet json",
                 settings=OLD_TRUTH,
             ),
-            Command("List replays, the newest first, with a short handle.", "report:replays", "empty json"),
-            Command("Take the prompt of a rank that stopped.", "report:attach", ""),
+            Command("List replays, newest first, with short handles.", "report:replays", "empty json"),
+            Command("Attach to a rank at a breakpoint.", "report:attach", ""),
             Command(
-                "Find the combinations of settings that work and are right.",
+                "Find which setting combinations run and are right.",
                 "matrix:matrix",
                 "empty html format quiet json",
                 settings=OLD_TRUTH,
             ),
-            Command("Try a small model of each family through laws and the truth.", "families:families", "format quiet json"),
+            Command("Test a small model of each family against laws and truth.", "families:families", "format quiet json"),
             Command(
-                "Take optimizer steps under each configuration, and compare.",
+                "Train a few steps under each configuration and compare.",
                 "train_check:train_check",
                 "empty plot html format quiet json",
             ),
-            Command(
-                "Measure how far a configuration moves by itself.", "noise:noise", "empty html quiet json", settings=OLD_TRUTH
-            ),
+            Command("Measure a configuration's own numerical noise.", "noise:noise", "empty html quiet json", settings=OLD_TRUTH),
             ACTOR,
         ),
     ),
     Section(
         "Judge",
         (
-            Command("Report what passed, what failed and why, time and memory.", "report:report", ""),
-            Command("Look at the store in a browser on this machine.", "report:ui", ""),
+            Command("Report passes, failures and causes, time and memory.", "report:report", ""),
+            Command("Browse the store in a local web page.", "report:ui", ""),
             Command(
-                "Compare a replay with another one, or with the truth.",
+                "Compare a replay with another, or with the truth.",
                 "compare:compare",
                 "html format quiet json",
                 settings=OLD_TRUTH,
             ),
             CURVE,
             MEMORY,
-            Command("Compare the losses of trainings, step by step.", "compare:compare_logs", "plot html json"),
+            Command("Compare training losses step by step.", "compare:compare_logs", "plot html json"),
         ),
     ),
 )
@@ -190,7 +188,7 @@ def root(
     ] = False,
     local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True, help="What deepspeed adds.")] = None,
 ) -> None:
-    """Record the actor inputs of an RLHF training run, query them, and replay them without the run.
+    """Record the actor inputs of an RLHF training run, query them, and replay them offline.
 
     Exit codes: 0 good, 1 the answer is bad (a mismatch, a failed replay), 2 usage, 3 refused, 4 environment or
     store problem, 5 nothing to do, 130 interrupted.

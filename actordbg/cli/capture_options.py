@@ -19,7 +19,7 @@ from actordbg.formats.dump_record import is_plain_name, now_timestamp
 
 _TRIGGERS, _RING = "What happens in a call", "The flight recorder"
 
-Run = Annotated[str | None, typer.Option("--run", help="Name of the run; dumps lie under it. Default: run-<utc>.")]
+Run = Annotated[str | None, typer.Option("--run", help="Run name; dumps go under it. Default: run-<utc>.")]
 
 
 @dataclass(frozen=True)
@@ -31,25 +31,25 @@ class CaptureOptions:
     )
     max_dumps: int | None = option_field(None, "At most N dumps from each actor of each process.", min=0)
     max_bytes: str | None = option_field(None, "At most this much from each actor of each process, e.g. 10GB.")
-    keep: str | None = option_field(None, "The run's dumps take at most this: the oldest unpinned go, e.g. 10GB.", metavar="SIZE")
+    keep: str | None = option_field(None, "Cap the run's dumps, deleting the oldest unpinned ones, e.g. 10GB.", metavar="SIZE")
     ranks: str | None = option_field(None, "Only these ranks, e.g. 0,1,4-7.")
-    min_seq_len: int | None = option_field(None, "Only calls with S of at least N.", min=0)
+    min_seq_len: int | None = option_field(None, "Only calls with S >= N.", min=0)
     max_seq_len: int | None = option_field(None, "Only calls with S of at most N.", min=0)
-    free_floor: str = option_field("5GiB", "Stop while the disk has less free space than this.")
+    free_floor: str = option_field("5GiB", "Drop calls while free disk is below this.")
     level: int = option_field(3, "zstd level.", min=1, max=22)
-    with_outputs: bool = option_field(False, "Store the log-probs (and entropy) that the call returned, too.")
-    with_rng: bool = option_field(False, "Store random generators' states before the call, too.")
+    with_outputs: bool = option_field(False, "Also store the returned log-probs (and entropy).")
+    with_rng: bool = option_field(False, "Also store the RNG state before the call.")
     on: str | None = option_field(
         None,
         "Keep and pin calls with: nan, exception, oom, slow:3x, logprobs:LOW:HIGH.",
         metavar="TRIGGER,...",
         rich_help_panel=_TRIGGERS,
     )
-    before: int = option_field(0, "With each call that --on keeps, the N before it.", min=0, rich_help_panel=_TRIGGERS)
-    max_triggered: int = option_field(100, "At most N from each actor for each trigger.", min=0, rich_help_panel=_TRIGGERS)
+    before: int = option_field(0, "Also keep the N calls before each --on hit.", min=0, rich_help_panel=_TRIGGERS)
+    max_triggered: int = option_field(100, "At most N per actor and trigger.", min=0, rich_help_panel=_TRIGGERS)
     ring: int = option_field(
         8,
-        "Keep the inputs of the last N calls, and of the call in flight, where a kill cannot reach them; 0: none.",
+        "Keep the last N calls and the one in flight in shared memory that survives a kill; 0: off.",
         "--recorder-calls",
         min=0,
         rich_help_panel=_RING,
@@ -59,14 +59,14 @@ class CaptureOptions:
     )
     ring_dir: str | None = option_field(
         None,
-        "Where it lies (default: shared memory; `store`: store/rings, which outlives the machine).",
+        "Its location (default: shared memory; `store`: store/rings, which survives node loss).",
         "--recorder-dir",
         metavar="DIR|store",
         rich_help_panel=_RING,
     )
     writer: Literal["process", "thread"] = option_field(
         "process",
-        "Who compresses and writes: a process beside the training's (spares its step time), or a thread in it.",
+        "Compress and write in a separate process (less step-time overhead) or in a thread.",
         metavar="process|thread",
     )
 

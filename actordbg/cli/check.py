@@ -22,14 +22,14 @@ def check(
     inputs: ChosenInputs = ChosenInputs(),
     settings: Given = NONE,
     golden: bool = option(
-        False, "Judge what the training run got, too (--with-outputs); --model has the weights of that moment.", "--golden"
+        False, "Also judge the run's own outputs (--with-outputs); --model must hold that step's weights.", "--golden"
     ),
-    junit: Path | None = option(None, "Write JUnit's XML there, too.", metavar="FILE", rich_help_panel=_FOR),
-    github: bool = option(False, "Annotate the GitHub workflow that runs this.", "--github", rich_help_panel=_FOR),
-    html: Path | None = option(None, "Where the page goes (default: into the store's reports/).", "--html", "-o", metavar="FILE"),
-    opened: bool = option(False, "Show the page in the browser.", "--open"),
+    junit: Path | None = option(None, "Also write JUnit XML there.", metavar="FILE", rich_help_panel=_FOR),
+    github: bool = option(False, "Emit GitHub Actions annotations.", "--github", rich_help_panel=_FOR),
+    html: Path | None = option(None, "Path of the page (default: the store's reports/).", "--html", "-o", metavar="FILE"),
+    opened: bool = option(False, "Open the page in a browser.", "--open"),
 ) -> None:
-    """Check a sample of your own dumps: do they run, and right?
+    """Replay a sample of dumps: do they run? Are they right?
 
     Picks dumps that differ most (lengths, padding, roles, triggers; 8 unless told otherwise), replays them, asks the laws, and
     compares with the truth: each row alone, unpadded, eager, in fp32. Ends in one sentence that says what was not judged,

@@ -38,7 +38,7 @@ _LIMITS = {
     "loss_abs": "Difference of the losses.",
     "grad_norm_rel": "Relative difference of the gradient norms.",
     "gradient_distance": "|a - b| / |b| of all kept gradients.",
-    "parameter_distance": "The same of the worst single parameter.",
+    "parameter_distance": "Same, for the worst single parameter.",
 }
 _LIMIT_OPTIONS = [
     parameter(name, float | None, option(None, told, f"--{name.replace('_', '-')}", metavar="X", rich_help_panel=_PANEL))
@@ -67,7 +67,7 @@ def compare(
     ],
     noise: str | None = option(
         None,
-        "Only what is outside a noise floor (`actordbg noise`) is real; last: the newest of A's configuration.",
+        "Ignore differences within a noise floor (`actordbg noise`); last: the newest for A's settings.",
         metavar="[ID|last]",
     ),
     truth: TruthDtype = None,
@@ -76,7 +76,7 @@ def compare(
     limits: Mapping[str, float | None] = MappingProxyType({}),
     flat: bool = option(
         False,
-        "Judge bf16 and fp16 by the same limits for every model, not by what rounding does to each dump.",
+        "For bf16 and fp16, use fixed limits instead of rounding measured on each dump.",
         "--flat-limits",
         rich_help_panel=_PANEL,
     ),
@@ -85,7 +85,7 @@ def compare(
     limit: int = option(10, "How many of the worst dumps to show; 0 for all.", min=0),
     tokenizer: TokenizerFile = None,
 ) -> None:
-    """Compare a replay with another one, or with the truth.
+    """Compare a replay with another, or with the truth.
 
     B may also be `golden`: what the training run itself got. Compares dump by dump, over the dumps that both sides have:
     log-probs per token and per sequence, entropies, loss, gradient norm and kept gradients. Thresholds follow the weaker
@@ -110,9 +110,9 @@ def compare(
     thresholds = asked(limits)
     store = store_of(ctx).require()
     if power and (flat or b != "truth"):
-        raise UsageError("--power plants faults beside the truth", hint="compare REPLAY truth --power, without --flat-limits")
+        raise UsageError("--power needs a truth comparison", hint="compare REPLAY truth --power, without --flat-limits")
     if a in ("truth", "golden"):
-        raise UsageError(f"A is the side that is judged, so it cannot be {a}", hint=f"turn them round: compare REPLAY {a}")
+        raise UsageError(f"A is the side under test; it cannot be {a}", hint=f"swap them: compare REPLAY {a}")
     catalog = open_fresh(store)
     judged = work.meant(catalog, a)
     floor = None if noise is None else work.noise_of(store, judged, noise)
@@ -173,7 +173,7 @@ def compare_logs(
     ),
     limit: Limit = 10,
 ) -> None:
-    """Compare the losses of trainings, step by step.
+    """Compare training losses step by step.
 
     Reads the losses out of the trainings' logs, progress bars included, out of TensorBoard's files and W&B's exports. Any number
     of logs: all are compared with the first. A relative difference is |a - b| / max(|a|, |b|). Names the steps that reach
@@ -187,7 +187,7 @@ def compare_logs(
     from actordbg.measure.log_lines import read_log
 
     if len(logs) < 2:
-        raise UsageError("one log has nothing to be compared with", hint="name two or more")
+        raise UsageError("compare-logs needs at least two logs", hint="name two or more")
     if logs.count("-") > 1:
         raise UsageError("standard input cannot be both logs", hint="name a file for one of them")
     read = [read_log(path, metric) for path in logs]

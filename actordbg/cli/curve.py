@@ -82,7 +82,7 @@ def memory(
         raise UsageError(f"--budget {budget} has no unit", hint=f"write --budget {budget}GB, or {budget}B if bytes are meant")
     most = None if budget is None else float(parse_size("--budget", budget))
     if most == 0:
-        raise UsageError(f"--budget {budget} holds nothing", hint="write it like 500MB, 10GB or 5GiB")
+        raise UsageError(f"--budget {budget} holds nothing", hint="for example 500MB, 10GB or 5GiB")
     _answer(ctx, asked, settings, "memory", most)
 
 
@@ -136,7 +136,7 @@ def _answer(
     measured, lengths, count = gather(material.replays, asked.by), sorted(set(asked.at or [])), len(material.replays) - others
     curves = answer(measured, quantity, asked.by, passes=passes, budget=budget, at=lengths, replays=count, notes=notes)
     blocks = document(curves, curve_charts(curves), asked.limit)
-    brief = [*blocks, Paragraph(f"How to read the figures: `actordbg curve {quantity} --explain`.")]
+    brief = [*blocks, Paragraph(f"Legend: `actordbg curve {quantity} --explain`.")]
     say_document([*blocks, *explanations(quantity)], data=vars(curves), brief=brief)
     require_good(curves.good)
 
@@ -151,7 +151,7 @@ def _names(store: Store, asked: Question) -> list[str]:
         newest = newest_configuration(open_fresh(store)) if "last" in names else None
         return [newest.replay_id if newest is not None and name == "last" else name for name in names]
     if asked.replays:
-        raise UsageError("REPLAY and --matrix exclude each other", hint="give one of them")
+        raise UsageError("REPLAY and --matrix exclude each other", hint="use only one")
     names = [cell.replay_id for cell in matrices.load(store, asked.matrix).cells if cell.replay_id is not None]
     if not names:
         raise UsageError(f"no cell of the matrix {asked.matrix} was replayed", hint="`actordbg matrix --resume` goes on")

@@ -183,7 +183,7 @@ def pack(
     run: OfRun = None,
     level: int = option(19, "zstd level; lower is faster and a few percent larger.", min=1, max=22),
 ) -> None:
-    """Move dumps into packs, which store each row once.
+    """Move dumps into packs, which deduplicate rows.
 
     Packs compress rows of many dumps together. Without --where, takes all dumps that are files of their own. Nothing is lost:
     each pack is read again and the SHA-256 of every dump verified before a file is removed. The next run finishes one that
@@ -278,7 +278,7 @@ def prune(
     older_than: str | None = option(None, "Dumps older than this: 7d, 12h.", metavar="AGE"),
     keep: str | None = option(None, "The oldest dumps, until the rest takes at most this: 10GB.", metavar="SIZE"),
     run: OfRun = None,
-    damaged: bool = option(False, "Broken files alone; not those of a newer actordbg, nor unreadable ones.", "--damaged"),
+    damaged: bool = option(False, "Only corrupt files, not newer-format or unreadable ones.", "--damaged"),
     pinned: bool = option(False, "Pinned dumps too; without this they always stay.", "--pinned"),
     yes: Yes = False,
 ) -> None:
@@ -297,7 +297,7 @@ def prune(
         raise UsageError("say what may go: --where, --older-than, --keep, --run or --damaged", hint="see --help")
     if damaged and not (where is None and older_than is None and keep is None):
         hint = "two commands: `dump prune --damaged`, and one with the other conditions"
-        raise UsageError("a broken file has no record that a condition could ask: --damaged goes with --run alone", hint=hint)
+        raise UsageError("--damaged combines only with --run: corrupt files have no record to query", hint=hint)
     age = parse_duration(older_than).total_seconds() if older_than is not None else None
     size = parse_size("--keep", keep) if keep is not None else None
     store = store_of(ctx)

@@ -30,7 +30,7 @@ def ls(
     order: str = option("newest", "newest (first), time (oldest first), length, or longest (first)."),
     limit: int | None = option(None, "At most this many rows; 0 for all (default: 50; with --json all).", min=0),
 ) -> None:
-    """List dumps, the newest first.
+    """List dumps, newest first.
 
     Columns for --where: rank, seq_len, timestamp, batch_size, tokens, padding, action_len, run, step, role, training,
     source, bytes, ... and of the last result: status, error, signature, forward_s, backward_s, peak_memory, replay.

@@ -98,7 +98,7 @@ def _say_enabled(answer: dict[str, Any]) -> None:
     say_wrapped(f"  {opt.limits_in_words(answer['control'])}", "    ")
     if answer["job"]:
         return say(f"Only the job {answer['job']} follows this switch; it notices within a second.")
-    say("Jobs that started with the hook notice within a second.")
+    say("Hooked jobs pick this up within a second.")
     note("next: `actordbg dump status` says what they record; `actordbg dump disable` stops it")
     return note("      `actordbg status` says whether actor.py is patched (`actordbg patch` does it)")
 
@@ -109,7 +109,7 @@ def status(
     watch: bool = option(False, "Show the status again and again, until Ctrl-C.", "--watch", "-w"),
     interval: float = option(1.0, "Seconds between two looks of --watch.", min=0.1),
 ) -> None:
-    """Say what each process captured, dropped and sampled out.
+    """Show calls captured and dropped by each process.
 
     Says whether recording is on, and lists the processes of the current run and those of other runs that still record.
     calls = captured + dropped + sampled out + in ring, where they wait to be written. A process that ended before it could write
@@ -142,7 +142,7 @@ def recover(
     keep_rings: bool = option(False, "Leave the ring files where they are.", "--keep-rings"),
     discard: bool = option(False, "Remove the rings of dead processes, and make no dumps.", "--discard"),
 ) -> None:
-    """Turn what dead processes had in hand into dumps.
+    """Recover dead processes' last calls as dumps.
 
     Reads the flight recorder's rings: the call in flight, and the last calls before it. A ring lies in the shared memory of the
     machine that its process ran on, so run this there, before the machine goes. --where "recovered='in_flight'" selects the

@@ -33,7 +33,7 @@ def families(
     write: Path | None = option(None, "Write the answer as Markdown there too.", metavar="PAGE"),
     list_: bool = option(False, "List the families that are known, and run nothing.", "--list"),
 ) -> None:
-    """Try a small model of each family through laws and the truth.
+    """Test a small model of each family against laws and truth.
 
     Builds a small random model of each family, without a network, and runs a matrix on small made-up inputs: fp32 and bf16, sdpa
     and eager, packed and not. Every cell is asked for its laws and compared with the truth. A folder's config.json gives a small

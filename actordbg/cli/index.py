@@ -24,7 +24,7 @@ def index(
     ctx: typer.Context,
     rebuild: bool = option(False, "Forget the catalog and make it again from the files.", "--rebuild"),
 ) -> None:
-    """Index what is new in the store.
+    """Index new files in the store.
 
     The catalog then agrees with the files: dumps, results of replays, patches. Every command that reads it does the same
     first. Use this to see which files are damaged, or after the catalog was lost or damaged.
@@ -104,7 +104,7 @@ def fsck(
     repair: bool = option(False, "Mend what can be mended; nothing is lost by it.", "--repair"),
     quick: bool = option(False, "Read names, headers and records, but no payload whole.", "--quick"),
 ) -> None:
-    """Check everything in a store.
+    """Verify a store's integrity.
 
     FORMAT, names and permissions, every dump, pack, replay, comparison, switch, counter, ring, event and backup, and the catalog.
     Without --repair nothing is written. With it, damaged files are moved to store/quarantine, good dumps are taken out

@@ -7,7 +7,7 @@ names do not. The line is the first one of the function's docstring (a test comp
 
 Example::
 
-    CONTENTS = (Section("Commands", (Command("Index what is new in the store.", "index:index"),)),)
+    CONTENTS = (Section("Commands", (Command("Index new files in the store.", "index:index"),)),)
     app = typer.Typer(cls=group_class(CONTENTS), rich_markup_mode=None)
 """
 

@@ -25,8 +25,8 @@ def matrix(
     inputs: ChosenInputs = ChosenInputs(),
     settings: Given = NONE,
     machines: EngineOptions = EngineOptions(),
-    skip_known: bool = option(False, "Leave out cells that are known to fail; they are run otherwise.", "--skip-known"),
-    no_truth: bool = option(False, "Do not compare passed cells with the truth: green then means finished.", "--no-truth"),
+    skip_known: bool = option(False, "Skip cells known to fail (default: run them).", "--skip-known"),
+    no_truth: bool = option(False, 'Skip the truth; "passed" then only means finished.', "--no-truth"),
     power: Power = False,
     truth: TruthDtype = None,
     baseline: str | None = option(
@@ -37,14 +37,14 @@ def matrix(
         ),
         metavar="MATRIX|last",
     ),
-    slower: float | None = option(None, "A cell this many times slower than the baseline has got worse.", metavar="FACTOR"),
-    resume: str | None = option(None, "Go on with a matrix where it stopped.", metavar="MATRIX|last"),
-    show: str | None = option(None, "Print a matrix that is there; run nothing.", metavar="MATRIX|last"),
+    slower: float | None = option(None, "Count a cell this many times slower as a regression.", metavar="FACTOR"),
+    resume: str | None = option(None, "Continue a stopped matrix.", metavar="MATRIX|last"),
+    show: str | None = option(None, "Print an existing matrix; run nothing.", metavar="MATRIX|last"),
     yes: ConfirmOption = False,
     dry_run: bool = option(False, "Print the cells and run nothing.", "--dry-run"),
     explained: Explain = False,
 ) -> None:
-    """Find the combinations of settings that work and are right.
+    """Find which setting combinations run and are right.
 
     Replays the same inputs under every combination of the listed settings, and says which work, which fail and why, and which
     are wrong.
@@ -72,7 +72,7 @@ def matrix(
         refuse_beside(ctx, "--show takes a matrix as it is", "show")
         return work.print_answer(store, matrices.load(store, show))
     if power and no_truth:
-        raise UsageError("--power plants faults beside the truth", hint="leave --no-truth out")
+        raise UsageError("--power needs a truth comparison", hint="drop --no-truth")
     axes = {name: str(flags.pop(name)) for name in AXES if name in flags}
     if resume is not None:
         refuse_beside(ctx, "--resume takes a matrix as it is", "resume", "yes", groups=[EngineOptions])

@@ -60,9 +60,9 @@ def selected(store: Store, base: ReplayConfig, inputs: ChosenInputs) -> Selectio
 
 def baseline_of(store: Store, name: str | None, slower: float | None) -> MatrixRecord | None:
     if slower is not None and name is None:
-        raise UsageError("--slower has nothing to measure against", hint="add --baseline MATRIX")
+        raise UsageError("--slower needs a baseline", hint="add --baseline MATRIX")
     if slower is not None and not slower >= 1:
-        raise UsageError(f"--slower {slower:g} calls what is as fast as the baseline slower", hint="for example --slower 1.5")
+        raise UsageError(f"--slower must be at least 1, not {slower:g}", hint="for example --slower 1.5")
     return None if name is None else matrices.load(store, name)
 
 

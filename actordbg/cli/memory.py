@@ -94,7 +94,7 @@ def watch(
 
 
 def show(ctx: typer.Context, name: Name = "last") -> None:
-    """Show what was sampled: peaks, and who grows.
+    """Show recorded samples: peaks and growth.
 
     Example: actordbg memory show last --html memory.html
     """
@@ -114,7 +114,7 @@ def compare(
     ),
     threshold: float = option(0.05, "Peaks that differ by more than this share part.", metavar="X", min=0, max=1),
 ) -> None:
-    """Say where the memory of two runs parts.
+    """Find where two runs' memory diverges.
 
     For each process and quantity: peaks, growth by step (by second where steps are not known), and the step and dump from
     which on they are apart. Exit code 1 if they part, or have nothing in common.
@@ -132,7 +132,7 @@ def compare(
 
 
 def ls(ctx: typer.Context, limit: Limit = 20) -> None:
-    """List what was watched, the newest first.
+    """List memory recordings, newest first.
 
     Example: actordbg memory ls
     """

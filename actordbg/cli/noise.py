@@ -18,7 +18,7 @@ def noise(
     settings: Given = NONE,
     machines: EngineOptions = EngineOptions(),
 ) -> None:
-    """Measure how far a configuration moves by itself.
+    """Measure a configuration's own numerical noise.
 
     Replays the same inputs unchanged, again, with more padding, with every row twice and with rows reversed; and row by row
     in the configuration's dtype against a wider one. Results must not depend on any of that, so a movement is noise. `actordbg

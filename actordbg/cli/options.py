@@ -79,25 +79,21 @@ OfRun = Annotated[str | None, typer.Option(metavar="NAME", help="Only dumps of t
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it; without this the command only says what it would do.")]
 Power = Annotated[
     bool,
-    typer.Option("--power", help="Plant faults of several sizes beside the truth, and say which would have been noticed."),
+    typer.Option("--power", help="Plant faults of several sizes in the truth and report which would be detected."),
 ]
-Explain = Annotated[bool, typer.Option("--explain", help="Say what the figures mean, and nothing else.")]
-TrustRemoteCode = Annotated[
-    bool, typer.Option(consent.FLAG, help="Run the code that the model brings along. Taken from here only.")
-]
+Explain = Annotated[bool, typer.Option("--explain", help="Explain the columns and exit.")]
+TrustRemoteCode = Annotated[bool, typer.Option(consent.FLAG, help="Run the model's own code. Command line only.")]
 AccelerateConfig = Annotated[
     str | None,
     typer.Option(
         sources.ACCELERATE,
         metavar="PATH|default",
-        help="Settings of an `accelerate config` file; flags win.",
+        help="Read an `accelerate config` file; flags win.",
     ),
 ]
 DistPlugin = Annotated[
     str | None,
-    typer.Option(
-        dist_plugin.FLAG, metavar="MODULE", help="Import this module, which brings a --dist-backend along. Taken from here only."
-    ),
+    typer.Option(dist_plugin.FLAG, metavar="MODULE", help="Import a module that registers a --dist-backend. Command line only."),
 ]
 ConfirmOption = Annotated[bool, typer.Option("--yes", "-y", help="Go on with what another user wrote, or what came from a URL.")]
 
@@ -164,17 +160,15 @@ def _with_parameters(
     return called
 
 
-_FORMAT = "How to write the answer (default: text). md can be pasted into an issue."
+_FORMAT = "Output format (default: text). md can be pasted into an issue."
 _OUTPUTS = {
     "plot": parameter("plot", Path | None, option(None, "Also draw the curves: .svg, .png or .pdf.", metavar="FILE")),
-    "html": parameter(
-        "html", Path | None, option(None, "Write the answer as a page, too: one HTML file with its charts.", metavar="FILE")
-    ),
+    "html": parameter("html", Path | None, option(None, "Also write one self-contained HTML page with charts.", metavar="FILE")),
     "format": parameter("format", Literal["text", "md", "json"] | None, option(None, _FORMAT, "--format", "-f")),
-    "empty": parameter("allow_empty", bool, option(False, "Exit code 0, not 5, if nothing is selected.", "--allow-empty")),
-    "quiet": parameter("quiet", bool, option(False, "No progress, only the answer.", "--quiet", "-q")),
-    "store": parameter("store", str | None, option(None, "The store; may stand before the command too.", metavar="DIR|URL")),
-    "json": parameter("as_json", bool, option(False, "Print the answer as JSON.", "--json")),
+    "empty": parameter("allow_empty", bool, option(False, "Exit 0, not 5, if nothing is selected.", "--allow-empty")),
+    "quiet": parameter("quiet", bool, option(False, "Print only the result.", "--quiet", "-q")),
+    "store": parameter("store", str | None, option(None, "The store; also valid before the command.", metavar="DIR|URL")),
+    "json": parameter("as_json", bool, option(False, "Print the result as JSON.", "--json")),
 }
 """The options that say how an answer is wanted, by the words that `lazy.Command` has for them."""
 _SAID = {option.name for option in _OUTPUTS.values()} - {"allow_empty"}
@@ -214,7 +208,7 @@ def repeated(option: str) -> UsageError:
 def chosen_format(asked: Format | None, as_json: bool, usual: Format = "text") -> Format:
     """The format that --format and --json come to; UsageError where they contradict each other."""
     if as_json and asked not in (None, "json"):
-        raise UsageError(f"--json and --format {asked} exclude each other", hint="name one of them")
+        raise UsageError(f"--json conflicts with --format {asked}", hint="name one of them")
     return "json" if as_json else asked or usual
 
 
@@ -263,7 +257,7 @@ def approve(what: str, owner: Owner, yes: bool) -> None:
     if yes:
         note(shown)
     elif not output.agreed(shown):
-        raise Refused(f"{shown}; it decides what runs under your name", hint="look at it, then go on with --yes")
+        raise Refused(f"{shown}; it controls what runs as you", hint="review it, then pass --yes")
 
 
 def require_good(good: object) -> None:
@@ -300,5 +294,5 @@ def store_of(ctx: typer.Context) -> Store:
 
         staged(ctx, settings.url, store)
     if store.root.exists() and not store.root.is_dir():
-        raise StoreProblem(f"{store.root} is a file, and a store is a folder", hint="name a folder with --store DIR")
+        raise StoreProblem(f"{store.root} is a file, not a store folder", hint="name a folder with --store DIR")
     return store

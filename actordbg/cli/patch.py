@@ -70,7 +70,7 @@ def patch(ctx: typer.Context, python: Python = None, target: TargetFile = None, 
 
 
 def unpatch(ctx: typer.Context, python: Python = None, target: TargetFile = None, dry_run: DryRun = False) -> None:
-    """Take the capture hook out again, byte for byte.
+    """Remove the capture hook, byte for byte.
 
     Restores the bytes, mode and modification time that OpenRLHF's actor.py had. Keeps an edit that was made to the file
     since. Where cutting the hook off would be guesswork, leaves the file as it is, names a way out and ends with exit code 3.
@@ -105,7 +105,7 @@ def _say_outcome(outcome: Outcome) -> None:
 
 
 def status(ctx: typer.Context, python: Python = None, target: TargetFile = None) -> None:
-    """Say how patch, switch, dumps and replays stand.
+    """Show patch, recording, dump and replay status.
 
     Names the interpreter, the version of OpenRLHF and the store that the hook captures into; then what this store holds, what
     was replayed last, what failed, and what to do about it. Names the step of the newest run in which ranks made unequal numbers
@@ -217,7 +217,7 @@ def doctor(
     quick: bool = option(False, "Skip what takes seconds: imports and the launcher.", "--quick"),
     timeout: float = option(180.0, "Seconds that one module may take to import.", min=1),
 ) -> None:
-    """Check whether this machine and the trainer will work.
+    """Check this machine and the training environment.
 
     Looks at versions, imports, the deepspeed launcher, the C++ compiler, GPU, flash-attn, disk, store, catalog and patch, and
     names the remedy for each fault. A warning concerns a part that you may not need, or a version that nobody tested.
@@ -260,7 +260,7 @@ def adapters(
     named: list[str] | None = typer.Argument(None, metavar="[ADAPTER]...", help="Only these: names, or module:Class."),
     template: bool = option(False, "Print the beginning of an adapter of your own.", "--template"),
 ) -> None:
-    """List adapters for other trainers, and whether they fit here.
+    """List trainer adapters and whether each one works here.
 
     The trainer that actordbg is made for needs none. An adapter fits if its trainer is installed, and the functions that it looks
     for are there and take the arguments that it reads; the trainer is not imported for that. Use one with `run --adapter NAME`.

@@ -21,7 +21,7 @@ def pull(
     url: Annotated[str, typer.Argument(metavar="URL[#RUN,...]", help="The store: s3://bucket/store, hdfs://..., memory://...")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that mirrors it.")],
 ) -> None:
-    """Bring what is new of a store behind a URL into a folder.
+    """Download new files of a remote store into a folder.
 
     Deletes nothing. With #RUN,... dumps and packs of these runs only; everything else comes whole. Exit code 1 if something
     could not be brought. Records of replays are as another user's from then on: going on with one takes --yes.
@@ -35,7 +35,7 @@ def push(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder: a store of this machine.")],
     url: Annotated[str, typer.Argument(metavar="URL", help="Where to put it.")],
 ) -> None:
-    """Put what is new in a store's folder behind a URL.
+    """Upload a folder's new files to a remote store.
 
     Deletes nothing. What is there already comes in first, so what both sides changed is found. Exit code 1 if something
     could not be put there.
@@ -48,7 +48,7 @@ def push(
 
 def _move(url: str, folder: Path, what: str) -> None:
     if "://" not in url:
-        raise UsageError(f"{url!r:.60} is no URL", hint="s3://bucket/store, hdfs://host/store; a folder needs no staging: cp -r")
+        raise UsageError(f"bad URL {url!r:.60}", hint="s3://bucket/store, hdfs://host/store; a folder needs no staging: cp -r")
     began = time.monotonic()
     address, runs = split_runs(url)
     if runs and what == "pushed":

@@ -32,7 +32,7 @@ def replay(
     ),
     resume: str | None = option(
         None,
-        "Go on with a replay where it stopped, under its own configuration.",
+        "Continue a stopped replay under its own configuration.",
         metavar="[REPLAY|last]",
         autocompletion=stored("replay"),
     ),
@@ -41,7 +41,7 @@ def replay(
     ),
     dry_run: bool = option(False, "Print the plan and start nothing.", "--dry-run"),
 ) -> None:
-    """Replay recorded inputs, without the training.
+    """Replay recorded inputs outside the job.
 
     Runs them through OpenRLHF's Actor under a configuration. Starts the workers itself (with deepspeed's own launcher for
     --backend deepspeed). An input that crashes or hangs a worker costs only itself. Results are kept as they come; Ctrl-C keeps

@@ -34,25 +34,25 @@ class ChosenInputs:
     panel: ClassVar[str] = "The inputs"
 
     where: Where = None
-    max_inputs: int | None = option_field(None, "At most N inputs, in all workers together.", min=1, metavar="N")
+    max_inputs: int | None = option_field(None, "At most N inputs over all workers.", min=1, metavar="N")
     input_file: list[Path] | None = option_field(
-        None, "Replay this dump file, pack, PACK#ID, or old pickle (imported first); may be repeated.", metavar="FILE"
+        None, "Replay this dump file, pack, PACK#ID or old pickle (imported first); repeatable.", metavar="FILE"
     )
     order: Literal["time", "length", "shuffle"] | None = option_field(
-        None, "In which order (default: time).", metavar="time|length|shuffle"
+        None, "Input order (default: time).", metavar="time|length|shuffle"
     )
-    shuffle_inputs: bool = option_field(False, "The same as --order shuffle: every worker in its own.", "--shuffle-inputs")
-    failed: bool = option_field(False, "Only those whose last result is no pass.", "--failed", "--lf")
+    shuffle_inputs: bool = option_field(False, "Alias of --order shuffle: one order per worker.", "--shuffle-inputs")
+    failed: bool = option_field(False, "Only dumps that did not pass last time.", "--failed", "--lf")
     longest: int | None = option_field(None, "The N longest.", min=1, max=MOST_NAMED, metavar="N")
-    slowest: int | None = option_field(None, "The N slowest last forwards.", min=1, max=MOST_NAMED, metavar="N")
-    diverse: int | None = option_field(None, "N that differ most.", min=1, max=MOST_NAMED, metavar="N")
-    random_seed: int = option_field(42, "Of the shuffled order.")
+    slowest: int | None = option_field(None, "N slowest by last forward.", min=1, max=MOST_NAMED, metavar="N")
+    diverse: int | None = option_field(None, "N most diverse.", min=1, max=MOST_NAMED, metavar="N")
+    random_seed: int = option_field(42, "Seed of the shuffle.")
 
     @property
     def ordered(self) -> str:
         """The order that --order and --shuffle-inputs come to; UsageError where they contradict each other."""
         if self.shuffle_inputs and self.order not in (None, "shuffle"):
-            raise UsageError(f"--shuffle-inputs and --order {self.order} contradict each other", hint="give one of them")
+            raise UsageError(f"--shuffle-inputs conflicts with --order {self.order}", hint="use only one")
         return "shuffle" if self.shuffle_inputs else self.order or "time"
 
 
@@ -73,12 +73,12 @@ class EngineOptions:
     )
     groups: str | None = option_field(
         None,
-        "Groups of workers that share the inputs, the longest first (default: as many as the cluster holds).",
+        "Worker groups that share the inputs, longest first (default: as many as fit).",
         metavar="N|auto",
     )
     per_node: int | None = option_field(
         None,
-        "Ranks of a group on one node, so that it spans several (default: all).",
+        "Ranks per node, to spread a group over nodes (default: all).",
         "--gpus-per-node",
         "--procs-per-node",
         min=1,
@@ -92,7 +92,7 @@ class EngineOptions:
     )
     runtime_env: list[str] | None = option_field(
         None,
-        "A variable of the workers, or a YAML or JSON file with Ray's whole runtime environment; repeatable.",
+        "An environment variable, or a YAML or JSON Ray runtime environment; repeatable.",
         metavar="FILE|KEY=VALUE",
     )
 
@@ -147,20 +147,20 @@ class StopOptions:
 
     break_at: str | None = option_field(
         None,
-        "Stop all ranks before the forward, after it, where it failed, or before a layer; one has a prompt.",
+        "Pause all ranks before or after the forward, on error, or before a layer; one gets a prompt.",
         "--break",
         metavar="before|after|error|LAYER",
     )
     break_rank: int | None = option_field(
         None,
-        "Which rank has the prompt (default: 0; the one with --break-input; with error the one that failed).",
+        "Rank that gets the prompt (default: 0, the one with --break-input, or the one that failed).",
         min=0,
         metavar="N",
     )
     break_input: str | None = option_field(None, "Stop only at this input.", metavar="ID")
     break_wait: float | None = option_field(
         None,
-        "At each stop wait so long for `actordbg attach`, instead of using this terminal; then go on.",
+        "Wait this long at each stop for `actordbg attach`, not this terminal; then continue.",
         min=0,
         metavar="SECONDS",
     )
@@ -177,12 +177,12 @@ class StopOptions:
         False, "With --engine ray: hold an input that fails for Ray's distributed debugger (as RAY_DEBUG_POST_MORTEM=1 does)."
     )
     verbose: bool = option_field(
-        False, "A line of each rank before and after each forward: shapes, dtype, device, mode, loss.", "--verbose", "-v"
+        False, "Log shapes, dtype, device, mode and loss around each forward, per rank.", "--verbose", "-v"
     )
     log_level: Literal["warning", "info", "debug"] | None = option_field(
         None, "info is --verbose, debug has a line for each layer too (default: warning, no lines).", metavar="warning|info|debug"
     )
-    expect_eval: bool = option_field(False, "Fail an input whose module is not in eval mode.")
+    expect_eval: bool = option_field(False, "Fail inputs that run outside eval mode.")
 
     def on(self, engine: str, several_nodes: bool, apart: bool = False, yes: bool = False) -> StopOptions:
         """Return these options as groups of this engine take them; refuse what cannot be there.
@@ -211,7 +211,7 @@ class StopOptions:
         editor = wanted.debugpy is not None
         if several_nodes and (editor or wanted.break_at is not None):
             raise Unsupported(
-                "ranks that stop meet through sockets of one machine, and this group spans several nodes",
+                "breakpoints need all ranks of a group on one node, and this group spans several",
                 hint="a group on one node (leave --gpus-per-node out); one rank of it can be a replay with --backend plain",
             )
         if apart and wanted.break_at is not None and not editor:
@@ -273,13 +273,13 @@ class HowToTrain:
     max_norm: float = option_field(1.0, "Clip gradients to this norm; 0: never (default 1).", min=0)
     weight_decay: float = option_field(0.0, "AdamW's (default 0).", min=0)
     gradient_checkpointing: bool = option_field(False, "Compute layers again in the backward (not in the baseline).")
-    threshold: float = option_field(0.05, "First, mean and last loss must be nearer (default 0.05).", metavar="X")
+    threshold: float = option_field(0.05, "Limit for first, mean and last loss (default 0.05).", metavar="X")
     log_dir: Path | None = option_field(None, "Where each configuration's log goes (default: in the store).", metavar="DIR")
     trainer: Literal["sft"] | None = option_field(
         None, "Run the trainer's own train_sft as well, over rows of text.", metavar="sft"
     )
     dataset: Path | None = option_field(None, "Rows for --trainer sft, JSONL (default: made-up ones).", metavar="FILE")
-    storage: str | None = option_field(None, "Where ranks write checkpoints, to go on from after a death.", metavar="DIR")
+    storage: str | None = option_field(None, "Checkpoint folder, to resume from after a crash.", metavar="DIR")
     checkpoint_every: int | None = option_field(
-        None, "Steps from one checkpoint to the next (default: a tenth of --steps).", min=1, metavar="N"
+        None, "Steps between checkpoints (default: a tenth of --steps).", min=1, metavar="N"
     )

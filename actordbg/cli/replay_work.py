@@ -42,12 +42,12 @@ def ask_for_all(store: Store, spec: ReplaySpec, *, dry_run: bool) -> None:
     if count <= MOST_UNASKED:
         return
     if dry_run and output.can_ask():
-        return note(f"nothing selects among {count:,} dumps: without --dry-run this asks first, unless --all is given")
+        return note(f"refusing to replay {count:,} dumps: without --dry-run this asks first, unless --all is given")
     if output.agreed(f"This replays all {count:,} dumps of the store{_lasts(store, spec)}"):
         return
     raise UsageError(
-        f"nothing selects among {count:,} dumps",
-        hint="`--diverse 8` takes those that differ most, --where and --max-inputs some, --all every one",
+        f"refusing to replay {count:,} dumps",
+        hint="narrow it with --diverse 8, --where or --max-inputs, or pass --all",
     )
 
 
@@ -163,7 +163,7 @@ def _supervised(store: Store, spec: ReplaySpec, stops: StopOrder) -> tuple[dict[
 
 
 def is_good(summary: ReplaySummary, config: ReplayConfig) -> bool:
-    """Nothing failed, nothing is missing, ranks that were to do the same (`--align same`) did, and no law is broken."""
+    """Nothing failed, nothing is missing, ranks that were to do the same (`--align same`) did, and no law failed."""
     differ = config.align == "same" and summary.ranks is not None and bool(summary.ranks.differ)
     return summary.counts.passed == summary.counts.inputs and not differ and (summary.laws is None or summary.laws.good)
 
@@ -237,7 +237,7 @@ def render(answer: dict[str, Any]) -> None:
         say_wrapped(f"  {(group['error'].strip() or '-').splitlines()[0]}", "    ")
         for text in (
             f"why: {group['explanation']}" * bool(group["explanation"]),
-            *(f"way out: {way}" for way in group["ways_out"]),
+            *(f"try: {way}" for way in group["ways_out"]),
         ):
             if text:
                 say_wrapped(f"  {text}", "    ")

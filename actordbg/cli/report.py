@@ -60,7 +60,7 @@ def report(
     explain_figures: Explain = False,
     as_json: bool = option(False, "The same as --format json.", "--json"),
 ) -> None:
-    """Report what passed, what failed and why, time and memory.
+    """Report passes, failures and causes, time and memory.
 
     Without a replay it is about the last one. Several are set side by side; the first is the baseline. The exit code is 0 also
     if results failed.
@@ -120,7 +120,7 @@ def ui(
     port: int = option(0, "The port to listen on (default: a free one).", min=0, max=65535),
     opened: bool = option(True, "Show it in the browser.", "--open/--no-open"),
 ) -> None:
-    """Look at the store in a browser on this machine.
+    """Browse the store in a local web page.
 
     Shows runs, dumps with facets and the command that selects them, replays, matrices and comparisons. Listens on 127.0.0.1 alone
     and answers only who has the printed address, which holds a token. It changes nothing. From another machine:
@@ -152,7 +152,7 @@ def replays(
     everything: bool = option(False, "Truths, variations, cells of a matrix and other users' replays, too.", "--all"),
     limit: int | None = option(None, "At most this many; 0 for all (default: 20; with --json all).", min=0),
 ) -> None:
-    """List replays, the newest first, with a short handle.
+    """List replays, newest first, with short handles.
 
     `actordbg replay ls` is the same.
     @1 is the newest, @2 the one before. Wherever a replay is named, a handle will do, or a name from `replay --name`, an id, or
@@ -204,7 +204,7 @@ def attach(
         autocompletion=stored("replay"),
     ),
 ) -> None:
-    """Take the prompt of a rank that stopped.
+    """Attach to a rank at a breakpoint.
 
     For replays under --break-wait, and for training code with `actordbg.debug.breakpoint()` (or any breakpoint() under `actordbg
     run --break`), from another terminal of the machine where the rank runs. Waits for the next stop. Ends with the replay, or

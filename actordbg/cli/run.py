@@ -44,7 +44,7 @@ def run(
         None, "Record this trainer: a name of `actordbg adapters`, or module:Class.", metavar="NAME"
     ),
     hash_weights: bool = option(False, "Hash the weights of each recorded step: slow, for a small check.", "--hash-weights"),
-    leave_on: bool = option(False, "Do not switch recording off at the end: the job goes on elsewhere.", "--leave-on"),
+    leave_on: bool = option(False, "Leave recording on at exit: the job continues elsewhere.", "--leave-on"),
     stops: bool = option(False, "breakpoint() in the job's code parks all ranks, for `actordbg attach`.", "--break"),
     as_json: bool = option(False, "Say at the end as JSON, on standard error, what was recorded.", "--json"),
 ) -> None:

@@ -39,9 +39,7 @@ from actordbg.config.sources import read_accelerate
 Given = Mapping[str, Any]
 """The settings that were given on the command line, by name."""
 NONE: Given = MappingProxyType({})
-TruthDtype = Annotated[
-    str | None, typer.Option("--truth", metavar="fp32|fp64", help="What the truth is computed in (default: fp32).")
-]
+TruthDtype = Annotated[str | None, typer.Option("--truth", metavar="fp32|fp64", help="Dtype of the truth (default: fp32).")]
 _ACTOR, _AXES = "The actor", "The axes: comma lists"
 TRAINING_AXES = ("backend", "zero_stage", "tp", "ring")
 """The settings of which `train-check` takes lists."""
@@ -67,7 +65,7 @@ def truth_dtype(given: str | None) -> str:
     """What the truth is computed in; UsageError for a dtype that makes no truth."""
     dtype = given or str(SETTINGS["truth"].bare)
     if dtype not in TRUTHS:
-        raise UsageError(f"--truth {dtype} is no truth", hint=f"one of: {', '.join(TRUTHS)}")
+        raise UsageError(f"--truth cannot be {dtype}", hint=f"one of: {', '.join(TRUTHS)}")
     return dtype
 
 
@@ -123,7 +121,7 @@ def merged_settings(**options: Any) -> Given:
             short, value = setting.shorthand
             if given.setdefault(name, value) != value:
                 text = f"--{short} and {setting.flag} {given[name]} contradict each other"
-                raise UsageError(text, hint="give one of them")
+                raise UsageError(text, hint="use only one")
     if (named := options.get(_ACCELERATE)) is None:
         return given
     found, idle = read_accelerate(named)

@@ -28,7 +28,7 @@ def train_check(
     yes: ConfirmOption = False,
     dry_run: bool = option(False, "Print the configurations and run nothing.", "--dry-run"),
 ) -> None:
-    """Take optimizer steps under each configuration, and compare.
+    """Train a few steps under each configuration and compare.
 
     Real steps of AdamW over recorded inputs: the same initial weights, the same micro-batches in each step, gradients clipped.
     Without a list: the plain Actor, ZeRO 2, fsdp2, and fsdp2 with tensor parallelism, with a ring, with both. Each is judged at

@@ -155,9 +155,9 @@ def new_train_check(
 def _training(how: HowToTrain) -> dict[str, Any]:
     """The optimizer's numbers, as `training.json` has them."""
     if not 0 < how.lr < 10:
-        raise UsageError(f"--lr {how.lr:g} is no learning rate", hint="for example 5e-6")
+        raise UsageError(f"--lr {how.lr:g} is out of range", hint="for example 5e-6")
     if not 0 < how.threshold < 1:
-        raise UsageError(f"--threshold {how.threshold:g} is no share", hint="0.05 allows 5 % of difference")
+        raise UsageError(f"--threshold {how.threshold:g} is invalid", hint="0.05 allows 5 % of difference")
     numbers = {name: getattr(how, name) for name in ("lr", "max_norm", "weight_decay")}
     more = {"gradient_checkpointing": True} if how.gradient_checkpointing else {}
     return {"betas": [0.9, 0.95], "eps": 1e-8} | numbers | more
@@ -169,7 +169,7 @@ def _stored(how: HowToTrain, store: Path) -> dict[str, Any]:
         every = how.checkpoint_every or -(-how.steps // 10)  # a death costs a tenth at most; of a short training one step
         return {STORAGE: {"folder": str(checked_storage(how.storage, store)), "every": every}}
     if how.checkpoint_every is not None:
-        raise UsageError("--checkpoint-every says nothing without --storage", hint="--storage DIR, or leave it out")
+        raise UsageError("--checkpoint-every needs --storage", hint="--storage DIR, or leave it out")
     return {}
 
 

@@ -112,7 +112,7 @@ class NodeHost:
         self._work = order = self._take(given_order)
         if WorkOrder.from_json(read_regular(order)).stops.debugpy is not None and not importlib.util.find_spec("debugpy"):
             raise EnvironmentProblem(
-                f"{self._name} has no debugpy, and ranks there are to stop for an editor",
+                f"{self._name} has no debugpy, which --debugpy needs there",
                 hint="pip install 'actordbg[ray]' on every node, or --runtime-env FILE with `pip: [debugpy]`",
             )
         added, name = {NODE: node, editor.HOST: own}, None if share.nodes == 1 else interface_of(own)

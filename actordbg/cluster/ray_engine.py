@@ -87,7 +87,7 @@ class RayEngine(GroupEngine):
         found = shape.groups_on(self.resources())
         if not found:
             raise EnvironmentProblem(
-                f"the Ray cluster holds no group that needs {shape.words()}: {self._in_words()}",
+                f"the Ray cluster cannot fit a group of {shape.words()}: {self._in_words()}",
                 hint="fewer ranks on a node (--gpus-per-node), fewer ranks (--nproc), or --groups 1 to wait for the autoscaler",
             )
         return found
@@ -271,7 +271,7 @@ def require_answer(address: str) -> None:
     if found is None:
         said = "" if os.environ.get("RAY_ADDRESS") != address else " (RAY_ADDRESS)"
         raise UsageError(
-            f"{address:.100}{said} is no address of a Ray cluster",
+            f"{address:.100}{said} is not a Ray cluster address",
             hint="--address auto, HOST:PORT (`ray start` says which, usually 6379) or ray://HOST:10001; the dashboard's is none",
         )
     try:

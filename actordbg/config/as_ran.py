@@ -28,7 +28,7 @@ _TELLING = [one for one in SETTINGS.values() if one.numbers or one.cost]
 
 
 def as_ran(config: ReplayConfig | Mapping[str, Any], resolved: Mapping[str, Any] | None = None) -> Values:
-    """Each setting's value: as the workers reported it, else as asked for. `config` may be plain data, as files have it."""
+    """Each setting's value as the workers reported it, else as given. `config` may be plain data, as files have it."""
     asked = config.to_dict() if isinstance(config, ReplayConfig) else config
     values = {}
     for one in SETTINGS.values():
@@ -81,7 +81,7 @@ def telling(values: Mapping[str, Any]) -> Values:
 
 
 def costs(values: Mapping[str, Any]) -> Values:
-    """The settings that time and memory depend on."""
+    """The settings that affect time and memory."""
     return {name: value for name, value in telling(values).items() if SETTINGS[name].cost}
 
 

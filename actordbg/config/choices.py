@@ -46,7 +46,7 @@ _PACKAGES = ("actordbg", "openrlhf", "torch", "transformers", "deepspeed", "flas
 
 @dataclass(frozen=True)
 class Facts:
-    """What this environment has, as far as configurations depend on it. `gpus` counts CUDA devices, `cpus` the CPU cores that a
+    """Facts of this environment that configurations depend on. `gpus` counts CUDA devices, `cpus` the CPU cores that a
     process may use, 0 where that is unknown."""
 
     cuda: bool

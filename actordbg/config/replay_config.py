@@ -59,13 +59,13 @@ class ReplayConfig:
 
     model: str = deciding_setting(
         TINY,
-        help="A model's folder, a hub name, or `tiny`, a random Llama that actordbg builds (default).",
+        help="Model folder, hub name, or `tiny`, a built-in random Llama (default).",
         metavar="NAME|PATH|tiny", column="model: tiny, a path or a hub name",
         words={TINY: f"{TOY_MODEL} ({TINY})"}, decides_truth=True, commands=_NO_CURVE,
     )  # fmt: skip
     through: str | None = deciding_setting(
         None,
-        help="The rows with a transformers model and no trainer, or the trainer's own code (default: by who recorded them).",
+        help="rows: a plain transformers model, no trainer; trainer: the trainer's own code (default: set by the recorder).",
         metavar="rows|trainer", column="rows, or trainer: whose code computed",
         values=("rows", "trainer"), words={"rows": "on the rows", "trainer": "through the trainer"},
         unset="through what recorded it", quiet=(None,), axis=Axis("default: by who recorded them"), beside_truth=(None, "rows"),
@@ -78,7 +78,7 @@ class ReplayConfig:
     )  # fmt: skip
     backend: str = deciding_setting(
         "plain",
-        help="The actor alone (default), in the trainer's DeepSpeed strategy, or in PyTorch's fully_shard.",
+        help="Plain PyTorch (default), the trainer's DeepSpeed strategy, or FSDP2 (fully_shard).",
         metavar="|".join(BACKENDS), column="plain, deepspeed, ...",
         values=BACKENDS, words="{}", axis=Axis("default: plain"), beside_truth=("plain",),
     )  # fmt: skip
@@ -91,41 +91,41 @@ class ReplayConfig:
     )  # fmt: skip
     nproc: int = deciding_setting(
         1,
-        help="Processes, one for each GPU (default 1).",
+        help="Processes, one per GPU (default 1).",
         metavar="N", column="processes",
         least=1, words="{} processes", brief="{} proc", quiet=(1,), axis=Axis("default: 1, or what tp and ring need"),
         resolved="world_size",
     )  # fmt: skip
     tp: int = deciding_setting(
         1,
-        help="Tensor parallelism over N processes, by the model's own plan (fsdp2).",
+        help="Tensor-parallel size, by the model's own plan (fsdp2).",
         metavar="N", column="ranks of a tensor-parallel group",
         least=1, words="tp {}", quiet=(1,), axis=Axis("tensor-parallel sizes, for cells with fsdp2"), backends=("fsdp2",),
         needs="--backend fsdp2", beside_truth=(1,),
     )  # fmt: skip
     ring: int = deciding_setting(
         1,
-        help="Ring attention over N processes (needs --packing).",
+        help="Ring-attention size (needs --packing).",
         metavar="N", column="ranks of a ring-attention group",
         least=1, words="ring {}", quiet=(1,), axis=Axis("ring sizes, for packed cells of deepspeed and fsdp2"),
         backends=TOGETHER, needs="--backend fsdp2, or deepspeed", beside_truth=(1,),
     )  # fmt: skip
     dist_backend: str | None = deciding_setting(
         None,
-        help="Of torch.distributed (default: nccl with CUDA, else gloo); any that torch knows, with --dist-plugin.",
+        help="torch.distributed backend (default: nccl with CUDA, else gloo); --dist-plugin adds others.",
         metavar="gloo|nccl|NAME", column="gloo or nccl; NULL for what suits the device",
         words="over {}", unset="no process group", quiet=(None, "gloo", "nccl"), backends=TOGETHER,
     )  # fmt: skip
     launcher: str = setting(
         "direct",
-        help="What starts the ranks: actordbg, as the launcher would (default), or deepspeed or torchrun itself.",
+        help="direct: actordbg starts the ranks (default); real: the deepspeed or torchrun launcher does.",
         metavar="direct|real", column="direct, or real: deepspeed's launcher or torchrun",
         values=("direct", "real"), words="{} launcher", quiet=("direct",),
         backends=TOGETHER, needs="--backend deepspeed or fsdp2", idle="direct", resolved=None,
     )  # fmt: skip
     dtype: str | None = deciding_setting(
         None,
-        help="Parameters' dtype (default: the recorded one; else bf16, or fp32 for `tiny` on a CPU).",
+        help="Parameter dtype (default: as recorded, else bf16; fp32 for `tiny` on a CPU).",
         metavar="bf16|fp16|fp32", column="bf16, fp16 or fp32",
         values=tuple(DTYPES), words="{}", unset="the recorded dtype", axis=Axis("default: as `replay`'s"), decides_truth=True,
     )  # fmt: skip
@@ -146,8 +146,7 @@ class ReplayConfig:
     )  # fmt: skip
     compile_backend: str | None = deciding_setting(
         None,
-        help="What --compile hands its graphs to (default inductor); the others leave out code generation, and autograd "
-        "tracing too.",
+        help="Backend of torch.compile (default inductor). aot_eager skips code generation; eager skips AOTAutograd too.",
         metavar="inductor|aot_eager|eager", column="what torch.compile was told to use: inductor, aot_eager or eager",
         values=COMPILE_BACKENDS, words="compile backend {}", brief={}, unset="no compile backend", quiet=(None, "inductor"),
         axis=Axis("for compiled cells"), needs="--compile on, or off,on", switchable=True, beside_truth=(None,),
@@ -161,35 +160,35 @@ class ReplayConfig:
     )  # fmt: skip
     packing: bool | None = deciding_setting(
         None,
-        help="Pack rows without their padding (default: as recorded).",
+        help="Pack rows, dropping padding (default: as recorded).",
         column="whether samples were packed",
         words=("not packed", "packed"), unset="packed as recorded", axis=Axis("default: both", (False, True)),
         switchable=True, beside_truth=(None, False),
     )  # fmt: skip
     backward: bool | None = setting(
         None,
-        help="Backward too (default: where the recorded call had gradients).",
+        help="Also run backward (default: if the recorded call did).",
         column="whether backward ran too",
         words=("forward only", "with backward"), unset="backward as recorded", quiet=(None, False, True), cost=True,
         commands=_NO_TRAINING,
     )  # fmt: skip
     temperature: float | None = setting(
         None,
-        help="Divides the logits (default: as recorded, else 1).",
+        help="Logit divisor (default: as recorded, else 1).",
         column="temperature that logits were divided by",
         above=0, words="temperature {:g}", unset="the recorded temperature", quiet=(None, 1.0), numbers=True, switchable=True,
         decides_truth=True,
     )  # fmt: skip
     seed: int | None = setting(
         None,
-        help="Set before each input (default: the generator states that were recorded, else 0).",
+        help="RNG seed for each input (default: the recorded RNG state, else 0).",
         metavar="N", column="random seed",
         words="seed {}", unset="the recorded generator states", quiet=(None,), numbers=True, switchable=True, resolved=None,
     )  # fmt: skip
     align: str | None = setting(
         None,
-        help="All processes the same input; each its own rank's of the same call; or each its share in an order of its "
-        "own, as many as it has, which may hang. Default: each its share, kept in step.",
+        help="same: every rank runs the same input. rank: its own input of the recorded call. shuffle: its share, shuffled, in "
+        "unequal numbers; may hang. Default: its share, in step.",
         metavar="same|rank|shuffle",
         column="which rank gets which input: same, rank or shuffle; NULL for each its share",
         values=("same", "rank", "shuffle"), words="align {}", unset="each rank its share", quiet=(None,), commands=_REPLAYS,
@@ -197,8 +196,8 @@ class ReplayConfig:
     )  # fmt: skip
     truth: str | None = deciding_setting(
         None,
-        help="The truth instead of the Actor: each row alone, unpadded, eager attention in fp32 (or fp64), plain PyTorch, "
-        "the same weights. (bf16, fp16: what that dtype costs by itself.)",
+        help="Compute the truth instead: the same weights in plain PyTorch, one unpadded row at a time, eager, in fp32 or fp64 "
+        "(bf16, fp16: that dtype's own rounding).",
         metavar="[fp32|fp64]", column="dtype of the truth, fp32 or fp64; NULL for a replay that is not one",
         stored="oracle", resolved="oracle", old_option="oracle", bare="fp32", values=LONE_ROWS, words="the truth in {}",
         unset="no truth", quiet=(None,), commands=("replay", "noise"), flag_only=True,
@@ -220,25 +219,25 @@ class ReplayConfig:
     )  # fmt: skip
     timeout_s: float = run_setting(
         600.0,
-        help="One input may take this long, compiling included (default 600).",
+        help="Time limit per input, compilation included (default 600).",
         metavar="SECONDS", column="seconds that one input might take",
         option="timeout", above=0, words="timeout {:g} s", commands=(*_NO_CURVE, "families"),
     )  # fmt: skip
     keep_tensors: bool = run_setting(
         True,
-        help="Keep each input's log-probs and entropies, for `compare` (default: keep).",
+        help="Save log-probs and entropies for `compare` (default: on).",
         column="whether outputs were kept under tensors/",
         words=("outputs not kept", "outputs kept"), commands=("replay",),
     )  # fmt: skip
     keep_gradients: bool = run_setting(
         False,
-        help="Keep each parameter's gradient too, whole or a fixed sample.",
+        help="Also save parameter gradients, whole or a fixed sample.",
         column="whether each parameter's gradient was kept there too",
         words=("gradients not kept", "gradients kept"), commands=_JUDGES,
     )  # fmt: skip
     memory_snapshot: bool = run_setting(
         False,
-        help="Keep torch's history of CUDA allocations, a file for each rank.",
+        help="Save torch's CUDA allocation history, one file per rank.",
         column="whether torch's history of CUDA allocations was kept",
         words=("allocations not recorded", "allocations recorded"), commands=("replay",), beside_truth=(False,),
     )  # fmt: skip
@@ -251,13 +250,13 @@ class ReplayConfig:
     )  # fmt: skip
     name: str | None = run_setting(
         None,
-        help="Call this replay so: `report NAME`, `compare NAME truth` (the newest of that name counts).",
+        help="Name it, for `report NAME` or `compare NAME truth` (the newest such replay wins).",
         metavar="NAME", column="what the replay was called; NULL without --name",
         words="called {}", commands=("replay", "check"), flag_only=True,
     )  # fmt: skip
     accept: str | None = run_setting(
         None,
-        help="A verdict of the laws that is no failure here.",
+        help="Do not fail on this law verdict.",
         metavar="|".join(ACCEPTABLE), column="the verdict of the laws that was accepted; NULL for none",
         values=ACCEPTABLE, words="{} accepted", commands=(*_JUDGES, "families"),
     )  # fmt: skip
@@ -318,7 +317,7 @@ def validate(config: ReplayConfig) -> None:
             raise UsageError(  # a truth that was packed, compiled or sharded would be none
                 f"{SETTINGS['truth'].flag} and {option} contradict each other: the truth is each row alone, unpadded, "
                 "with eager attention in plain PyTorch",
-                hint=f"leave {option} out",
+                hint=f"drop {option}",
             )
     if config.name is not None and (NAME.match(config.name) is None or config.name in NOT_NAMES):
         hint = f"a letter, then letters, digits and . _ + -, and none of {', '.join(NOT_NAMES)}"
@@ -328,7 +327,7 @@ def validate(config: ReplayConfig) -> None:
     for name in ("zero_stage", "deepcompile"):
         one = SETTINGS[name]
         if getattr(config, name) != one.idle and config.backend not in one.backends:
-            raise UsageError(f"{one.flag} needs DeepSpeed", hint=f"add {one.needs}, or leave {one.flag} out")
+            raise UsageError(f"{one.flag} needs DeepSpeed", hint=f"add {one.needs}, or drop {one.flag}")
     if config.keep_gradients and config.backward is False:
         raise UsageError("--keep-gradients keeps nothing without a backward", hint="leave --no-backward out")
     if config.nproc % (config.tp * config.ring):

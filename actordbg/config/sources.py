@@ -241,7 +241,7 @@ def _bytes(path: Path) -> tuple[bytes, Owner]:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """What a TOML text says; ValueError for anything else."""
+    """Parse TOML; ValueError if it is invalid."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:

@@ -191,7 +191,7 @@ class ReplayStops:
         place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         if not self.may_pause:
             raise Unsupported(
-                f"breakpoint() at {place} was reached, and nobody can come to its prompt: this command has no terminal",
+                f"breakpoint() at {place} was reached, but this command has no terminal for its prompt",
                 hint="`actordbg replay` in a terminal; or `replay --break-wait 600`, then `actordbg attach` from another one",
             )
         stop = self._stop(f"at breakpoint(), {place}", frame, {"model": self._model}, f", in {frame.f_code.co_name}")

@@ -233,7 +233,7 @@ def run_folder(run: str = "") -> Path:
 
 
 def expect(run: str) -> None:
-    """Make the folder where a run's ranks will meet, so that `actordbg attach` can wait there before the first stop."""
+    """Create a run's rendezvous folder, so that `actordbg attach` can wait there before the first stop."""
     _private(run_folder(run))
 
 

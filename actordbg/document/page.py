@@ -60,7 +60,7 @@ def as_html(blocks: Iterable[Block], *, above: str = "", below: str = "", forms:
             f'<meta name="generator" content="actordbg {in_html(__version__)}"><title>{in_html(title)}</title>',
             f'<link rel="icon" href="{_icon(banner.tone if banner else "none")}">',
             f"<style>{style}</style></head><body>",
-            '<a class="skip" href="#main">To the content</a>',
+            '<a class="skip" href="#main">Skip to main</a>',
             f'{above}<main id="main">{contents(found)}{as_body(found)}{below}</main>',
             f"<footer>actordbg {in_html(__version__)}</footer>",
             *(f"<script>{script}</script>" for script in scripts),
@@ -117,7 +117,7 @@ def check(option: str, path: Path | None) -> None:
         return
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(
-            f"{option} {path}: no picture has the suffix {path.suffix!r}",
+            f"{option} {path}: unknown picture suffix {path.suffix!r}",
             hint=f"name a file that ends with {', '.join(SUFFIXES)}",
         )
     check_place(path)
@@ -167,7 +167,7 @@ _TONES = {
     for word in words
 }  # fmt: skip
 """Words of verdicts that have a colour beside their text."""
-Folded = frozenset({"Logs", "How to read the figures", "Loaded"})
+Folded = frozenset({"Logs", "Legend", "Loaded"})
 """Headings whose part is closed until somebody opens it."""
 
 

@@ -160,7 +160,7 @@ def _put_back(old: FileRead, kept: Path, made: int | None, first: BaseException)
             now = _inode(old.path)
             if attempt == _UNDO_ATTEMPTS - 1 and now in (made, None):
                 reason = f"{_said(first)}; putting the original back failed, too: {_said(error)}"
-                problem = StaysChanged(reason, hint="mend what the last error names; `actordbg status` says how the file stands")
+                problem = StaysChanged(reason, hint="fix the last error; `actordbg status` shows the state of the file")
                 problem.seen = now is not None
                 raise problem from None
 

@@ -245,7 +245,7 @@ class LawSummary:
     def headline(self) -> str:
         """In a line: "laws of 2 of 3 inputs: BROKEN neighbour, jacobian; 12 kept, 2 within-rounding, 4 not checked"."""
         if not self.inputs:
-            return "no law was asked"
+            return "no law checked"
         told = []
         for verdict, word in ((BROKEN, "BROKEN"), (NONDETERMINISTIC, "NONDETERMINISTIC"), (NOT_CHECKED, "FAILED")):
             names = dict.fromkeys(one["law"] for one in self.violations if one["verdict"] == verdict)

@@ -1,4 +1,4 @@
-"""One's own dumps through one configuration, judged by everything that is there: the replay, the laws, the truth, a noise floor.
+"""Run dumps through one configuration and judge them by the replay, the laws, the truth and a noise floor.
 
     found = run_check(store, plan.spec)
     answer = answer_of_check(found, of=257, recorded="meta-llama/Llama-3.1-8B")
@@ -63,7 +63,7 @@ CAUSE_CHARS = 200
 
 @dataclass(frozen=True)
 class CheckFound:
-    """What a check came to. comparison: with the truth; None where there is none, and `no_truth` says why.
+    """A check's result. comparison: with the truth; None where there is none, and `no_truth` says why.
 
     golden: with what the training run itself got, where that was asked for.
     """
@@ -226,7 +226,7 @@ def _figure(name: str, text: str) -> tuple[str, str]:
 def _figures(one: ReplaySummary, furthest: float | None, toy: str) -> Iterator[tuple[str, str]]:
     """Say how far from the truth, how fast, how much memory."""
     first = one.warm_up.first_forward.median
-    yield "from the truth", "unknown" if furthest is None else f"{number(furthest, 2)} nats, the largest of a log-prob"
+    yield "from the truth", "unknown" if furthest is None else f"{number(furthest, 2)} nats, worst log-prob"
     if one.forward.median is not None:
         yield "forward", f"{seconds(one.forward.median)} s, {rate(one.tokens_per_s.median)} tokens/s in one worker{toy}"
     elif first is not None:
@@ -236,7 +236,7 @@ def _figures(one: ReplaySummary, furthest: float | None, toy: str) -> Iterator[t
 
 
 def _verdict(found: CheckFound, one: ReplaySummary, dumps: str) -> tuple[str, str]:
-    """The word, and what it is about."""
+    """The verdict word and its text."""
     record, bad = found.comparison, one.counts.inputs - one.counts.passed
     if bad:
         why = ""
@@ -248,11 +248,11 @@ def _verdict(found: CheckFound, one: ReplaySummary, dumps: str) -> tuple[str, st
         return WRONG if one.laws.broken else FAILED, violation_in_words(one.laws.violations[0])
     if record is None or record.verdict == NOT_COMPARED:
         why = found.no_truth or next((why for dump in found.truths for why in dump.not_compared.values()), "")
-        return UNJUDGED, f"{dumps} run, and nothing could be compared with the truth{why and ': '}{why}"
+        return UNJUDGED, f"{dumps} ran; none could be compared with the truth{why and ': '}{why}"
     dtype = record.a.dtype or "its dtype"
     far = sum(dump.verdict == MISMATCH for dump in record.dumps)
     if not record.good:
-        return WRONG, f"{far:,} of {plural(len(record.dumps), 'dump')} further from the truth than {dtype} explains"
+        return WRONG, f"{far:,} of {plural(len(record.dumps), 'dump')} off the truth by more than {dtype} rounding"
     if found.golden is not None and (own := _own_in_words(found.golden, dtype)):
         return WRONG, own
     noise = record.verdict == WITHIN_NOISE
@@ -282,7 +282,7 @@ def _own_in_words(golden: ComparisonRecord, dtype: str) -> str:
     agree = "; its log-probs agree" if entropies and not log_probs else ""
     many = f"{len(bad):,} of {plural(len(golden.compared), 'dump')}"
     fault = f"; {LEAKED}" if any(LEAKED in dump.reasons for dump in bad) else ""
-    return f"in {many} what the run itself got is not what its model gives in {dtype}: {furthest}{agree}{fault}"
+    return f"in {many} the run's outputs are not what its model gives in {dtype}: {furthest}{agree}{fault}"
 
 
 def _not_judged(found: CheckFound, one: ReplaySummary, toy: bool) -> Iterator[str]:
@@ -295,7 +295,7 @@ def _not_judged(found: CheckFound, one: ReplaySummary, toy: bool) -> Iterator[st
     if found.comparison is not None:
         yield from found.comparison.unjudged
         if flat_where_it_matters(found.comparison):
-            yield "what rounding does to these inputs, so the limits are flat"
+            yield "rounding on these inputs (fixed limits were used)"
     if not any(result.grad_norm is not None for result in found.data.results):
         yield "gradients (--backward)"
     if one.laws is None or not one.laws.inputs:

@@ -116,7 +116,7 @@ def compare(
         reasons.insert(
             0,
             f"over all dumps A's log-probs are off by {bias.ours:+.3g} nats on average, in one direction: {bias.z:+.1f} standard "
-            f"errors from what rounding does (at most {MOST_Z:g}); rounding goes both ways",
+            f"errors beyond rounding (limit {MOST_Z:g}); rounding is unbiased",
         )
     return ComparisonRecord(
         comparison_id=new_replay_id(),

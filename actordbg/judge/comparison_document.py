@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 _VERDICTS = {
     MATCH: ("A agrees with B within the thresholds", GOOD_TONE, "RIGHT", "AGREES"),
-    WITHIN_NOISE: ("A differs from B no more than the configuration moves by itself", GOOD_TONE, "RIGHT", "AGREES"),
+    WITHIN_NOISE: ("A differs from B by no more than its own noise", GOOD_TONE, "RIGHT", "AGREES"),
     MISMATCH: ("A differs from B", BAD_TONE, "WRONG", "DIFFERS"),
     NOT_COMPARED: ("nothing was compared", NO_TONE, "NOT JUDGED", "NOT COMPARED"),
 }
@@ -136,9 +136,9 @@ def meaning(record: ComparisonRecord) -> str:
             further = f"further from the truth than the thresholds allow{floor}"
             return f"A is {further if real else 'as near the truth as the thresholds ask'}."
         if real:
-            return f"A is further from the truth than {dtype} explains{floor}: more than rounding moves it."
+            return f"A is off the truth by more than {dtype} rounding{floor}: more than rounding moves it."
         if flat_where_it_matters(record):
-            return f"A is within what {dtype} does to any model; whether it is within what {dtype} does to this one is not known."
+            return f"A is within the general limits for {dtype}; rounding in this model was not measured."
         return f"A is as near the truth as {dtype} allows."
     if record.b.kind == "golden":
         return "A does not give what the run got." if real else "A gives what the run got."
@@ -147,7 +147,7 @@ def meaning(record: ComparisonRecord) -> str:
     if a.settings and b.settings:  # records of earlier versions have labels only
         settings = difference(complete(a.settings), complete(b.settings))
     if real:
-        return f"{settings}. Which of them is right, the truth tells: `actordbg compare {record.a.replay_id} truth`."
+        return f"{settings}. To see which is right: `actordbg compare {record.a.replay_id} truth`."
     return f"{settings}; no log-prob moves beyond the thresholds."
 
 
@@ -161,9 +161,9 @@ EXCLUDED = {
     "tokens": "all log-probs shifted by {} nats",
     "gradients": "all gradients off by {}",
     "parameter": "the gradient of any one parameter off by {}",
-    "matrix": "one weight matrix times 1 + {}",
+    "matrix": "one weight matrix x (1 + {})",
     "attention": "attention scores times 1 + {}",
-    "position": "the second half of each row {} positions further on",
+    "position": "second half of each row shifted by {} positions",
 }
 """A fault of a size, in words (`judge.measured_limits`)."""
 
@@ -176,9 +176,9 @@ def excluded(sizes: Mapping[str, float | None], dtype: str | None) -> str:
         return ""
     unseen = [words.split(" {}")[0].removesuffix(" off by").removesuffix(" times 1 +")
               for name, words in EXCLUDED.items() if sizes.get(name, 0) is None]  # fmt: skip
-    narrow = f" What is smaller, {dtype} cannot tell from rounding: run in fp32 first." if dtype in FLAT_IS_WIDE else ""
-    never = f" No size that was tried would have been red for {', '.join(unseen)}." if unseen else ""
-    return f"It would have been red for {', '.join(known)}.{never}{narrow}"
+    narrow = f" Smaller errors are lost in {dtype} rounding: run in fp32 first." if dtype in FLAT_IS_WIDE else ""
+    never = f" No size tried would have failed on {', '.join(unseen)}." if unseen else ""
+    return f"Would have failed on {', '.join(known)}.{never}{narrow}"
 
 
 def _facts(record: ComparisonRecord) -> Iterator[str]:
@@ -369,7 +369,7 @@ def gradients_chart(dumps: Sequence[DumpComparison]) -> Chart | None:
     value, dump_id = worst[name, at]
     count = sum(bool(dump.distances or dump.parameters) for dump in dumps)
     where = name if at == _OUTSIDE else f"{name} of layer {at}"
-    says = f"The furthest is {where}: {number(value, 3)} in {dump_id}. A field is the largest over {plural(count, 'dump')}."
+    says = f"The furthest is {where}: {number(value, 3)} in {dump_id}. Each cell is the maximum of {plural(count, 'dump')}."
     lines = [{"gradient of": row["p"], "layer": row["l"], "|a-b|/|b|": number(row["v"], 3)} for row in rows]
     title = f"Gradients by parameter and layer: {plural(len(worst), 'parameter')}"
     return Chart(title, says, spec, table(lines, "gradient of"))

@@ -320,7 +320,7 @@ def noise_page(record: NoiseRecord) -> list[Block]:
     word, tone = _WORDS[deterministic(record)]
     said = conclusion(record)
     sentence = " ".join(line for line in said if not line.startswith("next: "))
-    floor = (("the floor of a log-prob", f"{number(record.floor.get('max_abs'), 3)} nats"), ("inputs", str(len(record.dumps))))
+    floor = (("log-prob noise floor", f"{number(record.floor.get('max_abs'), 3)} nats"), ("inputs", str(len(record.dumps))))
     rows = tuple(
         (variant.name, _HOW.get(variant.name, ""), *(number(getattr(variant.log_probs or Figures(0), name)) for name in _FIGURES),
          number(variant.grad_norm_rel))
@@ -356,8 +356,8 @@ def _moved(record: NoiseRecord) -> Chart | None:
     spec = layered([], bars, height=32 * len(largest), x=quantity("x", "a log-prob moves by up to, nats"), y=names("v", None))
     lines = tuple((str(row["v"]), str(row["m"]), number(float(str(row["x"])), 3)) for row in rows)
     table = Grid(("variation", "figure", "nats"), lines, {"variation", "figure"})
-    says = "Each variation changes what must not matter; rounding is the dtype by itself, each row alone."
-    return Chart("What moves it", says, spec, table)
+    says = "A variation must not change results; rounding is the dtype's own error, row by row."
+    return Chart("Noise sources", says, spec, table)
 
 
 def _variant(record: NoiseRecord, name: str) -> NoiseVariant | None:

@@ -125,7 +125,7 @@ def timeline(data: ReplayData) -> Chart | None:
     spec = _over_time("l", "seconds since the first input", kept, shown, bad, "z", colours, len(some))
     busy = {worker: sum(row["t"] for row in mine) for worker, mine in workers.items()}
     says = f"{plural(len(workers), 'worker')}, {plural(len(rows), 'input')} in {seconds(max(row['z'] for row in rows))} s."
-    says += " A bar is an input, its colour is its length."
+    says += " Each bar is an input, colored by length."
     if len(workers) > 1:
         slowest = max(busy, key=lambda worker: busy[worker])
         says += f" Busiest: worker {slowest}, {seconds(busy[slowest])} s."
@@ -135,11 +135,11 @@ def timeline(data: ReplayData) -> Chart | None:
         for worker, mine in workers.items()
     ]  # fmt: skip
     grid = Grid(("worker", "inputs", "busy s", "longest s", "did not pass"), table, {"worker"})
-    return Chart("The replay over time", says, spec, grid, left_out(kept, rows))
+    return Chart("Replay timeline", says, spec, grid, left_out(kept, rows))
 
 
 def run_timeline(run: str, rows: Sequence[DumpRow], dropped: Mapping[int, int] = MappingProxyType({})) -> Chart | None:
-    """The calls of a run that were kept: a line for each rank, a mark for each call by length, and what was kept for a reason.
+    """The calls of a run that were kept: a line for each rank, a mark for each call by length, and what was triggered.
 
     dropped: by rank, calls that it counted and could not keep; when, it does not know. A dump says when its call began, so a
     straggler is a line that falls behind the others, or has a gap that only it has.
@@ -168,16 +168,16 @@ def run_timeline(run: str, rows: Sequence[DumpRow], dropped: Mapping[int, int] =
     spec = _over_time("r", "seconds since the first call", kept, shown, odd, "a", colours, min(len(ranks), _MOST_LANES))
     lost = sum(dropped.values())
     says = f"{plural(len(rows), 'call')} of {plural(len(ranks), 'rank')} in {seconds(took)} s; a mark is a recorded call,"
-    says += " its colour its length. A lane that falls behind is a straggler."
-    says += f" {plural(lost, 'call')} dropped: counted, and not kept." if lost else ""
+    says += " its colour its length. A rank that lags is a straggler."
+    says += f" {plural(lost, 'call')} dropped (counted, not kept)." if lost else ""
     note = left_out(kept, drawn) + (f" {_MOST_LANES} of {len(ranks)} ranks." if len(ranks) > _MOST_LANES else "")
     table = []
     for mine in ranks_marks.values():
         gaps = [later["a"] - mark["a"] for mark, later in pairwise(mine)]
         times = map(seconds, (mine[0]["a"], mine[-1]["a"], max(gaps, default=None)))
         table.append((mine[0]["r"], str(len(mine)), *times, str(sum(bool(mark["g"]) for mark in mine))))
-    grid = Grid(("rank", "calls", "first, s", "last, s", "longest gap, s", "kept for a reason"), table, {"rank"})
-    return Chart(f"The run over time: {run}", says, spec, grid, note.strip())
+    grid = Grid(("rank", "calls", "first, s", "last, s", "longest gap, s", "triggered"), table, {"rank"})
+    return Chart(f"Run timeline: {run}", says, spec, grid, note.strip())
 
 
 def _by(rows: Values, key: str) -> dict[Any, Values]:
@@ -218,7 +218,7 @@ def spent(data: ReplayData) -> Chart | None:
     largest = max(rows, key=lambda row: row["s"])
     says = f"{seconds(total)} s in all workers; {largest['s'] / total:.0%} of it: {largest['p']}."
     table = Grid(("part", "s", "share"), [(row["p"], seconds(row["s"]), f"{row['s'] / total:.1%}") for row in rows], {"part"})
-    return Chart("Where the seconds went", says, spec, table)
+    return Chart("Time breakdown", says, spec, table)
 
 
 def kept_marks(rows: Values, special: Callable[[dict[str, Any]], bool]) -> Values:
@@ -230,7 +230,7 @@ def kept_marks(rows: Values, special: Callable[[dict[str, Any]], bool]) -> Value
 
 
 def left_out(kept: Sequence[Any], rows: Sequence[Any]) -> str:
-    return f"{len(kept):,} of {len(rows):,} are drawn, spread evenly; what did not pass first." if len(kept) < len(rows) else ""
+    return f"{len(kept):,} of {len(rows):,} shown, evenly sampled; failures first." if len(kept) < len(rows) else ""
 
 
 def lanes_high(lanes: int) -> int:

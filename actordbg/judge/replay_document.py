@@ -74,10 +74,10 @@ def brief_document(summary: Summary) -> list[Block]:
 def explanations(summary: Summary | None = None) -> list[Block]:
     """What the figures of a report mean; of a summary only those that it has."""
     compared = summary is None or any(one.comparisons for one in summary.replays)
-    return [Heading("How to read the figures", 3), Items((*_FIGURES, *([_COMPARED] if compared else ())))]
+    return [Heading("Legend", 3), Items((*_FIGURES, *([_COMPARED] if compared else ())))]
 
 
-_EXPLAINED = "How to read the figures: `actordbg report --explain`."
+_EXPLAINED = "Legend: `actordbg report --explain`."
 
 
 def document(
@@ -106,9 +106,8 @@ def document(
 _FIGURES = (
     "Steady times leave out the first measured input of each worker start and inputs that compiled a graph.",
     f"p95: {PERCENTILE_DEFINITION}; with fewer than 20 inputs it is close to the largest.",
-    "tok/s: real tokens (attention mask, no padding) per second of forward in one worker process, the median over"
-    " inputs; all: all tokens by all seconds.",
-    "seq_len counts padding. peak mem is one worker process's, the largest of the inputs.",
+    "tok/s: non-padding tokens per second of forward in one worker, median over inputs; all: total tokens / total seconds.",
+    "seq_len counts padding. peak mem: the largest of any input, in one worker.",
 )
 _COMPARED = (
     "Compared: the newest `actordbg compare` with each other side; max, mean: absolute differences of log-probs in nats,"
@@ -129,7 +128,7 @@ def _side_by_side(summary: Summary) -> list[Block]:
         Heading(f"{plural(len(pairs), 'replay')} side by side", 2),
         Grid(columns, [_compared(one, against) for one, against in pairs], {""}),
         Items([_configured(one, against) for one, against in pairs]),
-        Paragraph(f"The same for all: {_settings(told) or 'nothing'}."),
+        Paragraph(f"Common to all: {_settings(told) or 'nothing'}."),
         Paragraph(
             f"x fwd: forward seconds by those of {comparison.baseline}, input by input, median over the inputs that are"
             f" steady in both (timed). digest: log-probs of inputs that passed in both, equal bit for bit or not."
@@ -202,7 +201,7 @@ def _stopped(one: ReplaySummary) -> list[Block]:
     if not one.why:
         return []
     first, *log = one.why.strip().splitlines()
-    return [Heading("What stopped it", 3), Paragraph(first), *([Code("\n".join(log[-_LOG_LINES:]))] if log else [])]
+    return [Heading("Why it stopped", 3), Paragraph(first), *([Code("\n".join(log[-_LOG_LINES:]))] if log else [])]
 
 
 def _failures(one: ReplaySummary) -> list[Block]:
@@ -214,10 +213,10 @@ def _failure(group: FailureGroup) -> list[Block]:
     kind = f" ({group.error_class})" if group.error_class and group.error_class != group.name else ""
     lines = [f"{group.name}{kind}: {plural(group.count, 'input')}, {statuses}"]
     if group.cause:
-        lines.append(f"first cause: {' '.join(group.cause.split())}")
+        lines.append(f"cause: {' '.join(group.cause.split())}")
     if group.explanation:
         lines.append(f"why: {group.explanation}")
-    lines += [f"way out: {way}" for way in group.ways_out]
+    lines += [f"try: {way}" for way in group.ways_out]
     lines += [f"for example: {example}" for example in group.examples]
     log = group.log_excerpt or ""
     shown = in_brief(log) if group.explanation else "\n".join(log.strip().splitlines()[-8:])
@@ -249,7 +248,7 @@ def _warm_up(one: ReplaySummary) -> str:
     if warm.compiling_inputs:
         text += f" {plural(warm.compiling_inputs, 'later input')} compiled: forward {_range(warm.compiling_forward)}."
     if not one.forward.count:
-        text += " No input was steady: every measured one was a first or a compiling one."
+        text += " No steady-state input: each was a first run or a compiling one."
     return text
 
 
@@ -262,7 +261,7 @@ def _range(spread: Spread) -> str:
 def _slowest(one: ReplaySummary) -> list[Block]:
     if not one.slowest:
         return []
-    title = "Slowest inputs" if one.slowest_are_steady else "Slowest inputs (warm-up included: none is steady)"
+    title = "Slowest inputs" if one.slowest_are_steady else "Slowest inputs (warm-up included)"
     rows = [
         (s.dump_id, str(s.rank), str(s.batch_size), str(s.seq_len), seconds(s.forward_s), seconds(s.backward_s))
         for s in one.slowest
@@ -352,7 +351,7 @@ def _verdict(one: ReplaySummary) -> Banner:
     of_toy, truth = " (toy model)" * (one.asked.get("model", TINY) == TINY), one.truth
     figures = [("inputs passed", _passed(one.counts))]
     if truth is not None and truth.max_abs is not None:
-        figures.append(("furthest from the truth", f"{number(truth.max_abs, 2)} nats"))
+        figures.append(("max diff from truth", f"{number(truth.max_abs, 2)} nats"))
     if one.tokens_per_s.median is not None:
         figures.append((f"tokens/s{of_toy}", rate(one.tokens_per_s.median)))
     figures.append((f"peak memory{of_toy}", human_bytes(one.peak_memory_bytes)))
@@ -375,7 +374,7 @@ def _judged(one: ReplaySummary) -> tuple[str, str, str]:
         return word, f"A law {what}: {laws.headline}.", BAD_TONE
     if truth is not None and truth.verdict == MISMATCH:
         what = f"{truth.mismatches:,} of {plural(truth.compared, 'input')}"
-        return "WRONG", f"The numbers of {what} are not the truth's: off by up to {number(truth.max_abs, 2)} nats.", BAD_TONE
+        return "WRONG", f"{what} differ from the truth by up to {number(truth.max_abs, 2)} nats.", BAD_TONE
     left = f"; {c.inputs - c.passed:,} were not run" if c.passed < c.inputs else ""
     passed = f"{c.passed:,} of {plural(c.inputs, 'input')} passed{left}"
     if truth is not None and truth.verdict in GOOD:
@@ -383,8 +382,8 @@ def _judged(one: ReplaySummary) -> tuple[str, str, str]:
         near = "within the noise" if truth.verdict == WITHIN_NOISE else f"as near the truth as {dtype} allows"
         known = f"the log-probs of {truth.compared:,} are {near}"
         return "RIGHT", f"{passed}, and {known}.", PART_TONE if left else GOOD_TONE
-    unbroken = ", and no law that was asked is broken" if laws is not None and laws.inputs else ""
-    return "NOT JUDGED", f"{passed} with finite numbers{unbroken}; whether they are right was not asked.", PART_TONE
+    unbroken = ", and every law checked holds" if laws is not None and laws.inputs else ""
+    return "NOT JUDGED", f"{passed} with finite numbers{unbroken}; correctness was not checked.", PART_TONE
 
 
 def _unjudged(one: ReplaySummary, of_toy: bool) -> Iterator[str]:

@@ -124,11 +124,11 @@ def tokens_chart(pair: TokenPair, texts: Texts | None = None) -> Chart | None:
         around = f"{text_of(r, c - 8, c, PADDING)}[{text_of(r, c, c + 1)}]{text_of(r, c + 1, c + 7, PADDING)}"
         lines.append((*line, *[around] * bool(texts)))
     columns = ("row", "position", "token", "A", "B", "A - B", *["text"] * bool(texts))
-    says = f"{pair.dump_id}: {plural(len(chosen), 'row')}. The worst token is ringed: {_where(row, position, 1)},"
+    says = f"{pair.dump_id}: {plural(len(chosen), 'row')}. Worst token circled: {_where(row, position, 1)},"
     says += f" {number(far[row][position], 3)} nats."
     says += "" if width == 1 else f" A field is {width} positions, and shows the worst of them."
     left = f"{ROWS} of {plural(len(chosen), 'row')}, those that are furthest apart." if len(chosen) > ROWS else ""
-    return Chart("A dump's tokens", says, spec, Grid(columns, lines, {"text"}), left)
+    return Chart("Token map", says, spec, Grid(columns, lines, {"text"}), left)
 
 
 def _drawn(fields: Sequence[dict[str, Any]], worst: tuple[float, int, int], height: int) -> Spec:
@@ -182,4 +182,4 @@ def scatter_chart(pairs: Sequence[TokenPair], limit: float | None, floor: float 
     shares = [(share, far[math.ceil(share * len(far)) - 1]) for share in (0.5, 0.9, 0.99, 0.999, 1.0)]
     table = Grid(("tokens", "|A - B| at most, nats"), tuple((f"{share:.1%}", number(value, 3)) for share, value in shares))
     spec = layered([], dots, *lines, height=260)
-    return Chart("A against B, token by token", says + said, spec, table, note * (len(kept) < len(points)), half=True)
+    return Chart("A vs. B, per token", says + said, spec, table, note * (len(kept) < len(points)), half=True)

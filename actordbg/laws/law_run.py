@@ -149,7 +149,7 @@ class LawRun:
         why: it cannot be asked, "" if it can.
         """
         if not why and found.count and found.size <= NOISE_FACTOR * self._noise:
-            why = f"the configuration moves by {self._noise:.2g} nats by itself"
+            why = f"the configuration's own noise is {self._noise:.2g} nats"
         if not why and found.count and self._experts:
             self._waiting[law] = (found, words)
             why = "what rounding does to this input was not measured"
@@ -175,10 +175,10 @@ class LawRun:
         row = int(rows[-1]) if len(rows) else 0
         turned = self._rows.flip(0)
         order = self._forward(changes.with_rows(self.asked, turned)).rows(turned)
-        self._waiting["order"] = (change(order, self.base, self.tokens), "in another order rows give other numbers")
+        self._waiting["order"] = (change(order, self.base, self.tokens), "reordering the rows changes results")
         if self.session.config.packing or not self._compiled:  # else a batch of one row would be another graph
             lone = self._forward(changes.with_rows(self.asked, self._rows[row : row + 1])).rows(torch.zeros_like(self._rows))
-            words = f"row {row} by itself gives other numbers than among the others"
+            words = f"row {row} differs when run alone"
             self._waiting["alone"] = (change(lone, self.base, self._of_row(self.tokens, row)), words)
         with rounded_anew(self.session.model):
             moved = change(self._forward(self.asked), self.base, self.tokens)
@@ -231,7 +231,7 @@ class LawRun:
 
 
 ONE_ROW = "the input has one row"
-_NOT_AGAIN = "the same call gave other numbers the second time"
+_NOT_AGAIN = "a rerun gave different numbers"
 OTHER_MASK = "log-probs of selected tokens are 0, and not without an action mask: the Actor masks other tokens than were selected"
 _RANDOM = "the call draws random numbers, and other shapes draw others"
 

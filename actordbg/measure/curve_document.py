@@ -66,7 +66,7 @@ def explanations(quantity: str) -> list[Block]:
         "packed inputs are computed without their padding, so real tokens decide: --by tokens",
         "measured: a longer one is known not to fit; extrapolated: by the curve, beyond what ran",
     )
-    return [Heading("How to read the figures", 3), Items((*(of_memory if quantity == MEMORY else of_time), *of_both))]
+    return [Heading("Legend", 3), Items((*(of_memory if quantity == MEMORY else of_time), *of_both))]
 
 
 def title(config: CurveAnswer) -> str:

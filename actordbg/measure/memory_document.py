@@ -89,7 +89,7 @@ def compare_samples(
             ):
                 parts.append("growth")
                 step, dump = _first_apart(ours[x], theirs[y], name) if p.unit == STEP else (None, "")
-                where = "" if step is None else f"; they part at step {step}"
+                where = "" if step is None else f"; diverging at step {step}"
                 where += dump and f" (dump {dump})"
                 said.insert(0, f"growth is {in_words(p)} in A, {in_words(q)} in B{where}")
             reasons += [f"{x}, {QUANTITIES[name]}: {reason}" for reason in said]
@@ -154,7 +154,7 @@ def watch_page(record: MemoryRecord, samples: Sequence[Sample]) -> list[Block]:
     elif short:
         banner = Banner("TOO SHORT", f"too few samples or steps to say whether {who} grows.", NO_TONE)
     else:
-        banner = Banner("STEADY", "no process grows by more than its samples scatter.", GOOD_TONE)
+        banner = Banner("STEADY", "no process grows beyond sampling noise.", GOOD_TONE)
     rows = [
         (one.process, QUANTITIES[name], str(one.samples), str(one.steps or "-"), *map(size, (own.first, own.peak, own.last)),
          in_short(own.growth))

@@ -98,7 +98,7 @@ def watch_into(path: Path, found: Iterable[list[Sample]], tell: Callable[[list[S
     try:
         descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     except FileExistsError:
-        raise UsageError(f"{path} is there already", hint="name another file, or remove it first") from None
+        raise UsageError(f"{path} already exists", hint="name another file, or remove it first") from None
     except OSError as error:
         raise StoreProblem(f"cannot write {path}: {error.strerror}", hint="name a file in a folder that you may write") from None
     with open(descriptor, "w", newline="") as file:
@@ -122,7 +122,7 @@ def read_samples(path: Path) -> list[Sample]:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint="`actordbg memory watch` writes such a file") from None
     except csv.Error as error:
-        raise UsageError(f"{path} is no table of samples: {error}", hint="`actordbg memory watch` writes one") from None
+        raise UsageError(f"{path} is not a sample table: {error}", hint="`actordbg memory watch` writes one") from None
     if not rows or tuple(rows[0]) != COLUMNS:
         raise UsageError(f"{path} has no samples of memory", hint="its first line would be " + ",".join(COLUMNS))
     samples = []

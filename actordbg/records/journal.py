@@ -168,7 +168,7 @@ def read_why(folder: Path) -> str:
 
 
 def last_results(records: Iterable[ResultRecord]) -> dict[str, ResultRecord]:
-    """Of each dump the result that counts: the one that finished last, of a later attempt where times are equal."""
+    """The effective result per dump: the last to finish; on a tie, the later attempt."""
     results: dict[str, ResultRecord] = {}
     for record in records:
         before = results.get(record.dump_id)

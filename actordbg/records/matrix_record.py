@@ -70,7 +70,7 @@ class MatrixCell:
 
     @property
     def good(self) -> bool:
-        """It passed, no law is broken, and what it computed is not known to be wrong."""
+        """It passed, no law failed, and what it computed is not known to be wrong."""
         return self.status == PASSED and not self.violations and (self.verdict is None or self.verdict in GOOD)
 
     @property

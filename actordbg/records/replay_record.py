@@ -20,7 +20,7 @@ What a law said about an input is plain data in its result's `extra["laws"]`, on
 
     kept              nothing changed that must not change
     within-rounding   something moved, by no more than rounding moves this input (`limit`)
-    nondeterministic  the same call gave other numbers the second time
+    nondeterministic  a rerun gave different numbers
     broken            something changed that must not change
     not-checked       the law could not be asked here, and `words` says why; `raised`: because asking it raised
 

@@ -63,7 +63,7 @@ class Engine(Protocol):
 
     @property
     def out_of_step(self) -> str:
-        """Why this process has to be replaced after an input that has its result; "" if it can go on."""
+        """Why this process must be restarted after a finished input; "" if it can continue."""
 
     def run(
         self, item: ReplayInput, loaded: Any, *, recorded: bool, on_law: Callable[[str], None] | None = None

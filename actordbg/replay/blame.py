@@ -175,9 +175,9 @@ def _conclusion(ranks: Sequence[Standing]) -> str:
         return f"ranks ran {_listed([str(rank.done + bool(rank.item)) for rank in ranks])} inputs"
     if silent:
         return ""
-    words = "every rank waits in a collective that not all of them came to"
+    words = "every rank waits in a collective that not all reached"
     if len({rank.view.slot for rank in waiting}) > 1:
-        words += ", and they are in different slots"
+        words += ", in different rounds"
     shapes = [f"[{rank.item.batch_size}, {rank.item.seq_len}]" for rank in waiting if rank.item]
     return f"{words}; their inputs are {_listed(shapes)}" if len(set(shapes)) > 1 else words
 

@@ -344,7 +344,7 @@ class GroupRun:
         self.replay.on_verdict(record)
 
     def _again(self, reason: str) -> None:
-        """Start again with the remaining inputs, unless too many attempts brought no result."""
+        """Restart with the remaining inputs unless too many attempts were fruitless."""
         log, losses = self._last_words(), self.replay.losses
         self.stop()
         fruitless = len(self.pending) == self._pending_before

@@ -129,13 +129,13 @@ def text_call(dump: Dump, vocab_size: int, device: torch.device) -> ReplayedCall
     unknown = sorted(set(dump.inputs) - _TEXT_TENSORS)
     if unknown:
         raise Unsupported(
-            f"the truth knows what text is, not {', '.join(unknown)}",
+            f"the truth is text-only, not {', '.join(unknown)}",
             hint="compare two configurations on this dump with each other",
         )
     if dump.record.arguments.get("packed_seq_lens") is not None:
         raise Unsupported(
             "the rows of this call were packed before the Actor got them (packed_seq_lens)",
-            hint="replay a dump whose rows are apart: newer trainers pack inside of the Actor",
+            hint="replay a dump of unpacked rows: newer trainers pack inside of the Actor",
         )
     call = make_call(Signature(_TEXT_TENSORS | _TEXT_SCALARS, multimodal=False), dump, vocab_size, device)
     notes = tuple(note for note in call.notes if "return_logprobs" not in note)  # nothing of that is called here

@@ -127,7 +127,7 @@ def replays_page(store: Store) -> str:
     own, others = _own_and_others(query.open_fresh(store))
     below = _replays(own[:SHOWN], True)
     if others:
-        title = "Truths, variations, cells of a matrix, and replays of others"
+        title = "Truths, variations, matrix cells and other users' replays"
         below += f"<h2>{in_html(title)}</h2><p>{in_html(_counted(others))}</p>{_replays(others[:SHOWN], False)}"
     return _page([Heading("replays", 1), Paragraph(_counted(own))], below)
 

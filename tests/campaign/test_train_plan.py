@@ -1,4 +1,5 @@
-"""A training check before and after its workers: which cells, which micro-batches, whose verdict, and the ancestor's variables."""
+"""A training check before and after its workers: which cells, which micro-batches, whose verdict, and the ancestor's
+variables."""
 
 from __future__ import annotations
 
@@ -165,7 +166,8 @@ def banner_of(record: TrainCheckRecord) -> Banner:
 
 @pytest.mark.parametrize(
     ("also", "word", "tone", "agree"),
-    [(IMPOSSIBLE, "AGREES", GOOD_TONE, "1 / 2"), (OPEN, "NOT COMPLETE", PART_TONE, "1 / 2"), (BROKEN, "FAILED", BAD_TONE, "1 / 2"),
+    [(IMPOSSIBLE, "AGREES", GOOD_TONE, "1 / 2"), (OPEN, "NOT COMPLETE", PART_TONE, "1 / 2"), (BROKEN, "FAILED", BAD_TONE, "1 / "
+    "2"),
      (TRAINED, "AGREES", GOOD_TONE, "2 / 2")],
 )  # fmt: skip
 def test_a_page_counts_as_agreeing_only_what_was_trained_and_agrees(also: str, word: str, tone: str, agree: str):
@@ -188,7 +190,7 @@ def test_a_loss_that_nobody_knows_to_fall_is_not_green_and_the_first_sentence_sa
     assert shown.exit_code == 1 and first in shown.stdout and "use --steps 8" in shown.stdout
     banner = banner_of(record)
     assert (banner.word, banner.tone) == ("NOT CHECKED", PART_TONE)
-    assert banner.unjudged == ("whether the loss falls: too few steps, or within its scatter (asked)",)
+    assert banner.unjudged == ("whether the loss falls: too few steps, or too noisy (asked)",)
 
 
 @pytest.mark.parametrize(("given", "taken"), [("--steps 5", 8), ("--max-inputs 24", 24)])

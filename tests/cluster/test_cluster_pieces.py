@@ -188,9 +188,12 @@ def test_who_is_blamed_where_a_node_ran_out_of_memory():
     """By the message of Ray 2.55; it took the memory from the host of ranks 0 and 1."""
     node = "ec82368a9b7ac73d8480cb53e0af4a6e5d80368d1d3a8d824aea777b"
     said = (
-        f"1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 10.0.0.7, ID: {node}) was 4.78GB / 23.54GB "
-        "(0.203092), which exceeds the memory usage threshold of 0.199733; Ray killed 1 worker(s) based on the killing policy: [(Actor(8c): "
-        "pid=77, actual memory used=0.05GB)]; Top 10 memory users: PID\tMEM(GB)\tCOMMAND, 13\t2.00\tpython -m a, 5, 9\t, 11\t0.90\tb, 10\t0.4\tc, "
+        f"1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 10.0.0.7, ID: {node}) was "
+        "4.78GB / 23.54GB "
+        "(0.203092), which exceeds the memory usage threshold of 0.199733; Ray killed 1 worker(s) based on the killing policy: "
+        "[(Actor(8c): "
+        "pid=77, actual memory used=0.05GB)]; Top 10 memory users: PID\tMEM(GB)\tCOMMAND, 13\t2.00\tpython -m a, 5, 9\t, "
+        "11\t0.90\tb, 10\t0.4\tc, "
         "Refer to the documentation"
     )
     starved = starved_by(said)
@@ -255,7 +258,7 @@ def test_the_interface_of_an_address_is_found():
             "no Ray cluster answers at ray://127.0.0.1:1: Connection refused",
         ),
         ("--engine ray --runtime-env RAY_DEBUG_POST_MORTEM=1", "RAY_DEBUG_POST_MORTEM in --runtime-env would stop"),
-        ("--engine ray --address http://127.0.0.1:8265", "http://127.0.0.1:8265 is no address of a Ray cluster"),
+        ("--engine ray --address http://127.0.0.1:8265", "http://127.0.0.1:8265 is not a Ray cluster address"),
         (
             "--engine ray --ray-debug-error --break after",
             "--ray-debug-error and --break after stop at different places",
@@ -373,7 +376,8 @@ def fake_worker_is_importable(monkeypatch: pytest.MonkeyPatch):
 
 
 class Dying(Launched):
-    """A group whose machine is about to be known as dead: its worker is gone already. `seen`: how often its life was asked for."""
+    """A group whose machine is about to be known as dead: its worker is gone already. `seen`: how often its life was asked
+    for."""
 
     seen = 0
 

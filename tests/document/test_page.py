@@ -16,9 +16,11 @@ from actordbg.document.specifications import MOST_MARKS, layer, layered, names, 
 POINTS = layered([{"x": 1, "y": 2, "k": HOSTILE}, {"x": 3, "y": 4, "k": "b"}], layer("point", color=names("k", HOSTILE)),
                  x=quantity("x", HOSTILE), y=quantity("y", "y"))  # fmt: skip
 HOSTILE_BLOCKS: list[Block] = [
-    Heading(HOSTILE, 1), Banner(HOSTILE, HOSTILE, HOSTILE, ((HOSTILE, HOSTILE),), (HOSTILE,)), Heading(HOSTILE, 2), Heading(HOSTILE, 3),
+    Heading(HOSTILE, 1), Banner(HOSTILE, HOSTILE, HOSTILE, ((HOSTILE, HOSTILE),), (HOSTILE,)), Heading(HOSTILE, 2),
+    Heading(HOSTILE, 3),
     Paragraph(HOSTILE), Items((HOSTILE, f"command: {HOSTILE}", f"a: {HOSTILE}")), Code(HOSTILE),
-    Grid(("a", HOSTILE), ((HOSTILE, "1"),), frozenset({"a"}), (HOSTILE,)), Chart(HOSTILE, HOSTILE, POINTS, Grid((HOSTILE,), ((HOSTILE,),)), HOSTILE),
+    Grid(("a", HOSTILE), ((HOSTILE, "1"),), frozenset({"a"}), (HOSTILE,)), Chart(HOSTILE, HOSTILE, POINTS, Grid((HOSTILE,),
+    ((HOSTILE,),)), HOSTILE),
     Cells(HOSTILE, HOSTILE, (HOSTILE,), (HOSTILE,), ((Cell(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE),),), POINTS),
 ]  # fmt: skip
 
@@ -73,6 +75,6 @@ def test_the_banner_says_what_was_not_judged_and_that_the_model_is_a_toy():
 def test_a_dump_is_drawn_with_its_prompt_padding_response_and_worst_token():
     page = tokens_page()
     told = " ".join("".join(Read(page).texts).split())
-    assert "The worst token is ringed: row 1, position 9, 0.5 nats." in told
+    assert "Worst token circled: row 1, position 9, 0.5 nats." in told
     assert '"prompt"' in page and '"padding"' in page
     assert "The limit is 0.4 nats." in told

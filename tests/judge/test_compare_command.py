@@ -209,11 +209,12 @@ FLAT = "A is within what bf16 does to any model; whether it is within what bf16 
         (REFERENCE, MISMATCH, OWN, "A is further from the truth than the thresholds allow."),
         (PADDED, MATCH, {}, "A is bf16, packed, B fp32, not packed; no log-prob moves beyond the thresholds."),
         (PADDED, MISMATCH, {},
-         "A is bf16, packed, B fp32, not packed. Which of them is right, the truth tells: `actordbg compare r-01 truth`."),
+         "A is bf16, packed, B fp32, not packed. To see which is right: `actordbg compare r-01 truth`."),
         (PACKED, MATCH, {}, "Both are configured alike; no log-prob moves beyond the thresholds."),
         (COMPILED, MATCH, {}, "A is not compiled, B compiled; no log-prob moves beyond the thresholds."),
         # records of earlier versions have labels only
-        (replace(PADDED, settings={}), MATCH, {}, f"A is {PACKED.label}; B is {PADDED.label}; no log-prob moves beyond the thresholds."),
+        (replace(PADDED, settings={}), MATCH, {}, f"A is {PACKED.label}; B is {PADDED.label}; no log-prob moves beyond the "
+        "thresholds."),
         (replace(PACKED, settings={}), MATCH, {}, "Both are configured alike; no log-prob moves beyond the thresholds."),
     ],
 )  # fmt: skip

@@ -56,7 +56,7 @@ A  r1
 Failures
 
   timed out: 1 input, 1 hung
-  first cause: no answer in 600 s
+  cause: no answer in 600 s
   for example: {dump_id(2)}
 
 Time and memory by seq_len, of a TOY MODEL
@@ -80,7 +80,7 @@ Numbers
 
   log-probs of 3 inputs, 30 tokens: mean -2, from -9 to -0.5 nats; 0 non-finite
 
-How to read the figures
+Legend
 """
 
 

@@ -105,7 +105,7 @@ def test_laws_all_is_a_number_with_a_name() -> None:
 
 
 def test_the_first_line_says_what_is_broken_and_how_much_was_not_asked() -> None:
-    moved = LawAnswer("rerun", "nondeterministic", "the same call gave other numbers the second time", 0.4)
+    moved = LawAnswer("rerun", "nondeterministic", "a rerun gave different numbers", 0.4)
     unasked = LawAnswer("jacobian", "not-checked", "a compiled graph has no place for a hook")
     results = [result("d0", BROKEN, unasked), result("d1", LawAnswer("neighbour", "kept"), moved), result("d2")]
     summary = laws_of(results, ReplayConfig(laws=2))
@@ -125,7 +125,7 @@ def test_the_first_line_says_what_is_broken_and_how_much_was_not_asked() -> None
     ]
     assert laws_of([result("d2")], ReplayConfig()) is None
     nothing = laws_of([result("d2")], ReplayConfig(laws=2))
-    assert nothing is not None and nothing.headline == "no law was asked"
+    assert nothing is not None and nothing.headline == "no law checked"
 
 
 def test_a_cell_that_breaks_a_law_is_wrong_whatever_the_comparison_says() -> None:
@@ -139,7 +139,7 @@ def test_a_cell_that_breaks_a_law_is_wrong_whatever_the_comparison_says() -> Non
     text = as_text(matrix_document(record, MatrixContext()))
     assert "cell 1, packed: neighbour broken: row 1 sees row 0" in text and "cell 0: laws of 1 of 1 input: 9 kept" in text
     alone = MatrixRecord("m", "now", "complete", {}, (unasked,), ("d0",))
-    assert "no law was asked of 1 of 1 that finished" in as_text(matrix_document(alone, MatrixContext()))
+    assert "no law checked of 1 of 1 that finished" in as_text(matrix_document(alone, MatrixContext()))
 
 
 @pytest.mark.slow

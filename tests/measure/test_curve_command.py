@@ -50,7 +50,7 @@ def test_every_configuration_has_its_points_curve_and_longest_length(replayed: S
     assert "A: caution, that is 3.4 times the longest measured length" in text
     assert "out of memory at 4,096: never said to fit" in text
     assert re.search(r"\n +1,024 +2 +1\.885 GiB +1\.885 GiB +[+-]0\.0%\n", text)
-    assert "How to read the figures: `actordbg curve memory --explain`." in text and "resident memory" not in text
+    assert "Legend: `actordbg curve memory --explain`." in text and "resident memory" not in text
     assert "the process's resident memory" in " ".join(invoke(replayed, "memory --explain").stdout.split())
 
 
@@ -236,11 +236,13 @@ FLAT, EIGHT = {"measured": 2048, "by_curve": None}, {"budget": 80e9}
         ({}, {"budget": 4e9}, {"far": False}, ""),
         (
             {}, {"budget": 9e9},
-            {"how": "extrapolated", "measured": 2048, "too_long": None, "far": True, "by_curve": pytest.approx(8000, rel=0.01), "refused": None},
+            {"how": "extrapolated", "measured": 2048, "too_long": None, "far": True, "by_curve": pytest.approx(8000, rel=0.01),
+            "refused": None},
             "",
         ),
         (
-            {}, EIGHT | {"at": [8192, 8193]}, {"measured": 2048, "by_curve": None, "high": None, "refused": pytest.approx(79_000, rel=0.01)},
+            {}, EIGHT | {"at": [8192, 8193]}, {"measured": 2048, "by_curve": None, "high": None, "refused":
+            pytest.approx(79_000, rel=0.01)},
             "extrapolated, yes, far; unknown, unsure, far",
         ),
         # one wild measurement; the longest far above the line, which the curve takes for an outlier
@@ -252,7 +254,8 @@ FLAT, EIGHT = {"measured": 2048, "by_curve": None}, {"budget": 80e9}
         # scores of eager attention under a floor of libraries: at 65,536 they take 430 GB
         *(
             (
-                {"memory": lambda n, last=last: last if n == 2048 else 5e8}, {"budget": 4e9, "at": [100, 4096]}, {"measured": 2048},
+                {"memory": lambda n, last=last: last if n == 2048 else 5e8}, {"budget": 4e9, "at": [100, 4096]}, {"measured":
+                2048},
                 "interpolated, yes; extrapolated, unsure",
             )
             for last in (5e8, 5.5e8)

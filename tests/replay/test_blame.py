@@ -161,13 +161,13 @@ UNEVEN = [standing(0, BROADCAST, slot=1, done=1, share=2), standing(1, slot=None
         ),
         (
             [standing(0, BROADCAST, seq_len=96), standing(1, BACKWARD, seq_len=2048)],
-            "rank 1 waits in reduce_scatter_tensor (deepspeed/runtime/zero/stage3.py) since 20 s: every rank waits in a collective "
-            "that not all of them came to; their inputs are [2, 96] and [2, 2048]; it",
+            "rank 1 waits in reduce_scatter_tensor (deepspeed/runtime/zero/stage3.py) since 20 s: every rank waits in a "
+            "collective that not all reached; their inputs are [2, 96] and [2, 2048]; it",
             "collective-mismatch",
         ),
         (
             [standing(0, BROADCAST, slot=1), standing(1, BROADCAST)],
-            ", and they are in different slots; it",
+            ", in different rounds; it",
             "collective-mismatch",
         ),
         (

@@ -96,7 +96,7 @@ def test_a_replay_that_is_given_up_answers_with_what_is_done_before_its_error(
     assert "(failed): 3 inputs, 1 passed, 1 crashed, 1 not run" in result.stdout
     with sqlite3.connect(store.catalog_path) as catalog:
         assert catalog.execute("SELECT status FROM result ORDER BY status").fetchall() == [("crashed",), ("passed",)]
-    stopped = typed(store, "report").stdout.partition("What stopped it")[2].partition("Failures")[0]
+    stopped = typed(store, "report").stdout.partition("Why it stopped")[2].partition("Failures")[0]
     assert "3 attempts in a row ended without a result" in stopped and "    | --- launcher.log" in stopped
 
 
@@ -256,7 +256,8 @@ def test_a_backend_of_torch_distributed_is_known_or_refused_before_anything_star
 
 
 ACCELERATE = {
-    "compute_environment": "LOCAL_MACHINE", "distributed_type": "DEEPSPEED", "num_machines": 1, "num_processes": 2, "machine_rank": 0,
+    "compute_environment": "LOCAL_MACHINE", "distributed_type": "DEEPSPEED", "num_machines": 1, "num_processes": 2,
+    "machine_rank": 0,
     "mixed_precision": "bf16", "main_training_function": "main", "use_cpu": False, "gpu_ids": "all",
     "deepspeed_config": {"zero_stage": 3, "offload_optimizer_device": "cpu"},
 }  # fmt: skip

@@ -1,4 +1,5 @@
-"""Laws asked of small random models of several families, and of models and Actors with planted faults. Run in a process of its own.
+"""Laws asked of small random models of several families, and of models and Actors with planted faults. Run in a process of its
+own.
 
 python lawcases.py SCENARIO MODEL_CACHE       prints what the scenario found, as JSON, on the last line
 """
@@ -73,7 +74,7 @@ def dump_of(side: str = "both", rows: int = 3, length: int = 24, actions: int = 
 
 
 def healthy(cache: Path) -> None:
-    """Ask every family, packed and not, in fp32 and bf16, on dumps of every shape: no law is broken."""
+    """Ask every family, packed and not, in fp32 and bf16, on dumps of every shape: no law failed."""
     no_rows = dump_of("both", rows=3)
     no_rows.tensors["action_mask"][1] = False
     one_token = dump_of("left", rows=2)

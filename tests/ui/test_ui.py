@@ -106,7 +106,8 @@ def test_another_user_finds_the_token_nowhere(store: Store, tmp_path: Path, end:
 
 
 PAGES = (
-    "/store/ /dumps/ /dumps/?rank=0&shortest=1 /dumps/20250619 /runs/ppo-1 /replays/ /replays/evil-01 /matrices/ /matrices/matrix-1"
+    "/store/ /dumps/ /dumps/?rank=0&shortest=1 /dumps/20250619 /runs/ppo-1 /replays/ /replays/evil-01 /matrices/ "
+    "/matrices/matrix-1"
     " /comparisons/"
 )
 
@@ -140,7 +141,7 @@ def test_ones_own_replays_come_first_with_their_handles_and_truths_behind_them(s
     write_replay(store, truth, inputs, truth="fp32", command="the truth of replay 20250619T050000-000001")
     assert truth not in store_page(store) and "../replays/20250619T050000-000001" in store_page(store)
     page = replays_page(store)
-    own, _, others = page.partition("<h2>Truths, variations, cells of a matrix, and replays of others</h2>")
+    own, _, others = page.partition("<h2>Truths, variations, matrix cells and other users' replays</h2>")
     assert "@1</td>" in own and "000001</a>" in own and truth not in own
     assert f"{truth}</a>" in others and "@" not in others.partition("</table>")[0]
 

@@ -101,7 +101,7 @@ class DeepspeedBackend(Backend):
     def uncompile(self) -> None:
         """The engine compiles its module in place and keeps two notes of it. DeepCompile cannot be undone."""
         if self._deep:
-            raise Unsupported("DeepCompile cannot be taken off an engine", hint="a process of its own")
+            raise Unsupported("an engine cannot undo DeepCompile", hint="a process of its own")
         super().uncompile()
         self.engine._is_compiled = False
         self.engine._compile_kwargs = {}

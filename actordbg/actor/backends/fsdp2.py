@@ -170,7 +170,7 @@ class Split:
     left_whole: tuple[str, ...]
 
     def sum_gradients(self, model: Any, group: dist.ProcessGroup) -> None:
-        """Complete the gradients of what was not cut and yet computed on a part of the heads. Every rank has to call it."""
+        """All-reduce gradients of unsharded modules that ran on part of the heads. Collective: call it on every rank."""
         for name in self.summed:
             for parameter in model.get_submodule(name).parameters():
                 if parameter.grad is not None:
