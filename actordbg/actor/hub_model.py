@@ -194,7 +194,7 @@ def _ask(model: str) -> Path:
 
 
 def _problem(model: str, error: Exception) -> EnvironmentProblem:
-    """Why a model of this name cannot be had, and the way out."""
+    """Why a model of this name cannot be had, and a workaround."""
     from huggingface_hub import constants
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 

@@ -352,7 +352,7 @@ def _check(case: Case) -> list[RuleHit]:
 
 
 def refuse(config: ReplayConfig, choices: Choices, facts: Facts) -> None:
-    """Raise Unsupported if a rule refuses this configuration, with the reason and the ways out."""
+    """Raise Unsupported if a rule refuses this configuration, with the reason and the workarounds."""
     refuse_hits(_check(Case(config, choices, facts)))
 
 

@@ -1,7 +1,7 @@
 """One name for one kind of failure, so that a report can say "12 inputs failed alike, and this is why".
 
 An exception's text differs from input to input (shapes, addresses, ranks, sizes). A *signature* does not: it is the
-id of a known failure, with its explanation and the ways out. For an unknown failure it is the error class and its message, with
+id of a known failure, with its explanation and workarounds. For an unknown failure it is the error class and its message, with
 everything that varies replaced by `#`.
 
 Known failures are matched in the order of `signatures.toml`, on the error class and the message. Some show only in the log (a
@@ -65,7 +65,7 @@ def signature_of(error_class: str | None, error: str | None, log: str = "") -> s
 
 
 def explain(signature: str) -> tuple[str, tuple[str, ...]] | None:
-    """(explanation, ways out) of a known failure's id; None for an unknown one."""
+    """(explanation, workarounds) of a known failure's id; None for an unknown one."""
     known = known_failures().get(signature)
     return (known.explanation, known.ways_out) if known else None
 

@@ -267,7 +267,7 @@ def _chosen_tokens(mask: Tensor, attended: Tensor) -> Iterator[tuple[int, Tensor
         row, column = (int(value) for value in orphans.nonzero()[0])
         raise Unsupported(
             f"row {row}'s action {column} follows a masked token: no model predicts it, so it has no truth",
-            hint="its masks contradict each other; compare two configurations on this dump with each other",
+            hint="its masks conflict; compare two configurations on this dump with each other",
         )
     for row in range(mask.shape[0]):
         columns = mask[row].nonzero().squeeze(-1) + shift

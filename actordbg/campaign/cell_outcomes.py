@@ -180,7 +180,7 @@ def judged(store: Store, cell: MatrixCell, truth_dtype: str, power: bool = False
     why = "; ".join(record.reasons) or next(("; ".join(dump.reasons) for dump in record.dumps if dump.reasons), "")
     if record.good:
         flat = ["rounding on these inputs (fixed limits were used)"] if flat_where_it_matters(record) else []
-        unjudged = [f"not judged against the truth: {said}" for said in (*flat, *record.unjudged)]
+        unjudged = [f"not checked against the truth: {said}" for said in (*flat, *record.unjudged)]
         why = "; ".join(filter(None, (cell.reason, *unjudged)))
     apart = [dump.log_probs.max_abs for dump in record.dumps if dump.log_probs and dump.log_probs.max_abs is not None]
     return replace(

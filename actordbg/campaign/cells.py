@@ -1,7 +1,7 @@
 """From combinations to the cells of a matrix, before anything runs: which cells can run here.
 
-A cell is `unavailable` if a rule refuses it (`actordbg.actor.rules`), its settings contradict each other, or its
-trainer is not installed. Nothing starts for it, and its reason names the way out. A cell that is known to *fail* does run,
+A cell is `unavailable` if a rule refuses it (`actordbg.actor.rules`), its settings conflict, or its
+trainer is not installed. Nothing starts for it, and its reason names a workaround. A cell that is known to *fail* does run,
 because a table should show what happens here; `skip_known` leaves it out.
 """
 
@@ -65,7 +65,7 @@ def batches(cells: Sequence[MatrixCell], facts: Facts, defaults: DumpRecord | No
 
 
 def with_way_out(message: str, ways: Sequence[str]) -> str:
-    """A cell's reason and its ways out, in one line."""
+    """A cell's reason and its workarounds, in one line."""
     ways = [way for way in ways if way]
     return f"{message}; try: {'; or '.join(ways)}" if ways else message
 

@@ -1,7 +1,7 @@
 """A matrix as a document: the table, what failed and why, what was loaded, and what it ran on. Pure.
 
-A cell is told in a word that needs no colour: passed, in part (what was judged is right, and something was not judged), WRONG (it
-finished, and its numbers are not the truth's), NOT JUDGED (it finished, and could not be compared with the truth), not compared
+A cell is told in a word that needs no color: passed, in part (what was judged is right, and something was not checked), WRONG (it
+finished, and its numbers are not the truth's), NOT CHECKED (it finished, and could not be compared with the truth), not compared
 (it finished, and an interruption came first), failed, unavailable, not run; and REGRESSED if it is worse than the baseline.
 """
 
@@ -45,7 +45,7 @@ from actordbg.records.matrix_record import FAILED, NOT_RUN, PASSED, UNAVAILABLE,
 
 AXES_AS_COLUMNS = 4
 """With more axes than this the settings share one column."""
-WRONG, UNJUDGED, REGRESSED, IN_PART, WAITS = "WRONG", "NOT JUDGED", "REGRESSED", "in part", "not compared"
+WRONG, UNJUDGED, REGRESSED, IN_PART, WAITS = "WRONG", "NOT CHECKED", "REGRESSED", "in part", "not compared"
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ def _verdict(record: TrainCheckRecord, cell: TrainCell, baseline: TrainCell | No
     ours = _losses(cell)
     falls = falling(ours, period, _THREE_DIGITS if own else 0.0)
     if baseline is None:
-        return CellVerdict(cell.index, "not judged", YES, falls)
+        return CellVerdict(cell.index, "not checked", YES, falls)
     gaps = {figure: gaps_of(cell, baseline, figure) for figure in FIGURES[: 1 if own else 3]}
     largest = {figure: max(filter(math.isfinite, found), default=None) for figure, found in gaps.items()}
     # the ancestor's third criterion

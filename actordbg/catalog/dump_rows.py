@@ -128,7 +128,7 @@ def columns_of(lines: Sequence[bytes], sizes: Sequence[int], pack: str | None = 
     fields = dict(zip(FIELDS, zip(*map(msgspec.structs.astuple, records), strict=True), strict=False))
     named = all(map(is_plain_name, fields["dump_id"])) and all(map(_plain_run, fields["run"]))
     if not named or not all(map(is_moment, fields["timestamp"])):
-        raise ValueError("a name or a time that is none")
+        raise ValueError("a name or an invalid time")
     positions = [rows * length for rows, length in zip(fields["batch_size"], fields["seq_len"], strict=True)]
     if max(positions) >= _INT64:
         raise ValueError("a number beyond 64 bits")

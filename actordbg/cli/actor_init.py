@@ -115,4 +115,4 @@ def _lines(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "signature", str(answer["signature"])
         if answer["explanation"]:
             yield "why", answer["explanation"]
-        yield from (("way out", way) for way in answer["ways_out"])
+        yield from (("try", way) for way in answer["ways_out"])

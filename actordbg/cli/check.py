@@ -32,7 +32,7 @@ def check(
     """Replay a sample of dumps: do they run? Are they right?
 
     Picks dumps that differ most (lengths, padding, roles, triggers; 8 unless told otherwise), replays them, asks the laws, and
-    compares with the truth: each row alone, unpadded, eager, in fp32. Ends in one sentence that says what was not judged,
+    compares with the truth: each row alone, unpadded, eager, in fp32. Ends in one sentence that says what was not checked,
     three figures, the command that comes next, and a page to forward. The replay stays in the store.
     Exit code 1 if something is wrong or nothing could be judged, 5 if no dump was selected.
 

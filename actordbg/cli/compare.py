@@ -28,7 +28,7 @@ from actordbg.cli.options import (
 from actordbg.cli.output import TokenizerFile, note, progress, say_document, texts_of
 from actordbg.cli.setting_options import TruthDtype, truth_dtype
 
-_PANEL = "Thresholds (inf: not judged)"
+_PANEL = "Thresholds (inf: not checked)"
 _LIMITS = {
     "max_abs": "Largest difference of a log-prob, nats.",
     "p99_abs": "99th percentile of the differences, nats.",

@@ -151,7 +151,7 @@ def _names(store: Store, asked: Question) -> list[str]:
         newest = newest_configuration(open_fresh(store)) if "last" in names else None
         return [newest.replay_id if newest is not None and name == "last" else name for name in names]
     if asked.replays:
-        raise UsageError("REPLAY and --matrix exclude each other", hint="use only one")
+        raise UsageError("REPLAY and --matrix cannot be combined", hint="use only one")
     names = [cell.replay_id for cell in matrices.load(store, asked.matrix).cells if cell.replay_id is not None]
     if not names:
         raise UsageError(f"no cell of the matrix {asked.matrix} was replayed", hint="`actordbg matrix --resume` goes on")

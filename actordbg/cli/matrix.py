@@ -51,7 +51,7 @@ def matrix(
 
     Without an option that lists several values: flash_attention_2 and sdpa, compiled or not, packed or not. Each combination
     is a replay of its own; those that can share a loaded Actor do. The laws are asked of some inputs, and a passed cell
-    is compared with the truth. What cannot run here is unavailable, with the way out, and nothing is started for it.
+    is compared with the truth. What cannot run here is unavailable, with a workaround, and nothing is started for it.
     Exit code 1 if a cell failed, is wrong, must still run, or got worse than --baseline, or if none could be run.
 
     Example: actordbg matrix --where "seq_len>1800" --max-inputs 3 --attn sdpa,eager --packing both --compile off

@@ -44,7 +44,7 @@ from actordbg.store.layout import Store
 
 _COLOURS = {
     "passed": "green", "WRONG": "red", "failed": "red", "REGRESSED": "red", "unavailable": "yellow", "not run": "yellow",
-    "NOT JUDGED": "yellow",
+    "NOT CHECKED": "yellow",
 }  # fmt: skip
 _TABLE, _WORD = re.compile(r"^  .*$", re.MULTILINE), re.compile(rf"\b({'|'.join(_COLOURS)})\b")
 

@@ -206,7 +206,7 @@ def repeated(option: str) -> UsageError:
 
 
 def chosen_format(asked: Format | None, as_json: bool, usual: Format = "text") -> Format:
-    """The format that --format and --json come to; UsageError where they contradict each other."""
+    """The format that --format and --json come to; UsageError where they conflict."""
     if as_json and asked not in (None, "json"):
         raise UsageError(f"--json conflicts with --format {asked}", hint="name one of them")
     return "json" if as_json else asked or usual

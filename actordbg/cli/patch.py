@@ -73,7 +73,7 @@ def unpatch(ctx: typer.Context, python: Python = None, target: TargetFile = None
     """Remove the capture hook, byte for byte.
 
     Restores the bytes, mode and modification time that OpenRLHF's actor.py had. Keeps an edit that was made to the file
-    since. Where cutting the hook off would be guesswork, leaves the file as it is, names a way out and ends with exit code 3.
+    since. Where cutting the hook off would be guesswork, leaves the file as it is, names a workaround and ends with exit code 3.
     A running job keeps its hook until it ends.
 
     Example: actordbg unpatch --dry-run

@@ -50,7 +50,7 @@ class ChosenInputs:
 
     @property
     def ordered(self) -> str:
-        """The order that --order and --shuffle-inputs come to; UsageError where they contradict each other."""
+        """The order that --order and --shuffle-inputs come to; UsageError where they conflict."""
         if self.shuffle_inputs and self.order not in (None, "shuffle"):
             raise UsageError(f"--shuffle-inputs conflicts with --order {self.order}", hint="use only one")
         return "shuffle" if self.shuffle_inputs else self.order or "time"
@@ -242,7 +242,7 @@ class StopOptions:
             ranks = f"--break-rank {self.break_rank}: this replay has ranks 0 to {config.nproc - 1}"
             raise UsageError(ranks, hint="a rank of the replay")
         if at and config.truth is not None:
-            raise UsageError("--break and --truth contradict each other: the truth has no Actor", hint="leave one of them out")
+            raise UsageError("--break and --truth conflict: the truth has no Actor", hint="leave one of them out")
         if at not in ("", BEFORE, AFTER, ERROR) and (config.compile or config.deepcompile):
             hint = "--no-compile; or --break before, after or error"
             raise Unsupported(f"--break {at}: compiled code has no layers to stop at", hint=hint)

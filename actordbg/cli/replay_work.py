@@ -219,7 +219,7 @@ def _size_of(folder: Path) -> int:
 
 
 def render(answer: dict[str, Any]) -> None:
-    """The answer as text: counts, figures, what was resolved, and each kind of failure with its ways out."""
+    """The answer as text: counts, figures, what was resolved, and each kind of failure with its workarounds."""
     if answer["note"]:
         say_wrapped(answer["note"], "  ")
         for share in answer["shares"]:

@@ -68,7 +68,7 @@ def opened(ctx: typer.Context, inputs: ChosenInputs, *, writes: bool = True) -> 
     presets = {name: count for name in ("longest", "slowest", "diverse") if (count := getattr(inputs, name)) is not None}
     if (presets or inputs.failed) and (len(presets) > 1 or files):
         given = [f"--{name}" for name in (*["input-file"] * bool(files), *presets)]
-        raise UsageError(f"{' and '.join(given or ['--failed'])} exclude each other", hint="use only one")
+        raise UsageError(f"{' and '.join(given or ['--failed'])} cannot be combined", hint="use only one")
     where = selections.joined(inputs.where, selections.FAILED) if inputs.failed else inputs.where
     for name, count in presets.items():  # part of --where: what a record keeps can be asked again
         where = getattr(selections, name)(open_fresh(store.require(), where), where, count)

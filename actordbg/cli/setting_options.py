@@ -105,7 +105,7 @@ def _axis(setting: Setting) -> inspect.Parameter:
 def merged_settings(**options: Any) -> Given:
     """What was given, with shorthands as what they stand for, and below it what an accelerate file comes to, which is said.
 
-    Raises UsageError where two contradict each other.
+    Raises UsageError where two conflict.
     """
     take_consent(bool(options.get(_TRUST)))
     dist_plugin.give(options.get(_PLUGIN))
@@ -120,7 +120,7 @@ def merged_settings(**options: Any) -> Given:
         if setting.shorthand is not None and options.get(_SHORT + name):
             short, value = setting.shorthand
             if given.setdefault(name, value) != value:
-                text = f"--{short} and {setting.flag} {given[name]} contradict each other"
+                text = f"--{short} and {setting.flag} {given[name]} conflict"
                 raise UsageError(text, hint="use only one")
     if (named := options.get(_ACCELERATE)) is None:
         return given

@@ -315,7 +315,7 @@ def validate(config: ReplayConfig) -> None:
         if config.truth is not None and one.beside_truth is not None and value not in one.beside_truth:
             option = one.flag + ("" if value is True else f" {value}")
             raise UsageError(  # a truth that was packed, compiled or sharded would be none
-                f"{SETTINGS['truth'].flag} and {option} contradict each other: the truth is each row alone, unpadded, "
+                f"{SETTINGS['truth'].flag} and {option} conflict: the truth is each row alone, unpadded, "
                 "with eager attention in plain PyTorch",
                 hint=f"drop {option}",
             )

@@ -5,7 +5,7 @@
     store, disk, catalog, dump switch, patch      0.5 s
     the trainer's modules, deepspeed launcher     10 to 60 s (left out with `quick`)
 
-Each module of the trainer that matters is imported in a child process; where it does not import, the cause and the way out are
+Each module of the trainer that matters is imported in a child process; where it does not import, the cause and a workaround are
 told.
 
 Example::

@@ -57,12 +57,12 @@ class Grid:
 
 
 GOOD_TONE, BAD_TONE, PART_TONE, NO_TONE = "good", "bad", "part", "none"
-"""What a verdict is to whoever looks only at its colour: right, wrong, in part or not judged, nothing ran."""
+"""What a verdict is to whoever looks only at its colour: right, wrong, in part or not checked, nothing ran."""
 
 
 @dataclass(frozen=True)
 class Banner:
-    """The verdict, for whoever reads nothing else: a word, a sentence, a few figures by name, and what was not judged."""
+    """The verdict, for whoever reads nothing else: a word, a sentence, a few figures by name, and what was not checked."""
 
     word: str
     sentence: str

@@ -159,7 +159,7 @@ _TONES = {
     word: tone
     for tone, words in {
         "good": ("passed", "match", "agrees", "kept", "within-rounding"),
-        "part": ("within-noise", "in part", "unavailable", "not run", "not-compared", "not compared", "NOT JUDGED"),
+        "part": ("within-noise", "in part", "unavailable", "not run", "not-compared", "not compared", "NOT CHECKED"),
         "bad": (
             "failed", "crashed", "hung", "WRONG", "mismatch", "PARTS", "broken", "BROKEN", "REGRESSED", "far", "nondeterministic",
         ),
@@ -267,7 +267,7 @@ def _banner(one: Banner) -> str:
     figures = "".join(f"<div><dt>{in_html(name)}</dt><dd>{in_html(value)}</dd></div>" for name, value in one.figures)
     unjudged = "".join(f"<li>{_inline(text)}</li>" for text in one.unjudged)
     said = f'<p class="verdict"><strong>{in_html(one.word)}</strong> {_inline(one.sentence)}</p>'
-    rest = f'<div class="unjudged"><b>Not judged</b><ul>{unjudged}</ul></div>' if unjudged else ""
+    rest = f'<div class="unjudged"><b>Not checked</b><ul>{unjudged}</ul></div>' if unjudged else ""
     told = said + (f"<dl>{figures}</dl>" if figures else "") + rest
     return f'<section class="banner {in_html(one.tone)}" aria-label="Verdict">{told}</section>'
 

@@ -70,7 +70,7 @@ def find_target(python: Path | None = None, target: Path | None = None) -> Targe
     UsageError if both are given, EnvironmentProblem if there is no such file or interpreter, or no trainer in it.
     """
     if python is not None and target is not None:
-        raise UsageError("--python and --target exclude each other", hint="name the file, or the interpreter, not both")
+        raise UsageError("--python and --target cannot be combined", hint="name the file, or the interpreter, not both")
     if target is not None:
         if not target.is_file():
             raise EnvironmentProblem(f"{target} is not a file", hint="name an actor.py with --target")

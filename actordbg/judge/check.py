@@ -2,12 +2,12 @@
 
     found = run_check(store, plan.spec)
     answer = answer_of_check(found, of=257, recorded="meta-llama/Llama-3.1-8B")
-    answer.sentence       # "RIGHT: 8 of 257 dumps run, and are as near the truth as bf16 allows; not judged: ..."
+    answer.sentence       # "RIGHT: 8 of 257 dumps match the truth to bf16 rounding; not checked: ..."
 
 The replay is an ordinary one, so `report`, `compare` and `replay --resume` know it. One plain process computes the replay and
 then the truth, which saves a start; under other backends the truth gets a process of its own.
 
-The answer is one sentence that says first what is wrong and what was not judged, three figures, and the next command.
+The answer is one sentence that says first what is wrong and what was not checked, three figures, and the next command.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from actordbg.replay.supervise import run_replay
 from actordbg.store.layout import Store
 
 REPLAYING, TRUTH, ROUNDING = "replaying", "computing the truth", "measuring what the dtype costs"
-RIGHT, WRONG, FAILED, UNJUDGED = "RIGHT", "WRONG", "FAILED", "NOT JUDGED"
+RIGHT, WRONG, FAILED, UNJUDGED = "RIGHT", "WRONG", "FAILED", "NOT CHECKED"
 CAUSE_CHARS = 200
 
 
@@ -131,7 +131,7 @@ def run_check(
 
 @dataclass(frozen=True)
 class CheckAnswer:
-    """What `actordbg check` prints. word: RIGHT, WRONG, FAILED or NOT JUDGED; `sentence` is this, what is `said`, and what it is
+    """What `actordbg check` prints. word: RIGHT, WRONG, FAILED or NOT CHECKED; `sentence` is this, what is `said`, and what it is
     not about. max_abs: the largest difference of a log-prob from the truth, nats. figures: the three in words, by name. next: a
     command. page: the HTML file.
     """
@@ -167,7 +167,7 @@ def answer_of_check(found: CheckFound, *, of: int, recorded: str | None = None) 
     return CheckAnswer(
         word=word,
         good=word == RIGHT,
-        sentence=f"{word}{f' ({TOY_MODEL})' if toy else ''}: {said}" + (f"; not judged: {'; '.join(left)}" if left else ""),
+        sentence=f"{word}{f' ({TOY_MODEL})' if toy else ''}: {said}" + (f"; not checked: {'; '.join(left)}" if left else ""),
         said=said,
         replay_id=spec.replay_id,
         comparison_id=record.comparison_id if record else None,
@@ -209,7 +209,7 @@ def check_blocks(found: CheckFound, answer: CheckAnswer, charts: Sequence[Chart]
         Banner(answer.word, answer.said, tone, tuple(_figure(*figure) for figure in answer.figures), answer.not_judged),
         Items((f"next: {answer.next}", f"configuration: {answer.configuration}")),
     ]
-    for record, against in ((found.golden, "what the run itself got"), (found.comparison, "the truth")):
+    for record, against in ((found.golden, "the run's own outputs"), (found.comparison, "the truth")):
         if record is not None:
             first, *rest = comparison_blocks(record, _WORST)
             assert isinstance(first, Heading)
@@ -252,14 +252,14 @@ def _verdict(found: CheckFound, one: ReplaySummary, dumps: str) -> tuple[str, st
     dtype = record.a.dtype or "its dtype"
     far = sum(dump.verdict == MISMATCH for dump in record.dumps)
     if not record.good:
-        return WRONG, f"{far:,} of {plural(len(record.dumps), 'dump')} off the truth by more than {dtype} rounding"
+        return WRONG, f"{far:,} of {plural(len(record.dumps), 'dump')} differ from the truth by more than {dtype} rounding"
     if found.golden is not None and (own := _own_in_words(found.golden, dtype)):
         return WRONG, own
     noise = record.verdict == WITHIN_NOISE
-    near = "no further from the truth than noise moves them" if noise else f"as near the truth as {dtype} allows"
+    near = "match the truth within the noise floor" if noise else f"match the truth to {dtype} rounding"
     if found.golden is not None and found.golden.verdict == NOT_COMPARED:
-        return UNJUDGED, f"{dumps} run, {near}; not judged: {next(_golden_left(found), 'what the run itself got')}"
-    return RIGHT, f"{dumps} run, {near}"
+        return UNJUDGED, f"{dumps} {near}; not checked: {next(_golden_left(found), 'the outputs of the run')}"
+    return RIGHT, f"{dumps} {near}"
 
 
 def _own_in_words(golden: ComparisonRecord, dtype: str) -> str:
@@ -314,7 +314,7 @@ def _golden_left(found: CheckFound) -> Iterator[str]:
     known = f'--where "{steps}" leaves them out' if same and None not in same else "--model wants the checkpoint of that step"
     left = Counter(next(iter(dump.not_compared.values()), "") for dump in found.goldens if dump.verdict == NOT_COMPARED)
     for why, count in left.most_common():
-        said = f"what the run itself got in {count:,} of {plural(len(found.goldens), 'dump')}: {why}"
+        said = f"the outputs of the run in {count:,} of {plural(len(found.goldens), 'dump')}: {why}"
         yield f"{said} ({known})" if why == OTHER_WEIGHTS else said
 
 

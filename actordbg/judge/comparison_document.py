@@ -53,7 +53,7 @@ _VERDICTS = {
     MATCH: ("A agrees with B within the thresholds", GOOD_TONE, "RIGHT", "AGREES"),
     WITHIN_NOISE: ("A differs from B by no more than its own noise", GOOD_TONE, "RIGHT", "AGREES"),
     MISMATCH: ("A differs from B", BAD_TONE, "WRONG", "DIFFERS"),
-    NOT_COMPARED: ("nothing was compared", NO_TONE, "NOT JUDGED", "NOT COMPARED"),
+    NOT_COMPARED: ("nothing was compared", NO_TONE, "NOT CHECKED", "NOT COMPARED"),
 }
 """By verdict what it means, its tone, and the word of the banner: against the truth, and against anything else."""
 
@@ -69,7 +69,7 @@ def document(record: ComparisonRecord, limit: int, charts: Sequence[Chart] = ())
     means, tone, against_truth, otherwise = _VERDICTS[record.verdict]
     headline = "failed: A failed where B did not" if failed else f"{record.verdict}: {means}"
     headline += "; flat limits: what rounding does was not measured" if flat else ""
-    headline += f"; not judged: {'; '.join(record.unjudged)}" if record.good and record.unjudged else ""
+    headline += f"; not checked: {'; '.join(record.unjudged)}" if record.good and record.unjudged else ""
     figures = (
         ("dumps compared", f"{len(record.compared):,} / {len(record.dumps):,}"),
         ("largest difference", f"{number(record.furthest[0] if record.furthest else None, 3)} nats"),
@@ -130,16 +130,16 @@ def meaning(record: ComparisonRecord) -> str:
         return ""  # nothing is known to be further away: what failed is said elsewhere
     real = record.verdict == MISMATCH
     dtype = record.a.dtype or "its dtype"
-    floor = " and than its own noise floor" if record.noise_id else ""
+    floor = " or its own noise floor explains" if record.noise_id else ""
     if record.b.kind == "truth":
         if " from " in record.thresholds_from and record.verdict != WITHIN_NOISE:  # not the dtype's, but somebody's own
-            further = f"further from the truth than the thresholds allow{floor}"
-            return f"A is {further if real else 'as near the truth as the thresholds ask'}."
+            further = f"further from the truth than the thresholds{floor or ' allow'}"
+            return f"A is {further if real else 'within the thresholds of the truth'}."
         if real:
-            return f"A is off the truth by more than {dtype} rounding{floor}: more than rounding moves it."
+            return f"A is further from the truth than {dtype} rounding{floor or ' explains'}."
         if flat_where_it_matters(record):
             return f"A is within the general limits for {dtype}; rounding in this model was not measured."
-        return f"A is as near the truth as {dtype} allows."
+        return f"A matches the truth to {dtype} rounding."
     if record.b.kind == "golden":
         return "A does not give what the run got." if real else "A gives what the run got."
     a, b = record.a, record.b

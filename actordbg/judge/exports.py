@@ -4,7 +4,7 @@ In the CSV an input that was not run has no row. Times are in seconds, memory in
 measured is an empty cell. `warm_up` says why a row is no part of steady timing: "first", "compiled", or empty.
 
 In a check's answer each dump is a test case up to four times: it ran, it kept the laws, it is as near the truth as its dtype
-allows, the training got the same. What was not judged is skipped, with the reason. Both formats quote foreign text as they want
+allows, the training got the same. What was not checked is skipped, with the reason. Both formats quote foreign text as they want
 it; hidden characters are written out first.
 """
 

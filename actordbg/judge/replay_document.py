@@ -1,7 +1,7 @@
 """A report on replays as a document: the verdict in one sentence, and headings, paragraphs, lists and tables (`blocks`). Pure.
 
 Green needs both: every input passed, and what it computed was compared with the truth and agrees. An input that merely finished
-with finite numbers is "not judged". Figures of the embedded toy model are said to be such.
+with finite numbers is "not checked". Figures of the embedded toy model are said to be such.
 """
 
 from __future__ import annotations
@@ -379,11 +379,11 @@ def _judged(one: ReplaySummary) -> tuple[str, str, str]:
     passed = f"{c.passed:,} of {plural(c.inputs, 'input')} passed{left}"
     if truth is not None and truth.verdict in GOOD:
         dtype = one.resolved.get("dtype") or "the dtype"
-        near = "within the noise" if truth.verdict == WITHIN_NOISE else f"as near the truth as {dtype} allows"
-        known = f"the log-probs of {truth.compared:,} are {near}"
+        near = "within the noise floor" if truth.verdict == WITHIN_NOISE else f"to {dtype} rounding"
+        known = f"the log-probs of {truth.compared:,} match the truth {near}"
         return "RIGHT", f"{passed}, and {known}.", PART_TONE if left else GOOD_TONE
     unbroken = ", and every law checked holds" if laws is not None and laws.inputs else ""
-    return "NOT JUDGED", f"{passed} with finite numbers{unbroken}; correctness was not checked.", PART_TONE
+    return "NOT CHECKED", f"{passed} with finite numbers{unbroken}; correctness was not checked.", PART_TONE
 
 
 def _unjudged(one: ReplaySummary, of_toy: bool) -> Iterator[str]:

@@ -12,7 +12,7 @@ kernels change. They say "nobody would look at this", not "this is right": the t
 **One's own** are typed as options (`asked`); `inf` switches a measure off.
 
 **A verdict** (`judge`). A measure above its threshold is outside. It is a mismatch if it is also above the noise floor of that
-dump (of all dumps together where that dump has none), else `within-noise`. A measure without a threshold is not judged. A
+dump (of all dumps together where that dump has none), else `within-noise`. A measure without a threshold is not checked. A
 value that is not finite, or zero, on one side only is always a mismatch. A measure above the floor and within its
 threshold stays a match and is named: thresholds are what a user accepts, the floor is what noise explains.
 
@@ -67,7 +67,7 @@ UNKNOWN = "bf16"
 
 @dataclass(frozen=True)
 class Applied:
-    """The thresholds of one comparison by measure, and their source in words. A measure without a threshold is not judged.
+    """The thresholds of one comparison by measure, and their source in words. A measure without a threshold is not checked.
 
     dtype: whose defaults they are. own: measures that somebody set a threshold on.
     """
@@ -84,7 +84,7 @@ def asked(options: Mapping[str, float | None]) -> dict[str, float]:
     for name, value in given.items():
         if not value >= 0:
             typed = f"--{name.replace('_', '-')} {value:g}"
-            raise UsageError(f"{typed} is no threshold", hint="a number, 0 or larger; inf: not judged")
+            raise UsageError(f"{typed} is no threshold", hint="a number, 0 or larger; inf: not checked")
     return given
 
 
@@ -129,7 +129,7 @@ def judge(dump: DumpComparison, limits: Mapping[str, float], floor: Mapping[str,
     """The compared dump with its verdict and reasons, and its largest measure in units of its threshold (1: just at it).
 
     The reasons that a dump has already are a mismatch under any thresholds. Above a threshold of 0 a measure counts as just
-    outside, so that it hides no other. A share of one token is not judged: `max_abs` judges a single token.
+    outside, so that it hides no other. A share of one token is not checked: `max_abs` judges a single token.
     """
     values, severity = measures(dump), math.inf if dump.reasons else 0.0
     real, outside, beyond = list(dump.reasons), [], []

@@ -100,7 +100,7 @@ def compare_samples(
     if short := sorted({pair.process for pair in pairs if not (pair.a.growth and pair.b.growth)}):
         notes.append(_too_short(short))
     if mixed := sorted({pair.process for pair in pairs if pair.a.growth and pair.b.growth and not pair.growth_judged}):
-        notes.append(f"growth of {', '.join(mixed)} not judged: steps are known on one side only")
+        notes.append(f"growth of {', '.join(mixed)} not checked: steps are known on one side only")
     verdict = NOT_COMPARED if not pairs else APART if reasons else ALIKE
     reasons = reasons if pairs else ["the two have no process with a quantity in common"]
     return MemoryComparison(verdict, *names, threshold, tuple(pairs), tuple(reasons), tuple(notes))
@@ -186,7 +186,7 @@ def leaks(processes: Sequence[ProcessMemory]) -> list[str]:
 def compare_page(answer: MemoryComparison, a: Sequence[Sample], b: Sequence[Sample]) -> list[Block]:
     """Two series: where they part, figures of both, and both in one picture."""
     tone = {ALIKE: GOOD_TONE, NOT_COMPARED: NO_TONE, APART: BAD_TONE}[answer.verdict]
-    agree = "peaks agree; growth was not judged"
+    agree = "peaks agree; growth was not checked"
     if any(pair.growth_judged for pair in answer.pairs):
         agree = "peaks and growth agree wherever both were sampled"
     rows = [

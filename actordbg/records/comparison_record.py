@@ -286,7 +286,7 @@ class ComparisonRecord(StoredRecord):
 
 
 def _gradients_left(dump: DumpComparison) -> str:
-    """Why A's gradients of a compared dump were not judged; "" if they were, or if A has none."""
+    """Why A's gradients of a compared dump were not checked; "" if they were, or if A has none."""
     if dump.log_probs is None or dump.grad_norm_rel is not None or dump.gradients is not None:
         return ""
     reasons = (why for what, why in dump.not_compared.items() if what.startswith("gradient"))

@@ -108,7 +108,7 @@ class MatrixRecord(StoredRecord):
 
     @property
     def good(self) -> bool:
-        """Something ran, nothing is left to run, and nothing is wrong, not judged, failed or regressed. What failed in the
+        """Something ran, nothing is left to run, and nothing is wrong, not checked, failed or regressed. What failed in the
         baseline may fail here.
         """
         ran = [cell for cell in self.cells if cell.status in (PASSED, FAILED)]

@@ -113,7 +113,7 @@ def rows_of(store: Store, where: str | None, files: Sequence[Path], order: str, 
     from actordbg.catalog.query import open_fresh, select_dumps
 
     if files and where is not None:
-        raise UsageError("--where and --input-file exclude each other", hint="use only one")
+        raise UsageError("--where and --input-file cannot be combined", hint="use only one")
     if files:
         return rows_of_files(store, files)
     catalog = open_fresh(store, where)

@@ -1,4 +1,4 @@
-"""Combinations that are known to fail or to be wrong: named before anything starts, with the ways out."""
+"""Combinations that are known to fail or to be wrong: named before anything starts, with the workarounds."""
 
 from __future__ import annotations
 

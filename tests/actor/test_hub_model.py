@@ -95,7 +95,7 @@ def test_a_model_of_the_hub_is_asked_for_once_and_its_config_is_read(hub: str):
 
 
 def test_a_hub_that_says_no_or_nothing_or_too_little_is_named(hub: str, monkeypatch: pytest.MonkeyPatch):
-    assert f"the hub at {hub} does not give the model org/absent" in _refusal("org/absent").message
+    assert f"the hub at {hub} did not serve model org/absent" in _refusal("org/absent").message
     assert [method for method, _ in _Hub.asked] == ["HEAD"], "one request, not repeated"
     monkeypatch.setattr(hub_model, "TIMEOUT_S", 0.2)
     assert f"cannot reach the hub at {hub}" in _refusal("org/slow").message
@@ -140,7 +140,7 @@ def test_a_name_that_is_no_model_is_refused_without_asking(hub: str, tmp_path: P
     assert hub_model.find_model("tiny") is None
     folder, config = str(tmp_path), tmp_path / "config.json"
     for name, text, why in (
-        ("/nope", "", "there is no model in /nope"), ("no name", "", "the hub has no such names"), (folder, "", "holds no model"),
+        ("/nope", "", "there is no model in /nope"), ("no name", "", "is neither a model folder nor a hub name"), (folder, "", "holds no model"),
         (folder, "[" * 100_000, "is not JSON"), (folder, "[]", "is not a JSON object"),
     ):  # fmt: skip
         if text:

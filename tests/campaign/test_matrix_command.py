@@ -66,7 +66,7 @@ def test_the_plan_says_what_is_unavailable_and_what_shares_a_load(store: Store):
         ("--attn flash", "--attn flash is not known"),
         ("--slower 2", "--slower needs a baseline"),
         ("--baseline nonsense", "no matrix"),
-        ("--oracle bf16", "--truth bf16"),
+        ("--oracle bf16", "--truth cannot be bf16"),
         ("--where seq_len>9000", "no dump matches seq_len>9000"),
         ("--resume last --attn sdpa --max-inputs 2", "--max-inputs, --attn cannot be given"),
         ("--show last --attn sdpa", "--attn cannot be given"),
@@ -89,7 +89,7 @@ def test_below_a_launcher_one_process_runs_it_with_as_many_workers(store: Store,
     monkeypatch.setenv("RANK", "0")
     done = invoke(store, "--attn flash_attention_2 --packing off --compile off --quiet")
     assert done.exit_code == 1 and not store.replays.exists()
-    assert "1 cell on 1 dump: 1 unavailable" in done.stdout and "way out: --attn sdpa" in done.stdout
+    assert "1 cell on 1 dump: 1 unavailable" in done.stdout and "try: --attn sdpa" in done.stdout
     assert [cell.config["nproc"] for cell in matrices.load(store, "last").cells] == [2]
     again = invoke(store, "--show last --format md")
     assert again.exit_code == 0 and "| # | combination | result |" in again.stdout
@@ -267,7 +267,7 @@ def test_cells_that_call_for_other_ranks_than_were_captured_are_said_so_and_the_
     """Three dumps of rank 0 alone, so two processes have no whole call; then two calls, of which one lacks a rank."""
     record = bench.run(bench.new({"nproc": "1,2", "attn": "sdpa"}, align="rank"))
     assert statuses(record) == ["passed", "unavailable"] and record.status == "complete"
-    assert "no call is whole for 2 processes" in record.cells[1].reason and "way out: select all" in record.cells[1].reason
+    assert "no call is whole for 2 processes" in record.cells[1].reason and "try: select all" in record.cells[1].reason
     calls = (("d0", 0, 0), ("d1", 1, 0), ("d2", 0, 1))
     rows = [PlannedRow(name, f"dumps/{name}", rank=rank, call_index=call) for name, rank, call in calls]
     bench.rows = lambda inputs: rows[:inputs]  # type: ignore[method-assign]
@@ -320,7 +320,7 @@ def test_what_got_worse_than_in_the_baseline_is_a_regression(bench: Bench):
     held = bench.run(bench.new(FOUR))
     for slower, changed, regressed in (
         (None, {"d2": "fail"}, "passed in the baseline, not here: d2"),
-        (1.5, {"forward_s": 0.02}, "the forward takes 2.00 times as long as in the baseline"),
+        (1.5, {"forward_s": 0.02}, "forward takes 2.00x the baseline's time"),
         (3.0, {"forward_s": 0.02}, ""),
     ):
         record = bench.run(bench.new(FOUR, baseline=held, slower=slower), in_cell("eager", False, changed), held)
@@ -356,7 +356,7 @@ RIGHT = {"status": "passed", "verdict": "match", "laws": "asked", "replay_id": "
         ({"status": "not run", "verdict": None, "reason": "known to fail"}, {}, True, ("RIGHT", GOOD_TONE), "cell 3: known to "
         "fail"),
         ({"verdict": "mismatch", "max_abs": 0.5, "reason": "off"}, {}, False, ("WRONG", BAD_TONE), "3 passed, 1 WRONG"),
-        ({"verdict": "not-compared", "reason": "no truth: dropout"}, {}, False, ("NOT JUDGED", PART_TONE), "cell 3: no truth: "
+        ({"verdict": "not-compared", "reason": "no truth: dropout"}, {}, False, ("NOT CHECKED", PART_TONE), "cell 3: no truth: "
         "dropout"),
         ({"verdict": "not-compared", "violations": ("future broken: row 1",)}, {}, False, ("WRONG", BAD_TONE), "future broken: "
         "row 1"),

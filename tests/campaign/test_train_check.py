@@ -234,7 +234,7 @@ def test_a_storage_that_cannot_be_is_refused_before_anything_is_written(store: S
         "is a URL": ["--storage", "s3://bucket/checkpoints"],
         "is no folder": ["--storage", str(tmp_path / "file")],
         "lies in the store": ["--storage", str(store.root / "checkpoints")],
-        "says nothing without --storage": ["--checkpoint-every", "2"],
+        "--checkpoint-every needs --storage": ["--checkpoint-every", "2"],
     }
     for told, options in cases.items():
         with pytest.raises(ActordbgError, match=told) as refused:

@@ -37,7 +37,7 @@ def test_a_handle_and_a_name_mean_a_replay_in_every_command(three: Store) -> Non
     assert reported(three, "@2", "packed") == ["1"]
     assert invoke(three, "compare", "packed", "@1", "--quiet", "--json").exit_code == 0
     assert load_spec(three, "@1").replay_id.endswith("2") and load_spec(three, "packed").replay_id.endswith("1")
-    with pytest.raises(UsageError, match="no replay is @3") as caught:
+    with pytest.raises(UsageError, match="no replay @3") as caught:
         invoke(three, "report", "@3")
     assert "there are @1 to @2" in str(caught.value.hint)
     for name in ("20250619", "-x", "truth", "a b"):

@@ -63,12 +63,12 @@ def test_every_chart_has_an_open_table_and_a_description_for_whoever_has_no_java
 def test_5000_inputs_are_thinned_and_the_page_says_so():
     page = page_of(5000)
     assert len(page.encode()) < 3_000_000
-    assert f"{MOST_MARKS:,} of 5,000 are drawn" in page
+    assert f"{MOST_MARKS:,} of 5,000 shown, evenly sampled" in page
 
 
 def test_the_banner_says_what_was_not_judged_and_that_the_model_is_a_toy():
     told = " ".join("".join(Read(page_of(3)).texts).split())
-    assert "NOT JUDGED 3 of 3 inputs passed" in told
+    assert "NOT CHECKED 3 of 3 inputs passed" in told
     assert "actordbg compare r1 truth" in told and "tokens/s (toy model)" in told
 
 

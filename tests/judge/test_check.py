@@ -49,19 +49,19 @@ LAWLESS = {"extra": {"temperature": 1.0, "laws": [LAW]}}
 @pytest.mark.parametrize(
     ("replayed", "sentence", "next_command"),
     [
-        ({}, "RIGHT (TOY MODEL): 3 of 257 dumps run, as near the truth as fp32 allows; not judged: your model; gradients (--backward); the laws",
+        ({}, "RIGHT (TOY MODEL): 3 of 257 dumps match the truth to fp32 rounding; not checked: your model; gradients (--backward); the laws",
          "actordbg check --model 'org/a model'"),
-        ({"change": off}, "WRONG (TOY MODEL): 1 of 3 dumps further from the truth than fp32 explains; not judged: your model; "
+        ({"change": off}, "WRONG (TOY MODEL): 1 of 3 dumps differ from the truth by more than fp32 rounding; not checked: your model; "
          "gradients (--backward); the laws", f'actordbg matrix --where "dump_id = \'{INPUTS[1].dump_id}\'"'),
-        ({"result": lambda index: ASKED if index else {}}, "RIGHT (TOY MODEL): 3 of 257 dumps run, as near the truth as fp32 allows; "
-         "not judged: your model; gradients (--backward); the laws of 1 dump", "actordbg check --model"),
+        ({"result": lambda index: ASKED if index else {}}, "RIGHT (TOY MODEL): 3 of 257 dumps match the truth to fp32 rounding; "
+         "not checked: your model; gradients (--backward); the laws of 1 dump", "actordbg check --model"),
         # a broken law is wrong whatever the truth says
         ({"result": lambda index: LAWLESS if index == 2 else {}}, "WRONG (TOY MODEL): neighbour broken: row 1 sees row 0",
          f'actordbg matrix --where "dump_id = \'{INPUTS[2].dump_id}\'"'),
         # a failure is named before anything else
         ({"change": off, "result": lambda index: FAILED if index == 0 else {}},
          "FAILED (TOY MODEL): 1 of 3 dumps did not pass: ValueError, no such thing", "actordbg report r-01"),
-        ({"change": lambda index, made: None}, "NOT JUDGED (TOY MODEL): 3 of 257 dumps run, and nothing could be compared with the truth: "
+        ({"change": lambda index, made: None}, "NOT CHECKED (TOY MODEL): 3 of 257 dumps ran; none could be compared with the truth: "
          "A: its tensors are gone", "actordbg report r-01"),
     ],
 )  # fmt: skip
@@ -81,17 +81,17 @@ def test_a_truth_that_cannot_be_computed_says_why(store: Store, monkeypatch: pyt
 
     monkeypatch.setattr("actordbg.judge.check.ensure_truth", no_truth)
     _, answer = checked(store, truth=False)
-    assert answer.sentence.endswith("nothing could be compared with the truth: no row has a truth")
+    assert answer.sentence.endswith("none could be compared with the truth: no row has a truth")
 
 
 @pytest.mark.parametrize(
     ("log_prob", "entropy", "outputs", "word", "said"),
     [
-        (1.5, 0.0, True, "WRONG", "in 1 of 2 dumps what the run itself got is not what its model gives in fp32: log-probs by up to 1.5 nats"),
-        (0.0, 3.25, True, "WRONG", "in 2 of 2 dumps what the run itself got is not what its model gives in fp32: entropies by up to 3.25 nats; "
+        (1.5, 0.0, True, "WRONG", "in 1 of 2 dumps the run's outputs are not what its model gives in fp32: log-probs by up to 1.5 nats"),
+        (0.0, 3.25, True, "WRONG", "in 2 of 2 dumps the run's outputs are not what its model gives in fp32: entropies by up to 3.25 nats; "
          "its log-probs agree"),
-        (0.0, 0.0, True, "RIGHT", "2 of 2 dumps run, as near the truth as fp32 allows"),
-        (0.0, 0.0, False, "NOT JUDGED", "2 of 2 dumps run, as near the truth as fp32 allows; not judged: what the run itself got in 2 of 2 dumps: "),
+        (0.0, 0.0, True, "RIGHT", "2 of 2 dumps match the truth to fp32 rounding"),
+        (0.0, 0.0, False, "NOT CHECKED", "2 of 2 dumps match the truth to fp32 rounding; not checked: the outputs of the run in 2 of 2 dumps: "),
     ],
 )  # fmt: skip
 def test_what_the_training_run_got_is_judged_where_it_was_asked_for(
@@ -159,14 +159,14 @@ def test_own_dumps_come_to_a_verdict_in_one_command(store: Store, tmp_path: Path
     assert "nothing to check: no dump matches" in str(actordbg("--where", "seq_len>99", code=5).exception)
     assert "/nowhere is no folder" in str(actordbg("--junit", "/nowhere/x.xml", code=4).exception)
     said = actordbg("--max-inputs", "2", "--junit", "junit.xml", "--github", "--dtype", "bf16", "--quiet").stdout
-    assert said.startswith("RIGHT (TOY MODEL): 2 of 4 dumps run, as near the truth as bf16 allows; not judged: your model")
+    assert said.startswith("RIGHT (TOY MODEL): 2 of 4 dumps match the truth to bf16 rounding; not checked: your model")
     assert (
         "  peak memory     " in said
         and "next: actordbg check --model PATH" in said
         and "::notice title=actordbg check::RIGHT" in said
     )
     (page,) = store.reports.iterdir()
-    assert "as near the truth as bf16 allows" in page.read_text() and "Against the truth" in page.read_text()
+    assert "match the truth to bf16 rounding" in page.read_text() and "Against the truth" in page.read_text()
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()[0]
     assert {case.get("classname") for case in suite.iter("testcase")} == {"actordbg.replay", "actordbg.laws", "actordbg.truth"}
     assert (tmp_path / "summary.md").read_text().startswith("# RIGHT (TOY MODEL)")

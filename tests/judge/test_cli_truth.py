@@ -64,7 +64,7 @@ def test_the_bare_options_mean_what_they_say(store: Store) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        *((f"--oracle fp64 {words}", "contradict") for words in (
+        *((f"--oracle fp64 {words}", "conflict") for words in (
             "--packing", "--compile", "--attn sdpa", "--backend fsdp2", "--align rank", "--tp 2", "--backend deepspeed --zero-stage 2")),
         ("--oracle bf17", "bf17"),
     ],
@@ -141,8 +141,8 @@ def test_without_torch_a_truth_that_is_there_answers_and_one_of_other_versions_d
 @pytest.mark.parametrize(
     ("words", "error", "why"),
     [
-        ("truth truth", UsageError, "A is the side that is judged"),
-        (f"{A} truth --oracle bf16", UsageError, "bf16 is no truth"),
+        ("truth truth", UsageError, "A is the side under test"),
+        (f"{A} truth --oracle bf16", UsageError, "--truth cannot be bf16"),
         (f"{A} truth --where foo=1", WhereError, "no column 'foo'"),  # found before a truth is computed
     ],
 )

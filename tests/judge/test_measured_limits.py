@@ -1,6 +1,6 @@
 """Limits that rounding sets: small faults in bf16 are red, what is right is green, and a green verdict says what it excludes.
 
-Gradients are judged wherever a backward ran: over lanes, parameter by parameter, and what was not judged is said first.
+Gradients are judged wherever a backward ran: over lanes, parameter by parameter, and what was not checked is said first.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_rounding_like_that_of_the_dtype_is_green_and_twice_as_much_is_red_unles
 ) -> None:
     right = written(store)
     assert (right.verdict, right.rounding_id) == (MATCH, "r-02")
-    assert "as near the truth as bf16 allows" in first_lines(right)
+    assert "matches the truth to bf16 rounding" in first_lines(right)
     other = Store(tmp_path / "other").create()
     wrong = written(other, size=2.5 * ROUNDING)
     assert wrong.verdict == MISMATCH and any("mean_abs" in reason for reason in wrong.dumps[0].reasons)
@@ -64,7 +64,7 @@ def test_rounding_like_that_of_the_dtype_is_green_and_twice_as_much_is_red_unles
     assert flat.verdict == MATCH and flat.rounding_id is None
     said = first_lines(flat)
     assert said.startswith("match: A agrees with B within the thresholds; flat limits: what rounding does was not measured")
-    assert "as near the truth as" not in said
+    assert "the truth to bf16 rounding" not in said
     wide = {"mean_abs": 1.0, "max_abs": 1.0, "p99_abs": math.inf}
     own = compare(other, "r-03", "r-01", rounding="r-02", thresholds=wide)
     assert own.verdict == MATCH and own.dumps[0].limits["mean_abs"] == 1.0, "a threshold that somebody set stays"
@@ -140,8 +140,8 @@ def test_planted_faults_say_which_size_would_have_been_noticed(store: Store) -> 
     record = compare(store, "r-03", "r-01", rounding="r-04")
     assert (record.excludes["matrix"], record.excludes["attention"]) == (0.01, None)
     said = first_lines(record)
-    assert "one weight matrix times 1 + 0.01" in said
-    assert "No size that was tried would have been red for attention scores." in said
+    assert "one weight matrix x (1 + 0.01)" in said
+    assert "No size tried would have failed on attention scores." in said
 
 
 def test_a_cell_of_a_matrix_shows_the_smallest_error_of_a_token_that_it_sees(store: Store) -> None:
@@ -152,7 +152,7 @@ def test_a_cell_of_a_matrix_shows_the_smallest_error_of_a_token_that_it_sees(sto
     text = " ".join(as_text(matrix_document(record, MatrixContext())).split())
     for told in (
         " sees ",
-        "bf16 cannot tell from rounding: run in fp32 first",
+        "Smaller errors are lost in bf16 rounding: run in fp32 first",
         f"any one log-prob off by {cell.excludes['token']:.2g} nats",
     ):
         assert told in text
@@ -207,7 +207,7 @@ def test_gradients_over_several_inputs_are_judged_against_the_mean_of_the_same_i
     assert right.verdict == MATCH and right.unjudged == ()
     assert all(one.gradients is not None and (one.gradients.distance or 0.0) < 1e-6 for one in right.dumps)
     assert all(one.grad_norm_rel is not None and one.grad_norm_rel < 1e-6 for one in right.dumps)
-    assert "not judged" not in first_lines(right)
+    assert "not checked" not in first_lines(right)
     alone = write_replay(store, "r-03", THREE, gradients=gradient, result=lone)
     for a, b in ((alone, "r-02"), (alone, truth), (write_lanes(store, "r-04"), "r-02")):
         assert compare(store, a, b).unjudged == (), "with averages and with lone inputs, on either side"
@@ -244,13 +244,13 @@ def test_what_was_not_judged_stands_in_the_first_line_and_a_cell_of_it_is_not_pl
     record = compare(store, "r-02", "r-01")
     assert record.verdict == MATCH
     assert first_lines(record).startswith(
-        "match: A agrees with B within the thresholds; not judged: the gradients of 3 of 3 dumps, but for their norm "
+        "match: A agrees with B within the thresholds; not checked: the gradients of 3 of 3 dumps, but for their norm "
         "(--keep-gradients keeps them)"
     )
     over = {"extra": {"temperature": 1.0, "gradient_over": [item.dump_id for item in THREE[:2]]}}
     write_replay(store, "r-03", THREE, result=lambda index: lone(index) | over)
     averaged = first_lines(compare(store, "r-03", "r-01"))
-    assert "not judged: the gradients of 3 of 3 dumps: A's gradient is over 2 inputs, B's over 1" in averaged
+    assert "not checked: the gradients of 3 of 3 dumps: A's gradient is over 2 inputs, B's over 1" in averaged
     cell, _ = judged(store, MatrixCell(0, "sdpa", {}, "passed", {}, "r-02"), "fp32")
     assert cell.good and verdict_word(cell) == "in part"
     matrix = MatrixRecord("m-01", "", "complete", {}, (cell,), tuple(item.dump_id for item in THREE))

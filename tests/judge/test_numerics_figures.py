@@ -169,7 +169,7 @@ def share(count: int) -> DumpComparison:
     [
         (DUMP, {"max_abs": 0.3, "mean_abs": 0.02}, {}, MATCH, ()),  # at a threshold is not above it
         (DUMP, {"max_abs": 0.1, "mean_abs": 0.02}, {}, MISMATCH, ("max_abs 0.3 is above 0.1",)),
-        (DUMP, {}, {}, MATCH, ()),  # what has no threshold is not judged
+        (DUMP, {}, {}, MATCH, ()),  # what has no threshold is not checked
         (DUMP, {"max_ulp": 0}, {}, MATCH, ()),  # nor what was not measured
         (DUMP, {"max_abs": 0.1, "mean_abs": 0.001}, {"max_abs": 0.3, "mean_abs": 0.01}, WITHIN_NOISE,
          ("max_abs 0.3 is above 0.1, within the noise 0.3", "mean_abs 0.01 is above 0.001, within the noise 0.01")),

@@ -125,7 +125,7 @@ def test_both_documents_say_what_happened(render: Callable[[list[Block]], str]):
         "3 passed, 1 failed, 1 not run of 5",
         "interrupted",
         "cuda-out-of-memory",
-        "way out: --packing",
+        "try: --packing",
         "eager",
         "sdpa",
         dump_id(3),

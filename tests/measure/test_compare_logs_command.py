@@ -94,7 +94,7 @@ def test_the_picture_is_written_and_what_has_nothing_to_draw_is_left_out_of_it(t
 
 def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path: Path):
     missing = str(tmp_path / "missing.log")
-    with pytest.raises(UsageError, match=r"no picture has the suffix .\.gif"):
+    with pytest.raises(UsageError, match=r"unknown picture suffix .\.gif"):
         invoke(missing, missing, "--plot", str(tmp_path / "x.gif"))
     with pytest.raises(EnvironmentProblem, match="cannot write"):
         invoke(missing, missing, "--plot", str(tmp_path / "no" / "x.png"))

@@ -105,7 +105,7 @@ def test_a_matrix_names_its_cells_replays_and_those_that_are_gone_are_left_out(r
     assert "1 replay," in shown(done) and "eager" in done.stdout and "sdpa" not in done.stdout
     with pytest.raises(UsageError, match="no matrix has the id 'x'"):
         invoke(replayed, "memory --matrix x")
-    with pytest.raises(UsageError, match="exclude each other"):
+    with pytest.raises(UsageError, match="cannot be combined"):
         invoke(replayed, "memory r1 --matrix last")
     path.write_text(replace(record, cells=cells[2:]).to_json())
     with pytest.raises(UsageError, match="all replays of the matrix last are gone"):

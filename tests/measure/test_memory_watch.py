@@ -115,7 +115,7 @@ def test_what_too_few_steps_show_is_not_judged_and_not_called_steady():
     assert isinstance(banner, Banner) and (banner.word, banner.tone) == ("TOO SHORT", NO_TONE)
     assert isinstance(notes, Items) and notes.items[0] == "too few samples or steps to judge growth of rank 0"
     _, banner, *_ = compare_page(compare_samples(("a", "a"), samples, samples, 0.05), samples, samples)
-    assert isinstance(banner, Banner) and (banner.word, banner.sentence) == ("ALIKE", "peaks agree; growth was not judged.")
+    assert isinstance(banner, Banner) and (banner.word, banner.sentence) == ("ALIKE", "peaks agree; growth was not checked.")
 
 
 def test_two_series_part_at_the_step_and_dump_where_the_second_begins_to_grow():
@@ -134,7 +134,7 @@ def test_two_series_part_at_the_step_and_dump_where_the_second_begins_to_grow():
 def test_samples_are_read_as_they_were_written_and_lines_that_are_cut_or_odd_are_left_out(tmp_path: Path):
     path, made = tmp_path / "a.csv", series(MB, 3)
     watch_into(path, [made], list)
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         watch_into(path, [], list)
     head, first, *rest = path.read_text().splitlines()
     figures = dict(zip(head.split(","), first.split(","), strict=True))
@@ -142,7 +142,7 @@ def test_samples_are_read_as_they_were_written_and_lines_that_are_cut_or_odd_are
     odd = [",".join((figures | one).values()) for one in changed]
     path.write_text("\n".join([head, *odd, first, *rest, rest[-1][:40]]))
     assert read_samples(path) == made
-    no_table = "is no table of samples"
+    no_table = "is not a sample table"
     for text, says in (("step,loss\n1", "no samples of memory"), ("2026" + 200_000 * "0", no_table), ("a\rb", no_table)):
         (tmp_path / "b.csv").write_bytes(f"{text},1\n".encode())
         with pytest.raises(UsageError, match=says):

@@ -142,7 +142,7 @@ def counterparts() -> list[str]:
 def test_each_old_command_has_a_counterpart_that_plans_what_it_says_or_names_what_is_missing_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Those that start workers are planned on real inputs (`--dry-run`); one that needs a GPU is refused with a way out."""
+    """Those that start workers are planned on real inputs (`--dry-run`); one that needs a GPU is refused with a workaround."""
     monkeypatch.chdir(tmp_path)
     old_pickle(tmp_path, name="x.pkl")
     old_pickle(tmp_path / "input_dumps")

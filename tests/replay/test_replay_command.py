@@ -167,9 +167,9 @@ def test_a_plan_says_how_long_it_may_take_by_what_was_replayed_like_it(store: St
 def test_a_whole_store_is_replayed_only_if_that_was_asked_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(store, 51, model_name="org/model")
     for mode in ([], ["--dry-run"], ["--dry-run", "--json"]):
-        with pytest.raises(UsageError, match="nothing selects among 51 dumps") as caught:
+        with pytest.raises(UsageError, match="refusing to replay 51 dumps") as caught:
             invoke(store, *mode)
-        assert "--all every one" in str(caught.value.hint) and not store.replays.exists()
+        assert "pass --all" in str(caught.value.hint) and not store.replays.exists()
     assert "51 inputs" in invoke(store, "--dry-run", "--all").stdout
     with monkeypatch.context() as at_terminal:
         at_terminal.setattr(output, "can_ask", lambda: True)
@@ -328,8 +328,8 @@ def test_a_worker_makes_its_process_group_with_what_the_plugin_brings() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--shuffle-inputs", "--order", "length"], "contradict"),
-        (["--where", "rank=0", "--input-file", "x.safetensors.zst"], "exclude each other"),
+        (["--shuffle-inputs", "--order", "length"], "conflicts with"),
+        (["--where", "rank=0", "--input-file", "x.safetensors.zst"], "cannot be combined"),
         (["--input-file", "nowhere.safetensors.zst"], "not a file"),
         (["--resume", "last", "--dtype", "bf16"], "--dtype"),
         (["--resume", "last", "--seed", "0"], "--seed cannot"),
