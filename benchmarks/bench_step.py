@@ -8,7 +8,7 @@ What other threads of the process do for a call comes up to a quarter of a secon
 in blocks, is added as if the training had waited for all of it. What the writer process takes from memory and caches in the
 recorded step itself is in the figure, and what it takes later is not.
 
-A bare `clone` of the inputs is what any recorder pays at least. It is no peer: it keeps nothing.
+A bare `clone` of the inputs is what any recorder pays at least. It is not a peer: it keeps nothing.
 """
 
 from __future__ import annotations

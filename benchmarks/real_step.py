@@ -4,7 +4,7 @@ Each block of steps has one *way* (see `WAYS`), and between any two blocks is on
 block has such neighbours. Of each step: its time; the *stall*, which is what the call takes beside its forward; and the CPU time
 of the process's other threads. Caches are cold when a call comes, as they are in training and in no loop over calls.
 
-    python -m benchmarks.real_step survive WAY FOLDER CALLS      calls until it is killed by itself, inside of the last one
+    python -m benchmarks.real_step survive WAY FOLDER CALLS      calls until it is killed on its own, inside of the last one
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ INTRODUCTION = f"""\
 # The catalog
 
 `store/catalog.db` is a SQLite database (revision {migrate.HEAD}) that is derived from the store's files: `actordbg index` brings
-it up to date, `actordbg index --rebuild` makes it again, and every command that reads dumps indexes what is new by itself.
+it up to date, `actordbg index --rebuild` makes it again, and every command that reads dumps indexes what is new on its own.
 The first index and `--rebuild` put a whole catalog in its place at once: one that is interrupted leaves what was there, and the
 next one begins again.
 Look at it with `sqlite3 -readonly store/catalog.db`.

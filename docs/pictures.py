@@ -62,7 +62,7 @@ def filled(source: Path | None, work: Path) -> Path:
 
 
 def photograph(pages: dict[str, Path]) -> None:
-    """Each picture as a PNG of few colours: text and flat fields lose nothing."""
+    """Each picture as a PNG of few colors: text and flat fields lose nothing."""
     browser_path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser_path is None:
         raise SystemExit("no Chromium on PATH: apt-get install chromium")

@@ -68,7 +68,7 @@ def config_of_model(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     kind = (own := read_json(path)).get("model_type")
     if kind is None:
-        raise UsageError(f"{path} is no model's configuration", hint="name a folder with a config.json, or a family")
+        raise UsageError(f"{path} is not a model's configuration", hint="name a folder with a config.json, or a family")
     if (found := next(own_code(str(folder)), None)) is not None:
         raise Unsupported(f"{folder} brings code along: {found}", hint="families are built from transformers' own code")
     family = next((one for one in FAMILIES.values() if one.model_type == kind), Family(kind, kind))

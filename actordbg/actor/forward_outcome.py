@@ -1,6 +1,6 @@
 """What one input gave, and the clock and the memory mark that it is measured with.
 
-* CUDA runs behind the caller: without a synchronisation before the clock is read, a forward takes microseconds.
+* CUDA runs behind the caller: without a synchronization before the clock is read, a forward takes microseconds.
 * "Peak memory" is a high-water mark. torch resets CUDA's on request. A process's resident mark on Linux is reset by
   writing 5 to /proc/self/clear_refs; where that is not allowed it is the highest since the process began.
 

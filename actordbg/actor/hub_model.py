@@ -107,7 +107,7 @@ def _find_by_name(model: str) -> dict[str, Any] | None:
 
 
 def read_config(folder: Path, fault: str) -> dict[str, Any]:
-    """The config.json of a model's folder; EnvironmentProblem, which begins with `fault`, where there is none."""
+    """The config.json of a model's folder; EnvironmentProblem, which begins with `fault`, if there is none."""
     path = folder / _CONFIG
     try:
         if not path.is_file():
@@ -146,7 +146,7 @@ def _cached(model: str) -> Path | None:
 
 
 def cached_file(model: str, name: str) -> Path | None:
-    """A file of a hub's model in the cache on this disk; None where there is none, or no such name can be."""
+    """A file of a hub's model in the cache on this disk; None if there is none, or no such name can be."""
     try:
         return None if looks_like_path(model) else _lookup(model, name)
     except (ImportError, ValueError, OSError):  # of a name that no hub can have

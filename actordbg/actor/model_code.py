@@ -7,7 +7,7 @@ allows that, so the model would decide what runs. Two walls stand before it:
 * `guard` replaces the places in transformers where such code is executed, kernels of the hub included. So what the
   first wall does not see (a file that changed meanwhile, another key, another version) is refused there.
 
-Weights are no code: transformers reads safetensors, and pickles with `weights_only=True`, which workers insist on
+Weights are not code: transformers reads safetensors, and pickles with `weights_only=True`, which workers insist on
 (`actordbg.replay.launch`).
 """
 

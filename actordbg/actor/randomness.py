@@ -11,7 +11,7 @@ can be checked that the replay drew as many numbers as the run did:
 | cpu, cuda:3 | a CPU | cpu | nothing: the run drew from its GPU's generator, which a CPU has not |
 | cpu | a GPU | cpu | nothing, the other way round |
 
-A seed that was asked for wins over recorded states: it is given to see what another draw comes to.
+A seed that was requested wins over recorded states: it is given to see what another draw comes to.
 
 The state after is taken before a backward: gradient checkpointing draws the forward's numbers once more there, from the state
 that it kept, and puts the generators back.
@@ -52,7 +52,7 @@ def restore(dump: Dump, device: torch.device, seed: int | None) -> Randomness | 
     if not recorded:
         return None
     if seed is not None:
-        return Randomness(why=f"seed {seed} was asked for instead of the recorded generator states")
+        return Randomness(why=f"seed {seed} was requested instead of the recorded generator states")
     restored, problem = [], ""
     for name, here in _places(recorded, device).items():
         refused = _set(here, recorded[name])

@@ -134,7 +134,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "trainer-cannot-be-called",
         lambda case: case.function and not callable_again(str(case.adapter)),
-        "adapter {adapter} is not installed here, or has no `again`, so its trainer's function cannot be called by itself",
+        "adapter {adapter} is not installed here, or has no `again`, so its trainer's function cannot be called on its own",
         ("--through rows, which needs no trainer", "announce the adapter as an entry point, with a seam that has `again`"),
     ),
     Rule(
@@ -242,7 +242,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "flash-attention-unavailable",
         lambda case: case.attn == "flash_attention_2" and not (case.cuda and case.flash_attn),
-        "flash_attention_2 was asked for, but {missing_for_flash}",
+        "flash_attention_2 was requested, but {missing_for_flash}",
         ("--attn sdpa", "pip install flash-attn, on a machine with CUDA"),
     ),
     Rule(
@@ -261,7 +261,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "deepcompile-needs-zero",
         lambda case: case.deepcompile and case.zero_stage not in (1, 2, 3),
-        "DeepCompile optimises the communication of ZeRO 1 to 3; at stage {zero_stage} there is nothing for it to do, and "
+        "DeepCompile optimizes the communication of ZeRO 1 to 3; at stage {zero_stage} there is nothing for it to do, and "
         "DeepSpeed falls back to torch.compile in silence",
         ("--zero-stage 1 or --zero-stage 3", "--compile"),
     ),
@@ -284,13 +284,13 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "too-few-gpus",
         lambda case: case.together and case.cuda and case.nproc > max(case.gpus, 1),
-        "{nproc} processes were asked for, and {gpus} GPUs are visible: NCCL refuses two ranks on one GPU",
+        "{nproc} processes were requested, and {gpus} GPUs are visible: NCCL refuses two ranks on one GPU",
         ("--nproc {gpus}", "--backend plain, whose ranks are independent and may share a GPU"),
     ),
     _warning(
         "more-processes-than-cores",
         lambda case: not case.cuda and 0 < case.cpus < case.nproc,
-        "{nproc} processes were asked for, and {cpus} CPU cores are usable: all that start take turns, and each holds the model",
+        "{nproc} processes were requested, and {cpus} CPU cores are usable: all that start take turns, and each holds the model",
         ("--nproc {cpus}",),
     ),
     _warning(

@@ -148,7 +148,7 @@ class ActorSession(Decided):
     ) -> T:  # fmt: skip
         """One forward as `run` makes it, and nothing else: `read` gets log-probs and entropies while their graph lives.
 
-        graph: with gradients also where `run` had none, and without an engine that waits for a backward. seed: set instead of
+        graph: with gradients even where `run` had none, and without an engine that waits for a backward. seed: set instead of
         the one that `run` sets, or of recorded states.
         """
         call = self.call_of(dump)
@@ -179,7 +179,7 @@ class ActorSession(Decided):
         return host_key(config, choose(config, defaults, self._facts)) == host_key(self.config, self.choices)
 
     def switch(self, config: ReplayConfig, defaults: DumpRecord | None) -> None:
-        """Go on under another configuration on the loaded Actor: what runs next is, bit for bit, what a new session runs.
+        """Continue under another configuration on the loaded Actor: what runs next is, bit for bit, what a new session runs.
 
         Raises Unsupported, before anything changed, for a configuration that needs another Actor (`sharing.host_key`) or that
         is refused anyway; and where the model does not take the attention. `resolved` then says what is there.
@@ -273,7 +273,7 @@ class ActorSession(Decided):
         return training
 
     def _autocast(self, record: DumpRecord) -> contextlib.AbstractContextManager[Any]:
-        """The autocast that the call ran under, unless another dtype than the record's was asked for."""
+        """The autocast that the call ran under, unless another dtype than the record's was requested."""
         dtype = getattr(torch, (record.autocast_dtype or "").removeprefix("torch."), None)
         if self.config.dtype is not None or not isinstance(dtype, torch.dtype):
             return contextlib.nullcontext()

@@ -61,7 +61,7 @@ def signature_of(error_class: str | None, error: str | None, log: str = "") -> s
     known = known_failures().items()
     found = next((name for name, one in known if one.pattern.search(head)), None)
     found = found or next((name for name, one in known if one.in_log and one.pattern.search(tail)), None)
-    return found or normalise(error_class, error)
+    return found or normalize(error_class, error)
 
 
 def explain(signature: str) -> tuple[str, tuple[str, ...]] | None:
@@ -70,7 +70,7 @@ def explain(signature: str) -> tuple[str, tuple[str, ...]] | None:
     return (known.explanation, known.ways_out) if known else None
 
 
-def normalise(error_class: str | None, error: str | None) -> str:
+def normalize(error_class: str | None, error: str | None) -> str:
     """The class without its module, and the message's first line without what varies: "ValueError: size # at #"."""
     kind = " ".join((error_class or "error").rsplit(".", 1)[-1].split())
     lines = [line.strip() for line in (error or "").splitlines()]

@@ -13,7 +13,8 @@ them, unless the call brought its own. The loss is the mean of -log_prob over th
 row by row. What has no truth is refused with the reason: an action whose predecessor is not attended, masks with other values
 than 0 and 1, images.
 
-In bf16 or fp16 this is no truth, but the same computation in that dtype. Its distance from the truth is what the dtype costs by
+In bf16 or fp16 this is not a truth, but the same computation in that dtype. Its distance from the truth is what the dtype costs
+by
 itself (`actordbg noise`).
 
 A worker runs a `TruthSession` as it runs an `ActorSession`.
@@ -161,13 +162,13 @@ class TruthSession(Decided):
             with torch.set_grad_enabled(backward), narrowed:
                 logits = self._logits(ids, chosen.to(device), None if own is None else own[row, attended[row]])
                 logits = logits.to(self._wide) / temperature
-                normaliser = torch.logsumexp(logits, dim=-1)
-                scores = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1) - normaliser
+                normalizer = torch.logsumexp(logits, dim=-1)
+                scores = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1) - normalizer
                 scores = scores * weight[row, places.to(device)]
             if entropy is not None:
                 flat = logits.detach()
                 mean = (torch.softmax(flat, dim=-1) * flat).sum(-1)
-                entropy[row, places] = (normaliser.detach() - mean).float().cpu()
+                entropy[row, places] = (normalizer.detach() - mean).float().cpu()
             log_probs[row, places] = scores.detach().float().cpu()
             forward_s += measure.now(device) - began
             if backward:

@@ -128,7 +128,7 @@ def machine_fault(error: BaseException, folder: Path) -> MachineFault | None:
     """Return `error` as a fault of the machine, not of what runs on it: a full or broken disk, no open files left.
 
     It counts if it is such an OSError, if one of those caused it, or if it quotes one's text, as libraries of C++ do; else None.
-    folder: the replay's, which `--resume` goes on with.
+    folder: the replay's, which `--resume` continues with.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -136,7 +136,9 @@ def machine_fault(error: BaseException, folder: Path) -> MachineFault | None:
             return cause
         if number := machine_errno(cause):
             begun = (folder / "spec.json").exists()
-            hint = f"fix that, then `actordbg replay --resume {folder.name}` goes on" if begun else "fix that, then run it again"
+            hint = (
+                f"fix that, then `actordbg replay --resume {folder.name}` continues" if begun else "fix that, then run it again"
+            )
             return MachineFault(f"{os.strerror(number)} ({_free(folder)}); what had not finished stays open", hint=hint)
         cause = cause.__cause__ or cause.__context__
     return None

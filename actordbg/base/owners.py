@@ -54,7 +54,7 @@ def origin_file(path: Path) -> Path:
 def read_owned(path: Path, *, links: bool = True) -> tuple[bytes, Owner]:
     """Read a regular file; return its bytes and its owner, who is unknown where an `origin_file` says that it was brought.
 
-    OSError for what cannot be opened, is no regular file, or is larger than any file of ours; without `links` for a link.
+    OSError for what cannot be opened, is not a regular file, or is larger than any file of ours; without `links` for a link.
     """
     data, owner = _read(path, links)
     if not is_own(owner):
@@ -71,7 +71,7 @@ def read_owned(path: Path, *, links: bool = True) -> tuple[bytes, Owner]:
 def _read(path: Path, links: bool) -> tuple[bytes, int]:
     """The bytes of a regular file and the user whose they are: where another user's link leads there, the link's owner.
 
-    Without `links` the file is no link, but its folder may be one.
+    Without `links` the file is not a link, but its folder may be one.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW))
     with open(descriptor, "rb") as file:

@@ -4,7 +4,7 @@ A replay's workers are often not our children: a launcher starts them, reaps the
 To learn which worker died *first*, and of what, we read /proc a few times a second. A dead process that its parent has not
 reaped is a zombie, and its exit status can still be read.
 
-A pid alone is no identity, because pids are used again. A pid with its start time is.
+A pid alone is not an identity, because pids are used again. A pid with its start time is.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def in_time(seconds: float) -> str:
 
 
 def ago(moment: str, now: datetime | None = None) -> str:
-    """How long ago a UTC time was: "12 s ago", "3 h ago", "5 d ago"; "-" for what is no time."""
+    """How long ago a UTC time was: "12 s ago", "3 h ago", "5 d ago"; "-" for what is not a time."""
     try:
         then = datetime.fromisoformat(moment.replace("Z", "+00:00"))
         seconds = ((now or datetime.now(timezone.utc)) - then).total_seconds()
@@ -109,7 +109,7 @@ _SHOWN = 5
 def resolve(name: str, ids: Sequence[str], what: str, *, made_by: str, error: type[ActordbgError] = UsageError) -> str:
     """The id among `ids` (the newest last) that `name` means.
 
-    what: "replay", for messages. made_by: the command that makes one. Raises `error` where there is none, or more than one.
+    what: "replay", for messages. made_by: the command that makes one. Raises `error` if there is none, or more than one.
     """
     found = list(ids[-1:]) if name == LAST else [one for one in ids if name and one.startswith(name)]
     if len(found) == 1 or name in found:

@@ -1,4 +1,4 @@
-"""Where the checkpoints of a training check lie, which one a configuration goes on from, and which may go. Desk and workers.
+"""Where the checkpoints of a training check lie, which one a configuration continues from, and which may go. Desk and workers.
 
     DIR/<check>/cell-3/step-0004.2/                 after step 4, by the second attempt at cell 3
     DIR/<check>/cell-3/step-0004.2/checkpoint.json  written last: what it belongs to. Without it the checkpoint is none.
@@ -51,7 +51,7 @@ def checked_storage(text: str, store: Path) -> Path:
         )
     folder = Path(text).absolute()
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--storage {folder} is no folder", hint="name a folder; it is made where there is none")
+        raise UsageError(f"--storage {folder} is not a folder", hint="name a folder; it is made if there is none")
     if folder.resolve().is_relative_to(store.resolve()):
         raise UsageError(f"--storage {folder} lies in the store, where only its own files belong", hint="a folder beside it")
     return folder
@@ -68,7 +68,7 @@ def open_folder(folder: Path) -> None:
 def belongs_to(
     check_id: str, index: int, spec: ReplaySpec, training: Mapping[str, Any], versions: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What has to be the same when a training goes on, as JSON has it. `spec`: of the whole training."""
+    """What has to be the same when a training continues, as JSON has it. `spec`: of the whole training."""
     inputs = json.dumps([asdict(item) for item in spec.inputs], sort_keys=True).encode()
     told = {
         "check": check_id,
@@ -108,7 +108,7 @@ def newest(folder: Path, belongs: Mapping[str, Any], most: int) -> Checkpoint | 
 
 
 def clear(folder: Path, chosen: Checkpoint | None) -> None:
-    """Remove what is newer than the checkpoint that is gone on from, and what is not complete."""
+    """Remove what is newer than the checkpoint that is continued from, and what is not complete."""
     kept = [one.folder for one in _complete(folder) if chosen and (one.step, one.attempt) <= (chosen.step, chosen.attempt)]
     _remove(path for path in _generations(folder) if path not in kept)
 

@@ -208,7 +208,7 @@ class FamilyFolder:
 def open_folder(folder: Path) -> Path:
     """The folder of an earlier run, or a new or empty one; UsageError for one with anything else in it."""
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is no folder", hint="name a new folder")
+        raise UsageError(f"{folder} is not a folder", hint="name a new folder")
     folder.mkdir(parents=True, exist_ok=True)
     if {path.name for path in folder.iterdir()} - {"store", "models", "families"}:
         raise UsageError(

@@ -7,7 +7,8 @@ Each cell is an ordinary replay with its own folder, so a crash or a hang costs 
 wherever a replay is. After a batch its processes leave, and its passed cells are compared with the truth. Where the engine has
 room for several groups, batches run side by side (`runner.py`).
 
-`store/matrices/<id>.json` is replaced after every step. So a matrix that was interrupted or killed can go on (`run_matrix` again
+`store/matrices/<id>.json` is replaced after every step. So a matrix that was interrupted or killed can continue (`run_matrix`
+again
 with the record from the file): finished cells stay, and a half-finished cell resumes its replay. All cells replay the same dumps,
 also after `--resume`.
 """

@@ -7,9 +7,10 @@
     <log dir>/fsdp2_tp2_test.log               the cell's figures, as a training prints them
 
 Cells of one launcher run in the same processes, one after another, each from its initial weights: imports are paid once. A
-training that lost an input cannot go on, so the first that does not pass ends its cell. `--resume` runs what has not finished.
+training that lost an input cannot continue, so the first that does not pass ends its cell. `--resume` runs what has not finished.
 
-A cell whose group was lost goes on in its next attempt: from its newest checkpoint (`checkpoints.py`) where there is `--storage`,
+A cell whose group was lost continues in its next attempt: from its newest checkpoint (`checkpoints.py`) where there is
+`--storage`,
 else from its initial weights. An attempt has journals of its own, and the steps before it are kept in the record, so what an
 attempt left half done is never counted.
 """
@@ -55,8 +56,8 @@ from actordbg.replay.supervise import Progress, run_replay
 from actordbg.store.layout import Store, read_with_owner
 
 CHECK = "check.json"
-STORAGE, WENT_ON = "storage", "went on"
-"""Keys of the record's options: where checkpoints go, and how often; after which steps a cell went on from one."""
+STORAGE, WENT_ON = "storage", "continued"
+"""Keys of the record's options: where checkpoints go, and how often; after which steps a cell continued from one."""
 FAILURES_HERE = 3
 """How often a cell's group may be lost on this machine. On a cluster `--max-failures` is for all cells together."""
 Hears = Callable[[TrainCell, str], None]

@@ -4,9 +4,9 @@
     record = MatrixRun(store, record, ...).run()
 
 A *trial* is any callable with a key: trials of one key follow one another, and the warm processes of one serve the next. What
-it may cost, and how it goes on where it stopped, is its own: it keeps what it has in its folder, and puts each step of its cell
-into the record. The record's file is replaced at each `put`. So a campaign that was interrupted or killed goes on by running it
-again: what has finished is no trial any more.
+it may cost, and how it continues where it stopped, is its own: it keeps what it has in its folder, and puts each step of its cell
+into the record. The record's file is replaced at each `put`. So a campaign that was interrupted or killed continues by running it
+again: what has finished is not a trial any more.
 
 Where the engine has several groups, trials run side by side. A thread runs one trial after another with an engine of its own
 (`GroupEngine.parts`), so each Actor is loaded once per group and key. What a trial tells goes through a queue to the caller's
@@ -41,7 +41,7 @@ RUNNER = "runner"
 
 @dataclass(frozen=True)
 class Trial:
-    """A part of a campaign. key: what its processes have loaded. run: run it, or go on with it."""
+    """A part of a campaign. key: what its processes have loaded. run: run it, or continue with it."""
 
     key: Hashable
     run: Callable[[WarmGroups], None]
@@ -59,7 +59,7 @@ def claimed(record: Record, called: str) -> Record:
 class Campaign(Generic[Record]):
     """One run of a record's trials. `record` always equals the file `path`.
 
-    called: "matrix <id>", in messages. resume: the command that goes on with it.
+    called: "matrix <id>", in messages. resume: the command that continues with it.
     """
 
     def __init__(self, store: Store, record: Record, path: Path, called: str, resume: str) -> None:
@@ -85,7 +85,7 @@ class Campaign(Generic[Record]):
             status = INTERRUPTED
             raise
         except (GroupsLost, MachineFault) as fault:
-            fault.hint = f"fix that, then `actordbg {self.resume}` goes on"
+            fault.hint = f"fix that, then `actordbg {self.resume}` continues"
             raise
         finally:
             with undisturbed():

@@ -83,7 +83,7 @@ class Parting:
 @dataclass(frozen=True)
 class CellVerdict:
     """completes, falls, within: the ancestor's criteria, in words. largest: of each figure the largest relative difference
-    of finite ones, None where there are none.
+    of finite ones, None if there are none.
 
     word: agrees, PARTS, no fall (all agrees, and the loss does not fall), far (further than the threshold), or the cell's status.
     """
@@ -116,7 +116,7 @@ def trained(record: TrainCheckRecord, role: str) -> TrainCell | None:
 
 
 def asked_of(record: TrainCheckRecord) -> Judged:
-    """The cells that were asked for, and their verdicts."""
+    """The cells that were requested, and their verdicts."""
     pairs = zip(record.cells, verdicts(record), strict=True)
     return [(cell, verdict) for cell, verdict in pairs if cell.role in (ASKED, SFT)]
 
@@ -205,7 +205,7 @@ def looks_like(index: int, over: set[str], ours: TrainStep, theirs: TrainStep) -
     if over != {"update_norm"}:
         return "weights already off after the last step"
     if index:
-        return "same gradients, another update: the optimizer's state was reset, lost or not synchronised"
+        return "same gradients, another update: the optimizer's state was reset, lost or not synchronized"
     return f"same gradients, update {update:.3g} times as large: a learning rate or a step applied twice, or another optimizer"
 
 
@@ -310,8 +310,8 @@ def _facts(record: TrainCheckRecord) -> list[str]:
     stepped = _names_by([(cell.optimizer, cell) for cell in record.cells if cell.optimizer])
     lines += [f"stepped by {who}: {names}" for who, names in stepped.items()]
     names = {str(cell.index): cell.name for cell in record.cells}
-    for index, after in (record.options.get("went on") or {}).items():
-        lines.append(f"{names.get(index, index)} went on from a checkpoint after step {', '.join(map(str, after))}")
+    for index, after in (record.options.get("continued") or {}).items():
+        lines.append(f"{names.get(index, index)} continued from a checkpoint after step {', '.join(map(str, after))}")
     if record.selection:
         lines.append(f'selected: --where "{record.selection}"')
     if record.names:
@@ -322,7 +322,7 @@ def _facts(record: TrainCheckRecord) -> list[str]:
 
 
 def train_banner(record: TrainCheckRecord, asked: Judged, counted: str) -> Banner:
-    """The verdict over all configurations that were asked for."""
+    """The verdict over all configurations that were requested."""
     ran = [(cell, verdict) for cell, verdict in asked if cell.status == TRAINED]
     if not ran:
         return Banner("NOTHING TRAINED", counted, NO_TONE)

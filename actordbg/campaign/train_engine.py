@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 TRAINING = "training.json"
 CHECKPOINTS = "checkpoints"
-"""The key in `training.json`: where checkpoints go, how often, what they belong to, and the one to go on from."""
+"""The key in `training.json`: where checkpoints go, how often, what they belong to, and the one to continue from."""
 STEP = "step"
 """The key in a result's `extra`: gradient and update norm, and the learning rate, of the step that it ended."""
 MODULE = "actordbg.campaign.train_engine"

@@ -221,7 +221,7 @@ def read_names(environment: Mapping[str, str], given: set[str], *, trains_on_row
             elif text.isascii() and text.isdigit() and 1 <= int(text) < 10**9:
                 found.values[ours] = int(text)
             else:
-                raise UsageError(f"{name}={text!r:.40} is no number of 1 or more", hint=f"unset {name}, or give the flag")
+                raise UsageError(f"{name}={text!r:.40} is not a number of 1 or more", hint=f"unset {name}, or give the flag")
     return found
 
 
@@ -244,7 +244,7 @@ def sft_cells(configs: Sequence[ReplayConfig], base: ReplayConfig, first: int) -
         log = "one_process_test.log" if config is alone else log_name(config, asked)
         lacks = TRAINER.sft_lacks(config.backend)
         if not _is_whole(config):
-            lacks = f"{config.nproc} processes are no groups of {config.tp * config.ring}"
+            lacks = f"{config.nproc} processes are not groups of {config.tp * config.ring}"
         lacks = lacks or (f"train_sft needs {', '.join(missing)}" if missing else "")
         status = IMPOSSIBLE if lacks else OPEN
         cells.append(TrainCell(first + len(cells), name, role, config.to_dict(), log, status, lacks))
@@ -284,7 +284,9 @@ def keys_of(data: Path) -> tuple[str, str]:
         with data.open(encoding="utf-8") as file:
             row = json.loads(file.readline())
     except (OSError, ValueError) as error:
-        raise UsageError(f"--dataset {data} is no JSONL file: {error}", hint="a file with a JSON object in each line") from None
+        raise UsageError(
+            f"--dataset {data} is not a JSONL file: {error}", hint="a file with a JSON object in each line"
+        ) from None
     found = [pair for pair in KEYS if isinstance(row, dict) and all(isinstance(row.get(key), str) for key in pair)]
     if not found:
         known = "; ".join(" and ".join(pair) for pair in KEYS)

@@ -1,7 +1,7 @@
 """An Actor whose weights are stepped: a captured call is a micro-batch, and `accumulation` of them in each lane are a step.
 
 The loss is the replay's: the mean of -log_prob over the call's mask (`ActorSession.run`). Where the record does not say
-otherwise the Actor is in training mode. After a failure the weights are nobody's, so nothing goes on.
+otherwise the Actor is in training mode. After a failure the weights are nobody's, so nothing continues.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class TrainingSession(ActorSession):
             mark(True)
 
     def load_training(self, folder: Path) -> None:
-        """Go on from a checkpoint."""
+        """Continue from a checkpoint."""
         self._backend.load_training(folder)
         _meet()
 

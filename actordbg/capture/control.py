@@ -4,7 +4,7 @@
 at it twice a second. Nothing is sent to the job, so the switch works from any host that sees the store. A job with a name
 (`actordbg run --run NAME`, or ACTORDBG_RUN=NAME) follows `controls/NAME.json` where that file is there.
 
-Invariant: whatever is in the file, a training job goes on. A file that is missing means *off*; one that cannot be read,
+Invariant: whatever is in the file, a training job continues. A file that is missing means *off*; one that cannot be read,
 or that a newer actordbg wrote, also means off, with one warning, until a later look can read it.
 
 Limits are per recording process and actor instance (one model in one process), since ranks do not talk to each other,
@@ -97,7 +97,7 @@ _HINT = "write it again with `actordbg dump enable` or `actordbg dump disable`"
 
 @dataclass(frozen=True)
 class Control:
-    """What to record. `None` is no limit.
+    """What to record. `None` is not a limit.
 
     `every`: one call in so many, the first included; 0: only what a trigger keeps. `max_dumps`, `max_bytes` (of files): per
     actor instance and process.

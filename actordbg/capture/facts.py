@@ -61,7 +61,7 @@ def note_trainer(actor_cls: Any) -> None:
 
 
 def rank_of_process() -> dict[str, int | None]:
-    """Say who this process is: by torch.distributed if that is initialised, else by the launcher's variables, else rank 0.
+    """Say who this process is: by torch.distributed if that is initialized, else by the launcher's variables, else rank 0.
 
     `world_size` and `local_rank` are None where nobody said.
     """
@@ -174,7 +174,7 @@ def _autocast_dtype() -> str | None:
 
 
 def states(device: torch.device | None = None) -> dict[str, torch.Tensor]:
-    """Present states (uint8, on the CPU) by device: of the CPU and, where this process has initialised CUDA, of this CUDA device,
+    """Present states (uint8, on the CPU) by device: of the CPU and, where this process has initialized CUDA, of this CUDA device,
     or else of the current one.
     """
     found = {"cpu": torch.default_generator.get_state()}
@@ -204,7 +204,7 @@ _TOO_LARGE = ", too large to be stored"
 
 
 class _NotPlain(Exception):
-    """A value that is no plain argument: what is said of it behind its type."""
+    """A value that is not a plain argument: what is said of it behind its type."""
 
 
 @dataclass(slots=True)

@@ -99,7 +99,7 @@ def error_facts(error: BaseException, device: torch.device | None) -> dict[str, 
 
 
 def memory_facts(device: torch.device | None) -> dict[str, Any]:
-    """Bytes in use: of the device's allocator where there is one, and of the process. Asks counters; nothing synchronises."""
+    """Bytes in use: of the device's allocator where there is one, and of the process. Asks counters; nothing synchronizes."""
     with open("/proc/self/statm", encoding="ascii") as file:
         resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

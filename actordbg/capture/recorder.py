@@ -304,7 +304,7 @@ class Recorder:
         if item.standing == OPEN:
             item.ledger.drop(why)
             item.standing, item.reason = DROPPED, why
-            self.notices.warn(why, f"dropping dumps ({why.replace('_', ' ')}); training goes on")
+            self.notices.warn(why, f"dropping dumps ({why.replace('_', ' ')}); training continues")
         return False
 
     def _note_end(self, item: Item, output: Any, error: BaseException | None) -> None:
@@ -331,7 +331,7 @@ class Recorder:
         return instance if instance is not None and instance.actor() is actor else None
 
     def meet(self, actor: Any, control: Control) -> Instance:
-        """The actor as this switch's run knows it: its books are made, or go on where they stopped."""
+        """The actor as this switch's run knows it: its books are made, or continue where they stopped."""
         with self._meeting:  # two threads may meet an actor at once, and it has one ledger
             instance, run, key = self.known(actor), self._run or control.run, id(actor)
             if instance is None:

@@ -35,9 +35,9 @@ from actordbg.formats.store_files import StoreFiles, make_folder, processes
 REPEAT_SECONDS = 60.0
 """Least time between two warnings of one kind."""
 TEXTS = {
-    "fault": "recording failed: {}; training goes on",
-    "writer": "the writer had a fault: {}; it goes on",
-    "counters": "counters could not be published: {}; training goes on",
+    "fault": "recording failed: {}; training continues",
+    "writer": "the writer had a fault: {}; it continues",
+    "counters": "counters could not be published: {}; training continues",
 }
 
 _log = logging.getLogger("actordbg")

@@ -2,7 +2,7 @@
 
 At the first recorded call of each step of a model the training thread waits for a hash of each parameter, before the model runs:
 a copy to the host and one to two seconds for each gigabyte that this rank holds. Where a step is not known, a change of any
-parameter begins the next. Buffers are not hashed. What fails is told once; the training goes on.
+parameter begins the next. Buffers are not hashed. What fails is told once; the training continues.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class WeightRecorder:
                     item.began = time.monotonic_ns()
                     if item.timer is not None and item.device is not None:
                         item.timer = self._recorder._copier.timer(item.device)
-        except Exception as error:  # noqa: BLE001  # weights may be of any kind; the training goes on
+        except Exception as error:  # noqa: BLE001  # weights may be of any kind; the training continues
             self._recorder.notices.warn("weights", f"weights are not hashed: {describe(error)}")
         return item
 

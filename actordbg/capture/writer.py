@@ -427,7 +427,7 @@ class Writer:
             item.captured(0, None)
         else:
             item.dropped(reason, describe(error))
-        self._notices.warn(reason, f"a dump was lost: {describe(error)}; training goes on")
+        self._notices.warn(reason, f"a dump was lost: {describe(error)}; training continues")
 
     def free(self, item: Item) -> None:
         """Give back what an item holds. If it raises, another call gives back the rest."""

@@ -10,7 +10,8 @@ thread writes, or counts as lost.
 
 Invariants:
 
-- A slot that was freed, or taken by another call, while it was read is not published. So a thread that gave up waiting may go on.
+- A slot that was freed, or taken by another call, while it was read is not published. So a thread that gave up waiting may
+continue.
 - It dies with the training process, whatever it is doing: what was not published is in the ring, and `dump recover` brings it.
 - Signals that end a job (Ctrl-C, SIGTERM, SIGHUP) are for the training process, which may want to write what is queued.
 """

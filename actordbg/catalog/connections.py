@@ -101,7 +101,7 @@ def plain_transaction(path: Path) -> Iterator[sqlite3.Connection]:
 
 @contextlib.contextmanager
 def patiently(path: str | Path) -> Iterator[None]:
-    """Where the block takes long, say on standard error what it waits for, and go on waiting."""
+    """Where the block takes long, say on standard error what it waits for, and continue waiting."""
     late = threading.Timer(PATIENCE_S, _log.warning, ("waiting for another process, which holds %s", path))
     late.daemon = True
     late.start()

@@ -106,7 +106,7 @@ _decode = msgspec.json.Decoder(_Quick).decode
 
 
 def _picker(kind: type, names: Iterable[str]) -> Any:
-    """What picks the members of these names out of an object's JSON, None where there is none. ValueError for another type."""
+    """What picks the members of these names out of an object's JSON, None if there is none. ValueError for another type."""
     members = msgspec.defstruct("_Members", [(name, kind | None, None) for name in names], gc=False)
     parse = msgspec.json.Decoder(members).decode
     return lru_cache(maxsize=64)(lambda text: msgspec.structs.astuple(parse(text)))

@@ -231,7 +231,7 @@ CREATE TABLE noise_floor (
 CREATE TABLE memory_watch (
     memory_id VARCHAR NOT NULL,  -- its files under memory/
     created_at VARCHAR NOT NULL,  -- UTC time of its start
-    finished_at VARCHAR,  -- UTC time of its end; NULL while it goes on, or if it was killed
+    finished_at VARCHAR,  -- UTC time of its end; NULL while it continues, or if it was killed
     kind VARCHAR NOT NULL,  -- replay, run, processes or ray
     watched VARCHAR NOT NULL,  -- the replay, the run, the pids or the cluster
     replay_id VARCHAR,  -- the replay; NULL for anything else

@@ -9,7 +9,7 @@
 * It reads only the header of a new dump, removes the row of a vanished one, and notes a damaged one with its reason. A dump
   of a newer format, or one that could not be read, may become readable later; its folder is listed again each time.
 * It reads journals of replays on from where the last refresh stopped (`record_rows`).
-* It opens nothing but regular files. Links, FIFOs, names that are no text and whatever else is no file of ours are noted too.
+* It opens nothing but regular files. Links, FIFOs, names that are not text and whatever else is not a file of ours are noted too.
 * It reads files of comparisons, noise floors, matrices and memory that are new or were replaced (`sources`).
 
 Many processes may refresh at once. Each reads a batch of files and then writes it in one immediate transaction. The first

@@ -1,4 +1,4 @@
-"""The tables of what is learnt from replays: comparisons, noise floors, matrices, laws, memory; and of what `patch` did."""
+"""The tables of what is learned from replays: comparisons, noise floors, matrices, laws, memory; and of what `patch` did."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Comparison(Table, table=True):
 
 
 class NoiseFloor(Table, table=True):
-    """How far one configuration moves by itself (`actordbg noise`)."""
+    """How far one configuration moves on its own (`actordbg noise`)."""
 
     __tablename__ = "noise_floor"
 
@@ -163,7 +163,7 @@ class MemoryWatch(Table, table=True):
     created_at: str
     """UTC time of its start"""
     finished_at: str | None
-    """UTC time of its end; NULL while it goes on, or if it was killed"""
+    """UTC time of its end; NULL while it continues, or if it was killed"""
     kind: str
     """replay, run, processes or ray"""
     watched: str

@@ -182,7 +182,7 @@ _held: dict[Path, int] = {}
 def with_a_catalog(store: Store, work: Callable[[], T], *, newer_too: bool = False) -> T:
     """Do `work` on the store's catalog; where that cannot be written, on a private one, which `store.catalog_path` then is.
 
-    newer_too: also where a newer actordbg wrote it. Any other problem of a catalog that can be written is raised.
+    newer_too: even where a newer actordbg wrote it. Any other problem of a catalog that can be written is raised.
     """
     if is_private(store):
         return work()

@@ -11,12 +11,12 @@ them again. So nothing is kept here alone, and no column needs to be precious.
     matrix ──< matrix_cell    the same inputs under many configurations; each cell is a replay
     law_answer                what the laws said of a dump in a replay
     memory_watch              what `memory watch` found
-    noise_floor               how far a configuration moves by itself
+    noise_floor               how far a configuration moves on its own
     patch_event               what `patch` and `unpatch` did
     damaged_file              dump files that are not what they should be, with the reason
     scanned_folder, read_file bookkeeping: what need not be looked at again
 
-A result does not require its dump to be there: pruning dumps does not erase what was learnt from them. Tables from
+A result does not require its dump to be there: pruning dumps does not erase what was learned from them. Tables from
 `comparison_run` to `patch_event` stand in `lab_models`.
 
 `make docs` writes from these classes the schema of a new catalog (`head.sql`), its page, and `columns.json`, from

@@ -187,7 +187,7 @@ class News:
 def changed_replays(store: Store, known: dict[str, Marks], odd: dict[str, str]) -> Iterator[tuple[str, list[str]]]:
     """(replay id, its files) for each replay of which a file differs from `known`. Paths are below the store.
 
-    `odd` gets what lies there and is no replay, spec or journal.
+    `odd` gets what lies there and is not a replay, spec or journal.
     """
     for replay_id in filter(is_plain_name, store.folder_names("replays", odd)):
         files = store.files(f"replays/{replay_id}", (SPEC, ".jsonl"), odd)

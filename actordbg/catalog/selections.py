@@ -1,5 +1,5 @@
 """Selections that people ask for by name, as `--where` expressions: what failed last, the slowest, the longest, a diverse sample.
-And why a condition selects no dump: which of its parts selects nothing by itself, and what there is instead. And, for
+And why a condition selects no dump: which of its parts selects nothing on its own, and what there is instead. And, for
 `actordbg status`, what a store holds, in a few figures: its dumps, its replays, and what failed last.
 
 Example::

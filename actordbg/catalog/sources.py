@@ -36,7 +36,7 @@ _NAMED = 20
 
 
 class Source:
-    """A folder of the store, each of whose files makes rows; by itself one of comparisons, noise floors, matrices, memory or
+    """A folder of the store, each of whose files makes rows; on its own one of comparisons, noise floors, matrices, memory or
     patch events, of which a file is one record. `changed`: the files to read, after a `look`.
     """
 
@@ -65,7 +65,8 @@ class Source:
         return {row[0]: row[1:] for row in reader.execute(sql, (len(self.folder) + 1, f"{self.folder}/"))}
 
     def listed(self, odd: dict[str, str]) -> dict[str, Any]:
-        """The files that are there, each with what it is now: its size and time. `odd` gets what is no file of ours, and why."""
+        """The files that are there, each with what it is now: its size and time. `odd` gets what is not a file of ours, and
+        why."""
         young = time.time_ns() - SETTLED_NS  # such a time is noted as -1, and the file read again the next time
         return {
             path: (state.st_size, -1 if self.changes and state.st_mtime_ns >= young else state.st_mtime_ns)

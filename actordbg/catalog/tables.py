@@ -29,7 +29,7 @@ from actordbg.base.errors import ActordbgError, CatalogProblem, StoreProblem, Wh
 from actordbg.formats.store_files import OddFile
 
 ODD_FILE = "odd-file"
-"""The code of what lies in a store and is no file of ours: a link, a FIFO, a folder, a strange name."""
+"""The code of what lies in a store and is not a file of ours: a link, a FIFO, a folder, a strange name."""
 
 
 class Column(NamedTuple):
@@ -71,7 +71,7 @@ class Damaged:
 
 
 def odd_files(odd: Mapping[str, str]) -> list[Damaged]:
-    """What a listing of a folder of the store noted: names that no file of ours has, or that are no files."""
+    """What a listing of a folder of the store noted: names that no file of ours has, or that are not files."""
     return [Damaged(path, ODD_FILE, why) for path, why in sorted(odd.items())]
 
 
@@ -163,7 +163,7 @@ def joins(names: Iterable[str]) -> str:
 
 
 HEADINGS = {"S": "seq_len", "B": "batch_size", "last": "status"}
-"""Headings of `dump ls` that are no names of columns, and what stands under them."""
+"""Headings of `dump ls` that are not names of columns, and what stands under them."""
 
 FUNCTIONS: dict[str, str] = {
     "abs": "abs(number): its absolute value",
@@ -206,7 +206,7 @@ def micros_of(moment: datetime) -> int:
 
 
 def from_micros(micros: Any) -> str:
-    """The text of a time as records have it. Raises CatalogProblem for what is no time: somebody else wrote it."""
+    """The text of a time as records have it. Raises CatalogProblem for what is not a time: somebody else wrote it."""
     try:
         return f"{_second(micros // 1_000_000)}.{micros % 1_000_000:06d}Z"
     except (OverflowError, TypeError, ValueError):

@@ -12,7 +12,7 @@ every number, selects *every* row; here it is an error that names the column tha
 number of operators are bounded before anything recursive sees the text. `Sandbox` runs the result.
 
 Times: `timestamp` compares with ISO texts ('2025-06-19', '2025-06-19 05:26', '2025-06-19T05:26:08Z', UTC unless they say
-otherwise), with 'today' and 'yesterday', and with `now()`, plus or minus a duration ('30m', '2h30m', '1d'). What is no SQL and
+otherwise), with 'today' and 'yesterday', and with `now()`, plus or minus a duration ('30m', '2h30m', '1d'). What is not SQL and
 can only mean one thing (`4k`, `10MB`, `last 2h`, `&&`) is written out first::
 
     seq_len > 4k && bytes > 10MB        seq_len > 4000 and bytes > 10000000
@@ -28,7 +28,7 @@ That lets nothing through but comparisons of known columns. The sandbox is the s
   `--where` has, and denies the rest;
 * SQLite's limits are lowered (Python 3.11 and later have the call);
 * a progress handler stops a query that has been at work for a second without giving a row. The clock starts again with
-  each batch of rows, so listing a million rows is no offence; a filter that finds nothing in a second is.
+  each batch of rows, so listing a million rows is not an offence; a filter that finds nothing in a second is.
 
 Example::
 
@@ -115,7 +115,7 @@ def compile_where(text: str, *, now: datetime | None = None) -> Condition:
 
 
 def all_of(conditions: list[str]) -> str:
-    """One expression that asks for every condition. Each is checked by itself: WhereError quotes the one that is wrong."""
+    """One expression that asks for every condition. Each is checked on its own: WhereError quotes the one that is wrong."""
     for condition in conditions:
         try:
             compile_where(condition)

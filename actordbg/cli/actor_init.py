@@ -28,7 +28,7 @@ def init(
 ) -> None:
     """Build the actor alone and run one forward.
 
-    The input is a dummy. Prints the settings that the built actor has, which may differ from those that were asked for.
+    The input is a dummy. Prints the settings that the built actor has, which may differ from those that were requested.
 
     Example: actordbg actor init --backend deepspeed --zero-stage 2 --packing --backward
     """

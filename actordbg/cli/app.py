@@ -41,7 +41,7 @@ DUMP = CommandGroup(
 )
 ACTOR = CommandGroup(
     "actor",
-    "Try the standalone actor by itself.",
+    "Try the standalone actor on its own.",
     (Command("Build the actor alone and run one forward.", "actor_init:init"),),
 )
 CURVE = CommandGroup(
@@ -210,7 +210,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # whoever reads has seen enough (`| head`), which is no failure
+        if isinstance(end.__context__, BrokenPipeError):  # whoever reads has seen enough (`| head`), which is not a failure
             sys.exit(_PIPE_CLOSED)
         raise
     except OSError as error:

@@ -35,7 +35,7 @@ def sampled(inputs: ChosenInputs) -> ChosenInputs:
 
 
 def run_with_bar(store: Store, spec: ReplaySpec, golden: bool) -> CheckFound:
-    """Run it with a bar over all that it computes. An interruption keeps what is done, and says how to go on."""
+    """Run it with a bar over all that it computes. An interruption keeps what is done, and says how to continue."""
     require_runnable(store, spec)
     count = len(spec.inputs)
     done: dict[str, int] = {}
@@ -58,12 +58,12 @@ def run_with_bar(store: Store, spec: ReplaySpec, golden: bool) -> CheckFound:
     except KeyboardInterrupt:
         left = read_standing(store.replays / spec.replay_id)[1] != COMPLETE
         first = f"`actordbg replay --resume {spec.replay_id}`, then " if left else ""
-        output.note(f"interrupted; what is done is kept, {first}`actordbg compare {spec.replay_id} truth` goes on")
+        output.note(f"interrupted; what is done is kept, {first}`actordbg compare {spec.replay_id} truth` continues")
         raise typer.Exit(130) from None
 
 
 def write_check_page(store: Store, checked: CheckFound, answer: CheckAnswer, named: Path | None) -> Path:
-    """The page, where it was asked for, else in the store."""
+    """The page, where it was requested, else in the store."""
     (data,) = load(store, [answer.replay_id]).replays  # with its comparisons
     page = as_html(check_blocks(checked, answer, pictures(store, data))).encode()
     if named is not None:

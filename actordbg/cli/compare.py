@@ -90,7 +90,7 @@ def compare(
     B may also be `golden`: what the training run itself got. Compares dump by dump, over the dumps that both sides have:
     log-probs per token and per sequence, entropies, loss, gradient norm and kept gradients. Thresholds follow the weaker
     dtype of the two sides unless a flag sets them. Computes the truth if it is not there yet; `last` is the newest
-    replay that is no truth. The comparison is kept in comparisons/, and `report` shows it. Exit code 1 on a mismatch, if A
+    replay that is not a truth. The comparison is kept in comparisons/, and `report` shows it. Exit code 1 on a mismatch, if A
     failed on an input that B passed, and if nothing could be compared.
 
     Example: actordbg compare last truth --noise

@@ -154,7 +154,7 @@ def _names(store: Store, asked: Question) -> list[str]:
         raise UsageError("REPLAY and --matrix cannot be combined", hint="use only one")
     names = [cell.replay_id for cell in matrices.load(store, asked.matrix).cells if cell.replay_id is not None]
     if not names:
-        raise UsageError(f"no cell of the matrix {asked.matrix} was replayed", hint="`actordbg matrix --resume` goes on")
+        raise UsageError(f"no cell of the matrix {asked.matrix} was replayed", hint="`actordbg matrix --resume` continues")
     gone = [name for name in names if not (store.replays / name).is_dir()]
     if len(gone) == len(names):
         raise UsageError(f"all replays of the matrix {asked.matrix} are gone", hint="`actordbg matrix` runs a new one")

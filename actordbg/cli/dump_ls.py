@@ -78,7 +78,7 @@ def _say_dumps(rows: list[DumpRow], catalog: Catalog, where: str | None) -> None
 def columns() -> None:
     """List the columns, functions and operators of --where.
 
-    Only like kinds compare. What is no SQL but plain (4k, 10MB, last 2h, 'yesterday', &&) is understood too.
+    Only like kinds compare. What is not SQL but plain (4k, 10MB, last 2h, 'yesterday', &&) is understood too.
 
     Example: actordbg dump columns
     """
@@ -133,7 +133,7 @@ def show(
 def _tensors(record: DumpRecord, path: Path | None) -> list[dict[str, Any]]:
     """Each tensor. `kind`: "input"; "output", what the call returned; "generator", a random generator's state before it.
 
-    path: read min, max and the count of what is not zero from here, but not of a generator, whose bytes are no figures.
+    path: read min, max and the count of what is not zero from here, but not of a generator, whose bytes are not figures.
     """
     loaded: dict[str, Any] = {}
     if path is not None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def enable(ctx: typer.Context, run: opt.Run = None, options: opt.CaptureOptions = opt.CaptureOptions()) -> None:
     """Start recording, in running jobs too.
 
-    Makes the store if there is none. Enabling again replaces the limits and starts them anew; the run goes on unless --run
+    Makes the store if there is none. Enabling again replaces the limits and starts them anew; the run continues unless --run
     names another. With the name of a job that `actordbg run` started, --run changes the limits of that job alone.
 
     Example: actordbg dump enable --run ppo-7b --on nan,exception,slow:3x --before 4 --keep 20GB

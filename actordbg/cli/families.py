@@ -28,7 +28,7 @@ def families(
     ),
     settings: Given = NONE,
     keep: Path | None = option(
-        None, "Work in DIR and keep it; an earlier run there goes on. Else all is removed.", metavar="DIR"
+        None, "Work in DIR and keep it; an earlier run there continues. Else all is removed.", metavar="DIR"
     ),
     write: Path | None = option(None, "Write the answer as Markdown there too.", metavar="PAGE"),
     list_: bool = option(False, "List the families that are known, and run nothing.", "--list"),
@@ -39,7 +39,7 @@ def families(
     and eager, packed and not. Every cell is asked for its laws and compared with the truth. A folder's config.json gives a small
     model of that configuration, with your own windows, scalings and flags; its weights are not read.
 
-    With --keep a run that was ended goes on where it was, and a list can be run in parts: what was done there under the same
+    With --keep a run that was ended continues where it was, and a list can be run in parts: what was done there under the same
     options and versions is taken from DIR.
 
     Seconds for a family. Exit code 1 if one of them is wrong or fails.

@@ -101,7 +101,7 @@ def damage_line(item: Damaged) -> str:
 
 def fsck(
     ctx: typer.Context,
-    repair: bool = option(False, "Mend what can be mended; nothing is lost by it.", "--repair"),
+    repair: bool = option(False, "Fix what can be fixed; nothing is lost by it.", "--repair"),
     quick: bool = option(False, "Read names, headers and records, but no payload whole.", "--quick"),
 ) -> None:
     """Verify a store's integrity.
@@ -160,4 +160,4 @@ def _say_found(answer: dict[str, Any]) -> None:
     how = "every byte" if answer["deep"] else "headers and records"
     say(f"{answer['store']}: {how} checked: {', '.join(told) if findings else 'all is well'}")
     if not answer["repaired"] and any(row["repair"] for row in findings):
-        note("nothing was changed; --repair mends what can be mended, and loses nothing")
+        note("nothing was changed; --repair fixes what can be fixed, and loses nothing")

@@ -1,4 +1,4 @@
-"""The work of `actordbg matrix`: a new one, one that goes on, the run of its cells, its bar, and the answer in each format."""
+"""The work of `actordbg matrix`: a new one, one that continues, the run of its cells, its bar, and the answer in each format."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def run_cells(
             run_matrix(store, record, chosen.rows, around, held)
     except KeyboardInterrupt:
         interrupted = True
-        note(f"interrupted; what is done is kept, `actordbg matrix --resume {record.matrix_id}` goes on")
+        note(f"interrupted; what is done is kept, `actordbg matrix --resume {record.matrix_id}` continues")
     record = matrices.load(store, record.matrix_id)
     print_answer(store, record)
     if interrupted or not record.good:

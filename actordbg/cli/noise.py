@@ -1,4 +1,4 @@
-"""`actordbg noise`: how far one configuration moves by itself, so that nobody takes that for a difference."""
+"""`actordbg noise`: how far one configuration moves on its own, so that nobody takes that for a difference."""
 
 from __future__ import annotations
 

@@ -95,7 +95,9 @@ DistPlugin = Annotated[
     str | None,
     typer.Option(dist_plugin.FLAG, metavar="MODULE", help="Import a module that registers a --dist-backend. Command line only."),
 ]
-ConfirmOption = Annotated[bool, typer.Option("--yes", "-y", help="Go on with what another user wrote, or what came from a URL.")]
+ConfirmOption = Annotated[
+    bool, typer.Option("--yes", "-y", help="Continue with what another user wrote, or what came from a URL.")
+]
 
 
 def option(default: Any, help: str, *names: str, **facts: Any) -> Any:
@@ -250,7 +252,7 @@ def take_consent(given: bool) -> None:
 
 
 def approve(what: str, owner: Owner, yes: bool) -> None:
-    """Go on with what another user wrote only if --yes says so, or the user at the terminal; Refused otherwise."""
+    """Continue with what another user wrote only if --yes says so, or the user at the terminal; Refused otherwise."""
     if is_own(owner):
         return
     shown = f"{name_of(owner)} wrote {what}"

@@ -5,7 +5,7 @@ answer's own fields are printed, so every command's JSON is its output type; oth
 the two it is, and whether there is a progress bar, stands in `wanted`: no command looks at these options itself.
 
 Everything goes out through this module, and foreign text (`actordbg.base.foreign_text`) is cleaned here: a name or an error can
-neither move the cursor nor begin a line of its own in what `say` and `note` print. Colours are put on after that.
+neither move the cursor nor begin a line of its own in what `say` and `note` print. Colors are put on after that.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def say(text: str = "") -> None:
 
 
 def say_lines(text: str, style: Callable[[str], str] | None = None) -> None:
-    """Lines of the answer that are laid out already: a table, a document. `style`: puts colours on."""
+    """Lines of the answer that are laid out already: a table, a document. `style`: puts colors on."""
     shown = in_lines(text.rstrip("\n"))
     typer.echo(style(shown) if style is not None else shown)
 
@@ -128,7 +128,7 @@ def say_wrapped(text: str, rest: str = "") -> None:
 
 
 def say_fact(name: str, text: str, room: int = 14) -> None:
-    """A fact of the answer: its name, and beside it what it is; in a terminal what goes on stands below that."""
+    """A fact of the answer: its name, and beside it what it is; in a terminal what continues stands below that."""
     head = f"{in_line(name):<{room}} "
     typer.echo(head + _wrapped(in_line(text), sys.stdout, " " * len(head), beside=len(head)))
 
@@ -165,8 +165,8 @@ def can_ask() -> bool:
 
 
 def agreed(text: str) -> bool:
-    """Whether the user at the terminal goes on with this; False where nobody can be asked."""
-    return can_ask() and typer.confirm(f"{in_line(text)}. Go on?", err=True)
+    """Whether the user at the terminal continues with this; False where nobody can be asked."""
+    return can_ask() and typer.confirm(f"{in_line(text)}. Continue?", err=True)
 
 
 def answered(question: str, usual: str) -> str | None:
@@ -179,7 +179,7 @@ def answered(question: str, usual: str) -> str | None:
 def say_error(error: ActordbgError) -> None:
     """An error and what to do next. Lines behind the first (the end of a log) are indented: none of them looks like ours.
 
-    Where JSON was asked for and no answer was given, standard output has it as JSON.
+    Where JSON was requested and no answer was given, standard output has it as JSON.
     """
     first, *rest = in_lines(error.message).split("\n")
     lines = [_wrapped(f"error[{error.code}]: {first}", sys.stderr), *(f"  | {line}" for line in rest)]
@@ -314,9 +314,9 @@ def say_document(
     brief: Iterable[Block] = (),
     style: Callable[[str], str] | None = None,
 ) -> None:
-    """Print an answer in the format that is wanted, and write its page and its picture where they were asked for.
+    """Print an answer in the format that is wanted, and write its page and its picture where they were requested.
 
-    data: the answer as JSON, beside the blocks. brief: what a terminal gets, where that is not the whole; style: colours it.
+    data: the answer as JSON, beside the blocks. brief: what a terminal gets, where that is not the whole; style: colors it.
     """
     from actordbg.document import page as pages
 
@@ -342,7 +342,7 @@ def write_file(path: Path, text: str) -> None:
 
 
 def open_page(path: Path) -> None:
-    """Show a file in the browser of this machine; where there is none, say where it lies."""
+    """Show a file in the browser of this machine; if there is none, say where it lies."""
     import webbrowser
 
     address = path.resolve().as_uri()

@@ -264,7 +264,7 @@ def adapters(
 
     The trainer that actordbg is made for needs none. An adapter fits if its trainer is installed, and the functions that it looks
     for are there and take the arguments that it reads; the trainer is not imported for that. Use one with `run --adapter NAME`.
-    Exit code 1 if one that was asked for by name does not fit.
+    Exit code 1 if one that was requested by name does not fit.
 
     Example: actordbg adapters my_adapter:MyTrainer
     """

@@ -22,11 +22,11 @@ from actordbg.base.foreign_text import in_line
 WIDE = 110
 """Columns of a terminal from which on the bar is long."""
 _TOLD_AFTER_S = 3.0
-"""From when on it is said how long something has been going on."""
+"""From when on it is said how long something has been continuing."""
 
 
 class Going(ProgressColumn):
-    """Time since the bar began, which goes on behind the last step; about how long the steps that are left will take, from the
+    """Time since the bar began, which continues behind the last step; about how long the steps that are left will take, from the
     second step on; what is being done, and for how long."""
 
     max_refresh = 0.5

@@ -24,7 +24,7 @@ def pull(
     """Download new files of a remote store into a folder.
 
     Deletes nothing. With #RUN,... dumps and packs of these runs only; everything else comes whole. Exit code 1 if something
-    could not be brought. Records of replays are as another user's from then on: going on with one takes --yes.
+    could not be brought. Records of replays are as another user's from then on: continuing with one takes --yes.
 
     Example: actordbg store pull s3://bucket/store#ppo-7b ./store
     """

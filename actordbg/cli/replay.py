@@ -37,7 +37,7 @@ def replay(
         autocompletion=stored("replay"),
     ),
     yes: bool = option(
-        False, "Go on with what another user wrote or came from a URL, and let nodes listen for an editor.", "--yes", "-y"
+        False, "Continue with what another user wrote or came from a URL, and let nodes listen for an editor.", "--yes", "-y"
     ),
     dry_run: bool = option(False, "Print the plan and start nothing.", "--dry-run"),
 ) -> None:
@@ -45,7 +45,7 @@ def replay(
 
     Runs them through OpenRLHF's Actor under a configuration. Starts the workers itself (with deepspeed's own launcher for
     --backend deepspeed). An input that crashes or hangs a worker costs only itself. Results are kept as they come; Ctrl-C keeps
-    what is done, and --resume goes on.
+    what is done, and --resume continues.
     --break stops in it, with a prompt. Exit code 1 if an input failed, crashed, hung or was stopped at a prompt, if a law is
     broken, or if ranks differ on the same input under --align same; 5 if nothing was selected.
 
@@ -62,11 +62,11 @@ def replay(
     store, inputs = replaying.opened(ctx, inputs, writes=not dry_run)
     of_asked: dict[str, Any] = {"settings_from": {}, "recorded_model": None}
     if resume is not None:
-        why = "--resume goes on under the replay's own configuration"  # what a launcher around us implies was not typed
+        why = "--resume continues under the replay's own configuration"  # what a launcher around us implies was not typed
         refuse_beside(ctx, why, "resume", "yes", "dry_run", groups=(StopOptions, EngineOptions))
         spec, owner = spec_and_owner(store, resume)
         if spec.config.backend == "fsdp2" and fsdp_is_off():
-            note(f"{FSDP_OFF} has no effect: a replay goes on under its own configuration")
+            note(f"{FSDP_OFF} has no effect: a replay continues under its own configuration")
         approve(f"replay {spec.replay_id}, whose model is {spec.config.model!r}", owner, yes)
         require_consent(spec.config.model, store.models)
         plan = Plan(spec)

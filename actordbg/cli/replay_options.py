@@ -125,7 +125,7 @@ class EngineOptions:
 
         groups = None if self.groups in (None, "auto") else self.groups
         if groups is not None and not (groups.isdecimal() and int(groups)):
-            raise UsageError(f"--groups {groups:.40} is no number of groups", hint="1 or more, or auto")
+            raise UsageError(f"--groups {groups:.40} is not a number of groups", hint="1 or more, or auto")
         failures = DEFAULT_MAX_FAILURES if self.max_failures is None else self.max_failures
         settings, there = settings_of(ctx), None
         if settings.url is not None:

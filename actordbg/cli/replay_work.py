@@ -151,7 +151,7 @@ def _supervised(store: Store, spec: ReplaySpec, stops: StopOrder) -> tuple[dict[
             supervise.run_replay(store, spec, on_event, on_tick=on_tick, stops=stops, prompts=prompts)
     except KeyboardInterrupt:
         interrupted = True
-        note(f"interrupted; what is done is kept, `actordbg replay --resume {spec.replay_id}` goes on")
+        note(f"interrupted; what is done is kept, `actordbg replay --resume {spec.replay_id}` continues")
     except (ActordbgError, OSError) as error:
         if not begun:
             raise

@@ -62,7 +62,7 @@ def flags_of(settings: Mapping[str, Any]) -> dict[str, Any]:
 def opened(ctx: typer.Context, inputs: ChosenInputs, *, writes: bool = True) -> tuple[Store, ChosenInputs]:
     """The store, and the inputs with each named pickle replaced by its dump: imported by the inert reader, never unpickled.
 
-    A store is made for a pickle where there is none. writes: results will be written, so a store that cannot be is refused now.
+    A store is made for a pickle if there is none. writes: results will be written, so a store that cannot be is refused now.
     """
     files, store = inputs.input_file or [], store_of(ctx)
     presets = {name: count for name in ("longest", "slowest", "diverse") if (count := getattr(inputs, name)) is not None}
@@ -231,7 +231,7 @@ def settle(store: Store, catalog: LiveCatalog) -> None:
 
 
 def counting(catalog: LiveCatalog, advance: Callable[..., None]) -> Callable[[Progress], None]:
-    """What to do with a replay's news: each result is a step of the bar, and beside it stands what goes on."""
+    """What to do with a replay's news: each result is a step of the bar, and beside it stands what continues."""
 
     def on_event(event: Progress) -> None:
         if event.kind == "attempt":

@@ -231,7 +231,7 @@ def attach(
     except StoreProblem as error:
         runs = sorted(path.name for path in stops.root().glob("*"))
         known = f"; runs on this machine that stopped before: {', '.join(runs[:8])}" if runs else ""
-        raise UsageError(f"{name} is no replay here, and no run that stops on this machine{known}", hint=error.hint) from None
+        raise UsageError(f"{name} is not a replay here, and no run that stops on this machine{known}", hint=error.hint) from None
     if not _runs(folder):
         raise UsageError(
             f"replay {folder.name} is over", hint="`actordbg replay --break before --break-wait 600` waits at each input"

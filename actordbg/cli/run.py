@@ -96,7 +96,7 @@ def run(
         "run": name,
         "command": command,
         "exit_code": code,
-        "switched_off": not goes_on,  # else the job goes on elsewhere, and so does its recording
+        "switched_off": not goes_on,  # else the job continues elsewhere, and so does its recording
         "processes": rows,
         "total": total_of(rows),
         "unreadable": unreadable,

@@ -1,4 +1,4 @@
-"""The work of `actordbg train-check`: the inputs of one that goes on, the run, and its answer."""
+"""The work of `actordbg train-check`: the inputs of one that continues, the run, and its answer."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ class GroupPlace:
         return self.nodes is not None and not self.lost
 
     def is_late(self, after_s: float) -> bool:
-        """Whether it has been awaited so long, since it was asked for or since this was true the last time."""
+        """Whether it has been awaited so long, since it was requested or since this was true the last time."""
         if time.monotonic() - self._told_at < after_s:
             return False
         self._told_at = time.monotonic()
@@ -371,7 +371,7 @@ class RayRunning(Running):
         self._waiting[wait.remote(peers, None if peers is None or len(self._shares) == 1 else SOON_S)] = number
 
     def _hear(self, timeout_s: float) -> None:
-        """Take in the hosts' answers that are there, and ask again where ranks go on."""
+        """Take in the hosts' answers that are there, and ask again where ranks continue."""
         if not self._waiting:
             return
         most = len(self._waiting) if timeout_s == 0 else 1

@@ -30,7 +30,7 @@ _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class ClusterOrder:
-    """What was asked for. groups: None for as many as the cluster holds. per_node: ranks of a group on one node, None for all.
+    """What was requested. groups: None for as many as the cluster holds. per_node: ranks of a group on one node, None for all.
 
     max_failures: how often a group may be lost without an input's fault, -1 for any number. store: of a store behind a URL.
     """

@@ -6,7 +6,7 @@
 Ray schedules, moves code, and says who died. Inputs, attempts, blame and results are ours, the same as on one machine: the
 supervisor stays with the command, and the ranks write into the store, which all nodes mount, or what they write is handed to the
 command (`node_store.py`). When the command ends, however it
-ends, Ray ends its actors, and their ranks end with them. `--resume` then goes on from the store.
+ends, Ray ends its actors, and their ranks end with them. `--resume` then continues from the store.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class RayEngine(GroupEngine):
         return GroupShape.of(config, self.order.per_node, self._gpu)
 
     def deals(self, config: ReplayConfig) -> bool:
-        """--align says which inputs meet, and so does a single group that was asked for."""
+        """--align says which inputs meet, and so does a single group that was requested."""
         return config.align is None
 
     def groups(self, config: ReplayConfig, inputs: int) -> list[Group]:
-        """As many as were asked for, else as the cluster holds; never more than there are inputs."""
+        """As many as were requested, else as the cluster holds; never more than there are inputs."""
         self.refuse(config)
         shape, together = self.shape(config), LAUNCHERS[config.backend] != "python"
         wanted = self.order.groups or (0 if together or config.nproc == 1 else config.nproc) or self.holds(shape)

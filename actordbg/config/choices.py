@@ -15,7 +15,7 @@ anything starts and the worker decides the same.
 | backward | `grad_enabled`: a training pass is replayed with its backward | off |
 | seed | before each forward the generator states of *its* dump (`actordbg.actor.randomness`) | 0 |
 
-The truth (`truth`) decides more by itself: no packing, eager attention, nothing around the model. Its `dtype` is the one that
+The truth (`truth`) decides more on its own: no packing, eager attention, nothing around the model. Its `dtype` is the one that
 the weights are rounded to before they are raised.
 
 Packing, temperature and backward follow *each* dump's record where the configuration leaves them open (see

@@ -44,7 +44,9 @@ def give(module: str | None) -> None:
     """From now on this process and those that it starts use this plugin; None: no plugin. UsageError for no module's name."""
     global _given
     if module is not None and not _MODULE.match(module):
-        raise UsageError(f"{FLAG} {module!r:.80} is no name of a module", hint="the name that Python imports, such as my_backend")
+        raise UsageError(
+            f"{FLAG} {module!r:.80} is not a name of a module", hint="the name that Python imports, such as my_backend"
+        )
     _given = module
 
 
@@ -68,7 +70,7 @@ def require(backend: str | None) -> None:
 @functools.cache
 def _require(backend: str, plugin: str | None) -> None:
     if not _NAME.match(backend):
-        raise UsageError(f"--dist-backend {backend!r:.60} is no name of a backend", hint="such as gloo, nccl, mpi, ccl")
+        raise UsageError(f"--dist-backend {backend!r:.60} is not a name of a backend", hint="such as gloo, nccl, mpi, ccl")
     command = [sys.executable, "-c", _ASK, backend, *([] if plugin is None else [plugin])]
     try:
         asked = subprocess.run(

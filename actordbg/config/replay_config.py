@@ -323,7 +323,7 @@ def validate(config: ReplayConfig) -> None:
         hint = f"a letter, then letters, digits and . _ + -, and none of {', '.join(NOT_NAMES)}"
         raise UsageError(f"--name {config.name!r:.40} cannot name a replay", hint=hint)
     if config.compile_backend and not config.compile:
-        raise UsageError("--compile-backend compiles nothing by itself", hint="add --compile")
+        raise UsageError("--compile-backend compiles nothing on its own", hint="add --compile")
     for name in ("zero_stage", "deepcompile"):
         one = SETTINGS[name]
         if getattr(config, name) != one.idle and config.backend not in one.backends:

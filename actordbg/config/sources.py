@@ -160,7 +160,7 @@ def from_environment() -> dict[str, tuple[Any, str]]:
         one = _BY_OPTION.get(variable.removeprefix(ENVIRONMENT).replace("_", "-").lower())
         if one is None:
             known = ", ".join(sorted(other.variable for other in _BY_OPTION.values()))
-            raise UsageError(f"{variable} is no setting of a replay", hint=f"unset it; known: {known}")
+            raise UsageError(f"{variable} is not a setting of a replay", hint=f"unset it; known: {known}")
         if one.name in found:
             raise UsageError(f"{variable} and {found[one.name][1]} are one setting", hint="unset one of them")
         try:

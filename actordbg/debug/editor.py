@@ -1,7 +1,7 @@
 """An editor at a stop: debugpy in the rank's process, to which VS Code connects, and what knows Ray's distributed debugger.
 
     address = listening(0)              # "127.0.0.1:41234"; HOST says another address than this machine's own
-    look_here(trace, wait_s=None)       # until the editor goes on
+    look_here(trace, wait_s=None)       # until the editor continues
 
 A process listens once. An editor may leave and come back at the next stop. Whoever is let in can run code as this user. So the
 port is this machine's own, and only processes of this user are let in; on a node of a cluster everybody is who reaches it, and
@@ -80,7 +80,7 @@ def own_user_only() -> Iterator[None]:
 def look_here(trace: TracebackType | None, error: BaseException | None, wait_s: float | None) -> None:
     """Wait for an editor, at most so long, and stop: in the frames of what failed, else on the next line.
 
-    It goes on, or steps, out of here: the others go on then.
+    It continues, or steps, out of here: the others continue then.
     """
     import debugpy
 

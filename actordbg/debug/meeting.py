@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 CONTINUE, QUIT, DETACH, LOST = "continue", "quit", "detach", "lost"
-"""Words that end a stop: go on; end this input; go on and stop no more; the rank at the prompt is gone."""
+"""Words that end a stop: continue; end this input; continue and stop no more; the rank at the prompt is gone."""
 _HELLO_S = 10.0
 _POLL_S = 0.02
 IN, OUT = 0, 2
@@ -161,7 +161,7 @@ class Leading:
             else:
                 came.close()
         for rank, line in list(self._lines.items()):
-            if line.fileno() in readable:  # it has nothing to say by itself: that is its end
+            if line.fileno() in readable:  # it has nothing to say on its own: that is its end
                 self._drop(rank)
                 news.append(f"rank {rank} is gone")
         return "; ".join(news)
@@ -290,7 +290,7 @@ class Relay:
         while self._connection is None and self._waiting:
             folder, rank = self._waiting.pop(0)
             connection = connect(folder, socket_of(rank))
-            if connection is None:  # somebody else is there, or it went on
+            if connection is None:  # somebody else is there, or it continued
                 continue
             if not is_mine(connection):
                 return connection.close()

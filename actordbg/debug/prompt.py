@@ -5,7 +5,7 @@ the other end, what is typed comes from there. End of file (Ctrl-D, a closed ter
 interrupts what was typed; before and after the prompt the signal means what it meant.
 
 A rank on which others wait does not step: the next line may be a collective, which they are not in. So `next`, `step` and
-breakpoints of pdb's own are refused there, and `layer` goes on to the next layer on all ranks.
+breakpoints of pdb's own are refused there, and `layer` continues to the next layer on all ranks.
 
 `shapes` and `stats` say what tensors are. torch is not imported here: where there are tensors, it is there already. Standard
 library only.
@@ -32,7 +32,7 @@ from actordbg.debug import meeting
 from actordbg.debug.meeting import CONTINUE, DETACH, QUIT, Leading
 
 LAYER = "layer"
-"""The word that goes on to a layer, on all ranks."""
+"""The word that continues to a layer, on all ranks."""
 _SKIPPED = ["actordbg.*", "torch", "torch.*", "contextlib", "functools", "threading"]
 """Modules whose lines are not shown when stepping."""
 _STEPS = ("step", "s", "next", "n", "until", "unt", "return", "r")
@@ -125,7 +125,7 @@ class Prompt(pdb.Pdb):
     """One rank's prompt.
 
     names: what can be named at the prompt beside what the frame has. alone: no rank waits for this one, so it may step.
-    layers: the names that `layer` takes. on_end: called once the rank goes on for good, with the word and the layer that was
+    layers: the names that `layer` takes. on_end: called once the rank continues for good, with the word and the layer that was
     asked for ("" for the next one). waited_s: seconds that this process has spent at prompts.
     """
 
@@ -142,11 +142,11 @@ class Prompt(pdb.Pdb):
         self.steps = False
 
     def ask(self, frame: FrameType | None, trace: Any = None) -> None:
-        """Have a prompt at this frame, or at the end of a traceback; returns when the rank goes on, StoppedByUser for quit."""
+        """Have a prompt at this frame, or at the end of a traceback; returns when the rank continues, StoppedByUser for quit."""
         self.reset()
         self._alone = self._alone and trace is None
         outer = frame if self._alone else None
-        while outer is not None:  # tracing goes on from here outwards, if a step is asked for
+        while outer is not None:  # tracing continues from here outwards, if a step is asked for
             outer.f_trace = self.trace_dispatch
             self.botframe, outer = outer, outer.f_back
         self.interaction(frame, trace)
@@ -165,7 +165,7 @@ class Prompt(pdb.Pdb):
                 raise StoppedByUser(self.wire.ended_by or "stopped by the user")
 
     def end(self) -> None:
-        """Go on for good."""
+        """Continue for good."""
         sys.settrace(None)
         self.steps = False
         self._on_end(self._word, self._layer)
@@ -179,7 +179,9 @@ class Prompt(pdb.Pdb):
             return False
         if command in _ALONE and not self._alone:
             ways = (
-                "`layer` goes on to the next layer on all ranks, `continue` to the end" if self._layers else "`continue` goes on"
+                "`layer` continues to the next layer on all ranks, `continue` to the end"
+                if self._layers
+                else "`continue` continues"
             )
             why = "would run on alone while the other ranks are parked, and hang in the next collective"
             self.error(f"{command} {why}.\n    {ways}")
@@ -193,7 +195,7 @@ class Prompt(pdb.Pdb):
         return True
 
     def do_continue(self, arg: str) -> bool:
-        """continue: go on, with all ranks."""
+        """continue: continue, with all ranks."""
         return self._go(CONTINUE)
 
     do_c = do_cont = do_continue
@@ -210,11 +212,11 @@ class Prompt(pdb.Pdb):
         return self._go(QUIT)
 
     def do_detach(self, arg: str) -> bool:
-        """detach: go on, and stop no more."""
+        """detach: continue, and stop no more."""
         return self._go(DETACH)
 
     def do_layer(self, arg: str) -> bool:
-        """layer [NAME]: go on, and stop before the next layer (or that one, or after the forward) on all ranks."""
+        """layer [NAME]: continue, and stop before the next layer (or that one, or after the forward) on all ranks."""
         name = arg.strip()
         layers = [layer for layer in self._layers if f".{layer}".endswith(f".{name}")] if name else [""]
         if not self._layers or not layers:

@@ -5,7 +5,7 @@ The worker says which input begins and which ranks run with it (`begin`), the se
 all. The worker's journal tells the supervisor, whose clock stands still meanwhile:
 
     stop    a prompt can be connected to: its rank, where it stands, and the node's address or where an editor connects
-    go      that rank went on
+    go      that rank continued
     line    a line of --verbose for the user's terminal
 """
 
@@ -107,7 +107,7 @@ class ReplayStops:
         self._next_layer = self._asked_layer
 
     def end(self) -> None:
-        """The forward, or the input, is over: a rank that was still stepping goes on."""
+        """The forward, or the input, is over: a rank that was still stepping continues."""
         self._forwarding = False
         if self._open is not None and self._open.steps:
             self._open.end()
@@ -121,7 +121,7 @@ class ReplayStops:
     # ---- what the session says
 
     def forward(self, actor: Any, call: Mapping[str, Any], model: Any, names: Mapping[str, Any]) -> Any:
-        """Call the Actor; a stop before that is at the line of the call, and a rank that is stepping goes on behind it.
+        """Call the Actor; a stop before that is at the line of the call, and a rank that is stepping continues behind it.
 
         StoppedByUser, NotInEvalMode.
         """
@@ -272,7 +272,8 @@ def in_a_frame(place: str, call: str, names: Mapping[str, Any], then: Callable[[
     """Call `then` with a frame that holds exactly these names, where there is no line of code to stop at.
 
     `place` takes the file's place in pdb's words, and `call` that of its first line. `run`: the expression that this line then
-    runs in the frame, so that `step` enters it, and `next` goes on to the line behind it; its value is returned. Such a frame is
+    runs in the frame, so that `step` enters it, and `next` continues to the line behind it; its value is returned. Such a frame
+    is
     no module of actordbg's, which stepping passes by.
     """
     name = f"<{place}>"
@@ -296,7 +297,7 @@ def _bound(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dic
 
 
 def _module_called(name: str, known: Mapping[str, Any], others: Mapping[str, Any]) -> str:
-    """The full name of a module by its end; Unsupported where there is none, or not one alone, or not where all ranks stop."""
+    """The full name of a module by its end; Unsupported if there is none, or not one alone, or not where all ranks stop."""
     found = [name] if name in known else [module for module in known if module.endswith(f".{name}")]
     if len(found) == 1:
         return found[0]
@@ -306,5 +307,5 @@ def _module_called(name: str, known: Mapping[str, Any], others: Mapping[str, Any
             f"--break {name}: ranks that compute together stop before a layer, where all of them come, and not inside of one",
             hint=f"one of: {at}, ...; or --backend plain, where any module will do",
         )
-    what = f"fits {len(found)} modules" if found else "is no layer of this model"
+    what = f"fits {len(found)} modules" if found else "is not a layer of this model"
     raise Unsupported(f"--break {name} {what}", hint=f"before, after, error, or one of: {', '.join(found[:4]) or at}, ...")

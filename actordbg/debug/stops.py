@@ -2,12 +2,12 @@
 
     arrive      at the meeting in the folder; the leader waits for the others (`Stop.arrival_s`)
     open        the leader waits for a terminal (`Stop.attach_s`), then has its prompt; the others wait for its word
-    end         all go on; or this input ends (StoppedByUser); or the leader died, and the others go on
+    end         all continue; or this input ends (StoppedByUser); or the leader died, and the others continue
 
 `in_replay` is what a worker put here: its own breakpoints and the user's `breakpoint()` are the same.
 
 **In somebody's training code** (`stop_job`) the ranks on this machine park, and `actordbg attach RUN` gets the prompt. Nothing
-here may harm the run. Ranks wait for each other, and for somebody to attach, only as long as the call says; then they go on.
+here may harm the run. Ranks wait for each other, and for somebody to attach, only as long as the call says; then they continue.
 After a stop to which nobody came, later ones wait for a second only, unless an `attach` is waiting already. `quit` and a closed
 terminal end no training: they mean `detach` and `continue`. Processes of the same job meet by MASTER_PORT, in a folder named
 after the run, which only this user can enter. Standard library only.
@@ -55,11 +55,11 @@ class Stop:
 
     folder: where the ranks meet. ranks: all that stop together. place: where, in a few words. frame: None in a post mortem,
     which has a trace. names: what the prompt can name. opened: called with the ranks that did not come, and where an editor can
-    connect, if one is to; ended: with the word, and the layer that was asked for.
+    connect, if one is to; ended: with the word, and the layer that was requested.
 
     arrival_s: how long ranks wait for each other, None for ever, since a supervisor watches. attach_s: how long for a terminal.
     gathers: gives a parameter's full value; a collective where that is sharded. refusal: why it cannot be asked for here.
-    layers: the names of those that `layer` can go on to. quits: what `quit` does, in words. debugpy: the port for an editor, 0
+    layers: the names of those that `layer` can continue to. quits: what `quit` does, in words. debugpy: the port for an editor, 0
     for any. attached: somebody came to the prompt.
     """
 
@@ -86,7 +86,7 @@ class Stop:
     _answer: tuple[str, str] = field(default=(CONTINUE, ""), init=False)
 
     def hold(self) -> Prompt | None:
-        """Stop here until somebody says how to go on; StoppedByUser if this input is to end.
+        """Stop here until somebody says how to continue; StoppedByUser if this input is to end.
 
         A rank alone may step: then its prompt is returned, which is still open, and whoever ends the input has to end it.
         """
@@ -238,7 +238,7 @@ def expect(run: str) -> None:
 
 
 def stop_job(frame: FrameType, leader: int, timeout_s: float) -> None:
-    """Stop here with the other ranks of a training job; whatever goes wrong, go on."""
+    """Stop here with the other ranks of a training job; whatever goes wrong, continue."""
     global _off, _missed, _alone
     if _off:
         return
@@ -279,7 +279,7 @@ def stop_job(frame: FrameType, leader: int, timeout_s: float) -> None:
         _say(rank, f"breakpoint() is passed: {error}")
     _off = _off or word == DETACH
     _missed, _alone = missed, not stop.attached
-    return _say(rank, "goes on" + (" and stops no more" if _off else ""))
+    return _say(rank, "continues" + (" and stops no more" if _off else ""))
 
 
 def _private(folder: Path) -> Path:

@@ -286,7 +286,7 @@ def on_this_machine(env: Environment, store: Store) -> Iterator[Check]:
 
 
 def _file() -> Check | None:
-    """The actordbg.toml that commands in this folder use, and whose it is; nothing where there is none."""
+    """The actordbg.toml that commands in this folder use, and whose it is; nothing if there is none."""
     path, named = find_file()
     if path is None:
         return None

@@ -57,7 +57,7 @@ class Grid:
 
 
 GOOD_TONE, BAD_TONE, PART_TONE, NO_TONE = "good", "bad", "part", "none"
-"""What a verdict is to whoever looks only at its colour: right, wrong, in part or not checked, nothing ran."""
+"""What a verdict is to whoever looks only at its color: right, wrong, in part or not checked, nothing ran."""
 
 
 @dataclass(frozen=True)

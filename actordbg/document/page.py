@@ -104,7 +104,7 @@ def check_place(path: Path | None) -> None:
     if path is None:
         return
     if not path.parent.is_dir():
-        raise EnvironmentProblem(f"cannot write {path}: {path.parent} is no folder", hint="make it first, or name another one")
+        raise EnvironmentProblem(f"cannot write {path}: {path.parent} is not a folder", hint="make it first, or name another one")
     if path.is_dir():
         raise EnvironmentProblem(f"cannot write {path}: it is a folder", hint="name a file in it")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
@@ -166,7 +166,7 @@ _TONES = {
     }.items()
     for word in words
 }  # fmt: skip
-"""Words of verdicts that have a colour beside their text."""
+"""Words of verdicts that have a color beside their text."""
 Folded = frozenset({"Logs", "Legend", "Loaded"})
 """Headings whose part is closed until somebody opens it."""
 
@@ -258,7 +258,7 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[str]], left: Collectio
 
 
 def toned(text: str) -> str:
-    """The HTML of a cell, in the colour of its verdict if it is or begins with one."""
+    """The HTML of a cell, in the color of its verdict if it is or begins with one."""
     tone = _TONES.get(text) or _TONES.get(text.partition(" ")[0])
     return f'<span class="tone {tone}">{_inline(text)}</span>' if tone else _inline(text)
 

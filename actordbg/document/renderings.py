@@ -1,6 +1,6 @@
 """A document as plain text of at most 80 columns, and as GitHub's Markdown. `actordbg.document.page` has it as HTML.
 
-Text has no colour and no box, so it looks the same in a terminal, a pipe and an issue. A table that is too wide gets narrower
+Text has no color and no box, so it looks the same in a terminal, a pipe and an issue. A table that is too wide gets narrower
 gaps first; then its text columns are cut in the middle, never its figures.
 
 Both clean what comes from outside (an error, a path, a dump id) as `actordbg.base.foreign_text` says, and so does whatever is
@@ -65,7 +65,7 @@ def wrap(text: str, first: str = "", rest: str = "") -> str:
 
 def grid(table: Grid, width: int = WIDTH, *, tight: bool = False, fold: bool = False, indent: str = "  ") -> str:
     """The table with its heading underlined, at most `width` columns wide: gaps narrow to one, ids of dumps lose their end
-    (every command takes the beginning), then text columns lose their middle, or with `fold` go on in the next line. `tight`:
+    (every command takes the beginning), then text columns lose their middle, or with `fold` continue in the next line. `tight`:
     narrow gaps, and no line below."""
     lines = [tuple(in_line(text) for text in line) for line in (table.columns, *table.rows)]
     for beginning in _BEGINNINGS:

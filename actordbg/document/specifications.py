@@ -15,7 +15,7 @@ SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 MOST_MARKS = 1500
 """Marks of one layer; what would be more is put together or left out, and the chart's note says so."""
 GOOD, PART, BAD, QUIET, ACCENT = "#2a9d6f", "#d99a1c", "#d1495b", "#8d99a6", "#3a7ca5"
-"""Colours that read on a light and on a dark ground."""
+"""Colors that read on a light and on a dark ground."""
 Spec = dict[str, Any]
 
 
@@ -51,7 +51,7 @@ def names(name: str, title: str | None, **more: Any) -> Spec:
 
 
 def coloured(name: str, colours: dict[str, str]) -> Spec:
-    """A colour for each of a few names."""
+    """A color for each of a few names."""
     return names(name, None) | {"scale": {"domain": list(colours), "range": list(colours.values())}}
 
 

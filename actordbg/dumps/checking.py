@@ -5,7 +5,7 @@
 
 The catalog is sound if its rows are what the files say: a copy of it is brought up to date in a folder of its own, whose `dumps`,
 `packs` and so on are links to the store's; a second catalog is made there from nothing. Both must have the same rows. What
-differs, no refresh will ever mend. `verify` has the checks of dumps and packs.
+differs, no refresh will ever fix. `verify` has the checks of dumps and packs.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def _replay(store: Store, folder: Path, spec: ReplaySpec, deep: bool) -> Iterato
                 yield Finding(path, "foreign-result", f"it has a result of replay {result.replay_id!r:.80}")
                 break
             if result.dump_id not in inputs:
-                yield Finding(path, "foreign-result", f"it has a result of {result.dump_id!r:.80}, which is no input")
+                yield Finding(path, "foreign-result", f"it has a result of {result.dump_id!r:.80}, which is not an input")
                 break
     for path in (store.root / name for name in store.files(f"replays/{folder.name}/{TENSORS}", _TENSORS, {})):
         if path.name.removesuffix(_TENSORS) not in inputs:

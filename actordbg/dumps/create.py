@@ -1,4 +1,4 @@
-"""Makes actor inputs where there are none yet: same format as captured ones, random ids, chosen shapes.
+"""Makes actor inputs if there are none yet: same format as captured ones, random ids, chosen shapes.
 
 Each rank gets `count` calls of `sequences` [B, S] (int64), `attention_mask` [B, S] (int64) and `action_mask` [B, A]
 (bool), as a trainer's experience maker passes them: the actions are the last A positions, a prompt is padded on the left,

@@ -7,7 +7,7 @@ The old recorder wrote `pickle.dump` of one dict per call, one file per rank and
     return_output, allgather_logits, return_logprobs, return_entropy    booleans
     timestamp        "20250619_052608_430740"     rank, batch_size, seq_len   integers
 
-`decode` runs the bytes through the inert `machine`, then recognises exactly this dict: unknown keys, other types, other
+`decode` runs the bytes through the inert `machine`, then recognizes exactly this dict: unknown keys, other types, other
 shapes, tensors that reach outside their storage are refused. It allocates nothing for tensors; it returns offsets into
 the bytes it was given, which is also all that a child process has to send back.
 

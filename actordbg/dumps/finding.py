@@ -1,7 +1,7 @@
 """What a check of a store can find: the kinds, what each means, and what a repair does about it.
 
 A finding is a path and a kind, with a sentence. `damage` is lost or cannot be used; a `leftover` harms nothing and is in the way;
-a `note` is no fault. A repair never loses anything: it moves what it cannot mend into `quarantine/`, below the same path.
+a `note` is not a fault. A repair never loses anything: it moves what it cannot fix into `quarantine/`, below the same path.
 
 Example::
 
@@ -49,10 +49,10 @@ def _quarantined(meaning: str) -> FindingKind:
 
 KINDS = {
     "no-format": FindingKind(DAMAGE, "FORMAT is missing, yet there are files of a store", Repair.FORMAT),
-    "bad-format": FindingKind(DAMAGE, "FORMAT is no FORMAT file", Repair.FORMAT),
+    "bad-format": FindingKind(DAMAGE, "FORMAT is not a FORMAT file", Repair.FORMAT),
     "newer-store": FindingKind(DAMAGE, "the store has a format that this actordbg does not read; nothing else is checked"),
     "odd-file": _quarantined("a link, FIFO, socket, device or folder where a file belongs, or a huge file"),
-    "odd-name": _quarantined("a name with control characters, or with bytes that are no UTF-8"),
+    "odd-name": _quarantined("a name with control characters, or with bytes that are not UTF-8"),
     "foreign-file": FindingKind(NOTE, "a file or folder that is none of a store's"),
     "open-mode": FindingKind(LEFTOVER, "anybody on this machine may look at it, or its owner may not", Repair.MODE),
     "foreign-owner": FindingKind(NOTE, "it belongs to another user than the store"),

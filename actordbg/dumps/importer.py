@@ -2,10 +2,10 @@
 
 Each pickle becomes one ordinary dump file. Its id is made of the call's timestamp and the pickle's SHA-256, so it is the
 same wherever and whenever the file is imported: a second import finds the id in the store, under whatever run, and adds
-nothing; it does not even decode. A bad file is reported by name and skipped, and the others go on.
+nothing; it does not even decode. A bad file is reported by name and skipped, and the others continue.
 
 Names: the run is called as the folder that holds the files, unless given. The rank and the timestamp come from the
-pickle; the file's name (`actor_inputs_rank3_20250619_052608_430740.pkl`) only helps to recognise a known file early.
+pickle; the file's name (`actor_inputs_rank3_20250619_052608_430740.pkl`) only helps to recognize a known file early.
 
 The record says nothing that the pickle does not say. Unknown there, and so None or empty here: role, training and grad
 mode, model, host and pid. `world_size` is the smallest that the ranks seen allow. `origin` keeps the pickle's file
@@ -178,7 +178,7 @@ class _Import:
             tensors,
             LEVEL,
         )
-        hint = "make room or correct the permissions, and run the same import again: it goes on where it stopped"
+        hint = "make room or correct the permissions, and run the same import again: it continues where it stopped"
         self.store.create().put_dump(record, blob, hint)
         self.known.add(dump_id)
         self.summary.added += 1

@@ -6,7 +6,7 @@ is `torch.load(weights_only=False)`: it unpickles the bytes it is given, with no
 the opcodes itself, and nothing in it looks a name up or calls a value that came from the file:
 
 * a global becomes a `Name`, two strings, and only if the caller listed it;
-* `REDUCE` becomes a `PickleCall`, a name beside its arguments, which the caller may recognise and translate;
+* `REDUCE` becomes a `PickleCall`, a name beside its arguments, which the caller may recognize and translate;
 * a persistent id becomes a `Persistent`; bytes become a `Span`, the place where they lie in the file, so that a file
   which claims terabytes allocates nothing;
 * only the opcodes that `pickle.dump` writes for such dicts exist. `BUILD`, `INST`, `OBJ`, `NEWOBJ`, extension codes,
@@ -51,7 +51,7 @@ def unsafe(message: str) -> UnsafeInput:
 
 
 def corrupt(message: str) -> CorruptDump:
-    """Say why a file is no dump of the old recorder."""
+    """Say why a file is not a dump of the old recorder."""
     return CorruptDump(message, hint="copy the file again from where it was written; it is not complete or not an actor dump")
 
 

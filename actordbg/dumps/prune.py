@@ -134,7 +134,7 @@ def _remove_packed(store: Store, items: list[Doomed]) -> tuple[list[Doomed], lis
 def _damaged(catalog: Catalog, run: str | None) -> list[Doomed]:
     """Files that are broken, and are still so now: not those that are newer, unreadable, or in the wrong place.
 
-    They are read again: a file that was mended in place leaves no trace in its folder.
+    They are read again: a file that was fixed in place leaves no trace in its folder.
     """
     found = []
     for item in damaged_files(catalog):

@@ -1,6 +1,6 @@
 """Repairs what a check found, as far as nothing is lost by it. Nothing is deleted but unfinished files of dead writers.
 
-What cannot be mended is moved into `quarantine/` below the same path, and stays there. A replay that a process runs is left
+What cannot be fixed is moved into `quarantine/` below the same path, and stays there. A replay that a process runs is left
 alone, and so are packs while another process moves dumps (Conflict). A dump is written and read again before its pack goes.
 
 Example::
@@ -35,7 +35,7 @@ QUARANTINE = "quarantine"
 
 
 def repair(store: Store, findings: Iterable[Finding]) -> tuple[list[tuple[Finding, str]], list[tuple[Finding, str]]]:
-    """(what was mended, with what was done; what could not be, with the reason). Raises Conflict while dumps are moved."""
+    """(what was fixed, with what was done; what could not be, with the reason). Raises Conflict while dumps are moved."""
     done, failed = [], []
     moved: list[Path] = []
     wanted = sorted((item for item in findings if item.repair in _REPAIRS), key=lambda item: [*_REPAIRS].index(item.repair))

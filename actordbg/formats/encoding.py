@@ -345,7 +345,7 @@ def _borders(tensors: Mapping[str, Any], total: int) -> tuple[_Array, _Array, bo
 
 
 def _spread(packed: Any, at: _Array, real: _Array) -> Any:
-    """Values of one long row at their places in rows, 0 where there are none."""
+    """Values of one long row at their places in rows, 0 if there are none."""
     flat = packed.values.ravel()
     values = np.where(real, flat[np.minimum(at, flat.size - 1)], flat.dtype.type(0)) if flat.size else np.zeros(at.shape)
     return replace(packed, values=values.astype(flat.dtype, copy=False), strides=contiguous_strides(values.shape))

@@ -75,10 +75,10 @@ def strict_header(data: bytes) -> dict[str, Any]:
     """
     header = strict_json(data, _decode_header)
     if data[:1] != b"{" or type(header) is not dict:
-        raise ValueError("it is no object")
+        raise ValueError("it is not an object")
     about = header.pop("__metadata__", {})
     if type(about) is not dict or not {*map(type, about.values())} <= {str}:
-        raise ValueError("its metadata are no texts")
+        raise ValueError("its metadata are not texts")
     if any(type(item) is not dict or len(item) != 3 for item in header.values()):
         raise ValueError("an entry has other values than three")
     return header

@@ -116,7 +116,7 @@ class RingFile:
     def ended_by_ray(self) -> bool:
         """Whether Ray ended the process on purpose, as its log of that worker says: the driver ended, or it was `ray.kill`.
 
-        Such a process has no time for an end of its own. Of one that died by itself, or for want of memory, no log says so.
+        Such a process has no time for an end of its own. Of one that died on its own, or for want of memory, no log says so.
         """
         worker = Path(str(self.facts.get("stderr", "")))
         if self.alive or not worker.name.startswith("worker-"):

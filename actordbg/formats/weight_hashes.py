@@ -85,7 +85,7 @@ def read_weights(path: Path) -> WeightRecord:
     try:
         data = json.loads(read_regular(path))
         if type(version := data.pop("format")) is not int:
-            raise ValueError("its format is no number")
+            raise ValueError("its format is not a number")
         if version > WEIGHTS_FORMAT:
             raise NewerFormat(
                 f"hashes of weights have format {version}, this actordbg reads {WEIGHTS_FORMAT}", hint="upgrade actordbg"

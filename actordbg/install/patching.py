@@ -2,7 +2,7 @@
 
 `patch` either ends with the target interpreter seeing the hook, or leaves the file as it was. `unpatch` gives back the
 original (bytes, mode and modification time), or the user's edit of it without the trailer, or refuses. Both may be
-repeated; what is already so is said and is no error.
+repeated; what is already so is said and is not an error.
 
     target = find_target()
     patch(target, Store("store")).action      # "patched"; a second time "already patched"

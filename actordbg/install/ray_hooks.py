@@ -5,7 +5,7 @@ Two doors lead to a cluster, and both get a wrapper when their module is importe
 - `ray.init(...)` of a driver: its `runtime_env` gets our variables and our PYTHONPATH, which Ray sets before a worker's Python
   starts. An actor with a PYTHONPATH of its own is reached by Ray's `worker_process_setup_hook`, which does the same
   inside the worker, and then calls the user's own hook.
-- `JobSubmissionClient.submit_job(...)`, that is `ray job submit`, also when a script calls it: the job's runtime environment gets
+- `JobSubmissionClient.submit_job(...)`, that is `ray job submit`, even when a script calls it: the job's runtime environment gets
   the variables, so its driver is a process below `run`, and its `ray.init` does the rest.
 
 What can go wrong, and does not: a worker whose node has no actordbg starts and trains (the hook is sent by value and imports

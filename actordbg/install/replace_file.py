@@ -7,7 +7,7 @@ bytes or the new ones, nothing between.
 Invariants:
 - One actordbg at a time works on a folder: `locked` takes `flock` on the folder itself, which needs no file of its own,
   works in a read-only folder, and ends with its process. File systems that cannot do that (NFS) get a lock file in the
-  temporary folder, which serialises the processes of one host.
+  temporary folder, which serializes the processes of one host.
 - What was read is what is replaced: a file that someone else changed in between is a Conflict, and stays as it is.
 - A failure leaves the file as it was: the original keeps a second name until the change is finished, and one rename brings it
   back, which needs no space. Where that fails too, StaysChanged says so.

@@ -178,7 +178,7 @@ def told(error: BaseException) -> str:
 
 
 def last_file(error: BaseException) -> str:
-    """The last file of a traceback that is no part of the import system."""
+    """The last file of a traceback that is not part of the import system."""
     trace = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     ours = [f"{name}:{line}" for name, line in trace if not name.startswith("<") and "importlib" not in name]
     return ours[-1] if ours else ""

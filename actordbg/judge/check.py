@@ -63,9 +63,9 @@ CAUSE_CHARS = 200
 
 @dataclass(frozen=True)
 class CheckFound:
-    """A check's result. comparison: with the truth; None where there is none, and `no_truth` says why.
+    """A check's result. comparison: with the truth; None if there is none, and `no_truth` says why.
 
-    golden: with what the training run itself got, where that was asked for.
+    golden: with what the training run itself got, where that was requested.
     """
 
     data: ReplayData
@@ -122,7 +122,7 @@ def run_check(
             noise = newest_for(store, spec.replay_id)
             save(store, record := compare(store, spec.replay_id, truth, rounding=rounding, noise=noise))
         except MachineFault as fault:
-            fault.hint = f"fix that, then `actordbg compare {spec.replay_id} truth` goes on"
+            fault.hint = f"fix that, then `actordbg compare {spec.replay_id} truth` continues"
             raise
         except ActordbgError as problem:
             return CheckFound(data, no_truth=problem.message, golden=own)

@@ -200,7 +200,7 @@ def _limit(record: ComparisonRecord, name: str) -> str:
 
 
 def table(rows: Sequence[dict[str, str]], *text: str) -> Grid:
-    """A table of rows by column. text: columns that are no figures."""
+    """A table of rows by column. text: columns that are not figures."""
     return Grid(tuple(rows[0]), tuple(tuple(row.values()) for row in rows), set(text))
 
 

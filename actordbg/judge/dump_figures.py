@@ -1,6 +1,6 @@
 """How far one dump is apart on two sides: whether both are about the same call, and every figure of `comparison_record`.
 
-Figures are float64 whatever the arrays are. Equal values differ by 0, also where both are infinite or both NaN. A value that is
+Figures are float64 whatever the arrays are. Equal values differ by 0, even where both are infinite or both NaN. A value that is
 finite on one side only is counted in `nonfinite`; then no mean is taken, because a mean without the worst values would mislead.
 
 **Units in the last place** (`max_ulp`) count the representable values between two numbers. Kept log-probs are float32
@@ -8,7 +8,8 @@ whatever computed them, so both values are first rounded to the dtype that compu
 them apart. fp64 results were kept as float32 and are counted in float32. Near zero it grows without bound, so no threshold is
 set on it.
 
-What a side lacks is no error: `not_compared` names it with the reason. What is a mismatch under any thresholds (a value that is
+What a side lacks is not an error: `not_compared` names it with the reason. What is a mismatch under any thresholds (a value
+that is
 finite, or zero, on one side only) is said in the `reasons` beside the figures.
 
 **Gradients** are compared parameter by parameter, and all together. A file holds `grad/<parameter>` (float32, 1-D): the whole

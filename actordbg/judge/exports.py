@@ -1,7 +1,7 @@
 """Answers for other programs: a report's JSON and CSV; a check as JUnit's XML and for GitHub.
 
 In the CSV an input that was not run has no row. Times are in seconds, memory in bytes, log-probs in nats; a figure that was not
-measured is an empty cell. `warm_up` says why a row is no part of steady timing: "first", "compiled", or empty.
+measured is an empty cell. `warm_up` says why a row is not part of steady timing: "first", "compiled", or empty.
 
 In a check's answer each dump is a test case up to four times: it ran, it kept the laws, it is as near the truth as its dtype
 allows, the training got the same. What was not checked is skipped, with the reason. Both formats quote foreign text as they want
@@ -66,7 +66,7 @@ def render_csv(replays: Sequence[ReplayData]) -> str:
 
 def _rows(data: ReplayData) -> Iterator[dict[str, Any]]:
     """A result, its input and the settings as they ran; of these the model's own number of layers and the seed that counted stand
-    where none was asked for."""
+    where none was requested."""
     by_id = {given.dump_id: given for given in data.spec.inputs}
     first, compiling = warm_up_of(data.results)
     values = as_ran(data.spec.config, data.resolved)

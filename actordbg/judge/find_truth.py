@@ -112,7 +112,7 @@ def wanted_truth(store: Store, spec: ReplaySpec, dtype: str) -> Wanted:
     if not resolved:
         raise StoreProblem(
             f"replay {spec.replay_id} has built no actor yet, so the dtype of its weights is unknown",
-            hint=f"`actordbg report {spec.replay_id}` says why; `actordbg replay --resume {spec.replay_id}` goes on",
+            hint=f"`actordbg report {spec.replay_id}` says why; `actordbg replay --resume {spec.replay_id}` continues",
         )
     asked, results = spec.config, read_results(folder)
     with_gradients = frozenset(dump_id for dump_id, one in results.items() if one.grad_norm is not None)

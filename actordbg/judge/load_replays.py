@@ -89,7 +89,7 @@ def _left_open(catalog: query.Catalog, rows: Sequence[query.ReplayRow]) -> list[
     newest = next(iter(query.list_own_replays(catalog)), None)
     if newest is None or newest.status not in query.OPEN or any(row.replay_id >= newest.replay_id for row in rows):
         return []
-    return [f"{newest.replay_id} is newer and {newest.status}: `actordbg replay --resume {newest.replay_id}` goes on"]
+    return [f"{newest.replay_id} is newer and {newest.status}: `actordbg replay --resume {newest.replay_id}` continues"]
 
 
 def _chosen(catalog: query.Catalog, names: Sequence[str]) -> list[query.ReplayRow]:

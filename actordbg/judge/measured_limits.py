@@ -123,7 +123,7 @@ class Rounding:
         return None if ours is None or theirs is None else Bias(ours[0], theirs[0], math.sqrt(ours[1] + theirs[1]))
 
     def _of_parameters(self, ours: DumpComparison, here: DumpComparison, flat: Mapping[str, float]) -> dict[str, float]:
-        """The limit of each parameter that is judged by itself."""
+        """The limit of each parameter that is judged on its own."""
         if not here.distances:
             return {}
         usual, alone = median(here.distances.values()), list(ours.distances)

@@ -1,4 +1,4 @@
-"""How far a configuration moves by itself: the noise floor. A difference below it means nothing.
+"""How far a configuration moves on its own: the noise floor. A difference below it means nothing.
 
 `measure_noise` runs the same inputs several times under one configuration: unchanged, again ("repeat"), and with more padding,
 every row twice and rows reversed (`actordbg.laws.changes`). Each run is a replay of its own and stays in the store. The
@@ -261,7 +261,7 @@ _HOW = {
     "repad": "more padding",
     "rebatch": "every row twice",
     "reorder": "rows reversed",
-    "rounding": "the dtype by itself",
+    "rounding": "the dtype on its own",
 }
 _FIGURES = {"max_abs": "largest", "p99_abs": "99th percentile", "mean_abs": "mean"}
 _WORDS = {True: ("DETERMINISTIC", GOOD_TONE), False: ("NOT DETERMINISTIC", PART_TONE), None: ("UNKNOWN", NO_TONE)}
@@ -281,7 +281,7 @@ def deterministic(record: NoiseRecord) -> bool | None:
 
 
 def moves_most(record: NoiseRecord) -> NoiseVariant | None:
-    """Returns the variation that moves a log-prob most, None where none moves any. Rounding is no variation."""
+    """Returns the variation that moves a log-prob most, None where none moves any. Rounding is not a variation."""
     moved = [variant for variant in record.variants if _size(variant) and variant.name != ROUNDING]
     return max(moved, key=_size, default=None)
 

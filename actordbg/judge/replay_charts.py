@@ -168,7 +168,7 @@ def run_timeline(run: str, rows: Sequence[DumpRow], dropped: Mapping[int, int] =
     spec = _over_time("r", "seconds since the first call", kept, shown, odd, "a", colours, min(len(ranks), _MOST_LANES))
     lost = sum(dropped.values())
     says = f"{plural(len(rows), 'call')} of {plural(len(ranks), 'rank')} in {seconds(took)} s; a mark is a recorded call,"
-    says += " its colour its length. A rank that lags is a straggler."
+    says += " its color its length. A rank that lags is a straggler."
     says += f" {plural(lost, 'call')} dropped (counted, not kept)." if lost else ""
     note = left_out(kept, drawn) + (f" {_MOST_LANES} of {len(ranks)} ranks." if len(ranks) > _MOST_LANES else "")
     table = []
@@ -189,7 +189,7 @@ def _by(rows: Values, key: str) -> dict[Any, Values]:
 
 
 def _over_time(name: str, axis: str, rows: Values, shown: list[Spec], odd: Values, at: str, colours: Spec, lines: int) -> Spec:
-    """Bars from `a` to `z`, a line for each value of `name`, coloured by length; `odd` ones are marked where they have `at`."""
+    """Bars from `a` to `z`, a line for each value of `name`, colored by length; `odd` ones are marked where they have `at`."""
     length, line = {"field": "n", "type": "quantitative", "title": "seq_len"}, names(name, None)
     since, end = quantity("a", axis), {"field": "z"}
     layers = [layer("bar", rows, {"opacity": 0.9}, x=since, x2=end, y=line, color=length, tooltip=shown)]

@@ -367,7 +367,7 @@ def _judged(one: ReplaySummary) -> tuple[str, str, str]:
     if not c.passed:
         nothing = f"None of {plural(c.inputs, 'input')} has a result"
         if one.status in OPEN:
-            return one.status.upper(), f"{nothing}; `actordbg replay --resume {one.replay_id}` goes on.", NO_TONE
+            return one.status.upper(), f"{nothing}; `actordbg replay --resume {one.replay_id}` continues.", NO_TONE
         return "NOTHING PASSED", f"{nothing}; the replay is {one.status}.", BAD_TONE
     if laws is not None and not laws.good:
         word, what = ("WRONG", "is broken") if laws.broken else ("FAILED", "failed")

@@ -3,14 +3,14 @@
 Rules that keep the figures honest:
 
 * A report names the configuration that the workers *resolved* (their `ready` event), not the flag.
-* Warm-up is no part of steady timing (`records/replay_record.py`) and shown apart. All other inputs whose forward ended count,
+* Warm-up is not part of steady timing (`records/replay_record.py`) and shown apart. All other inputs whose forward ended count,
   failed ones too.
 * An input without a result is "not run", so the counts add up to the inputs of the plan.
 * Times of different replays are never pooled. Side by side (`compare`), a ratio is over the inputs that both ran.
 
 Example::
 
-    summary = summarise([ReplayData(spec, resolved, "complete", results)], selection="the last replay", now=timestamp)
+    summary = summarize([ReplayData(spec, resolved, "complete", results)], selection="the last replay", now=timestamp)
     summary.replays[0].forward.median       # seconds
 """
 
@@ -238,7 +238,7 @@ def _group(members: Results) -> FailureGroup:
 
 
 NO_SETTINGS = ("load_s", "load_shared_with", "rank", "ids_folded")
-"""What workers report that is no part of what ran."""
+"""What workers report that is not part of what ran."""
 _SETTINGS = {name for setting in SETTINGS.values() for name in (setting.name, setting.stored, setting.resolved)}
 
 

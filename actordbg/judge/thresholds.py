@@ -84,7 +84,7 @@ def asked(options: Mapping[str, float | None]) -> dict[str, float]:
     for name, value in given.items():
         if not value >= 0:
             typed = f"--{name.replace('_', '-')} {value:g}"
-            raise UsageError(f"{typed} is no threshold", hint="a number, 0 or larger; inf: not checked")
+            raise UsageError(f"{typed} is not a threshold", hint="a number, 0 or larger; inf: not checked")
     return given
 
 

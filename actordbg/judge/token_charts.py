@@ -1,6 +1,6 @@
 """The tokens of one dump as a picture, and one side's log-probs against the other's. Pure: arrays in, Charts out.
 
-A dump is rows x positions. Each field of the picture is prompt, padding, or response; a response's colour is how far A is from B
+A dump is rows x positions. Each field of the picture is prompt, padding, or response; a response's color is how far A is from B
 there. A long row has several positions in a field: the worst of them counts, and hovering says where it is.
 """
 

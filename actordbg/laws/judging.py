@@ -43,7 +43,7 @@ from torch import Tensor
 from actordbg.records.replay_record import BROKEN, KEPT, NOT_CHECKED, WITHIN_ROUNDING, LawAnswer
 
 NOISE_FACTOR = 4.0
-"""An exact law is broken in a configuration that moves by itself only if the change is this many times as large."""
+"""An exact law is broken in a configuration that moves on its own only if the change is this many times as large."""
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ class LawRun:
         self._take(judge_normalisation(self.base, expected, self.tokens))  # in a ring: of this rank's part
 
     def _neighbours(self) -> None:
-        """`neighbour` and `padding`: at once, in two forwards, unless something moves. Then each by itself."""
+        """`neighbour` and `padding`: at once, in two forwards, unless something moves. Then each on its own."""
         tokens, real, odd = self.tokens, self.real, self._rows[:, None] % 2 == 1
         alone = self.together or len(self._rows) < 2
         ways = [(real & ~odd, tokens & odd), (real & odd, tokens & ~odd)]

@@ -218,7 +218,7 @@ def curve_charts(answer: CurvesAnswer) -> list[Chart]:
     wanted = [at.n for config in answer.curves for at in config.at]
     wanted += [config.longest.by_curve for config in answer.curves if config.longest and config.longest.by_curve]
     bounds = [n for config in answer.curves for n in config.measurements.out_of_memory[:1]]
-    end = float(max(most, *bounds, min(FURTHEST * most, max(wanted, default=0)), 1))  # past all that was asked for
+    end = float(max(most, *bounds, min(FURTHEST * most, max(wanted, default=0)), 1))  # past all that was requested
     every: list[dict[str, Any]] = []
     inside: list[dict[str, Any]] = []
     beyond: list[dict[str, Any]] = []

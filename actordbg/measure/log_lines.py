@@ -11,7 +11,7 @@ Three ways in which a log numbers its steps, each a series of its own:
 
 * **bar**: a progress bar's postfix, `Train step of epoch 1:  8%|8  | 2/24 [00:01<00:11, 1.9it/s, gpt_loss=6.21, lr=1e-5]`.
   The step is epoch x total + count where the bar names its epoch (SFT, DPO and RM trainings). A bar that does not (PPO: one for
-  each global step) goes on counting where the one before it ended. A bar is printed again and again: the last figures at a
+  each global step) continues counting where the one before it ended. A bar is printed again and again: the last figures at a
   count are that step's. A bar that shows figures at count 0 sets them before it counts: they are the next step's, and its
   last state, a repeat, is left out.
 * **line**: a line that says its step: `Global step 12: {'policy_loss': 0.02, ...}`, `step=12 loss=2.1`.
@@ -124,7 +124,7 @@ class TrainLog:
 def read_log(path: str, metric: str | None = None) -> TrainLog:
     """Read a log (`-`: standard input, .gz too) or an export, keeping one metric, or, without one, every metric that is a loss.
 
-    Raises UsageError for what is not there or is no table, EnvironmentProblem for a file that cannot be read, or a missing
+    Raises UsageError for what is not there or is not a table, EnvironmentProblem for a file that cannot be read, or a missing
     `tensorboard`. A log that says nothing is a TrainLog without metrics.
     """
     log = TrainLog(path, metric=plain_name(metric or ""))
@@ -288,7 +288,7 @@ Rows = Iterator[tuple[int | None, dict[str, float]]]
 
 
 def _exported(path: str) -> Rows | None:
-    """The rows of what is no log of lines; None for what is one, by its name."""
+    """The rows of what is not a log of lines; None for what is one, by its name."""
     name = path.rpartition("#")[0] if ".csv#" in path.lower() else path
     with _readable(name):
         inside = os.listdir(name) if os.path.isdir(name) else []
@@ -316,7 +316,7 @@ def _of_csv(path: str, text: str) -> Iterator[dict[str, float]]:
     try:
         heads, *rows = list(csv.reader(io.StringIO(text.replace("\0", ""), newline=""))) or [[]]
     except csv.Error as error:
-        raise UsageError(f"{path} is no CSV: {error}", hint="export the chart again") from None
+        raise UsageError(f"{path} is not a CSV: {error}", hint="export the chart again") from None
     split = [(index, *head.rpartition(" - ")) for index, head in enumerate(heads) if not head.endswith(("__MIN", "__MAX"))]
     columns = {index: metric for index, whose, between, metric in split if run is None or not between or whose == run}
     if len(set(map(plain_name, columns.values()))) < len(columns):

@@ -1,10 +1,10 @@
 """What replays measured, by configuration and length: the points that curves are drawn through.
 
-* **Configuration**: what the workers resolved, not what was asked for. Inputs with a backward and inputs without one are
+* **Configuration**: what the workers resolved, not what was requested. Inputs with a backward and inputs without one are
   different configurations. Replays of the truth and of noise variations are left out, because nobody trains so.
 * **Length** (`by`): "seq_len" is S of [B, S], with one curve for each batch size; "tokens" counts real tokens.
 * **Several inputs of one length**: memory is the largest peak (it has to fit), times are medians.
-* **Warm-up** is no part of times (`records/replay_record.py`). Memory leaves out inputs during which a graph was compiled.
+* **Warm-up** is not part of times (`records/replay_record.py`). Memory leaves out inputs during which a graph was compiled.
 * **Out of memory** (by the failure's signature, or a worker that the kernel killed) gives no point but a bound: the shortest
   such length. With `by="seq_len"` it also bounds larger batches of the same configuration.
 

@@ -71,7 +71,7 @@ def _sizes(pid: int, unshared: bool) -> tuple[int, int | None] | None:
 
 
 def gpu_memory() -> dict[int, int]:
-    """Bytes on all GPUs by pid, as `nvidia-smi` says; {} where there is none, or it does not answer."""
+    """Bytes on all GPUs by pid, as `nvidia-smi` says; {} if there is none, or it does not answer."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return {}

@@ -43,7 +43,7 @@ from actordbg.store.layout import Store
 QUANTITIES = {"rss": "RSS", "uss": "USS", "cuda_used": "CUDA used", "cuda_reserved": "CUDA reserved"}
 """What is sampled, and how it is called in answers."""
 _UNKNOWN = {
-    "uss": "USS is not known: it was not asked for, or the processes belong to another user",
+    "uss": "USS is not known: it was not requested, or the processes belong to another user",
     "cuda_used": "CUDA memory in use is not known: nvidia-smi named none of these processes",
     "cuda_reserved": "CUDA memory in reserve is not known: only a replay's workers say it, after each input",
 }

@@ -114,7 +114,7 @@ def _says_more(said: Any, kept: Any) -> bool:
 MATCH = "match"
 """Within the thresholds."""
 WITHIN_NOISE = "within-noise"
-"""Outside the thresholds, but no further than the configuration moves by itself."""
+"""Outside the thresholds, but no further than the configuration moves on its own."""
 MISMATCH = "mismatch"
 NOT_COMPARED = "not-compared"
 """Nothing could be compared. Never a success."""
@@ -128,7 +128,7 @@ class Figures:
     """How far values `a` are from values `b`, over `count` of them. None: not defined here, or not finite.
 
     Absolute differences in the values' own unit (nats for log-probs), relative ones to |b| (where b is not 0). `p95_*`
-    and `p99_*` are percentiles. Equal values differ by 0 also where both are infinite or NaN. `nonfinite` values are not finite
+    and `p99_*` are percentiles. Equal values differ by 0 even where both are infinite or NaN. `nonfinite` values are not finite
     on one side only, or not the same: where there are any, every other figure but clip_share (which counts them) is None.
     cosine: of the two vectors; distance: |a - b| / |b| of the two vectors. For log-probs only: kl_k1 = mean(b - a) and
     kl_k3 = mean(exp(a - b) - 1 - (a - b)), Schulman's estimators of KL(b || a) from samples of b
@@ -313,7 +313,7 @@ class DumpNoise:
 
 @dataclass(frozen=True)
 class NoiseRecord(StoredRecord):
-    """`actordbg noise`: how far one configuration moves by itself. `replay_id`: the unchanged run. `config`: as asked for.
+    """`actordbg noise`: how far one configuration moves on its own. `replay_id`: the unchanged run. `config`: as asked for.
 
     `floor`: over all dumps, by the same names as a dump's. `reasons`: what could not be measured, or is a fault and no
     noise, and why.
@@ -374,7 +374,7 @@ class ProcessMemory:
 class MemoryRecord(StoredRecord):
     """One watching. kind: replay, run, processes or ray; watched: what by name.
 
-    finished_at: None while it goes on, or if it was killed. notes: what could not be sampled, and why.
+    finished_at: None while it continues, or if it was killed. notes: what could not be sampled, and why.
     """
 
     what: ClassVar[str] = "watching of memory"

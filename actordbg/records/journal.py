@@ -1,9 +1,9 @@
 """A replay's journals: append-only JSON lines, one file for each writer, read while they grow.
 
 Every process of a replay writes only its own file (`rank<N>.jsonl`, `supervisor.jsonl`) and may read the others'. A line is
-one JSON object with the key `event`. It is written by a single `write` before the writer goes on, so it outlives the process:
+one JSON object with the key `event`. It is written by a single `write` before the writer continues, so it outlives the process:
 what a crashed worker was doing is a `start` without an `end`. It is flushed to disk at once (`append`), or by a thread while
-the worker goes on (`write`, see `actordbg.replay.flushing`). A crash may cut a line; the next writer closes it.
+the worker continues (`write`, see `actordbg.replay.flushing`). A crash may cut a line; the next writer closes it.
 
 Replay, matrix, compare and catalog all read with this module, so they skip the same lines: what is not JSON, has no
 `event`, or is an `end` without a sound result. Events and fields of a newer version are kept: readers pass over events that

@@ -87,7 +87,7 @@ class MatrixCell:
 @dataclass(frozen=True)
 class MatrixRecord(StoredRecord):
     """`actordbg matrix`. status: running, complete, interrupted, failed. `axes`: values by axis. `dump_ids`: what each
-    cell replays. `options`: what else was asked for, for `--resume`; `runner` in it is the pid and start time of who runs it.
+    cell replays. `options`: what else was requested, for `--resume`; `runner` in it is the pid and start time of who runs it.
     """
 
     what: ClassVar[str] = "matrix"
@@ -123,7 +123,7 @@ class MatrixRecord(StoredRecord):
 
 
 BASELINE, NOISE, ASKED, SFT_BASELINE, SFT = "baseline", "noise", "asked", "sft baseline", "sft"
-"""What a cell is for: what the others are held against; what rounding alone does; what was asked for. The trainer's own program,
+"""What a cell is for: what the others are held against; what rounding alone does; what was requested. The trainer's own program,
 too: on one process, and as asked for."""
 TRAINED, BROKEN, IMPOSSIBLE, OPEN = "trained", FAILED, UNAVAILABLE, NOT_RUN
 """What becomes of a training: all steps done, ended before, cannot run here, not yet."""

@@ -48,7 +48,7 @@ CRASHED = "crashed"
 HUNG = "hung"
 STOPPED = "stopped"
 GOES_ON = "goes_on"
-"""In a result's `extra`: its worker ran other inputs of the replay before, so its first one here is no warm-up."""
+"""In a result's `extra`: its worker ran other inputs of the replay before, so its first one here is not a warm-up."""
 KEPT_BYTES = "kept_bytes"
 """In a result's `extra`: the size of the file of its tensors, where it kept them."""
 
@@ -83,7 +83,7 @@ class ReplaySpec(StoredRecord):
         """Ids become names of files and folders: CorruptDump for one that could name another place."""
         for name in (self.replay_id, *(item.dump_id for item in self.inputs)):
             if not is_plain_name(name):
-                raise CorruptDump(f"{name!r:.80} is no id of a replay or a dump", hint="nothing is written under such a name")
+                raise CorruptDump(f"{name!r:.80} is not an id of a replay or a dump", hint="nothing is written under such a name")
 
     def to_json(self) -> str:
         """The specification as indented JSON."""
@@ -226,7 +226,7 @@ class LawAnswer:
 
 
 def answers_of(extra: Mapping[str, Any]) -> list[LawAnswer]:
-    """The answers in a result's `extra`; what is no answer is passed over."""
+    """The answers in a result's `extra`; what is not an answer is passed over."""
     answers = extra.get(LAWS)
     listed = answers if isinstance(answers, list) else []
     return [LawAnswer.from_dict(each) for each in listed if isinstance(each, Mapping) and {"law", "verdict"} <= each.keys()]
@@ -261,7 +261,7 @@ def in_words(answer: LawAnswer) -> str:
 # * bucket: seq_len by powers of two from 128 on: 0-127, 128-255, 256-511, ... seq_len counts padding.
 # * tokens per second: real tokens (sum of the attention mask) per second of forward, in one worker process. `median` is over
 #   inputs, `total` is all tokens by all seconds.
-# * warm-up is no part of steady timing: the first measured input of each worker start (a worker that started again after a crash
+# * warm-up is not part of steady timing: the first measured input of each worker start (a worker that started again after a crash
 #   warms up again), and every later input during which torch.compile built a graph.
 # * values that are missing or not finite are left out, never counted as zero; no value at all gives None.
 

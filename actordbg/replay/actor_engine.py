@@ -1,5 +1,5 @@
 """What a worker needs of the engine that runs its inputs, and what it keeps of an exception; and the real engine: the trainer's
-Actor, one captured call at a time, summarised and released.
+Actor, one captured call at a time, summarized and released.
 
 torch is imported when the engine is opened, so that a worker writes `boot` before the seconds that takes.
 """
@@ -56,7 +56,7 @@ class Engine(Protocol):
         """Build the actor; returns its resolved configuration."""
 
     def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
-        """Go on with another replay on the loaded actor; returns its resolved configuration."""
+        """Continue with another replay on the loaded actor; returns its resolved configuration."""
 
     def load(self, item: ReplayInput) -> Any:
         """Read one input. Runs in another thread, while the input before it is computed."""

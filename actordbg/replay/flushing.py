@@ -2,7 +2,8 @@
 
 A line of a journal and a file of tensors are *written* at once: every reader sees them, and they outlive the process that wrote
 them, however it dies. Only where a machine loses its power do they need to be on its disk, and flushing takes milliseconds. So
-the worker goes on, and this thread flushes: the tensors first, then the journal, so that no flush takes a result ahead of what it
+the worker continues, and this thread flushes: the tensors first, then the journal, so that no flush takes a result ahead of
+what it
 speaks of. At most one result waits: `settle` comes before the next one is written.
 
     tensors = Unflushed.write(path, blob)

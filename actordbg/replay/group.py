@@ -183,7 +183,7 @@ class GroupRun:
         if broken:
             self.stop()
             raise as_error(broken, self._last_words())
-        gone = launched.ended()  # asked before what is lost: it may become so between the two, and is no death then
+        gone = launched.ended()  # asked before what is lost: it may become so between the two, and is not a death then
         if loss := launched.lost:
             self._judge_loss(loss)
         elif all(view.done for view in views):

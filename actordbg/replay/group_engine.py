@@ -73,7 +73,7 @@ class Losses:
             more = f"; {self.option} -1 never gives up" if self.option else ""
             raise GroupsLost(
                 f"groups were lost {times}, and {allowed}; the last one: {reason}\n{details}".rstrip(),
-                hint=f"results are kept: --resume of the same command goes on{more}",
+                hint=f"results are kept: --resume of the same command continues{more}",
             )
 
     @property
@@ -182,7 +182,8 @@ LEAVE_S = 15.0
 class WarmGroups:
     """The waiting groups, by their ranks.
 
-    reopen: groups that can (`actordbg.actor.sharing.reopens`) go on with another key of their kind too, and build that Actor in
+    reopen: groups that can (`actordbg.actor.sharing.reopens`) continue with another key of their kind too, and build that Actor
+    in
     the place of their own.
     """
 

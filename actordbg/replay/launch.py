@@ -67,14 +67,14 @@ class Group:
 
     @property
     def collective(self) -> bool:
-        """Whether they compute together, so that one alone cannot go on."""
+        """Whether they compute together, so that one alone cannot continue."""
         return len(self.ranks) > 1
 
 
 @dataclass(frozen=True)
 class Loss:
     """Why a group is gone without anybody's fault. dead_nodes: the nodes that took it along, together one failure.
-    excused: it is lost through another group, which is no failure to be counted.
+    excused: it is lost through another group, which is not a failure to be counted.
     """
 
     why: str

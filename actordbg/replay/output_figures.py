@@ -135,7 +135,7 @@ def of_the_masked(entropy: Any, mask: Any, seq_len: int) -> Any:
 def _differences(values: Tensor, golden: Tensor, mask: Tensor, prefix: str) -> dict[str, Any]:
     """`<prefix>_count`, `_max_abs` and `_mean_abs` of two float tensors of the mask's shape, over what it selects.
 
-    Equal values differ by 0 also where they are infinite or both NaN; a figure over a value that is not finite on one side
+    Equal values differ by 0 even where they are infinite or both NaN; a figure over a value that is not finite on one side
     only is not finite either.
     """
     ours, theirs = values.double()[mask.bool()], golden.double()[mask.bool()]

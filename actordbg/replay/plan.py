@@ -121,7 +121,7 @@ def slots_for(config: ReplayConfig, lanes: Sequence[int], pending: Sequence[int]
     """The slots in which `lanes` run their `pending` inputs: indices, in order, into the `total` inputs of the plan.
 
     If the alignment decides which inputs meet (`FIXED`), slots stay those of the whole plan: a filler replaces an input that
-    has its result already. Otherwise each lane goes on with its next input.
+    has its result already. Otherwise each lane continues with its next input.
     """
     if config.align not in FIXED:
         queues = ([index for index in pending if index % config.lanes == lane] for lane in lanes)

@@ -69,7 +69,7 @@ class RankView:
         return view
 
     def move(self, folder: Path) -> None:
-        """Go on with the rank in another attempt, which may be of another replay: its journal there is read from now on."""
+        """Continue with the rank in another attempt, which may be of another replay: its journal there is read from now on."""
         if folder != self.folder:
             self.folder, self.tail = folder, Tail(rank_journal(folder, self.rank))
             self.tail.poll()

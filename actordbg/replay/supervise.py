@@ -7,7 +7,7 @@
 `supervisor.jsonl` with its own verdicts and the final status:
 
     complete      every input has a result
-    interrupted   Ctrl-C; after the clean-up KeyboardInterrupt is raised again; `actordbg replay --resume` goes on
+    interrupted   Ctrl-C; after the clean-up KeyboardInterrupt is raised again; `actordbg replay --resume` continues
     failed        the workers cannot be started, or the machine failed; the error is raised, and earlier results stay
 
 In every case finished results stay: each is in its worker's journal, on disk, before the next input starts.
@@ -118,7 +118,7 @@ def run_replay(
                 atomic_write(folder / SPEC, spec.to_json().encode())
             supervisor = Supervisor(folder, spec, on_event=on_event, **options)
         except OSError as error:
-            for made in (folder / TENSORS, folder):  # without a specification there is nothing to go on with
+            for made in (folder / TENSORS, folder):  # without a specification there is nothing to continue with
                 with contextlib.suppress(OSError):
                     made.rmdir()
             raise machine_fault(error, folder) or StoreProblem(

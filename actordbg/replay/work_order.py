@@ -35,7 +35,7 @@ from actordbg.formats.store_files import atomic_write, read_regular
 from actordbg.records.replay_record import PASSED, ResultRecord
 
 EXIT_RESTART = 75
-"""Exit code of a worker that cannot go on and wrote `restart`: nothing is blamed on the input that was running."""
+"""Exit code of a worker that cannot continue and wrote `restart`: nothing is blamed on the input that was running."""
 EXIT_BROKEN = 70
 """Exit code of a worker that could not build the actor and wrote `broken`."""
 

@@ -11,19 +11,19 @@ A launcher starts it (deepspeed, torchrun or plain python). RANK says which work
     start   dump_id, slot, attempt, where its log begins              } for each input; `fill`, `filled` for a filler, and
     law     what is asked of it now, for an input whose laws are      } in a lane's other ranks, with their figures
     end     a ResultRecord
-    restart why this process cannot go on and must be replaced        (it then exits with EXIT_RESTART)
+    restart why this process cannot continue and must be replaced        (it then exits with EXIT_RESTART)
     done    nothing is left
 
 The supervisor blames a crash or a hang on a `start` without an `end`. A thread flushes lines to the disk while the next input
 runs, after the files that a result speaks of (`actordbg.replay.flushing`).
 
-An input that raises is recorded as failed, and the loop goes on, unless the exception left this process unusable:
+An input that raises is recorded as failed, and the loop continues, unless the exception left this process unusable:
 
 * The machine failed: its disk is full or broken, or there are no open files left. Nobody is blamed, the worker is `broken`, and
   `--resume` runs the input again.
 * The CUDA context is lost, or DeepSpeed stopped in the middle of a step (`Engine.tainted`).
 * Several ranks compute together, and the others wait for this one in a collective. A rank that failed reads the others'
-  journals. If all finished the slot, everybody goes on; if not within a grace time, this process asks for a restart.
+  journals. If all finished the slot, everybody continues; if not within a grace time, this process asks for a restart.
   A rank that fails because a *peer died* records nothing: its input is innocent and runs again.
 
 Standard library only; torch is behind `Engine`.
@@ -67,7 +67,7 @@ GRACE_S = 10.0
 
 
 class Restart(Exception):
-    """This process cannot go on; the text says why."""
+    """This process cannot continue; the text says why."""
 
 
 class Worker:
@@ -253,7 +253,7 @@ class Worker:
             self._fill(Task(task.slot, other, Duty.FILL), None)
 
     def _settle(self, slot: int, *, failed: bool) -> None:
-        """Go on only if this process can, and, after a failure, every peer that computes with it."""
+        """Continue only if this process can, and, after a failure, every peer that computes with it."""
         if not failed:
             if self.engine.out_of_step:
                 raise Restart(self.engine.out_of_step)

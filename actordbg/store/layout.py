@@ -50,7 +50,7 @@ from actordbg.formats.store_files import (
 )
 
 T = TypeVar("T")
-UNPRINTABLE = "its name holds bytes that are no text, or control characters"
+UNPRINTABLE = "its name holds bytes that are not text, or control characters"
 _ROOM = 2**16
 """Bytes that a store must have room for, before work begins whose results go there."""
 
@@ -95,7 +95,7 @@ class Store(StoreFiles):
         return self.require().probed(room=room)
 
     def probed(self, *, room: bool) -> Store:
-        """The same of a folder that is no sound store yet: one that is repaired."""
+        """The same of a folder that is not a sound store yet: one that is repaired."""
         probe = self.root / temporary_name("probe")
         try:
             with open(open_regular(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
@@ -142,7 +142,7 @@ class Store(StoreFiles):
     def files(self, path: str, suffix: str | tuple[str, ...], odd: dict[str, str] | None = None) -> dict[str, os.stat_result]:
         """The published files of a folder by their paths below the store, in order of name, as they are now.
 
-        `odd` gets, by path, what has such a name and is no file of ours, and why.
+        `odd` gets, by path, what has such a name and is not a file of ours, and why.
         """
         found = {}
         for name in sorted(entry.name for entry in self._look(path, _scanned) or []):
@@ -222,7 +222,7 @@ def _note(odd: dict[str, str] | None, path: str, why: str) -> None:
 
 
 def printable(name: str) -> str:
-    """A name from a file system as text that can be shown and kept: what is no text in it, or no letter, as an escape."""
+    """A name from a file system as text that can be shown and kept: what is not text in it, or no letter, as an escape."""
     text = os.fsencode(name).decode("utf-8", "backslashreplace")
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 

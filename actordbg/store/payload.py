@@ -3,7 +3,7 @@
 `actordbg.formats.encoding` says in which narrower forms tensors are stored. Reading gives back the logical dtype, shape and
 strides (a slice of a larger tensor replays as a tensor with the same strides). numpy has no bfloat16 and no float8, so there
 values of these are their bits, as unsigned integers of the same width. torch is imported where it is asked
-for: the desk imports, makes and exports dumps also where only numpy is.
+for: the desk imports, makes and exports dumps even where only numpy is.
 
 Example::
 

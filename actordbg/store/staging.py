@@ -3,7 +3,7 @@
 An object store has no rename and no create-exclusive, and a store needs both. So nobody works there: `pull` brings what is new
 into a folder of this machine, commands work in that folder, and `push` puts there what they wrote, whole files under their own
 names. What is read and written are the same files. While a command runs, `push` follows every few seconds, so what a machine
-that dies had finished is there, and `--resume` on another one goes on with it.
+that dies had finished is there, and `--resume` on another one continues with it.
 
 * **Nothing is ever deleted**, on either side.
 * **Both sides changed one file**: the longer one counts if it begins with the shorter one. That is a journal or a log, which only
@@ -11,12 +11,12 @@ that dies had finished is there, and `--resume` on another one goes on with it.
 * **Not mirrored**: the catalog (a cache), rings, models, quarantine, hidden files, and what is about this machine's jobs and
   packages: dump switches, and the originals of patched files.
 * **What cannot be copied costs only itself**: a link, a FIFO, a file that may not be read. `Moved.skipped` names each.
-* **Records that came in are nobody's**: an `origin_file` beside each says so before it is there, so going on with one is
+* **Records that came in are nobody's**: an `origin_file` beside each says so before it is there, so continuing with one is
   confirmed. One whose bytes were here already stays one's own.
 
 A note beside the folder says what each file was like on both sides when they were last equal. It counts for its URL, and as long
 as neither side lost its store. Guarantees: a local file appears whole; a remote one as the file system puts it (S3: whole). There
-are no locks: two commands may add files at once, but only one may run a replay. Journals and logs are put last, so a result is
+are not locks: two commands may add files at once, but only one may run a replay. Journals and logs are put last, so a result is
 there with what was kept of it.
 
 A node of a cluster needs no mirror: `Fetched` brings single files, and puts none.
@@ -60,7 +60,7 @@ _DUMPS = (SUFFIX, PACK_SUFFIX)
 _LINKED = re.compile(r"(?:dumps|packs)(?:/[^/]+){0,2}")
 """Folders that may be links, as for other commands: `dumps`, a run, a rank. Only what is named as a dump is taken from there."""
 _DECIDES = re.compile(r"(?:replays|matrices|trainchecks)/.*\.json|(?:.*/)?actordbg\.toml", re.IGNORECASE)
-"""Records that a command can go on with, and settings files: they decide what runs, also where a file system ignores case."""
+"""Records that a command can continue with, and settings files: they decide what runs, even where a file system ignores case."""
 _LONGEST = 200
 """Bytes of a name, so that a temporary name made of it still is one."""
 _MOST_BYTES = 2**40

@@ -56,7 +56,7 @@ def _imported(place: str) -> Adapter:
     return adapter
 
 
-_TUPLES = ("is no tuple: one of a single thing ends in a comma, (one,)", "are not one or more of Seam")
+_TUPLES = ("is not a tuple: one of a single thing ends in a comma, (one,)", "are not one or more of Seam")
 
 
 _HINT = "an adapter is a class with name, package, tried and seams: see docs/how-to/other-trainers.md"

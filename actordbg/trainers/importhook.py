@@ -92,7 +92,7 @@ def prepare_deepspeed() -> bool:
 def _waiting_for_each(partition_parameters: Any) -> None:
     """Gather parameters one at a time. DeepSpeed starts all and waits for the last one, which is enough in a CUDA stream only.
 
-    Over gloo the others go on, and may overwrite what `from_pretrained` has just put there with what was gathered before.
+    Over gloo the others continue, and may overwrite what `from_pretrained` has just put there with what was gathered before.
     """
     init = partition_parameters.Init
     original = init._allgather_params_coalesced

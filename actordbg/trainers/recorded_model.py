@@ -139,16 +139,18 @@ def recorded(
     traced = slot.traced
 
     def prepared(args: Any, kwargs: Any) -> tuple[RecordedModel, Rows, dict[str, Any]] | None:
-        """The model and the rows of a call, and these as arguments; None where there are none, or they cannot be told."""
+        """The model and the rows of a call, and these as arguments; None if there are none, or they cannot be told."""
         try:
             rows = seam.rows({**made, **arguments_of(signature, args, kwargs)})
             return None if rows is None else (kind.of(rows), rows, _named(rows))
-        except Exception as error:  # noqa: BLE001  # an adapter may raise anything, and the training goes on
+        except Exception as error:  # noqa: BLE001  # an adapter may raise anything, and the training continues
             tell(f"{seam.where}: a call was not recorded: {describe(error)}")
             with contextlib.suppress(Exception):
                 recorder = slot.recorder
                 recorder.watch.start()
-                if (control := recorder.control) is not None:  # a model that is no policy is named, other calls count as dropped
+                if (
+                    control := recorder.control
+                ) is not None:  # a model that is not a policy is named, other calls count as dropped
                     ledger = recorder.meet(slot, control).ledger
                     if isinstance(error, NoPolicy):
                         ledger.last_error, ledger.changed = str(error), True
@@ -243,7 +245,7 @@ def scores_of(seam: Seam, rows: Rows, output: Any) -> Scores:
     try:
         with torch.no_grad():
             return read_scores(seam, rows, output)
-    except Exception as error:  # noqa: BLE001  # an adapter may raise anything, and the training goes on
+    except Exception as error:  # noqa: BLE001  # an adapter may raise anything, and the training continues
         tell(f"{seam.where}: its result was not read: {describe(error)}")
         return Scores()
 

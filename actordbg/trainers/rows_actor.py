@@ -14,7 +14,7 @@ attention that is offered here.
 
 What a built model is (attention, dtype, size) is read off the model itself: an Actor takes arguments that it does not know in
 silence, and a fallback to another attention would go unseen. So a replay reports that, never its options, and `check` compares
-it with what was asked for.
+it with what was requested.
 """
 
 from __future__ import annotations
@@ -135,12 +135,12 @@ def check(model: Any, choices: Choices) -> None:
     attention, dtype = resolved_attention(model), resolved_dtype(model)
     if attention != choices.attn:
         raise Unsupported(
-            f"attention {choices.attn} was asked for, this model runs {attention}",
+            f"attention {choices.attn} was requested, this model runs {attention}",
             hint=f"ask for what it has: --attn {attention}",
         )
     if dtype != choices.dtype:
         raise Unsupported(
-            f"dtype {choices.dtype} was asked for, the model was loaded in {dtype}",
+            f"dtype {choices.dtype} was requested, the model was loaded in {dtype}",
             hint="the installed trainer cannot load it so; try --dtype bf16",
         )
 

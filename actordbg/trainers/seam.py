@@ -19,7 +19,7 @@ An adapter is a class with four attributes; this is all of one, for a trainer wh
         )
 
 `rows` gets the arguments by name, defaults filled in, `self` and `**kwargs` among them. It runs in the training thread before
-the function: views of tensors, no copies, and nothing that waits for a GPU. It returns None for a call that is no policy's
+the function: views of tensors, no copies, and nothing that waits for a GPU. It returns None for a call that is not a policy's
 forward, and raises Unreadable, with the reason, for one whose rows it cannot tell. Then, as after any other exception, the
 function runs unrecorded.
 

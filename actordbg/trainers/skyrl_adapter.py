@@ -34,11 +34,11 @@ def _scores(output: Any) -> Scores:
 
 
 class SkyRl:
-    """SkyRL 0.3, its backends on transformers. Its own class was recorded by itself, not in a training of SkyRL."""
+    """SkyRL 0.3, its backends on transformers. Its own class was recorded on its own, not in a training of SkyRL."""
 
     name = "skyrl"
     package = "skyrl"
-    tried = ()  # the wrapper of 0.3.0 by itself; no training was
+    tried = ()  # the wrapper of 0.3.0 on its own; no training was
     seams = (
         Seam(
             where="skyrl.backends.skyrl_train.workers.model_wrapper:HFModelWrapper.forward",

@@ -1,7 +1,7 @@
 """Runs the steps of the GPU kit, each with an end in sight, and leaves one report. `run.sh` calls it with the machine's Python.
 
 Needs the standard library alone. It makes an environment over that Python's packages, in a temporary folder, and adds those
-wheels of the kit whose package is not there. Then the steps: one that fails or takes too long says why, and the others go on.
+wheels of the kit whose package is not there. Then the steps: one that fails or takes too long says why, and the others continue.
 Without CUDA a step that needs it says so, and runs on a stand-in where there is one. Invariant: a report is written whatever
 happens, and its first line says what was not run.
 """
@@ -59,7 +59,8 @@ print(json.dumps([re.sub("[-_.]+", "-", one.metadata["Name"] or "").lower() for 
 class Step:
     """One thing to run. `words` may hold {python}, {work}, {store}, {kit}, {tree}; `also`: a second command, whose JSON is kept.
 
-    `good`: exit codes of success. `stand_in`: words more where there is no CUDA; None: it is not run there. `behind`: goes on in
+    `good`: exit codes of success. `stand_in`: words more where there is no CUDA; None: it is not run there. `behind`: continues
+    in
     the background; `after`: the step of that kind that this one waits for.
     """
 
@@ -215,7 +216,7 @@ def plain(name: str) -> str:
 
 
 def take(kit: Kit, step: Step) -> None:
-    """Run one step, or begin it if it goes on behind the others."""
+    """Run one step, or begin it if it continues behind the others."""
     if step.after in kit.behind:
         kit.behind[step.after].join()
     if not kit.cuda and step.stand_in is None:
@@ -273,7 +274,7 @@ def reason_in(said: str) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """What a file holds; None where there is none that can be read."""
+    """What a file holds; None if there is none that can be read."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):
@@ -341,7 +342,7 @@ def main(words: list[str] | None = None) -> int:
             if not only or step.name in only:
                 try:
                     take(kit, step)
-                except Exception as error:  # noqa: BLE001  # the others go on
+                except Exception as error:  # noqa: BLE001  # the others continue
                     kit.outcomes.append(Outcome(step.name, step.what, FAILED, why=f"{type(error).__name__}: {error}"[:300]))
     except Exception as error:  # noqa: BLE001  # the report comes whatever happens
         kit.outcomes.append(Outcome("install", "the environment", FAILED, why=f"{type(error).__name__}: {error}"[:2000]))

@@ -40,7 +40,7 @@ class Answer:
 
     @property
     def found(self) -> bool:
-        """The fault was found, and nothing where there is none. Exit code 5: nothing was selected."""
+        """The fault was found, and nothing if there is none. Exit code 5: nothing was selected."""
         good = self.without.returncode == (5 if "ls" in self.command else 0)
         return good and self.words in self.planted.stdout and self.words not in self.without.stdout
 
@@ -52,7 +52,7 @@ class Answer:
 
 
 def main(words: list[str]) -> int:
-    """Run what was asked for; 1 if a fault was not found, or found where there is none."""
+    """Run what was requested; 1 if a fault was not found, or found if there is none."""
     asked = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     asked.add_argument("threads", nargs="*", metavar="THREAD", help=", ".join(THREADS))
     asked.add_argument("--folder", type=Path, help="where stores and models go (default: a temporary folder)")

@@ -118,7 +118,7 @@ def ask(folder: Path, checkpoint: Path, fault: str) -> str:
 
 
 def main(words: list[str]) -> int:
-    """1 if a fault was not found, or found where there is none."""
+    """1 if a fault was not found, or found if there is none."""
     if words[:1] == ["--train"]:
         train(words[1], Path(words[2]))
         return 0

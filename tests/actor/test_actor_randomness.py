@@ -70,7 +70,7 @@ def test_a_dump_without_states_says_nothing_and_a_seed_that_was_asked_for_wins_o
     dump = recorded()
     state = torch.get_rng_state()
     assert restore(Dump(dump.record, {}), CPU, None) is None
-    assert restore(dump, CPU, 0) == Randomness(why="seed 0 was asked for instead of the recorded generator states")
+    assert restore(dump, CPU, 0) == Randomness(why="seed 0 was requested instead of the recorded generator states")
     assert torch.equal(torch.get_rng_state(), state)
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from actordbg.actor.signatures import MAX_LENGTH, explain, known_failures, normalise, signature_of
+from actordbg.actor.signatures import MAX_LENGTH, explain, known_failures, normalize, signature_of
 
 SEEN = {
     "varlen-flash-attention-under-compile": [
@@ -109,7 +109,7 @@ def test_what_differs_in_words_stays_different():
     assert signature_of("ValueError", "float32 wanted") == "ValueError: float32 wanted"
     assert signature_of(None, None) == "error"
     assert explain("ValueError: no") is None
-    assert len(normalise("A\nB", "x" * 400)) == MAX_LENGTH and signature_of("A\nB", "x\ny") == "A B: x"
+    assert len(normalize("A\nB", "x" * 400)) == MAX_LENGTH and signature_of("A\nB", "x\ny") == "A B: x"
 
 
 def test_the_desk_names_failures_and_checks_configurations_without_torch():

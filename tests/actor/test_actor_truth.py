@@ -86,7 +86,7 @@ def expected(weights: dict[str, Any], config: dict[str, Any], dump: Any) -> tupl
 
 
 def model_of(cache: Path) -> tuple[Path, dict[str, Any], dict[str, Any]]:
-    """A tiny model whose weights are no bf16 numbers, its weights and its configuration."""
+    """A tiny model whose weights are not bf16 numbers, its weights and its configuration."""
     tiny, own = ensure_tiny(cache), cache / "unrounded"
     weights = {name: tensor.float() * 1.0037 for name, tensor in load_file(tiny / "model.safetensors").items()}
     if not own.exists():

@@ -108,7 +108,7 @@ def test_offline_only_a_cached_model_can_be_had(hub: str, monkeypatch: pytest.Mo
     hub_model.find_model("org/there")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     hub_model._find_by_name.cache_clear()
-    assert "HF_HUB_OFFLINE" in _refusal("org/there").message, "a config.json alone is no model"
+    assert "HF_HUB_OFFLINE" in _refusal("org/there").message, "a config.json alone is not a model"
     (tmp_path / "hub" / "models--org--there" / "snapshots" / COMMIT / "model.safetensors").write_bytes(b"weights")
     asked = len(_Hub.asked)
     assert hub_model.find_model("org/there") == CONFIG and len(_Hub.asked) == asked, "the hub is not asked for a cached model"

@@ -129,11 +129,11 @@ def test_a_folder_that_pretends_to_be_the_tiny_model_is_refused(store: Store):
 def test_a_specification_names_no_other_place(store: Store):
     spec = ReplaySpec("20250619T052608-000001", "2025-06-19T05:26:08.430740Z", ReplayConfig(), tuple(publish(store, 1)))
     for change in ({"replay_id": "../../elsewhere"}, {"replay_id": "/etc"}):
-        with pytest.raises(ActordbgError, match="no id of a replay"):
+        with pytest.raises(ActordbgError, match="is not an id of a replay"):
             ReplaySpec.from_json(json.dumps(json.loads(spec.to_json()) | change))
     data = json.loads(spec.to_json())
     data["inputs"][0]["dump_id"] = "../../../home/me/file"
-    with pytest.raises(ActordbgError, match="no id of a replay or a dump"):
+    with pytest.raises(ActordbgError, match="is not an id of a replay or a dump"):
         ReplaySpec.from_json(json.dumps(data))
 
 

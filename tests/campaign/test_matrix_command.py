@@ -54,7 +54,7 @@ def test_the_plan_says_what_is_unavailable_and_what_shares_a_load(store: Store):
     publish(store, 2)
     asked = "--dry-run --attn flash_attention_2,sdpa --packing both"
     said = invoke(store, asked).stdout
-    assert "4 cells on 2 dumps" in said and "#0 flash, not packed: unavailable (flash_attention_2 was asked for" in said
+    assert "4 cells on 2 dumps" in said and "#0 flash, not packed: unavailable (flash_attention_2 was requested" in said
     assert "#3 sdpa, packed: to be run" in said and "load 1: #2, #3" in said
     plan = json.loads(invoke(store, asked, "--json").stdout)
     assert (plan["dumps"], len(plan["cells"]), plan["loads"]) == (2, 4, [[2, 3]])
@@ -81,7 +81,7 @@ def test_what_cannot_be_is_an_error_before_anything_starts(store: Store, typed: 
 
 
 def test_below_a_launcher_one_process_runs_it_with_as_many_workers(store: Store, monkeypatch: pytest.MonkeyPatch):
-    """Nothing can run: the exit code is 1, the table says why; and it cannot go on when its dump is gone."""
+    """Nothing can run: the exit code is 1, the table says why; and it cannot continue when its dump is gone."""
     publish(store, 1)
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
@@ -241,7 +241,7 @@ def test_a_full_disk_ends_the_matrix_and_its_cell_is_run_again(bench: Bench):
     record, script = bench.new(FOUR), in_cell("sdpa", True, {"d1": "full"})
     with pytest.raises(MachineFault, match="No space left on device") as caught:
         bench.run(record, script)
-    assert caught.value.hint == f"fix that, then `actordbg matrix --resume {record.matrix_id}` goes on"
+    assert caught.value.hint == f"fix that, then `actordbg matrix --resume {record.matrix_id}` continues"
     left = matrices.load(bench.store, record.matrix_id)
     assert (left.status, statuses(left)) == ("failed", ["passed", "not run", "not run", "not run"]) and bench.left_running() == []
     (bench.store.root / "room").touch()

@@ -1,4 +1,5 @@
-"""Optimizer steps for real: configurations agree, planted faults are found, and a training goes on after a death as if undisturbed."""
+"""Optimizer steps for real: configurations agree, planted faults are found, and a training continues after a death as if
+undisturbed."""
 
 from __future__ import annotations
 
@@ -143,7 +144,8 @@ DYING = {
 
 @pytest.mark.slow
 def test_trainings_that_were_killed_go_on_from_their_checkpoints_to_the_same_figures(store: Store, tmp_path: Path):
-    """Plain killed in the middle of a checkpoint goes on by itself; fsdp2 on two processes, killed with the command in the middle
+    """Plain killed in the middle of a checkpoint continues on its own; fsdp2 on two processes, killed with the command in the
+    middle
     of a step, by --resume. Beside each is the same training undisturbed.
     """
     inputs = publish(store, 4, length=24)
@@ -232,7 +234,7 @@ def test_a_storage_that_cannot_be_is_refused_before_anything_is_written(store: S
     (tmp_path / "file").write_text("")
     cases = {
         "is a URL": ["--storage", "s3://bucket/checkpoints"],
-        "is no folder": ["--storage", str(tmp_path / "file")],
+        "is not a folder": ["--storage", str(tmp_path / "file")],
         "lies in the store": ["--storage", str(store.root / "checkpoints")],
         "--checkpoint-every needs --storage": ["--checkpoint-every", "2"],
     }

@@ -121,7 +121,7 @@ def test_what_reordering_moves_is_no_parting_and_a_loss_that_does_not_fall_is_no
     level = replace(flat, cells=tuple(replace(one, steps=flat.cells[2].steps) for one in flat.cells))
     assert verdicts(level)[2].word == "no fall" and not is_good(level)
     failed = replace(flat, cells=(*flat.cells[:2], replace(flat.cells[2], status="unavailable", steps=())))
-    assert not is_good(failed), "nothing that could run is no success"
+    assert not is_good(failed), "nothing that could run is not a success"
 
 
 def kept(store: Store, record: TrainCheckRecord) -> Path:

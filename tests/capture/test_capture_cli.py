@@ -28,7 +28,7 @@ from actordbg.store.layout import Store
 
 
 def run(store: Store, *arguments: str, fails: type[Exception] | None = None) -> Any:
-    """A command's standard output, parsed if --json was asked for."""
+    """A command's standard output, parsed if --json was requested."""
     app = typer.Typer()
 
     @app.callback()

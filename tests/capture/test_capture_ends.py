@@ -1,4 +1,5 @@
-"""What a process cannot write before it ends stays in its ring, and the books say so: exactly, everywhere, until it is recovered."""
+"""What a process cannot write before it ends stays in its ring, and the books say so: exactly, everywhere, until it is
+recovered."""
 
 from __future__ import annotations
 
@@ -225,7 +226,8 @@ def fill(folder: Path) -> Path:
 def test_a_full_disk_does_not_make_the_books_old(
     small_disk: Path, ring: int, first: int, way: type[Recording], caplog, monkeypatch
 ):
-    """`first` calls are counted in a file before the disk is full. Without any the books come into a file of their own, in memory."""
+    """`first` calls are counted in a file before the disk is full. Without any the books come into a file of their own, in
+    memory."""
     monkeypatch.setattr("actordbg.capture.writer.PUBLISH_SECONDS", 0.02)
     store = Store(small_disk / "store").create()
     recording, actor = way(store, ring=ring), Actor()
@@ -277,7 +279,9 @@ def test_a_disk_that_is_full_again_and_again_is_told_of_once_a_minute(small_disk
     assert lost(60) == 1 and 0 < (kept := recording.ledger.captured) < 60
     for path in store.iter_dumps():
         path.unlink()
-    assert lost(5) == 1 and recording.ledger.captured == kept + 5, "there is room again: recording goes on, and says nothing more"
+    assert lost(5) == 1 and recording.ledger.captured == kept + 5, (
+        "there is room again: recording continues, and says nothing more"
+    )
     clock[0] += 100  # a minute later it is news when the disk is full once more
     assert lost(60) == 2
     left = list(store.iter_dumps())

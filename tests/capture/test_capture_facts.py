@@ -138,7 +138,7 @@ class FakeGenerator:
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> list[FakeGenerator]:
-    """A process that has initialised CUDA, with three GPUs, the second of them current."""
+    """A process that has initialized CUDA, with three GPUs, the second of them current."""
     generators = [FakeGenerator(number) for number in range(3)]
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -167,7 +167,7 @@ def test_the_given_gpus_generator_is_read_else_the_current_ones_and_none_in_a_gr
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert list(states(torch.device("cuda", 0))) == ["cpu"]
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: pytest.fail("it would initialise CUDA"))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: pytest.fail("it would initialize CUDA"))
     assert list(states(torch.device("cuda", 0))) == ["cpu"]
     assert [generator.asked for generator in gpus] == [0, 2, 1]
 

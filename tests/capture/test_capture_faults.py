@@ -166,10 +166,12 @@ def start(store: Store, body: str, writer: str) -> subprocess.Popen[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("writer", first_or_all(WRITERS))
 def test_a_disk_that_sleeps_holds_up_nobody(tmp_path, writer: str):
-    """While the writer hangs in a write: calls go on and wait for nothing, the switch works, the process ends, and the books are
+    """While the writer hangs in a write: calls continue and wait for nothing, the switch works, the process ends, and the books
+    are
     exact (of the process that had to leave, once its ring is recovered).
 
-    The disk wakes when the training has seen all that, and never in the process that ends: whoever waited for it would not come here."""
+    The disk wakes when the training has seen all that, and never in the process that ends: whoever waited for it would not come
+    here."""
     live, ends = Store(tmp_path / "live"), Store(tmp_path / "ends")
     processes = [start(live, LIVE, writer), start(ends, ENDS, writer)]
     told = [json.loads(process.communicate(timeout=180)[0]) for process in processes]

@@ -34,7 +34,7 @@ class Actor(torch.nn.Module):
 
 
 def odd_calls() -> list[dict[str, Any]]:
-    """Calls that are stored in every form that there is, and arguments that are no two calls' own."""
+    """Calls that are stored in every form that there is, and arguments that are not two calls' own."""
     ids = torch.arange(24).view(2, 12)
     forms = [
         ids, -ids, ids * 2_000, ids * 3_000_000, ids << 40, ids.int(), ids.short(), ids.bool(), ids.t(), ids[:, ::2], ids[:0], ids[:1].expand(3, 12),

@@ -224,7 +224,7 @@ def test_results_and_what_the_workers_resolved_come_from_the_journals(store: Sto
     assert (replay.status, replay.finished_at) == ("complete", "2025-07-01T02")
     cases.append(folder / "supervisor.jsonl", {"event": "supervisor", "pid": 1})
     resumed = query.get_replay(store, "r")
-    assert (resumed.status, resumed.finished_at, resumed.resolved) == ("unfinished", None, replay.resolved), "it goes on"
+    assert (resumed.status, resumed.finished_at, resumed.resolved) == ("unfinished", None, replay.resolved), "it continues"
     assert query.results_for(store, "r1")[0] == cases.result("r1", records[0].dump_id, forward_s=0.5, **own)
 
 

@@ -224,7 +224,7 @@ def test_damaged_files_are_noted_and_forgotten(store: Store, folder: str) -> Non
     age(store)
     assert [item.code for item in refresh(store).damaged] == [*damages.values()]
     assert query.damaged_files(store) == [], "`dump verify` and `dump prune --damaged` are about dumps"
-    assert refresh(store).lab == 1, "only what a newer actordbg wrote may become readable by itself"
+    assert refresh(store).lab == 1, "only what a newer actordbg wrote may become readable on its own"
     for path in paths:
         path.unlink()
     assert refresh(store).damaged == []

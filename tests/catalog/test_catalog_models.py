@@ -19,7 +19,7 @@ IN_THE_FILE_ONLY = {
     "format_version", "monotonic_ns", "arguments", "tensors", "process_groups", "extra", "actor", "origin", "trigger_facts",
     "rng", "versions", "payload_sha256",
 }  # fmt: skip
-"""Fields of a dump's record that are no columns: objects, and what nobody selects by."""
+"""Fields of a dump's record that are not columns: objects, and what nobody selects by."""
 COMPUTED = {"padding", "with_outputs", "with_rng", "bytes", "pack"}
 OUT_OF_OBJECTS = {name for _, names in dump_rows._MEMBERS.values() for name in names}
 

@@ -67,9 +67,9 @@ def test_last_is_the_last_that_ended_and_an_interrupted_check_headlines_nothing(
     create_dumps(shared, 2, batch_size=1, seq_len=8, vocab_size=64, seed=1)
     said, left = actordbg("check", "--quiet"), load_spec(shared, "@last").replay_id
     assert left > "20250619T050000-000004", "what is resumed is what was interrupted"
-    assert f"kept, `actordbg replay --resume {left}`, then `actordbg compare {left} truth` goes on" in said
+    assert f"kept, `actordbg replay --resume {left}`, then `actordbg compare {left} truth` continues" in said
     assert "last is 20250619T050000-000002" in actordbg("compare", "last", "20250619T050000-000001")
-    assert f"{left} is newer and interrupted: `actordbg replay --resume {left}` goes on" in actordbg("report")
+    assert f"{left} is newer and interrupted: `actordbg replay --resume {left}` continues" in actordbg("report")
     assert "20250619T050000-000002" in actordbg("report", "@last")
     said = actordbg("report", "--all", "--format", "html")
     assert "5 replays: 4 NOT CHECKED, 1 INTERRUPTED." in said and "NOTHING PASSED" not in said

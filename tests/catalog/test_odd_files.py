@@ -1,4 +1,5 @@
-"""A store with things in it that are no files of ours: every command goes on with the good rest, and `index` names the odd ones.
+"""A store with things in it that are not files of ours: every command continues with the good rest, and `index` names the odd
+ones.
 
 Each case runs all commands in a process of its own (`many_commands`) with a limit of memory, which is killed if it hangs.
 """
@@ -70,7 +71,8 @@ ODD: dict[str, Callable[[Path], None]] = {
 }
 COMMANDS = (
     "index", "index --rebuild", "dump ls --limit 50", "dump show last", "dump verify", "dump export DUMP --out OUT",
-    "dump prune --where rank=9 --yes --allow-empty", "dump pack --where rank=1", "dump unpack --where rank=1", "replay --dry-run", "report all",
+    "dump prune --where rank=9 --yes --allow-empty", "dump pack --where rank=1", "dump unpack --where rank=1", "replay "
+    "--dry-run", "report all",
     "compare r-02 r-01", "dump status", "dump status --all", "doctor --quick", "fsck",
 )  # fmt: skip
 

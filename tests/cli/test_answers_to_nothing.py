@@ -1,4 +1,5 @@
-"""What a script meets: nothing selected has an exit code of its own, errors are JSON where JSON was asked for, lists are whole."""
+"""What a script meets: nothing selected has an exit code of its own, errors are JSON where JSON was requested, lists are
+whole."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from actordbg.dumps.create import create_dumps
 from actordbg.store.layout import Store
 
 SELECTING = (
-    "replay", "replay --dry-run", "matrix", "noise", "train-check", "dump export --out OUT", "dump pack", "dump unpack", "dump prune",
+    "replay", "replay --dry-run", "matrix", "noise", "train-check", "dump export --out OUT", "dump pack", "dump unpack", "dump "
+    "prune",
     "dump prune --yes", "dump verify", "dump ls",
 )  # fmt: skip
 
@@ -49,7 +51,7 @@ def test_nothing_selected_is_exit_5_and_0_where_that_is_allowed(sixty: Store, tm
         ("train-check --resume= --dry-run", 2, "training check"),
         ("curve memory --budget 80", 2, "has no unit"),
         ("report -o OUT/x.html5", 2, "says no format"),
-        ("report -o OUT/missing/x.md", 4, "is no folder"),
+        ("report -o OUT/missing/x.md", 4, "is not a folder"),
     ],
 )
 def test_what_makes_no_sense_is_refused_and_leaves_nothing(sixty: Store, tmp_path: Path, line: str, code: int, said: str):

@@ -34,7 +34,7 @@ from actordbg.store.layout import Store
 LINKED = re.compile(r"(?i)(?<![\w`])@[a-z0-9]|[\w.+-]@[\w-]+\.|\b(?:https?|ftp)://|\bwww\.\w|#\d|\bgh-\d")
 """What GitHub makes a link of in text: mentions, e-mail addresses, addresses of pages, numbers of issues."""
 OWN = re.compile(r"\x1b\[(?:\d+m|H|2J)")
-"""What actordbg itself sends: colours, and an empty screen."""
+"""What actordbg itself sends: colors, and an empty screen."""
 
 
 class Terminal(io.StringIO):
@@ -66,10 +66,14 @@ def typed(monkeypatch: pytest.MonkeyPatch, store: Store, *arguments: str) -> tup
 
 
 COMMANDS = [
-    "dump ls", "dump ls --json", "dump ls --limit 1", "dump show 20250619", "dump show 20250619T052608 --values", "dump show 20250619T052608 --json",
-    "dump status", "dump status --all", "dump status --json", "dump verify --quiet", "dump prune --damaged", "dump prune --older-than 1d", "dump pack --quiet",
-    "dump export 20250619T052608.430740Z-000000 --out {out} --quiet", "dump recover", "index --quiet", "index --rebuild --quiet", "index --json", "status --target {evil}",
-    "report", "report --all", "report evil-01 evil-02 --format md", "report evil-01 --format csv", "report --json", "report nothing",
+    "dump ls", "dump ls --json", "dump ls --limit 1", "dump show 20250619", "dump show 20250619T052608 --values", "dump show "
+    "20250619T052608 --json",
+    "dump status", "dump status --all", "dump status --json", "dump verify --quiet", "dump prune --damaged", "dump prune "
+    "--older-than 1d", "dump pack --quiet",
+    "dump export 20250619T052608.430740Z-000000 --out {out} --quiet", "dump recover", "index --quiet", "index --rebuild "
+    "--quiet", "index --json", "status --target {evil}",
+    "report", "report --all", "report evil-01 evil-02 --format md", "report evil-01 --format csv", "report --json", "report "
+    "nothing",
     "compare evil-01 evil-02 --quiet", "compare evil-01 evil-02 --quiet --format md", "compare evil-01 evil-02 --quiet --json",
     "compare last truth --noise --quiet", "compare evil-01 golden --quiet", "curve memory", "curve time --format md", "curve memory --json", "curve memory --matrix last",
     "matrix --resume matrix-1 --quiet", "replay --where {where} --dry-run", "replay --dry-run", "replay --resume evil-01 --dry-run", "replay --resume {evil}",
@@ -114,7 +118,7 @@ def parts(text: str) -> list[Any]:
 
 
 def runs(tokens: list[Any]) -> list[str]:
-    """The text between tokens, as a reader has it. GitHub looks in it for what it links, so a backslash in the source is no help."""
+    """The text between tokens, as a reader has it. GitHub looks in it for what it links, so a backslash in the source is not help."""
     found = [""]
     for token in tokens:
         if token.type.startswith("text"):

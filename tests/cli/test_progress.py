@@ -1,4 +1,4 @@
-"""The bar: its clock runs while work goes on, it says what is done and since when, and it ends where the work does."""
+"""The bar: its clock runs while work continues, it says what is done and since when, and it ends where the work does."""
 
 from __future__ import annotations
 

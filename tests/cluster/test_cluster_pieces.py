@@ -211,7 +211,7 @@ def test_who_is_blamed_where_a_node_ran_out_of_memory():
     assert culprits((node, busy), (node, not busy)) == [0]  # the only one in an input
     assert culprits(here, here, (node, not busy), here) == [3]  # of another group, and more than twice as much
     assert culprits(here, here, here, ("another", busy)) == [1]  # rank 3 is elsewhere
-    assert culprits((node, not busy), (node, not busy), here, here) == [1]  # whoever only starts is no victim of an input
+    assert culprits((node, not busy), (node, not busy), here, here) == [1]  # whoever only starts is not a victim of an input
     assert starved_by("new words").culprits([there_is(0, "", True), there_is(1, "", True)], (0, 1))[1:]
 
     for slot, in_one in ((0, True), (1, False)):
@@ -252,7 +252,7 @@ def test_the_interface_of_an_address_is_found():
     [
         ("--groups 2", "--groups belongs to a Ray cluster"),
         ("--engine slurm", "--engine slurm is not known"),
-        ("--engine ray --groups many", "--groups many is no number"),
+        ("--engine ray --groups many", "--groups many is not a number"),
         (
             "--engine ray --address ray://127.0.0.1:1",
             "no Ray cluster answers at ray://127.0.0.1:1: Connection refused",

@@ -149,7 +149,7 @@ def _as_the_memory_monitor_says(references: Any, *, timeout: float | None = None
 
 
 def test_a_dead_node_costs_what_it_ran_and_is_one_failure_however_many_groups_it_had(cluster, store: Store):
-    """A second one is a failure too many; then the replay goes on from the store."""
+    """A second one is a failure too many; then the replay continues from the store."""
     victims = [cluster.add_node(num_cpus=3), cluster.add_node(num_cpus=1)]
     cluster.wait_for_nodes()
     spec, told = make_spec(24), []
@@ -208,7 +208,7 @@ def test_the_command_may_be_killed_and_another_goes_on(cluster, store: Store):
 
 
 def test_where_nothing_is_shared_a_killed_command_and_a_dead_node_cost_what_was_running(cluster, machines: Machines):
-    """The first command is killed, one on another machine goes on, and a node dies under it. What is read is in the bucket."""
+    """The first command is killed, one on another machine continues, and a node dies under it. What is read is in the bucket."""
     spec, url = make_spec(24, timeout_s=600.0), f"{machines.url}/killed"
     there = machines.folder / "bucket" / "killed" / "replays" / spec.replay_id
     first, second = (Store(machines.folder / name) for name in ("desk-first", "desk-second"))
@@ -345,7 +345,7 @@ def test_rays_debugger_finds_an_input_that_failed_and_sees_its_frames(cluster, s
 def _look_into_what_is_paused(
     replaying: subprocess.Popen[str], store: Store, number: int, seen: dict[str, str]
 ) -> tuple[str, int]:
-    """As Ray's debugger does it: find the process that is paused, connect to its port, look at a frame, and let it go on.
+    """As Ray's debugger does it: find the process that is paused, connect to its port, look at a frame, and let it continue.
 
     number: which stop it is. The next one may come at once, at the same port: nothing but the journal tells them apart.
     """

@@ -76,8 +76,8 @@ class TestEnvironment:
     @pytest.mark.parametrize(
         ("variable", "value", "said"),
         [
-            ("ACTORDBG_REPLAY_COMPLIE", "1", "ACTORDBG_REPLAY_COMPLIE is no setting"),
-            ("ACTORDBG_REPLAY_TRUTH", "fp32", "ACTORDBG_REPLAY_TRUTH is no setting"),
+            ("ACTORDBG_REPLAY_COMPLIE", "1", "ACTORDBG_REPLAY_COMPLIE is not a setting"),
+            ("ACTORDBG_REPLAY_TRUTH", "fp32", "ACTORDBG_REPLAY_TRUTH is not a setting"),
             ("ACTORDBG_REPLAY_NPROC", "two", "ACTORDBG_REPLAY_NPROC=two is not a value of --nproc"),
             ("ACTORDBG_REPLAY_PACKING", "perhaps", "ACTORDBG_REPLAY_PACKING=perhaps is not"),
         ],

@@ -138,7 +138,7 @@ def test_ranks_that_run_apart_have_one_prompt_where_step_enters_the_forward_and_
     assert "min" in replaying.type("stats(output)") and replaying.rank == 0
     code, said = replaying.leave("continue")
     assert code == 0 and "3 passed" in said
-    assert all(result.forward_s < 4 for result in results(newest(store)).values()), "a wait at a prompt is no forward"
+    assert all(result.forward_s < 4 for result in results(newest(store)).values()), "a wait at a prompt is not a forward"
 
 
 def test_without_a_terminal_a_stop_is_refused_with_the_way_to_attach(store: Store, tmp_path: Path):

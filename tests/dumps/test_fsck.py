@@ -48,7 +48,7 @@ def names(store: Store, findings: list[Finding]) -> set[tuple[str, str]]:
 
 
 def files(store: Store) -> Iterator[tuple[str, int, int, bytes]]:
-    """Every name of the store with mode, time and content, without opening what is no file."""
+    """Every name of the store with mode, time and content, without opening what is not a file."""
     for path in sorted(store.root.rglob("*")):
         state = path.lstat()
         content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""

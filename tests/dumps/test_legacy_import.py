@@ -108,7 +108,7 @@ def test_a_full_disk_ends_the_import_and_the_next_one_goes_on(store, pickles, mo
     monkeypatch.setattr(Store, "publish_dump", full)
     with pytest.raises(StoreProblem, match="No space left") as caught:
         import_paths(store, [pickles])
-    assert "goes on where it stopped" in caught.value.hint
+    assert "continues where it stopped" in caught.value.hint
     summary = import_paths(store, [pickles])
     assert (summary.added, summary.present) == (2, 2)
 

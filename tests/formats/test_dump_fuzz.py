@@ -183,7 +183,8 @@ def run(store: Store, *words: str) -> tuple[int, str]:
 
 @pytest.mark.slow
 def test_commands_over_a_store_of_mutants(store, tmp_path, monkeypatch):
-    """Mutants in the places of dumps: `ls`, `index`, `verify`, `show`, `export` and `replay` go on, and say which are damaged."""
+    """Mutants in the places of dumps: `ls`, `index`, `verify`, `show`, `export` and `replay` continue, and say which are
+    damaged."""
     kinds = sorted(mutants.KINDS)
     good: dict[str, bool] = {}
     for number in range(MUTANTS):

@@ -1,4 +1,4 @@
-"""Training logs: anything that a program may print, gzip, and bytes that are no text."""
+"""Training logs: anything that a program may print, gzip, and bytes that are not text."""
 
 from __future__ import annotations
 

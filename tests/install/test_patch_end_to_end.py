@@ -137,7 +137,7 @@ class Actor(torch.nn.Module):
 
 
 def test_the_actor_of_another_trainer_is_labelled_as_its_own_and_replayed_on_the_rows(store, tmp_path, monkeypatch):
-    """As Molt 0.1.6 has it: a mapping with attributes comes back, with entropies also where no output is asked for."""
+    """As Molt 0.1.6 has it: a mapping with attributes comes back, with entropies even where no output is asked for."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     record_here(store)

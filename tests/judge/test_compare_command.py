@@ -105,7 +105,7 @@ def test_json_is_the_record_and_markdown_a_page(replayed: Store) -> None:
     page = compared(replayed, "r-02", "r-01", "--format", "md").stdout
     assert page.startswith("# mismatch: A differs from B\n")
     assert "| dump | S | verdict |" in page
-    with pytest.raises(UsageError, match="cannot be combined"):
+    with pytest.raises(UsageError, match="conflicts with"):
         compared(replayed, "r-02", "r-01", "--json", "--format", "md")
 
 

@@ -175,7 +175,7 @@ def trained(gradients: dict[str, torch.Tensor]) -> dict[str, Any]:
 
 
 def lone(index: int) -> dict[str, Any]:
-    """The result of one input by itself."""
+    """The result of one input on its own."""
     return trained(gradient(index))
 
 

@@ -180,7 +180,7 @@ def test_the_weaker_dtype_decides_and_units_of_last_place_are_of_equal_ones(stor
 
 
 def test_a_call_that_was_autocast_was_computed_in_that(store: Store) -> None:
-    """Weights in fp32, and a record that says autocast: the replay followed it, unless a dtype was asked for."""
+    """Weights in fp32, and a record that says autocast: the replay followed it, unless a dtype was requested."""
     inputs = publish(store, 2, length=16, autocast_dtype="torch.bfloat16")
     off = moved({0: 0.01})
     followed = pair(store, off | {"dtype": None, "resolved": {"dtype": "fp32"}}, inputs=inputs)
@@ -216,7 +216,7 @@ def test_each_dump_that_is_not_compared_has_its_reason(store: Store) -> None:
         7: "B: it hung",
         9: "only A replayed it, B did not",
     }
-    assert (record.verdict, record.good) == (NOT_COMPARED, False), "nothing is left: that is no agreement"
+    assert (record.verdict, record.good) == (NOT_COMPARED, False), "nothing is left: that is not an agreement"
 
 
 @pytest.mark.parametrize("status", ["failed", "crashed", "hung"])
@@ -279,7 +279,7 @@ def test_gradients_together_and_the_worst_parameters_first(store: Store) -> None
     theirs = {name: torch.randn(size, generator=generator) for name, size in sizes.items()}
     ours = theirs | {"bias": theirs["bias"] * 1.5, "lm_head.weight": theirs["lm_head.weight"] * 1.25}
     dump = lone(store, grads(**ours) | results(TRAINED), grads(**theirs) | results(TRAINED))
-    assert [item.name for item in dump.parameters] == ["bias", "lm_head.weight"], "an equal one is no bad one"
+    assert [item.name for item in dump.parameters] == ["bias", "lm_head.weight"], "an equal one is not a bad one"
     assert dump.parameters[0].figures.distance == pytest.approx(0.5)
     assert dump.parameters[0].figures.cosine == pytest.approx(1.0)
     assert dump.distances == {"bias": 0.5, "lm_head.weight": 0.25, "model.norm.weight": 0.0}, "every one is drawn"

@@ -142,7 +142,7 @@ def test_what_was_typed_replaces_single_defaults() -> None:
     assert "clip_share" not in applied.limits and applied.own == {"max_abs", "mean_abs", "clip_share"}
     assert applied.source == "defaults for bf16; clip_share, max_abs, mean_abs from flags"
     for bad in (-0.5, math.nan):
-        with pytest.raises(UsageError, match=r"--max-abs \S+ is no threshold") as raised:
+        with pytest.raises(UsageError, match=r"--max-abs \S+ is not a threshold") as raised:
             asked({"max_abs": bad})
         assert raised.value.hint
 
@@ -177,7 +177,7 @@ def share(count: int) -> DumpComparison:
          ("mean_abs 0.01 is above 0.001 and the noise 0.009",)),
         (DUMP, {"max_abs": 0.1, "mean_abs": 0.001}, {"max_abs": 0.3}, MISMATCH, ("mean_abs 0.01 is above 0.001",)),
         (DUMP, {"max_abs": 0.5}, {"max_abs": 0.2}, MATCH, ()),  # above the floor, and still what a user accepts
-        (share(25), {"clip_share": 0.01}, {}, MATCH, ()),  # a single token outside of the clip band is no share
+        (share(25), {"clip_share": 0.01}, {}, MATCH, ()),  # a single token outside of the clip band is not a share
         (share(50), {"clip_share": 0.01}, {}, MISMATCH, ("clip_share 0.04 is above 0.01",)),
     ],
 )  # fmt: skip

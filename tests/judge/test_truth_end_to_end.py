@@ -59,7 +59,7 @@ def fault(folder: Path, program: str) -> Iterator[None]:
 def run(store: Store, inputs: list[ReplayInput], **settings: Any) -> str:
     config = ReplayConfig(backward=True, keep_gradients=True, **settings)
     outcome = run_replay(store, ReplaySpec(new_replay_id(), now_timestamp(), config, tuple(inputs)))
-    assert outcome.all_passed, "a fault that is seen by itself would be no test of the verdict"
+    assert outcome.all_passed, "a fault that is seen on its own would be no test of the verdict"
     return outcome.replay_id
 
 
@@ -113,7 +113,7 @@ def test_every_variation_is_measured_and_excuses_no_fault(bench: Bench) -> None:
     assert [variant["name"] for variant in noise["variants"]] == ["repeat", "repad", "rebatch", "reorder", "rounding"]
     assert noise["dumps"] == 1 and all(variant["log_probs"]["count"] == noise["tokens"] > 100 for variant in noise["variants"])
     assert noise["deterministic"] is True and noise["reasons"] == []
-    assert 0.005 < noise["floor"]["max_abs"] < 0.5, "what bf16 costs by itself"
+    assert 0.005 < noise["floor"]["max_abs"] < 0.5, "what bf16 costs on its own"
     assert not excused(bench.store, bench.broken, noise)
 
 

@@ -76,7 +76,7 @@ def test_ranks_that_compute_together_ask_in_the_same_slots(tmp_path: Path, colle
     chosen = {"d1"} if rank else {"d0"} if collective else set()
     assert {name for name, asked in engine.asked.items() if asked} == chosen, "d1 is chosen, and d0 is in its slot"
     events = [event for event in read_events(tmp_path / f"rank{rank}.jsonl") if event["event"] == "law"]
-    assert [event["slot"] for event in events] == [0] * len(chosen), "each step of a law is news, so it is no hang"
+    assert [event["slot"] for event in events] == [0] * len(chosen), "each step of a law is news, so it is not a hang"
 
 
 def test_laws_are_asked_first_where_a_fault_has_room_to_show() -> None:

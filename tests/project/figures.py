@@ -178,7 +178,7 @@ def main(roots: list[str]) -> None:
     """Print the figures of these checkouts side by side."""
     for root in roots:
         if not (Path(root) / "actordbg").is_dir():
-            raise SystemExit(f"{root} is no checkout: it has no folder actordbg")
+            raise SystemExit(f"{root} is not a checkout: it has no folder actordbg")
     checkouts = [figures(Path(root).resolve()) for root in roots or [str(Path(__file__).resolve().parents[2])]]
     for name in dict.fromkeys(name for checkout in checkouts for name in checkout):
         print(f"{name:<46}" + "".join(f"{checkout.get(name, '-'):>14}" for checkout in checkouts))

@@ -3,7 +3,7 @@
     python tests/project/once_more.py EXIT_CODE_OF_PYTEST
 
 Half of the tests start processes, and three run at a time on two cores: one of thousands may see a process that came later than
-ever before. A test that fails beside others and passes alone is named in the last lines, as a fault to be mended: of the test or,
+ever before. A test that fails beside others and passes alone is named in the last lines, as a fault to be fixed: of the test or,
 as twice before, of the product.
 """
 
@@ -39,7 +39,7 @@ def main(exit_code: int) -> int:
     if found.returncode:
         return found.returncode
     for name in failed:
-        print(f"UNSTEADY: {name} failed beside other tests and passed alone. Mend it, or what it tests.")
+        print(f"UNSTEADY: {name} failed beside other tests and passed alone. Fix it, or what it tests.")
         if os.environ.get("GITHUB_ACTIONS"):
             print(f"::warning title=unsteady test::{name}")
     return 0

@@ -161,7 +161,7 @@ def without_ids(path: str) -> str:
 
 
 def differences(before: Leaves, again: Leaves, now: Leaves) -> dict[str, tuple[str, str]]:
-    """Returns what differs between two checkouts, by path: the value before and the value now; `-` where there is none.
+    """Returns what differs between two checkouts, by path: the value before and the value now; `-` if there is none.
 
     `before` and `again` are two runs of the first checkout: what differs between them is not compared.
     """

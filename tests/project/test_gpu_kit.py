@@ -23,7 +23,7 @@ def test_each_step_has_its_end_and_the_report_says_what_was_not_run(tmp_path: Pa
     monkeypatch.setattr(kit, "FACTS", "import json; print(json.dumps({'cuda': False, 'packages': {'torch': '2'}}))")
     figures = script("open(r'{work}/keeps.json', 'w').write('{{\"text\": \"42 of them\"}}')")
     steps = (
-        kit.Step("built", "goes on behind", script("print('built it')"), 60, stand_in=None, behind=True),
+        kit.Step("built", "continues behind", script("print('built it')"), 60, stand_in=None, behind=True),
         kit.Step("broken", "fails", script("raise ValueError('boom')"), 60),
         kit.Step("stuck", "never ends", script("import time; time.sleep(600)"), 1),
         kit.Step("keeps", "figures", figures, 60, after="built"),

@@ -24,7 +24,7 @@ ELAPSED = r"\b(?:perf_counter|monotonic|process_time|time\.time)(?:_ns)?\(\) - \
 def durations_asserted(source: str) -> list[str]:
     """The `assert`s that compare elapsed time, or a name that holds it, also in programs that a test holds as text.
 
-    A deadline is no duration: `assert time.monotonic() < deadline` in a loop that waits says when to give up.
+    A deadline is not a duration: `assert time.monotonic() < deadline` in a loop that waits says when to give up.
     """
     held = re.findall(rf"^ *(?:(\w+) = |(\w+)\.append\().*{ELAPSED}", source, re.MULTILINE)
     names = "|".join(name for names in held for name in names if name)
@@ -137,4 +137,4 @@ def test_the_figures_of_the_house_can_be_printed(tmp_path: Path):
     modules, lines = figures.trainer(ROOT)
     assert modules > 0 and lines > 1000
     done = subprocess.run([sys.executable, figures.__file__, str(tmp_path)], capture_output=True, text=True)
-    assert done.returncode == 1 and "is no checkout" in done.stderr
+    assert done.returncode == 1 and "is not a checkout" in done.stderr

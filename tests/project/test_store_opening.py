@@ -37,7 +37,7 @@ ALLOWED = {
     "measure/watched.py": "a log of steps that the user names",
     "campaign/train_plan.py": "rows that the user names",
 }
-"""By module what it opens that is no file of a store."""
+"""By module what it opens that is not a file of a store."""
 
 
 def openings(source: str) -> Iterator[tuple[int, str]]:

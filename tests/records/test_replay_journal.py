@@ -84,7 +84,7 @@ LINES: dict[str, tuple[bytes, int]] = {
     "a number that is too large": (end(tokens=2**63), 1),
     "a list for a number": (end(loss=[1]), 1),
     "half of a surrogate pair": (end(error="\ud800"), 1),
-    "an attempt that is no number": (end(attempt="two"), 1),
+    "an attempt that is not a number": (end(attempt="two"), 1),
     "a nest without end": (b"[" * 100_000 + b"\n", 1),
     "an event of a newer version": (b'{"event": "checkpoint", "at": 7}\n', 0),
     "fields of a newer version": (end(dump_id="newer", watts=300), 0),

@@ -86,7 +86,7 @@ def test_a_replay_or_a_matrix_that_says_it_is_another_is_refused(store: Store) -
 
 @pytest.fixture
 def behind_a_url(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A replay, a matrix and a training check, each of which can be gone on with."""
+    """A replay, a matrix and a training check, each of which can be continued with."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     inputs = publish(store, 1)
     write_replay(store, REPLAY, inputs, model=MODEL)
@@ -224,7 +224,7 @@ def test_at_a_terminal_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Refused):
         approve("replay X", 54321, False)
     approve("replay X", 1, False)
-    assert asked == ["uid 54321 wrote replay X. Go on?"] * 2
+    assert asked == ["uid 54321 wrote replay X. Continue?"] * 2
 
 
 def test_a_waiting_worker_is_not_sent_out_of_its_store(tmp_path: Path) -> None:

@@ -250,7 +250,7 @@ def test_a_backend_of_torch_distributed_is_known_or_refused_before_anything_star
     with pytest.raises(UsageError, match="no_such_plugin cannot be imported: ModuleNotFoundError"):
         invoke(store, "--backend", "fsdp2", "--dist-backend", "relay", "--dist-plugin", "no_such_plugin")
     monkeypatch.setenv("ACTORDBG_REPLAY_DIST_PLUGIN", "relaybackend")
-    with pytest.raises(UsageError, match="is no setting of a replay"):
+    with pytest.raises(UsageError, match="is not a setting of a replay"):
         invoke(store, "--dry-run")
     assert not store.replays.exists()
 
@@ -305,12 +305,12 @@ def test_debug_disable_fsdp_makes_a_replay_under_fsdp2_a_plain_one_and_says_so(
 def test_a_worker_makes_its_process_group_with_what_the_plugin_brings() -> None:
     code = (
         "import torch, torch.distributed as dist\n"
-        "from actordbg.actor.backends.backend import Place, initialise\n"
+        "from actordbg.actor.backends.backend import Place, initialize\n"
         "from actordbg.config import dist_plugin\n"
         "from actordbg.config.replay_config import ReplayConfig\n"
         "dist_plugin.give('relaybackend')\n"
         "config = ReplayConfig(backend='fsdp2', dist_backend='relay')\n"
-        "initialise(Place.from_environment(), torch.device('cpu'), config)\n"
+        "initialize(Place.from_environment(), torch.device('cpu'), config)\n"
         "dist.all_reduce(torch.ones(1))\n"
         "print(dist_plugin.arguments(), dist.get_backend())"
     )

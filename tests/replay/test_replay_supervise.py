@@ -108,7 +108,7 @@ def test_a_full_disk_is_no_inputs_result_and_resume_runs_the_input(bench: Bench,
     with pytest.raises(MachineFault, match=r"^No space left on device \(/.* free, /tmp has .* free\); what had not") as caught:
         bench.run(spec, script | full)
     folder = bench.store.replays / spec.replay_id
-    assert caught.value.exit_code == 4 and f"--resume {spec.replay_id}` goes on" in caught.value.hint
+    assert caught.value.exit_code == 4 and f"--resume {spec.replay_id}` continues" in caught.value.hint
     assert "d1" not in read_results(folder) and all(one.status == "passed" for one in read_results(folder).values())
     assert read_events(folder / "supervisor.jsonl")[-1]["why"] == caught.value.message and bench.left_running() == []
     (bench.store.root / "room").touch()

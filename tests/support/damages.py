@@ -85,7 +85,7 @@ def changed(**values: object) -> Callable[[Path], None]:
 
 
 def added(name: str, make: Callable[[Path], object]) -> Callable[[Store], str]:
-    """Something new in the store; the name may be bytes that are no text."""
+    """Something new in the store; the name may be bytes that are not text."""
 
     def do(store: Store) -> str:
         make(store.root / name)
@@ -224,7 +224,7 @@ DAMAGES = {
     "a FIFO for a dump": Damage(harmed(dump, instead(fifo)), "odd-file", 1),
     "a link for a dump": Damage(harmed(dump, instead(lambda path: path.symlink_to("/dev/zero"))), "odd-file", 1),
     "a folder for a dump": Damage(harmed(dump, instead(lambda path: path.mkdir(mode=0o700))), "odd-file", 1),
-    "a run's name that is no text": Damage(added(os.fsdecode(b"dumps/\xff"), lambda path: path.mkdir(mode=0o700)), "odd-name"),
+    "a run's name that is not text": Damage(added(os.fsdecode(b"dumps/\xff"), lambda path: path.mkdir(mode=0o700)), "odd-name"),
     "a line break in a name": Damage(added("dumps/ppo-1/rank0000/a\nb", told("x")), "odd-name"),
     "a dump that all may read": Damage(harmed(dump, lambda path: path.chmod(0o644)), "open-mode"),
     "a run that all may enter": Damage(added("dumps/ppo-1", lambda path: path.chmod(0o755)), "open-mode"),

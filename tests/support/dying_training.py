@@ -1,6 +1,6 @@
 """Programs: a training check whose ranks are killed with SIGKILL where DYING says, and the ranks themselves.
 
-    python dying_training.py STORE RECORD INPUTS      runs (or goes on with) the check in the file RECORD
+    python dying_training.py STORE RECORD INPUTS      runs (or continues with) the check in the file RECORD
 
 DYING holds JSON, for a cell's first attempt: {"<cell>": {"step": 3, "where": "checkpoint" | "step", "rank": 0, "command": false}}.
 "checkpoint" dies when its tensors are half written, "step" in the middle of the step's last micro-batch; with "command" the process

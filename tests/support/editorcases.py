@@ -1,4 +1,4 @@
-"""An editor at `--debugpy PORT`: as much of the Debug Adapter Protocol as it takes to stop, look and go on."""
+"""An editor at `--debugpy PORT`: as much of the Debug Adapter Protocol as it takes to stop, look and continue."""
 
 from __future__ import annotations
 

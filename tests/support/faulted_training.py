@@ -255,7 +255,7 @@ class Run:
         of.watch = remembered  # type: ignore[method-assign]
 
     def _settle(self) -> None:
-        """Let the threads end. One that could not be told to (the fault is in telling it) goes on until its process is gone."""
+        """Let the threads end. One that could not be told to (the fault is in telling it) continues until its process is gone."""
         found = self.recorder
         threads = [t for t in (found.watch._thread, found.writer._thread) if t is not None] if found is not None else []
         until = time.monotonic() + 10

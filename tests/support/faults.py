@@ -18,7 +18,7 @@ What is not a site, because these errors cannot come from there:
 - `len`, `isinstance`, `hasattr`, `getattr`, `callable`, `type`, `bool` of one argument: they ask what is there already;
 - in the wrapped `forward`: `is_compiling()`, a flag, and `original(...)`, which is the training's own and may raise what it likes;
 - `close_somehow`, the very last resort, where everything else has failed: it consists of a few assignments;
-- locks (`with lock:`), and whatever else is no call: they do not allocate, and touch no file.
+- locks (`with lock:`), and whatever else is not a call: they do not allocate, and touch no file.
 """
 
 from __future__ import annotations

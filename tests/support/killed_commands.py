@@ -164,7 +164,7 @@ COMMANDS = {
 
 
 def _run(store: Store, words: list[str]) -> int:
-    """One command in this process; its exit code. What is no exit code is a traceback."""
+    """One command in this process; its exit code. What is not an exit code is a traceback."""
     actor = f"{store.root}.models/actor.py"
     sys.argv = ["actordbg", "--store", str(store.root), *(actor if word == "ACTOR" else word for word in words)]
     try:
@@ -219,7 +219,7 @@ def look(store: Store, template: Path, rebuilt: Any = None) -> Look:
 
 
 def _catalog(store: Store) -> list[Any]:
-    """Whether SQLite finds the catalog whole, before anybody mends it; its revision, and how many rows and columns it has."""
+    """Whether SQLite finds the catalog whole, before anybody fixes it; its revision, and how many rows and columns it has."""
     with contextlib.closing(sqlite3.connect(store.catalog_path)) as connection:
         (answer,) = connection.execute("PRAGMA integrity_check").fetchone()
         tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]

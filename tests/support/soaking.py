@@ -215,7 +215,7 @@ def long_life(root: Path, seed: int, calls: int) -> Memory:
                 recording.forward(actor, torch.full((2, 4 + number % 40), number), mood=dice.choice(MOODS))
             made += 1
         del actor
-        recording.ledgers.clear()  # the recorder has to forget them by itself
+        recording.ledgers.clear()  # the recorder has to forget them on its own
         wait_for(lambda: not recording.recorder.writer.watched())  # an actor is gone: its books are closed
         memory.look(made)
     assert recording.close(60)

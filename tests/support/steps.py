@@ -20,7 +20,7 @@ class Steps:
 
 @contextmanager
 def counted() -> Iterator[Steps]:
-    """Count the functions that this thread enters in the block, also if it ends with an exception."""
+    """Count the functions that this thread enters in the block, even if it ends with an exception."""
     steps, before = Steps(), sys.getprofile()
     sys.setprofile(steps)
     try:

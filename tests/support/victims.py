@@ -232,7 +232,7 @@ def hangs(actor: Actor) -> None:
 
 
 def stuck(actor: Actor) -> None:
-    """The disk hangs from the first dump on; calls go on, then wait inside of the last one."""
+    """The disk hangs from the first dump on; calls continue, then wait inside of the last one."""
     StoreFiles.publish_dump = lambda store, record, blob: time.sleep(600)  # type: ignore[assignment,method-assign,return-value]
     for seed in range(actor.job.calls):
         actor.call(seed)

@@ -1,4 +1,4 @@
-"""The stand-in for vLLM: what OpenRLHF imports is there, sampling follows the parameters, weights are synchronised."""
+"""The stand-in for vLLM: what OpenRLHF imports is there, sampling follows the parameters, weights are synchronized."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class Backend:
         self._adam.save(folder, self.model)
 
     def load_training(self, folder: Path) -> None:
-        """Go on where `save_training` was, in an Actor that was opened in the same way. Every rank has to call it."""
+        """Continue where `save_training` was, in an Actor that was opened in the same way. Every rank has to call it."""
         self._adam.load(folder, self.model)
 
     def _complete_gradients(self) -> None:
@@ -203,7 +203,7 @@ class Place:
 
 
 def set_seed(seed: int) -> None:
-    """Seed everything that a forward with dropout or a model's initialisation draws from."""
+    """Seed everything that a forward with dropout or a model's initialization draws from."""
     random.seed(seed)
     if torch.cuda.is_available():
         torch.manual_seed(seed)
@@ -228,7 +228,7 @@ def rendezvous(place: Place) -> None:
         os.environ.setdefault(name, value)
 
 
-def initialise(place: Place, device: torch.device, config: ReplayConfig) -> None:
+def initialize(place: Place, device: torch.device, config: ReplayConfig) -> None:
     """Make the process group on the backend asked for, by default the one that suits the device; once in a process."""
     rendezvous(place)
     if device.type == "cuda":

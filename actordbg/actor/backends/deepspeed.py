@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actordbg.actor.backends.backend import COMPILE_OPTIONS, Backend, initialise, rendezvous, timeout_of
+from actordbg.actor.backends.backend import COMPILE_OPTIONS, Backend, initialize, rendezvous, timeout_of
 from actordbg.actor.backends.training import Norms, Training
 from actordbg.actor.forward_outcome import GradientKeeper, norm_of
 from actordbg.base.errors import StoreProblem, Unsupported
@@ -48,7 +48,7 @@ class DeepspeedBackend(Backend):
         self.strategy = self.actors.strategy(choices, config, self.place.world_size, training or Training(lr=0.0))
         rendezvous(self.place)
         if config.dist_backend is not None:  # before the trainer's own set-up, which takes the group that is there
-            initialise(self.place, self.device, config)
+            initialize(self.place, self.device, config)
         self.strategy.set_up(timeout_of(config))
         self.ring_group = self.strategy.ring_group
         actor = self.actors.build_actor(path, choices, self.strategy.ds_config(train=train))

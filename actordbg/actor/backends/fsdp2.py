@@ -21,7 +21,7 @@ The plan says for each linear layer how its weight is cut; torch's `parallelize_
 
 | transformers | torch | |
 |---|---|---|
-| `colwise` | ColwiseParallel | weight cut by output features; each rank goes on with its own heads |
+| `colwise` | ColwiseParallel | weight cut by output features; each rank continues with its own heads |
 | `rowwise` | RowwiseParallel | weight cut by input features; the outputs are summed over the group |
 | `colwise_gather_output` (5.x), `colwise_rep` (4.x) | ColwiseParallel, output replicated | every rank has all logits |
 | `embedding_rowwise` (5.x), `rowwise_rep` (4.x) | RowwiseParallel, input replicated | the embedding, cut by tokens |
@@ -50,7 +50,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from actordbg.actor.backends.backend import Backend, initialise
+from actordbg.actor.backends.backend import Backend, initialize
 from actordbg.actor.backends.training import Training
 from actordbg.actor.forward_outcome import norm_of
 from actordbg.base.errors import Unsupported
@@ -67,7 +67,7 @@ class Fsdp2Backend(Backend):
 
     def open(self, path: str, choices: Choices, training: Training | None) -> None:
         tp, world_size = self.config.tp, self.place.world_size
-        initialise(self.place, self.device, self.config)
+        initialize(self.place, self.device, self.config)
         # (dp x sp, tp): what is sharded over, and what is split over
         self._mesh = init_device_mesh(self.device.type, (world_size // tp, tp), mesh_dim_names=(_SHARDED, _TP))
         if self.config.ring > 1:

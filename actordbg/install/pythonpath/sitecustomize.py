@@ -123,7 +123,7 @@ def hash_weights() -> None:
 
 
 class ActordbgFinder:
-    """Finds nothing by itself: asks the finders behind it, and has the loader that they name call us when the module has run."""
+    """Finds nothing on its own: asks the finders behind it, and has the loader that they name call us when the module has run."""
 
     def find_spec(
         self, fullname: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None

@@ -1,4 +1,4 @@
-"""Build OpenRLHF's Actor, whatever its version calls its arguments, and check that it became what was asked for.
+"""Build OpenRLHF's Actor, whatever its version calls its arguments, and check that it became what was requested.
 
 The arguments of `Actor.__init__` changed three times in the versions that a replay supports:
 

@@ -17,7 +17,7 @@ it OpenRLHF's own Actor, DeepspeedStrategy, `train_sft` and `train_ppo_ray` run 
 | some of DeepSpeed | see `actordbg.trainers.importhook` | it waits too little, and compiles C++ |
 
 Not replaced, on purpose: `torch.cuda.get_device_properties` (inductor's cache key relies on its raising), `torch.empty` and
-`Tensor.to` (wrapping them breaks transformers' meta-device initialisation: rotary `inv_freq` stays zero and the loss is
+`Tensor.to` (wrapping them breaks transformers' meta-device initialization: rotary `inv_freq` stays zero and the loss is
 wrong), `torch.cuda.is_available` (stays honestly False).
 
 Example (a replay worker):

@@ -17,7 +17,7 @@ They run in a child process, `main`, which starts OpenRLHF's own training CLI wi
 The CLI is run by `runpy` as `__main__`, unchanged; whichever `openrlhf` is first on PYTHONPATH is the one that trains.
 
 Without CUDA: CPU support is installed on first import of openrlhf, here and (through Ray's worker set-up hook) in every Ray
-worker; the vLLM stand-in is registered; and Ray is initialised with *declared* GPUs before the CLI, since OpenRLHF's actors
+worker; the vLLM stand-in is registered; and Ray is initialized with *declared* GPUs before the CLI, since OpenRLHF's actors
 ask Ray for one each and would otherwise wait for a placement for ever. With CUDA and vLLM none of that happens: Ray finds
 the GPUs itself. (That path has not been run yet: it needs three GPUs; `hide_gpus` keeps to the CPU with fewer.)
 

@@ -4,7 +4,7 @@ OpenRLHF's PPO modules `import vllm` at the top, and the package index has vLLM 
 processes, where there is no CUDA, this module is registered under vLLM's name. Everything else in the run is the real thing:
 OpenRLHF's trainer, Ray actors, DeepSpeed strategy, experience maker and reward path.
 
-Weights are synchronised as in a real run: after each step OpenRLHF broadcasts every parameter through what it takes for vLLM's
+Weights are synchronized as in a real run: after each step OpenRLHF broadcasts every parameter through what it takes for vLLM's
 NCCL communicator, here gloo. So the samples come from the policy as it is after the last update.
 
 Only what OpenRLHF calls without colocation, sleep mode, images or sampled log-probs exists here; anything else is an
