@@ -68,7 +68,9 @@ def files(root: Path) -> list[Path]:
 if __name__ == "__main__":
     chosen = [Path(name) for name in sys.argv[1:] if name != "--list"]
     counts: Counter[str] = Counter()
-    for path in [file for one in chosen for file in (sorted(one.rglob("*.py")) + sorted(one.rglob("*.md")) if one.is_dir() else [one])]:
+    for path in [
+        file for one in chosen for file in (sorted(one.rglob("*.py")) + sorted(one.rglob("*.md")) if one.is_dir() else [one])
+    ]:
         for place, pattern, text in findings(path):
             counts[pattern] += 1
             if "--list" in sys.argv:
