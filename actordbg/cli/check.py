@@ -19,6 +19,9 @@ _FOR = "For other programs"
 @takes_settings("check")
 def check(
     ctx: typer.Context,
+    paths: list[Path] | None = typer.Argument(
+        None, metavar="[PATH]...", help="A store, a folder of old pickles, dump files or packs (default: the store's dumps)."
+    ),
     inputs: ChosenInputs = ChosenInputs(),
     settings: Given = NONE,
     golden: bool = option(
@@ -36,6 +39,7 @@ def check(
     three figures, the command that comes next, and a page to forward. The replay stays in the store.
     Exit code 1 if something is wrong or nothing could be judged, 5 if no dump was selected.
 
+    Example: actordbg check input_dumps/ --open
     Example: actordbg check --where "rank=0" --model /models/llama-3.1-8b --packing
     """
     from actordbg.catalog.query import count_dumps, open_fresh
@@ -48,6 +52,7 @@ def check(
     flags = replaying.flags_of(settings)
     check_place(junit)
     check_place(html)
+    inputs = work.with_paths(ctx, paths or [], inputs)
     of_all = inputs.where
     store, inputs = replaying.opened(ctx, work.sampled(inputs))
     _, plan, recorded = replaying.asked_and_planned(ctx, store, flags, inputs, judged=True, ask=not output.wanted.silent)

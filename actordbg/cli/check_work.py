@@ -8,20 +8,28 @@ from pathlib import Path
 
 import typer
 
+from actordbg.base.errors import CorruptDump, UsageError
+from actordbg.base.units import plural
+from actordbg.catalog.selections import joined
 from actordbg.cli import output
-from actordbg.cli.output import emit, say, say_lines, say_wrapped
+from actordbg.cli.options import store_of
+from actordbg.cli.output import emit, note, note_some, progress, say, say_lines, say_wrapped
 from actordbg.cli.replay_options import ChosenInputs
 from actordbg.cli.replaying import counting, replaying, require_runnable
 from actordbg.document.page import as_html, write_named
 from actordbg.document.renderings import as_markdown
+from actordbg.dumps.importer import find_pickles, import_paths
+from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.store_files import atomic_write, make_folder
 from actordbg.judge.check import ROUNDING, TRUTH, CheckAnswer, CheckFound, check_blocks, check_document, run_check
 from actordbg.judge.exports import workflow_commands
 from actordbg.judge.load_replays import load, pictures
 from actordbg.records.journal import read_standing
 from actordbg.records.replay_record import ReplaySpec
+from actordbg.replay.selection import PICKLES
 from actordbg.replay.supervise import COMPLETE, Progress
 from actordbg.store.layout import Store
+from actordbg.store.pack_bytes import PACK_SUFFIX
 
 SAMPLE = 8
 """Dumps that are checked where nothing says how many."""
@@ -32,6 +40,42 @@ def sampled(inputs: ChosenInputs) -> ChosenInputs:
     if inputs.longest or inputs.slowest or inputs.diverse or inputs.input_file:
         return inputs
     return replace(inputs, diverse=inputs.max_inputs or SAMPLE)
+
+
+def with_paths(ctx: typer.Context, paths: list[Path], inputs: ChosenInputs) -> ChosenInputs:
+    """Make each PATH a selection: a store is checked instead of the usual one, old pickles below a folder are imported first and
+    checked alone, and other files are what --input-file names.
+
+    Where there is no store, that of the first file is used, else one is made. Raises UsageError for a path that is none of these,
+    and for a store or a folder beside other paths; CorruptDump if no old pickle could be imported.
+    """
+    folders = [path for path in paths if path.is_dir()]
+    for path in paths:
+        if not path.is_dir() and not str(path).partition("#")[0].endswith((*PICKLES, SUFFIX, PACK_SUFFIX)):
+            there = "is not a dump, a pack or an old pickle" if path.exists() else "does not exist"
+            raise UsageError(f"{path} {there}", hint="name a store, a folder of old pickles, dump files or packs")
+    if paths and not folders and not store_of(ctx).exists():
+        near = [folder for folder in paths[0].resolve().parents if Store(folder).exists()]
+        ctx.find_root().params["store"] = str(near[0] if near else store_of(ctx).create().root)
+        note(f"using {'the store' if near else 'a new store,'} {store_of(ctx).root}")
+    if not folders:
+        return replace(inputs, input_file=[*(inputs.input_file or []), *paths] or None)
+    if len(paths) > 1 or inputs.input_file:
+        raise UsageError(f"{folders[0]} is a folder: check it alone", hint="name one folder, or files")
+    if Store(folders[0]).exists():
+        ctx.find_root().params["store"] = str(folders[0])
+        return inputs
+    store, ids = store_of(ctx), list[str | None]()
+    if store.exists():
+        store.require_writable()
+    with progress("importing", len(find_pickles(folders))) as advance:
+        summary = import_paths(store, folders, on_file=lambda dump_id: advance(1) or ids.append(dump_id))
+    note_some([f"refused[{refusal.code}]: {refusal.path}: {refusal.reason}" for refusal in summary.refused], 5)
+    note(f"{plural(summary.added, 'dump')} imported into {store.root}, {summary.present:,} already there")
+    chosen = ", ".join(f"'{dump_id}'" for dump_id in ids if dump_id)
+    if not chosen:
+        raise CorruptDump(f"no file below {folders[0]} could be imported", hint="`actordbg dump import` names every bad file")
+    return replace(inputs, where=joined(inputs.where, f"dump_id in ({chosen})"))
 
 
 def run_with_bar(store: Store, spec: ReplaySpec, golden: bool) -> CheckFound:

@@ -61,7 +61,7 @@ def import_(
     store = _writable(ctx)
     began = time.perf_counter()
     with progress("importing", len(find_pickles(paths))) as advance:
-        summary = import_paths(store, paths, run=run, on_progress=lambda: advance(1))
+        summary = import_paths(store, paths, run=run, on_file=lambda dump_id: advance(1))
     seconds = round(time.perf_counter() - began, 3)
     answer = vars(summary) | {"store": str(store.root), "seconds": seconds}
     if not as_json(answer):

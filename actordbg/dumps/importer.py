@@ -61,10 +61,10 @@ def import_paths(
     paths: Sequence[Path],
     *,
     run: str | None = None,
-    on_progress: Callable[[], object] = lambda: None,
+    on_file: Callable[[str | None], object] = lambda dump_id: None,
 ) -> ImportSummary:
-    """Import pickles, and every `*.pkl` below folders, into `store`, which is made with the first dump. `on_progress` is
-    called for each file that is done.
+    """Import pickles, and every `*.pkl` below folders, into `store`, which is made with the first dump. `on_file` is called
+    for each file that is done, with the id of its dump, or None if the file was refused.
 
     Raises UsageError for a path that does not exist, no pickles at all or an impossible run name, StoreProblem when the
     store cannot be written, LaunchProblem when no decoding process starts. Bad pickles raise nothing: they are in the
@@ -78,8 +78,7 @@ def import_paths(
     with LegacyReader() as reader:
         job = _Import(store, reader, run, files)
         for path in files:
-            job.take(path)
-            on_progress()
+            on_file(job.take(path))
     return job.summary
 
 

@@ -90,8 +90,8 @@ def test_bad_files_are_named_and_the_others_imported(store, pickles):
 
 def test_a_file_that_vanishes_is_refused_and_the_others_imported(store, pickles):
     last = sorted(pickles.iterdir())[-1]
-    done = Mock(side_effect=lambda: last.unlink(missing_ok=True))
-    summary = import_paths(store, [pickles], on_progress=done)
+    done = Mock(side_effect=lambda dump_id: last.unlink(missing_ok=True))
+    summary = import_paths(store, [pickles], on_file=done)
     assert (summary.added, done.call_count) == (3, 4)
     assert [(refusal.path, refusal.code) for refusal in summary.refused] == [(str(last), "environment")]
 

@@ -1,0 +1,69 @@
+"""`actordbg check PATH...`: a store, a folder of old pickles, a pickle or a dump, with nothing done before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from commandline import invoke
+from replaycases import old_pickle
+
+from actordbg.base.errors import CorruptDump, UsageError
+from actordbg.cli import check_work
+from actordbg.dumps.create import create_dumps
+from actordbg.store.layout import Store
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Path, int]]:
+    """The store and the number of inputs of each check that would have run. There is no store but those that a test makes."""
+    checks: list[tuple[Path, int]] = []
+
+    def stop(store: Store, spec: Any, golden: bool) -> None:
+        checks.append((store.root, len(spec.inputs)))
+        raise typer.Exit
+
+    monkeypatch.setattr(check_work, "run_with_bar", stop)
+    monkeypatch.chdir(tmp_path)
+    return checks
+
+
+def test_whatever_one_has_is_checked_with_one_command(tmp_path: Path, planned: list[tuple[Path, int]]) -> None:
+    ours = Store(tmp_path / "store")
+    old_pickle(tmp_path / "input_dumps")
+    invoke(ours, "check", "input_dumps")
+    create_dumps(ours, 2, batch_size=1, seq_len=24, vocab_size=64, seed=1)
+    invoke(ours, "check", "input_dumps")  # imported before, and alone among the others
+    other = Store(tmp_path / "other")
+    create_dumps(other, 3, batch_size=1, seq_len=24, vocab_size=64, seed=2)
+    invoke(ours, "check", "other")
+    invoke(ours, "check", str(next(iter(other.iter_dumps()))))
+    assert planned == [(ours.root, 1), (ours.root, 1), (other.root, 3), (ours.root, 1)]
+
+
+def test_a_file_brings_its_store_or_gets_a_new_one(tmp_path: Path, planned: list[tuple[Path, int]]) -> None:
+    there = Store(tmp_path / "there")
+    create_dumps(there, 2, batch_size=1, seq_len=24, vocab_size=64, seed=2)
+    for name, path in {"absent": next(iter(there.iter_dumps())), "new": old_pickle(tmp_path, name="x.pkl")}.items():
+        invoke(Store(tmp_path / name), "check", str(path))
+    assert planned == [(there.root, 1), (tmp_path / "new", 1)] and not (tmp_path / "absent").exists()
+
+
+def test_a_path_that_is_nothing_of_these_is_refused(tmp_path: Path, planned: list[tuple[Path, int]]) -> None:
+    store = Store(tmp_path / "store")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "x.pkl").write_text("no pickle")
+    (tmp_path / "notes.txt").write_text("hello")
+    for words, error, message in (
+        (["nowhere"], UsageError, "nowhere does not exist"),
+        (["notes.txt"], UsageError, "notes.txt is not a dump, a pack or an old pickle"),
+        (["empty"], UsageError, r"no \*.pkl below empty"),
+        (["empty", "bad"], UsageError, "empty is a folder: check it alone"),
+        (["bad"], CorruptDump, "no file below bad could be imported"),
+    ):
+        with pytest.raises(error, match=message):
+            invoke(store, "check", *words)
+    assert not planned and not store.exists()
