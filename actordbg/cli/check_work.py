@@ -69,7 +69,12 @@ def with_paths(ctx: typer.Context, paths: list[Path], inputs: ChosenInputs) -> C
     if store.exists():
         store.require_writable()
     with progress("importing", len(find_pickles(folders))) as advance:
-        summary = import_paths(store, folders, on_file=lambda dump_id: advance(1) or ids.append(dump_id))
+
+        def on_file(dump_id: str | None) -> None:
+            ids.append(dump_id)
+            advance(1)
+
+        summary = import_paths(store, folders, on_file=on_file)
     note_some([f"refused[{refusal.code}]: {refusal.path}: {refusal.reason}" for refusal in summary.refused], 5)
     note(f"{plural(summary.added, 'dump')} imported into {store.root}, {summary.present:,} already there")
     chosen = ", ".join(f"'{dump_id}'" for dump_id in ids if dump_id)
