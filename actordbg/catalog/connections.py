@@ -199,12 +199,12 @@ def connect_readonly(path: Path, *, alone: bool = False) -> Iterator[sqlite3.Con
 
 def odd_parts(path: Path) -> list[Path]:
     """What lies in the place of a catalog or of its journals and is not a file: SQLite waits for a FIFO, and follows a link."""
-    odd = []
+    irregular = []
     for part in (Path(f"{path}{suffix}") for suffix in _PARTS):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # a journal goes with the last who has the catalog open
             if not stat.S_ISREG(part.lstat().st_mode):
-                odd.append(part)
-    return odd
+                irregular.append(part)
+    return irregular
 
 
 def refuse_odd(path: Path, *, folders_alone: bool = False) -> None:
@@ -247,11 +247,11 @@ def is_writable(path: Path) -> bool:
     )
 
 
-def decoded(columns: Mapping[str, Column], found: Iterable[Sequence[Any]]) -> Iterator[dict[str, Any]]:
+def decoded(columns: Mapping[str, Column], rows: Iterable[Sequence[Any]]) -> Iterator[dict[str, Any]]:
     """Rows of a query for these columns, by name: flags as bool, JSON parsed."""
     flags, texts = ([name for name, column in columns.items() if column.type == kind] for kind in ("bool", "dict"))
     try:
-        for values in found:
+        for values in rows:
             row = dict(zip(columns, values, strict=True))
             for name in flags:
                 if row[name] is not None:

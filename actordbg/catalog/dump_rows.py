@@ -153,13 +153,13 @@ def row_of(line: bytes, size: int, pack: str | None = None) -> tuple[Any, ...]:
         for name, (kind, members) in _MEMBERS.items()
     )
     padding = record.batch_size * record.seq_len - record.tokens
-    said = (getattr(record, name) for name in FIELDS)
-    return (*said, padding, *flags, *_actor(actor, record.source), *versions, *_recorded(record.tensors), size, pack)
+    plain = (getattr(record, name) for name in FIELDS)
+    return (*plain, padding, *flags, *_actor(actor, record.source), *versions, *_recorded(record.tensors), size, pack)
 
 
-def _actor(said: tuple[Any, ...], source: str) -> tuple[Any, ...]:
+def _actor(actor: tuple[Any, ...], source: str) -> tuple[Any, ...]:
     """Trainer, adapter and function of a call whose record says this, or nothing, of them."""
-    return _AT_HOME if said[0] is None and source != "create" else said
+    return _AT_HOME if actor[0] is None and source != "create" else actor
 
 
 def _recorded(tensors: Iterable[str]) -> tuple[bool, bool]:
@@ -199,10 +199,10 @@ def read_row(path: str, dump_id: str, run: str, rank: int | None) -> tuple[Any, 
     if not rest:
         raise damaged("ends after its record: the payload is missing")
     row = row_of(line, 8 + len(line) + _CHECK + rest)
-    said = dict(zip(DUMP_COLUMNS, row, strict=True))
-    if (said["dump_id"], said["run"], said["rank"]) != (dump_id, run, rank):
+    record = dict(zip(DUMP_COLUMNS, row, strict=True))
+    if (record["dump_id"], record["run"], record["rank"]) != (dump_id, run, rank):
         raise StoreProblem(
-            f"its record belongs at dumps/{said['run']}/rank{said['rank']:04d}/{said['dump_id']}{SUFFIX}",
+            f"its record belongs at dumps/{record['run']}/rank{record['rank']:04d}/{record['dump_id']}{SUFFIX}",
             hint="move it there, or import its original again",
         )
     return row

@@ -137,10 +137,10 @@ class ExpressionWriter:
         wildcards = sum(pattern.literal.count(char) for char in "%_")
         if len(pattern.literal) > MAX_PATTERN or wildcards > MAX_WILDCARDS:
             raise refusal(f"a `like` pattern may have {MAX_PATTERN} characters, {MAX_WILDCARDS} of them % or _")
-        said, *ends = _times_like(pattern.literal) if tested.sql == WHERE_COLUMNS["timestamp"].sql else ("",)
+        prefix, *ends = _times_like(pattern.literal) if tested.sql == WHERE_COLUMNS["timestamp"].sql else ("",)
         tests = [f"{tested.sql} BETWEEN ? AND ?"] if ends else []
         params = [*ends, *tested.params]
-        if not ends or said + "%" != pattern.literal.rstrip("%") + "%" or said == pattern.literal:
+        if not ends or prefix + "%" != pattern.literal.rstrip("%") + "%" or prefix == pattern.literal:
             tests.append(f"{_text_of(tested)} LIKE ?")
             params.append(pattern.literal)
         sql = f"({' AND '.join(tests)})"
@@ -166,10 +166,10 @@ class ExpressionWriter:
         return _made(f"({divided} {sign} {right.sql})", NUMBER, parts)
 
     def function(self, node: Any) -> Part:
-        said = node.this if type(node).__name__ == "Anonymous" else type(node).__name__
-        if not isinstance(said, str):
+        raw_name = node.this if type(node).__name__ == "Anonymous" else type(node).__name__
+        if not isinstance(raw_name, str):
             raise refusal(f"{_sql(node)!r}: a function's name is not quoted")
-        name = said.lower()
+        name = raw_name.lower()
         if name == "now" and not node.expressions:
             return self._moment(self._now)
         if name in ("abs", "round"):
@@ -306,7 +306,7 @@ def _times_like(pattern: str) -> tuple[Any, ...]:
 
     A look-up in the index: to spell each time takes most of a microsecond.
     """
-    text = found[0] if (found := _BEGINNING.match(pattern)) else ""
+    text = match[0] if (match := _BEGINNING.match(pattern)) else ""
     for length, span in _SPANS.items():
         with contextlib.suppress(ValueError, OverflowError):  # no such day: its month has whatever begins so
             if length <= len(text):

@@ -158,11 +158,11 @@ class Dumps(Source):
         self._packed = {self._path(dump_id): None for dump_id, pack in rows if pack is not None}
         return {self._path(dump_id): None for dump_id, _ in rows}
 
-    def listed(self, odd: dict[str, str]) -> dict[str, Any]:
+    def listed(self, rejected: dict[str, str]) -> dict[str, Any]:
         """The dumps that have a file, or lie in a pack."""
         names = [name for name in self.store.names(self.folder) if name[0] != "."]
         strange = set() if "".join(names).isprintable() else {name for name in names if not name.isprintable()}
-        odd |= {printable(f"{self.folder}/{name}"): UNPRINTABLE for name in strange}
+        rejected |= {printable(f"{self.folder}/{name}"): UNPRINTABLE for name in strange}
         return self._packed | {f"{self.folder}/{name}": None for name in names if name.endswith(SUFFIX) and name not in strange}
 
     def remove(self, writer: CatalogWriter, paths: Sequence[str]) -> int:
@@ -225,13 +225,13 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def dump_folders(store: Store, odd: dict[str, str]) -> Iterator[Dumps]:
+def dump_folders(store: Store, rejected: dict[str, str]) -> Iterator[Dumps]:
     """The ranks' folders, also those that are gone. `odd` gets what is there in the place of one, and why."""
-    runs = store.folder_names("dumps", odd)
-    present = {f"dumps/{run}/{rank}" for run in runs for rank in store.folder_names(f"dumps/{run}", odd)}
+    runs = store.folder_names("dumps", rejected)
+    present = {f"dumps/{run}/{rank}" for run in runs for rank in store.folder_names(f"dumps/{run}", rejected)}
     with engine.connect_readonly(store.catalog_path) as reader:
         noted = {path for (path,) in reader.execute("SELECT path FROM scanned_folder WHERE path LIKE 'dumps/%'")}
-    gone = {path for path in noted - present if not {"dumps", path.rpartition("/")[0]} & odd.keys()}
+    gone = {path for path in noted - present if not {"dumps", path.rpartition("/")[0]} & rejected.keys()}
     return (Dumps(store, path) for path in sorted(present | gone))
 
 
@@ -244,22 +244,24 @@ def _refresh_dumps(store: Store, summary: IndexSummary, on_progress: Progress | 
         if on_progress and read:
             on_progress(done, max(done, total))
 
-    odd = {path: NO_FOLDER for path in FOLDERS if os.path.lexists(store.root / path) and not os.path.isdir(store.root / path)}
-    for pack in packs(store, odd):
+    rejected = {
+        path: NO_FOLDER for path in FOLDERS if os.path.lexists(store.root / path) and not os.path.isdir(store.root / path)
+    }
+    for pack in packs(store, rejected):
         pack.look().take(count)
         summary.added, summary.removed = summary.added + pack.added, summary.removed + pack.removed
     folders = []
-    for folder in dump_folders(store, odd):
+    for folder in dump_folders(store, rejected):
         try:
             folder.look()
             folders.append(folder)
         except StoreProblem as error:
-            odd[folder.folder] = error.message
+            rejected[folder.folder] = error.message
     total = done + sum(len(folder.changed) for folder in folders)
     for folder in folders:
         folder.take(count)
         summary.added, summary.removed = summary.added + folder.added, summary.removed + folder.removed
-    summary.damaged += odd_files(odd)
+    summary.damaged += odd_files(rejected)
 
 
 def _refresh_replays(store: Store, summary: IndexSummary) -> None:
@@ -269,8 +271,8 @@ def _refresh_replays(store: Store, summary: IndexSummary) -> None:
         for replay_id, path, *mark in reader.execute(sql):
             known.setdefault(replay_id, {})[path] = tuple(mark)
         present = [replay_id for (replay_id,) in reader.execute("SELECT replay_id FROM replay")]
-    odd: dict[str, str] = {}
-    for replay_id, paths in record_rows.changed_replays(store, known, odd):
+    rejected: dict[str, str] = {}
+    for replay_id, paths in record_rows.changed_replays(store, known, rejected):
         before = known.get(replay_id, {})
         try:
             with engine.connect_readonly(store.catalog_path) as reader:
@@ -282,11 +284,11 @@ def _refresh_replays(store: Store, summary: IndexSummary) -> None:
             continue
         with engine.writing(store.catalog_path) as writer:
             writer.put_replay(news, before)
-        odd |= news.odd
+        rejected |= news.odd
         summary.replays += 1
         summary.results += len(news.results)
         summary.skipped_lines += news.skipped
-    summary.damaged += odd_files(odd)
+    summary.damaged += odd_files(rejected)
     gone = [replay_id for replay_id in present if not (store.replays / replay_id).is_dir()]
     if gone:
         with engine.writing(store.catalog_path) as writer:

@@ -64,15 +64,15 @@ def earlier(path: Path) -> str | None:
     One of HEAD that lacks the column of a setting counts as earlier. Raises NewerCatalog for a revision that comes after HEAD, or
     has a name such as no revision has had so far, CatalogProblem for no catalog.
     """
-    found, columns = _look(path)
-    if found is not None and found != HEAD and (not found.isdecimal() or int(found) > int(HEAD)):
+    version, columns = _look(path)
+    if version is not None and version != HEAD and (not version.isdecimal() or int(version) > int(HEAD)):
         raise NewerCatalog(
-            f"{path} has revision {found:.40}, written by a newer actordbg; this one knows revisions up to {HEAD}",
+            f"{path} has revision {version:.40}, written by a newer actordbg; this one knows revisions up to {HEAD}",
             hint="upgrade actordbg: pip install --upgrade actordbg (or remove catalog.db and run `actordbg index`); "
             "nothing was touched",
         )
-    complete = found == HEAD and columns >= {setting.stored for setting in SETTINGS.values()}
-    return None if complete else found
+    complete = version == HEAD and columns >= {setting.stored for setting in SETTINGS.values()}
+    return None if complete else version
 
 
 def make_anew(store: Store, fill: Callable[[], None], *, rebuild: bool) -> bool:

@@ -109,9 +109,9 @@ def open_fresh(store: Store, where: str | None = None, on_progress: index.Progre
     return Catalog(store, index.refresh(store, on_progress=on_progress, newer_too=True))
 
 
-def select_dumps(source: Store | Catalog, where: str | None = None, **asked: Any) -> list[DumpRow]:
+def select_dumps(source: Store | Catalog, where: str | None = None, **options: Any) -> list[DumpRow]:
     """Dumps that a condition selects (all without one), as `each_dump` gives them."""
-    return list(each_dump(source, where, **asked))
+    return list(each_dump(source, where, **options))
 
 
 def each_dump(
@@ -162,10 +162,10 @@ def _fastest(box: Sandbox, condition: Condition) -> str:
     plain = f"dump AS d {condition.joins} WHERE {condition.sql}"
     if not condition.of_callers:
         return plain
-    asked = " AND ".join(sql for sql, _ in condition.of_callers)
+    callers_sql = " AND ".join(sql for sql, _ in condition.of_callers)
     params = [value for _, values in condition.of_callers for value in values]
     ((every,),) = box.rows("SELECT count(*) FROM caller")
-    ((met, numbers),) = box.rows(f"SELECT count(*), group_concat(k.id) FROM caller AS k WHERE {asked}", params)
+    ((met, numbers),) = box.rows(f"SELECT count(*), group_concat(k.id) FROM caller AS k WHERE {callers_sql}", params)
     if _MOST_CALLERS < met <= every / 2:
         return plain
     named = f"d.caller IN ({numbers or ''}) AND " if met <= every / 2 else ""
@@ -241,8 +241,8 @@ def get_dump(source: Store | Catalog, dump_id: str) -> DumpRow:
     ids = [row[0] for row in answers(catalog, sql, (dump_id, dump_id + chr(0x10FFFF)))] if dump_id else []
     if not ids:
         ids = [row[0] for row in answers(catalog, f"SELECT dump_id FROM dump ORDER BY timestamp DESC LIMIT {_LISTED}")][::-1]
-    found = resolve(dump_id, ids, "dump", made_by="dump enable")
-    return _dump_rows(answers(catalog, f"SELECT {_DUMP_SQL} FROM dump AS d {_ALL} WHERE d.dump_id = ?", (found,)))[0]
+    full_id = resolve(dump_id, ids, "dump", made_by="dump enable")
+    return _dump_rows(answers(catalog, f"SELECT {_DUMP_SQL} FROM dump AS d {_ALL} WHERE d.dump_id = ?", (full_id,)))[0]
 
 
 def list_replays(source: Store | Catalog, limit: int | None = None) -> list[ReplayRow]:
@@ -284,8 +284,8 @@ def get_replay(source: Store | Catalog, replay_id: str) -> ReplayRow:
     catalog = _catalog(source)
     replay_id = replay_named(catalog, replay_id)
     ids = [row[0] for row in answers(catalog, "SELECT replay_id FROM replay ORDER BY created_at, replay_id")]
-    found = resolve(replay_id, ids, "replay", made_by="replay")
-    return _replay_rows(catalog, "p.replay_id = ?", (found,), 1)[0]
+    full_id = resolve(replay_id, ids, "replay", made_by="replay")
+    return _replay_rows(catalog, "p.replay_id = ?", (full_id,), 1)[0]
 
 
 def replay_named(source: Store | Catalog, name: str) -> str:
@@ -349,13 +349,13 @@ def why_not_compared(source: Store | Catalog, comparison_id: str) -> list[str]:
 
 def autocast_dtypes(source: Store | Catalog, dump_ids: Sequence[str]) -> dict[str, str]:
     """The autocast dtype ("torch.bfloat16") of those of the dumps that were recorded under autocast, by dump id."""
-    found: dict[str, str] = {}
+    dtypes: dict[str, str] = {}
     catalog = _catalog(source)
     for first in range(0, len(dump_ids), _AT_ONCE):
         some = dump_ids[first : first + _AT_ONCE]
         named = f"d.dump_id IN ({','.join('?' * len(some))}) AND k.autocast_dtype IS NOT NULL"
-        found |= dict(answers(catalog, f"SELECT d.dump_id, k.autocast_dtype FROM dump AS d CROSS {CALLER} WHERE {named}", some))
-    return found
+        dtypes |= dict(answers(catalog, f"SELECT d.dump_id, k.autocast_dtype FROM dump AS d CROSS {CALLER} WHERE {named}", some))
+    return dtypes
 
 
 def read_noise(source: Store | Catalog, name: str) -> NoiseRecord:
@@ -389,10 +389,10 @@ def answers(source: Store | Catalog, sql: str, params: Sequence[Any] = ()) -> li
         return reader.execute(sql, params).fetchall()
 
 
-def _dump_rows(found: Iterable[Sequence[Any]]) -> list[DumpRow]:
+def _dump_rows(raw_rows: Iterable[Sequence[Any]]) -> list[DumpRow]:
     """Rows of `_DUMP_SQL`."""
     rows = []
-    for row in engine.decoded(_DUMP_ROW, found):
+    for row in engine.decoded(_DUMP_ROW, raw_rows):
         row["timestamp"] = from_micros(row["timestamp"])
         row["path"] = dump_path(row["dump_id"], row["run"], row["rank"], row["pack"])
         rows.append(DumpRow(**row))

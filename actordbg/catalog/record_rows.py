@@ -71,23 +71,23 @@ def rows_of(record: ComparisonRecord | NoiseRecord | MatrixRecord | MemoryRecord
 
 
 def _comparison_run(record: ComparisonRecord) -> Row:
-    compared = [one for one in record.dumps if one.log_probs is not None and one.verdict != NOT_COMPARED]
-    tokens = [one.log_probs for one in compared if one.log_probs is not None]
-    count = sum(one.count for one in tokens)
-    sizes: list[Any] = [one.max_abs for one in tokens]
+    compared = [dump for dump in record.dumps if dump.log_probs is not None and dump.verdict != NOT_COMPARED]
+    tokens = [dump.log_probs for dump in compared if dump.log_probs is not None]
+    count = sum(figures.count for figures in tokens)
+    sizes: list[Any] = [figures.max_abs for figures in tokens]
     return shared(record, "comparison_run") | {
         "replay_id": record.a.replay_id or "",
         "against": _against(record),
         "against_kind": record.b.kind,
         "dumps": len(record.dumps),
         "compared": len(compared),
-        "mismatches": sum(one.verdict == MISMATCH for one in record.dumps),
-        "within_noise": sum(one.verdict == WITHIN_NOISE for one in record.dumps),
+        "mismatches": sum(dump.verdict == MISMATCH for dump in record.dumps),
+        "within_noise": sum(dump.verdict == WITHIN_NOISE for dump in record.dumps),
         "worst_dump": compared[0].dump_id if compared else None,
         "max_abs": None if None in sizes else max(sizes, default=None),  # a NaN is not hidden by the others
         "mean_abs": _weighted(tokens, "mean_abs", count),
         "clip_share": _weighted(tokens, "clip_share", count),
-        "grad_norm_rel": max((one.grad_norm_rel for one in compared if one.grad_norm_rel is not None), default=None),
+        "grad_norm_rel": max((dump.grad_norm_rel for dump in compared if dump.grad_norm_rel is not None), default=None),
         "label": record.a.label,
         "against_label": record.b.label,
         "reasons": "; ".join(record.reasons) or None,
@@ -131,26 +131,26 @@ def _cell(matrix_id: str, cell: MatrixCell) -> Row:
 
 def _watching(record: MemoryRecord) -> Row:
     """A watching of memory: the largest peaks over its processes, and the fastest growth of one that grows."""
-    sizes = [(name, one) for process in record.processes for name, one in process.sizes.items()]
+    sizes = [(name, size) for process in record.processes for name, size in process.sizes.items()]
     row = shared(record, "memory_watch") | {
         "processes": len(record.processes),
-        "samples": sum(one.samples for one in record.processes),
-        "steps": max((one.steps for one in record.processes), default=0),
+        "samples": sum(process.samples for process in record.processes),
+        "steps": max((process.steps for process in record.processes), default=0),
         "notes": "; ".join(record.notes) or None,
     }
     for name in ("rss", "uss", "cuda_used"):
-        row[f"peak_{name}"] = max((one.peak for at, one in sizes if at == name), default=None)
-    growths = [one.growth for _, one in sizes if one.growth is not None and one.growth.grows]
+        row[f"peak_{name}"] = max((size.peak for at, size in sizes if at == name), default=None)
+    growths = [size.growth for _, size in sizes if size.growth is not None and size.growth.grows]
     for unit in ("step", "second"):
         row[f"growth_per_{unit}"] = max((growth.slope for growth in growths if growth.unit == unit), default=None)
     return row
 
 
 def _weighted(tokens: list[Figures], name: str, count: int) -> float | None:
-    values = [getattr(one, name) for one in tokens]
+    values = [getattr(figures, name) for figures in tokens]
     if not count or None in values:
         return None
-    return float(sum(value * one.count for value, one in zip(values, tokens, strict=True)) / count)
+    return float(sum(value * figures.count for value, figures in zip(values, tokens, strict=True)) / count)
 
 
 def event_row(path: Path) -> Row | None:
@@ -159,10 +159,10 @@ def event_row(path: Path) -> Row | None:
         data = json.loads(read_regular(path))
         if data["format"] != EVENT_FORMAT or not isinstance(data["event"], str):
             return None
-        said = {name: data.get(name) for name in COLUMNS["patch_event"]}
+        columns = {name: data.get(name) for name in COLUMNS["patch_event"]}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    return {name: None if value is None else str(value) for name, value in said.items()} | {"name": path.name}
+    return {name: None if value is None else str(value) for name, value in columns.items()} | {"name": path.name}
 
 
 Marks = dict[str, tuple[int, int, int]]
@@ -184,13 +184,13 @@ class News:
     odd: dict[str, str] = field(default_factory=dict)
 
 
-def changed_replays(store: Store, known: dict[str, Marks], odd: dict[str, str]) -> Iterator[tuple[str, list[str]]]:
+def changed_replays(store: Store, known: dict[str, Marks], rejected: dict[str, str]) -> Iterator[tuple[str, list[str]]]:
     """(replay id, its files) for each replay of which a file differs from `known`. Paths are below the store.
 
     `odd` gets what lies there and is not a replay, spec or journal.
     """
-    for replay_id in filter(is_plain_name, store.folder_names("replays", odd)):
-        files = store.files(f"replays/{replay_id}", (SPEC, ".jsonl"), odd)
+    for replay_id in filter(is_plain_name, store.folder_names("replays", rejected)):
+        files = store.files(f"replays/{replay_id}", (SPEC, ".jsonl"), rejected)
         before = known.get(replay_id, {})
         if any(before.get(path, ())[:2] != (state.st_size, state.st_mtime_ns) for path, state in files.items()):
             yield replay_id, [*files]
@@ -207,7 +207,7 @@ def read_news(root: Path, replay_id: str, paths: list[str], known: Marks, row: R
     except FileNotFoundError:
         raise CorruptDump("the replay has no spec.json") from None
     mark = (state.st_size, state.st_mtime_ns, 0)
-    grew = all(one in paths and _has_line_before(root / one, offset) for one, (_, _, offset) in known.items())
+    grew = all(name in paths and _has_line_before(root / name, offset) for name, (_, _, offset) in known.items())
     if row and grew and known.get(path) == mark:
         news = News(row, anew=False)
     else:
@@ -240,11 +240,11 @@ def _has_line_before(path: Path, offset: int) -> bool:
 
 def _said_by(event: Event, resolved: Row | None) -> Row:
     """What an event says of the row of its replay: that it began, how its configuration came out, how it ended."""
-    kind, said = event["event"], event.get("resolved")
+    kind, reported = event["event"], event.get("resolved")
     if kind == "supervisor":
         return {"status": UNFINISHED, "finished_at": None}
-    if said and isinstance(said, dict) and (kind == "resolved" or (kind == "ready" and resolved is None)):
-        return {"resolved": said}
+    if reported and isinstance(reported, dict) and (kind == "resolved" or (kind == "ready" and resolved is None)):
+        return {"resolved": reported}
     if kind != "finished":
         return {}
     moment = event.get("finished_at") or event.get("timestamp") or event.get("at")
@@ -268,7 +268,7 @@ def spec_columns(spec: ReplaySpec) -> Row:
     }
 
 
-def setting_columns(asked: dict[str, Any], resolved: dict[str, Any] | None) -> Row:
+def setting_columns(requested: dict[str, Any], resolved: dict[str, Any] | None) -> Row:
     """The columns of `replay` for each setting: as resolved by the workers where they said so, else as asked for."""
-    said = asked | {name: value for name, value in (resolved or {}).items() if isinstance(value, str | int | float)}
-    return {setting.stored: said.get(setting.stored) for setting in SETTINGS.values()}
+    values = requested | {name: value for name, value in (resolved or {}).items() if isinstance(value, str | int | float)}
+    return {setting.stored: values.get(setting.stored) for setting in SETTINGS.values()}

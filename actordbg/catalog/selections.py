@@ -93,15 +93,15 @@ def _words(row: DumpRow) -> tuple[object, ...]:
     return row.run, row.function, row.role, row.padding, row.training, kept, row.status, row.action_len == 0
 
 
-def _distance(one: DumpRow, other: DumpRow) -> float:
+def _distance(row: DumpRow, other: DumpRow) -> float:
     """0 for dumps of one kind; 1 for each word that differs, and the logarithm (base 2) of how much longer or larger one is."""
-    words = sum(a != b for a, b in zip(_words(one), _words(other), strict=True))
-    return words + _ratio(one.seq_len, other.seq_len) + _ratio(one.batch_size, other.batch_size) / 2
+    words = sum(a != b for a, b in zip(_words(row), _words(other), strict=True))
+    return words + _ratio(row.seq_len, other.seq_len) + _ratio(row.batch_size, other.batch_size) / 2
 
 
-def _ratio(one: int, other: int) -> float:
+def _ratio(size: int, other: int) -> float:
     """How many times twice one is the other. A call without rows is one of a row here."""
-    return abs(math.log2(max(1, one) / max(1, other)))
+    return abs(math.log2(max(1, size) / max(1, other)))
 
 
 _SHOWN = 5
@@ -130,8 +130,10 @@ def reasons(catalog: Catalog, where: str) -> list[str]:
 
 def _instead(catalog: Catalog, part: str) -> str:
     """What the columns of a part hold, in words."""
-    told = [_ids(catalog, part) if name == "dump_id" else _held(catalog, name) for name in sorted(compile_where(part).columns)]
-    return f": {'; '.join(told)}" if told else ""
+    contents = [
+        _ids(catalog, part) if name == "dump_id" else _held(catalog, name) for name in sorted(compile_where(part).columns)
+    ]
+    return f": {'; '.join(contents)}" if contents else ""
 
 
 def _ids(catalog: Catalog, part: str) -> str:
@@ -142,9 +144,9 @@ def _ids(catalog: Catalog, part: str) -> str:
                 if len(like.strip("%_")) < _SHORTEST:
                     continue
                 rows = box.rows(_IDS, [f"%{like[:_LONGEST]}%"])
-                if found := [dump_id for (dump_id,) in rows]:
-                    more = ", ..." * (len(found) > _LIKE_IT)
-                    return f"dump_id is like it in {', '.join(found[:_LIKE_IT])}{more}"
+                if matches := [dump_id for (dump_id,) in rows]:
+                    more = ", ..." * (len(matches) > _LIKE_IT)
+                    return f"dump_id is like it in {', '.join(matches[:_LIKE_IT])}{more}"
     return "no dump_id is like it; `actordbg dump ls` lists them"
 
 
@@ -181,8 +183,8 @@ class UnequalStep:
         ranks: dict[int, list[str]] = {}
         for rank, count in self.calls.items():
             ranks.setdefault(count, []).append(str(rank))
-        said = [f"rank{'s' * (len(who) > 1)} {', '.join(who)} made {count}" for count, who in sorted(ranks.items())]
-        return f"run {self.run}{f', {self.role}' if self.role else ''}, step {self.step}: {'; '.join(said)} calls"
+        phrases = [f"rank{'s' * (len(who) > 1)} {', '.join(who)} made {count}" for count, who in sorted(ranks.items())]
+        return f"run {self.run}{f', {self.role}' if self.role else ''}, step {self.step}: {'; '.join(phrases)} calls"
 
 
 @dataclass(frozen=True)
@@ -247,17 +249,17 @@ def unequal_steps(catalog: Catalog, run: str, now: datetime | None = None) -> It
 
     The step in which recording began is left out, unless it is the first: ranks see the switch at different moments.
     """
-    found: dict[str | None, dict[int, dict[int, int]]] = {}
+    by_role: dict[str | None, dict[int, dict[int, int]]] = {}
     newest: dict[tuple[str | None, int], str] = {}
     sql = (
         f"SELECT k.role, d.step, k.rank, count(*), max(d.timestamp) FROM dump AS d {CALLER}"
         " WHERE k.run = ? AND d.step IS NOT NULL AND k.source = 'capture' GROUP BY k.role, d.step, k.rank"
     )
     for role, step, rank, count, latest in answers(catalog, sql, (run,)):
-        found.setdefault(role, {}).setdefault(step, {})[rank] = count
+        by_role.setdefault(role, {}).setdefault(step, {})[rank] = count
         newest[role, step] = max(from_micros(latest), newest.get((role, step), ""))
-    for role, steps in found.items():
-        ranks = sorted({rank for one in steps.values() for rank in one})
+    for role, steps in by_role.items():
+        ranks = sorted({rank for counts in steps.values() for rank in counts})
         first, last = min(steps), max(steps)
         for step in sorted(steps, reverse=True):
             calls = {rank: steps[step].get(rank, 0) for rank in ranks}

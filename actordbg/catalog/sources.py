@@ -64,13 +64,13 @@ class Source:
         sql = "SELECT path, size, mtime_ns FROM read_file WHERE substr(path, 1, ?) = ?"
         return {row[0]: row[1:] for row in reader.execute(sql, (len(self.folder) + 1, f"{self.folder}/"))}
 
-    def listed(self, odd: dict[str, str]) -> dict[str, Any]:
+    def listed(self, rejected: dict[str, str]) -> dict[str, Any]:
         """The files that are there, each with what it is now: its size and time. `odd` gets what is not a file of ours, and
         why."""
         young = time.time_ns() - SETTLED_NS  # such a time is noted as -1, and the file read again the next time
         return {
             path: (state.st_size, -1 if self.changes and state.st_mtime_ns >= young else state.st_mtime_ns)
-            for path, state in self.store.files(self.folder, self.suffix, odd).items()
+            for path, state in self.store.files(self.folder, self.suffix, rejected).items()
         }
 
     def rows(self, path: str) -> tuple[Any, list[Damaged]]:
@@ -254,9 +254,9 @@ class Packs(Source):
             writer.forget_file(path)
 
 
-def packs(store: Store, odd: dict[str, str]) -> Iterator[Packs]:
+def packs(store: Store, rejected: dict[str, str]) -> Iterator[Packs]:
     """The folders of packs, also those that are gone. `odd` gets what lies among the runs' folders and is none, and why."""
     with engine.connect_readonly(store.catalog_path) as reader:
         noted = reader.execute("SELECT path FROM scanned_folder WHERE path LIKE 'packs/%'").fetchall()
-    for run in sorted({*store.folder_names("packs", odd), *(path.split("/")[1] for (path,) in noted)}):
+    for run in sorted({*store.folder_names("packs", rejected), *(path.split("/")[1] for (path,) in noted)}):
         yield Packs(store, f"packs/{run}")

@@ -54,17 +54,17 @@ class CatalogWriter:
 
     def _callers(self, run_name: str, columns: Columns) -> list[int]:
         """The numbers of the callers of rows that are added; a new caller gets a row."""
-        said = {name: values for name, values in zip(DUMP_COLUMNS, columns, strict=True) if name in _OF_CALLER}
-        varying = [name for name, values in said.items() if values.count(values[0]) != len(values)]
-        keys = list(zip(*(said[name] for name in varying), strict=True)) or [()] * len(columns[0])
+        fields = {name: values for name, values in zip(DUMP_COLUMNS, columns, strict=True) if name in _OF_CALLER}
+        varying = [name for name, values in fields.items() if values.count(values[0]) != len(values)]
+        keys = list(zip(*(fields[name] for name in varying), strict=True)) or [()] * len(columns[0])
         listed = f"{_listed(_OF_CALLER)} FROM caller WHERE run = ? AND rank = ?"
         known = {
             tuple(row): number
-            for rank in {*said["rank"]}
+            for rank in {*fields["rank"]}
             for number, *row in self.execute(f"SELECT id, {listed}", (run_name, rank))
         }
         insert = f"INSERT INTO caller ({_listed(_OF_CALLER)}) VALUES ({', '.join('?' * len(_OF_CALLER))})"
-        first = {name: values[0] for name, values in said.items()}
+        first = {name: values[0] for name, values in fields.items()}
         numbers = {}
         for key in dict.fromkeys(keys):
             caller = tuple((first | dict(zip(varying, key, strict=True))).values())
@@ -104,11 +104,11 @@ class CatalogWriter:
             return []
         return self.first(f"SELECT dump_id FROM dump WHERE {OF_A_RANK} AND pack IS NULL", run_name, rank)
 
-    def put_damaged(self, folder: str, found: Iterable[Damaged], sound: Iterable[str] = ()) -> None:
+    def put_damaged(self, folder: str, files: Iterable[Damaged], sound: Iterable[str] = ()) -> None:
         """Note damaged files of a folder, and forget those at the paths `sound`."""
         if self.execute("SELECT 1 FROM damaged_file LIMIT 1").fetchone():
             self.executemany("DELETE FROM damaged_file WHERE path = ?", [(path,) for path in sound])
-        self.put("damaged_file", [{**vars(item), "folder": folder} for item in found])
+        self.put("damaged_file", [{**vars(item), "folder": folder} for item in files])
 
     def note_folder(self, path: str, mtime_ns: int) -> None:
         """Note a folder's modification time; -1 for one that cannot be relied on."""
@@ -137,7 +137,9 @@ class CatalogWriter:
             sql = "SELECT finished_at, attempt FROM result WHERE replay_id = ? AND dump_id = ?"
             there = {dump_id: self.execute(sql, (replay_id, dump_id)).fetchone() for dump_id in results}
             results = {
-                dump_id: one for dump_id, one in results.items() if (one.finished_at, one.attempt) >= (there[dump_id] or ("", 0))
+                dump_id: record
+                for dump_id, record in results.items()
+                if (record.finished_at, record.attempt) >= (there[dump_id] or ("", 0))
             }
             for table in ("result", "law_answer"):
                 which = [(replay_id, dump_id) for dump_id in results if there[dump_id]]

@@ -41,12 +41,12 @@ class Column(NamedTuple):
 
 
 COLUMNS: dict[str, dict[str, Column]] = {
-    table: {name: Column(*said) for name, said in columns.items()}
+    table: {name: Column(*spec) for name, spec in columns.items()}
     for table, columns in json.loads(Path(__file__).with_name("columns.json").read_text(encoding="utf-8")).items()
 }
 """The columns of each table by name."""
 _OWN = ("id", "caller", "last_result")
-DUMP_COLUMNS = {name: one for name, one in (COLUMNS["dump"] | COLUMNS["caller"]).items() if name not in _OWN}
+DUMP_COLUMNS = {name: column for name, column in (COLUMNS["dump"] | COLUMNS["caller"]).items() if name not in _OWN}
 """What is known of a dump: of its own, and of its caller."""
 OF_A_RANK = "caller IN (SELECT id FROM caller WHERE run = ? AND rank = ?)"
 """Which dumps are those of a run's rank."""
@@ -70,9 +70,9 @@ class Damaged:
         return Damaged(path, error.code, error.message.removeprefix(f"{full}: "))
 
 
-def odd_files(odd: Mapping[str, str]) -> list[Damaged]:
+def odd_files(rejected: Mapping[str, str]) -> list[Damaged]:
     """What a listing of a folder of the store noted: names that no file of ours has, or that are not files."""
-    return [Damaged(path, ODD_FILE, why) for path, why in sorted(odd.items())]
+    return [Damaged(path, ODD_FILE, why) for path, why in sorted(rejected.items())]
 
 
 def shared(record: Any, table: str) -> dict[str, Any]:

@@ -149,8 +149,8 @@ def _of_callers(tree: Any, now: datetime) -> Iterator[tuple[str, tuple[Any, ...]
     from sqlglot import exp
 
     if isinstance(plain := tree.unnest(), exp.And):
-        for one in plain.flatten():
-            yield from _of_callers(one, now)
+        for operand in plain.flatten():
+            yield from _of_callers(operand, now)
         return
     part = (writer := ExpressionWriter(now)).write(plain)
     if {WHERE_COLUMNS[name].join for name in writer.columns} == {CALLER}:
@@ -164,13 +164,13 @@ def _simple(text: str) -> Condition | None:
     parts: list[str] = []
     params: list[Any] = []
     names: list[str] = []
-    for one in _AND.split(text, MAX_SIMPLE):
-        found = _COMPARED.match(one)
-        column = WHERE_COLUMNS.get(found[1]) if found else None
-        value = _value(column, found[3], found[4]) if found is not None and column is not None else None
-        if found is None or column is None or value is None:
+    for comparison in _AND.split(text, MAX_SIMPLE):
+        match = _COMPARED.match(comparison)
+        column = WHERE_COLUMNS.get(match[1]) if match else None
+        value = _value(column, match[3], match[4]) if match is not None and column is not None else None
+        if match is None or column is None or value is None:
             return None
-        parts.append(f"({column.sql} {_SIGNS.get(found[2], found[2])} ?)")
+        parts.append(f"({column.sql} {_SIGNS.get(match[2], match[2])} ?)")
         params.append(value)
         names.append(column.name)
     sql = parts[0] if len(parts) == 1 else f"({' AND '.join(parts)})"
@@ -291,9 +291,9 @@ def _check_tokens(tokens: list[Any], text: str) -> None:
 
 def _reason(error: Exception, text: str) -> str:
     details: list[dict[str, Any]] = getattr(error, "errors", None) or [{}]
-    found = next((item for item in details if item.get("highlight")), {})
-    if found.get("highlight"):
-        return f"at {shortened(str(found['highlight']))!r}"
+    detail = next((item for item in details if item.get("highlight")), {})
+    if detail.get("highlight"):
+        return f"at {shortened(str(detail['highlight']))!r}"
     return f"{shortened(text)!r} is not one SQL expression"
 
 
@@ -307,11 +307,11 @@ def _written_out(piece: str) -> str:
     piece = _ILIKE.sub("like", piece.replace("&&", " and "))  # which means the same in SQLite
     piece = _SHIFTED.sub(r"\1'\2'", piece)
     piece = _LAST.sub(_since, piece)
-    return _SIZE.sub(lambda found: str(parse_size("--where", found[1])), piece)
+    return _SIZE.sub(lambda match: str(parse_size("--where", match[1])), piece)
 
 
-def _since(found: re.Match[str]) -> str:
-    duration = found[1] or f"{found[2] or 1}{_WORDS[found[3].lower()]}"
+def _since(match: re.Match[str]) -> str:
+    duration = match[1] or f"{match[2] or 1}{_WORDS[match[3].lower()]}"
     return f"timestamp > now() - '{duration}'"
 
 

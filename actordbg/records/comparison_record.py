@@ -104,11 +104,11 @@ def _complete(value: Any) -> None:
         _complete(item)
 
 
-def _says_more(said: Any, kept: Any) -> bool:
+def _says_more(data: Any, kept: Any) -> bool:
     """Whether a JSON value has keys that did not get into what was made of it."""
-    if isinstance(said, dict):
-        return not said.keys() <= kept.keys() or any(_says_more(item, kept[name]) for name, item in said.items())
-    return isinstance(said, list) and any(map(_says_more, said, kept))
+    if isinstance(data, dict):
+        return not data.keys() <= kept.keys() or any(_says_more(item, kept[name]) for name, item in data.items())
+    return isinstance(data, list) and any(map(_says_more, data, kept))
 
 
 MATCH = "match"
@@ -269,20 +269,20 @@ class ComparisonRecord(StoredRecord):
     @property
     def unjudged(self) -> tuple[str, ...]:
         """What the verdict says nothing about, in words: dumps, gradients, and gradients of which only the norm was judged."""
-        said = []
+        phrases = []
         left = [dump for dump in self.dumps if dump.verdict == NOT_COMPARED]
         if left:
             why = next((reason for dump in left for reason in dump.not_compared.values()), "")
-            said.append(f"{len(left)} of {len(self.dumps)} dumps: {why}")
+            phrases.append(f"{len(left)} of {len(self.dumps)} dumps: {why}")
         without = [why for dump in self.dumps if (why := _gradients_left(dump))]
         if without:
-            said.append(f"the gradients of {len(without)} of {len(self.dumps)} dumps: {without[0]}")
+            phrases.append(f"the gradients of {len(without)} of {len(self.dumps)} dumps: {without[0]}")
         by_norm = sum(dump.grad_norm_rel is not None and dump.gradients is None for dump in self.dumps)
         if by_norm:
-            said.append(
+            phrases.append(
                 f"the gradients of {by_norm} of {len(self.dumps)} dumps, but for their norm (--keep-gradients keeps them)"
             )
-        return tuple(said)
+        return tuple(phrases)
 
 
 def _gradients_left(dump: DumpComparison) -> str:

@@ -119,44 +119,46 @@ class Store(StoreFiles):
         """What lies in a folder, in no order."""
         return self._look(path, os.listdir) or []
 
-    def folder_names(self, path: str, odd: dict[str, str] | None = None) -> list[str]:
+    def folder_names(self, path: str, rejected: dict[str, str] | None = None) -> list[str]:
         """The folders in a folder, in order; hidden ones are left out. `odd` gets what is neither folder nor file, and why."""
-        found = []
+        folders = []
         try:
             entries = self._look(path, _scanned) or []
         except StoreProblem as error:
-            if odd is None:
+            if rejected is None:
                 raise
-            entries, odd[path] = [], error.message
+            entries, rejected[path] = [], error.message
         for entry in entries:
             if entry.name[0] == ".":
                 continue
             if not entry.name.isprintable():
-                _note(odd, f"{path}/{entry.name}", UNPRINTABLE)
+                _note(rejected, f"{path}/{entry.name}", UNPRINTABLE)
             elif os.path.isdir(entry.path):
-                found.append(entry.name)
+                folders.append(entry.name)
             elif not entry.is_file(follow_symlinks=False):  # a file beside the folders harms nobody
-                _note(odd, f"{path}/{entry.name}", "it is not a folder")
-        return sorted(found)
+                _note(rejected, f"{path}/{entry.name}", "it is not a folder")
+        return sorted(folders)
 
-    def files(self, path: str, suffix: str | tuple[str, ...], odd: dict[str, str] | None = None) -> dict[str, os.stat_result]:
+    def files(
+        self, path: str, suffix: str | tuple[str, ...], rejected: dict[str, str] | None = None
+    ) -> dict[str, os.stat_result]:
         """The published files of a folder by their paths below the store, in order of name, as they are now.
 
         `odd` gets, by path, what has such a name and is not a file of ours, and why.
         """
-        found = {}
+        states = {}
         for name in sorted(entry.name for entry in self._look(path, _scanned) or []):
             if not name.endswith(suffix) or name[0] == ".":
                 continue
             if not name.isprintable():
-                _note(odd, f"{path}/{name}", UNPRINTABLE)
+                _note(rejected, f"{path}/{name}", UNPRINTABLE)
                 continue
             state = self._look(f"{path}/{name}", os.lstat)
             if state is not None and not stat.S_ISREG(state.st_mode):
-                _note(odd, f"{path}/{name}", f"it is {KINDS.get(stat.S_IFMT(state.st_mode), 'a device')}, not a file")
+                _note(rejected, f"{path}/{name}", f"it is {KINDS.get(stat.S_IFMT(state.st_mode), 'a device')}, not a file")
             elif state is not None:
-                found[f"{path}/{name}"] = state
-        return found
+                states[f"{path}/{name}"] = state
+        return states
 
     def _look(self, path: str, look: Callable[[Path], T]) -> T | None:
         """What `look` finds at a path below the store; None if nothing is there, StoreProblem if it cannot be looked at."""
@@ -216,15 +218,15 @@ class Store(StoreFiles):
         return path.relative_to(self.root).as_posix()
 
 
-def _note(odd: dict[str, str] | None, path: str, why: str) -> None:
-    if odd is not None:
-        odd[printable(path)] = why
+def _note(rejected: dict[str, str] | None, path: str, why: str) -> None:
+    if rejected is not None:
+        rejected[printable(path)] = why
 
 
 def printable(name: str) -> str:
     """A name from a file system as text that can be shown and kept: what is not text in it, or no letter, as an escape."""
     text = os.fsencode(name).decode("utf-8", "backslashreplace")
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def known_regular(path: Path, most: int) -> Path:

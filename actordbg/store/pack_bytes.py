@@ -126,15 +126,15 @@ def parse_foot(data: bytes, size: int, name: str) -> Foot:
         raise damaged(f"{name}: damaged foot (its CRC-32 does not match)")
     _, version, *rest = _FOOT.unpack(body)
     _check_version(version, name)
-    found = Foot(*rest)
-    if found.offset < HEAD_BYTES or found.offset + found.stored + FOOT_BYTES != size:
+    foot = Foot(*rest)
+    if foot.offset < HEAD_BYTES or foot.offset + foot.stored + FOOT_BYTES != size:
         raise damaged(f"{name}: its foot has an impossible place for the index")
-    if max(found.content, found.stored) > MAX_INDEX or found.dumps > MAX_DUMPS:
+    if max(foot.content, foot.stored) > MAX_INDEX or foot.dumps > MAX_DUMPS:
         raise damaged(
-            f"{name}: its index claims {found.content} bytes for {found.dumps} dumps, over the limits of {MAX_INDEX} and "
+            f"{name}: its index claims {foot.content} bytes for {foot.dumps} dumps, over the limits of {MAX_INDEX} and "
             f"{MAX_DUMPS}"
         )
-    return found
+    return foot
 
 
 def _check_version(version: int, name: str) -> None:
@@ -177,13 +177,13 @@ def index_bytes(pieces: int, dumps: int, references: int, texts: int) -> int:
     return _COUNTS.size + texts + 4 * (5 * pieces + 4 * dumps + references) + 160 * dumps
 
 
-def decode_index(content: bytes, found: Foot, name: str) -> Index:
+def decode_index(content: bytes, foot: Foot, name: str) -> Index:
     """The checked index of a pack with this foot. Raises CorruptDump for any number that does not fit the others."""
     if len(content) < _COUNTS.size:
         raise damaged(f"{name}: its index is too short")
     blocks, pieces, dumps, references, texts, ids = _COUNTS.unpack_from(content)
     columns = 2 * blocks + 3 * pieces + 4 * dumps + references
-    if len(content) != _COUNTS.size + texts + ids + 4 * columns or dumps != found.dumps:
+    if len(content) != _COUNTS.size + texts + ids + 4 * columns or dumps != foot.dumps:
         raise damaged(f"{name}: its index does not have the size of what it claims to list")
     at = _COUNTS.size + texts
     names = _dump_ids(content[at : at + ids], dumps, name)
@@ -203,7 +203,7 @@ def decode_index(content: bytes, found: Foot, name: str) -> Index:
     too_long = dumps and (max(lines) > MAX_RECORD or max(headers) > MAX_RECORD + 8 or min(headers) < 8)
     if at != _COUNTS.size + texts or first != references or too_long:
         raise damaged(f"{name}: its index has impossible lengths")
-    placed = _place_blocks(stored, contents, found.offset, name)
+    placed = _place_blocks(stored, contents, foot.offset, name)
     starts = _place_pieces(placed, piece_block, piece_bytes, piece_times, name)
     return Index(placed, piece_block, starts, piece_bytes, piece_times, packed)
 

@@ -90,7 +90,7 @@ def read_payload(
     hash_too: bool = True,
 ) -> tuple[DumpRecord, bytes]:
     """Record and checked safetensors bytes of a dump, wherever it lies now; see `dumpfile.read_payload`."""
-    return _follow(place, lambda found: _payload_at(found, hash_too))
+    return _follow(place, lambda current: _payload_at(current, hash_too))
 
 
 def read_exactly(place: AnyPath) -> tuple[DumpRecord, bytes, bytes]:
@@ -172,7 +172,7 @@ def _follow(place: AnyPath, read: Callable[[str], T]) -> T:
     except StoreProblem as error:
         if error.code != StoreProblem.code:
             raise
-        for other in (found for _ in range(_ROUNDS) for found in _elsewhere(name) if is_there(found)):
+        for other in (candidate for _ in range(_ROUNDS) for candidate in _elsewhere(name) if is_there(candidate)):
             try:
                 return read(other)
             except StoreProblem as later:

@@ -234,16 +234,16 @@ class Pusher:
         self._thread.start()
 
     def _run(self) -> None:
-        rest, said = self._every_s, ""
+        rest, last_problem = self._every_s, ""
         while not self._over.wait(rest):
             began = time.monotonic()
             try:
                 self.mirror.push()
-                said = ""
+                last_problem = ""
             except (StoreProblem, OSError) as error:
-                if said != str(error):
+                if last_problem != str(error):
                     self._note(f"not pushed yet, and tried again: {error}")
-                said = str(error)
+                last_problem = str(error)
             rest = max(self._every_s, _REST * (time.monotonic() - began))
 
     def close(self) -> Moved:
@@ -312,11 +312,11 @@ def _listed(files: Any, root: str, runs: Sequence[str], skipped: dict[str, str],
     """
     marks: dict[str, Mark] = {}
     try:
-        found = files.find(f"{root}/{top}".rstrip("/"), withdirs=True, detail=True)
+        entries = files.find(f"{root}/{top}".rstrip("/"), withdirs=True, detail=True)
     except FileNotFoundError:
         return {}
-    filled = {str(name).rpartition("/")[0] for name in found}
-    for name, info in found.items():
+    filled = {str(name).rpartition("/")[0] for name in entries}
+    for name, info in entries.items():
         path, kind = str(name)[len(root) :].lstrip("/"), "link" if info.get("islink") else info.get("type", "file")
         run = path.split("/")[1:2] if runs and path.startswith(("dumps/", "packs/")) else []
         if path == top or path.endswith("/") or _LEFT_OUT.match(path) or (run and run[0] not in runs):
