@@ -105,8 +105,8 @@ class MatrixRecord(StoredRecord):
 
     @property
     def good(self) -> bool:
-        """Check whether something ran, nothing is left to run, and nothing is wrong, not checked, failed or regressed. With a baseline,
-        failures alone do not count.
+        """Check whether something ran, nothing is left to run, and nothing is wrong, not checked, failed or regressed. With a
+        baseline, failures alone do not count.
         """
         ran = [cell for cell in self.cells if cell.status in (PASSED, FAILED)]
         waits = any(self.waits(cell) for cell in ran)
