@@ -91,7 +91,7 @@ class Fetched:
         self._files, self._root = _opened(url)
 
     def bring(self, paths: Iterable[str]) -> None:
-        """Download the files that are not here yet. A file that is missing there is skipped; the code that opens it reports it."""
+        """Download the files that are not here yet. A file that is missing there is skipped; opening it reports it."""
         with _as_store_problem(self.url):
             for batch in _batches([path for path in dict.fromkeys(paths) if not (self.folder / path).exists()]):
                 _each(self._get, batch, FileNotFoundError)
