@@ -1,8 +1,8 @@
-"""What becomes of a parsed `--where` expression: each node that is on the list is spelled out as SQL, the rest is refused.
+"""Turns a parsed `--where` expression into SQL: each node on an allow list is spelled out, everything else is refused.
 
-`_HANDLERS` is the list: node kinds by name, the method that writes each, and the arguments that it may have. A node kind or
-an argument that is not listed is an error, so what a newer sqlglot adds to its trees is refused until it is understood
-(`not like` is such a case: newer versions say it with an argument `negate` that a writer could overlook).
+`_HANDLERS` is the list: node kinds by name, the method that writes each, and its allowed arguments. A node kind or an argument
+that is not listed is an error, so additions of a newer sqlglot are refused until this module supports them (`not like` is such a
+case: newer versions express it by an argument `negate` that a writer could overlook).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MAX_WILDCARDS = 6
 
 @dataclass
 class Part:
-    """A piece of the answer: its SQL, its kind ("duration" and "null" occur inside only), and its bound values."""
+    """A piece of the SQL with its kind ("duration" and "null" occur inside only) and its bound values."""
 
     sql: str
     kind: str
@@ -53,19 +53,19 @@ class Part:
 
 
 def _made(sql: str, kind: str, parts: Iterable[Part]) -> Part:
-    """A part that is made of others: their bound values, in their order."""
+    """Return a part made of others, with their bound values in order."""
     return Part(sql, kind, [value for part in parts for value in part.params])
 
 
 class ExpressionWriter:
-    """Spells out a tree that `check_nodes` has passed; `columns` collects the names that were used."""
+    """Writes a tree that passed `check_nodes` as SQL; `columns` collects the names that it uses."""
 
     def __init__(self, now: datetime) -> None:
         self._now = now
         self.columns: set[str] = set()
 
     def write(self, node: Any) -> Part:
-        """The part for one node; WhereError if it means nothing."""
+        """Return the part for one node; WhereError if it is not allowed or makes no sense."""
         node = node.unnest()
         name = type(node).__name__
         if name not in _HANDLERS or not _HANDLERS[name][0]:
@@ -100,7 +100,7 @@ class ExpressionWriter:
 
     def negate(self, node: Any) -> Part:
         inner = self._condition(node.this, "not")
-        absent = type(node.this).__name__ in ("In", "Like")  # what is not there is in no list and like nothing
+        absent = type(node.this).__name__ in ("In", "Like")  # NULL is in no list, and like nothing
         return Part(f"(NOT coalesce({inner.sql}, 0))" if absent else f"(NOT {inner.sql})", BOOL, inner.params)
 
     def compare(self, node: Any) -> Part:
@@ -202,7 +202,7 @@ class ExpressionWriter:
         return part
 
     def _alike(self, left: Part, right: Part, node: Any) -> tuple[Part, Part]:
-        """Both sides of a comparison, brought to one kind; WhereError if they have different ones."""
+        """Convert both sides of a comparison to one kind; WhereError if that is not possible."""
         if "null" in (left.kind, right.kind):
             raise refusal(f"{_sql(node)!r} is never true", "use `is null` or `is not null`")
         for kind, brought in ((TIME, self._as_time), (BOOL, _as_flag), (NUMBER, _as_number)):
@@ -215,7 +215,7 @@ class ExpressionWriter:
         return left, right
 
     def _all_alike(self, node: Any, *sides: Any) -> list[Part]:
-        """A value and those that it is compared with, brought to one kind, whichever of them says it."""
+        """Convert a value and those that it is compared with to one kind; any of them may determine it."""
         first, *others = map(self.write, sides)
         for other in others:
             first, _ = self._alike(first, other, node)
@@ -245,14 +245,14 @@ class ExpressionWriter:
         try:
             return self._moment(moment + duration if sign == "+" else moment - duration)
         except OverflowError:
-            raise refusal(f"{_sql(node)!r} is outside of the calendar") from None
+            raise refusal(f"{_sql(node)!r} is out of range for a time") from None
 
 
 _SIGNS = {"Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "Mod": "%"}
 _COMPARISONS = {"EQ": "=", "NEQ": "IS NOT", "GT": ">", "GTE": ">=", "LT": "<", "LTE": "<="}
-"""Comparisons as SQLite has them: what is not there is unequal, too."""
+"""Comparisons in SQLite's spelling: NULL counts as unequal."""
 _BARE = {*_COMPARISONS, "Is", "In", "Between", "Like"}
-"""Conditions that are compared with another one in parentheses only."""
+"""Conditions that need parentheses to be compared with another condition."""
 _BINARY = ("this", "expression")
 _HANDLERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "Column": ("column", ("this",)),
@@ -277,16 +277,16 @@ _HANDLERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "Coalesce": ("function", ("this", "expressions", "is_nvl", "is_null")),
     "Round": ("function", ("this", "decimals")),
 }
-"""Every kind of node that may occur: the method that spells it out, and the arguments that it may have."""
+"""Every allowed kind of node: the method that writes it, and its allowed arguments."""
 
 _BEGINNING = re.compile(r"\d{4}(?:-\d\d(?:-\d\d(?:[Tt]\d\d(?::\d\d)?)?)?)?", re.ASCII)
 _SPANS = {16: timedelta(minutes=1), 13: timedelta(hours=1), 10: timedelta(1), 7: timedelta(31), 4: timedelta(366)}
-"""How long the times that begin with a text of this length last at most."""
+"""Longest span of the times that begin with a text of this length."""
 _QUERIES = ("Subquery", "Select", "Exists", "Union")
 
 
 def check_nodes(tree: Expression) -> None:
-    """Refuse a tree with a node, or an argument of a node, that is not on the list."""
+    """Raise WhereError for a tree with a node, or an argument of a node, that is not on the list."""
     for node in tree.walk():
         if type(node).__name__ not in _HANDLERS:
             raise _refused(node)
@@ -297,18 +297,18 @@ def check_nodes(tree: Expression) -> None:
 
 
 def _text_of(part: Part) -> str:
-    """The SQL of a part that functions of texts take: a time as records spell it."""
+    """Return a part's SQL as a text: a time as records spell it."""
     return f"moment({part.sql})" if part.kind == TIME else part.sql
 
 
 def _times_like(pattern: str) -> tuple[Any, ...]:
-    """The year, month, day, hour or minute that a pattern begins with, and its first and last microsecond; only "" without one.
+    """Return the year, month, day, hour or minute that a pattern begins with, and its first and last microsecond; else ("",).
 
-    A look-up in the index: to spell each time takes most of a microsecond.
+    This allows a look-up in the index; formatting each time to compare texts would take most of a microsecond.
     """
     text = match[0] if (match := _BEGINNING.match(pattern)) else ""
     for length, span in _SPANS.items():
-        with contextlib.suppress(ValueError, OverflowError):  # no such day: its month has whatever begins so
+        with contextlib.suppress(ValueError, OverflowError):  # no such day: try its month
             if length <= len(text):
                 first = datetime.fromisoformat(text[:length].upper() + "0001-01-01T00:00"[length:]).replace(tzinfo=timezone.utc)
                 end = first + span
@@ -323,14 +323,14 @@ def _require_number(part: Part, node: Any, parent: Any) -> None:
 
 
 def _as_flag(part: Part) -> Part:
-    """0 and 1 may stand for no and yes."""
+    """Accept 0 and 1 for false and true."""
     if part.kind == NUMBER and part.literal in (0, 1):
         return Part(str(int(part.literal)), BOOL, [], literal=bool(part.literal))
     return part
 
 
 def _as_number(part: Part) -> Part:
-    """A text that is a number or a size ('0', '10MB') may stand for it."""
+    """Accept a text that is a number or a size ('0', '10MB') for that number."""
     if part.kind == TEXT and isinstance(part.literal, str):
         with contextlib.suppress(UsageError):
             value = parse_size("--where", part.literal)
@@ -362,7 +362,7 @@ def _refused(node: Any) -> WhereError:
 
 def _unknown_column(name: str, quoted: bool) -> WhereError:
     if name == "None":
-        return refusal("None is not a value of SQL", "what is not there is null: role is null")
+        return refusal("None is not a value of SQL", "use null for a missing value: role is null")
     near = difflib.get_close_matches(name.lower(), WHERE_COLUMNS, n=1)
     meant = f'; did you mean "{near[0]}"?' if near else ""
     hint = "`actordbg dump columns` lists the columns"
