@@ -2,8 +2,8 @@
 
 The full check of a record (`parse_record`) builds dataclasses in Python. Here msgspec parses the JSON of many records straight
 into the columns and checks their types and ranges on the way, in C; every other check is one step over all records, since
-Python's overhead per file exceeds the cost of the checks. If any record is irregular, the whole batch is rejected, and each record goes
-through the full check (`row_of`), which accepts it or says what is wrong. So the same rules apply to every row.
+Python's overhead per file exceeds the cost of the checks. If any record is irregular, the whole batch is rejected, and each
+record goes through the full check (`row_of`), which accepts it or says what is wrong. So the same rules apply to every row.
 
 All files are opened before the first is read. If the first ones come slowly, the kernel is told to prefetch the others in
 parallel.
