@@ -118,7 +118,7 @@ def _refresh(store: Store, rebuild: bool, on_progress: Progress | None) -> Index
     if summary.added >= ANALYZE_FROM:
         with engine.writing(path) as writer:
             writer.count_for_planner()
-    with engine.connect_readonly(path) as reader:  # the last to close leaves empty journals, which readers without write access need
+    with engine.connect_readonly(path) as reader:  # the last to close leaves empty journals, which read-only users need
         summary.damaged += read_damaged(reader)
         summary.dumps = reader.execute("SELECT count(*) FROM dump").fetchone()[0]
     return summary

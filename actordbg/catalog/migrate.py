@@ -155,7 +155,7 @@ def locked(store: Store) -> Iterator[None]:
         descriptor = open_regular(path, os.O_CREAT | os.O_RDWR)
     except OSError as error:
         kind = CatalogProblem if isinstance(error, OddFile | IsADirectoryError) else UnwritableCatalog
-        raise kind(f"cannot open {path}: {error.strerror}", hint="make its folder writable, and remove what is not a file there") from None
+        raise kind(f"cannot open {path}: {error.strerror}", hint="make its folder writable, and the lock a file") from None
     try:
         try:
             with engine.patiently(path):

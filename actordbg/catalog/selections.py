@@ -120,7 +120,7 @@ def no_match(catalog: Catalog, where: str) -> str:
 
 
 def reasons(catalog: Catalog, where: str) -> list[str]:
-    """Return a line for each part of the expression (joined by `and`) that no dump meets; one line if each part alone has some."""
+    """Return a line for each part of the expression (joined by `and`) that no dump meets; one line if all have some."""
     total = count_dumps(catalog)
     counts = {part: count_dumps(catalog, part) for part in parts_of(where)}
     if nothing := [part for part, count in counts.items() if not count]:

@@ -5,8 +5,8 @@ and reads a file again only if its size or time did. It does not rely on times y
 times, and it would miss a file that was replaced in the same tick. A subclass defines how to read a file and write its rows.
 
 An interrupted `pack` or `unpack` leaves a dump both in a pack and in a file. Such a dump has one row, the packed one. So packs
-are indexed before files, and take over the files' rows. When a pack vanishes, the run's folders are listed again, because files may
-have replaced it. Another pack may take over a row whose pack is no longer noted."""
+are indexed before files, and take over the files' rows. When a pack vanishes, the run's folders are listed again, because files
+may have replaced it. Another pack may take over a row whose pack is no longer noted."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Source:
         }
 
     def rows(self, path: str) -> tuple[Any, list[Damaged]]:
-        """Read the rows of a file (path below the store), None without any, and what is damaged in it. StoreProblem or OSError."""
+        """Read the rows of a file (path below the store), None without any, and the damage in it. StoreProblem or OSError."""
         from actordbg.catalog.record_rows import event_row, read_record, rows_of
 
         if self.folder == "events":

@@ -178,7 +178,7 @@ FUNCTIONS: dict[str, str] = {
 
 OPERATORS = "= == <> != < <= > >=  and or not  is [not] null  [not] in (...)  [not] between  [not] like  + - * / %"
 
-_HINT = 'write an expression like "seq_len>4096 and rank=0" or "timestamp > now() - \'2h\'"; `actordbg dump columns` lists the columns'
+_HINT = 'write, for example, "seq_len>4096 and rank=0" or "timestamp > now() - \'2h\'"; `actordbg dump columns` lists the columns'
 
 
 def refusal(message: str, hint: str = "") -> WhereError:
@@ -265,7 +265,7 @@ def parse_duration(text: Any) -> timedelta:
     """Parse a duration like '7d' or '2h30m'; WhereError for anything else."""
     compact = text.replace(" ", "") if isinstance(text, str) else ""
     if not _DURATION.match(compact) or len(compact) > 40:
-        raise refusal(f"{shortened(str(text))!r} is not a duration", "write it like '30m', '2h', '2h30m', '1d' (units w, d, h, m, s)")
+        raise refusal(f"{shortened(str(text))!r} is not a duration", "write '30m', '2h', '2h30m' or '1d' (units w, d, h, m, s)")
     try:
         return timedelta(seconds=sum(float(count) * _UNITS[unit] for count, unit in _PIECE.findall(compact)))
     except OverflowError:

@@ -12,8 +12,8 @@ every number, selects *every* row; here it is an error that suggests the likely 
 number of operators are limited before any recursive code reads the text. `Sandbox` runs the result.
 
 Times: `timestamp` compares with ISO texts ('2025-06-19', '2025-06-19 05:26', '2025-06-19T05:26:08Z', UTC unless they say
-otherwise), with 'today' and 'yesterday', and with `now()`, plus or minus a duration ('30m', '2h30m', '1d'). Unambiguous shorthands
-that are not SQL (`4k`, `10MB`, `last 2h`, `&&`) are expanded first::
+otherwise), with 'today' and 'yesterday', and with `now()`, plus or minus a duration ('30m', '2h30m', '1d'). Unambiguous
+shorthands that are not SQL (`4k`, `10MB`, `last 2h`, `&&`) are expanded first::
 
     seq_len > 4k && bytes > 10MB        seq_len > 4000 and bytes > 10000000
     last 2h, last day                   timestamp > now() - '2h', timestamp > now() - '1d'
@@ -93,7 +93,7 @@ _SIGNS = {"==": "=", "<>": "IS NOT", "!=": "IS NOT"}
 class Condition:
     """A checked expression: SQL over `dump AS d` and the tables of `joins`; its bound values; the columns it uses.
 
-    of_callers: of the parts joined by `and`, those that use columns of a dump's caller only: SQL over `caller AS k`, bound values.
+    of_callers: of the parts joined by `and`, those that use only columns of a caller: SQL over `caller AS k`, bound values.
     """
 
     sql: str
@@ -355,7 +355,7 @@ class Sandbox:
         connection.set_authorizer(_authorize)
 
     def rows(self, sql: str, params: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of a query, fetched in batches; WhereError if a batch takes longer than the limit, or a value overflows."""
+        """Yield the rows of a query, fetched in batches; WhereError if a batch exceeds the time limit, or a value overflows."""
         try:
             self._deadline = time.monotonic() + self._limit
             cursor = self._connection.execute(sql, params)

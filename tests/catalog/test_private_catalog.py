@@ -244,7 +244,7 @@ def test_without_a_cache_folder_it_lies_in_memory_and_without_any_it_is_an_error
     monkeypatch.setattr(migrate, "places", lambda store: iter([found[0], memory / "catalogs" / "x"]))
     assert refresh(Store(store.root)).private_catalog == str(memory / "catalogs" / "x" / "catalog.db")
     monkeypatch.setattr(migrate, "places", lambda store: iter([found[0]]))
-    with pytest.raises(CatalogProblem, match="nor can a private catalog be kept") as caught:
+    with pytest.raises(CatalogProblem, match="a private catalog cannot be written anywhere") as caught:
         refresh(Store(store.root))
     assert "XDG_CACHE_HOME" in caught.value.hint
 
@@ -357,7 +357,7 @@ def test_rows_that_lead_out_of_the_store_are_refused(store: Store) -> None:
     refresh(store)
     with sqlite3.connect(store.catalog_path) as connection:
         connection.execute("UPDATE caller SET rank = 'x'")
-    with pytest.raises(CatalogProblem, match="outside of the store"):
+    with pytest.raises(CatalogProblem, match="outside the store"):
         query.select_dumps(query.Catalog(store, IndexSummary()))
 
 
