@@ -48,7 +48,7 @@ class Table(SQLModel):
 
 
 def json_field() -> Any:
-    """A column of JSON, which may be NULL."""
+    """Declare a JSON column, which may be NULL."""
     return Field(sa_type=JSON, nullable=True)
 
 
@@ -172,7 +172,7 @@ class DumpColumns(Table):
 class Dump(DumpColumns, table=True):
     """A captured `Actor.forward` call; its tensors lie in `dumps/<run>/rank<rank, 4 digits>/<dump_id>.safetensors.zst`.
 
-    Its `caller` has the other columns.
+    The other columns are those of its `caller`.
     """
 
     __table_args__ = (
