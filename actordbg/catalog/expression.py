@@ -120,7 +120,7 @@ class ExpressionWriter:
     def in_(self, node: Any) -> Part:
         items = node.expressions
         if not items or len(items) > MAX_ITEMS:
-            raise refusal(f"`in` needs a list of 1 to {MAX_ITEMS} values", "rank in (0, 1)")
+            raise refusal(f"`in` needs a list of 1 to {MAX_ITEMS} values", "write rank in (0, 1)")
         tested, *listed = parts = self._all_alike(node, node.this, *items)
         return _made(f"({tested.sql} IN ({', '.join(part.sql for part in listed)}))", BOOL, parts)
 
@@ -133,7 +133,7 @@ class ExpressionWriter:
     def like(self, node: Any) -> Part:
         tested, pattern = self.write(node.this), self.write(node.expression)
         if tested.kind not in (TEXT, TIME) or not isinstance(pattern.literal, str):
-            raise refusal(f"{_sql(node)!r}: `like` compares a text column with a text", "host like 'node-1%'")
+            raise refusal(f"{_sql(node)!r}: `like` compares a text column with a quoted text", "write host like 'node-1%'")
         wildcards = sum(pattern.literal.count(char) for char in "%_")
         if len(pattern.literal) > MAX_PATTERN or wildcards > MAX_WILDCARDS:
             raise refusal(f"a `like` pattern may have {MAX_PATTERN} characters, {MAX_WILDCARDS} of them % or _")
@@ -168,7 +168,7 @@ class ExpressionWriter:
     def function(self, node: Any) -> Part:
         raw_name = node.this if type(node).__name__ == "Anonymous" else type(node).__name__
         if not isinstance(raw_name, str):
-            raise refusal(f"{_sql(node)!r}: a function's name is not quoted")
+            raise refusal(f"{_sql(node)!r}: a function's name must not be quoted")
         name = raw_name.lower()
         if name == "now" and not node.expressions:
             return self._moment(self._now)
@@ -176,7 +176,7 @@ class ExpressionWriter:
             digits = node.args.get("decimals")
             parts = [self._numeric(side, node) for side in (node.this, digits) if side is not None]
             if not all(isinstance(part.literal, int) for part in parts[1:]):
-                raise refusal("round(number, digits): digits is a whole number")
+                raise refusal("round(number, digits): digits must be a whole number")
             return _made(f"{name}({', '.join(part.sql for part in parts)})", NUMBER, parts)
         if name in ("length", "lower", "upper"):
             inner = self.write(node.this)
@@ -187,7 +187,7 @@ class ExpressionWriter:
             raise _unknown_function(name)
         parts = self._all_alike(node, node.this, *node.expressions)
         if len(parts) < 2:
-            raise refusal("coalesce takes two values or more", "coalesce(step, 0) > 10")
+            raise refusal("coalesce takes two values or more", "write coalesce(step, 0) > 10")
         return _made(f"{name}({', '.join(part.sql for part in parts)})", parts[0].kind, parts)
 
     def _condition(self, node: Any, word: str) -> Part:
@@ -229,7 +229,7 @@ class ExpressionWriter:
             midnight = self._now.astimezone(timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
             moment = midnight - timedelta(days=days)
         if moment is None:
-            raise refusal(f"{shortened(part.literal)!r} is not a time", "'2025-06-19', '2025-06-19 05:26:08', or now() - '2h'")
+            raise refusal(f"{shortened(part.literal)!r} is not a time", "write '2025-06-19', '2025-06-19 05:26' or now() - '2h'")
         return self._moment(moment)
 
     def _moment(self, moment: datetime) -> Part:
@@ -362,7 +362,7 @@ def _refused(node: Any) -> WhereError:
 
 def _unknown_column(name: str, quoted: bool) -> WhereError:
     if name == "None":
-        return refusal("None is not a value of SQL", "use null for a missing value: role is null")
+        return refusal("None is not an SQL value", "use null for a missing value: role is null")
     near = difflib.get_close_matches(name.lower(), WHERE_COLUMNS, n=1)
     meant = f'; did you mean "{near[0]}"?' if near else ""
     hint = "`actordbg dump columns` lists the columns"
@@ -374,7 +374,7 @@ def _unknown_column(name: str, quoted: bool) -> WhereError:
 def _unknown_function(name: str) -> WhereError:
     near = difflib.get_close_matches(name, FUNCTIONS, n=1)
     meant = f"; did you mean {near[0]}?" if near and near[0] != name else ""
-    return refusal(f"the function {shortened(name)} is not allowed{meant}", f"functions: {'; '.join(FUNCTIONS.values())}")
+    return refusal(f"the function {shortened(name)} is not allowed{meant}", f"use one of {'; '.join(FUNCTIONS.values())}")
 
 
 def _sql(node: Any) -> str:

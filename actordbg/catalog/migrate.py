@@ -203,10 +203,10 @@ def with_a_catalog(store: Store, work: Callable[[], T], *, newer_too: bool = Fal
         except (UnwritableCatalog, OSError):
             store.catalog_path = own
             continue
-        reason = "this store's own catalog cannot be written" + ("" if problem is None else f" ({problem.message})")
+        reason = "this store's catalog cannot be written" + ("" if problem is None else f" ({problem.message})")
         if isinstance(problem, NewerCatalog):
             reason = f"{problem.message}: upgrade actordbg (pip install --upgrade actordbg)"
-        logging.getLogger("actordbg").warning("%s; this command's catalog is %s", reason, store.catalog_path)
+        logging.getLogger("actordbg").warning("%s; this command uses %s", reason, store.catalog_path)
         return answer
     reason = problem.message if problem else f"{own} cannot be written"
     raise CatalogProblem(

@@ -53,7 +53,7 @@ def read_record(root: Path, path: str) -> Any:
     record = RECORDS[folder].from_json(read_regular(root / path))
     own = getattr(record, ID[folder])
     if f"{folder}/{own}.json" != path:
-        raise CorruptDump(f"the file is that of {own!s:.80}")
+        raise CorruptDump(f"the file belongs to {own!s:.80}")
     return record
 
 
@@ -213,7 +213,7 @@ def read_news(root: Path, replay_id: str, paths: list[str], known: Marks, row: R
     else:
         spec, known = ReplaySpec.from_json(read_regular(root / path)), {}
         if spec.replay_id != replay_id:
-            raise CorruptDump(f"its spec.json is that of {spec.replay_id}")
+            raise CorruptDump(f"its spec.json belongs to {spec.replay_id}")
         news = News(spec_columns(spec) | {"status": UNFINISHED, "finished_at": None, "resolved": None}, anew=True)
         news.files[path] = mark
     events: list[Event] = []

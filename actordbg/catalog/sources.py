@@ -207,7 +207,7 @@ class Packs(Source):
                 row = dump_rows.row_of(line, share, path)
                 of_id, of_run = (row[dump_rows.DUMP_COLUMNS.index(name)] for name in ("dump_id", "run"))
                 if (of_id, of_run) != (dump_id, run):
-                    raise StoreProblem(f"its record is that of {of_id}, and belongs below packs/{of_run}")
+                    raise StoreProblem(f"its record is of {of_id} and belongs below packs/{of_run}")
                 rows.append(row)
             except ActordbgError as error:
                 damaged.append(Damaged.by(packed_place(path, dump_id), error))

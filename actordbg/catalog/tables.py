@@ -269,4 +269,4 @@ def parse_duration(text: Any) -> timedelta:
     try:
         return timedelta(seconds=sum(float(count) * _UNITS[unit] for count, unit in _PIECE.findall(compact)))
     except OverflowError:
-        raise refusal(f"{shortened(compact)!r} is too long a duration") from None
+        raise refusal(f"the duration {shortened(compact)!r} is too long") from None

@@ -236,7 +236,7 @@ def _bound(text: str) -> None:
         elif char in ")]}":
             depth -= 1
             if depth < 0:
-                raise refusal(f"a {char!r} closes nothing", "one expression is allowed, with balanced parentheses")
+                raise refusal(f"unmatched {char!r}", "balance the parentheses")
     if quote or depth:
         raise refusal(f"a {quote or '('} is not closed")
 
@@ -278,7 +278,7 @@ def _check_tokens(tokens: list[Any], text: str) -> None:
         if token.comments:
             raise refusal("comments are not allowed")
         if token.token_type is TokenType.SEMICOLON:
-            raise refusal("';' is not allowed: one expression, not statements")
+            raise refusal("';' is not allowed: write one expression, not statements")
         prefixes = prefixes + 1 if token.token_type in prefix_types else 0
         operators += token.token_type not in quiet
         if prefixes > MAX_DEPTH:

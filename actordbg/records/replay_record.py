@@ -84,7 +84,7 @@ class ReplaySpec(StoredRecord):
         """Refuse ids that could name another place (CorruptDump): they become names of files and folders."""
         for name in (self.replay_id, *(item.dump_id for item in self.inputs)):
             if not is_plain_name(name):
-                raise CorruptDump(f"{name!r:.80} is not an id of a replay or a dump", hint="nothing is written under such a name")
+                raise CorruptDump(f"{name!r:.80} is not an id of a replay or a dump", hint="nothing was written under that name")
 
     def to_json(self) -> str:
         """Return the specification as indented JSON."""

@@ -50,7 +50,7 @@ from actordbg.formats.store_files import (
 )
 
 T = TypeVar("T")
-UNPRINTABLE = "its name holds bytes that are not text, or control characters"
+UNPRINTABLE = "its name has bytes that are not text, or control characters"
 _ROOM = 2**16
 """Bytes that must be free in a store before work begins that writes results there."""
 
@@ -86,7 +86,7 @@ class Store(StoreFiles):
         except OSError as error:
             raise StoreProblem(
                 f"cannot make a store in {self.root}: {error.strerror}",
-                hint="name a folder you may write with --store DIR or ACTORDBG_STORE",
+                hint="name a writable folder with --store DIR or ACTORDBG_STORE",
             ) from None
         return self
 
@@ -104,10 +104,10 @@ class Store(StoreFiles):
                 if room:
                     file.write(bytes(_ROOM))
         except OSError as error:
-            own = f"work in a store of your own: `cp -r {self.root} NEW`, then `actordbg --store NEW ...`"
+            own = f"work in your own copy: `cp -r {self.root} NEW`, then `actordbg --store NEW ...`"
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             hint = f"make room on that disk (`actordbg dump prune`), or {own}" if full else f"{own}; reading commands work here"
-            raise StoreProblem(f"nothing can be written into the store {self.root}: {error.strerror}", hint=hint) from None
+            raise StoreProblem(f"cannot write into the store {self.root}: {error.strerror}", hint=hint) from None
         return self
 
     def modified_ns(self, path: str) -> int:

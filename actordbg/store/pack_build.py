@@ -114,7 +114,7 @@ class PackWriter:
         most = sum(4 * min(entry.shape[0] if len(entry.shape) > 1 else 1, MAX_ROWS) for entry in entries.values())
         size = layout.index_bytes(most, 1, most, 0) + (len(line) + len(payload)) // MAX_PIECE * 20
         if size > layout.MAX_INDEX - 2 * MOST_INDEX:
-            raise Refused(f"dump {record.dump_id} has too many small tensors for a pack", hint="it stays a file of its own")
+            raise Refused(f"dump {record.dump_id} has too many small tensors for a pack", hint="leave it as a dump file")
         refs = array("I")
         ends = [*(entry.offset for entry in entries.values()), len(payload)][1:]
         for (kind, entry), end in zip(entries.items(), ends, strict=True):

@@ -154,13 +154,13 @@ def _holding(path: str, dump_id: str) -> Pack:
     except StoreProblem as error:
         raise type(error)(f"{dump_id} cannot be read: {error.message}", hint=error.hint) from None
     message = f"cannot read {packed_place(path, dump_id)}: no such dump"
-    raise StoreProblem(message, hint="`actordbg dump ls` lists the dumps that are there")
+    raise StoreProblem(message, hint="`actordbg dump ls` lists the dumps")
 
 
 def _parsed(line: bytes, place: str, dump_id: str) -> DumpRecord:
     record = dumpfile.parse_line(line, place)
     if record.dump_id != dump_id:
-        raise damaged(f"{place}: its record is that of {record.dump_id}")
+        raise damaged(f"{place}: its record is of {record.dump_id}")
     return record
 
 

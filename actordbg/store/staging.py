@@ -282,7 +282,7 @@ def _opened(url: str) -> tuple[Any, str]:
         raise EnvironmentProblem(f"a store at {url} needs a driver of fsspec: {error}", hint=hint) from None
     except ValueError as error:
         hint = "name s3://bucket/folder, hdfs://host/folder, or a local folder"
-        raise UsageError(f"no store can lie at {url}: {error}", hint=hint) from None
+        raise UsageError(f"bad store URL {url}: {error}", hint=hint) from None
     except TypeError:
         files, root = url_to_fs(url)  # a file system that knows no listings cache
     return files, str(root).rstrip("/")
