@@ -240,7 +240,7 @@ def violations(answers: Iterable[LawAnswer], accepted: str | None = None) -> lis
 
 
 def in_words(answer: LawAnswer) -> str:
-    """Return a verdict in words: "neighbour broken: row 1 depends on row 0 (198 of 199; first: row 1, position 3; up to 0.04)"."""
+    """Put a verdict into words: "neighbour broken: row 1 depends on row 0 (198 of 199; first: row 1, position 3; up to 0.1)"."""
     details = []
     if answer.count is not None and answer.looked_at:
         details.append(f"{answer.count:,} of {answer.looked_at:,}")
