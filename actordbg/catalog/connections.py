@@ -1,12 +1,12 @@
-"""The one place where connections to the catalog are made.
+"""Connections to the catalog: all are made here.
 
 * `writing` for the indexer: plain sqlite3, every transaction begins with `BEGIN IMMEDIATE`. A deferred `BEGIN` that
-  reads and then writes fails at once when somebody else wrote in between, busy timeout or not; an immediate one waits.
-* `aside` for a catalog from nothing: made in memory, then copied into its file whole.
+  reads and then writes fails at once if another process wrote in between, despite the busy timeout; an immediate one waits.
+* `aside` for a new catalog: built in memory, then copied into its file whole.
 * `connect_readonly` for everything that reads: plain sqlite3, opened read-only, so a reader cannot harm the catalog and
   need not import SQLAlchemy (`dump ls` starts in a third of the time).
 
-The file may be another user's. So no connection trusts its schema: SQL that lies in it may call nothing that has effects, and
+The file may belong to another user. So no connection trusts its schema: SQL in it cannot call functions with side effects, and
 each page is checked as it is read. `migrate` refuses a catalog with views or triggers.
 
 The journal is WAL on a local disk: readers and the writer do not wait for each other. WAL needs memory shared between
@@ -46,18 +46,18 @@ if TYPE_CHECKING:
 BUSY_TIMEOUT_S = 60.0
 """How long a connection waits for a writer to finish before it gives up."""
 PATIENCE_S = 0.5
-"""How long anybody waits in silence."""
+"""Seconds of waiting before a message says so."""
 
 _log = logging.getLogger("actordbg")
 _CANNOT_WRITE = re.compile(r"attempt to write a readonly|unable to open|database or disk is full|disk I/O error")
-"""How SQLite begins to say that a catalog cannot be written where it lies; a journal's index without room is an I/O error."""
+"""Beginnings of SQLite's messages for an unwritable catalog; a full disk under a journal's index is an I/O error."""
 _LOCKED = re.compile(r"database (table |schema )?is locked\Z")
-REBUILD = "the catalog is derived from the store's files: `actordbg index --rebuild` makes it again"
-"""The hint of every catalog that cannot be used as it is."""
-_FOLDER = "move the folder away, or have `actordbg fsck --repair` move it into quarantine/ and make the catalog again"
-_WRITABLE = "the catalog's folder must be writable for you; or copy the store and name it with --store DIR"
+REBUILD = "run `actordbg index --rebuild` to rebuild the catalog from the store's files"
+"""The hint for every unusable catalog."""
+_FOLDER = "move the folder away, or run `actordbg fsck --repair` to move it into quarantine/ and rebuild the catalog"
+_WRITABLE = "make the catalog's folder writable, or copy the store and name the copy with --store DIR"
 _PARTS = ("-wal", "-shm", "-journal", "")
-"""What belongs to a catalog, the file itself last."""
+"""Suffixes of a catalog's files, the catalog itself last."""
 _NETWORK = re.compile(r"(nfs\d?|cifs|smb\w*|9p|afs|lustre|gpfs|beegfs|ceph|glusterfs|panfs|pvfs2|orangefs|wekafs|fuse\..*)\Z")
 
 
@@ -65,15 +65,15 @@ _SAFE = "PRAGMA trusted_schema = OFF; PRAGMA foreign_keys = ON;"
 _BUSY = (5, 6)
 """SQLITE_BUSY and SQLITE_LOCKED, which Python has no names for before 3.11."""
 _ASIDE_KIB = 131_072
-"""Memory that a catalog made aside takes at most: 300,000 dumps."""
+"""Most memory of a catalog that `aside` builds, in KiB: 300,000 dumps."""
 
 _HELD: ContextVar[tuple[Path, sqlite3.Connection, sqlite3.Connection] | None] = ContextVar("_HELD", default=None)
-"""A catalog that a block keeps open: its path, who writes it, and who reads it."""
+"""A catalog that a block keeps open: its path, its writing and its reading connection."""
 
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[CatalogWriter]:
-    """One write transaction on the catalog, for the indexer."""
+    """Open a write transaction on the catalog, for the indexer."""
     from actordbg.catalog.statements import CatalogWriter
 
     with plain_transaction(path) as connection:
@@ -82,7 +82,7 @@ def writing(path: Path) -> Iterator[CatalogWriter]:
 
 @contextlib.contextmanager
 def plain_transaction(path: Path) -> Iterator[sqlite3.Connection]:
-    """One write transaction: commits at the end of the block, rolls back if it raises. Within `held_open` on its connection."""
+    """Open a write transaction: commit at the end of the block, roll back if it raises. Uses the connection of `held_open`."""
     held = _HELD.get()
     shared = held[1] if held is not None and held[0] == path else None
     with catalog_errors(path):
@@ -101,7 +101,7 @@ def plain_transaction(path: Path) -> Iterator[sqlite3.Connection]:
 
 @contextlib.contextmanager
 def patiently(path: str | Path) -> Iterator[None]:
-    """Where the block takes long, say on standard error what it waits for, and continue waiting."""
+    """Say on standard error what the block waits for if it takes long, and continue waiting."""
     late = threading.Timer(PATIENCE_S, _log.warning, ("waiting for another process, which holds %s", path))
     late.daemon = True
     late.start()
@@ -113,7 +113,7 @@ def patiently(path: str | Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _held(path: Path, writer: sqlite3.Connection, reader: sqlite3.Connection) -> Iterator[None]:
-    """Within the block whoever writes this catalog has the one connection, and whoever reads it the other."""
+    """Let all code within the block write this catalog on `writer` and read it on `reader`."""
     token = _HELD.set((path, writer, reader))
     try:
         yield
@@ -124,8 +124,8 @@ def _held(path: Path, writer: sqlite3.Connection, reader: sqlite3.Connection) ->
 @contextlib.contextmanager
 def held_open(path: Path) -> Iterator[sqlite3.Connection]:
     """Keep the catalog open for the block. The last connection to close copies the journal into the file and waits for
-    the disk; with one held, the many short transactions of an index do that once instead of each time. Who only reads shares a
-    connection too: opening one costs SQLite a look at the whole schema.
+    the disk; with one held, the many short transactions of an index do that once instead of each time. Readers also share a
+    connection, since SQLite parses the whole schema for each new one.
     """
     with catalog_errors(path), contextlib.closing(connect_writable(path)) as writer:
         writer.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -135,9 +135,9 @@ def held_open(path: Path) -> Iterator[sqlite3.Connection]:
 
 @contextlib.contextmanager
 def aside(path: Path) -> Iterator[sqlite3.Connection]:
-    """A catalog that is made beside the one at `path`, in memory; beyond `_ASIDE_KIB` in a temporary file that nobody else sees.
+    """Build a new catalog for `path` in memory; beyond `_ASIDE_KIB` in a temporary file that no other process sees.
 
-    Within the block whoever reads or writes this catalog has that one. `copy_into` makes it the catalog.
+    Within the block, all code that reads or writes the catalog at `path` gets the new one. `copy_into` puts it in place.
     """
     with catalog_errors(path), contextlib.closing(sqlite3.connect("", isolation_level=None)) as made:
         made.executescript(f"{_SAFE} PRAGMA synchronous = OFF; PRAGMA journal_mode = MEMORY; PRAGMA cache_size = -{_ASIDE_KIB}")
@@ -146,27 +146,27 @@ def aside(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def copy_into(made: sqlite3.Connection, path: Path) -> None:
-    """Replace what the catalog at `path` holds, in one transaction: readers see the old one or the new one."""
+    """Replace the contents of the catalog at `path` in one transaction: readers see the old or the new contents."""
 
     def busy(status: int, *_: int) -> None:
-        if status in _BUSY:  # it was waited for already
+        if status in _BUSY:  # the lock was waited for already
             raise sqlite3.OperationalError("database is locked")
 
     with catalog_errors(path), contextlib.closing(connect_writable(path)) as target:
         mode = journal_mode(path)
-        if mode == "wal" and path.stat().st_size == 0:  # nothing can be lost, and the change of the journal waits for the disk
+        if mode == "wal" and path.stat().st_size == 0:  # nothing to lose, and the change of the journal waits for the disk
             target.execute("PRAGMA synchronous = OFF")
         with patiently(path):
             target.execute("BEGIN IMMEDIATE")
         target.execute("ROLLBACK")
         made.backup(target, progress=busy)
         target.execute("PRAGMA synchronous = NORMAL")
-        with contextlib.suppress(sqlite3.OperationalError):  # a file that others have open keeps the journal it has
+        with contextlib.suppress(sqlite3.OperationalError):  # a file that other processes have open keeps its journal
             target.execute(f"PRAGMA journal_mode = {mode}")
 
 
 def connect_writable(path: Path) -> sqlite3.Connection:
-    """A plain connection without implicit transactions; makes the file if there is none."""
+    """Open a plain connection without implicit transactions; create the file if there is none."""
     refuse_odd(path)
     if not path.exists():
         os.close(open_regular(path, os.O_CREAT | os.O_RDWR))
@@ -177,9 +177,9 @@ def connect_writable(path: Path) -> sqlite3.Connection:
 
 @contextlib.contextmanager
 def connect_readonly(path: Path, *, alone: bool = False) -> Iterator[sqlite3.Connection]:
-    """A connection that can only read, closed at the end of the block, or of that of `held_open`. Errors become CatalogProblem.
+    """Open a read-only connection, closed at the end of the block, or share that of `held_open`. Errors become CatalogProblem.
 
-    alone: not one that others use too.
+    alone: do not share.
     """
     held = _HELD.get()
     if held is not None and held[0] == path and not alone:
@@ -189,7 +189,7 @@ def connect_readonly(path: Path, *, alone: bool = False) -> Iterator[sqlite3.Con
     refuse_odd(path)
     with catalog_errors(path):
         if os.path.exists(f"{path}-journal") and is_writable(path):
-            with contextlib.closing(connect_writable(path)) as writer:  # has SQLite undo what a killed writer left there
+            with contextlib.closing(connect_writable(path)) as writer:  # SQLite rolls back what a killed writer left
                 writer.execute("SELECT count(*) FROM sqlite_master").fetchone()
         uri = f"file:{quote(str(path))}?mode=ro"
         with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)) as connection:
@@ -198,17 +198,17 @@ def connect_readonly(path: Path, *, alone: bool = False) -> Iterator[sqlite3.Con
 
 
 def odd_parts(path: Path) -> list[Path]:
-    """What lies in the place of a catalog or of its journals and is not a file: SQLite waits for a FIFO, and follows a link."""
-    odd = []
+    """Return the paths of a catalog and its journals that are not regular files: SQLite waits for a FIFO and follows a link."""
+    irregular = []
     for part in (Path(f"{path}{suffix}") for suffix in _PARTS):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # a journal goes with the last who has the catalog open
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # the last connection removes its journal
             if not stat.S_ISREG(part.lstat().st_mode):
-                odd.append(part)
-    return odd
+                irregular.append(part)
+    return irregular
 
 
 def refuse_odd(path: Path, *, folders_alone: bool = False) -> None:
-    """Raise CatalogProblem if the catalog or a journal is not a file. folders_alone: only if it is a folder."""
+    """Raise CatalogProblem if the catalog or a journal is not a regular file. folders_alone: only if it is a folder."""
     for part in odd_parts(path):
         folder = part.is_dir() and not part.is_symlink()
         if folder or not folders_alone:
@@ -217,7 +217,7 @@ def refuse_odd(path: Path, *, folders_alone: bool = False) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a catalog and its journals, whatever is in their place."""
+    """Remove a catalog and its journals, also links and FIFOs in their place."""
     with catalog_errors(path):
         for suffix in _PARTS:
             Path(f"{path}{suffix}").unlink(missing_ok=True)
@@ -225,7 +225,7 @@ def remove(path: Path) -> None:
 
 @contextlib.contextmanager
 def catalog_errors(path: Path) -> Iterator[None]:
-    """Turns every sqlite3 error of the block into a CatalogProblem that says what to do."""
+    """Turn every sqlite3 error of the block into a CatalogProblem that says what to do."""
     try:
         yield
     except (sqlite3.Error, UnicodeDecodeError) as error:  # SQLite quotes the schema in its messages, whatever bytes it has
@@ -240,18 +240,18 @@ def catalog_errors(path: Path) -> Iterator[None]:
 
 
 def is_writable(path: Path) -> bool:
-    """Whether this process may write a catalog at `path`, by permissions and mounts; whether there is room is not known."""
+    """Check whether this process may write a catalog at `path`, by permissions and mounts, not by free space."""
     effective = os.access in os.supports_effective_ids
     return os.access(path.parent, os.W_OK | os.X_OK, effective_ids=effective) and (
         os.access(path, os.W_OK, effective_ids=effective) or not path.exists()
     )
 
 
-def decoded(columns: Mapping[str, Column], found: Iterable[Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Rows of a query for these columns, by name: flags as bool, JSON parsed."""
+def decoded(columns: Mapping[str, Column], rows: Iterable[Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Yield rows of a query for these columns as dicts by name: flags as bool, JSON parsed."""
     flags, texts = ([name for name, column in columns.items() if column.type == kind] for kind in ("bool", "dict"))
     try:
-        for values in found:
+        for values in rows:
             row = dict(zip(columns, values, strict=True))
             for name in flags:
                 if row[name] is not None:
@@ -266,24 +266,24 @@ def decoded(columns: Mapping[str, Column], found: Iterable[Sequence[Any]]) -> It
 
 def _hint(message: str) -> str:
     if is_locked(message):
-        return "another actordbg is writing the catalog; try again in a moment"
+        return "another actordbg is writing the catalog: try again in a moment"
     if not _CANNOT_WRITE.match(message):
         return REBUILD
     return "make room on that disk" if "full" in message else _WRITABLE
 
 
 def is_locked(message: str) -> bool:
-    """Whether SQLite's message says that another process holds the catalog."""
+    """Check whether SQLite's message says that another process holds the catalog."""
     return bool(_LOCKED.search(message))
 
 
 def journal_mode(path: Path) -> str:
-    """The journal that suits the file system of `path`: "wal" on a local disk, "delete" on a network file system."""
+    """Return the journal mode for the file system of `path`: "wal" on a local disk, "delete" on a network file system."""
     return "delete" if _NETWORK.match(file_system(path.parent)) else "wal"
 
 
 def file_system(folder: Path, mounts: str = "/proc/self/mounts") -> str:
-    """The type of file system that `folder` lies on ("ext4", "nfs4", "fuse.sshfs"); "" where that cannot be told."""
+    """Return the type of the file system of `folder` ("ext4", "nfs4", "fuse.sshfs"); "" if unknown."""
     try:
         lines = Path(mounts).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,13 +1,12 @@
-"""Dumps' headers to columns of the catalog: the path that runs 100,000 times.
+"""Turns headers of dumps into columns of the catalog: the code that runs 100,000 times.
 
 The full check of a record (`parse_record`) builds dataclasses in Python. Here msgspec parses the JSON of many records straight
-into the columns and checks their types and ranges on the way, in C; each other check is one step over all of them, since Python
-between the steps of a single file takes longer than the steps. Where one record is odd, there is no answer for any of them. Then
-each goes through the full check (`row_of`), which says what is wrong, or accepts it; so every row has been held to the same
-rules.
+into the columns and checks their types and ranges on the way, in C; every other check is one step over all records, since
+Python's overhead per file exceeds the cost of the checks. If any record is irregular, the whole batch is rejected, and each
+record goes through the full check (`row_of`), which accepts it or says what is wrong. So the same rules apply to every row.
 
-All files are opened before the first one is read. If the first ones come slowly, the disk is told of the others, and brings them
-side by side instead of one after the other.
+All files are opened before the first is read. If the first ones come slowly, the kernel is told to prefetch the others in
+parallel.
 
 Example::
 
@@ -69,26 +68,26 @@ _MEMBERS: dict[str, tuple[type, tuple[str, ...]]] = {
     "actor": (str, ("trainer", "adapter", "function")),
     "versions": (str, tuple(name.removesuffix("_version") for name in VERSIONS)),
 }
-"""Objects of a record of which some members are columns, with the type of these."""
+"""Objects of a record with members that are columns: the type and names of these members."""
 _FLAGS, _ACTOR, _ = (names for _, names in _MEMBERS.values())
 DUMP_COLUMNS = (*FIELDS, "padding", *_FLAGS, *_ACTOR, *VERSIONS, "with_outputs", "with_rng", "bytes", "pack")
-"""Columns of the rows that are made here, in this order."""
+"""Columns of the rows that this module makes, in this order."""
 Columns = Sequence[Sequence[Any]]
-"""Values of many rows: for each of DUMP_COLUMNS those of all rows."""
+"""Values of many rows: for each of DUMP_COLUMNS, the values of all rows."""
 
 _AT_HOME = (TRAINER.package, None, f"{TRAINER.actor_module}:Actor.forward")
-"""What a record that names no actor is of: the trainer that needs no adapter."""
+"""The actor of a record without `actor`: that of the trainer that needs no adapter."""
 AT_ONCE = 256
-"""Dumps that are read together: the more, the more are read again where one is odd."""
+"""Dumps that are read together: all of them are read again if one is irregular."""
 FIRST_READ = 2048
-"""Most records are shorter, and what follows is the payload, which nobody wants here."""
+"""Bytes of the first read: most records are shorter, and the payload behind them is not needed."""
 _LONGEST = 16_384
-"""Longest record that is read quickly: what it says in its objects is remembered."""
+"""Bytes of the longest record on the fast path, which caches the objects of records."""
 _TRIED, _COLD_S = 8, 30e-6
-"""So many files are read first. One that is in memory takes 2 us; where they take longer on average, a disk is waited for."""
+"""Files that are read first, and the seconds per file that mean a cold disk: a file in memory takes 2 us."""
 _HEAD = struct.Struct("<4sI").unpack_from
 _CHECK = 9
-"""Bytes behind a record's line: a newline and the checksum."""
+"""Bytes after a record's line: a newline and the checksum."""
 _INT64 = 2**63
 
 _Quick: Any = msgspec.defstruct(
@@ -106,29 +105,29 @@ _decode = msgspec.json.Decoder(_Quick).decode
 
 
 def _picker(kind: type, names: Iterable[str]) -> Any:
-    """What picks the members of these names out of an object's JSON, None if there is none. ValueError for another type."""
+    """Return a cached parser of an object's JSON into its members `names`, None if absent; ValueError for other types."""
     members = msgspec.defstruct("_Members", [(name, kind | None, None) for name in names], gc=False)
     parse = msgspec.json.Decoder(members).decode
     return lru_cache(maxsize=64)(lambda text: msgspec.structs.astuple(parse(text)))
 
 
 _PICKERS = {name: _picker(*members) for name, members in _MEMBERS.items()}
-"""By object of a record. Most dumps say the same in them, so what they say is remembered."""
+"""By object of a record. Most dumps have equal objects, so the results are cached."""
 _plain_run = lru_cache(maxsize=64)(is_plain_name)
 
 
 def columns_of(lines: Sequence[bytes], sizes: Sequence[int], pack: str | None = None) -> Columns:
-    """The columns of records, from their lines of JSON. sizes: bytes that each dump takes. pack: where they lie, if in one.
+    """Return the columns of records from their JSON lines. sizes: bytes of each dump. pack: the pack that holds them, if any.
 
-    ValueError or RecursionError where one of them is not surely sound: `row_of` says of each what it is.
+    ValueError or RecursionError if any record may be invalid: `row_of` checks each in full.
     """
     if not lines or not all(map(_is_countable, lines)):
-        raise ValueError("a record that msgspec does not check in full")
+        raise ValueError("msgspec does not check this record in full")
     records = [_decode(line) for line in lines]
     fields = dict(zip(FIELDS, zip(*map(msgspec.structs.astuple, records), strict=True), strict=False))
     named = all(map(is_plain_name, fields["dump_id"])) and all(map(_plain_run, fields["run"]))
     if not named or not all(map(is_moment, fields["timestamp"])):
-        raise ValueError("a name or an invalid time")
+        raise ValueError("invalid name or time")
     positions = [rows * length for rows, length in zip(fields["batch_size"], fields["seq_len"], strict=True)]
     if max(positions) >= _INT64:
         raise ValueError("a number beyond 64 bits")
@@ -142,7 +141,7 @@ def columns_of(lines: Sequence[bytes], sizes: Sequence[int], pack: str | None = 
 
 
 def row_of(line: bytes, size: int, pack: str | None = None) -> tuple[Any, ...]:
-    """The row of one record, in the order of DUMP_COLUMNS. Raises CorruptDump or NewerFormat for a line that is not sound."""
+    """Return the row of one record, in the order of DUMP_COLUMNS. Raises CorruptDump or NewerFormat for an invalid line."""
     with contextlib.suppress(ValueError, RecursionError):
         return tuple(value for (value,) in columns_of([line], [size], pack))
     record = parse_record(line)
@@ -153,33 +152,34 @@ def row_of(line: bytes, size: int, pack: str | None = None) -> tuple[Any, ...]:
         for name, (kind, members) in _MEMBERS.items()
     )
     padding = record.batch_size * record.seq_len - record.tokens
-    said = (getattr(record, name) for name in FIELDS)
-    return (*said, padding, *flags, *_actor(actor, record.source), *versions, *_recorded(record.tensors), size, pack)
+    plain = (getattr(record, name) for name in FIELDS)
+    return (*plain, padding, *flags, *_actor(actor, record.source), *versions, *_recorded(record.tensors), size, pack)
 
 
-def _actor(said: tuple[Any, ...], source: str) -> tuple[Any, ...]:
-    """Trainer, adapter and function of a call whose record says this, or nothing, of them."""
-    return _AT_HOME if said[0] is None and source != "create" else said
+def _actor(actor: tuple[Any, ...], source: str) -> tuple[Any, ...]:
+    """Return trainer, adapter and function of a call; a captured or imported record without a trainer gets the default."""
+    return _AT_HOME if actor[0] is None and source != "create" else actor
 
 
 def _recorded(tensors: Iterable[str]) -> tuple[bool, bool]:
-    """Whether there are outputs, and generator states, among tensors of these names."""
+    """Check whether tensors of these names include outputs, and RNG states."""
     return any(name.startswith(OUTPUT_PREFIX) for name in tensors), any(name.startswith(RNG_PREFIX) for name in tensors)
 
 
 def _is_countable(line: bytes) -> bool:
-    """Whether msgspec checks this line as the full check does, or else refuses it.
+    """Check whether msgspec validates this line as strictly as the full check.
 
-    Records are written in ASCII: in anything else msgspec does not check the characters of the fields that it skips. It counts
-    no levels of nesting either.
+    Records are written in ASCII: outside it, msgspec does not check the characters of the fields that it skips. Nor does it
+    limit the depth of nesting.
     """
     return len(line) <= _LONGEST and line.isascii() and line.count(b"[") + line.count(b"{") <= MAX_DEPTH
 
 
 def read_columns(prefix: str, names: Sequence[str], run: str, rank: int | None) -> Columns | None:
-    """The columns of the dumps `names` in one folder, whose path `prefix` is with a slash behind.
+    """Read the headers of the dumps `names` in one folder as columns.
 
-    None where one of them cannot be read, is not sound, is in a wrong place, or is longer than most.
+    prefix: the folder's path with a trailing slash. Returns None if any header is unreadable, invalid, in a wrong place or
+    unusually long; the caller then reads them one by one.
     """
     try:
         columns = columns_of(*_lines(prefix, names))
@@ -190,26 +190,26 @@ def read_columns(prefix: str, names: Sequence[str], run: str, rank: int | None) 
 
 
 def read_row(path: str, dump_id: str, run: str, rank: int | None) -> tuple[Any, ...]:
-    """The row of the dump file at `path`, which by its place is called `dump_id` and belongs to `run` and `rank`.
+    """Read the row of the dump file at `path`, whose place says `dump_id`, `run` and `rank`.
 
-    Raises CorruptDump or NewerFormat for a file that is not what it should be, a plain StoreProblem for a sound one in the
-    wrong place, OSError if it cannot be read.
+    Raises CorruptDump or NewerFormat for an invalid file, a plain StoreProblem for a valid file in the wrong place, OSError if
+    it cannot be read.
     """
     line, rest = dumpfile.read_line(path)
     if not rest:
         raise damaged("ends after its record: the payload is missing")
     row = row_of(line, 8 + len(line) + _CHECK + rest)
-    said = dict(zip(DUMP_COLUMNS, row, strict=True))
-    if (said["dump_id"], said["run"], said["rank"]) != (dump_id, run, rank):
+    record = dict(zip(DUMP_COLUMNS, row, strict=True))
+    if (record["dump_id"], record["run"], record["rank"]) != (dump_id, run, rank):
         raise StoreProblem(
-            f"its record belongs at dumps/{said['run']}/rank{said['rank']:04d}/{said['dump_id']}{SUFFIX}",
-            hint="move it there, or import its original again",
+            f"its record belongs at dumps/{record['run']}/rank{record['rank']:04d}/{record['dump_id']}{SUFFIX}",
+            hint="move it there, or import the original again",
         )
     return row
 
 
 def _lines(prefix: str, names: Sequence[str]) -> tuple[list[bytes], list[int]]:
-    """Read record lines, verify their checksums, and return file sizes. ValueError or struct.error where one is odd."""
+    """Read record lines, verify their checksums, and return file sizes. ValueError or struct.error if one is irregular."""
     descriptors: list[int] = []
     try:
         for name in names:
@@ -228,7 +228,7 @@ def _lines(prefix: str, names: Sequence[str]) -> tuple[list[bytes], list[int]]:
 
 
 def _heads(descriptors: Sequence[int]) -> list[bytes]:
-    """The first bytes of each of these files."""
+    """Read the first bytes of each of these files."""
     start = perf_counter()
     heads = [os.read(descriptor, FIRST_READ) for descriptor in descriptors[:_TRIED]]
     if perf_counter() - start > _TRIED * _COLD_S and hasattr(os, "posix_fadvise"):
@@ -238,11 +238,11 @@ def _heads(descriptors: Sequence[int]) -> list[bytes]:
 
 
 def _parts(descriptor: int, head: bytes) -> tuple[bytes, bytes]:
-    """A record's line, and the checksum behind it, from the first bytes of its file and what comes behind those."""
+    """Return a record's line and checksum from the first bytes of its file; read on if the record is longer."""
     magic, length = _HEAD(head)
     end = 8 + length
     if magic != MAGIC or not _CHECK < length <= _LONGEST:
-        raise ValueError("not a dump, or a long one")
+        raise ValueError("not a dump, or an unusually long record")
     if len(head) < end:
         head += os.read(descriptor, end - len(head))
     return head[8 : end - _CHECK], head[end - _CHECK : end]

@@ -1,8 +1,8 @@
-"""What becomes of a parsed `--where` expression: each node that is on the list is spelled out as SQL, the rest is refused.
+"""Turns a parsed `--where` expression into SQL: each node on an allow list is spelled out, everything else is refused.
 
-`_HANDLERS` is the list: node kinds by name, the method that writes each, and the arguments that it may have. A node kind or
-an argument that is not listed is an error, so what a newer sqlglot adds to its trees is refused until it is understood
-(`not like` is such a case: newer versions say it with an argument `negate` that a writer could overlook).
+`_HANDLERS` is the list: node kinds by name, the method that writes each, and its allowed arguments. A node kind or an argument
+that is not listed is an error, so additions of a newer sqlglot are refused until this module supports them (`not like` is such a
+case: newer versions express it by an argument `negate` that a writer could overlook).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MAX_WILDCARDS = 6
 
 @dataclass
 class Part:
-    """A piece of the answer: its SQL, its kind ("duration" and "null" occur inside only), and its bound values."""
+    """A piece of the SQL with its kind ("duration" and "null" occur inside only) and its bound values."""
 
     sql: str
     kind: str
@@ -53,19 +53,19 @@ class Part:
 
 
 def _made(sql: str, kind: str, parts: Iterable[Part]) -> Part:
-    """A part that is made of others: their bound values, in their order."""
+    """Return a part made of others, with their bound values in order."""
     return Part(sql, kind, [value for part in parts for value in part.params])
 
 
 class ExpressionWriter:
-    """Spells out a tree that `check_nodes` has passed; `columns` collects the names that were used."""
+    """Writes a tree that passed `check_nodes` as SQL; `columns` collects the names that it uses."""
 
     def __init__(self, now: datetime) -> None:
         self._now = now
         self.columns: set[str] = set()
 
     def write(self, node: Any) -> Part:
-        """The part for one node; WhereError if it means nothing."""
+        """Return the part for one node; WhereError if it is not allowed or makes no sense."""
         node = node.unnest()
         name = type(node).__name__
         if name not in _HANDLERS or not _HANDLERS[name][0]:
@@ -100,7 +100,7 @@ class ExpressionWriter:
 
     def negate(self, node: Any) -> Part:
         inner = self._condition(node.this, "not")
-        absent = type(node.this).__name__ in ("In", "Like")  # what is not there is in no list and like nothing
+        absent = type(node.this).__name__ in ("In", "Like")  # NULL is in no list, and like nothing
         return Part(f"(NOT coalesce({inner.sql}, 0))" if absent else f"(NOT {inner.sql})", BOOL, inner.params)
 
     def compare(self, node: Any) -> Part:
@@ -120,7 +120,7 @@ class ExpressionWriter:
     def in_(self, node: Any) -> Part:
         items = node.expressions
         if not items or len(items) > MAX_ITEMS:
-            raise refusal(f"`in` needs a list of 1 to {MAX_ITEMS} values", "rank in (0, 1)")
+            raise refusal(f"`in` needs a list of 1 to {MAX_ITEMS} values", "write rank in (0, 1)")
         tested, *listed = parts = self._all_alike(node, node.this, *items)
         return _made(f"({tested.sql} IN ({', '.join(part.sql for part in listed)}))", BOOL, parts)
 
@@ -133,14 +133,14 @@ class ExpressionWriter:
     def like(self, node: Any) -> Part:
         tested, pattern = self.write(node.this), self.write(node.expression)
         if tested.kind not in (TEXT, TIME) or not isinstance(pattern.literal, str):
-            raise refusal(f"{_sql(node)!r}: `like` compares a text column with a text", "host like 'node-1%'")
+            raise refusal(f"{_sql(node)!r}: `like` compares a text column with a quoted text", "write host like 'node-1%'")
         wildcards = sum(pattern.literal.count(char) for char in "%_")
         if len(pattern.literal) > MAX_PATTERN or wildcards > MAX_WILDCARDS:
             raise refusal(f"a `like` pattern may have {MAX_PATTERN} characters, {MAX_WILDCARDS} of them % or _")
-        said, *ends = _times_like(pattern.literal) if tested.sql == WHERE_COLUMNS["timestamp"].sql else ("",)
+        prefix, *ends = _times_like(pattern.literal) if tested.sql == WHERE_COLUMNS["timestamp"].sql else ("",)
         tests = [f"{tested.sql} BETWEEN ? AND ?"] if ends else []
         params = [*ends, *tested.params]
-        if not ends or said + "%" != pattern.literal.rstrip("%") + "%" or said == pattern.literal:
+        if not ends or prefix + "%" != pattern.literal.rstrip("%") + "%" or prefix == pattern.literal:
             tests.append(f"{_text_of(tested)} LIKE ?")
             params.append(pattern.literal)
         sql = f"({' AND '.join(tests)})"
@@ -166,17 +166,17 @@ class ExpressionWriter:
         return _made(f"({divided} {sign} {right.sql})", NUMBER, parts)
 
     def function(self, node: Any) -> Part:
-        said = node.this if type(node).__name__ == "Anonymous" else type(node).__name__
-        if not isinstance(said, str):
-            raise refusal(f"{_sql(node)!r}: a function's name is not quoted")
-        name = said.lower()
+        raw_name = node.this if type(node).__name__ == "Anonymous" else type(node).__name__
+        if not isinstance(raw_name, str):
+            raise refusal(f"{_sql(node)!r}: a function's name must not be quoted")
+        name = raw_name.lower()
         if name == "now" and not node.expressions:
             return self._moment(self._now)
         if name in ("abs", "round"):
             digits = node.args.get("decimals")
             parts = [self._numeric(side, node) for side in (node.this, digits) if side is not None]
             if not all(isinstance(part.literal, int) for part in parts[1:]):
-                raise refusal("round(number, digits): digits is a whole number")
+                raise refusal("round(number, digits): digits must be a whole number")
             return _made(f"{name}({', '.join(part.sql for part in parts)})", NUMBER, parts)
         if name in ("length", "lower", "upper"):
             inner = self.write(node.this)
@@ -187,7 +187,7 @@ class ExpressionWriter:
             raise _unknown_function(name)
         parts = self._all_alike(node, node.this, *node.expressions)
         if len(parts) < 2:
-            raise refusal("coalesce takes two values or more", "coalesce(step, 0) > 10")
+            raise refusal("coalesce takes two values or more", "write coalesce(step, 0) > 10")
         return _made(f"{name}({', '.join(part.sql for part in parts)})", parts[0].kind, parts)
 
     def _condition(self, node: Any, word: str) -> Part:
@@ -202,7 +202,7 @@ class ExpressionWriter:
         return part
 
     def _alike(self, left: Part, right: Part, node: Any) -> tuple[Part, Part]:
-        """Both sides of a comparison, brought to one kind; WhereError if they have different ones."""
+        """Convert both sides of a comparison to one kind; WhereError if that is not possible."""
         if "null" in (left.kind, right.kind):
             raise refusal(f"{_sql(node)!r} is never true", "use `is null` or `is not null`")
         for kind, brought in ((TIME, self._as_time), (BOOL, _as_flag), (NUMBER, _as_number)):
@@ -215,7 +215,7 @@ class ExpressionWriter:
         return left, right
 
     def _all_alike(self, node: Any, *sides: Any) -> list[Part]:
-        """A value and those that it is compared with, brought to one kind, whichever of them says it."""
+        """Convert a value and those that it is compared with to one kind; any of them may determine it."""
         first, *others = map(self.write, sides)
         for other in others:
             first, _ = self._alike(first, other, node)
@@ -229,7 +229,7 @@ class ExpressionWriter:
             midnight = self._now.astimezone(timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
             moment = midnight - timedelta(days=days)
         if moment is None:
-            raise refusal(f"{shortened(part.literal)!r} is not a time", "'2025-06-19', '2025-06-19 05:26:08', or now() - '2h'")
+            raise refusal(f"{shortened(part.literal)!r} is not a time", "write '2025-06-19', '2025-06-19 05:26' or now() - '2h'")
         return self._moment(moment)
 
     def _moment(self, moment: datetime) -> Part:
@@ -245,14 +245,14 @@ class ExpressionWriter:
         try:
             return self._moment(moment + duration if sign == "+" else moment - duration)
         except OverflowError:
-            raise refusal(f"{_sql(node)!r} is outside of the calendar") from None
+            raise refusal(f"{_sql(node)!r} is out of range for a time") from None
 
 
 _SIGNS = {"Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "Mod": "%"}
 _COMPARISONS = {"EQ": "=", "NEQ": "IS NOT", "GT": ">", "GTE": ">=", "LT": "<", "LTE": "<="}
-"""Comparisons as SQLite has them: what is not there is unequal, too."""
+"""Comparisons in SQLite's spelling: NULL counts as unequal."""
 _BARE = {*_COMPARISONS, "Is", "In", "Between", "Like"}
-"""Conditions that are compared with another one in parentheses only."""
+"""Conditions that need parentheses to be compared with another condition."""
 _BINARY = ("this", "expression")
 _HANDLERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "Column": ("column", ("this",)),
@@ -277,16 +277,16 @@ _HANDLERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "Coalesce": ("function", ("this", "expressions", "is_nvl", "is_null")),
     "Round": ("function", ("this", "decimals")),
 }
-"""Every kind of node that may occur: the method that spells it out, and the arguments that it may have."""
+"""Every allowed kind of node: the method that writes it, and its allowed arguments."""
 
 _BEGINNING = re.compile(r"\d{4}(?:-\d\d(?:-\d\d(?:[Tt]\d\d(?::\d\d)?)?)?)?", re.ASCII)
 _SPANS = {16: timedelta(minutes=1), 13: timedelta(hours=1), 10: timedelta(1), 7: timedelta(31), 4: timedelta(366)}
-"""How long the times that begin with a text of this length last at most."""
+"""Longest span of the times that begin with a text of this length."""
 _QUERIES = ("Subquery", "Select", "Exists", "Union")
 
 
 def check_nodes(tree: Expression) -> None:
-    """Refuse a tree with a node, or an argument of a node, that is not on the list."""
+    """Raise WhereError for a tree with a node, or an argument of a node, that is not on the list."""
     for node in tree.walk():
         if type(node).__name__ not in _HANDLERS:
             raise _refused(node)
@@ -297,18 +297,18 @@ def check_nodes(tree: Expression) -> None:
 
 
 def _text_of(part: Part) -> str:
-    """The SQL of a part that functions of texts take: a time as records spell it."""
+    """Return a part's SQL as a text: a time as records spell it."""
     return f"moment({part.sql})" if part.kind == TIME else part.sql
 
 
 def _times_like(pattern: str) -> tuple[Any, ...]:
-    """The year, month, day, hour or minute that a pattern begins with, and its first and last microsecond; only "" without one.
+    """Return the year, month, day, hour or minute that a pattern begins with, and its first and last microsecond; else ("",).
 
-    A look-up in the index: to spell each time takes most of a microsecond.
+    This allows a look-up in the index; formatting each time to compare texts would take most of a microsecond.
     """
-    text = found[0] if (found := _BEGINNING.match(pattern)) else ""
+    text = match[0] if (match := _BEGINNING.match(pattern)) else ""
     for length, span in _SPANS.items():
-        with contextlib.suppress(ValueError, OverflowError):  # no such day: its month has whatever begins so
+        with contextlib.suppress(ValueError, OverflowError):  # no such day: try its month
             if length <= len(text):
                 first = datetime.fromisoformat(text[:length].upper() + "0001-01-01T00:00"[length:]).replace(tzinfo=timezone.utc)
                 end = first + span
@@ -323,14 +323,14 @@ def _require_number(part: Part, node: Any, parent: Any) -> None:
 
 
 def _as_flag(part: Part) -> Part:
-    """0 and 1 may stand for no and yes."""
+    """Accept 0 and 1 for false and true."""
     if part.kind == NUMBER and part.literal in (0, 1):
         return Part(str(int(part.literal)), BOOL, [], literal=bool(part.literal))
     return part
 
 
 def _as_number(part: Part) -> Part:
-    """A text that is a number or a size ('0', '10MB') may stand for it."""
+    """Accept a text that is a number or a size ('0', '10MB') for that number."""
     if part.kind == TEXT and isinstance(part.literal, str):
         with contextlib.suppress(UsageError):
             value = parse_size("--where", part.literal)
@@ -362,7 +362,7 @@ def _refused(node: Any) -> WhereError:
 
 def _unknown_column(name: str, quoted: bool) -> WhereError:
     if name == "None":
-        return refusal("None is not a value of SQL", "what is not there is null: role is null")
+        return refusal("None is not an SQL value", "use null for a missing value: role is null")
     near = difflib.get_close_matches(name.lower(), WHERE_COLUMNS, n=1)
     meant = f'; did you mean "{near[0]}"?' if near else ""
     hint = "`actordbg dump columns` lists the columns"
@@ -374,7 +374,7 @@ def _unknown_column(name: str, quoted: bool) -> WhereError:
 def _unknown_function(name: str) -> WhereError:
     near = difflib.get_close_matches(name, FUNCTIONS, n=1)
     meant = f"; did you mean {near[0]}?" if near and near[0] != name else ""
-    return refusal(f"the function {shortened(name)} is not allowed{meant}", f"functions: {'; '.join(FUNCTIONS.values())}")
+    return refusal(f"the function {shortened(name)} is not allowed{meant}", f"use one of {'; '.join(FUNCTIONS.values())}")
 
 
 def _sql(node: Any) -> str:

@@ -10,15 +10,15 @@ CREATE TABLE caller (
     run VARCHAR NOT NULL,  -- the training run
     rank INTEGER NOT NULL,  -- global rank of the process that captured it
     source VARCHAR NOT NULL,  -- capture, import or create
-    trainer VARCHAR,  -- package of the trainer whose call it is; NULL of a made-up input
-    adapter VARCHAR,  -- adapter that read the call; NULL where none was needed
-    function VARCHAR,  -- function that was recorded, module:name; NULL of a made-up input
+    trainer VARCHAR,  -- package of the trainer whose call it is; NULL for a synthetic input
+    adapter VARCHAR,  -- adapter that read the call; NULL if none was needed
+    function VARCHAR,  -- function that was recorded, module:name; NULL for a synthetic input
     role VARCHAR,  -- what the actor was: policy, reference, ema, sft, ...
     world_size INTEGER,  -- processes in the run
     local_rank INTEGER,  -- rank within its host
     host VARCHAR,  -- host name
     pid INTEGER,  -- process id
-    instance VARCHAR,  -- tells several actors in one process apart
+    instance VARCHAR,  -- distinguishes several actors in one process
     training BOOLEAN,  -- whether the module was in training mode (1 yes, 0 no)
     grad_enabled BOOLEAN,  -- whether gradients were enabled (1 yes, 0 no)
     packing_samples BOOLEAN,  -- whether the actor packs samples (1 yes, 0 no)
@@ -31,15 +31,15 @@ CREATE TABLE caller (
     return_logprobs BOOLEAN,  -- the call's return_logprobs (1 yes, 0 no)
     return_entropy BOOLEAN,  -- the call's return_entropy (1 yes, 0 no)
     allgather_logits BOOLEAN,  -- the call's allgather_logits (1 yes, 0 no)
-    with_outputs BOOLEAN NOT NULL,  -- whether the call's own outputs were recorded too (1 yes, 0 no)
+    with_outputs BOOLEAN NOT NULL,  -- whether the call's outputs were also recorded (1 yes, 0 no)
     openrlhf_version VARCHAR,  -- version of openrlhf in the run
     torch_version VARCHAR,  -- version of torch in the run
     transformers_version VARCHAR,  -- version of transformers in the run
     deepspeed_version VARCHAR,  -- version of deepspeed in the run
-    pinned BOOLEAN NOT NULL,  -- whether rotation spares it (1 yes, 0 no)
+    pinned BOOLEAN NOT NULL,  -- whether it is protected from rotation (1 yes, 0 no)
     triggered VARCHAR,  -- the trigger that kept it: nan, exception, oom, slow, logprobs, before; NULL if none
-    recovered VARCHAR,  -- in_flight or recent: out of the ring of a process that died; NULL otherwise
-    with_rng BOOLEAN NOT NULL,  -- whether the generator states were recorded too (1 yes, 0 no)
+    recovered VARCHAR,  -- in_flight or recent: recovered from the buffer of a process that died; NULL otherwise
+    with_rng BOOLEAN NOT NULL,  -- whether the RNG state was also recorded (1 yes, 0 no)
     id INTEGER NOT NULL,  -- number of the row
     PRIMARY KEY (id),
     FOREIGN KEY (run) REFERENCES run (name)
@@ -54,10 +54,10 @@ CREATE TABLE dump (
     padding INTEGER NOT NULL,  -- padded positions: B*S - tokens
     action_len INTEGER,  -- A of action_mask [B, A]; NULL without one
     step INTEGER,  -- global step of the DeepSpeed engine at the call
-    call_index INTEGER,  -- how many calls this process had captured before
-    bytes INTEGER NOT NULL,  -- size of the dump file in bytes; of a packed dump its share of the pack
-    pack VARCHAR,  -- the pack file that holds it, below the store; NULL for a file of its own
-    caller INTEGER NOT NULL,  -- whose call it is
+    call_index INTEGER,  -- number of calls that this process captured before
+    bytes INTEGER NOT NULL,  -- size of the dump file in bytes; for a packed dump, its share of the pack
+    pack VARCHAR,  -- the pack file that holds it, below the store; NULL for a dump file
+    caller INTEGER NOT NULL,  -- the caller, which has the shared columns
     last_result INTEGER,  -- newest result of this dump
     PRIMARY KEY (dump_id),
     FOREIGN KEY (caller) REFERENCES caller (id),
@@ -69,12 +69,12 @@ CREATE TABLE replay (
     created_at VARCHAR NOT NULL,  -- UTC time of its start
     finished_at VARCHAR,  -- UTC time of its end; NULL while it runs, or if it was killed
     status VARCHAR NOT NULL,  -- complete, interrupted, failed, or unfinished
-    inputs INTEGER NOT NULL,  -- dumps that it was to replay
+    inputs INTEGER NOT NULL,  -- dumps to replay
     selection VARCHAR,  -- the --where expression that selected them
     ordering VARCHAR,  -- their order: time, length or shuffled
     command VARCHAR,  -- the command line
-    config JSON,  -- the configuration as asked for
-    resolved JSON,  -- the configuration as it ran, everything the workers said about it; NULL before they did
+    config JSON,  -- the configuration as requested
+    resolved JSON,  -- the configuration as the workers reported it; NULL before that
     versions JSON,  -- versions of the packages that ran it
     model VARCHAR,  -- model: tiny, a path or a hub name
     through VARCHAR,  -- rows, or trainer: whose code computed
@@ -114,14 +114,14 @@ CREATE TABLE result (
     replay_id VARCHAR NOT NULL,  -- the replay
     dump_id VARCHAR NOT NULL,  -- the dump, which may have been pruned since
     status VARCHAR NOT NULL,  -- passed, failed, crashed or hung
-    attempt INTEGER NOT NULL,  -- which start of the workers it was, from 1
+    attempt INTEGER NOT NULL,  -- number of the workers' start, from 1
     worker INTEGER NOT NULL,  -- rank of the worker
     slot INTEGER NOT NULL,  -- position in the worker's list
     started_at VARCHAR NOT NULL,  -- UTC time of its start
     finished_at VARCHAR NOT NULL,  -- UTC time of its end
     error_class VARCHAR,  -- class of the exception
     error VARCHAR,  -- message of the exception
-    signature VARCHAR,  -- short name of a kind of failure, the same for every dump that fails so
+    signature VARCHAR,  -- short name of the kind of failure, equal for dumps that fail alike
     log_excerpt VARCHAR,  -- last lines of the worker's log
     load_s FLOAT,  -- seconds to read and decompress the dump
     forward_s FLOAT,  -- seconds of the forward pass
@@ -129,7 +129,7 @@ CREATE TABLE result (
     tokens INTEGER,  -- real tokens of the input
     tokens_per_s FLOAT,  -- tokens / (forward_s + backward_s)
     peak_memory_bytes INTEGER,  -- peak memory of the worker while it ran, in bytes
-    logprob_count INTEGER,  -- log-probs that the figures are over
+    logprob_count INTEGER,  -- log-probs that the statistics cover
     logprob_mean FLOAT,  -- mean log-prob, nats
     logprob_std FLOAT,  -- standard deviation of the log-probs, nats
     logprob_min FLOAT,  -- smallest log-prob, nats
@@ -141,15 +141,15 @@ CREATE TABLE result (
     output_digest VARCHAR,  -- SHA-256 of the log-probs' bytes in float32
     graphs INTEGER,  -- graphs that torch.compile made for this input
     graph_breaks INTEGER,  -- graph breaks for this input
-    folded_ids BOOLEAN,  -- whether token ids were folded into a smaller vocabulary (1 yes, 0 no)
+    folded_ids BOOLEAN,  -- whether token ids were wrapped (modulo) into a smaller vocabulary (1 yes, 0 no)
     golden_count INTEGER,  -- log-probs compared with those that the run recorded
     golden_max_abs FLOAT,  -- largest absolute difference from them, nats
     golden_mean_abs FLOAT,  -- mean absolute difference from them, nats
     golden_entropy_count INTEGER,  -- entropies compared with those that the run recorded
     golden_entropy_max_abs FLOAT,  -- largest absolute difference from them, nats
     golden_entropy_mean_abs FLOAT,  -- mean absolute difference from them, nats
-    rng_match BOOLEAN,  -- whether the generators ended in the run's own states; NULL if not comparable (1 yes, 0 no)
-    extra JSON,  -- what has no column
+    rng_match BOOLEAN,  -- whether the RNG ended in the run's recorded state; NULL if not comparable (1 yes, 0 no)
+    extra JSON,  -- values without a column
     PRIMARY KEY (id),
     CONSTRAINT uq_result UNIQUE (replay_id, dump_id),
     FOREIGN KEY (replay_id) REFERENCES replay (replay_id) ON DELETE CASCADE
@@ -176,7 +176,7 @@ CREATE TABLE comparison_run (
     thresholds_from VARCHAR,  -- where the thresholds are from
     thresholds JSON,  -- the thresholds by measure
     noise_id VARCHAR,  -- the noise floor that was applied; NULL without one
-    reasons VARCHAR,  -- what was said about the whole, in words
+    reasons VARCHAR,  -- reasons for the verdict as a whole, in words
     rounding_id VARCHAR,  -- the replay whose rounding set the limits; NULL for flat ones
     excludes JSON,  -- by fault, the smallest size that would have been a mismatch
     PRIMARY KEY (comparison_id)
@@ -223,27 +223,27 @@ CREATE TABLE noise_floor (
     p99_abs FLOAT,  -- 99th percentile of the movements, largest over dumps, nats
     mean_abs FLOAT,  -- mean movement, largest over dumps, nats
     grad_norm_rel FLOAT,  -- largest relative movement of the gradient norm
-    floor JSON,  -- every figure of the floor
-    config JSON,  -- the configuration as asked for
+    floor JSON,  -- every figure of the noise floor
+    config JSON,  -- the configuration as requested
     PRIMARY KEY (noise_id)
 );
 
 CREATE TABLE memory_watch (
     memory_id VARCHAR NOT NULL,  -- its files under memory/
     created_at VARCHAR NOT NULL,  -- UTC time of its start
-    finished_at VARCHAR,  -- UTC time of its end; NULL while it continues, or if it was killed
+    finished_at VARCHAR,  -- UTC time of its end; NULL while it runs, or if it was killed
     kind VARCHAR NOT NULL,  -- replay, run, processes or ray
     watched VARCHAR NOT NULL,  -- the replay, the run, the pids or the cluster
     replay_id VARCHAR,  -- the replay; NULL for anything else
     interval_s FLOAT NOT NULL,  -- seconds between two rounds
     processes INTEGER NOT NULL,  -- processes that were sampled
-    samples INTEGER NOT NULL,  -- samples of all of them
-    steps INTEGER NOT NULL,  -- steps of the process that had most; 0 where nobody counted
+    samples INTEGER NOT NULL,  -- samples over all processes
+    steps INTEGER NOT NULL,  -- most steps of a process; 0 if steps were not counted
     peak_rss INTEGER,  -- largest RSS of a process
     peak_uss INTEGER,  -- largest USS of a process
     peak_cuda_used INTEGER,  -- largest CUDA memory in use of a process
-    growth_per_step FLOAT,  -- fastest growth of a process that grows, by step; NULL if none does
-    growth_per_second FLOAT,  -- the same where steps are not known
+    growth_per_step FLOAT,  -- fastest growth of a process, bytes per step; NULL if none grows
+    growth_per_second FLOAT,  -- fastest growth of a process, bytes per second, where steps are unknown
     notes VARCHAR,  -- what could not be sampled, and why
     PRIMARY KEY (memory_id)
 );
@@ -268,16 +268,16 @@ CREATE TABLE matrix_cell (
     cell INTEGER NOT NULL,  -- its number in the matrix, from 0
     name VARCHAR NOT NULL,  -- the combination in words
     status VARCHAR NOT NULL,  -- passed, failed, unavailable or not run
-    verdict VARCHAR,  -- against the truth: match, within-noise, mismatch, not-compared; NULL if not asked for
+    verdict VARCHAR,  -- against the truth: match, within-noise, mismatch, not-compared; NULL if not requested
     replay_id VARCHAR,  -- its replay; NULL if nothing was started
-    reason VARCHAR,  -- why it is unavailable, was not run, is wrong, or was judged in part only
+    reason VARCHAR,  -- why it is unavailable, was not run, is wrong, or was only partly checked
     signature VARCHAR,  -- signature of the first failure
     max_abs FLOAT,  -- largest difference of a log-prob from the truth, nats
     load_s FLOAT,  -- seconds to build the Actor; 0 if another cell's was used
     regressed VARCHAR,  -- what got worse than the baseline; NULL if nothing did
     settings JSON,  -- the combination by axis
-    laws VARCHAR,  -- what the laws said, in a line; NULL if none was asked
-    violations VARCHAR,  -- which laws are broken, and how it first showed; NULL if none is
+    laws VARCHAR,  -- verdicts of the laws, in a line; NULL if none was checked
+    violations VARCHAR,  -- laws that failed, and the first change; NULL if none failed
     excludes JSON,  -- by fault, the smallest size that would have been WRONG
     PRIMARY KEY (matrix_id, cell),
     FOREIGN KEY (matrix_id) REFERENCES matrix (matrix_id) ON DELETE CASCADE
@@ -293,8 +293,8 @@ CREATE TABLE law_answer (
     position INTEGER,  -- position of the first change in its row
     token INTEGER,  -- token id there
     count INTEGER,  -- values that changed
-    looked_at INTEGER,  -- values that were looked at
-    words VARCHAR,  -- what a broken law means, or why it was not checked
+    looked_at INTEGER,  -- values that were compared
+    words VARCHAR,  -- what a failed law means, or why it was not checked
     PRIMARY KEY (replay_id, dump_id, law),
     FOREIGN KEY (replay_id) REFERENCES replay (replay_id) ON DELETE CASCADE
 );
@@ -308,7 +308,7 @@ CREATE TABLE patch_event (
     sha256_after VARCHAR,  -- SHA-256 of the file after
     python VARCHAR,  -- interpreter whose environment the file belongs to
     openrlhf_version VARCHAR,  -- version of openrlhf there
-    actordbg_version VARCHAR,  -- version of actordbg that did it
+    actordbg_version VARCHAR,  -- version of actordbg that patched or unpatched it
     PRIMARY KEY (name)
 );
 
@@ -328,10 +328,10 @@ CREATE TABLE scanned_folder (
 
 CREATE TABLE read_file (
     path VARCHAR NOT NULL,  -- path below the store
-    replay_id VARCHAR NOT NULL,  -- its replay; empty for a file of the lab
+    replay_id VARCHAR NOT NULL,  -- its replay; empty for other files
     size INTEGER NOT NULL,  -- its size when it was read
     mtime_ns INTEGER NOT NULL,  -- its modification time when it was read; -1 if too fresh to rely on
-    offset INTEGER NOT NULL,  -- where a journal is read on: behind its last whole line
+    offset INTEGER NOT NULL,  -- where reading of a journal continues: after its last whole line
     PRIMARY KEY (path)
 );
 

@@ -1,20 +1,20 @@
-"""Makes the catalog agree with the files of the store. Nothing else writes it.
+"""Updates the catalog from the files of the store. Nothing else writes it.
 
-`refresh` finds what changed since the last time, and writes only that:
+`refresh` finds what changed since the last refresh, and writes only that:
 
 * It lists a folder of dumps again only if the folder's modification time changed, so a refresh with nothing new costs one
-  `stat` for each folder. A time younger than two seconds is not relied on: file systems keep coarse times, and a file
-  that arrived in the same tick would be missed.
-* It reads packs first (`sources`). A dump that lies in a pack and in a file is one row, the packed one.
-* It reads only the header of a new dump, removes the row of a vanished one, and notes a damaged one with its reason. A dump
-  of a newer format, or one that could not be read, may become readable later; its folder is listed again each time.
-* It reads journals of replays on from where the last refresh stopped (`record_rows`).
-* It opens nothing but regular files. Links, FIFOs, names that are not text and whatever else is not a file of ours are noted too.
+  `stat` for each folder. It does not rely on a time younger than two seconds: file systems keep coarse times, and it would miss
+  a file that arrived in the same tick.
+* It reads packs first (`sources`). A dump that lies both in a pack and in a file has one row, the packed one.
+* It reads only the header of a new dump, removes the row of a vanished dump, and notes a damaged dump with the reason. A dump
+  of a newer format, or an unreadable dump, may become readable later, so its folder is listed again each time.
+* It reads journals of replays from where the last refresh stopped (`record_rows`).
+* It opens only regular files. It also notes links, FIFOs, names that are not text and anything else that is not a file of ours.
 * It reads files of comparisons, noise floors, matrices and memory that are new or were replaced (`sources`).
 
 Many processes may refresh at once. Each reads a batch of files and then writes it in one immediate transaction. The first
-batch forgets the folder's noted time and the last one notes it again. So a refresh that is killed, or overtaken by
-another one, leaves a folder that will be listed again, and never a wrong row that stays.
+batch forgets the folder's noted time and the last batch notes it again. So a refresh that is killed, or overtaken by
+another, leaves a folder that will be listed again, and never a lasting wrong row.
 
 Example::
 
@@ -49,19 +49,19 @@ if TYPE_CHECKING:
     from actordbg.catalog.statements import CatalogWriter
 
 ANALYZE_FROM = 5000
-"""A refresh that adds so many dumps counts the indexes' entries again for SQLite's planner."""
+"""A refresh that adds at least this many dumps updates the statistics of SQLite's planner."""
 
 Progress = Callable[[int, int], None]
 """Called with (dumps read, dumps to read) after each batch."""
 
 FOLDERS = ("dumps", "packs", "replays", "comparisons", "noise", "matrices", "memory", "events")
-"""The folders that it reads."""
+"""The folders that a refresh reads."""
 NO_FOLDER = "it is not a folder"
 
 
 @dataclass
 class IndexSummary:
-    """What a refresh did. `damaged` lists every file that is known and could not be indexed.
+    """Summary of a refresh. `damaged` lists every known file that could not be indexed.
 
     `lab` counts the files of comparisons, noise floors, matrices and memory that were read.
     `private_catalog`: where the catalog lies, if not in the store.
@@ -83,9 +83,9 @@ class IndexSummary:
 def refresh(store: Store, rebuild: bool = False, on_progress: Progress | None = None, *, newer_too: bool = False) -> IndexSummary:
     """Index what is new in the store; with `rebuild` forget everything first. Safe to run in many processes at once.
 
-    A store whose catalog cannot be written has a private one; with `newer_too` also one whose catalog is newer than this program.
-    Raises StoreProblem or NewerFormat for a store that is not one, CatalogProblem for a catalog that cannot be used.
-    Damaged dumps and replays are in the summary; they never fail it.
+    A store whose catalog cannot be written gets a private catalog; with `newer_too`, so does a store whose catalog is newer than
+    this program. Raises StoreProblem or NewerFormat for an invalid store, CatalogProblem for an unusable catalog. Damaged dumps
+    and replays are in the summary; they never raise.
     """
     start = time.perf_counter()
     store.require()
@@ -110,7 +110,7 @@ def _refresh(store: Store, rebuild: bool, on_progress: Progress | None) -> Index
     made = (fresh or old) and migrate.make_anew(store, take_in, rebuild=rebuild)
     if made and old:
         logging.getLogger("actordbg").warning(
-            f"rebuilt the catalog from the store's files: an earlier actordbg made it (revision {old:.20})"
+            f"rebuilt the catalog from the store's files: it was made by an earlier actordbg (revision {old:.20})"
         )
     if not made:
         with engine.held_open(path):
@@ -118,16 +118,16 @@ def _refresh(store: Store, rebuild: bool, on_progress: Progress | None) -> Index
     if summary.added >= ANALYZE_FROM:
         with engine.writing(path) as writer:
             writer.count_for_planner()
-    with engine.connect_readonly(path) as reader:  # the last to close leaves empty journals, without which others cannot read
+    with engine.connect_readonly(path) as reader:  # the last to close leaves empty journals, which read-only users need
         summary.damaged += read_damaged(reader)
         summary.dumps = reader.execute("SELECT count(*) FROM dump").fetchone()[0]
     return summary
 
 
 def forget_dumps(store: Store, dump_ids: Iterable[str], folders: Iterable[str]) -> None:
-    """Forget dumps whose files were replaced, and that their folders (paths below the store) were listed: read them again."""
+    """Forget dumps whose files were replaced, and the listing of their folders (paths below the store)."""
     if migrate.revision(store.catalog_path) is None or migrate.earlier(store.catalog_path):
-        return  # the next refresh makes it anew
+        return  # the next refresh rebuilds it
     with engine.writing(store.catalog_path) as writer:
         writer.remove_dumps(dump_ids)
         for folder in folders:
@@ -135,12 +135,12 @@ def forget_dumps(store: Store, dump_ids: Iterable[str], folders: Iterable[str]) 
 
 
 def read_damaged(reader: sqlite3.Connection) -> list[Damaged]:
-    """Every file that is noted as damaged: dumps, packs, comparisons, noise floors, matrices, memory."""
+    """Return every file that is noted as damaged: dumps, packs, comparisons, noise floors, matrices, memory."""
     return [Damaged(*row) for row in reader.execute("SELECT path, code, reason FROM damaged_file ORDER BY path")]
 
 
 class Dumps(Source):
-    """The dump files of one rank. There may be many, and they never change, so that they are known by their names alone."""
+    """The dump files of one rank. There may be many, and they never change, so their names identify them."""
 
     suffix = SUFFIX
     changes = False
@@ -153,28 +153,28 @@ class Dumps(Source):
         self._rank = int(match[1]) if match and name == f"rank{int(match[1]):04d}" else None
 
     def known(self, reader: sqlite3.Connection) -> dict[str, Any]:
-        """The dumps of the rank."""
+        """Return the rank's dumps that have rows, by path."""
         rows = reader.execute(f"SELECT dump_id, pack FROM dump WHERE {OF_A_RANK}", (self._run, self._rank)).fetchall()
         self._packed = {self._path(dump_id): None for dump_id, pack in rows if pack is not None}
         return {self._path(dump_id): None for dump_id, _ in rows}
 
-    def listed(self, odd: dict[str, str]) -> dict[str, Any]:
-        """The dumps that have a file, or lie in a pack."""
+    def listed(self, rejected: dict[str, str]) -> dict[str, Any]:
+        """Return the dumps that have a file, or lie in a pack."""
         names = [name for name in self.store.names(self.folder) if name[0] != "."]
         strange = set() if "".join(names).isprintable() else {name for name in names if not name.isprintable()}
-        odd |= {printable(f"{self.folder}/{name}"): UNPRINTABLE for name in strange}
+        rejected |= {printable(f"{self.folder}/{name}"): UNPRINTABLE for name in strange}
         return self._packed | {f"{self.folder}/{name}": None for name in names if name.endswith(SUFFIX) and name not in strange}
 
     def remove(self, writer: CatalogWriter, paths: Sequence[str]) -> int:
-        """The rows of those that do not lie in a pack go."""
-        names = {self._name(path) for path in paths if path.endswith(SUFFIX)}  # odd files may have other names
+        """Remove the rows of these dumps, except packed ones."""
+        names = {self._name(path) for path in paths if path.endswith(SUFFIX)}  # rejected files may have other names
         gone = names.intersection(writer.known_dumps(self._run, self._rank))
         writer.remove_dumps(gone)
         return len(gone)
 
     def take_in(self, paths: Sequence[str], on_read: Callable[[int], None]) -> bool:
-        """Read these files together; those among which something is odd one by one."""
-        from actordbg.catalog import dump_rows  # and msgspec, which nothing new does without
+        """Read these files in batches; batches with an irregular file one by one."""
+        from actordbg.catalog import dump_rows  # imports msgspec, which is needed only if something is new
 
         blocks: list[Any] = []
         damaged: list[Damaged] = []
@@ -215,7 +215,7 @@ class Dumps(Source):
 
 @contextlib.contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Rows are many small tuples without a cycle among them: looking for one takes 2 of 27 us a dump."""
+    """Pause garbage collection: rows are many small tuples without cycles, and the search for cycles takes 2 of 27 us a dump."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -225,13 +225,13 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def dump_folders(store: Store, odd: dict[str, str]) -> Iterator[Dumps]:
-    """The ranks' folders, also those that are gone. `odd` gets what is there in the place of one, and why."""
-    runs = store.folder_names("dumps", odd)
-    present = {f"dumps/{run}/{rank}" for run in runs for rank in store.folder_names(f"dumps/{run}", odd)}
+def dump_folders(store: Store, rejected: dict[str, str]) -> Iterator[Dumps]:
+    """Return the ranks' folders, including vanished ones. `rejected` gets what lies in place of a folder, and why."""
+    runs = store.folder_names("dumps", rejected)
+    present = {f"dumps/{run}/{rank}" for run in runs for rank in store.folder_names(f"dumps/{run}", rejected)}
     with engine.connect_readonly(store.catalog_path) as reader:
         noted = {path for (path,) in reader.execute("SELECT path FROM scanned_folder WHERE path LIKE 'dumps/%'")}
-    gone = {path for path in noted - present if not {"dumps", path.rpartition("/")[0]} & odd.keys()}
+    gone = {path for path in noted - present if not {"dumps", path.rpartition("/")[0]} & rejected.keys()}
     return (Dumps(store, path) for path in sorted(present | gone))
 
 
@@ -244,22 +244,24 @@ def _refresh_dumps(store: Store, summary: IndexSummary, on_progress: Progress | 
         if on_progress and read:
             on_progress(done, max(done, total))
 
-    odd = {path: NO_FOLDER for path in FOLDERS if os.path.lexists(store.root / path) and not os.path.isdir(store.root / path)}
-    for pack in packs(store, odd):
+    rejected = {
+        path: NO_FOLDER for path in FOLDERS if os.path.lexists(store.root / path) and not os.path.isdir(store.root / path)
+    }
+    for pack in packs(store, rejected):
         pack.look().take(count)
         summary.added, summary.removed = summary.added + pack.added, summary.removed + pack.removed
     folders = []
-    for folder in dump_folders(store, odd):
+    for folder in dump_folders(store, rejected):
         try:
             folder.look()
             folders.append(folder)
         except StoreProblem as error:
-            odd[folder.folder] = error.message
+            rejected[folder.folder] = error.message
     total = done + sum(len(folder.changed) for folder in folders)
     for folder in folders:
         folder.take(count)
         summary.added, summary.removed = summary.added + folder.added, summary.removed + folder.removed
-    summary.damaged += odd_files(odd)
+    summary.damaged += odd_files(rejected)
 
 
 def _refresh_replays(store: Store, summary: IndexSummary) -> None:
@@ -269,8 +271,8 @@ def _refresh_replays(store: Store, summary: IndexSummary) -> None:
         for replay_id, path, *mark in reader.execute(sql):
             known.setdefault(replay_id, {})[path] = tuple(mark)
         present = [replay_id for (replay_id,) in reader.execute("SELECT replay_id FROM replay")]
-    odd: dict[str, str] = {}
-    for replay_id, paths in record_rows.changed_replays(store, known, odd):
+    rejected: dict[str, str] = {}
+    for replay_id, paths in record_rows.changed_replays(store, known, rejected):
         before = known.get(replay_id, {})
         try:
             with engine.connect_readonly(store.catalog_path) as reader:
@@ -282,11 +284,11 @@ def _refresh_replays(store: Store, summary: IndexSummary) -> None:
             continue
         with engine.writing(store.catalog_path) as writer:
             writer.put_replay(news, before)
-        odd |= news.odd
+        rejected |= news.odd
         summary.replays += 1
         summary.results += len(news.results)
         summary.skipped_lines += news.skipped
-    summary.damaged += odd_files(odd)
+    summary.damaged += odd_files(rejected)
     gone = [replay_id for replay_id in present if not (store.replays / replay_id).is_dir()]
     if gone:
         with engine.writing(store.catalog_path) as writer:

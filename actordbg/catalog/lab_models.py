@@ -1,4 +1,4 @@
-"""The tables of what is learned from replays: comparisons, noise floors, matrices, laws, memory; and of what `patch` did."""
+"""Tables of results from replays: comparisons, noise floors, matrices, laws, memory; and of the events of `patch`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from actordbg.catalog.models import Table, json_field
 
 
 class ComparisonRun(Table, table=True):
-    """One `actordbg compare A B`: its file under comparisons/, and what came of it over all dumps."""
+    """A run of `actordbg compare A B`: its file under comparisons/, and its result over all dumps."""
 
     __tablename__ = "comparison_run"
 
@@ -56,7 +56,7 @@ class ComparisonRun(Table, table=True):
     noise_id: str | None
     """the noise floor that was applied; NULL without one"""
     reasons: str | None
-    """what was said about the whole, in words"""
+    """reasons for the verdict as a whole, in words"""
     rounding_id: str | None
     """the replay whose rounding set the limits; NULL for flat ones"""
     excludes: dict[str, Any] = json_field()
@@ -64,7 +64,7 @@ class ComparisonRun(Table, table=True):
 
 
 class Comparison(Table, table=True):
-    """How far one result of a replay is from something else, by a `compare` of the two."""
+    """Distance of a replay's result for a dump from another replay or the recorded outputs, by `compare`."""
 
     __table_args__ = (Index("ix_comparison_dump", "dump_id", "created_at"),)
 
@@ -123,7 +123,7 @@ class Comparison(Table, table=True):
 
 
 class NoiseFloor(Table, table=True):
-    """How far one configuration moves on its own (`actordbg noise`)."""
+    """Noise floor of a configuration: how far it moves on its own (`actordbg noise`)."""
 
     __tablename__ = "noise_floor"
 
@@ -148,13 +148,13 @@ class NoiseFloor(Table, table=True):
     grad_norm_rel: float | None
     """largest relative movement of the gradient norm"""
     floor: dict[str, Any] = json_field()
-    """every figure of the floor"""
+    """every figure of the noise floor"""
     config: dict[str, Any] = json_field()
-    """the configuration as asked for"""
+    """the configuration as requested"""
 
 
 class MemoryWatch(Table, table=True):
-    """One `actordbg memory watch`: the memory of some processes over time, sizes in bytes."""
+    """A run of `actordbg memory watch`: the memory of some processes over time, sizes in bytes."""
 
     __tablename__ = "memory_watch"
 
@@ -163,7 +163,7 @@ class MemoryWatch(Table, table=True):
     created_at: str
     """UTC time of its start"""
     finished_at: str | None
-    """UTC time of its end; NULL while it continues, or if it was killed"""
+    """UTC time of its end; NULL while it runs, or if it was killed"""
     kind: str
     """replay, run, processes or ray"""
     watched: str
@@ -175,9 +175,9 @@ class MemoryWatch(Table, table=True):
     processes: int
     """processes that were sampled"""
     samples: int
-    """samples of all of them"""
+    """samples over all processes"""
     steps: int
-    """steps of the process that had most; 0 where nobody counted"""
+    """most steps of a process; 0 if steps were not counted"""
     peak_rss: int | None
     """largest RSS of a process"""
     peak_uss: int | None
@@ -185,15 +185,15 @@ class MemoryWatch(Table, table=True):
     peak_cuda_used: int | None
     """largest CUDA memory in use of a process"""
     growth_per_step: float | None
-    """fastest growth of a process that grows, by step; NULL if none does"""
+    """fastest growth of a process, bytes per step; NULL if none grows"""
     growth_per_second: float | None
-    """the same where steps are not known"""
+    """fastest growth of a process, bytes per second, where steps are unknown"""
     notes: str | None
     """what could not be sampled, and why"""
 
 
 class Matrix(Table, table=True):
-    """One `actordbg matrix`: the same inputs under the combinations of some settings."""
+    """A run of `actordbg matrix`: the same inputs under the combinations of some settings."""
 
     matrix_id: str = Field(primary_key=True)
     """its file under matrices/"""
@@ -220,7 +220,7 @@ class Matrix(Table, table=True):
 
 
 class MatrixCell(Table, table=True):
-    """One combination of a matrix."""
+    """A combination of a matrix."""
 
     __tablename__ = "matrix_cell"
 
@@ -233,11 +233,11 @@ class MatrixCell(Table, table=True):
     status: str
     """passed, failed, unavailable or not run"""
     verdict: str | None
-    """against the truth: match, within-noise, mismatch, not-compared; NULL if not asked for"""
+    """against the truth: match, within-noise, mismatch, not-compared; NULL if not requested"""
     replay_id: str | None
     """its replay; NULL if nothing was started"""
     reason: str | None
-    """why it is unavailable, was not run, is wrong, or was judged in part only"""
+    """why it is unavailable, was not run, is wrong, or was only partly checked"""
     signature: str | None
     """signature of the first failure"""
     max_abs: float | None
@@ -249,15 +249,15 @@ class MatrixCell(Table, table=True):
     settings: dict[str, Any] = json_field()
     """the combination by axis"""
     laws: str | None
-    """what the laws said, in a line; NULL if none was asked"""
+    """verdicts of the laws, in a line; NULL if none was checked"""
     violations: str | None
-    """which laws are broken, and how it first showed; NULL if none is"""
+    """laws that failed, and the first change; NULL if none failed"""
     excludes: dict[str, Any] = json_field()
     """by fault, the smallest size that would have been WRONG"""
 
 
 class LawAnswer(Table, table=True):
-    """What a law said of one dump in one replay."""
+    """Verdict of a law on a dump in a replay."""
 
     __tablename__ = "law_answer"
     __table_args__ = (Index("ix_law_answer_dump", "dump_id", "verdict"),)
@@ -281,13 +281,13 @@ class LawAnswer(Table, table=True):
     count: int | None
     """values that changed"""
     looked_at: int | None
-    """values that were looked at"""
+    """values that were compared"""
     words: str | None
-    """what a broken law means, or why it was not checked"""
+    """what a failed law means, or why it was not checked"""
 
 
 class PatchEvent(Table, table=True):
-    """One `patch` or `unpatch` of an `actor.py`."""
+    """A `patch` or `unpatch` of an `actor.py`."""
 
     __tablename__ = "patch_event"
 
@@ -308,4 +308,4 @@ class PatchEvent(Table, table=True):
     openrlhf_version: str | None
     """version of openrlhf there"""
     actordbg_version: str | None
-    """version of actordbg that did it"""
+    """version of actordbg that patched or unpatched it"""

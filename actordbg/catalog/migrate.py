@@ -1,26 +1,26 @@
-"""Makes the catalog's schema, or refuses to touch what is not a catalog of this program.
+"""Creates the catalog's schema, or refuses a database that is not a catalog of this program.
 
-    no catalog            made by `head.sql`: filled in memory, and put in its place whole (`make_anew`)
-    at HEAD               nothing; found out with one small read
-    earlier               made anew from the store's files, as `index --rebuild` does: the catalog holds nothing of its own
-    without a setting     the same: a setting is a column of `replay`
-    newer, or not ours    refused, untouched; so is one with views or triggers, which could make a query do anything
-    damaged               refused; `actordbg index --rebuild` makes it again
+    no catalog            created from `head.sql`: filled in memory, and put in place whole (`make_anew`)
+    at HEAD               unchanged; one small read finds this out
+    earlier               rebuilt from the store's files, as by `index --rebuild`: everything in the catalog comes from them
+    without a setting     also rebuilt: a setting is a column of `replay`
+    newer, or not ours    refused, untouched; also refused with views or triggers, which could make a query do anything
+    damaged               refused; `actordbg index --rebuild` rebuilds it
 
-The schema lies beside this module. Revisions are numbers ("0013"), so that newer and older can be told apart without knowing the
-newer program's tables.
+The schema lies beside this module. Revisions are numbers ("0013"), so that newer and older can be distinguished without knowing
+the newer program's tables.
 
-A store may be another user's, or on a read-only mount or a full disk, or its catalog may be written by a newer actordbg. The
-catalog is a cache, so reading commands do without the store's own (`with_a_catalog`).
+A store may belong to another user, or lie on a read-only mount or a full disk, or a newer actordbg may have written its catalog.
+The catalog is a cache, so reading commands can use another (`with_a_catalog`).
 
-    the store's own                                   where it can be written
-    $XDG_CACHE_HOME/actordbg/catalogs/<hash>/         else a *private catalog*: this user's, by the store's real path
-    /dev/shm/actordbg-<uid>/catalogs/<hash>/          where that cannot be written either; then in the folder for temporary files
+    the store's catalog                               if it can be written
+    $XDG_CACHE_HOME/actordbg/catalogs/<hash>/         else a *private catalog* of this user, by the store's real path
+    /dev/shm/actordbg-<uid>/catalogs/<hash>/          if that cannot be written either; then in the folder for temporary files
 
-A private catalog begins as a copy of the store's, if that lies at rest, and follows the files from there like any other. Its
-folders are 0700 and this user's own; one that somebody else made is passed over. A process holds a shared lock on the one that
-it uses. Whoever makes a new one removes what nobody uses: those of stores that are gone or can be written again, and those unused
-for a month.
+A private catalog begins as a copy of the store's, if no process is writing that, and follows the files from there like any other.
+Its folders are 0700 and owned by this user; folders that another user made are skipped. A process holds a shared lock on
+the private catalog that it uses. A process that makes a new one removes unused ones: those of stores that are gone or writable
+again, and those unused for a month.
 """
 
 from __future__ import annotations
@@ -55,31 +55,31 @@ STATEMENT_END = ";\n\n"
 
 _INDEX = "CREATE INDEX ix_dump_"
 _SEARCHED = ("ix_dump_caller_seq_len", "ix_dump_pack")
-"""The indexes of `dump` that an index of files needs. The others are made behind the rows, in a quarter of the time."""
+"""The indexes of `dump` that indexing needs. The others are created after the rows, in a quarter of the time."""
 
 
 def earlier(path: Path) -> str | None:
-    """Returns the revision of a catalog that an earlier actordbg made, which must be made anew; None for any other.
+    """Return the revision of a catalog that an earlier actordbg made, which must be rebuilt; None for any other.
 
-    One of HEAD that lacks the column of a setting counts as earlier. Raises NewerCatalog for a revision that comes after HEAD, or
-    has a name such as no revision has had so far, CatalogProblem for no catalog.
+    A catalog at HEAD that lacks the column of a setting counts as earlier. Raises NewerCatalog for a revision after HEAD, or with
+    a name unlike that of any revision so far, CatalogProblem for a database that is not a catalog.
     """
-    found, columns = _look(path)
-    if found is not None and found != HEAD and (not found.isdecimal() or int(found) > int(HEAD)):
+    version, columns = _look(path)
+    if version is not None and version != HEAD and (not version.isdecimal() or int(version) > int(HEAD)):
         raise NewerCatalog(
-            f"{path} has revision {found:.40}, written by a newer actordbg; this one knows revisions up to {HEAD}",
+            f"{path} has revision {version:.40}, written by a newer actordbg (this version reads up to {HEAD})",
             hint="upgrade actordbg: pip install --upgrade actordbg (or remove catalog.db and run `actordbg index`); "
             "nothing was touched",
         )
-    complete = found == HEAD and columns >= {setting.stored for setting in SETTINGS.values()}
-    return None if complete else found
+    complete = version == HEAD and columns >= {setting.stored for setting in SETTINGS.values()}
+    return None if complete else version
 
 
 def make_anew(store: Store, fill: Callable[[], None], *, rebuild: bool) -> bool:
-    """Make the catalog and `fill` it aside, then put it in its place whole. False, without `rebuild`, where one is at HEAD.
+    """Create the catalog and `fill` it aside, then put it in place whole. Returns False, without `rebuild`, if it is at HEAD.
 
-    A kill leaves the old catalog, or none. Until the end readers see the old one, and others who would make one wait. A damaged
-    one is replaced. A newer one is refused, as everywhere.
+    A kill leaves the old catalog, or none. Until the end, readers see the old catalog, and other processes that would create it
+    wait. A damaged catalog is replaced; a newer one is refused, as everywhere.
     """
     path = store.catalog_path
     with locked(store):
@@ -108,14 +108,14 @@ def make_anew(store: Store, fill: Callable[[], None], *, rebuild: bool) -> bool:
 
 
 def revision(path: Path) -> str | None:
-    """The revision of the catalog at `path`; None for no catalog or an empty one. Raises CatalogProblem if it is not one."""
+    """Return the revision of the catalog at `path`; None if it is missing or empty. CatalogProblem if it is not a catalog."""
     return _look(path)[0]
 
 
 def _look(path: Path) -> tuple[str | None, set[str]]:
-    """The revision, and the columns of `replay`, one for each setting among them.
+    """Read the revision, and the columns of `replay`, which include one for each setting.
 
-    Refuses a database in which a query or a write runs what somebody wrote into its schema.
+    Refuses a database with views, triggers or virtual tables: a query or a write would run code from its schema.
     """
     with engine.catalog_errors(path):
         if not path.exists() or path.stat().st_size == 0:
@@ -127,7 +127,7 @@ def _look(path: Path) -> tuple[str | None, set[str]]:
                 f"{path} is not a catalog of actordbg: it has a {program[0]} {program[1]!r:.60}", hint=engine.REBUILD
             )
         names = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        try:  # after the names: whoever makes the catalog meanwhile makes all of it at once
+        try:  # after the names: a process that creates the catalog meanwhile creates all of it at once
             row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
         except sqlite3.OperationalError as error:
             if "no such table" not in str(error):
@@ -149,13 +149,13 @@ def _refuse_newer(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(store: Store) -> Iterator[None]:
-    """One process at a time makes or empties the catalog; the lock goes with the process that holds it."""
+    """Hold the lock under which one process at a time creates or empties the catalog; it ends with its process."""
     path = store.catalog_path.with_name("catalog.lock")
     try:
         descriptor = open_regular(path, os.O_CREAT | os.O_RDWR)
     except OSError as error:
         kind = CatalogProblem if isinstance(error, OddFile | IsADirectoryError) else UnwritableCatalog
-        raise kind(f"cannot open {path}: {error.strerror}", hint="the lock must be a file, its folder writable for you") from None
+        raise kind(f"cannot open {path}: {error.strerror}", hint="make its folder writable, and the lock a file") from None
     try:
         try:
             with engine.patiently(path):
@@ -163,7 +163,7 @@ def locked(store: Store) -> Iterator[None]:
         except OSError as error:
             raise UnwritableCatalog(
                 f"cannot lock {path}: {error.strerror}",
-                hint="the store's file system has no locks, which a catalog needs: use a store on another one",
+                hint="use a store on a file system with locks, which a catalog needs",
             ) from None
         yield
     finally:
@@ -172,17 +172,17 @@ def locked(store: Store) -> Iterator[None]:
 
 T = TypeVar("T")
 UNUSED_S = 30 * 86400.0
-"""A private catalog that was not used for so long is removed."""
+"""Seconds without use after which a private catalog is removed."""
 SETTLED_S = 2.0
-"""A catalog is copied only if it did not change for so long: file systems keep coarse times."""
+"""Seconds without a change after which a catalog may be copied: file systems keep coarse times."""
 _held: dict[Path, int] = {}
 """The private catalogs that this process uses, each with the descriptor of its shared lock."""
 
 
 def with_a_catalog(store: Store, work: Callable[[], T], *, newer_too: bool = False) -> T:
-    """Do `work` on the store's catalog; where that cannot be written, on a private one, which `store.catalog_path` then is.
+    """Do `work` on the store's catalog; if that cannot be written, set `store.catalog_path` to a private one, and work on that.
 
-    newer_too: even where a newer actordbg wrote it. Any other problem of a catalog that can be written is raised.
+    newer_too: also use a private catalog if a newer actordbg wrote the store's. Other problems of a writable catalog are raised.
     """
     if is_private(store):
         return work()
@@ -203,24 +203,24 @@ def with_a_catalog(store: Store, work: Callable[[], T], *, newer_too: bool = Fal
         except (UnwritableCatalog, OSError):
             store.catalog_path = own
             continue
-        reason = "this store's own catalog cannot be written" + ("" if problem is None else f" ({problem.message})")
+        reason = "this store's catalog cannot be written" + ("" if problem is None else f" ({problem.message})")
         if isinstance(problem, NewerCatalog):
             reason = f"{problem.message}: upgrade actordbg (pip install --upgrade actordbg)"
-        logging.getLogger("actordbg").warning("%s; this command's catalog is %s", reason, store.catalog_path)
+        logging.getLogger("actordbg").warning("%s; this command uses %s", reason, store.catalog_path)
         return answer
     reason = problem.message if problem else f"{own} cannot be written"
     raise CatalogProblem(
-        f"{reason}; nor can a private catalog be kept anywhere", hint="name a folder that you may write in XDG_CACHE_HOME"
+        f"{reason}; a private catalog cannot be written anywhere either", hint="set XDG_CACHE_HOME to a writable folder"
     )
 
 
 def is_private(store: Store) -> bool:
-    """Whether this process uses a private catalog for the store."""
+    """Check whether this process uses a private catalog for the store."""
     return store.catalog_path.parent != store.root
 
 
 def places(store: Store) -> Iterator[Path]:
-    """The folders that a private catalog of this store may have, the best first."""
+    """Yield the folders where a private catalog of this store may lie, the best first."""
     name = hashlib.sha256(os.fsencode(os.path.realpath(store.root))).hexdigest()[:24]
     bases = [user_folder("XDG_CACHE_HOME", "~/.cache")]
     for folder in dict.fromkeys(("/dev/shm", tempfile.gettempdir())):
@@ -229,7 +229,7 @@ def places(store: Store) -> Iterator[Path]:
 
 
 def _begun(store: Store, seed: Path, work: Callable[[], T]) -> T:
-    """Do `work` on the private catalog, which begins as a copy of `seed`; if that turns out damaged or newer, from nothing."""
+    """Do `work` on the private catalog, which begins as a copy of `seed`; if the copy is damaged or newer, begin empty."""
     if not store.catalog_path.exists():
         with locked(store):
             if not store.catalog_path.exists():
@@ -245,7 +245,7 @@ def _begun(store: Store, seed: Path, work: Callable[[], T]) -> T:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a catalog that lies at rest: nobody wrote it just now, or is writing it. Nothing where it cannot be read."""
+    """Copy a catalog that no process is writing or wrote just now. Does nothing if it cannot be read."""
     part = Path(f"{target}.part")
     with contextlib.suppress(OSError):
         before = os.lstat(source)
@@ -265,7 +265,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _hold(folder: Path, store: Store) -> None:
-    """Make the folder if it is not there, and keep a shared lock on it while this process lives; OSError where that fails."""
+    """Make the folder if it is missing, and hold a shared lock on it while this process lives; OSError if that fails."""
     new = not folder.is_dir()
     make_folder(folder)
     for own in (folder.parent.parent, folder.parent, folder):
@@ -291,8 +291,8 @@ def _open_lock(folder: Path) -> int:
 
 
 def _tidy(folder: Path) -> None:
-    """Remove a private catalog that no process uses, if it is of no more use: unused for long, or its store is gone, or has a
-    catalog of its own again. What cannot be removed is left.
+    """Remove a private catalog that no process holds, if it was unused for long, or its store is gone or has a writable
+    catalog again. Ignores files that cannot be removed.
     """
     with contextlib.suppress(OSError):
         if time.time() - (folder / "in-use").stat().st_mtime <= UNUSED_S:

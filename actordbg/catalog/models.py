@@ -1,28 +1,27 @@
-"""The catalog's tables, declared once: SQLModel classes, and below each column what it holds.
+"""The catalog's tables, declared once: SQLModel classes, with a description below each column.
 
-The catalog is a cache: each row is derived from a file of the store, and `actordbg index --rebuild` makes all of
-them again. So nothing is kept here alone, and no column needs to be precious.
+The catalog is a cache: each row is derived from a file of the store, and `actordbg index --rebuild` rebuilds all rows.
+Nothing is stored only here.
 
-    run ──< caller ──< dump   one row for each dump file whose header could be read; what many calls share stands in `caller`
+    run ──< caller ──< dump   one row for each dump file with a readable header; `caller` has the columns that many calls share
                         └── last_result  the newest result of that dump, so that `--where "status='failed'"` needs no search
-    replay ──< result         one row for each dump that a replay got to
-           └──< comparison    how far a result is from something else, by a `compare` of the two
+    replay ──< result         one row for each dump that a replay reached
+           └──< comparison    distance of a result from another one, by `compare`
     comparison_run            one row for each file of `compare`; its dumps are in `comparison`
     matrix ──< matrix_cell    the same inputs under many configurations; each cell is a replay
-    law_answer                what the laws said of a dump in a replay
-    memory_watch              what `memory watch` found
+    law_answer                verdicts of the laws on a dump in a replay
+    memory_watch              results of `memory watch`
     noise_floor               how far a configuration moves on its own
-    patch_event               what `patch` and `unpatch` did
-    damaged_file              dump files that are not what they should be, with the reason
-    scanned_folder, read_file bookkeeping: what need not be looked at again
+    patch_event               events of `patch` and `unpatch`
+    damaged_file              invalid dump files, with the reason
+    scanned_folder, read_file bookkeeping: what need not be read again
 
-A result does not require its dump to be there: pruning dumps does not erase what was learned from them. Tables from
-`comparison_run` to `patch_event` stand in `lab_models`.
+A result may outlive its dump: pruning dumps keeps their results. Tables from `comparison_run` to `patch_event` are in
+`lab_models`.
 
 `make docs` writes from these classes the schema of a new catalog (`head.sql`), its page, and `columns.json`, from
-which `tables` knows the columns: commands read and write with plain sqlite3, since importing SQLModel takes longer than all of
-`dump ls`. Tests hold them equal. Another test names the field of a dump's record or of a result that has no column, and
-the column that has no field.
+which `tables` reads the columns: commands use plain sqlite3, since importing SQLModel takes longer than all of `dump ls`.
+Tests check that they agree, and that each field of a dump's record and of a result has a column, and each column a field.
 
 Example::
 
@@ -43,13 +42,13 @@ from actordbg.config.replay_config import SETTINGS
 
 
 class Table(SQLModel):
-    """What every table has: the text below a column is its description."""
+    """Base of all tables: the text below a column is its description."""
 
     model_config = ConfigDict(use_attribute_docstrings=True, protected_namespaces=())  # type: ignore[assignment]
 
 
 def json_field() -> Any:
-    """A column of JSON, which may be NULL."""
+    """Declare a JSON column, which may be NULL."""
     return Field(sa_type=JSON, nullable=True)
 
 
@@ -61,7 +60,7 @@ class Run(Table, table=True):
 
 
 class CallerColumns(Table):
-    """What calls of one caller share."""
+    """Columns that the calls of a caller share."""
 
     run: str = Field(foreign_key="run.name")
     """the training run"""
@@ -70,11 +69,11 @@ class CallerColumns(Table):
     source: str
     """capture, import or create"""
     trainer: str | None
-    """package of the trainer whose call it is; NULL of a made-up input"""
+    """package of the trainer whose call it is; NULL for a synthetic input"""
     adapter: str | None
-    """adapter that read the call; NULL where none was needed"""
+    """adapter that read the call; NULL if none was needed"""
     function: str | None
-    """function that was recorded, module:name; NULL of a made-up input"""
+    """function that was recorded, module:name; NULL for a synthetic input"""
     role: str | None
     """what the actor was: policy, reference, ema, sft, ..."""
     world_size: int | None
@@ -86,7 +85,7 @@ class CallerColumns(Table):
     pid: int | None
     """process id"""
     instance: str | None
-    """tells several actors in one process apart"""
+    """distinguishes several actors in one process"""
     training: bool | None
     """whether the module was in training mode"""
     grad_enabled: bool | None
@@ -112,7 +111,7 @@ class CallerColumns(Table):
     allgather_logits: bool | None
     """the call's allgather_logits"""
     with_outputs: bool
-    """whether the call's own outputs were recorded too"""
+    """whether the call's outputs were also recorded"""
     openrlhf_version: str | None
     """version of openrlhf in the run"""
     torch_version: str | None
@@ -122,19 +121,19 @@ class CallerColumns(Table):
     deepspeed_version: str | None
     """version of deepspeed in the run"""
     pinned: bool
-    """whether rotation spares it"""
+    """whether it is protected from rotation"""
     triggered: str | None
     """the trigger that kept it: nan, exception, oom, slow, logprobs, before; NULL if none"""
     recovered: str | None
-    """in_flight or recent: out of the ring of a process that died; NULL otherwise"""
+    """in_flight or recent: recovered from the buffer of a process that died; NULL otherwise"""
     with_rng: bool
-    """whether the generator states were recorded too"""
+    """whether the RNG state was also recorded"""
 
 
 class Caller(CallerColumns, table=True):
-    """What calls share: run, process, actor, the way of calling, versions. A row for each such combination that dumps have.
+    """A caller of dumps: run, process, actor, arguments, versions. One row for each combination that dumps have.
 
-    Most dumps of a rank have the same one. In each dump's row these columns would take more room than all others.
+    Most dumps of a rank share a caller. In each dump's row, these columns would take more space than all others.
     """
 
     __table_args__ = (Index("ix_caller_rank_run", "rank", "run"),)
@@ -144,7 +143,7 @@ class Caller(CallerColumns, table=True):
 
 
 class DumpColumns(Table):
-    """What each dump has of its own."""
+    """Columns that differ from dump to dump."""
 
     dump_id: str = Field(primary_key=True)
     """unique name of the dump; begins with its time"""
@@ -163,17 +162,17 @@ class DumpColumns(Table):
     step: int | None
     """global step of the DeepSpeed engine at the call"""
     call_index: int | None
-    """how many calls this process had captured before"""
+    """number of calls that this process captured before"""
     bytes: int
-    """size of the dump file in bytes; of a packed dump its share of the pack"""
+    """size of the dump file in bytes; for a packed dump, its share of the pack"""
     pack: str | None
-    """the pack file that holds it, below the store; NULL for a file of its own"""
+    """the pack file that holds it, below the store; NULL for a dump file"""
 
 
 class Dump(DumpColumns, table=True):
-    """One captured `Actor.forward` call; its tensors lie in `dumps/<run>/rank<rank, 4 digits>/<dump_id>.safetensors.zst`.
+    """A captured `Actor.forward` call; its tensors lie in `dumps/<run>/rank<rank, 4 digits>/<dump_id>.safetensors.zst`.
 
-    The rest of what is known of it stands in its `caller`.
+    The other columns are those of its `caller`.
     """
 
     __table_args__ = (
@@ -188,13 +187,13 @@ class Dump(DumpColumns, table=True):
     )
 
     caller: int = Field(foreign_key="caller.id")
-    """whose call it is"""
+    """the caller, which has the shared columns"""
     last_result: int | None = Field(foreign_key="result.id", ondelete="SET NULL")
     """newest result of this dump"""
 
 
 class ReplayColumns(Table):
-    """What is known of a replay beside its settings."""
+    """Columns of a replay besides its settings."""
 
     replay_id: str = Field(primary_key=True)
     """unique name of the replay: its folder under replays/"""
@@ -205,7 +204,7 @@ class ReplayColumns(Table):
     status: str
     """complete, interrupted, failed, or unfinished"""
     inputs: int
-    """dumps that it was to replay"""
+    """dumps to replay"""
     selection: str | None
     """the --where expression that selected them"""
     ordering: str | None
@@ -213,24 +212,24 @@ class ReplayColumns(Table):
     command: str | None
     """the command line"""
     config: dict[str, Any] = json_field()
-    """the configuration as asked for"""
+    """the configuration as requested"""
     resolved: dict[str, Any] | None = json_field()
-    """the configuration as it ran, everything the workers said about it; NULL before they did"""
+    """the configuration as the workers reported it; NULL before that"""
     versions: dict[str, Any] = json_field()
     """versions of the packages that ran it"""
 
 
 _settings: Any = {setting.stored: (setting.kind | None, Field(description=setting.column)) for setting in SETTINGS.values()}
 SettingColumns: Any = create_model("SettingColumns", __base__=Table, **_settings)
-"""A column for each setting. A catalog that lacks one is made anew (`actordbg.catalog.migrate`)."""
+"""A column for each setting. A catalog that lacks one is rebuilt (`actordbg.catalog.migrate`)."""
 
 
 class Replay(SettingColumns, ReplayColumns, table=True):  # type: ignore[misc, unused-ignore]
-    """One replay, with a column for each setting: the resolved value where its workers said it, else the one asked for."""
+    """A replay, with a column for each setting: the value that its workers reported, else the requested value."""
 
 
 class Result(Table, table=True):
-    """What became of one dump in one replay: times in seconds, memory in bytes, log-probs in nats."""
+    """Result of a dump in a replay: times in seconds, memory in bytes, log-probs in nats."""
 
     __table_args__ = (
         UniqueConstraint("replay_id", "dump_id", name="uq_result"),
@@ -247,7 +246,7 @@ class Result(Table, table=True):
     status: str
     """passed, failed, crashed or hung"""
     attempt: int
-    """which start of the workers it was, from 1"""
+    """number of the workers' start, from 1"""
     worker: int
     """rank of the worker"""
     slot: int
@@ -261,7 +260,7 @@ class Result(Table, table=True):
     error: str | None
     """message of the exception"""
     signature: str | None
-    """short name of a kind of failure, the same for every dump that fails so"""
+    """short name of the kind of failure, equal for dumps that fail alike"""
     log_excerpt: str | None
     """last lines of the worker's log"""
     load_s: float | None
@@ -277,7 +276,7 @@ class Result(Table, table=True):
     peak_memory_bytes: int | None
     """peak memory of the worker while it ran, in bytes"""
     logprob_count: int | None
-    """log-probs that the figures are over"""
+    """log-probs that the statistics cover"""
     logprob_mean: float | None
     """mean log-prob, nats"""
     logprob_std: float | None
@@ -301,7 +300,7 @@ class Result(Table, table=True):
     graph_breaks: int | None
     """graph breaks for this input"""
     folded_ids: bool | None
-    """whether token ids were folded into a smaller vocabulary"""
+    """whether token ids were wrapped (modulo) into a smaller vocabulary"""
     golden_count: int | None
     """log-probs compared with those that the run recorded"""
     golden_max_abs: float | None
@@ -315,15 +314,15 @@ class Result(Table, table=True):
     golden_entropy_mean_abs: float | None
     """mean absolute difference from them, nats"""
     rng_match: bool | None
-    """whether the generators ended in the run's own states; NULL if not comparable"""
+    """whether the RNG ended in the run's recorded state; NULL if not comparable"""
     extra: dict[str, Any] = json_field()
-    """what has no column"""
+    """values without a column"""
 
 
 class DamagedFile(Table, table=True):
-    """A file of the store that could not be indexed. Code `odd-file`: a link, a FIFO, a name that no file of ours has.
+    """A file of the store that could not be indexed. Code `odd-file`: a link, a FIFO, an invalid name.
 
-    Read again when its folder changes; each time if it is newer or unreadable.
+    Read again when its folder changes; on every refresh if it has a newer format or is unreadable.
     """
 
     __tablename__ = "damaged_file"
@@ -350,26 +349,26 @@ class ScannedFolder(Table, table=True):
 
 
 class ReadFile(Table, table=True):
-    """A file of a replay, a comparison, a noise floor or a matrix, and what it was when it was read."""
+    """A file of a replay, a comparison, a noise floor or a matrix, and its state when it was read."""
 
     __tablename__ = "read_file"
 
     path: str = Field(primary_key=True)
     """path below the store"""
     replay_id: str
-    """its replay; empty for a file of the lab"""
+    """its replay; empty for other files"""
     size: int
     """its size when it was read"""
     mtime_ns: int
     """its modification time when it was read; -1 if too fresh to rely on"""
     offset: int
-    """where a journal is read on: behind its last whole line"""
+    """where reading of a journal continues: after its last whole line"""
 
 
 class DumpRow(CallerColumns, DumpColumns):
-    """One dump as `query` returns it, with its last result, if any: `status` to `replay`. path: its place below the store.
+    """A dump as `query` returns it, with its last result, if any: `status` to `replay`. path: its place below the store.
 
-    timestamp: UTC. bytes: size of the file, or the share of the pack. forward_s, backward_s: seconds. peak_memory: bytes.
+    timestamp: UTC. bytes: size of the file, or its share of the pack. forward_s, backward_s: seconds. peak_memory: bytes.
     """
 
     timestamp: str  # type: ignore[assignment]
@@ -384,7 +383,7 @@ class DumpRow(CallerColumns, DumpColumns):
 
 
 class ReplayRow(ReplayColumns):
-    """One replay as `query` returns it, and how many of its inputs came out how. `config` and `resolved` hold its settings."""
+    """A replay as `query` returns it, with its inputs counted by result. `config` and `resolved` hold its settings."""
 
     passed: int
     failed: int

@@ -1,7 +1,7 @@
 """Reads the catalog: dumps by condition, replays and their results, damaged files.
 
-Every function takes a `Store` or a `Catalog`. It indexes a Store first, so the answer has what is new in the files. A Catalog,
-from `open_fresh`, was indexed when it was opened, so a command indexes once and then asks as often as it likes.
+Every function takes a `Store` or a `Catalog`. It indexes a Store first, so the result includes new files. A Catalog,
+from `open_fresh`, was indexed when it was opened, so a command indexes once and then queries as often as it likes.
 
 A row is a plain object with the attributes of its class in `models`. Rows are read with plain sqlite3 on read-only connections,
 so that `dump ls` need not import SQLModel. Queries that carry a user's condition go through the sandbox.
@@ -60,21 +60,21 @@ ORDERS = {
     "length": ("ix_dump_seq_len", "d.seq_len, d.timestamp, d.dump_id"),
     "longest": ("ix_dump_seq_len", "d.seq_len DESC, d.timestamp DESC, d.dump_id DESC"),
 }
-"""By name the index that has an order, and the order in SQL."""
+"""By name, the index with that order, and the order in SQL."""
 _ALL = f"CROSS {CALLER} {LAST_RESULT}"
-"""What follows `dump AS d` for every column; dumps come first, in the order in which they are found."""
+"""Joins after `dump AS d` for every column; CROSS keeps dumps in the outer loop, and so their order."""
 _LISTED = 5
 _AT_ONCE = 500
-"""Dumps that one query names: SQLite takes 999 parameters at least."""
+"""Most dumps that a query names: SQLite takes at least 999 parameters."""
 _PROBE = 1000
-"""A condition with fewer matches has few."""
+"""A condition with fewer matches counts as selective."""
 _MOST_CALLERS = 1000
-"""Callers that one query names."""
+"""Most callers that a query names."""
 
 
 @dataclass(frozen=True)
 class Catalog:
-    """An indexed store: what its catalog was opened for, and what the indexing did."""
+    """An indexed store, and the summary of the indexing."""
 
     store: Store
     summary: index.IndexSummary
@@ -85,7 +85,7 @@ _DUMP_ROW = DUMP_COLUMNS | dict.fromkeys(_OF_LAST_RESULT, Column("str", False, "
 _DUMP_SQL = ", ".join(WHERE_COLUMNS[name].sql for name in _DUMP_ROW)
 _COUNTED = ("passed", "failed", "crashed", "hung")
 _COUNT = "(SELECT count(*) FROM result AS r WHERE r.replay_id = p.replay_id AND +r.status = '{}')"
-"""`+`: else SQLite looks, for each replay, through all results that passed in any."""
+"""`+` disables the index on status: else SQLite scans, for each replay, the passed results of all replays."""
 _OF_SETTINGS = {setting.stored for setting in SETTINGS.values()}
 _OWN = {name: column for name, column in COLUMNS["replay"].items() if name not in _OF_SETTINGS}
 _REPLAY_ROW = _OWN | dict.fromkeys(_COUNTED, Column("int", False, ""))
@@ -96,34 +96,34 @@ _CURRENT = (
     "comparison_id IN (SELECT comparison_id FROM (SELECT c.comparison_id, max(c.created_at || c.comparison_id) "
     f"FROM comparison_run AS c WHERE {BOTH_THERE} GROUP BY c.replay_id, c.against))"
 )
-"""Which comparisons are the newest of a pair whose replays are there."""
+"""Condition for the newest comparison of each pair whose replays exist."""
 
 
 def open_fresh(store: Store, where: str | None = None, on_progress: index.Progress | None = None) -> Catalog:
-    """Index what is new and return the catalog; the store must be there (StoreProblem otherwise).
+    """Index what is new and return the catalog; the store must exist (StoreProblem otherwise).
 
-    `where` is the condition that will be asked, if there is one: a bad one is refused (WhereError) before anything is read.
+    where: the condition of the next query, if any; an invalid condition is refused (WhereError) before anything is read.
     """
     if where is not None:
         compile_where(where)
     return Catalog(store, index.refresh(store, on_progress=on_progress, newer_too=True))
 
 
-def select_dumps(source: Store | Catalog, where: str | None = None, **asked: Any) -> list[DumpRow]:
-    """Dumps that a condition selects (all without one), as `each_dump` gives them."""
-    return list(each_dump(source, where, **asked))
+def select_dumps(source: Store | Catalog, where: str | None = None, **options: Any) -> list[DumpRow]:
+    """Return the dumps that a condition selects (all without one), in the order of `each_dump`."""
+    return list(each_dump(source, where, **options))
 
 
 def each_dump(
     source: Store | Catalog, where: str | None = None, *, order: str = "time", limit: int | None = None, offset: int = 0
 ) -> Iterator[DumpRow]:
-    """Dumps that a condition selects, by time or by length (shortest first). They are read as they are asked for: any number of
-    them takes little memory, and whoever is slow locks nothing.
+    """Yield the dumps that a condition selects, by time or by length (shortest first). They are read on demand: any number of
+    them takes little memory, and a slow consumer locks nothing.
 
     Raises WhereError for a condition that is not allowed, UsageError for an unknown order.
     """
     if order not in ORDERS:
-        raise UsageError(f"there is no order {order!r}", hint=f"one of {', '.join(ORDERS)}")
+        raise UsageError(f"there is no order {order!r}", hint=f"use one of {', '.join(ORDERS)}")
     condition = compile_where(where) if where is not None else None
     catalog = _catalog(source)
     with guarded(catalog.store.catalog_path) as box:
@@ -138,11 +138,11 @@ def each_dump(
 
 
 def _source(box: Sandbox, condition: Condition | None, order: str) -> tuple[str, tuple[Any, ...]]:
-    """The part after FROM that finds the rows of a condition fast: which is best depends on how many there are.
+    """Return the part after FROM that finds the rows of a condition fast, which depends on the number of matches.
 
-    SQLite cannot know, so it is tried out. Few matches (found by whatever index suits the condition): they are looked up
-    by number, and sorted. Many: the rows are taken in the asked order along that order's index, and tested one by one;
-    sorting half a million rows to show twenty would take a second.
+    SQLite cannot know that number, so a probe counts up to `_PROBE` matches. Few matches: look them up by row number, and sort.
+    Many: read rows in the requested order along that order's index, and test each; sorting half a million rows to show twenty
+    would take a second.
     """
     if condition is None:
         return f"dump AS d INDEXED BY {ORDERS[order][0]} {_ALL}", ()
@@ -154,18 +154,18 @@ def _source(box: Sandbox, condition: Condition | None, order: str) -> tuple[str,
 
 
 def _fastest(box: Sandbox, condition: Condition) -> str:
-    """The part after FROM for the dumps of a condition, in any order.
+    """Return the part after FROM for the dumps of a condition, in any order.
 
-    SQLite cannot know whether one caller has this role or all of them, and looks up each dump of all as it would those of one.
-    So the callers are asked first. By their numbers it knows how many dumps are theirs, and whether another index finds fewer.
+    SQLite cannot know whether a single caller meets a condition or all do, and would look up the dumps of each. So callers are
+    queried first. Their ids tell SQLite how many dumps they have, and whether another index finds fewer.
     """
     plain = f"dump AS d {condition.joins} WHERE {condition.sql}"
     if not condition.of_callers:
         return plain
-    asked = " AND ".join(sql for sql, _ in condition.of_callers)
+    callers_sql = " AND ".join(sql for sql, _ in condition.of_callers)
     params = [value for _, values in condition.of_callers for value in values]
     ((every,),) = box.rows("SELECT count(*) FROM caller")
-    ((met, numbers),) = box.rows(f"SELECT count(*), group_concat(k.id) FROM caller AS k WHERE {asked}", params)
+    ((met, numbers),) = box.rows(f"SELECT count(*), group_concat(k.id) FROM caller AS k WHERE {callers_sql}", params)
     if _MOST_CALLERS < met <= every / 2:
         return plain
     named = f"d.caller IN ({numbers or ''}) AND " if met <= every / 2 else ""
@@ -173,7 +173,7 @@ def _fastest(box: Sandbox, condition: Condition) -> str:
 
 
 def count_dumps(source: Store | Catalog, where: str | None = None) -> int:
-    """How many dumps a condition selects."""
+    """Count the dumps that a condition selects."""
     condition = compile_where(where) if where is not None else None
     catalog = _catalog(source)
     if condition is None:
@@ -184,14 +184,14 @@ def count_dumps(source: Store | Catalog, where: str | None = None) -> int:
 
 
 def dump_extent(source: Store | Catalog) -> tuple[int, int, int]:
-    """How many dumps there are, and the shortest and longest `seq_len`; (0, 0, 0) if there are none."""
+    """Return the number of dumps, and the shortest and longest `seq_len`; (0, 0, 0) without dumps."""
     sql = "SELECT count(*), coalesce(min(seq_len), 0), coalesce(max(seq_len), 0) FROM dump"
     ((count, shortest, longest),) = answers(source, sql)
     return count, shortest, longest
 
 
 def frequent_values(source: Store | Catalog, name: str, most: int = 50) -> list[tuple[Any, int]]:
-    """The values of a column of `--where`, and of how many dumps: the most frequent first."""
+    """Return the values of a column of `--where` with their numbers of dumps, the most frequent first."""
     column = WHERE_COLUMNS[name]
     with guarded(_catalog(source).store.catalog_path) as box:
         rows = box.rows(
@@ -201,12 +201,12 @@ def frequent_values(source: Store | Catalog, name: str, most: int = 50) -> list[
 
 
 def shown(column: WhereColumn, value: Any) -> Any:
-    """A value that a column's SQL gave, as people read it."""
+    """Format a value of a column's SQL for people: a time as text."""
     return from_micros(value) if column.kind == TIME and value is not None else value
 
 
 def dump_bytes(source: Store | Catalog) -> int:
-    """What all dumps of the store take, in bytes."""
+    """Return the total size of all dumps, in bytes."""
     return int(answers(source, "SELECT coalesce(sum(bytes), 0) FROM dump")[0][0])
 
 
@@ -218,10 +218,10 @@ def dump_files(
     run: str | None = None,
     pinned: bool | None = None,
 ) -> list[tuple[str, int]]:
-    """(path below the store, bytes) of the dumps that all conditions select, the oldest first.
+    """Return (path below the store, bytes) of the dumps that all conditions select, the oldest first.
 
-    before: a record's timestamp; only older dumps. run: name of a training run; only its dumps. pinned: only dumps that are, or
-    are not. The path of a packed dump is a place in its pack (`actordbg.store.places`), its bytes are its share.
+    before: a record's timestamp; only older dumps. run: name of a training run; only its dumps. pinned: only protected dumps,
+    or only others. The path of a packed dump is a place in its pack (`actordbg.store.places`), its bytes are its share.
     """
     conditions = [where] if where is not None else []
     conditions += [f"timestamp < {quoted(before)}"] if before is not None else []
@@ -235,26 +235,26 @@ def dump_files(
 
 
 def get_dump(source: Store | Catalog, dump_id: str) -> DumpRow:
-    """The dump of this id, or the only one whose id begins so, or the newest for "last"; UsageError otherwise."""
+    """Return the dump with this id or unique beginning of an id, or the newest for "last"; UsageError otherwise."""
     catalog = _catalog(source)
     sql = f"SELECT dump_id FROM dump WHERE dump_id BETWEEN ? AND ? ORDER BY dump_id LIMIT {_LISTED}"
     ids = [row[0] for row in answers(catalog, sql, (dump_id, dump_id + chr(0x10FFFF)))] if dump_id else []
     if not ids:
         ids = [row[0] for row in answers(catalog, f"SELECT dump_id FROM dump ORDER BY timestamp DESC LIMIT {_LISTED}")][::-1]
-    found = resolve(dump_id, ids, "dump", made_by="dump enable")
-    return _dump_rows(answers(catalog, f"SELECT {_DUMP_SQL} FROM dump AS d {_ALL} WHERE d.dump_id = ?", (found,)))[0]
+    full_id = resolve(dump_id, ids, "dump", made_by="dump enable")
+    return _dump_rows(answers(catalog, f"SELECT {_DUMP_SQL} FROM dump AS d {_ALL} WHERE d.dump_id = ?", (full_id,)))[0]
 
 
 def list_replays(source: Store | Catalog, limit: int | None = None) -> list[ReplayRow]:
-    """Replays, the newest first."""
+    """Return replays, the newest first."""
     return _replay_rows(_catalog(source), "1", (), -1 if limit is None else limit)
 
 
 def list_own_replays(source: Store | Catalog, *, typed: bool = False) -> list[ReplayRow]:
-    """The replays that `@1`, `@2`, ... mean, the newest first: this user's, without truths, variations and cells of a matrix.
+    """Return the replays that `@1`, `@2`, ... mean, the newest first: this user's, without truths, variations and matrix cells.
 
-    Other commands run those by themselves, so that nobody has seen them; and in a shared store others replay. Where this user
-    has none they are anybody's. With `typed`, a truth that somebody asked `actordbg replay` for counts all the same.
+    Other commands start those, so users do not know them; and other users replay in a shared store. If this user has no replays,
+    returns anybody's. With `typed`, a truth that was requested through `actordbg replay` counts too.
     """
     catalog = _catalog(source)
     rows = []
@@ -268,31 +268,31 @@ def list_own_replays(source: Store | Catalog, *, typed: bool = False) -> list[Re
 
 
 def newest_configuration(source: Store | Catalog, *, typed: bool = False) -> ReplayRow | None:
-    """The replay that "last" means: the newest of `list_own_replays` that ended, where none did the newest; None without one."""
+    """Return the replay that "last" means: the newest of `list_own_replays` that ended, else the newest; None without any."""
     rows = list_own_replays(source, typed=typed)
     return next((row for row in rows if row.status not in OPEN), rows[0] if rows else None)
 
 
 OPEN = ("interrupted", "unfinished")
-"""The states of a replay that did not end: it was interrupted, or it runs or was killed."""
+"""Statuses of a replay that did not end: it was interrupted, or it is running or was killed."""
 _CELL = "matrix "
-"""How the command of a matrix's cell begins (`matrix.run_matrix`)."""
+"""Beginning of the command of a matrix cell (`matrix.run_matrix`)."""
 
 
 def get_replay(source: Store | Catalog, replay_id: str) -> ReplayRow:
-    """The replay of this id, the only one whose id begins so, or that of a name or handle (`replay_named`); else UsageError."""
+    """Return the replay with this id, unique beginning of an id, name or handle (`replay_named`); else UsageError."""
     catalog = _catalog(source)
     replay_id = replay_named(catalog, replay_id)
     ids = [row[0] for row in answers(catalog, "SELECT replay_id FROM replay ORDER BY created_at, replay_id")]
-    found = resolve(replay_id, ids, "replay", made_by="replay")
-    return _replay_rows(catalog, "p.replay_id = ?", (found,), 1)[0]
+    full_id = resolve(replay_id, ids, "replay", made_by="replay")
+    return _replay_rows(catalog, "p.replay_id = ?", (full_id,), 1)[0]
 
 
 def replay_named(source: Store | Catalog, name: str) -> str:
-    """Return the id of the replay that a handle or a name means; anything else as it is.
+    """Return the id of the replay that a handle or a name means; any other text unchanged.
 
-    "last" and `@last` are the `newest_configuration`, `@1` is the newest that `actordbg replays` lists, `@2` the one before it.
-    Of the replays of one name (`--name`) the newest counts. UsageError for a number that no replay has.
+    "last" and `@last` are the `newest_configuration`, `@1` is the newest that `actordbg replays` lists, `@2` the second newest.
+    A name (`--name`) means its newest replay. UsageError for a number beyond the list.
     """
     if name in (LAST, f"@{LAST}") and (newest := newest_configuration(source)):
         return newest.replay_id
@@ -302,7 +302,7 @@ def replay_named(source: Store | Catalog, name: str) -> str:
     if name[0] == "@":
         listed, number = list_own_replays(catalog), name[1:]
         if not (number.isdecimal() and number.isascii() and 1 <= int(number[:9]) <= len(listed)):
-            raise UsageError(f"no replay {name:.40}", hint=f"there are @1 to @{len(listed)}: `actordbg replays`")
+            raise UsageError(f"no replay {name:.40}", hint=f"use @1 to @{len(listed)}; `actordbg replays` lists them")
         return listed[int(number) - 1].replay_id
     rows = list_replays(catalog)
     if NAME.match(name) is None or any(row.replay_id.startswith(name) for row in rows):
@@ -311,17 +311,17 @@ def replay_named(source: Store | Catalog, name: str) -> str:
 
 
 def results_for(source: Store | Catalog, replay_id: str) -> list[ResultRecord]:
-    """The results of one replay (its full id), in order of their end."""
+    """Return the results of a replay (full id), by their end."""
     return table_rows(source, "result", "replay_id = ? ORDER BY finished_at, id", (replay_id,), ResultRecord)
 
 
 def results_of_dump(source: Store | Catalog, dump_id: str) -> list[ResultRecord]:
-    """The results of one dump (its full id) over all replays, the newest first."""
+    """Return the results of a dump (full id) in all replays, the newest first."""
     return table_rows(source, "result", "dump_id = ? ORDER BY finished_at DESC, replay_id DESC", (dump_id,), ResultRecord)
 
 
 def damaged_files(source: Store | Catalog) -> list[Damaged]:
-    """Every dump file, pack or packed dump that could not be indexed; only those of code "corrupt-dump" are broken themselves."""
+    """Return every dump file, pack or packed dump that could not be indexed; code "corrupt-dump": the file itself is damaged."""
     with engine.connect_readonly(_catalog(source).store.catalog_path) as reader:
         return [item for item in index.read_damaged(reader) if item.path.startswith(("dumps/", "packs/"))]
 
@@ -329,37 +329,37 @@ def damaged_files(source: Store | Catalog) -> list[Damaged]:
 def table_rows(
     source: Store | Catalog, table: str, where: str, params: tuple[Any, ...] = (), kind: Any = SimpleNamespace
 ) -> list[Any]:
-    """The rows of a table that a condition in SQL selects, but for their numbers."""
+    """Return the rows of a table that an SQL condition selects, without the column `id`."""
     columns = {name: column for name, column in COLUMNS[table].items() if name != "id"}
     rows = answers(source, f"SELECT {', '.join(columns)} FROM {table} WHERE {where}", params)
     return [kind(**row) for row in engine.decoded(columns, rows)]
 
 
 def comparisons(source: Store | Catalog, replay_id: str | None = None) -> list[ComparisonRun]:
-    """The newest comparison of each pair whose replays are there, the newest first; of one replay (its full id): as A."""
+    """Return the newest comparison of each pair whose replays exist, the newest first; of `replay_id` (full) only, as A."""
     where, params = (f"{_CURRENT} AND replay_id = ?", (replay_id,)) if replay_id else (_CURRENT, ())
     return table_rows(source, "comparison_run", f"{where} ORDER BY created_at DESC, comparison_id DESC", params)
 
 
 def why_not_compared(source: Store | Catalog, comparison_id: str) -> list[str]:
-    """Why each dump of a comparison was not compared, in words; each reason once."""
+    """Return the reasons of a comparison's dumps (a mismatch, or not compared), in words, once each."""
     rows = table_rows(source, "comparison", "comparison_id = ? AND reasons IS NOT NULL ORDER BY dump_id", (comparison_id,))
     return list(dict.fromkeys(row.reasons for row in rows if row.reasons))
 
 
 def autocast_dtypes(source: Store | Catalog, dump_ids: Sequence[str]) -> dict[str, str]:
-    """The autocast dtype ("torch.bfloat16") of those of the dumps that were recorded under autocast, by dump id."""
-    found: dict[str, str] = {}
+    """Return the autocast dtype ("torch.bfloat16") by dump id, for dumps that were recorded under autocast."""
+    dtypes: dict[str, str] = {}
     catalog = _catalog(source)
     for first in range(0, len(dump_ids), _AT_ONCE):
         some = dump_ids[first : first + _AT_ONCE]
         named = f"d.dump_id IN ({','.join('?' * len(some))}) AND k.autocast_dtype IS NOT NULL"
-        found |= dict(answers(catalog, f"SELECT d.dump_id, k.autocast_dtype FROM dump AS d CROSS {CALLER} WHERE {named}", some))
-    return found
+        dtypes |= dict(answers(catalog, f"SELECT d.dump_id, k.autocast_dtype FROM dump AS d CROSS {CALLER} WHERE {named}", some))
+    return dtypes
 
 
 def read_noise(source: Store | Catalog, name: str) -> NoiseRecord:
-    """The noise floor of this id, the beginning of one, or the newest for "last"; UsageError if there is none."""
+    """Read the noise floor with this id or unique beginning of an id, or the newest for "last"; UsageError otherwise."""
     from actordbg.records.comparison_record import NoiseRecord
 
     catalog = _catalog(source)
@@ -368,10 +368,10 @@ def read_noise(source: Store | Catalog, name: str) -> NoiseRecord:
 
 
 def dump_path(dump_id: str, run: str, rank: int, pack: str | None = None) -> str:
-    """A dump's path below the store: "dumps/ppo-1/rank0000/<dump_id>.safetensors.zst", or its place in its pack."""
+    """Return a dump's path below the store: "dumps/ppo-1/rank0000/<dump_id>.safetensors.zst", or its place in its pack."""
     if not isinstance(rank, int) or "/" in dump_id or "/" in run or (pack and ("/.." in pack or pack[:6] != "packs/")):
         raise CatalogProblem(
-            f"the catalog has a row of a dump outside of the store: {dump_id!r:.80}",
+            f"the catalog has a row of a dump outside the store: {dump_id!r:.80}",
             hint=engine.REBUILD,
         )
     if pack is not None:
@@ -384,15 +384,15 @@ def _catalog(source: Store | Catalog) -> Catalog:
 
 
 def answers(source: Store | Catalog, sql: str, params: Sequence[Any] = ()) -> list[Any]:
-    """The rows that a query of ours gives; one with a user's condition goes through the sandbox."""
+    """Run a query of our own and return its rows; queries with a user's condition go through the sandbox instead."""
     with engine.connect_readonly(_catalog(source).store.catalog_path) as reader:
         return reader.execute(sql, params).fetchall()
 
 
-def _dump_rows(found: Iterable[Sequence[Any]]) -> list[DumpRow]:
-    """Rows of `_DUMP_SQL`."""
+def _dump_rows(raw_rows: Iterable[Sequence[Any]]) -> list[DumpRow]:
+    """Convert rows of `_DUMP_SQL`."""
     rows = []
-    for row in engine.decoded(_DUMP_ROW, found):
+    for row in engine.decoded(_DUMP_ROW, raw_rows):
         row["timestamp"] = from_micros(row["timestamp"])
         row["path"] = dump_path(row["dump_id"], row["run"], row["rank"], row["pack"])
         rows.append(DumpRow(**row))

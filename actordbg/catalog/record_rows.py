@@ -1,10 +1,10 @@
-"""From the files of comparisons, noise floors, matrices, memory, patch events and replays to rows of the catalog.
+"""Turns files of comparisons, noise floors, matrices, memory, patch events and replays into rows of the catalog.
 
-A column that is a field of the record by the same name is taken over as it is; what is computed stands here.
+A column with the name of a record's field is copied; this module computes the others.
 
 A replay's `spec.json` makes a row of `replay`, lines of its journals make rows of `result`. While
-journals only grow they are read on from where the last refresh stopped, whole lines only; else all of the replay is read anew.
-Which result of a dump counts does not depend on the order of reading: the one that finished last."""
+journals only grow, reading continues where the last refresh stopped, whole lines only; else all of the replay is read again.
+The result of a dump that finished last counts, whatever the order of reading."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ _STATUSES = ("complete", "interrupted", "failed")
 RECORDS: dict[str, Any] = {
     "comparisons": ComparisonRecord, "noise": NoiseRecord, "matrices": MatrixRecord, "memory": MemoryRecord,
 }  # fmt: skip
-"""What the files of a folder hold."""
+"""By folder, the record that its files hold."""
 ID = {"comparisons": "comparison_id", "noise": "noise_id", "matrices": "matrix_id", "memory": "memory_id", "events": "name"}
-"""By folder the field of its records that names the file."""
+"""By folder, the field of its records that names the file."""
 
 
 def read_record(root: Path, path: str) -> Any:
-    """The record of a file. StoreProblem or OSError for one that cannot be read, or is that of another file."""
+    """Read the record in a file. StoreProblem or OSError if it cannot be read, or belongs to another file."""
     folder = path.split("/")[0]
     record = RECORDS[folder].from_json(read_regular(root / path))
     own = getattr(record, ID[folder])
     if f"{folder}/{own}.json" != path:
-        raise CorruptDump(f"the file is that of {own!s:.80}")
+        raise CorruptDump(f"the file belongs to {own!s:.80}")
     return record
 
 
 def rows_of(record: ComparisonRecord | NoiseRecord | MatrixRecord | MemoryRecord) -> dict[str, list[Row]]:
-    """The rows that a file's record makes, by table."""
+    """Return the rows of a file's record, by table."""
     if isinstance(record, ComparisonRecord):
         return {"comparison_run": [_comparison_run(record)], "comparison": dumps_of(record)}
     if isinstance(record, NoiseRecord):
@@ -71,23 +71,23 @@ def rows_of(record: ComparisonRecord | NoiseRecord | MatrixRecord | MemoryRecord
 
 
 def _comparison_run(record: ComparisonRecord) -> Row:
-    compared = [one for one in record.dumps if one.log_probs is not None and one.verdict != NOT_COMPARED]
-    tokens = [one.log_probs for one in compared if one.log_probs is not None]
-    count = sum(one.count for one in tokens)
-    sizes: list[Any] = [one.max_abs for one in tokens]
+    compared = [dump for dump in record.dumps if dump.log_probs is not None and dump.verdict != NOT_COMPARED]
+    tokens = [dump.log_probs for dump in compared if dump.log_probs is not None]
+    count = sum(figures.count for figures in tokens)
+    sizes: list[Any] = [figures.max_abs for figures in tokens]
     return shared(record, "comparison_run") | {
         "replay_id": record.a.replay_id or "",
         "against": _against(record),
         "against_kind": record.b.kind,
         "dumps": len(record.dumps),
         "compared": len(compared),
-        "mismatches": sum(one.verdict == MISMATCH for one in record.dumps),
-        "within_noise": sum(one.verdict == WITHIN_NOISE for one in record.dumps),
+        "mismatches": sum(dump.verdict == MISMATCH for dump in record.dumps),
+        "within_noise": sum(dump.verdict == WITHIN_NOISE for dump in record.dumps),
         "worst_dump": compared[0].dump_id if compared else None,
         "max_abs": None if None in sizes else max(sizes, default=None),  # a NaN is not hidden by the others
         "mean_abs": _weighted(tokens, "mean_abs", count),
         "clip_share": _weighted(tokens, "clip_share", count),
-        "grad_norm_rel": max((one.grad_norm_rel for one in compared if one.grad_norm_rel is not None), default=None),
+        "grad_norm_rel": max((dump.grad_norm_rel for dump in compared if dump.grad_norm_rel is not None), default=None),
         "label": record.a.label,
         "against_label": record.b.label,
         "reasons": "; ".join(record.reasons) or None,
@@ -95,7 +95,7 @@ def _comparison_run(record: ComparisonRecord) -> Row:
 
 
 def dumps_of(record: ComparisonRecord) -> list[Row]:
-    """The rows of `comparison`, one for each dump."""
+    """Return the rows of `comparison`, one for each dump."""
     return [_compared_dump(record, dump) for dump in record.dumps]
 
 
@@ -119,7 +119,7 @@ def _compared_dump(record: ComparisonRecord, dump: DumpComparison) -> Row:
 
 
 def _against(record: ComparisonRecord) -> str:
-    """What B is called: golden, or its replay id."""
+    """Return the name of B: its replay id, else golden."""
     return record.b.replay_id or record.b.kind
 
 
@@ -130,50 +130,50 @@ def _cell(matrix_id: str, cell: MatrixCell) -> Row:
 
 
 def _watching(record: MemoryRecord) -> Row:
-    """A watching of memory: the largest peaks over its processes, and the fastest growth of one that grows."""
-    sizes = [(name, one) for process in record.processes for name, one in process.sizes.items()]
+    """Return the row of a memory watch: the largest peaks and the fastest growth over its processes."""
+    sizes = [(name, size) for process in record.processes for name, size in process.sizes.items()]
     row = shared(record, "memory_watch") | {
         "processes": len(record.processes),
-        "samples": sum(one.samples for one in record.processes),
-        "steps": max((one.steps for one in record.processes), default=0),
+        "samples": sum(process.samples for process in record.processes),
+        "steps": max((process.steps for process in record.processes), default=0),
         "notes": "; ".join(record.notes) or None,
     }
     for name in ("rss", "uss", "cuda_used"):
-        row[f"peak_{name}"] = max((one.peak for at, one in sizes if at == name), default=None)
-    growths = [one.growth for _, one in sizes if one.growth is not None and one.growth.grows]
+        row[f"peak_{name}"] = max((size.peak for at, size in sizes if at == name), default=None)
+    growths = [size.growth for _, size in sizes if size.growth is not None and size.growth.grows]
     for unit in ("step", "second"):
         row[f"growth_per_{unit}"] = max((growth.slope for growth in growths if growth.unit == unit), default=None)
     return row
 
 
 def _weighted(tokens: list[Figures], name: str, count: int) -> float | None:
-    values = [getattr(one, name) for one in tokens]
+    values = [getattr(figures, name) for figures in tokens]
     if not count or None in values:
         return None
-    return float(sum(value * one.count for value, one in zip(values, tokens, strict=True)) / count)
+    return float(sum(value * figures.count for value, figures in zip(values, tokens, strict=True)) / count)
 
 
 def event_row(path: Path) -> Row | None:
-    """The row of a patch event's file; None for a file that is not one. OSError if it cannot be read."""
+    """Return the row of a patch event's file; None for any other file. OSError if it cannot be read."""
     try:
         data = json.loads(read_regular(path))
         if data["format"] != EVENT_FORMAT or not isinstance(data["event"], str):
             return None
-        said = {name: data.get(name) for name in COLUMNS["patch_event"]}
+        columns = {name: data.get(name) for name in COLUMNS["patch_event"]}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    return {name: None if value is None else str(value) for name, value in said.items()} | {"name": path.name}
+    return {name: None if value is None else str(value) for name, value in columns.items()} | {"name": path.name}
 
 
 Marks = dict[str, tuple[int, int, int]]
-"""What files were when they were read: size and time by path, and how far they were read."""
+"""State of files when they were read: by path, size, modification time, and the offset up to which they were read."""
 
 
 @dataclass
 class News:
-    """A replay that changed: its row, the new results that count by dump, and what its files were. skipped: lines.
+    """Changes of a replay: its row, the effective new results by dump, and the marks of its files. skipped: skipped lines.
 
-    anew: all of it was read, and old results are forgotten. odd: the journals that were not read, and why.
+    anew: all of the replay was read, and old results are forgotten. odd: journals that were not read, and why.
     """
 
     row: Row
@@ -184,22 +184,22 @@ class News:
     odd: dict[str, str] = field(default_factory=dict)
 
 
-def changed_replays(store: Store, known: dict[str, Marks], odd: dict[str, str]) -> Iterator[tuple[str, list[str]]]:
-    """(replay id, its files) for each replay of which a file differs from `known`. Paths are below the store.
+def changed_replays(store: Store, known: dict[str, Marks], rejected: dict[str, str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield (replay id, its files) for each replay with a file that differs from `known`. Paths are below the store.
 
-    `odd` gets what lies there and is not a replay, spec or journal.
+    `rejected` gets what lies there but is not a replay, spec or journal, and why.
     """
-    for replay_id in filter(is_plain_name, store.folder_names("replays", odd)):
-        files = store.files(f"replays/{replay_id}", (SPEC, ".jsonl"), odd)
+    for replay_id in filter(is_plain_name, store.folder_names("replays", rejected)):
+        files = store.files(f"replays/{replay_id}", (SPEC, ".jsonl"), rejected)
         before = known.get(replay_id, {})
         if any(before.get(path, ())[:2] != (state.st_size, state.st_mtime_ns) for path, state in files.items()):
             yield replay_id, [*files]
 
 
 def read_news(root: Path, replay_id: str, paths: list[str], known: Marks, row: Row | None) -> News:
-    """Read what is new in a replay's files, `known` and with this row so far.
+    """Read what is new in a replay's files since the marks `known`. row: the replay's row so far.
 
-    Raises CorruptDump or NewerFormat for a spec that cannot be read.
+    Raises CorruptDump or NewerFormat for an invalid spec.
     """
     path = f"replays/{replay_id}/{SPEC}"
     try:
@@ -207,13 +207,13 @@ def read_news(root: Path, replay_id: str, paths: list[str], known: Marks, row: R
     except FileNotFoundError:
         raise CorruptDump("the replay has no spec.json") from None
     mark = (state.st_size, state.st_mtime_ns, 0)
-    grew = all(one in paths and _has_line_before(root / one, offset) for one, (_, _, offset) in known.items())
+    grew = all(name in paths and _has_line_before(root / name, offset) for name, (_, _, offset) in known.items())
     if row and grew and known.get(path) == mark:
         news = News(row, anew=False)
     else:
         spec, known = ReplaySpec.from_json(read_regular(root / path)), {}
         if spec.replay_id != replay_id:
-            raise CorruptDump(f"its spec.json is that of {spec.replay_id}")
+            raise CorruptDump(f"its spec.json belongs to {spec.replay_id}")
         news = News(spec_columns(spec) | {"status": UNFINISHED, "finished_at": None, "resolved": None}, anew=True)
         news.files[path] = mark
     events: list[Event] = []
@@ -226,25 +226,25 @@ def read_news(root: Path, replay_id: str, paths: list[str], known: Marks, row: R
         except OddFile as error:
             news.odd[path] = str(error.strerror)
     for event in events:
-        news.row |= _said_by(event, news.row["resolved"])
+        news.row |= _event_columns(event, news.row["resolved"])
     news.results = last_results(result_of(event) for event in events if event["event"] == "end")
     return news
 
 
 def _has_line_before(path: Path, offset: int) -> bool:
-    """Whether a line ends where a file was read to: not in one that is shorter now, and hardly ever in another one."""
+    """Check whether a line ends at the offset up to which a file was read; false if it shrank, and mostly if it was replaced."""
     with open(open_regular(path), "rb") as file:
         file.seek(max(offset - 1, 0))
         return not offset or file.read(1) == b"\n"
 
 
-def _said_by(event: Event, resolved: Row | None) -> Row:
-    """What an event says of the row of its replay: that it began, how its configuration came out, how it ended."""
-    kind, said = event["event"], event.get("resolved")
+def _event_columns(event: Event, resolved: Row | None) -> Row:
+    """Return the columns of `replay` that an event changes: its start, resolved configuration or end."""
+    kind, reported = event["event"], event.get("resolved")
     if kind == "supervisor":
         return {"status": UNFINISHED, "finished_at": None}
-    if said and isinstance(said, dict) and (kind == "resolved" or (kind == "ready" and resolved is None)):
-        return {"resolved": said}
+    if reported and isinstance(reported, dict) and (kind == "resolved" or (kind == "ready" and resolved is None)):
+        return {"resolved": reported}
     if kind != "finished":
         return {}
     moment = event.get("finished_at") or event.get("timestamp") or event.get("at")
@@ -255,7 +255,7 @@ def _said_by(event: Event, resolved: Row | None) -> Row:
 
 
 def spec_columns(spec: ReplaySpec) -> Row:
-    """The columns of `replay` that come from its specification; those of its settings come from `setting_columns`."""
+    """Return the columns of `replay` that come from its specification; `setting_columns` returns those of its settings."""
     return {
         "replay_id": spec.replay_id,
         "created_at": spec.created_at,
@@ -268,7 +268,7 @@ def spec_columns(spec: ReplaySpec) -> Row:
     }
 
 
-def setting_columns(asked: dict[str, Any], resolved: dict[str, Any] | None) -> Row:
-    """The columns of `replay` for each setting: as resolved by the workers where they said so, else as asked for."""
-    said = asked | {name: value for name, value in (resolved or {}).items() if isinstance(value, str | int | float)}
-    return {setting.stored: said.get(setting.stored) for setting in SETTINGS.values()}
+def setting_columns(requested: dict[str, Any], resolved: dict[str, Any] | None) -> Row:
+    """Return the columns of `replay` for each setting: as the workers resolved it, else as requested."""
+    values = requested | {name: value for name, value in (resolved or {}).items() if isinstance(value, str | int | float)}
+    return {setting.stored: values.get(setting.stored) for setting in SETTINGS.values()}

@@ -1,6 +1,6 @@
-"""Selections that people ask for by name, as `--where` expressions: what failed last, the slowest, the longest, a diverse sample.
-And why a condition selects no dump: which of its parts selects nothing on its own, and what there is instead. And, for
-`actordbg status`, what a store holds, in a few figures: its dumps, its replays, and what failed last.
+"""Named selections as `--where` expressions: failed in the last replay, the slowest, the longest, a diverse sample.
+Also explains why a condition selects no dump: which of its parts selects nothing alone, and which values exist instead. And
+summarizes a store for `actordbg status`: its dumps, its replays, and how many failed last.
 
 Example::
 
@@ -35,32 +35,32 @@ from actordbg.catalog.where import all_of, compile_where, guarded, parts_of
 from actordbg.formats.record_reading import parse_timestamp
 
 FAILED = "status in ('failed', 'crashed', 'hung')"
-"""What did not pass in its last replay."""
+"""Dumps that did not pass in their last replay."""
 
 
 def joined(where: str | None, more: str) -> str:
-    """Both conditions."""
+    """Join two conditions by `and`."""
     return more if where is None else all_of([where, more])
 
 
 def longest(catalog: Catalog, where: str | None, count: int) -> str | None:
-    """The `count` dumps of the largest seq_len; `where` if it selects none, so that an empty answer speaks of what was asked."""
+    """Select the `count` dumps with the largest seq_len; returns `where` if it selects none, for the message that says so."""
     rows = select_dumps(catalog, where, order="longest", limit=count)
     return named(rows) if rows else where
 
 
 def slowest(catalog: Catalog, where: str | None, count: int) -> str:
-    """The `count` dumps whose last forward took longest; what was never replayed is left out."""
+    """Select the `count` dumps whose last forward took longest, without dumps that were never replayed."""
     timed = joined(where, "forward_s is not null")
     rows = sorted(select_dumps(catalog, timed), key=lambda row: (-(row.forward_s or 0.0), row.dump_id))[:count]
     return named(rows) if rows else timed
 
 
 def diverse(catalog: Catalog, where: str | None, count: int) -> str | None:
-    """A sample of `count` dumps that differ most: in run, function, role, padding, mode, trigger, last result, rows and length.
+    """Select the `count` dumps that differ most in run, function, role, padding, mode, trigger, last result, rows and length.
 
-    Begins with the longest, and takes the one that is farthest from all that were taken (Gonzalez's traversal, 1985,
-    https://doi.org/10.1016/0304-3975(85)90224-5). Where there are fewer kinds, others are taken evenly over time.
+    Begins with the longest dump, and then takes the dump that is farthest from all taken so far (Gonzalez's traversal, 1985,
+    https://doi.org/10.1016/0304-3975(85)90224-5). If there are fewer kinds than `count`, adds others evenly over time.
     """
     kinds: dict[tuple[object, ...], DumpRow] = {}
     rows = select_dumps(catalog, where)
@@ -83,7 +83,7 @@ def diverse(catalog: Catalog, where: str | None, count: int) -> str | None:
 
 
 def named(rows: Iterable[DumpRow]) -> str:
-    """An expression that selects just these dumps, one or more."""
+    """Return an expression that selects just these dumps, one or more."""
     ids = ", ".join(f"'{row.dump_id}'" for row in rows)
     return f"dump_id in ({ids})"
 
@@ -93,34 +93,34 @@ def _words(row: DumpRow) -> tuple[object, ...]:
     return row.run, row.function, row.role, row.padding, row.training, kept, row.status, row.action_len == 0
 
 
-def _distance(one: DumpRow, other: DumpRow) -> float:
-    """0 for dumps of one kind; 1 for each word that differs, and the logarithm (base 2) of how much longer or larger one is."""
-    words = sum(a != b for a, b in zip(_words(one), _words(other), strict=True))
-    return words + _ratio(one.seq_len, other.seq_len) + _ratio(one.batch_size, other.batch_size) / 2
+def _distance(row: DumpRow, other: DumpRow) -> float:
+    """Return 0 for dumps of one kind; else 1 for each word that differs, plus log2 of the ratios of length and of rows."""
+    words = sum(a != b for a, b in zip(_words(row), _words(other), strict=True))
+    return words + _ratio(row.seq_len, other.seq_len) + _ratio(row.batch_size, other.batch_size) / 2
 
 
-def _ratio(one: int, other: int) -> float:
-    """How many times twice one is the other. A call without rows is one of a row here."""
-    return abs(math.log2(max(1, one) / max(1, other)))
+def _ratio(size: int, other: int) -> float:
+    """Return |log2| of the ratio of two sizes; 0 counts as 1."""
+    return abs(math.log2(max(1, size) / max(1, other)))
 
 
 _SHOWN = 5
 _LIKE_IT = 2
-"""Ids that are shown: one is as long as half a line."""
+"""Similar ids to show: an id takes half a line."""
 _SECOND = len("20250619T052608")
-"""What ids of one second have in common."""
+"""Length of the common beginning of ids of the same second."""
 _SHORTEST, _LONGEST = 3, 100
 _IDS = f"SELECT dump_id FROM dump WHERE dump_id LIKE ? ORDER BY dump_id LIMIT {_LIKE_IT + 1}"
 _TEXT = re.compile(r"'([^']+)'")
 
 
 def no_match(catalog: Catalog, where: str) -> str:
-    """What to say where a condition selects no dump: that, and why."""
+    """Return the message for a condition that selects no dump, with the reasons."""
     return f"no dump matches {where}; {'; '.join(reasons(catalog, where))}"
 
 
 def reasons(catalog: Catalog, where: str) -> list[str]:
-    """A line for each part of the expression (joined by `and`) that no dump meets; one line if each part alone has some."""
+    """Return a line for each part of the expression (joined by `and`) that no dump meets; one line if all have some."""
     total = count_dumps(catalog)
     counts = {part: count_dumps(catalog, part) for part in parts_of(where)}
     if nothing := [part for part, count in counts.items() if not count]:
@@ -129,27 +129,29 @@ def reasons(catalog: Catalog, where: str) -> list[str]:
 
 
 def _instead(catalog: Catalog, part: str) -> str:
-    """What the columns of a part hold, in words."""
-    told = [_ids(catalog, part) if name == "dump_id" else _held(catalog, name) for name in sorted(compile_where(part).columns)]
-    return f": {'; '.join(told)}" if told else ""
+    """Describe the values of a part's columns, in words."""
+    contents = [
+        _ids(catalog, part) if name == "dump_id" else _held(catalog, name) for name in sorted(compile_where(part).columns)
+    ]
+    return f": {'; '.join(contents)}" if contents else ""
 
 
 def _ids(catalog: Catalog, part: str) -> str:
-    """The ids that have a text of the part in them, or its beginning: each dump has its own, so the most frequent say nothing."""
+    """Return ids that contain a text of the part, or its beginning: ids are unique, so frequent values would be of no use."""
     with guarded(catalog.store.catalog_path) as box:
         for text in _TEXT.findall(part)[:_SHOWN]:
             for like in dict.fromkeys((text, text[:_SECOND])):
                 if len(like.strip("%_")) < _SHORTEST:
                     continue
                 rows = box.rows(_IDS, [f"%{like[:_LONGEST]}%"])
-                if found := [dump_id for (dump_id,) in rows]:
-                    more = ", ..." * (len(found) > _LIKE_IT)
-                    return f"dump_id is like it in {', '.join(found[:_LIKE_IT])}{more}"
-    return "no dump_id is like it; `actordbg dump ls` lists them"
+                if matches := [dump_id for (dump_id,) in rows]:
+                    more = ", ..." * (len(matches) > _LIKE_IT)
+                    return f"similar ids: {', '.join(matches[:_LIKE_IT])}{more}"
+    return "no dump_id is similar; `actordbg dump ls` lists them"
 
 
 def _held(catalog: Catalog, name: str) -> str:
-    """The values of a column: from the least to the largest, or the most frequent ones with their numbers of dumps."""
+    """Describe the values of a column: its range, or its most frequent values with their numbers of dumps."""
     column = WHERE_COLUMNS[name]
     if column.kind in (NUMBER, TIME):
         with guarded(catalog.store.catalog_path) as box:
@@ -161,12 +163,12 @@ def _held(catalog: Catalog, name: str) -> str:
 
 
 QUIET_SECONDS = 10.0
-"""The newest step of a run is judged when its ranks have made no call for so long: before, they are on their way."""
+"""The newest step of a run is judged only after this many seconds without a call: before that, ranks may be in it."""
 
 
 @dataclass(frozen=True)
 class UnequalStep:
-    """A step of a run in which ranks made unequal numbers of calls: `calls` by rank. open: no rank has gone further."""
+    """A step of a run in which ranks made unequal numbers of calls: `calls` by rank. open: no rank has reached a later step."""
 
     run: str
     role: str | None
@@ -177,20 +179,20 @@ class UnequalStep:
 
     @property
     def in_words(self) -> str:
-        """`run r, policy, step 7: rank 1 made 3 calls, ranks 0, 2 made 4`."""
+        """The step in words: "run r, policy, step 7: rank 1 made 3; ranks 0, 2 made 4 calls"."""
         ranks: dict[int, list[str]] = {}
         for rank, count in self.calls.items():
             ranks.setdefault(count, []).append(str(rank))
-        said = [f"rank{'s' * (len(who) > 1)} {', '.join(who)} made {count}" for count, who in sorted(ranks.items())]
-        return f"run {self.run}{f', {self.role}' if self.role else ''}, step {self.step}: {'; '.join(said)} calls"
+        phrases = [f"rank{'s' * (len(who) > 1)} {', '.join(who)} made {count}" for count, who in sorted(ranks.items())]
+        return f"run {self.run}{f', {self.role}' if self.role else ''}, step {self.step}: {'; '.join(phrases)} calls"
 
 
 @dataclass(frozen=True)
 class Holdings:
-    """dumps: how many; in_packs of them lie in packs. newest: UTC time of the newest. never_replayed, failed: of dumps, by their
-    last result. damaged: files that cannot be read. replays: of this user, and `other_replays` that commands ran by themselves.
-    last: the newest one's id, with its status, inputs and passed ones. trainers: how many dumps are of each.
-    unequal: the newest step of the newest run in which ranks made unequal numbers of calls.
+    """Contents of a store. dumps: their number; in_packs: those that lie in packs. newest: UTC time of the newest dump.
+    never_replayed, failed: dumps by their last result. damaged: unreadable files. replays: those of this user; other_replays:
+    those that other commands started. last: id of the newest replay, with its status, inputs and passed inputs. trainers: dumps
+    of each trainer. unequal: the newest step of the newest run in which ranks made unequal numbers of calls.
     """
 
     store: str
@@ -213,7 +215,7 @@ class Holdings:
 
 
 def holdings(catalog: Catalog) -> Holdings:
-    """What the store of this catalog holds."""
+    """Summarize the store of this catalog."""
     newest = select_dumps(catalog, order="newest", limit=1)
     own = list_own_replays(catalog)
     last = own[0] if own else None
@@ -243,21 +245,21 @@ def holdings(catalog: Catalog) -> Holdings:
 
 
 def unequal_steps(catalog: Catalog, run: str, now: datetime | None = None) -> Iterator[UnequalStep]:
-    """Steps of a run in which ranks made unequal numbers of recorded calls, the newest first.
+    """Yield steps of a run in which ranks made unequal numbers of recorded calls, the newest first.
 
     The step in which recording began is left out, unless it is the first: ranks see the switch at different moments.
     """
-    found: dict[str | None, dict[int, dict[int, int]]] = {}
+    by_role: dict[str | None, dict[int, dict[int, int]]] = {}
     newest: dict[tuple[str | None, int], str] = {}
     sql = (
         f"SELECT k.role, d.step, k.rank, count(*), max(d.timestamp) FROM dump AS d {CALLER}"
         " WHERE k.run = ? AND d.step IS NOT NULL AND k.source = 'capture' GROUP BY k.role, d.step, k.rank"
     )
     for role, step, rank, count, latest in answers(catalog, sql, (run,)):
-        found.setdefault(role, {}).setdefault(step, {})[rank] = count
+        by_role.setdefault(role, {}).setdefault(step, {})[rank] = count
         newest[role, step] = max(from_micros(latest), newest.get((role, step), ""))
-    for role, steps in found.items():
-        ranks = sorted({rank for one in steps.values() for rank in one})
+    for role, steps in by_role.items():
+        ranks = sorted({rank for counts in steps.values() for rank in counts})
         first, last = min(steps), max(steps)
         for step in sorted(steps, reverse=True):
             calls = {rank: steps[step].get(rank, 0) for rank in ranks}

@@ -1,13 +1,12 @@
-"""Folders whose files become rows: packs, comparisons, noise floors, matrices, memory, patch events; `indexer` has the dumps'.
+"""Folders whose files become rows: packs, comparisons, noise floors, matrices, memory, patch events; `indexer` has dumps.
 
-One loop takes them all in (`Source.look`, `Source.take`). It lists a folder again only if the folder's modification time changed,
-and reads a file again only if its size or time did. Times younger than two seconds are not relied on: file systems keep coarse
-times, and a file that was replaced in the same tick would be missed. A subclass says how a file is read, and what becomes of its
-rows.
+One loop indexes them all (`Source.look`, `Source.take`). It lists a folder again only if the folder's modification time changed,
+and reads a file again only if its size or time did. It does not rely on times younger than two seconds: file systems keep coarse
+times, and it would miss a file that was replaced in the same tick. A subclass defines how to read a file and write its rows.
 
-An interrupted `pack` or `unpack` leaves a dump both in a pack and in a file. Such a dump is one row, the packed one. So packs are
-indexed before files, and take over the files' rows. When a pack vanishes, the run's folders are listed again, because files may
-have come in its place. Another pack may take over a row whose pack is no longer noted."""
+An interrupted `pack` or `unpack` leaves a dump both in a pack and in a file. Such a dump has one row, the packed one. So packs
+are indexed before files, and take over the files' rows. When a pack vanishes, the run's folders are listed again, because files
+may have replaced it. Another pack may take over a row whose pack is no longer noted."""
 
 from __future__ import annotations
 
@@ -30,21 +29,21 @@ if TYPE_CHECKING:
     from actordbg.catalog.statements import CatalogWriter
 
 SETTLED_NS = 2_000_000_000
-"""A modification time is relied on if it was at least so old when it was looked at."""
+"""Age, in nanoseconds, from which a modification time is reliable."""
 _NAMED = 20
-"""Dumps of a damaged pack that are named."""
+"""Most dumps of a damaged pack that a message names."""
 
 
 class Source:
-    """A folder of the store, each of whose files makes rows; on its own one of comparisons, noise floors, matrices, memory or
-    patch events, of which a file is one record. `changed`: the files to read, after a `look`.
+    """A folder of the store whose files make rows. This class reads folders of comparisons, noise floors, matrices, memory and
+    patch events, where a file is one record. `changed`: the files to read, after a `look`.
     """
 
     suffix = ".json"
     changes = True
-    """Whether a file may be replaced under its name."""
+    """Whether files may be replaced under their names."""
     at_once = 1
-    """Files that are taken in together."""
+    """Files that are indexed together."""
     tables: dict[str, tuple[str, ...]] = {
         "comparisons": ("comparison", "comparison_run"),
         "noise": ("noise_floor",),
@@ -52,7 +51,7 @@ class Source:
         "matrices": ("matrix_cell", "matrix"),
         "events": ("patch_event",),
     }
-    """By folder of records the tables that its rows are in."""
+    """By folder of records, the tables of its rows."""
 
     def __init__(self, store: Store, folder: str) -> None:
         self.store, self.folder = store, folder
@@ -60,21 +59,21 @@ class Source:
         self.changed: list[str] = []
 
     def known(self, reader: sqlite3.Connection) -> dict[str, Any]:
-        """The files whose rows are there, each with what it was when it was read."""
+        """Return the files that have rows, each with its size and time when it was read."""
         sql = "SELECT path, size, mtime_ns FROM read_file WHERE substr(path, 1, ?) = ?"
         return {row[0]: row[1:] for row in reader.execute(sql, (len(self.folder) + 1, f"{self.folder}/"))}
 
-    def listed(self, odd: dict[str, str]) -> dict[str, Any]:
-        """The files that are there, each with what it is now: its size and time. `odd` gets what is not a file of ours, and
-        why."""
+    def listed(self, rejected: dict[str, str]) -> dict[str, Any]:
+        """Return the files of the folder, each with its current size and time. `rejected` gets what is not a file of
+        ours, and why."""
         young = time.time_ns() - SETTLED_NS  # such a time is noted as -1, and the file read again the next time
         return {
             path: (state.st_size, -1 if self.changes and state.st_mtime_ns >= young else state.st_mtime_ns)
-            for path, state in self.store.files(self.folder, self.suffix, odd).items()
+            for path, state in self.store.files(self.folder, self.suffix, rejected).items()
         }
 
     def rows(self, path: str) -> tuple[Any, list[Damaged]]:
-        """What a file (its path below the store) says, None for nothing, and what is damaged in it. StoreProblem or OSError."""
+        """Read the rows of a file (path below the store), None without any, and the damage in it. StoreProblem or OSError."""
         from actordbg.catalog.record_rows import event_row, read_record, rows_of
 
         if self.folder == "events":
@@ -83,14 +82,14 @@ class Source:
         return rows_of(read_record(self.store.root, path)), []
 
     def put(self, writer: CatalogWriter, path: str, rows: Any) -> int:
-        """Write what a file says in place of what was there; returns how many rows are new."""
+        """Replace the rows of a file; return how many are new."""
         self.remove(writer, [path])
         for table, made in rows.items():
             writer.put(table, made)
         return 1
 
     def remove(self, writer: CatalogWriter, paths: Sequence[str]) -> int:
-        """Remove what came from files that are gone, or damaged; returns how many rows went."""
+        """Remove the rows of vanished or damaged files; return how many."""
         from actordbg.catalog.record_rows import ID
 
         for path in paths:
@@ -99,10 +98,10 @@ class Source:
         return len(paths)
 
     def begin(self, writer: CatalogWriter) -> None:
-        """What is forgotten before the first file is read."""
+        """Prepare the catalog before the first file is read; `Packs` overrides this."""
 
     def look(self) -> Source:
-        """Find the files that are new, changed or gone, if anything came into the folder or left it."""
+        """Find new, changed and vanished files, if the folder changed."""
         self._mtime_ns = self.store.modified_ns(self.folder)
         with engine.connect_readonly(self.store.catalog_path) as reader:
             noted = reader.execute("SELECT mtime_ns FROM scanned_folder WHERE path = ?", (self.folder,)).fetchone()
@@ -120,7 +119,7 @@ class Source:
         return self
 
     def take(self, on_read: Callable[[int], None] = lambda count: None) -> Source:
-        """Read what `look` found, and write its rows. on_read: called with how many were read, again and again."""
+        """Read the files that `look` found, and write their rows. on_read: called after each batch with the number of rows."""
         if not self._differs:
             return self
         with self._writing() as writer:
@@ -130,7 +129,7 @@ class Source:
         for first in range(0, len(self.changed), self.at_once):
             final = self.take_in(self.changed[first : first + self.at_once], on_read) and final
         with self._writing() as writer:
-            known = self.known(writer.connection)  # also rows that another refresh has written since `look`
+            known = self.known(writer.connection)  # including rows that another refresh wrote since `look`
             gone = sorted({*self._gone, *known.keys() - self._found.keys()})
             gone = [path for path in gone if path in self._odd or not os.path.lexists(self.store.root / path)]
             self.removed += self.remove(writer, gone)
@@ -144,7 +143,7 @@ class Source:
         return self
 
     def take_in(self, paths: Sequence[str], on_read: Callable[[int], None]) -> bool:
-        """Read a file and write its rows; whether they stay the same as long as the file does."""
+        """Read a file and write its rows; return whether they are final while the file does not change."""
         (path,) = paths
         rows: Any = None
         damaged: list[Damaged] = []
@@ -155,7 +154,7 @@ class Source:
             final = False
         except OSError as error:
             damaged, final = [Damaged.by(path, error)], isinstance(error, OddFile)
-        except StoreProblem as error:  # a newer actordbg may have written it; and a plain one says that it cannot be read now
+        except StoreProblem as error:  # not final: a newer actordbg may have written it, or it is unreadable now
             damaged = [Damaged.by(path, error, f"{self.store.root / path}")]
             final = error.code not in (NewerFormat.code, StoreProblem.code)
         with self._writing() as writer:
@@ -173,7 +172,7 @@ class Source:
         return final
 
     def _file_of(self, path: str) -> str:
-        """The file that a damaged path is, or is in: `x.pack` of `x.pack#dump`. A file's own name may have a # in it."""
+        """Return the file of a damaged path: `x.pack` for `x.pack#dump`. A file's own name may contain a #."""
         file, mark, _ = path.partition(f"{self.suffix}#")
         return file + self.suffix if mark and path not in self._found else path
 
@@ -188,7 +187,7 @@ class Packs(Source):
     changes = False
 
     def rows(self, path: str) -> tuple[Any, list[Damaged]]:
-        """Columns of a pack's good dumps."""
+        """Return the columns of a pack's valid dumps, and its damaged dumps."""
         from actordbg.catalog import dump_rows
 
         try:
@@ -201,28 +200,28 @@ class Packs(Source):
             if [*columns["dump_id"]] == pack.dump_ids and {*columns["run"]} == {run}:
                 return [*columns.values()], []
         except (ValueError, RecursionError):
-            pass  # each goes through the full check
+            pass  # check each in full
         rows, damaged = [], []
         for dump_id, line, share in zip(pack.dump_ids, lines, shares, strict=True):
             try:
                 row = dump_rows.row_of(line, share, path)
                 of_id, of_run = (row[dump_rows.DUMP_COLUMNS.index(name)] for name in ("dump_id", "run"))
                 if (of_id, of_run) != (dump_id, run):
-                    raise StoreProblem(f"its record is that of {of_id}, and belongs below packs/{of_run}")
+                    raise StoreProblem(f"its record is of {of_id} and belongs below packs/{of_run}")
                 rows.append(row)
             except ActordbgError as error:
                 damaged.append(Damaged.by(packed_place(path, dump_id), error))
         return list(zip(*rows, strict=True)), damaged
 
     def _with_it(self, path: str) -> str:
-        """The dumps that were known to be in a pack that cannot be read, in words."""
+        """Return, in words, which known dumps are lost with an unreadable pack."""
         with engine.connect_readonly(self.store.catalog_path) as reader:
             lost = [dump_id for (dump_id,) in reader.execute("SELECT dump_id FROM dump WHERE pack = ?", (path,))]
         more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
         return f"; with it {', '.join(lost[:_NAMED])}{more} cannot be read" if lost else ""
 
     def put(self, writer: CatalogWriter, path: str, rows: Any) -> int:
-        """Files' rows become the pack's, others are added; those of dumps that it does not have any more go."""
+        """Take over rows of dump files, insert new rows, and remove rows of dumps that the pack no longer holds."""
         if rows:
             writer.take_into_pack(path, rows)
         added = writer.put_dumps(path.split("/")[1], rows)
@@ -230,33 +229,33 @@ class Packs(Source):
         return added
 
     def remove(self, writer: CatalogWriter, paths: Sequence[str]) -> int:
-        """The rows of dumps in them go."""
+        """Remove the rows of the dumps in these packs."""
         return self._remove(writer, {dump_id for path in paths for dump_id in writer.packed_dumps(path)})
 
     def _remove(self, writer: CatalogWriter, dump_ids: set[str]) -> int:
-        """Remove rows of packed dumps. Files of the same dumps may be there: the run's folders are listed again."""
+        """Remove rows of packed dumps. The run's folders are listed again: they may have files of the same dumps."""
         if dump_ids:
             writer.remove_dumps(dump_ids)
             writer.forget_folders_of(self.folder.split("/")[1])
         return len(dump_ids)
 
     def known(self, reader: sqlite3.Connection) -> dict[str, Any]:
-        """Also packs that dumps' rows say they lie in."""
+        """Return the packs that were read, and the packs that rows of dumps name."""
         sql = "SELECT DISTINCT pack FROM dump WHERE pack > ? AND pack < ?"
         rows = reader.execute(sql, (f"{self.folder}/", f"{self.folder}0"))  # "0" comes after "/"
         return {pack: None for (pack,) in rows} | super().known(reader)
 
     def begin(self, writer: CatalogWriter) -> None:
-        """If a pack is gone all are read: another may hold what it held. None of these is noted meanwhile."""
+        """If a pack is gone, read all: another may hold its dumps. Forget the notes about the packs to read."""
         if self._gone:
             self.changed = sorted(self._found)
         for path in (*self._gone, *self.changed):
             writer.forget_file(path)
 
 
-def packs(store: Store, odd: dict[str, str]) -> Iterator[Packs]:
-    """The folders of packs, also those that are gone. `odd` gets what lies among the runs' folders and is none, and why."""
+def packs(store: Store, rejected: dict[str, str]) -> Iterator[Packs]:
+    """Yield the folders of packs, including vanished ones. `rejected` gets entries that are not folders, and why."""
     with engine.connect_readonly(store.catalog_path) as reader:
         noted = reader.execute("SELECT path FROM scanned_folder WHERE path LIKE 'packs/%'").fetchall()
-    for run in sorted({*store.folder_names("packs", odd), *(path.split("/")[1] for (path,) in noted)}):
+    for run in sorted({*store.folder_names("packs", rejected), *(path.split("/")[1] for (path,) in noted)}):
         yield Packs(store, f"packs/{run}")

@@ -1,4 +1,4 @@
-"""What the indexer writes, in one transaction at a time: plain SQL on sqlite3's own connection, with the columns of `tables`."""
+"""The indexer's writes, one transaction at a time: plain SQL on an sqlite3 connection, with the columns of `tables`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _OF_CALLER = tuple(name for name in DUMP_COLUMNS if name in COLUMNS["caller"])
 
 
 class CatalogWriter:
-    """What one transaction writes (`connections.writing` begins it)."""
+    """Writer within one transaction (`connections.writing` begins it)."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
         self.execute, self.executemany = connection.execute, connection.executemany
 
     def put(self, table: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Add rows that have the same columns, in place of those with the same key; objects as JSON."""
+        """Insert rows that share their columns, or replace rows with the same key; objects as JSON."""
         listed = list(rows)
         if not listed:
             return
@@ -37,7 +37,7 @@ class CatalogWriter:
         self.executemany(_upsert(table, tuple(listed[0])), values)
 
     def put_dumps(self, run_name: str, columns: Columns) -> int:
-        """Add rows of `dump_rows`, by columns, all of one run; returns how many were not there yet."""
+        """Insert rows of `dump_rows`, given by columns, all of one run; return how many were new."""
         if not columns:
             return 0
         self.execute("INSERT OR IGNORE INTO run (name) VALUES (?)", (run_name,))
@@ -53,18 +53,18 @@ class CatalogWriter:
         return added
 
     def _callers(self, run_name: str, columns: Columns) -> list[int]:
-        """The numbers of the callers of rows that are added; a new caller gets a row."""
-        said = {name: values for name, values in zip(DUMP_COLUMNS, columns, strict=True) if name in _OF_CALLER}
-        varying = [name for name, values in said.items() if values.count(values[0]) != len(values)]
-        keys = list(zip(*(said[name] for name in varying), strict=True)) or [()] * len(columns[0])
+        """Return the caller ids of rows to insert; insert a row for each new caller."""
+        fields = {name: values for name, values in zip(DUMP_COLUMNS, columns, strict=True) if name in _OF_CALLER}
+        varying = [name for name, values in fields.items() if values.count(values[0]) != len(values)]
+        keys = list(zip(*(fields[name] for name in varying), strict=True)) or [()] * len(columns[0])
         listed = f"{_listed(_OF_CALLER)} FROM caller WHERE run = ? AND rank = ?"
         known = {
             tuple(row): number
-            for rank in {*said["rank"]}
+            for rank in {*fields["rank"]}
             for number, *row in self.execute(f"SELECT id, {listed}", (run_name, rank))
         }
         insert = f"INSERT INTO caller ({_listed(_OF_CALLER)}) VALUES ({', '.join('?' * len(_OF_CALLER))})"
-        first = {name: values[0] for name, values in said.items()}
+        first = {name: values[0] for name, values in fields.items()}
         numbers = {}
         for key in dict.fromkeys(keys):
             caller = tuple((first | dict(zip(varying, key, strict=True))).values())
@@ -72,7 +72,7 @@ class CatalogWriter:
         return [numbers[key] for key in keys]  # type: ignore[misc]
 
     def remove_dumps(self, dump_ids: Iterable[str]) -> None:
-        """Remove rows of dumps; runs that have none left go too. Their results stay."""
+        """Remove rows of dumps, and runs without dumps. Results stay."""
         names = [(dump_id,) for dump_id in dump_ids]
         if names:
             self.executemany("DELETE FROM dump WHERE dump_id = ?", names)
@@ -80,7 +80,7 @@ class CatalogWriter:
             self.execute("DELETE FROM run WHERE NOT EXISTS (SELECT 1 FROM caller WHERE caller.run = run.name)")
 
     def take_into_pack(self, pack: str, columns: Columns) -> None:
-        """Rows that are there as files, or of this pack or one that is not noted any more, become rows of this pack."""
+        """Assign existing rows to this pack: rows of dump files, of this pack, and of packs that are no longer noted."""
         which = (columns[DUMP_COLUMNS.index(name)] for name in ("bytes", "dump_id", "run", "rank"))
         self.executemany(
             "UPDATE dump SET pack = ?1, bytes = ?2 WHERE dump_id = ?3 "
@@ -90,40 +90,40 @@ class CatalogWriter:
         )
 
     def packed_dumps(self, pack: str) -> list[str]:
-        """Ids of the dumps whose rows say that they lie in this pack."""
+        """Return the ids of dumps whose rows name this pack."""
         return self.first("SELECT dump_id FROM dump WHERE pack = ?", pack)
 
     def forget_folders_of(self, run_name: str) -> None:
-        """Forget the modification times of a run's folders of dump files, so that they are listed again, or missed."""
+        """Forget the modification times of a run's folders of dump files, so that they are listed again, or found missing."""
         inside = f"dumps/{run_name}/"
         self.execute("UPDATE scanned_folder SET mtime_ns = -1 WHERE substr(path, 1, ?) = ?", (len(inside), inside))
 
     def known_dumps(self, run_name: str, rank: int | None) -> list[str]:
-        """Ids of the dumps that have a file of their own in one folder."""
+        """Return the ids of the unpacked dumps of a rank; none without a rank."""
         if rank is None:
             return []
         return self.first(f"SELECT dump_id FROM dump WHERE {OF_A_RANK} AND pack IS NULL", run_name, rank)
 
-    def put_damaged(self, folder: str, found: Iterable[Damaged], sound: Iterable[str] = ()) -> None:
-        """Note damaged files of a folder, and forget those at the paths `sound`."""
+    def put_damaged(self, folder: str, files: Iterable[Damaged], sound: Iterable[str] = ()) -> None:
+        """Note damaged files of a folder, and forget notes about the paths `sound`."""
         if self.execute("SELECT 1 FROM damaged_file LIMIT 1").fetchone():
             self.executemany("DELETE FROM damaged_file WHERE path = ?", [(path,) for path in sound])
-        self.put("damaged_file", [{**vars(item), "folder": folder} for item in found])
+        self.put("damaged_file", [{**vars(item), "folder": folder} for item in files])
 
     def note_folder(self, path: str, mtime_ns: int) -> None:
-        """Note a folder's modification time; -1 for one that cannot be relied on."""
+        """Note a folder's modification time; -1 if it is not reliable."""
         self.put("scanned_folder", [{"path": path, "mtime_ns": mtime_ns}])
 
     def count_for_planner(self) -> None:
-        """Tell SQLite how many rows each index gives, so that it can choose; looks at a sample, takes a few milliseconds."""
+        """Update the statistics of SQLite's query planner from a sample of each index; takes a few milliseconds."""
         for sql in ("PRAGMA analysis_limit = 400", "ANALYZE caller", "ANALYZE dump", "ANALYZE result"):
             self.execute(sql)
 
     def put_replay(self, news: News, before: Marks) -> None:
-        """Write what is new of a replay, unless another process has read on in the meantime; then nothing is written.
+        """Write the news of a replay, unless another process has indexed it in the meantime; then nothing is written.
 
-        `before` is the bookkeeping that the reading started from. A lost race costs nothing: what the other process did not
-        read is still new for the next refresh.
+        `before`: the file marks from which reading started. A lost race costs nothing: lines that the other process did not
+        read are still new for the next refresh.
         """
         sql = "SELECT path, size, mtime_ns, offset FROM read_file WHERE replay_id = ?"
         replay_id, results = news.row["replay_id"], news.results
@@ -137,7 +137,9 @@ class CatalogWriter:
             sql = "SELECT finished_at, attempt FROM result WHERE replay_id = ? AND dump_id = ?"
             there = {dump_id: self.execute(sql, (replay_id, dump_id)).fetchone() for dump_id in results}
             results = {
-                dump_id: one for dump_id, one in results.items() if (one.finished_at, one.attempt) >= (there[dump_id] or ("", 0))
+                dump_id: record
+                for dump_id, record in results.items()
+                if (record.finished_at, record.attempt) >= (there[dump_id] or ("", 0))
             }
             for table in ("result", "law_answer"):
                 which = [(replay_id, dump_id) for dump_id in results if there[dump_id]]
@@ -160,7 +162,7 @@ class CatalogWriter:
         )
 
     def remove_replays(self, replay_ids: Sequence[str]) -> None:
-        """Remove replays whose folders are gone, and their results; their dumps point to the newest result left."""
+        """Remove replays whose folders are gone, and their results; their dumps then point to the newest remaining result."""
         affected: list[str] = []
         for replay_id in replay_ids:
             affected += self.first("SELECT dump_id FROM result WHERE replay_id = ?", replay_id)
@@ -168,18 +170,18 @@ class CatalogWriter:
         self._point_to_last_result(affected)
 
     def forget_file(self, path: str) -> None:
-        """Forget that a file was read, and what was wrong with it or in it."""
+        """Forget that a file was read, and any damage noted for it or its contents."""
         self.execute("DELETE FROM read_file WHERE path = ?", (path,))
         inside = f"{path}#"
         self.execute("DELETE FROM damaged_file WHERE path = ? OR substr(path, 1, ?) = ?", (path, len(inside), inside))
 
     def remove_rows(self, tables: Iterable[str], column: str, value: str) -> None:
-        """Remove the rows of these tables that have this value."""
+        """Remove the rows of these tables whose `column` has this value."""
         for table in tables:
             self.execute(f"DELETE FROM {table} WHERE {column} = ?", (value,))
 
     def first(self, sql: str, *params: Any) -> list[Any]:
-        """The first column of what a query finds."""
+        """Return the first column of a query's rows."""
         return [row[0] for row in self.execute(sql, params)]
 
 

@@ -3,12 +3,12 @@
 `columns.json` is written by `make docs` from the classes in `models`, where each column is declared. `--where` knows every column
 of a dump, and some of its last result and comparison: its sandbox, its messages and the reference page follow from that list.
 
-A column has a kind there, and only like kinds compare: a number with a number, a text with a text, a time with an ISO time or
-`now() - '2h'`. SQLite itself would compare anything with anything (every text is larger than every number), and a
-mistyped query would then match every row, or none, in silence.
+Each of these columns has a kind, and only equal kinds compare: a number with a number, a text with a text, a time with an ISO
+time or `now() - '2h'`. SQLite itself would compare anything with anything (every text is larger than every number), and a
+mistyped query would then silently match every row, or none.
 
-Times are whole microseconds since 1970, UTC: as text a time takes four times the room, and in each index again. `micros` and
-`moment` are SQL functions too, on the connections of a sandbox.
+Times are whole microseconds since 1970, UTC: as text, a time takes four times the space, and again in each index. `micros` and
+`moment` are also SQL functions, on the connections of a sandbox.
 
 Example: `for name, column in COLUMNS["dump"].items(): print(name, column.type, column.comment)`
 """
@@ -29,11 +29,11 @@ from actordbg.base.errors import ActordbgError, CatalogProblem, StoreProblem, Wh
 from actordbg.formats.store_files import OddFile
 
 ODD_FILE = "odd-file"
-"""The code of what lies in a store and is not a file of ours: a link, a FIFO, a folder, a strange name."""
+"""The code of an entry in a store that is not a file of ours: a link, a FIFO, a folder, an invalid name."""
 
 
 class Column(NamedTuple):
-    """One column: its Python type by name (int, float, str, bool, dict), whether it is of the primary key, what it holds."""
+    """A column: its Python type by name (int, float, str, bool, dict), whether it is in the primary key, and its description."""
 
     type: str
     primary: bool
@@ -41,20 +41,20 @@ class Column(NamedTuple):
 
 
 COLUMNS: dict[str, dict[str, Column]] = {
-    table: {name: Column(*said) for name, said in columns.items()}
+    table: {name: Column(*spec) for name, spec in columns.items()}
     for table, columns in json.loads(Path(__file__).with_name("columns.json").read_text(encoding="utf-8")).items()
 }
 """The columns of each table by name."""
 _OWN = ("id", "caller", "last_result")
-DUMP_COLUMNS = {name: one for name, one in (COLUMNS["dump"] | COLUMNS["caller"]).items() if name not in _OWN}
-"""What is known of a dump: of its own, and of its caller."""
+DUMP_COLUMNS = {name: column for name, column in (COLUMNS["dump"] | COLUMNS["caller"]).items() if name not in _OWN}
+"""The columns of a dump and of its caller."""
 OF_A_RANK = "caller IN (SELECT id FROM caller WHERE run = ? AND rank = ?)"
-"""Which dumps are those of a run's rank."""
+"""Condition that selects the dumps of a run's rank."""
 
 
 @dataclass(frozen=True)
 class Damaged:
-    """A dump, pack or replay that cannot be used, as every command names it. path: below the store."""
+    """An unusable dump, pack or replay, as every command names it. path: below the store."""
 
     path: str
     code: str
@@ -62,7 +62,7 @@ class Damaged:
 
     @staticmethod
     def by(path: str, error: ActordbgError | OSError, full: str = "") -> Damaged:
-        """What an error says of a file. full: the file's name in messages, which need not repeat it."""
+        """Describe a file by its error. full: the file's name in the message, which is removed."""
         if isinstance(error, OddFile):
             return Damaged(path, ODD_FILE, str(error.strerror))
         if isinstance(error, OSError):
@@ -70,13 +70,13 @@ class Damaged:
         return Damaged(path, error.code, error.message.removeprefix(f"{full}: "))
 
 
-def odd_files(odd: Mapping[str, str]) -> list[Damaged]:
-    """What a listing of a folder of the store noted: names that no file of ours has, or that are not files."""
-    return [Damaged(path, ODD_FILE, why) for path, why in sorted(odd.items())]
+def odd_files(rejected: Mapping[str, str]) -> list[Damaged]:
+    """Return entries that a listing rejected (path: reason) as damaged files."""
+    return [Damaged(path, ODD_FILE, why) for path, why in sorted(rejected.items())]
 
 
 def shared(record: Any, table: str) -> dict[str, Any]:
-    """Return the fields of a record that are columns of a table by the same name."""
+    """Return the fields of a record that are also columns of a table."""
     return {name: getattr(record, name) for name in COLUMNS[table] if hasattr(record, name)}
 
 
@@ -85,7 +85,7 @@ NUMBER, TEXT, TIME, BOOL = "number", "text", "time", "yes/no"
 
 @dataclass(frozen=True)
 class WhereColumn:
-    """One column: its name in `--where`, its kind, the SQL for it, what it means, and which table must be joined for it.
+    """A column of `--where`: its name, kind, SQL, description, and the join that it needs.
 
     A time is a number in SQL, microseconds since 1970.
     """
@@ -98,9 +98,9 @@ class WhereColumn:
 
 
 CALLER = "JOIN caller AS k ON k.id = d.caller"
-"""How the caller of a dump is joined."""
+"""Join of a dump's caller."""
 LAST_RESULT = "LEFT JOIN result AS r ON r.id = d.last_result"
-"""How the last result of a dump is joined, if it has one."""
+"""Join of a dump's last result, if it has one."""
 
 _TIMES = ("timestamp", "replayed_at")
 _KINDS = {"int": NUMBER, "float": NUMBER, "str": TEXT, "bool": BOOL}
@@ -115,17 +115,17 @@ _MEANING = {
     "golden_max_abs": "largest absolute difference from the log-probs that the run recorded, nats",
     "golden_entropy_max_abs": "largest absolute difference from the entropies that the run recorded, nats",
 }
-"""What a column means that the table explains beside another one."""
+"""Descriptions of columns whose comment in the table refers to another column."""
 _OF_LAST_COMPARISON = ("verdict", "against", "max_abs", "clip_share")
 BOTH_THERE = (
     "EXISTS (SELECT 1 FROM replay AS p WHERE p.replay_id = c.replay_id) "
     "AND (c.against = 'golden' OR EXISTS (SELECT 1 FROM replay AS p WHERE p.replay_id = c.against))"
 )
-"""Whether the replays of a comparison are there."""
+"""Condition that the replays of a comparison exist."""
 _COMPARISON_SQL = (
     f"(SELECT c.{{}} FROM comparison AS c WHERE c.dump_id = d.dump_id AND {BOTH_THERE} ORDER BY c.created_at DESC LIMIT 1)"
 )
-"""A column of the newest comparison that `compare` made of the dump, in whatever replay: a look-up in an index."""
+"""A column of the dump's newest comparison, of any replay: a look-up in an index."""
 _BROKEN_LAW = (
     "(SELECT l.law FROM law_answer AS l WHERE l.dump_id = d.dump_id AND l.verdict = 'broken' ORDER BY l.replay_id DESC LIMIT 1)"
 )
@@ -148,22 +148,22 @@ def _where_columns() -> Iterator[WhereColumn]:
     for name in _OF_LAST_COMPARISON:
         yield described(name, "comparison", name, _COMPARISON_SQL.format(name), "last comparison: ")
     yield WhereColumn(
-        "law_broken", TEXT, _BROKEN_LAW, "a law that the newest replay broke of those that broke one; null if none did"
+        "law_broken", TEXT, _BROKEN_LAW, "a law that failed in the newest replay with a failed law; null without one"
     )
 
 
 WHERE_COLUMNS: dict[str, WhereColumn] = {column.name: column for column in _where_columns()}
-"""What `--where` knows, by name."""
+"""The columns that `--where` knows, by name."""
 
 
 def joins(names: Iterable[str]) -> str:
-    """What must follow `dump AS d` for the SQL of these columns."""
+    """Return the joins that must follow `dump AS d` for the SQL of these columns."""
     needed = {WHERE_COLUMNS[name].join for name in names}
     return " ".join(join for join in (CALLER, LAST_RESULT) if join in needed)
 
 
 HEADINGS = {"S": "seq_len", "B": "batch_size", "last": "status"}
-"""Headings of `dump ls` that are not names of columns, and what stands under them."""
+"""Headings of `dump ls` that are not names of columns, and their columns."""
 
 FUNCTIONS: dict[str, str] = {
     "abs": "abs(number): its absolute value",
@@ -174,20 +174,20 @@ FUNCTIONS: dict[str, str] = {
     "round": "round(number, digits): rounded; without digits to a whole number",
     "upper": "upper(text): in upper case (ASCII)",
 }
-"""The functions that `--where` knows, with their form."""
+"""The functions that `--where` knows, with their signatures."""
 
 OPERATORS = "= == <> != < <= > >=  and or not  is [not] null  [not] in (...)  [not] between  [not] like  + - * / %"
 
-_HINT = 'an expression like "seq_len>4096 and rank=0" or "timestamp > now() - \'2h\'"; `actordbg dump columns` lists the columns'
+_HINT = 'write, for example, "seq_len>4096 and rank=0" or "timestamp > now() - \'2h\'"; `actordbg dump columns` lists the columns'
 
 
 def refusal(message: str, hint: str = "") -> WhereError:
-    """The error for an expression that is not allowed."""
+    """Return the error for an expression that is not allowed."""
     return WhereError(message, hint=hint or _HINT)
 
 
 def shortened(text: str) -> str:
-    """At most 60 characters of a text, for a message."""
+    """Shorten a text to at most 60 characters, for a message."""
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -196,40 +196,40 @@ _MICRO = timedelta(microseconds=1)
 
 
 def to_micros(text: str) -> int:
-    """The microseconds of a record's time, `2025-06-19T05:26:08.430740Z`. Raises ValueError for another text."""
+    """Convert a record's time, `2025-06-19T05:26:08.430740Z`, to microseconds since 1970. Raises ValueError for other texts."""
     return (datetime.fromisoformat(text[:26]) - _EPOCH) // _MICRO
 
 
 def micros_of(moment: datetime) -> int:
-    """The microseconds of a time that knows its zone."""
+    """Convert a time with a zone to microseconds since 1970."""
     return (moment.astimezone(timezone.utc).replace(tzinfo=None) - _EPOCH) // _MICRO
 
 
 def from_micros(micros: Any) -> str:
-    """The text of a time as records have it. Raises CatalogProblem for what is not a time: somebody else wrote it."""
+    """Format microseconds since 1970 as in records. Raises CatalogProblem for an invalid time, which no actordbg wrote."""
     try:
         return f"{_second(micros // 1_000_000)}.{micros % 1_000_000:06d}Z"
     except (OverflowError, TypeError, ValueError):
         raise CatalogProblem(
             f"the catalog has an invalid time: {micros!r:.80}",
-            hint="`actordbg index --rebuild` makes it again from the dumps",
+            hint="run `actordbg index --rebuild` to rebuild it from the dumps",
         ) from None
 
 
 @lru_cache(maxsize=1024)
 def _second(second: int) -> str:
-    """`2025-06-19T05:26:08`. Calls follow each other closely: to spell each time anew takes twice the time."""
+    """Format a second as `2025-06-19T05:26:08`. Cached: calls follow each other closely, and this halves the time."""
     return (_EPOCH + timedelta(seconds=second)).isoformat()
 
 
 def add_functions(connection: sqlite3.Connection) -> None:
-    """Let SQL on this connection say `micros(text)` and `moment(number)`; NULL of what is none."""
+    """Add `micros(text)` and `moment(number)` to SQL on this connection; NULL for invalid arguments."""
     connection.create_function("micros", 1, _micros_or_none, deterministic=True)
     connection.create_function("moment", 1, _moment_or_none, deterministic=True)
 
 
 def _micros_or_none(text: object) -> int | None:
-    """Of a journal's time, which nobody has checked: with another zone, or without its fraction, it is a time, too."""
+    """Convert a journal's time, which may have another zone or no fraction; None if it is not a time."""
     moment = parse_moment(text)
     return None if moment is None else micros_of(moment)
 
@@ -248,7 +248,7 @@ _DATE = re.compile(r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,6})
 
 
 def parse_moment(text: Any) -> datetime | None:
-    """An ISO date or time as a moment; UTC unless it says otherwise; None for anything else."""
+    """Parse an ISO date or time, UTC unless it has a zone; None for anything else."""
     match = _DATE.match(text) if isinstance(text, str) else None
     if match is None:
         return None
@@ -262,11 +262,11 @@ def parse_moment(text: Any) -> datetime | None:
 
 
 def parse_duration(text: Any) -> timedelta:
-    """'7d', '2h30m' as a timedelta; WhereError otherwise."""
+    """Parse a duration like '7d' or '2h30m'; WhereError for anything else."""
     compact = text.replace(" ", "") if isinstance(text, str) else ""
     if not _DURATION.match(compact) or len(compact) > 40:
-        raise refusal(f"{shortened(str(text))!r} is not a duration", "like '30m', '2h', '2h30m', '1d' (units w, d, h, m, s)")
+        raise refusal(f"{shortened(str(text))!r} is not a duration", "write '30m', '2h', '2h30m' or '1d' (units w, d, h, m, s)")
     try:
         return timedelta(seconds=sum(float(count) * _UNITS[unit] for count, unit in _PIECE.findall(compact)))
     except OverflowError:
-        raise refusal(f"{shortened(compact)!r} is too long a duration") from None
+        raise refusal(f"the duration {shortened(compact)!r} is too long") from None

@@ -1,34 +1,34 @@
-"""`--where`: one SQL expression over documented columns, checked, and written again from what was understood.
+"""`--where`: one SQL expression over documented columns, parsed, checked, and rewritten from the parsed tree.
 
-The text never reaches SQLite. What is more than plain comparisons is parsed (sqlglot, SQLite's dialect), the tree is
-walked, and each node that is on the list below is spelled out anew, with every literal as a bound parameter. A node, an
-argument of a node, a function or a name that is not on the list is refused with the reason. So what runs is always one
-expression of this shape:
+The text never reaches SQLite. Anything beyond plain comparisons is parsed (sqlglot, SQLite's dialect), and each node of the tree
+that is on an allow list (`expression`) is written as new SQL, with every literal as a bound parameter. A node, an argument of a
+node, a function or a name that is not on the list is refused with the reason. So the query is always one expression of
+this shape:
 
     ((d.seq_len > ?) AND (d.rank = ?))            parameters 4096, 0
 
-Kinds are checked on the way (`columns`): SQLite takes `"typo" > 4096` for a text and, as every text is larger than
-every number, selects *every* row; here it is an error that names the column that was probably meant. Depth, length and
-number of operators are bounded before anything recursive sees the text. `Sandbox` runs the result.
+Kinds are checked on the way (`tables`): SQLite reads `"typo" > 4096` as a text and, as every text is larger than
+every number, selects *every* row; here it is an error that suggests the likely column. Depth, length and
+number of operators are limited before any recursive code reads the text. `Sandbox` runs the result.
 
 Times: `timestamp` compares with ISO texts ('2025-06-19', '2025-06-19 05:26', '2025-06-19T05:26:08Z', UTC unless they say
-otherwise), with 'today' and 'yesterday', and with `now()`, plus or minus a duration ('30m', '2h30m', '1d'). What is not SQL and
-can only mean one thing (`4k`, `10MB`, `last 2h`, `&&`) is written out first::
+otherwise), with 'today' and 'yesterday', and with `now()`, plus or minus a duration ('30m', '2h30m', '1d'). Unambiguous
+shorthands that are not SQL (`4k`, `10MB`, `last 2h`, `&&`) are expanded first::
 
     seq_len > 4k && bytes > 10MB        seq_len > 4000 and bytes > 10000000
     last 2h, last day                   timestamp > now() - '2h', timestamp > now() - '1d'
 
-What is not there is unequal to everything: `status != 'passed'` and `status not in ('passed')` select what was never
-replayed too.
+A missing value is unequal to everything: `status != 'passed'` and `status not in ('passed')` also select dumps that were never
+replayed.
 
-That lets nothing through but comparisons of known columns. The sandbox is the second wall, in SQLite itself:
+Only comparisons of known columns pass these checks. The sandbox is the second line of defense, in SQLite itself:
 
-* the file is opened read-only (`mode=ro`, `query_only`), on a connection of its own;
+* the file is opened read-only (`mode=ro`, `query_only`), on a separate connection;
 * an authorizer allows reading `dump`, `caller`, `result`, `run`, `replay`, `comparison` and `law_answer`, and the functions that
   `--where` has, and denies the rest;
 * SQLite's limits are lowered (Python 3.11 and later have the call);
-* a progress handler stops a query that has been at work for a second without giving a row. The clock starts again with
-  each batch of rows, so listing a million rows is not an offence; a filter that finds nothing in a second is.
+* a progress handler stops a query that runs for a second without returning a row. The clock restarts with each batch of
+  rows, so listing a million rows is allowed; a filter that finds nothing for a second is stopped.
 
 Example::
 
@@ -91,9 +91,9 @@ _SIGNS = {"==": "=", "<>": "IS NOT", "!=": "IS NOT"}
 
 @dataclass(frozen=True)
 class Condition:
-    """A checked expression: SQL over `dump AS d` and what `joins` joins; its bound values; columns used.
+    """A checked expression: SQL over `dump AS d` and the tables of `joins`; its bound values; the columns it uses.
 
-    of_callers: those of the parts joined by `and` that are about a dump's caller alone: SQL over `caller AS k`, bound values.
+    of_callers: of the parts joined by `and`, those that use only columns of a caller: SQL over `caller AS k`, bound values.
     """
 
     sql: str
@@ -103,7 +103,7 @@ class Condition:
 
     @property
     def joins(self) -> str:
-        """What must follow `dump AS d` for it: the caller, the last result, or neither."""
+        """The joins that must follow `dump AS d` for it: the caller, the last result, both or none."""
         return joins(self.columns)
 
 
@@ -115,7 +115,7 @@ def compile_where(text: str, *, now: datetime | None = None) -> Condition:
 
 
 def all_of(conditions: list[str]) -> str:
-    """One expression that asks for every condition. Each is checked on its own: WhereError quotes the one that is wrong."""
+    """Join conditions by `and`. Each is checked separately: WhereError quotes the invalid one."""
     for condition in conditions:
         try:
             compile_where(condition)
@@ -125,7 +125,7 @@ def all_of(conditions: list[str]) -> str:
 
 
 def quoted(text: str) -> str:
-    """A text as a value of a condition."""
+    """Quote a text as a value of a condition."""
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -145,12 +145,12 @@ def _parsed(text: str, now: datetime | None) -> Condition:
 
 
 def _of_callers(tree: Any, now: datetime) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Those of the parts, joined by `and`, of an expression that is allowed that are about callers alone."""
+    """Yield SQL and values of those parts of a checked expression, joined by `and`, that use columns of callers only."""
     from sqlglot import exp
 
     if isinstance(plain := tree.unnest(), exp.And):
-        for one in plain.flatten():
-            yield from _of_callers(one, now)
+        for operand in plain.flatten():
+            yield from _of_callers(operand, now)
         return
     part = (writer := ExpressionWriter(now)).write(plain)
     if {WHERE_COLUMNS[name].join for name in writer.columns} == {CALLER}:
@@ -158,19 +158,19 @@ def _of_callers(tree: Any, now: datetime) -> Iterator[tuple[str, tuple[Any, ...]
 
 
 def _simple(text: str) -> Condition | None:
-    """The answer for comparisons of a column with a number, a text or a time, joined by `and`: the same as the parser's, which
-    takes 0.1 s to import. None for anything else, which the parser refuses or understands.
+    """Compile comparisons of a column with a number, a text or a time, joined by `and`, without the parser, which takes 0.1 s to
+    import; the result is the same. None for anything else, which is left to the parser.
     """
     parts: list[str] = []
     params: list[Any] = []
     names: list[str] = []
-    for one in _AND.split(text, MAX_SIMPLE):
-        found = _COMPARED.match(one)
-        column = WHERE_COLUMNS.get(found[1]) if found else None
-        value = _value(column, found[3], found[4]) if found is not None and column is not None else None
-        if found is None or column is None or value is None:
+    for comparison in _AND.split(text, MAX_SIMPLE):
+        match = _COMPARED.match(comparison)
+        column = WHERE_COLUMNS.get(match[1]) if match else None
+        value = _value(column, match[3], match[4]) if match is not None and column is not None else None
+        if match is None or column is None or value is None:
             return None
-        parts.append(f"({column.sql} {_SIGNS.get(found[2], found[2])} ?)")
+        parts.append(f"({column.sql} {_SIGNS.get(match[2], match[2])} ?)")
         params.append(value)
         names.append(column.name)
     sql = parts[0] if len(parts) == 1 else f"({' AND '.join(parts)})"
@@ -180,7 +180,7 @@ def _simple(text: str) -> Condition | None:
 
 
 def _value(column: WhereColumn, number: str | None, text: str | None) -> Any:
-    """What is bound for a plain number or text beside this column; None where the parser must say."""
+    """Return the bound value for a plain number or text compared with this column; None if that is left to the parser."""
     if column.kind == NUMBER and number is not None:
         return float(number) if "." in number else int(number)
     if column.kind == TIME and text is not None:
@@ -190,7 +190,7 @@ def _value(column: WhereColumn, number: str | None, text: str | None) -> Any:
 
 
 def parts_of(text: str) -> list[str]:
-    """The conditions that `and` joins to a checked expression, as expressions; one for any other."""
+    """Split an expression into the conditions that `and` joins; any other expression is a single part."""
     from sqlglot import exp
 
     compile_where(text)
@@ -202,7 +202,7 @@ def parts_of(text: str) -> list[str]:
 
 @contextlib.contextmanager
 def _silent_parser() -> Iterator[None]:
-    """Nothing of sqlglot's logger reaches the terminal: what is wrong with an expression is said once, by WhereError."""
+    """Silence sqlglot's logger: WhereError alone says what is wrong with an expression."""
     import logging
 
     log = logging.getLogger("sqlglot")
@@ -214,7 +214,7 @@ def _silent_parser() -> Iterator[None]:
 
 
 def _bound(text: str) -> None:
-    """Refuse what a parser should not even see. One pass over the characters, no recursion."""
+    """Refuse texts that must not reach a parser. One pass over the characters, no recursion."""
     if not text.strip():
         raise refusal("the expression is empty")
     if len(text) > MAX_LENGTH:
@@ -236,7 +236,7 @@ def _bound(text: str) -> None:
         elif char in ")]}":
             depth -= 1
             if depth < 0:
-                raise refusal(f"a {char!r} closes nothing", "one expression is allowed, with balanced parentheses")
+                raise refusal(f"unmatched {char!r}", "balance the parentheses")
     if quote or depth:
         raise refusal(f"a {quote or '('} is not closed")
 
@@ -254,10 +254,10 @@ def _parse(text: str) -> Any:
     except RecursionError:
         raise _too_deep() from None
     except (SqlglotError, AttributeError) as error:  # its parser raises the latter for `'a'{{=}}`
-        hint = "a condition selects; --order, and --limit or --max-inputs, are options" if _CLAUSE.search(text) else ""
-        raise refusal(f"cannot be understood: {_reason(error, text)}", hint) from None
+        hint = "remove it from the condition, and use --order, and --limit or --max-inputs" if _CLAUSE.search(text) else ""
+        raise refusal(f"cannot be parsed: {_reason(error, text)}", hint) from None
     if len(trees) != 1 or trees[0] is None:
-        raise refusal("one expression is allowed")
+        raise refusal("only one expression is allowed")
     return trees[0]
 
 
@@ -266,7 +266,7 @@ def _too_deep() -> WhereError:
 
 
 def _check_tokens(tokens: list[Any], text: str) -> None:
-    """Refuse by the words alone: statements, comments, and chains long enough to make a parser recurse."""
+    """Refuse, by tokens, statements, comments, and chains long enough to make a parser recurse."""
     from sqlglot.tokens import TokenType  # type: ignore[attr-defined]
 
     operators, prefixes = 0, 0
@@ -278,7 +278,7 @@ def _check_tokens(tokens: list[Any], text: str) -> None:
         if token.comments:
             raise refusal("comments are not allowed")
         if token.token_type is TokenType.SEMICOLON:
-            raise refusal("';' is not allowed: one expression, not statements")
+            raise refusal("';' is not allowed: write one expression, not statements")
         prefixes = prefixes + 1 if token.token_type in prefix_types else 0
         operators += token.token_type not in quiet
         if prefixes > MAX_DEPTH:
@@ -291,14 +291,14 @@ def _check_tokens(tokens: list[Any], text: str) -> None:
 
 def _reason(error: Exception, text: str) -> str:
     details: list[dict[str, Any]] = getattr(error, "errors", None) or [{}]
-    found = next((item for item in details if item.get("highlight")), {})
-    if found.get("highlight"):
-        return f"at {shortened(str(found['highlight']))!r}"
+    detail = next((item for item in details if item.get("highlight")), {})
+    if detail.get("highlight"):
+        return f"at {shortened(str(detail['highlight']))!r}"
     return f"{shortened(text)!r} is not one SQL expression"
 
 
 def as_sql(text: str) -> str:
-    """The expression with its shorthands written out. One pass over the text for each of them, no recursion."""
+    """Expand the shorthands of an expression. One pass over the text for each, no recursion."""
     pieces = _QUOTED.split(text)
     return "".join(piece if index % 2 else _written_out(piece) for index, piece in enumerate(pieces))
 
@@ -307,11 +307,11 @@ def _written_out(piece: str) -> str:
     piece = _ILIKE.sub("like", piece.replace("&&", " and "))  # which means the same in SQLite
     piece = _SHIFTED.sub(r"\1'\2'", piece)
     piece = _LAST.sub(_since, piece)
-    return _SIZE.sub(lambda found: str(parse_size("--where", found[1])), piece)
+    return _SIZE.sub(lambda match: str(parse_size("--where", match[1])), piece)
 
 
-def _since(found: re.Match[str]) -> str:
-    duration = found[1] or f"{found[2] or 1}{_WORDS[found[3].lower()]}"
+def _since(match: re.Match[str]) -> str:
+    duration = match[1] or f"{match[2] or 1}{_WORDS[match[3].lower()]}"
     return f"timestamp > now() - '{duration}'"
 
 
@@ -335,7 +335,7 @@ _LIMITS = {
 }
 
 _FAULTS = ("integer overflow", "expression tree is too large", "parser stack overflow", "too many", "too big", "too complex")
-"""Parts of SQLite's messages about an expression; any other error is one of the catalog."""
+"""Parts of SQLite's messages about an expression; other errors concern the catalog."""
 
 
 class Sandbox:
@@ -355,7 +355,7 @@ class Sandbox:
         connection.set_authorizer(_authorize)
 
     def rows(self, sql: str, params: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
-        """The rows of one query, fetched in batches; WhereError if it takes longer than the limit to give any, or overflows."""
+        """Yield the rows of a query, fetched in batches; WhereError if a batch exceeds the time limit, or a value overflows."""
         try:
             self._deadline = time.monotonic() + self._limit
             cursor = self._connection.execute(sql, params)
@@ -370,7 +370,7 @@ class Sandbox:
                     hint="narrow it by rank, seq_len, timestamp, tokens, step or run, which have indexes",
                 ) from None
             if any(fault in text.lower() for fault in _FAULTS):
-                raise WhereError(f"--where: SQLite cannot compute it: {text}", hint="make it simpler") from None
+                raise WhereError(f"--where: SQLite cannot compute it: {text}", hint="simplify the expression") from None
             raise
 
     def _late(self) -> int:
@@ -379,13 +379,13 @@ class Sandbox:
 
 @contextlib.contextmanager
 def guarded(path: Path, time_limit_s: float = TIME_LIMIT_S) -> Iterator[Sandbox]:
-    """A sandbox on the catalog at `path`, closed at the end of the block."""
+    """Open a sandbox on the catalog at `path`, closed at the end of the block."""
     with engine.connect_readonly(path, alone=True) as connection:
         yield Sandbox(connection, time_limit_s)
 
 
 def _authorize(action: int, first: str | None, second: str | None, *_: str | None) -> int:
-    if action == _READ and first in _TABLES:  # first, since it is asked for each column
+    if action == _READ and first in _TABLES:  # first, since SQLite calls this for each column
         return _OK
     if action == sqlite3.SQLITE_SELECT:
         return sqlite3.SQLITE_OK

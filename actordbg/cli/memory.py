@@ -158,7 +158,7 @@ def _known(store: Store, name: str) -> tuple[MemoryRecord, Path]:
     if "/" in name or name.endswith(".csv") or Path(name).is_file():
         return MemoryRecord("", "", None, "file", name, 0.0), Path(name)
     ids = sorted(path.stem for path in store.require().memory.glob("[!.]*.json"))
-    memory_id = resolve(name, ids, "watching of memory", made_by="memory watch")
+    memory_id = resolve(name, ids, "memory watch", made_by="memory watch")
     record = MemoryRecord.from_file(store.memory / f"{memory_id}.json")
     path = samples_path(store, record)
     if not path.is_file():

@@ -1,17 +1,17 @@
-"""Records that commands write to the store, each as one JSON file: how every record is written and read (`StoredRecord`), and
-comparisons, noise floors and memory. Those of `matrix` and `train-check` are in `actordbg.records.matrix_record`.
+"""Records that commands write to the store, each as one JSON file: the base class that writes and reads them (`StoredRecord`),
+comparisons, noise floors and memory. Records of `matrix` and `train-check` are in `actordbg.records.matrix_record`.
 
     store/comparisons/<comparison_id>.json    one ComparisonRecord, written once
     store/noise/<noise_id>.json               one NoiseRecord, written once
     store/matrices/<matrix_id>.json           one MatrixRecord, replaced as cells finish
-    store/memory/<memory_id>.json             one MemoryRecord, replaced when the watching ends; its samples lie beside it as .csv
+    store/memory/<memory_id>.json             one MemoryRecord, replaced when the watch ends; its samples lie beside it as .csv
 
 The catalog's tables `comparison`, `noise_floor`, `matrix`, `matrix_cell` and `memory_watch` are made from these files
 alone. Ids have the form of a replay's (`20250619T052608-9f3a2c`), so they sort by time. A float that is not finite is
 stored as null.
 
-What a field may hold is its declared type, and msgspec checks it, at any depth. Plain dataclasses all the same: msgspec is
-imported by whoever reads or writes such a file, and by nobody who only names a verdict.
+msgspec checks every field against its declared type, at any depth. The records are plain dataclasses all the same: code that
+reads or writes such a file imports msgspec; code that only names a verdict does not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from actordbg.formats.store_files import read_regular
 if TYPE_CHECKING:
     Real = float
 else:
-    Real = float | None  # what was not finite is null in its file, and None when it is read
+    Real = float | None  # a value that is not finite is null in the file, and None when it is read
 
 FORMAT = 1
 
@@ -40,12 +40,12 @@ class StoredRecord:
     what: ClassVar[str]
 
     def to_json(self) -> str:
-        """The record as JSON."""
+        """Return the record as JSON."""
         return json.dumps({"format": FORMAT} | _plain(self), indent=1, sort_keys=True)
 
     @classmethod
     def from_file(cls: type[T], path: Path) -> T:
-        """The record in this file. StoreProblem for a file that cannot be read; otherwise errors as in `from_json`."""
+        """Read the record in this file. StoreProblem for a file that cannot be read; otherwise errors as in `from_json`."""
         try:
             text = read_regular(path)
         except OSError as error:
@@ -65,7 +65,7 @@ class StoredRecord:
                     f"this {cls.what} has format {version!r:.40}, this actordbg reads {FORMAT}", hint="upgrade actordbg"
                 )
             record = convert(data, cls)
-            if _says_more(data, _plain(record)):
+            if _has_unknown_keys(data, _plain(record)):
                 raise ValueError("it has fields that this actordbg does not know")
             _complete(record)
             return record
@@ -75,7 +75,7 @@ class StoredRecord:
 
 
 def strict_json(text: str | bytes) -> Any:
-    """JSON as Python reads it. ValueError for a whole number of more than 64 bits, which no catalog could hold."""
+    """Parse JSON as Python does. ValueError for an integer of more than 64 bits, which no catalog could hold."""
     return json.loads(text, parse_int=_of_64_bits)
 
 
@@ -87,15 +87,15 @@ def _of_64_bits(text: str) -> int:
 
 
 def _plain(record: Any) -> Any:
-    """A record as JSON has it. ValueError for half of a surrogate pair."""
+    """Return a record as plain JSON data. ValueError for half of a surrogate pair."""
     from msgspec.json import decode, encode
 
-    return decode(encode(record, enc_hook=float))  # a float of numpy's is one
+    return decode(encode(record, enc_hook=float))  # numpy's floats become plain ones
 
 
 def _complete(value: Any) -> None:
-    """Give each record in a value, at any depth, the defaults of what its file did not say. msgspec leaves them to the class,
-    and what goes through a record's own fields (`vars`, msgspec itself) would pass them over.
+    """Store, in each record in a value, at any depth, the defaults of fields that its file lacked. msgspec leaves them to the
+    class, and code that walks a record's own fields (`vars`, msgspec itself) would miss them.
     """
     if is_dataclass(value):
         vars(value).update({each.name: getattr(value, each.name) for each in fields(value)})
@@ -104,11 +104,11 @@ def _complete(value: Any) -> None:
         _complete(item)
 
 
-def _says_more(said: Any, kept: Any) -> bool:
-    """Whether a JSON value has keys that did not get into what was made of it."""
-    if isinstance(said, dict):
-        return not said.keys() <= kept.keys() or any(_says_more(item, kept[name]) for name, item in said.items())
-    return isinstance(said, list) and any(map(_says_more, said, kept))
+def _has_unknown_keys(data: Any, kept: Any) -> bool:
+    """Check whether parsed JSON has keys that are not in `kept`, the plain data of the record that was made of it."""
+    if isinstance(data, dict):
+        return not data.keys() <= kept.keys() or any(_has_unknown_keys(item, kept[name]) for name, item in data.items())
+    return isinstance(data, list) and any(map(_has_unknown_keys, data, kept))
 
 
 MATCH = "match"
@@ -117,19 +117,19 @@ WITHIN_NOISE = "within-noise"
 """Outside the thresholds, but no further than the configuration moves on its own."""
 MISMATCH = "mismatch"
 NOT_COMPARED = "not-compared"
-"""Nothing could be compared. Never a success."""
+"""Nothing could be compared. This is never a success."""
 
 GOOD = (MATCH, WITHIN_NOISE)
-"""The verdicts that are a success."""
+"""Verdicts that count as success."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """How far values `a` are from values `b`, over `count` of them. None: not defined here, or not finite.
+    """Distance of values `a` from values `b`, over `count` of them. None: not defined here, or not finite.
 
     Absolute differences in the values' own unit (nats for log-probs), relative ones to |b| (where b is not 0). `p95_*`
-    and `p99_*` are percentiles. Equal values differ by 0 even where both are infinite or NaN. `nonfinite` values are not finite
-    on one side only, or not the same: where there are any, every other figure but clip_share (which counts them) is None.
+    and `p99_*` are percentiles. Equal values differ by 0 even if both are infinite or NaN. `nonfinite` counts values that are not
+    finite on one side only, or not the same on both: unless it is 0, all figures but clip_share (which counts them) are None.
     cosine: of the two vectors; distance: |a - b| / |b| of the two vectors. For log-probs only: kl_k1 = mean(b - a) and
     kl_k3 = mean(exp(a - b) - 1 - (a - b)), Schulman's estimators of KL(b || a) from samples of b
     (http://joschu.net/blog/kl-approx.html), in nats; clip_share: share of tokens whose ratio exp(a - b) is outside 0.8 to 1.2,
@@ -158,10 +158,10 @@ class Figures:
 
 @dataclass(frozen=True)
 class WorstToken:
-    """One token of one row, by its place in the mask's shape: the values on both sides and their difference, in nats.
+    """A token of a row, by its place in the mask's shape: the values on both sides and their difference, in nats.
 
-    `token_id`: the token that the log-prob is of, as it was captured; None where the dump is gone. `difference` is None where
-    one side is not finite.
+    `token_id`: the captured token that the log-prob belongs to; None if the dump is gone. `difference` is None if a side is not
+    finite.
     """
 
     row: int
@@ -174,7 +174,7 @@ class WorstToken:
 
 @dataclass(frozen=True)
 class ParameterFigures:
-    """How far one parameter's gradients are apart. `sampled`: over a fixed sample of its elements, not all of them."""
+    """Distance between the gradients of one parameter. `sampled`: over a fixed sample of its elements, not all of them."""
 
     name: str
     figures: Figures
@@ -183,15 +183,15 @@ class ParameterFigures:
 
 @dataclass(frozen=True)
 class DumpComparison:
-    """One dump on both sides. `reasons`: what made it a mismatch, in words. `not_compared`: by what, why it was not.
-    A mismatch without figures is a dump that A failed on and B did not.
+    """Comparison of a dump. `reasons`: what made it a mismatch, in words. `not_compared`: by quantity, why it was not compared.
+    A mismatch without figures is a dump on which A failed and B did not.
 
     sequences: figures over the rows' sums of log-probs. loss_abs: |a - b|. grad_norm_rel: |a - b| / |b|. gradients: over
     all parameters together; `parameters`: the worst ones; parameter_distance: the largest of a single one, `worst_parameter`
-    (`judge.dump_figures`). worst_tokens: by absolute difference. beyond_noise: what is above the noise floor though
-    within the thresholds: real, and small enough; empty without a floor. limits: measured on this dump, where they were.
-    parameter_seen: a relative error of any one parameter's gradient that would have been outside. distances: of the worst dumps,
-    how far each parameter's gradients are apart.
+    (`judge.dump_figures`). worst_tokens: by absolute difference. beyond_noise: measures that exceed the noise floor but not the
+    thresholds: a real difference, small enough; empty without a noise floor. limits: those measured on this dump, if any.
+    parameter_seen: the relative error of a single parameter's gradient that would have been a mismatch. distances: for the worst
+    dumps, the distance between each parameter's gradients.
     """
 
     dump_id: str
@@ -217,8 +217,8 @@ class DumpComparison:
 
 @dataclass(frozen=True)
 class SideInfo:
-    """One side of a comparison. kind: "replay", "truth" or "golden"; `replay_id` None for golden; `label`: its
-    configuration in words; `settings`: the same by name, {} in files of earlier versions.
+    """A side of a comparison. kind: "replay", "truth" or "golden" (recorded outputs); `replay_id`: None for golden; `label`: the
+    configuration in words; `settings`: the configuration by setting, {} in files of earlier versions.
     """
 
     kind: str
@@ -231,8 +231,8 @@ class SideInfo:
 @dataclass(frozen=True)
 class ComparisonRecord(StoredRecord):
     """`actordbg compare A B`: both sides, the thresholds that were applied, a verdict overall and for each dump, worst
-    dumps first. rounding_id: the replay that says what the dtype's rounding does to each dump, where limits follow it; a dump
-    then has `limits` of its own. excludes: the smallest faults that would have been a mismatch (`judge.measured_limits`).
+    dumps first. rounding_id: the replay that measured the effect of the dtype's rounding on each dump, if limits follow it; each
+    dump then has its own `limits`. excludes: the smallest faults that would have been a mismatch (`judge.measured_limits`).
     """
 
     what: ClassVar[str] = "comparison"
@@ -252,41 +252,41 @@ class ComparisonRecord(StoredRecord):
 
     @property
     def good(self) -> bool:
-        """Something was compared, and none of it is a mismatch."""
+        """Check whether something was compared, and nothing is a mismatch."""
         return self.verdict in GOOD
 
     @property
     def compared(self) -> tuple[DumpComparison, ...]:
-        """The dumps that have a verdict, the worst first: those that A failed on too."""
+        """The dumps that have a verdict, the worst first, including those on which A failed."""
         return tuple(dump for dump in self.dumps if dump.verdict != NOT_COMPARED)
 
     @property
     def furthest(self) -> tuple[float, str] | None:
-        """The largest difference of a log-prob, in nats, and the id of its dump; None where nothing has a finite one."""
+        """The largest difference of a log-prob, in nats, and the id of its dump; None if no dump has a finite one."""
         known = ((dump.log_probs.max_abs, dump.dump_id) for dump in self.dumps if dump.log_probs)
         return max(((size, dump_id) for size, dump_id in known if size is not None), default=None)
 
     @property
     def unjudged(self) -> tuple[str, ...]:
-        """What the verdict says nothing about, in words: dumps, gradients, and gradients of which only the norm was judged."""
-        said = []
+        """The parts that the verdict does not cover, in words: dumps, gradients, and gradients judged by their norm only."""
+        phrases = []
         left = [dump for dump in self.dumps if dump.verdict == NOT_COMPARED]
         if left:
             why = next((reason for dump in left for reason in dump.not_compared.values()), "")
-            said.append(f"{len(left)} of {len(self.dumps)} dumps: {why}")
+            phrases.append(f"{len(left)} of {len(self.dumps)} dumps: {why}")
         without = [why for dump in self.dumps if (why := _gradients_left(dump))]
         if without:
-            said.append(f"the gradients of {len(without)} of {len(self.dumps)} dumps: {without[0]}")
+            phrases.append(f"the gradients of {len(without)} of {len(self.dumps)} dumps: {without[0]}")
         by_norm = sum(dump.grad_norm_rel is not None and dump.gradients is None for dump in self.dumps)
         if by_norm:
-            said.append(
+            phrases.append(
                 f"the gradients of {by_norm} of {len(self.dumps)} dumps, but for their norm (--keep-gradients keeps them)"
             )
-        return tuple(said)
+        return tuple(phrases)
 
 
 def _gradients_left(dump: DumpComparison) -> str:
-    """Why A's gradients of a compared dump were not checked; "" if they were, or if A has none."""
+    """Return why A's gradients of a compared dump were not checked; "" if they were, or if A has none."""
     if dump.log_probs is None or dump.grad_norm_rel is not None or dump.gradients is not None:
         return ""
     reasons = (why for what, why in dump.not_compared.items() if what.startswith("gradient"))
@@ -295,7 +295,7 @@ def _gradients_left(dump: DumpComparison) -> str:
 
 @dataclass(frozen=True)
 class NoiseVariant:
-    """One way of running the same inputs again, and how far that moved them. `name`: repeat, repad, rebatch or reorder."""
+    """A way of running the same inputs again, and how far the outputs moved. `name`: repeat, repad, rebatch or reorder."""
 
     name: str
     replay_id: str
@@ -305,7 +305,7 @@ class NoiseVariant:
 
 @dataclass(frozen=True)
 class DumpNoise:
-    """The floor for one dump: the largest movement over all variants, by the names of `Figures` and DumpComparison."""
+    """The noise floor of a dump: the largest movement over all variants, by the names of `Figures` and DumpComparison."""
 
     dump_id: str
     floor: dict[str, Real]
@@ -313,9 +313,9 @@ class DumpNoise:
 
 @dataclass(frozen=True)
 class NoiseRecord(StoredRecord):
-    """`actordbg noise`: how far one configuration moves on its own. `replay_id`: the unchanged run. `config`: as asked for.
+    """`actordbg noise`: how far one configuration moves on its own. `replay_id`: the unchanged run. `config`: as requested.
 
-    `floor`: over all dumps, by the same names as a dump's. `reasons`: what could not be measured, or is a fault and no
+    `floor`: over all dumps, by the same names as a dump's. `reasons`: what could not be measured, or is a fault rather than
     noise, and why.
     """
 
@@ -335,8 +335,8 @@ class NoiseRecord(StoredRecord):
 
 @dataclass(frozen=True)
 class Growth:
-    """How a size grows: bytes for each unit, the range that this lies in, how far samples are from the line, and over how many
-    units that was seen. unit: step or second. grows: more than the samples scatter.
+    """Growth of a size. slope, low, high: bytes per unit, and the range of that estimate. scatter: how far samples are from the
+    line. span: units that were observed. unit: step or second. grows: by more than the samples scatter.
     """
 
     unit: str
@@ -350,7 +350,7 @@ class Growth:
 
 @dataclass(frozen=True)
 class SizeFigures:
-    """One quantity of one process, in bytes. growth: None for too few samples."""
+    """Sizes of a quantity of a process, in bytes. growth: None for too few samples."""
 
     first: int
     peak: int
@@ -360,7 +360,7 @@ class SizeFigures:
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """One process. `sizes` by quantity: rss, uss, cuda_used, cuda_reserved, as far as they are known."""
+    """Memory of a process. `sizes` by quantity: rss, uss, cuda_used, cuda_reserved, as far as they are known."""
 
     process: str
     node: str
@@ -372,12 +372,12 @@ class ProcessMemory:
 
 @dataclass(frozen=True)
 class MemoryRecord(StoredRecord):
-    """One watching. kind: replay, run, processes or ray; watched: what by name.
+    """A memory watch. kind: replay, run, processes or ray; watched: its name.
 
-    finished_at: None while it continues, or if it was killed. notes: what could not be sampled, and why.
+    finished_at: None while it runs, or if it was killed. notes: what could not be sampled, and why.
     """
 
-    what: ClassVar[str] = "watching of memory"
+    what: ClassVar[str] = "memory watch"
 
     memory_id: str
     created_at: str

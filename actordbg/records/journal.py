@@ -5,9 +5,9 @@ one JSON object with the key `event`. It is written by a single `write` before t
 what a crashed worker was doing is a `start` without an `end`. It is flushed to disk at once (`append`), or by a thread while
 the worker continues (`write`, see `actordbg.replay.flushing`). A crash may cut a line; the next writer closes it.
 
-Replay, matrix, compare and catalog all read with this module, so they skip the same lines: what is not JSON, has no
-`event`, or is an `end` without a sound result. Events and fields of a newer version are kept: readers pass over events that
-they do not know, and `ResultRecord.extra` takes fields that it does not know.
+Replay, matrix, compare and catalog all read with this module, so they skip the same lines: those that are not JSON, have no
+`event`, or are an `end` without a valid result. Events and fields of a newer version are kept: readers skip events that
+they do not know, and `ResultRecord.extra` takes unknown fields.
 
     journal = Journal(folder / "rank0.jsonl")
     journal.append("start", dump_id=..., slot=0, attempt=1)
@@ -38,7 +38,7 @@ SPEC = "spec.json"
 SUPERVISOR = "supervisor.jsonl"
 TENSORS = "tensors"
 MOST_BYTES = 2**28
-"""Most bytes of a journal that are read at once, those of 100,000 results, and of a line."""
+"""Most bytes of a journal that are read at once (100,000 results), and of a line."""
 
 _ENCODE = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _REQUIRED = {each.name for each in fields(ResultRecord) if each.default is not None}
@@ -46,17 +46,17 @@ _REQUIRED = {each.name for each in fields(ResultRecord) if each.default is not N
 
 
 def rank_journal(folder: Path, rank: int) -> Path:
-    """The journal of worker `rank` in a replay's folder."""
+    """Return the journal's path of worker `rank` in a replay's folder."""
     return folder / f"rank{rank}.jsonl"
 
 
 def rank_log(folder: Path, rank: int) -> Path:
-    """Where worker `rank` sends its standard output and standard error."""
+    """Return the file that gets the standard output and standard error of worker `rank`."""
     return folder / f"rank{rank}.log"
 
 
 class Journal:
-    """The writer's end. One process holds it; `append` returns when the line is on disk, `write` when others can read it."""
+    """Writer of a journal, held by one process; `append` returns when the line is on disk, `write` when others can read it."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
@@ -71,7 +71,7 @@ class Journal:
         self.sync()
 
     def write(self, event: str, /, **values: Any) -> None:
-        """Write one event: the same without the flush. OSError where a full disk took only a part of it."""
+        """Write one event without the flush. OSError if a full disk took only part of it."""
         left = b"\n" * self._is_cut + _ENCODE({"event": event, **values}).encode() + b"\n"
         self._is_cut = True
         while left:
@@ -79,7 +79,7 @@ class Journal:
         self._is_cut = False
 
     def sync(self) -> None:
-        """Flush what was written."""
+        """Flush all written events to disk."""
         os.fdatasync(self._descriptor)
 
     def close(self) -> None:
@@ -88,9 +88,9 @@ class Journal:
 
 @dataclass(frozen=True)
 class Chunk:
-    """What stands in a journal behind an offset: complete events, how many lines were skipped, and where to read on.
+    """The events of a journal after an offset: complete ones, the number of skipped lines, and the `offset` to continue from.
 
-    size, mtime_ns: what was read, and the time of the file. rests: whether it has more than can be read at once.
+    size, mtime_ns: bytes up to the end of the read, and the file's time. rests: whether there is more than can be read at once.
     """
 
     events: list[Event]
@@ -102,14 +102,14 @@ class Chunk:
 
 
 def read_chunk(path: Path, start: int = 0) -> Chunk:
-    """The complete lines behind `start`, which is the `offset` of an earlier chunk. OSError if the file cannot be read."""
+    """Read the complete lines after `start`, the `offset` of an earlier chunk. OSError if the file cannot be read."""
     with open(open_regular(path), "rb") as file:
         state = os.fstat(file.fileno())
         file.seek(start)
         data = file.read(MOST_BYTES)
     end = data.rfind(b"\n") + 1
     if not end and len(data) == MOST_BYTES:
-        raise OddFile(errno.EFBIG, f"a line of it has more than {MOST_BYTES} bytes", str(path))
+        raise OddFile(errno.EFBIG, f"it has a line of more than {MOST_BYTES} bytes", str(path))
     events, skipped = [], 0
     for line in data[:end].split(b"\n"):
         if event := _parse(line):
@@ -120,7 +120,7 @@ def read_chunk(path: Path, start: int = 0) -> Chunk:
 
 
 def read_chunks(path: Path, start: int = 0) -> Iterator[Chunk]:
-    """Read all of a journal behind `start`, in pieces."""
+    """Read all of a journal after `start`, in chunks."""
     rests = True
     while rests:
         yield (chunk := read_chunk(path, start))
@@ -128,14 +128,14 @@ def read_chunks(path: Path, start: int = 0) -> Iterator[Chunk]:
 
 
 class Tail:
-    """The reader's end: `poll` gives the complete events that were appended since the last poll. The file may not exist yet."""
+    """Reader of a journal: `poll` returns the complete events appended since the last poll. The file may not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
     def poll(self) -> list[Event]:
-        """New events in order."""
+        """Return new events in order."""
         events: list[Event] = []
         with contextlib.suppress(FileNotFoundError):
             for chunk in read_chunks(self._path, self._offset):
@@ -145,30 +145,30 @@ class Tail:
 
 
 def read_events(path: Path) -> list[Event]:
-    """Every complete event of a journal; an absent file has none."""
+    """Return every complete event of a journal; an absent file has none."""
     return Tail(path).poll()
 
 
 def read_results(folder: Path) -> dict[str, ResultRecord]:
-    """The result of every input that has one, by dump id, from all journals of a replay's folder."""
+    """Return the results, by dump id, from all journals of a replay's folder."""
     events = (event for path in sorted(folder.glob("*.jsonl")) for event in read_events(path))
     return last_results(result_of(event) for event in events if event["event"] == "end")
 
 
 def read_standing(folder: Path) -> tuple[dict[str, Any], str]:
-    """The configuration that a replay's workers reported ({} before), and its status ("unfinished" while it has none)."""
+    """Return the configuration that a replay's workers reported ({} before that), and its status ("unfinished" without one)."""
     news = {event["event"]: event for event in read_events(folder / SUPERVISOR)}
     return news.get("resolved", {}).get("resolved", {}), news.get("finished", {}).get("status", "unfinished")
 
 
 def read_why(folder: Path) -> str:
-    """Why a replay ended before every input had its result, with the end of its log; "" where nothing stopped it."""
+    """Return why a replay ended before every input had its result, with the end of its log; "" if nothing stopped it."""
     ended = [event for event in read_events(folder / SUPERVISOR) if event["event"] == "finished"]
     return str(ended[-1].get("why") or "") if ended else ""
 
 
 def last_results(records: Iterable[ResultRecord]) -> dict[str, ResultRecord]:
-    """The effective result per dump: the last to finish; on a tie, the later attempt."""
+    """Return the effective result per dump: the last to finish; on a tie, the later attempt."""
     results: dict[str, ResultRecord] = {}
     for record in records:
         before = results.get(record.dump_id)
@@ -178,7 +178,7 @@ def last_results(records: Iterable[ResultRecord]) -> dict[str, ResultRecord]:
 
 
 def result_of(event: Event) -> ResultRecord:
-    """The ResultRecord inside an `end` event."""
+    """Return the ResultRecord inside an `end` event."""
     return ResultRecord.from_dict({key: value for key, value in event.items() if key != "event"})
 
 
@@ -195,7 +195,7 @@ def _parse(line: bytes) -> Event | None:
 
 
 def _check_result(record: ResultRecord) -> None:
-    """ValueError for a result that is not one, or that no SQLite column can hold."""
+    """Raise ValueError for a result with invalid values, or with values that no SQLite column can hold."""
     for name, value in vars(record).items():
         if value is None:
             if name in _REQUIRED:

@@ -1,4 +1,4 @@
-"""What the commands find that run many replays: the cells of `actordbg matrix`, and those of `actordbg train-check`.
+"""Records of the commands that run many replays: the cells of `actordbg matrix`, and those of `actordbg train-check`.
 
     store/matrices/<matrix_id>.json        one MatrixRecord
     store/trainchecks/<id>/check.json      one TrainCheckRecord; a cell's folder beside it is a replay's
@@ -16,24 +16,21 @@ from typing import Any, ClassVar
 from actordbg.records.comparison_record import GOOD, NOT_COMPARED, Real, StoredRecord
 
 PASSED, FAILED, UNAVAILABLE, NOT_RUN = "passed", "failed", "unavailable", "not run"
-"""What becomes of a cell."""
+"""Statuses of a cell."""
 
 
 @dataclass(frozen=True)
 class MatrixCell:
-    """One combination. status: passed, failed, unavailable, not run. `verdict`: against the truth (see `truth_id`), None
-    where not compared.
+    """A combination of settings. status: passed, failed, unavailable, not run. `verdict`: against the truth (see `truth_id`),
+    None if not compared.
 
-    `settings`: by axis. `replay_id`: its replay, None where nothing was started. `reason`: why it is unavailable, was
-    not run, is wrong, or was judged in part only. `signature`,
-    `error`: the first failure. `counts`: inputs by result status. `max_abs`: largest difference of a log-prob from the
-    truth, nats. `known`: ids of the rules
-    that speak about it. `load_s`: seconds that building its Actor took; 0 where it was there already (`shared_with` says
-    from which cell).
-    `regressed`: what got worse than the baseline; empty where nothing did. `loads`: Actors that were built for it: one for each
-    group of processes that starts together, again after a crash. `laws`: what they said, in a line. `violations`: which are
-    broken, and how it first showed. `unasked`: which could not be asked, and why. `excludes`: the smallest faults that would
-    have made it wrong (`judge.measured_limits`).
+    `settings`: by axis. `replay_id`: its replay, None if nothing was started. `reason`: why it is unavailable, was not run, is
+    wrong, or was only partly checked. `signature`, `error`: the first failure. `counts`: inputs by result status. `max_abs`:
+    largest difference of a log-prob from the truth, nats. `known`: ids of the rules that apply to it. `load_s`: seconds to build
+    its Actor; 0 if another cell's was used (`shared_with` says which). `regressed`: what got worse than the baseline; empty if
+    nothing did. `loads`: Actors built for it: one for each group of processes that starts together, again after a crash.
+    `laws`: their verdicts, in a line. `violations`: laws that failed, and the first change. `unasked`: laws that could not be
+    checked, and why. `excludes`: the smallest faults that would have made it wrong (`judge.measured_limits`).
     """
 
     index: int
@@ -65,29 +62,29 @@ class MatrixCell:
 
     @property
     def open(self) -> bool:
-        """It must still run."""
+        """Check whether it must still run."""
         return self.status == NOT_RUN and not self.reason
 
     @property
     def good(self) -> bool:
-        """It passed, no law failed, and what it computed is not known to be wrong."""
+        """Check whether it passed, no law failed, and its numbers are not known to be wrong."""
         return self.status == PASSED and not self.violations and (self.verdict is None or self.verdict in GOOD)
 
     @property
     def wrong(self) -> bool:
-        """It passed, and breaks a law, or its numbers are not the truth's."""
+        """Check whether it passed, but a law fails or its numbers differ from the truth."""
         return self.status == PASSED and not self.good and not self.unjudged
 
     @property
     def unjudged(self) -> bool:
-        """It passed, breaks no law, and its numbers were to be compared with the truth and could not be: no success either."""
+        """Check whether it passed, and no law failed, but its numbers could not be compared with the truth: no success either."""
         return self.status == PASSED and not self.violations and self.verdict == NOT_COMPARED
 
 
 @dataclass(frozen=True)
 class MatrixRecord(StoredRecord):
     """`actordbg matrix`. status: running, complete, interrupted, failed. `axes`: values by axis. `dump_ids`: what each
-    cell replays. `options`: what else was requested, for `--resume`; `runner` in it is the pid and start time of who runs it.
+    cell replays. `options`: what else was requested, for `--resume`; its `runner` is the pid and start time of its process.
     """
 
     what: ClassVar[str] = "matrix"
@@ -108,8 +105,8 @@ class MatrixRecord(StoredRecord):
 
     @property
     def good(self) -> bool:
-        """Something ran, nothing is left to run, and nothing is wrong, not checked, failed or regressed. What failed in the
-        baseline may fail here.
+        """Check whether something ran, nothing is left to run, and nothing is wrong, not checked, failed or regressed. With a
+        baseline, failures alone do not count.
         """
         ran = [cell for cell in self.cells if cell.status in (PASSED, FAILED)]
         waits = any(self.waits(cell) for cell in ran)
@@ -118,20 +115,20 @@ class MatrixRecord(StoredRecord):
         return bool(ran) and not failed and not bad and not waits
 
     def waits(self, cell: MatrixCell) -> bool:
-        """Whether it passed and is still to be compared with the truth, as an interruption leaves it."""
+        """Check whether a cell passed but was not yet compared with the truth, as after an interruption."""
         return bool(self.options.get("oracle")) and cell.status == PASSED and cell.verdict is None
 
 
 BASELINE, NOISE, ASKED, SFT_BASELINE, SFT = "baseline", "noise", "asked", "sft baseline", "sft"
-"""What a cell is for: what the others are held against; what rounding alone does; what was requested. The trainer's own program,
-too: on one process, and as asked for."""
+"""Roles of a cell: what the others are compared with; the effect of rounding alone; what was requested. And the trainer's own
+program: on one process, and as requested."""
 TRAINED, BROKEN, IMPOSSIBLE, OPEN = "trained", FAILED, UNAVAILABLE, NOT_RUN
-"""What becomes of a training: all steps done, ended before, cannot run here, not yet."""
+"""Statuses of a training: all steps done, ended early, cannot run here, not run yet."""
 
 
 @dataclass(frozen=True)
 class TrainStep:
-    """One optimizer step: the mean loss of its micro-batches, the gradient's norm before clipping, the norm of the update."""
+    """An optimizer step: mean loss of its micro-batches, gradient norm before clipping, norm of the update."""
 
     step: int
     loss: float | None
@@ -141,7 +138,7 @@ class TrainStep:
 
 @dataclass(frozen=True)
 class TrainCell:
-    """One configuration. `log`: its log's path. `reason`: why it failed or cannot run. `folder`: of its last attempt."""
+    """A configuration. `log_name`: name of its log. `reason`: why it failed or cannot run. `folder`: that of its last attempt."""
 
     index: int
     name: str
@@ -158,8 +155,8 @@ class TrainCell:
 
 @dataclass(frozen=True)
 class TrainCheckRecord(StoredRecord):
-    """A training check. `dump_ids`: the inputs, in order. `batch`: micro-batches of each step, over all lanes. `training`: the
-    optimizer's numbers. `names`: variables of the ancestor that took effect, by name. `options`: what else `--resume` needs.
+    """A training check. `dump_ids`: the inputs, in order. `batch`: micro-batches of each step, over all replicas. `training`:
+    the optimizer's numbers. `names`: the test suite's variables that took effect, by name. `options`: what else `--resume` needs.
     """
 
     what: ClassVar[str] = "training check"

@@ -1,4 +1,4 @@
-"""What a replay is asked to do and what came of it: the contract between supervisor, workers, catalog and report.
+"""The specification of a replay and its results: the contract between supervisor, workers, catalog and report.
 
 A replay lives in `store/replays/<replay_id>/`:
 
@@ -6,9 +6,9 @@ A replay lives in `store/replays/<replay_id>/`:
 * `rank<N>.jsonl`: what worker N appended, one JSON object a line, `event` says which:
   `ready` (pid, attempt, resolved configuration), `start` (dump_id, slot, attempt), `end` (a ResultRecord), `done`;
   `stop` and `go` around a prompt, during which no clock runs.
-* `supervisor.jsonl`: what the supervisor found out: `end` for inputs that killed or hung a worker, and for those that
-  several ranks ran together once all of them answered, `resolved`, and
-  `finished` with the replay's status ("complete", "interrupted", "failed").
+* `supervisor.jsonl`: what the supervisor appended: `end` for inputs that killed or hung a worker, and for those that
+  several ranks ran together, once all of them reported; `resolved`; and `finished` with the replay's status ("complete",
+  "interrupted", "failed").
 
 Results are read from these files alone, so the catalog can always be rebuilt. For one dump the *last* `end` counts.
 
@@ -16,15 +16,16 @@ A result's status: `passed`, forward (and backward) ran and every log-prob is fi
 non-finite output; `crashed`, the worker process died in it; `hung`, it did not finish within the timeout; `stopped`, the
 user ended it at a prompt.
 
-What a law said about an input is plain data in its result's `extra["laws"]`, one object for each law (`answers_of` reads them):
+The verdicts of the laws (invariance checks) on an input are plain data in its result's `extra["laws"]`, one object for each law
+(`answers_of` reads them):
 
     kept              nothing changed that must not change
     within-rounding   something moved, by no more than rounding moves this input (`limit`)
     nondeterministic  a rerun gave different numbers
     broken            something changed that must not change
-    not-checked       the law could not be asked here, and `words` says why; `raised`: because asking it raised
+    not-checked       the law could not be checked here, and `words` says why; `raised`: because the check raised
 
-Workers read this too, so that it needs nothing but the standard library; a specification's types are checked where msgspec is.
+Workers read this too, so it needs only the standard library; the types of a specification are checked if msgspec is installed.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ CRASHED = "crashed"
 HUNG = "hung"
 STOPPED = "stopped"
 GOES_ON = "goes_on"
-"""In a result's `extra`: its worker ran other inputs of the replay before, so its first one here is not a warm-up."""
+"""In a result's `extra`: its worker ran other inputs of the replay before, so its first input here is not a warm-up."""
 KEPT_BYTES = "kept_bytes"
-"""In a result's `extra`: the size of the file of its tensors, where it kept them."""
+"""In a result's `extra`: the size of the file of its tensors, if it kept them."""
 
 
 @dataclass(frozen=True)
 class ReplayInput:
-    """One dump to replay: its id, its path relative to the store, and what reports group by."""
+    """A dump to replay: its id, its path relative to the store, and what reports group by."""
 
     dump_id: str
     path: str
@@ -67,7 +68,7 @@ class ReplayInput:
 
 @dataclass(frozen=True)
 class ReplaySpec(StoredRecord):
-    """One replay: what selected the inputs, their order, and under which configuration they run."""
+    """Specification of a replay: what selected the inputs, their order, and the configuration under which they run."""
 
     replay_id: str
     created_at: str
@@ -80,18 +81,18 @@ class ReplaySpec(StoredRecord):
     format: int = SPEC_VERSION
 
     def __post_init__(self) -> None:
-        """Ids become names of files and folders: CorruptDump for one that could name another place."""
+        """Refuse ids that could name another place (CorruptDump): they become names of files and folders."""
         for name in (self.replay_id, *(item.dump_id for item in self.inputs)):
             if not is_plain_name(name):
-                raise CorruptDump(f"{name!r:.80} is not an id of a replay or a dump", hint="nothing is written under such a name")
+                raise CorruptDump(f"{name!r:.80} is not an id of a replay or a dump", hint="nothing was written under that name")
 
     def to_json(self) -> str:
-        """The specification as indented JSON."""
+        """Return the specification as indented JSON."""
         return json.dumps(asdict(self) | {"config": self.config.to_dict()}, indent=1, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str | bytes, source: str = "") -> ReplaySpec:
-        """Parse a spec.json; CorruptDump when it is not one, NewerFormat for another version."""
+        """Parse a spec.json; CorruptDump if it is damaged, NewerFormat for another version."""
         try:
             data = strict_json(text)
             if data["format"] != SPEC_VERSION:
@@ -101,7 +102,7 @@ class ReplaySpec(StoredRecord):
                 )
             inputs = tuple(ReplayInput(**each) for each in data.pop("inputs"))
             spec = cls(**data | {"config": ReplayConfig.from_dict(data["config"]), "inputs": inputs})
-            try:  # a node of a cluster may be without msgspec: what it reads its supervisor has checked
+            try:  # a cluster node may lack msgspec: its supervisor has checked what it reads
                 from msgspec.json import decode, encode
             except ImportError:
                 return spec
@@ -112,18 +113,17 @@ class ReplaySpec(StoredRecord):
 
 @dataclass
 class ResultRecord:
-    """What became of one dump in one replay. Times in seconds, memory in bytes, log-probs in nats.
+    """Result of a dump in a replay. Times in seconds, memory in bytes, log-probs in nats.
 
     Log-prob figures are over the tokens that the action mask selects (all real tokens without one). `loss` and
     `grad_norm` are None without backward. `output_digest` is the SHA-256 of the log-probs' bytes in float32.
-    `golden_*` compare with the log-probs (and entropies) that the training run itself recorded, where it did: a value that is
-    not finite is equal to the same value only. `rng_match` says whether the generators, restored to the states that it
-    recorded,
-    ended in those that it recorded.
-    `graphs` and `graph_breaks` count what torch.compile did for this input; `extra` holds what has no column:
-    `not_compared`, by what was recorded, says why it was not compared; `lane`, of an input that several ranks ran
-    together, which ranks did and what came out in those that differ from `worker` (`actordbg.replay.work_order`); `laws`, of an
-    input that was asked, the answers (`actordbg.records.replay_record`).
+    `golden_*` compare with the log-probs (and entropies) that the training run itself recorded, if it did: a value that is
+    not finite is equal to the same value only. `rng_match`: whether the RNG, restored to its recorded state before the call,
+    ended in the recorded state after it.
+    `graphs` and `graph_breaks` count what torch.compile did for this input. `extra` holds values without a column.
+    `not_compared`: by recorded quantity, why it was not compared. `lane`: for an input that several ranks ran together, the
+    ranks, and the results of those that differ from `worker` (`actordbg.replay.work_order`). `laws`: for an input whose laws
+    were checked, the verdicts (`answers_of`).
     """
 
     replay_id: str
@@ -167,23 +167,23 @@ class ResultRecord:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; non-finite numbers, those in `extra` too, become None. `nonfinite` counts those of the output."""
+        """Return plain data for JSON; non-finite numbers become None, also in `extra`. `nonfinite` counts those of the output."""
         return {name: _finite(value) for name, value in vars(self).items()}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ResultRecord:
-        """From plain data; unknown keys are kept in `extra`, so that a newer worker's figures are not lost."""
+        """Build from plain data; unknown keys are kept in `extra`, so that a newer worker's figures are not lost."""
         values = {k: v for k, v in data.items() if k in _OF_RESULT}
         extra = dict(values.pop("extra", None) or {}) | {k: v for k, v in data.items() if k not in _OF_RESULT}
         return cls(**values, extra=extra)
 
 
 _OF_RESULT = frozenset(each.name for each in fields(ResultRecord))
-"""Asked for each field of each result that is read: an index of many replays reads 100,000."""
+"""A set, since it is looked up for each field of each result: an index of many replays reads 100,000 results."""
 
 
 def _finite(value: Any) -> Any:
-    """The value with None for every number in it that is not finite."""
+    """Return the value with None for every number in it that is not finite."""
     if isinstance(value, float):
         return value if value - value == 0 else None
     if isinstance(value, dict):
@@ -199,8 +199,9 @@ LAWS = "laws"
 
 @dataclass(frozen=True)
 class LawAnswer:
-    """size: the largest change, nats (of a gradient: relative). limit: what rounding may do. row, position, token: the first
-    place that changed. count of `looked_at` values changed. words: what it means, or why it was not checked.
+    """Verdict of a law on an input. size: the largest change, nats (for a gradient: relative). limit: the change that rounding
+    may cause. row, position, token: the first place that changed. count: how many of `looked_at` values changed. words: what it
+    means, or why it was not checked.
     """
 
     law: str
@@ -216,30 +217,30 @@ class LawAnswer:
     raised: bool | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON, without what is not there; a size that is not finite is left out."""
+        """Return plain data for JSON, without values that are None or not finite."""
         return {name: value for name, value in vars(self).items() if _finite(value) is not None}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> LawAnswer:
-        """From plain data; what this version does not know is left out."""
+        """Build from plain data; keys that this version does not know are left out."""
         return cls(**{each.name: data[each.name] for each in fields(cls) if each.name in data})
 
 
 def answers_of(extra: Mapping[str, Any]) -> list[LawAnswer]:
-    """The answers in a result's `extra`; what is not an answer is passed over."""
+    """Return the verdicts of laws in a result's `extra`; anything else in there is skipped."""
     answers = extra.get(LAWS)
     listed = answers if isinstance(answers, list) else []
     return [LawAnswer.from_dict(each) for each in listed if isinstance(each, Mapping) and {"law", "verdict"} <= each.keys()]
 
 
 def violations(answers: Iterable[LawAnswer], accepted: str | None = None) -> list[LawAnswer]:
-    """The answers that forbid a green verdict. `accepted`: a verdict that was accepted by name, `nondeterministic`."""
+    """Return the answers that forbid a green verdict. `accepted`: a verdict to accept: `nondeterministic`."""
     bad = {BROKEN, NONDETERMINISTIC} - {accepted}
     return [answer for answer in answers if answer.verdict in bad or answer.raised]
 
 
 def in_words(answer: LawAnswer) -> str:
-    """One answer as a sentence: "neighbour broken: row 1 sees row 0 (198 of 199, from position 3, token 17, up to 0.04)"."""
+    """Put a verdict into words: "neighbour broken: row 1 depends on row 0 (198 of 199; first: row 1, position 3; up to 0.1)"."""
     details = []
     if answer.count is not None and answer.looked_at:
         details.append(f"{answer.count:,} of {answer.looked_at:,}")
@@ -249,8 +250,8 @@ def in_words(answer: LawAnswer) -> str:
     if answer.size is not None:
         limit = "" if answer.limit is None else f", limit {answer.limit:.2g}"
         details.append(f"up to {answer.size:.2g}{limit}")
-    told = f" ({'; '.join(details)})" if details and answer.verdict != NOT_CHECKED else ""
-    return f"{answer.law} {'failed' if answer.raised else answer.verdict}{': ' + answer.words if answer.words else ''}{told}"
+    suffix = f" ({'; '.join(details)})" if details and answer.verdict != NOT_CHECKED else ""
+    return f"{answer.law} {'failed' if answer.raised else answer.verdict}{': ' + answer.words if answer.words else ''}{suffix}"
 
 
 # The arithmetic of a report: what "median", "p95", "tokens per second" and "seq_len bucket" mean here. Stated once, so that two
@@ -272,7 +273,7 @@ FIRST_BUCKET = 128
 
 @dataclass(frozen=True)
 class Spread:
-    """Seconds (or another unit) over several inputs: number measured, median, 95th percentile, largest, sum."""
+    """Statistics over several inputs, in seconds or another unit: number measured, median, 95th percentile, largest, sum."""
 
     count: int
     median: float | None
@@ -282,18 +283,18 @@ class Spread:
 
 
 def bucket_of(seq_len: int) -> tuple[int, int]:
-    """The least and the largest seq_len of the bucket that this one falls into."""
+    """Return the least and the largest seq_len of the bucket that `seq_len` falls into."""
     high = max(FIRST_BUCKET, 1 << seq_len.bit_length())
     return (high // 2 if high > FIRST_BUCKET else 0), high - 1
 
 
 def finite(values: Iterable[float | None]) -> list[float]:
-    """The values that are neither None nor infinite nor NaN."""
+    """Return the values that are neither None nor infinite nor NaN."""
     return [float(value) for value in values if value is not None and math.isfinite(value)]
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """The percentile of `values` (any order), None of nothing. See the module's docstring for the definition."""
+    """Return the percentile of `values` (any order); None without values. `PERCENTILE_DEFINITION` says how."""
     if not values:
         return None
     ordered = sorted(values)
@@ -303,25 +304,25 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 
 def median(values: Sequence[float]) -> float | None:
-    """The 50th percentile."""
+    """Return the 50th percentile."""
     return percentile(values, 50)
 
 
 def spread(values: Iterable[float | None]) -> Spread:
-    """Count, median, p95, largest and sum of the finite values."""
+    """Return count, median, p95, largest and sum of the finite values."""
     known = finite(values)
     return Spread(len(known), median(known), percentile(known, 95), max(known, default=None), sum(known))
 
 
 def weighted_mean(pairs: Iterable[tuple[float | None, int | None]]) -> float | None:
-    """The mean of (mean, count) pairs, each weighted by its count; None when nothing was counted."""
+    """Return the mean of (mean, count) pairs, weighted by count; None if nothing was counted."""
     known = [(mean, count) for mean, count in pairs if mean is not None and count and math.isfinite(mean)]
     total = sum(count for _, count in known)
     return sum(mean * count for mean, count in known) / total if total else None
 
 
 def warm_up_of(results: Iterable[ResultRecord]) -> tuple[set[str], set[str]]:
-    """Dump ids of the first measured input of each worker start, and of the other inputs that built a graph."""
+    """Return the dump ids of the first measured input of each worker start, and of later inputs that built a graph."""
     first: dict[tuple[int, int], ResultRecord] = {}
     compiling: set[str] = set()
     measured = (result for result in results if result.forward_s is not None)

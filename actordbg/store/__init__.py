@@ -1,6 +1,6 @@
-"""The store: where files lie, and how a dump is read, wherever it lies.
+"""The store: where files lie, and how to read a dump from its file or from a pack.
 
-In comes a dump's path (`places`): a file of its own, or a pack with many (`pack_build` writes one, `pack_bytes` is its format).
-Out goes the dump as torch's tensors or numpy's (`payload`). `staging` mirrors a store behind a URL. Begin with
-`layout`, which draws the folders.
+Input: a dump's path (`places`), which names a dump file or a dump in a pack (`pack_build` writes packs, `pack_bytes` is their
+format). Output: the dump as torch tensors or numpy arrays (`payload`). `staging` mirrors a store behind a URL. Begin with
+`layout`, which lists the folders.
 """

@@ -1,8 +1,8 @@
-"""Where things lie in a store, and how a file gets there: whole or not at all.
+"""Layout of a store, and how a file is written there: whole or not at all.
 
     store/FORMAT                                     {"format": 1}
     store/control.json                               the dump switch, replaced atomically
-    store/controls/<run>.json                        the switch of one job that has a name of its own
+    store/controls/<run>.json                        the switch of a named job
     store/counters/<run>/<rank>-<host>-<pid>-<instance>.json   what each recording actor counted, replaced by its writer
     store/weights/<run>/<rank>-<host>-<pid>-<instance>-<call>.json   hashes of weights, on request (`run --hash-weights`)
     store/dumps/<run>/rank0003/<dump_id>.safetensors.zst
@@ -14,14 +14,14 @@
     store/events/<utc>-<pid>-<rand>.json             one immutable file for each patch and unpatch
     store/backups/<sha256>/actor.py + origin.json    the original of every patched file
     store/models/                                    models that actordbg built itself (`tiny`)
-    store/catalog.db                                 derived from all of the above; `actordbg index` makes it again
+    store/catalog.db                                 derived from all of the above; `actordbg index` rebuilds it
     store/reports/
     store/quarantine/                                what `fsck --repair` moved out of the way
 
-Ranks on many hosts write here at once, so a shared file system needs nothing but create-exclusive and rename: every
-file is written under a temporary name in its own folder, flushed to disk, and renamed. Files are 0600, folders 0700.
+Ranks on many hosts write here at once. The shared file system needs only create-exclusive and rename: every file is
+written under a temporary name in its folder, flushed to disk, and renamed. Files are 0600, folders 0700.
 
-`actordbg.formats.store_files` has the part of this that the training process writes.
+`actordbg.formats.store_files` has the part that the training process writes.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ from actordbg.formats.store_files import (
 )
 
 T = TypeVar("T")
-UNPRINTABLE = "its name holds bytes that are not text, or control characters"
+UNPRINTABLE = "its name has bytes that are not text, or control characters"
 _ROOM = 2**16
-"""Bytes that a store must have room for, before work begins whose results go there."""
+"""Bytes that must be free in a store before work begins that writes results there."""
 
 
 class Store(StoreFiles):
-    """A store by its root folder. Making one touches nothing; `create` makes the folders, `require` insists on them."""
+    """A store by its root folder. The constructor touches no files; `create` makes the store, `require` insists on it."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         super().__init__(root)
@@ -73,7 +73,7 @@ class Store(StoreFiles):
         self.catalog_path = self.root / "catalog.db"
 
     def exists(self) -> bool:
-        """Whether a store was made here."""
+        """Check whether a store was made here."""
         return self.format_path.is_file()
 
     def create(self) -> Store:
@@ -86,80 +86,82 @@ class Store(StoreFiles):
         except OSError as error:
             raise StoreProblem(
                 f"cannot make a store in {self.root}: {error.strerror}",
-                hint="name a folder you may write with --store DIR or ACTORDBG_STORE",
+                hint="name a writable folder with --store DIR or ACTORDBG_STORE",
             ) from None
         return self
 
     def require_writable(self, *, room: bool = True) -> Store:
-        """Insist that results can be written here, before work begins; with `room` some bytes are, as a disk may be full."""
+        """Insist, before work begins, that results can be written here; with `room`, write some bytes, as a disk may be full."""
         return self.require().probed(room=room)
 
     def probed(self, *, room: bool) -> Store:
-        """The same of a folder that is not a sound store yet: one that is repaired."""
+        """Like `require_writable`, but without `require`: the folder may be a damaged store that is about to be repaired."""
         probe = self.root / temporary_name("probe")
         try:
             with open(open_regular(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
                 with contextlib.suppress(OSError):
-                    probe.unlink()  # before the work: who is killed in it leaves nothing
+                    probe.unlink()  # before the write: a killed process leaves nothing
                 if room:
                     file.write(bytes(_ROOM))
         except OSError as error:
-            own = f"work in a store of your own: `cp -r {self.root} NEW`, then `actordbg --store NEW ...`"
+            own = f"work in your own copy: `cp -r {self.root} NEW`, then `actordbg --store NEW ...`"
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             hint = f"make room on that disk (`actordbg dump prune`), or {own}" if full else f"{own}; reading commands work here"
-            raise StoreProblem(f"nothing can be written into the store {self.root}: {error.strerror}", hint=hint) from None
+            raise StoreProblem(f"cannot write into the store {self.root}: {error.strerror}", hint=hint) from None
         return self
 
     def modified_ns(self, path: str) -> int:
-        """When something last came into a folder (a path below the store) or left it; 0 if there is no such folder."""
+        """Return the modification time of a folder (a path below the store); 0 if there is no such folder."""
         state = self._look(path, os.stat)
         return state.st_mtime_ns if state else 0
 
     def names(self, path: str) -> list[str]:
-        """What lies in a folder, in no order."""
+        """Return the names in a folder, in no order."""
         return self._look(path, os.listdir) or []
 
-    def folder_names(self, path: str, odd: dict[str, str] | None = None) -> list[str]:
-        """The folders in a folder, in order; hidden ones are left out. `odd` gets what is neither folder nor file, and why."""
-        found = []
+    def folder_names(self, path: str, rejected: dict[str, str] | None = None) -> list[str]:
+        """Return the subfolders of a folder, sorted, without hidden ones. `rejected` gets entries that are unusable, and why."""
+        folders = []
         try:
             entries = self._look(path, _scanned) or []
         except StoreProblem as error:
-            if odd is None:
+            if rejected is None:
                 raise
-            entries, odd[path] = [], error.message
+            entries, rejected[path] = [], error.message
         for entry in entries:
             if entry.name[0] == ".":
                 continue
             if not entry.name.isprintable():
-                _note(odd, f"{path}/{entry.name}", UNPRINTABLE)
+                _note(rejected, f"{path}/{entry.name}", UNPRINTABLE)
             elif os.path.isdir(entry.path):
-                found.append(entry.name)
-            elif not entry.is_file(follow_symlinks=False):  # a file beside the folders harms nobody
-                _note(odd, f"{path}/{entry.name}", "it is not a folder")
-        return sorted(found)
+                folders.append(entry.name)
+            elif not entry.is_file(follow_symlinks=False):  # a file beside the folders does no harm
+                _note(rejected, f"{path}/{entry.name}", "it is not a folder")
+        return sorted(folders)
 
-    def files(self, path: str, suffix: str | tuple[str, ...], odd: dict[str, str] | None = None) -> dict[str, os.stat_result]:
-        """The published files of a folder by their paths below the store, in order of name, as they are now.
+    def files(
+        self, path: str, suffix: str | tuple[str, ...], rejected: dict[str, str] | None = None
+    ) -> dict[str, os.stat_result]:
+        """Return the published files of a folder by their paths below the store, sorted by name, with their current state.
 
-        `odd` gets, by path, what has such a name and is not a file of ours, and why.
+        `rejected` gets, by path, entries with such a name that are not files of ours, and why.
         """
-        found = {}
+        states = {}
         for name in sorted(entry.name for entry in self._look(path, _scanned) or []):
             if not name.endswith(suffix) or name[0] == ".":
                 continue
             if not name.isprintable():
-                _note(odd, f"{path}/{name}", UNPRINTABLE)
+                _note(rejected, f"{path}/{name}", UNPRINTABLE)
                 continue
             state = self._look(f"{path}/{name}", os.lstat)
             if state is not None and not stat.S_ISREG(state.st_mode):
-                _note(odd, f"{path}/{name}", f"it is {KINDS.get(stat.S_IFMT(state.st_mode), 'a device')}, not a file")
+                _note(rejected, f"{path}/{name}", f"it is {KINDS.get(stat.S_IFMT(state.st_mode), 'a device')}, not a file")
             elif state is not None:
-                found[f"{path}/{name}"] = state
-        return found
+                states[f"{path}/{name}"] = state
+        return states
 
     def _look(self, path: str, look: Callable[[Path], T]) -> T | None:
-        """What `look` finds at a path below the store; None if nothing is there, StoreProblem if it cannot be looked at."""
+        """Return `look` of a path below the store; None if nothing is there, StoreProblem if it cannot be read."""
         try:
             return look(self.root / path)
         except (FileNotFoundError, NotADirectoryError):
@@ -170,38 +172,38 @@ class Store(StoreFiles):
             raise StoreProblem(f"cannot list {path}: {error.strerror}", hint="check the permissions of the store") from None
 
     def job_names(self) -> list[str]:
-        """The jobs of this store that have a switch of their own."""
+        """Return the jobs of this store that have their own switch."""
         return sorted(path.stem for path in self.controls.glob("*.json") if not path.name.startswith("."))
 
     def dump_folders(self, run: str | None = None) -> Iterator[Path]:
-        """Every rank folder, or those of one run, sorted."""
+        """Yield every rank folder, or those of one run, sorted."""
         for folder in _folders(self.dumps) if run is None else [self.dumps / run]:
             yield from _folders(folder)
 
     def pack_folders(self) -> Iterator[Path]:
-        """Every run's folder of packs, sorted."""
+        """Yield every run's folder of packs, sorted."""
         yield from _folders(self.packs)
 
     def iter_packs(self, run: str | None = None) -> Iterator[Path]:
-        """Every published pack, or those of one run, sorted."""
+        """Yield every published pack, or those of one run, sorted."""
         for folder in _folders(self.packs) if run is None else [self.packs / run]:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 yield from sorted(path for path in folder.iterdir() if path.suffix == ".pack" and path.name[0] != ".")
 
     def iter_dumps(self) -> Iterator[Path]:
-        """Every published dump file, folder by folder, in name (time) order; unfinished temporary files are left out."""
+        """Yield every published dump file, folder by folder, in name (time) order, without unfinished temporary files."""
         for folder in self.dump_folders():
             yield from sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIX) and not path.name.startswith("."))
 
     def put_dump(self, record: DumpRecord, blob: bytes, hint: str) -> Path:
-        """Publish a dump and return its path; StoreProblem with this hint where that cannot be."""
+        """Publish a dump and return its path; StoreProblem with this hint if it cannot be written."""
         try:
             return self.publish_dump(record, blob)
         except OSError as error:
             raise StoreProblem(f"cannot write into {self.root}: {error.strerror}", hint=hint) from None
 
     def publish_text(self, path: Path, text: str) -> Path:
-        """Write or replace a file of this store atomically and return its path; StoreProblem where that cannot be."""
+        """Write or replace a file of this store atomically and return its path; StoreProblem if it cannot be written."""
         try:
             atomic_write(path, text.encode())
         except OSError as error:
@@ -212,23 +214,23 @@ class Store(StoreFiles):
         return path
 
     def relative(self, path: Path) -> str:
-        """A path inside the store as the catalog keeps it (POSIX, relative to the root)."""
+        """Return a path inside the store as the catalog stores it (POSIX, relative to the root)."""
         return path.relative_to(self.root).as_posix()
 
 
-def _note(odd: dict[str, str] | None, path: str, why: str) -> None:
-    if odd is not None:
-        odd[printable(path)] = why
+def _note(rejected: dict[str, str] | None, path: str, why: str) -> None:
+    if rejected is not None:
+        rejected[printable(path)] = why
 
 
 def printable(name: str) -> str:
-    """A name from a file system as text that can be shown and kept: what is not text in it, or no letter, as an escape."""
+    """Return a name from a file system as printable text: bytes that are not text, and control characters, as escapes."""
     text = os.fsencode(name).decode("utf-8", "backslashreplace")
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def known_regular(path: Path, most: int) -> Path:
-    """The path, for a library that opens by name: OddFile unless it is a regular file of at most `most` bytes."""
+    """Return the path, for a library that opens by name; OddFile unless it is a regular file of at most `most` bytes."""
     descriptor = open_regular(path)
     try:
         size = os.fstat(descriptor).st_size
@@ -240,7 +242,7 @@ def known_regular(path: Path, most: int) -> Path:
 
 
 def read_with_owner(path: Path) -> tuple[bytes, Owner]:
-    """Read a record that decides what runs; return its bytes and who wrote it. StoreProblem where it cannot be read."""
+    """Read a record that decides what runs; return its bytes and who wrote it. StoreProblem if it cannot be read."""
     try:
         return read_owned(path, links=False)
     except OSError as error:

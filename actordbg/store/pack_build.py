@@ -1,19 +1,19 @@
-"""Writes one pack: dumps go in one by one, each of their pieces once, and come out as solid blocks behind an index.
+"""Writes one pack: stores each distinct piece of the added dumps once, in solid blocks, with an index at the end.
 
-`PackWriter` puts a pack into the store: written under a temporary name, read again and verified whole, and only then given its
-name. That is made of the first dump's time and the SHA-256 of the whole file, so the same dumps packed again get the same name,
-and a pack never changes under its name. Whoever moves dumps (pack, unpack, prune) holds `exclusive` while it does.
+`PackWriter` puts a pack into the store: it writes it under a temporary name, reads and verifies all of it, and only then
+renames it. The name has the first dump's time and the SHA-256 of the whole file, so the same dumps packed again get the same
+name, and a pack never changes under its name. Commands that move dumps (pack, unpack, prune) hold `exclusive` meanwhile.
 
-Pieces of one kind (the low bits of `sequences`, say) go into blocks of their own, in order of appearance: what resembles each
-other lies together, and zstd finds the prompts that samples share. Runs (padding, masks) are one element each; they share
-blocks of their own. Memory stays bounded whatever the store's size: blocks are written as soon as they are full, and the
+Pieces of one kind (the low bits of `sequences`, say) get separate blocks, in order of appearance: similar data lies
+together, and zstd finds the prompts that samples share. Runs (padding, masks) are one element each; they have separate
+blocks too. Memory stays bounded whatever the store's size: blocks are written as soon as they are full, and the
 caller begins another pack when `is_full`.
 
 Example::
 
     writer = PackWriter(store.packs / "ppo-1", level=19)
     writer.add(record, line, payload)
-    published = writer.publish()         # now the dump's old place may go
+    published = writer.publish()         # now the dump's old file may be removed
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ BLOCK = 2 * 2**20
 """A block's content, in bytes. Smaller blocks cost size (256 KiB: 6 % on the real dumps), larger ones time to load one dump."""
 MOST_DUMPS = 4096
 MOST_CONTENT = 64 * 2**20
-"""A pack is full when its distinct pieces have so many bytes: a reader's cache holds all blocks of one pack."""
+"""A pack is full when its distinct pieces have this many bytes: a reader's cache holds all blocks of one pack."""
 MOST_INDEX = 16 * 2**20
-"""A pack is full when its index is so large."""
+"""A pack is full when its index has this many bytes."""
 _MOST_BUFFERED = 32 * 2**20
 _LOCK = ".lock"
 _RUNS = "\0runs"
@@ -55,8 +55,8 @@ _RUNS = "\0runs"
 
 @dataclass
 class PackFigures:
-    """What went into a pack and what it became, in bytes. `content`: records and payloads. `distinct`: what was left of that
-    when everything that repeats was stored once, references included. `stored`: the pack's file, compressed.
+    """Sizes of a pack and of what went into it, in bytes. `content`: records and payloads. `distinct`: the same with every
+    repeated piece stored once, including references. `stored`: the pack's file, compressed.
     """
 
     dumps: int = 0
@@ -71,7 +71,7 @@ class PackFigures:
 
 
 class PackWriter:
-    """One pack on its way into a folder. `discard` leaves nothing behind."""
+    """A pack that is being written into a folder. `discard` leaves nothing behind."""
 
     def __init__(self, folder: Path, level: int = DEFAULT_LEVEL) -> None:
         make_folder(folder)
@@ -94,27 +94,27 @@ class PackWriter:
 
     @property
     def count(self) -> int:
-        """Dumps so far."""
+        """Number of dumps so far."""
         return len(self._dumps)
 
     @property
     def is_full(self) -> bool:
-        """Whether the next dump belongs into another pack."""
+        """Check whether the next dump must go into another pack."""
         index = layout.index_bytes(len(self._pieces), self.count, self._references, self._texts)
         return self.count >= MOST_DUMPS or self.figures.distinct >= MOST_CONTENT or index >= MOST_INDEX
 
     def add(self, record: DumpRecord, line: bytes, payload: bytes) -> None:
-        """Add a dump: the exact line of its record, and its exact payload, which was checked against it.
+        """Add a dump: the exact line of its record, and its exact payload, already checked against the record.
 
-        Raises CorruptDump for a payload that is not safetensors, Refused for one of so many small parts that no reader
-        would accept the index; nothing was added then.
+        Raises CorruptDump for a payload that is not safetensors, Refused for a dump with so many small tensors that no reader
+        would accept the index; in both cases nothing is added.
         """
         entries = dumpfile.payload_entries(payload, record.dump_id)
         header = payload[: 8 + int.from_bytes(payload[:8], "little")]
         most = sum(4 * min(entry.shape[0] if len(entry.shape) > 1 else 1, MAX_ROWS) for entry in entries.values())
         size = layout.index_bytes(most, 1, most, 0) + (len(line) + len(payload)) // MAX_PIECE * 20
         if size > layout.MAX_INDEX - 2 * MOST_INDEX:
-            raise Refused(f"dump {record.dump_id} has too many small tensors for a pack", hint="it stays a file of its own")
+            raise Refused(f"dump {record.dump_id} has too many small tensors for a pack", hint="leave it as a dump file")
         refs = array("I")
         ends = [*(entry.offset for entry in entries.values()), len(payload)][1:]
         for (kind, entry), end in zip(entries.items(), ends, strict=True):
@@ -132,9 +132,9 @@ class PackWriter:
         self.figures.content += len(line) + len(payload)
 
     def publish(self) -> tuple[Path, PackFigures]:
-        """Finish, flush to disk, read everything again, and give the pack its name. Return its path, and what it took.
+        """Finish, flush to disk, read and verify everything, and rename the pack. Return its path and its sizes.
 
-        Raises CorruptDump if what was read is not what was written: then nothing was published, and nothing may be removed.
+        Raises CorruptDump if the pack does not read back as written: then nothing was published, and no dump may be removed.
         """
         try:
             self._finish()
@@ -156,13 +156,13 @@ class PackWriter:
         return path, self.figures
 
     def discard(self) -> None:
-        """Give up: the temporary file goes."""
+        """Give up: remove the temporary file."""
         self._file.close()
         with contextlib.suppress(OSError):
             os.unlink(self._temporary)
 
     def _finish(self) -> None:
-        """Write what is left, the index and the foot."""
+        """Write the open blocks, the index and the foot."""
         for kind in list(self._open):
             self._close_block(kind)
         place = {block: number for number, (block, _, _) in enumerate(self._written)}
@@ -179,7 +179,7 @@ class PackWriter:
         self.figures.distinct_rows = len(self._rows)
 
     def _number(self, kind: str, piece: Piece) -> int:
-        """The number of a piece, which is stored if it is new."""
+        """Return the number of a piece; store it if it is new."""
         data, times = piece
         key = (data if len(data) <= 32 else hashlib.sha256(data).digest() + b"#", times)
         number = self._known.get(key)
@@ -189,7 +189,7 @@ class PackWriter:
         return number
 
     def _store(self, kind: str, data: bytes) -> int:
-        """Append to the open block of a kind; returns which block that is."""
+        """Append to the open block of a kind; return the number of that block."""
         if kind in self._open and len(self._open[kind][1]) + len(data) > BLOCK:
             self._close_block(kind)
         if kind not in self._open:
@@ -216,7 +216,7 @@ class PackWriter:
 
 @contextlib.contextmanager
 def exclusive(store: Store) -> Iterator[None]:
-    """Keep every other process from moving dumps of this store until the block ends; Conflict if one is at it.
+    """Keep every other process from moving dumps of this store until the block ends; Conflict if another process does.
 
     The lock ends with its process. Unfinished packs that a killed process left behind are removed.
     """
@@ -224,7 +224,9 @@ def exclusive(store: Store) -> Iterator[None]:
     try:
         descriptor = open_regular(store.packs / _LOCK, os.O_RDWR | os.O_CREAT)
     except OSError as error:
-        raise StoreProblem(f"cannot open {store.packs / _LOCK}: {error.strerror}", hint="remove it; it is made again") from None
+        raise StoreProblem(
+            f"cannot open {store.packs / _LOCK}: {error.strerror}", hint="remove it; the next command recreates it"
+        ) from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -244,9 +246,9 @@ def exclusive(store: Store) -> Iterator[None]:
 
 
 MIN_ROW = 64
-"""Rows of fewer bytes are not worth a reference each."""
+"""Rows of fewer bytes are not worth separate references."""
 MAX_ROWS = 4096
-"""A tensor of more rows is cut as a whole."""
+"""A tensor of more rows is cut as one row."""
 MAX_PIECE = 2**20
 """Longer cores are cut into pieces of this many bytes."""
 MAX_TIMES = 2**31
@@ -257,7 +259,7 @@ Piece = tuple[bytes, int]
 
 
 def rows_of(data: bytes, shape: Sequence[int]) -> list[bytes]:
-    """The rows (dim 0) of a tensor's bytes; all of it as one if it has fewer than two dimensions, or tiny or too many rows."""
+    """Split a tensor's bytes into rows (dim 0); into one if it has fewer than two dimensions, or tiny or too many rows."""
     count = shape[0] if len(shape) > 1 else 1
     if not 1 < count <= MAX_ROWS or len(data) < MIN_ROW * count:
         return [data] if data else []
@@ -266,8 +268,8 @@ def rows_of(data: bytes, shape: Sequence[int]) -> list[bytes]:
 
 
 def pieces_of(row: bytes, width: int) -> list[Piece]:
-    """Cut a row of elements of `width` bytes into the runs at its two ends, which are padding as a rule, and the core between
-    them; the core of a mask is one run, too.
+    """Cut a row of elements of `width` bytes into the runs at its two ends (usually padding) and the core between them. The
+    core of a mask is also a run.
     """
     before, after = (run if run > width else 0 for run in (leading_run(row, width), trailing_run(row, width)))
     if before == len(row):
@@ -286,7 +288,7 @@ def _run(element: bytes, times: int) -> Iterator[Piece]:
 
 
 def leading_run(data: bytes, width: int) -> int:
-    """Bytes at the beginning of `data` that repeat its first element of `width` bytes."""
+    """Return how many bytes at the beginning of `data` repeat its first element of `width` bytes."""
     end, known, step, growing = len(data), min(width, len(data)), width, True
     while known < end:
         upto = min(known + step, end)
@@ -301,5 +303,5 @@ def leading_run(data: bytes, width: int) -> int:
 
 
 def trailing_run(data: bytes, width: int) -> int:
-    """Bytes at the end of `data`, which is whole elements, that repeat its last one."""
+    """Return how many bytes at the end of `data` (whole elements) repeat its last element."""
     return leading_run(data[::-1], width)

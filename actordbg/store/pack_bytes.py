@@ -1,28 +1,28 @@
-"""The bytes of a pack file: where its frames lie, and what its index says. Pure: bytes in, checked numbers out.
+"""The bytes of a pack file: offsets of its frames, and contents of its index. No I/O: bytes in, checked numbers out.
 
 Layout::
 
     head      skippable frame (magic 0x184D2A5B): "ACTORDBGPACK", format version
     blocks    zstd frames with content size and checksum, each at most MAX_BLOCK bytes of content
-    index     one zstd frame, the same way
+    index     one zstd frame, also with content size and checksum
     foot      skippable frame: "ACTORDBGPEND", version, where the index lies and how large it is, CRC-32s
 
-so `zstd -l` lists a pack, and `zstd -d` gives its blocks and the index, one after another.
+so `zstd -l` lists a pack, and `zstd -d` outputs its blocks and the index, concatenated.
 
-A dump's payload is its safetensors header and, behind it, *pieces*: bytes of a block, repeated a number of times (a run of
-padding is one element, repeated). A piece that occurs again is stored once. The index's content::
+A dump's payload is its safetensors header followed by *pieces*: bytes of a block, repeated a number of times (a run of
+padding is one element, repeated). Equal pieces are stored once. The index's content::
 
     6 x u32                     blocks, pieces, dumps, references, bytes of texts, bytes of all dump ids
     texts                       for each dump: its record's line, then its safetensors header (with the 8 bytes of its length)
-    ids                         the dump ids, a newline behind each
+    ids                         the dump ids, each with a newline
     u32 columns                 blocks: stored bytes, content bytes
                                 pieces: block, bytes, times
                                 dumps:  bytes of line, bytes of header, references, CRC-32 of line and payload
                                 references: piece numbers, dump by dump, in the order of the payload
 
 All numbers are little endian. A column is written as four planes (all low bytes first, all high bytes last), because they
-compress to two thirds. The pieces of one block lie in it one after another in the order of their numbers and fill it exactly;
-blocks lie one after another and fill the file exactly. So offsets need not be stored, and cannot lie.
+compress to two thirds. The pieces of a block are contiguous, in the order of their numbers, and fill it exactly; blocks
+are contiguous and fill the file exactly. So offsets need not be stored, and cannot be wrong.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PACK_SUFFIX = ".pack"
 FORMAT = 1
 MAGIC = struct.pack("<I", 0x184D2A5B)
 MAX_BLOCK = 4 * 2**20
-"""Largest content of a block, in bytes, that a reader accepts: what loading a dump holds beside the dump itself."""
+"""Largest content of a block, in bytes, that a reader accepts: the memory that loading a dump takes besides the dump."""
 MAX_INDEX = 64 * 2**20
 """Largest content of an index, in bytes, that a reader accepts."""
 MAX_DUMPS = 2**16
@@ -61,7 +61,7 @@ FOOT_BYTES = 8 + _FOOT.size + 4
 
 
 class Block(NamedTuple):
-    """One frame of rows: where it begins in the file, its bytes there, and the bytes of its content."""
+    """A zstd frame of pieces: its offset in the file, its bytes there, and the bytes of its content."""
 
     offset: int
     stored: int
@@ -69,7 +69,7 @@ class Block(NamedTuple):
 
 
 class Foot(NamedTuple):
-    """Where the index lies: offset and bytes in the file, bytes of its content, dumps it describes, CRC-32 of its bytes."""
+    """Location of the index: offset and bytes in the file, bytes of its content, dumps it describes, CRC-32 of its bytes."""
 
     offset: int
     stored: int
@@ -79,7 +79,7 @@ class Foot(NamedTuple):
 
 
 class PackedDump(NamedTuple):
-    """What the index says of a dump: its record's line, safetensors header, pieces, and the CRC-32 of line and payload."""
+    """The index entry of a dump: its record line, safetensors header, pieces, and the CRC-32 of line and payload."""
 
     line: bytes
     header: bytes
@@ -89,7 +89,7 @@ class PackedDump(NamedTuple):
 
 @dataclass(frozen=True)
 class Index:
-    """What a pack holds. By piece: `piece_block`, `piece_start` (in the block's content), `piece_bytes`, `piece_times`."""
+    """Contents of a pack. By piece: `piece_block`, `piece_start` (in the block's content), `piece_bytes`, `piece_times`."""
 
     blocks: list[Block]
     piece_block: array[int]
@@ -100,25 +100,25 @@ class Index:
 
 
 def head() -> bytes:
-    """The frame that begins a pack."""
+    """Return the frame that begins a pack."""
     return MAGIC + struct.pack("<I", _HEAD.size) + _HEAD.pack(_HEAD_TAG, FORMAT)
 
 
 def foot(offset: int, index: bytes, content: int, dumps: int) -> bytes:
-    """The frame that ends a pack whose index `index` (its bytes in the file) lies at `offset`."""
+    """Return the frame that ends a pack whose index (`index`: its bytes in the file) begins at `offset`."""
     body = _FOOT.pack(_FOOT_TAG, FORMAT, offset, len(index), content, dumps, zlib.crc32(index))
     return MAGIC + struct.pack("<I", len(body) + 4) + body + struct.pack("<I", zlib.crc32(body))
 
 
 def check_head(data: bytes, name: str) -> None:
-    """Refuse a file that is not a pack (CorruptDump), or one of a newer format (NewerFormat)."""
+    """Raise CorruptDump unless the file is a pack, NewerFormat for another format."""
     if len(data) != HEAD_BYTES or data[:8] != head()[:8] or data[8:20] != _HEAD_TAG:
         raise damaged(f"{name}: not an actordbg pack (wrong magic)")
     _check_version(_HEAD.unpack(data[8:])[1], name)
 
 
 def parse_foot(data: bytes, size: int, name: str) -> Foot:
-    """The checked foot of a pack of `size` bytes, from its last FOOT_BYTES bytes."""
+    """Parse and check the foot of a pack of `size` bytes, from its last FOOT_BYTES bytes."""
     body = data[8:-4]
     if len(data) != FOOT_BYTES or data[:4] != MAGIC or body[:12] != _FOOT_TAG:
         raise damaged(f"{name}: ends without its foot (cut off, or damaged)")
@@ -126,15 +126,15 @@ def parse_foot(data: bytes, size: int, name: str) -> Foot:
         raise damaged(f"{name}: damaged foot (its CRC-32 does not match)")
     _, version, *rest = _FOOT.unpack(body)
     _check_version(version, name)
-    found = Foot(*rest)
-    if found.offset < HEAD_BYTES or found.offset + found.stored + FOOT_BYTES != size:
+    foot = Foot(*rest)
+    if foot.offset < HEAD_BYTES or foot.offset + foot.stored + FOOT_BYTES != size:
         raise damaged(f"{name}: its foot has an impossible place for the index")
-    if max(found.content, found.stored) > MAX_INDEX or found.dumps > MAX_DUMPS:
+    if max(foot.content, foot.stored) > MAX_INDEX or foot.dumps > MAX_DUMPS:
         raise damaged(
-            f"{name}: its index claims {found.content} bytes for {found.dumps} dumps, over the limits of {MAX_INDEX} and "
+            f"{name}: its index claims {foot.content} bytes for {foot.dumps} dumps, over the limits of {MAX_INDEX} and "
             f"{MAX_DUMPS}"
         )
-    return found
+    return foot
 
 
 def _check_version(version: int, name: str) -> None:
@@ -146,7 +146,7 @@ def _check_version(version: int, name: str) -> None:
 
 
 def decompress(frame: bytes, content: int, name: str) -> bytes:
-    """Return the content of exactly one frame that states to have `content` bytes; nothing larger is ever allocated."""
+    """Decompress exactly one frame that claims `content` bytes; nothing larger is ever allocated."""
     data = dumpfile.decompress(frame, name, content)
     if len(data) != content:
         raise damaged(f"{name} has {len(data)} bytes instead of {content}")
@@ -173,17 +173,17 @@ def encode_index(
 
 
 def index_bytes(pieces: int, dumps: int, references: int, texts: int) -> int:
-    """About how large the content of an index of so many things is (blocks and ids estimated high)."""
+    """Estimate the bytes of an index of so many pieces, dumps, references and bytes of text (blocks and ids rounded up)."""
     return _COUNTS.size + texts + 4 * (5 * pieces + 4 * dumps + references) + 160 * dumps
 
 
-def decode_index(content: bytes, found: Foot, name: str) -> Index:
-    """The checked index of a pack with this foot. Raises CorruptDump for any number that does not fit the others."""
+def decode_index(content: bytes, foot: Foot, name: str) -> Index:
+    """Parse and check the index of a pack with this foot. Raises CorruptDump for any number that does not fit the others."""
     if len(content) < _COUNTS.size:
         raise damaged(f"{name}: its index is too short")
     blocks, pieces, dumps, references, texts, ids = _COUNTS.unpack_from(content)
     columns = 2 * blocks + 3 * pieces + 4 * dumps + references
-    if len(content) != _COUNTS.size + texts + ids + 4 * columns or dumps != found.dumps:
+    if len(content) != _COUNTS.size + texts + ids + 4 * columns or dumps != foot.dumps:
         raise damaged(f"{name}: its index does not have the size of what it claims to list")
     at = _COUNTS.size + texts
     names = _dump_ids(content[at : at + ids], dumps, name)
@@ -203,7 +203,7 @@ def decode_index(content: bytes, found: Foot, name: str) -> Index:
     too_long = dumps and (max(lines) > MAX_RECORD or max(headers) > MAX_RECORD + 8 or min(headers) < 8)
     if at != _COUNTS.size + texts or first != references or too_long:
         raise damaged(f"{name}: its index has impossible lengths")
-    placed = _place_blocks(stored, contents, found.offset, name)
+    placed = _place_blocks(stored, contents, foot.offset, name)
     starts = _place_pieces(placed, piece_block, piece_bytes, piece_times, name)
     return Index(placed, piece_block, starts, piece_bytes, piece_times, packed)
 
@@ -228,7 +228,7 @@ def _place_blocks(stored: array[int], contents: array[int], end: int, name: str)
 def _place_pieces(
     blocks: Sequence[Block], piece_block: array[int], piece_bytes: array[int], piece_times: array[int], name: str
 ) -> array[int]:
-    """Where each piece begins in its block's content; the pieces of a block have to fill it exactly."""
+    """Return the offset of each piece in its block's content; the pieces of a block must fill it exactly."""
     filled = [0] * len(blocks)
     starts = array("I", bytes(4 * len(piece_block)))
     try:

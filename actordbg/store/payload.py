@@ -1,15 +1,15 @@
-"""Tensors of one dump, out of its file or a pack, exactly as they were captured: as torch's, or without torch as numpy's.
+"""Tensors of one dump, from its file or a pack, exactly as they were captured: torch tensors, or numpy arrays without torch.
 
-`actordbg.formats.encoding` says in which narrower forms tensors are stored. Reading gives back the logical dtype, shape and
-strides (a slice of a larger tensor replays as a tensor with the same strides). numpy has no bfloat16 and no float8, so there
-values of these are their bits, as unsigned integers of the same width. torch is imported where it is asked
-for: the desk imports, makes and exports dumps even where only numpy is.
+`actordbg.formats.encoding` lists the narrower forms in which tensors are stored. Reading restores the logical dtype, shape and
+strides (a slice of a larger tensor replays as a tensor with the same strides). numpy has no bfloat16 and no float8, so arrays of
+these hold the bits, as unsigned integers of the same width. Only functions that return torch tensors import torch: the desk
+imports, creates and exports dumps with numpy alone.
 
 Example::
 
     dump = load(path)
     dump.tensors["sequences"]                        # int64 [B, S], as the actor received it
-    load_plain(path)[1]["sequences"].values          # the same as an array
+    load_plain(path)[1]["sequences"].values          # as a numpy array
     record, blob = encode(record, dump.tensors)
 """
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Dump:
-    """A dump in memory: its record, and its tensors by argument name as they were captured (CPU)."""
+    """A dump in memory: its record, and its captured tensors by argument name (CPU)."""
 
     record: DumpRecord
     tensors: dict[str, torch.Tensor]
@@ -46,12 +46,12 @@ class Dump:
 
     @property
     def outputs(self) -> dict[str, torch.Tensor]:
-        """The tensors that the call returned, where they were recorded, without their prefix."""
+        """The tensors that the call returned, if they were recorded, by name without the prefix."""
         return self._named(OUTPUT_PREFIX)
 
     @property
     def rng(self) -> dict[str, torch.Tensor]:
-        """Generator states (uint8) before the call by device ("cpu", "cuda:0"), where they were recorded."""
+        """RNG states (uint8) before the call by device ("cpu", "cuda:0"), if they were recorded."""
         return self._named(RNG_PREFIX)
 
     def _named(self, prefix: str) -> dict[str, torch.Tensor]:
@@ -70,7 +70,7 @@ def encode_plain(record: DumpRecord, tensors: Mapping[str, PlainTensor], level: 
 
 
 def load(path: AnyPath) -> Dump:
-    """Read, check and widen one dump, from its file or out of a pack (`actordbg.store.places`).
+    """Read, check and widen one dump, from its file or from a pack (`actordbg.store.places`).
 
     Raises CorruptDump, NewerFormat or StoreProblem; never returns wrong tensors.
     """
@@ -85,7 +85,7 @@ def load_plain(path: AnyPath) -> tuple[DumpRecord, dict[str, PlainTensor]]:
 
 
 def widen_plain(record: DumpRecord, data: bytes, name: str = "dump") -> dict[str, PlainTensor]:
-    """Return tensors as captured, each contiguous and in memory of its own, from a record and its checked safetensors payload."""
+    """Return tensors as captured, each contiguous and in separate memory, from a record and its checked safetensors payload."""
     entries = dumpfile.check(record, data, name)
     stored = {key: np.ndarray(entry.shape, array_dtype(entry.dtype), data, entry.offset) for key, entry in entries.items()}
     tensors: dict[str, PlainTensor] = {}
@@ -94,7 +94,7 @@ def widen_plain(record: DumpRecord, data: bytes, name: str = "dump") -> dict[str
         if spec.stored == UINT24:
             (low, _), (high, _) = spec.parts(name)
             values = stored[low].astype(kind)
-            if values.size:  # in the third byte of each it has 0
+            if values.size:  # the third byte of each value is still 0
                 np.ndarray(values.shape, np.uint8, values, 2, values.strides)[...] = stored[high]
         else:
             values = stored[name].astype(kind)
@@ -129,7 +129,7 @@ def numbers_of(tensor: PlainTensor) -> Array:
         return (tensor.values.astype("<u2") << 8).view("<f2")
     if tensor.dtype != "float8_e4m3fn":
         return tensor.values
-    bits = np.arange(256)  # it has no infinity, and a NaN of each sign
+    bits = np.arange(256)  # the format has no infinity, and one NaN of each sign
     power, digits = (bits >> 3) & 15, bits & 7
     size = np.where(power == 0, digits / 8 * 2.0**-6, (1 + digits / 8) * 2.0 ** (power - 7.0))
     return np.where(bits & 127 == 127, np.nan, np.where(bits & 128, -size, size)).astype(np.float32)[tensor.values]

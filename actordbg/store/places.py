@@ -1,19 +1,19 @@
-"""Where a dump lies: in a file of its own, or in a pack with others. Everything that reads dumps reads both through here.
+"""Places of dumps: a dump is a separate file or lies in a pack with others. All readers of dumps read both through here.
 
-A place is a path, below the store's root or with it in front:
+A place is a path, relative to the store's root or including it:
 
-    dumps/ppo-1/rank0003/<dump_id>.safetensors.zst          a file of its own
-    packs/ppo-1/20250619T052608-3fa9c02b7d115e60.pack#<dump_id>   one dump of a pack
+    dumps/ppo-1/rank0003/<dump_id>.safetensors.zst          a dump file
+    packs/ppo-1/20250619T052608-3fa9c02b7d115e60.pack#<dump_id>   a dump in a pack
 
-Dumps move: `dump pack` puts files into a pack, `dump unpack` takes them out, `dump prune` writes a pack again without some. A
-place that was noted before (the plan of a replay) may be out of date, so a reader that finds nothing there looks for the
-dump in the packs and folders of its run. A dump leaves its old place only when it lies, verified, in the new one.
+Dumps move: `dump pack` puts files into a pack, `dump unpack` extracts them, `dump prune` rewrites a pack without some. A
+place that was noted earlier (in the plan of a replay) may be out of date, so a reader that finds nothing there looks for the
+dump in the packs and folders of its run. A dump is removed from its old place only after it was verified in the new one.
 
-In a pack nothing is trusted: sizes are checked against caps before anything is allocated, every number of the index against the
-others (`pack_bytes`), every block by zstd's checksum, the index by a CRC-32 and a checksum, and a dump that was put together by
-its own CRC-32. Damage is a CorruptDump that names the dump; never wrong tensors. `dump verify` checks the SHA-256 as well. Packs
-stay open, a few at a time, and so do decompressed blocks, so a replay in order of time decompresses each block once. Many threads
-may read. Standard library and zstandard only.
+Nothing in a pack is trusted: sizes are checked against caps before anything is allocated, every number of the index against the
+others (`pack_bytes`), every block by zstd's checksum, the index by a CRC-32 and a checksum, and each assembled dump by
+its CRC-32. Damage is a CorruptDump that names the dump; never wrong tensors. `dump verify` also checks the SHA-256. A few packs
+stay open, and their decompressed blocks stay cached, so a replay in order of time decompresses each block once. Many
+threads may read. Standard library and zstandard only.
 
 Example::
 
@@ -45,28 +45,28 @@ from actordbg.store.pack_bytes import PACK_SUFFIX
 T = TypeVar("T")
 _MARK = "#"
 _ROUNDS = 3
-"""How often a dump that is nowhere is looked for: it may move while the places are looked at one by one."""
+"""How often to look for a missing dump: it may move while the places are searched one by one."""
 
 
 def packed_place(pack: str, dump_id: str) -> str:
-    """The place of a dump in a pack."""
+    """Return the place of a dump in a pack."""
     return f"{pack}{_MARK}{dump_id}"
 
 
 def split_place(place: AnyPath) -> tuple[str, str] | None:
-    """(pack, dump id) of a place in a pack; None for a file of its own."""
+    """Return (pack, dump id) of a place in a pack; None for a dump file."""
     pack, mark, dump_id = os.fspath(place).rpartition(_MARK)
     return (pack, dump_id) if mark and pack.endswith(PACK_SUFFIX) and is_plain_name(dump_id) else None
 
 
 def dump_id_of(place: AnyPath) -> str:
-    """The dump id that a place names."""
+    """Return the dump id that a place names."""
     packed = split_place(place)
     return packed[1] if packed else os.path.basename(place).removesuffix(SUFFIX)
 
 
 def is_there(place: AnyPath) -> bool:
-    """Whether something lies exactly there: a file, or a pack that can be read and holds the dump."""
+    """Check whether a place exists: a file, or a readable pack that holds the dump."""
     packed = split_place(place)
     if packed is None:
         return os.path.lexists(place)
@@ -77,9 +77,9 @@ def is_there(place: AnyPath) -> bool:
 
 
 def read_record(place: AnyPath) -> DumpRecord:
-    """The record of a dump, wherever it lies now; no tensor is read.
+    """Read the record of a dump, even if it has moved; no tensor is read.
 
-    Raises CorruptDump, NewerFormat, or StoreProblem when it cannot be read.
+    Raises CorruptDump, NewerFormat, or StoreProblem if it cannot be read.
     """
     return _follow(place, _record_at)
 
@@ -89,14 +89,14 @@ def read_payload(
     *,
     hash_too: bool = True,
 ) -> tuple[DumpRecord, bytes]:
-    """Record and checked safetensors bytes of a dump, wherever it lies now; see `dumpfile.read_payload`."""
-    return _follow(place, lambda found: _payload_at(found, hash_too))
+    """Read the record and checked safetensors bytes of a dump, even if it has moved; see `dumpfile.read_payload`."""
+    return _follow(place, lambda current: _payload_at(current, hash_too))
 
 
 def read_exactly(place: AnyPath) -> tuple[DumpRecord, bytes, bytes]:
-    """Read record, its exact line of JSON, and payload of the dump at a place, there and nowhere else, all checksums compared.
+    """Read record, its exact JSON line, and payload of the dump at exactly this place, and verify all checksums.
 
-    Raises FileNotFoundError where a file of its own is gone, else as `read_payload`.
+    Raises FileNotFoundError if a dump file is gone, else as `read_payload`.
     """
     packed = split_place(place)
     if packed is None:
@@ -113,7 +113,7 @@ def read_exactly(place: AnyPath) -> tuple[DumpRecord, bytes, bytes]:
 
 
 def places_of(store: Store) -> Iterator[Path]:
-    """The place of every dump, each once: those in packs first, then files of their own. Unreadable packs are left out."""
+    """Yield the place of every dump, once each: those in packs first, then dump files. Unreadable packs are left out."""
     seen = set()
     for path in store.iter_packs():
         try:
@@ -144,7 +144,7 @@ def _payload_at(place: str, hash_too: bool) -> tuple[DumpRecord, bytes]:
 
 
 def _holding(path: str, dump_id: str) -> Pack:
-    """The pack, if it has the dump; StoreProblem otherwise. Damage of the whole pack is said of the dump."""
+    """Return the pack if it has the dump; StoreProblem otherwise. If the whole pack is damaged, the error names the dump."""
     try:
         pack = open_pack(path)
         if dump_id in pack:
@@ -154,25 +154,25 @@ def _holding(path: str, dump_id: str) -> Pack:
     except StoreProblem as error:
         raise type(error)(f"{dump_id} cannot be read: {error.message}", hint=error.hint) from None
     message = f"cannot read {packed_place(path, dump_id)}: no such dump"
-    raise StoreProblem(message, hint="`actordbg dump ls` lists the dumps that are there")
+    raise StoreProblem(message, hint="`actordbg dump ls` lists the dumps")
 
 
 def _parsed(line: bytes, place: str, dump_id: str) -> DumpRecord:
     record = dumpfile.parse_line(line, place)
     if record.dump_id != dump_id:
-        raise damaged(f"{place}: its record is that of {record.dump_id}")
+        raise damaged(f"{place}: its record is of {record.dump_id}")
     return record
 
 
 def _follow(place: AnyPath, read: Callable[[str], T]) -> T:
-    """Read at a place; if nothing is there any more, where the dump lies now."""
+    """Read at a place, or where the dump lies now if it has moved."""
     name = os.fspath(place)
     try:
         return read(name)
     except StoreProblem as error:
         if error.code != StoreProblem.code:
             raise
-        for other in (found for _ in range(_ROUNDS) for found in _elsewhere(name) if is_there(found)):
+        for other in (candidate for _ in range(_ROUNDS) for candidate in _elsewhere(name) if is_there(candidate)):
             try:
                 return read(other)
             except StoreProblem as later:
@@ -182,10 +182,10 @@ def _follow(place: AnyPath, read: Callable[[str], T]) -> T:
 
 
 def _elsewhere(place: str) -> Iterator[str]:
-    """Where the dump of a place may lie now: its own place, the packs of its run, the folders of its ranks."""
+    """Yield places where a dump may lie now: its noted place, the packs of its run, the folders of its ranks."""
     yield place
     dump_id, above = dump_id_of(place), Path(place).parents
-    top, depth = ("packs", 1) if split_place(place) is not None else ("dumps", 2)  # a run may be called so as well
+    top, depth = ("packs", 1) if split_place(place) is not None else ("dumps", 2)  # a run may have the same name
     if len(above) > depth + 1 and above[depth].name == top:
         store, run = Store(above[depth + 1]), above[depth - 1].name
         yield from (packed_place(os.fspath(pack), dump_id) for pack in store.iter_packs(run))
@@ -193,13 +193,13 @@ def _elsewhere(place: str) -> Iterator[str]:
 
 
 OPEN_PACKS = 8
-"""Packs that a process keeps open."""
+"""Number of packs that a process keeps open."""
 CACHE_BYTES = 96 * 2**20
-"""Decompressed blocks that a process keeps, in bytes: all of one pack, however many they are."""
+"""Bytes of decompressed blocks that a process keeps: enough for all blocks of a pack."""
 
 
 class BlockCache:
-    """Decompressed blocks by (pack, number): the longest unused go when there are more than `limit` bytes."""
+    """Decompressed blocks by (pack, number); evicts the least recently used beyond `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.bytes = limit, 0
@@ -207,7 +207,7 @@ class BlockCache:
         self._lock = threading.Lock()
 
     def get(self, key: tuple[int, int], make: Callable[[], bytes]) -> bytes:
-        """The block, made if it is not here; others go until there is room."""
+        """Return the block, calling `make` if it is not cached; evict others beyond the limit."""
         with self._lock:
             if key in self._blocks:
                 self._blocks.move_to_end(key)
@@ -226,7 +226,7 @@ _numbers = itertools.count()
 
 
 class Pack:
-    """One open pack. Making one reads and checks its index: CorruptDump, NewerFormat, or OSError if it cannot be read."""
+    """An open pack. The constructor reads and checks the index: CorruptDump, NewerFormat, or OSError if it cannot be read."""
 
     def __init__(self, path: AnyPath) -> None:
         self.path = os.fspath(path)
@@ -248,15 +248,15 @@ class Pack:
 
     @property
     def dump_ids(self) -> list[str]:
-        """The dumps that it holds, in their order."""
+        """Ids of its dumps, in their order."""
         return [*self._index.dumps]
 
     def line(self, dump_id: str) -> bytes:
-        """The record of a dump, as the exact line of JSON that its file had. KeyError if it is not in here."""
+        """Return the record of a dump as the exact JSON line that its file had. KeyError if it is not in this pack."""
         return self._index.dumps[dump_id].line
 
     def read(self, dump_id: str) -> tuple[bytes, bytes]:
-        """Record's line and safetensors payload of a dump. KeyError if it is not in here, CorruptDump if it is damaged."""
+        """Read record line and safetensors payload of a dump. KeyError if it is not in here, CorruptDump if it is damaged."""
         index, name = self._index, f"{self.path}#{dump_id}"
         line, header, refs, crc = index.dumps[dump_id]
         size = len(header) + sum(index.piece_bytes[ref] * index.piece_times[ref] for ref in refs)
@@ -280,7 +280,7 @@ class Pack:
         return line, payload
 
     def shares(self) -> list[int]:
-        """For each dump its share of the file, in bytes, by what it takes beside its runs. They sum to the size of the file."""
+        """Return each dump's share of the file in bytes, weighted by its size without runs. They sum to the size of the file."""
         index = self._index
         weights = [
             len(dump.line) + len(dump.header) + sum(index.piece_bytes[ref] for ref in dump.refs) for dump in index.dumps.values()
@@ -290,12 +290,12 @@ class Pack:
         return [end - start for start, end in itertools.pairwise(ends)]
 
     def _decompressed(self, number: int) -> bytes:
-        """The content of a block."""
+        """Return the content of a block."""
         block = self._index.blocks[number]
         return pack_bytes.decompress(self._at(block.offset, block.stored), block.content, f"block {number} of the pack")
 
     def _at(self, offset: int, size: int) -> bytes:
-        """Bytes of the file; a file that ends before is refused before anything is allocated."""
+        """Read bytes of the file; a file that is too short is refused before anything is allocated."""
         if offset + size > self.bytes:
             raise damaged(f"{self.path}: is too short to be an actordbg pack")
         data = os.pread(self._descriptor, size, offset)
@@ -306,14 +306,14 @@ class Pack:
 
 @lru_cache(maxsize=OPEN_PACKS)
 def _opened(path: str, state: tuple[int, int, int]) -> Pack:
-    """The pack at a path, which is another one when its inode, size or time is."""
+    """Open the pack at a path. A changed inode, size or time means another pack."""
     return Pack(path)
 
 
 def open_pack(path: AnyPath) -> Pack:
-    """An open pack from a small cache, read again if the file is another one now.
+    """Return an open pack from a small cache, read again if the file was replaced.
 
-    Raises CorruptDump or NewerFormat, FileNotFoundError if there is none, StoreProblem if it cannot be read.
+    Raises CorruptDump or NewerFormat, FileNotFoundError if there is no pack, StoreProblem if it cannot be read.
     """
     name = os.fspath(path)
     try:

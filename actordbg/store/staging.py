@@ -1,25 +1,25 @@
 """A store behind a URL (`s3://bucket/store`, `hdfs://...`, whatever fsspec opens), worked on as a mirror in a local folder.
 
-An object store has no rename and no create-exclusive, and a store needs both. So nobody works there: `pull` brings what is new
-into a folder of this machine, commands work in that folder, and `push` puts there what they wrote, whole files under their own
-names. What is read and written are the same files. While a command runs, `push` follows every few seconds, so what a machine
-that dies had finished is there, and `--resume` on another one continues with it.
+An object store has no rename and no create-exclusive, and a store needs both. So commands do not work there: `pull` copies new
+files into a folder of this machine, commands work in that folder, and `push` uploads the files that they wrote, whole and under
+the same names. While a command runs, `push` follows every few seconds, so finished work survives a crash of the machine, and
+`--resume` on another machine continues with it.
 
 * **Nothing is ever deleted**, on either side.
-* **Both sides changed one file**: the longer one counts if it begins with the shorter one. That is a journal or a log, which only
-  grows, or a file of which a push that was killed put a part. Else it is refused by name: nobody can know which is right.
-* **Not mirrored**: the catalog (a cache), rings, models, quarantine, hidden files, and what is about this machine's jobs and
-  packages: dump switches, and the originals of patched files.
-* **What cannot be copied costs only itself**: a link, a FIFO, a file that may not be read. `Moved.skipped` names each.
-* **Records that came in are nobody's**: an `origin_file` beside each says so before it is there, so continuing with one is
-  confirmed. One whose bytes were here already stays one's own.
+* **If both sides changed a file**, the longer version counts if it begins with the shorter one: a journal or a log, which only
+  grows, or a file that a killed push uploaded in part. Else the command refuses the file by name: which side is right is unknown.
+* **Not mirrored**: the catalog (a cache), flight recorder buffers (`rings/`), models, quarantine, hidden files, and files about
+  this machine's jobs and packages: dump switches, and the originals of patched files.
+* **A file that cannot be copied is skipped**: a link, a FIFO, an unreadable file. `Moved.skipped` names each.
+* **Downloaded records are not trusted**: an `origin_file` beside each is written first, so a command that continues with such a
+  record asks for confirmation. A record that was already here with the same bytes stays this user's.
 
-A note beside the folder says what each file was like on both sides when they were last equal. It counts for its URL, and as long
-as neither side lost its store. Guarantees: a local file appears whole; a remote one as the file system puts it (S3: whole). There
-are not locks: two commands may add files at once, but only one may run a replay. Journals and logs are put last, so a result is
-there with what was kept of it.
+A note beside the folder holds the state of each file on both sides when they were last equal. It is valid for its URL, and while
+neither side loses its store. Guarantees: a local file appears whole; a remote file as its file system writes it (S3: whole).
+Nothing is locked: two commands may add files at once, but only one may run a replay. Journals and logs are uploaded last, so a
+result never appears before its tensors.
 
-A node of a cluster needs no mirror: `Fetched` brings single files, and puts none.
+A cluster node needs no mirror: `Fetched` downloads single files and uploads nothing.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from actordbg.store.layout import UNPRINTABLE, printable
 from actordbg.store.pack_bytes import PACK_SUFFIX
 
 EVERY_S = 3.0
-"""Seconds between two looks for what there is to push."""
+"""Seconds between two pushes."""
 _REST = 5
-"""A push is followed by a rest of at least so many times its length, so that a growing journal does not fill the line."""
+"""A push is followed by a pause of at least this many times its duration, so that a growing journal does not fill the link."""
 _BATCH = 128
 _STORE = "FORMAT"
 """The file that every store has."""
@@ -58,17 +58,17 @@ _LEFT_OUT = re.compile(
 )
 _DUMPS = (SUFFIX, PACK_SUFFIX)
 _LINKED = re.compile(r"(?:dumps|packs)(?:/[^/]+){0,2}")
-"""Folders that may be links, as for other commands: `dumps`, a run, a rank. Only what is named as a dump is taken from there."""
+"""Folders that may be links, as for other commands: `dumps`, a run, a rank. Only files named as dumps are copied from there."""
 _DECIDES = re.compile(r"(?:replays|matrices|trainchecks)/.*\.json|(?:.*/)?actordbg\.toml", re.IGNORECASE)
 """Records that a command can continue with, and settings files: they decide what runs, even where a file system ignores case."""
 _LONGEST = 200
-"""Bytes of a name, so that a temporary name made of it still is one."""
+"""Most bytes of a name, so that a temporary name made of it is still valid."""
 _MOST_BYTES = 2**40
 _OF_ONE_FILE = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
-"""Errors that are about one file, and say nothing about others."""
+"""Errors that concern one file only."""
 
 Mark = tuple[int, str]
-"""Size, and what else changes with a file: a modification time or a tag."""
+"""Size of a file, and its modification time or tag."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ class Moved:
 
 
 class Fetched:
-    """Files of a URL in a folder, each brought when it is asked for. Several processes may do that in the same folder.
+    """Local copies of files behind a URL, downloaded on demand. Several processes may use the same folder.
 
-    For files that never change under their name: what is there is not looked at again.
+    Only for files that never change under their name: a file that is there is not checked again.
     """
 
     def __init__(self, url: str, folder: Path) -> None:
@@ -91,13 +91,13 @@ class Fetched:
         self._files, self._root = _opened(url)
 
     def bring(self, paths: Iterable[str]) -> None:
-        """Bring those that are not here yet. What is not behind the URL either stays away, and who needs it says so."""
-        with _told(self.url):
+        """Download the files that are not here yet. A file that is missing there is skipped; opening it reports it."""
+        with _as_store_problem(self.url):
             for batch in _batches([path for path in dict.fromkeys(paths) if not (self.folder / path).exists()]):
                 _each(self._get, batch, FileNotFoundError)
 
     def _get(self, batch: Sequence[str]) -> None:
-        """Bring files in, each whole or not at all. What is here already as it is there stays what it was, one's own."""
+        """Download files, each whole or not at all. A record that is already here with the same bytes is left as it is."""
         parts = [(self.folder / path).with_name(temporary_name(Path(path).name[:80])) for path in batch]
         try:
             for part in parts:
@@ -115,13 +115,13 @@ class Fetched:
                 part.unlink(missing_ok=True)
 
     def _mark_origin(self, path: str) -> None:
-        """Say where a record is about to come from."""
+        """Note, before a record is downloaded, where it comes from."""
         if _DECIDES.fullmatch(path):
             atomic_write(origin_file(self.folder / path), self.url.encode())
 
 
 class Mirror(Fetched):
-    """A folder and the URL that it mirrors. runs: bring only dumps and packs of these in; all for none."""
+    """A folder and the URL that it mirrors. runs: download only dumps and packs of these runs; all if empty."""
 
     def __init__(self, url: str, folder: Path, runs: Sequence[str] = ()) -> None:
         super().__init__(url, folder)
@@ -133,8 +133,8 @@ class Mirror(Fetched):
         self._one_at_a_time = threading.Lock()
 
     def pull(self) -> Moved:
-        """Bring in what is new or changed there. `is_there` then says whether the URL has a store, `was_there` whether it had."""
-        with self._one_at_a_time, _told(self.url):
+        """Download new and changed files. Set `is_there`: the URL has a store, and `was_there`: it had one at the last pull."""
+        with self._one_at_a_time, _as_store_problem(self.url):
             skipped: dict[str, str] = {}
             self._files.invalidate_cache()
             there, local = _listed(self._files, self._root, self._runs, skipped), self._local({})
@@ -143,7 +143,7 @@ class Mirror(Fetched):
                     skipped[f"#{run}"] = "no dumps of that run are there"
             self._ours, self._theirs = _noted(self._note_path, self.url)
             self.is_there, self.was_there = _STORE in there, _STORE in self._ours and _STORE in local
-            if _STORE in self._ours and not (self.was_there and self.is_there):  # one side lost its store: compare both anew
+            if _STORE in self._ours and not (self.was_there and self.is_there):  # a side lost its store: compare all files
                 self._ours, self._theirs = {}, {}
             changed = {path for path, mark in there.items() if self._theirs.get(path) != mark}
             unlike = {path for path in changed if self._ours.get(path) != local.get(path, ())}
@@ -161,8 +161,8 @@ class Mirror(Fetched):
             return _moved(free, there, skipped)
 
     def push(self) -> Moved:
-        """Put there what is new or changed here."""
-        with self._one_at_a_time, _told(self.url):
+        """Upload new and changed files."""
+        with self._one_at_a_time, _as_store_problem(self.url):
             skipped: dict[str, str] = {}
             local = self._local(skipped)
             changed = [path for path, mark in sorted(local.items()) if self._ours.get(path) != mark and self._is_still_ours(path)]
@@ -179,7 +179,7 @@ class Mirror(Fetched):
             return _moved(changed, local, skipped)
 
     def _put(self, paths: Sequence[str]) -> None:
-        """Put files there. Where folders are real (`file`, `sftp`) they are made; an object store has none."""
+        """Upload files. On file systems with real folders (`file`, `sftp`) make them first; an object store has none."""
         here, remote = [str(self.folder / path) for path in paths], [f"{self._root}/{path}" for path in paths]
         try:
             self._files.put(here, remote)
@@ -189,7 +189,7 @@ class Mirror(Fetched):
             self._files.put(here, remote)
 
     def _is_still_ours(self, path: str) -> bool:
-        """Whether a file is to be put there again: nobody else changed it there, or what is there is a beginning of it."""
+        """Check whether to upload a file again: the remote file is unchanged, or is a beginning of the local file."""
         if path not in self._theirs:
             return True
         try:
@@ -205,14 +205,14 @@ class Mirror(Fetched):
         return _listed(self._here, str(self.folder), (), skipped)
 
     def _are_equal(self, path: str, there: Mark) -> None:
-        """Note that both sides have the same file now."""
+        """Note that both sides now have the same file."""
         self._ours[path], self._theirs[path] = _mark_of(self._here.info(str(self.folder / path))), there
 
     def _settle(self, path: str, there: Mark) -> None:
-        """Both sides have a file that was not copied between them: take the one that begins with the other, or refuse."""
+        """Resolve a file that both sides changed: keep the version that begins with the other, or refuse."""
         ours, theirs = read_regular(self.folder / path, _MOST_BYTES), bytes(self._files.cat_file(f"{self._root}/{path}"))
         if not (ours.startswith(theirs) or theirs.startswith(ours)):
-            hint = f"look at both, and remove the wrong one: {self.folder / path}, or that below {self.url}"
+            hint = f"compare both, and remove the wrong version: {self.folder / path}, or that below {self.url}"
             raise StoreProblem(f"{path} was changed both here and in {self.url}", hint=hint)
         if len(theirs) > len(ours):
             self._mark_origin(path)
@@ -225,7 +225,7 @@ class Mirror(Fetched):
 
 
 class Pusher:
-    """A thread that pushes again and again, until `close`, which pushes once more and raises what is wrong."""
+    """A thread that pushes periodically until `close`, which pushes once more and raises any error."""
 
     def __init__(self, mirror: Mirror, note: Callable[[str], None], every_s: float = EVERY_S) -> None:
         self.mirror, self._note, self._every_s = mirror, note, every_s
@@ -234,27 +234,27 @@ class Pusher:
         self._thread.start()
 
     def _run(self) -> None:
-        rest, said = self._every_s, ""
+        rest, last_problem = self._every_s, ""
         while not self._over.wait(rest):
             began = time.monotonic()
             try:
                 self.mirror.push()
-                said = ""
+                last_problem = ""
             except (StoreProblem, OSError) as error:
-                if said != str(error):
-                    self._note(f"not pushed yet, and tried again: {error}")
-                said = str(error)
+                if last_problem != str(error):
+                    self._note(f"push failed, trying again: {error}")
+                last_problem = str(error)
             rest = max(self._every_s, _REST * (time.monotonic() - began))
 
     def close(self) -> Moved:
-        """Stop, and push what is left."""
+        """Stop the thread, and push what is left."""
         self._over.set()
         self._thread.join()
         return self.mirror.push()
 
 
 def packages_behind(url: str) -> list[str]:
-    """The packages that a store behind this URL needs, wherever it is worked on."""
+    """Return the packages that each machine needs to work on a store behind this URL."""
     from fsspec.registry import known_implementations
 
     protocol = url.partition("://")[0]
@@ -263,40 +263,40 @@ def packages_behind(url: str) -> list[str]:
 
 
 def split_runs(text: str) -> tuple[str, tuple[str, ...]]:
-    """A URL and the runs behind its "#": `s3://bucket/store#ppo-7b,ppo-8b`."""
+    """Split a URL from the runs after its "#": `s3://bucket/store#ppo-7b,ppo-8b`."""
     url, _, runs = text.partition("#")
     return url, tuple(run for run in runs.split(",") if run)
 
 
 def _opened(url: str) -> tuple[Any, str]:
-    """(file system, path of the store in it)."""
+    """Return (file system, path of the store in it)."""
     try:
         from fsspec.core import url_to_fs
     except ImportError:
-        hint = "pip install 'actordbg[remote]'; or name a folder that all machines see"
+        hint = "run pip install 'actordbg[remote]', or name a folder that all machines see"
         raise EnvironmentProblem(f"a store at {url} needs fsspec, which is not installed", hint=hint) from None
     try:
         files, root = url_to_fs(url, use_listings_cache=False)
     except ImportError as error:
-        hint = "s3fs for s3, pyarrow for hdfs"
+        hint = "install s3fs for s3, pyarrow for hdfs"
         raise EnvironmentProblem(f"a store at {url} needs a driver of fsspec: {error}", hint=hint) from None
     except ValueError as error:
-        hint = "s3://bucket/folder, hdfs://host/folder, or a local folder"
-        raise UsageError(f"no store can lie at {url}: {error}", hint=hint) from None
+        hint = "name s3://bucket/folder, hdfs://host/folder, or a local folder"
+        raise UsageError(f"bad store URL {url}: {error}", hint=hint) from None
     except TypeError:
         files, root = url_to_fs(url)  # a file system that knows no listings cache
     return files, str(root).rstrip("/")
 
 
 @contextlib.contextmanager
-def _told(url: str) -> Iterator[None]:
-    """What a file system raises, as a problem of the store at that URL."""
+def _as_store_problem(url: str) -> Iterator[None]:
+    """Turn errors of a file system into a StoreProblem that names the URL."""
     try:
         yield
     except (StoreProblem, EnvironmentProblem, KeyboardInterrupt):
         raise
     except Exception as error:  # noqa: BLE001  each file system raises its own, and credentials fail in all of them
-        hint = "check address, network and credentials; what was done is in the local mirror, and is pushed the next time"
+        hint = "check address, network and credentials; results are in the local mirror, and the next command pushes them"
         raise StoreProblem(f"{url}: {type(error).__name__}: {error}", hint=hint) from None
 
 
@@ -306,17 +306,17 @@ def _moved(paths: Sequence[str], marks: Mapping[str, Mark], skipped: dict[str, s
 
 
 def _listed(files: Any, root: str, runs: Sequence[str], skipped: dict[str, str], top: str = "") -> dict[str, Mark]:
-    """The files of a store, with dumps and packs of these runs or all; of a folder behind a link, `top`, what is named as a dump.
+    """List the files of a store, with dumps and packs of these runs or all; below `top`, a folder behind a link, only dumps.
 
-    `skipped` gets what cannot be copied, and why. A socket is a running process's, and nobody misses it.
+    `skipped` gets files that cannot be copied, and why. Sockets are left out silently: they belong to a running process.
     """
     marks: dict[str, Mark] = {}
     try:
-        found = files.find(f"{root}/{top}".rstrip("/"), withdirs=True, detail=True)
+        entries = files.find(f"{root}/{top}".rstrip("/"), withdirs=True, detail=True)
     except FileNotFoundError:
         return {}
-    filled = {str(name).rpartition("/")[0] for name in found}
-    for name, info in found.items():
+    filled = {str(name).rpartition("/")[0] for name in entries}
+    for name, info in entries.items():
         path, kind = str(name)[len(root) :].lstrip("/"), "link" if info.get("islink") else info.get("type", "file")
         run = path.split("/")[1:2] if runs and path.startswith(("dumps/", "packs/")) else []
         if path == top or path.endswith("/") or _LEFT_OUT.match(path) or (run and run[0] not in runs):
@@ -331,7 +331,7 @@ def _listed(files: Any, root: str, runs: Sequence[str], skipped: dict[str, str],
             if not path.isprintable():
                 skipped[printable(path)] = UNPRINTABLE
             elif "//" in path or any(len(part.encode()) > _LONGEST for part in path.split("/")):
-                skipped[path] = "its name is odd"
+                skipped[path] = "its name has an empty or too long part"
             elif stat.S_ISREG(mode):
                 marks[path] = _mark_of(info)
             elif not stat.S_ISSOCK(mode):
@@ -345,19 +345,19 @@ def _mark_of(info: dict[str, Any]) -> Mark:
 
 
 def _noted(path: Path, url: str) -> tuple[dict[str, Mark], dict[str, Mark]]:
-    """Return what files were like on both sides when they were equal; nothing, where the note is about another URL."""
+    """Read the state of files on both sides when they were last equal; empty if the note is about another URL."""
     try:
         note = json.loads(read_regular(path))
         ours, theirs = ({name: (int(size), str(tag)) for name, (size, tag) in note[side].items()} for side in ("ours", "theirs"))
         return (ours, theirs) if note["url"] == url and ours.keys() == theirs.keys() else ({}, {})
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return {}, {}  # then equal files are compared, and nothing is lost
+        return {}, {}  # then all files are compared, and nothing is lost
 
 
 def _each(
     move: Callable[[Sequence[str]], None], batch: Sequence[str], of_one_file: type[OSError] | tuple[type[OSError], ...]
 ) -> dict[str, str]:
-    """Move a batch of files, one by one where it does not go as a whole; return those that did not go, and why."""
+    """Move a batch of files, one by one if the batch fails; return the files that failed, and why."""
     try:
         move(batch)
     except of_one_file as error:

@@ -236,7 +236,7 @@ def test_the_ancestors_variables_are_taken_and_told_and_a_flag_wins(store: Store
     with pytest.raises(UsageError, match="DEBUG_DISABLE_FSDP is set, and --backend lists fsdp2"):
         invoke(store, "--dry-run --backend fsdp2")
     monkeypatch.setenv("MAX_LEN", "1")
-    with pytest.raises(WhereError, match="closes nothing"):
+    with pytest.raises(WhereError, match="unmatched"):
         invoke(store, "--dry-run --where", "rank=0) or (1=1")
     with pytest.raises(UsageError, match="NUM_GPUS='many'"):
         read_names({"NUM_GPUS": "many"}, set())

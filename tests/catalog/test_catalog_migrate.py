@@ -75,7 +75,7 @@ def test_an_earlier_catalog_is_made_anew_from_the_files_and_that_is_said(
         assert reader.execute("SELECT count(*) FROM dump").fetchone() == (9,)
         done = CliRunner().invoke(app, ["--store", str(store.root), "dump", "ls"])
         assert reader.execute("SELECT count(*) FROM dump").fetchone() == (9,), "a reader of the old one continues"
-    assert done.exit_code == 0 and "rebuilt the catalog from the store's files: an earlier actordbg made it" in caplog.text
+    assert done.exit_code == 0 and "rebuilt the catalog from the store's files: it was made by an earlier actordbg" in caplog.text
     assert cases.contents(store) == fresh and store.catalog_path.stat().st_ino == inode
     assert len(query.select_dumps(store, "status='failed'")) == 4 and migrate.earlier(store.catalog_path) is None
     assert list(checking.catalog(store, True)) == []

@@ -39,7 +39,7 @@ def test_a_handle_and_a_name_mean_a_replay_in_every_command(three: Store) -> Non
     assert load_spec(three, "@1").replay_id.endswith("2") and load_spec(three, "packed").replay_id.endswith("1")
     with pytest.raises(UsageError, match="no replay @3") as caught:
         invoke(three, "report", "@3")
-    assert "there are @1 to @2" in str(caught.value.hint)
+    assert "use @1 to @2" in str(caught.value.hint)
     for name in ("20250619", "-x", "truth", "a b"):
         with pytest.raises(UsageError, match="cannot name a replay"):
             invoke(three, "replay", "--name", name)

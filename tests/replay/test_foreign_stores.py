@@ -239,7 +239,7 @@ def test_a_waiting_worker_is_not_sent_out_of_its_store(tmp_path: Path) -> None:
 )
 def test_no_row_of_anothers_catalog_names_a_place_outside(row: Any) -> None:
     """A catalog is an SQLite file that somebody may have made. Its rows say what is read, moved and removed."""
-    with pytest.raises(CatalogProblem, match="outside of the store"):
+    with pytest.raises(CatalogProblem, match="outside the store"):
         dump_path(*row)
 
 

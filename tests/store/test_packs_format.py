@@ -255,5 +255,5 @@ def test_a_record_of_another_dump_in_its_place_is_noticed(pack, tmp_path):
 
     path = tmp_path / "swapped.pack"
     path.write_bytes(resealed(pack, swap))
-    with pytest.raises(CorruptDump, match="its record is that of"):
+    with pytest.raises(CorruptDump, match="its record is of"):
         places.read_record(places.packed_place(path, first.decode()))
