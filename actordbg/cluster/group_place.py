@@ -129,10 +129,10 @@ class Starved:
 
 def starved_by(message: str) -> Starved:
     """What the message of Ray's OutOfMemoryError says."""
-    found = _NODE.search(message)
-    if found is None:
+    match = _NODE.search(message)
+    if match is None:
         return Starved("", f"its node ran out of memory, and Ray's memory monitor ended a host there: {message[:300]}")
-    address, node, used = found.groups()
+    address, node, used = match.groups()
     held = {int(pid): float(size) for pid, size in _USER.findall(message.partition("memory users:")[2])}
     why = f"node {node[:NODE_ID]} ({address}) ran out of memory ({used}), and Ray's memory monitor ended a host there"
     return Starved(node, why, held)
@@ -311,8 +311,8 @@ class RayRunning(Running):
         _, left = self.place.ray.wait(self._hello, num_returns=len(self._hello), timeout=0)
         if left and time.monotonic() - self._greeted < ANSWER_S:
             return False
-        asked, self._hello = self._hello, []
-        return self.place.answers(asked) is not None
+        references, self._hello = self._hello, []
+        return self.place.answers(references) is not None
 
     def end(self) -> None:
         """End the ranks on all nodes, and take in their last words; those of a lost place end with their hosts: wait for that."""
@@ -330,11 +330,11 @@ class RayRunning(Running):
         if following is not None:
             self._work, self.log, orders = following, following.parent / self.log.name, self._orders(following)
         shared = self.place.side is None
-        told = [host.go_on.remote(order) for host, order in zip(self.place.hosts, orders, strict=True) if order or not shared]
+        replies = [host.go_on.remote(order) for host, order in zip(self.place.hosts, orders, strict=True) if order or not shared]
         if not shared:
-            self._starting += told
+            self._starting += replies
             return
-        self.place.answers(told)  # every host looks into the new folder before a rank writes there
+        self.place.answers(replies)  # every host looks into the new folder before a rank writes there
         announce(before, following)
 
     def state_of(self, identity: tuple[int, int]) -> tuple[str, int | None]:
@@ -342,11 +342,11 @@ class RayRunning(Running):
         return self._states.get(identity, ALIVE), None
 
     def stacks(self, folder: Path, identities: Mapping[int, tuple[int, int]]) -> dict[int, str]:
-        found: dict[int, str] = {}
+        by_rank: dict[int, str] = {}
         for stacks, states in self.place.answers([host.stacks.remote(dict(identities)) for host in self.place.hosts]) or ():
-            found |= stacks
+            by_rank |= stacks
             self._states |= states
-        return found
+        return by_rank
 
     def _settle(self) -> None:
         """Take in what has happened: the hosts have started their ranks, a share has ended, or a host is gone."""

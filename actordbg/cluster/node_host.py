@@ -29,7 +29,7 @@ from typing import Any
 
 from actordbg.base.errors import ActordbgError, EnvironmentProblem, StoreProblem
 from actordbg.base.processes import GONE, ZOMBIE, state_of, wait_for_any, wait_status_of
-from actordbg.cluster.node_store import NodeStore, Parcel, told
+from actordbg.cluster.node_store import NodeStore, Parcel, disk_problems
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.debug import editor
 from actordbg.formats.store_files import read_regular
@@ -50,13 +50,13 @@ _SIOCGIFADDR = 0x8915
 
 def versions_here(also: Sequence[str] = ()) -> dict[str, str]:
     """The versions of this machine's packages, "none" where one is missing. Imports none of them."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in (*PACKAGES, *also):
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "none"
-    return found
+            versions[name] = "none"
+    return versions
 
 
 def interface_of(address: str) -> str | None:
@@ -84,7 +84,7 @@ class NodeHost:
         self._launched: Launched | None = None
         self._views: list[RankView] = []
         self._ended_at: dict[int, float] = {}
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self._work, self._launcher_log, self._name = Path(), Path(), ""
         self._direct = False
         self._paused = PausedRanks()
@@ -118,11 +118,11 @@ class NodeHost:
         added, name = {NODE: node, editor.HOST: own}, None if share.nodes == 1 else interface_of(own)
         if name is not None:
             added |= {key: name for key in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if key not in os.environ}
-        asked = ReplayConfig.from_dict(config)
-        self._direct, self._launcher_log = LAUNCHERS[asked.backend] == "python", order.parent / launcher_log(share.workers.start)
+        replay_config = ReplayConfig.from_dict(config)
+        self._direct, self._launcher_log = LAUNCHERS[replay_config.backend] == "python", order.parent / launcher_log(share.workers.start)
         self._views = [RankView.begin(order.parent, number) for number in share.workers]
-        self._ended_at, self._told = {}, set()
-        self._launched = launch_share(asked, share, order, module, given, added)
+        self._ended_at, self._reported = {}, set()
+        self._launched = launch_share(replay_config, share, order, module, given, added)
 
     def _take(self, given: str | Parcel) -> Path:
         """The work order's path here, with all that it needs."""
@@ -147,7 +147,7 @@ class NodeHost:
             for view in self._views:
                 view.move(self._work.parent)
         if self._store is not None:
-            with told(before):
+            with disk_problems(before):
                 announce(before, None if given is None else self._work)
 
     def wait(self, peers: dict[str, bytes] | None = None, longest_s: float | None = None) -> int | dict[str, bytes] | None:
@@ -162,7 +162,7 @@ class NodeHost:
             store.hear(peers or {})
         while True:
             self._look(launched)
-            untold = bool(self._ended_at.keys() - self._told)
+            untold = bool(self._ended_at.keys() - self._reported)
             ended = not untold and launched.ended()
             if ended:
                 self._look(launched)
@@ -201,7 +201,7 @@ class NodeHost:
 
     def _look(self, launched: Launched) -> None:
         """Learn which processes the ranks are, and write down those that ended."""
-        ended, told = self._ended_at, self._told  # of the ranks below or of those before: the next start may come meanwhile
+        ended, reported = self._ended_at, self._reported  # of the ranks below or of those before: the next start may come meanwhile
         for view in self._views:
             for event in view.poll():
                 if event["event"] == "boot":
@@ -216,9 +216,9 @@ class NodeHost:
                 view.state, view.wait_status = state_of(*view.identity)
                 if view.state in (GONE, ZOMBIE):
                     ended[view.rank] = time.monotonic()
-            if view.rank not in ended or view.rank in told or not (view.done or time.monotonic() - ended[view.rank] > SETTLE_S):
+            if view.rank not in ended or view.rank in reported or not (view.done or time.monotonic() - ended[view.rank] > SETTLE_S):
                 continue
-            told.add(view.rank)
+            reported.add(view.rank)
             self._paused.tell(view.rank)
             status = view.wait_status
             if status is None and self._direct and launched.ended():  # its parent is we: reaped a moment ago
@@ -240,7 +240,7 @@ class PausedRanks:
 
     def __init__(self) -> None:
         self._ports: dict[int, int] = {}
-        self._told = contextlib.ExitStack()
+        self._shown = contextlib.ExitStack()
 
     def tell(self, rank: int, address: str = "") -> None:
         """A rank waits at HOST:PORT, or, with "", no more."""
@@ -248,12 +248,12 @@ class PausedRanks:
             return
         if address:
             self._ports[rank] = int(address.rpartition(":")[2])
-        self._told.close()
+        self._shown.close()
         if self._ports:
             with contextlib.suppress(AttributeError):
                 import ray
 
                 worker: Any = ray._private.worker.global_worker
                 worker.set_debugger_port([*self._ports.values()][-1])
-                self._told.enter_context(worker.worker_paused_by_debugger())
-                self._told.enter_context(worker.task_paused_by_debugger())
+                self._shown.enter_context(worker.worker_paused_by_debugger())
+                self._shown.enter_context(worker.task_paused_by_debugger())

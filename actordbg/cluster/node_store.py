@@ -74,7 +74,7 @@ class NodeStore:
         self._taken: dict[str, int] = {}
         self._lines: dict[str, bytes] = {}
         self._whole: list[Path] = []
-        with told(self.root):
+        with disk_problems(self.root):
             make_folder(self.root)
             for name in ("dumps", "packs", "models"):
                 make_folder(shared / name)
@@ -89,7 +89,7 @@ class NodeStore:
         """Lay a work order out with everything that its ranks read; its path here."""
         order = self.root / parcel.order
         folder = order.parent
-        with told(folder):
+        with disk_problems(folder):
             for name, data in parcel.files.items():
                 atomic_write(folder / name, data)
                 self._given.add(folder / name)
@@ -102,20 +102,20 @@ class NodeStore:
             if folder not in self._inputs:
                 spec = ReplaySpec.from_json(read_regular(folder / SPEC))
                 self._inputs[folder] = [(split_place(item.path) or (item.path,))[0] for item in spec.inputs]  # or the pack
-            wanted = [] if parcel.defaults is None else [parcel.defaults]
-            wanted += [index for slot in WorkOrder.from_json(read_regular(order)).slots for index in slot if index is not None]
-            self._fetched.bring(self._inputs[folder][index] for index in wanted)
+            needed = [] if parcel.defaults is None else [parcel.defaults]
+            needed += [index for slot in WorkOrder.from_json(read_regular(order)).slots for index in slot if index is not None]
+            self._fetched.bring(self._inputs[folder][index] for index in needed)
         return order
 
     def hear(self, peers: dict[str, bytes]) -> None:
         """Take in what other nodes' ranks wrote into their journals."""
-        with told(self.root):
+        with disk_problems(self.root):
             for path, data in peers.items():
                 _append(self.root / path, data)
 
     def news(self, folder: Path, ranks: Sequence[int], launched: Path, *, last: bool) -> dict[str, bytes]:
         """What is new, at most MOST_AT_ONCE bytes of it. last: the ranks have finished, so files that change no more go too."""
-        with told(self.root):
+        with disk_problems(self.root):
             if not self._lines:
                 self._lines = self._grown([rank_journal(folder, rank) for rank in ranks])
                 self._whole = list(self._whole_files(folder, last)) if self._lines or last else []
@@ -167,7 +167,7 @@ def _append(path: Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def told(where: Path) -> Iterator[None]:
+def disk_problems(where: Path) -> Iterator[None]:
     """What the node's disk refuses, as a problem of the store there."""
     try:
         yield

@@ -48,12 +48,12 @@ def runtime_env_of(order: ClusterOrder) -> dict[str, Any]:
     whole: dict[str, Any] = {}
     variables: dict[str, str] = {}
     for text in order.runtime_env:
-        found = _VARIABLE.fullmatch(text)
-        if found[1] in variables if found else bool(whole):
-            what = found[1] if found else f"a second file, {text},"
+        match = _VARIABLE.fullmatch(text)
+        if match[1] in variables if match else bool(whole):
+            what = match[1] if match else f"a second file, {text},"
             raise UsageError(f"--runtime-env gives {what} more than once", hint="give each variable and one file once")
-        if found is not None:
-            variables[found[1]] = found[2]
+        if match is not None:
+            variables[match[1]] = match[2]
         else:
             whole = _read(Path(text))
     env_vars = {str(name): str(value) for name, value in (whole.get("env_vars") or {}).items()} | variables

@@ -76,21 +76,21 @@ class RayEngine(GroupEngine):
         """As many as were requested, else as the cluster holds; never more than there are inputs."""
         self.refuse(config)
         shape, together = self.shape(config), LAUNCHERS[config.backend] != "python"
-        wanted = self.order.groups or (0 if together or config.nproc == 1 else config.nproc) or self.holds(shape)
+        requested = self.order.groups or (0 if together or config.nproc == 1 else config.nproc) or self.holds(shape)
         lanes = config.lanes if together else 1
-        count = max(1, min(wanted, -(-inputs // lanes)))
+        count = max(1, min(requested, -(-inputs // lanes)))
         firsts = range(0, count * shape.ranks, shape.ranks)
         return [Group(tuple(range(first, first + shape.ranks))) for first in firsts]
 
     def holds(self, shape: GroupShape) -> int:
         """How many such groups the cluster has room for; EnvironmentProblem where that is none."""
-        found = shape.groups_on(self.resources())
-        if not found:
+        room = shape.groups_on(self.resources())
+        if not room:
             raise EnvironmentProblem(
                 f"the Ray cluster cannot fit a group of {shape.words()}: {self._in_words()}",
                 hint="fewer ranks on a node (--gpus-per-node), fewer ranks (--nproc), or --groups 1 to wait for the autoscaler",
             )
-        return found
+        return room
 
     def refuse(self, config: ReplayConfig) -> None:
         """What cannot be on a cluster."""
@@ -161,9 +161,9 @@ class RayEngine(GroupEngine):
         return RayRunning(self._places[group.ranks], config, group, work, module)
 
     def news(self) -> list[str]:
-        told = list(self._news)
+        messages = list(self._news)
         self._news.clear()
-        return told
+        return messages
 
     def is_here(self, address: str) -> bool:
         return interface_of(address) is not None
@@ -267,15 +267,15 @@ def require_answer(address: str) -> None:
     """Ray tries for minutes to reach what is not there; LaunchProblem within seconds instead."""
     if address == "auto":
         return
-    found = _ADDRESS.fullmatch(address)
-    if found is None:
-        said = "" if os.environ.get("RAY_ADDRESS") != address else " (RAY_ADDRESS)"
+    match = _ADDRESS.fullmatch(address)
+    if match is None:
+        source = "" if os.environ.get("RAY_ADDRESS") != address else " (RAY_ADDRESS)"
         raise UsageError(
-            f"{address:.100}{said} is not a Ray cluster address",
+            f"{address:.100}{source} is not a Ray cluster address",
             hint="--address auto, HOST:PORT (`ray start` says which, usually 6379) or ray://HOST:10001; the dashboard's is none",
         )
     try:
-        with socket.create_connection((found[1].strip("[]"), int(found[2])), timeout=10) as connection:
+        with socket.create_connection((match[1].strip("[]"), int(match[2])), timeout=10) as connection:
             if os.environ.get("RAY_USE_TLS", "0") == "0":
                 connection.sendall(_HELLO)
                 if connection.recv(9)[3:4] != _SETTINGS[3:4]:
@@ -301,10 +301,10 @@ def require_same_versions(ray: Any, needed: Sequence[str] = ()) -> None:
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    asked = ray.remote(versions_here)
+    remote_versions = ray.remote(versions_here)
     nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in alive(ray)}
     answers = {
-        node: asked.options(
+        node: remote_versions.options(
             name="actordbg versions", num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
         ).remote(needed)
         for node in nodes

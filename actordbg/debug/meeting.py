@@ -313,7 +313,7 @@ def clear_away(folder: Path) -> None:
         remove(folder, path.name)
 
 
-def attend(folders: Callable[[], list[Path]], goes_on: Callable[[], bool], told: Callable[[str], None]) -> None:
+def attend(folders: Callable[[], list[Path]], goes_on: Callable[[], bool], report: Callable[[str], None]) -> None:
     """Be at every prompt that opens in these folders while `goes_on`; `told` hears when one is over."""
     relay = Relay()
     try:
@@ -327,6 +327,6 @@ def attend(folders: Callable[[], list[Path]], goes_on: Callable[[], bool], told:
             select.select(relay.descriptors(), [], [], 0.1)
             relay.step()
             if relay.at is None:
-                told("the prompt is over")
+                report("the prompt is over")
     finally:
         relay.close()

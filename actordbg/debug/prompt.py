@@ -272,20 +272,20 @@ def form(tensor: Any) -> str:
 
 def tensors_in(values: Mapping[str, Any]) -> dict[str, Any]:
     """The tensors among these values by name, also in lists, tuples and dicts one level down."""
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for name, value in values.items():
         if is_tensor(value):
-            found[name] = value
+            tensors[name] = value
         items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
-        found |= {f"{name}[{key!r}]": item for key, item in items if is_tensor(item)}
-    return found
+        tensors |= {f"{name}[{key!r}]": item for key, item in items if is_tensor(item)}
+    return tensors
 
 
 def shapes(values: Mapping[str, Any]) -> Said:
     """A line for each tensor among these values."""
-    found = tensors_in({name: value for name, value in values.items() if not name.startswith("__")})
-    lines = [f"{name:<24} {form(tensor)}" for name, tensor in list(found.items())[:MOST]]
-    lines += [f"... and {len(found) - MOST} more"] if len(found) > MOST else []
+    tensors = tensors_in({name: value for name, value in values.items() if not name.startswith("__")})
+    lines = [f"{name:<24} {form(tensor)}" for name, tensor in list(tensors.items())[:MOST]]
+    lines += [f"... and {len(tensors) - MOST} more"] if len(tensors) > MOST else []
     return Said("\n".join(lines) or "no tensors here")
 
 

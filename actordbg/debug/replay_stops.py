@@ -88,14 +88,14 @@ class ReplayStops:
     def fit(self, session: Any, layers: Mapping[str, Any], others: Mapping[str, Any], compiled: bool) -> None:
         """Take a built actor. layers: where all ranks stop for certain; others: modules at which only a rank alone may stop."""
         self._session = session
-        wanted = self._order.at
-        if wanted and not compiled:
+        at = self._order.at
+        if at and not compiled:
             self._layers = dict(layers)
-            if wanted not in (BEFORE, AFTER, ERROR):
+            if at not in (BEFORE, AFTER, ERROR):
                 known = {**(others if not session.is_collective else {}), **layers}
-                self._asked_layer = _module_called(wanted, known, others)
+                self._asked_layer = _module_called(at, known, others)
                 self._layers[self._asked_layer] = known[self._asked_layer]
-        if not compiled and (wanted or self._order.level == "debug"):
+        if not compiled and (at or self._order.level == "debug"):
             for name, module in (self._layers or dict(layers)).items():
                 module.register_forward_pre_hook(self._hook(name), prepend=True, with_kwargs=True)
 
@@ -287,25 +287,25 @@ def in_a_frame(place: str, call: str, names: Mapping[str, Any], then: Callable[[
 def _bound(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a layer's call by name."""
     try:
-        found = inspect.signature(module.forward).bind(*args, **kwargs)
+        bound = inspect.signature(module.forward).bind(*args, **kwargs)
     except (TypeError, ValueError):
         return {**{f"argument_{place}": argument for place, argument in enumerate(args)}, **kwargs}
-    flat = found.arguments
-    for name in [name for name in flat if found.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD]:
+    flat = bound.arguments
+    for name in [name for name in flat if bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD]:
         flat.update(flat.pop(name))
     return flat
 
 
 def _module_called(name: str, known: Mapping[str, Any], others: Mapping[str, Any]) -> str:
     """The full name of a module by its end; Unsupported if there is none, or not one alone, or not where all ranks stop."""
-    found = [name] if name in known else [module for module in known if module.endswith(f".{name}")]
-    if len(found) == 1:
-        return found[0]
+    matches = [name] if name in known else [module for module in known if module.endswith(f".{name}")]
+    if len(matches) == 1:
+        return matches[0]
     at = ", ".join(list(known)[:4])
-    if not found and any(f".{module}".endswith(f".{name}") for module in others):
+    if not matches and any(f".{module}".endswith(f".{name}") for module in others):
         raise Unsupported(
             f"--break {name}: ranks that compute together stop before a layer, where all of them come, and not inside of one",
             hint=f"one of: {at}, ...; or --backend plain, where any module will do",
         )
-    what = f"fits {len(found)} modules" if found else "is not a layer of this model"
-    raise Unsupported(f"--break {name} {what}", hint=f"before, after, error, or one of: {', '.join(found[:4]) or at}, ...")
+    what = f"fits {len(matches)} modules" if matches else "is not a layer of this model"
+    raise Unsupported(f"--break {name} {what}", hint=f"before, after, error, or one of: {', '.join(matches[:4]) or at}, ...")

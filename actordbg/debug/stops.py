@@ -126,14 +126,14 @@ class Stop:
                 return None
             self.attached = True
             alone = self._others is None
-            asked = Prompt(wire, self.rank, self._helpers(), alone=alone, layers=self.layers, on_end=self._end)
+            pdb_prompt = Prompt(wire, self.rank, self._helpers(), alone=alone, layers=self.layers, on_end=self._end)
             wire.write(self._introduction())
             try:
-                asked.ask(self.frame if self.trace is None else None, self.trace)
+                pdb_prompt.ask(self.frame if self.trace is None else None, self.trace)
             except StoppedByUser as error:
                 why = str(error)
                 raise
-            return asked
+            return pdb_prompt
         finally:
             if self._others is not None:
                 word, layer = self._answer
@@ -190,8 +190,8 @@ class Stop:
         kept: list[Any] = []
         names = {"_gather_here": self.gathers, "_keep": kept.append}
         mine = f"_keep(_gather_here({name!r}))"
-        said = self._others.everywhere(f"_gather_here({name!r}) is None", lambda: evaluated(mine, self._here, names))
-        wrong = [f"rank {rank}: {value}" for rank, value in said.items() if value not in ("False", "None")]
+        answers = self._others.everywhere(f"_gather_here({name!r}) is None", lambda: evaluated(mine, self._here, names))
+        wrong = [f"rank {rank}: {value}" for rank, value in answers.items() if value not in ("False", "None")]
         return Said("refused: " + "; ".join(wrong)) if wrong else kept[0]
 
     def _introduction(self) -> str:
