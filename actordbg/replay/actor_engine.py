@@ -1,5 +1,5 @@
-"""The engine that runs a worker's inputs: its protocol, its failures as text, and the real one. That runs the trainer's Actor on one
-captured call at a time, and keeps a summary instead of the tensors.
+"""The engine that runs a worker's inputs: its protocol, its failures as text, and the real engine. That runs the trainer's Actor
+on one captured call at a time, and keeps a summary instead of the tensors.
 
 torch is imported when the engine is opened, so that a worker writes `boot` before the seconds that takes.
 """
@@ -130,7 +130,7 @@ class ActorEngine:
         return self._session.tainted or self._device_is_lost()
 
     def open(self) -> dict[str, Any]:
-        """Build the actor, in place of the one that this process holds, if any."""
+        """Build the actor, after closing any actor that this process holds."""
         with without_collecting("torch"):
             from actordbg.actor.backends.fsdp2 import decoder_layers
             from actordbg.actor.session import ActorSession, open_actor
@@ -163,7 +163,7 @@ class ActorEngine:
         return self._session.resolved
 
     def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
-        """Continue with another replay. If nothing was loaded, `load_s` is 0 and `load_shared_with` names the replay that loaded."""
+        """Continue with another replay. If it loads nothing, `load_s` is 0 and `load_shared_with` names the replay that did."""
         before, self.folder, self.spec = self.spec, folder, spec
         defaults = defaults_of(self.root, spec.inputs)
         same_kind = reopens(spec.config) is not None and reopens(before.config) == reopens(spec.config)

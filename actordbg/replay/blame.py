@@ -3,8 +3,8 @@
 Only the culprits' inputs are lost; every other input in flight runs again. So the rules blame as few ranks as the evidence
 allows, and at least one if an input was running. Otherwise the same crash would repeat forever.
 
-**A crash.** The culprit is the rank that died *first* without being killed by its launcher. Launchers then end the other ranks with
-SIGTERM, and a rank that lost its peers leaves with EXIT_RESTART: both are consequences.
+**A crash.** The culprit is the rank that died *first* without being killed by its launcher. Launchers then end the other ranks
+with SIGTERM, and a rank that lost its peers leaves with EXIT_RESTART: both are consequences.
 
 **A hang.** The clock of an input starts when every rank with an input in the same slot has started it, because a quick rank
 waits in its first collective for slow ones. It does not wait for a rank that has nothing left to do: with `--align shuffle`,

@@ -55,7 +55,7 @@ class Unflushed:
         return cls(path, len(data), descriptor)
 
     def flush(self) -> None:
-        """Flush the file and its name to the disk. If that fails, remove the file, whose content is unknown, and raise OSError."""
+        """Flush the file and its name to the disk. If that fails, remove the file (its content is unknown); OSError."""
         try:
             try:
                 os.fsync(self.descriptor)

@@ -55,7 +55,7 @@ from actordbg.replay.worker_logs import (
 
 
 def as_error(broken: Event, log: str) -> ActordbgError:
-    """Return the error of a worker that could not build its actor: of its own class if actordbg defines that, else LaunchProblem."""
+    """Return the error of a worker that could not build its actor: its own class if actordbg defines it, else LaunchProblem."""
     ours = error_named(broken["error_class"], broken["error"], broken["hint"])
     return ours or LaunchProblem(
         f"the actor cannot be built: {broken['error_class']}: {broken['error']}\n{log}".rstrip(),
@@ -102,8 +102,8 @@ class GroupRun:
     """A group from its first attempt to its last result; it reports to its replay.
 
     `pending`: indices of inputs without a result, in order. `attempt`: the current one, 0 before the first. If the replay has a
-    `Dealer`, the group gets its inputs portion by portion. A group waits (`_waits`) until the engine has a place for it, and holds
-    no dealt inputs meanwhile.
+    `Dealer`, the group gets its inputs portion by portion. A group waits (`_waits`) until the engine has a place for it, and
+    holds no dealt inputs meanwhile.
     """
 
     def __init__(self, replay: Replay, group: Group, pending: list[int], attempt: int) -> None:
@@ -147,7 +147,7 @@ class GroupRun:
         self._launcher_log = self._launched.log
 
     def _has_a_place(self) -> bool:
-        """Check whether the engine has a place for this group. A place lost before anything ran in it also counts as a failure."""
+        """Check whether the engine has a place for this group. A place lost before anything ran in it also counts as a loss."""
         try:
             return self.replay.engine.ready(self.spec.config, self.group)
         except PlaceLost as lost:

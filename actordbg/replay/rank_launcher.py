@@ -2,8 +2,8 @@
 
     python -m actordbg.replay.rank_launcher --like deepspeed --nproc 2 --share '{"first": 0, "count": 2}' MODULE ARGUMENTS...
 
-Each rank gets the variables that the real launcher sets. The first rank that fails ends the others, and its exit code becomes the
-launcher's, logged in deepspeed's words (`worker_logs.reported_by_launcher` parses them). `--launcher real` uses the real
+Each rank gets the variables that the real launcher sets. The first rank that fails ends the others, and its exit code becomes
+the launcher's, logged in deepspeed's words (`worker_logs.reported_by_launcher` parses them). `--launcher real` uses the real
 launchers; tests compare both. Standard library only: importing torch is what makes the real ones slow.
 """
 
@@ -52,7 +52,9 @@ def main() -> int:
     parser.add_argument("--like", choices=("deepspeed", "torchrun"), required=True)
     parser.add_argument("--nproc", type=int, required=True)
     parser.add_argument("--share", required=True, help="a NodeShare as JSON: the ranks of this machine")
-    parser.add_argument("--devices", help="comma-separated numbers of the CUDA devices; default: the first ones, as with deepspeed")
+    parser.add_argument(
+        "--devices", help="comma-separated numbers of the CUDA devices; default: the first ones, as with deepspeed"
+    )
     parser.add_argument("module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()

@@ -25,10 +25,10 @@ NODE = "ACTORDBG_NODE"
 class RankView:
     """Snapshot of a rank, updated event by event (`take`).
 
-    doing: its `start` or `fill` without an end yet. since: time of its last event (monotonic seconds). log_at: the byte at which the
-    current input's log begins. slots_finished: slots passed or failed. failed_slot: its last failed slot. collective: it needs
-    its peers to run an input, as far as is known. restart: why it requested a restart, or "". held_since: since when it is at a
-    prompt; no clock runs meanwhile. node: where it runs, "" on one machine. gone: its machine wrote that it ended, and how
+    doing: its `start` or `fill` without an end yet. since: time of its last event (monotonic seconds). log_at: the byte at which
+    the current input's log begins. slots_finished: slots passed or failed. failed_slot: its last failed slot. collective: it
+    needs its peers to run an input, as far as is known. restart: why it requested a restart, or "". held_since: since when it is
+    at a prompt; no clock runs meanwhile. node: where it runs, "" on one machine. gone: its machine wrote that it ended, and how
     (wait_status, and in words why). done: no work left. state, wait_status: from /proc at the last `look`.
     """
 

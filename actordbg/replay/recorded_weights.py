@@ -84,7 +84,7 @@ class HeldAgainst:
 
 
 def _comparing(session: Any) -> Callable[[str, ParameterHash], str]:
-    """Return a function that compares a recorded hash with the loaded model: EQUAL, DIFFERS, or the reason why it cannot be checked.
+    """Return a function that compares a recorded hash with the loaded model: EQUAL, DIFFERS, or why it cannot be checked.
 
     Each part is hashed once.
     """

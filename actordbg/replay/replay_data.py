@@ -112,7 +112,11 @@ def estimated(catalog: Catalog, spec: ReplaySpec) -> Estimate | None:
     beside: list[float] = []
     for row in islice(like, _USED):
         passed = (result for result in results_for(catalog, row.replay_id) if result.status == PASSED)
-        seconds = [(record.forward_s + (record.backward_s or 0.0), record.tokens) for record in passed if record.forward_s and record.tokens]
+        seconds = [
+            (record.forward_s + (record.backward_s or 0.0), record.tokens)
+            for record in passed
+            if record.forward_s and record.tokens
+        ]
         paces += [spent / tokens for spent, tokens in seconds]
         took = (_moment(row.finished_at) - _moment(row.created_at)).total_seconds()
         beside += [max(took - sum(spent for spent, _ in seconds) / lanes, 0.0)] if seconds else []

@@ -45,7 +45,7 @@ Row: TypeAlias = "DumpRow"
 
 
 def defaults_of(root: Path, inputs: Sequence[ReplayInput]) -> DumpRecord | None:
-    """Return the record that decides open settings: of the first input with a readable header. Command and workers agree on it."""
+    """Return the record that decides open settings: that of the first input with a readable header, in every process."""
     for item in inputs:
         with contextlib.suppress(StoreProblem):
             return read_record(root / item.path)

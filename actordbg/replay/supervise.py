@@ -201,7 +201,9 @@ class Supervisor(Replay):
         lanes = {rank // config.lane_width for rank in group.ranks}
         indices = () if self.dealer is not None else range(len(self.spec.inputs))
         mine = {index: self.spec.inputs[index].dump_id for index in indices if index % config.lanes in lanes}
-        if all(rank % config.lane_width for rank in group.ranks):  # a follower's answers count, not the results that others recorded
+        if all(
+            rank % config.lane_width for rank in group.ranks
+        ):  # a follower's answers count, not the results that others recorded
             done = {dump_id for dump_id in mine.values() if self._book.answered(dump_id, group.ranks[0])}
         return [index for index, dump_id in mine.items() if dump_id not in done]
 
@@ -328,7 +330,7 @@ def _me() -> tuple[int, int]:
 
 
 def is_whole(folder: Path, record: ResultRecord) -> bool:
-    """Check whether a result's tensors reached the disk: after a power cut or on a full disk, the journal may be ahead of them."""
+    """Check whether a result's tensors reached the disk: after a power cut or on a full disk, they may lag the journal."""
     size = record.extra.get(KEPT_BYTES)
     try:
         return size is None or (folder / TENSORS / f"{record.dump_id}.safetensors").stat().st_size == size

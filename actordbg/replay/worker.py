@@ -223,8 +223,8 @@ class Worker:
     def _on_law(self, task: Task) -> Callable[[str], None] | None:
         """Return the callback for law steps; None if this task's laws are not checked.
 
-        Ranks that compute together check the laws of all inputs of a slot, or of none. Each step is written to the journal, so that
-        the time of a law does not count as a hang of the input.
+        Ranks that compute together check the laws of all inputs of a slot, or of none. Each step is written to the journal, so
+        that the time of a law does not count as a hang of the input.
         """
         together = self.engine.collective
         if together and self.spec.config.align == "shuffle":  # ranks are not in step there
