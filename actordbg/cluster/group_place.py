@@ -1,8 +1,8 @@
 """A place: a group's Ray placement group, and a host on each of its nodes (`node_host.py`).
 
-A group of N ranks with M per node takes ceil(N / M) bundles: the ranks of a bundle share a node, and the bundles are on different
-nodes. The first bundle has the first ranks. A place outlives the attempts of its group, and also its replay. It is lost as a whole
-when one of its hosts dies.
+A group of N ranks with M per node takes ceil(N / M) bundles: the ranks of a bundle share a node, and the bundles are on
+different nodes. The first bundle has the first ranks. A place outlives the attempts of its group, and also its replay. It is lost
+as a whole when one of its hosts dies.
 
 **A node that runs out of memory.** Ray's memory monitor kills a Ray worker there, and says why. That worker is the host of
 our ranks. It is small, so which of several hosts Ray kills has little to do with the ranks. But its message names the node and

@@ -156,8 +156,8 @@ class NodeHost:
     def wait(self, peers: dict[str, bytes] | None = None, longest_s: float | None = None) -> int | dict[str, bytes] | None:
         """Wait for news and return it, or the launcher's exit code once it has ended; None after `longest_s`.
 
-        peers: lines of other nodes' journals; None if nodes share a folder: then only the end is news. Ranks that died earlier are
-        in their journals before this returns, and all news is returned before an exit code.
+        peers: lines of other nodes' journals; None if nodes share a folder: then only the end is news. The deaths of ranks are in
+        their journals before this returns, and all news is returned before an exit code.
         """
         launched, store, since = self._launched, None if peers is None else self._store, time.monotonic()
         assert launched is not None
@@ -239,8 +239,8 @@ class NodeHost:
 class PausedRanks:
     """The ranks of a host that wait for an editor, registered with Ray's distributed debugger.
 
-    The debugger lists Ray workers that have paused threads, and connects to debugpy at the port that Ray knows for the worker: for
-    a host, that of the last rank. A rank is not a Ray process. So its host reports itself as paused, at the rank's port, as
+    The debugger lists Ray workers that have paused threads, and connects to debugpy at the port that Ray knows for the worker:
+    for a host, that of the last rank. A rank is not a Ray process. So its host reports itself as paused, at the rank's port, as
     `ray.util.debugpy` does. If this Ray lacks these functions, nothing is listed, and the address in the command's terminal still
     works.
     """

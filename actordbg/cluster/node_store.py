@@ -4,9 +4,9 @@
     ~/.cache/actordbg/nodes/<store>/host-<...>/replays/<id>/           one host's replays; removed with the host
     ~/.cache/actordbg/nodes/<store>/host-<...>/dumps -> ../dumps       so workers find an ordinary store
 
-Each work order arrives from the command as a `Parcel`, and the node fetches the dumps that it names. The ranks' output is returned
-as news, bytes by path: journals in whole lines, logs in bytes, other files whole and before the lines that refer to them. Only
-the command writes behind the URL, never a node. So the store there was written by one process, in the right order.
+Each work order arrives from the command as a `Parcel`, and the node fetches the dumps that it names. The ranks' output is
+returned as news, bytes by path: journals in whole lines, logs in bytes, other files whole and before the lines that refer to
+them. Only the command writes behind the URL, never a node. So the store there was written by one process, in the right order.
 
 Each piece is sent once. If a host's answer does not arrive, the host is lost with what it had not sent: its ranks' inputs run
 again in a new place, which starts from scratch. Journals are sent in whole lines, so a place that is lost in the middle of a line
@@ -150,7 +150,7 @@ class NodeStore:
         return grown
 
     def _whole_files(self, folder: Path, last: bool) -> Iterator[Path]:
-        """Yield the files that ranks wrote besides journals and logs; from the top folder only if `last`: they may still change."""
+        """Yield the ranks' other files, besides journals and logs; from the top folder only if `last`: they may still change."""
         for above, folders, names in os.walk(folder):
             folders[:] = [name for name in folders if not name.startswith(".")]
             for name in names if last or Path(above) != folder else ():
@@ -243,6 +243,6 @@ def _defaults(spec: Path, store: StoreElsewhere) -> int | None:
     if outside is not None:
         raise Unsupported(
             f"dump {outside.dump_id} is outside of the store, and nodes see only {store.url}",
-            hint="import it into the store, or drop --engine ray",
+            hint="copy it into the store, or drop --engine ray",
         )
     return next((index for index, item in enumerate(inputs) if defaults_of(store.mirror, [item])), None)
