@@ -7,10 +7,10 @@
 A worker sets `in_replay`, which handles its breakpoints and the user's `breakpoint()`.
 
 **In training code** (`stop_job`) the ranks on this machine pause, and `actordbg attach RUN` gets the prompt. Nothing here may
-harm the run. Ranks wait for each other, and for somebody to attach, only as long as the call says; then they continue. After a stop
-that nobody attached to, later stops wait for only a second, unless an `attach` is already waiting. `quit` and a closed terminal
-do not end a training: they mean `detach` and `continue`. Processes of the same job meet by MASTER_PORT, in a folder named after
-the run, which only this user can enter. Standard library only.
+harm the run. Ranks wait for each other, and for somebody to attach, only as long as the call says; then they continue. After a
+stop that nobody attached to, later stops wait for only a second, unless an `attach` is already waiting. `quit` and a closed
+terminal do not end a training: they mean `detach` and `continue`. Processes of the same job meet by MASTER_PORT, in a folder
+named after the run, which only this user can enter. Standard library only.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Stop:
 
     arrival_s: seconds that ranks wait for each other; None for no limit, if a supervisor watches. attach_s: seconds to wait for a
     terminal. gathers: returns a parameter's full value; collective if it is sharded. refusal: why `gather` is refused here.
-    layers: the layers that `layer` can continue to. quits: what `quit` does, in words. debugpy: the port for an editor, 0 for any.
-    attached: somebody came to the prompt.
+    layers: the layers that `layer` can continue to. quits: what `quit` does, in words. debugpy: the port for an editor, 0 for
+    any. attached: somebody came to the prompt.
     """
 
     folder: Path
@@ -197,8 +197,8 @@ class Stop:
     def _introduction(self) -> str:
         lines = [f"rank {self.rank} of {self.names.get('world_size', len(self.ranks))} stops {self.place}{self.banner}"]
         if self._others is not None:
-            parked = sorted(set(self._others.places) - {self.rank})
-            lines[0] += f"; {_ranks(parked)} paused" if parked else "; no other rank is paused"
+            paused = sorted(set(self._others.places) - {self.rank})
+            lines[0] += f"; {_ranks(paused)} paused" if paused else "; no other rank is paused"
             lines += [f"({self.refusal})"] if self.refusal else []
         lines.append("here: " + ", ".join(name for name in self.names if not name.startswith("_")))
         lines.append('shapes(), stats(tensor), gather("parameter"), everywhere("expression")')
