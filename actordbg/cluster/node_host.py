@@ -84,7 +84,7 @@ class NodeHost:
         self._launched: Launched | None = None
         self._views: list[RankView] = []
         self._ended_at: dict[int, float] = {}
-        self._reported: set[int] = set()
+        self._noted: set[int] = set()
         self._work, self._launcher_log, self._name = Path(), Path(), ""
         self._direct = False
         self._paused = PausedRanks()
@@ -119,12 +119,10 @@ class NodeHost:
         if name is not None:
             added |= {key: name for key in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if key not in os.environ}
         replay_config = ReplayConfig.from_dict(config)
-        self._direct, self._launcher_log = (
-            LAUNCHERS[replay_config.backend] == "python",
-            order.parent / launcher_log(share.workers.start),
-        )
+        self._direct = LAUNCHERS[replay_config.backend] == "python"
+        self._launcher_log = order.parent / launcher_log(share.workers.start)
         self._views = [RankView.begin(order.parent, number) for number in share.workers]
-        self._ended_at, self._reported = {}, set()
+        self._ended_at, self._noted = {}, set()
         self._launched = launch_share(replay_config, share, order, module, given, added)
 
     def _take(self, given: str | Parcel) -> Path:
@@ -165,7 +163,7 @@ class NodeHost:
             store.hear(peers or {})
         while True:
             self._look(launched)
-            untold = bool(self._ended_at.keys() - self._reported)
+            untold = bool(self._ended_at.keys() - self._noted)
             ended = not untold and launched.ended()
             if ended:
                 self._look(launched)
@@ -204,7 +202,7 @@ class NodeHost:
 
     def _look(self, launched: Launched) -> None:
         """Watch the ranks' processes, and write `gone` for those that ended."""
-        ended, reported = self._ended_at, self._reported  # a concurrent `start` may replace them
+        ended, noted = self._ended_at, self._noted  # a concurrent `start` may replace them
         for view in self._views:
             for event in view.poll():
                 if event["event"] == "boot":
@@ -219,13 +217,9 @@ class NodeHost:
                 view.state, view.wait_status = state_of(*view.identity)
                 if view.state in (GONE, ZOMBIE):
                     ended[view.rank] = time.monotonic()
-            if (
-                view.rank not in ended
-                or view.rank in reported
-                or not (view.done or time.monotonic() - ended[view.rank] > SETTLE_S)
-            ):
+            if view.rank not in ended or view.rank in noted or not (view.done or time.monotonic() - ended[view.rank] > SETTLE_S):
                 continue
-            reported.add(view.rank)
+            noted.add(view.rank)
             self._paused.tell(view.rank)
             status = view.wait_status
             if status is None and self._direct and launched.ended():  # we are its parent and have just reaped it

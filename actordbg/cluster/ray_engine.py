@@ -224,8 +224,7 @@ def connected(order: ClusterOrder, title: str) -> Iterator[RayEngine]:
     except (ConnectionError, ValueError, RuntimeError, TimeoutError, OSError) as error:
         words = str(error).strip().splitlines() or [type(error).__name__]
         raise LaunchProblem(
-            f"no Ray cluster answers at {address}: {words[0][:300]}",
-            hint="check `ray status` on this machine, or pass --address HOST:PORT",
+            f"no Ray cluster answers at {address}: {words[0][:300]}", hint="check `ray status`, or pass --address HOST:PORT"
         ) from None
     try:
         require_same_versions(ray, packages_behind(order.store.url) if order.store else ())
@@ -285,8 +284,7 @@ def require_answer(address: str) -> None:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise LaunchProblem(
-            f"no Ray cluster answers at {address}: {reason}",
-            hint="check `ray status` on one of its nodes, or pass --address HOST:PORT",
+            f"no Ray cluster answers at {address}: {reason}", hint="check `ray status` on a node, or pass --address HOST:PORT"
         ) from None
 
 
