@@ -288,7 +288,7 @@ class RayRunning(Running):
     @property
     def lost(self) -> Loss | None:
         """Return the loss of the place. Ranks whose node ran out of memory are dead, not lost, unless others are to blame."""
-        self._settle()
+        self._take_in()
         place = self.place
         if not place.settled():
             return None
@@ -298,7 +298,7 @@ class RayRunning(Running):
 
     def ended(self) -> bool:
         """Check whether all shares have ended, or a node's share has failed, so that the others wait in vain."""
-        self._settle()
+        self._take_in()
         over = len(self._codes) == len(self._shares) or any(self._codes.values())
         return self.place.settled() or over
 
@@ -348,7 +348,7 @@ class RayRunning(Running):
             self._states |= states
         return by_rank
 
-    def _settle(self) -> None:
+    def _take_in(self) -> None:
         """Take in events: hosts have started their ranks, a share has ended, or a host is gone."""
         now = time.monotonic()
         if self.place.lost or now - self._looked < LOOK_S:

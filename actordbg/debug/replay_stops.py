@@ -72,7 +72,7 @@ class ReplayStops:
         self._leader = rank
         self._engaged = bool(order.at)
         self._detached, self._forwarding = False, False
-        self._asked_layer: str | None = None
+        self._requested_layer: str | None = None
         self._next_layer: str | None = None  # "" for any layer
         self._layers: dict[str, Any] = {}
         self._open: Prompt | None = None
@@ -93,8 +93,8 @@ class ReplayStops:
             self._layers = dict(layers)
             if at not in (BEFORE, AFTER, ERROR):
                 known = {**(others if not session.is_collective else {}), **layers}
-                self._asked_layer = _module_called(at, known, others)
-                self._layers[self._asked_layer] = known[self._asked_layer]
+                self._requested_layer = _module_called(at, known, others)
+                self._layers[self._requested_layer] = known[self._requested_layer]
         if not compiled and (at or self._order.level == "debug"):
             for name, module in (self._layers or dict(layers)).items():
                 module.register_forward_pre_hook(self._hook(name), prepend=True, with_kwargs=True)
@@ -104,7 +104,7 @@ class ReplayStops:
         self._dump_id, self._ranks, self.begun = dump_id, tuple(ranks), False
         self._leader = leader if leader in ranks else ranks[0]
         self._engaged = bool(self._order.at) and chosen and not self._detached
-        self._next_layer = self._asked_layer
+        self._next_layer = self._requested_layer
 
     def end(self) -> None:
         """Continue a rank that is still stepping, since the forward or the input is over."""

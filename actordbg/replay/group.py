@@ -192,7 +192,7 @@ class GroupRun:
             if launched.stands():
                 self._judge_death(launched)
         elif restarting:
-            self._again(f"rank {restarting.rank}: {restarting.restart}")
+            self._restart(f"rank {restarting.rank}: {restarting.restart}")
         elif gone:
             self._look(launched)
             self._judge_death(launched)
@@ -255,7 +255,7 @@ class GroupRun:
         silent = [view.rank for view in self._views if not view.done and view.doing is None and now - view.since > longest_s]
         if silent:
             self._stacks(launched)
-            self._again(f"ranks {silent} were silent for {longest_s:.0f} s outside of an input")
+            self._restart(f"ranks {silent} were silent for {longest_s:.0f} s outside of an input")
 
     def _judge_death(self, launched: Running) -> None:
         first = [copy.copy(view) for view in self._views]
@@ -276,7 +276,7 @@ class GroupRun:
             self._blame(rank, CRASHED, "WorkerDied", f"the worker (rank {rank}) died in it: {how[rank]}")
         restarts = "; ".join(f"rank {view.rank}: {view.restart}" for view in self._views if view.restart)
         died = "; ".join(f"rank {rank} died: {how[rank]}" for rank in culprits)
-        self._again(died or restarts or "the launcher ended")
+        self._restart(died or restarts or "the launcher ended")
 
     def _how_it_ended(self, view: RankView) -> str:
         if view.why or view.wait_status is not None:
@@ -310,7 +310,7 @@ class GroupRun:
         self.stop()
         for rank in culprits:
             self._blame(rank, HUNG, "TimeoutError", error, evidence[rank])
-        self._again(error if culprits else f"ranks {late} waited for a rank that failed")
+        self._restart(error if culprits else f"ranks {late} waited for a rank that failed")
 
     def _view(self, rank: int) -> RankView:
         return next(view for view in self._views if view.rank == rank)
@@ -343,7 +343,7 @@ class GroupRun:
         self._forget(record.dump_id)
         self.replay.on_verdict(record)
 
-    def _again(self, reason: str) -> None:
+    def _restart(self, reason: str) -> None:
         """Restart with the remaining inputs unless too many attempts were fruitless."""
         log, losses = self._last_words(), self.replay.losses
         self.stop()

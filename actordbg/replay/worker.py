@@ -188,7 +188,7 @@ class Worker:
         if isinstance(loaded, Failure):
             self._take_part_after_all(task)
         else:
-            self._settle(task.slot, failed=isinstance(outcome, Failure))
+            self._resync(task.slot, failed=isinstance(outcome, Failure))
 
     def _begin(self, event: str, task: Task, **values: Any) -> dict[str, Any]:
         """Record that an input starts now, and where its log begins; return the input, its slot and the time."""
@@ -242,7 +242,7 @@ class Worker:
         if isinstance(fields, Failure):
             self._raise_if_a_peer_died()
         self._write("filled", slot=task.slot)
-        self._settle(task.slot, failed=isinstance(fields, Failure))
+        self._resync(task.slot, failed=isinstance(fields, Failure))
 
     def _take_part_after_all(self, task: Task) -> None:
         """Run a neighbor's input after ours could not be read, so that the peers' collectives complete."""
@@ -253,7 +253,7 @@ class Worker:
                 raise Restart("the only input cannot be read")
             self._fill(Task(task.slot, other, Duty.FILL), None)
 
-    def _settle(self, slot: int, *, failed: bool) -> None:
+    def _resync(self, slot: int, *, failed: bool) -> None:
         """Wait until every peer has finished `slot` after a failure here.
 
         Raises Restart if this process is out of step or tainted, a peer died, or a peer does not finish within the grace period.

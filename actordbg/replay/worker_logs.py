@@ -41,9 +41,9 @@ _WAITS = re.compile(
 )
 """Functions in which a process waits for a collective that it began earlier: `path function`."""
 _WAITS_FOR = {
-    "partition_parameters.py": "the gathering of parameters (all_gather_into_tensor)",
-    "stage3.py": "the scattering of gradients (reduce_scatter)",
-    "_fsdp_collectives.py": "the gathering of parameters (all_gather_into_tensor)",
+    "partition_parameters.py": "the all-gather of parameters (all_gather_into_tensor)",
+    "stage3.py": "the reduce-scatter of gradients (reduce_scatter)",
+    "_fsdp_collectives.py": "the all-gather of parameters (all_gather_into_tensor)",
     "__init__.py": "its GPU (torch.cuda.synchronize)",
     "streams.py": "its GPU (torch.cuda.synchronize)",
 }
