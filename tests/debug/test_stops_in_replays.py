@@ -149,7 +149,7 @@ def test_without_a_terminal_a_stop_is_refused_with_the_way_to_attach(store: Stor
     faulty = brokenactor.environment(tmp_path / "fault", stopcases.FAULT)
     assert actordbg(store, "replay", "--expect-eval", "--no-backward", **faulty).returncode == 1
     (record,) = results(newest(store)).values()
-    assert "nobody can come to its prompt" in (record.error or "") and "Unsupported" in (record.error_class or "")
+    assert "no terminal for its prompt" in (record.error or "") and "Unsupported" in (record.error_class or "")
 
 
 def test_expect_eval_fails_a_module_in_training_mode_and_debug_lines_name_each_layer(store: Store):
