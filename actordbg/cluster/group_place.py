@@ -1,13 +1,13 @@
-"""A place: what Ray reserved for one group, and a host on each node of it (`node_host.py`).
+"""A place: a group's Ray placement group, and a host on each of its nodes (`node_host.py`).
 
-A group of N ranks with M to a node takes ceil(N / M) bundles: the ranks of a bundle are packed on one node, and the bundles lie
-on different nodes. The first bundle has the first ranks. A place outlives the attempts of its group, and also its replay; it
-is lost as a whole when one of its hosts dies.
+A group of N ranks with M per node takes ceil(N / M) bundles: the ranks of a bundle share a node, and the bundles are on
+different nodes. The first bundle has the first ranks. A place outlives the attempts of its group, and also its replay. It is lost
+as a whole when one of its hosts dies.
 
-**A node that runs out of memory.** Ray's memory monitor ends a worker of Ray's there, and says why. That worker is the host of
-our ranks. It is small, so which of several hosts Ray takes has little to do with the ranks. But its message has the node, and
-who held the most memory there. So a rank is blamed as the kernel's out-of-memory killer would have chosen it (`Starved`): it
-gets the event `gone` in its journal, as its host would have written it, and is judged as on one machine.
+**A node that runs out of memory.** Ray's memory monitor kills a Ray worker there, and says why. That worker is the host of
+our ranks. It is small, so which of several hosts Ray kills has little to do with the ranks. But its message names the node and
+the processes that held the most memory. So we blame the rank that the kernel's out-of-memory killer would have chosen
+(`Starved`): it gets the event `gone` in its journal, as its host would have written it, and is judged as on one machine.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from actordbg.replay.work_order import announce
 from actordbg.replay.worker_logs import launcher_log
 
 FENCE_S = 3.0
-"""How long after a node was lost its ranks may still live: they look for their host four times a second."""
+"""Seconds that ranks may outlive a lost node: they check for their host four times a second."""
 LOOK_S = 0.1
-"""Shortest time between two questions to Ray about a group."""
+"""Minimum seconds between two queries to Ray about a group."""
 NOTICE_S = 20.0
-"""Longest wait for Ray to notice a dead node: it takes 14 seconds, unless told otherwise."""
+"""Maximum seconds to wait for Ray to notice a dead node: its default is 14."""
 SOON_S = 0.2
-"""How long a host may have no news before it says so, where nodes hear of each other's journals through the command."""
+"""Seconds until a host without news answers, if nodes exchange their journals through the command."""
 END_S = 20.0
-"""Longest wait for the ranks of a node to end when they are told to."""
+"""Maximum seconds to wait for the ranks of a node to end when told to."""
 ANSWER_S = 120.0
-"""Longest wait for a host to say that it lives."""
+"""Maximum seconds to wait for a host's sign of life."""
 
 
 _NODE = re.compile(r"\(IP: ([^,)]+), ID: ([0-9a-f]+)\) was ([\d.]+ ?\w+ / [\d.]+ ?\w+)")
 _USER = re.compile(r"(?:^|[,\n] ?)(\d+)\t([\d.]+)\t")
 NODE_ID = 8
-"""Characters of a node's id that a journal has."""
+"""Characters of a node's id in a journal."""
 
 
 @dataclass(frozen=True)
 class GroupShape:
-    """What a group needs: how many ranks on each of its nodes, and whether each needs a GPU."""
+    """The resources of a group: how many ranks on each of its nodes, and whether each needs a GPU."""
 
     counts: tuple[int, ...]
     gpu: bool
@@ -73,13 +73,13 @@ class GroupShape:
         return [{"CPU": float(count)} | ({"GPU": float(count)} if self.gpu else {}) for count in self.counts]
 
     def words(self) -> str:
-        """In words: what one node has to have, and how many such."""
+        """Describe the resources that a node needs, and how many such nodes."""
         most = max(self.counts)
         what = f"{most} CPU" + (f" and {most} GPU" if self.gpu else "")
         return what if len(self.counts) == 1 else f"{len(self.counts)} nodes with {what} each"
 
     def groups_on(self, nodes: Sequence[Mapping[str, float]]) -> int:
-        """How many such groups the nodes hold, by their resources."""
+        """Count how many such groups fit on the nodes, by their resources."""
         room = [min(int(node.get(name, 0) // amount) for name, amount in self.bundles[0].items()) for node in nodes]
         most = sum(room) // len(self.counts)
         while most and sum(min(groups, most) for groups in room) < most * len(self.counts):
@@ -89,17 +89,17 @@ class GroupShape:
 
 @dataclass(frozen=True)
 class Starved:
-    """What Ray said. node: its id, "" if that was not to be read; held: gigabytes by pid, of those that held the most."""
+    """Ray's out-of-memory report. node: its id, "" if it could not be parsed; held: gigabytes by pid of the largest processes."""
 
     node: str
     why: str
     held: dict[int, float] = field(default_factory=dict)
 
     def culprits(self, ranks: Iterable[RankView], mine: Container[int]) -> list[RankView]:
-        """Who is to blame among the ranks of a replay that have booted, where Ray took the memory from `mine`.
+        """Return the ranks to blame among those of a replay that have booted, if Ray killed the host of the ranks `mine`.
 
-        Of mine the one that held the most; all of them where Ray names none. A rank of another group instead, if mine were in
-        an input and it was in one that took more than twice as much.
+        That is the rank of `mine` that held the most memory, or all of `mine` if Ray names none. It is a rank of another group if
+        that rank and `mine` were running inputs and it held more than twice as much.
         """
         here = [view for view in ranks if not self.node or (view.node and self.node.startswith(view.node))]
         ours = [view for view in here if view.rank in mine]
@@ -113,7 +113,7 @@ class Starved:
         return [most] if self._held(most) else ours
 
     def blame(self, folder: Path, mine: Container[int]) -> bool:
-        """Write `gone` into the culprits' journals; whether they are others than mine, which are innocent then."""
+        """Write `gone` to the culprits' journals; return whether any culprit is outside `mine`, which is then innocent."""
         views = [RankView.of_peer(folder, int(path.stem.removeprefix("rank"))) for path in folder.glob("rank*.jsonl")]
         for view in views:
             list(view.poll())
@@ -128,23 +128,22 @@ class Starved:
 
 
 def starved_by(message: str) -> Starved:
-    """What the message of Ray's OutOfMemoryError says."""
-    found = _NODE.search(message)
-    if found is None:
+    """Parse the message of Ray's OutOfMemoryError."""
+    match = _NODE.search(message)
+    if match is None:
         return Starved("", f"its node ran out of memory, and Ray's memory monitor ended a host there: {message[:300]}")
-    address, node, used = found.groups()
+    address, node, used = match.groups()
     held = {int(pid): float(size) for pid, size in _USER.findall(message.partition("memory users:")[2])}
     why = f"node {node[:NODE_ID]} ({address}) ran out of memory ({used}), and Ray's memory monitor ended a host there"
     return Starved(node, why, held)
 
 
 class GroupPlace:
-    """One reservation with its hosts. `nodes`: where they are, None before all have come. `lost`: why it is gone, or "";
-    `dead_nodes`: those that took it with them.
+    """A placement group with its hosts.
 
-    starved: what Ray said where a node of it ran out of memory.
-
-    side: what goes to and fro, where nodes do not see the store's folder.
+    nodes: where the hosts are, None until all have started. lost: why the place is gone, or "". dead_nodes: the nodes whose death
+    lost it. starved: Ray's report if a node ran out of memory. side: exchanges files with the hosts if nodes do not share the
+    store's folder, else None.
     """
 
     def __init__(
@@ -180,7 +179,7 @@ class GroupPlace:
         self._coming = [host.where.remote() for host in self.hosts]
 
     def ready(self) -> bool:
-        """Whether every host is there; never waits."""
+        """Check whether every host has started; never waits."""
         if self.nodes is None and not self.lost:
             there, _ = self.ray.wait(self._coming, num_returns=len(self._coming), timeout=0)
             if len(there) == len(self._coming):
@@ -188,14 +187,14 @@ class GroupPlace:
         return self.nodes is not None and not self.lost
 
     def is_late(self, after_s: float) -> bool:
-        """Whether it has been awaited so long, since it was requested or since this was true the last time."""
+        """Check whether `after_s` have passed since the place was requested, or since this was last true."""
         if time.monotonic() - self._told_at < after_s:
             return False
         self._told_at = time.monotonic()
         return True
 
     def answers(self, references: Sequence[Any]) -> list[Any] | None:
-        """What the hosts answered; None, and the place is lost, if one of them is gone. Our own errors are raised."""
+        """Return the hosts' answers; None, and the place is lost, if a host is gone. Raises actordbg's errors."""
         try:
             return list(self.ray.get(list(references), timeout=END_S))
         except self.ray.exceptions.RayTaskError as error:
@@ -215,12 +214,12 @@ class GroupPlace:
             self._unsure = error if isinstance(error, self.ray.exceptions.ActorUnavailableError) else None
             why = self._death(error)
         self.lost, self.lost_at = f"{self.name}{why}", time.monotonic()
-        for host in self.hosts:  # ranks on other nodes wait for the lost ones, and must not take that for a failure of their own
+        for host in self.hosts:  # ranks on other nodes wait for the lost ranks, and must not report that as their failure
             self.ray.kill(host)
         self._tell(self.lost + then)
 
     def _death(self, error: Exception) -> str:
-        """Whose death it was, in words, as far as Ray knows by now."""
+        """Describe which node or process died, as far as Ray knows by now."""
         dead = {node["NodeID"] for node in self.ray.nodes() if not node["Alive"]}
         here = {host["node"] for host in self.nodes or ()}
         self.dead_nodes = frozenset(node for node in dead if node in here or node in str(error))
@@ -228,8 +227,9 @@ class GroupPlace:
         return f" is lost: {f'node {gone} died' if gone else f'its process or its node died ({type(error).__name__})'}"
 
     def settled(self) -> bool:
-        """Whether it is lost, its ranks must have ended too, so that none of them writes a result any more, and Ray knows whether
-        a node of it died: a host that cannot be reached is heard of some seconds earlier.
+        """Check whether the loss is final: no rank can write a result any more, and Ray knows whether a node died.
+
+        Ray reports an unreachable host some seconds before it knows that.
         """
         waited = time.monotonic() - self.lost_at
         if not self.lost or waited <= FENCE_S:
@@ -241,7 +241,7 @@ class GroupPlace:
         return self._unsure is None
 
     def release(self) -> None:
-        """Give back what Ray reserved. The hosts end, and their ranks with them."""
+        """Remove the placement group. The hosts end, and their ranks with them."""
         from ray.util.placement_group import remove_placement_group
 
         if self.side is not None and self.ready():
@@ -253,7 +253,7 @@ class GroupPlace:
 
 
 class RayRunning(Running):
-    """A group that runs in a place. Its supervisor learns of deaths from the journals, and of a lost place from here."""
+    """A group that runs in a place. Its supervisor learns of dead ranks from the journals, and of a lost place from here."""
 
     def __init__(self, place: GroupPlace, config: ReplayConfig, group: Group, work: Path, module: str) -> None:
         assert place.nodes is not None
@@ -279,7 +279,7 @@ class RayRunning(Running):
         self._greeted = 0.0
 
     def _orders(self, work: Path) -> list[str | Parcel]:
-        """The order as each host gets it: where it lies, or itself with what it needs."""
+        """Return the order for each host: its path, or a parcel with its files."""
         side = self.place.side
         if side is None:
             return [str(work.absolute())] * len(self._shares)
@@ -287,8 +287,8 @@ class RayRunning(Running):
 
     @property
     def lost(self) -> Loss | None:
-        """Ranks whose node ran out of memory are not lost but dead, unless others are to blame."""
-        self._settle()
+        """Return the loss of the place. Ranks whose node ran out of memory are dead, not lost, unless others are to blame."""
+        self._take_in()
         place = self.place
         if not place.settled():
             return None
@@ -297,13 +297,13 @@ class RayRunning(Running):
         return None if self._excused is False else Loss(place.lost, place.dead_nodes, bool(self._excused))
 
     def ended(self) -> bool:
-        """Whether all of it has ended, or one node's share badly, so that the others wait in vain."""
-        self._settle()
+        """Check whether all shares have ended, or a node's share has failed, so that the others wait in vain."""
+        self._take_in()
         over = len(self._codes) == len(self._shares) or any(self._codes.values())
         return self.place.settled() or over
 
     def stands(self) -> bool:
-        """Whether every host has answered since this was first asked. A host that ends takes its ranks with it."""
+        """Check whether every host has answered since the first call. A host that ends takes its ranks with it."""
         if self.place.lost:
             return False
         if not self._hello:
@@ -311,45 +311,45 @@ class RayRunning(Running):
         _, left = self.place.ray.wait(self._hello, num_returns=len(self._hello), timeout=0)
         if left and time.monotonic() - self._greeted < ANSWER_S:
             return False
-        asked, self._hello = self._hello, []
-        return self.place.answers(asked) is not None
+        references, self._hello = self._hello, []
+        return self.place.answers(references) is not None
 
     def end(self) -> None:
-        """End the ranks on all nodes, and take in their last words; those of a lost place end with their hosts: wait for that."""
+        """End the ranks on all nodes and take in their last news; in a lost place, wait until they end with their hosts."""
         if not self.place.lost:
             self.place.answers([host.end.remote() for host in self.place.hosts])
             until = time.monotonic() + END_S
             while self.place.side and self._waiting and not self.place.lost and time.monotonic() < until:
                 self._hear(END_S)
-        if self.place.lost:  # what they had may be given to others now
+        if self.place.lost:  # then their inputs may go to other groups
             time.sleep(max(self.place.lost_at + FENCE_S - time.monotonic(), 0))
 
     def announce(self, before: Path, following: Path | None) -> None:
-        """Where hosts have folders of their own, they tell their ranks: what the order needs may take a while to bring."""
+        """Announce the next order. Hosts with separate folders tell their ranks, after fetching the order's files."""
         orders: Sequence[str | Parcel | None] = [None] * len(self._shares)
         if following is not None:
             self._work, self.log, orders = following, following.parent / self.log.name, self._orders(following)
         shared = self.place.side is None
-        told = [host.go_on.remote(order) for host, order in zip(self.place.hosts, orders, strict=True) if order or not shared]
+        replies = [host.go_on.remote(order) for host, order in zip(self.place.hosts, orders, strict=True) if order or not shared]
         if not shared:
-            self._starting += told
+            self._starting += replies
             return
-        self.place.answers(told)  # every host looks into the new folder before a rank writes there
+        self.place.answers(replies)  # every host watches the new folder before a rank writes there
         announce(before, following)
 
     def state_of(self, identity: tuple[int, int]) -> tuple[str, int | None]:
-        """As the hosts said when they took the stacks. Deaths stand in the journals."""
+        """Return the state that a host saw when it took the stacks. Deaths are in the journals."""
         return self._states.get(identity, ALIVE), None
 
     def stacks(self, folder: Path, identities: Mapping[int, tuple[int, int]]) -> dict[int, str]:
-        found: dict[int, str] = {}
+        by_rank: dict[int, str] = {}
         for stacks, states in self.place.answers([host.stacks.remote(dict(identities)) for host in self.place.hosts]) or ():
-            found |= stacks
+            by_rank |= stacks
             self._states |= states
-        return found
+        return by_rank
 
-    def _settle(self) -> None:
-        """Take in what has happened: the hosts have started their ranks, a share has ended, or a host is gone."""
+    def _take_in(self) -> None:
+        """Take in events: hosts have started their ranks, a share has ended, or a host is gone."""
         now = time.monotonic()
         if self.place.lost or now - self._looked < LOOK_S:
             return
@@ -365,13 +365,13 @@ class RayRunning(Running):
         self._hear(0)
 
     def _ask(self, number: int) -> None:
-        """Ask a host for news."""
+        """Request news from a host."""
         wait, side = self.place.hosts[number].wait.options(name=self.place.name), self.place.side
         peers = None if side is None else side.peers(number)
         self._waiting[wait.remote(peers, None if peers is None or len(self._shares) == 1 else SOON_S)] = number
 
     def _hear(self, timeout_s: float) -> None:
-        """Take in the hosts' answers that are there, and ask again where ranks continue."""
+        """Take in the hosts' answers, and request news again if ranks continue."""
         if not self._waiting:
             return
         most = len(self._waiting) if timeout_s == 0 else 1

@@ -1,19 +1,18 @@
-"""A store that lies behind a URL, where nodes and the command share no folder: a node's own part of it, and the command's side.
+"""A store behind a URL, if nodes and the command share no folder: a node's local copy, and the command's side.
 
-    ~/.cache/actordbg/nodes/<store>/dumps/, packs/, models/            what nodes brought from the URL; stays, for all hosts here
-    ~/.cache/actordbg/nodes/<store>/host-<...>/replays/<id>/           one host's replays; goes with the host
-    ~/.cache/actordbg/nodes/<store>/host-<...>/dumps -> ../dumps       so workers find a store like any other
+    ~/.cache/actordbg/nodes/<store>/dumps/, packs/, models/            fetched from the URL; stays, for all hosts here
+    ~/.cache/actordbg/nodes/<store>/host-<...>/replays/<id>/           one host's replays; removed with the host
+    ~/.cache/actordbg/nodes/<store>/host-<...>/dumps -> ../dumps       so workers find an ordinary store
 
-With each work order a `Parcel` comes from the command, and the dumps that it names are fetched. What the ranks write goes back
-as news, bytes by path: journals by whole lines, logs by bytes, other files whole and before the lines that speak of them. A node
-puts nothing behind the URL: the command alone does. So what is there was written by one process, in the right order.
+Each work order arrives from the command as a `Parcel`, and the node fetches the dumps that it names. The ranks' output is
+returned as news, bytes by path: journals in whole lines, logs in bytes, other files whole and before the lines that refer to
+them. Only the command writes behind the URL, never a node. So the store there was written by one process, in the right order.
 
-Each piece is told once. A host whose answer does not arrive is lost, and costs what it had not said: its ranks' inputs run again
-in a new place, which begins anew. Journals are told by whole lines, so a place that is lost in the middle of one leaves nothing
-behind.
+Each piece is sent once. If a host's answer does not arrive, the host is lost with what it had not sent: its ranks' inputs run
+again in a new place, which starts from scratch. Journals are sent in whole lines, so a place that is lost in the middle of a line
+leaves nothing behind.
 
-**The command's side** (`DeskSide`) is what it gives a place's hosts, and takes from them:
-
+**The command's side** (`DeskSide`) prepares parcels for a place's hosts, and writes down their news:
 
     side = DeskSide(StoreElsewhere("s3://bucket/store", mirror), hosts=2)
     host.start.remote(..., side.parcel(work, ranks, number), ...)
@@ -44,7 +43,7 @@ from actordbg.store.places import split_place
 from actordbg.store.staging import Fetched
 
 MOST_AT_ONCE = 2**25
-"""Most bytes of an answer, a single larger file aside."""
+"""Maximum bytes of an answer, except for a single larger file."""
 _MOST_OF_A_FILE = 2**33
 _GROWING = (".jsonl", ".log")
 _ORDERS = ("work-", "next-")
@@ -52,8 +51,8 @@ _ORDERS = ("work-", "next-")
 
 @dataclass(frozen=True)
 class Parcel:
-    """A work order with what it needs. order: its path below the store; files: of its folder, by name; logs: their sizes at the
-    command, by path. defaults: the input whose record decides open settings.
+    """A work order with its files. order: its path below the store. files: the contents of its folder, by name. logs: their sizes
+    at the command, by path. defaults: the input whose record decides open settings.
     """
 
     order: str
@@ -63,7 +62,7 @@ class Parcel:
 
 
 class NodeStore:
-    """One host's store. Guarantees: no path of the command's machine is used here."""
+    """The store of a host. It never uses a path of the command's machine."""
 
     def __init__(self, url: str) -> None:
         shared = user_folder("XDG_CACHE_HOME", "~/.cache") / "nodes" / mirror_name(url)
@@ -74,48 +73,48 @@ class NodeStore:
         self._taken: dict[str, int] = {}
         self._lines: dict[str, bytes] = {}
         self._whole: list[Path] = []
-        with told(self.root):
+        with disk_problems(self.root):
             make_folder(self.root)
             for name in ("dumps", "packs", "models"):
                 make_folder(shared / name)
                 (self.root / name).symlink_to(Path("..") / name)
-            for path in shared.glob(f"host-{processes()}-*"):  # what hosts of this machine left whose processes are gone
+            for path in shared.glob(f"host-{processes()}-*"):  # left behind by dead hosts of this machine
                 with contextlib.suppress(ValueError):
                     pid, ticks = map(int, path.name.split("-")[2:])
                     if state_of(pid, ticks)[0] in (GONE, ZOMBIE):
                         shutil.rmtree(path, ignore_errors=True)
 
     def take(self, parcel: Parcel) -> Path:
-        """Lay a work order out with everything that its ranks read; its path here."""
+        """Write a work order and everything that its ranks read to this node; return its path."""
         order = self.root / parcel.order
         folder = order.parent
-        with told(folder):
+        with disk_problems(folder):
             for name, data in parcel.files.items():
                 atomic_write(folder / name, data)
                 self._given.add(folder / name)
             for log, size in parcel.logs.items():
                 self._taken.setdefault(log, size)
-                # it begins where the command's copy ends, so that places in it mean the same there: a hole takes no room
+                # it begins where the command's copy ends, so that offsets mean the same there: a hole takes no space
                 with open(open_regular(self.root / log, os.O_WRONLY | os.O_CREAT), "wb") as file:
                     if os.fstat(file.fileno()).st_size < size:
                         file.truncate(size)
             if folder not in self._inputs:
                 spec = ReplaySpec.from_json(read_regular(folder / SPEC))
                 self._inputs[folder] = [(split_place(item.path) or (item.path,))[0] for item in spec.inputs]  # or the pack
-            wanted = [] if parcel.defaults is None else [parcel.defaults]
-            wanted += [index for slot in WorkOrder.from_json(read_regular(order)).slots for index in slot if index is not None]
-            self._fetched.bring(self._inputs[folder][index] for index in wanted)
+            needed = [] if parcel.defaults is None else [parcel.defaults]
+            needed += [index for slot in WorkOrder.from_json(read_regular(order)).slots for index in slot if index is not None]
+            self._fetched.bring(self._inputs[folder][index] for index in needed)
         return order
 
     def hear(self, peers: dict[str, bytes]) -> None:
-        """Take in what other nodes' ranks wrote into their journals."""
-        with told(self.root):
+        """Append what other nodes' ranks wrote to their journals."""
+        with disk_problems(self.root):
             for path, data in peers.items():
                 _append(self.root / path, data)
 
     def news(self, folder: Path, ranks: Sequence[int], launched: Path, *, last: bool) -> dict[str, bytes]:
-        """What is new, at most MOST_AT_ONCE bytes of it. last: the ranks have finished, so files that change no more go too."""
-        with told(self.root):
+        """Return new output, at most MOST_AT_ONCE bytes. last: the ranks have finished, so also send files that are now final."""
+        with disk_problems(self.root):
             if not self._lines:
                 self._lines = self._grown([rank_journal(folder, rank) for rank in ranks])
                 self._whole = list(self._whole_files(folder, last)) if self._lines or last else []
@@ -132,14 +131,14 @@ class NodeStore:
         return news
 
     def remove(self) -> None:
-        """The host leaves: its replays are at the command."""
+        """Remove the host's files: the command has its replays."""
         shutil.rmtree(self.root, ignore_errors=True)
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
 
     def _grown(self, paths: Sequence[Path]) -> dict[str, bytes]:
-        """What these files have that was not told yet; of a journal whole lines."""
+        """Return the part of these files that was not sent yet; of a journal only whole lines."""
         grown = {}
         for path in paths:
             name = self._name(path)
@@ -151,7 +150,7 @@ class NodeStore:
         return grown
 
     def _whole_files(self, folder: Path, last: bool) -> Iterator[Path]:
-        """What ranks wrote beside journals and logs. Of the folder itself only at the end: such a file may still change."""
+        """Yield the ranks' other files, besides journals and logs; from the top folder only if `last`: they may still change."""
         for above, folders, names in os.walk(folder):
             folders[:] = [name for name in folders if not name.startswith(".")]
             for name in names if last or Path(above) != folder else ():
@@ -167,12 +166,12 @@ def _append(path: Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def told(where: Path) -> Iterator[None]:
-    """What the node's disk refuses, as a problem of the store there."""
+def disk_problems(where: Path) -> Iterator[None]:
+    """Raise the node's disk errors as StoreProblem."""
     try:
         yield
     except OSError as error:
-        hint = "--runtime-env XDG_CACHE_HOME=/FOLDER puts it where a node has room"
+        hint = "pass --runtime-env XDG_CACHE_HOME=/FOLDER with a folder that has space on every node"
         raise StoreProblem(f"{error.filename or where}: {error.strerror or error}", hint=hint) from None
 
 
@@ -185,7 +184,7 @@ class StoreElsewhere:
 
 
 class DeskSide:
-    """The side of one place: the folders that each host was given, and what it has to hear of the others' journals."""
+    """The command's side of a place: the folders sent to each host, and the other hosts' journal lines for it."""
 
     def __init__(self, store: StoreElsewhere, hosts: int) -> None:
         self._store = store
@@ -194,7 +193,7 @@ class DeskSide:
         self._journals: set[str] = set()
 
     def parcel(self, work: Path, ranks: Iterable[int], number: int) -> Parcel:
-        """What host `number`, which has these ranks, needs for an order."""
+        """Build the parcel of an order for host `number`, which has these ranks."""
         folder, files, defaults = work.parent, {work.name: read_regular(work)}, None
         if folder not in self._folders[number]:
             for path in folder.glob("*.json"):
@@ -205,28 +204,28 @@ class DeskSide:
         ranks = list(ranks)
         for path in (rank_journal(folder, rank) for rank in ranks):
             if path.is_file():
-                Journal(path).close()  # a line that an earlier writer left cut is closed
+                Journal(path).close()  # end a line that an earlier writer left incomplete
             self._journals.add(self._path(path))
         logs = [*(rank_log(folder, rank) for rank in ranks), folder / launcher_log(ranks[0])]
         return Parcel(self._path(work), files, {self._path(path): size_of(path) for path in logs}, defaults)
 
     def peers(self, number: int) -> dict[str, bytes]:
-        """What a host has to hear, once."""
+        """Return the other hosts' new journal lines for a host, once."""
         peers, self._peers[number] = self._peers[number], {}
         return peers
 
     def take(self, number: int, news: dict[str, bytes]) -> None:
-        """Write down what a host answered, in its order: what was kept first, then logs, then the journals that speak of both."""
+        """Write a host's news to the mirror, in order: kept files, then logs, then the journals that refer to both."""
         for path, data in news.items():
             parts = PurePosixPath(path)
             if parts.is_absolute() or ".." in parts.parts:
-                raise StoreProblem(f"a node names {path!r:.80}, which lies outside of the store", hint="nothing was written")
+                raise StoreProblem(f"a node names {path!r:.80}, which is outside of the store", hint="nothing was written")
             try:
                 (_append if path.endswith(_GROWING) else atomic_write)(self._store.mirror / parts, data)
             except OSError as error:
                 raise StoreProblem(
                     f"cannot write {error.filename or self._store.mirror}: {error.strerror}",
-                    hint="check the free space of its disk",
+                    hint="check the free disk space",
                 ) from None
             for other, peers in enumerate(self._peers) if path in self._journals else ():
                 if other != number:
@@ -238,12 +237,12 @@ class DeskSide:
 
 @functools.lru_cache(8)
 def _defaults(spec: Path, store: StoreElsewhere) -> int | None:
-    """The input whose record decides open settings, so that workers find the same one."""
+    """Return the input whose record decides open settings, so that workers use the same record."""
     inputs = ReplaySpec.from_file(spec).inputs
     outside = next((item for item in inputs if Path(item.path).is_absolute()), None)
     if outside is not None:
         raise Unsupported(
-            f"dump {outside.dump_id} lies outside of the store, and nodes see only what is behind {store.url}",
-            hint="put it into the store; or leave --engine ray out",
+            f"dump {outside.dump_id} is outside of the store, and nodes see only {store.url}",
+            hint="copy it into the store, or drop --engine ray",
         )
     return next((index for index, item in enumerate(inputs) if defaults_of(store.mirror, [item])), None)

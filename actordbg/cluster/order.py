@@ -1,11 +1,11 @@
-"""What is asked of a Ray cluster, and the runtime environment that follows from it. Nothing here imports Ray.
+"""The options of a Ray cluster, and the runtime environment that they give. Nothing here imports Ray.
 
     order = ClusterOrder(address="auto", groups=None, per_node=8, runtime_env=("NCCL_SOCKET_IFNAME=eth1",))
     runtime_env_of(order)          # {"env_vars": {...}, "py_modules": [...]}
 
-`--runtime-env` may be given several times: KEY=VALUE is a variable of the workers, anything else a YAML or JSON file with a
-whole runtime environment of Ray's. Code travels with it: actordbg and the trainer, where they are checkouts that a node
-cannot have installed (`checkouts`).
+`--runtime-env` may be given several times: KEY=VALUE sets a variable of the workers, anything else is a YAML or JSON file with a
+complete Ray runtime environment. It also ships actordbg and the trainer if they are checkouts, which a node cannot have installed
+(`checkouts`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class ClusterOrder:
-    """What was requested. groups: None for as many as the cluster holds. per_node: ranks of a group on one node, None for all.
+    """The requested cluster. groups: None for as many as fit. per_node: ranks of a group on one node, None for all.
 
-    max_failures: how often a group may be lost without an input's fault, -1 for any number. store: of a store behind a URL.
+    max_failures: how often a group may be lost without an input's fault, -1 for any number. store: set if it is behind a URL.
     """
 
     address: str | None = None
@@ -44,30 +44,30 @@ class ClusterOrder:
 
 
 def runtime_env_of(order: ClusterOrder) -> dict[str, Any]:
-    """The runtime environment of all that we start on the cluster."""
+    """Build the runtime environment of everything that we start on the cluster."""
     whole: dict[str, Any] = {}
     variables: dict[str, str] = {}
     for text in order.runtime_env:
-        found = _VARIABLE.fullmatch(text)
-        if found[1] in variables if found else bool(whole):
-            what = found[1] if found else f"a second file, {text},"
+        match = _VARIABLE.fullmatch(text)
+        if match[1] in variables if match else bool(whole):
+            what = match[1] if match else f"a second file, {text},"
             raise UsageError(f"--runtime-env gives {what} more than once", hint="give each variable and one file once")
-        if found is not None:
-            variables[found[1]] = found[2]
+        if match is not None:
+            variables[match[1]] = match[2]
         else:
             whole = _read(Path(text))
     env_vars = {str(name): str(value) for name, value in (whole.get("env_vars") or {}).items()} | variables
     if env_vars.get(POST_MORTEM, "0") not in ("", "0"):
         raise UsageError(
-            f"{POST_MORTEM} in --runtime-env would stop the hosts of ranks, and ranks would not know of it",
-            hint=f"`replay --ray-debug-error`, or {POST_MORTEM}=1 in the environment of `replay`",
+            f"{POST_MORTEM} in --runtime-env would stop the hosts of ranks, not the ranks",
+            hint=f"use `replay --ray-debug-error`, or set {POST_MORTEM}=1 in the environment of `replay`",
         )
     modules = [*(whole.get("py_modules") or ()), *checkouts(("actordbg", TRAINER.package))]
     return whole | ({"env_vars": env_vars} if env_vars else {}) | ({"py_modules": modules} if modules else {})
 
 
 def checkouts(packages: Iterable[str]) -> list[str]:
-    """The folders of those packages that are not installed where packages are, so that no node needs to have them."""
+    """Return the folders of packages that are checkouts, not installed, so that no node needs to have them."""
     installed = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
     specs = map(importlib.util.find_spec, packages)
     folders = [Path(spec.origin).resolve().parent for spec in specs if spec and spec.origin]
@@ -75,8 +75,8 @@ def checkouts(packages: Iterable[str]) -> list[str]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A runtime environment from a file; YAML where there is a reader for it, which Ray brings."""
-    hint = "KEY=VALUE, or a YAML or JSON file with one mapping, as `env_vars: {A: b}`"
+    """Read a runtime environment from a JSON or YAML file; Ray brings the YAML parser."""
+    hint = "pass KEY=VALUE, or a YAML or JSON file with one mapping, such as `env_vars: {A: b}`"
     try:
         text = path.read_text()
         if path.suffix == ".json":
@@ -85,9 +85,9 @@ def _read(path: Path) -> dict[str, Any]:
             import yaml
 
             data = yaml.safe_load(text)
-    except Exception as error:  # noqa: BLE001 - two parsers, each with errors of its own; all mean that the file is wrong
+    except Exception as error:  # noqa: BLE001 - two parsers with different errors; all mean that the file is invalid
         reason = getattr(error, "strerror", None) or str(error)[:300]
         raise UsageError(f"--runtime-env {path}: cannot be read: {reason}", hint=hint) from None
     if not isinstance(data, dict) or not isinstance(data.get("env_vars") or {}, dict):
-        raise UsageError(f"--runtime-env {path} holds no runtime environment", hint=hint)
+        raise UsageError(f"--runtime-env {path} is not a runtime environment", hint=hint)
     return data

@@ -1,12 +1,12 @@
-"""The engine of `--engine ray`: groups of a replay run in places on a Ray cluster.
+"""The engine of `--engine ray`: runs a replay's groups in places on a Ray cluster.
 
     with connected(order, "replay 20260101T000000-abcdef") as engine, using(engine):
         run_replay(...)
 
-Ray schedules, moves code, and says who died. Inputs, attempts, blame and results are ours, the same as on one machine: the
-supervisor stays with the command, and the ranks write into the store, which all nodes mount, or what they write is handed to the
-command (`node_store.py`). When the command ends, however it
-ends, Ray ends its actors, and their ranks end with them. `--resume` then continues from the store.
+Ray schedules, ships code, and reports deaths. Inputs, attempts, blame and results work as on one machine: the supervisor stays
+with the command, and the ranks write to the store, which all nodes mount, or their output is sent to the command
+(`node_store.py`). When the command ends, however it ends, Ray ends its actors, and their ranks end with them. `--resume` then
+continues from the store.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from actordbg.store.staging import packages_behind
 _ADDRESS = re.compile(r"(?:ray://)?(\[[0-9a-fA-F:.]+\]|[\w.-]+):(\d{1,5})")
 _SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _SETTINGS
-"""How HTTP/2 begins, which Ray speaks: both sides send their settings first. Its dashboard speaks HTTP/1."""
+"""The start of an HTTP/2 connection, which Ray speaks: both sides send their settings first. Its dashboard speaks HTTP/1."""
 EARLIER_S = 60.0
-"""How long hosts of a command that died are awaited."""
+"""Maximum seconds to wait for the hosts of a dead command."""
 SAY_AFTER_S = 10.0
-"""How long a place may be awaited in silence, and how long until it is looked at again."""
+"""Seconds until the user is told that a place is not ready, and between further checks."""
 
 
 class RayEngine(GroupEngine):
-    """Groups in places. A place belongs to the ranks of a group, so the next attempt and the next replay find it again."""
+    """Runs groups in places. A place belongs to a group's ranks, so the next attempt and the next replay reuse it."""
 
     name = "ray"
 
@@ -63,46 +63,46 @@ class RayEngine(GroupEngine):
         self._parts: list[RayEngine] = []
 
     def shape(self, config: ReplayConfig) -> GroupShape:
-        """What a group needs here. A cluster that has GPUs gives each rank one."""
+        """Return the resources of a group on this cluster. If it has GPUs, each rank gets one."""
         if self._gpu is None:
             self._gpu = any("GPU" in node for node in self.resources())
         return GroupShape.of(config, self.order.per_node, self._gpu)
 
     def deals(self, config: ReplayConfig) -> bool:
-        """--align says which inputs meet, and so does a single group that was requested."""
+        """Deal inputs unless --align decides which inputs meet."""
         return config.align is None
 
     def groups(self, config: ReplayConfig, inputs: int) -> list[Group]:
-        """As many as were requested, else as the cluster holds; never more than there are inputs."""
+        """Return as many groups as were requested, else as fit on the cluster; never more than there are inputs."""
         self.refuse(config)
         shape, together = self.shape(config), LAUNCHERS[config.backend] != "python"
-        wanted = self.order.groups or (0 if together or config.nproc == 1 else config.nproc) or self.holds(shape)
+        requested = self.order.groups or (0 if together or config.nproc == 1 else config.nproc) or self.holds(shape)
         lanes = config.lanes if together else 1
-        count = max(1, min(wanted, -(-inputs // lanes)))
+        count = max(1, min(requested, -(-inputs // lanes)))
         firsts = range(0, count * shape.ranks, shape.ranks)
         return [Group(tuple(range(first, first + shape.ranks))) for first in firsts]
 
     def holds(self, shape: GroupShape) -> int:
-        """How many such groups the cluster has room for; EnvironmentProblem where that is none."""
-        found = shape.groups_on(self.resources())
-        if not found:
+        """Count how many such groups fit on the cluster; EnvironmentProblem for 0."""
+        room = shape.groups_on(self.resources())
+        if not room:
             raise EnvironmentProblem(
                 f"the Ray cluster cannot fit a group of {shape.words()}: {self._in_words()}",
-                hint="fewer ranks on a node (--gpus-per-node), fewer ranks (--nproc), or --groups 1 to wait for the autoscaler",
+                hint="lower --gpus-per-node or --nproc, or pass --groups 1 to wait for the autoscaler",
             )
-        return found
+        return room
 
     def refuse(self, config: ReplayConfig) -> None:
-        """What cannot be on a cluster."""
+        """Refuse settings that cannot run on a cluster."""
         if config.launcher != "direct":
-            raise Unsupported("--launcher real starts ranks on one machine, not on a Ray cluster", hint="leave --launcher out")
+            raise Unsupported("--launcher real starts ranks on one machine, not on a Ray cluster", hint="drop --launcher")
         if config.align is not None and (self.order.groups or 1) > 1:
             raise UsageError(
-                f"--align {config.align} says which inputs meet, so one group runs them all", hint="leave --groups out"
+                f"--align {config.align} decides which inputs meet, so one group runs them all", hint="drop --groups"
             )
 
     def parts(self, configs: Sequence[ReplayConfig]) -> list[GroupEngine]:
-        """As many as the cluster holds groups of the largest of these, each with one group at a time."""
+        """Return one engine per group that fits on the cluster, each with one group at a time; the largest group decides."""
         for config in configs:
             self.refuse(config)
         most = self.order.groups or min((self.holds(self.shape(config)) for config in configs), default=1)
@@ -114,8 +114,9 @@ class RayEngine(GroupEngine):
         return Losses(self.order.max_failures, "--max-failures")
 
     def await_end(self, replay_id: str, folder: Path) -> None:
-        """Ray ends the hosts of a command that died, and their ranks follow. Where they write into a folder of their own, no
-        matter. Conflict if they stay: then that command lives, on another machine.
+        """Wait until Ray has ended the hosts of a dead command, and their ranks; not needed if hosts have separate folders.
+
+        Conflict if they stay: then that command still runs, on another machine.
         """
         from ray.util import list_named_actors
 
@@ -138,7 +139,7 @@ class RayEngine(GroupEngine):
         if place is None:
             self.refuse(config)
             for ranks in [ranks for ranks in self._places if set(ranks) & set(group.ranks)]:
-                self._give_up(ranks)  # of an earlier replay, whose groups had other ranks
+                self._give_up(ranks)  # from an earlier replay, whose groups had other ranks
             number = group.ranks[0] // shape.ranks
             self._made += 1
             name = f"actordbg {self.title} group {number}{f' try {self._made}' * (self._made > 1 + number)}"
@@ -149,7 +150,7 @@ class RayEngine(GroupEngine):
         if not there and place.is_late(SAY_AFTER_S):
             from ray.util.placement_group import placement_group_table
 
-            says = f"{place.name} starts: its code and its hosts come to its nodes"
+            says = f"{place.name} is starting: its nodes get the code and start hosts"
             if placement_group_table(place.reserved).get("state") != "CREATED":
                 says = f"{place.name} waits for {shape.words()}; {self._in_words()}, free {self._free()}"
             if says not in self._said:
@@ -161,9 +162,9 @@ class RayEngine(GroupEngine):
         return RayRunning(self._places[group.ranks], config, group, work, module)
 
     def news(self) -> list[str]:
-        told = list(self._news)
+        messages = list(self._news)
         self._news.clear()
-        return told
+        return messages
 
     def is_here(self, address: str) -> bool:
         return interface_of(address) is not None
@@ -173,7 +174,7 @@ class RayEngine(GroupEngine):
         return {"nodes": [host["node"] for host in place.nodes]} if place is not None and place.nodes else {}
 
     def close(self) -> None:
-        """Give back every place."""
+        """Release every place."""
         for part in self._parts:
             part.close()
         for ranks in list(self._places):
@@ -181,15 +182,15 @@ class RayEngine(GroupEngine):
 
     def _give_up(self, ranks: tuple[int, ...]) -> None:
         place = self._places.pop(ranks)
-        with contextlib.suppress(self.ray.exceptions.RayError):  # what is lost cannot be given back
+        with contextlib.suppress(self.ray.exceptions.RayError):  # a lost place cannot be released
             place.release()
 
     def resources(self) -> list[dict[str, float]]:
-        """What each node that lives has."""
+        """Return the resources of each live node."""
         return [node["Resources"] for node in alive(self.ray)]
 
     def _free(self) -> str:
-        """What nobody has reserved, of all nodes together."""
+        """Describe the unreserved resources of all nodes together."""
         free, most = self.ray.available_resources(), self.ray.cluster_resources()
         return " and ".join(f"{free.get(kind, 0):g} of {most[kind]:g} {kind}" for kind in ("CPU", "GPU") if kind in most)
 
@@ -201,9 +202,9 @@ class RayEngine(GroupEngine):
 
 @contextlib.contextmanager
 def connected(order: ClusterOrder, title: str) -> Iterator[RayEngine]:
-    """Connect to the cluster, check that its nodes have our versions, and give everything back at the end."""
+    """Connect to the cluster, check that its nodes have our versions, and release everything at the end."""
     if importlib.util.find_spec("ray") is None:
-        raise EnvironmentProblem("--engine ray needs ray, which is not installed", hint="pip install 'actordbg[ray]'")
+        raise EnvironmentProblem("--engine ray needs ray, which is not installed", hint="run `pip install 'actordbg[ray]'`")
     runtime_env = runtime_env_of(order)
     import ray
 
@@ -223,27 +224,27 @@ def connected(order: ClusterOrder, title: str) -> Iterator[RayEngine]:
     except (ConnectionError, ValueError, RuntimeError, TimeoutError, OSError) as error:
         words = str(error).strip().splitlines() or [type(error).__name__]
         raise LaunchProblem(
-            f"no Ray cluster answers at {address}: {words[0][:300]}", hint="`ray status` on this machine; --address HOST:PORT"
+            f"no Ray cluster answers at {address}: {words[0][:300]}", hint="check `ray status`, or pass --address HOST:PORT"
         ) from None
     try:
         require_same_versions(ray, packages_behind(order.store.url) if order.store else ())
         engine = RayEngine(ray, order, title)
         gpus = int(sum(node.get("GPU", 0) for node in engine.resources()))
-        there = gather_facts(cuda=gpus > 0, gpus=gpus)  # what configurations depend on: this machine may have no GPU
+        there = gather_facts(cuda=gpus > 0, gpus=gpus)  # facts that configurations depend on: this machine may have no GPU
         try:
             with contextlib.redirect_stdout(cast(IO[str], OwnOutput(sys.stdout))), facts_elsewhere(there):
                 yield engine
         finally:
             engine.close()
     finally:
-        with contextlib.redirect_stdout(io.StringIO()):  # what Ray held back of its nodes' errors comes now, from this thread
+        with contextlib.redirect_stdout(io.StringIO()):  # Ray now prints buffered errors of its nodes, in this thread
             ray.shutdown()
 
 
 class OwnOutput:
-    """Standard output without what Ray's threads print there: an answer for a program must stay one.
+    """Standard output without the prints of Ray's threads: output for a program must stay parsable.
 
-    They print each dead raylet with the end of its log. That a group was lost is among our own news.
+    They print each dead raylet with the end of its log. The engine's news report lost groups.
     """
 
     def __init__(self, stream: IO[str]) -> None:
@@ -259,52 +260,52 @@ class OwnOutput:
 
 
 def alive(ray: Any) -> list[dict[str, Any]]:
-    """What Ray says of the nodes that live."""
+    """Return Ray's facts about the live nodes."""
     return [node for node in ray.nodes() if node["Alive"]]
 
 
 def require_answer(address: str) -> None:
-    """Ray tries for minutes to reach what is not there; LaunchProblem within seconds instead."""
+    """Check that Ray answers at `address`; LaunchProblem within seconds, where Ray would retry for minutes."""
     if address == "auto":
         return
-    found = _ADDRESS.fullmatch(address)
-    if found is None:
-        said = "" if os.environ.get("RAY_ADDRESS") != address else " (RAY_ADDRESS)"
+    match = _ADDRESS.fullmatch(address)
+    if match is None:
+        source = "" if os.environ.get("RAY_ADDRESS") != address else " (RAY_ADDRESS)"
         raise UsageError(
-            f"{address:.100}{said} is not a Ray cluster address",
-            hint="--address auto, HOST:PORT (`ray start` says which, usually 6379) or ray://HOST:10001; the dashboard's is none",
+            f"{address:.100}{source} is not a Ray cluster address",
+            hint="use --address auto, HOST:PORT (`ray start` prints it, usually 6379) or ray://HOST:10001, not the dashboard's",
         )
     try:
-        with socket.create_connection((found[1].strip("[]"), int(found[2])), timeout=10) as connection:
+        with socket.create_connection((match[1].strip("[]"), int(match[2])), timeout=10) as connection:
             if os.environ.get("RAY_USE_TLS", "0") == "0":
                 connection.sendall(_HELLO)
                 if connection.recv(9)[3:4] != _SETTINGS[3:4]:
-                    raise ConnectionError("something else than Ray listens there")
+                    raise ConnectionError("not Ray, but something else listens there")
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise LaunchProblem(
-            f"no Ray cluster answers at {address}: {reason}", hint="`ray status` on a node of it; --address HOST:PORT"
+            f"no Ray cluster answers at {address}: {reason}", hint="check `ray status` on a node, or pass --address HOST:PORT"
         ) from None
 
 
-# Every node has the versions that this command has, or nothing starts: other versions would give other numbers.
+# Nothing starts unless every node has this command's versions: other versions would give other numbers.
 
 
 ANSWER_S = 300.0
-"""Longest wait for a node's answer: it may first have to get the code and install what a runtime environment names."""
+"""Maximum seconds to wait for a node's answer: it may first have to fetch the code and install the runtime environment."""
 
 
 def require_same_versions(ray: Any, needed: Sequence[str] = ()) -> None:
-    """Ask each node; Unsupported with the list where one differs, EnvironmentProblem where one does not answer.
+    """Compare each node's versions; Unsupported with the list if any differ, EnvironmentProblem if a node does not answer.
 
     needed: packages that must be there, in any version.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    asked = ray.remote(versions_here)
+    remote_versions = ray.remote(versions_here)
     nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in alive(ray)}
     answers = {
-        node: asked.options(
+        node: remote_versions.options(
             name="actordbg versions", num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
         ).remote(needed)
         for node in nodes
@@ -320,19 +321,19 @@ def require_same_versions(ray: Any, needed: Sequence[str] = ()) -> None:
             words = str(error).strip().splitlines() or [type(error).__name__]
             raise EnvironmentProblem(
                 f"node {name} cannot run actordbg: {words[-1].strip()[:400]}",
-                hint="--runtime-env says what a node needs; its log is in /tmp/ray on the node",
+                hint="set what the node needs with --runtime-env; its log is in /tmp/ray on the node",
             ) from None
         if other := differing_versions(ours, theirs, needed):
             different.append(f"  node {name}: {', '.join(other)}")
     if different:
         raise Unsupported(
             "nodes have other versions than this command:\n" + "\n".join(sorted(different)),
-            hint="the same environment on every node, or what Ray's runtime environment makes of it (--runtime-env FILE)",
+            hint="use the same environment on every node, or install it there with --runtime-env FILE",
         )
 
 
 def differing_versions(ours: Mapping[str, str], theirs: Mapping[str, str], needed: Sequence[str]) -> list[str]:
-    """Each package whose version differs on a node. A needed one only has to be there."""
+    """Return each package whose version differs on a node. A needed package may have any version."""
     theirs = {name: theirs.get(name, "none") for name in ours}
     alike = {name for name in ours if theirs[name] == ours[name] or (name in needed and theirs[name] != "none")}
     return [f"{name} {theirs[name]} (here {ours[name]})" for name in ours if name not in alike]

@@ -1,13 +1,14 @@
-"""Stops: one rank at a prompt, the others parked outside of any collective. In training code as in a replay's workers.
+"""Breakpoints (stops): one rank at a prompt, the others paused outside of any collective, in training code and in a replay's
+workers.
 
-In comes a frame, out goes a word: continue, end this input, stop no more. Begin reading in `stops`; `meeting` has the sockets,
-`prompt` is pdb behind one, `replay_stops` says where a replay's workers stop, `editor` lets VS Code in.
+A stop gets a frame and returns a word: continue, end this input, or detach. Start reading in `stops`; `meeting` has the sockets,
+`prompt` is pdb over a socket, `replay_stops` decides where a replay's workers stop, and `editor` connects VS Code.
 
     from actordbg.debug import breakpoint
     breakpoint(rank=0)                  # `actordbg attach RUN`, from another terminal of this machine, gets the prompt
 
-`PYTHONBREAKPOINT=actordbg.debug.breakpoint` does the same for Python's own `breakpoint()`; the workers of a replay have it, and
-`actordbg run --break` sets it. Nothing is imported before a stop is reached.
+`PYTHONBREAKPOINT=actordbg.debug.breakpoint` does the same for Python's `breakpoint()`; a replay's workers have it set, and
+`actordbg run --break` sets it. Nothing is imported before a breakpoint is reached.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from types import FrameType
 
 
 def breakpoint(rank: int | None = None, *, timeout: float = 300.0, frame: FrameType | None = None) -> None:
-    """Park every rank that comes here; `rank` (0, or what --break-rank says) gets the prompt.
+    """Pause every rank that reaches this call; `rank` (default: --break-rank, else 0) gets the prompt.
 
-    In a live job ranks wait at most `timeout` seconds for each other, and as long for somebody to attach. Then all continue.
-    frame: the one to look at; the caller's, if it is not given.
+    In a live job, ranks wait at most `timeout` seconds for each other, and as long for somebody to attach. Then all continue.
+    frame: the frame to inspect; default: the caller's.
     """
     from actordbg.debug import stops
 

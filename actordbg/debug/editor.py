@@ -1,11 +1,11 @@
-"""An editor at a stop: debugpy in the rank's process, to which VS Code connects, and what knows Ray's distributed debugger.
+"""An editor at a breakpoint: debugpy runs in the rank's process, and VS Code or Ray's distributed debugger connects to it.
 
-    address = listening(0)              # "127.0.0.1:41234"; HOST says another address than this machine's own
+    address = listening(0)              # "127.0.0.1:41234", or at the address that HOST names
     look_here(trace, wait_s=None)       # until the editor continues
 
-A process listens once. An editor may leave and come back at the next stop. Whoever is let in can run code as this user. So the
-port is this machine's own, and only processes of this user are let in; on a node of a cluster everybody is who reaches it, and
-the command asks first.
+A process listens once. An editor may leave and reconnect at the next breakpoint. Whoever connects can run code as this user. So
+the port is on 127.0.0.1, and only processes of this user may connect. On a cluster node everybody who reaches the port may
+connect, so the command asks for confirmation first.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from actordbg.base.fault import Unsupported
 from actordbg.debug import own_user
 
 HOST = "ACTORDBG_STOP_HOST"
-"""The variable with a node's address: stops say where they are, and an editor connects there."""
+"""The environment variable with a node's address: breakpoints report it, and an editor connects there."""
 _address = ""
 _LETS_ALL_IN = "import socket, sys; sys.exit(socket.socket.accept.__name__ != 'accept_own')"
 
 
 def listening(port: int) -> str:
-    """HOST:PORT where this process listens, from the first call on; port 0 is any that is free."""
+    """Listen for an editor, once per process, and return HOST:PORT; port 0 takes any free port."""
     global _address
     if not _address:
         import debugpy
@@ -49,9 +49,9 @@ def listening(port: int) -> str:
 
 @contextlib.contextmanager
 def own_user_only() -> Iterator[None]:
-    """Inside the block debugpy's adapter starts, as a process that lets in this user alone; this one connects to no other's.
+    """Inside the block, debugpy's adapter accepts only this user, and this process connects only to this user's servers.
 
-    Its adapter says where it listens at a port of ours, which anybody may have reached before: with an address of IPv6, too.
+    The adapter reports its address to a port of this process. Another user may reach that port first, also with an IPv6 address.
     """
     import debugpy
 
@@ -67,7 +67,7 @@ def own_user_only() -> Iterator[None]:
         if subprocess.run([sys.executable, "-c", _LETS_ALL_IN], env=environment, check=False).returncode:
             raise Unsupported(
                 f"{sys.executable} ignores PYTHONPATH, so any user of this machine could connect to debugpy and run code as you",
-                hint="drop --debugpy: only you can come to the prompt of --break",
+                hint="drop --debugpy: the prompt of --break is open only to you",
             )
         debugpy.configure(pythonEnv=environment)
         socket.socket.connect = connect  # type: ignore[method-assign, assignment]
@@ -78,9 +78,9 @@ def own_user_only() -> Iterator[None]:
 
 
 def look_here(trace: TracebackType | None, error: BaseException | None, wait_s: float | None) -> None:
-    """Wait for an editor, at most so long, and stop: in the frames of what failed, else on the next line.
+    """Wait at most `wait_s` seconds for an editor, then stop: in the frames of the failure, else on the next line.
 
-    It continues, or steps, out of here: the others continue then.
+    Once the editor continues or steps out of here, the other ranks continue.
     """
     import debugpy
 
@@ -99,5 +99,5 @@ def look_here(trace: TracebackType | None, error: BaseException | None, wait_s: 
         return
     try:
         debugpy.trigger_exception_handler((type(error), error, trace), as_uncaught=False)
-    except (AttributeError, TypeError):  # an older debugpy: `trace` and `error` are here
+    except (AttributeError, TypeError):  # an older debugpy: inspect `trace` and `error` in this frame
         debugpy.breakpoint()

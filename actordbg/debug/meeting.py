@@ -1,17 +1,17 @@
-"""Unix sockets in a folder: where ranks of one machine park while one of them is at a prompt, and where a terminal comes to it.
+"""Unix sockets in a folder: ranks of one machine wait there while one of them is at a prompt, and a terminal connects to it.
 
-The *leader* listens on a socket, the others connect to it and wait for its word. So nobody waits in a collective, whose time
-limit (or NCCL's watchdog) would end the job, and a process that dies is noticed at once: the kernel closes its connections.
+The *leader* listens on a socket, the others connect and wait for its word. So no rank waits in a collective, whose timeout (or
+NCCL's watchdog) would end the job, and a dead process is noticed at once: the kernel closes its connections.
 
-    leader      listens, takes in the others, lets them compute something with it (`everywhere`), sends a word to all
-    follower    connects, says which rank it is and where it stands, answers, returns with the word; LOST if the leader died
+    leader      listens, accepts the others, lets them compute something with it (`everywhere`), sends a word to all
+    follower    connects, sends its rank and its place, answers, returns with the word; LOST if the leader died
 
-Who leads is agreed on beforehand. If that rank does not come in time, the first of those that wait leads. Only one process can:
-the socket is made under a lock. Messages are lines of JSON.
+The leader is agreed on beforehand. If that rank does not come in time, the first waiting rank leads. Only one process can: it
+creates the socket under a lock. Messages are lines of JSON.
 
-The user's terminal (`Relay`) stays as it is: the kernel edits lines and echoes them. The relay never waits, so that a supervisor
-can watch on: `descriptors` says what to wait for, `step` passes on what is there. Ctrl-C interrupts what was typed, in the rank;
-a second one, with nothing typed between, is the command's own. Standard library only.
+The user's terminal stays in its normal mode: the kernel edits lines and echoes them. The `Relay` never waits, so that a
+supervisor can continue: `descriptors` returns what to wait for, `step` passes on available data. Ctrl-C interrupts the typed
+command in the rank; a second Ctrl-C, with nothing typed between, interrupts actordbg itself. Standard library only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 CONTINUE, QUIT, DETACH, LOST = "continue", "quit", "detach", "lost"
-"""Words that end a stop: continue; end this input; continue and stop no more; the rank at the prompt is gone."""
+"""Words that end a stop: continue; end this input; continue without further breakpoints; the rank at the prompt is gone."""
 _HELLO_S = 10.0
 _POLL_S = 0.02
 IN, OUT = 0, 2
@@ -38,13 +38,13 @@ Message = dict[str, Any]
 
 
 def socket_of(rank: int) -> str:
-    """The name of the socket of a rank's prompt."""
+    """Return the name of a rank's prompt socket."""
     return f"prompt-{rank}.sock"
 
 
 @contextlib.contextmanager
 def address(folder: Path, name: str) -> Iterator[str]:
-    """A short path of a socket in this folder: the kernel takes 107 bytes at most, and a store may lie deeper."""
+    """Yield a short path to a socket in this folder: the kernel allows 107 bytes, and a store's path may be longer."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{descriptor}/{name}"
@@ -53,7 +53,7 @@ def address(folder: Path, name: str) -> Iterator[str]:
 
 
 def listen(folder: Path, name: str) -> socket.socket:
-    """A socket that only this user may connect to. What an earlier process left under the name is replaced."""
+    """Open a socket that only this user may connect to, replacing an earlier process's socket of this name."""
     remove(folder, name)
     with address(folder, name) as path:
         server = socket.socket(socket.AF_UNIX)
@@ -64,7 +64,7 @@ def listen(folder: Path, name: str) -> socket.socket:
 
 
 def connect(folder: Path, name: str) -> socket.socket | None:
-    """A connection to whoever listens there; None if nobody does."""
+    """Connect to a socket; None if nobody listens there."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         with address(folder, name) as path:
@@ -76,31 +76,31 @@ def connect(folder: Path, name: str) -> socket.socket | None:
 
 
 def remove(folder: Path, name: str) -> None:
-    """Take a socket's name away: nobody can connect any more."""
+    """Remove a socket's name, so that nobody can connect any more."""
     with contextlib.suppress(OSError):
         (folder / name).unlink()
 
 
 def who(connection: socket.socket) -> tuple[int, int]:
-    """(pid, uid) of the process at the other end, as the kernel knows it."""
+    """Return (pid, uid) of the process at the other end, from the kernel."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, _ = struct.unpack("3i", raw)
     return pid, uid
 
 
 def is_mine(connection: socket.socket) -> bool:
-    """Whether the other end runs as this user, or as root."""
+    """Check whether the other end runs as this user or as root."""
     return who(connection)[1] in (os.getuid(), 0)
 
 
 def clock(seconds: float | None) -> Callable[[], float | None]:
-    """A function that says how many of these seconds are left; None where there is no limit."""
+    """Return a function that returns the seconds left; None if there is no limit."""
     deadline = None if seconds is None else time.monotonic() + seconds
     return lambda: None if deadline is None else deadline - time.monotonic()
 
 
 class Line:
-    """One end of a connection on which messages go both ways."""
+    """An end of a bidirectional message connection."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -110,12 +110,12 @@ class Line:
         return self.connection.fileno()
 
     def send(self, message: Message) -> None:
-        """Send it; nothing if the other end is gone, which `receive` then says."""
+        """Send a message. If the other end is gone, do nothing: `receive` reports that."""
         with contextlib.suppress(OSError):
             self.connection.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self, timeout_s: float | None = None) -> Message | None:
-        """The next message; None if the other end is gone (or silent for `timeout_s`)."""
+        """Return the next message; None if the other end is gone (or silent for `timeout_s`)."""
         self.connection.settimeout(timeout_s)
         text = b""
         with contextlib.suppress(OSError):
@@ -124,7 +124,7 @@ class Line:
         return message
 
     def follow(self, answer: Callable[[str], str]) -> Message:
-        """Compute what the leader asks for until its word comes; LOST if it died."""
+        """Answer the leader's expressions until its word arrives; LOST if it died."""
         while (message := self.receive()) is not None and "ask" in message:
             self.send({"answer": answer(message["ask"])})
         self.close()
@@ -136,7 +136,7 @@ class Line:
 
 
 class Leading:
-    """The leader's end. `places`: where each rank that came stands. `gone`: those that came and died."""
+    """The leader's end. `places`: the place of each rank that arrived. `gone`: ranks that arrived and died."""
 
     def __init__(self, server: socket.socket, folder: Path, name: str, rank: int, place: str) -> None:
         self._server, self._folder, self._name, self.rank = server, folder, name, rank
@@ -145,11 +145,11 @@ class Leading:
         self.gone: list[int] = []
 
     def descriptors(self) -> list[int]:
-        """What to wait on for news: somebody comes, or dies."""
+        """Return descriptors that become readable when a rank arrives or dies."""
         return [self._server.fileno(), *(line.fileno() for line in self._lines.values())]
 
     def step(self, readable: Collection[int]) -> str:
-        """Take in who came, and who died; in words, "" for nothing."""
+        """Take in ranks that arrived or died; return a description, "" for no news."""
         news = []
         if self._server.fileno() in readable:
             connection, _ = self._server.accept()
@@ -157,17 +157,17 @@ class Leading:
             if hello := came.receive(_HELLO_S) if is_mine(connection) else None:
                 came.send({"welcome": self.rank})
                 self._lines[hello["rank"]], self.places[hello["rank"]] = came, hello["place"]
-                news.append(f"rank {hello['rank']} is parked at {hello['place']}")
+                news.append(f"rank {hello['rank']} is paused at {hello['place']}")
             else:
                 came.close()
         for rank, line in list(self._lines.items()):
-            if line.fileno() in readable:  # it has nothing to say on its own: that is its end
+            if line.fileno() in readable:  # followers send nothing on their own: this is their end
                 self._drop(rank)
                 news.append(f"rank {rank} is gone")
         return "; ".join(news)
 
     def await_ranks(self, ranks: Collection[int], patience_s: float | None) -> list[int]:
-        """Wait until all of these came; those that did not in time. None: without a limit, since somebody else watches."""
+        """Wait until all of these arrived; return those that did not. patience_s: None for no limit, if a supervisor watches."""
         left = clock(patience_s)
         while missing := sorted(set(ranks) - set(self.places) - set(self.gone)):
             seconds = left()
@@ -177,7 +177,7 @@ class Leading:
         return []
 
     def everywhere(self, text: str, mine: Callable[[], str]) -> dict[int, str]:
-        """What an expression comes to on each rank. All compute it at the same time, so it may be a collective."""
+        """Evaluate an expression on each rank. All evaluate it at the same time, so it may be a collective."""
         lines = dict(self._lines)
         for line in lines.values():
             line.send({"ask": text})
@@ -190,7 +190,7 @@ class Leading:
         return dict(sorted(answers.items()))
 
     def release(self, word: str, **more: Any) -> None:
-        """Send everybody on. The socket is gone before: who comes now comes to the next stop."""
+        """Release all ranks. The socket is removed first: a rank that arrives later joins the next stop."""
         remove(self._folder, self._name)
         self._server.close()
         for line in self._lines.values():
@@ -205,9 +205,9 @@ class Leading:
 
 
 def meet(folder: Path, name: str, rank: int, place: str, *, leads: bool, patience_s: float) -> Leading | Line:
-    """Come to the meeting of this name: as its leader, or with a line to whoever leads.
+    """Join the meeting of this name, as its leader or with a line to the leader.
 
-    A rank that does not lead does so after all when nobody leads within `patience_s`.
+    A rank with `leads` false becomes the leader if nobody else leads within `patience_s`.
     """
     deadline = time.monotonic() + (0.0 if leads else patience_s)
     while True:
@@ -216,14 +216,14 @@ def meet(folder: Path, name: str, rank: int, place: str, *, leads: bool, patienc
             line.send({"rank": rank, "place": place})
             if is_mine(connection) and line.receive() is not None:
                 return line
-            line.close()  # the leader is just leaving: it did not welcome us
+            line.close()  # the leader is leaving: it did not welcome us
         if time.monotonic() >= deadline and (server := _take_the_lead(folder, name)) is not None:
             return Leading(server, folder, name, rank, place)
         time.sleep(_POLL_S)
 
 
 def _take_the_lead(folder: Path, name: str) -> socket.socket | None:
-    """The socket of the meeting; None if another process has it."""
+    """Open the meeting's socket; None if another process has it."""
     with open(os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), "rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (other := connect(folder, name)) is not None:
@@ -233,7 +233,7 @@ def _take_the_lead(folder: Path, name: str) -> socket.socket | None:
 
 
 class Relay:
-    """One terminal, at one prompt after the other. `at`: the rank whose prompt it is at, None between prompts."""
+    """A terminal, at one prompt after another. `at`: the rank whose prompt it is connected to, None between prompts."""
 
     def __init__(self) -> None:
         self.at: int | None = None
@@ -244,21 +244,21 @@ class Relay:
         self._before: Any = None
 
     def call(self, folder: Path, rank: int) -> None:
-        """A rank's prompt can be connected to: now, or when the one before is over."""
+        """Connect to a rank's prompt now, or once the current prompt is over."""
         self._waiting.append((folder, rank))
         self._next()
 
     def descriptors(self) -> list[int]:
-        """What `step` waits for."""
+        """Return the descriptors that `step` reads."""
         if self._connection is None:
             return []
         return [self._connection.fileno(), *([IN] if self._reads else [])]
 
     def step(self) -> None:
-        """Pass on what is there."""
+        """Pass on available data, without waiting."""
         if self._connection is not None:
             readable, _, _ = select.select(self.descriptors(), [], [], 0)
-            if IN in readable:  # a line from the terminal, or its end: Ctrl-D, or nobody there any more
+            if IN in readable:  # a line from the terminal, or its end: Ctrl-D, or a closed terminal
                 typed = b""
                 with contextlib.suppress(OSError):
                     typed = os.read(IN, 65536)
@@ -290,7 +290,7 @@ class Relay:
         while self._connection is None and self._waiting:
             folder, rank = self._waiting.pop(0)
             connection = connect(folder, socket_of(rank))
-            if connection is None:  # somebody else is there, or it continued
+            if connection is None:  # it continued, or somebody else is connected
                 continue
             if not is_mine(connection):
                 return connection.close()
@@ -308,18 +308,18 @@ class Relay:
 
 
 def clear_away(folder: Path) -> None:
-    """Remove the sockets that processes left which were ended at a stop."""
+    """Remove sockets left by processes that were ended at a stop."""
     for path in (*folder.glob("prompt-*.sock"), *folder.glob("stop-*.sock*")):
         remove(folder, path.name)
 
 
-def attend(folders: Callable[[], list[Path]], goes_on: Callable[[], bool], told: Callable[[str], None]) -> None:
-    """Be at every prompt that opens in these folders while `goes_on`; `told` hears when one is over."""
+def attend(folders: Callable[[], list[Path]], goes_on: Callable[[], bool], report: Callable[[str], None]) -> None:
+    """Connect to every prompt that opens in these folders while `goes_on`; call `report` when a prompt is over."""
     relay = Relay()
     try:
         while relay.at is not None or goes_on():
             for path in (path for folder in folders() for path in sorted(folder.glob("prompt-*.sock")) if relay.at is None):
-                if (rank := path.stem.removeprefix("prompt-")).isdigit():  # a store may be shared: others may put anything there
+                if (rank := path.stem.removeprefix("prompt-")).isdigit():  # a store may be shared: others may put any file there
                     relay.call(path.parent, int(rank))
             if relay.at is None:
                 time.sleep(0.1)
@@ -327,6 +327,6 @@ def attend(folders: Callable[[], list[Path]], goes_on: Callable[[], bool], told:
             select.select(relay.descriptors(), [], [], 0.1)
             relay.step()
             if relay.at is None:
-                told("the prompt is over")
+                report("the prompt is over")
     finally:
         relay.close()

@@ -1,10 +1,10 @@
-"""TCP connections between this user's processes alone, for servers that ask nobody who connects: debugpy runs what it is told.
+"""Restrict TCP connections to this user's processes, for servers that do not authenticate: debugpy runs any code it is sent.
 
-    guard()                             # from now on `socket.accept` closes what other users connected
+    guard()                             # from now on `socket.accept` closes other users' connections
     listens("127.0.0.1", 5678)          # whether a process of this user listens there
 
-The kernel's table of connections says whose an end is, if that is on this machine. This source is also what the Python of
-debugpy's adapter executes at its start (`editor.py`). Standard library only.
+The kernel's connection table has the owner of each end on this machine. The Python of debugpy's adapter also runs this source at
+its start (`editor.py`). Standard library only.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _accept = socket.socket.accept
 
 
 def guard() -> None:
-    """Take TCP connections of this user, or of root, alone, in this process."""
+    """Accept TCP connections only from this user or root, in this whole process."""
     socket.socket.accept = accept_own  # type: ignore[method-assign, assignment]
 
 
 def accept_own(server: socket.socket) -> tuple[socket.socket, Any]:
-    """`socket.accept`, for the next connection that is this user's."""
+    """Replace `socket.accept`: return the next connection of this user, and close others."""
     while True:
         connection, address = _accept(server)
-        try:  # who holds the other end now; an end that was closed is nobody's
+        try:  # the owner of the other end; a closed end has none
             own = server.family == socket.AF_UNIX or _in_table(
                 [_written(*connection.getpeername()), _written(*connection.getsockname())], _ESTABLISHED
             )
@@ -41,14 +41,14 @@ def accept_own(server: socket.socket) -> tuple[socket.socket, Any]:
 
 
 def listens(host: str, port: int) -> bool:
-    """Whether a process of this user or of root listens at this address."""
+    """Check whether a process of this user or of root listens at this address."""
     return _in_table([_written(host, port)], _LISTENS)
 
 
 def _in_table(ends: list[str], state: str) -> bool:
-    """Whether a row of the kernel's table has these ends and this state, and is this user's or root's.
+    """Check whether the kernel's table has a row with these ends and this state that belongs to this user or root.
 
-    Reading skips rows while other connections come and go, so a row that is missing is looked for again.
+    Reading skips rows while other connections open and close, so a missing row is searched again.
     """
     for _ in range(_LOOKS):
         with open("/proc/net/tcp", encoding="ascii") as table:
@@ -60,5 +60,5 @@ def _in_table(ends: list[str], state: str) -> bool:
 
 
 def _written(host: str, port: int) -> str:
-    """An address as the table has it: the bytes of this machine's order, in hexadecimal."""
+    """Format an address like the table: hexadecimal, in this machine's byte order."""
     return f"{int.from_bytes(socket.inet_aton(host), sys.byteorder):08X}:{port:04X}"

@@ -1,13 +1,13 @@
-"""pdb behind a Unix socket: whoever connects has the prompt of this rank.
+"""pdb over a Unix socket: whoever connects gets the prompt of this rank.
 
-The socket's file is 0600 in a folder of the user, and whoever connects must be the user. What is printed goes to the terminal at
-the other end, what is typed comes from there. End of file (Ctrl-D, a closed terminal) is `quit`. Ctrl-C arrives as SIGINT, which
-interrupts what was typed; before and after the prompt the signal means what it meant.
+The socket has mode 0600 in a folder of the user, and only the user may connect. Output goes to the terminal at the other end, and
+input comes from there. End of file (Ctrl-D, a closed terminal) is `quit`. Ctrl-C arrives as SIGINT, which interrupts the typed
+command; before and after the prompt the signal keeps its usual handler.
 
-A rank on which others wait does not step: the next line may be a collective, which they are not in. So `next`, `step` and
-breakpoints of pdb's own are refused there, and `layer` continues to the next layer on all ranks.
+A rank that others wait for does not step: the next line may be a collective that they are not in. So `next`, `step` and pdb's
+breakpoints are refused there, and `layer` continues to the next layer on all ranks.
 
-`shapes` and `stats` say what tensors are. torch is not imported here: where there are tensors, it is there already. Standard
+`shapes` and `stats` describe tensors. This module does not import torch: if there are tensors, it is already imported. Standard
 library only.
 """
 
@@ -34,19 +34,19 @@ from actordbg.debug.meeting import CONTINUE, DETACH, QUIT, Leading
 LAYER = "layer"
 """The word that continues to a layer, on all ranks."""
 _SKIPPED = ["actordbg.*", "torch", "torch.*", "contextlib", "functools", "threading"]
-"""Modules whose lines are not shown when stepping."""
+"""Modules that stepping skips."""
 _STEPS = ("step", "s", "next", "n", "until", "unt", "return", "r")
 _ALONE = (*_STEPS, "jump", "j", "break", "b", "tbreak", "debug")
-"""Commands that would run a rank on while the others are parked."""
+"""Commands that would continue a rank while the others are paused."""
 _NEVER = ("run", "restart", "interact")
 
 
 class StoppedByUser(Exception):
-    """The user ended this input at a prompt: no fault of the model."""
+    """The user ended this input at a prompt; the model did not fail."""
 
 
 class Wire:
-    """The file that pdb reads and writes: a terminal behind a socket. While it waits, the meeting's news are told."""
+    """The file that pdb reads and writes: a terminal over a socket. While it waits, it prints the meeting's news."""
 
     encoding = "utf-8"
 
@@ -56,7 +56,7 @@ class Wire:
         self.ended_by, self.prompt = "", ""
 
     def readline(self) -> str:
-        """The next line that was typed; "" at its end, and `ended_by` says why."""
+        """Return the next typed line; "" at the end, with the reason in `ended_by`."""
         while b"\n" not in self._buffer:
             readable = _awaited(self._connection, self._others, None)
             if self._others and (news := self._others.step(readable)):
@@ -76,29 +76,29 @@ class Wire:
         return line.decode("utf-8", "replace") + "\n"
 
     def write(self, text: str) -> int:
-        """Send it; a terminal that is gone is found out when reading."""
+        """Send text. A closed terminal is detected when reading."""
         with contextlib.suppress(OSError):
             self._connection.sendall(text.encode("utf-8", "replace"))
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: output is not buffered."""
 
     def close(self) -> None:
         self._connection.close()
 
 
 def _awaited(own: socket.socket, others: Leading | None, timeout_s: float | None) -> list[int]:
-    """Wait for a socket, and for news of the meeting; the descriptors that have some."""
+    """Wait for a socket and for news of the meeting; return the readable descriptors."""
     return select.select([own.fileno(), *(others.descriptors() if others else ())], [], [], timeout_s)[0]
 
 
 def await_terminal(
     folder: Path, rank: int, others: Leading | None, wait_s: float | None, opened: Callable[[], None]
 ) -> Wire | None:
-    """Wait until somebody connects to this rank's prompt; None when nobody did.
+    """Wait until somebody connects to this rank's prompt; None if nobody does.
 
-    wait_s: how long, None for ever. opened: called once one can connect.
+    wait_s: maximum seconds, None for no limit. opened: called once the socket is open.
     """
     left = meeting.clock(wait_s)
     server = meeting.listen(folder, meeting.socket_of(rank))
@@ -122,11 +122,11 @@ def await_terminal(
 
 
 class Prompt(pdb.Pdb):
-    """One rank's prompt.
+    """A rank's prompt.
 
-    names: what can be named at the prompt beside what the frame has. alone: no rank waits for this one, so it may step.
-    layers: the names that `layer` takes. on_end: called once the rank continues for good, with the word and the layer that was
-    asked for ("" for the next one). waited_s: seconds that this process has spent at prompts.
+    names: names known at the prompt, besides the frame's. alone: no rank waits for this rank, so it may step. layers: the names
+    that `layer` accepts. on_end: called once the rank leaves the prompt for good, with the word and the requested layer ("" for
+    the next). waited_s: seconds that this process has spent at prompts.
     """
 
     waited_s = 0.0
@@ -142,11 +142,11 @@ class Prompt(pdb.Pdb):
         self.steps = False
 
     def ask(self, frame: FrameType | None, trace: Any = None) -> None:
-        """Have a prompt at this frame, or at the end of a traceback; returns when the rank continues, StoppedByUser for quit."""
+        """Open the prompt at this frame, or at the end of a traceback; return when the rank continues. StoppedByUser for quit."""
         self.reset()
         self._alone = self._alone and trace is None
         outer = frame if self._alone else None
-        while outer is not None:  # tracing continues from here outwards, if a step is asked for
+        while outer is not None:  # if the user steps, tracing continues in the outer frames
             outer.f_trace = self.trace_dispatch
             self.botframe, outer = outer, outer.f_back
         self.interaction(frame, trace)
@@ -154,7 +154,7 @@ class Prompt(pdb.Pdb):
             sys.settrace(self.trace_dispatch)
 
     def interaction(self, frame: FrameType | None, traceback: Any = None) -> None:  # type: ignore[override]
-        """One prompt; a rank that steps has several."""
+        """Run the prompt once; a rank that steps gets several."""
         self.steps, began = False, time.monotonic()
         with undisturbed(), _nameable(self.names), signals_to(signal.default_int_handler, [signal.SIGINT]):
             super().interaction(frame, traceback)
@@ -165,25 +165,25 @@ class Prompt(pdb.Pdb):
                 raise StoppedByUser(self.wire.ended_by or "stopped by the user")
 
     def end(self) -> None:
-        """Continue for good."""
+        """End the prompt and continue."""
         sys.settrace(None)
         self.steps = False
         self._on_end(self._word, self._layer)
         self.wire.close()
 
     def onecmd(self, line: str) -> bool:
-        """One command; those that would leave the parked ranks behind are refused."""
+        """Run a command; refuse commands that would leave the paused ranks behind."""
         command = line.strip().split(" ", 1)[0]
         if command in _NEVER:
-            self.error(f"{command} means nothing in a rank")
+            self.error(f"{command} is not supported in a rank")
             return False
         if command in _ALONE and not self._alone:
             ways = (
                 "`layer` continues to the next layer on all ranks, `continue` to the end"
                 if self._layers
-                else "`continue` continues"
+                else "`continue` continues on all ranks"
             )
-            why = "would run on alone while the other ranks are parked, and hang in the next collective"
+            why = "would run this rank alone while the others are paused, and hang in the next collective"
             self.error(f"{command} {why}.\n    {ways}")
             return False
         self.steps = self.steps or command in _STEPS
@@ -195,28 +195,28 @@ class Prompt(pdb.Pdb):
         return True
 
     def do_continue(self, arg: str) -> bool:
-        """continue: continue, with all ranks."""
+        """continue: continue on all ranks."""
         return self._go(CONTINUE)
 
     do_c = do_cont = do_continue
 
     def do_quit(self, arg: str) -> bool:
-        """quit: end this input here, as stopped by the user. In a live job: the same as detach."""
+        """quit: end this input here, as stopped by the user. In a live job: like detach."""
         return self._go(QUIT)
 
     do_q = do_exit = do_quit
 
     def do_EOF(self, arg: str) -> bool:
-        """End of file, Ctrl-D: the same as quit."""
+        """End of file, Ctrl-D: like quit."""
         self.message("")
         return self._go(QUIT)
 
     def do_detach(self, arg: str) -> bool:
-        """detach: continue, and stop no more."""
+        """detach: continue, and ignore further breakpoints."""
         return self._go(DETACH)
 
     def do_layer(self, arg: str) -> bool:
-        """layer [NAME]: continue, and stop before the next layer (or that one, or after the forward) on all ranks."""
+        """layer [NAME]: continue on all ranks, and stop before the next layer (or before NAME, or after the forward)."""
         name = arg.strip()
         layers = [layer for layer in self._layers if f".{layer}".endswith(f".{name}")] if name else [""]
         if not self._layers or not layers:
@@ -228,7 +228,7 @@ class Prompt(pdb.Pdb):
 
 @contextlib.contextmanager
 def _nameable(names: Mapping[str, Any]) -> Iterator[None]:
-    """Inside the block these names are known wherever a frame does not know them itself: that is what builtins are."""
+    """Add these names to the builtins inside the block, so that every frame without such a name knows them."""
     added = {name: value for name, value in names.items() if not hasattr(builtins, name)}
     vars(builtins).update(added)
     try:
@@ -239,63 +239,63 @@ def _nameable(names: Mapping[str, Any]) -> Iterator[None]:
 
 
 def evaluated(text: str, frame: FrameType, names: Mapping[str, Any]) -> str:
-    """What an expression comes to in a frame, as text; an error as its name and message."""
+    """Evaluate an expression in a frame and return its value as text; an error as its name and message."""
     try:
         with undisturbed(), _nameable(names):
-            return repr(eval(text, frame.f_globals, frame.f_locals))  # noqa: S307 - the user's own expression, out of the prompt
-    except Exception as error:  # noqa: BLE001 - whatever the user typed may raise anything
+            return repr(eval(text, frame.f_globals, frame.f_locals))  # noqa: S307 - the user's expression, from the prompt
+    except Exception as error:  # noqa: BLE001 - the user's expression may raise anything
         return f"{type(error).__name__}: {error}"
 
 
 MOST = 60
-"""How many tensors are listed at most."""
+"""Maximum number of listed tensors."""
 
 
 class Said(str):
-    """Text that shows itself without quotes where a prompt prints the value of an expression."""
+    """Text that a prompt prints without quotes when it is the value of an expression."""
 
     def __repr__(self) -> str:
         return str(self)
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether it is a tensor of torch, a parameter or a DTensor."""
+    """Check whether a value is a torch tensor, a parameter or a DTensor."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def form(tensor: Any) -> str:
-    """Shape, dtype and device: "[2, 96] int64 cpu"."""
+    """Describe a tensor's shape, dtype and device: "[2, 96] int64 cpu"."""
     kind = f" {type(tensor).__name__}" if type(tensor).__name__ == "DTensor" else ""
     return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} {tensor.device}{kind}"
 
 
 def tensors_in(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The tensors among these values by name, also in lists, tuples and dicts one level down."""
-    found: dict[str, Any] = {}
+    """Return the tensors among these values by name, including those in lists, tuples and dicts one level down."""
+    tensors: dict[str, Any] = {}
     for name, value in values.items():
         if is_tensor(value):
-            found[name] = value
+            tensors[name] = value
         items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
-        found |= {f"{name}[{key!r}]": item for key, item in items if is_tensor(item)}
-    return found
+        tensors |= {f"{name}[{key!r}]": item for key, item in items if is_tensor(item)}
+    return tensors
 
 
 def shapes(values: Mapping[str, Any]) -> Said:
-    """A line for each tensor among these values."""
-    found = tensors_in({name: value for name, value in values.items() if not name.startswith("__")})
-    lines = [f"{name:<24} {form(tensor)}" for name, tensor in list(found.items())[:MOST]]
-    lines += [f"... and {len(found) - MOST} more"] if len(found) > MOST else []
+    """Format a line per tensor among these values."""
+    tensors = tensors_in({name: value for name, value in values.items() if not name.startswith("__")})
+    lines = [f"{name:<24} {form(tensor)}" for name, tensor in list(tensors.items())[:MOST]]
+    lines += [f"... and {len(tensors) - MOST} more"] if len(tensors) > MOST else []
     return Said("\n".join(lines) or "no tensors here")
 
 
 def stats(tensor: Any) -> Said:
-    """Shape, dtype, device, smallest, largest and mean value, and how many are NaN or infinite.
+    """Describe a tensor: shape, dtype, device, min, max, mean, and how many values are NaN or infinite.
 
-    Of a DTensor it is this rank's part: the whole would need all ranks, and `gather` does that.
+    For a DTensor the values are those of this rank's shard: all ranks together hold the whole, and `gather` collects it.
     """
     if not is_tensor(tensor):
-        return Said(f"{type(tensor).__name__}, no tensor: {tensor!r:.200}")
+        return Said(f"{type(tensor).__name__}, not a tensor: {tensor!r:.200}")
     torch = sys.modules["torch"]
     with torch.no_grad():
         part = tensor.to_local() if hasattr(tensor, "to_local") else tensor
@@ -313,7 +313,7 @@ def stats(tensor: Any) -> Said:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Inside the block random numbers may be drawn: afterwards all generators are where they were."""
+    """Restore the RNG state of random, numpy and torch after the block."""
     states = [(random.setstate, random.getstate())]
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if numpy is not None:

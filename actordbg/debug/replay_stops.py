@@ -1,10 +1,10 @@
-"""The stops of a replay's worker: before and after a forward, before a layer, where an input failed, and the user's own.
+"""The breakpoints of a replay's worker: before and after a forward, before a layer, where an input failed, and `breakpoint()`.
 
-The worker says which input begins and which ranks run with it (`begin`), the session says how far it is (`before`, `after`,
-`failed`), hooks say which layer comes. Ranks that compute together stop together: where all of them pass for certain, or not at
-all. The worker's journal tells the supervisor, whose clock stands still meanwhile:
+The worker announces the input and the ranks that run with it (`begin`), the session its progress (`forward`, `after`, `failed`),
+and hooks the next layer. Ranks that compute together stop together, where all of them are certain to pass, or not at all. The
+worker's journal informs the supervisor, whose clock stops meanwhile:
 
-    stop    a prompt can be connected to: its rank, where it stands, and the node's address or where an editor connects
+    stop    a prompt is open: its rank, its place, and the node's address or an editor's
     go      that rank continued
     line    a line of --verbose for the user's terminal
 """
@@ -32,9 +32,9 @@ from actordbg.debug.stops import Stop
 BEFORE, AFTER, ERROR = "before", "after", "error"
 LEVELS = ("warning", "info", "debug")
 POST_MORTEM = "RAY_DEBUG_POST_MORTEM"
-"""Ray's variable for a worker that stops where it failed."""
+"""Ray's environment variable for workers that stop where they failed."""
 ARRIVAL_S = 60.0
-"""How long ranks wait for each other at a `breakpoint()` of the user's, which need not be on the way of all of them."""
+"""Seconds that ranks wait for each other at a `breakpoint()`, which some of them may not reach."""
 
 
 class NotInEvalMode(Exception):
@@ -43,11 +43,11 @@ class NotInEvalMode(Exception):
 
 @dataclass(frozen=True)
 class StopOrder:
-    """What the user asked for, as the work order carries it.
+    """The user's breakpoint options, as the work order carries them.
 
-    at: before, after, error, a layer, or "". rank: which gets the prompt; None: 0, or the one with the input, or that failed.
-    dump: stop only where this dump runs. wait_s: wait so long for `actordbg attach`. terminal: the command has one of its own.
-    debugpy: the port for an editor instead; 0 for any port of the rank's own.
+    at: before, after, error, a layer, or "". rank: gets the prompt; None: 0, or the rank with the input, or the rank that failed.
+    dump: stop only at this dump. wait_s: seconds to wait for `actordbg attach`. terminal: the command runs in a terminal.
+    debugpy: the port for an editor instead of a prompt; 0 for any free port.
     """
 
     at: str = ""
@@ -61,9 +61,9 @@ class StopOrder:
 
 
 class ReplayStops:
-    """See the module. `tell(event, **values)` writes into the worker's journal.
+    """The breakpoints of a worker; see the module. `tell(event, **values)` writes to the worker's journal.
 
-    may_pause: somebody may sit at a prompt. active: the session has something to tell.
+    may_pause: a prompt can be reached. active: the session has to report its progress.
     """
 
     def __init__(self, folder: Path, rank: int, order: StopOrder, tell: Callable[..., None]) -> None:
@@ -72,8 +72,8 @@ class ReplayStops:
         self._leader = rank
         self._engaged = bool(order.at)
         self._detached, self._forwarding = False, False
-        self._asked_layer: str | None = None
-        self._next_layer: str | None = None  # "" for whichever comes
+        self._requested_layer: str | None = None
+        self._next_layer: str | None = None  # "" for any layer
         self._layers: dict[str, Any] = {}
         self._open: Prompt | None = None
         self._session: Any = None
@@ -83,31 +83,31 @@ class ReplayStops:
         self.may_pause = bool(order.at) or order.terminal or order.wait_s is not None or order.debugpy is not None
         self.active = bool(order.at) or order.level != LEVELS[0] or order.expect_eval
 
-    # ---- what the worker says
+    # ---- called by the worker
 
     def fit(self, session: Any, layers: Mapping[str, Any], others: Mapping[str, Any], compiled: bool) -> None:
-        """Take a built actor. layers: where all ranks stop for certain; others: modules at which only a rank alone may stop."""
+        """Take a built actor. layers: modules that all ranks call; others: modules at which only a lone rank may stop."""
         self._session = session
-        wanted = self._order.at
-        if wanted and not compiled:
+        at = self._order.at
+        if at and not compiled:
             self._layers = dict(layers)
-            if wanted not in (BEFORE, AFTER, ERROR):
+            if at not in (BEFORE, AFTER, ERROR):
                 known = {**(others if not session.is_collective else {}), **layers}
-                self._asked_layer = _module_called(wanted, known, others)
-                self._layers[self._asked_layer] = known[self._asked_layer]
-        if not compiled and (wanted or self._order.level == "debug"):
+                self._requested_layer = _module_called(at, known, others)
+                self._layers[self._requested_layer] = known[self._requested_layer]
+        if not compiled and (at or self._order.level == "debug"):
             for name, module in (self._layers or dict(layers)).items():
                 module.register_forward_pre_hook(self._hook(name), prepend=True, with_kwargs=True)
 
     def begin(self, dump_id: str, ranks: Sequence[int], leader: int, chosen: bool) -> None:
-        """An input begins, on these ranks together; `chosen`: it is one to stop at."""
+        """Start an input, on these ranks together; `chosen`: stop at this input."""
         self._dump_id, self._ranks, self.begun = dump_id, tuple(ranks), False
         self._leader = leader if leader in ranks else ranks[0]
         self._engaged = bool(self._order.at) and chosen and not self._detached
-        self._next_layer = self._asked_layer
+        self._next_layer = self._requested_layer
 
     def end(self) -> None:
-        """The forward, or the input, is over: a rank that was still stepping continues."""
+        """Continue a rank that is still stepping, since the forward or the input is over."""
         self._forwarding = False
         if self._open is not None and self._open.steps:
             self._open.end()
@@ -115,15 +115,15 @@ class ReplayStops:
 
     @property
     def held_s(self) -> float:
-        """Seconds spent in stops so far, without what ran between two steps."""
+        """Return the seconds spent in stops so far, without the code that ran between two steps."""
         return self._held_s + Prompt.waited_s
 
-    # ---- what the session says
+    # ---- called by the session
 
     def forward(self, actor: Any, call: Mapping[str, Any], model: Any, names: Mapping[str, Any]) -> Any:
-        """Call the Actor; a stop before that is at the line of the call, and a rank that is stepping continues behind it.
+        """Call the Actor, with a stop at the line of the call if requested; a stepping rank continues after it.
 
-        StoppedByUser, NotInEvalMode.
+        Raises StoppedByUser and NotInEvalMode.
         """
         began = time.monotonic()
         if self._order.level != LEVELS[0] or self._order.expect_eval:
@@ -141,7 +141,7 @@ class ReplayStops:
         return output
 
     def _before(self, call: Mapping[str, Any], model: Any) -> None:
-        """Tell what the forward begins with; NotInEvalMode."""
+        """Report the inputs and the mode of the forward; NotInEvalMode with --expect-eval."""
         training = [name or type(model).__name__ for name, module in model.named_modules() if module.training]
         mode = "training" if training else "eval"
         first = next(iter(model.parameters()), None)
@@ -153,7 +153,7 @@ class ReplayStops:
             )
 
     def after(self, actor: Any, call: Mapping[str, Any], model: Any, names: Mapping[str, Any]) -> None:
-        """The forward is done, and no backward yet. names: log_probs, entropy, mask, loss."""
+        """Handle the end of the forward, before any backward. names: log_probs, entropy, mask, loss."""
         self._forwarding = False
         if self._order.level != LEVELS[0]:
             values = {name: value for name, value in names.items() if name != "loss"}
@@ -168,7 +168,7 @@ class ReplayStops:
             self._line(f"{when} forward: {tensors}; {more}")
 
     def failed(self, error: Exception) -> None:
-        """An input failed: the post mortem, while the frames are there."""
+        """Stop where an input failed, while its frames exist."""
         self._forwarding = False
         if not (self._engaged and self._order.at == ERROR) or isinstance(error, StoppedByUser | NotInEvalMode):
             return
@@ -179,20 +179,20 @@ class ReplayStops:
         if self._order.rank in (None, self._rank):
             stop.leader = self._rank
         if len(self._ranks) > 1:
-            stop.refusal = "after a failure they need not have come as far"
+            stop.refusal = "after a failure some ranks may not have come this far"
         self._hold(stop)
 
-    # ---- what the user's code says
+    # ---- called by the user's code
 
     def reached(self, frame: FrameType, rank: int | None) -> None:
-        """A `breakpoint()`: refused where nobody can come to the prompt."""
+        """Stop at a `breakpoint()`; Unsupported if nobody can reach the prompt."""
         if self._detached:
             return
         place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         if not self.may_pause:
             raise Unsupported(
                 f"breakpoint() at {place} was reached, but this command has no terminal for its prompt",
-                hint="`actordbg replay` in a terminal; or `replay --break-wait 600`, then `actordbg attach` from another one",
+                hint="run `actordbg replay` in a terminal, or pass --break-wait 600 and run `actordbg attach` in another",
             )
         stop = self._stop(f"at breakpoint(), {place}", frame, {"model": self._model}, f", in {frame.f_code.co_name}")
         stop.arrival_s = ARRIVAL_S
@@ -200,7 +200,7 @@ class ReplayStops:
             stop.leader = rank
         self._hold(stop)
 
-    # ---- the rest
+    # ---- internals
 
     def _hook(self, name: str) -> Callable[..., None]:
         def before_layer(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -238,7 +238,7 @@ class ReplayStops:
     def _hold(self, stop: Stop) -> None:
         alone = len(self._ranks) == 1
         if self._order.debugpy and alone and stop.leader == self._rank != (self._order.rank or 0):
-            return  # an editor is at one rank, and others that run alone do not wait for it
+            return  # an editor is at one rank, and other lone ranks do not wait for it
         began, waited_s = time.monotonic(), Prompt.waited_s
         try:
             self._open = stop.hold()
@@ -269,12 +269,11 @@ class ReplayStops:
 
 
 def in_a_frame(place: str, call: str, names: Mapping[str, Any], then: Callable[[FrameType], None], run: str = "") -> Any:
-    """Call `then` with a frame that holds exactly these names, where there is no line of code to stop at.
+    """Call `then` with a synthetic frame that holds exactly these names, for places without a line of code to stop at.
 
-    `place` takes the file's place in pdb's words, and `call` that of its first line. `run`: the expression that this line then
-    runs in the frame, so that `step` enters it, and `next` continues to the line behind it; its value is returned. Such a frame
-    is
-    no module of actordbg's, which stepping passes by.
+    pdb shows `place` as the file name and `call` as its first line. `run`: the expression that this line then runs in the frame,
+    so that `step` enters it and `next` continues to the next line; returns its value. The frame does not belong to an actordbg
+    module, which stepping would skip.
     """
     name = f"<{place}>"
     linecache.cache[name] = (len(call), None, [call + "\n", "output\n"], name)
@@ -285,27 +284,27 @@ def in_a_frame(place: str, call: str, names: Mapping[str, Any], then: Callable[[
 
 
 def _bound(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a layer's call by name."""
+    """Return the arguments of a layer's call by name."""
     try:
-        found = inspect.signature(module.forward).bind(*args, **kwargs)
+        bound = inspect.signature(module.forward).bind(*args, **kwargs)
     except (TypeError, ValueError):
         return {**{f"argument_{place}": argument for place, argument in enumerate(args)}, **kwargs}
-    flat = found.arguments
-    for name in [name for name in flat if found.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD]:
+    flat = bound.arguments
+    for name in [name for name in flat if bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD]:
         flat.update(flat.pop(name))
     return flat
 
 
 def _module_called(name: str, known: Mapping[str, Any], others: Mapping[str, Any]) -> str:
-    """The full name of a module by its end; Unsupported if there is none, or not one alone, or not where all ranks stop."""
-    found = [name] if name in known else [module for module in known if module.endswith(f".{name}")]
-    if len(found) == 1:
-        return found[0]
+    """Return the full name of the module with this suffix; Unsupported if none or several match, or not all ranks stop there."""
+    matches = [name] if name in known else [module for module in known if module.endswith(f".{name}")]
+    if len(matches) == 1:
+        return matches[0]
     at = ", ".join(list(known)[:4])
-    if not found and any(f".{module}".endswith(f".{name}") for module in others):
+    if not matches and any(f".{module}".endswith(f".{name}") for module in others):
         raise Unsupported(
-            f"--break {name}: ranks that compute together stop before a layer, where all of them come, and not inside of one",
-            hint=f"one of: {at}, ...; or --backend plain, where any module will do",
+            f"--break {name}: ranks that compute together can stop only before a layer, not inside of it",
+            hint=f"use one of {at}, ..., or any module with --backend plain",
         )
-    what = f"fits {len(found)} modules" if found else "is not a layer of this model"
-    raise Unsupported(f"--break {name} {what}", hint=f"before, after, error, or one of: {', '.join(found[:4]) or at}, ...")
+    what = f"matches {len(matches)} modules" if matches else "is not a layer of this model"
+    raise Unsupported(f"--break {name} {what}", hint=f"use before, after, error, or one of {', '.join(matches[:4]) or at}, ...")

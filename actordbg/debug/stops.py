@@ -1,16 +1,16 @@
-"""A stop of one rank, from its arrival to the word that sends it on; the same in a replay's worker and in a live job.
+"""A rank's stop at a breakpoint, from its arrival until it continues, in a replay's worker and in a live job.
 
     arrive      at the meeting in the folder; the leader waits for the others (`Stop.arrival_s`)
-    open        the leader waits for a terminal (`Stop.attach_s`), then has its prompt; the others wait for its word
+    open        the leader waits for a terminal (`Stop.attach_s`), then opens its prompt; the others wait for its word
     end         all continue; or this input ends (StoppedByUser); or the leader died, and the others continue
 
-`in_replay` is what a worker put here: its own breakpoints and the user's `breakpoint()` are the same.
+A worker sets `in_replay`, which handles its breakpoints and the user's `breakpoint()`.
 
-**In somebody's training code** (`stop_job`) the ranks on this machine park, and `actordbg attach RUN` gets the prompt. Nothing
-here may harm the run. Ranks wait for each other, and for somebody to attach, only as long as the call says; then they continue.
-After a stop to which nobody came, later ones wait for a second only, unless an `attach` is waiting already. `quit` and a closed
-terminal end no training: they mean `detach` and `continue`. Processes of the same job meet by MASTER_PORT, in a folder named
-after the run, which only this user can enter. Standard library only.
+**In training code** (`stop_job`) the ranks on this machine pause, and `actordbg attach RUN` gets the prompt. Nothing here may
+harm the run. Ranks wait for each other, and for somebody to attach, only as long as the call says; then they continue. After a
+stop that nobody attached to, later stops wait for only a second, unless an `attach` is already waiting. `quit` and a closed
+terminal do not end a training: they mean `detach` and `continue`. Processes of the same job meet by MASTER_PORT, in a folder
+named after the run, which only this user can enter. Standard library only.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from actordbg.debug.meeting import CONTINUE, DETACH, LOST, QUIT, Leading, meet
 from actordbg.debug.prompt import Prompt, Said, StoppedByUser, await_terminal, evaluated
 
 KEEP_UP_S = 30.0
-"""How long a rank waits for the one that should lead, where no limit was given."""
+"""Seconds that a rank waits for the leader if no limit was given."""
 
 
 in_replay: Any = None
-"""The `ReplayStops` of this process, where it is a worker of a replay: its own stops, and the user's `breakpoint()`."""
+"""The `ReplayStops` of this process, if it is a replay's worker."""
 
 
 def take_over_pdb() -> None:
-    """`pdb.set_trace()` is the same as `breakpoint()` in a worker: it has no terminal."""
+    """Make `pdb.set_trace()` act like `breakpoint()`, since a worker has no terminal."""
 
     def set_trace(**_: Any) -> None:
         if in_replay is not None:
@@ -51,16 +51,16 @@ def take_over_pdb() -> None:
 
 @dataclass
 class Stop:
-    """One rank's stop.
+    """A rank's stop at a breakpoint.
 
-    folder: where the ranks meet. ranks: all that stop together. place: where, in a few words. frame: None in a post mortem,
-    which has a trace. names: what the prompt can name. opened: called with the ranks that did not come, and where an editor can
-    connect, if one is to; ended: with the word, and the layer that was requested.
+    folder: where the ranks meet. ranks: all ranks that stop together. place: a short description of the place. frame: None in a
+    post mortem, which has a trace. names: names known at the prompt. opened: called with the missing ranks, and with the editor's
+    address or "". ended: called with the word and the requested layer.
 
-    arrival_s: how long ranks wait for each other, None for ever, since a supervisor watches. attach_s: how long for a terminal.
-    gathers: gives a parameter's full value; a collective where that is sharded. refusal: why it cannot be asked for here.
-    layers: the names of those that `layer` can continue to. quits: what `quit` does, in words. debugpy: the port for an editor, 0
-    for any. attached: somebody came to the prompt.
+    arrival_s: seconds that ranks wait for each other; None for no limit, if a supervisor watches. attach_s: seconds to wait for a
+    terminal. gathers: returns a parameter's full value; collective if it is sharded. refusal: why `gather` is refused here.
+    layers: the layers that `layer` can continue to. quits: what `quit` does, in words. debugpy: the port for an editor, 0 for
+    any. attached: somebody came to the prompt.
     """
 
     folder: Path
@@ -86,9 +86,9 @@ class Stop:
     _answer: tuple[str, str] = field(default=(CONTINUE, ""), init=False)
 
     def hold(self) -> Prompt | None:
-        """Stop here until somebody says how to continue; StoppedByUser if this input is to end.
+        """Stop here until the user continues; StoppedByUser if this input is to end.
 
-        A rank alone may step: then its prompt is returned, which is still open, and whoever ends the input has to end it.
+        A rank that runs alone may step: then its open prompt is returned, which the caller has to end when the input ends.
         """
         if len(self.ranks) == 1:
             return self._lead()
@@ -107,7 +107,7 @@ class Stop:
         return None
 
     def _lead(self) -> Prompt | None:
-        """Lead the meeting, with a prompt if a terminal comes."""
+        """Lead the meeting, and open a prompt if a terminal connects."""
         missing: list[int] = []
         why = ""
         try:
@@ -126,14 +126,14 @@ class Stop:
                 return None
             self.attached = True
             alone = self._others is None
-            asked = Prompt(wire, self.rank, self._helpers(), alone=alone, layers=self.layers, on_end=self._end)
+            pdb_prompt = Prompt(wire, self.rank, self._helpers(), alone=alone, layers=self.layers, on_end=self._end)
             wire.write(self._introduction())
             try:
-                asked.ask(self.frame if self.trace is None else None, self.trace)
+                pdb_prompt.ask(self.frame if self.trace is None else None, self.trace)
             except StoppedByUser as error:
                 why = str(error)
                 raise
-            return asked
+            return pdb_prompt
         finally:
             if self._others is not None:
                 word, layer = self._answer
@@ -145,7 +145,7 @@ class Stop:
 
     @property
     def _here(self) -> FrameType:
-        """The frame that expressions are evaluated in."""
+        """Return the frame in which expressions are evaluated."""
         trace = self.trace
         while trace is not None and trace.tb_next is not None:
             trace = trace.tb_next
@@ -154,17 +154,17 @@ class Stop:
         return frame
 
     def _helpers(self) -> dict[str, Any]:
-        """What the prompt can name, with its functions."""
+        """Return the names known at the prompt, including its functions."""
 
         def shapes(*values: Any) -> Said:
-            """shapes() of all tensors here, shapes(x, y) of these."""
+            """shapes() lists all tensors here, shapes(x, y) only these."""
             if values:
                 return prompt.shapes({f"[{number}]" if len(values) > 1 else "it": value for number, value in enumerate(values)})
             local = {name: value for name, value in self._here.f_locals.items() if name != "arguments"}
             return prompt.shapes({**self.names.get("arguments", {}), **local})
 
         def everywhere(text: str) -> Said:
-            """everywhere("stats(x)"): what an expression comes to on each rank."""
+            """everywhere("stats(x)"): evaluate an expression on each rank."""
 
             def mine() -> str:
                 return evaluated(text, self._here, names)
@@ -176,35 +176,35 @@ class Stop:
         return names | {"everywhere": everywhere, "gather": self._gather}
 
     def _gather(self, name: str) -> Any:
-        """gather("model.layers.0.mlp.up_proj.weight"): a parameter's full value, all ranks taking part."""
+        """gather("model.layers.0.mlp.up_proj.weight"): return a parameter's full value; all ranks take part."""
         if self.gathers is None:
             return Said("refused: there is no model to gather from here")
         if self.refusal:
-            return Said(f"refused: all ranks have to take part in gathering, and {self.refusal}")
+            return Said(f"refused: gather needs all ranks, and {self.refusal}")
         if self._others is None:
             return self.gathers(name)
         places = self._others.places
         if len(set(places.values())) > 1:
             stands = ", ".join(f"rank {rank} at {place}" for rank, place in sorted(places.items()))
-            return Said(f"refused: the ranks stand at different places ({stands}), where other weights may be in use")
+            return Said(f"refused: the ranks are at different places ({stands}), where other weights may be in use")
         kept: list[Any] = []
         names = {"_gather_here": self.gathers, "_keep": kept.append}
         mine = f"_keep(_gather_here({name!r}))"
-        said = self._others.everywhere(f"_gather_here({name!r}) is None", lambda: evaluated(mine, self._here, names))
-        wrong = [f"rank {rank}: {value}" for rank, value in said.items() if value not in ("False", "None")]
+        answers = self._others.everywhere(f"_gather_here({name!r}) is None", lambda: evaluated(mine, self._here, names))
+        wrong = [f"rank {rank}: {value}" for rank, value in answers.items() if value not in ("False", "None")]
         return Said("refused: " + "; ".join(wrong)) if wrong else kept[0]
 
     def _introduction(self) -> str:
         lines = [f"rank {self.rank} of {self.names.get('world_size', len(self.ranks))} stops {self.place}{self.banner}"]
         if self._others is not None:
-            parked = sorted(set(self._others.places) - {self.rank})
-            lines[0] += f"; {_ranks(parked)} parked" if parked else "; no other rank is parked"
+            paused = sorted(set(self._others.places) - {self.rank})
+            lines[0] += f"; {_ranks(paused)} paused" if paused else "; no other rank is paused"
             lines += [f"({self.refusal})"] if self.refusal else []
         lines.append("here: " + ", ".join(name for name in self.names if not name.startswith("_")))
         lines.append('shapes(), stats(tensor), gather("parameter"), everywhere("expression")')
         steps = ["step", "next"] if self._others is None and self.trace is None else []
         steps += ["layer [NAME]"] if self.layers and self.trace is None else []
-        lines.append(", ".join(["continue", *steps, "detach (stop no more)", f"quit ({self.quits})"]))
+        lines.append(", ".join(["continue", *steps, "detach (ignore further breakpoints)", f"quit ({self.quits})"]))
         return "\n".join(f"--- {line}" for line in lines) + "\n"
 
 
@@ -213,21 +213,21 @@ def _ranks(ranks: list[int]) -> str:
 
 
 FOLDER = "ACTORDBG_STOP_DIR"
-"""The variable that says where live jobs meet, instead of shared memory."""
+"""The environment variable that replaces shared memory as the meeting folder of live jobs."""
 SHORT_S = 1.0
 _off, _missed, _alone = False, False, False
-"""No more stops; ranks did not come to the last one; nobody attached to it."""
+"""No more stops; ranks missed the last stop; nobody attached to it."""
 
 
 def root() -> Path:
-    """The folder below which live jobs of this user meet."""
+    """Return the folder below which live jobs of this user meet."""
     memory = "/dev/shm"
     base = os.environ.get(FOLDER) or (memory if os.access(memory, os.W_OK) else tempfile.gettempdir())
     return Path(base) / f"actordbg-stops-{os.getuid()}"
 
 
 def run_folder(run: str = "") -> Path:
-    """The folder of a run: this process's own is named by its variable, or after the job's port."""
+    """Return a run's folder; default: this process's run, named by its environment variable or the job's port."""
     run = run or os.environ.get("ACTORDBG_RUN") or f"job-{os.environ.get('MASTER_PORT') or os.getpid()}"
     return root() / re.sub(r"[^\w.-]", "_", run)
 
@@ -238,7 +238,7 @@ def expect(run: str) -> None:
 
 
 def stop_job(frame: FrameType, leader: int, timeout_s: float) -> None:
-    """Stop here with the other ranks of a training job; whatever goes wrong, continue."""
+    """Stop here with the other ranks of a training job; continue after any error."""
     global _off, _missed, _alone
     if _off:
         return
@@ -263,33 +263,33 @@ def stop_job(frame: FrameType, leader: int, timeout_s: float) -> None:
 
     try:
         if int(os.environ.get("LOCAL_WORLD_SIZE", world)) < world:
-            raise OSError(f"{world} ranks run on several machines, and one can park only those of its own")
+            raise OSError(f"{world} ranks run on several machines, and breakpoints need all ranks on one machine")
         folder = _private(run / (os.environ.get("MASTER_PORT") or str(os.getpid())))
     except OSError as error:
-        return _say(rank, f"breakpoint() is passed: {error}")
+        return _say(rank, f"skips breakpoint(): {error}")
     place, names = f"at {frame.f_code.co_filename}:{frame.f_lineno}", {"rank": rank, "world_size": world}
     ranks, arrival_s = tuple(range(world)), SHORT_S if _missed else timeout_s
     stop = Stop(folder, rank, ranks, min(leader, world - 1), place, frame, names, opened, ended, arrival_s, attach_s)
-    stop.banner, stop.quits = f", in {frame.f_code.co_name}", "the same as detach"
+    stop.banner, stop.quits = f", in {frame.f_code.co_name}", "like detach"
     try:
         stop.hold()
     except StoppedByUser as error:
         _off = "terminal" not in str(error)
-    except OSError as error:  # what was said at the prompt, and that nobody came, counts all the same
-        _say(rank, f"breakpoint() is passed: {error}")
+    except OSError as error:  # a word from the prompt, and that nobody attached, still count
+        _say(rank, f"skips breakpoint(): {error}")
     _off = _off or word == DETACH
     _missed, _alone = missed, not stop.attached
-    return _say(rank, "continues" + (" and stops no more" if _off else ""))
+    return _say(rank, "continues" + (" and ignores further breakpoints" if _off else ""))
 
 
 def _private(folder: Path) -> Path:
-    """Make a folder below `root`, and those above it; OSError where another user made one of them before us."""
+    """Create a folder below `root`, and its parents; OSError if another user created one of them first."""
     below = folder.relative_to(root()).parts
     for made in (root().joinpath(*below[:depth]) for depth in range(len(below) + 1)):
         made.mkdir(mode=0o700, parents=True, exist_ok=True)
         state = os.lstat(made)
         if state.st_uid != os.getuid() or not stat.S_ISDIR(state.st_mode) or state.st_mode & 0o077:
-            raise PermissionError(f"{made} is not a folder of this user alone")
+            raise PermissionError(f"{made} is not a folder that only this user can enter")
     return folder
 
 

@@ -1,5 +1,5 @@
-"""What a worker needs of the engine that runs its inputs, and what it keeps of an exception; and the real engine: the trainer's
-Actor, one captured call at a time, summarized and released.
+"""The engine that runs a worker's inputs: its protocol, its failures as text, and the real engine. That runs the trainer's Actor
+on one captured call at a time, and keeps a summary instead of the tensors.
 
 torch is imported when the engine is opened, so that a worker writes `boot` before the seconds that takes.
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 _OF_OUTCOME = ("forward_s", "backward_s", "peak_memory_bytes", "loss", "grad_norm", "graphs", "graph_breaks")
-"""What a result has of a forward's outcome under the same name."""
+"""The fields that a result copies from a forward's outcome, under the same names."""
 
 
 class Engine(Protocol):
@@ -46,32 +46,32 @@ class Engine(Protocol):
 
     @property
     def collective(self) -> bool:
-        """Whether a rank cannot run an input without its peers."""
+        """Check whether a rank needs its peers to run an input."""
 
     @property
     def tainted(self) -> bool:
-        """Whether the last failure left this process unable to give right results."""
+        """Check whether the last failure left this process unable to give right results."""
 
     def open(self) -> dict[str, Any]:
-        """Build the actor; returns its resolved configuration."""
+        """Build the actor and return its resolved configuration."""
 
     def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
-        """Continue with another replay on the loaded actor; returns its resolved configuration."""
+        """Continue with another replay on the loaded actor and return its resolved configuration."""
 
     def load(self, item: ReplayInput) -> Any:
-        """Read one input. Runs in another thread, while the input before it is computed."""
+        """Read an input. Runs in another thread while the input before it is computed."""
 
     @property
     def out_of_step(self) -> str:
-        """Why this process must be restarted after a finished input; "" if it can continue."""
+        """Say why this process must be restarted after a finished input; "" if it can continue."""
 
     def run(
         self, item: ReplayInput, loaded: Any, *, recorded: bool, on_law: Callable[[str], None] | None = None
     ) -> dict[str, Any]:
-        """Run one input; returns fields of its ResultRecord, `status` among them, and as `UNFLUSHED` a file that it wrote.
+        """Run an input; return fields of its ResultRecord, `status` among them, and under `UNFLUSHED` a file that it wrote.
 
         `recorded`: this rank's result counts. Otherwise nothing is written to the store, but the rank takes part in every
-        collective. on_law: ask the input for its laws too, and call this before each step of that.
+        collective. on_law: also check the input's laws, and call this before each step of that check.
         """
 
     def close(self) -> None:
@@ -95,11 +95,11 @@ class Failure:
         hint = error.hint if isinstance(error, ActordbgError) else ""
         status = STOPPED if isinstance(error, StoppedByUser) else FAILED
         frames = traceback.extract_tb(error.__traceback__)
-        said = str(error) or (f"{frames[-1].line} ({frames[-1].filename}:{frames[-1].lineno})" if frames else "")
-        return cls(name, scrub(said), scrub(hint), scrub("".join(traceback.format_exception(error))), status)
+        message = str(error) or (f"{frames[-1].line} ({frames[-1].filename}:{frames[-1].lineno})" if frames else "")
+        return cls(name, scrub(message), scrub(hint), scrub("".join(traceback.format_exception(error))), status)
 
     def fields(self) -> dict[str, Any]:
-        """The ResultRecord fields of an input that failed with it."""
+        """Return the ResultRecord fields of an input that failed with this exception."""
         return {
             "status": self.status,
             "error_class": self.error_class,
@@ -130,7 +130,7 @@ class ActorEngine:
         return self._session.tainted or self._device_is_lost()
 
     def open(self) -> dict[str, Any]:
-        """Build the actor; where this process holds another one, in its place."""
+        """Build the actor, after closing any actor that this process holds."""
         with without_collecting("torch"):
             from actordbg.actor.backends.fsdp2 import decoder_layers
             from actordbg.actor.session import ActorSession, open_actor
@@ -150,7 +150,7 @@ class ActorEngine:
         return self._begun()
 
     def _begun(self) -> dict[str, Any]:
-        """Let torch record its allocations if the configuration says so, and compare the weights with recorded ones."""
+        """Start torch's allocation recording if the configuration wants it, and compare the weights with recorded hashes."""
         from actordbg.actor.forward_outcome import MemoryHistory
 
         if self._history is not None:
@@ -163,7 +163,7 @@ class ActorEngine:
         return self._session.resolved
 
     def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
-        """Where nothing was loaded, `load_s` is 0 and `load_shared_with` names the replay whose load it shares."""
+        """Continue with another replay. If it loads nothing, `load_s` is 0 and `load_shared_with` names the replay that did."""
         before, self.folder, self.spec = self.spec, folder, spec
         defaults = defaults_of(self.root, spec.inputs)
         same_kind = reopens(spec.config) is not None and reopens(before.config) == reopens(spec.config)
@@ -202,11 +202,11 @@ class ActorEngine:
         return fields
 
     def _ask(self, dump: Dump, outcome: ForwardOutcome, on_law: Callable[[str], None]) -> list[dict[str, Any]]:
-        """The laws' answers for an input that was run, as plain data. They never fail it."""
+        """Check the laws of an input that was run; return plain data. A broken law never fails the input."""
         from actordbg.actor.session import ActorSession
         from actordbg.laws.law_run import LawRun
 
-        assert isinstance(self._session, ActorSession)  # a truth is asked for no laws
+        assert isinstance(self._session, ActorSession)  # a truth's laws are not checked
         backward = self._session.backward_for(dump.record)
         asking = LawRun(self._session, dump, outcome, backward, self.collective, on_law)
         answers = [answer.to_dict() for answer in asking.run()]
@@ -241,7 +241,7 @@ class ActorEngine:
         }
 
     def _keep(self, item: ReplayInput, outcome: ForwardOutcome) -> Unflushed:
-        """`--keep-tensors`: what a comparison needs, as a safetensors file named after the dump."""
+        """Write the tensors that a comparison needs (`--keep-tensors`) to a safetensors file named after the dump."""
         import safetensors.numpy
 
         plain = {name: tensor.detach().contiguous().numpy() for name, tensor in outcome.tensors.items()}
@@ -252,7 +252,7 @@ class ActorEngine:
         return Unflushed.write(self.folder / TENSORS / f"{item.dump_id}.safetensors", blob)
 
     def _device_is_lost(self) -> bool:
-        """After some CUDA errors (an illegal memory access) every later call in this process fails: try one."""
+        """Try a CUDA call: after some errors (an illegal memory access) every later call in this process fails."""
         import torch
 
         gc.collect()

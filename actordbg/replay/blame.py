@@ -1,20 +1,20 @@
-"""Which ranks caused it when a replay's workers die or hang, and a hang in words. Pure: what was seen in, culprits out.
+"""Find the ranks that caused it when a replay's workers die or hang, and describe a hang. Pure: observations in, culprits out.
 
 Only the culprits' inputs are lost; every other input in flight runs again. So the rules blame as few ranks as the evidence
-allows, and at least one where an input was running. Otherwise the same crash would come again for ever.
+allows, and at least one if an input was running. Otherwise the same crash would repeat forever.
 
-**A death.** The culprit is the rank that died *first* of its own. Launchers then end the other ranks with SIGTERM, and a rank
-that lost its peers leaves with EXIT_RESTART: both are consequences.
+**A crash.** The culprit is the rank that died *first* without being killed by its launcher. Launchers then end the other ranks
+with SIGTERM, and a rank that lost its peers leaves with EXIT_RESTART: both are consequences.
 
 **A hang.** The clock of an input starts when every rank with an input in the same slot has started it, because a quick rank
-waits in its first collective for slow ones. A rank that has nothing left to do is not waited for: with `--align shuffle`,
-ranks may have different numbers of inputs. When the time is up, the stacks (faulthandler) show who sits in a collective:
+waits in its first collective for slow ones. It does not wait for a rank that has nothing left to do: with `--align shuffle`,
+ranks may have different numbers of inputs. When the time is up, the stacks (faulthandler) show which ranks are in a collective:
 
 * a rank is the culprit if it is stopped (SIGSTOP), or outside of any collective while another rank is inside one;
 * if another rank failed in this slot, ranks that wait for it in a collective are innocent;
-* otherwise nothing tells the ranks apart, and every input of the slot is blamed.
+* otherwise nothing distinguishes the ranks, and every input of the slot is blamed.
 
-**In words** a hang is where each rank is, what follows from that, and every rank's stack:
+**The description** of a hang says where each rank is, what follows from that, and shows every rank's stack:
 
     rank 0 waits in broadcast (deepspeed/runtime/zero/utils.py) since 20 s; rank 1 has no input left (1 of 1 done): ranks ran 2
     and 1 inputs; it did not finish within 20 s (--timeout)
@@ -40,7 +40,7 @@ _RANK = _HEAD + "rank "
 
 
 def culprits_of_death(ranks: Sequence[RankView]) -> list[int]:
-    """The ranks that died of their own, not because another rank died or asked for a restart."""
+    """Return the ranks that died, except those that died because another rank died or requested a restart."""
     dead = [view for view in ranks if view.dead and not _left_on_purpose(view)]
     of_their_own = [view for view in dead if view.wait_status != TERMINATED]
     if not of_their_own and any(_left_on_purpose(view) for view in ranks):
@@ -49,7 +49,7 @@ def culprits_of_death(ranks: Sequence[RankView]) -> list[int]:
 
 
 def overdue(ranks: Sequence[RankView], now: float, timeout_s: float, *, collective: bool) -> list[int]:
-    """The ranks whose input has taken too long. In a collective group, only the slot that is furthest behind counts."""
+    """Return the ranks whose input has taken too long. In a collective group, only the slot that is furthest behind counts."""
     running = [view for view in ranks if view.slot is not None and not view.dead]
     if not collective:
         return [view.rank for view in running if now - view.since > timeout_s]
@@ -61,7 +61,7 @@ def overdue(ranks: Sequence[RankView], now: float, timeout_s: float, *, collecti
 
 
 def culprits_of_hang(ranks: Sequence[RankView], late: Sequence[int], stacks: Mapping[int, str]) -> list[int]:
-    """Which of the `late` ranks caused the hang; may be none. `stacks`: faulthandler's text by rank, where a rank answered."""
+    """Return those of the `late` ranks that caused the hang, if any. `stacks`: faulthandler's text of each rank that answered."""
     stopped = [view.rank for view in ranks if view.rank in late and view.state == STOPPED]
     if stopped:
         return stopped
@@ -83,7 +83,7 @@ def _left_on_purpose(view: RankView) -> bool:
 
 @dataclass(frozen=True)
 class Standing:
-    """One rank when the time was up. `stack`: None if it did not answer. `item`: its input, None between inputs.
+    """A rank when the time was up. `stack`: None if it did not answer. `item`: its input, None between inputs.
 
     since_s: seconds in this input. share, done: how many inputs the plan has for it, and how many have a result.
     """
@@ -97,11 +97,11 @@ class Standing:
 
     @property
     def waits(self) -> bool:
-        """Whether it waits in a collective inside an input."""
+        """Check whether the rank waits in a collective inside an input."""
         return not self.view.done and self.stack is not None and self.stack.collective is not None
 
     def words(self) -> str:
-        """Where it is, in words."""
+        """Describe where the rank is."""
         rank, since, stack = f"rank {self.view.rank}", f"since {self.since_s:.0f} s", self.stack
         if self.view.state == STOPPED:
             return f"{rank} was stopped by a signal"
@@ -119,7 +119,7 @@ class Standing:
 
 
 def standing_of(view: RankView, stacks: str, spec: ReplaySpec, pending: Sequence[int]) -> Standing:
-    """Where a rank is now. `stacks`: faulthandler's text, "" without; `pending`: inputs of its group without a result."""
+    """Return where a rank is now. `stacks`: faulthandler's text or ""; `pending`: inputs of its group without a result."""
     config = spec.config
     share, left = (
         sum(index % config.lanes == view.rank // config.lane_width for index in indices)
@@ -131,14 +131,14 @@ def standing_of(view: RankView, stacks: str, spec: ReplaySpec, pending: Sequence
 
 
 def describe(ranks: Sequence[Standing], timeout_s: float) -> str:
-    """The error text of an input that hung: every rank, and the conclusion that the evidence allows."""
+    """Return the error text of an input that hung: every rank's position, and the conclusion that the evidence allows."""
     conclusion = _conclusion(ranks)
     words = "; ".join(rank.words() for rank in ranks)
     return f"{words}{conclusion and ': '}{conclusion}; it did not finish within {timeout_s:g} s (--timeout)"
 
 
 def excerpt(ranks: Sequence[Standing], blamed: Sequence[int], log: str = "") -> str:
-    """Every rank's stack under its name, the blamed ranks first; before them the end of the blamed rank's log."""
+    """Return the end of the blamed rank's log, then every rank's stack under its name, the blamed ranks first."""
     ordered = sorted(ranks, key=lambda standing: (standing.view.rank not in blamed, standing.view.rank))
     parts = [f"{log.rstrip()}\n"] if log.strip() else []
     for number, rank in enumerate(ordered):
@@ -151,7 +151,7 @@ def excerpt(ranks: Sequence[Standing], blamed: Sequence[int], log: str = "") -> 
 
 
 def in_brief(log_excerpt: str, frames: int = 8) -> str:
-    """An `excerpt` with the most recent frames of each rank only; "" for any other text."""
+    """Shorten an `excerpt` to the most recent frames of each rank; "" for any other text."""
     lines: list[str] = []
     for line in log_excerpt.splitlines():
         if line.startswith(_RANK):

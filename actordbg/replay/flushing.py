@@ -1,13 +1,12 @@
-"""What an input leaves behind is flushed to the disk in a thread, while the next input runs.
+"""Flush an input's journal lines and tensors to the disk in a thread, while the next input runs.
 
-A line of a journal and a file of tensors are *written* at once: every reader sees them, and they outlive the process that wrote
-them, however it dies. Only where a machine loses its power do they need to be on its disk, and flushing takes milliseconds. So
-the worker continues, and this thread flushes: the tensors first, then the journal, so that no flush takes a result ahead of
-what it
-speaks of. At most one result waits: `settle` comes before the next one is written.
+A journal line and a tensor file are *written* at once: every reader sees them, and they survive the process that wrote them,
+however it dies. They have to be on the disk only if the machine loses power, and flushing takes milliseconds. So the worker
+continues, and this thread flushes: the tensors first, then the journal, so a result never reaches the disk before its files.
+At most one result waits: `settle` comes before the next one is written.
 
     tensors = Unflushed.write(path, blob)
-    flusher.settle()                        # all that was noted is on disk
+    flusher.settle()                        # everything noted is on disk
     journal.write("end", ...)
     flusher.note(tensors)                   # returns at once
 
@@ -31,7 +30,7 @@ UNFLUSHED = "unflushed"
 
 @dataclass
 class Unflushed:
-    """A whole file in its place, which may not be on the disk yet. `flush` once: it closes the file. `size`: its bytes."""
+    """A complete file that may not be on the disk yet. Call `flush` once: it closes the file. `size`: in bytes."""
 
     path: Path
     size: int
@@ -39,7 +38,7 @@ class Unflushed:
 
     @classmethod
     def write(cls, path: Path, data: bytes) -> Unflushed:
-        """Write `data` to `path`, whole or not at all. OSError, and nothing is left, where there is no room."""
+        """Write `data` to `path` completely, or raise OSError (such as a full disk) and leave nothing behind."""
         make_folder(path.parent)
         temporary = path.with_name(temporary_name(path.name[:80]))
         descriptor = open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
@@ -56,7 +55,7 @@ class Unflushed:
         return cls(path, len(data), descriptor)
 
     def flush(self) -> None:
-        """Bring file and name to the disk. OSError, and the file is gone, where that fails: nobody can tell what it holds."""
+        """Flush the file and its name to the disk. If that fails, remove the file (its content is unknown); OSError."""
         try:
             try:
                 os.fsync(self.descriptor)
@@ -70,7 +69,7 @@ class Unflushed:
 
 
 class Flusher:
-    """The thread, made when it is first needed. `settle` raises what went wrong on the disk, from then on each time."""
+    """The flushing thread, started when it is first needed. After a disk error every `settle` raises it."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -79,19 +78,19 @@ class Flusher:
         self._dirty = False
 
     def note(self, *files: Unflushed) -> None:
-        """The journal has a new line: flush these files, then the journal."""
+        """Flush these files, then the journal, which has a new line. Returns at once."""
         self._dirty = True
         self._pending.append(self._pool.submit(self._flush, files))
 
     def settle(self) -> None:
-        """Wait until everything is on disk. OSError if something did not get there."""
+        """Wait until everything is on disk; OSError if flushing failed."""
         wait(self._pending)
         self._pending = [future for future in self._pending if future.exception() is not None]
         for future in self._pending:
             future.result()
 
     def close(self) -> None:
-        """Flush what is left, and end the thread; `settle` has told what went wrong."""
+        """Flush what is left and end the thread, without raising: `settle` reports errors."""
         self._pool.shutdown()
 
     def _flush(self, files: tuple[Unflushed, ...]) -> None:

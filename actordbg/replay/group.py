@@ -1,4 +1,4 @@
-"""One group of workers under supervision: start it, watch it, judge it, and start it again without the culprit.
+"""Supervise a group of workers: start it, watch it, find the culprit of a failure, and restart the group without that input.
 
 `GroupRun.step()` is called a few times a second and never waits long. An attempt ends in one of these ways:
 
@@ -11,7 +11,7 @@
     its node or its host died        nobody is blamed; the inputs run again, here or in another group
 
 A verdict is written only after every process of the attempt has ended and its journals were read to the end. So a result
-that was written a moment before still counts.
+written a moment earlier still counts.
 """
 
 from __future__ import annotations
@@ -55,27 +55,27 @@ from actordbg.replay.worker_logs import (
 
 
 def as_error(broken: Event, log: str) -> ActordbgError:
-    """The error of a worker that could not build its actor, in its own class where that is one of ours."""
+    """Return the error of a worker that could not build its actor: its own class if actordbg defines it, else LaunchProblem."""
     ours = error_named(broken["error_class"], broken["error"], broken["hint"])
     return ours or LaunchProblem(
         f"the actor cannot be built: {broken['error_class']}: {broken['error']}\n{log}".rstrip(),
-        hint="`actordbg doctor` says what this environment lacks",
+        hint="run `actordbg doctor` to see what this environment lacks",
     )
 
 
 LOG_BEFORE_STACKS = 1500
-"""Characters of its log that the result of a hung input keeps, beside the stacks."""
+"""Characters of the worker's log that the result of a hung input keeps, besides the stacks."""
 START_TIMEOUT_S = 1800.0
-"""Longest time for building the actor, and for anything else outside of an input."""
+"""Longest time to build the actor, and for anything else outside of an input."""
 
 
 @dataclass
 class Replay:
-    """What the groups of a replay share, and report to: its `Supervisor`.
+    """The state that a replay's groups share and report to; `Supervisor` implements the callbacks.
 
-    warm: groups with a loaded Actor, used instead of `launcher`; the workers go back there when they are done. stops: where
-    workers are to stop. dealer: where the groups get their inputs from, portion by portion; None: each has its own. losses: the
-    count of lost groups, which several replays may share; None: each group counts its fruitless attempts itself.
+    warm: groups with a loaded Actor, used instead of `launcher`; the workers return there when they are done. stops: breakpoints.
+    dealer: hands inputs to the groups portion by portion; None: each group has its own. losses: the count of lost groups, which
+    several replays may share; None: each group counts its own fruitless attempts.
     """
 
     folder: Path
@@ -89,21 +89,21 @@ class Replay:
     dealer: Dealer | None = None
 
     def on_attempt(self, group: Group, attempt: int, reason: str) -> None:
-        """A group starts; the reason is empty the first time."""
+        """Report that a group starts; the reason is empty the first time."""
 
     def on_news(self, event: Event) -> None:
-        """A worker wrote an event into its journal."""
+        """Report an event that a worker wrote to its journal."""
 
     def on_verdict(self, record: ResultRecord) -> None:
-        """An input killed or hung its worker."""
+        """Report the result of an input that killed or hung its worker."""
 
 
 class GroupRun:
-    """A group from its first attempt to its last result, which reports to its replay.
+    """A group from its first attempt to its last result; it reports to its replay.
 
-    `pending`: indices into the replay's inputs that have no result, in order. `attempt`: the last one, 0 before the first. Where
-    the replay deals (`Dealer`), the group gets its inputs portion by portion. A group `waits` until the engine has a place
-    for it, and holds no dealt input meanwhile.
+    `pending`: indices of inputs without a result, in order. `attempt`: the current one, 0 before the first. If the replay has a
+    `Dealer`, the group gets its inputs portion by portion. A group waits (`_waits`) until the engine has a place for it, and
+    holds no dealt inputs meanwhile.
     """
 
     def __init__(self, replay: Replay, group: Group, pending: list[int], attempt: int) -> None:
@@ -118,13 +118,13 @@ class GroupRun:
         self._index = {item.dump_id: index for index, item in enumerate(self.spec.inputs)}
 
     def start(self, reason: str = "", pause_s: float = 0.0) -> None:
-        """Begin the next attempt as soon as there is a place for it."""
+        """Start the next attempt as soon as there is a place for it."""
         self.finished, self._waits, self._reason = False, True, reason
         self._not_before = time.monotonic() + pause_s
         self._start_if_ready()
 
     def _start_if_ready(self) -> None:
-        """Begin the attempt on what is pending, or dealt now; with nothing pending the group is finished."""
+        """Start the attempt on the pending inputs, or on a new portion; with nothing pending the group is finished."""
         replay = self.replay
         if not (self.pending or replay.dealer):
             self.finished, self._waits = True, False
@@ -132,7 +132,7 @@ class GroupRun:
         if time.monotonic() < self._not_before:
             return
         if not self._has_a_place():
-            self._hand_back()  # those that have a place may hold what this one waits for
+            self._hand_back()  # the groups that have a place may hold what this group waits for
             return
         self._waits = False
         if replay.dealer is not None and not self.pending:
@@ -147,7 +147,7 @@ class GroupRun:
         self._launcher_log = self._launched.log
 
     def _has_a_place(self) -> bool:
-        """Whether the engine has one; a place that is lost before anything ran in it is a failure, too."""
+        """Check whether the engine has a place for this group. A place lost before anything ran in it also counts as a loss."""
         try:
             return self.replay.engine.ready(self.spec.config, self.group)
         except PlaceLost as lost:
@@ -170,7 +170,7 @@ class GroupRun:
         return path
 
     def step(self) -> None:
-        """Read what is new and act on it."""
+        """Read new events and act on them."""
         if self._waits:
             return self._start_if_ready()
         launched = self._launched
@@ -179,11 +179,11 @@ class GroupRun:
         self._look(launched)
         views, together = self._views, self.group.collective and any(view.collective for view in self._views)
         broken = next((view.broken for view in views if view.broken), None)
-        asked = next((view for view in views if view.restart), None)
+        restarting = next((view for view in views if view.restart), None)
         if broken:
             self.stop()
             raise as_error(broken, self._last_words())
-        gone = launched.ended()  # asked before what is lost: it may become so between the two, and is not a death then
+        gone = launched.ended()  # checked before `lost`: a group that is lost in between did not crash
         if loss := launched.lost:
             self._judge_loss(loss)
         elif all(view.done for view in views):
@@ -191,8 +191,8 @@ class GroupRun:
         elif any(view.dead for view in views):
             if launched.stands():
                 self._judge_death(launched)
-        elif asked:
-            self._again(f"rank {asked.rank}: {asked.restart}")
+        elif restarting:
+            self._restart(f"rank {restarting.rank}: {restarting.restart}")
         elif gone:
             self._look(launched)
             self._judge_death(launched)
@@ -206,11 +206,11 @@ class GroupRun:
         return None
 
     def watched(self) -> list[int]:
-        """File descriptors that become readable when a worker dies, where the kernel has such."""
+        """Return file descriptors that become readable when a worker dies; [] if the kernel has none."""
         return self._launched.descriptors if self._launched is not None else []
 
     def stop(self) -> None:
-        """End every process of the group; what the journals say by then is counted."""
+        """End every process of the group, then read its journals to the end."""
         if self._launched is not None:
             self._launched.end()
             self._launched = None
@@ -218,7 +218,7 @@ class GroupRun:
         self._waits = False
 
     def _read_journals(self) -> None:
-        # of a group that records no results each rank runs alone an input that another rank, alone too, records
+        # in a group that records no results, each rank runs alone, and another lone rank records that input
         only_follows = all(rank % self.spec.config.lane_width for rank in self.group.ranks)
         for view in self._views:
             for event in view.poll(self.attempt):
@@ -239,7 +239,7 @@ class GroupRun:
             self.pending.remove(index)
 
     def _let_leave(self, launched: Running) -> None:
-        """Let the group wait for another replay's work, or leave. A launcher takes a second to notice."""
+        """Keep the group for another replay, or let it leave. A launcher takes a second to notice."""
         if self.replay.warm is not None and not launched.ended():
             self.replay.warm.keep(self.group, launched, self._work)
             self._launched, self.finished = None, True
@@ -250,23 +250,23 @@ class GroupRun:
             self.finished = True
 
     def _check_silence(self, launched: Running) -> None:
-        """Outside of an input, no rank may be silent for longer than `start_timeout_s`."""
+        """Restart the group if a rank outside of an input was silent for longer than `start_timeout_s`."""
         now, longest_s = time.monotonic(), self.replay.start_timeout_s
         silent = [view.rank for view in self._views if not view.done and view.doing is None and now - view.since > longest_s]
         if silent:
             self._stacks(launched)
-            self._again(f"ranks {silent} were silent for {longest_s:.0f} s outside of an input")
+            self._restart(f"ranks {silent} were silent for {longest_s:.0f} s outside of an input")
 
     def _judge_death(self, launched: Running) -> None:
         first = [copy.copy(view) for view in self._views]
-        time.sleep(0.1)  # whoever dies as a consequence, or writes why, has done so by then
+        time.sleep(0.1)  # by then, ranks that die as a consequence have died or written why
         self._read_journals()
         self._look(launched)
         dead = [view for view in self._views if view.dead]
         if all(view.done for view in self._views) or not (dead or launched.ended()):
-            return  # it was done, and left between our look at its journal and our look at its process
+            return  # it finished and left after we read its journal and before we looked at its process
         first = [before for before, view in zip(first, self._views, strict=True) if view.dead]
-        for view in (*first, *dead):  # its launcher reaped it before we saw how it ended: one that SIGTERM ended left its stacks
+        for view in (*first, *dead):  # its launcher reaped it first, but a rank that SIGTERM ended left its stacks
             if view.dead and view.wait_status is None and was_told_to_end(self._view(view.rank).log()):
                 view.wait_status = TERMINATED
         culprits = blame.culprits_of_death(first) or blame.culprits_of_death(self._views)
@@ -274,9 +274,9 @@ class GroupRun:
         self.stop()
         for rank in culprits:
             self._blame(rank, CRASHED, "WorkerDied", f"the worker (rank {rank}) died in it: {how[rank]}")
-        asked = "; ".join(f"rank {view.rank}: {view.restart}" for view in self._views if view.restart)
+        restarts = "; ".join(f"rank {view.rank}: {view.restart}" for view in self._views if view.restart)
         died = "; ".join(f"rank {rank} died: {how[rank]}" for rank in culprits)
-        self._again(died or asked or "the launcher ended")
+        self._restart(died or restarts or "the launcher ended")
 
     def _how_it_ended(self, view: RankView) -> str:
         if view.why or view.wait_status is not None:
@@ -284,7 +284,7 @@ class GroupRun:
         return reported_by_launcher(self._launcher_log)
 
     def _judge_loss(self, loss: Loss) -> None:
-        """The group is gone with its node: what it had not finished runs again, here or elsewhere."""
+        """Handle a group that is gone with its node: unfinished inputs run again, here or elsewhere."""
         self.stop()
         if self.replay.losses is not None and not loss.excused:
             self.replay.losses.count(loss.why, loss.dead_nodes)
@@ -292,7 +292,7 @@ class GroupRun:
         self.start(loss.why)
 
     def _hand_back(self) -> None:
-        """Let other groups have what this one was dealt and has not finished."""
+        """Return dealt inputs that are not finished, for other groups to run."""
         if self.replay.dealer is not None and self.pending:
             self.replay.dealer.give_back(self.pending)
             self.pending = []
@@ -310,7 +310,7 @@ class GroupRun:
         self.stop()
         for rank in culprits:
             self._blame(rank, HUNG, "TimeoutError", error, evidence[rank])
-        self._again(error if culprits else f"ranks {late} waited for a rank that failed")
+        self._restart(error if culprits else f"ranks {late} waited for a rank that failed")
 
     def _view(self, rank: int) -> RankView:
         return next(view for view in self._views if view.rank == rank)
@@ -319,9 +319,9 @@ class GroupRun:
         return launched.stacks(self.folder, {view.rank: view.identity for view in self._views if view.identity})
 
     def _blame(self, rank: int, status: str, error_class: str, error: str, evidence: str | None = None) -> None:
-        """Write a result for what the rank is doing. `evidence`: the log excerpt, instead of the log's end.
+        """Write a result for the input that the rank is running. `evidence`: the log excerpt; default: the end of its log.
 
-        A filler stands for the input that it repeats. A follower stands for its lane's input, even if the first rank finished it.
+        A filler counts as the input that it repeats, a follower as its lane's input, even if the first rank finished that.
         """
         view = self._view(rank)
         doing = view.doing
@@ -343,7 +343,7 @@ class GroupRun:
         self._forget(record.dump_id)
         self.replay.on_verdict(record)
 
-    def _again(self, reason: str) -> None:
+    def _restart(self, reason: str) -> None:
         """Restart with the remaining inputs unless too many attempts were fruitless."""
         log, losses = self._last_words(), self.replay.losses
         self.stop()
@@ -356,7 +356,7 @@ class GroupRun:
         if self._fruitless >= FRUITLESS_LIMIT:
             raise LaunchProblem(
                 f"{FRUITLESS_LIMIT} attempts in a row ended without a result; the last one: {reason}\n{log}".rstrip(),
-                hint=f"the logs are in {self.folder}; `actordbg doctor` checks this environment",
+                hint=f"read the logs in {self.folder}, or run `actordbg doctor` to check this environment",
             )
         return self.start(reason)
 

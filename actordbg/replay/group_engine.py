@@ -1,24 +1,23 @@
-"""What starts the groups of a replay: this machine, or whatever was put in its place for a command (`--engine`).
+"""Engines start the groups of a replay: on this machine, or wherever the command's `--engine` says.
 
     with using(engine):
         run_replay(...)                 # its groups start where `engine` says
 
-An engine says which groups there are (`groups`), when one has a place to run (`ready`, which never waits), and starts it
+An engine lists the groups (`groups`), says when a group has a place to run (`ready`, which never waits), and starts it
 (`launch`). An engine that `deals` has several groups for the same inputs: they get them portion by portion (`plan.Dealer`),
-so a slow or lost group holds nobody up. The journals, the blame and the verdicts are the same everywhere.
+so a slow or lost group delays no other. Journals, blame and verdicts are the same everywhere.
 
-**Groups that outlive their replay** (`WarmGroups`), so that the next replay finds its Actor loaded:
-
+**Warm groups** (`WarmGroups`) outlive their replay, so that the next replay finds its Actor loaded:
 
     with WarmGroups() as warm:
         for key, spec in ...:
             warm.share(key)                      # ends the groups that were loaded for another key
             run_replay(store, spec, warm=warm)
 
-A replay asks here for its groups. A waiting group with the same ranks gets the replay's work order (`work_order.py`) and
-changes its settings, not its weights; otherwise a new group starts. After its work the group comes back. Nothing else
+A replay takes its groups from here. A waiting group with the same ranks gets the replay's work order (`work_order.py`) and
+changes its settings, not its weights; otherwise a new group starts. After its work the group returns. Nothing else
 differs: every replay has its own folder, journals, logs and verdicts. A group that crashed, hung or was tainted does not
-come back, and a group has one owner at a time. So a second attempt after a crash always starts a new group.
+return, and a group has one owner at a time. So a second attempt after a crash always starts a new group.
 
 At most one key's groups are alive at a time, because an Actor takes the memory of its device.
 """
@@ -41,19 +40,19 @@ from actordbg.records.journal import read_events
 from actordbg.replay.launch import WORKER_MODULE, Group, Launcher, Running, groups_of, launch
 
 FRUITLESS_LIMIT = 3
-"""Attempts of a group in a row without a single result after which the replay stops. A crash in an input is a result."""
+"""The replay stops after so many attempts of a group in a row without a result. A crash in an input is a result."""
 
 
 class PlaceLost(Exception):
-    """The place that a group waited for is gone before the group was there. args: why, and the dead nodes (`Running`)."""
+    """The place that a group waited for was lost before the group started. args: the reason, and the dead nodes (`Running`)."""
 
 
 @dataclass
 class Losses:
-    """How often groups were lost without the fault of an input, in a whole replay, and how often they may be (-1: any number).
+    """How often a replay lost groups without an input's fault, and how often it may (`most`; -1: any number).
 
-    Lost is a group whose node or whose host process died, and one that died outside of any input and brought no result.
-    A node's death counts once for all groups that it had. option: what sets `most`, "" where nothing does.
+    A group is lost if its node or host process died, or if it died outside of any input without a result. A node's death counts
+    once for all its groups. option: the option that sets `most`, or "".
     """
 
     most: int
@@ -62,23 +61,23 @@ class Losses:
     counted: set[str] = field(default_factory=set)
 
     def count(self, reason: str, dead_nodes: frozenset[str] = frozenset(), details: str = "") -> None:
-        """One more, unless all these nodes were counted; GroupsLost if that was one too many."""
+        """Count a loss, unless all these nodes were counted before; GroupsLost if that exceeds `most`."""
         if dead_nodes and dead_nodes <= self.counted:
             return
         self.counted |= dead_nodes
         self.reasons.append(reason)
         if 0 <= self.most < len(self.reasons):
             times = "once" if len(self.reasons) == 1 else f"{len(self.reasons)} times"
-            allowed = f"{self.option} {self.most} allows no more" if self.option else f"no more than {self.most} are borne"
-            more = f"; {self.option} -1 never gives up" if self.option else ""
+            allowed = f"{self.option} {self.most} allows no more" if self.option else f"at most {self.most} are allowed"
+            more = f"; pass {self.option} -1 to never give up" if self.option else ""
             raise GroupsLost(
                 f"groups were lost {times}, and {allowed}; the last one: {reason}\n{details}".rstrip(),
-                hint=f"results are kept: --resume of the same command continues{more}",
+                hint=f"results are kept: add --resume to the same command to continue{more}",
             )
 
     @property
     def pause_s(self) -> float:
-        """How long a group waits before it starts again: longer each time, so that nothing spins."""
+        """Return the seconds that a group waits before it restarts: longer each time, so that nothing spins."""
         return min(30.0, 0.5 * 2.0 ** min(len(self.reasons), 10))
 
 
@@ -92,36 +91,37 @@ class GroupEngine:
     name = "local"
 
     def groups(self, config: ReplayConfig, inputs: int) -> list[Group]:
-        """The groups for so many inputs that are pending, where the engine deals."""
+        """Return the groups; an engine that deals chooses them for so many pending inputs."""
         return groups_of(config)
 
     def deals(self, config: ReplayConfig) -> bool:
-        """Whether there are groups of which any may run any input. Where not, the groups are those of the configuration."""
+        """Check whether any group may run any input. If not, the configuration alone defines the groups."""
         return False
 
     def parts(self, configs: Sequence[ReplayConfig]) -> list[GroupEngine]:
-        """Engines that run such replays side by side, each with groups of its own; [] where they run one after another."""
+        """Return engines that run such replays in parallel, each with separate groups; [] if they run one after another."""
         return []
 
     def losses(self) -> Losses | None:
-        """A new count of losses for a replay; None where each group counts its own fruitless attempts."""
+        """Return a new count of losses for a replay; None if each group counts its own fruitless attempts."""
         return None
 
     def await_end(self, replay_id: str, folder: Path) -> None:
-        """Wait until ranks of an earlier command, which died while it ran the replay, have ended too: they look for it once a
-        second, and would write beside ours. Conflict if one stays, such as one that somebody stopped.
+        """Wait for the ranks of an earlier command that died while it ran the replay; they would write to the same journals.
+
+        They check for their supervisor once a second. Conflict if a rank stays, such as a stopped process.
         """
         until = time.monotonic() + EARLIER_S
         while left := [pid for pid, ticks in _last_boots(folder) if state_of(pid, ticks)[0] in (ALIVE, STOPPED)]:
             if time.monotonic() > until:
                 raise Conflict(
                     f"process {left[0]} of an earlier command still runs replay {replay_id}",
-                    hint=f"end it (kill -9 {left[0]}), then --resume again",
+                    hint=f"run `kill -9 {left[0]}`, then pass --resume again",
                 )
             time.sleep(0.05)
 
     def ready(self, config: ReplayConfig, group: Group) -> bool:
-        """Whether the group can be launched now. An engine gets its place meanwhile. PlaceLost if that went wrong."""
+        """Check whether the group can be launched now; the engine gets its place meanwhile. PlaceLost if that failed."""
         return True
 
     def launch(self, config: ReplayConfig, group: Group, work: Path, module: str = WORKER_MODULE) -> Running:
@@ -129,15 +129,15 @@ class GroupEngine:
         return launch(config, group, work, module)
 
     def news(self) -> list[str]:
-        """What happened since the last call that a user wants to read."""
+        """Return messages for the user since the last call."""
         return []
 
     def is_here(self, address: str) -> bool:
-        """Whether a rank's node is this machine, so that this terminal can be at its prompt."""
+        """Check whether a rank's node is this machine, so that this terminal can reach its prompt."""
         return True
 
     def facts_of(self, group: Group) -> dict[str, object]:
-        """Where the group runs, for the supervisor's journal."""
+        """Return facts about where the group runs, for the supervisor's journal."""
         return {}
 
 
@@ -146,13 +146,13 @@ _engine: ContextVar[GroupEngine | None] = ContextVar("engine", default=None)
 
 
 def engine_in_use() -> GroupEngine:
-    """The engine of this command, or of this thread of it."""
+    """Return the engine of this command or thread."""
     return _engine.get() or _THIS_MACHINE
 
 
 @contextlib.contextmanager
 def using(engine: GroupEngine) -> Iterator[None]:
-    """Inside the block groups start where `engine` says."""
+    """Start groups with `engine` inside the block."""
     before = _engine.set(engine)
     try:
         yield
@@ -166,25 +166,24 @@ def launch_group(config: ReplayConfig, group: Group, work: Path, module: str = W
 
 
 def _last_boots(folder: Path) -> list[tuple[int, int]]:
-    """The processes that were the replay's ranks last, on this machine: pid and start time."""
-    found = []
+    """Return pid and start time of the processes that last ran the replay's ranks on this machine."""
+    processes = []
     for path in folder.glob("rank*.jsonl"):
         boots = [event for event in read_events(path) if event["event"] == "boot" and "node" not in event]
-        found += [(event["pid"], event["ticks"]) for event in boots[-1:]]
-    return found
+        processes += [(event["pid"], event["ticks"]) for event in boots[-1:]]
+    return processes
 
 
 LEAVE_S = 15.0
-"""Longest time for workers to leave once they are told to, as after an ordinary replay."""
+"""Longest time for workers to leave when told to, as after an ordinary replay."""
 
 
 @dataclass
 class WarmGroups:
     """The waiting groups, by their ranks.
 
-    reopen: groups that can (`actordbg.actor.sharing.reopens`) continue with another key of their kind too, and build that Actor
-    in
-    the place of their own.
+    reopen: groups that support it (`actordbg.actor.sharing.reopens`) also take another key of the same kind, and replace their
+    Actor.
     """
 
     launcher: Launcher = launch_group
@@ -200,7 +199,7 @@ class WarmGroups:
         self.close(at_once=error is not None)
 
     def share(self, key: Hashable) -> None:
-        """Keep groups for `key` (`actordbg.actor.sharing.host_key`) from now on. Groups that cannot take it leave."""
+        """Keep groups for `key` (`actordbg.actor.sharing.host_key`) from now on, and end groups that cannot take it."""
         if key != self._key:
             self._leave([ranks for ranks in self._waiting if self._kinds[ranks] is None])
         self._key = key
@@ -218,13 +217,13 @@ class WarmGroups:
         return self.launcher(config, group, work)
 
     def keep(self, group: Group, launched: Running, work: Path) -> None:
-        """Take a group that finished `work` and waits."""
+        """Keep a group that finished `work` and waits."""
         self._waiting[group.ranks] = (launched, work)
 
     def close(self, *, at_once: bool = False) -> None:
         """Tell every waiting group to leave, and end those that stay longer than LEAVE_S (`at_once`: end all now).
 
-        May be called again after an interruption: a group is forgotten only when it is gone.
+        May be called again after an interruption: a group is removed only once it has ended.
         """
         self._leave(list(self._waiting), at_once=at_once)
 

@@ -1,19 +1,19 @@
-"""Start a replay's workers, each group in a session of its own.
+"""Start a replay's workers, each group in a separate session.
 
-Workers come in *groups* that live and die together (`groups_of`). With deepspeed or fsdp2, all ranks are one group, started
-as `deepspeed` or torchrun starts them (`rank_launcher`), or by these themselves (`--launcher real`). With the plain backend every
-rank computes alone, so each is a group of one, and a crash of one does not touch the others.
+Workers form *groups* that start and end together (`groups_of`). With deepspeed or fsdp2, all ranks are one group. It is started
+the way `deepspeed` or torchrun would (`rank_launcher`), or by those launchers (`--launcher real`). With the plain backend every
+rank computes alone, so each is a group of one, and a crash does not affect the others.
 
 Traps that this module avoids:
 
-* `deepspeed` reads `/job/hostfile` where there is one and would start on other machines: we pass `--hostfile`.
+* `deepspeed` reads `/job/hostfile` if it exists and would start on other machines: we pass `--hostfile`.
 * `deepspeed --num_gpus N` ignores CUDA_VISIBLE_DEVICES and takes GPUs 0 to N-1: if the variable is set, we name the devices
   (`--include`).
 * If a launcher started *us* (`deepspeed -m actordbg replay ...`), its rank variables must not reach our workers.
-* torchrun puts every worker into a session of its own, and leaves them behind when it is killed. So all processes of a group
+* torchrun puts every worker into a separate session, and leaves them behind when it is killed. So all processes of a group
   carry a mark in their environment, by which we find them (`MARK`).
-* torchrun's c10d rendezvous names this machine by its host name, which need not resolve: we use the static one on 127.0.0.1.
-  `--max-restarts=0`, because the supervisor decides whether to start again.
+* torchrun's c10d rendezvous uses this machine's host name, which may not resolve: we use the static rendezvous on 127.0.0.1.
+  `--max-restarts=0`, because the supervisor decides whether to restart.
 * Torch uses every core in every process by default: N processes share the cores (`OMP_NUM_THREADS`), unless the user set it.
 """
 
@@ -49,12 +49,12 @@ RANK_VARIABLES = (
 )  # fmt: skip
 _ELASTIC = "TORCHELASTIC_"
 MARK = "ACTORDBG_GROUP"
-"""The variable that all processes of a group have with the same value, and no other process."""
+"""The environment variable that marks the processes of a group; its value is unique to the group."""
 
 BREAKPOINT = "actordbg.debug.breakpoint"
-"""What a `breakpoint()` in the actor's or the model's code does: a worker has no terminal of its own."""
+"""The hook for `breakpoint()` in the actor's or the model's code: a worker has no terminal."""
 HUB_TIMEOUTS = {"HF_HUB_ETAG_TIMEOUT": "3", "HF_HUB_DOWNLOAD_TIMEOUT": "10"}
-"""How long a worker waits for the hub, in seconds, unless the user said. For a model that is all in the cache it asks nothing."""
+"""Seconds that a worker waits for the hub, unless the user set them. A fully cached model makes no request."""
 _CAREFUL = {**NOT_FROM_HERE, "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}
 """Nothing is imported from the current folder, and no pickle runs as weights."""
 
@@ -67,14 +67,14 @@ class Group:
 
     @property
     def collective(self) -> bool:
-        """Whether they compute together, so that one alone cannot continue."""
+        """Check whether the ranks compute together, so that none can continue alone."""
         return len(self.ranks) > 1
 
 
 @dataclass(frozen=True)
 class Loss:
-    """Why a group is gone without anybody's fault. dead_nodes: the nodes that took it along, together one failure.
-    excused: it is lost through another group, which is not a failure to be counted.
+    """Why a group is gone without an input's fault. dead_nodes: the nodes that died with it, together one failure.
+    excused: another group caused the loss, so it does not count.
     """
 
     why: str
@@ -83,51 +83,49 @@ class Loss:
 
 
 class Running(Protocol):
-    """A group that was started, as its supervisor needs it: on this machine, unless a class says otherwise. `log`: the launcher's
-    own output.
-    """
+    """A started group, on this machine unless a subclass says otherwise. `log`: the launcher's output."""
 
     log: Path
 
     @property
     def lost(self) -> Loss | None:
-        """How the group was lost, such as by the death of its node; None while it is there."""
+        """Return how the group was lost, such as by the death of its node; None while it exists."""
         return None
 
     @property
     def descriptors(self) -> list[int]:
-        """File descriptors that become readable when a worker dies, where there are such."""
+        """Return file descriptors that become readable when a worker dies; [] if the kernel has none."""
         return []
 
     def ended(self) -> bool:
-        """Whether what started the workers has ended."""
+        """Check whether the launcher of the workers has ended."""
 
     def stands(self) -> bool:
-        """Whether the machines of the group are known to live at this moment, so that a death is a worker's own; never waits."""
+        """Check whether all machines of the group are known to be alive, so that a dead worker died alone. Never waits."""
         return True
 
     def end(self) -> None:
         """End every process of the group, and wait until they are gone."""
 
     def announce(self, before: Path, following: Path | None) -> None:
-        """Tell the group, which finished `before` and waits, its next order; None: it may leave."""
+        """Give the waiting group, which finished `before`, its next order; None: it may leave."""
 
     def watch(self, identity: tuple[int, int]) -> None:
-        """A worker has begun, with this pid and start time."""
+        """Watch a worker that has booted, with this pid and start time."""
         return None
 
     def state_of(self, identity: tuple[int, int]) -> tuple[str, int | None]:
-        """What its machine knows of a worker: see `processes.state_of`."""
+        """Return a worker's state and wait status, as its machine knows them: see `processes.state_of`."""
         return state_of(*identity)
 
     def stacks(self, folder: Path, identities: Mapping[int, tuple[int, int]]) -> dict[int, str]:
-        """The stacks of these ranks: see `worker_logs.take_stacks`."""
+        """Return the stacks of these ranks: see `worker_logs.take_stacks`."""
         return take_stacks(folder, identities)
 
 
 @dataclass
 class Launched(Running):
-    """A group on this machine. `process`: the launcher, leader of a session. `mark`: in the environment of all its processes."""
+    """A group on this machine. `process`: the launcher, a session leader. `mark`: in the environment of all its processes."""
 
     process: subprocess.Popen[bytes]
     mark: str | None = None
@@ -165,14 +163,14 @@ Launcher = Callable[[ReplayConfig, "Group", Path], Running]
 
 
 def groups_of(config: ReplayConfig) -> list[Group]:
-    """The groups that a replay's workers form."""
+    """Return the groups that a replay's workers form."""
     if LAUNCHERS[config.backend] == "python":
         return [Group((rank,)) for rank in range(config.nproc)]
     return [Group(tuple(range(config.nproc)))]
 
 
 def launch(config: ReplayConfig, group: Group, work: Path, module: str = WORKER_MODULE) -> Launched:
-    """Start the workers of `group` on a work order. Their launcher writes to `launcher.log` beside it."""
+    """Start the workers of `group` on a work order. Their launcher writes `launcher.log` next to that file."""
     environment = child_environment(config, os.environ)
     command = command_of(config, environment, module, work)
     if LAUNCHERS[config.backend] == "python":
@@ -181,7 +179,7 @@ def launch(config: ReplayConfig, group: Group, work: Path, module: str = WORKER_
 
 
 def command_of(config: ReplayConfig, environment: Mapping[str, str], module: str, work: Path) -> list[str]:
-    """The command line that starts a group's ranks on this machine, with the variables of the backend's launcher."""
+    """Return the command line that starts a group's ranks on this machine, as the backend's launcher would."""
     like, program = LAUNCHERS[config.backend], [module, "--work", str(work), *handed_on(config)]
     if like == "python":
         return [sys.executable, "-m", *program]
@@ -200,7 +198,7 @@ def command_of(config: ReplayConfig, environment: Mapping[str, str], module: str
 def launch_share(
     config: ReplayConfig, share: NodeShare, work: Path, module: str, given: Sequence[str], added: Mapping[str, str]
 ) -> Launched:
-    """Start one node's ranks of a group, on that node. `given`: arguments of the workers; `added`: of their environment."""
+    """Start a group's ranks of this node. `given`: arguments for the workers; `added`: environment variables for them."""
     environment = child_environment(config, os.environ, share.count) | dict(added)
     arguments = [*given, "--first-worker", str(share.worker), "--supervisor", str(os.getpid()), "--work", str(work)]
     if LAUNCHERS[config.backend] == "python":
@@ -218,12 +216,12 @@ def _rank_launcher(config: ReplayConfig, share: NodeShare, devices: str | None, 
 
 
 def handed_on(config: ReplayConfig) -> list[str]:
-    """What a worker has from the command line of this process, and from nowhere else."""
+    """Return the worker arguments that come from this process's command line, and from nowhere else."""
     return [*consent.arguments(config.model), *dist_plugin.arguments()]
 
 
 def child_environment(config: ReplayConfig, base: Mapping[str, str], beside: int | None = None) -> dict[str, str]:
-    """The workers' environment: the user's, without rank variables of a surrounding launcher, and with actordbg importable.
+    """Return the workers' environment: the user's, without a surrounding launcher's rank variables, and able to import actordbg.
 
     beside: how many ranks share this machine's cores (default: all).
     """
@@ -258,7 +256,7 @@ class Surrounding:
 
 
 def surrounding_launcher(environment: Mapping[str, str]) -> Surrounding | None:
-    """The launcher around us (`deepspeed -m actordbg ...`, `torchrun -m actordbg ...`), by the variables that it set."""
+    """Detect the launcher around us (`deepspeed -m actordbg ...`, `torchrun -m actordbg ...`) by the variables that it set."""
     try:
         rank, world, _ = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     except (KeyError, ValueError):
@@ -268,7 +266,7 @@ def surrounding_launcher(environment: Mapping[str, str]) -> Surrounding | None:
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """A TCP port of an address of this machine that was free a moment ago."""
+    """Return a TCP port that was free a moment ago on an address of this machine."""
     with socket.socket() as probe:
         probe.bind((address, 0))
         port: int = probe.getsockname()[1]
@@ -276,7 +274,7 @@ def free_port(address: str = "127.0.0.1") -> int:
 
 
 def _devices(config: ReplayConfig, environment: Mapping[str, str]) -> Sequence[str]:
-    """The devices of CUDA_VISIBLE_DEVICES that a deepspeed group takes; () where the variable names none."""
+    """Return the devices of CUDA_VISIBLE_DEVICES that a deepspeed group uses; () if the variable names none."""
     visible = [part.strip() for part in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
     if not visible or environment.get("DS_ACCELERATOR") == "cpu":
         return ()
@@ -294,7 +292,7 @@ def _devices(config: ReplayConfig, environment: Mapping[str, str]) -> Sequence[s
 
 
 def _rank_environment(rank: int, nproc: int) -> dict[str, str]:
-    """What a launcher would set. Each rank has its own port, because plain ranks never talk to each other."""
+    """Return the variables that a launcher would set. Each rank has its own port: plain ranks never talk to each other."""
     values = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": nproc, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     return {name: str(value) for name, value in values.items()}
 
@@ -315,5 +313,5 @@ def start(command: list[str], environment: dict[str, str], log: Path) -> Launche
                 start_new_session=True,
             )
         except OSError as error:
-            raise LaunchProblem(f"cannot start {command[0]}: {error.strerror}", hint="see `actordbg doctor`") from None
+            raise LaunchProblem(f"cannot start {command[0]}: {error.strerror}", hint="run `actordbg doctor`") from None
     return Launched(process, mark, log)

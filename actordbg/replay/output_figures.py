@@ -1,17 +1,16 @@
-"""Figures of one input's outputs: what a result keeps, so that the tensors themselves can go.
+"""Figures of one input's outputs, which a result keeps instead of the tensors.
 
 **The outputs** (`summarise`, `verdict_of`). Every figure is over the tokens that `mask` selects; log-probs are in nats. A value
-that is not finite fails the input wherever it is, because a product with the mask does not remove it. The digest is the SHA-256
+that is not finite fails the input wherever it is, because multiplying by the mask does not remove it. The digest is the SHA-256
 of *all* log-probs' float32 bytes in C order: with equal masks, equal digests mean equal log-probs.
 
-**Against the run's own** (`against_golden`). A dump holds log-probs, entropies and generator states where the run was recorded
-with `--with-outputs` or `--with-rng`. They are compared token by token under the same mask, and only where both describe
-the same thing: the embedded tiny model is not the run's, another shape is another call. What was recorded and not compared is
-named with its reason. A difference is a figure, never a failure: only the user knows whether weights, dtype and kernels are
-the run's.
+**Recorded outputs** (`against_golden`). A dump holds log-probs, entropies and RNG state if the run was recorded with
+`--with-outputs` or `--with-rng`. They are compared token by token under the same mask, and only if both describe the same thing:
+the embedded tiny model is not the run's, and another shape is another call. Whatever was recorded but not compared is listed
+with the reason. A difference is a figure, never a failure: only the user knows whether weights, dtype and kernels match the run.
 
-Pure: tensors in, fields of a ResultRecord out. `log_probs_of` and `of_the_masked` take numpy's arrays too, and nothing here
-imports torch: the desk compares without it.
+Pure: tensors in, fields of a ResultRecord out. `log_probs_of` and `of_the_masked` also take numpy arrays, and nothing here
+imports torch: commands compare without it.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ T = TypeVar("T")
 
 
 def summarise(log_probs: Tensor, mask: Tensor, entropy: Tensor | None) -> dict[str, Any]:
-    """ResultRecord fields of log-probs [B, A] (float), their mask (bool, same shape) and entropies (or None)."""
+    """Return ResultRecord fields of log-probs [B, A] (float), their mask (bool, same shape) and entropies (or None)."""
     values = log_probs.detach().float().contiguous()
     chosen = values[mask.bool()].double()
     finite = chosen[chosen.isfinite()]
@@ -56,20 +55,20 @@ def summarise(log_probs: Tensor, mask: Tensor, entropy: Tensor | None) -> dict[s
 
 
 def nonfinite_outside(log_probs: Tensor, mask: Tensor) -> int:
-    """How many log-probs that the mask leaves out are not finite. Training multiplies by the mask, and NaN times 0 is NaN."""
+    """Count non-finite log-probs outside the mask. Training multiplies by the mask, and NaN times 0 is NaN."""
     return int((~log_probs.isfinite() & ~mask.bool()).sum())
 
 
 def verdict_of(fields: dict[str, Any], loss: float | None, grad_norm: float | None, outside: int = 0) -> dict[str, Any]:
-    """`status`, and why it failed: a run that finished with a NaN is not a success. `outside`: see `nonfinite_outside`."""
+    """Return `status` and why it failed: a run that ended in NaN did not pass. `outside`: see `nonfinite_outside`."""
     figures = {"loss": loss, "gradient norm": grad_norm}
-    odd = [name for name, value in figures.items() if value is not None and not math.isfinite(value)]
-    bad = fields["nonfinite"]
-    if not bad and not odd and not outside:
+    invalid = [name for name, value in figures.items() if value is not None and not math.isfinite(value)]
+    nonfinite = fields["nonfinite"]
+    if not nonfinite and not invalid and not outside:
         return {"status": PASSED}
-    parts = [f"{bad} of {fields['logprob_count']} log-probs are"] if bad else []
+    parts = [f"{nonfinite} of {fields['logprob_count']} log-probs are"] if nonfinite else []
     parts += [f"{outside} log-probs outside the mask are"] if outside else []
-    parts += [f"the {name} is" for name in odd]
+    parts += [f"the {name} is" for name in invalid]
     return {
         "status": FAILED,
         "error_class": "NonFiniteOutput",
@@ -79,32 +78,32 @@ def verdict_of(fields: dict[str, Any], loss: float | None, grad_norm: float | No
 
 
 LOG_PROBS, ENTROPY, GENERATORS = "log-probs", "entropies", "generators"
-"""What can have been recorded, as `not_compared` names it."""
+"""Kinds of recorded outputs, as `not_compared` names them."""
 
 _OTHER_MODEL = "the embedded tiny model is not the run's: name that with --model"
 
 
 @dataclass(frozen=True)
 class Checked:
-    """`fields` of the ResultRecord, and by LOG_PROBS, ENTROPY, GENERATORS why what was recorded was not compared."""
+    """`fields` of the ResultRecord; `not_compared`: for LOG_PROBS, ENTROPY or GENERATORS, why it was not compared."""
 
     fields: dict[str, Any] = field(default_factory=dict)
     not_compared: dict[str, str] = field(default_factory=dict)
 
 
 def against_golden(dump: Dump, outcome: ForwardOutcome, *, own_model: bool) -> Checked:
-    """Everything that `dump` recorded of its call's results against `outcome`. `own_model`: it may be the run's model."""
-    found = Checked()
+    """Compare the results that `dump` recorded with `outcome`. `own_model`: the loaded model may be the run's."""
+    checked = Checked()
 
     def take(what: str, prefix: str, values: Tensor | None, golden: Tensor) -> None:
         if not own_model:
-            found.not_compared[what] = _OTHER_MODEL
+            checked.not_compared[what] = _OTHER_MODEL
         elif values is None:
-            found.not_compared[what] = f"the replayed call returned no {what}"
+            checked.not_compared[what] = f"the replayed call returned no {what}"
         elif golden.shape != values.shape:
-            found.not_compared[what] = f"the run's are {list(golden.shape)}, the replay's {list(values.shape)}"
+            checked.not_compared[what] = f"the run's are {list(golden.shape)}, the replay's {list(values.shape)}"
         else:
-            found.fields.update(_differences(values, golden, outcome.mask, prefix))
+            checked.fields.update(_differences(values, golden, outcome.mask, prefix))
 
     log_probs, entropy, randomness = log_probs_of(dump.outputs), dump.outputs.get("entropy"), outcome.randomness
     if log_probs is not None:
@@ -112,14 +111,14 @@ def against_golden(dump: Dump, outcome: ForwardOutcome, *, own_model: bool) -> C
     if entropy is not None:
         take(ENTROPY, "golden_entropy", outcome.entropy, of_the_masked(entropy, outcome.mask, dump.record.seq_len))
     if randomness is not None and (reason := randomness.why if own_model else _OTHER_MODEL):
-        found.not_compared[GENERATORS] = reason
+        checked.not_compared[GENERATORS] = reason
     elif randomness is not None:
-        found.fields["rng_match"] = randomness.match
-    return found
+        checked.fields["rng_match"] = randomness.match
+    return checked
 
 
 def log_probs_of(outputs: Mapping[str, T]) -> T | None:
-    """The log-probs that the recorded call returned, if they were recorded: of the actions [B, A], or of all next tokens.
+    """Return the recorded call's log-probs, if they were recorded: of the actions [B, A], or of all next tokens.
 
     The recorder names them `action_log_probs` where the call had an action mask (PPO's do), else `log_probs` [B, S-1].
     """
@@ -127,16 +126,16 @@ def log_probs_of(outputs: Mapping[str, T]) -> T | None:
 
 
 def of_the_masked(entropy: Any, mask: Any, seq_len: int) -> Any:
-    """The entropies of the tokens that `mask` is about: a trainer returns those of all next tokens, [B, S-1], for every call."""
+    """Return the entropies of the tokens that `mask` covers: a trainer returns those of all next tokens, [B, S-1]."""
     of_all = (mask.shape[0], seq_len - 1)
     return entropy[:, -mask.shape[1] :] if tuple(entropy.shape) == of_all else entropy
 
 
 def _differences(values: Tensor, golden: Tensor, mask: Tensor, prefix: str) -> dict[str, Any]:
-    """`<prefix>_count`, `_max_abs` and `_mean_abs` of two float tensors of the mask's shape, over what it selects.
+    """Return `<prefix>_count`, `_max_abs` and `_mean_abs` of two float tensors of the mask's shape, over the masked-in tokens.
 
-    Equal values differ by 0 even where they are infinite or both NaN; a figure over a value that is not finite on one side
-    only is not finite either.
+    Equal values differ by 0, even if both are infinite or NaN. A value that is finite on one side only makes the figure
+    non-finite.
     """
     ours, theirs = values.double()[mask.bool()], golden.double()[mask.bool()]
     same = (ours == theirs) | (ours.isnan() & theirs.isnan())

@@ -1,16 +1,16 @@
-"""From rows of the catalog to a work list, and from that to the inputs of each group. Pure: rows and a configuration in, a
+"""Turn catalog rows into a work list, and that into the inputs of each group. Pure: rows and a configuration in, a
 ReplaySpec out.
 
-The plan decides who runs which input, and neither a restart nor `--resume` changes it: lane `i % lanes` runs input `i` of
-`spec.inputs` (a lane is one worker, or workers that share an input: `LaneBook`). In one *slot* every lane runs one input
-at the same time. ZeRO-3 needs that, since every rank takes part in each forward. So a lane without an input for a slot
-repeats a neighbour's, and nothing is recorded for it (a *filler*).
+The plan decides which lane runs which input, and neither a restart nor `--resume` changes it: lane `i % lanes` runs input `i` of
+`spec.inputs`. A lane is a replica: one worker, or workers that share an input (`LaneBook`). In each *slot* (round) all lanes run
+one input at the same time. ZeRO-3 needs that, since every rank takes part in each forward. So a lane without an input for a slot
+repeats a neighbor's as a dummy batch, and nothing is recorded for it (a *filler*).
 
 Orders:
 
 - `time`: as captured. Calls that ran at the same time on different ranks stay neighbours.
 - `length`: shortest sequences first, so the inputs of one slot have similar sizes.
-- `shuffle`: each lane's inputs in a random order of their own (`seed + lane`), so lengths in a slot differ.
+- `shuffle`: each lane's inputs in a separate random order (`seed + lane`), so lengths in a slot differ.
 
 Alignments (`config.align`):
 
@@ -18,14 +18,14 @@ Alignments (`config.align`):
 - `same`: all ranks are one lane.
 - `rank`: the inputs of one call run in one slot, rank r's in lane `r % lanes`, in order of the calls. `max_inputs` takes whole
   calls only. A call with more ranks than lanes takes several slots.
-- `shuffle`: the first `max_inputs` by `order`, then each lane its share in a random order of its own, without fillers. If one
-  lane has an input less, its ranks are missing in the others' collectives.
+- `shuffle`: the first `max_inputs` by `order`; each lane shuffles its share separately, without fillers. If one lane has one
+  input less, its ranks are missing in the others' collectives.
 
-With `rank` and `shuffle` the slots stay those of the plan, whatever was lost or done before (`slots_for`).
+With `rank` and `shuffle`, a resumed or restarted replay keeps the slots of the plan (`slots_for`).
 
-Where any group may run any input, the inputs are dealt portion by portion (`Dealer`), the longest first, so that all groups
-finish at about the same time. A portion is half of a group's fair share of the tokens that are left: large at the beginning, one
-slot at the end. What a lost group did not finish comes back and is dealt again. No input is ever in two hands.
+If any group may run any input, the inputs are dealt portion by portion (`Dealer`), the longest first, so that all groups
+finish at about the same time. A portion is half of a group's fair share of the remaining tokens: large at the beginning, one
+slot at the end. Inputs that a lost group did not finish are dealt again. No two groups ever hold the same input.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ FIXED = ("rank", "shuffle")
 """Alignments that say which inputs run at the same time."""
 
 Slot = tuple[int | None, ...]
-"""For each lane of a group an index into `spec.inputs`, or None for a filler. Lanes beyond its end do nothing."""
+"""An index into `spec.inputs` for each lane of a group, or None for a filler. Lanes beyond its end do nothing."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The specification, how many rows were left out for each reason, and notes for the user."""
+    """The specification, the number of rows skipped by reason, and notes for the user."""
 
     spec: ReplaySpec
     skipped: dict[str, int] = field(default_factory=dict)
@@ -74,12 +74,12 @@ def make_plan(
     command: str = "",
     versions: dict[str, str] | None = None,
 ) -> Plan:
-    """Order the rows, leave out what cannot be replayed, cut to `max_inputs` (in all, not for each worker).
+    """Order the rows, skip those that cannot be replayed, and cut to `max_inputs` (in total, not per worker).
 
-    UsageError when `config.align` is "rank" and no call is whole.
+    UsageError if `config.align` is "rank" and no call is whole.
     """
     if order not in ORDERS:
-        raise ValueError(f"order {order!r} is none of {ORDERS}")
+        raise ValueError(f"order {order!r} is not one of {ORDERS}")
     rows = list(rows)
     usable = [row for row in rows if row.replayable]
     lost = len(rows) - len(usable)
@@ -101,8 +101,8 @@ def make_plan(
         if len(chosen) % config.lanes and config.backend != "plain":
             shares = [len(range(lane, len(chosen), config.lanes)) for lane in range(config.lanes)]
             notes.append(
-                f"--align shuffle gives the processes {' and '.join(map(str, shares))} inputs: where they compute together, the "
-                f"last slot hangs until --timeout ({config.timeout_s:g} s)"
+                f"--align shuffle gives the processes {' and '.join(map(str, shares))} inputs: if they compute together, the "
+                f"last round hangs until --timeout ({config.timeout_s:g} s)"
             )
     spec = ReplaySpec(
         replay_id=new_replay_id(),
@@ -118,10 +118,10 @@ def make_plan(
 
 
 def slots_for(config: ReplayConfig, lanes: Sequence[int], pending: Sequence[int], total: int) -> list[Slot]:
-    """The slots in which `lanes` run their `pending` inputs: indices, in order, into the `total` inputs of the plan.
+    """Return the slots in which `lanes` run their `pending` inputs: indices, in order, into the `total` inputs of the plan.
 
-    If the alignment decides which inputs meet (`FIXED`), slots stay those of the whole plan: a filler replaces an input that
-    has its result already. Otherwise each lane continues with its next input.
+    If the alignment decides which inputs meet (`FIXED`), the slots of the whole plan stay: a filler replaces an input that
+    already has its result. Otherwise each lane continues with its next input.
     """
     if config.align not in FIXED:
         queues = ([index for index in pending if index % config.lanes == lane] for lane in lanes)
@@ -149,34 +149,34 @@ def _shuffled_per_lane(rows: list[T], lanes: int, seed: int) -> list[T]:
 
 
 def _whole_calls(calls: Calls, order: str, lanes: int, seed: int, max_inputs: int | None) -> list[Row]:
-    """The calls in their order, as many as `max_inputs` has room for, the dumps of each in the order of its slots."""
-    found = calls.whole
-    if not found and calls.left_out:
+    """Return the dumps of as many whole calls as `max_inputs` allows, call by call, each in the order of its slots."""
+    whole = calls.whole
+    if not whole and calls.left_out:
         reasons = "; ".join(f"{count:,} left out: {reason}" for reason, count in calls.left_out.items())
         raise UsageError(
             f"--align rank: no call is whole for {lanes} processes ({reasons})",
-            hint="select all ranks of a call, with as many processes (--nproc), or leave --align out",
+            hint="select all ranks of a call, with as many processes (--nproc), or drop --align",
         )
     if order == "length":
-        found = sorted(found, key=lambda call: max(row.seq_len for row in call))
+        whole = sorted(whole, key=lambda call: max(row.seq_len for row in call))
     elif order == "shuffle":
-        found = random.Random(seed).sample(found, len(found))
+        whole = random.Random(seed).sample(whole, len(whole))
     chosen: list[Row] = []
-    for call in found:
+    for call in whole:
         if max_inputs is not None and len(chosen) + len(call) > max_inputs:
             break
         queues = [[row for row in call if row.rank % lanes == lane] for lane in range(lanes)]  # rank r runs in lane r % lanes
         chosen += [row for slot in zip(*queues, strict=True) for row in slot]
-    if found and not chosen:
+    if whole and not chosen:
         raise UsageError(
-            f"--max-inputs {max_inputs} is less than one call, which has an input on each of {len(found[0])} ranks",
-            hint=f"--max-inputs {len(found[0])} or more",
+            f"--max-inputs {max_inputs} is less than one call, which has an input on each of {len(whole[0])} ranks",
+            hint=f"use --max-inputs {len(whole[0])} or more",
         )
     return chosen
 
 
 class Dealer:
-    """The inputs that no group has. `lanes`: how many a group runs at a time; `groups`: how many groups share them."""
+    """The inputs that no group holds. `lanes`: how many a group runs at a time; `groups`: how many groups share them."""
 
     def __init__(self, inputs: Sequence[ReplayInput], pending: Iterable[int], lanes: int, groups: int) -> None:
         self._inputs, self._lanes, self._groups = inputs, lanes, groups
@@ -187,7 +187,7 @@ class Dealer:
         return bool(self._left)
 
     def deal(self) -> list[int]:
-        """The next portion, in whole slots; [] when nothing is left."""
+        """Return the next portion, in whole slots; [] if nothing is left."""
         fair, tokens = (self._tokens / (2 * self._groups) if self._groups > 1 else self._tokens), 0
         portion: list[int] = []
         while self._left and (not portion or len(portion) % self._lanes or tokens + self._next <= fair):
@@ -197,7 +197,7 @@ class Dealer:
         return portion
 
     def give_back(self, indices: Iterable[int]) -> None:
-        """Take inputs that nobody runs any more."""
+        """Take back inputs that no group runs any more."""
         self._left = sorted({*self._left, *indices}, key=lambda index: (self._inputs[index].tokens, -index))
         self._tokens = sum(self._inputs[index].tokens for index in self._left)
 
@@ -207,7 +207,7 @@ class Dealer:
 
 
 def dealt_slots(portion: Sequence[int], lanes: int) -> list[tuple[int | None, ...]]:
-    """The slots of a portion: neighbours together, and fillers where the last slot has too few."""
+    """Return the slots of a portion: neighbors together, and fillers at the end of the last slot."""
     rows = (tuple(portion[first : first + lanes]) for first in range(0, len(portion), lanes))
     return [row + (None,) * (lanes - len(row)) for row in rows]
 
@@ -215,8 +215,8 @@ def dealt_slots(portion: Sequence[int], lanes: int) -> list[tuple[int | None, ..
 def law_order(inputs: Sequence[ReplayInput]) -> list[int]:
     """Order inputs by what their laws can show: the most rows first, then the most padding, then short before long.
 
-    A leak that begins at row 3 shows only in an input that has a row 3. Of two inputs alike the shorter one counts, and one with
-    several rows and padding before others. Every process of a replay comes to the same order: the specification alone decides.
+    A leak that begins at row 3 shows only in an input that has a row 3. Inputs with several rows and padding come before others,
+    and shorter ones before longer ones. Every process of a replay gets the same order: only the specification decides.
     """
 
     def size(index: int) -> int:
@@ -239,4 +239,4 @@ def affordable_laws(inputs: Sequence[ReplayInput]) -> int:
     An input is run some eight times for its laws, so they may hold an eighth of all positions.
     """
     sizes = [inputs[index].batch_size * inputs[index].seq_len for index in law_order(inputs)]
-    return max(USUAL_LAWS, sum(8 * asked <= sum(sizes) for asked in accumulate(sizes)))
+    return max(USUAL_LAWS, sum(8 * positions <= sum(sizes) for positions in accumulate(sizes)))

@@ -1,10 +1,10 @@
-"""Start ranks as `deepspeed` and torchrun would on a machine, without the seconds that these take to import.
+"""Start a machine's ranks as `deepspeed` and torchrun would, without the seconds that those take to import.
 
     python -m actordbg.replay.rank_launcher --like deepspeed --nproc 2 --share '{"first": 0, "count": 2}' MODULE ARGUMENTS...
 
-Each rank gets the variables that the real launcher sets. The first rank that fails ends the others, and its exit code is the
-launcher's, in the words in which deepspeed says it (`worker_logs.reported_by_launcher` reads them). `--launcher real` starts the
-real ones; tests hold the two against each other. Standard library only: torch is what makes the others slow.
+Each rank gets the variables that the real launcher sets. The first rank that fails ends the others, and its exit code becomes
+the launcher's, logged in deepspeed's words (`worker_logs.reported_by_launcher` parses them). `--launcher real` uses the real
+launchers; tests compare both. Standard library only: importing torch is what makes the real ones slow.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from dataclasses import dataclass
 
 POLL_S = 0.05
 PATIENCE_S = 30.0
-"""How long a rank may take to end when it is told to, as with deepspeed."""
+"""Seconds that a rank has to end when told to, as with deepspeed."""
 
 
 @dataclass(frozen=True)
 class NodeShare:
-    """The ranks of a group that one node starts: `count` from `first` on, counted within the group.
+    """The ranks of a group that a node starts: `count` of them, from `first`, numbered within the group.
 
-    node, nodes: the number of the node, and how many the group has. address, port: where rank 0 meets the others. worker: the
-    number of the group's rank 0 among all workers of the replay, by which journals are named.
+    node, nodes: the node's number, and how many nodes the group has. address, port: the rendezvous at rank 0. worker: the number
+    of the group's rank 0 among all workers of the replay; journals are named by these numbers.
     """
 
     first: int
@@ -42,17 +42,19 @@ class NodeShare:
 
     @property
     def workers(self) -> range:
-        """The numbers of these ranks among all workers of the replay."""
+        """Return the numbers of these ranks among all workers of the replay."""
         return range(self.worker + self.first, self.worker + self.first + self.count)
 
 
 def main() -> int:
-    """Start the ranks and wait for them; the exit code of the first that failed, else 0."""
-    parser = argparse.ArgumentParser(description="Starts the ranks of a replay.")
+    """Start the ranks and wait for them; return the exit code of the first that failed, else 0."""
+    parser = argparse.ArgumentParser(description="Start the ranks of a replay.")
     parser.add_argument("--like", choices=("deepspeed", "torchrun"), required=True)
     parser.add_argument("--nproc", type=int, required=True)
     parser.add_argument("--share", required=True, help="a NodeShare as JSON: the ranks of this machine")
-    parser.add_argument("--devices", help="numbers of the CUDA devices, with commas; default: as deepspeed, the first ones")
+    parser.add_argument(
+        "--devices", help="comma-separated numbers of the CUDA devices; default: the first ones, as with deepspeed"
+    )
     parser.add_argument("module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
@@ -72,7 +74,7 @@ def main() -> int:
 
 
 def variables(like: str, nproc: int, share: NodeShare, local_rank: int, devices: str | None = None) -> Mapping[str, str]:
-    """What deepspeed's launcher or torchrun sets for a rank of this machine."""
+    """Return the variables that deepspeed's launcher or torchrun sets for a rank of this machine."""
     rank = share.first + local_rank
     common: dict[str, object] = {
         "RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": nproc, "MASTER_ADDR": share.address, "MASTER_PORT": share.port,
@@ -92,7 +94,7 @@ def variables(like: str, nproc: int, share: NodeShare, local_rank: int, devices:
 
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> int:
-    """Until all ended well, or the first did not."""
+    """Wait until all ranks exited with 0, or the first with another code, and return that code."""
     left = dict(enumerate(ranks))
     while left:
         for rank, process in list(left.items()):
@@ -107,7 +109,7 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> int:
 
 
 def end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End what is left of the ranks: asked first, killed when it takes too long."""
+    """End the ranks that still run: terminate them, and kill those that take longer than PATIENCE_S."""
     alive = [process for process in ranks if process.poll() is None]
     for process in alive:
         process.terminate()

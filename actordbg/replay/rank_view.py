@@ -1,7 +1,7 @@
-"""One rank in the present attempt, as its journal and /proc show it.
+"""The state of a rank in the current attempt, as its journal and /proc show it.
 
-The supervisor has a view of every rank. A worker has one of each peer, so it knows whether the others finished a slot or died:
-through plain files, without a collective.
+The supervisor has a view of every rank. A worker has a view of each peer, so it knows whether the others finished a slot or died:
+from plain files, without a collective.
 """
 
 from __future__ import annotations
@@ -18,19 +18,18 @@ from actordbg.records.replay_record import FAILED
 from actordbg.replay.worker_logs import size_of, tail_of
 
 NODE = "ACTORDBG_NODE"
-"""The variable that names a worker's node, where a replay's workers run on several."""
+"""The environment variable that names a worker's node, if a replay's workers run on several."""
 
 
 @dataclass
 class RankView:
-    """Put together event by event (`take`). `doing` is the `start` or `fill` that has not ended; `since` the last news (monotonic
-    seconds).
+    """Snapshot of a rank, updated event by event (`take`).
 
-    `log_at`: where the log of what it is doing begins. `slots_finished`: passed or failed. `failed_slot`: the last one in which
-    it failed. `collective`: whether it needs its peers for an input, as far as is known. `restart`: why it asked for one, "" if
-    it did not. `held_since`: since when it is at a prompt; no clock runs meanwhile. `node`: where it runs, "" on one machine.
-    `gone`: the machine where it ran wrote that it ended, and how (`wait_status`, and in words `why`). `done`: it has nothing left
-    to do. `state`, `wait_status`: what /proc said at the last `look`.
+    doing: its `start` or `fill` without an end yet. since: time of its last event (monotonic seconds). log_at: the byte at which
+    the current input's log begins. slots_finished: slots passed or failed. failed_slot: its last failed slot. collective: it
+    needs its peers to run an input, as far as is known. restart: why it requested a restart, or "". held_since: since when it is
+    at a prompt; no clock runs meanwhile. node: where it runs, "" on one machine. gone: its machine wrote that it ended, and how
+    (wait_status, and in words why). done: no work left. state, wait_status: from /proc at the last `look`.
     """
 
     rank: int
@@ -56,12 +55,12 @@ class RankView:
 
     @classmethod
     def of_peer(cls, folder: Path, rank: int) -> RankView:
-        """The view that a worker has of another: the journal from its beginning, since the peer may have started earlier."""
+        """Create a worker's view of a peer. It reads the journal from the beginning, since the peer may have started earlier."""
         return cls(rank, folder, Tail(rank_journal(folder, rank)), time.monotonic())
 
     @classmethod
     def begin(cls, folder: Path, rank: int) -> RankView:
-        """The view at the beginning of an attempt: what earlier attempts wrote is past."""
+        """Create the view at the start of an attempt. It skips what earlier attempts wrote."""
         view = cls.of_peer(folder, rank)
         view.log_at = size_of(rank_log(folder, rank))
         if view.tail is not None:
@@ -69,7 +68,7 @@ class RankView:
         return view
 
     def move(self, folder: Path) -> None:
-        """Continue with the rank in another attempt, which may be of another replay: its journal there is read from now on."""
+        """Follow the rank into another attempt, possibly of another replay, whose journal it then reads."""
         if folder != self.folder:
             self.folder, self.tail = folder, Tail(rank_journal(folder, self.rank))
             self.tail.poll()
@@ -77,29 +76,29 @@ class RankView:
 
     @property
     def slot(self) -> int | None:
-        """Where it is; None between inputs."""
+        """Return the slot that the rank is running; None between inputs."""
         return self.doing["slot"] if self.doing else None
 
     @property
     def dead(self) -> bool:
-        """It died while it still had work."""
+        """Check whether the rank died while it still had work."""
         return self.state in (ZOMBIE, GONE) and not self.done
 
     def poll(self, attempt: int | None = None) -> Iterator[Event]:
-        """Take in what the journal has new of this attempt (None: of any), and give it on event by event."""
+        """Take in and yield each new event of this attempt (None: of any)."""
         for event in self.tail.poll() if self.tail is not None else ():
             if attempt is None or event.get("attempt") == attempt:
                 self.take(event)
                 yield event
 
     def is_alive(self) -> bool:
-        """Whether its process lives. A rank that has not even booted counts as alive."""
+        """Check whether its process is alive. A rank that has not booted yet counts as alive."""
         if self.gone or self.identity is None or self.node != os.environ.get(NODE, ""):
             return not self.gone  # only its own machine can look
         return state_of(*self.identity)[0] not in (GONE, ZOMBIE)
 
     def take(self, event: Event) -> None:
-        """Take in one event. At a prompt the clock stands still."""
+        """Take in an event. The clock stops while the rank is at a prompt."""
         kind, now = event["event"], time.monotonic()
         if kind == "stop":
             self.held_since = now
@@ -119,7 +118,7 @@ class RankView:
         elif kind in ("start", "fill"):
             self.doing, self.log_at = event, event["log_at"]
         elif kind in ("end", "filled"):
-            if self.slot is None or event["slot"] >= self.slot:  # one that fails late ends no other
+            if self.slot is None or event["slot"] >= self.slot:  # a late failure does not end a later input
                 self.doing = None
             self.slots_finished = max(self.slots_finished, event["slot"] + 1)
             self.failed_slot = event["slot"] if event.get("status") == FAILED else self.failed_slot
@@ -131,17 +130,17 @@ class RankView:
             self.done = True
 
     def look(self, ask: Callable[[tuple[int, int]], tuple[str, int | None]]) -> None:
-        """Learn how its process is from who can see it, unless its machine wrote that it ended. A status once seen stays."""
+        """Update the process state with `ask`, unless its machine wrote that it ended. A wait status once seen stays."""
         if not self.gone and self.identity:
             self.state, status = ask(self.identity)
             self.wait_status = self.wait_status if status is None else status
 
     def write_gone(self, wait_status: int | None, **more: str) -> None:
-        """Write into its journal that its process has ended; a worker's machine does that when the worker is dead."""
+        """Write to its journal that its process has ended. The worker's machine calls this once the worker is dead."""
         journal = Journal(rank_journal(self.folder, self.rank))
         journal.append("gone", rank=self.rank, attempt=self.attempt, wait_status=wait_status, **more)
         journal.close()
 
     def log(self) -> str:
-        """What the worker printed since it began what it is doing."""
+        """Return the worker's log since it started the current input."""
         return tail_of(rank_log(self.folder, self.rank), self.log_at)

@@ -1,7 +1,7 @@
-"""Are the weights of a replay those that its inputs met in the training? Asked where the training recorded hashes.
+"""Check whether a replay's weights are those that its inputs met in training, if the training recorded hashes.
 
-Each recorded hash is of a whole parameter, or of a run of its elements: the same of the loaded model is hashed, in the recorded
-dtype. A narrower replay cannot tell a rounded weight from another one, and says that it was not checked.
+Each recorded hash covers a whole parameter, or a run of its elements; the same part of the loaded model is hashed in the recorded
+dtype. A replay in a narrower dtype cannot distinguish a rounded weight from a different one, and reports it as not checked.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from actordbg.records.replay_record import ReplayInput
 from actordbg.store.places import read_record
 
 _NAMED = 4
-"""Parameters that are named."""
+"""How many parameters or steps a sentence lists."""
 EQUAL, DIFFERS = "equal", "differs"
 
 
 def statement(root: Path, inputs: Sequence[ReplayInput], session: Any) -> dict[str, Any]:
-    """What a replay says of its weights, as resolved facts; empty where nothing was recorded of its inputs' weights.
+    """Return the resolved facts about a replay's weights; {} if no hashes were recorded for its inputs.
 
-    Where ranks hold shards all of them have to ask.
+    Collective if ranks hold shards: all ranks must call it.
     """
     if session.resolved["model"] == TINY or not isinstance(session, ActorSession):
         return {}
@@ -55,15 +55,15 @@ def statement(root: Path, inputs: Sequence[ReplayInput], session: Any) -> dict[s
     answers = [HeldAgainst(record, paths.count(path), compared) for path, record in zip(met, records, strict=True)]
     unknown = sum(path is None for path in paths)
     behind = f"; {unknown} of {len(paths)} inputs have no recorded hashes" if unknown else ""
-    told: dict[str, Any] = {"same": [], "other": {}, "unknown": unknown}
+    summary: dict[str, Any] = {"same": [], "other": {}, "unknown": unknown}
     for path, answer in zip(met, answers, strict=True):
         if answer.differ:
-            told["other"][f"{path.parent.name}/{path.name}"] = answer.record.step
+            summary["other"][f"{path.parent.name}/{path.name}"] = answer.record.step
         elif answer.unchecked:
-            told["unknown"] += answer.inputs
+            summary["unknown"] += answer.inputs
         else:
-            told["same"] += [answer.record.step] * (answer.record.step not in told["same"])
-    return {RECORDED_WEIGHTS: in_words(answers) + behind, MET_WEIGHTS: told}
+            summary["same"] += [answer.record.step] * (answer.record.step not in summary["same"])
+    return {RECORDED_WEIGHTS: in_words(answers) + behind, MET_WEIGHTS: summary}
 
 
 def _recorded_for(root: Path, item: ReplayInput) -> Path | None:
@@ -73,7 +73,7 @@ def _recorded_for(root: Path, item: ReplayInput) -> Path | None:
 
 
 class HeldAgainst:
-    """One record against the model. inputs: how many met it. unchecked: parameters by why nothing can be said of them."""
+    """A record compared with the model. inputs: how many met it. unchecked: the number of unchecked parameters by reason."""
 
     def __init__(self, record: WeightRecord, inputs: int, compared: Callable[[str, ParameterHash], str]) -> None:
         self.record, self.inputs = record, inputs
@@ -84,7 +84,10 @@ class HeldAgainst:
 
 
 def _comparing(session: Any) -> Callable[[str, ParameterHash], str]:
-    """What holds a recorded hash against the loaded model's: EQUAL, DIFFERS, or why it cannot tell. Hashes each part once."""
+    """Return a function that compares a recorded hash with the loaded model: EQUAL, DIFFERS, or why it cannot be checked.
+
+    Each part is hashed once.
+    """
     names = {name for name, _ in session.model.named_parameters()}
 
     @functools.cache
@@ -108,25 +111,25 @@ def _comparing(session: Any) -> Callable[[str, ParameterHash], str]:
 
 
 def in_words(answers: Sequence[HeldAgainst]) -> str:
-    """What is to be said of all records in one sentence or two."""
+    """Summarize all records in a sentence or two."""
     other = [answer for answer in answers if answer.differ]
     same = [answer for answer in answers if answer.same]
     inputs = sum(answer.inputs for answer in answers)
-    said = []
+    sentences = []
     if other:
         names = list(dict.fromkeys(name for answer in other for name in answer.differ))
         total = len({name for answer in other for name in answer.record.parameters})
-        said.append(f"{len(names)} of {total} parameters differ from those recorded{_when(other, inputs)}: {_first(names)}")
+        sentences.append(f"{len(names)} of {total} parameters differ from those recorded{_when(other, inputs)}: {_first(names)}")
     if same:
         count = len({name for answer in same for name in answer.record.parameters})
         all_of = "the weights are those that were recorded" if not other else "they are those that were recorded"
-        said.append(f"{all_of}{_when(same, inputs)} ({count} parameters)")
-    said += [f"{count} not checked: {why}" for why, count in answers[0].unchecked.most_common(2)]
-    return "; ".join(said)
+        sentences.append(f"{all_of}{_when(same, inputs)} ({count} parameters)")
+    sentences += [f"{count} not checked: {why}" for why, count in answers[0].unchecked.most_common(2)]
+    return "; ".join(sentences)
 
 
 def _when(answers: Sequence[HeldAgainst], inputs: int) -> str:
-    """At which steps; where steps are not known, for how many inputs."""
+    """Describe at which steps, or, if steps are not known, for how many inputs."""
     steps = sorted({answer.record.step for answer in answers if answer.record.step is not None})
     if not steps:
         return f" for {sum(answer.inputs for answer in answers)} of {plural(inputs, 'input')}"

@@ -1,12 +1,12 @@
-"""A replay as the store has it: what it was asked, what came of it, and what it was compared with.
+"""A replay as stored: its specification, its results, and its comparisons.
 
-**While a replay runs** `LiveCatalog` keeps the catalog up to date; only this process may write it. Results are in the workers'
+**While a replay runs**, `LiveCatalog` keeps the catalog up to date; only this process may write it. Results are in the workers'
 journals first. The catalog follows at most twice a second, and takes at most a twentieth of the time. A catalog that cannot be
-updated (locked, disk full, unreadable store) never stops a replay, because it can be built again from the journals at any time.
+updated (locked, disk full, unreadable store) never stops a replay, because it can be rebuilt from the journals at any time.
 
-**Before it runs** `estimated` says how long it may take, by what earlier ones under the same settings took. It is an estimate,
-and says of what. Seconds for each token come from results of the newest such replays, and so does what a replay takes beside its
-inputs: starting, loading, compiling, stopping. Settings that time depends on (`config.as_ran.costs`) must be the same.
+**Before it runs**, `estimated` predicts its duration from earlier replays with the same settings, and says how many results that
+is based on. Seconds per token come from results of the newest such replays, and so does the time beside the inputs: starting,
+loading, compiling, stopping. Settings that affect time (`config.as_ran.costs`) must be the same.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReplayData:
-    """One replay as the store has it: the input of a report.
+    """A stored replay: the input of a report.
 
-    `resolved` is the configuration that the workers reported (empty if none became ready), `status` is
-    "complete", "interrupted", "failed" or "unfinished". `results` holds at most one result for each dump, `comparisons` the
-    newest one with each other side. `why`: what stopped it early, and the end of its log.
+    `resolved`: the configuration that the workers reported (empty if none became ready). `status`: "complete", "interrupted",
+    "failed" or "unfinished". `results`: at most one per dump. `comparisons`: the newest with each other side. `why`: what stopped
+    it early, and the end of its log.
     """
 
     spec: ReplaySpec
@@ -47,20 +47,20 @@ class ReplayData:
 
 
 def data_of(store: Store, spec: ReplaySpec) -> ReplayData:
-    """The replay from its own files, without its comparisons."""
+    """Read the replay from its files, without its comparisons."""
     folder = store.replays / spec.replay_id
     results = read_results(folder)
-    found = tuple(results[i.dump_id] for i in spec.inputs if i.dump_id in results)
-    return ReplayData(spec, *read_standing(folder), found, why=read_why(folder))
+    ordered = tuple(results[i.dump_id] for i in spec.inputs if i.dump_id in results)
+    return ReplayData(spec, *read_standing(folder), ordered, why=read_why(folder))
 
 
 INTERVAL_S = 0.5
 SHARE = 0.05
-"""The largest part of the time that indexing may take while the replay runs."""
+"""The largest share of the time that indexing may take while the replay runs."""
 
 
 class LiveCatalog:
-    """Call `touch` after news, `tick` often, `flush` at the end. `problem`: the last error, in words."""
+    """Updates the catalog: call `touch` after news, `tick` often, `flush` at the end. `problem`: the last error, in words."""
 
     def __init__(self, store: Store) -> None:
         self.problem: str | None = None
@@ -69,16 +69,16 @@ class LiveCatalog:
         self._next = 0.0
 
     def touch(self) -> None:
-        """Say that the journals have something new."""
+        """Note that the journals have new lines."""
         self._stale = True
 
     def tick(self) -> None:
-        """Index what is new, if it is due."""
+        """Index new journal lines, if it is time."""
         if self._stale and time.monotonic() >= self._next:
             self.flush()
 
     def flush(self) -> None:
-        """Index what is new, now."""
+        """Index new journal lines now."""
         from actordbg.catalog.indexer import refresh
 
         began = time.monotonic()
@@ -98,21 +98,25 @@ _USED = 3
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds of a plan; `results` of earlier replays that it follows from."""
+    """The estimated seconds of a plan; `results`: how many earlier results it is based on."""
 
     seconds: float
     results: int
 
 
 def estimated(catalog: Catalog, spec: ReplaySpec) -> Estimate | None:
-    """The estimate of a plan; None where nothing like it was replayed."""
-    wanted, lanes = costs(as_ran(spec.config)), spec.config.lanes  # of the settings, what time depends on
-    like = (row for row in list_replays(catalog, limit=_LOOKED_AT) if row.finished_at and costs(as_ran(row.config)) == wanted)
+    """Estimate a plan's duration; None if nothing was replayed with these settings."""
+    settings, lanes = costs(as_ran(spec.config)), spec.config.lanes  # only those that affect time
+    like = (row for row in list_replays(catalog, limit=_LOOKED_AT) if row.finished_at and costs(as_ran(row.config)) == settings)
     paces: list[float] = []
     beside: list[float] = []
     for row in islice(like, _USED):
         passed = (result for result in results_for(catalog, row.replay_id) if result.status == PASSED)
-        seconds = [(one.forward_s + (one.backward_s or 0.0), one.tokens) for one in passed if one.forward_s and one.tokens]
+        seconds = [
+            (record.forward_s + (record.backward_s or 0.0), record.tokens)
+            for record in passed
+            if record.forward_s and record.tokens
+        ]
         paces += [spent / tokens for spent, tokens in seconds]
         took = (_moment(row.finished_at) - _moment(row.created_at)).total_seconds()
         beside += [max(took - sum(spent for spent, _ in seconds) / lanes, 0.0)] if seconds else []

@@ -1,13 +1,13 @@
-"""The inputs of a replay: dumps that a condition selects, or named files; and the record that decides open settings.
+"""Select the inputs of a replay, by a condition or by file name, and the record that decides open settings.
 
 **Which dumps belong to one call** (`find_calls`, pure): the same step of a data-parallel run, as each rank saw it (`--align
 rank`). Dumps of one call agree in run, role, actor, training step, number of the call and kind (log-prob pass or training pass),
-and come from different ranks. Imported dumps have neither step nor number, and a run that was started again counts anew. Among
-such dumps, *times* decide: two dumps are of one call when each is the other rank's nearest. A missing dump leaves its own call
-incomplete and does not shift later ones. Nearest dumps may still be of two calls, when a condition such as seq_len<1000 took one
-dump of each. They then lie much further apart than usual (`TOO_FAR`).
+and come from different ranks. Imported dumps have neither step nor number, and a restarted run counts from zero. Among
+such dumps, *times* decide: two dumps are of one call if each is the other rank's nearest. A missing dump leaves only its call
+incomplete and does not shift later calls. Nearest dumps may still be of two calls, if a condition such as seq_len<1000 selected
+one dump of each. They are then much further apart than usual (`TOO_FAR`).
 
-A call is *whole* when it has every rank that the selection has of this actor, and these ranks fill the lanes evenly: lane
+A call is *whole* if it has every rank that the selection has of this actor, and these ranks fill the lanes evenly: lane
 `r % lanes` runs rank r. Other dumps are left out and counted. No dump is ever paired with another call's.
 """
 
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
     from actordbg.catalog.query import DumpRow
 
 PICKLES = (".pkl", ".pickle")
-"""What the commands import before they look here."""
+"""Suffixes of files that the commands import before selecting."""
 
 
 Row: TypeAlias = "DumpRow"
-"""A dump as planning sees it: selected by the catalog, or named."""
+"""A dump as planning sees it: selected from the catalog, or named as a file."""
 
 
 def defaults_of(root: Path, inputs: Sequence[ReplayInput]) -> DumpRecord | None:
-    """The record that decides open settings: of the first input whose header can be read. Desk and workers agree on it."""
+    """Return the record that decides open settings: that of the first input with a readable header, in every process."""
     for item in inputs:
         with contextlib.suppress(StoreProblem):
             return read_record(root / item.path)
@@ -53,46 +53,49 @@ def defaults_of(root: Path, inputs: Sequence[ReplayInput]) -> DumpRecord | None:
 
 
 def require_one_trainer(rows: Iterable[Row], configs: Iterable[ReplayConfig]) -> None:
-    """A replay runs one trainer's code: refuse rows that several recorded, unless every configuration takes them on the rows."""
+    """Refuse rows that several trainers recorded, unless every configuration replays through rows.
+
+    A replay runs one trainer's code.
+    """
     counts = Counter(row.adapter for row in rows)
-    asked = {config.through for config in configs if not config.truth}
-    if len(counts) < 2 or not ("trainer" in asked or (None in asked and None in counts)):
+    through = {config.through for config in configs if not config.truth}
+    if len(counts) < 2 or not ("trainer" in through or (None in through and None in counts)):
         return
-    found = sorted(counts.items(), key=lambda pair: (pair[0] or "", pair[1]))
-    whose = ", ".join(f"{count:,} {f'by adapter {name}' if name else 'without an adapter'}" for name, count in found)
-    narrower = " or ".join(f"\"adapter='{name}'\"" if name else '"adapter is null"' for name, _ in found)
+    recorded = sorted(counts.items(), key=lambda pair: (pair[0] or "", pair[1]))
+    whose = ", ".join(f"{count:,} {f'by adapter {name}' if name else 'without an adapter'}" for name, count in recorded)
+    narrower = " or ".join(f"\"adapter='{name}'\"" if name else '"adapter is null"' for name, _ in recorded)
     raise Unsupported(
         f"these inputs were recorded by several trainers ({whose}), and a replay runs one trainer's code",
-        hint=f"one at a time: --where {narrower}; or --through rows, which takes the rows of all, without a trainer",
+        hint=f"replay one trainer's at a time (--where {narrower}), or pass --through rows, which needs no trainer",
     )
 
 
 def rows_of_files(store: Store, files: Sequence[Path]) -> list[Row]:
-    """The named dumps, each once: dump files, dumps of a pack (`FILE.pack#ID`), or all dumps of a pack.
+    """Return the named dumps, each once: dump files, dumps of a pack (`FILE.pack#ID`), or all dumps of a pack.
 
-    A row's `path` is relative to the store where the dump is in it, else absolute. UsageError for any other file, CorruptDump
+    A row's `path` is relative to the store if the dump is in it, else absolute. UsageError for any other file, CorruptDump
     for a damaged one.
     """
     rows: dict[str, Any] = {}
     root = store.root.resolve()
     for place in (place for file in files for place in _places(file)):
         record = read_record(place)
-        told = record.arguments.get("return_output")
+        return_output = record.arguments.get("return_output")
         path = place.parent.resolve() / place.name
         inside = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(place)
         columns: dict[str, Any] = {"path": inside, "adapter": adapter_of(record.actor)}
-        columns["return_output"] = told if isinstance(told, bool) else None
+        columns["return_output"] = return_output if isinstance(return_output, bool) else None
         rows.setdefault(record.dump_id, SimpleNamespace(**vars(record) | columns))
     return list(rows.values())
 
 
 def _places(file: Path) -> list[Path]:
-    """The dumps that a named file stands for."""
+    """Return the dumps that a file name refers to."""
     packed = split_place(file)
     path = (Path(packed[0]) if packed else file).absolute()
-    path = path.resolve() if path.is_symlink() else path  # who names a link means what it leads to
+    path = path.resolve() if path.is_symlink() else path  # a link stands for its target
     if not path.is_file():
-        raise UsageError(f"--input-file {file} is not a file", hint="`actordbg dump ls --json` has every dump's path")
+        raise UsageError(f"--input-file {file} is not a file", hint="run `actordbg dump ls --json` for every dump's path")
     if packed:
         return [Path(packed_place(str(path), packed[1]))]
     if path.name.endswith(PACK_SUFFIX):
@@ -106,9 +109,9 @@ def _places(file: Path) -> list[Path]:
 
 
 def rows_of(store: Store, where: str | None, files: Sequence[Path], order: str, max_inputs: int | None) -> Sequence[Row]:
-    """The dumps that --where selects or --input-file names; UsageError for both at once.
+    """Return the dumps that --where selects or --input-file names; UsageError if both are given.
 
-    Only as many as the plan needs for `max_inputs`, if the catalog sorts as the plan does.
+    If the catalog sorts as the plan does, return only as many as the plan needs for `max_inputs`.
     """
     from actordbg.catalog.query import open_fresh, select_dumps
 
@@ -144,17 +147,17 @@ class Calls:
     spreads: list[float] = field(default_factory=list)
 
     def how_matched(self) -> str:
-        """How reliable the matching is, in words; "" where numbers of calls decided."""
+        """Describe how reliable the matching is; "" if call numbers decided."""
         if not self.spreads:
             return ""
         return (
-            f"{len(self.spreads):,} calls were put together by their times, because the dumps have no numbers of calls: their "
+            f"{len(self.spreads):,} calls were matched by time, because the dumps have no call numbers: their "
             f"ranks are {statistics.median(self.spreads):.2f} s apart, at most {max(self.spreads):.2f} s"
         )
 
 
 def find_calls(rows: Iterable[Row], lanes: int) -> Calls:
-    """Find the whole calls among the rows, for `lanes` lanes."""
+    """Find the whole calls among the rows for `lanes` lanes, and count the dumps left out."""
     calls: Calls = Calls()
     actors: dict[Hashable, list[Row]] = defaultdict(list)
     for row in rows:  # an instance is called actor0-<token of the process>
@@ -179,12 +182,12 @@ def _match(rows: list[Row], ranks: Sequence[int], calls: Calls) -> None:
     matched = 0
     near: list[tuple[float, list[Row]]] = []
     for by_rank in alike.values():
-        found = _nearest(by_rank, ranks)
-        matched += sum(map(len, found))
+        matches = _nearest(by_rank, ranks)
+        matched += sum(map(len, matches))
         if any(len(own) > 1 for own in by_rank.values()):
-            near += [(_spread(call), call) for call in found]
+            near += [(_spread(call), call) for call in matches]
         else:
-            calls.whole += found
+            calls.whole += matches
     usual = statistics.median_low([spread for spread, _ in near]) if near else 0.0
     limit = max(TOO_FAR * usual, JITTER_S)
     calls.whole += [call for spread, call in near if spread <= limit]
@@ -194,12 +197,12 @@ def _match(rows: list[Row], ranks: Sequence[int], calls: Calls) -> None:
 
 
 def _nearest(by_rank: dict[int, list[Row]], ranks: Sequence[int]) -> list[list[Row]]:
-    """The calls of dumps that differ only in rank and time, each as a list by rank."""
+    """Match dumps that differ only in rank and time into calls, each a list by rank."""
     if set(by_rank) != set(ranks):
         return []
     lines = [sorted(by_rank[rank], key=lambda row: (row.timestamp, row.dump_id)) for rank in ranks]
     moments = [[_seconds(row) for row in line] for line in lines]
-    found = []
+    matches = []
     for place, row in enumerate(lines[0]):
         call = [row]
         for line, times in zip(lines[1:], moments[1:], strict=True):
@@ -207,18 +210,18 @@ def _nearest(by_rank: dict[int, list[Row]], ranks: Sequence[int]) -> list[list[R
             if _closest(moments[0], times[there]) == place:
                 call.append(line[there])
         if len(call) == len(lines):
-            found.append(call)
-    return found
+            matches.append(call)
+    return matches
 
 
 def _spread(call: Sequence[Row]) -> float:
-    """Seconds between the first and the last of a call's dumps."""
+    """Return the seconds between the first and the last dump of a call."""
     moments = [_seconds(row) for row in call]
     return max(moments) - min(moments)
 
 
 def _closest(times: Sequence[float], moment: float) -> int:
-    """The place of the value in `times` (rising) that is nearest to `moment`; the earlier of two."""
+    """Return the index of the value in `times` (ascending) nearest to `moment`; on a tie, the earlier."""
     after = bisect.bisect_left(times, moment)
     places = [place for place in (after - 1, after) if 0 <= place < len(times)]
     return min(places, key=lambda place: abs(times[place] - moment))

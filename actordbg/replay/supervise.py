@@ -1,16 +1,16 @@
-"""A replay from its specification to its last result: launch workers, watch them, write down verdicts, clean up.
+"""Run a replay from its specification to its last result: launch workers, watch them, record verdicts, clean up.
 
     outcome = run_replay(store, plan.spec, on_event=print)
     outcome.counts                       # {"passed": 5, "crashed": 1}
 
-`run_replay` writes `spec.json` and runs the groups of workers (`actordbg.replay.group`) until every input has a result. It leaves
-`supervisor.jsonl` with its own verdicts and the final status:
+`run_replay` writes `spec.json` and runs the groups of workers (`actordbg.replay.group`) until every input has a result. It writes
+its verdicts and the final status to `supervisor.jsonl`:
 
     complete      every input has a result
-    interrupted   Ctrl-C; after the clean-up KeyboardInterrupt is raised again; `actordbg replay --resume` continues
+    interrupted   Ctrl-C; KeyboardInterrupt is raised again after the clean-up; `actordbg replay --resume` continues
     failed        the workers cannot be started, or the machine failed; the error is raised, and earlier results stay
 
-In every case finished results stay: each is in its worker's journal, on disk, before the next input starts.
+Finished results always stay: each is in its worker's journal, on disk, before the next input starts.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ STOPPED_EARLY = "failed"
 
 @dataclass(frozen=True)
 class Progress:
-    """One event of a running replay. kind: "attempt", "ready", "start" (of an input), "stop", "line", "result", or
-    "leaving": every input has its result, and the workers stop. `text`: the same in words. `at`: where a stop waits for somebody,
-    an editor's HOST:PORT, or the address of a node whose prompts this terminal cannot be at.
+    """An event of a running replay. kind: "attempt", "ready", "start" (of an input), "stop", "line", "result", or
+    "leaving": every input has its result, and the workers stop. `text`: a description. `at`: where a breakpoint waits: HOST:PORT
+    for an editor, or the address of a node whose prompts this terminal cannot reach.
     """
 
     kind: str
@@ -86,12 +86,12 @@ class ReplayOutcome:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many inputs have each status."""
+        """Count the inputs by status."""
         return dict(Counter(record.status for record in self.results.values()))
 
     @property
     def all_passed(self) -> bool:
-        """Every input has a result, and each passed."""
+        """Check whether every input has a result and passed."""
         return len(self.results) == self.total and set(self.counts) <= {"passed"}
 
 
@@ -99,12 +99,11 @@ def run_replay(
     store: Store, spec: ReplaySpec, on_event: Callable[[Progress], None] = lambda event: None, *, folder: Path | None = None,
     **options: Any,
 ) -> ReplayOutcome:  # fmt: skip
-    """Run every input of `spec` that has no result yet. `folder`: where, instead of `replays/<id>`. `options`: fields of
-    `Supervisor`.
+    """Run every input of `spec` that has no result yet. `folder`: replaces `replays/<id>`. `options`: fields of `Supervisor`.
 
-    Raises UnsafeInput for a model with code of its own, without consent; StoreProblem when its folder cannot be written;
-    LaunchProblem, or the worker's own error, when the actor cannot be built. KeyboardInterrupt passes through after every
-    process of the replay was ended.
+    Raises UnsafeInput for a model that ships code, without consent; StoreProblem if the folder cannot be written; LaunchProblem,
+    or the worker's error, if the actor cannot be built. KeyboardInterrupt passes through after every process of the replay was
+    ended.
     """
     require_consent(spec.config.model, store.models)
     dist_plugin.require(spec.config.dist_backend)
@@ -118,7 +117,7 @@ def run_replay(
                 atomic_write(folder / SPEC, spec.to_json().encode())
             supervisor = Supervisor(folder, spec, on_event=on_event, **options)
         except OSError as error:
-            for made in (folder / TENSORS, folder):  # without a specification there is nothing to continue with
+            for made in (folder / TENSORS, folder):  # without a specification it cannot be resumed
                 with contextlib.suppress(OSError):
                     made.rmdir()
             raise machine_fault(error, folder) or StoreProblem(
@@ -130,14 +129,14 @@ def run_replay(
 
 
 def load_spec(store: Store, name: str) -> ReplaySpec:
-    """The specification of a replay by its id, a prefix of it, or "last", this user's newest; StoreProblem when there is none."""
+    """Read a replay's specification by id, id prefix, or "last" (this user's newest); StoreProblem if there is none."""
     return spec_and_owner(store, name)[0]
 
 
 def spec_and_owner(store: Store, name: str) -> tuple[ReplaySpec, Owner]:
-    """The specification of a replay, and the user who wrote it: what another user wrote is confirmed before it runs."""
+    """Read a replay's specification and the user who wrote it: another user's needs confirmation before it runs."""
     ids = sorted(path.parent.name for path in store.replays.glob(f"*/{SPEC}"))
-    if name in (LAST, f"@{LAST}"):  # what is resumed may not have ended
+    if name in (LAST, f"@{LAST}"):  # a replay to resume may not have ended
         name, ids = LAST, [replay_id for replay_id in ids if is_mine(store.replays / replay_id)] or ids
     elif not any(replay_id.startswith(name) for replay_id in ids):
         from actordbg.catalog.query import replay_named  # for a handle; an id needs no catalog
@@ -154,10 +153,10 @@ def spec_and_owner(store: Store, name: str) -> tuple[ReplaySpec, Owner]:
 
 @dataclass
 class Supervisor(Replay):
-    """The state of one `run_replay`. Its groups report to it, and find here what they share.
+    """The state of one `run_replay`. Its groups report to it and share its fields.
 
-    on_tick: called about 20 times a second. prompts: the user's terminal, which is put to each prompt that opens. deal: whether
-    any group may run any input, where the engine in use has several.
+    on_tick: called about 20 times a second. prompts: the user's terminal, which attaches to each prompt that opens. deal: any
+    group may run any input, if the engine has several groups.
     """
 
     on_event: Callable[[Progress], None] = lambda event: None
@@ -179,7 +178,7 @@ class Supervisor(Replay):
         self._book = LaneBook(spec.replay_id, spec.config.lane_width, done.values())
         self.journal = Journal(folder / SUPERVISOR)
         for path in sorted(folder.glob("rank*.jsonl")) if spec.config.lane_width > 1 else ():
-            for event in read_events(path):  # what followers wrote in earlier runs of the replay
+            for event in read_events(path):  # from followers in earlier runs of the replay
                 if event["event"] == "filled":
                     self.on_news(event)
         self._fresh, self._leaving = True, False
@@ -197,20 +196,22 @@ class Supervisor(Replay):
             self._groups.append(GroupRun(self, group, self._pending(group, set(done)), before))
 
     def _pending(self, group: Group, done: set[str]) -> list[int]:
-        """The inputs of a group that have no result, where groups have inputs of their own."""
+        """Return a group's inputs without a result; [] if inputs are dealt."""
         config = self.spec.config
         lanes = {rank // config.lane_width for rank in group.ranks}
         indices = () if self.dealer is not None else range(len(self.spec.inputs))
         mine = {index: self.spec.inputs[index].dump_id for index in indices if index % config.lanes in lanes}
-        if all(rank % config.lane_width for rank in group.ranks):  # its own answers count, not what others recorded
+        if all(
+            rank % config.lane_width for rank in group.ranks
+        ):  # a follower's answers count, not the results that others recorded
             done = {dump_id for dump_id in mine.values() if self._book.answered(dump_id, group.ranks[0])}
         return [index for index, dump_id in mine.items() if dump_id not in done]
 
     def run(self) -> ReplayOutcome:
-        """Run until nothing is pending or an error stops it. Afterwards no process is left in either case."""
+        """Run until nothing is pending or an error stops it. No process is left in either case."""
         self.journal.append("supervisor", pid=_me()[0], ticks=_me()[1])
         self.outcome.status = STOPPED_EARLY
-        said = {}
+        reason = {}
         try:
             for group in self._groups:
                 group.start()
@@ -222,7 +223,7 @@ class Supervisor(Replay):
             raise
         except (ActordbgError, OSError) as error:
             problem = machine_fault(error, self.folder) or error
-            said = {"why": scrub(str(problem))} if str(problem) else {}
+            reason = {"why": scrub(str(problem))} if str(problem) else {}
             raise problem from None
         finally:
             self._relay.close()
@@ -231,17 +232,17 @@ class Supervisor(Replay):
                     group.stop()
                 clear_away(self.folder)
                 with contextlib.suppress(OSError):  # a full disk: it then reads as cut off, which it was
-                    self.journal.append("finished", status=self.outcome.status, finished_at=now_timestamp(), **said)
+                    self.journal.append("finished", status=self.outcome.status, finished_at=now_timestamp(), **reason)
                 self.journal.close()
                 self.on_tick()
         return self.outcome
 
     def _watch(self, running: list[GroupRun]) -> None:
-        """Look after all groups once, and wait for news. Those that finished their portion get the next one."""
+        """Step all groups once, and wait for news. Groups that finished their portion get the next one."""
         for group in running:
             group.step()
         for group in self._groups:
-            if self.dealer and group.finished:  # also what a lost group gave back
+            if self.dealer and group.finished:  # including inputs that a lost group gave back
                 group.start()
         for text in self.engine.news():
             self.on_event(Progress("line", text))
@@ -260,7 +261,7 @@ class Supervisor(Replay):
         self.on_event(Progress("attempt", reason))
 
     def on_news(self, event: Event) -> None:
-        """Act on an event that a worker wrote into its journal."""
+        """Handle an event that a worker wrote to its journal."""
         kind = event["event"]
         if kind == "ready":
             if not self.outcome.resolved:
@@ -292,13 +293,13 @@ class Supervisor(Replay):
         self._book.take_result(record)
 
     def _amend(self, record: ResultRecord | None) -> None:
-        """Write down a result that no worker writes: a verdict, or the result of a lane."""
+        """Record a result that no worker writes: a verdict, or the result of a lane."""
         if record is not None:
             self.journal.append("end", **record.to_dict())
             self._tell(record)
 
     def _tell(self, record: ResultRecord) -> None:
-        """Tell of a result, unless it replaces an earlier one."""
+        """Report a result, unless it replaces an earlier one."""
         self._fresh = False
         known = record.dump_id in self.outcome.results
         self.outcome.results[record.dump_id] = record
@@ -307,7 +308,7 @@ class Supervisor(Replay):
 
 
 def interruptible() -> contextlib.AbstractContextManager[None]:
-    """Inside the block SIGTERM and SIGHUP (a closed terminal) act as Ctrl-C, so that they clean up too.
+    """Treat SIGTERM and SIGHUP (a closed terminal) like Ctrl-C inside the block, so that they also clean up.
 
     An ignored signal (SIGHUP under nohup) stays ignored.
     """
@@ -320,7 +321,7 @@ def interruptible() -> contextlib.AbstractContextManager[None]:
 
 
 def undisturbed() -> contextlib.AbstractContextManager[None]:
-    """No Ctrl-C inside the block: a second, impatient one must not leave processes behind."""
+    """Ignore Ctrl-C inside the block: a second one must not leave processes behind."""
     return signals_to(signal.SIG_IGN, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 
 
@@ -329,7 +330,7 @@ def _me() -> tuple[int, int]:
 
 
 def is_whole(folder: Path, record: ResultRecord) -> bool:
-    """Whether what a result speaks of came to the disk: after a power cut or on a full disk, the journal may have been first."""
+    """Check whether a result's tensors reached the disk: after a power cut or on a full disk, they may lag the journal."""
     size = record.extra.get(KEPT_BYTES)
     try:
         return size is None or (folder / TENSORS / f"{record.dump_id}.safetensors").stat().st_size == size
@@ -338,7 +339,7 @@ def is_whole(folder: Path, record: ResultRecord) -> bool:
 
 
 def _was_cut_off(folder: Path, replay_id: str) -> bool:
-    """Whether a supervisor in another process died. Conflict if one runs this replay: two would run every input twice."""
+    """Check whether another process died while it ran this replay. Conflict if it is alive: two would run every input twice."""
     events = [event for event in read_events(folder / SUPERVISOR) if event["event"] in ("supervisor", "finished")]
     if not events or events[-1]["event"] == "finished":
         return False

@@ -1,21 +1,21 @@
-"""What a group of workers has to do in one attempt, and how it learns what comes next: two files, both written once.
+"""Tell a group of workers what to do in an attempt and what comes next, in two files, each written once.
 
     store/replays/<id>/work-0-1.json      the work order; with `stay`, workers do not leave when it is done
     store/replays/<id>/next-0-1.json      appears later: {"work": "/.../replays/<next id>/work-0-1.json"}, or null: leave
 
-The supervisor writes them, every worker of the group reads them. Each order has a `next` file of its own, so nothing has to be
+The supervisor writes them, every worker of the group reads them. Each order has a separate `next` file, so nothing has to be
 cleared and nothing can be missed.
 
-**Lanes** are neighbouring ranks that run one input together. The first rank of a lane records the result. The others
-*follow*: they write what came out into their `filled` events. The supervisor makes the lane's result from both (`LaneBook`):
+**Lanes** (replicas) are neighboring ranks that run one input together. The first rank of a lane records the result. The others
+*follow*: they write their figures to their `filled` events. The supervisor builds the lane's result from both (`LaneBook`):
 
 * If a follower crashed, hung or failed, the lane's input counts as lost, even if the first rank finished it.
-* When every rank has answered, `extra["lane"]` says whether they agree: {"ranks": [0, 1], "differ": {}}. `differ` holds, by rank,
-  what came out there. Different log-probs for the same input mean a model that differs between ranks, a kernel that is not
+* Once every rank has answered, `extra["lane"]` says whether they agree: {"ranks": [0, 1], "differ": {}}. `differ` holds the
+  differing figures by rank. Different log-probs for the same input mean a model that differs between ranks, a kernel that is not
   deterministic, or a collective that lost something.
 
-Log-probs agree when they are equal to the bit (`output_digest`); losses and gradient norms within GRADIENT_NORM_RTOL, because
-the order in which a GPU adds up gradients may vary.
+Log-probs agree if they are bit-identical (`output_digest`); losses and gradient norms if they are within GRADIENT_NORM_RTOL,
+because the order in which a GPU adds up gradients may vary.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from actordbg.formats.store_files import atomic_write, read_regular
 from actordbg.records.replay_record import PASSED, ResultRecord
 
 EXIT_RESTART = 75
-"""Exit code of a worker that cannot continue and wrote `restart`: nothing is blamed on the input that was running."""
+"""Exit code of a worker that cannot continue and wrote `restart`: its input is not blamed."""
 EXIT_BROKEN = 70
 """Exit code of a worker that could not build the actor and wrote `broken`."""
 
 
 class Duty(Enum):
-    """What a rank does with an input. LEAD: run it and record the result. FOLLOW: run it beside the rank that records it.
-    FILL: run a neighbour's input, so that the others' collectives complete.
+    """A rank's job for an input. LEAD: run it and record the result. FOLLOW: run it along with the rank that records it.
+    FILL: run a neighbor's input, so that the others' collectives complete.
     """
 
     LEAD = "lead"
@@ -52,7 +52,7 @@ class Duty(Enum):
 
 @dataclass(frozen=True)
 class Task:
-    """One input for one rank: `index` into `spec.inputs`."""
+    """An input for a rank; `index`: into `spec.inputs`."""
 
     slot: int
     index: int
@@ -61,12 +61,12 @@ class Task:
 
 @dataclass(frozen=True)
 class WorkOrder:
-    """What one group of workers does in one attempt.
+    """The work of a group in an attempt.
 
-    ranks: the group, which lives and dies together. width: how many neighbouring ranks are a lane, that is, run the same input.
-    slots: by slot and lane, an index into `spec.inputs`, or None for a filler; lanes beyond a slot's end do nothing in it.
+    ranks: the group, whose ranks start and end together. width: how many neighboring ranks form a lane, that is, run the same
+    input. slots: by slot and lane, an index into `spec.inputs`, or None for a filler; lanes beyond a slot's end do nothing in it.
     supervisor: its pid and start time; workers end when it does. stay: after the last input, wait for another order.
-    stops: where to stop.
+    stops: breakpoints.
     """
 
     attempt: int
@@ -86,7 +86,7 @@ class WorkOrder:
         return cls(**{**data, "supervisor": tuple(data["supervisor"]), "stops": StopOrder(**data["stops"])})
 
     def inputs_of(self, rank: int) -> list[Task]:
-        """The tasks of a rank, slot by slot. A filler repeats the first input that a neighbour has in the slot."""
+        """Return a rank's tasks, slot by slot. A filler repeats a neighbor's first input in the slot."""
         column = self._lanes().index(rank // self.width)
         own = Duty.FOLLOW if rank % self.width else Duty.LEAD
         work = []
@@ -98,18 +98,18 @@ class WorkOrder:
         return work
 
     def mates(self, slot: int) -> list[int]:
-        """The inputs that run in a slot, over all lanes."""
+        """Return the inputs that run in a slot, over all lanes."""
         return [index for index in self.slots[slot] if index is not None]
 
     def ranks_in(self, slot: int) -> list[int]:
-        """The ranks that have something to do in a slot."""
+        """Return the ranks that have work in a slot."""
         busy = self._lanes()[: len(self.slots[slot])]
         return [rank for rank in self.ranks if rank // self.width in busy]
 
     def lead_of(self, slot: int, index: int) -> int | None:
-        """The first rank of the lane that has this input in the slot; None if no lane has."""
+        """Return the first rank of the lane that runs this input in the slot; None if no lane does."""
         lanes = self._lanes()
-        return next((lanes[column] * self.width for column, one in enumerate(self.slots[slot]) if one == index), None)
+        return next((lanes[column] * self.width for column, entry in enumerate(self.slots[slot]) if entry == index), None)
 
     def _lanes(self) -> list[int]:
         return sorted({rank // self.width for rank in self.ranks})
@@ -119,17 +119,17 @@ POLL_S = 0.02
 
 
 def mailbox_of(work: Path) -> Path:
-    """The file in which the workers of this order find the next one."""
+    """Return the file that will announce the order after `work`."""
     return work.with_name(work.name.replace("work-", "next-", 1))
 
 
 def announce(work: Path, following: Path | None) -> None:
-    """Tell the workers that finished `work` what comes next. None: nothing, they may leave."""
+    """Give the workers that finished `work` their next order. None: they may leave."""
     atomic_write(mailbox_of(work), json.dumps({"work": None if following is None else str(following)}).encode())
 
 
 def await_next(work: Path) -> Path | None:
-    """Wait without a limit for the order after `work`; None when there is none. A worker calls this."""
+    """Wait without a limit for the order after `work`; return None if there is none. Called by workers."""
     mailbox = mailbox_of(work)
     while True:
         try:
@@ -137,7 +137,7 @@ def await_next(work: Path) -> Path | None:
         except FileNotFoundError:
             time.sleep(POLL_S)
             continue
-        # a replay of the same store, whatever the file says: the worker writes where its order lies
+        # always in the same store, whatever the file says: the worker writes next to its order
         return None if following is None else work.parent.parent / Path(following).parent.name / Path(following).name
 
 
@@ -149,13 +149,13 @@ _FAULTS = ("error_class", "error", "signature", "log_excerpt")
 
 
 def answer_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a result that a follower writes down. Numbers that are not finite are left out."""
-    told = {name: fields[name] for name in ("status", *_FIGURES, *_FAULTS) if fields.get(name) is not None}
-    return {name: value for name, value in told.items() if not isinstance(value, float) or math.isfinite(value)}
+    """Select the result fields that a follower writes to its journal, without non-finite numbers."""
+    figures = {name: fields[name] for name in ("status", *_FIGURES, *_FAULTS) if fields.get(name) is not None}
+    return {name: value for name, value in figures.items() if not isinstance(value, float) or math.isfinite(value)}
 
 
 def differing(record: ResultRecord, answers: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The figures of ranks that differ from the lane's first rank, by rank (as text, for JSON)."""
+    """Return the figures of ranks that differ from the lane's first rank, by rank (as text, for JSON)."""
     return {
         str(rank): {name: answer.get(name) for name in _FIGURES}
         for rank, answer in sorted(answers.items())
@@ -168,13 +168,13 @@ def _same(record: ResultRecord, answer: Mapping[str, Any]) -> bool:
         return False
     pairs = ((record.loss, answer.get("loss")), (record.grad_norm, answer.get("grad_norm")))
     return all(
-        one == other or (one is not None and other is not None and math.isclose(one, other, rel_tol=GRADIENT_NORM_RTOL))
-        for one, other in pairs
+        ours == theirs or (ours is not None and theirs is not None and math.isclose(ours, theirs, rel_tol=GRADIENT_NORM_RTOL))
+        for ours, theirs in pairs
     )
 
 
 def result_from(replay_id: str, event: Mapping[str, Any], **fields: Any) -> ResultRecord:
-    """The result of the input that an event of a worker's journal is about, with these fields."""
+    """Build the result of the input that a journal event names, with these fields."""
     return ResultRecord(
         replay_id=replay_id,
         dump_id=event["dump_id"],
@@ -188,7 +188,7 @@ def result_from(replay_id: str, event: Mapping[str, Any], **fields: Any) -> Resu
 
 
 class LaneBook:
-    """Collects what the ranks of each lane wrote about each input, over all attempts, and makes the lanes' results."""
+    """Collects the answers of each lane's ranks about each input, over all attempts, and builds the lanes' results."""
 
     def __init__(self, replay_id: str, width: int, results: Iterable[ResultRecord] = ()) -> None:
         self._replay_id, self._width = replay_id, width
@@ -199,12 +199,12 @@ class LaneBook:
             self.take_result(record)
 
     def answered(self, dump_id: str, rank: int) -> bool:
-        """Whether this rank has answered for the input, or lost it."""
+        """Check whether this rank has answered for the input or lost it."""
         spoiled = self._spoiled.get(dump_id)
         return rank in self._answers.get(dump_id, {}) or (spoiled is not None and spoiled.worker == rank)
 
     def take_result(self, record: ResultRecord) -> ResultRecord | None:
-        """Take in a result of a lane's first rank, or a verdict on any rank. Returns the result that replaces it, if any."""
+        """Take in a result of a lane's first rank, or a verdict on any rank; return the result that replaces it, if any."""
         if record.worker % self._width and record.status != PASSED:
             self._spoiled.setdefault(record.dump_id, record)
             return None
@@ -212,7 +212,7 @@ class LaneBook:
         return self._settled(record.dump_id)
 
     def take_answer(self, event: Mapping[str, Any]) -> ResultRecord | None:
-        """Take in a follower's `filled` event. Returns the input's result if that changes."""
+        """Take in a follower's `filled` event; return the input's result if it changes."""
         dump_id, rank = event["dump_id"], event["rank"]
         self._answers.setdefault(dump_id, {})[rank] = event
         if event["status"] != PASSED and dump_id not in self._spoiled:

@@ -1,29 +1,29 @@
-"""One worker of a replay: it opens the actor once, runs its inputs one by one, and writes down each step before taking it.
+"""A worker of a replay: it opens the actor once, runs its inputs one by one, and records each step before taking it.
 
     python -m actordbg.replay.worker --work store/replays/<id>/work-0-1.json [--local_rank N]
 
-A launcher starts it (deepspeed, torchrun or plain python). RANK says which worker it is, the work file what is left to do
-(`WorkOrder`). It writes everything to its own journal `rank<N>.jsonl`, in this order:
+A launcher starts it (deepspeed, torchrun or plain python). RANK says which worker it is, and the work file what is left to do
+(`WorkOrder`). It writes to its journal `rank<N>.jsonl`, in this order:
 
     boot    pid and its start time, before anything heavy is imported
     ready   the actor is built: its resolved configuration, and
             whether it needs its peers for an input                   (or `broken`: it could not be built, and why)
     start   dump_id, slot, attempt, where its log begins              } for each input; `fill`, `filled` for a filler, and
-    law     what is asked of it now, for an input whose laws are      } in a lane's other ranks, with their figures
+    law     the law being checked, for an input whose laws are        } in a lane's other ranks, with their figures
     end     a ResultRecord
     restart why this process cannot continue and must be replaced        (it then exits with EXIT_RESTART)
     done    nothing is left
 
 The supervisor blames a crash or a hang on a `start` without an `end`. A thread flushes lines to the disk while the next input
-runs, after the files that a result speaks of (`actordbg.replay.flushing`).
+runs, after the files that belong to the result (`actordbg.replay.flushing`).
 
 An input that raises is recorded as failed, and the loop continues, unless the exception left this process unusable:
 
 * The machine failed: its disk is full or broken, or there are no open files left. Nobody is blamed, the worker is `broken`, and
   `--resume` runs the input again.
 * The CUDA context is lost, or DeepSpeed stopped in the middle of a step (`Engine.tainted`).
-* Several ranks compute together, and the others wait for this one in a collective. A rank that failed reads the others'
-  journals. If all finished the slot, everybody continues; if not within a grace time, this process asks for a restart.
+* Several ranks compute together, and the others wait for this rank in a collective. A rank that failed reads the others'
+  journals. If all finish the slot within a grace period, everybody continues; otherwise this process requests a restart.
   A rank that fails because a *peer died* records nothing: its input is innocent and runs again.
 
 Standard library only; torch is behind `Engine`.
@@ -63,7 +63,7 @@ from actordbg.replay.work_order import EXIT_BROKEN, EXIT_RESTART, Duty, Task, Wo
 T = TypeVar("T")
 
 GRACE_S = 10.0
-"""Shortest time that a failed rank waits for its peers to finish the slot."""
+"""Minimum seconds that a failed rank waits for its peers to finish the slot."""
 
 
 class Restart(Exception):
@@ -71,7 +71,7 @@ class Restart(Exception):
 
 
 class Worker:
-    """The loop over one rank's inputs, over an `Engine` that does the work."""
+    """The loop over a rank's inputs; an `Engine` runs them."""
 
     def __init__(self, folder: Path, spec: ReplaySpec, order: WorkOrder, rank: int, engine: Engine) -> None:
         self.folder, self.spec, self.order, self.rank, self.engine = folder, spec, order, rank, engine
@@ -81,23 +81,23 @@ class Worker:
         self.peers = [RankView.of_peer(folder, other) for other in others]
         self._longest_s = 0.0
         self.goes_on = False
-        """Whether it ran a forward in another portion of the same replay: its first input is then no warm-up."""
+        """Whether it ran a forward in another portion of the same replay: its first input then needs no warm-up."""
         self.has_run = False
-        """Whether an input came to its end."""
-        self._asked = frozenset(law_order(spec.inputs)[: spec.config.laws])
+        """Whether an input ran to its end."""
+        self._law_inputs = frozenset(law_order(spec.inputs)[: spec.config.laws])
         self._order = order.stops
         self.stops = ReplayStops(folder, rank, self._order, self._write)
         stops.in_replay = self.stops
         stops.take_over_pdb()
 
     def run(self, switch_to: Path | None = None) -> int:
-        """Run all inputs; returns the exit code. `switch_to`: the folder of another replay, to run on the loaded actor."""
+        """Run all inputs and return the exit code. `switch_to`: the folder of another replay, to run on the loaded actor."""
         try:
             return self._run_all(switch_to)
         except Restart as reason:
             sys.stderr.write(f"{reason}\n")
             return self._leave(EXIT_RESTART, "restart", reason=str(reason))
-        except (MachineFault, OSError) as error:  # an OSError is of the journals: what is debugged runs guarded
+        except (MachineFault, OSError) as error:  # an OSError comes from the journals: the debugged code runs in `_guarded`
             failure = Failure.of(machine_fault(error, self.folder) or MachineFault(f"{self.folder}: {error}"))
             sys.stderr.write(failure.trace)
             return self._leave(EXIT_BROKEN, "broken", **asdict(failure))
@@ -112,7 +112,7 @@ class Worker:
         opened = self._guarded(lambda: self.engine.open() if switch_to is None else self.engine.switch(switch_to, self.spec))
         if isinstance(opened, Failure):
             sys.stderr.write(opened.trace)
-            if switch_to is not None:  # whether it can be built is for a process to say that builds it
+            if switch_to is not None:  # only a process that builds it can say whether it can be built
                 raise Restart(f"the loaded actor cannot take the configuration: {opened.error[:500]}")
             self._write("broken", **asdict(opened))
             return EXIT_BROKEN
@@ -132,7 +132,7 @@ class Worker:
         return 0
 
     def _leave(self, code: int, event: str, **values: Any) -> int:
-        """Say why this process leaves. Where the journal takes nothing more, the log and the exit code say so."""
+        """Record why this process leaves. If the journal cannot be written, the log and the exit code say so."""
         with contextlib.suppress(OSError):
             self.flusher.settle()
         with contextlib.suppress(OSError):
@@ -140,7 +140,7 @@ class Worker:
         return code
 
     def _ahead(self, work: Sequence[Task]) -> Iterator[tuple[Task, Future[tuple[Any, float]]]]:
-        """Each task with its input. While the caller uses one, the next is being loaded; never more than that."""
+        """Yield each task with its input. While the caller uses an input, only the next is loaded."""
         with ThreadPoolExecutor(1, thread_name_prefix="load") as pool:
             ahead = [pool.submit(self._load, task.index) for task in work[:1]]
             for position, task in enumerate(work, 1):
@@ -150,7 +150,7 @@ class Worker:
                 del current
 
     def _guarded(self, call: Callable[[], T]) -> T | Failure:
-        """Run what is being debugged. A model may raise any exception, and that is a result; a fault of the machine is none."""
+        """Run the debugged code. Any exception that a model raises is a result; a fault of the machine is raised."""
         try:
             return call()
         except Exception as error:
@@ -164,7 +164,7 @@ class Worker:
         return loaded, time.perf_counter() - began
 
     def _replay(self, task: Task, load: Future[tuple[Any, float]]) -> None:
-        """Run an input of our lane. The lane's first rank records its result; the others write what came out into `filled`."""
+        """Run an input of our lane. The lane's first rank records its result; the others write their figures to `filled`."""
         leads = task.duty is Duty.LEAD
         begun = self._begin("start", task) if leads else self._begin("fill", task, follows=True)
         loaded, load_s = load.result()
@@ -180,7 +180,7 @@ class Worker:
         if leads:
             event = {**begun, "rank": self.rank, "attempt": self.order.attempt}
             record = result_from(self.spec.replay_id, event, load_s=load_s, **fields)
-            self.flusher.settle()  # what the result before left behind is on disk by then: no flush takes a result ahead
+            self.flusher.settle()  # the previous result and its files are on disk before this line
             self.journal.write("end", **record.to_dict())
             self.flusher.note(*kept)
         else:
@@ -188,10 +188,10 @@ class Worker:
         if isinstance(loaded, Failure):
             self._take_part_after_all(task)
         else:
-            self._settle(task.slot, failed=isinstance(outcome, Failure))
+            self._resync(task.slot, failed=isinstance(outcome, Failure))
 
     def _begin(self, event: str, task: Task, **values: Any) -> dict[str, Any]:
-        """Write down that an input starts now, and where its log begins; returns which input in which slot, and the time."""
+        """Record that an input starts now, and where its log begins; return the input, its slot and the time."""
         begun = {"dump_id": self.spec.inputs[task.index].dump_id, "slot": task.slot, "started_at": now_timestamp(), **values}
         sys.stdout.flush()
         self._write(event, **begun, log_at=os.fstat(2).st_size)
@@ -207,7 +207,7 @@ class Worker:
         return fields
 
     def _may_stop(self, task: Task, dump_id: str) -> None:
-        """Say which input begins: ranks that compute together stop if the input to stop at runs on any of them."""
+        """Announce the input to the breakpoints: ranks that compute together stop if the chosen input runs on any of them."""
         order, lead = self._order, None
         together = self.engine.collective
         mates = {self.spec.inputs[index].dump_id: index for index in self.order.mates(task.slot)}
@@ -221,18 +221,19 @@ class Worker:
         return self.stops.begin(dump_id, [self.rank], rank, order.dump in (None, dump_id) and rank == self.rank)
 
     def _on_law(self, task: Task) -> Callable[[str], None] | None:
-        """Where ranks compute together, the laws are asked of every input of a slot if they are asked of one of them.
+        """Return the callback for law steps; None if this task's laws are not checked.
 
-        Each step is written down: it is news, so that the time of a law is not taken for a hang of the input.
+        Ranks that compute together check the laws of all inputs of a slot, or of none. Each step is written to the journal, so
+        that the time of a law does not count as a hang of the input.
         """
         together = self.engine.collective
         if together and self.spec.config.align == "shuffle":  # ranks are not in step there
             return None
-        asked = self._asked.intersection(self.order.mates(task.slot) if together else [task.index])
-        return (lambda law: self._write("law", law=law, slot=task.slot)) if asked else None
+        checked = self._law_inputs.intersection(self.order.mates(task.slot) if together else [task.index])
+        return (lambda law: self._write("law", law=law, slot=task.slot)) if checked else None
 
     def _fill(self, task: Task, load: Future[tuple[Any, float]] | None) -> None:
-        """Take part in a slot without an own input: the peers wait for this rank in their collectives."""
+        """Take part in a slot without recording a result: the peers wait for this rank in their collectives."""
         self._begin("fill", task)
         fields: dict[str, Any] | Failure = {}
         if self.engine.collective:
@@ -241,10 +242,10 @@ class Worker:
         if isinstance(fields, Failure):
             self._raise_if_a_peer_died()
         self._write("filled", slot=task.slot)
-        self._settle(task.slot, failed=isinstance(fields, Failure))
+        self._resync(task.slot, failed=isinstance(fields, Failure))
 
     def _take_part_after_all(self, task: Task) -> None:
-        """After our input could not be read: run a neighbour's input, so that the peers' collectives complete."""
+        """Run a neighbor's input after ours could not be read, so that the peers' collectives complete."""
         if len(self.order.ranks_in(task.slot)) > 1 and self.engine.collective:
             others = (index for index in (*self.order.mates(task.slot), *range(len(self.spec.inputs))) if index != task.index)
             other = next(others, None)
@@ -252,8 +253,11 @@ class Worker:
                 raise Restart("the only input cannot be read")
             self._fill(Task(task.slot, other, Duty.FILL), None)
 
-    def _settle(self, slot: int, *, failed: bool) -> None:
-        """Continue only if this process can, and, after a failure, every peer that computes with it."""
+    def _resync(self, slot: int, *, failed: bool) -> None:
+        """Wait until every peer has finished `slot` after a failure here.
+
+        Raises Restart if this process is out of step or tainted, a peer died, or a peer does not finish within the grace period.
+        """
         if not failed:
             if self.engine.out_of_step:
                 raise Restart(self.engine.out_of_step)
@@ -267,13 +271,13 @@ class Worker:
         while waiting := [peer.rank for peer in self._peers_now() if peer.slots_finished <= slot and not peer.done]:
             self._raise_if_a_peer_died(patience_s=0)
             if time.monotonic() > deadline:
-                raise Restart(f"ranks {waiting} did not finish slot {slot} within {grace:.0f} s of this rank's failure")
+                raise Restart(f"ranks {waiting} did not finish round {slot} within {grace:.0f} s of this rank's failure")
             time.sleep(0.05)
 
     def _raise_if_a_peer_died(self, patience_s: float = 0.5) -> None:
-        """Before recording a failure, wait a moment for a dead peer: its sockets close before its process counts as dead.
+        """Raise Restart if a peer died. Waits a moment: a peer's sockets close before its process counts as dead.
 
-        A peer on another node counts as dead when that node has written so, which takes longer.
+        A peer on another node counts as dead once that node has written so, which takes longer.
         """
         if not self.engine.collective:
             return
@@ -299,7 +303,7 @@ class Worker:
 
 
 def end_with(supervisor: tuple[int, int], interval_s: float = 1.0) -> None:
-    """Start a daemon thread that ends this process and its session when the supervisor is gone."""
+    """Start a daemon thread that kills this process group when the supervisor is gone."""
 
     def watch() -> None:
         while state_of(*supervisor)[0] not in (GONE, ZOMBIE):
@@ -310,7 +314,7 @@ def end_with(supervisor: tuple[int, int], interval_s: float = 1.0) -> None:
 
 
 def redirect_output(path: Path) -> None:
-    """Send file descriptors 1 and 2 to the log, native code and child processes included."""
+    """Redirect file descriptors 1 and 2 to the log, including native code and child processes."""
     descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for number in (1, 2):
         os.dup2(descriptor, number)
@@ -318,13 +322,13 @@ def redirect_output(path: Path) -> None:
 
 
 def main(make_engine: Callable[[Path, ReplaySpec, int], Engine]) -> int:
-    """The whole process around the loop. `make_engine(replay folder, spec, rank)` must not import anything heavy."""
+    """Run the worker process. `make_engine(replay folder, spec, rank)` must not import anything heavy."""
     parser = argparse.ArgumentParser(prog="actordbg.replay.worker")
     parser.add_argument("--first-worker", type=int, default=0, help="the number of rank 0 among the workers of all groups")
     parser.add_argument("--supervisor", type=int, metavar="PID", help="end with this process of the same machine")
     parser.add_argument(dist_plugin.FLAG, dest="plugin", metavar="MODULE", help="imported before a process group is made")
-    parser.add_argument("--work", type=Path, required=True, help="the order that says what to do")
-    parser.add_argument("--local_rank", help="given by launchers; LOCAL_RANK says the same")
+    parser.add_argument("--work", type=Path, required=True, help="the work order to run")
+    parser.add_argument("--local_rank", help="passed by launchers, ignored; LOCAL_RANK says the same")
     parser.add_argument(consent.FLAG, dest="trusted", metavar="MODEL", help="the model whose own code may run")
     options = parser.parse_args()
     if options.trusted is not None:
@@ -362,5 +366,5 @@ if __name__ == "__main__":
     exit_code = main(ActorEngine)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: what torch and gloo do at interpreter exit can hang or crash, and nothing is left to be saved.
+    # Not sys.exit: torch's and gloo's exit handlers can hang or crash, and there is nothing left to save.
     os._exit(exit_code)

@@ -1,7 +1,7 @@
-"""What workers and launchers print, read as evidence: ends of logs, exit codes, and the stacks of every thread.
+"""Parse the output of workers and launchers as evidence: ends of logs, exit codes, and the stacks of every thread.
 
-Workers answer SIGUSR1 and SIGTERM with faulthandler's text. Of its threads, the one that matters is the one inside a collective
-(with CUDA the backward runs in a thread of autograd's); otherwise the one that runs the worker's loop.
+Workers answer SIGUSR1 and SIGTERM with faulthandler's text. The thread that matters is inside a collective (with CUDA the
+backward runs in an autograd thread); if none is, it is the thread that runs the worker's loop.
 
 Example:
     >>> read_stack(text).waits_in
@@ -41,9 +41,9 @@ _WAITS = re.compile(
 )
 """Functions in which a process waits for a collective that it began earlier: `path function`."""
 _WAITS_FOR = {
-    "partition_parameters.py": "the gathering of parameters (all_gather_into_tensor)",
-    "stage3.py": "the scattering of gradients (reduce_scatter)",
-    "_fsdp_collectives.py": "the gathering of parameters (all_gather_into_tensor)",
+    "partition_parameters.py": "the all-gather of parameters (all_gather_into_tensor)",
+    "stage3.py": "the reduce-scatter of gradients (reduce_scatter)",
+    "_fsdp_collectives.py": "the all-gather of parameters (all_gather_into_tensor)",
     "__init__.py": "its GPU (torch.cuda.synchronize)",
     "streams.py": "its GPU (torch.cuda.synchronize)",
 }
@@ -59,7 +59,7 @@ _INSTALLED = re.compile(
 
 @dataclass(frozen=True)
 class Frame:
-    """One line of a stack; `path`: without the folder in which packages are installed."""
+    """A line of a stack; `path`: without the folder in which packages are installed."""
 
     path: str
     line: int
@@ -75,13 +75,13 @@ class Frame:
 
 @dataclass(frozen=True)
 class Stack:
-    """One thread's frames, the most recent first."""
+    """The frames of a thread, most recent first."""
 
     frames: tuple[Frame, ...]
 
     @property
     def collective(self) -> str | None:
-        """The name of the collective in which it waits; None outside of any."""
+        """Return the name of the collective in which the thread waits; None outside of any."""
         for frame in self.frames:
             if _WAITS.search(frame.place):
                 return _WAITS_FOR.get(frame.path.rpartition("/")[2], f"{frame.function} of {frame.path}")
@@ -91,32 +91,32 @@ class Stack:
 
     @property
     def caller(self) -> Frame | None:
-        """The nearest frame of the trainer, DeepSpeed, transformers, ... that is not the collective itself, else the top."""
+        """Return the nearest frame of the trainer, DeepSpeed, transformers, ... outside the collective; else the top frame."""
         outside = [frame for frame in self.frames if not _COLLECTIVES.search(frame.path)]
         known = [frame for frame in outside if _LIBRARIES.search(frame.path) and frame.function not in _WRAPPERS]
         return next(iter(known or outside or self.frames), None)
 
     @property
     def model_frame(self) -> Frame | None:
-        """The nearest frame of the trainer or of transformers."""
+        """Return the nearest frame of the trainer or of transformers; None if there is none."""
         inside = (f"{TRAINER.package}/", "transformers/")
         return next((frame for frame in self.frames if frame.path.startswith(inside)), None)
 
     @property
     def waits_in(self) -> str | None:
-        """The collective and who called it: "broadcast (deepspeed/runtime/zero/utils.py)"; None outside of any."""
+        """Return the collective and its caller: "broadcast (deepspeed/runtime/zero/utils.py)"; None outside of any."""
         name, caller = self.collective, self.caller
         return f"{name} ({caller.path})" if name and caller else name
 
     def text(self, limit: int = MAX_FRAMES) -> str:
-        """One line for each frame, without the folder in which packages are installed."""
+        """Format a line per frame, at most `limit`."""
         lines = [f"  {frame}" for frame in self.frames[:limit]]
         lines += [f"  ... {len(self.frames) - limit} more"] * (len(self.frames) > limit)
         return "\n".join(lines)
 
 
 def read_stack(text: str) -> Stack | None:
-    """The stack that matters among the threads of faulthandler's text; None if there is none."""
+    """Return the stack that matters among the threads of faulthandler's text; None if there is none."""
     stacks = [Stack(frames) for frames in _threads(text)]
     waiting = [stack for stack in stacks if stack.collective]
     looping = [stack for stack in stacks if any(_LOOP.search(frame.place) for frame in stack.frames)]
@@ -124,14 +124,14 @@ def read_stack(text: str) -> Stack | None:
 
 
 def is_complete(text: str) -> bool:
-    """Whether the text has the main thread's last frames, or says that it left some out."""
+    """Check whether the text has the main thread's last frames, or says that it omitted some."""
     return bool(re.search(r'worker\.py", line \d+ in main\n|^  \.\.\.$', text, re.MULTILINE))
 
 
 def _threads(text: str) -> Iterator[tuple[Frame, ...]]:
     for thread in text.split("most recent call first"):
         frames = (_FRAME.match(line) for line in thread.splitlines())
-        stack = [Frame(_INSTALLED.sub("", found["path"]), int(found["line"]), found["function"]) for found in frames if found]
+        stack = [Frame(_INSTALLED.sub("", match["path"]), int(match["line"]), match["function"]) for match in frames if match]
         if stack:
             yield tuple(stack)
 
@@ -139,16 +139,16 @@ def _threads(text: str) -> Iterator[tuple[Frame, ...]]:
 LAUNCHER_LOG = "launcher.log"
 _LAUNCHERS_WORD = re.compile(r"exits with return code = (-?\d+)|failed \(exitcode: (-?\d+)\) local_rank: ")
 STACKS_S = 2.0
-"""Longest wait for the stacks."""
+"""Maximum seconds to wait for the stacks."""
 
 
 def launcher_log(first_worker: int) -> str:
-    """The name of the log of the launcher that starts this worker and those after it."""
+    """Return the log name of the launcher that starts this worker and those after it."""
     return f"launcher-{first_worker}.log" if first_worker else LAUNCHER_LOG
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a log; 0 for one that is not there yet."""
+    """Return the size of a log in bytes; 0 if it does not exist yet."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -156,7 +156,7 @@ def size_of(path: Path) -> int:
 
 
 def tail_of(path: Path, start: int = 0, limit: int = 65536) -> str:
-    """The text of a log from byte `start` to its end, at most the last `limit` bytes of it, without secrets; "" for no log."""
+    """Read a log from byte `start` to its end, at most the last `limit` bytes, without secrets; "" if it does not exist."""
     try:
         with open(open_regular(path), "rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -167,19 +167,19 @@ def tail_of(path: Path, start: int = 0, limit: int = 65536) -> str:
 
 
 def last_words(launcher: Path, folder: Path, ranks: tuple[int, ...], each: int = 1500) -> str:
-    """The ends of the launcher's and the workers' logs, each under its name."""
+    """Return the ends of the launcher's and the workers' logs, each under its name."""
     paths = [launcher, *(rank_log(folder, rank) for rank in ranks)]
     texts = ((path.name, tail_of(path)[-each:].strip()) for path in paths)
     return "\n".join(f"--- {name}\n{text}" for name, text in texts if text)
 
 
 def was_told_to_end(log: str) -> bool:
-    """Whether SIGTERM ended the process: its log has stacks, and no fatal error before them."""
+    """Check whether SIGTERM ended the process: its log has stacks, and no fatal error before them."""
     return "(most recent call first)" in log and "Fatal Python error" not in log
 
 
 def reported_by_launcher(launcher: Path) -> str:
-    """How a worker ended, as the log of deepspeed or torchrun says. torchrun names the worker that failed first."""
+    """Describe how a worker ended, from the log of deepspeed or torchrun. torchrun names the worker that failed first."""
     codes = _LAUNCHERS_WORD.findall(tail_of(launcher))
     if not codes:
         return describe_status(None)
@@ -187,13 +187,13 @@ def reported_by_launcher(launcher: Path) -> str:
 
 
 def status_by_launcher(launcher: Path, pid: int) -> int | None:
-    """The wait status of a rank that its launcher reaped, as `rank_launcher` wrote it down; None where it did not."""
+    """Return the wait status of a rank that its launcher reaped, from `rank_launcher`'s log; None if it has none."""
     codes = re.findall(rf"\(pid {pid}\) exits with return code = (-?\d+)", tail_of(launcher))
     return wait_status_of(int(codes[-1])) if codes else None
 
 
 def take_stacks(folder: Path, processes: Mapping[int, tuple[int, int]]) -> dict[int, str]:
-    """Ask workers (rank: pid and start time) for their stacks, and wait up to STACKS_S for the answers, by rank."""
+    """Ask workers (rank: pid and start time) for their stacks; return those that answer within STACKS_S, by rank."""
     before: dict[int, int] = {}
     stacks: dict[int, str] = {}
     for rank, identity in processes.items():
@@ -210,5 +210,5 @@ def take_stacks(folder: Path, processes: Mapping[int, tuple[int, int]]) -> dict[
 
 
 def before_stacks(log: str) -> str:
-    """What a worker printed itself: its log up to the first stack."""
+    """Return the worker's output before the first stack in its log."""
     return log[: log.find("(most recent call first)")].rpartition("\n")[0] if "(most recent call first)" in log else log

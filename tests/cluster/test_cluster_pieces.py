@@ -107,7 +107,7 @@ def test_a_runtime_environment_is_a_file_variables_and_checkouts(tmp_path: Path)
         with pytest.raises(UsageError, match="more than once"):
             runtime_env_of(ClusterOrder(runtime_env=twice))
     file.write_text("[1, 2]")
-    with pytest.raises(UsageError, match="holds no runtime environment"):
+    with pytest.raises(UsageError, match="is not a runtime environment"):
         runtime_env_of(ClusterOrder(runtime_env=(str(file),)))
 
 
@@ -175,7 +175,7 @@ def test_losses_are_counted_over_the_whole_replay():
     with pytest.raises(LaunchProblem, match=r"lost 3 times, and --max-failures 2 .* node c died") as stopped:
         losses.count("node c died")
     assert stopped.value.exit_code == 4
-    with pytest.raises(LaunchProblem, match="no more than 0 are borne") as here:
+    with pytest.raises(LaunchProblem, match="at most 0 are allowed") as here:
         Losses(0).count("rank 1 died")
     assert "--max-failures" not in f"{here.value} {here.value.hint}", "where nothing sets the limit no option is named"
     endless = Losses(-1)
@@ -285,7 +285,7 @@ def test_a_port_that_is_not_rays_is_told_from_ray_at_once():
     """Ray itself knocks for minutes at a dashboard's port."""
     with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
-        with pytest.raises(LaunchProblem, match="something else than Ray listens there"):
+        with pytest.raises(LaunchProblem, match="not Ray, but something else listens there"):
             require_answer(f"127.0.0.1:{server.server_port}")
 
 

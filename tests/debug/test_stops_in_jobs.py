@@ -22,11 +22,11 @@ def test_all_ranks_park_and_another_terminal_has_the_prompt(store: Store, tmp_pa
         assert first.stderr is not None
         assert "actordbg attach ppo" in first.stderr.readline()
         terminal = AtTerminal(store, "attach", "ppo", ACTORDBG_STOP_DIR=str(tmp_path))
-        assert "ranks 1, 2 parked" in terminal.prompt()
+        assert "ranks 1, 2 paused" in terminal.prompt()
         assert all(line in terminal.type('everywhere("secret")') for line in ("rank 0: 0", "rank 1: 10", "rank 2: 20"))
-        assert "alone while the other ranks are parked" in terminal.type("step")
+        assert "alone while the others are paused" in terminal.type("step")
         assert "refused" in terminal.type('gather("x")')
-        assert "parked" in terminal.type("continue") and "1" in terminal.type("p step")
+        assert "paused" in terminal.type("continue") and "1" in terminal.type("p step")
         terminal.child.sendline("detach")  # in the second step; the others are gone through
         ends = [process.communicate(timeout=stopcases.PATIENCE_S)[0] for process in (first, *others)]
         for rank, said in enumerate(ends):

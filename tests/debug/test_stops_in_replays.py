@@ -58,8 +58,8 @@ def _a_breakpoint_of_the_users_and_a_post_mortem(store: Store, terminal: AtTermi
         stops.append("error" if "where the input failed" in said else "breakpoint")
         if stops[-1] == "error":
             assert "(ValueError: boom)" in said and 'raise ValueError("boom")' in said
-            if "no other rank is parked" in said:
-                assert "is parked at where the input failed" in terminal.prompt()
+            if "no other rank is paused" in said:
+                assert "is paused at where the input failed" in terminal.prompt()
             assert "33" in terminal.type("p sequences.shape[1]") and "boom" in terminal.type("p error")
             assert ("refused" in terminal.type(f"gather({WEIGHT!r})")) is together
         else:
@@ -84,7 +84,7 @@ def _gone_through(store: Store, terminal: AtTerminal, together: bool) -> dict[st
     """Through the first inputs layer by layer, out of the second two, and in the last one a rank is killed. Then all has ended."""
     said = terminal.prompt()
     folder = newest(store)
-    assert terminal.rank == int(together) and "before Actor.forward" in said and ("rank 0 parked" in said) is together
+    assert terminal.rank == int(together) and "before Actor.forward" in said and ("rank 0 paused" in said) is together
     assert "sequences                [2, 47] int64 cpu" in terminal.type("shapes()")
     assert "weight of a" in terminal.type("import torch; torch.rand(3); print('weight', 'of', 'a model')")
     assert "1.9" in terminal.type("stats(torch.tensor([1.9, float('nan')]))") and "'model.embed" not in said
@@ -99,7 +99,7 @@ def _gone_through(store: Store, terminal: AtTerminal, together: bool) -> dict[st
     assert "min" in terminal.type("stats(log_probs)") and "tensor(" in terminal.type("p loss")
     assert "before Actor.forward" in terminal.type("continue") and "[2, 48]" in terminal.type("shapes()")
     assert "before Actor.forward" in terminal.type("quit")
-    (victim,) = {event["pid"] for event in events(folder, "boot") if event["rank"] == 0}  # parked; alone, at its prompt
+    (victim,) = {event["pid"] for event in events(folder, "boot") if event["rank"] == 0}  # paused; alone, at its prompt
     os.kill(victim, signal.SIGKILL)
     code, said = terminal.leave()
     assert nobody_is_left(folder) and not list(folder.glob("*.sock*")) and status(folder) == "complete"
@@ -149,7 +149,7 @@ def test_without_a_terminal_a_stop_is_refused_with_the_way_to_attach(store: Stor
     faulty = brokenactor.environment(tmp_path / "fault", stopcases.FAULT)
     assert actordbg(store, "replay", "--expect-eval", "--no-backward", **faulty).returncode == 1
     (record,) = results(newest(store)).values()
-    assert "nobody can come to its prompt" in (record.error or "") and "Unsupported" in (record.error_class or "")
+    assert "no terminal for its prompt" in (record.error or "") and "Unsupported" in (record.error_class or "")
 
 
 def test_expect_eval_fails_a_module_in_training_mode_and_debug_lines_name_each_layer(store: Store):

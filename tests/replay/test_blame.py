@@ -128,7 +128,7 @@ def standing(
     ("text", "waits_in", "caller"),
     [
         (BROADCAST, "broadcast (deepspeed/runtime/zero/utils.py)", "deepspeed/runtime/zero/utils.py:88"),
-        (GATHER, "the gathering of parameters (all_gather_into_tensor) (deepspeed/runtime/zero/partition_parameters.py)", ""),
+        (GATHER, "the all-gather of parameters (all_gather_into_tensor) (deepspeed/runtime/zero/partition_parameters.py)", ""),
         (BACKWARD, "reduce_scatter_tensor (deepspeed/runtime/zero/stage3.py)", ""),
         (WATCH + BUSY, None, "transformers/models/llama/modeling_llama.py:312 forward"),  # not the thread that watches
     ],

@@ -82,7 +82,7 @@ def test_dumps_are_of_one_call_by_their_numbers_or_else_by_their_times(
     calls = find_calls(rows, 2)
     assert [one.dump_id for call in calls.whole for one in call] == whole.split()
     assert (left_out is None and sum(calls.left_out.values()) == 2) or calls.left_out == left_out
-    said = f"{len(calls.whole)} calls were put together by their times" if rows[0].source == "import" else ""
+    said = f"{len(calls.whole)} calls were matched by time" if rows[0].source == "import" else ""
     assert said in calls.how_matched() if len(calls.spreads) else not calls.how_matched()
 
 
