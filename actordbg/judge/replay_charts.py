@@ -62,7 +62,7 @@ def replay_charts(data: ReplayData) -> list[Chart]:
     took = {
         result.dump_id: result.forward_s + (result.backward_s or 0.0) for result in data.results if result.forward_s is not None
     }
-    peaks = {one.dump_id: one.peak_memory_bytes / MIB for one in data.results if one.peak_memory_bytes is not None}
+    peaks = {row.dump_id: row.peak_memory_bytes / MIB for row in data.results if row.peak_memory_bytes is not None}
     made = (
         _by_length(data, took, f"Time by length: {what}", f"{what}, s", "Seconds of each input by seq_len, padding included."),
         _by_length(data, peaks, "Memory by length", "peak, MiB", "Peak memory of the worker while an input ran, by seq_len."),
@@ -162,10 +162,10 @@ def run_timeline(run: str, rows: Sequence[DumpRow], dropped: Mapping[int, int] =
     width = max((mark["a"] for mark in kept), default=1.0) / 400 or 0.01
     for mark in kept:
         mark["z"] = round(mark["a"] + width, 3)
-    odd = [mark for mark in kept if mark["g"]]
-    colours = coloured("g", {mark["g"]: TRIGGERS.get(mark["g"], TRIGGERS["before"]) for mark in odd})
+    triggered = [mark for mark in kept if mark["g"]]
+    colours = coloured("g", {mark["g"]: TRIGGERS.get(mark["g"], TRIGGERS["before"]) for mark in triggered})
     shown = hints(("d", "dump"), ("n", "seq_len"), ("b", "batch size"), ("o", "role"), ("g", "kept for"))
-    spec = _over_time("r", "seconds since the first call", kept, shown, odd, "a", colours, min(len(ranks), _MOST_LANES))
+    spec = _over_time("r", "seconds since the first call", kept, shown, triggered, "a", colours, min(len(ranks), _MOST_LANES))
     lost = sum(dropped.values())
     says = f"{plural(len(rows), 'call')} of {plural(len(ranks), 'rank')} in {seconds(took)} s; a mark is a recorded call,"
     says += " its color its length. A rank that lags is a straggler."
@@ -188,14 +188,14 @@ def _by(rows: Values, key: str) -> dict[Any, Values]:
     return groups
 
 
-def _over_time(name: str, axis: str, rows: Values, shown: list[Spec], odd: Values, at: str, colours: Spec, lines: int) -> Spec:
+def _over_time(name: str, axis: str, rows: Values, shown: list[Spec], marked: Values, at: str, colours: Spec, lines: int) -> Spec:
     """Bars from `a` to `z`, a line for each value of `name`, colored by length; `odd` ones are marked where they have `at`."""
     length, line = {"field": "n", "type": "quantitative", "title": "seq_len"}, names(name, None)
     since, end = quantity("a", axis), {"field": "z"}
     layers = [layer("bar", rows, {"opacity": 0.9}, x=since, x2=end, y=line, color=length, tooltip=shown)]
-    if odd:
+    if marked:
         place = {"field": at, "type": "quantitative"}
-        layers.append(layer("point", odd, {"size": 85, "filled": True}, x=place, y=line, color=colours, tooltip=shown))
+        layers.append(layer("point", marked, {"size": 85, "filled": True}, x=place, y=line, color=colours, tooltip=shown))
     return layered([], *layers, height=lanes_high(lines))
 
 
@@ -225,8 +225,8 @@ def kept_marks(rows: Values, special: Callable[[dict[str, Any]], bool]) -> Value
     """What a picture can hold: everything special, and the rest thinned."""
     if len(rows) <= MOST_MARKS:
         return rows
-    odd = [one for one in rows if special(one)][: MOST_MARKS // 2]
-    return odd + thinned([one for one in rows if not special(one)], MOST_MARKS - len(odd))
+    chosen = [row for row in rows if special(row)][: MOST_MARKS // 2]
+    return chosen + thinned([row for row in rows if not special(row)], MOST_MARKS - len(chosen))
 
 
 def left_out(kept: Sequence[Any], rows: Sequence[Any]) -> str:

@@ -106,20 +106,20 @@ class ReplaySide:
 
     def dtype_of(self, dump_id: str) -> str | None:
         """The dtype that computed a dump: the truth's own, else what the workers reported, or a weaker one of autocast."""
-        asked = self.row.config.get("oracle") or self.resolved.get("compute_dtype") or self.resolved.get("dtype")
-        return weaker([_dtype(asked or self.row.config.get("dtype")), _dtype(self.autocast.get(dump_id))])
+        dtype = self.row.config.get("oracle") or self.resolved.get("compute_dtype") or self.resolved.get("dtype")
+        return weaker([_dtype(dtype or self.row.config.get("dtype")), _dtype(self.autocast.get(dump_id))])
 
     @property
     def weights_dtype(self) -> str | None:
         """The dtype of the weights (for a truth: the one they were rounded to); None if unknown."""
-        asked = self.spec.config
-        return asked.dtype if asked.truth or asked.dtype else _dtype(self.resolved.get("dtype"))
+        config = self.spec.config
+        return config.dtype if config.truth or config.dtype else _dtype(self.resolved.get("dtype"))
 
     @property
     def model(self) -> tuple[Any, Any]:
         """The model and its number of layers, which must be the same on both sides."""
-        asked = self.spec.config
-        return self.resolved.get("model", asked.model), self.resolved.get("num_layers", asked.num_layers)
+        config = self.spec.config
+        return self.resolved.get("model", config.model), self.resolved.get("num_layers", config.num_layers)
 
     def failed(self, dump_id: str) -> bool:
         """Whether it ran without a result: it raised, crashed or hung."""
@@ -190,7 +190,7 @@ class GoldenSide:
         except StoreProblem as error:
             return f"the dump cannot be read ({error.message})"
         numbers = {name: numbers_of(tensor) for name, tensor in tensors.items()}
-        outputs = {name.removeprefix(OUTPUT_PREFIX): one for name, one in numbers.items() if name.startswith(OUTPUT_PREFIX)}
+        outputs = {name.removeprefix(OUTPUT_PREFIX): values for name, values in numbers.items() if name.startswith(OUTPUT_PREFIX)}
         log_probs, entropy = log_probs_of(outputs), outputs.get("entropy")
         if log_probs is None:
             return NO_OUTPUTS
@@ -245,8 +245,8 @@ def why_not(a: ReplaySide, b: Side) -> str | None:
     if not isinstance(b, ReplaySide):
         if model == TINY:
             return "the embedded tiny model is not the run's: replay with --model"
-        asked = a.spec.config.num_layers
-        return None if asked is None else f"the replay has the first {asked} layers only, the run had all"
+        num_layers = a.spec.config.num_layers
+        return None if num_layers is None else f"the replay has the first {num_layers} layers only, the run had all"
     if model != b.model[0]:
         return f"A ran the model {model}, B {b.model[0]}"
     if None not in (layers, b.model[1]) and layers != b.model[1]:

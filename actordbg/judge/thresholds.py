@@ -116,13 +116,13 @@ _FIGURES = {
 
 def measures(dump: DumpComparison) -> dict[str, float]:
     """The measures of one compared dump. What was not measured is left out."""
-    found = {}
+    measured = {}
     for name in MEASURES:
         part, figure = _FIGURES.get(name, ("log_probs", name))
         value = getattr(dump if hasattr(dump, name) else getattr(dump, part), figure, None)
         if value is not None:
-            found[name] = float(value)
-    return found
+            measured[name] = float(value)
+    return measured
 
 
 def judge(dump: DumpComparison, limits: Mapping[str, float], floor: Mapping[str, float]) -> tuple[DumpComparison, float]:

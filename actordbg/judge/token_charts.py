@@ -121,8 +121,8 @@ def tokens_chart(pair: TokenPair, texts: Texts | None = None) -> Chart | None:
         action = c - length + actions
         token = "-" if pair.ids is None else str(int(pair.ids[r][c]))
         line = (str(r), str(c), token, number(pair.a[r][action], 6), number(pair.b[r][action], 6), number(apart[r][c], 3))
-        around = f"{text_of(r, c - 8, c, PADDING)}[{text_of(r, c, c + 1)}]{text_of(r, c + 1, c + 7, PADDING)}"
-        lines.append((*line, *[around] * bool(texts)))
+        context = f"{text_of(r, c - 8, c, PADDING)}[{text_of(r, c, c + 1)}]{text_of(r, c + 1, c + 7, PADDING)}"
+        lines.append((*line, *[context] * bool(texts)))
     columns = ("row", "position", "token", "A", "B", "A - B", *["text"] * bool(texts))
     says = f"{pair.dump_id}: {plural(len(chosen), 'row')}. Worst token circled: {_where(row, position, 1)},"
     says += f" {number(far[row][position], 3)} nats."
@@ -134,10 +134,10 @@ def tokens_chart(pair: TokenPair, texts: Texts | None = None) -> Chart | None:
 def _drawn(fields: Sequence[dict[str, Any]], worst: tuple[float, int, int], height: int) -> Spec:
     apart, row, position = worst
     end, where = {"field": "z"}, ("t", "where")
-    still = [one for one in fields if one["k"] != RESPONSE]
+    still = [field for field in fields if field["k"] != RESPONSE]
     kinds = coloured("k", _KINDS)
     ground = layer("rect", still, {"opacity": 0.35}, x2=end, color=kinds, tooltip=hints(where, ("k", "is"), ("w", "text")))
-    compared = [one for one in fields if one["k"] == RESPONSE]
+    compared = [field for field in fields if field["k"] == RESPONSE]
     shown = hints(where, ("s", "|A - B|, nats"), ("w", "text"))
     heat = layer("rect", compared, x2=end, color=quantity("v", "|A - B|, nats", legend=small(apart)), tooltip=shown)
     mark = {"a": position + 0.5, "r": f"row {row}", "t": _where(row, position, 1), "s": number(apart, 3)}
@@ -168,11 +168,11 @@ def scatter_chart(pairs: Sequence[TokenPair], limit: float | None, floor: float 
         "point", kept, {"size": 16, "opacity": 0.55, "filled": True, "color": ACCENT}, tooltip=shown,
         x=quantity("b", "log-prob of B, nats", zero=False), y=quantity("d", "A - B, nats", axis=small(most)),
     )  # fmt: skip
-    lines, said = [], ""
+    lines, bands = [], ""
     for name, value, colour in (("limit", limit, BAD), ("noise floor", floor, PART)):
         if value:
             inside = value <= 6 * most
-            said += f" The {name} is {number(value, 3)} nats{'' if inside else ', outside of this picture'}."
+            bands += f" The {name} is {number(value, 3)} nats{'' if inside else ', outside of this picture'}."
             look = {"color": colour, "strokeDash": [5, 4]}
             ends = [{"d": value}, {"d": -value}]
             lines += [layer("rule", ends, look, y={"field": "d", "type": "quantitative"})] * inside
@@ -182,4 +182,4 @@ def scatter_chart(pairs: Sequence[TokenPair], limit: float | None, floor: float 
     shares = [(share, far[math.ceil(share * len(far)) - 1]) for share in (0.5, 0.9, 0.99, 0.999, 1.0)]
     table = Grid(("tokens", "|A - B| at most, nats"), tuple((f"{share:.1%}", number(value, 3)) for share, value in shares))
     spec = layered([], dots, *lines, height=260)
-    return Chart("A vs. B, per token", says + said, spec, table, note * (len(kept) < len(points)), half=True)
+    return Chart("A vs. B, per token", says + bands, spec, table, note * (len(kept) < len(points)), half=True)

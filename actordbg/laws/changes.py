@@ -47,8 +47,8 @@ def plain_call(dump: Dump, vocab_size: int) -> Dump:
     inputs["sequences"] = inputs["sequences"].remainder(vocab_size)
     inputs.setdefault("attention_mask", torch.ones_like(inputs["sequences"]))
     arguments = dump.record.arguments | {"return_logprobs": True, "return_output": True}
-    asked = _with(dump, inputs)
-    return Dump(replace(asked.record, arguments={k: v for k, v in arguments.items() if k != "action_mask"}), asked.tensors)
+    call = _with(dump, inputs)
+    return Dump(replace(call.record, arguments={k: v for k, v in arguments.items() if k != "action_mask"}), call.tensors)
 
 
 def attended(dump: Dump) -> Tensor:
@@ -100,11 +100,11 @@ def places(dump: Dump, packing: bool, rank: int = 0, size: int = 1) -> Tensor:
     rank, size: of a ring, where each rank computes an equal part of the packed positions.
     """
     real = attended(dump)
-    found = (real if packing else torch.ones_like(real)).nonzero()
+    positions = (real if packing else torch.ones_like(real)).nonzero()
     if size > 1:
-        found = torch.cat((found, torch.full((-len(found) % size, 2), -1)))
-        found = found.tensor_split(size)[rank]
-    return found
+        positions = torch.cat((positions, torch.full((-len(positions) % size, 2), -1)))
+        positions = positions.tensor_split(size)[rank]
+    return positions
 
 
 # What rounding does to one input, measured: each module's output is rounded anew, at random, and one forward tells.

@@ -49,18 +49,18 @@ def asked_of(dump: Dump) -> RowAsked:
 
 def support(session: ActorSession, dump: Dump, *, backward: bool, packing: bool) -> LawAnswer:
     """Ask the law `jacobian` of one input. In a ring every rank has to call it."""
-    asked = asked_of(dump)
-    reached = _reached(session, dump, asked, backward)
+    target = asked_of(dump)
+    reached = _reached(session, dump, target, backward)
     group = session.ring_group
     where = places(dump, packing, *ring_of(session))
     if len(reached) != len(where):
         raise Unsupported(f"the embeddings gave {len(reached)} positions, the input has {len(where)}", hint="report it")
-    found = torch.cat((where.double(), reached[:, None]), 1)
+    positions = torch.cat((where.double(), reached[:, None]), 1)
     if group is not None:
         parts: list[Any] = [None] * group.size()
-        dist.all_gather_object(parts, found, group=group)
-        found = torch.cat(parts)
-    return judge(found[found[:, 0] >= 0], asked, dump)
+        dist.all_gather_object(parts, positions, group=group)
+        positions = torch.cat(parts)
+    return judge(positions[positions[:, 0] >= 0], target, dump)
 
 
 def ring_of(session: ActorSession) -> tuple[int, int]:
@@ -69,12 +69,12 @@ def ring_of(session: ActorSession) -> tuple[int, int]:
     return (group.rank(), group.size()) if group is not None else (0, 1)
 
 
-def judge(found: Tensor, asked: RowAsked, dump: Dump) -> LawAnswer:
+def judge(positions: Tensor, target: RowAsked, dump: Dump) -> LawAnswer:
     """The answer. found: float64 [n, 3]: row, column and largest entry of each position that was computed."""
-    rows, columns, size = found[:, 0].long(), found[:, 1].long(), found[:, 2].nan_to_num(torch.inf, torch.inf)
+    rows, columns, size = positions[:, 0].long(), positions[:, 1].long(), positions[:, 2].nan_to_num(torch.inf, torch.inf)
     real = attended(dump)[rows, columns]
-    last = int(asked.columns[-1])
-    allowed = (rows == asked.row) & (columns <= last) & real
+    last = int(target.columns[-1])
+    allowed = (rows == target.row) & (columns <= last) & real
     wrong = (size != 0) & ~allowed
     looked_at, count = int((~allowed).sum()), int(wrong.sum())
     why = "there is no other row, later position or padding" if not looked_at else ""
@@ -86,21 +86,21 @@ def judge(found: Tensor, asked: RowAsked, dump: Dump) -> LawAnswer:
         return not_checked("jacobian", why)
     if not count:
         return LawAnswer("jacobian", KEPT, count=0, looked_at=looked_at)
-    told = []
-    for other in sorted(set(rows[wrong & real & (rows != asked.row)].tolist())):
+    sources = []
+    for other in sorted(set(rows[wrong & real & (rows != target.row)].tolist())):
         own = (rows == other) & real
-        told.append(f"row {other} ({int((own & wrong).sum()):,} of {int(own.sum()):,} tokens)")
-    if later := int((wrong & real & (rows == asked.row) & (columns > last)).sum()):
-        told.append(f"{later:,} tokens behind position {last}")
+        sources.append(f"row {other} ({int((own & wrong).sum()):,} of {int(own.sum()):,} tokens)")
+    if later := int((wrong & real & (rows == target.row) & (columns > last)).sum()):
+        sources.append(f"{later:,} tokens behind position {last}")
     if padding := int((wrong & ~real).sum()):
-        told.append(f"{padding:,} positions of padding")
-    words = "; ".join(f"row {asked.row} sees {what}" for what in told)
+        sources.append(f"{padding:,} positions of padding")
+    words = "; ".join(f"row {target.row} sees {what}" for what in sources)
     row, column = int(rows[wrong][0]), int(columns[wrong][0])
     token = int(dump.inputs["sequences"][row, column])
     return LawAnswer("jacobian", BROKEN, words, float(size[wrong].max()), None, row, column, token, count, looked_at)
 
 
-def _reached(session: ActorSession, dump: Dump, asked: RowAsked, backward: bool) -> Tensor:
+def _reached(session: ActorSession, dump: Dump, target: RowAsked, backward: bool) -> Tensor:
     """The largest absolute derivative by each position's embedding, float64 on the CPU, in the model's order."""
     leaves: list[Tensor] = []
     scale = _FP16_SCALE if session.resolved["dtype"] == "fp16" else 1.0
@@ -112,7 +112,7 @@ def _reached(session: ActorSession, dump: Dump, asked: RowAsked, backward: bool)
     def read(log_probs: Tensor, _entropy: Tensor | None) -> Tensor:
         if not leaves:
             raise Unsupported("the model did not call its input embeddings", hint="report it with the model's name")
-        selected = log_probs[asked.row, asked.columns.to(log_probs.device)].sum() * scale
+        selected = log_probs[target.row, target.columns.to(log_probs.device)].sum() * scale
         (gradient,) = torch.autograd.grad(selected, leaves[0], allow_unused=True)
         if gradient is None:
             gradient = torch.zeros_like(leaves[0])
@@ -151,18 +151,18 @@ def halves(terms: Tensor) -> tuple[Tensor, Tensor]:
     return whole * first, whole * ~first
 
 
-def judge_additivity(dtype: str, whole: dict[str, Tensor], one: dict[str, Tensor], other: dict[str, Tensor]) -> LawAnswer:
+def judge_additivity(dtype: str, whole: dict[str, Tensor], first: dict[str, Tensor], second: dict[str, Tensor]) -> LawAnswer:
     """The answer of `additivity`, of samples by parameter."""
     if not whole:
         return not_checked("additivity", "this rank keeps no gradients")
-    if not all(bool(tensor.isfinite().all()) for part in (whole, one, other) for tensor in part.values()):
+    if not all(bool(tensor.isfinite().all()) for part in (whole, first, second) for tensor in part.values()):
         return not_checked("additivity", "a gradient is not finite")
     floor = _SMALL * max(float(tensor.norm()) for tensor in whole.values())
     if floor == 0:
         return not_checked("additivity", "the gradient is 0")
     apart = {}
     for name, gradient in whole.items():
-        parts = [part.get(name, torch.zeros_like(gradient)) for part in (one, other)]
+        parts = [part.get(name, torch.zeros_like(gradient)) for part in (first, second)]
         scale = max(floor, *(float(tensor.norm()) for tensor in (gradient, *parts)))
         apart[name] = float((parts[0].double() + parts[1].double() - gradient.double()).norm()) / scale
     limit = LIMITS.get(dtype, LIMITS["bf16"])

@@ -84,9 +84,9 @@ def change(ours: ForwardValues, base: ForwardValues, mask: Tensor) -> Change:
     if ours.entropy is not None and base.entropy is not None:
         pairs.append((ours.entropy, base.entropy))
     where, apart = torch.zeros_like(mask), torch.zeros(mask.shape, dtype=torch.float64)
-    for one, other in pairs:
-        differs = (one != other) & ~(one.isnan() & other.isnan()) & mask
-        distance = (one.double() - other.double()).abs().nan_to_num(torch.inf, torch.inf)
+    for left, right in pairs:
+        differs = (left != right) & ~(left.isnan() & right.isnan()) & mask
+        distance = (left.double() - right.double()).abs().nan_to_num(torch.inf, torch.inf)
         where, apart = where | differs, torch.where(differs, torch.maximum(apart, distance), apart)
     chosen = apart[mask]
     if not chosen.numel():
@@ -96,7 +96,7 @@ def change(ours: ForwardValues, base: ForwardValues, mask: Tensor) -> Change:
 
 def answer(
     law: str,
-    found: Change,
+    moved: Change,
     ids: Tensor,
     words: str,
     *,
@@ -110,15 +110,15 @@ def answer(
     by_mean: the limit is for the mean over the tokens instead of the largest change. verdict: of a change that is not allowed.
     nothing: why it was not checked where there is nothing to look at.
     """
-    if not found.looked_at:
+    if not moved.looked_at:
         return not_checked(law, nothing)
-    if not found.count:
-        return LawAnswer(law, KEPT, count=0, looked_at=found.looked_at)
-    size = found.mean if by_mean else found.size
+    if not moved.count:
+        return LawAnswer(law, KEPT, count=0, looked_at=moved.looked_at)
+    size = moved.mean if by_mean else moved.size
     if limit is not None and size <= limit:
-        return LawAnswer(law, WITHIN_ROUNDING, "", size, limit, count=found.count, looked_at=found.looked_at)
-    row, position = found.first
-    return LawAnswer(law, verdict, words, size, limit, row, position, int(ids[row, position]), found.count, found.looked_at)
+        return LawAnswer(law, WITHIN_ROUNDING, "", size, limit, count=moved.count, looked_at=moved.looked_at)
+    row, position = moved.first
+    return LawAnswer(law, verdict, words, size, limit, row, position, int(ids[row, position]), moved.count, moved.looked_at)
 
 
 def not_checked(law: str, why: str) -> LawAnswer:

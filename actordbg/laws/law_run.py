@@ -82,8 +82,8 @@ class LawRun:
         except Exception as error:
             if machine_errno(error):
                 raise
-            said = str(error).strip().partition("\n")[0]
-            self._take(replace(not_checked(step, f"{type(error).__name__}: {said}"), raised=True))
+            message = str(error).strip().partition("\n")[0]
+            self._take(replace(not_checked(step, f"{type(error).__name__}: {message}"), raised=True))
             missing = dict.fromkeys(LAWS, why or f"{step} failed")
             if self.together or self.session.tainted:
                 self.out_of_step = f"the law {step} failed, and what it left behind cannot be cleared away"
@@ -126,40 +126,40 @@ class LawRun:
         tokens, real, odd = self.tokens, self.real, self._rows[:, None] % 2 == 1
         alone = self.together or len(self._rows) < 2
         ways = [(real & ~odd, tokens & odd), (real & odd, tokens & ~odd)]
-        found = _joined(*(self._changed(where if alone else where | ~real, mask) for where, mask in ways))
-        padding = found
-        if alone or found.count:
+        moved = _joined(*(self._changed(where if alone else where | ~real, mask) for where, mask in ways))
+        padding = moved
+        if alone or moved.count:
             padding = self._changed(~real, tokens)
-        if found.count and not alone:
-            found = _joined(*(self._changed(where, mask) for where, mask in ways))
-        said = f"row {padding.first[0]} sees the padding" if padding.count else ""
-        self._exact("padding", padding, said, "" if bool((~real).any()) else "the input has no padding")
-        self._exact("neighbour", found, self._who(found), ONE_ROW * (len(self._rows) < 2))
+        if moved.count and not alone:
+            moved = _joined(*(self._changed(where, mask) for where, mask in ways))
+        words = f"row {padding.first[0]} sees the padding" if padding.count else ""
+        self._exact("padding", padding, words, "" if bool((~real).any()) else "the input has no padding")
+        self._exact("neighbour", moved, self._who(moved), ONE_ROW * (len(self._rows) < 2))
 
     def _future(self) -> None:
         where = changes.behind_the_middle(self.asked)
-        found = self._changed(where, changes.before(where) & self.tokens)
+        moved = self._changed(where, changes.before(where) & self.tokens)
         mixed = ", or another row's" if self.answers["neighbour"].verdict == BROKEN else ""
-        words = f"row {found.first[0]} sees tokens that come later{mixed}" if found.count else ""
-        self._exact("future", found, words, "" if found.looked_at else "no row has three tokens")
+        words = f"row {moved.first[0]} sees tokens that come later{mixed}" if moved.count else ""
+        self._exact("future", moved, words, "" if moved.looked_at else "no row has three tokens")
 
-    def _exact(self, law: str, found: Change, words: str, why: str) -> None:
+    def _exact(self, law: str, moved: Change, words: str, why: str) -> None:
         """Take the answer of an exact law: bit for bit, or for a model with experts later within rounding (`_rounding`).
 
         why: it cannot be asked, "" if it can.
         """
-        if not why and found.count and found.size <= NOISE_FACTOR * self._noise:
+        if not why and moved.count and moved.size <= NOISE_FACTOR * self._noise:
             why = f"the configuration's own noise is {self._noise:.2g} nats"
-        if not why and found.count and self._experts:
-            self._waiting[law] = (found, words)
+        if not why and moved.count and self._experts:
+            self._waiting[law] = (moved, words)
             why = "what rounding does to this input was not measured"
-        self._take(not_checked(law, why) if why else answer(law, found, self.ids, words))
+        self._take(not_checked(law, why) if why else answer(law, moved, self.ids, words))
 
-    def _who(self, found: Change) -> str:
+    def _who(self, moved: Change) -> str:
         """Which row reaches which, as far as it can be said: "row 1 sees row 0"."""
-        if not found.count:
+        if not moved.count:
             return ""
-        seen = found.first[0]
+        seen = moved.first[0]
         others = [row for row in range(len(self._rows)) if row % 2 != seen % 2 and bool(self.real[row].any())]
         if len(others) > 1 and not self.together:
             near, tokens = sorted(others, key=lambda row: abs(row - seen))[:_CULPRITS], self._of_row(self.tokens, seen)
@@ -186,8 +186,8 @@ class LawRun:
         why = ONE_ROW if len(self._rows) < 2 else _RANDOM if self._draws else ""
         if "alone" not in self._waiting:
             self._take(not_checked("alone", why or "a batch of one row would be compiled anew"))
-        for law, (found, words) in self._waiting.items():  # with experts a token may change its expert, so the mean counts
-            within = answer(law, found, self.ids, words, limit=limit, by_mean=self._experts)
+        for law, (difference, words) in self._waiting.items():  # with experts a token may change its expert, so the mean counts
+            within = answer(law, difference, self.ids, words, limit=limit, by_mean=self._experts)
             self._take(not_checked(law, why) if why and law in ("order", "alone") else within)
 
     # Gradients
@@ -201,9 +201,9 @@ class LawRun:
         for part, keeper in zip(weights, keepers, strict=True):
             self.session.gradient(self.asked, part, keeper=keeper)
         given = {name: tensor for name, tensor in self.outcome.tensors.items() if name.startswith(PREFIX)}
-        *whole, one, other = (keeper.tensors for keeper in keepers)
-        found = judge_additivity(str(self.session.resolved["dtype"]), whole[0] if whole else given, one, other)
-        self._take(found if int(terms.sum()) > 1 else not_checked("additivity", "the loss has fewer than two terms"))
+        *whole, first, second = (keeper.tensors for keeper in keepers)
+        answer = judge_additivity(str(self.session.resolved["dtype"]), whole[0] if whole else given, first, second)
+        self._take(answer if int(terms.sum()) > 1 else not_checked("additivity", "the loss has fewer than two terms"))
 
     # What the steps share
 
@@ -226,8 +226,8 @@ class LawRun:
     def _changed(self, where: Tensor, mask: Tensor) -> Change:
         return change(self._forward(changes.with_other_tokens(self.asked, where)), self.base, mask)
 
-    def _take(self, found: LawAnswer) -> None:
-        self.answers[found.law] = found
+    def _take(self, answer: LawAnswer) -> None:
+        self.answers[answer.law] = answer
 
 
 ONE_ROW = "the input has one row"
@@ -236,18 +236,18 @@ OTHER_MASK = "log-probs of selected tokens are 0, and not without an action mask
 _RANDOM = "the call draws random numbers, and other shapes draw others"
 
 
-def _without_meaning(session: ActorSession, found: LawAnswer) -> LawAnswer:
+def _without_meaning(session: ActorSession, answer: LawAnswer) -> LawAnswer:
     """A broken law that cannot hold for this model says nothing: the answer then says which and why."""
     config = text_config(session.model)
     capacity = next((name for name in _CAPACITY if getattr(config, name, None)), None)
     scaled = "fp8" in str(getattr(session.model.config, "quantization_config", None) or "").lower()
-    if found.verdict != BROKEN or found.law in ("normalisation", "additivity") or not (capacity or scaled):
-        return found
+    if answer.verdict != BROKEN or answer.law in ("normalisation", "additivity") or not (capacity or scaled):
+        return answer
     why = f"routing has a capacity ({capacity})" if capacity else "FP8 scales are of a whole tensor"
-    return not_checked(found.law, f"{why}: one token may change all others")
+    return not_checked(answer.law, f"{why}: one token may change all others")
 
 
-def _joined(one: Change, other: Change) -> Change:
-    looked_at = one.looked_at + other.looked_at
-    mean = (one.mean * one.looked_at + other.mean * other.looked_at) / max(1, looked_at)
-    return Change(one.where | other.where, max(one.size, other.size), mean, looked_at)
+def _joined(first: Change, second: Change) -> Change:
+    looked_at = first.looked_at + second.looked_at
+    mean = (first.mean * first.looked_at + second.mean * second.looked_at) / max(1, looked_at)
+    return Change(first.where | second.where, max(first.size, second.size), mean, looked_at)
