@@ -235,17 +235,17 @@ class LawSummary:
 
     @property
     def good(self) -> bool:
-        """Whether no law is broken, and any nondeterminism was accepted."""
+        """True if no law is broken and any nondeterminism was accepted."""
         return not self.violations
 
     @property
     def broken(self) -> bool:
-        """Whether a law is broken; if not, and `good` is False, a check raised an error."""
+        """True if a law is broken; if not, and `good` is False, a check raised an error."""
         return any(not violation.get("raised") for violation in self.violations)
 
     @property
     def headline(self) -> str:
-        """One line: "laws of 2 of 3 inputs: BROKEN neighbour, jacobian; 12 kept, 2 within-rounding, 4 not checked"."""
+        """Summary: "laws of 2 of 3 inputs: BROKEN neighbour, jacobian; 12 kept, 2 within-rounding, 4 not checked"."""
         if not self.inputs:
             return "no law checked"
         parts = []
@@ -294,5 +294,5 @@ def laws_in_words(laws: LawSummary | None) -> list[str]:
 
 
 def violation_in_words(violation: dict[str, Any]) -> str:
-    """ "neighbour broken: row 1 sees row 0 (...) in 20250619T052608-9f3a2c"."""
+    """ "neighbour broken: row 1 depends on row 0 (...) in 20250619T052608-9f3a2c"."""
     return f"{in_words(LawAnswer.from_dict(violation))} in {violation['dump_id']}"

@@ -259,8 +259,9 @@ def _tokens(shown: Sequence[DumpComparison]) -> list[tuple[float | None, dict[st
 def _parameters(shown: Sequence[DumpComparison]) -> list[tuple[float | None, dict[str, str]]]:
     return [
         (figures.distance, {"dump": dump.dump_id, "gradient of": item.name + " (sampled)" * item.sampled,
-                          "|a-b|/|b|": number(figures.distance, 3),
-                          "cosine": "-" if figures.cosine is None else f"{figures.cosine:.6f}", "max": number(figures.max_abs, 2)})
+                            "|a-b|/|b|": number(figures.distance, 3),
+                            "cosine": "-" if figures.cosine is None else f"{figures.cosine:.6f}",
+                            "max": number(figures.max_abs, 2)})
         for dump in shown for item in dump.parameters for figures in (item.figures,)
     ]  # fmt: skip
 

@@ -7,8 +7,8 @@ finite on one side only is counted in `nonfinite`; then no mean is taken, becaus
 float32, so both values are first rounded to the dtype that computed them; 0 then means that this dtype cannot distinguish them.
 fp64 results were kept as float32 and are counted in float32. Near zero the count grows without bound, so it has no threshold.
 
-A value that one side lacks is not an error: `not_compared` names it with the reason. Mismatches under any thresholds (a value
-that is finite, or zero, on one side only) are listed in `reasons`.
+A value that is missing on one side is not an error: `not_compared` names it with the reason. Mismatches under any thresholds (a
+value that is finite, or zero, on one side only) are listed in `reasons`.
 
 **Gradients** are compared parameter by parameter, and all together. A file holds `grad/<parameter>` (float32, 1-D): the whole
 flattened gradient of a small parameter; for a large parameter, the elements at `floor(i * numel / GRADIENT_SAMPLE)`. Its
@@ -19,10 +19,10 @@ samples.
 Ranks that compute together average their gradients, so a side's gradient of one dump may be over several dumps. The mean of
 samples is the sample of the mean, so a side with a gradient per dump can compute any such average from its files.
 
-**Single parameters** are judged too (`parameter_distance`): a parameter without a gradient moves the overall distance by less than
-rounding does. The measure is |a - b| of one parameter divided by |b|, or by the |b| of a parameter whose elements are `SMALL`
-times the root mean square of all elements, whichever is larger: some gradients are zero in exact arithmetic (GPT-2's key
-biases), and only rounding is left.
+**Single parameters** are also judged (`parameter_distance`): a missing gradient of one parameter moves the overall distance by
+less than rounding does. The measure is |a - b| of one parameter divided by |b|, or by the |b| of a parameter whose elements are
+`SMALL` times the root mean square of all elements, whichever is larger: some gradients are zero in exact arithmetic (GPT-2's
+key biases), and only rounding is left.
 
 Uses numpy only: importing torch takes longer than a comparison, and a plain installation has no torch.
 """

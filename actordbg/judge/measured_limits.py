@@ -38,9 +38,9 @@ dumps, parameters and signs.
 | gradients | relative, all gradients times 1 + e | gradient_distance or grad_norm_rel |
 | parameter | relative, the gradient of any one parameter | parameter_distance |
 
-Other faults depend on the model, so they are planted in it (`actordbg.actor.truth_model`), each row alone in A's dtype, and judged
-like A (`noticed`). The reported size is the smallest tried size such that it and all larger ones are red. Gradients are not
-computed for these, so a smaller fault might be detected by its gradient. A size of `None`: no tried size is detected.
+Other faults depend on the model, so they are planted in it (`actordbg.actor.truth_model`), with each row alone in A's dtype, and
+judged like A (`noticed`). The reported size is the smallest tried size such that it and all larger ones are red. Gradients are
+not computed for these, so a smaller fault might be detected by its gradient. A size of `None`: no tried size is detected.
 
 Example:
     rounding = Rounding("r-02", {dump_id: measure(dump_id, None, lone_rows_in_bf16, truth)})
@@ -86,8 +86,8 @@ Sizes = dict[str, float | None]
 class Rounding:
     """The effect of a dtype's rounding on each dump.
 
-    replay_id: the replay with each row alone in that dtype. found: by dump id, its comparison with the truth. experts: whether the
-    model has experts.
+    replay_id: the replay with each row alone in that dtype. found: its comparisons with the truth, by dump id. experts: the model
+    has experts.
     """
 
     replay_id: str

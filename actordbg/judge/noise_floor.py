@@ -300,7 +300,7 @@ def conclusion(record: NoiseRecord) -> list[str]:
         lines.append(f"Not measured: {', '.join(unknown)}; no input passed both unchanged and varied.")
     if most is not None:
         how = _HOW.get(most.name, most.name)
-        lines.append(f"{how.capitalize()} ({most.name}) moves log-probs most: by up to {_size(most):.3g} nats.")
+        lines.append(f"Largest movement: {how} ({most.name}), a log-prob by up to {_size(most):.3g} nats.")
     elif not unknown:
         lines.append("Padding, batch size and row order move no log-prob.")
     rounding = _variant(record, ROUNDING)

@@ -1,7 +1,7 @@
-"""A report on replays as a document: the verdict in one sentence, and headings, paragraphs, lists and tables (`blocks`). Pure.
+"""Build the document of a report on replays: the verdict in one sentence, then headings, paragraphs, lists and tables. Pure.
 
-Green needs both: every input passed, and what it computed was compared with the truth and agrees. An input that merely finished
-with finite numbers is "not checked". Figures of the embedded toy model are said to be such.
+A green verdict requires that every input passed and that its results agree with the truth. An input that merely finished with
+finite numbers is "not checked". Figures of the embedded toy model are labeled as such.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ if TYPE_CHECKING:
 
 _LOG_LINES = 12
 _MOST_WHERE = 160
-"""Characters of a condition that a report shows; the list of ids that `--diverse` chose is longer, and in `--json`."""
+"""Characters of a condition that a report shows; `--json` has all of it, such as the ids that `--diverse` chose."""
 _FACTS = ("parameters", "device_name")
-"""What workers report, and a reader looks for beside the settings."""
+"""Facts reported by workers that are shown with the settings."""
 
 
 BRIEF_FROM = 4
-"""Replays side by side from which on a terminal gets what differs and what failed, and not each one's tables."""
+"""From this many replays on, a terminal shows only differences and failures, not each replay's tables."""
 
 
 def brief_document(summary: Summary) -> list[Block]:
-    """The report for a terminal: of many replays what differs and what failed; where the figures are explained is said."""
+    """Build the report for a terminal: for many replays only differences and failures, with a pointer to the legend."""
     if len(summary.replays) < BRIEF_FROM:
         return [*document(summary, explained=False), Paragraph(_EXPLAINED)]
     blocks = document(replace(summary, replays=()), explained=False)[:2]
@@ -67,12 +67,12 @@ def brief_document(summary: Summary) -> list[Block]:
     for replay in summary.replays:
         if bad := _stopped(replay) + _failures(replay):
             blocks += [Heading(f"{replay.label}  {replay.replay_id}", 2), *bad]
-    each = "Each in full: `actordbg report ID`, or all of them with --format md or -o report.html."
+    each = "In full: `actordbg report ID`, or add --format md or -o report.html for all."
     return [*blocks, *map(Paragraph, summary.notes), Paragraph(f"{each} {_EXPLAINED}")]
 
 
 def explanations(summary: Summary | None = None) -> list[Block]:
-    """What the figures of a report mean; of a summary only those that it has."""
+    """Explain the figures of a report; given a summary, only those that it has."""
     compared = summary is None or any(replay.comparisons for replay in summary.replays)
     return [Heading("Legend", 3), Items((*_FIGURES, *([_COMPARED] if compared else ())))]
 
@@ -130,8 +130,8 @@ def _side_by_side(summary: Summary) -> list[Block]:
         Items([_configured(replay, against) for replay, against in pairs]),
         Paragraph(f"Common to all: {_settings(settings) or 'nothing'}."),
         Paragraph(
-            f"x fwd: forward seconds by those of {comparison.baseline}, input by input, median over the inputs that are"
-            f" steady in both (timed). digest: log-probs of inputs that passed in both, equal bit for bit or not."
+            f"x fwd: forward seconds / those of {comparison.baseline}, input by input, median over the inputs that are"
+            f" steady in both (timed). digest: inputs that passed in both, by whether their log-probs are bit-identical."
         ),
     ]
 
@@ -164,11 +164,11 @@ def _facts(replay: ReplaySummary) -> Iterable[str]:
         if RECORDED_WEIGHTS in replay.resolved:
             yield f"weights: {replay.resolved[RECORDED_WEIGHTS]}"
     else:
-        yield f"no worker became ready; asked for: {label(as_ran(replay.asked))}"
+        yield f"no worker became ready; requested: {label(as_ran(replay.asked))}"
         yield f"logs: the store's replays/{replay.replay_id}/"
     if replay.command:
         words, mark = consent.words_of(replay.command)
-        yield f"command: {' '.join(map(in_shell, words)) or 'its record has none of actordbg'}{mark}"
+        yield f"command: {' '.join(map(in_shell, words)) or 'its record has no actordbg command'}{mark}"
     if replay.versions:
         yield "versions: " + ", ".join(f"{name} {version}" for name, version in sorted(replay.versions.items()))
 
@@ -186,18 +186,18 @@ def _selected(replay: ReplaySummary) -> str:
 
 
 _LISTED_IDS = re.compile(r"dump_id in \((?P<ids>'[^()]{160,})\)")
-"""A list of ids too long to be read; `--diverse`, `--longest` and `--slowest` make it."""
+"""A list of ids too long to show, as `--diverse`, `--longest` and `--slowest` make it."""
 
 
 def counted(counts: Counts) -> str:
-    """ "3 passed, 1 hung of 4": what is zero is left out, except when nothing passed."""
+    """Return "3 passed, 1 hung of 4"; zero counts are left out, except "0 passed"."""
     names = ("passed", "failed", "crashed", "hung", "stopped", "not_run")
     shown = [f"{count:,} {name.replace('_', ' ')}" for name in names if (count := getattr(counts, name)) or name == "passed"]
     return f"{', '.join(shown)} of {counts.inputs:,}"
 
 
 def _stopped(replay: ReplaySummary) -> list[Block]:
-    """What ended it early: the error, and the last lines of the log."""
+    """Show why the replay ended early: the error, and the last lines of the log."""
     if not replay.why:
         return []
     first, *log = replay.why.strip().splitlines()
@@ -280,7 +280,7 @@ def _numbers(replay: ReplaySummary) -> list[Block]:
         if p.entropy_mean is not None:
             lines.append(f"entropy: mean {number(p.entropy_mean)} nats")
         if p.folded_ids:
-            lines.append(f"token ids of {plural(p.folded_ids, 'input')} were folded into the model's vocabulary")
+            lines.append(f"token ids of {plural(p.folded_ids, 'input')} were wrapped (modulo) into the model's vocabulary")
     own = against_the_run(replay.golden, replay.golden_entropy, replay.generators, replay.not_compared)
     lines += [f"against the run's own {text}" for text in own]
     lines += [f"ranks with the same input: {text}" for text in ranks_in_words(replay.ranks)]
@@ -292,12 +292,12 @@ def _numbers(replay: ReplaySummary) -> list[Block]:
 
 
 def _settings(data: dict[str, Any]) -> str:
-    """Settings and facts in words, those that nobody set or reported left out."""
+    """Describe settings and facts, without facts that no worker reported."""
     return ", ".join(in_words(name, value) for name, value in data.items() if value is not None or name in SETTINGS)
 
 
 def _comparisons(replay: ReplaySummary) -> list[Block]:
-    """The newest comparison with each other side: `actordbg compare` made them, over all dumps that both have."""
+    """Tabulate the newest comparison (from `actordbg compare`) with each other side."""
     if not replay.comparisons:
         return []
     columns = ("against", "verdict", "dumps", "max", "mean", "clip", "|g| rel")
@@ -331,7 +331,7 @@ _ORDER = (BAD_TONE, PART_TONE, GOOD_TONE, NO_TONE)
 
 
 def banner(summary: Summary) -> Banner:
-    """Give the verdict over all replays of a report: of several the worst one's."""
+    """Build the banner over all replays of a report: the worst replay's verdict."""
     each = [_verdict(replay) for replay in summary.replays]
     if len(each) < 2:
         return each[0] if each else Banner("NOTHING", "was replayed yet.", NO_TONE)
@@ -359,7 +359,7 @@ def _verdict(replay: ReplaySummary) -> Banner:
 
 
 def _judged(replay: ReplaySummary) -> tuple[str, str, str]:
-    """The word, the sentence and the tone of a verdict."""
+    """Return the word, the sentence and the tone of a replay's verdict."""
     c, laws, truth = replay.counts, replay.laws, replay.truth
     if bad := c.failed + c.crashed + c.hung:
         why = f": {replay.failures[0].name}" if replay.failures else ""
@@ -393,9 +393,9 @@ def _unjudged(replay: ReplaySummary, of_toy: bool) -> Iterator[str]:
     if truth is None and replay.counts.passed:
         yield f"the numbers: `actordbg compare {replay.replay_id} truth` compares them with the truth"
     elif truth is not None and truth.compared < inputs:
-        yield f"{inputs - truth.compared:,} of {plural(inputs, 'input')}, which were not compared with the truth"
+        yield f"{inputs - truth.compared:,} of {plural(inputs, 'input')}: not compared with the truth"
     if replay.laws is None and replay.counts.passed:
-        yield "laws: `actordbg replay --laws` asks whether padding or neighbours change anything"
+        yield "laws: `actordbg replay --laws` checks whether padding or neighbors change anything"
 
 
 def _passed(counts: Counts) -> str:

@@ -43,8 +43,8 @@ class Inputs:
 class FailureGroup:
     """Inputs that failed in the same way: a known signature, or else the same kind of error.
 
-    `cause` is the first input's error, `log_excerpt` what its worker printed, `examples` the first few dump ids. `explanation` and
-    `ways_out` are filled for known signatures.
+    `cause` is the first input's error, `log_excerpt` what its worker printed, `examples` the first few dump ids.
+    `explanation` and `ways_out` are filled for known signatures.
     """
 
     name: str

@@ -10,7 +10,7 @@ Rules that keep the figures honest:
 
 Example::
 
-    summary = summarize([ReplayData(spec, resolved, "complete", results)], selection="the last replay", now=timestamp)
+    summary = summarise([ReplayData(spec, resolved, "complete", results)], selection="the last replay", now=timestamp)
     summary.replays[0].forward.median       # seconds
 """
 

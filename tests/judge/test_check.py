@@ -25,7 +25,7 @@ from actordbg.replay.supervise import load_spec
 from actordbg.store.layout import Store
 
 INPUTS = [given(index) for index in range(3)]
-LAW = {"law": "neighbour", "verdict": "broken", "words": "row 1 sees row 0", "row": 1, "position": 3}
+LAW = {"law": "neighbour", "verdict": "broken", "words": "row 1 depends on row 0", "row": 1, "position": 3}
 
 
 def checked(store: Store, truth: bool = True, recorded: str | None = None, **replayed: Any) -> tuple[CheckFound, CheckAnswer]:
@@ -56,7 +56,7 @@ LAWLESS = {"extra": {"temperature": 1.0, "laws": [LAW]}}
         ({"result": lambda index: ASKED if index else {}}, "RIGHT (TOY MODEL): 3 of 257 dumps match the truth to fp32 rounding; "
          "not checked: your model; gradients (--backward); the laws of 1 dump", "actordbg check --model"),
         # a broken law is wrong whatever the truth says
-        ({"result": lambda index: LAWLESS if index == 2 else {}}, "WRONG (TOY MODEL): neighbour broken: row 1 sees row 0",
+        ({"result": lambda index: LAWLESS if index == 2 else {}}, "WRONG (TOY MODEL): neighbour broken: row 1 depends on row 0",
          f'actordbg matrix --where "dump_id = \'{INPUTS[2].dump_id}\'"'),
         # a failure is named before anything else
         ({"change": off, "result": lambda index: FAILED if index == 0 else {}},
@@ -109,7 +109,7 @@ def test_what_the_training_run_got_is_judged_where_it_was_asked_for(
     assert (answer.word, answer.max_abs) == (word, 0) and answer.said.startswith(said)
     if word == "WRONG":
         assert answer.next == "actordbg compare r-01 golden"
-        assert answer.not_judged[0] == "whether the model has the weights of that moment (run --hash-weights)"
+        assert answer.not_judged[0] == "whether the model has the weights of that step (run --hash-weights)"
 
 
 def test_other_programs_get_every_failure_as_text(store: Store) -> None:
