@@ -106,7 +106,7 @@ def document(
 _FIGURES = (
     "Steady times leave out the first measured input of each worker start and inputs that compiled a graph.",
     f"p95: {PERCENTILE_DEFINITION}; with fewer than 20 inputs it is close to the largest.",
-    "tok/s: non-padding tokens per second of forward in one worker, median over inputs; all: total tokens / total seconds.",
+    "tok/s: non-padding tokens per second of forward in one worker, median over inputs; tok/s all: total tokens / total seconds.",
     "seq_len counts padding. peak mem: the largest of any input, in one worker.",
 )
 _COMPARED = (
@@ -119,7 +119,7 @@ def _side_by_side(summary: Summary) -> list[Block]:
     comparison = summary.comparison
     assert comparison is not None
     pairs = list(zip(summary.replays, comparison.rows, strict=True))
-    columns = ("", "passed", "fwd", "p95", "tok/s", "peak mem", "x fwd", "timed", "digest = / !=")
+    columns = ("", "passed", "fwd", "p95", "tok/s", "peak mem", "fwd vs A", "timed", "bit-equal / not")
     shared = comparison.shared
     quiet = {name for name, value in shared.items() if name in SETTINGS and (value is None or value in SETTINGS[name].quiet)}
     quiet |= {"zero_stage"} if shared.get("backend") == "plain" else set()
@@ -130,8 +130,8 @@ def _side_by_side(summary: Summary) -> list[Block]:
         Items([_configured(replay, against) for replay, against in pairs]),
         Paragraph(f"Common to all: {_settings(settings) or 'nothing'}."),
         Paragraph(
-            f"x fwd: forward seconds / those of {comparison.baseline}, input by input, median over the inputs that are"
-            f" steady in both (timed). digest: inputs that passed in both, by whether their log-probs are bit-identical."
+            f"fwd vs A: forward seconds / those of {comparison.baseline}, input by input, median over the inputs that are"
+            f" steady in both (timed). bit-equal: inputs that passed in both and have bit-identical log-probs."
         ),
     ]
 
@@ -228,7 +228,7 @@ def _timing(replay: ReplaySummary) -> list[Block]:
     heading = Heading(f"Time and memory by seq_len{toy(model, ', of a ')}", 3)
     if not replay.buckets:
         return [heading, Paragraph("No input has a result.")]
-    columns = ("seq_len", "n", "steady", "fwd", "p95", "bwd", "p95", "tok/s", "all", "peak mem")
+    columns = ("seq_len", "inputs", "steady", "fwd", "p95", "bwd", "p95", "tok/s", "tok/s all", "peak mem")
     rows: list[tuple[str, int, int, Timed]] = [(each.label, each.inputs, each.steady, each) for each in replay.buckets]
     if len(rows) > 1:
         rows.append(("all", replay.counts.inputs - replay.counts.not_run, sum(each.steady for each in replay.buckets), replay))

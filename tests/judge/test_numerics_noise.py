@@ -123,7 +123,7 @@ def test_what_rounding_does_not_explain_is_a_fault_and_no_floor(two: Store) -> N
     assert found.floor["max_abs"] == pytest.approx(ROUNDING_MARGIN * 0.05, rel=1e-3)
     assert found.reasons == (
         f"reorder of {INPUTS[1].dump_id}: max_abs 3, where rounding and rerunning explain 0.05: counted as a fault, "
-        "and left out of the floor",
+        "left out of the noise floor",
     )
     largest = {one.name: one.log_probs.max_abs for one in found.variants if one.log_probs}
     assert largest["reorder"] == pytest.approx(3.0), "it is shown all the same"
