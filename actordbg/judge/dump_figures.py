@@ -187,7 +187,7 @@ def measure(dump_id: str, seq_len: int | None, a: Values, b: Values) -> DumpComp
 
     In the result, `reasons` are mismatches under any thresholds; `distances` are by parameter, largest first.
     """
-    mask, notes = a.mask, _Said()
+    mask, notes = a.mask, _Notes()
     tokens = figures(a.log_probs[mask], b.log_probs[mask], log_probs=True, dtype=a.dtype if a.dtype == b.dtype else None)
     notes.odd("log-probs", tokens)
     if outside := int(((np.isfinite(a.log_probs) ^ np.isfinite(b.log_probs)) & ~mask).sum()):
@@ -217,7 +217,7 @@ def measure(dump_id: str, seq_len: int | None, a: Values, b: Values) -> DumpComp
 
 
 @dataclass
-class _Said:
+class _Notes:
     """Remarks on a dump. broken: mismatches under any thresholds. missing: by figure, why it was not computed."""
 
     broken: list[str] = field(default_factory=list)
@@ -248,7 +248,7 @@ class _Said:
         return None
 
 
-def _gradients(a: Values, b: Values, notes: _Said) -> dict[str, Any]:
+def _gradients(a: Values, b: Values, notes: _Notes) -> dict[str, Any]:
     """Return the gradient fields of a DumpComparison; {} if the two sides' gradients are over different inputs."""
     if (a.grad_norm is not None or b.grad_norm is not None) and a.gradient_over != b.gradient_over:
         counts = len(a.gradient_over), len(b.gradient_over)
@@ -296,7 +296,7 @@ def _opened(paths: Sequence[Path]) -> Iterator[_KeptGradients]:
 
 
 @np.errstate(all="ignore")
-def _compared(a: _KeptGradients, b: _KeptGradients, small: float, notes: _Said) -> tuple[dict[str, Any], float | None]:
+def _compared(a: _KeptGradients, b: _KeptGradients, small: float, notes: _Notes) -> tuple[dict[str, Any], float | None]:
     """Return a DumpComparison's fields from kept gradients, and the norm of B's whole gradient; None if only samples were kept.
 
     small: the share from `SMALL`.

@@ -88,9 +88,9 @@ def _cell(value: Any) -> Any:
 
 
 class JunitCase(NamedTuple):
-    """A test case: one check (`asked`) of one dump. failure, skipped: the reason, or "". text: the end of the log."""
+    """A test case: one `check` of one dump. failure, skipped: the reason, or "". text: the end of the log."""
 
-    asked: str
+    check: str
     dump_id: str
     seconds: float = 0.0
     failure: str = ""
@@ -145,7 +145,7 @@ def junit_xml(check: CheckFound, answer: CheckAnswer) -> bytes:
     for name in ("sentence", "replay_id", "configuration", "next"):
         ElementTree.SubElement(properties, "property", name=name, value=_xml(str(getattr(answer, name))))
     for case in every:
-        what = {"classname": f"actordbg.{case.asked}", "name": _xml(case.dump_id), "time": f"{case.seconds:.3f}"}
+        what = {"classname": f"actordbg.{case.check}", "name": _xml(case.dump_id), "time": f"{case.seconds:.3f}"}
         element = ElementTree.SubElement(suite, "testcase", what)
         if case.failure:
             ElementTree.SubElement(element, "failure", message=_xml(case.failure)).text = _xml(case.text, in_lines) or None
@@ -159,7 +159,7 @@ def workflow_commands(check: CheckFound, answer: CheckAnswer) -> Iterator[str]:
     """Yield GitHub workflow commands: an error for each failed test case, and a line for the whole check."""
     for case in cases(check):
         if case.failure:
-            title = _message(f"actordbg check: {case.asked} {case.dump_id}").replace(":", "%3A").replace(",", "%2C")
+            title = _message(f"actordbg check: {case.check} {case.dump_id}").replace(":", "%3A").replace(",", "%2C")
             yield f"::error title={title}::{_message(case.failure)}"
     yield f"::{'notice' if answer.good else 'error'} title=actordbg check::{_message(answer.sentence)}"
 

@@ -10,8 +10,8 @@ Rules that keep the figures honest:
 
 Example::
 
-    summary = summarise([ReplayData(spec, resolved, "complete", results)], selection="the last replay", now=timestamp)
-    summary.replays[0].forward.median       # seconds
+    summary = summary_of(ReplayData(spec, resolved, "complete", results))
+    summary.forward.median       # seconds
 """
 
 from __future__ import annotations

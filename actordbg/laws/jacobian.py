@@ -29,27 +29,27 @@ _FP16_SCALE = 1024.0
 
 
 @dataclass(frozen=True)
-class RowAsked:
+class RowTarget:
     """The log-probs to differentiate: `columns` of `row`. The last position that they may depend on is the last column."""
 
     row: int
     columns: Tensor
 
 
-def asked_of(dump: Dump) -> RowAsked:
+def target_of(dump: Dump) -> RowTarget:
     """Choose the first half of the log-probs of the last row that has any; log-prob 0 of row 0 if no row has any."""
     real = next_tokens(dump)
     rows = real.any(1).nonzero().flatten()
     if not len(rows):
-        return RowAsked(0, torch.tensor([0]))
+        return RowTarget(0, torch.tensor([0]))
     row = int(rows[-1])
     columns = real[row].nonzero().flatten()
-    return RowAsked(row, columns[: max(1, len(columns) // 2)])
+    return RowTarget(row, columns[: max(1, len(columns) // 2)])
 
 
 def support(session: ActorSession, dump: Dump, *, backward: bool, packing: bool) -> LawAnswer:
     """Check the law `jacobian` on one input. Collective in a ring: every rank must call it."""
-    target = asked_of(dump)
+    target = target_of(dump)
     reached = _reached(session, dump, target, backward)
     group = session.ring_group
     where = places(dump, packing, *ring_of(session))
@@ -69,7 +69,7 @@ def ring_of(session: ActorSession) -> tuple[int, int]:
     return (group.rank(), group.size()) if group is not None else (0, 1)
 
 
-def judge(positions: Tensor, target: RowAsked, dump: Dump) -> LawAnswer:
+def judge(positions: Tensor, target: RowTarget, dump: Dump) -> LawAnswer:
     """Build the answer. positions: float64 [n, 3], the row, column and largest entry of each computed position."""
     rows, columns, size = positions[:, 0].long(), positions[:, 1].long(), positions[:, 2].nan_to_num(torch.inf, torch.inf)
     real = attended(dump)[rows, columns]
@@ -100,7 +100,7 @@ def judge(positions: Tensor, target: RowAsked, dump: Dump) -> LawAnswer:
     return LawAnswer("jacobian", BROKEN, words, float(size[wrong].max()), None, row, column, token, count, looked_at)
 
 
-def _reached(session: ActorSession, dump: Dump, target: RowAsked, backward: bool) -> Tensor:
+def _reached(session: ActorSession, dump: Dump, target: RowTarget, backward: bool) -> Tensor:
     """Return the largest absolute derivative by each position's embedding, float64 on the CPU, in the model's order."""
     leaves: list[Tensor] = []
     scale = _FP16_SCALE if session.resolved["dtype"] == "fp16" else 1.0

@@ -59,9 +59,9 @@ class LawRun:
 
     def __post_init__(self) -> None:
         session, config = self.session, self.session.config
-        self.asked = changes.plain_call(self.dump, int(session.resolved["vocab_size"]))
-        self.ids: Tensor = self.asked.inputs["sequences"]
-        self.real, self.tokens = changes.attended(self.asked), changes.next_tokens(self.asked)
+        self.call = changes.plain_call(self.dump, int(session.resolved["vocab_size"]))
+        self.ids: Tensor = self.call.inputs["sequences"]
+        self.real, self.tokens = changes.attended(self.call), changes.next_tokens(self.call)
         self.base = ForwardValues(self.outcome.log_probs)
         self._rows = torch.arange(len(self.real))
         self._waiting: dict[str, tuple[Change, str]] = {}
@@ -93,7 +93,7 @@ class LawRun:
     def _steps(self) -> dict[str, Callable[[], None]]:
         steps = {"rerun": self._rerun, "neighbour": self._neighbours, "future": self._future}
         if not self._compiled:
-            dump, backward, packing = self.asked, self.backward, self.outcome.packing
+            dump, backward, packing = self.call, self.backward, self.outcome.packing
             steps["jacobian"] = lambda: self._take(support(self.session, dump, backward=backward, packing=packing))
         steps["order"] = self._rounding
         return steps | ({"additivity": self._additivity} if self.backward else {})
@@ -101,10 +101,10 @@ class LawRun:
     # The exact laws
 
     def _rerun(self) -> None:
-        places = changes.places(self.asked, self.outcome.packing, *ring_of(self.session))
+        places = changes.places(self.call, self.outcome.packing, *ring_of(self.session))
         expected = Expected(places, self.ids, self.outcome.temperature)
         with watching(self.session.actor, expected):
-            self.base = self._forward(self.asked, None if self._draws else self.session.choices.seed + 1)
+            self.base = self._forward(self.call, None if self._draws else self.session.choices.seed + 1)
         first, mask = self.outcome.log_probs, self.outcome.mask
         again = self.base.log_probs[:, -first.shape[1] :]
         if "action_mask" in self.dump.inputs:
@@ -137,7 +137,7 @@ class LawRun:
         self._exact("neighbour", moved, self._who(moved), ONE_ROW * (len(self._rows) < 2))
 
     def _future(self) -> None:
-        where = changes.behind_the_middle(self.asked)
+        where = changes.behind_the_middle(self.call)
         moved = self._changed(where, changes.before(where) & self.tokens)
         mixed = ", or another row's" if self.answers["neighbour"].verdict == BROKEN else ""
         words = f"row {moved.first[0]} depends on later tokens{mixed}" if moved.count else ""
@@ -174,14 +174,14 @@ class LawRun:
         rows = self.tokens.any(1).nonzero().flatten()
         row = int(rows[-1]) if len(rows) else 0
         turned = self._rows.flip(0)
-        order = self._forward(changes.with_rows(self.asked, turned)).rows(turned)
+        order = self._forward(changes.with_rows(self.call, turned)).rows(turned)
         self._waiting["order"] = (change(order, self.base, self.tokens), "reordering the rows changes results")
         if self.session.config.packing or not self._compiled:  # otherwise a batch of one row would need another graph
-            lone = self._forward(changes.with_rows(self.asked, self._rows[row : row + 1])).rows(torch.zeros_like(self._rows))
+            lone = self._forward(changes.with_rows(self.call, self._rows[row : row + 1])).rows(torch.zeros_like(self._rows))
             words = f"row {row} differs when run alone"
             self._waiting["alone"] = (change(lone, self.base, self._of_row(self.tokens, row)), words)
         with rounded_anew(self.session.model):
-            moved = change(self._forward(self.asked), self.base, self.tokens)
+            moved = change(self._forward(self.call), self.base, self.tokens)
         limit = FACTOR * (moved.mean if self._experts else moved.size)
         why = ONE_ROW if len(self._rows) < 2 else _RANDOM if self._draws else ""
         if "alone" not in self._waiting:
@@ -199,7 +199,7 @@ class LawRun:
         weights = (*(() if kept else (terms.double() / terms.sum().clamp(min=1),)), *halves(terms))
         keepers = [GradientKeeper(self.session.records) for _ in weights]
         for part, keeper in zip(weights, keepers, strict=True):
-            self.session.gradient(self.asked, part, keeper=keeper)
+            self.session.gradient(self.call, part, keeper=keeper)
         given = {name: tensor for name, tensor in self.outcome.tensors.items() if name.startswith(PREFIX)}
         *whole, first, second = (keeper.tensors for keeper in keepers)
         answer = judge_additivity(str(self.session.resolved["dtype"]), whole[0] if whole else given, first, second)
@@ -224,7 +224,7 @@ class LawRun:
         return self.session.probe(dump, read, backward=self.backward, seed=seed)
 
     def _changed(self, where: Tensor, mask: Tensor) -> Change:
-        return change(self._forward(changes.with_other_tokens(self.asked, where)), self.base, mask)
+        return change(self._forward(changes.with_other_tokens(self.call, where)), self.base, mask)
 
     def _take(self, answer: LawAnswer) -> None:
         self.answers[answer.law] = answer

@@ -7,7 +7,7 @@ import torch
 from lawcases import dump_of
 
 from actordbg.laws import changes
-from actordbg.laws.jacobian import asked_of, halves, judge, judge_additivity
+from actordbg.laws.jacobian import target_of, halves, judge, judge_additivity
 from actordbg.laws.judging import ForwardValues, answer, change
 from actordbg.records.replay_record import (
     BROKEN,
@@ -79,7 +79,7 @@ def test_a_difference_names_its_first_place_and_nan_is_equal_to_nan() -> None:
 
 def test_the_jacobian_names_other_rows_later_tokens_and_padding_apart() -> None:
     dump = asked(side="left")
-    asked_for = asked_of(dump)
+    asked_for = target_of(dump)
     assert asked_for.row == 2
     places = changes.places(dump, packing=False)
     real = changes.attended(dump).flatten()
