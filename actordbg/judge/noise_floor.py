@@ -306,8 +306,8 @@ def conclusion(record: NoiseRecord) -> list[str]:
     rounding = _variant(record, ROUNDING)
     if rounding is not None and rounding.log_probs is not None:
         lines.append(
-            f"{record.dtype} rounding (one row at a time, against a wider dtype) moves a log-prob by up to {_size(rounding):.3g} nats: no "
-            f"configuration can be expected to be nearer to the truth. It counts {ROUNDING_MARGIN:g} times in the noise floor."
+            f"{record.dtype} rounding (one row at a time, against a wider dtype) moves log-probs by up to {_size(rounding):.3g} nats: "
+            f"no configuration can be expected to be nearer to the truth. It counts {ROUNDING_MARGIN:g} times in the noise floor."
         )
     if record.config.get("oracle") is None:
         lines.append(f"next: actordbg compare {record.replay_id} truth --noise {record.noise_id}")

@@ -7,7 +7,7 @@ import torch
 from lawcases import dump_of
 
 from actordbg.laws import changes
-from actordbg.laws.jacobian import target_of, halves, judge, judge_additivity
+from actordbg.laws.jacobian import halves, judge, judge_additivity, target_of
 from actordbg.laws.judging import ForwardValues, answer, change
 from actordbg.records.replay_record import (
     BROKEN,
@@ -114,7 +114,10 @@ def test_halves_add_up_and_a_gradient_that_is_not_their_sum_is_named() -> None:
 
 
 def test_answers_travel_as_plain_data_and_only_what_was_accepted_by_name_is_let_through() -> None:
-    told = [LawAnswer("neighbour", BROKEN, "row 1 depends on row 0", 0.5), LawAnswer("rerun", "nondeterministic", size=float("inf"))]
+    told = [
+        LawAnswer("neighbour", BROKEN, "row 1 depends on row 0", 0.5),
+        LawAnswer("rerun", "nondeterministic", size=float("inf")),
+    ]
     read = answers_of({"laws": [one.to_dict() | {"new": 1} for one in told] + ["nonsense", {}]})
     assert [one.law for one in read] == ["neighbour", "rerun"] and read[1].size is None
     assert [one.law for one in violations(read)] == ["neighbour", "rerun"]
