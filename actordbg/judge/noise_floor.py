@@ -306,7 +306,7 @@ def conclusion(record: NoiseRecord) -> list[str]:
     rounding = _variant(record, ROUNDING)
     if rounding is not None and rounding.log_probs is not None:
         lines.append(
-            f"{record.dtype} rounding (each row alone, against a wider dtype) moves log-probs by up to {_size(rounding):.3g} nats: "
+            f"{record.dtype} rounding (each row alone, against a wider dtype) is up to {_size(rounding):.3g} nats: "
             f"no configuration can be expected to be nearer to the truth. It counts {ROUNDING_MARGIN:g} times in the noise floor."
         )
     if record.config.get("oracle") is None:
