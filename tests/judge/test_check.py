@@ -157,7 +157,7 @@ def test_own_dumps_come_to_a_verdict_in_one_command(store: Store, tmp_path: Path
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
     create_dumps(store, 4, batch_size=2, seq_len=24, vocab_size=4096, seed=1)
     assert "nothing to check: no dump matches" in str(actordbg("--where", "seq_len>99", code=5).exception)
-    assert "/nowhere is no folder" in str(actordbg("--junit", "/nowhere/x.xml", code=4).exception)
+    assert "/nowhere is not a folder" in str(actordbg("--junit", "/nowhere/x.xml", code=4).exception)
     said = actordbg("--max-inputs", "2", "--junit", "junit.xml", "--github", "--dtype", "bf16", "--quiet").stdout
     assert said.startswith("RIGHT (TOY MODEL): 2 of 4 dumps match the truth to bf16 rounding; not checked: your model")
     assert (
