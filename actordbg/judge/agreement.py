@@ -153,9 +153,9 @@ def against_the_run(
     lines = [_golden("log-probs", golden)] if golden else []
     lines += [_golden("entropies", entropy)] if entropy else []
     if (g := generators) is not None:
-        text = f"generators: {', '.join(g.devices)} set to the recorded states for {plural(g.restored, 'input')}"
-        text += f"; {g.matched:,} ended in the run's own" if g.matched or g.differed else ""
-        lines.append(text + (f", {g.differed:,} in others, e.g. {g.example}" if g.differed else ""))
+        text = f"RNG states: {', '.join(g.devices)} restored for {plural(g.restored, 'input')}"
+        text += f"; {g.matched:,} ended in the run's state" if g.matched or g.differed else ""
+        lines.append(text + (f", {g.differed:,} in another state, e.g. {g.example}" if g.differed else ""))
     for reason in dict.fromkeys(item.reason for item in not_compared):
         counts = ", ".join(f"{item.what} of {plural(item.count, 'input')}" for item in not_compared if item.reason == reason)
         lines.append(f"{counts} not compared: {reason}")

@@ -303,8 +303,8 @@ def _not_judged(check: CheckFound, replay: ReplaySummary, toy: bool) -> Iterator
     if replay.laws is None or not replay.laws.inputs:
         yield "the laws"
     elif replay.laws.not_checked:
-        unasked = sorted({why.partition(":")[0] for why in replay.laws.not_checked})
-        yield f"the {'law' if len(unasked) == 1 else 'laws'} {', '.join(unasked)}"
+        unchecked = sorted({why.partition(":")[0] for why in replay.laws.not_checked})
+        yield f"the {'law' if len(unchecked) == 1 else 'laws'} {', '.join(unchecked)}"
     if replay.laws is not None and 0 < replay.laws.inputs < replay.laws.of:
         yield f"the laws of {plural(replay.laws.of - replay.laws.inputs, 'dump')}"
 

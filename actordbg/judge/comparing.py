@@ -222,7 +222,7 @@ def _source(shown: Applied, rounded: Rounding | None, dumps: Collection[DumpComp
 
 
 def _with_token_ids(store: Store, side: ReplaySide, dump: DumpComparison) -> DumpComparison:
-    """Add token ids to the worst tokens of a dump, where it still exists.
+    """Add token ids to the worst tokens of a dump, if the dump still exists.
 
     Log-probs [B, A] belong to the last A of the ids [B, S].
     """

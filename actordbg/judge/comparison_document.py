@@ -370,7 +370,7 @@ def gradients_chart(dumps: Sequence[DumpComparison]) -> Chart | None:
     value, dump_id = worst[name, at]
     count = sum(bool(dump.distances or dump.parameters) for dump in dumps)
     where = name if at == _OUTSIDE else f"{name} of layer {at}"
-    says = f"The furthest is {where}: {number(value, 3)} in {dump_id}. Each cell is the maximum of {plural(count, 'dump')}."
+    says = f"Largest: {where}, {number(value, 3)} in {dump_id}. Each cell is the maximum over {plural(count, 'dump')}."
     lines = [{"gradient of": row["p"], "layer": row["l"], "|a-b|/|b|": number(row["v"], 3)} for row in rows]
     title = f"Gradients by parameter and layer: {plural(len(worst), 'item')}"
     return Chart(title, says, spec, table(lines, "gradient of"))

@@ -11,8 +11,8 @@ the floor of the configuration is the largest over all dumps. Floors and thresho
 also computed alone in the configuration's dtype and in the next wider dtype (bf16 and fp16 against fp32, fp32 against fp64). That
 difference counts `ROUNDING_MARGIN` times, because another order of the same operations rounds differently.
 
-**Faults stay out of the floor.** If rows leak into each other, reversing them moves the results by as much as they are wrong.
-Counted as noise, that would make a wrong configuration look right. Other shapes and orders only round differently. So a
+**Faults stay out of the noise floor.** If rows leak into each other, reversing them moves the results by as much as they
+are wrong. Counted as noise, that would make a wrong configuration look right. Other shapes and orders only round differently. So a
 movement beyond the dtype's thresholds *and* beyond `FAULT` times what rounding and rerunning explain is left out and reported.
 A rerun that moves by more than `FAULT` times what rounding explains is likewise a fault.
 

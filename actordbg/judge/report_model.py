@@ -208,7 +208,7 @@ class SideBySide:
 
 @dataclass(frozen=True)
 class Summary:
-    """A whole report. `selection`: how the replays were chosen, in words. `replays` is empty if nothing was replayed."""
+    """A whole report. selection: how the replays were chosen, in words. replays: empty if nothing was replayed."""
 
     selection: str
     generated_at: str

@@ -94,7 +94,7 @@ class ReplaySide:
 
     @property
     def info(self) -> SideInfo:
-        """Say what the record says of it."""
+        """The side as a comparison record describes it."""
         kind = TRUTH if self.spec.config.truth in TRUTHS else "replay"
         ran = as_ran(self.row.config, self.row.resolved)
         return SideInfo(kind, self.row.replay_id, label(ran), weaker(map(self.dtype_of, self.inputs or [""])), telling(ran))
@@ -176,7 +176,7 @@ class GoldenSide:
 
     @property
     def info(self) -> SideInfo:
-        """Say what the record says of it."""
+        """The side as a comparison record describes it."""
         return SideInfo(GOLDEN, None, "the training run's own results", weaker(self.dtypes))
 
     def read(self, dump_id: str) -> Values | str:

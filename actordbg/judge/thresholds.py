@@ -7,7 +7,7 @@ A *measure* is one number of a dump's comparison; larger is worse. Thresholds an
 
 **Defaults** follow the weaker of the two sides' dtypes. For fp32: what other kernels, summation orders and packing change
 (measured here: up to 5e-6 for a tiny model), times 20. For bf16 and fp16: what a change of kernels changes at single tokens of
-real models. They mean "nobody would look at this", not "this is right": the truth and a noise floor say more.
+real models. Within them, a difference is unsuspicious, not proven harmless: the truth and a noise floor say more.
 
 **User thresholds** are typed as options (`asked`); `inf` disables a measure.
 
