@@ -12,8 +12,8 @@ also computed alone in the configuration's dtype and in the next wider dtype (bf
 difference counts `ROUNDING_MARGIN` times, because another order of the same operations rounds differently.
 
 **Faults stay out of the noise floor.** If rows leak into each other, reversing them moves the results by as much as they
-are wrong. Counted as noise, that would make a wrong configuration look right. Other shapes and orders only round differently. So a
-movement beyond the dtype's thresholds *and* beyond `FAULT` times what rounding and rerunning explain is left out and reported.
+are wrong. Counted as noise, that would make a wrong configuration look right. Other shapes and orders only round differently. So
+a movement beyond the dtype's thresholds *and* beyond `FAULT` times what rounding and rerunning explain is left out and reported.
 A rerun that moves by more than `FAULT` times what rounding explains is likewise a fault.
 
 If one run failed on a dump (say out of memory with every row twice), the dump's floor comes from the other runs, and the record
