@@ -1,11 +1,11 @@
-"""How a replay agrees with what the training run recorded, its ranks with each other, and its inputs with the laws.
+"""Summarize how a replay agrees with the training run's recording, its ranks with each other, and its inputs with the laws.
 
-Figures first, then words; every text says first what was broken, or not asked.
+Figures first, then words; every text begins with what was broken or not checked.
 
-* **With the run** (`golden`): log-probs, entropies and random generators. A difference fails nothing, because other weights,
-  kernels and dtypes are expected to differ. What was recorded and not compared is named with its reason.
-* **Between ranks** (`extra["lane"]` of a result): ranks that ran the same input have to give the same log-probs, bit for bit.
-* **With the laws** (`extra["laws"]` of a result): what must not matter was changed, and nothing may have moved.
+* **With the run** (`golden`): log-probs, entropies and RNG states. A difference fails nothing, because other weights, kernels
+  and dtypes are expected to differ. Recorded values that were not compared are listed with the reason.
+* **Between ranks** (`extra["lane"]` of a result): ranks that ran the same input must give bit-identical log-probs.
+* **With the laws** (`extra["laws"]` of a result): changes to an input that must not change its results.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from actordbg.records.replay_record import (
 )
 
 SHOWN = 5
-"""How many violations, or ranks that differ, a text names."""
+"""How many violations, or differing ranks, a text lists."""
 
 
 @dataclass(frozen=True)
 class Golden:
-    """Distance to the log-probs, or entropies, that the training run itself recorded, in absolute values.
+    """Distance from the log-probs or entropies that the training run recorded, in absolute values.
 
-    `results` inputs, `count` tokens; `equal` inputs do not differ in any of them, `nonfinite` ones have a token that is finite
-    on one side only, and the figures are over the others. The two were computed by different weights, kernels or dtypes
-    unless the replay used the training's own: a large distance is a finding only where they should be equal.
+    Over `results` inputs with `count` tokens. `equal` inputs are equal in every token; `nonfinite` inputs have a token that is
+    finite on one side only and are left out of the figures. Unless the replay used the run's own weights, kernels and dtype, a
+    large distance is expected.
     """
 
     results: int
@@ -58,10 +58,10 @@ class Golden:
 
 @dataclass(frozen=True)
 class Generators:
-    """Random generators that were set to the states that the run recorded before the call.
+    """RNG states that were restored from the recording before each call.
 
-    `restored`: inputs with at least one such generator, `devices` of which kind; `matched`, `differed`: inputs whose generators
-    ended in the run's own states, or in others (the replay drew other numbers); the rest cannot be told.
+    restored: inputs with at least one restored generator. devices: their device types. matched, differed: inputs whose final
+    RNG state equals the recorded one, or does not (the replay drew other numbers); for the remaining inputs it is unknown.
     """
 
     restored: int
@@ -73,7 +73,7 @@ class Generators:
 
 @dataclass(frozen=True)
 class NotCompared:
-    """`count` inputs whose `what` (log-probs, entropies, generators) the run recorded, and why they were not compared."""
+    """`count` inputs whose `what` (log-probs, entropies, generators) was recorded but not compared, and the reason."""
 
     what: str
     count: int
@@ -82,7 +82,7 @@ class NotCompared:
 
 @dataclass(frozen=True)
 class RankDifference:
-    """`rank` got another result than `first` on the same input. `moved`: the difference of each figure that both have."""
+    """`rank` and `first` got different results on the same input. moved: the difference of each figure that both ranks have."""
 
     dump_id: str
     first: int
@@ -93,9 +93,9 @@ class RankDifference:
 
 @dataclass(frozen=True)
 class RankAgreement:
-    """Whether ranks that ran one input together agree. `lane_width`: how many they are (--align same, --tp, --ring).
+    """Agreement of the ranks that ran each input together. lane_width: their number (--align same, --tp, --ring).
 
-    `results` inputs passed. On `checked` of them every rank answered, and on `agree` of these the answers are equal:
+    results: inputs that passed. checked: those on which every rank reported. agree: those on which all reports are equal,
     log-probs bit for bit, loss and gradient norm within rounding.
     """
 
@@ -107,7 +107,7 @@ class RankAgreement:
 
 
 def golden_of(results: Sequence[ResultRecord], prefix: str) -> Golden | None:
-    """Take the figures from the columns that begin with `prefix` ("golden", "golden_entropy"); None if nothing was compared."""
+    """Summarize the result columns that begin with `prefix` ("golden", "golden_entropy"); None if nothing was compared."""
     names = [f"{prefix}_{name}" for name in ("count", "max_abs", "mean_abs")]
     known = [row for result in results if (row := (result.dump_id, *(getattr(result, name) for name in names)))[1]]
     if not known:
@@ -126,38 +126,38 @@ def golden_of(results: Sequence[ResultRecord], prefix: str) -> Golden | None:
 
 
 def generators_of(results: Sequence[ResultRecord]) -> Generators | None:
-    """How many generators ended as in the run; None if none was set to a recorded state."""
-    restored = [one for one in results if one.extra.get("restored")]
+    """Count how many RNG states ended as in the run; None if none was restored."""
+    restored = [result for result in results if result.extra.get("restored")]
     if not restored:
         return None
-    differed = [one.dump_id for one in restored if one.rng_match is False]
+    differed = [result.dump_id for result in restored if result.rng_match is False]
     return Generators(
         restored=len(restored),
-        devices=tuple(sorted({name.partition(":")[0] for one in restored for name in one.extra["restored"]})),
-        matched=sum(one.rng_match is True for one in restored),
+        devices=tuple(sorted({name.partition(":")[0] for result in restored for name in result.extra["restored"]})),
+        matched=sum(result.rng_match is True for result in restored),
         differed=len(differed),
         example=min(differed, default=None),
     )
 
 
 def not_compared_of(results: Sequence[ResultRecord]) -> tuple[NotCompared, ...]:
-    """What the run recorded and was not compared, counted by reason."""
-    counted = Counter((what, reason) for one in results for what, reason in (one.extra.get("not_compared") or {}).items())
+    """Count the recorded values that were not compared, by reason."""
+    counted = Counter((what, reason) for result in results for what, reason in (result.extra.get("not_compared") or {}).items())
     return tuple(NotCompared(what, count, reason) for (what, reason), count in counted.items())
 
 
 def against_the_run(
     golden: Golden | None, entropy: Golden | None, generators: Generators | None, not_compared: Sequence[NotCompared]
 ) -> list[str]:
-    """In words: one line for each thing that the run recorded, and one for each reason not to compare it."""
+    """Return a line for each kind of recorded value, and a line for each reason why some were not compared."""
     lines = [_golden("log-probs", golden)] if golden else []
     lines += [_golden("entropies", entropy)] if entropy else []
     if (g := generators) is not None:
-        text = f"generators: {', '.join(g.devices)} set to the recorded states for {plural(g.restored, 'input')}"
-        text += f"; {g.matched:,} ended in the run's own" if g.matched or g.differed else ""
-        lines.append(text + (f", {g.differed:,} in others, e.g. {g.example}" if g.differed else ""))
-    for reason in dict.fromkeys(one.reason for one in not_compared):
-        counts = ", ".join(f"{one.what} of {plural(one.count, 'input')}" for one in not_compared if one.reason == reason)
+        text = f"RNG states: {', '.join(g.devices)} restored for {plural(g.restored, 'input')}"
+        text += f"; {g.matched:,} ended in the run's state" if g.matched or g.differed else ""
+        lines.append(text + (f", {g.differed:,} in another state, e.g. {g.example}" if g.differed else ""))
+    for reason in dict.fromkeys(item.reason for item in not_compared):
+        counts = ", ".join(f"{item.what} of {plural(item.count, 'input')}" for item in not_compared if item.reason == reason)
         lines.append(f"{counts} not compared: {reason}")
     return lines
 
@@ -179,8 +179,8 @@ _FIGURES = {"logprob_mean": "their mean", "loss": "loss", "grad_norm": "gradient
 
 
 def agreement_of(results: Sequence[ResultRecord], config: ReplayConfig) -> RankAgreement | None:
-    """Whether ranks of a lane agree; None if every rank runs its own input."""
-    passed = [one for one in results if one.status == PASSED]
+    """Compare the ranks that ran each input together; None if every rank runs its own input."""
+    passed = [result for result in results if result.status == PASSED]
     if config.lane_width == 1 or not passed:
         return None
     lanes = [(result, result.extra["lane"]) for result in passed if isinstance(result.extra.get("lane"), dict)]
@@ -201,27 +201,29 @@ def agreement_of(results: Sequence[ResultRecord], config: ReplayConfig) -> RankA
 
 
 def ranks_in_words(agreement: RankAgreement | None) -> list[str]:
-    """One line on what was checked, and one for each rank and input that differ (at most five)."""
+    """Return a line on what was checked, and a line for each rank and input that differ (at most five)."""
     if agreement is None:
         return []
     a = agreement
     unchecked = a.results - a.checked
-    rest = f"; of {plural(unchecked, 'input')} not every rank answered" if unchecked else ""
+    rest = f"; not every rank reported on {plural(unchecked, 'input')}" if unchecked else ""
     if not a.differ:
         agreed = f"{a.lane_width} ranks agree on {plural(a.agree, 'input')}, log-probs bit for bit"
-        return [agreed + rest if a.checked else f"not compared: not every rank of a group of {a.lane_width} answered"]
+        return [agreed + rest if a.checked else f"not compared: not every rank of a group of {a.lane_width} reported"]
     lines = [f"DIFFER on {a.checked - a.agree:,} of {plural(a.checked, 'input')}{rest}"]
-    for one in a.differ[:SHOWN]:
-        what = "the same log-probs as" if one.same_log_probs else "other log-probs than"
-        by = ", ".join(f"{_FIGURES[name]} {number(value)}" for name, value in one.moved.items() if value)
-        lines.append(f"{one.dump_id}: rank {one.rank} has {what} rank {one.first}{f' (moved: {by})' if by else ''}")
+    for pair in a.differ[:SHOWN]:
+        what = "the same log-probs as" if pair.same_log_probs else "other log-probs than"
+        by = ", ".join(f"{_FIGURES[name]} {number(value)}" for name, value in pair.moved.items() if value)
+        lines.append(f"{pair.dump_id}: rank {pair.rank} has {what} rank {pair.first}{f' (moved: {by})' if by else ''}")
     return lines + [f"... and {len(a.differ) - SHOWN:,} more"] * (len(a.differ) > SHOWN)
 
 
 @dataclass
 class LawSummary:
-    """Of `inputs` of `of` the laws were asked. counts: answers by verdict. violations: what forbids a green verdict, as data with
-    the dump's id. accepted: the same, where the user accepted it. not_checked: by law and reason, how many inputs.
+    """Results of the laws over a replay.
+
+    inputs, of: the inputs that were checked, of how many. counts: law results by verdict. violations: the results that forbid a
+    green verdict, as data with the dump id. accepted: violations that the user accepted. not_checked: inputs by law and reason.
     """
 
     inputs: int
@@ -233,46 +235,46 @@ class LawSummary:
 
     @property
     def good(self) -> bool:
-        """No law is broken, and what is nondeterministic was accepted."""
+        """True if no law is broken and any nondeterminism was accepted."""
         return not self.violations
 
     @property
     def broken(self) -> bool:
-        """Something changed that must not; else what forbids a green verdict is that asking raised."""
-        return any(not one.get("raised") for one in self.violations)
+        """True if a law is broken; if not, and `good` is False, a check raised an error."""
+        return any(not violation.get("raised") for violation in self.violations)
 
     @property
     def headline(self) -> str:
-        """In a line: "laws of 2 of 3 inputs: BROKEN neighbour, jacobian; 12 kept, 2 within-rounding, 4 not checked"."""
+        """Summary: "laws of 2 of 3 inputs: BROKEN neighbour, jacobian; 12 kept, 2 within-rounding, 4 not checked"."""
         if not self.inputs:
             return "no law checked"
-        told = []
+        parts = []
         for verdict, word in ((BROKEN, "BROKEN"), (NONDETERMINISTIC, "NONDETERMINISTIC"), (NOT_CHECKED, "FAILED")):
-            names = dict.fromkeys(one["law"] for one in self.violations if one["verdict"] == verdict)
-            told += [f"{word} {', '.join(names)}"] if names else []
+            names = dict.fromkeys(violation["law"] for violation in self.violations if violation["verdict"] == verdict)
+            parts += [f"{word} {', '.join(names)}"] if names else []
         if self.accepted:
-            told.append(f"{', '.join(dict.fromkeys(one['verdict'] for one in self.accepted))} accepted")
+            parts.append(f"{', '.join(dict.fromkeys(violation['verdict'] for violation in self.accepted))} accepted")
         shown = (KEPT, WITHIN_ROUNDING, NOT_CHECKED)
         counted = [f"{self.counts[name]} {name.replace('not-', 'not ')}" for name in shown if self.counts.get(name)]
-        return f"laws of {self.inputs} of {plural(self.of, 'input')}: {'; '.join([*told, ', '.join(counted)])}"
+        return f"laws of {self.inputs} of {plural(self.of, 'input')}: {'; '.join([*parts, ', '.join(counted)])}"
 
 
 def laws_of(results: Sequence[ResultRecord], config: ReplayConfig) -> LawSummary | None:
-    """What the laws said of these results; None if none was to be asked."""
-    asked = {one.dump_id: answers for one in results if (answers := answers_of(one.extra))}
-    if not asked and not config.laws:
+    """Summarize the law results; None if no law was requested."""
+    by_dump = {result.dump_id: answers for result in results if (answers := answers_of(result.extra))}
+    if not by_dump and not config.laws:
         return None
-    every = [answer for answers in asked.values() for answer in answers]
+    every = [answer for answers in by_dump.values() for answer in answers]
     bad, forbidden = (
         [
             {"dump_id": dump_id} | answer.to_dict()
-            for dump_id, answers in asked.items()
+            for dump_id, answers in by_dump.items()
             for answer in violations(answers, accepted)
         ]
         for accepted in (None, config.accept)
     )
     return LawSummary(
-        len(asked),
+        len(by_dump),
         len(results),
         dict(Counter(answer.verdict for answer in every)),
         tuple(forbidden),
@@ -282,15 +284,15 @@ def laws_of(results: Sequence[ResultRecord], config: ReplayConfig) -> LawSummary
 
 
 def laws_in_words(laws: LawSummary | None) -> list[str]:
-    """The headline, one line for each violation (a few), and what was not checked and why."""
+    """Return the headline, a line for each violation (at most five), and what was not checked and why."""
     if laws is None:
         return []
     lines = [laws.headline, *map(violation_in_words, laws.violations[:SHOWN])]
     lines += [f"... and {len(laws.violations) - SHOWN} more"] * (len(laws.violations) > SHOWN)
-    lines += [f"accepted: {violation_in_words(one)}" for one in laws.accepted[:SHOWN]]
+    lines += [f"accepted: {violation_in_words(violation)}" for violation in laws.accepted[:SHOWN]]
     return lines + [f"not checked: {reason} ({plural(count, 'input')})" for reason, count in laws.not_checked.items()]
 
 
-def violation_in_words(one: dict[str, Any]) -> str:
-    """ "neighbour broken: row 1 sees row 0 (...) in 20250619T052608-9f3a2c"."""
-    return f"{in_words(LawAnswer.from_dict(one))} in {one['dump_id']}"
+def violation_in_words(violation: dict[str, Any]) -> str:
+    """ "neighbour broken: row 1 depends on row 0 (...) in 20250619T052608-9f3a2c"."""
+    return f"{in_words(LawAnswer.from_dict(violation))} in {violation['dump_id']}"

@@ -1,13 +1,13 @@
 """Run dumps through one configuration and judge them by the replay, the laws, the truth and a noise floor.
 
-    found = run_check(store, plan.spec)
-    answer = answer_of_check(found, of=257, recorded="meta-llama/Llama-3.1-8B")
+    check = run_check(store, plan.spec)
+    answer = answer_of_check(check, of=257, recorded="meta-llama/Llama-3.1-8B")
     answer.sentence       # "RIGHT: 8 of 257 dumps match the truth to bf16 rounding; not checked: ..."
 
-The replay is an ordinary one, so `report`, `compare` and `replay --resume` know it. One plain process computes the replay and
-then the truth, which saves a start; under other backends the truth gets a process of its own.
+The replay is an ordinary one, so `report`, `compare` and `replay --resume` work on it. Under the plain backend one process
+computes the replay and then the truth, which saves a start; under other backends the truth gets a separate process.
 
-The answer is one sentence that says first what is wrong and what was not checked, three figures, and the next command.
+The answer is one sentence (the verdict, then what was not checked), three figures, and the next command.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ CAUSE_CHARS = 200
 
 @dataclass(frozen=True)
 class CheckFound:
-    """A check's result. comparison: with the truth; None if there is none, and `no_truth` says why.
+    """The result of a check. comparison: with the truth; None without a truth, and `no_truth` says why.
 
-    golden: with what the training run itself got, where that was requested.
+    golden: the comparison with the run's recorded outputs, if requested.
     """
 
     data: ReplayData
@@ -80,12 +80,12 @@ class CheckFound:
 
     @property
     def truths(self) -> tuple[DumpComparison, ...]:
-        """The dumps beside the truth."""
+        """Each dump's comparison with the truth."""
         return self.comparison.dumps if self.comparison else ()
 
     @property
     def goldens(self) -> tuple[DumpComparison, ...]:
-        """The dumps beside what the training run itself got."""
+        """Each dump's comparison with the run's recorded outputs."""
         return self.golden.dumps if self.golden else ()
 
 
@@ -95,18 +95,18 @@ def run_check(
     *,
     golden: bool = False,
     on_stage: Callable[[str], None] = lambda stage: None,
-    **heard: Any,
+    **callbacks: Any,
 ) -> CheckFound:
-    """Replay what the specification says, and compare it with the truth; with `golden` also with what the training run got.
+    """Run the replay `spec` and compare it with the truth; with `golden` also with the run's recorded outputs.
 
-    on_stage: is told what begins. `heard`: on_event and on_tick, as `run_replay` takes them. An error of the replay is raised, as
-    by `run_replay`. A truth that cannot be computed is said in the answer.
+    on_stage: called with the name of each stage as it begins. callbacks: `on_event` and `on_tick` of `run_replay`. Raises what
+    `run_replay` raises. If the truth cannot be computed, the result's `no_truth` says why.
     """
     with WarmGroups(reopen=True) as warm:
-        heard["warm"] = warm
+        callbacks["warm"] = warm
         warm.share(spec.replay_id)
         on_stage(REPLAYING)
-        run_replay(store, spec, **heard)
+        run_replay(store, spec, **callbacks)
         data = data_of(store, spec)
         if not any(result.status == PASSED for result in data.results):
             return CheckFound(data, no_truth="no input passed")
@@ -116,9 +116,9 @@ def run_check(
             save(store, own := compare(store, spec.replay_id, GOLDEN))
         try:
             on_stage(TRUTH)
-            truth = ensure_truth(store, spec.replay_id, **heard)
+            truth = ensure_truth(store, spec.replay_id, **callbacks)
             on_stage(ROUNDING)
-            rounding = ensure_rounding(store, spec.replay_id, **heard)
+            rounding = ensure_rounding(store, spec.replay_id, **callbacks)
             noise = newest_for(store, spec.replay_id)
             save(store, record := compare(store, spec.replay_id, truth, rounding=rounding, noise=noise))
         except MachineFault as fault:
@@ -131,9 +131,11 @@ def run_check(
 
 @dataclass(frozen=True)
 class CheckAnswer:
-    """What `actordbg check` prints. word: RIGHT, WRONG, FAILED or NOT CHECKED; `sentence` is this, what is `said`, and what it is
-    not about. max_abs: the largest difference of a log-prob from the truth, nats. figures: the three in words, by name. next: a
-    command. page: the HTML file.
+    """The result of `actordbg check`.
+
+    sentence: the full verdict, built from `word` (RIGHT, WRONG, FAILED or NOT CHECKED), `said` and `not_judged`. of: the number
+    of dumps the sample was drawn from. max_abs: the largest log-prob difference from the truth, in nats. figures: (name, text)
+    of distance, speed and memory. next: a command to run. page: the HTML file, once written.
     """
 
     word: str
@@ -156,13 +158,13 @@ class CheckAnswer:
     page: str | None = None
 
 
-def answer_of_check(found: CheckFound, *, of: int, recorded: str | None = None) -> CheckAnswer:
-    """Give the answer. of: how many dumps the sample was drawn from. recorded: the model that the dumps name."""
-    (one,), record = found.report.replays, found.comparison
-    spec, values = found.data.spec, as_ran(found.data.spec.config, found.data.resolved)
+def answer_of_check(check: CheckFound, *, of: int, recorded: str | None = None) -> CheckAnswer:
+    """Build the answer. of: the number of dumps the sample was drawn from. recorded: the model that the dumps name."""
+    (replay,), record = check.report.replays, check.comparison
+    spec, values = check.data.spec, as_ran(check.data.spec.config, check.data.resolved)
     toy = values["model"] == TINY
-    word, said = _verdict(found, one, f"{one.counts.inputs:,} of {plural(of, 'dump')}")
-    left = tuple(_not_judged(found, one, toy)) if word in (RIGHT, WRONG) else ()
+    word, said = _verdict(check, replay, f"{replay.counts.inputs:,} of {plural(of, 'dump')}")
+    left = tuple(_not_judged(check, replay, toy)) if word in (RIGHT, WRONG) else ()
     max_abs = record.furthest[0] if record and record.furthest else None
     return CheckAnswer(
         word=word,
@@ -177,16 +179,16 @@ def answer_of_check(found: CheckFound, *, of: int, recorded: str | None = None) 
         toy_model=toy,
         not_judged=left,
         max_abs=max_abs,
-        forward_median_s=(one.forward if one.forward.count else one.warm_up.first_forward).median,
-        tokens_per_s=one.tokens_per_s.median,
-        peak_memory_bytes=one.peak_memory_bytes,
-        figures=tuple(_figures(one, max_abs, f", of a {TOY_MODEL}" * toy)),
-        next=_next(found, word, toy, recorded),
+        forward_median_s=(replay.forward if replay.forward.count else replay.warm_up.first_forward).median,
+        tokens_per_s=replay.tokens_per_s.median,
+        peak_memory_bytes=replay.peak_memory_bytes,
+        figures=tuple(_figures(replay, max_abs, f", of a {TOY_MODEL}" * toy)),
+        next=_next(check, word, toy, recorded),
     )
 
 
 def check_document(answer: CheckAnswer) -> list[Block]:
-    """The answer as a document."""
+    """Build the document that a terminal shows."""
     return [
         Heading(answer.sentence, 1),
         Items(tuple(f"{name}: {text}" for name, text in answer.figures)),
@@ -195,12 +197,12 @@ def check_document(answer: CheckAnswer) -> list[Block]:
 
 
 _WORST = 10
-"""Dumps of a comparison that the page names."""
+"""How many of a comparison's dumps the page lists."""
 
 
-def check_blocks(found: CheckFound, answer: CheckAnswer, charts: Sequence[Chart]) -> list[Block]:
+def check_blocks(check: CheckFound, answer: CheckAnswer, charts: Sequence[Chart]) -> list[Block]:
     """Build the page: the banner and the next command, both comparisons, the replay's report with its charts."""
-    spec, of_replay = found.data.spec, document(found.report, {"A": charts})
+    spec, of_replay = check.data.spec, document(check.report, {"A": charts})
     at = next(index for index, block in enumerate(of_replay) if isinstance(block, Banner))
     tone = {RIGHT: GOOD_TONE, UNJUDGED: PART_TONE}.get(answer.word, BAD_TONE)
     blocks: list[Block] = [
@@ -209,7 +211,7 @@ def check_blocks(found: CheckFound, answer: CheckAnswer, charts: Sequence[Chart]
         Banner(answer.word, answer.said, tone, tuple(_figure(*figure) for figure in answer.figures), answer.not_judged),
         Items((f"next: {answer.next}", f"configuration: {answer.configuration}")),
     ]
-    for record, against in ((found.golden, "the run's own outputs"), (found.comparison, "the truth")):
+    for record, against in ((check.golden, "the run's own outputs"), (check.comparison, "the truth")):
         if record is not None:
             first, *rest = comparison_blocks(record, _WORST)
             assert isinstance(first, Heading)
@@ -223,53 +225,53 @@ def _figure(name: str, text: str) -> tuple[str, str]:
     return f"{name}{',' * bool(rest)} {rest}".strip(), f"{number} {unit}".strip(" ,")
 
 
-def _figures(one: ReplaySummary, furthest: float | None, toy: str) -> Iterator[tuple[str, str]]:
-    """Say how far from the truth, how fast, how much memory."""
-    first = one.warm_up.first_forward.median
+def _figures(replay: ReplaySummary, furthest: float | None, toy: str) -> Iterator[tuple[str, str]]:
+    """Yield (name, text) of the distance from the truth, the speed and the memory."""
+    first = replay.warm_up.first_forward.median
     yield "from the truth", "unknown" if furthest is None else f"{number(furthest, 2)} nats, worst log-prob"
-    if one.forward.median is not None:
-        yield "forward", f"{seconds(one.forward.median)} s, {rate(one.tokens_per_s.median)} tokens/s in one worker{toy}"
+    if replay.forward.median is not None:
+        yield "forward", f"{seconds(replay.forward.median)} s, {rate(replay.tokens_per_s.median)} tokens/s in one worker{toy}"
     elif first is not None:
         yield "forward", f"{seconds(first)} s while warming up{toy}"
-    if one.peak_memory_bytes is not None:
-        yield "peak memory", f"{human_bytes(one.peak_memory_bytes)} in one worker{toy}"
+    if replay.peak_memory_bytes is not None:
+        yield "peak memory", f"{human_bytes(replay.peak_memory_bytes)} in one worker{toy}"
 
 
-def _verdict(found: CheckFound, one: ReplaySummary, dumps: str) -> tuple[str, str]:
-    """The verdict word and its text."""
-    record, bad = found.comparison, one.counts.inputs - one.counts.passed
+def _verdict(check: CheckFound, replay: ReplaySummary, dumps: str) -> tuple[str, str]:
+    """Return the verdict word and its text."""
+    record, bad = check.comparison, replay.counts.inputs - replay.counts.passed
     if bad:
         why = ""
-        for failure in one.failures[:1]:
+        for failure in replay.failures[:1]:
             first = failure.cause.strip().split("\n")[0][:CAUSE_CHARS]
             why = f": {first if not first or first.startswith(failure.name) else f'{failure.name}, {first}'}"
-        return FAILED, f"{bad:,} of {plural(one.counts.inputs, 'dump')} did not pass{why}"
-    if one.laws is not None and not one.laws.good:
-        return WRONG if one.laws.broken else FAILED, violation_in_words(one.laws.violations[0])
+        return FAILED, f"{bad:,} of {plural(replay.counts.inputs, 'dump')} did not pass{why}"
+    if replay.laws is not None and not replay.laws.good:
+        return WRONG if replay.laws.broken else FAILED, violation_in_words(replay.laws.violations[0])
     if record is None or record.verdict == NOT_COMPARED:
-        why = found.no_truth or next((why for dump in found.truths for why in dump.not_compared.values()), "")
+        why = check.no_truth or next((why for dump in check.truths for why in dump.not_compared.values()), "")
         return UNJUDGED, f"{dumps} ran; none could be compared with the truth{why and ': '}{why}"
     dtype = record.a.dtype or "its dtype"
     far = sum(dump.verdict == MISMATCH for dump in record.dumps)
     if not record.good:
         return WRONG, f"{far:,} of {plural(len(record.dumps), 'dump')} differ from the truth by more than {dtype} rounding"
-    if found.golden is not None and (own := _own_in_words(found.golden, dtype)):
+    if check.golden is not None and (own := _own_in_words(check.golden, dtype)):
         return WRONG, own
     noise = record.verdict == WITHIN_NOISE
     near = "match the truth within the noise floor" if noise else f"match the truth to {dtype} rounding"
-    if found.golden is not None and found.golden.verdict == NOT_COMPARED:
-        return UNJUDGED, f"{dumps} {near}; not checked: {next(_golden_left(found), 'the outputs of the run')}"
+    if check.golden is not None and check.golden.verdict == NOT_COMPARED:
+        return UNJUDGED, f"{dumps} {near}; not checked: {next(_golden_left(check), 'the outputs of the run')}"
     return RIGHT, f"{dumps} {near}"
 
 
 def _own_in_words(golden: ComparisonRecord, dtype: str) -> str:
-    """Say what the training run itself got and these replays do not, with the furthest of each; "" where they agree."""
+    """Describe how the run's recorded outputs differ from this replay, with the largest differences; "" if they agree."""
 
     def beyond(name: str, figures: Iterable[Figures | None], limit: str) -> str:
-        """Say how far values are beyond their limit, in nats: not finite is further than any. "" where none is."""
+        """Describe the largest difference in nats if it exceeds its limit, else ""; one-sided non-finite values exceed any."""
         known = [each for each in figures if each is not None]
         if any(each.nonfinite for each in known):
-            return f"{name} by up to no finite figure"
+            return f"{name} by a non-finite amount"
         furthest = max((each.max_abs or 0.0 for each in known), default=0.0)
         return f"{name} by up to {number(furthest, 3)} nats" if furthest > (golden.thresholds.get(limit) or 0.0) else ""
 
@@ -285,50 +287,50 @@ def _own_in_words(golden: ComparisonRecord, dtype: str) -> str:
     return f"in {many} the run's outputs are not what its model gives in {dtype}: {furthest}{agree}{fault}"
 
 
-def _not_judged(found: CheckFound, one: ReplaySummary, toy: bool) -> Iterator[str]:
-    """What the verdict says nothing about."""
+def _not_judged(check: CheckFound, replay: ReplaySummary, toy: bool) -> Iterator[str]:
+    """Yield what was not checked."""
     if toy:
         yield "your model"
-    yield from _golden_left(found)
-    if found.golden is not None and found.golden.verdict == MISMATCH and met_weights(found.data.resolved).get("unknown", 1):
-        yield "whether the model has the weights of that moment (run --hash-weights)"
-    if found.comparison is not None:
-        yield from found.comparison.unjudged
-        if flat_where_it_matters(found.comparison):
+    yield from _golden_left(check)
+    if check.golden is not None and check.golden.verdict == MISMATCH and met_weights(check.data.resolved).get("unknown", 1):
+        yield "whether the model has the weights of that step (run --hash-weights)"
+    if check.comparison is not None:
+        yield from check.comparison.unjudged
+        if flat_where_it_matters(check.comparison):
             yield "rounding on these inputs (fixed limits were used)"
-    if not any(result.grad_norm is not None for result in found.data.results):
+    if not any(result.grad_norm is not None for result in check.data.results):
         yield "gradients (--backward)"
-    if one.laws is None or not one.laws.inputs:
+    if replay.laws is None or not replay.laws.inputs:
         yield "the laws"
-    elif one.laws.not_checked:
-        unasked = sorted({why.partition(":")[0] for why in one.laws.not_checked})
-        yield f"the {'law' if len(unasked) == 1 else 'laws'} {', '.join(unasked)}"
-    if one.laws is not None and 0 < one.laws.inputs < one.laws.of:
-        yield f"the laws of {plural(one.laws.of - one.laws.inputs, 'dump')}"
+    elif replay.laws.not_checked:
+        unchecked = sorted({why.partition(":")[0] for why in replay.laws.not_checked})
+        yield f"the {'law' if len(unchecked) == 1 else 'laws'} {', '.join(unchecked)}"
+    if replay.laws is not None and 0 < replay.laws.inputs < replay.laws.of:
+        yield f"the laws of {plural(replay.laws.of - replay.laws.inputs, 'dump')}"
 
 
-def _golden_left(found: CheckFound) -> Iterator[str]:
-    """What the run itself got and nobody judged: dumps by reason, and the condition that leaves those of other weights out."""
-    same = met_weights(found.data.resolved).get("same", [])
+def _golden_left(check: CheckFound) -> Iterator[str]:
+    """Yield how many recorded outputs were not compared, by reason; for other weights, with the condition that excludes them."""
+    same = met_weights(check.data.resolved).get("same", [])
     steps = f"step={same[0]}" if len(same) == 1 else f"step in ({', '.join(map(str, same))})"
-    known = f'--where "{steps}" leaves them out' if same and None not in same else "--model wants the checkpoint of that step"
-    left = Counter(next(iter(dump.not_compared.values()), "") for dump in found.goldens if dump.verdict == NOT_COMPARED)
+    known = f'--where "{steps}" excludes them' if same and None not in same else "pass that step's checkpoint as --model"
+    left = Counter(next(iter(dump.not_compared.values()), "") for dump in check.goldens if dump.verdict == NOT_COMPARED)
     for why, count in left.most_common():
-        said = f"the outputs of the run in {count:,} of {plural(len(found.goldens), 'dump')}: {why}"
-        yield f"{said} ({known})" if why == OTHER_WEIGHTS else said
+        text = f"the outputs of the run in {count:,} of {plural(len(check.goldens), 'dump')}: {why}"
+        yield f"{text} ({known})" if why == OTHER_WEIGHTS else text
 
 
-def _next(found: CheckFound, word: str, toy: bool, recorded: str | None) -> str:
-    """Name the command that comes next. It repeats the configuration of this one."""
-    spec, golden = found.data.spec, found.golden
+def _next(check: CheckFound, word: str, toy: bool, recorded: str | None) -> str:
+    """Return the command to run next, with the same model and selection."""
+    spec, golden = check.data.spec, check.golden
     model = f"--model {in_shell(spec.config.model)}"
     if word in (FAILED, UNJUDGED):
         return f"actordbg report {spec.replay_id}"
     if word == WRONG:
-        lawless = [one.dump_id for one in found.data.results if violations(answers_of(one.extra), spec.config.accept)]
-        if found.comparison and found.comparison.good and not lawless and golden and golden.verdict == MISMATCH:
+        lawless = [result.dump_id for result in check.data.results if violations(answers_of(result.extra), spec.config.accept)]
+        if check.comparison and check.comparison.good and not lawless and golden and golden.verdict == MISMATCH:
             return f"actordbg compare {spec.replay_id} golden"
-        worst = [*lawless, *(dump.dump_id for dump in found.truths)][0]
+        worst = [*lawless, *(dump.dump_id for dump in check.truths)][0]
         where = in_shell(f"dump_id = '{worst}'")
         return f"actordbg matrix --where {where} {model}"
     if toy:

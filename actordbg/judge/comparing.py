@@ -1,11 +1,11 @@
-"""Compare a replay with another one, with the truth, or with what the training run itself got, dump by dump.
+"""Compare a replay with another replay, with the truth, or with the run's recorded outputs, dump by dump.
 
-Only dumps that both sides have are compared; every other dump is in the record with the reason. Comparing nothing is a
-failure of its own (`not-compared`), because it must never look like an agreement. A dump that A failed on and B did not is a
-mismatch without figures.
+Only dumps that both sides have are compared; the record lists every other dump with the reason. Comparing nothing gets the
+verdict `not-compared`, because it must never look like agreement. A dump that A failed on and B did not is a mismatch without
+figures.
 
-One dump's tensors are in memory at a time. Only figures are kept, and worst tokens and parameters only of the worst dumps.
-So a thousand dumps take no more memory than ten.
+Only one dump's tensors are in memory at a time. Only figures are kept, and tokens and parameters only for the worst dumps, so a
+thousand dumps take no more memory than ten.
 
 Example::
 
@@ -47,11 +47,11 @@ from actordbg.store.layout import Store
 DETAILED = 50
 """How many of the worst dumps keep their worst tokens and parameters."""
 NAMED = 10
-"""How many of the worst dumps get the ids of their worst tokens. Each of these dumps is read for it."""
+"""How many of the worst dumps get the ids of their worst tokens; each of those dumps is read again."""
 MOST_DISTANCES = 4000
-"""Parameters that a record keeps the distance of: all but those of a model with very many experts."""
+"""How many parameter distances a record keeps per dump; only models with very many experts have more."""
 ORDER = (MISMATCH, WITHIN_NOISE, MATCH, NOT_COMPARED)
-"""Verdicts, the worst first; what was not compared is last."""
+"""Verdicts, worst first; `not-compared` is last."""
 
 
 def compare(
@@ -65,32 +65,32 @@ def compare(
     only: Collection[str] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> ComparisonRecord:
-    """Compare the replay `a` with `b`: an id, the beginning of one, or "last"; `b` may also be "golden".
+    """Compare the replay `a` with `b`. Each is a replay id, a unique prefix of an id, or "last"; `b` may also be "golden".
 
-    The truth is a replay too: `judge.find_truth.ensure_truth` gives its id. rounding: the replay whose distance from the truth
-    sets the limits (`ensure_rounding` gives its id); None: flat limits. only: ids of the dumps to compare. on_progress: is
-    called with (dumps done, dumps in all) after each dump. `save` writes the record. Raises UsageError for an unknown replay,
-    for one compared with itself, and for `truth`; StoreProblem for a damaged one.
+    A truth is a replay: pass the id that `judge.find_truth.ensure_truth` returns. rounding: the replay whose distance from the
+    truth sets the limits (from `ensure_rounding`); None: flat limits. only: ids of the dumps to compare. on_progress: called
+    with (dumps done, dumps in all) after each dump. `save` writes the record. Raises UsageError for an unknown replay, for a
+    replay compared with itself, and for "truth"; StoreProblem for a damaged replay.
     """
     catalog = query.open_fresh(store)
     ours = open_replay(catalog, a)
     theirs: Side = GoldenSide(store, ours, ours.inputs) if b == GOLDEN else open_replay(catalog, b)
     if theirs.info.replay_id == ours.row.replay_id:
-        raise UsageError(f"A and B are the same replay, {ours.row.replay_id}", hint="name two, or `golden`, or `truth`")
+        raise UsageError(f"A and B are the same replay, {ours.row.replay_id}", hint="name two replays, `golden` or `truth`")
     shared = theirs.info.kind == TRUTH  # other replays share it, so its other inputs are not missing in A
-    wanted = sorted(ours.inputs.keys() | (() if shared else theirs.inputs.keys()))
+    dump_ids = sorted(ours.inputs.keys() | (() if shared else theirs.inputs.keys()))
     if only is not None:
-        wanted = [dump_id for dump_id in wanted if dump_id in only]
+        dump_ids = [dump_id for dump_id in dump_ids if dump_id in only]
     blocked, own = why_not(ours, theirs), thresholds or {}
     overall: Mapping[str, float] = noise.floor if noise else {}
     floors: defaultdict[str, Mapping[str, float]] = defaultdict(
         lambda: overall, {measured.dump_id: measured.floor for measured in noise.dumps} if noise else {}
     )
     lone = open_replay(catalog, rounding) if rounding else None
-    rounded = _rounding(ours, lone, theirs, () if blocked else wanted) if lone else None
+    rounded = _rounding(ours, lone, theirs, () if blocked else dump_ids) if lone else None
     judge_by = _Judge(ours, theirs, blocked, own, floors, rounded)
     ranked: list[tuple[int, float, str, DumpComparison]] = []
-    for done, dump_id in enumerate(wanted, 1):
+    for done, dump_id in enumerate(dump_ids, 1):
         dump, severity = judge_by.compare(dump_id)
         rank = ORDER.index(dump.verdict), -severity, dump_id
         shown = {name: float(f"{distance:.4g}") for name, distance in islice(dump.distances.items(), MOST_DISTANCES)}
@@ -99,7 +99,7 @@ def compare(
         if (index := max(place, DETAILED)) < len(ranked):
             ranked[index] = (*ranked[index][:3], replace(ranked[index][3], worst_tokens=(), parameters=(), distances={}))
         if on_progress:
-            on_progress(done, len(wanted))
+            on_progress(done, len(dump_ids))
     dumps = tuple(_with_token_ids(store, ours, dump) if place < NAMED else dump for place, (*_, dump) in enumerate(ranked))
     applied = applied_to(weaker([ours.info.dtype, theirs.info.dtype]), own)
     measured = rounded if applied.dtype in DTYPES else None
@@ -141,7 +141,7 @@ def save(store: Store, record: ComparisonRecord) -> Path:
 
 @dataclass(frozen=True)
 class _Judge:
-    """What each dump is judged by. blocked: why the sides cannot be compared at all; thresholds: those that somebody set."""
+    """The criteria for each dump. blocked: why the sides cannot be compared at all. thresholds: those that the user set."""
 
     a: ReplaySide
     b: Side
@@ -151,7 +151,7 @@ class _Judge:
     rounded: Rounding | None
 
     def compare(self, dump_id: str) -> tuple[DumpComparison, float]:
-        """Compare one dump; the second is its severity."""
+        """Compare one dump; return the comparison and its severity."""
         a, b = self.a, self.b
         given = a.inputs.get(dump_id) or b.inputs.get(dump_id)
         length = given.seq_len if given else None
@@ -163,16 +163,16 @@ class _Judge:
         ours, theirs = loaded
         theirs = averaged(b, theirs, ours.gradient_over)
         dump = measure(dump_id, length, averaged(a, ours, theirs.gradient_over), theirs)
-        asked, why = applied_to(weaker([ours.dtype, theirs.dtype]), self.thresholds), ""
-        if self.rounded is not None and dump_id in self.rounded.found and asked.dtype in DTYPES:
-            dump = self.rounded.limited(asked, dump)
-        elif dump.parameter_distance is not None and "parameter_distance" in asked.limits:
-            dump = replace(dump, parameter_seen=asked.limits["parameter_distance"] + dump.parameter_distance)
-        limits = dump.limits or asked.limits
+        applied, why = applied_to(weaker([ours.dtype, theirs.dtype]), self.thresholds), ""
+        if self.rounded is not None and dump_id in self.rounded.found and applied.dtype in DTYPES:
+            dump = self.rounded.limited(applied, dump)
+        elif dump.parameter_distance is not None and "parameter_distance" in applied.limits:
+            dump = replace(dump, parameter_seen=applied.limits["parameter_distance"] + dump.parameter_distance)
+        limits = dump.limits or applied.limits
         if dump.log_probs is None or not dump.log_probs.count:
             why = "its mask selects no token"
         elif not dump.reasons and not limits.keys() & measures(dump).keys():
-            why = "nothing that was measured has a threshold"
+            why = "no measured value has a threshold"
         if why:
             return replace(dump, verdict=NOT_COMPARED, not_compared=dump.not_compared | {"dump": why}), -1.0
         dump, severity = judge(dump, limits, self.floors[dump_id])
@@ -182,7 +182,7 @@ class _Judge:
 
 
 def _load(a: ReplaySide, b: Side, dump_id: str) -> tuple[Values, Values] | str:
-    """Read the values of both sides, or say why they cannot be compared."""
+    """Read the values of both sides, or return why they cannot be compared."""
     if dump_id not in a.inputs:
         return "only B replayed it, A did not"
     if dump_id not in b.inputs:
@@ -196,33 +196,33 @@ def _load(a: ReplaySide, b: Side, dump_id: str) -> tuple[Values, Values] | str:
     return unlike(ours, theirs) or (ours, theirs)
 
 
-def _rounding(a: ReplaySide, lone: ReplaySide, truth: Side, wanted: Collection[str]) -> Rounding:
-    """Measure what rounding does to each of these dumps: `lone` against the truth, with gradients over the dumps that A's are."""
-    found = {}
-    for dump_id in wanted:
+def _rounding(a: ReplaySide, lone: ReplaySide, truth: Side, dump_ids: Collection[str]) -> Rounding:
+    """Measure what rounding does to each dump: compare `lone` with the truth, averaging gradients over the same dumps as A."""
+    measured = {}
+    for dump_id in dump_ids:
         ours, loaded = a.read(dump_id), _load(lone, truth, dump_id)
         if isinstance(ours, str) or isinstance(loaded, str):
             continue
         over = ours.gradient_over
         dump = measure(dump_id, None, averaged(lone, loaded[0], over), averaged(truth, loaded[1], over))
         if dump.log_probs is not None and dump.log_probs.count and not dump.reasons:
-            found[dump_id] = dump
-    return Rounding(lone.row.replay_id, found, bool(lone.resolved.get("experts")))
+            measured[dump_id] = dump
+    return Rounding(lone.row.replay_id, measured, bool(lone.resolved.get("experts")))
 
 
 def _source(shown: Applied, rounded: Rounding | None, dumps: Collection[DumpComparison]) -> str:
-    """Where the thresholds are from, in words."""
+    """Describe where the thresholds come from."""
     if rounded is None:
         return shown.source
     flat = sum(dump.verdict != NOT_COMPARED and dump.dump_id not in rounded.found for dump in dumps)
-    said = f"measured on each dump: what {shown.dtype} costs, replay {rounded.replay_id}"
-    said += f"; {flat} of {len(dumps)} dumps without it: flat" if flat else ""
-    said += "; wider for experts, which rounding may exchange" if rounded.experts else ""
-    return "; ".join((said, *shown.source.split("; ")[1:]))
+    text = f"measured on each dump: what {shown.dtype} costs, replay {rounded.replay_id}"
+    text += f"; {flat} of {len(dumps)} dumps without it: flat" if flat else ""
+    text += "; wider for experts: rounding may reroute tokens" if rounded.experts else ""
+    return "; ".join((text, *shown.source.split("; ")[1:]))
 
 
 def _with_token_ids(store: Store, side: ReplaySide, dump: DumpComparison) -> DumpComparison:
-    """Add token ids to the worst tokens of a dump, where it still exists.
+    """Add token ids to the worst tokens of a dump, if the dump still exists.
 
     Log-probs [B, A] belong to the last A of the ids [B, S].
     """
@@ -255,11 +255,11 @@ def _notes(
     noise: NoiseRecord | None,
     only: Collection[str] | None,
 ) -> Iterator[str]:
-    """Remarks about the whole comparison."""
+    """Yield remarks about the whole comparison."""
     if blocked:
         yield blocked
     if not dumps:
-        yield "there is no dump to compare" if only is None else "the selection has none of their dumps"
+        yield "there is no dump to compare" if only is None else "the selection matches none of their dumps"
     if isinstance(b, ReplaySide) and b.spec.config.truth and any(dump.verdict != NOT_COMPARED for dump in dumps):
         ours, theirs = a.weights_dtype, b.weights_dtype
         if ours and theirs and ours != theirs:

@@ -1,8 +1,8 @@
-"""A comparison as a document: the conclusion in words first, then the figures behind it, the worst first; and its charts.
+"""Build the document of a comparison: the conclusion, then the figures behind it, worst first, and the charts.
 
-The charts show the worst dump's tokens, A against B, and gradients by parameter and layer. Figures come
-from the comparison's record; tokens from what both replays kept, where it is still there. Of many dumps the worst are read, since
-a page holds a few thousand marks and no reader looks at more.
+The charts show the worst dump's tokens, A against B, and gradients by parameter and layer. Figures come from the comparison's
+record, tokens from the tensors that both replays kept, if they still exist. Only the worst dumps are read: a page holds a few
+thousand marks, and no reader looks at more.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ _VERDICTS = {
     MISMATCH: ("A differs from B", BAD_TONE, "WRONG", "DIFFERS"),
     NOT_COMPARED: ("nothing was compared", NO_TONE, "NOT CHECKED", "NOT COMPARED"),
 }
-"""By verdict what it means, its tone, and the word of the banner: against the truth, and against anything else."""
+"""By verdict: its meaning, its tone, and the banner's word against the truth and against any other side."""
 
 FLAT_IS_WIDE = ("bf16", "fp16")
-"""Whose flat limits are too wide to say that a configuration is right."""
+"""Dtypes whose flat limits are too wide to call a configuration right."""
 MOST, _EXAMPLES = 10, 3
 
 
 def document(record: ComparisonRecord, limit: int, charts: Sequence[Chart] = ()) -> list[Block]:
-    """The whole comparison with its `limit` worst dumps; 0: all of them."""
-    shown, said = record.compared[: limit or None], conclusion(record)
+    """Build the document with the `limit` worst dumps; 0: all dumps."""
+    shown, text = record.compared[: limit or None], conclusion(record)
     flat, failed = flat_where_it_matters(record), _nothing_differs(record)
     means, tone, against_truth, otherwise = _VERDICTS[record.verdict]
     headline = "failed: A failed where B did not" if failed else f"{record.verdict}: {means}"
-    headline += "; flat limits: what rounding does was not measured" if flat else ""
+    headline += "; flat limits: rounding was not measured" if flat else ""
     headline += f"; not checked: {'; '.join(record.unjudged)}" if record.good and record.unjudged else ""
     figures = (
         ("dumps compared", f"{len(record.compared):,} / {len(record.dumps):,}"),
@@ -79,8 +79,8 @@ def document(record: ComparisonRecord, limit: int, charts: Sequence[Chart] = ())
     known = excluded(record.excludes, record.a.dtype)
     return [
         Heading(headline, 1),
-        Paragraph(said),
-        Banner(word, said, tone, figures, record.unjudged),
+        Paragraph(text),
+        Banner(word, text, tone, figures, record.unjudged),
         *([Paragraph(known)] if known else []),
         Items(tuple(_facts(record))),
         *charts,
@@ -92,47 +92,47 @@ def document(record: ComparisonRecord, limit: int, charts: Sequence[Chart] = ())
 
 
 def conclusion(record: ComparisonRecord) -> str:
-    """In a sentence or two: how many dumps, which verdict, how large the largest difference is."""
+    """Summarize in a few sentences: the number of dumps, their verdicts, the largest difference."""
     counts = Counter("failed" if _only_failed(dump) else dump.verdict for dump in record.dumps)
     failed, left = counts.pop("failed", 0), counts.pop(NOT_COMPARED, 0)
-    lost = f"A failed on {plural(failed, 'dump')} that B has the results of. " if failed else ""
+    lost = f"A failed on {plural(failed, 'dump')} that B has results for. " if failed else ""
     if not counts:
         reasons = "; ".join(record.reasons or sorted({why for dump in record.dumps for why in dump.not_compared.values()}))
         return f"{lost}None of {plural(len(record.dumps), 'dump')} could be compared{reasons and ': '}{reasons}."
     words = {MATCH: "within the thresholds", WITHIN_NOISE: "within the noise", MISMATCH: "outside"}
     parts = ", ".join(f"{counts[name]:,} {text}" for name, text in words.items() if counts[name])
-    said = [f"{lost}{plural(counts.total(), 'dump')} compared: {parts}" + (f"; {left:,} not compared." if left else ".")]
+    lines = [f"{lost}{plural(counts.total(), 'dump')} compared: {parts}" + (f"; {left:,} not compared." if left else ".")]
     if record.furthest:
         largest, dump_id = record.furthest
         where = f" (in {dump_id})" if largest else ""
-        said.append(f"The largest difference of a log-prob is {number(largest, 3)} nats{where}.")
-    said.append(meaning(record))
+        lines.append(f"The largest difference of a log-prob is {number(largest, 3)} nats{where}.")
+    lines.append(meaning(record))
     if beyond := [dump.beyond_noise[0] for dump in record.dumps if dump.beyond_noise and dump.verdict in GOOD]:
         differ = f"{plural(len(beyond), 'dump')} within the thresholds {'differs' if len(beyond) == 1 else 'differ'}"
-        said.append(f"{differ} by more than the noise, for example {beyond[0]}: a real difference that the thresholds allow.")
-    return " ".join(filter(None, said))
+        lines.append(f"{differ} by more than the noise, for example {beyond[0]}: a real difference that the thresholds allow.")
+    return " ".join(filter(None, lines))
 
 
 def _only_failed(dump: DumpComparison) -> bool:
-    """Whether it is a mismatch without figures: A failed on it, B did not."""
+    """Return whether the dump is a mismatch without figures: A failed on it, B did not."""
     return dump.verdict == MISMATCH and dump.log_probs is None
 
 
 def _nothing_differs(record: ComparisonRecord) -> bool:
-    """Whether it is a mismatch by failures of A alone."""
+    """Return whether every mismatch is a failure of A."""
     bad = [dump for dump in record.dumps if dump.verdict == MISMATCH]
     return bool(bad) and all(map(_only_failed, bad))
 
 
 def meaning(record: ComparisonRecord) -> str:
-    """What the verdict says about A in a sentence or two: how near it is to the truth, or what it has that B has not."""
+    """Explain in a sentence or two what the verdict says about A: its distance from the truth, or how it differs from B."""
     if _nothing_differs(record):
-        return ""  # nothing is known to be further away: what failed is said elsewhere
+        return ""  # no distance is known; the failures are listed elsewhere
     real = record.verdict == MISMATCH
     dtype = record.a.dtype or "its dtype"
     floor = " or its own noise floor explains" if record.noise_id else ""
     if record.b.kind == "truth":
-        if " from " in record.thresholds_from and record.verdict != WITHIN_NOISE:  # not the dtype's, but somebody's own
+        if " from " in record.thresholds_from and record.verdict != WITHIN_NOISE:  # set by the user, not by the dtype
             further = f"further from the truth than the thresholds{floor or ' allow'}"
             return f"A is {further if real else 'within the thresholds of the truth'}."
         if real:
@@ -141,7 +141,7 @@ def meaning(record: ComparisonRecord) -> str:
             return f"A is within the general limits for {dtype}; rounding in this model was not measured."
         return f"A matches the truth to {dtype} rounding."
     if record.b.kind == "golden":
-        return "A does not give what the run got." if real else "A gives what the run got."
+        return "A does not reproduce the run's outputs." if real else "A reproduces the run's outputs."
     a, b = record.a, record.b
     settings = "Both are configured alike" if a.label == b.label else f"A is {a.label}; B is {b.label}"
     if a.settings and b.settings:  # records of earlier versions have labels only
@@ -152,7 +152,7 @@ def meaning(record: ComparisonRecord) -> str:
 
 
 def flat_where_it_matters(record: ComparisonRecord) -> bool:
-    """Whether a good verdict against the truth rests on flat limits in a dtype for which they are wide."""
+    """Return whether a good verdict against the truth rests on flat limits in a dtype whose flat limits are wide."""
     return record.good and record.b.kind == "truth" and record.a.dtype in FLAT_IS_WIDE and record.rounding_id is None
 
 
@@ -165,11 +165,11 @@ EXCLUDED = {
     "attention": "attention scores times 1 + {}",
     "position": "second half of each row shifted by {} positions",
 }
-"""A fault of a size, in words (`judge.measured_limits`)."""
+"""Text of each kind of fault, with a place for its size (`judge.measured_limits`)."""
 
 
 def excluded(sizes: Mapping[str, float | None], dtype: str | None) -> str:
-    """What a green verdict excludes, in words; "" where that is not known."""
+    """Describe the faults that a green verdict excludes; "" if unknown."""
     known = [words.format(f"{size:.2%}" if name in ("gradients", "parameter") else f"{size:.2g}")
              for name, words in EXCLUDED.items() if (size := sizes.get(name)) is not None]  # fmt: skip
     if not known:
@@ -193,14 +193,14 @@ def _facts(record: ComparisonRecord) -> Iterator[str]:
 
 
 def _limit(record: ComparisonRecord, name: str) -> str:
-    """The threshold of a measure, or the least and the largest where each dump has its own."""
+    """Return the threshold of a measure, or "least to largest" if dumps have different ones."""
     flat = record.thresholds[name]
     each = [dump.limits.get(name, flat) for dump in record.dumps if dump.log_probs is not None] or [flat]
     return " to ".join(dict.fromkeys(number(value, 3) for value in (min(each), max(each))))
 
 
 def table(rows: Sequence[dict[str, str]], *text: str) -> Grid:
-    """A table of rows by column. text: columns that are not figures."""
+    """Build a table from rows by column. text: columns that are not figures."""
     return Grid(tuple(rows[0]), tuple(tuple(row.values()) for row in rows), set(text))
 
 
@@ -210,9 +210,9 @@ def _dumps(record: ComparisonRecord, shown: Sequence[DumpComparison]) -> list[Bl
     count = len(record.compared)
     title = "Dumps, the worst first" if len(shown) == count else f"The worst {len(shown):,} of {plural(count, 'dump')}"
     grads = any(dump.grad_norm_rel is not None or dump.gradients is not None for dump in shown)
-    odd = any(dump.log_probs and dump.log_probs.nonfinite for dump in shown)
+    nonfinite = any(dump.log_probs and dump.log_probs.nonfinite for dump in shown)
     legend = "max, p99, mean: absolute differences of log-probs, nats. clip: tokens whose ratio is outside 0.8 to 1.2. "
-    legend += "odd: log-probs that are not finite on one side only. " if odd else ""
+    legend += "odd: log-probs that are not finite on one side only. " if nonfinite else ""
     if grads:
         legend += "|g| rel: relative difference of the gradient norms. grad: |a - b| / |b| of the kept gradients."
     else:
@@ -241,10 +241,10 @@ def _dump(dump: DumpComparison, grads: bool) -> dict[str, str]:
     )
 
 
-def _worst(title: str, found: list[tuple[float | None, dict[str, str]]], *text: str) -> list[Block]:
-    """The `MOST` rows that are furthest apart under a title. found: (distance, row); None is further than any."""
-    found.sort(key=lambda pair: -(math.inf if pair[0] is None else abs(pair[0])))
-    return [Heading(title, 3), table([row for _, row in found[:MOST]], *text)] if found else []
+def _worst(title: str, rows: list[tuple[float | None, dict[str, str]]], *text: str) -> list[Block]:
+    """Tabulate the `MOST` rows with the largest distances. rows: (distance, row); None is larger than any."""
+    rows.sort(key=lambda pair: -(math.inf if pair[0] is None else abs(pair[0])))
+    return [Heading(title, 3), table([row for _, row in rows[:MOST]], *text)] if rows else []
 
 
 def _tokens(shown: Sequence[DumpComparison]) -> list[tuple[float | None, dict[str, str]]]:
@@ -258,15 +258,16 @@ def _tokens(shown: Sequence[DumpComparison]) -> list[tuple[float | None, dict[st
 
 def _parameters(shown: Sequence[DumpComparison]) -> list[tuple[float | None, dict[str, str]]]:
     return [
-        (found.distance, {"dump": dump.dump_id, "gradient of": item.name + (" (sampled)" if item.sampled else ""),
-                          "|a-b|/|b|": number(found.distance, 3),
-                          "cosine": "-" if found.cosine is None else f"{found.cosine:.6f}", "max": number(found.max_abs, 2)})
-        for dump in shown for item in dump.parameters for found in (item.figures,)
+        (figures.distance, {"dump": dump.dump_id, "gradient of": item.name + " (sampled)" * item.sampled,
+                            "|a-b|/|b|": number(figures.distance, 3),
+                            "cosine": "-" if figures.cosine is None else f"{figures.cosine:.6f}",
+                            "max": number(figures.max_abs, 2)})
+        for dump in shown for item in dump.parameters for figures in (item.figures,)
     ]  # fmt: skip
 
 
 def _not_compared(record: ComparisonRecord) -> list[Block]:
-    """Dumps that were not compared, by reason, with examples."""
+    """List the dumps that were not compared, by reason, with examples."""
     by_reason: dict[str, list[str]] = {}
     for dump in record.dumps:
         for what, why in dump.not_compared.items():
@@ -279,7 +280,7 @@ def _not_compared(record: ComparisonRecord) -> list[Block]:
 
 
 MOST_DUMPS = 24
-"""Dumps whose tokens are read."""
+"""How many dumps' tokens are read."""
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 _EXPERT = re.compile(r"\bexperts\.\d+\.")
 _OUTSIDE = "-"
@@ -288,8 +289,8 @@ _OUTSIDE = "-"
 def comparison_charts(
     store: Store, record: ComparisonRecord, texts: Texts | None = None, floor: float | None = None
 ) -> list[Chart]:
-    """Every picture of a comparison that there is something to show in. floor: the noise floor of a log-prob, nats."""
-    from actordbg.judge.token_charts import scatter_chart, tokens_chart  # and numpy, which words do without
+    """Draw the charts of a comparison, without empty ones. floor: the noise floor of a log-prob, in nats."""
+    from actordbg.judge.token_charts import scatter_chart, tokens_chart  # imports numpy, which the text does not need
 
     pairs = list(_pairs(store, record))
     limits = [pair.limit for pair in pairs if pair.limit is not None]
@@ -298,7 +299,7 @@ def comparison_charts(
 
 
 def _pairs(store: Store, record: ComparisonRecord) -> Iterable[TokenPair]:
-    """The worst dumps that both sides kept."""
+    """Yield the worst dumps whose tensors both sides kept."""
     from actordbg.judge.token_charts import TokenPair
 
     ours, theirs = record.a.replay_id, record.b.replay_id
@@ -306,7 +307,7 @@ def _pairs(store: Store, record: ComparisonRecord) -> Iterable[TokenPair]:
         return
     try:
         paths = {given.dump_id: given.path for given in ReplaySpec.from_file(store.replays / ours / SPEC).inputs}
-    except Exception:  # noqa: BLE001  whatever is wrong with it, the picture has no prompt and no text, and the report is there
+    except Exception:  # noqa: BLE001  then the chart has no prompt and no text, but the report still renders
         paths = {}
     for dump in [dump for dump in record.compared if dump.log_probs][:MOST_DUMPS]:
         a, b = kept_rows(store, ours, dump.dump_id), kept_rows(store, theirs, dump.dump_id)
@@ -318,7 +319,7 @@ def _pairs(store: Store, record: ComparisonRecord) -> Iterable[TokenPair]:
 
 
 def kept_rows(store: Store, replay_id: str, dump_id: str) -> tuple[Array, Array] | None:
-    """Read the log-probs that a replay kept of a dump, and its mask; None if they are gone, or unlike what they should be."""
+    """Read the log-probs and mask that a replay kept for a dump; None if they are gone or malformed."""
     from safetensors import SafetensorError
 
     from actordbg.judge.sides import opened, tensors_path
@@ -332,7 +333,7 @@ def kept_rows(store: Store, replay_id: str, dump_id: str) -> tuple[Array, Array]
 
 
 def token_rows(store: Store, path: str) -> tuple[Array | None, Array | None]:
-    """Read the token ids of the dump at this path below the store, and which are not padding; None for what cannot be read."""
+    """Read the token ids and attention mask of the dump at this path below the store; None for each that cannot be read."""
     from actordbg.store.payload import load_plain
 
     try:
@@ -344,10 +345,10 @@ def token_rows(store: Store, path: str) -> tuple[Array | None, Array | None]:
 
 
 def gradients_chart(dumps: Sequence[DumpComparison]) -> Chart | None:
-    """Draw by kind of parameter and layer the largest |a - b| / |b| of a gradient over the worst dumps. Experts are one kind."""
+    """Draw the largest |a - b| / |b| of each gradient over the worst dumps, by parameter and layer; experts are merged."""
     worst: dict[tuple[str, str], tuple[float, str]] = {}
     for dump in dumps:
-        known = {one.name: one.figures.distance for one in dump.parameters if one.figures.distance is not None}
+        known = {item.name: item.figures.distance for item in dump.parameters if item.figures.distance is not None}
         for name, distance in (dump.distances or known).items():
             layer_of = _LAYER.search(name)
             if layer_of is None:
@@ -369,7 +370,7 @@ def gradients_chart(dumps: Sequence[DumpComparison]) -> Chart | None:
     value, dump_id = worst[name, at]
     count = sum(bool(dump.distances or dump.parameters) for dump in dumps)
     where = name if at == _OUTSIDE else f"{name} of layer {at}"
-    says = f"The furthest is {where}: {number(value, 3)} in {dump_id}. Each cell is the maximum of {plural(count, 'dump')}."
+    says = f"Largest: {where}, {number(value, 3)} in {dump_id}. Each cell is the maximum over {plural(count, 'dump')}."
     lines = [{"gradient of": row["p"], "layer": row["l"], "|a-b|/|b|": number(row["v"], 3)} for row in rows]
-    title = f"Gradients by parameter and layer: {plural(len(worst), 'parameter')}"
+    title = f"Gradients by parameter and layer: {plural(len(worst), 'item')}"
     return Chart(title, says, spec, table(lines, "gradient of"))

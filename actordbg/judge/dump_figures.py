@@ -1,32 +1,30 @@
-"""How far one dump is apart on two sides: whether both are about the same call, and every figure of `comparison_record`.
+"""Measure how far apart the two sides of one dump are: every figure of `comparison_record`.
 
-Figures are float64 whatever the arrays are. Equal values differ by 0, even where both are infinite or both NaN. A value that is
+Figures are float64 for arrays of any dtype. Equal values differ by 0, even if both are infinite or both NaN. A value that is
 finite on one side only is counted in `nonfinite`; then no mean is taken, because a mean without the worst values would mislead.
 
-**Units in the last place** (`max_ulp`) count the representable values between two numbers. Kept log-probs are float32
-whatever computed them, so both values are first rounded to the dtype that computed; 0 then means that this dtype cannot tell
-them apart. fp64 results were kept as float32 and are counted in float32. Near zero it grows without bound, so no threshold is
-set on it.
+**Units in the last place** (`max_ulp`) count the representable values between two numbers. Log-probs are kept as
+float32, so both values are first rounded to the dtype that computed them; 0 then means that this dtype cannot distinguish them.
+fp64 results were kept as float32 and are counted in float32. Near zero the count grows without bound, so it has no threshold.
 
-What a side lacks is not an error: `not_compared` names it with the reason. What is a mismatch under any thresholds (a value
-that is
-finite, or zero, on one side only) is said in the `reasons` beside the figures.
+A value that is missing on one side is not an error: `not_compared` names it with the reason. Mismatches under any thresholds (a
+value that is finite, or zero, on one side only) are listed in `reasons`.
 
 **Gradients** are compared parameter by parameter, and all together. A file holds `grad/<parameter>` (float32, 1-D): the whole
-flattened gradient of a small parameter, of a large one the elements at `floor(i * numel / GRADIENT_SAMPLE)`; its metadata
-`gradients` says the number of elements of the whole. One parameter of both sides is in memory at a time, and one float32
-difference for each kept element. `distance` of all together is of the whole gradients: a sampled parameter counts by its number
-of elements, not of samples.
+flattened gradient of a small parameter; for a large parameter, the elements at `floor(i * numel / GRADIENT_SAMPLE)`. Its
+metadata `gradients` gives the number of elements of the whole gradient. One parameter of both sides is in memory at a time, and
+one float32 difference per kept element. The overall `distance` weights a sampled parameter by its number of elements, not of
+samples.
 
-Ranks that compute together average their gradients, so a side's gradient of one dump may be over several. The mean of samples is
-the sample of the mean. So a side whose gradients are each over one dump gives any such average from its files.
+Ranks that compute together average their gradients, so a side's gradient of one dump may be over several dumps. The mean of
+samples is the sample of the mean, so a side with a gradient per dump can compute any such average from its files.
 
-**Single parameters** are judged too (`parameter_distance`): a parameter without a gradient moves the distance of all together by
-less than rounding does. It is |a - b| of one parameter by |b|, or by what |b| would be if its elements had `SMALL` times the
-root mean square of all elements, where that is more. Some gradients are zero in exact arithmetic (GPT-2's key biases), and what
-is there is rounding.
+**Single parameters** are also judged (`parameter_distance`): a missing gradient of one parameter moves the overall distance by
+less than rounding does. The measure is |a - b| of one parameter divided by |b|, or by the |b| of a parameter whose elements are
+`SMALL` times the root mean square of all elements, whichever is larger: some gradients are zero in exact arithmetic (GPT-2's
+key biases), and only rounding is left.
 
-numpy alone: importing torch takes longer than a comparison, and a plain installation has none.
+Uses numpy only: importing torch takes longer than a comparison, and a plain installation has no torch.
 """
 
 from __future__ import annotations
@@ -48,48 +46,49 @@ from actordbg.judge.thresholds import STRENGTH, weaker
 from actordbg.records.comparison_record import MATCH, DumpComparison, Figures, ParameterFigures, WorstToken
 
 CLIP_LOW, CLIP_HIGH = 0.8, 1.2
-"""PPO's usual clip band of the ratio exp(a - b)."""
+"""PPO's usual clip range of the ratio exp(a - b)."""
 
 
 @np.errstate(all="ignore")
 def figures(a: Array, b: Array, *, log_probs: bool = False, dtype: str | None = None) -> Figures:
-    """The figures of values `a` against `b`, both 1-D and of one length, of any float dtype.
+    """Compare `a` with `b`: 1-D arrays of equal length and any float dtype.
 
-    `log_probs`: KL and clip_share too. `dtype`: what both were computed in (bf16, fp16, fp32, fp64), for max_ulp; None: not.
+    log_probs: also compute KL and clip_share. dtype: the dtype that computed both (bf16, fp16, fp32, fp64), for max_ulp; None
+    leaves max_ulp out.
     """
     if not a.size:
         return Figures(0)
-    ours, theirs, odd = a.astype(np.float64), b.astype(np.float64), odd_values(a, b)
+    ours, theirs, nonfinite = a.astype(np.float64), b.astype(np.float64), odd_values(a, b)
     both = np.isfinite(ours) & np.isfinite(theirs)
-    difference = np.where(both | odd, ours - theirs, 0.0)
-    band = (difference < math.log(CLIP_LOW)) | (difference > math.log(CLIP_HIGH)) | odd  # finite on one side only is outside
+    difference = np.where(both | nonfinite, ours - theirs, 0.0)
+    band = (difference < math.log(CLIP_LOW)) | (difference > math.log(CLIP_HIGH)) | nonfinite  # one-sided counts as outside
     outside = float(band.mean()) if log_probs else None
-    if odd.any():
-        return Figures(a.size, clip_share=outside, nonfinite=int(odd.sum()))
+    if nonfinite.any():
+        return Figures(a.size, clip_share=outside, nonfinite=int(nonfinite.sum()))
     distances, ours, theirs = np.abs(difference), ours[both], theirs[both]
     known = theirs != 0
-    found = spread_of("abs", distances) | spread_of("rel", distances[both][known] / np.abs(theirs[known]))
-    found |= angle_of(products(ours, theirs))
+    fields = spread_of("abs", distances) | spread_of("rel", distances[both][known] / np.abs(theirs[known]))
+    fields |= angle_of(products(ours, theirs))
     if dtype in STRENGTH:
-        found["max_ulp"] = int(np.abs(_ordered(ours, dtype) - _ordered(theirs, dtype)).max(initial=0))
+        fields["max_ulp"] = int(np.abs(_ordered(ours, dtype) - _ordered(theirs, dtype)).max(initial=0))
     if log_probs:
-        found |= {
+        fields |= {
             "kl_k1": float(0.0 - difference.mean()),  # never -0.0
             "kl_k3": _finite((np.expm1(difference) - difference).mean()),
             "rms_abs": _finite(np.sqrt(np.mean(difference**2))),
         }
-    return Figures(a.size, **found, clip_share=outside)
+    return Figures(a.size, **fields, clip_share=outside)
 
 
 def odd_values(a: Array, b: Array) -> Array:
-    """Bool, where two values are finite on one side only, or differ without being finite: `Figures.nonfinite` counts them."""
-    odd: Array = ~(np.isfinite(a) & np.isfinite(b)) & ~_same(a, b)
-    return odd
+    """Mark (bool) values that are finite on one side only, or differ without being finite; `Figures.nonfinite` counts them."""
+    nonfinite: Array = ~(np.isfinite(a) & np.isfinite(b)) & ~_same(a, b)
+    return nonfinite
 
 
 @np.errstate(all="ignore")
 def spread_of(suffix: str, values: Array) -> dict[str, Any]:
-    """The four figures of Figures that end in `suffix` ("abs" or "rel"): of differences, 1-D. None of nothing."""
+    """Return max, mean, p95 and p99 of 1-D differences, named with `suffix` ("abs" or "rel"); {} for an empty array."""
     if not values.size:
         return {}
     p95, p99 = np.percentile(values, (95, 99))
@@ -98,15 +97,13 @@ def spread_of(suffix: str, values: Array) -> dict[str, Any]:
 
 
 def products(a: Array, b: Array) -> Array:
-    """The products a·a, b·b, a·b and |a - b|² of two vectors (float64), from which `angle_of` makes figures. Sums add up."""
+    """Return a·a, b·b, a·b and |a - b|² of two vectors (float64), the input of `angle_of`. Products of parts can be added."""
     difference = a - b
     return np.array([a @ a, b @ b, a @ b, difference @ difference])
 
 
 def angle_of(products: Array) -> dict[str, Any]:
-    """The cosine of two vectors, and |a - b| / |b|: 1 and 0 for equal ones; None where a norm that divides is zero,
-    or overflows.
-    """
+    """Return the cosine of two vectors and |a - b| / |b|: 1 and 0 if equal; None where a divisor is zero or overflows."""
     ours, theirs, product, difference = products.tolist()
     if not difference:
         return {"cosine": 1.0, "distance": 0.0}
@@ -118,22 +115,22 @@ def angle_of(products: Array) -> dict[str, Any]:
 
 
 def sequence_sums(values: Array, mask: Array) -> Array:
-    """The sum of each row's masked values, float64 [rows that have any]: a sequence's log-prob. Both [B, A]."""
+    """Return each sequence's log-prob: the sum of its masked values, float64 [rows with a masked value]. Both inputs: [B, A]."""
     sums: Array = np.where(mask, values.astype(np.float64), 0.0).sum(axis=1)[mask.any(axis=1)]
     return sums
 
 
 @np.errstate(all="ignore")
 def worst_tokens(a: Array, b: Array, mask: Array, count: int) -> tuple[WorstToken, ...]:
-    """The `count` masked tokens of [B, A] that differ most, the worst first. Equal tokens are left out.
+    """Return the `count` masked tokens of [B, A] that differ most, worst first, without equal tokens.
 
-    A value that is finite on one side only is worst.
+    A value that is finite on one side only ranks first.
     """
     ours, theirs = a.astype(np.float64), b.astype(np.float64)
     difference = ours - theirs
     distance = np.nan_to_num(np.abs(difference), nan=math.inf, posinf=math.inf)
     distance = np.where(_same(ours, theirs) | ~mask, -1.0, distance).ravel()
-    some = np.argsort(-distance, kind="stable")[:count]  # of equally bad ones the first
+    some = np.argsort(-distance, kind="stable")[:count]  # on a tie, the first
     return tuple(
         WorstToken(at[0], at[1], _finite(ours[at]), _finite(theirs[at]), _finite(difference[at]))
         for at in (divmod(place, mask.shape[1]) for place in some[distance[some] > 0].tolist())
@@ -141,7 +138,7 @@ def worst_tokens(a: Array, b: Array, mask: Array, count: int) -> tuple[WorstToke
 
 
 def _same(a: Array, b: Array) -> Array:
-    """Where two values are equal, or both NaN."""
+    """Mark values that are equal, or both NaN."""
     same: Array = (a == b) | (np.isnan(a) & np.isnan(b))
     return same
 
@@ -151,12 +148,12 @@ def _finite(value: Any) -> float | None:
 
 
 def _ordered(values: Array, dtype: str) -> Array:
-    """The rank of each value among the representable ones, 0 at zero: sign and magnitude bits as one ordered integer."""
+    """Return each value's rank among the representable values, 0 at zero: sign and magnitude bits as one ordered integer."""
     single = values.astype(np.float32)
     bits = single.astype(np.float16).view(np.int16) if dtype == "fp16" else single.view(np.int32)
     ranks, least = bits.astype(np.int64), np.iinfo(bits.dtype).min
     if dtype == "bf16":
-        ranks, least = (ranks + 0x7FFF + ((ranks >> 16) & 1)) >> 16, -(2**15)  # to the nearest, ties to the even one
+        ranks, least = (ranks + 0x7FFF + ((ranks >> 16) & 1)) >> 16, -(2**15)  # round to nearest, ties to even
     return np.where(ranks < 0, least - ranks, ranks)
 
 
@@ -164,77 +161,78 @@ WORST_TOKENS = 5
 WORST_PARAMETERS = 10
 PREFIX = "grad/"
 SMALL = {"bf16": 0.05, "fp16": 0.01}
-"""By dtype, the share of the root mean square of all elements under which a parameter's gradient is mostly rounding."""
+"""By dtype: a gradient whose elements are below this share of the root mean square of all elements is mostly rounding."""
 SMALL_ELSE = 1e-3
 
 
 def unlike(a: Values, b: Values) -> str | None:
-    """Why the two sides of a dump are not about the same call; None if they are."""
+    """Return why the two sides of a dump are not the same call; None if they are."""
     for what, ours, theirs in (("log-probs", a.log_probs, b.log_probs), ("masks", a.mask, b.mask)):
         if ours.shape != theirs.shape:
             return f"A's {what} are {list(ours.shape)}, B's {list(theirs.shape)}"
     if not bool((a.mask == b.mask).all()):
         return f"the masks differ in {int((a.mask != b.mask).sum())} tokens"
     if bool(a.folded) != bool(b.folded):
-        return f"token ids were folded into the vocabulary on side {'A' if a.folded else 'B'} only"
+        return f"token ids were wrapped (modulo the vocabulary) on side {'A' if a.folded else 'B'} only"
     if a.temperature is not None and b.temperature is not None and a.temperature != b.temperature:
         return f"A's temperature is {a.temperature:g}, B's {b.temperature:g}"
-    for name, one, other in (("A", a, b), ("B", b, a)):
-        if one.trained and other.undropped:
+    for name, values, other in (("A", a, b), ("B", b, a)):
+        if values.trained and other.undropped:
             return f"{name} ran in training mode, where its model drops {other.undropped:g} at random; the truth drops nothing"
     return None
 
 
 def measure(dump_id: str, seq_len: int | None, a: Values, b: Values) -> DumpComparison:
-    """Every figure of one dump on both sides, without its verdict. reasons: what is a mismatch under any thresholds.
-    distances: of each parameter's gradient, the furthest first.
+    """Compute every figure of one dump, but not its verdict.
+
+    In the result, `reasons` are mismatches under any thresholds; `distances` are by parameter, largest first.
     """
-    mask, said = a.mask, _Said()
+    mask, notes = a.mask, _Notes()
     tokens = figures(a.log_probs[mask], b.log_probs[mask], log_probs=True, dtype=a.dtype if a.dtype == b.dtype else None)
-    said.odd("log-probs", tokens)
+    notes.odd("log-probs", tokens)
     if outside := int(((np.isfinite(a.log_probs) ^ np.isfinite(b.log_probs)) & ~mask).sum()):
-        where = "outside the mask are not finite on one side only: a product with the mask keeps them"
-        said.broken.append(f"{outside} log-probs {where}")
+        where = "outside the mask are not finite on one side only: multiplying by the mask keeps them"
+        notes.broken.append(f"{outside} log-probs {where}")
     entropy = None
     if a.entropy is not None and b.entropy is not None and a.entropy.shape == b.entropy.shape == mask.shape:
         entropy = figures(a.entropy[mask], b.entropy[mask])
-        said.odd("entropies", entropy)
+        notes.odd("entropies", entropy)
     elif a.entropy is not None or b.entropy is not None:
-        said.lacking("entropy", "entropies", a.entropy, b.entropy)
-    loss = said.apart("loss", a.loss, b.loss)
-    gradients = _gradients(a, b, said)
+        notes.lacking("entropy", "entropies", a.entropy, b.entropy)
+    loss = notes.apart("loss", a.loss, b.loss)
+    gradients = _gradients(a, b, notes)
     return DumpComparison(
         dump_id,
         MATCH,
-        tuple(said.broken),
+        tuple(notes.broken),
         seq_len=seq_len,
         log_probs=tokens,
         sequences=figures(sequence_sums(a.log_probs, mask), sequence_sums(b.log_probs, mask)),
         entropy=entropy,
         loss_abs=loss,
         worst_tokens=worst_tokens(a.log_probs, b.log_probs, mask, WORST_TOKENS),
-        not_compared=said.missing,
+        not_compared=notes.missing,
         **gradients,
     )
 
 
 @dataclass
-class _Said:
-    """What is said of a dump beside its figures. broken: mismatches under any thresholds. missing: why there is no figure."""
+class _Notes:
+    """Remarks on a dump. broken: mismatches under any thresholds. missing: by figure, why it was not computed."""
 
     broken: list[str] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
 
-    def odd(self, what: str, found: Figures) -> None:
-        if found.nonfinite:
-            self.broken.append(f"{found.nonfinite} of {found.count} {what} are not finite on one side only")
+    def odd(self, what: str, values: Figures) -> None:
+        if values.nonfinite:
+            self.broken.append(f"{values.nonfinite} of {values.count} {what} are not finite on one side only")
 
     def lacking(self, name: str, what: str, a: object, b: object) -> None:
         one_side = f"only {'B' if a is None else 'A'} has {what}"
-        self.missing[name] = f"{what} of another shape on each side" if a is not None and b is not None else one_side
+        self.missing[name] = f"{what} of different shapes" if a is not None and b is not None else one_side
 
     def apart(self, what: str, a: float | None, b: float | None, *, relative: bool = False) -> float | None:
-        """|a - b|, by |b| if `relative`. None where a side has no value, or the figure is undefined (`broken` says so)."""
+        """Return |a - b|, divided by |b| if `relative`; None if a side has no value or the figure is undefined (see `broken`)."""
         if a is None or b is None:
             if a is not b:
                 self.lacking(what, f"the {what}", a, b)
@@ -250,29 +248,29 @@ class _Said:
         return None
 
 
-def _gradients(a: Values, b: Values, said: _Said) -> dict[str, Any]:
-    """The fields of a DumpComparison that are about gradients, if both sides' gradients are of the same inputs."""
+def _gradients(a: Values, b: Values, notes: _Notes) -> dict[str, Any]:
+    """Return the gradient fields of a DumpComparison; {} if the two sides' gradients are over different inputs."""
     if (a.grad_norm is not None or b.grad_norm is not None) and a.gradient_over != b.gradient_over:
         counts = len(a.gradient_over), len(b.gradient_over)
         others = " others" if counts[0] == counts[1] else ""
-        said.missing["gradients"] = f"A's gradient is over {counts[0]} inputs, B's over {counts[1]}{others}"
+        notes.missing["gradients"] = f"A's gradient is over {counts[0]} inputs, B's over {counts[1]}{others}"
         return {}
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     norm = b.grad_norm
     if a.gradients and b.gradients:
         whole = None
         try:
             with _opened(a.gradients) as ours, _opened(b.gradients) as theirs:
-                found, whole = _compared(ours, theirs, SMALL.get(weaker([a.dtype, b.dtype]) or "", SMALL_ELSE), said)
+                fields, whole = _compared(ours, theirs, SMALL.get(weaker([a.dtype, b.dtype]) or "", SMALL_ELSE), notes)
         except (SafetensorError, OSError, ValueError, TypeError) as error:
-            said.missing["gradients"] = f"the kept tensors cannot be read ({error})"
-        if not len(a.gradients) == len(b.gradients) == 1:  # then B's is a mean, whose norm follows from the whole only
+            notes.missing["gradients"] = f"the kept tensors cannot be read ({error})"
+        if not len(a.gradients) == len(b.gradients) == 1:  # then B's gradient is a mean; its norm needs the whole gradient
             norm = whole
             if a.grad_norm is None or whole is None:
-                return found
+                return fields
     elif a.gradients or b.gradients:
-        said.lacking("gradients", "gradients", a.gradients or None, b.gradients or None)
-    return found | {"grad_norm_rel": said.apart("gradient norm", a.grad_norm, norm, relative=True)}
+        notes.lacking("gradients", "gradients", a.gradients or None, b.gradients or None)
+    return fields | {"grad_norm_rel": notes.apart("gradient norm", a.grad_norm, norm, relative=True)}
 
 
 @dataclass
@@ -282,7 +280,7 @@ class _KeptGradients:
     sizes: dict[str, int]
 
     def read(self, name: str) -> Array:
-        """The mean over the files, float32 (of one file: its own tensor)."""
+        """Return the mean over the files, float32."""
         each = [handle.get_tensor(PREFIX + name) for handle in self.handles]
         return np.asarray(np.mean(each, axis=0, dtype=np.float64), np.float32)
 
@@ -291,16 +289,17 @@ class _KeptGradients:
 def _opened(paths: Sequence[Path]) -> Iterator[_KeptGradients]:
     with ExitStack() as stack:
         handles = [stack.enter_context(opened(path)) for path in paths]
-        names = [{key.removeprefix(PREFIX) for key in one.keys() if key.startswith(PREFIX)} for one in handles]  # noqa: SIM118
-        told = json.loads((handles[0].metadata() or {}).get("gradients", "{}"))
-        sizes = {name: int(one["numel"]) for name, one in told.items()} if isinstance(told, dict) else {}
+        names = [{key.removeprefix(PREFIX) for key in file.keys() if key.startswith(PREFIX)} for file in handles]  # noqa: SIM118
+        metadata = json.loads((handles[0].metadata() or {}).get("gradients", "{}"))
+        sizes = {name: int(entry["numel"]) for name, entry in metadata.items()} if isinstance(metadata, dict) else {}
         yield _KeptGradients(handles, set.intersection(*names), sizes)
 
 
 @np.errstate(all="ignore")
-def _compared(a: _KeptGradients, b: _KeptGradients, small: float, said: _Said) -> tuple[dict[str, Any], float | None]:
-    """The fields of a DumpComparison that are about kept gradients, and the norm of B's whole one; None if only samples were
-    kept. small: of `SMALL`.
+def _compared(a: _KeptGradients, b: _KeptGradients, small: float, notes: _Notes) -> tuple[dict[str, Any], float | None]:
+    """Return a DumpComparison's fields from kept gradients, and the norm of B's whole gradient; None if only samples were kept.
+
+    small: the share from `SMALL`.
     """
     total, absolute, relative = np.zeros(4), [], []
     apart: dict[str, tuple[float, float, int]] = {}
@@ -315,8 +314,8 @@ def _compared(a: _KeptGradients, b: _KeptGradients, small: float, said: _Said) -
             continue
         if numel > ours.size:
             sampled.add(name)
-        if odd := int(odd_values(ours, theirs).sum()):
-            nonfinite[name], badness[name] = odd, math.inf
+        if invalid := int(odd_values(ours, theirs).sum()):
+            nonfinite[name], badness[name] = invalid, math.inf
             continue
         both = np.isfinite(ours)
         wide, other = ours[both].astype(np.float64), theirs[both].astype(np.float64)
@@ -329,21 +328,21 @@ def _compared(a: _KeptGradients, b: _KeptGradients, small: float, said: _Said) -
         apart[name] = difference, norm, numel
         badness[name] = difference and (difference / norm if norm else math.inf)
     left = _left_out("only A has it", a.names - b.names) | _left_out("only B has it", b.names - a.names)
-    left |= _left_out("another size on each side", unlike)
-    said.missing |= left
+    left |= _left_out("different sizes", unlike)
+    notes.missing |= left
     if missing := [name for name in sorted(b.names - a.names) if badness and np.abs(b.read(name)).max(initial=0) > 0]:
-        said.broken.append(f"A has no gradient of {_some(missing)}")
+        notes.broken.append(f"A has no gradient of {_some(missing)}")
     together = Figures(0)
-    if count := sum(one.size for one in absolute):
+    if count := sum(part.size for part in absolute):
         spreads = spread_of("abs", np.concatenate(absolute)) | spread_of("rel", np.concatenate(relative))
         together = Figures(count, **spreads, **angle_of(total))
     if nonfinite:
-        said.broken.append(f"gradients are not finite on one side only: {_some(nonfinite)}")
+        notes.broken.append(f"gradients are not finite on one side only: {_some(nonfinite)}")
     elif together.count and together.distance is None:
-        said.broken.append("B's gradients are all zero, A's are not")
+        notes.broken.append("B's gradients are all zero, A's are not")
     worst = sorted((name for name in badness if badness[name] > 0), key=lambda name: (-badness[name], name))
     distances = _distances(apart, small)
-    found = {
+    fields = {
         "gradients": replace(together, nonfinite=sum(nonfinite.values())) if badness else None,
         "parameters": tuple(
             ParameterFigures(name, figures(a.read(name), b.read(name)), name in sampled) for name in worst[:WORST_PARAMETERS]
@@ -352,19 +351,19 @@ def _compared(a: _KeptGradients, b: _KeptGradients, small: float, said: _Said) -
         "worst_parameter": next(iter(distances), ""),
         "distances": distances,
     }
-    return found, math.sqrt(total[1]) if badness and not sampled and not left else None
+    return fields, math.sqrt(total[1]) if badness and not sampled and not left else None
 
 
 def _distances(apart: dict[str, tuple[float, float, int]], small: float) -> dict[str, float]:
-    """The distance of each parameter, the furthest first. `apart`: |a - b|, |b| and number of elements by name."""
+    """Return each parameter's distance, largest first. apart: |a - b|, |b| and number of elements by name."""
     elements = sum(numel for _, _, numel in apart.values())
     usual = math.sqrt(sum(norm**2 for _, norm, _ in apart.values()) / elements) if elements else 0.0
-    found = {}
+    distances = {}
     for name, (difference, norm, numel) in apart.items():
         scale = max(norm, small * usual * math.sqrt(numel))
         if difference == 0 or scale:
-            found[name] = difference and difference / scale
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+            distances[name] = difference and difference / scale
+    return dict(sorted(distances.items(), key=lambda item: -item[1]))
 
 
 def _left_out(why: str, names: set[str]) -> dict[str, str]:

@@ -1,11 +1,11 @@
-"""Answers for other programs: a report's JSON and CSV; a check as JUnit's XML and for GitHub.
+"""Export results for other programs: a report as JSON and CSV; a check as JUnit XML and as GitHub workflow commands.
 
-In the CSV an input that was not run has no row. Times are in seconds, memory in bytes, log-probs in nats; a figure that was not
+In the CSV, an input that was not run has no row. Times are in seconds, memory in bytes, log-probs in nats; a figure that was not
 measured is an empty cell. `warm_up` says why a row is not part of steady timing: "first", "compiled", or empty.
 
-In a check's answer each dump is a test case up to four times: it ran, it kept the laws, it is as near the truth as its dtype
-allows, the training got the same. What was not checked is skipped, with the reason. Both formats quote foreign text as they want
-it; hidden characters are written out first.
+In a check, each dump is up to four test cases: `replay` (it ran), `laws`, `truth` (it matches the truth to its dtype's rounding)
+and `golden` (it matches the run's recorded outputs). Unchecked cases are skipped, with the reason. Each format does its own
+quoting; invisible characters are escaped first.
 """
 
 from __future__ import annotations
@@ -33,29 +33,28 @@ if TYPE_CHECKING:
 
 _INPUT = ("rank", "batch_size", "seq_len")
 _CONFIGURATION = tuple(setting for setting in SETTINGS.values() if setting.numbers or setting.cost)
-"""The settings that tell one configuration from another. Every row repeats them as they ran, so that rows of several replays can
-be pivoted."""
+"""Settings that distinguish configurations. Every row repeats them as they ran, so rows of several replays can be pivoted."""
 COLUMNS = (
     *(field.name for field in fields(ResultRecord) if field.name not in ("log_excerpt", "extra")), *_INPUT, "warm_up",
     *(setting.stored for setting in _CONFIGURATION), "laws_violated", "laws_not_checked",
 )  # fmt: skip
-"""Every column of the CSV, in order. The last two have the names of the laws that forbid a green verdict, and of those that could
-not be asked; empty where none was asked."""
+"""Every column of the CSV, in order. The last two list the laws that forbid a green verdict, and those that could not be checked;
+both are empty if no law was requested."""
 
 
 def render_json(summary: Summary, blocks: Iterable[Block] = ()) -> str:
-    """The Summary field by field, with the verdict and the charts of its document: indented JSON that ends with a line break."""
+    """Render the Summary field by field, with the verdict and charts of its document, as indented JSON with a final newline."""
 
     def plain(value: Any) -> Any:
-        """A row of the catalog as a dict, anything else in words."""
+        """Convert a catalog row to a dict, anything else to text."""
         return vars(value) if isinstance(value, SimpleNamespace) else str(value)
 
-    told = asdict(summary) | as_data(blocks)
-    return in_json(json.dumps(told, indent=2, ensure_ascii=False, allow_nan=False, default=plain)) + "\n"
+    data = asdict(summary) | as_data(blocks)
+    return in_json(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False, default=plain)) + "\n"
 
 
 def render_csv(replays: Sequence[ReplayData]) -> str:
-    """One row for each result of `replays`, below a row with the names of the columns."""
+    """Render a header row and a row for each result of `replays`."""
     out = io.StringIO()
     writer = csv.DictWriter(out, COLUMNS, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
@@ -65,8 +64,7 @@ def render_csv(replays: Sequence[ReplayData]) -> str:
 
 
 def _rows(data: ReplayData) -> Iterator[dict[str, Any]]:
-    """A result, its input and the settings as they ran; of these the model's own number of layers and the seed that counted stand
-    where none was requested."""
+    """Yield each result with its input and the settings as they ran, including the resolved number of layers and seed."""
     by_id = {given.dump_id: given for given in data.spec.inputs}
     first, compiling = warm_up_of(data.results)
     values = as_ran(data.spec.config, data.resolved)
@@ -83,16 +81,16 @@ def _rows(data: ReplayData) -> Iterator[dict[str, Any]]:
 
 
 def _cell(value: Any) -> Any:
-    """True as `true`; numbers stay numbers, and text is cleaned."""
+    """Convert a CSV cell: True to `true`, text escaped, numbers unchanged."""
     if isinstance(value, bool):
         return str(value).lower()
     return in_csv(value) if isinstance(value, str) else value
 
 
 class JunitCase(NamedTuple):
-    """One thing that was asked of one dump. failure, skipped: why, "" where it is not; `text`: the end of its log."""
+    """A test case: one `check` of one dump. failure, skipped: the reason, or "". text: the end of the log."""
 
-    asked: str
+    check: str
     dump_id: str
     seconds: float = 0.0
     failure: str = ""
@@ -100,11 +98,11 @@ class JunitCase(NamedTuple):
     text: str = ""
 
 
-def cases(found: CheckFound) -> Iterator[JunitCase]:
-    """Every case of a check, dump by dump."""
-    results = {result.dump_id: result for result in found.data.results}
-    compared, goldens = ({dump.dump_id: dump for dump in dumps} for dumps in (found.truths, found.goldens))
-    for dump_id in (item.dump_id for item in found.data.spec.inputs):
+def cases(check: CheckFound) -> Iterator[JunitCase]:
+    """Yield every test case of a check, dump by dump."""
+    results = {result.dump_id: result for result in check.data.results}
+    compared, goldens = ({dump.dump_id: dump for dump in dumps} for dumps in (check.truths, check.goldens))
+    for dump_id in (item.dump_id for item in check.data.spec.inputs):
         result, dump = results.get(dump_id), compared.get(dump_id)
         if result is None:
             yield JunitCase("replay", dump_id, failure="not run")
@@ -113,10 +111,10 @@ def cases(found: CheckFound) -> Iterator[JunitCase]:
         why = "" if passed else f"{result.status}: {result.error or result.error_class or ''}"
         yield JunitCase("replay", dump_id, result.forward_s or 0.0, why, text=result.log_excerpt or "" if why else "")
         if answers := answers_of(result.extra):
-            broken = violations(answers, found.data.spec.config.accept)
+            broken = violations(answers, check.data.spec.config.accept)
             yield JunitCase("laws", dump_id, failure="; ".join(map(in_words, broken)))
         if passed:
-            why = found.no_truth or next(iter(dump.not_compared.values() if dump else ()), "") or "not compared"
+            why = check.no_truth or next(iter(dump.not_compared.values() if dump else ()), "") or "not compared"
             left = dump is None or dump.verdict == NOT_COMPARED
             yield JunitCase("truth", dump_id, failure=_mismatch(dump), skipped=why if left else "")
         if own := goldens.get(dump_id):
@@ -128,9 +126,9 @@ def _mismatch(dump: DumpComparison | None) -> str:
     return "; ".join(dump.reasons) or dump.verdict if dump and dump.verdict == MISMATCH else ""
 
 
-def junit_xml(found: CheckFound, answer: CheckAnswer) -> bytes:
-    """The check as JUnit's XML. Its first property is the sentence."""
-    every = list(cases(found))
+def junit_xml(check: CheckFound, answer: CheckAnswer) -> bytes:
+    """Render the check as JUnit XML. The first property is the verdict sentence."""
+    every = list(cases(check))
     root = ElementTree.Element("testsuites")
     suite = ElementTree.SubElement(
         root,
@@ -140,14 +138,14 @@ def junit_xml(found: CheckFound, answer: CheckAnswer) -> bytes:
         failures=str(sum(bool(case.failure) for case in every)),
         errors="0",
         skipped=str(sum(bool(case.skipped) for case in every)),
-        timestamp=found.data.spec.created_at[:19],
+        timestamp=check.data.spec.created_at[:19],
         time=f"{sum(case.seconds for case in every):.3f}",
     )
     properties = ElementTree.SubElement(suite, "properties")
     for name in ("sentence", "replay_id", "configuration", "next"):
         ElementTree.SubElement(properties, "property", name=name, value=_xml(str(getattr(answer, name))))
     for case in every:
-        what = {"classname": f"actordbg.{case.asked}", "name": _xml(case.dump_id), "time": f"{case.seconds:.3f}"}
+        what = {"classname": f"actordbg.{case.check}", "name": _xml(case.dump_id), "time": f"{case.seconds:.3f}"}
         element = ElementTree.SubElement(suite, "testcase", what)
         if case.failure:
             ElementTree.SubElement(element, "failure", message=_xml(case.failure)).text = _xml(case.text, in_lines) or None
@@ -157,17 +155,17 @@ def junit_xml(found: CheckFound, answer: CheckAnswer) -> bytes:
     return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
 
 
-def workflow_commands(found: CheckFound, answer: CheckAnswer) -> Iterator[str]:
-    """Workflow commands of GitHub: an error for each kind of failure of each dump, and a line about the whole check."""
-    for case in cases(found):
+def workflow_commands(check: CheckFound, answer: CheckAnswer) -> Iterator[str]:
+    """Yield GitHub workflow commands: an error for each failed test case, and a line for the whole check."""
+    for case in cases(check):
         if case.failure:
-            title = _message(f"actordbg check: {case.asked} {case.dump_id}").replace(":", "%3A").replace(",", "%2C")
+            title = _message(f"actordbg check: {case.check} {case.dump_id}").replace(":", "%3A").replace(",", "%2C")
             yield f"::error title={title}::{_message(case.failure)}"
     yield f"::{'notice' if answer.good else 'error'} title=actordbg check::{_message(answer.sentence)}"
 
 
 def _xml(text: str, shown: Callable[[str], str] = in_line) -> str:
-    """`text` as XML can hold it: two characters that nobody hides are none of XML's."""
+    """Escape `text` for XML, including U+FFFE and U+FFFF, which XML forbids."""
     return shown(text).replace("\ufffe", "\\ufffe").replace("\uffff", "\\uffff")
 
 

@@ -1,12 +1,12 @@
-"""The truth for a replay's inputs: the replay that is its truth, found in the store or run now.
+"""Find the truth for a replay's inputs in the store, or compute it now. A truth is itself a replay.
 
 The truth depends on little: the inputs, the model and its number of layers, the dtype that its weights are rounded to, the
-temperature, and whether gradients are wanted. Packing, compiling and sharding change nothing. So many configurations (the
+temperature, and whether gradients are needed. It does not depend on packing, compiling or sharding, so many configurations (the
 cells of a matrix) share one truth.
 
-A truth is found again only for the same weights and under the same versions (`hub_model.DECIDE`): after an upgrade, or
-where the model's files changed, another one is computed. A replay whose weights are no longer there has no truth any more.
-Where torch is not installed none can be computed, so the versions that decide are those under which the replay itself ran.
+A stored truth is reused only with the same weights and under the same versions (`hub_model.DECIDE`): after an upgrade, or if the
+model's files changed, a new truth is computed. A replay whose weights no longer exist has no truth. Without torch no truth can be
+computed, so the versions to match are those under which the replay ran.
 
 Example:
     truth = ensure_truth(store, replay_id)                   # "20250619T052608-9f3a2c"
@@ -36,7 +36,7 @@ from actordbg.store.layout import Store
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the truth of a replay must have: this configuration, these inputs, and gradients for some of them."""
+    """The truth that a replay needs: its configuration and inputs, the inputs that need gradients, and the versions to match."""
 
     config: ReplayConfig
     inputs: tuple[ReplayInput, ...]
@@ -44,20 +44,21 @@ class Wanted:
     versions: dict[str, str]
 
 
-def ensure_truth(store: Store, replay_id: str, *, dtype: str = "fp32", **heard: Any) -> str:
-    """The id of a finished truth in `dtype` ("fp32", "fp64") for every input of replay `replay_id`, a prefix, or "last".
+def ensure_truth(store: Store, replay_id: str, *, dtype: str = "fp32", **callbacks: Any) -> str:
+    """Return the id of a finished truth in `dtype` ("fp32", "fp64") for every input of a replay: an id, a prefix, or "last".
 
-    An existing truth is used again; otherwise it runs now (`heard`: what `run_replay` takes beside the specification). Raises
-    StoreProblem for an unknown replay or one that built no actor, Unsupported if no input has a truth, and what a replay raises.
+    Reuses an existing truth, else runs it now; `callbacks` are passed to `run_replay`. Raises StoreProblem for an unknown replay
+    or a replay that built no actor, Unsupported if no input has a truth, and whatever `run_replay` raises.
     """
     wanted = wanted_truth(store, load_spec(store, replay_id), dtype)
-    return ensure_lone_rows(store, wanted, command=f"the truth of replay {replay_id}", **heard)
+    return ensure_lone_rows(store, wanted, command=f"the truth of replay {replay_id}", **callbacks)
 
 
 def wanted_rounding(store: Store, spec: ReplaySpec, *, planted: bool = False) -> Wanted | None:
-    """What the replay must be that has each row alone in the dtype of this replay: its distance from the truth is what that
-    dtype costs. planted: with faults of known sizes, in any dtype. None for a dtype with flat limits; under autocast that is
-    the weights'.
+    """Specify the replay that runs each row alone in this replay's dtype: its distance from the truth is what that dtype costs.
+
+    The dtype is that of the weights, also under autocast. planted: add faults of known sizes, in any dtype. None for a dtype
+    with flat limits.
     """
     dtype = str(read_standing(store.replays / spec.replay_id)[0].get("dtype"))
     if dtype not in (LONE_ROWS if planted else DTYPES) or spec.config.truth is not None:
@@ -66,20 +67,20 @@ def wanted_rounding(store: Store, spec: ReplaySpec, *, planted: bool = False) ->
     return replace(wanted, config=replace(wanted.config, planted=planted))
 
 
-def ensure_rounding(store: Store, replay_id: str, *, planted: bool = False, **heard: Any) -> str | None:
-    """The id of a finished replay that says what this replay's dtype costs; None where there can be none."""
+def ensure_rounding(store: Store, replay_id: str, *, planted: bool = False, **callbacks: Any) -> str | None:
+    """Return the id of a finished replay that measures what this replay's dtype costs; None if that cannot be measured."""
     wanted = wanted_rounding(store, load_spec(store, replay_id), planted=planted)
     with contextlib.suppress(Unsupported):  # a kernel that this dtype lacks: the comparison says that its limits are flat
         if wanted is not None:
-            return ensure_lone_rows(store, wanted, command=f"what the dtype costs replay {replay_id}", **heard)
+            return ensure_lone_rows(store, wanted, command=f"what the dtype costs replay {replay_id}", **callbacks)
     return None
 
 
-def ensure_lone_rows(store: Store, wanted: Wanted, *, command: str, **heard: Any) -> str:
-    """The id of the newest such replay in the store, else of a new one. `command` says why a new one was run."""
-    found = find_truth(store, wanted)
-    if found is not None:
-        return found
+def ensure_lone_rows(store: Store, wanted: Wanted, *, command: str, **callbacks: Any) -> str:
+    """Return the id of the newest matching replay in the store; if none matches, run it. command: recorded as its reason."""
+    replay_id = find_truth(store, wanted)
+    if replay_id is not None:
+        return replay_id
     require_torch(wanted)
     find_model(wanted.config.model)
     spec = ReplaySpec(
@@ -90,56 +91,56 @@ def ensure_lone_rows(store: Store, wanted: Wanted, *, command: str, **heard: Any
         command=command,
         versions=wanted.versions,
     )
-    outcome = run_replay(store, spec, **heard)
+    outcome = run_replay(store, spec, **callbacks)
     if PASSED not in outcome.counts:
         first = next(iter(outcome.results.values()))
         raise Unsupported(
             f"none of the {len(spec.inputs)} inputs has a truth: {first.error or first.status}",
-            hint=f"`actordbg report {spec.replay_id}` shows the reason of each",
+            hint=f"run `actordbg report {spec.replay_id}` to see why",
         )
     return spec.replay_id
 
 
 def wanted_truth(store: Store, spec: ReplaySpec, dtype: str) -> Wanted:
-    """What the truth of this replay must be. Its weights have the dtype in which the replay ran."""
+    """Specify the truth of this replay. Its weights are rounded to the dtype in which the replay ran."""
     if spec.config.truth is not None:
         raise UsageError(
-            f"replay {spec.replay_id} is a truth itself",
-            hint="name a replay of the configuration that you want to judge",
+            f"replay {spec.replay_id} is itself a truth",
+            hint="name a replay of the configuration to check",
         )
     folder = store.replays / spec.replay_id
     resolved, _ = read_standing(folder)
     if not resolved:
         raise StoreProblem(
             f"replay {spec.replay_id} has built no actor yet, so the dtype of its weights is unknown",
-            hint=f"`actordbg report {spec.replay_id}` says why; `actordbg replay --resume {spec.replay_id}` continues",
+            hint=f"run `actordbg report {spec.replay_id}` to see why, `actordbg replay --resume {spec.replay_id}` to continue",
         )
-    asked, results = spec.config, read_results(folder)
-    with_gradients = frozenset(dump_id for dump_id, one in results.items() if one.grad_norm is not None)
+    requested, results = spec.config, read_results(folder)
+    with_gradients = frozenset(dump_id for dump_id, result in results.items() if result.grad_norm is not None)
     config = ReplayConfig(
-        model=asked.model,
+        model=requested.model,
         dtype=resolved["dtype"],
-        num_layers=asked.num_layers,
-        temperature=asked.temperature,
-        backward=asked.backward if asked.backward is not None or asked.backend == "plain" else bool(with_gradients),
-        timeout_s=asked.timeout_s,
-        keep_gradients=asked.keep_gradients,
+        num_layers=requested.num_layers,
+        temperature=requested.temperature,
+        backward=requested.backward if requested.backward is not None or requested.backend == "plain" else bool(with_gradients),
+        timeout_s=requested.timeout_s,
+        keep_gradients=requested.keep_gradients,
         truth=dtype,
     )
-    versions = versions_of(asked.model)
+    versions = versions_of(requested.model)
     if "torch" not in versions:
         versions |= {name: spec.versions[name] for name in DECIDE if name in spec.versions}
     ran, now = spec.versions.get(WEIGHTS), versions.get(WEIGHTS)
     if ran and now and ran != now:
         raise StoreProblem(
-            f"the files of {asked.model} have changed since replay {spec.replay_id} ran, so its truth cannot be computed",
-            hint="replay again with the model as it is now, or put its files back",
+            f"the files of {requested.model} have changed since replay {spec.replay_id} ran, so its truth cannot be computed",
+            hint="replay again with the current model, or restore its files",
         )
     return Wanted(config, spec.inputs, with_gradients, versions)
 
 
 def require_torch(wanted: Wanted) -> None:
-    """EnvironmentProblem where nothing can be computed, with the versions that a replay would have to be found under."""
+    """Raise EnvironmentProblem if torch is not installed, with the versions that a stored truth would have to match."""
     if "torch" in installed_versions():
         return
     ran = ", ".join(f"{name} {wanted.versions[name]}" for name in DECIDE if name in wanted.versions)
@@ -147,12 +148,12 @@ def require_torch(wanted: Wanted) -> None:
     raise EnvironmentProblem(
         f"the store has no finished truth in {wanted.config.truth} of all its inputs under {ran}, and torch, which computes one, "
         f"is not installed in {sys.executable}'s environment",
-        hint="compare where the replay ran, and copy the store again: the truth is kept in it; or compare with another replay",
+        hint="compare where the replay ran and copy the store, which keeps the truth; or compare with another replay",
     )
 
 
 def find_truth(store: Store, wanted: Wanted) -> str | None:
-    """The newest replay in the store that is this truth and has every wanted input; None if there is none."""
+    """Return the id of the newest replay in the store that is this truth and has every input; None if there is none."""
     decide = [name for name, setting in SETTINGS.items() if setting.decides_truth]
     for path in sorted(store.replays.glob(f"*/{SPEC}"), reverse=True):
         with contextlib.suppress(ActordbgError):  # damaged, or of a newer version: other commands report it
@@ -170,7 +171,7 @@ def find_truth(store: Store, wanted: Wanted) -> str | None:
 
 
 def _covers(store: Store, spec: ReplaySpec, wanted: Wanted) -> bool:
-    """Whether every wanted input has a result. A refused input counts: running it again would refuse it again."""
+    """Return whether every input has a result. A refused input counts: running it again would refuse it again."""
     results = read_results(store.replays / spec.replay_id)
     for dump_id in (item.dump_id for item in wanted.inputs):
         result = results.get(dump_id)

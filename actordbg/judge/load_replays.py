@@ -1,8 +1,8 @@
-"""Read the replays of a report from the store: by id, the newest one, or all of them; and the report with its pictures.
+"""Read the replays of a report from the store (by id, the newest, or all), and build the report with its charts.
 
 Inputs come from each replay's `spec.json`; results and resolved configurations come from the catalog, which is brought up to date
-first. A replay with an unreadable specification is left out with a note, because the others are still worth a report. Pictures
-stand in the order in which a reader asks: is it right, how fast is it, what did the workers do.
+first. A replay with an unreadable specification is left out with a note, because the others are still worth a report. The charts
+answer in order: is it right, how fast is it, what did the workers do.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ LAST = "last"
 ALL = "all"
 MOST_CALLS = 20_000
 _WHYS = 3
-"""Reasons that a report gives for dumps that were not compared; the comparison itself has all of them."""
+"""How many reasons for uncompared dumps a report gives; the comparison has all of them."""
 
 
 @dataclass(frozen=True)
 class Material:
-    """The replays of a report in its order; `selection` names them in words, `notes` says what was left out."""
+    """The replays of a report, in order. selection: how they were chosen, in words. notes: what was left out."""
 
     replays: tuple[ReplayData, ...]
     selection: str
     notes: tuple[str, ...] = ()
 
     def summary(self) -> Summary:
-        """Say everything that a report says of them."""
+        """Summarize the replays."""
         return summarise(self.replays, selection=self.selection, now=now_timestamp(), notes=self.notes)
 
 
 def load(store: Store, names: Sequence[str] = (), where: str | None = None) -> Material:
-    """The replays that `names` mean: ids, unique beginnings of ids, `last` or `all`; without a name, the last.
+    """Load the replays that `names` select: ids, unique prefixes of ids, `last` or `all`; without names, the last replay.
 
-    `where` keeps the inputs whose dumps it selects. Raises StoreProblem without a store, UsageError for an unknown
-    replay, WhereError for a forbidden condition, NothingToDo for one that selects no result of replays that have some. A store
-    without replays gives an empty Material.
+    where: keep only inputs whose dumps match. Raises StoreProblem without a store, UsageError for an unknown replay, WhereError
+    for a forbidden condition, NothingToDo if replays have results but the condition selects none of them. A store without
+    replays gives an empty Material.
     """
     catalog = query.open_fresh(store, where)
     names = list(names) or [LAST]
@@ -76,7 +76,7 @@ def load(store: Store, names: Sequence[str] = (), where: str | None = None) -> M
             matched = f"none of the dumps that match {where} ({len(selected):,}) has a result in these replays"
             raise NothingToDo(
                 f"nothing to report: {matched if selected else no_match(catalog, where)}",
-                hint="`actordbg dump ls --where` shows what a condition selects",
+                hint="run `actordbg dump ls --where` to see what a condition selects",
             )
         notes.append(f'only inputs selected by --where "{where}"; dumps that were pruned since are left out')
     selection = "the whole store, " * (ALL in names) + plural(len(rows), "replay")
@@ -85,7 +85,7 @@ def load(store: Store, names: Sequence[str] = (), where: str | None = None) -> M
 
 
 def _left_open(catalog: query.Catalog, rows: Sequence[query.ReplayRow]) -> list[str]:
-    """That a replay which did not end is newer than the last one that did."""
+    """Return a note if an unfinished replay is newer than all of `rows`."""
     newest = next(iter(query.list_own_replays(catalog)), None)
     if newest is None or newest.status not in query.OPEN or any(row.replay_id >= newest.replay_id for row in rows):
         return []
@@ -93,17 +93,17 @@ def _left_open(catalog: query.Catalog, rows: Sequence[query.ReplayRow]) -> list[
 
 
 def _chosen(catalog: query.Catalog, names: Sequence[str]) -> list[query.ReplayRow]:
-    """The rows that the names mean, each once."""
+    """Return the catalog rows that the names select, each once."""
     rows: dict[str, query.ReplayRow] = {}
     for name in names:
         if name == ALL:
-            found = list(reversed(query.list_replays(catalog)))
+            matches = list(reversed(query.list_replays(catalog)))
         elif name == LAST:
             newest = query.newest_configuration(catalog, typed=True)
-            found = [newest] if newest is not None else query.list_replays(catalog, limit=1)
+            matches = [newest] if newest is not None else query.list_replays(catalog, limit=1)
         else:
-            found = [query.get_replay(catalog, name)]
-        rows |= {row.replay_id: row for row in found if row.replay_id not in rows}
+            matches = [query.get_replay(catalog, name)]
+        rows |= {row.replay_id: row for row in matches if row.replay_id not in rows}
     return list(rows.values())
 
 
@@ -111,25 +111,27 @@ def _read(catalog: query.Catalog, row: query.ReplayRow) -> ReplayData:
     spec = ReplaySpec.from_file(catalog.store.replays / row.replay_id / SPEC)
     results = query.results_for(catalog, row.replay_id)
     compared = tuple(query.comparisons(catalog, row.replay_id))
-    for one in compared:
-        if not one.compared and not one.reasons:
-            one.reasons = "; ".join(query.why_not_compared(catalog, one.comparison_id)[:_WHYS]) or None
+    for comparison in compared:
+        if not comparison.compared and not comparison.reasons:
+            comparison.reasons = "; ".join(query.why_not_compared(catalog, comparison.comparison_id)[:_WHYS]) or None
     why = read_why(catalog.store.replays / row.replay_id)
     return ReplayData(spec, row.resolved or {}, row.status, tuple(results), compared, why)
 
 
 def report_blocks(store: Store, material: Material, texts: Texts | None = None) -> list[Block]:
-    """The whole report on these replays, with its pictures."""
-    from actordbg.judge.replay_document import document  # which `curve` loads its replays without
+    """Build the whole report on these replays, with its charts."""
+    from actordbg.judge.replay_document import document  # `curve` loads replays without it
 
     summary = material.summary()
-    charts = {one.label: pictures(store, data, texts) for one, data in zip(summary.replays, material.replays, strict=True)}
+    charts = {replay.label: pictures(store, data, texts) for replay, data in zip(summary.replays, material.replays, strict=True)}
     return document(summary, charts)
 
 
 def pictures(store: Store, data: ReplayData, texts: Texts | None = None) -> list[Chart]:
-    """The charts of one replay, those of its newest comparison with the truth first (without one: with another replay), and last
-    the training run of its first input; a replay of several runs has the others in `actordbg ui`.
+    """Draw the charts of one replay.
+
+    First those of its newest comparison with the truth (else with another replay), last the timeline of the training run of its
+    first input; `actordbg ui` shows further runs.
     """
     from actordbg.judge.replay_charts import replay_charts, run_timeline
 
@@ -137,7 +139,7 @@ def pictures(store: Store, data: ReplayData, texts: Texts | None = None) -> list
     for row in sorted(data.comparisons, key=lambda row: row.against_kind != "truth")[:1]:
         from actordbg.judge.comparison_document import comparison_charts  # and numpy
 
-        with contextlib.suppress(ActordbgError):  # the report's own words name what is damaged
+        with contextlib.suppress(ActordbgError):  # the report's text names what is damaged
             record = ComparisonRecord.from_file(store.comparisons / f"{row.comparison_id}.json")
             charts += comparison_charts(store, record, texts, floor_of(store, record))
     charts += replay_charts(data)
@@ -149,19 +151,19 @@ def pictures(store: Store, data: ReplayData, texts: Texts | None = None) -> list
 
 
 def floor_of(store: Store, record: ComparisonRecord) -> float | None:
-    """The noise floor of a log-prob that the comparison was judged with; None without one, or where it cannot be read."""
+    """Return the log-prob noise floor that the comparison was judged with; None without one, or if it cannot be read."""
     with contextlib.suppress(ActordbgError):
         return NoiseRecord.from_file(store.noise / f"{record.noise_id}.json").floor.get("max_abs")
     return None
 
 
 def calls_of(source: Store | query.Catalog, run: str) -> list[DumpRow]:
-    """The recorded calls of a run, the oldest first."""
+    """Return the recorded calls of a run, oldest first."""
     return query.select_dumps(source, f"run = {quoted(run)}", limit=MOST_CALLS)
 
 
 def dropped_of(store: Store, run: str) -> dict[int, int]:
-    """How many calls each rank of a run dropped, by its published counters; one that cannot be read counts nothing."""
+    """Return how many calls each rank of a run dropped, from its published counters; unreadable counters are skipped."""
     dropped: Counter[int] = Counter()
     for path in store.counters.glob("*/[!.]*.json"):
         with contextlib.suppress(CorruptDump):

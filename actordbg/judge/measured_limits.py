@@ -1,46 +1,46 @@
-"""Limits that rounding sets: how far bf16 or fp16 moves *this* input through *this* model, measured, not assumed.
+"""Set limits from measured rounding: how far bf16 or fp16 moves *this* input through *this* model.
 
-A flat limit for bf16 has to let the worst model pass, so it lets faults pass in every other one. So each dump is computed twice
-with its rows alone: in the truth's dtype, and in the dtype that is judged, with the same weights. How far those two are apart is
-what rounding does. The configuration may be `FACTORS` times as far from the truth, dump by dump and parameter by parameter,
-and never needs to be nearer than fp32's flat limits.
+A flat bf16 limit has to let the worst model pass, so it lets faults pass in every other model. So each dump is computed twice,
+with each row alone and the same weights: in the truth's dtype and in the dtype under test. The distance between the two is the
+effect of rounding. The configuration may be `FACTORS` times as far from the truth, dump by dump and parameter by parameter, and
+never needs to be nearer than fp32's flat limits.
 
 | measure | limit |
 |---|---|
-| mean_abs, gradient_distance | 1.5 times what rounding does |
+| mean_abs, gradient_distance | 1.5 times the effect of rounding |
 | p99_abs | 2 times |
 | max_abs, entropy_max_abs | 3 times |
-| parameter_distance | 3 times that of the same parameter, or of the median one |
+| parameter_distance | 3 times that of the same parameter, or of the median parameter |
 | grad_norm_rel | the limit of gradient_distance: a norm moves by no more than its vector |
 | loss_abs | the limit of mean_abs: a mean moves by no more than its terms |
 | clip_share | flat, or 3 times |
 
-A figure over few tokens is a matter of luck. So what rounding does to a dump is mixed with what it does to all dumps together, as
-if `FEW` tokens of all belonged to each, and a mean over `n` tokens is given 1 / sqrt(n) + 8 / n more. Where all dumps
-have few tokens together, limits are raised towards the flat ones: by (FEW / (FEW + tokens)) squared of the way.
+A figure over few tokens is noisy. So the effect of rounding on a dump is mixed with its effect on all dumps, as if each dump
+had `FEW` more average tokens, and a mean over `n` tokens is raised by the factor 1 + 1 / sqrt(n) + 8 / n. If all dumps together
+have few tokens, limits are raised toward the flat limits: by the fraction (FEW / (FEW + tokens)) squared of the distance.
 
-**Experts.** Rounding may send a token to another expert, in one of both computations only. That moves this token, and a
-parameter of that expert, by any amount. So for a model with experts each limit is twice as high, and those of `BY_TOKEN` are
-never below twice the flat ones. That of a parameter is `LOST` then, if not more: a gradient that is lost is 1 away. Parameters
-of all experts in one tensor are judged so over `SOME` tokens or more, those of a single expert together only.
+**Experts.** Rounding may route a token to another expert in one of the two computations. That moves the token, and parameters of
+the expert, by any amount. So for a model with experts each limit is doubled, and the limits of `BY_TOKEN` are at least twice the
+flat ones. The limit of a parameter is at least `LOST`, unless twice its flat limit is lower: a lost gradient has distance 1. A
+tensor that holds all experts is judged from `SOME` tokens on; parameters of a single expert only as part of the whole gradient.
 
-**Bias.** Rounding goes both ways. A wrong epsilon, temperature or bias goes one way, too little at each token to be seen. So the
-mean of the signed differences over all dumps is judged too, in units of its standard error: `z`, at most `MOST_Z`.
+**Bias.** Rounding goes both ways. A wrong epsilon, temperature or bias goes one way, by too little at each token to be detected.
+So the mean of the signed differences over all dumps is also judged, in units of its standard error: `z`, at most `MOST_Z`.
 
 **What a green verdict excludes** (`excluded`): the smallest faults that would have made it red, on the same inputs and under the
-same limits. Four follow from the limits and from how far A is off already, without another forward. Each holds in the worst case:
-whichever token, dump or parameter it is, and whichever way it goes.
+same limits. Four follow from the limits and A's measured distance, without another forward. Each is a worst case over tokens,
+dumps, parameters and signs.
 
-| fault | size | would have been above |
+| fault | size | would have exceeded |
 |---|---|---|
 | token | nats, of any one log-prob | max_abs |
-| tokens | nats, all log-probs shifted by as much | mean_abs, or the bias over all dumps |
-| gradients | relative, all of them times 1 + e | gradient_distance or grad_norm_rel |
+| tokens | nats, all log-probs shifted by the same amount | mean_abs, or the bias over all dumps |
+| gradients | relative, all gradients times 1 + e | gradient_distance or grad_norm_rel |
 | parameter | relative, the gradient of any one parameter | parameter_distance |
 
-Others depend on the model, so they are planted in it (`actordbg.actor.truth_model`), each row alone in A's dtype, and judged as
-A is (`noticed`). The size is the smallest one that was tried from which on all are red. Gradients are not computed for these,
-so a smaller one may be seen by its gradient. `None` as a size: no size of this fault is known to be seen.
+Other faults depend on the model, so they are planted in it (`actordbg.actor.truth_model`), with each row alone in A's dtype, and
+judged like A (`noticed`). The reported size is the smallest tried size such that it and all larger ones are red. Gradients are
+not computed for these, so a smaller fault might be detected by its gradient. A size of `None`: no tried size is detected.
 
 Example:
     rounding = Rounding("r-02", {dump_id: measure(dump_id, None, lone_rows_in_bf16, truth)})
@@ -74,18 +74,20 @@ FEW, SOME = 64, 16
 LOST = 0.9
 MOST_Z = 5.0
 LEAST_TOKENS = 30
-"""Fewer tokens say nothing about a bias."""
+"""With fewer tokens the bias is not judged."""
 _ONE_EXPERT = re.compile(r"\.experts\.\d")
 FOLLOWS = {"grad_norm_rel": "gradient_distance", "loss_abs": "mean_abs"}
-"""Measures that cannot be larger than another one, whose limit they have."""
+"""Measures that are bounded by another measure and share its limit."""
 
 Sizes = dict[str, float | None]
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """What the dtype's rounding does to each dump: `found`, by dump id, the figures of its rows alone, in the dtype against the
-    truth. `replay_id`: of the lone rows in that dtype. experts: the model has some.
+    """The effect of a dtype's rounding on each dump.
+
+    replay_id: the replay with each row alone in that dtype. found: its comparisons with the truth, by dump id. experts: the model
+    has experts.
     """
 
     replay_id: str
@@ -93,7 +95,7 @@ class Rounding:
     experts: bool = False
 
     def limited(self, applied: Applied, dump: DumpComparison) -> DumpComparison:
-        """The dump with limits of its own, and the parameter that is worst by them. A threshold that somebody set stays."""
+        """Return the dump with measured limits, and the worst parameter under them. Thresholds that the user set stay."""
         limits, here, least = dict(applied.limits), self.found[dump.dump_id], DEFAULTS["fp32"]
         free = limits.keys() - applied.own
         flat = (FEW / (FEW + self._tokens)) ** 2
@@ -117,13 +119,13 @@ class Rounding:
         return replace(dump, limits=limits)
 
     def bias(self, dumps: Iterable[DumpComparison]) -> Bias | None:
-        """How far A is off in one direction over these dumps; None for too few tokens to tell."""
+        """Measure how far A is off in one direction over these dumps; None for too few tokens."""
         ours = _pooled(dump for dump in dumps if dump.dump_id in self.found)
         theirs = _pooled(self.found.values())
         return None if ours is None or theirs is None else Bias(ours[0], theirs[0], math.sqrt(ours[1] + theirs[1]))
 
     def _of_parameters(self, ours: DumpComparison, here: DumpComparison, flat: Mapping[str, float]) -> dict[str, float]:
-        """The limit of each parameter that is judged on its own."""
+        """Return the limit of each parameter that is judged individually."""
         if not here.distances:
             return {}
         usual, alone = median(here.distances.values()), list(ours.distances)
@@ -135,16 +137,16 @@ class Rounding:
         return {name: max(factor * max(here.distances.get(name, 0.0), usual), least) for name in alone}
 
     def _rounded(self, here: DumpComparison) -> dict[str, float]:
-        """By measure what rounding does to this dump, mixed with what it does to all: see the module."""
+        """Return by measure the effect of rounding on this dump, mixed with that on all dumps (see the module's docstring)."""
         count, own, usual = _tokens(here), measures(here), self._together
         share = count / (count + FEW)
-        found = {name: max(own[name], (1 - share) * usual[name]) for name in FACTORS if name in own}
+        effects = {name: max(own[name], (1 - share) * usual[name]) for name in FACTORS if name in own}
         if "mean_abs" in own:
             mixed = share * own["mean_abs"] + (1 - share) * usual["mean_abs"]
-            found["mean_abs"] = mixed * (1 + 1 / math.sqrt(count) + 8 / count)
+            effects["mean_abs"] = mixed * (1 + 1 / math.sqrt(count) + 8 / count)
         if "gradient_distance" in own:
-            found["gradient_distance"] = max(own["gradient_distance"], usual["gradient_distance"])
-        return found
+            effects["gradient_distance"] = max(own["gradient_distance"], usual["gradient_distance"])
+        return effects
 
     @cached_property
     def _tokens(self) -> int:
@@ -152,18 +154,18 @@ class Rounding:
 
     @cached_property
     def _together(self) -> dict[str, float]:
-        """By measure over all dumps: the mean over all tokens, the largest of the largest, the median of the others."""
+        """By measure over all dumps: the token-weighted mean of mean_abs, the maximum of max_abs, the median of the others."""
         each = [(measures(dump), _tokens(dump)) for dump in self.found.values()]
         by_name = {name: [values[name] for values, _ in each if name in values] for name in FACTORS}
-        found = {name: median(values) for name, values in by_name.items() if values}
-        found["mean_abs"] = sum(values.get("mean_abs", 0.0) * count for values, count in each) / self._tokens
-        found["max_abs"] = max(by_name["max_abs"], default=0.0)
-        return found
+        figures = {name: median(values) for name, values in by_name.items() if values}
+        figures["mean_abs"] = sum(values.get("mean_abs", 0.0) * count for values, count in each) / self._tokens
+        figures["max_abs"] = max(by_name["max_abs"], default=0.0)
+        return figures
 
 
 @dataclass(frozen=True)
 class Bias:
-    """The mean signed difference from the truth in nats: A's, that of rounding, and the standard error of their difference."""
+    """Mean signed differences from the truth, in nats: A's, rounding's, and the standard error of their difference."""
 
     ours: float
     rounding: float
@@ -171,12 +173,12 @@ class Bias:
 
     @property
     def z(self) -> float:
-        """How far the two are apart, in standard errors."""
+        """The difference of the two means, in standard errors."""
         return (self.ours - self.rounding) / self.error if self.error else 0.0
 
     @property
     def seen(self) -> float:
-        """A shift of every log-prob by this much, either way, would have been a mismatch."""
+        """The smallest shift of every log-prob, in either direction, that would have been a mismatch."""
         return MOST_Z * self.error + abs(self.ours - self.rounding)
 
 
@@ -185,7 +187,7 @@ def _tokens(dump: DumpComparison) -> int:
 
 
 def _pooled(dumps: Iterable[DumpComparison]) -> tuple[float, float] | None:
-    """(mean of the signed differences, squared standard error of that mean) over all tokens of all dumps."""
+    """Return the mean of the signed differences over all tokens of all dumps, and its squared standard error."""
     parts = [dump.log_probs for dump in dumps if dump.log_probs is not None]
     known = [(part.count, part.kl_k1, part.rms_abs) for part in parts if part.kl_k1 is not None and part.rms_abs is not None]
     tokens = sum(count for count, _, _ in known)
@@ -197,16 +199,16 @@ def _pooled(dumps: Iterable[DumpComparison]) -> tuple[float, float] | None:
 
 
 def excluded(dumps: Sequence[DumpComparison], limits: Mapping[str, float], bias: Bias | None, floors: Floors) -> Sizes:
-    """Sizes by fault over the dumps that were judged and are good. `limits`: of dumps that have none of their own.
+    """Return the smallest detectable size of each fault over the good dumps. limits: for dumps without measured limits.
 
-    floors: the noise that excuses what is above a limit, so it hides a fault of that size.
+    floors: noise that excuses values above a limit, so it hides faults of that size.
     """
     good = [dump for dump in dumps if dump.verdict in GOOD]
     if not good:
         return {}
 
     def pairs(name: str) -> Iterator[tuple[float, float]]:
-        """The limit and the value of a measure, of each dump that has both."""
+        """Yield the limit and the value of a measure, for each dump that has both."""
         for dump in good:
             limit, value = (dump.limits or limits).get(name), measures(dump).get(name)
             if limit is not None and value is not None:
@@ -214,16 +216,16 @@ def excluded(dumps: Sequence[DumpComparison], limits: Mapping[str, float], bias:
 
     tokens = [limit + value for limit, value in pairs("max_abs")]
     shifts = [limit + value for limit, value in pairs("mean_abs")] + ([bias.seen] if bias else [])
-    found: Sizes = {"token": max(tokens) if len(tokens) == len(good) else None, "tokens": min(shifts, default=None)}
+    sizes: Sizes = {"token": max(tokens) if len(tokens) == len(good) else None, "tokens": min(shifts, default=None)}
     if any({"grad_norm_rel", "gradient_distance"} & measures(dump).keys() for dump in good):
         scales = [*pairs("grad_norm_rel"), *pairs("gradient_distance")]
-        found["gradients"] = min(((limit + value) / (1 - value) for limit, value in scales if value < 1), default=None)
+        sizes["gradients"] = min(((limit + value) / (1 - value) for limit, value in scales if value < 1), default=None)
         known = [
             max(dump.parameter_seen, floors[dump.dump_id].get("parameter_distance", 0.0) + (dump.parameter_distance or 0.0))
             for dump in good if dump.parameter_seen is not None
         ]  # fmt: skip
-        found["parameter"] = max(known) if len(known) == len(good) else None
-    return found
+        sizes["parameter"] = max(known) if len(known) == len(good) else None
+    return sizes
 
 
 def noticed(
@@ -234,21 +236,21 @@ def noticed(
     rounding: Rounding | None,
     floors: Floors,
 ) -> Sizes:
-    """By fault that was planted in `lone`, the smallest size from which on each was red for these dumps."""
+    """Return for each fault planted in `lone` the smallest size such that it and all larger sizes are red for these dumps."""
     judged: dict[str, dict[float, list[DumpComparison]]] = defaultdict(lambda: defaultdict(list))
     for dump in (dump for dump in dumps if dump.verdict in GOOD):
         ours, theirs = lone.read(dump.dump_id), truth.read(dump.dump_id)
         if isinstance(ours, str) or isinstance(theirs, str):
             continue
-        ours, theirs = (replace(one, entropy=None, loss=None, grad_norm=None, gradients=()) for one in (ours, theirs))
+        ours, theirs = (replace(values, entropy=None, loss=None, grad_norm=None, gradients=()) for values in (ours, theirs))
         for name, log_probs in lone.planted(dump.dump_id).items():
             fault, _, size = name.partition("/")
-            found = measure(dump.dump_id, None, replace(ours, log_probs=log_probs), theirs)
-            judged[fault][float(size)].append(judge(found, dump.limits or limits, floors[dump.dump_id])[0])
+            planted = measure(dump.dump_id, None, replace(ours, log_probs=log_probs), theirs)
+            judged[fault][float(size)].append(judge(planted, dump.limits or limits, floors[dump.dump_id])[0])
 
-    def red(found: list[DumpComparison]) -> bool:
-        bias = rounding.bias(found) if rounding else None
-        return any(dump.verdict == MISMATCH for dump in found) or (bias is not None and abs(bias.z) > MOST_Z)
+    def red(compared: list[DumpComparison]) -> bool:
+        bias = rounding.bias(compared) if rounding else None
+        return any(dump.verdict == MISMATCH for dump in compared) or (bias is not None and abs(bias.z) > MOST_Z)
 
     return {
         fault: min(takewhile(lambda size: red(by_size[size]), sorted(by_size, reverse=True)), default=None)  # noqa: B023

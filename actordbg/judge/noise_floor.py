@@ -1,26 +1,25 @@
-"""How far a configuration moves on its own: the noise floor. A difference below it means nothing.
+"""Measure the noise floor: how far a configuration's results vary without a fault. A smaller difference means nothing.
 
 `measure_noise` runs the same inputs several times under one configuration: unchanged, again ("repeat"), and with more padding,
-every row twice and rows reversed (`actordbg.laws.changes`). Each run is a replay of its own and stays in the store. The
-unchanged one and the variations share one loaded Actor; "repeat" has new processes, so it also sees what differs from
-process to process.
+every row twice and rows reversed (`actordbg.laws.changes`). Each run is a separate replay that stays in the store. The unchanged
+run and the variations share one loaded Actor; "repeat" starts new processes, so it also covers differences between processes.
 
-`measure` compares the runs. The floor of a dump is the largest value of each measure (`compare.thresholds.measures`) over
-all runs; the floor of the configuration is the largest over all dumps. Floors and thresholds have the same names.
+`measure` compares the runs. The floor of a dump is the largest value of each measure (`judge.thresholds.measures`) over all runs;
+the floor of the configuration is the largest over all dumps. Floors and thresholds have the same names.
 
-**Rounding** is measured too. Two runs that round alike agree to the bit, and both are wrong in the third digit. So each row is
-also computed alone in the configuration's dtype and in the next wider one (bf16 and fp16 against fp32, fp32 against fp64). That
+**Rounding** is also measured. Two runs that round alike are bit-identical, yet both are wrong in the third digit. So each row is
+also computed alone in the configuration's dtype and in the next wider dtype (bf16 and fp16 against fp32, fp32 against fp64). That
 difference counts `ROUNDING_MARGIN` times, because another order of the same operations rounds differently.
 
-**Faults stay out of the floor.** If rows leak into each other, reversing them moves the numbers by as much as they are wrong.
-Taken for noise, that would make a wrong configuration look right. Other shapes and orders only round differently. So a
-movement beyond the dtype's thresholds *and* beyond `FAULT` times what rounding and running again explain is left out and named.
-What moves when it is run again, by more than that times what rounding explains, does not explain itself: it is a fault too.
+**Faults stay out of the noise floor.** If rows leak into each other, reversing them moves the results by as much as they
+are wrong. Counted as noise, that would make a wrong configuration look right. Other shapes and orders only round differently. So
+a movement beyond the dtype's thresholds *and* beyond `FAULT` times what rounding and rerunning explain is left out and reported.
+A rerun that moves by more than `FAULT` times what rounding explains is likewise a fault.
 
-A dump that one run failed on (out of memory with every row twice, say) has the floor of the other runs, and the record says so.
-A NaN that comes and goes is named, and leaves its measure out.
+If one run failed on a dump (say out of memory with every row twice), the dump's floor comes from the other runs, and the record
+says so. A NaN in only one of two runs is reported, and its measure is left out.
 
-`noise_page` says it: whether the same call repeats, what moves it, and by how much.
+`noise_page` reports whether the same call repeats, what moves it, and by how much.
 
 Example:
     record = measure_noise(store, plan.spec, on_run=print)
@@ -53,7 +52,7 @@ from actordbg.replay.supervise import run_replay
 from actordbg.store.layout import Store
 
 NOT_THE_CONFIGURATION = {"vary", "seed"}
-"""Settings of a replay that do not change the log-probs that a configuration gives."""
+"""Settings of a replay that do not change a configuration's log-probs."""
 UNCHANGED, REPEAT, ROUNDING = "unchanged", "repeat", "rounding"
 WIDER = {"bf16": "fp32", "fp16": "fp32", "fp32": "fp64"}
 """The dtype that a dtype's rounding is measured against."""
@@ -71,11 +70,11 @@ Moved = dict[str, dict[str, dict[str, float]]]
 
 
 def measure(store: Store, unchanged: str, varied: Mapping[str, str], *, rounding: tuple[str, str] | None = None) -> NoiseRecord:
-    """The noise floor from finished replays: the `unchanged` one, and one for each variation. `save` writes it.
+    """Measure the noise floor from finished replays: `unchanged`, and one for each variation. `save` writes the record.
 
-    `rounding`: two replays of the same inputs, each row alone, in the configuration's dtype and in a wider one.
+    rounding: two replays of the same inputs, each row alone, in the configuration's dtype and in a wider dtype.
 
-    Raises StoreProblem if nothing could be compared, because a floor of nothing would call every difference real.
+    Raises StoreProblem if nothing could be compared, because an empty floor would call every difference real.
     """
     side = open_replay(query.open_fresh(store), unchanged)
     pairs = {name: (replay_id, unchanged) for name, replay_id in varied.items()} | ({ROUNDING: rounding} if rounding else {})
@@ -98,9 +97,9 @@ def measure(store: Store, unchanged: str, varied: Mapping[str, str], *, rounding
         floors[dump_id] = floor
     if not floors:
         raise StoreProblem(
-            "no dump passed both unchanged and varied, so there is no floor to measure: "
+            "no dump passed both unchanged and varied, so the noise floor cannot be measured: "
             + "; ".join(reasons[:2] or ["nothing was replayed"]),
-            hint=f"`actordbg report {side.row.replay_id}` shows what failed",
+            hint=f"run `actordbg report {side.row.replay_id}` to see what failed",
         )
     return NoiseRecord(
         noise_id=new_replay_id(),
@@ -122,7 +121,7 @@ def save(store: Store, record: NoiseRecord) -> Path:
 
 
 def newest_for(store: Store, replay_id: str) -> NoiseRecord | None:
-    """The newest floor of this replay's configuration that has at least one of its dumps; None if there is none."""
+    """Return the newest noise floor of this replay's configuration that covers at least one of its dumps; None if none does."""
     catalog = query.open_fresh(store)
     side = open_replay(catalog, replay_id)
     for path in sorted(store.noise.glob("*.json"), reverse=True):
@@ -130,29 +129,29 @@ def newest_for(store: Store, replay_id: str) -> NoiseRecord | None:
             record = NoiseRecord.from_file(path)
             measured = open_replay(catalog, record.replay_id)
         except (StoreProblem, UsageError):
-            continue  # damaged, which `index` reports; or its replay was removed, and nobody knows what it resolved to
-        about_these = any(one.dump_id in side.inputs for one in record.dumps)
+            continue  # damaged (`index` reports it), or its replay and thus its resolved configuration was removed
+        about_these = any(dump.dump_id in side.inputs for dump in record.dumps)
         if about_these and configuration_of(measured) == configuration_of(side):
             return record
     return None
 
 
 def configuration_of(side: ReplaySide) -> dict[str, object]:
-    """What makes two replays the same configuration as far as numbers go, as it ran. Plain ranks are independent."""
+    """Return the settings that affect results, as they ran. Plain ranks are independent, so their number does not count."""
     settings = telling(as_ran(side.row.config, side.row.resolved))
     apart = NOT_THE_CONFIGURATION | ({"nproc"} if settings["backend"] == "plain" else set())
     return {name: value for name, value in settings.items() if SETTINGS[name].numbers and name not in apart}
 
 
 def _take_out_faults(moved: Moved, limits: Mapping[str, float]) -> list[str]:
-    """Remove faults from `moved`, and return them in words.
+    """Remove faults from `moved` and return a text for each.
 
-    Removes nothing where rounding was not measured, because then nothing explains a movement.
+    Removes nothing if rounding was not measured, because then nothing explains a movement.
     """
     explained = moved.get(ROUNDING)
     if not explained:
         return []
-    anywhere, by, said = _largest(explained.values()), "rounding explains", []
+    anywhere, by, removed = _largest(explained.values()), "rounding explains", []
     for name in sorted((name for name in moved if name != ROUNDING), key=lambda name: name != REPEAT):
         for dump_id, values in list(moved[name].items()):
             known = explained.get(dump_id, anywhere)
@@ -160,25 +159,25 @@ def _take_out_faults(moved: Moved, limits: Mapping[str, float]) -> list[str]:
                 if key in values and key in limits and key in known and values[key] > max(limits[key], FAULT * known[key]):
                     del moved[name][dump_id]
                     why = f"{name} of {dump_id}: {key} {values[key]:.3g}, where {by} {known[key]:.2g}"
-                    said.append(f"{why}: taken for a fault, and left out of the floor")
+                    removed.append(f"{why}: counted as a fault, left out of the noise floor")
                     break
         if name == REPEAT:
-            again, by = moved[name], "rounding and running again explain"
+            again, by = moved[name], "rounding and rerunning explain"
             explained = {dump_id: _largest([values, again.get(dump_id, {})]) for dump_id, values in explained.items()}
             anywhere = _largest([anywhere, *again.values()])
-    return said
+    return removed
 
 
 def _largest(each: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The largest value of each measure."""
-    found: dict[str, float] = {}
+    """Return the largest value of each measure."""
+    largest: dict[str, float] = {}
     for values in each:
-        found |= {name: max(found.get(name, 0.0), value) for name, value in values.items()}
-    return found
+        largest |= {name: max(largest.get(name, 0.0), value) for name, value in values.items()}
+    return largest
 
 
 def _together(dumps: Sequence[DumpComparison]) -> Figures | None:
-    """The log-probs' figures over several dumps: largest of the largest and of the percentiles, mean over all tokens."""
+    """Combine the log-prob figures of several dumps: maxima of max and percentiles, mean over all tokens."""
     parts = [dump.log_probs for dump in dumps if dump.log_probs is not None and dump.log_probs.max_abs is not None]
     if not parts:
         return None
@@ -190,7 +189,7 @@ def _together(dumps: Sequence[DumpComparison]) -> Figures | None:
 
 
 def _missing(dump: DumpComparison) -> str:
-    """What of this dump could not be measured, in words; "" if all was."""
+    """Describe what could not be measured for this dump; "" if everything was."""
     if dump.log_probs is not None and dump.log_probs.nonfinite:
         return f"{dump.log_probs.nonfinite} log-probs are finite in one run and not in the other"
     return dump.not_compared.get("dump") or ("" if dump.log_probs else "; ".join(dump.reasons))
@@ -202,13 +201,13 @@ def measure_noise(
     *,
     on_run: Callable[[str], None] = lambda name: None,
     on_passed_over: Callable[[int], None] = lambda inputs: None,
-    **heard: Any,
+    **callbacks: Any,
 ) -> NoiseRecord:
-    """Run `spec` unchanged and varied in every way, measure the floor, and write it to the store.
+    """Run `spec` unchanged and with every variation, measure the noise floor, and write it to the store.
 
-    `on_run` is called with "unchanged", "repeat", ..., "rounding" before each kind of replay; `on_passed_over` with the number of
-    inputs of which no replay is run, since the store has one already. `heard`: what `run_replay` takes beside. Raises whatever
-    `run_replay` raises, and StoreProblem where no input passed twice.
+    on_run: called with "unchanged", "repeat", ..., "rounding" before each kind of replay. on_passed_over: called with the number
+    of inputs that need no replay because the store has one. callbacks: passed to `run_replay`. Raises whatever `run_replay`
+    raises, and StoreProblem if no input passed twice.
     """
     ids: dict[str, str] = {}
 
@@ -216,31 +215,31 @@ def measure_noise(
         on_run(name)
         config = replace(spec.config, vary=None if name == UNCHANGED else name)
         varied = replace(spec, replay_id=new_replay_id(), created_at=now_timestamp(), config=config)
-        run_replay(store, varied, warm=warm, **heard)
+        run_replay(store, varied, warm=warm, **callbacks)
         ids[name] = varied.replay_id
 
-    alone, rounding = spec.config.truth is not None, None  # the truth's model is never shared, and it has no rounding
+    alone, rounding = spec.config.truth is not None, None  # a truth's model is never shared and has no rounding to measure
     with WarmGroups() as warm:
         for name in (UNCHANGED, *(name for name in VARIATIONS if name != REPEAT)):
             run(name, None if alone else warm)
     run(REPEAT, None)
     if not alone:
         on_run(ROUNDING)
-        rounding = _rounding(store, ids[UNCHANGED], on_passed_over, heard)
+        rounding = _rounding(store, ids[UNCHANGED], on_passed_over, callbacks)
     record = measure(store, ids[UNCHANGED], {name: ids[name] for name in VARIATIONS}, rounding=rounding)
     save(store, record)
     return record
 
 
 def runs_of(spec: ReplaySpec) -> int:
-    """How many replays `measure_noise` makes of it: unchanged, varied, and two for rounding, which the truth has none of."""
+    """Return how many replays `measure_noise` runs: unchanged, each variation, and two for rounding unless `spec` is a truth."""
     return 1 + len(VARIATIONS) + (2 if spec.config.truth is None else 0)
 
 
 def _rounding(
-    store: Store, unchanged: str, on_passed_over: Callable[[int], None], heard: dict[str, Any]
+    store: Store, unchanged: str, on_passed_over: Callable[[int], None], callbacks: dict[str, Any]
 ) -> tuple[str, str] | None:
-    """Replays with each row alone: in the dtype that the configuration computes in, and in the next wider one."""
+    """Return two replays with each row alone: in the configuration's dtype and in the next wider one; None if none is wider."""
     side = open_replay(query.open_fresh(store), unchanged)
     narrow, inputs = side.info.dtype, len(side.inputs)
     if narrow not in WIDER:
@@ -250,7 +249,7 @@ def _rounding(
     def lone_rows(dtype: str) -> str:
         wanted = wanted_truth(store, side.spec, dtype)
         on_passed_over(0 if find_truth(store, wanted) is None else inputs)
-        return ensure_lone_rows(store, wanted, command=f"the rounding of replay {unchanged}, in {dtype}", warm=warm, **heard)
+        return ensure_lone_rows(store, wanted, command=f"the rounding of replay {unchanged}, in {dtype}", warm=warm, **callbacks)
 
     with WarmGroups() as warm:
         return lone_rows(narrow), lone_rows(WIDER[narrow])
@@ -261,19 +260,19 @@ _HOW = {
     "repad": "more padding",
     "rebatch": "every row twice",
     "reorder": "rows reversed",
-    "rounding": "the dtype on its own",
+    "rounding": "the dtype alone",
 }
 _FIGURES = {"max_abs": "largest", "p99_abs": "99th percentile", "mean_abs": "mean"}
 _WORDS = {True: ("DETERMINISTIC", GOOD_TONE), False: ("NOT DETERMINISTIC", PART_TONE), None: ("UNKNOWN", NO_TONE)}
 
 
 def tokens_of(record: NoiseRecord) -> int:
-    """Returns how many log-probs were compared."""
+    """Return how many log-probs were compared."""
     return max((variant.log_probs.count for variant in record.variants if variant.log_probs is not None), default=0)
 
 
 def deterministic(record: NoiseRecord) -> bool | None:
-    """Returns whether the same call, run again, gave the same log-probs and gradient norms; None if that is not known."""
+    """Return whether a rerun gave the same log-probs and gradient norms; None if unknown."""
     repeat = _variant(record, REPEAT)
     if repeat is None or repeat.log_probs is None:
         return None
@@ -281,34 +280,34 @@ def deterministic(record: NoiseRecord) -> bool | None:
 
 
 def moves_most(record: NoiseRecord) -> NoiseVariant | None:
-    """Returns the variation that moves a log-prob most, None where none moves any. Rounding is not a variation."""
+    """Return the variation that moves a log-prob most; None if no variation moves any. Rounding is not a variation."""
     moved = [variant for variant in record.variants if _size(variant) and variant.name != ROUNDING]
     return max(moved, key=_size, default=None)
 
 
 def conclusion(record: NoiseRecord) -> list[str]:
-    """Says what the floor means, a sentence or two for each finding, and last the command that uses it."""
+    """Explain the noise floor, a sentence or two per finding, and last the command that uses it."""
     lines, most, same = [], moves_most(record), deterministic(record)
     if same is True:
-        lines.append("Run again, it gives the same bits: this configuration is deterministic here.")
+        lines.append("A rerun is bit-identical: this configuration is deterministic here.")
     elif same is False:
         lines.append(
-            "Run again, the same call gives other numbers: it is not deterministic here (atomic additions, kernels chosen by "
-            "timing), and no two runs of it can agree better than that."
+            "A rerun gives different numbers: this configuration is not deterministic here (atomic additions, kernels chosen by "
+            "timing), so no two runs of it can agree more closely."
         )
     unknown = [variant.name for variant in record.variants if variant.name != ROUNDING and variant.log_probs is None]
     if unknown:
-        lines.append(f"Not measured: {', '.join(unknown)}; no input passed unchanged and so.")
+        lines.append(f"Not measured: {', '.join(unknown)}; no input passed both unchanged and varied.")
     if most is not None:
         how = _HOW.get(most.name, most.name)
-        lines.append(f"Moved most by {how} ({most.name}): a log-prob by up to {_size(most):.3g} nats.")
+        lines.append(f"Largest movement: {how} ({most.name}), a log-prob by up to {_size(most):.3g} nats.")
     elif not unknown:
-        lines.append("Padding, batch and order of rows move no log-prob at all.")
+        lines.append("Padding, batch size and row order move no log-prob.")
     rounding = _variant(record, ROUNDING)
     if rounding is not None and rounding.log_probs is not None:
         lines.append(
-            f"{record.dtype} itself, each row alone, is up to {_size(rounding):.3g} nats from the same in a wider dtype: no "
-            f"configuration can be expected to be nearer to the truth. That counts {ROUNDING_MARGIN:g} times in the floor."
+            f"{record.dtype} rounding (each row alone, against a wider dtype) is up to {_size(rounding):.3g} nats: "
+            f"no configuration can be expected to be nearer to the truth. It counts {ROUNDING_MARGIN:g} times in the noise floor."
         )
     if record.config.get("oracle") is None:
         lines.append(f"next: actordbg compare {record.replay_id} truth --noise {record.noise_id}")
@@ -316,10 +315,10 @@ def conclusion(record: NoiseRecord) -> list[str]:
 
 
 def noise_page(record: NoiseRecord) -> list[Block]:
-    """The whole answer of `actordbg noise`: the floor by variation, then by measure, and what it means."""
+    """Build the page of `actordbg noise`: the noise floor by variation, then by measure, and what it means."""
     word, tone = _WORDS[deterministic(record)]
-    said = conclusion(record)
-    sentence = " ".join(line for line in said if not line.startswith("next: "))
+    lines = conclusion(record)
+    sentence = " ".join(line for line in lines if not line.startswith("next: "))
     floor = (("log-prob noise floor", f"{number(record.floor.get('max_abs'), 3)} nats"), ("inputs", str(len(record.dumps))))
     rows = tuple(
         (variant.name, _HOW.get(variant.name, ""), *(number(getattr(variant.log_probs or Figures(0), name)) for name in _FIGURES),
@@ -333,12 +332,12 @@ def noise_page(record: NoiseRecord) -> list[Block]:
     return [
         Heading(f"noise {record.noise_id}", 1),
         Banner(word, sentence, tone, floor),
-        Items((f"ran as: {record.label}", f"compared: {compared}; unchanged in {record.replay_id}")),
+        Items((f"ran as: {record.label}", f"compared: {compared}; unchanged run: {record.replay_id}")),
         *([chart] if (chart := _moved(record)) else []),
         Grid(("variation", "what", "max", "p99", "mean", "|g| rel"), rows, {"variation", "what"}),
         Paragraph("max, p99, mean: how far it moves log-probs, nats. |g| rel: the gradient norm, relative."),
-        Grid(("the floor", "largest"), floors, {"the floor"}),
-        Items((*said, *left, *([f"left out: {more} more, in --json"] if more else []))),
+        Grid(("noise floor", "largest"), floors, {"noise floor"}),
+        Items((*lines, *left, *([f"left out: {more} more, in --json"] if more else []))),
     ]  # fmt: skip
 
 

@@ -1,8 +1,7 @@
-"""Pictures of one replay: its workers over time, time and memory by length, and where the seconds went; and a training run over
-time, from its dumps. Pure.
+"""Draw charts of a replay (workers over time, time and memory by length, time breakdown) and of a training run's dumps over time.
 
-Each function gives a Chart, or None where nothing was measured that it could show. Warm-up is drawn apart from steady inputs, as
-`records/replay_record.py` tells them apart. Of more inputs than a picture can hold, what did not pass is kept, the rest thinned.
+Pure. Each function returns a Chart, or None if there is nothing to show. Warm-up is drawn separately from steady inputs, as
+`records/replay_record.py` defines them. If a chart cannot hold all inputs, failed inputs are kept and the rest are thinned.
 """
 
 from __future__ import annotations
@@ -57,12 +56,12 @@ MIB = 2.0**20
 
 
 def replay_charts(data: ReplayData) -> list[Chart]:
-    """Every picture of a replay that there is something to show in."""
+    """Draw the charts of a replay, without empty ones."""
     what = "forward and backward" if any(result.backward_s is not None for result in data.results) else "forward"
     took = {
         result.dump_id: result.forward_s + (result.backward_s or 0.0) for result in data.results if result.forward_s is not None
     }
-    peaks = {one.dump_id: one.peak_memory_bytes / MIB for one in data.results if one.peak_memory_bytes is not None}
+    peaks = {row.dump_id: row.peak_memory_bytes / MIB for row in data.results if row.peak_memory_bytes is not None}
     made = (
         _by_length(data, took, f"Time by length: {what}", f"{what}, s", "Seconds of each input by seq_len, padding included."),
         _by_length(data, peaks, "Memory by length", "peak, MiB", "Peak memory of the worker while an input ran, by seq_len."),
@@ -72,7 +71,7 @@ def replay_charts(data: ReplayData) -> list[Chart]:
 
 
 def _by_length(data: ReplayData, values: Mapping[str, float], title: str, axis: str, says: str) -> Chart | None:
-    """Points of values by dump id, over the lengths of the inputs."""
+    """Draw `values` (by dump id) over the lengths of the inputs."""
     unit = axis.rpartition(", ")[2]
     by_id = {given.dump_id: given for given in data.spec.inputs}
     first, compiling = warm_up_of(data.results)
@@ -86,7 +85,7 @@ def _by_length(data: ReplayData, values: Mapping[str, float], title: str, axis: 
     if not rows:
         return None
     kept = kept_marks(rows, lambda row: row["k"] == "did not pass")
-    kinds = {name: colour for name, colour in _KINDS.items() if any(row["k"] == name for row in kept)}
+    kinds = {name: color for name, color in _KINDS.items() if any(row["k"] == name for row in kept)}
     shown = hints(("d", "dump"), ("n", "seq_len"), ("b", "batch size"), ("v", axis), ("k", "input"))
     points = layer("point", look={"size": 42, "opacity": 0.75, "filled": True}, tooltip=shown)
     spec = layered(kept, points, x=quantity("n", "seq_len"), y=quantity("v", axis), color=coloured("k", kinds))
@@ -101,7 +100,7 @@ def _by_length(data: ReplayData, values: Mapping[str, float], title: str, axis: 
 
 
 def timeline(data: ReplayData) -> Chart | None:
-    """Each worker's inputs over time: a line for each worker, a bar for each input."""
+    """Draw each worker's inputs over time: a line per worker, a bar per input."""
     lengths = {given.dump_id: given.seq_len for given in data.spec.inputs}
     rows: Values = [
         {"w": result.worker, "a": moment(result.started_at), "z": moment(result.finished_at), "s": result.status,
@@ -120,9 +119,9 @@ def timeline(data: ReplayData) -> Chart | None:
     for row in kept:
         row["l"] = f"worker {row['w']}"
     bad = [row for row in kept if row["s"] != PASSED]
-    colours = coloured("s", dict.fromkeys((row["s"] for row in bad), BAD))
+    colors = coloured("s", dict.fromkeys((row["s"] for row in bad), BAD))
     shown = hints(("d", "dump"), ("n", "seq_len"), ("t", "seconds"), ("s", "status"))
-    spec = _over_time("l", "seconds since the first input", kept, shown, bad, "z", colours, len(some))
+    spec = _over_time("l", "seconds since the first input", kept, shown, bad, "z", colors, len(some))
     busy = {worker: sum(row["t"] for row in mine) for worker, mine in workers.items()}
     says = f"{plural(len(workers), 'worker')}, {plural(len(rows), 'input')} in {seconds(max(row['z'] for row in rows))} s."
     says += " Each bar is an input, colored by length."
@@ -139,10 +138,10 @@ def timeline(data: ReplayData) -> Chart | None:
 
 
 def run_timeline(run: str, rows: Sequence[DumpRow], dropped: Mapping[int, int] = MappingProxyType({})) -> Chart | None:
-    """The calls of a run that were kept: a line for each rank, a mark for each call by length, and what was triggered.
+    """Draw the recorded calls of a run: a line per rank, a mark per call colored by length, and the triggers.
 
-    dropped: by rank, calls that it counted and could not keep; when, it does not know. A dump says when its call began, so a
-    straggler is a line that falls behind the others, or has a gap that only it has.
+    dropped: by rank, how many calls were counted but not kept; their times are unknown. A dump records when its call began, so a
+    straggler shows as a line that falls behind the others, or as a gap that no other line has.
     """
     marks: Values = [
         {"r": f"rank {row.rank}" + (f", {dropped[row.rank]} dropped" if dropped.get(row.rank) else ""), "q": row.rank,
@@ -162,13 +161,13 @@ def run_timeline(run: str, rows: Sequence[DumpRow], dropped: Mapping[int, int] =
     width = max((mark["a"] for mark in kept), default=1.0) / 400 or 0.01
     for mark in kept:
         mark["z"] = round(mark["a"] + width, 3)
-    odd = [mark for mark in kept if mark["g"]]
-    colours = coloured("g", {mark["g"]: TRIGGERS.get(mark["g"], TRIGGERS["before"]) for mark in odd})
-    shown = hints(("d", "dump"), ("n", "seq_len"), ("b", "batch size"), ("o", "role"), ("g", "kept for"))
-    spec = _over_time("r", "seconds since the first call", kept, shown, odd, "a", colours, min(len(ranks), _MOST_LANES))
+    triggered = [mark for mark in kept if mark["g"]]
+    colors = coloured("g", {mark["g"]: TRIGGERS.get(mark["g"], TRIGGERS["before"]) for mark in triggered})
+    shown = hints(("d", "dump"), ("n", "seq_len"), ("b", "batch size"), ("o", "role"), ("g", "trigger"))
+    spec = _over_time("r", "seconds since the first call", kept, shown, triggered, "a", colors, min(len(ranks), _MOST_LANES))
     lost = sum(dropped.values())
     says = f"{plural(len(rows), 'call')} of {plural(len(ranks), 'rank')} in {seconds(took)} s; a mark is a recorded call,"
-    says += " its color its length. A rank that lags is a straggler."
+    says += " colored by length. A rank that lags is a straggler."
     says += f" {plural(lost, 'call')} dropped (counted, not kept)." if lost else ""
     note = left_out(kept, drawn) + (f" {_MOST_LANES} of {len(ranks)} ranks." if len(ranks) > _MOST_LANES else "")
     table = []
@@ -181,26 +180,26 @@ def run_timeline(run: str, rows: Sequence[DumpRow], dropped: Mapping[int, int] =
 
 
 def _by(rows: Values, key: str) -> dict[Any, Values]:
-    """The rows by the value of a key, ascending; those of a value by when they began."""
+    """Group the rows by the value of `key`, ascending; sort each group by start time."""
     groups: dict[Any, Values] = {}
     for row in sorted(rows, key=lambda row: (row[key], row["a"])):
         groups.setdefault(row[key], []).append(row)
     return groups
 
 
-def _over_time(name: str, axis: str, rows: Values, shown: list[Spec], odd: Values, at: str, colours: Spec, lines: int) -> Spec:
-    """Bars from `a` to `z`, a line for each value of `name`, colored by length; `odd` ones are marked where they have `at`."""
+def _over_time(name: str, axis: str, rows: Values, shown: list[Spec], marked: Values, at: str, colors: Spec, lines: int) -> Spec:
+    """Draw bars from `a` to `z`, a line per value of `name`, colored by length, with a point on `marked` rows at field `at`."""
     length, line = {"field": "n", "type": "quantitative", "title": "seq_len"}, names(name, None)
     since, end = quantity("a", axis), {"field": "z"}
     layers = [layer("bar", rows, {"opacity": 0.9}, x=since, x2=end, y=line, color=length, tooltip=shown)]
-    if odd:
+    if marked:
         place = {"field": at, "type": "quantitative"}
-        layers.append(layer("point", odd, {"size": 85, "filled": True}, x=place, y=line, color=colours, tooltip=shown))
+        layers.append(layer("point", marked, {"size": 85, "filled": True}, x=place, y=line, color=colors, tooltip=shown))
     return layered([], *layers, height=lanes_high(lines))
 
 
 def spent(data: ReplayData) -> Chart | None:
-    """Where the seconds of the workers went."""
+    """Draw how the workers spent their time."""
     first, compiling = warm_up_of(data.results)
     steady = {result.dump_id for result in data.results} - first - compiling
     parts = {"reading inputs": sum(result.load_s or 0.0 for result in data.results)}
@@ -222,11 +221,11 @@ def spent(data: ReplayData) -> Chart | None:
 
 
 def kept_marks(rows: Values, special: Callable[[dict[str, Any]], bool]) -> Values:
-    """What a picture can hold: everything special, and the rest thinned."""
+    """Return as many rows as a chart can hold: the special rows first, the rest thinned."""
     if len(rows) <= MOST_MARKS:
         return rows
-    odd = [one for one in rows if special(one)][: MOST_MARKS // 2]
-    return odd + thinned([one for one in rows if not special(one)], MOST_MARKS - len(odd))
+    chosen = [row for row in rows if special(row)][: MOST_MARKS // 2]
+    return chosen + thinned([row for row in rows if not special(row)], MOST_MARKS - len(chosen))
 
 
 def left_out(kept: Sequence[Any], rows: Sequence[Any]) -> str:
@@ -238,7 +237,7 @@ def lanes_high(lanes: int) -> int:
 
 
 def moment(text: str) -> float:
-    """Seconds since 1970 of a timestamp of a record; 0 for what is none."""
+    """Convert a record's timestamp to seconds since 1970; 0 if it is not a timestamp."""
     try:
         return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
     except ValueError:

@@ -1,7 +1,7 @@
-"""A report on replays as a document: the verdict in one sentence, and headings, paragraphs, lists and tables (`blocks`). Pure.
+"""Build the document of a report on replays: the verdict in one sentence, then headings, paragraphs, lists and tables. Pure.
 
-Green needs both: every input passed, and what it computed was compared with the truth and agrees. An input that merely finished
-with finite numbers is "not checked". Figures of the embedded toy model are said to be such.
+A green verdict requires that every input passed and that its results agree with the truth. An input that merely finished with
+finite numbers is "not checked". Figures of the embedded toy model are labeled as such.
 """
 
 from __future__ import annotations
@@ -49,31 +49,31 @@ if TYPE_CHECKING:
 
 _LOG_LINES = 12
 _MOST_WHERE = 160
-"""Characters of a condition that a report shows; the list of ids that `--diverse` chose is longer, and in `--json`."""
+"""Characters of a condition that a report shows; `--json` has all of it, such as the ids that `--diverse` chose."""
 _FACTS = ("parameters", "device_name")
-"""What workers report, and a reader looks for beside the settings."""
+"""Facts reported by workers that are shown with the settings."""
 
 
 BRIEF_FROM = 4
-"""Replays side by side from which on a terminal gets what differs and what failed, and not each one's tables."""
+"""From this many replays on, a terminal shows only differences and failures, not each replay's tables."""
 
 
 def brief_document(summary: Summary) -> list[Block]:
-    """The report for a terminal: of many replays what differs and what failed; where the figures are explained is said."""
+    """Build the report for a terminal: for many replays only differences and failures, with a pointer to the legend."""
     if len(summary.replays) < BRIEF_FROM:
         return [*document(summary, explained=False), Paragraph(_EXPLAINED)]
     blocks = document(replace(summary, replays=()), explained=False)[:2]
     blocks += [banner(summary), *_side_by_side(summary)]
-    for one in summary.replays:
-        if bad := _stopped(one) + _failures(one):
-            blocks += [Heading(f"{one.label}  {one.replay_id}", 2), *bad]
-    each = "Each in full: `actordbg report ID`, or all of them with --format md or -o report.html."
+    for replay in summary.replays:
+        if bad := _stopped(replay) + _failures(replay):
+            blocks += [Heading(f"{replay.label}  {replay.replay_id}", 2), *bad]
+    each = "In full: `actordbg report ID`, or add --format md or -o report.html for all."
     return [*blocks, *map(Paragraph, summary.notes), Paragraph(f"{each} {_EXPLAINED}")]
 
 
 def explanations(summary: Summary | None = None) -> list[Block]:
-    """What the figures of a report mean; of a summary only those that it has."""
-    compared = summary is None or any(one.comparisons for one in summary.replays)
+    """Explain the figures of a report; given a summary, only those that it has."""
+    compared = summary is None or any(replay.comparisons for replay in summary.replays)
     return [Heading("Legend", 3), Items((*_FIGURES, *([_COMPARED] if compared else ())))]
 
 
@@ -95,10 +95,10 @@ def document(
         return [*blocks, *map(Paragraph, summary.notes), *([] if unread else [Paragraph(nothing)])]
     if summary.comparison:
         blocks += _side_by_side(summary)
-    for one in summary.replays:
+    for replay in summary.replays:
         blocks += [
-            Heading(f"{one.label}  {one.replay_id}", 2), Items(list(_facts(one))), *_stopped(one), *_failures(one),
-            *pictures.get(one.label, ()), *_timing(one), *_slowest(one), *_numbers(one), *_comparisons(one),
+            Heading(f"{replay.label}  {replay.replay_id}", 2), Items(list(_facts(replay))), *_stopped(replay), *_failures(replay),
+            *pictures.get(replay.label, ()), *_timing(replay), *_slowest(replay), *_numbers(replay), *_comparisons(replay),
         ]  # fmt: skip
     return [*blocks, *map(Paragraph, summary.notes), *(explanations(summary) if explained else ())]
 
@@ -106,7 +106,7 @@ def document(
 _FIGURES = (
     "Steady times leave out the first measured input of each worker start and inputs that compiled a graph.",
     f"p95: {PERCENTILE_DEFINITION}; with fewer than 20 inputs it is close to the largest.",
-    "tok/s: non-padding tokens per second of forward in one worker, median over inputs; all: total tokens / total seconds.",
+    "tok/s: non-padding tokens per second of forward in one worker, median over inputs; tok/s all: total tokens / total seconds.",
     "seq_len counts padding. peak mem: the largest of any input, in one worker.",
 )
 _COMPARED = (
@@ -119,93 +119,93 @@ def _side_by_side(summary: Summary) -> list[Block]:
     comparison = summary.comparison
     assert comparison is not None
     pairs = list(zip(summary.replays, comparison.rows, strict=True))
-    columns = ("", "passed", "fwd", "p95", "tok/s", "peak mem", "x fwd", "timed", "digest = / !=")
+    columns = ("", "passed", "fwd", "p95", "tok/s", "peak mem", "fwd vs A", "timed", "bit-equal / not")
     shared = comparison.shared
     quiet = {name for name, value in shared.items() if name in SETTINGS and (value is None or value in SETTINGS[name].quiet)}
     quiet |= {"zero_stage"} if shared.get("backend") == "plain" else set()
-    told = {name: value for name, value in shared.items() if name not in quiet and (name in SETTINGS or name in _FACTS)}
+    settings = {name: value for name, value in shared.items() if name not in quiet and (name in SETTINGS or name in _FACTS)}
     return [
         Heading(f"{plural(len(pairs), 'replay')} side by side", 2),
-        Grid(columns, [_compared(one, against) for one, against in pairs], {""}),
-        Items([_configured(one, against) for one, against in pairs]),
-        Paragraph(f"Common to all: {_settings(told) or 'nothing'}."),
+        Grid(columns, [_compared(replay, against) for replay, against in pairs], {""}),
+        Items([_configured(replay, against) for replay, against in pairs]),
+        Paragraph(f"Common to all: {_settings(settings) or 'nothing'}."),
         Paragraph(
-            f"x fwd: forward seconds by those of {comparison.baseline}, input by input, median over the inputs that are"
-            f" steady in both (timed). digest: log-probs of inputs that passed in both, equal bit for bit or not."
+            f"fwd vs A: forward seconds / those of {comparison.baseline}, input by input, median over the inputs that are"
+            f" steady in both (timed). bit-equal: inputs that passed in both and have bit-identical log-probs."
         ),
     ]
 
 
-def _compared(one: ReplaySummary, against: Against) -> tuple[str, ...]:
+def _compared(replay: ReplaySummary, against: Against) -> tuple[str, ...]:
     beside = ("1", "-", "-")
-    if one.label != "A":
+    if replay.label != "A":
         slower = "-" if against.forward_ratio is None else f"{against.forward_ratio:.2f}"
         beside = (slower, str(against.timed), f"{against.digests_equal} / {against.digests_differ}")
-    times = (seconds(one.forward.median), seconds(one.forward.p95), rate(one.tokens_per_s.median))
-    return one.label, f"{one.counts.passed}/{one.counts.inputs}", *times, human_bytes(one.peak_memory_bytes), *beside
+    times = (seconds(replay.forward.median), seconds(replay.forward.p95), rate(replay.tokens_per_s.median))
+    return replay.label, f"{replay.counts.passed}/{replay.counts.inputs}", *times, human_bytes(replay.peak_memory_bytes), *beside
 
 
-def _configured(one: ReplaySummary, against: Against) -> str:
-    differs = meant(as_ran(one.asked, one.resolved), against.differs)
-    text = f"{one.label}  {one.replay_id}: {_settings(differs) or 'the same configuration'}"
-    if one.golden and one.golden.max_abs is not None:
-        text += f"; log-probs at most {number(one.golden.max_abs, 3)} nats from the run's own"
-        text += f" ({plural(one.golden.nonfinite, 'input')} not finite on one side)" * bool(one.golden.nonfinite)
-    if one.label == "A" or against.mean_moved is None:
+def _configured(replay: ReplaySummary, against: Against) -> str:
+    differs = meant(as_ran(replay.asked, replay.resolved), against.differs)
+    text = f"{replay.label}  {replay.replay_id}: {_settings(differs) or 'the same configuration'}"
+    if replay.golden and replay.golden.max_abs is not None:
+        text += f"; log-probs at most {number(replay.golden.max_abs, 3)} nats from the run's own"
+        text += f" ({plural(replay.golden.nonfinite, 'input')} not finite on one side)" * bool(replay.golden.nonfinite)
+    if replay.label == "A" or against.mean_moved is None:
         return text
     return f"{text}; mean log-prob of an input moved by at most {number(against.mean_moved, 3)} nats"
 
 
-def _facts(one: ReplaySummary) -> Iterable[str]:
-    yield f"result: {counted(one.counts)}" + ("" if one.status == "complete" else f" (the replay is {one.status})")
-    yield f"inputs: {_selected(one)}"
-    if one.resolved:
-        yield f"ran as: {on_machine(one.asked, one.resolved)}"
-        if RECORDED_WEIGHTS in one.resolved:
-            yield f"weights: {one.resolved[RECORDED_WEIGHTS]}"
+def _facts(replay: ReplaySummary) -> Iterable[str]:
+    yield f"result: {counted(replay.counts)}" + ("" if replay.status == "complete" else f" (the replay is {replay.status})")
+    yield f"inputs: {_selected(replay)}"
+    if replay.resolved:
+        yield f"ran as: {on_machine(replay.asked, replay.resolved)}"
+        if RECORDED_WEIGHTS in replay.resolved:
+            yield f"weights: {replay.resolved[RECORDED_WEIGHTS]}"
     else:
-        yield f"no worker became ready; asked for: {label(as_ran(one.asked))}"
-        yield f"logs: the store's replays/{one.replay_id}/"
-    if one.command:
-        words, mark = consent.words_of(one.command)
-        yield f"command: {' '.join(map(in_shell, words)) or 'its record has none of actordbg'}{mark}"
-    if one.versions:
-        yield "versions: " + ", ".join(f"{name} {version}" for name, version in sorted(one.versions.items()))
+        yield f"no worker became ready; requested: {label(as_ran(replay.asked))}"
+        yield f"logs: the store's replays/{replay.replay_id}/"
+    if replay.command:
+        words, mark = consent.words_of(replay.command)
+        yield f"command: {' '.join(map(in_shell, words)) or 'its record has no actordbg command'}{mark}"
+    if replay.versions:
+        yield "versions: " + ", ".join(f"{name} {version}" for name, version in sorted(replay.versions.items()))
 
 
-def _selected(one: ReplaySummary) -> str:
-    text = f"{plural(one.counts.inputs, 'dump')} by {one.order}"
-    if one.where:
-        where = _LISTED_IDS.sub(lambda ids: f"dump_id in (... {ids['ids'].count(',') + 1} ids)", one.where)
+def _selected(replay: ReplaySummary) -> str:
+    text = f"{plural(replay.counts.inputs, 'dump')} by {replay.order}"
+    if replay.where:
+        where = _LISTED_IDS.sub(lambda ids: f"dump_id in (... {ids['ids'].count(',') + 1} ids)", replay.where)
         text += f', --where "{shorten(where, _MOST_WHERE)}"'
-    if one.inputs.seq_len_min is not None:
-        low, mid, high = one.inputs.seq_len_min, one.inputs.seq_len_median, one.inputs.seq_len_max
+    if replay.inputs.seq_len_min is not None:
+        low, mid, high = replay.inputs.seq_len_min, replay.inputs.seq_len_median, replay.inputs.seq_len_max
         lengths = f"{low}" if low == high else f"{low} to {high} (median {mid:g})"
-        text += f"; seq_len {lengths}; {plural(one.inputs.tokens, 'token')}"
+        text += f"; seq_len {lengths}; {plural(replay.inputs.tokens, 'token')}"
     return text
 
 
 _LISTED_IDS = re.compile(r"dump_id in \((?P<ids>'[^()]{160,})\)")
-"""A list of ids too long to be read; `--diverse`, `--longest` and `--slowest` make it."""
+"""A list of ids too long to show, as `--diverse`, `--longest` and `--slowest` make it."""
 
 
 def counted(counts: Counts) -> str:
-    """ "3 passed, 1 hung of 4": what is zero is left out, except when nothing passed."""
+    """Return "3 passed, 1 hung of 4"; zero counts are left out, except "0 passed"."""
     names = ("passed", "failed", "crashed", "hung", "stopped", "not_run")
     shown = [f"{count:,} {name.replace('_', ' ')}" for name in names if (count := getattr(counts, name)) or name == "passed"]
     return f"{', '.join(shown)} of {counts.inputs:,}"
 
 
-def _stopped(one: ReplaySummary) -> list[Block]:
-    """What ended it early: the error, and the last lines of the log."""
-    if not one.why:
+def _stopped(replay: ReplaySummary) -> list[Block]:
+    """Show why the replay ended early: the error, and the last lines of the log."""
+    if not replay.why:
         return []
-    first, *log = one.why.strip().splitlines()
+    first, *log = replay.why.strip().splitlines()
     return [Heading("Why it stopped", 3), Paragraph(first), *([Code("\n".join(log[-_LOG_LINES:]))] if log else [])]
 
 
-def _failures(one: ReplaySummary) -> list[Block]:
-    return [Heading("Failures", 3), *(block for group in one.failures for block in _failure(group))] if one.failures else []
+def _failures(replay: ReplaySummary) -> list[Block]:
+    return [Heading("Failures", 3), *(block for group in replay.failures for block in _failure(group))] if replay.failures else []
 
 
 def _failure(group: FailureGroup) -> list[Block]:
@@ -223,31 +223,31 @@ def _failure(group: FailureGroup) -> list[Block]:
     return [Items(lines), *([Code(shown)] if shown else [])]
 
 
-def _timing(one: ReplaySummary) -> list[Block]:
-    model = as_ran(one.asked, one.resolved)["model"]
+def _timing(replay: ReplaySummary) -> list[Block]:
+    model = as_ran(replay.asked, replay.resolved)["model"]
     heading = Heading(f"Time and memory by seq_len{toy(model, ', of a ')}", 3)
-    if not one.buckets:
+    if not replay.buckets:
         return [heading, Paragraph("No input has a result.")]
-    columns = ("seq_len", "n", "steady", "fwd", "p95", "bwd", "p95", "tok/s", "all", "peak mem")
-    rows: list[tuple[str, int, int, Timed]] = [(each.label, each.inputs, each.steady, each) for each in one.buckets]
+    columns = ("seq_len", "inputs", "steady", "fwd", "p95", "bwd", "p95", "tok/s", "tok/s all", "peak mem")
+    rows: list[tuple[str, int, int, Timed]] = [(each.label, each.inputs, each.steady, each) for each in replay.buckets]
     if len(rows) > 1:
-        rows.append(("all", one.counts.inputs - one.counts.not_run, sum(each.steady for each in one.buckets), one))
+        rows.append(("all", replay.counts.inputs - replay.counts.not_run, sum(each.steady for each in replay.buckets), replay))
     cells = [
         (name, str(inputs), str(steady), *map(seconds, (of.forward.median, of.forward.p95, of.backward.median, of.backward.p95)),
          rate(of.tokens_per_s.median), rate(of.tokens_per_s.total), human_bytes(of.peak_memory_bytes))
         for name, inputs, steady, of in rows
     ]  # fmt: skip
-    return [heading, Grid(columns, cells, {"seq_len"}), Paragraph(_warm_up(one))]
+    return [heading, Grid(columns, cells, {"seq_len"}), Paragraph(_warm_up(replay))]
 
 
-def _warm_up(one: ReplaySummary) -> str:
-    warm = one.warm_up
+def _warm_up(replay: ReplaySummary) -> str:
+    warm = replay.warm_up
     text = "fwd, bwd: median seconds of steady inputs."
     if warm.first_inputs:
-        text += f" First inputs ({plural(one.worker_starts, 'worker start')}): forward {_range(warm.first_forward)}."
+        text += f" First inputs ({plural(replay.worker_starts, 'worker start')}): forward {_range(warm.first_forward)}."
     if warm.compiling_inputs:
         text += f" {plural(warm.compiling_inputs, 'later input')} compiled: forward {_range(warm.compiling_forward)}."
-    if not one.forward.count:
+    if not replay.forward.count:
         text += " No steady-state input: each was a first run or a compiling one."
     return text
 
@@ -258,21 +258,21 @@ def _range(spread: Spread) -> str:
     return f"median {seconds(spread.median)} s, largest {seconds(spread.largest)} s"
 
 
-def _slowest(one: ReplaySummary) -> list[Block]:
-    if not one.slowest:
+def _slowest(replay: ReplaySummary) -> list[Block]:
+    if not replay.slowest:
         return []
-    title = "Slowest inputs" if one.slowest_are_steady else "Slowest inputs (warm-up included)"
+    title = "Slowest inputs" if replay.slowest_are_steady else "Slowest inputs (warm-up included)"
     rows = [
         (s.dump_id, str(s.rank), str(s.batch_size), str(s.seq_len), seconds(s.forward_s), seconds(s.backward_s))
-        for s in one.slowest
+        for s in replay.slowest
     ]
     return [Heading(title, 3), Grid(("dump", "rank", "B", "S", "fwd s", "bwd s"), rows, {"dump"})]
 
 
-def _numbers(one: ReplaySummary) -> list[Block]:
+def _numbers(replay: ReplaySummary) -> list[Block]:
     lines: list[str] = []
-    if one.logprobs:
-        p = one.logprobs
+    if replay.logprobs:
+        p = replay.logprobs
         lines.append(
             f"log-probs of {plural(p.results, 'input')}, {plural(p.count, 'token')}: mean {number(p.mean)},"
             f" from {number(p.lowest)} to {number(p.highest)} nats; {p.nonfinite:,} non-finite"
@@ -280,25 +280,25 @@ def _numbers(one: ReplaySummary) -> list[Block]:
         if p.entropy_mean is not None:
             lines.append(f"entropy: mean {number(p.entropy_mean)} nats")
         if p.folded_ids:
-            lines.append(f"token ids of {plural(p.folded_ids, 'input')} were folded into the model's vocabulary")
-    own = against_the_run(one.golden, one.golden_entropy, one.generators, one.not_compared)
+            lines.append(f"token ids of {plural(p.folded_ids, 'input')} were wrapped (modulo) into the model's vocabulary")
+    own = against_the_run(replay.golden, replay.golden_entropy, replay.generators, replay.not_compared)
     lines += [f"against the run's own {text}" for text in own]
-    lines += [f"ranks with the same input: {text}" for text in ranks_in_words(one.ranks)]
-    lines += laws_in_words(one.laws)
-    if one.compiled:
-        c = one.compiled
+    lines += [f"ranks with the same input: {text}" for text in ranks_in_words(replay.ranks)]
+    lines += laws_in_words(replay.laws)
+    if replay.compiled:
+        c = replay.compiled
         lines.append(f"torch.compile: {plural(c.graphs, 'graph')}, {plural(c.graph_breaks, 'graph break')}")
     return [Heading("Numbers", 3), Items(lines)] if lines else []
 
 
 def _settings(data: dict[str, Any]) -> str:
-    """Settings and facts in words, those that nobody set or reported left out."""
+    """Describe settings and facts, without facts that no worker reported."""
     return ", ".join(in_words(name, value) for name, value in data.items() if value is not None or name in SETTINGS)
 
 
-def _comparisons(one: ReplaySummary) -> list[Block]:
-    """The newest comparison with each other side: `actordbg compare` made them, over all dumps that both have."""
-    if not one.comparisons:
+def _comparisons(replay: ReplaySummary) -> list[Block]:
+    """Tabulate the newest comparison (from `actordbg compare`) with each other side."""
+    if not replay.comparisons:
         return []
     columns = ("against", "verdict", "dumps", "max", "mean", "clip", "|g| rel")
     rows = [
@@ -311,10 +311,10 @@ def _comparisons(one: ReplaySummary) -> list[Block]:
             "-" if c.clip_share is None else f"{c.clip_share:.1%}",
             number(c.grad_norm_rel, 2),
         )
-        for c in one.comparisons
+        for c in replay.comparisons
     ]
-    said = Items([_compared_with(c) for c in one.comparisons])
-    return [Heading("Compared", 3), Grid(columns, rows, {"against", "verdict"}), said]
+    details = Items([_compared_with(c) for c in replay.comparisons])
+    return [Heading("Compared", 3), Grid(columns, rows, {"against", "verdict"}), details]
 
 
 def _compared_with(c: ComparisonRun) -> str:
@@ -331,7 +331,7 @@ _ORDER = (BAD_TONE, PART_TONE, GOOD_TONE, NO_TONE)
 
 
 def banner(summary: Summary) -> Banner:
-    """Give the verdict over all replays of a report: of several the worst one's."""
+    """Build the banner over all replays of a report: the worst replay's verdict."""
     each = [_verdict(replay) for replay in summary.replays]
     if len(each) < 2:
         return each[0] if each else Banner("NOTHING", "was replayed yet.", NO_TONE)
@@ -347,28 +347,28 @@ def banner(summary: Summary) -> Banner:
     return Banner(worst.word, sentence, worst.tone, (("inputs passed", _passed(summary.totals)),), left[:3])
 
 
-def _verdict(one: ReplaySummary) -> Banner:
-    of_toy, truth = " (toy model)" * (one.asked.get("model", TINY) == TINY), one.truth
-    figures = [("inputs passed", _passed(one.counts))]
+def _verdict(replay: ReplaySummary) -> Banner:
+    of_toy, truth = " (toy model)" * (replay.asked.get("model", TINY) == TINY), replay.truth
+    figures = [("inputs passed", _passed(replay.counts))]
     if truth is not None and truth.max_abs is not None:
         figures.append(("max diff from truth", f"{number(truth.max_abs, 2)} nats"))
-    if one.tokens_per_s.median is not None:
-        figures.append((f"tokens/s{of_toy}", rate(one.tokens_per_s.median)))
-    figures.append((f"peak memory{of_toy}", human_bytes(one.peak_memory_bytes)))
-    return Banner(*_judged(one), figures, tuple(_unjudged(one, bool(of_toy))))
+    if replay.tokens_per_s.median is not None:
+        figures.append((f"tokens/s{of_toy}", rate(replay.tokens_per_s.median)))
+    figures.append((f"peak memory{of_toy}", human_bytes(replay.peak_memory_bytes)))
+    return Banner(*_judged(replay), figures, tuple(_unjudged(replay, bool(of_toy))))
 
 
-def _judged(one: ReplaySummary) -> tuple[str, str, str]:
-    """The word, the sentence and the tone of a verdict."""
-    c, laws, truth = one.counts, one.laws, one.truth
+def _judged(replay: ReplaySummary) -> tuple[str, str, str]:
+    """Return the word, the sentence and the tone of a replay's verdict."""
+    c, laws, truth = replay.counts, replay.laws, replay.truth
     if bad := c.failed + c.crashed + c.hung:
-        why = f": {one.failures[0].name}" if one.failures else ""
+        why = f": {replay.failures[0].name}" if replay.failures else ""
         return "FAILED", f"{bad:,} of {plural(c.inputs, 'input')} did not pass{why}.", BAD_TONE
     if not c.passed:
         nothing = f"None of {plural(c.inputs, 'input')} has a result"
-        if one.status in OPEN:
-            return one.status.upper(), f"{nothing}; `actordbg replay --resume {one.replay_id}` continues.", NO_TONE
-        return "NOTHING PASSED", f"{nothing}; the replay is {one.status}.", BAD_TONE
+        if replay.status in OPEN:
+            return replay.status.upper(), f"{nothing}; `actordbg replay --resume {replay.replay_id}` continues.", NO_TONE
+        return "NOTHING PASSED", f"{nothing}; the replay is {replay.status}.", BAD_TONE
     if laws is not None and not laws.good:
         word, what = ("WRONG", "is broken") if laws.broken else ("FAILED", "failed")
         return word, f"A law {what}: {laws.headline}.", BAD_TONE
@@ -378,7 +378,7 @@ def _judged(one: ReplaySummary) -> tuple[str, str, str]:
     left = f"; {c.inputs - c.passed:,} were not run" if c.passed < c.inputs else ""
     passed = f"{c.passed:,} of {plural(c.inputs, 'input')} passed{left}"
     if truth is not None and truth.verdict in GOOD:
-        dtype = one.resolved.get("dtype") or "the dtype"
+        dtype = replay.resolved.get("dtype") or "the dtype"
         near = "within the noise floor" if truth.verdict == WITHIN_NOISE else f"to {dtype} rounding"
         known = f"the log-probs of {truth.compared:,} match the truth {near}"
         return "RIGHT", f"{passed}, and {known}.", PART_TONE if left else GOOD_TONE
@@ -386,16 +386,16 @@ def _judged(one: ReplaySummary) -> tuple[str, str, str]:
     return "NOT CHECKED", f"{passed} with finite numbers{unbroken}; correctness was not checked.", PART_TONE
 
 
-def _unjudged(one: ReplaySummary, of_toy: bool) -> Iterator[str]:
-    truth, inputs = one.truth, one.counts.inputs
+def _unjudged(replay: ReplaySummary, of_toy: bool) -> Iterator[str]:
+    truth, inputs = replay.truth, replay.counts.inputs
     if of_toy:
         yield "your model: this ran the embedded toy model `tiny` (`--model PATH` replays your own)"
-    if truth is None and one.counts.passed:
-        yield f"the numbers: `actordbg compare {one.replay_id} truth` compares them with the truth"
+    if truth is None and replay.counts.passed:
+        yield f"the numbers: `actordbg compare {replay.replay_id} truth` compares them with the truth"
     elif truth is not None and truth.compared < inputs:
-        yield f"{inputs - truth.compared:,} of {plural(inputs, 'input')}, which were not compared with the truth"
-    if one.laws is None and one.counts.passed:
-        yield "laws: `actordbg replay --laws` asks whether padding or neighbours change anything"
+        yield f"{inputs - truth.compared:,} of {plural(inputs, 'input')}: not compared with the truth"
+    if replay.laws is None and replay.counts.passed:
+        yield "laws: `actordbg replay --laws` checks whether padding or neighbors change anything"
 
 
 def _passed(counts: Counts) -> str:

@@ -1,4 +1,4 @@
-"""What a report says, as data. `summary` fills these dataclasses; text, Markdown and JSON show them.
+"""A report as data. `summary` fills these dataclasses; text, Markdown and JSON render them.
 
 `actordbg report --format json` prints a Summary field by field, so these names are the JSON's names. Times are in
 seconds, memory in bytes, log-probs in nats. A figure that was not measured is None, never 0.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Counts:
-    """How many inputs a replay has, and how they ended. The last six add up to `inputs`."""
+    """A replay's inputs by outcome. The last six counts add up to `inputs`."""
 
     inputs: int
     passed: int
@@ -43,7 +43,7 @@ class Inputs:
 class FailureGroup:
     """Inputs that failed in the same way: a known signature, or else the same kind of error.
 
-    `cause` is the error of the first of them, `log_excerpt` what its worker printed, `examples` the first few dump ids.
+    `cause` is the first input's error, `log_excerpt` what its worker printed, `examples` the first few dump ids.
     `explanation` and `ways_out` are filled for known signatures.
     """
 
@@ -61,7 +61,7 @@ class FailureGroup:
 
 @dataclass(frozen=True)
 class Throughput:
-    """Real tokens per second of forward in one worker: the median over inputs, and all tokens by all seconds."""
+    """Non-padding tokens per second of forward in one worker: the median over inputs, and total tokens / total seconds."""
 
     median: float | None
     total: float | None
@@ -69,7 +69,7 @@ class Throughput:
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """Times of steady inputs, and the largest peak of memory of all of them."""
+    """Times of steady inputs, and the largest memory peak of all inputs."""
 
     forward: Spread
     backward: Spread
@@ -89,7 +89,7 @@ class BucketFigures(Timed):
 
 @dataclass(frozen=True)
 class WarmUp:
-    """Inputs outside of steady timing: the first measured one of each worker start, and those that compiled a graph."""
+    """Inputs outside steady timing: the first measured input of each worker start, and inputs that compiled a graph."""
 
     first_inputs: int
     first_forward: Spread
@@ -99,7 +99,7 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class SlowInput:
-    """One of the slowest inputs, by forward plus backward seconds."""
+    """A slow input, ranked by forward plus backward seconds."""
 
     dump_id: str
     rank: int
@@ -112,7 +112,7 @@ class SlowInput:
 
 @dataclass(frozen=True)
 class LogProbs:
-    """Log-probs of all results that have them, weighted by their number; `nonfinite` counts NaN and infinite ones."""
+    """Log-probs over all results that have them, weighted by token count; `nonfinite` counts NaN and infinite values."""
 
     results: int
     count: int
@@ -135,10 +135,10 @@ class Compiled:
 
 @dataclass(frozen=True)
 class ReplaySummary(Timed):
-    """One replay: its inputs, the configuration that ran, and its results.
+    """A replay: its inputs, the configuration that ran, and its results.
 
-    `comparisons`: the newest one of it (as A) with each other replay, the truth and the run's own results. `why`: what
-    stopped it, and the end of its log.
+    comparisons: the newest comparison (as A) with each other replay, the truth and the run's recorded outputs. why: what stopped
+    it, and the end of its log.
     """
 
     label: str
@@ -178,12 +178,12 @@ class ReplaySummary(Timed):
 
 @dataclass(frozen=True)
 class Against:
-    """A replay beside the baseline (the first of the report), over the inputs that both ran.
+    """A replay compared with the baseline (the report's first replay), over the inputs that both ran.
 
-    `forward_ratio` is the median, over inputs that are steady in both, of this replay's forward seconds by the
-    baseline's (below 1: faster); None when there is no such input. Digests are compared where both passed: equal means
-    the same log-probs bit for bit in float32. `mean_moved` is the largest distance, over the same inputs, between the two
-    replays' mean log-probs of an input, in nats: small does not prove that no single log-prob moved.
+    `forward_ratio`: median over inputs steady in both of this replay's forward seconds / the baseline's (below 1: faster); None
+    without such an input. Digests are compared on inputs that passed in both; equal means bit-identical float32 log-probs.
+    `mean_moved`: the largest difference of an input's mean log-prob over the same inputs, in nats; a small value does not prove
+    that no single log-prob moved.
     """
 
     label: str
@@ -199,7 +199,7 @@ class Against:
 
 @dataclass(frozen=True)
 class SideBySide:
-    """Several replays side by side: the settings that all share, and each against the baseline."""
+    """Several replays side by side: the settings that all share, and each replay against the baseline."""
 
     baseline: str
     shared: dict[str, Any]
@@ -208,7 +208,7 @@ class SideBySide:
 
 @dataclass(frozen=True)
 class Summary:
-    """A whole report. `selection`: how the replays were chosen, in words. `replays` is empty if nothing was replayed."""
+    """A whole report. selection: how the replays were chosen, in words. replays: empty if nothing was replayed."""
 
     selection: str
     generated_at: str

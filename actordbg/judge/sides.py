@@ -1,7 +1,7 @@
-"""The two sides of a comparison: a replay, the truth (a replay too), or `golden`, what the training run itself recorded.
+"""The sides of a comparison: a replay, the truth (also a replay), or `golden`, the run's recorded outputs.
 
-A side gives the values of one dump when asked, read from disk, or the reason why it has none. It never holds more than one
-dump's tensors. They are numpy's arrays: what has run can be compared where no torch is installed.
+A side reads the values of one dump from disk, or returns the reason why it has none. It never holds more than one dump's
+tensors. They are numpy arrays, so finished replays can be compared without torch.
 
 Example::
 
@@ -37,20 +37,20 @@ from actordbg.store.layout import Store, known_regular
 
 GOLDEN, TRUTH = "golden", "truth"
 PLANTED = "planted/"
-"""What the names of log-probs under a planted fault begin with (`actordbg.actor.truth_model`)."""
+"""Prefix of the names of log-probs under a planted fault (`actordbg.actor.truth_model`)."""
 NON_FINITE = "non-finite-output"
-"""The signature of inputs that finished with a NaN: their tensors were kept, and a NaN on both sides is a match."""
+"""Signature of inputs that finished with a NaN: their tensors were kept, and a NaN on both sides is a match."""
 OTHER_WEIGHTS = "its weights were not this model's"
 NO_OUTPUTS = "the run's own log-probs were not recorded (`--with-outputs` records those that forward returns)"
 
 
 @dataclass(frozen=True)
 class Values:
-    """One side's values of one dump. log_probs: float [B, A] or [B, S-1]. mask (bool) and entropy have the same shape.
+    """A side's values of one dump. log_probs: float [B, A] or [B, S-1]. mask (bool) and entropy have the same shape.
 
-    `gradients`: the safetensors files whose mean the gradients are; () if none were kept. `gradient_over`: the dumps whose
-    gradients were averaged into them. `dtype`: the one that computed. `trained`: in training mode. `undropped`: the share
-    that the model drops in training mode, where this side, a truth, drops nothing. `fault`: known of how these were computed.
+    gradients: safetensors files; the gradients are their mean; () if none were kept. gradient_over: the dumps whose gradients
+    were averaged. dtype: the compute dtype. trained: computed in training mode. undropped: for a truth, which drops nothing, the
+    share that the model drops in training mode. fault: a known fault in how the values were computed, or "".
     """
 
     log_probs: Array
@@ -69,12 +69,12 @@ class Values:
 
 
 def opened(path: Path) -> Any:
-    """A file of kept tensors, as a context that has `keys` and `get_tensor` (numpy's arrays)."""
+    """Open a file of kept tensors: a context manager with `keys` and `get_tensor` (numpy arrays)."""
     return safe_open(known_regular(path, DEFAULT_CAP), framework="np")
 
 
 def tensors_path(store: Store, replay_id: str, dump_id: str) -> Path:
-    """Where a replay keeps the tensors of a dump."""
+    """Return the path of the file with a dump's tensors in a replay."""
     return store.replays / replay_id / TENSORS / f"{dump_id}.safetensors"
 
 
@@ -82,7 +82,7 @@ def tensors_path(store: Store, replay_id: str, dump_id: str) -> Path:
 class ReplaySide:
     """A replay: `inputs` and `results` (from its journals) by dump id, tensors from its folder.
 
-    `autocast`: by dump id, the autocast dtype of the recorded call, if the replay used it too.
+    autocast: by dump id, the autocast dtype of the recorded call, if the replay also used it.
     """
 
     store: Store
@@ -94,45 +94,45 @@ class ReplaySide:
 
     @property
     def info(self) -> SideInfo:
-        """Say what the record says of it."""
+        """The side as a comparison record describes it."""
         kind = TRUTH if self.spec.config.truth in TRUTHS else "replay"
         ran = as_ran(self.row.config, self.row.resolved)
         return SideInfo(kind, self.row.replay_id, label(ran), weaker(map(self.dtype_of, self.inputs or [""])), telling(ran))
 
     @property
     def resolved(self) -> dict[str, Any]:
-        """What the workers reported."""
+        """The settings and facts that the workers reported."""
         return self.row.resolved or {}
 
     def dtype_of(self, dump_id: str) -> str | None:
-        """The dtype that computed a dump: the truth's own, else what the workers reported, or a weaker one of autocast."""
-        asked = self.row.config.get("oracle") or self.resolved.get("compute_dtype") or self.resolved.get("dtype")
-        return weaker([_dtype(asked or self.row.config.get("dtype")), _dtype(self.autocast.get(dump_id))])
+        """Return the compute dtype of a dump: the truth's dtype, else the reported dtype, or autocast's if weaker."""
+        dtype = self.row.config.get("oracle") or self.resolved.get("compute_dtype") or self.resolved.get("dtype")
+        return weaker([_dtype(dtype or self.row.config.get("dtype")), _dtype(self.autocast.get(dump_id))])
 
     @property
     def weights_dtype(self) -> str | None:
-        """The dtype of the weights (for a truth: the one they were rounded to); None if unknown."""
-        asked = self.spec.config
-        return asked.dtype if asked.truth or asked.dtype else _dtype(self.resolved.get("dtype"))
+        """The dtype of the weights (for a truth: the dtype they were rounded to); None if unknown."""
+        config = self.spec.config
+        return config.dtype if config.truth or config.dtype else _dtype(self.resolved.get("dtype"))
 
     @property
     def model(self) -> tuple[Any, Any]:
         """The model and its number of layers, which must be the same on both sides."""
-        asked = self.spec.config
-        return self.resolved.get("model", asked.model), self.resolved.get("num_layers", asked.num_layers)
+        config = self.spec.config
+        return self.resolved.get("model", config.model), self.resolved.get("num_layers", config.num_layers)
 
     def failed(self, dump_id: str) -> bool:
-        """Whether it ran without a result: it raised, crashed or hung."""
+        """Return whether the input ran without a result: it raised, crashed or hung."""
         result = self.results.get(dump_id)
         return result is not None and result.status != PASSED and result.signature != NON_FINITE
 
     def planted(self, dump_id: str) -> dict[str, Array]:
-        """Log-probs under each planted fault, by "fault/size"; {} where none was planted."""
+        """Read the log-probs under each planted fault, by "fault/size"; {} if none was planted."""
         with opened(tensors_path(self.store, self.row.replay_id, dump_id)) as file:
             return {name.removeprefix(PLANTED): file.get_tensor(name) for name in file.keys() if name.startswith(PLANTED)}  # noqa: SIM118
 
     def read(self, dump_id: str) -> Values | str:
-        """Read the values of a dump, or say why there are none."""
+        """Read the values of a dump, or return why there are none."""
         result = self.results.get(dump_id)
         if result is None:
             return "it was not run"
@@ -167,7 +167,7 @@ class ReplaySide:
 
 @dataclass(frozen=True)
 class GoldenSide:
-    """The training run's own results, as its dumps recorded them. `beside`: the replay to compare with."""
+    """The training run's outputs, as its dumps recorded them. beside: the replay to compare with."""
 
     store: Store
     beside: ReplaySide
@@ -176,11 +176,11 @@ class GoldenSide:
 
     @property
     def info(self) -> SideInfo:
-        """Say what the record says of it."""
+        """The side as a comparison record describes it."""
         return SideInfo(GOLDEN, None, "the training run's own results", weaker(self.dtypes))
 
     def read(self, dump_id: str) -> Values | str:
-        """The results that a dump recorded, or why it has none."""
+        """Read the outputs that a dump recorded, or return why it has none."""
         from actordbg.replay.output_figures import log_probs_of, of_the_masked
         from actordbg.store.payload import load_plain, numbers_of
         from actordbg.trainers.captured_call import summary_mask
@@ -190,7 +190,7 @@ class GoldenSide:
         except StoreProblem as error:
             return f"the dump cannot be read ({error.message})"
         numbers = {name: numbers_of(tensor) for name, tensor in tensors.items()}
-        outputs = {name.removeprefix(OUTPUT_PREFIX): one for name, one in numbers.items() if name.startswith(OUTPUT_PREFIX)}
+        outputs = {name.removeprefix(OUTPUT_PREFIX): values for name, values in numbers.items() if name.startswith(OUTPUT_PREFIX)}
         log_probs, entropy = log_probs_of(outputs), outputs.get("entropy")
         if log_probs is None:
             return NO_OUTPUTS
@@ -214,9 +214,9 @@ Side = ReplaySide | GoldenSide
 
 
 def averaged(side: Side, values: Values, over: tuple[str, ...]) -> Values:
-    """Give a side's values the mean gradient over the dumps `over`, where each of these has one of its own there.
+    """Replace the gradient in `values` by the mean over the dumps `over`, if the side has a separate gradient of each.
 
-    `grad_norm` is then None: a mean's norm does not follow from norms. Else the values as they are.
+    `grad_norm` is then None: a mean's norm does not follow from norms. Otherwise returns `values` unchanged.
     """
     if isinstance(side, GoldenSide) or len(over) < 2 or over == values.gradient_over:
         return values
@@ -230,7 +230,7 @@ def averaged(side: Side, values: Values, over: tuple[str, ...]) -> Values:
 
 
 def open_replay(catalog: query.Catalog, name: str) -> ReplaySide:
-    """The replay of an id, the beginning of one, or `last`. UsageError if there is none, StoreProblem for a damaged one."""
+    """Open a replay by id, id prefix, or `last`. Raises UsageError if there is none, StoreProblem if it is damaged."""
     row = query.get_replay(catalog, name)
     spec = ReplaySpec.from_file(catalog.store.replays / row.replay_id / SPEC)
     results = {result.dump_id: result for result in query.results_for(catalog, row.replay_id)}
@@ -240,13 +240,13 @@ def open_replay(catalog: query.Catalog, name: str) -> ReplaySide:
 
 
 def why_not(a: ReplaySide, b: Side) -> str | None:
-    """Why the two sides cannot be compared at all; None if they can."""
+    """Return why the two sides cannot be compared at all; None if they can."""
     model, layers = a.model
     if not isinstance(b, ReplaySide):
         if model == TINY:
-            return "the embedded tiny model is not the run's: replay with --model"
-        asked = a.spec.config.num_layers
-        return None if asked is None else f"the replay has the first {asked} layers only, the run had all"
+            return "the embedded tiny model is not the run's model: replay with --model"
+        num_layers = a.spec.config.num_layers
+        return None if num_layers is None else f"the replay has the first {num_layers} layers only, the run had all"
     if model != b.model[0]:
         return f"A ran the model {model}, B {b.model[0]}"
     if None not in (layers, b.model[1]) and layers != b.model[1]:
@@ -255,11 +255,11 @@ def why_not(a: ReplaySide, b: Side) -> str | None:
 
 
 def _figure(result: ResultRecord, value: float | None) -> float | None:
-    """A figure of the backward. A journal has null for a NaN, which is not the same as no backward."""
+    """Return a figure of the backward; NaN if the backward ran but the journal has null, which stands for NaN."""
     return math.nan if value is None and result.backward_s is not None else value
 
 
 def _dtype(name: Any) -> str | None:
-    """The short name of a torch dtype, "fp64" for float64, and any other name as it is."""
+    """Return the short name of a torch dtype ("fp64" for float64), and any other name unchanged."""
     plain = name.removeprefix("torch.") if isinstance(name, str) else ""
     return "fp64" if plain in ("float64", "fp64") else short_dtype(plain) or plain or None

@@ -1,17 +1,17 @@
-"""From the rows of replays to a Summary. Pure: no file, no catalog, and no clock but the one that is handed in.
+"""Summarize the results of replays. Pure: reads no file and no catalog; the caller passes the time.
 
 Rules that keep the figures honest:
 
 * A report names the configuration that the workers *resolved* (their `ready` event), not the flag.
-* Warm-up is not part of steady timing (`records/replay_record.py`) and shown apart. All other inputs whose forward ended count,
-  failed ones too.
+* Warm-up is not part of steady timing (`records/replay_record.py`) and is shown separately. All other inputs whose forward ended
+  count, including failed ones.
 * An input without a result is "not run", so the counts add up to the inputs of the plan.
-* Times of different replays are never pooled. Side by side (`compare`), a ratio is over the inputs that both ran.
+* Times of different replays are never pooled. Side by side (`compare`), a ratio covers the inputs that both ran.
 
 Example::
 
-    summary = summarize([ReplayData(spec, resolved, "complete", results)], selection="the last replay", now=timestamp)
-    summary.replays[0].forward.median       # seconds
+    summary = summary_of(ReplayData(spec, resolved, "complete", results))
+    summary.forward.median       # seconds
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
 
 
 def summarise(replays: Sequence[ReplayData], *, selection: str, now: str, notes: Sequence[str] = ()) -> Summary:
-    """Report on `replays`, in their order; the first one is the baseline of the comparison."""
+    """Summarize `replays` in order; the first is the baseline of the comparison."""
     summaries = tuple(summary_of(data, letter_of(index)) for index, data in enumerate(replays))
     return Summary(
         selection=selection,
@@ -84,14 +84,14 @@ def summarise(replays: Sequence[ReplayData], *, selection: str, now: str, notes:
 
 
 def restrict(data: ReplayData, keep: Callable[[str], bool]) -> ReplayData:
-    """The replay with only the inputs (and their results) whose dump id `keep` accepts."""
+    """Return the replay with only the inputs and results whose dump id `keep` accepts."""
     inputs = tuple(given for given in data.spec.inputs if keep(given.dump_id))
     results = tuple(result for result in data.results if keep(result.dump_id))
     return replace(data, spec=replace(data.spec, inputs=inputs), results=results)
 
 
 def summary_of(data: ReplayData, name: str = "A") -> ReplaySummary:
-    """Say everything that a report says of one replay."""
+    """Summarize one replay."""
     spec, results = data.spec, data.results
     by_id = {given.dump_id: given for given in spec.inputs}
     of, lengths = Counter(result.status for result in results), [given.seq_len for given in spec.inputs]
@@ -143,7 +143,7 @@ def _total(results: Sequence[Any], figure: str) -> int:
 
 
 def _timed(results: Results, steady: Results, by_id: ById) -> dict[str, Any]:
-    """The fields of `Timed`: times of the steady results, the peak of all."""
+    """Return the fields of `Timed`: times of the steady results, the memory peak of all."""
     given = {dump_id: each.tokens for dump_id, each in by_id.items()}
     pairs = [(given.get(r.dump_id) if r.tokens is None else r.tokens, r.forward_s) for r in steady]
     speeds = [(count, seconds) for count, seconds in pairs if count is not None and seconds]
@@ -169,7 +169,7 @@ def _buckets(results: Results, steady: set[str], by_id: ById) -> Iterator[Bucket
 
 
 def _slowest(results: Results, by_id: ById) -> tuple[SlowInput, ...]:
-    """The inputs of these results, by forward plus backward seconds, the slowest first."""
+    """Return the inputs of these results by forward plus backward seconds, slowest first."""
     ordered = sorted(results, key=lambda result: (-(result.forward_s or 0.0) - (result.backward_s or 0.0), result.dump_id))
     pairs = ((by_id[result.dump_id], result) for result in ordered if result.dump_id in by_id)
     return tuple(
@@ -195,12 +195,12 @@ def _logprobs(results: Results) -> LogProbs | None:
     )
 
 
-# Failures grouped by what they have in common: a known signature, else the kind of error with its figures taken out. A hundred
-# inputs that fail alike are one line of a report, with the first of them as the example.
+# Failures are grouped by known signature, else by the kind of error with its numbers masked. A hundred inputs that fail alike are
+# one line of a report, with the first as the example.
 
 
 def _failures(results: Results) -> tuple[FailureGroup, ...]:
-    """Group the failures by kind, the largest group first. The earliest result of a group gives its cause."""
+    """Group the failures by kind, largest group first. The earliest result of a group gives its cause."""
     groups: dict[tuple[str, str], list[ResultRecord]] = {}
     for result in sorted(results, key=lambda result: (result.started_at, result.slot)):
         if result.status != PASSED:
@@ -231,21 +231,21 @@ def _group(members: Results) -> FailureGroup:
 
 # Replays side by side: what differs in their resolved configurations, and how each compares with the first.
 #
-# Medians of two replays say little when they ran different inputs, so the ratio is taken input by input, over those that
-# both ran and that are steady in both (no first inputs, none that compiled). Output digests are SHA-256 of float32
-# log-probs: equal means equal bit for bit; different is expected between dtypes or kernels and says nothing about size
-# (`golden` and the log-prob figures do).
+# Medians of two replays say little if they ran different inputs, so the ratio is taken input by input, over inputs that both ran
+# and that are steady in both (not first, not compiling). Output digests are SHA-256 of float32 log-probs: equal means
+# bit-identical; a difference is expected between dtypes or kernels and says nothing about its size (`golden` and the log-prob
+# figures do).
 
 
 NO_SETTINGS = ("load_s", "load_shared_with", "rank", "ids_folded")
-"""What workers report that is not part of what ran."""
+"""Facts that workers report but that are not part of the configuration."""
 _SETTINGS = {name for setting in SETTINGS.values() for name in (setting.name, setting.stored, setting.resolved)}
 
 
 def compare(replays: Sequence[ReplayData], labels: Sequence[str]) -> SideBySide:
-    """All of `replays` (two or more) against the first one.
+    """Compare all of `replays` (two or more) with the first.
 
-    What some do not report differs in none: no worker became ready, or the truth, which has no Actor, was computed.
+    A fact that a replay does not report is not a difference: its workers did not start, or it is a truth, which has no Actor.
     """
     settings = [configuration(data) for data in replays]
     reported: dict[str, list[Any]] = {}
@@ -262,7 +262,7 @@ def compare(replays: Sequence[ReplayData], labels: Sequence[str]) -> SideBySide:
 
 
 def configuration(data: ReplayData) -> dict[str, Any]:
-    """What a replay ran under: the settings that tell it from others, then the other plain facts that its workers reported."""
+    """Return the settings that distinguish a replay's configuration, then the other plain facts that its workers reported."""
     facts = {name: value for name, value in data.resolved.items() if name not in _SETTINGS and name not in NO_SETTINGS}
     plain = {key: value for key, value in facts.items() if value is None or isinstance(value, str | int | float | bool)}
     return telling(as_ran(data.spec.config, data.resolved)) | plain

@@ -1,20 +1,20 @@
-"""How far two sides may be apart before it is called a mismatch, and the verdict of one dump.
+"""Define how far two sides may be apart before it is a mismatch, and judge one dump.
 
-A *measure* is one number of the comparison of one dump; larger is worse. Thresholds and noise floors use the same names::
+A *measure* is one number of a dump's comparison; larger is worse. Thresholds and noise floors use the same names::
 
     max_abs 0.31        the largest difference of a log-prob, nats
     clip_share 0.02     the share of tokens whose ratio leaves 0.8 to 1.2
 
-**Defaults** follow the weaker of both sides' dtypes. fp32's are what other kernels, summation orders and packing move (measured
-here: up to 5e-6 for a tiny model) with a margin of 20. bf16's and fp16's are what real models move at single tokens when
-kernels change. They say "nobody would look at this", not "this is right": the truth and a noise floor say more.
+**Defaults** follow the weaker of the two sides' dtypes. For fp32: what other kernels, summation orders and packing change
+(measured here: up to 5e-6 for a tiny model), times 20. For bf16 and fp16: what a change of kernels changes at single tokens of
+real models. Within them, a difference is unsuspicious, not proven harmless: the truth and a noise floor say more.
 
-**One's own** are typed as options (`asked`); `inf` switches a measure off.
+**User thresholds** are typed as options (`asked`); `inf` disables a measure.
 
 **A verdict** (`judge`). A measure above its threshold is outside. It is a mismatch if it is also above the noise floor of that
-dump (of all dumps together where that dump has none), else `within-noise`. A measure without a threshold is not checked. A
-value that is not finite, or zero, on one side only is always a mismatch. A measure above the floor and within its
-threshold stays a match and is named: thresholds are what a user accepts, the floor is what noise explains.
+dump (or of all dumps, if that dump has none), else `within-noise`. A measure without a threshold is not checked. A
+value that is not finite, or zero, on one side only is always a mismatch. A measure above the noise floor and within
+its threshold stays a match and is listed: thresholds are what a user accepts, the noise floor is what noise explains.
 
 Example::
 
@@ -44,7 +44,7 @@ MEASURES: dict[str, str] = {
     "gradient_distance": "|a - b| / |b| of all kept gradients",
     "parameter_distance": "the largest |a - b| / |b| of a single parameter's gradient",
 }
-"""Every measure, in words. Without a default are those that no threshold fits: of a row's sum, and of units of last place."""
+"""Every measure, in words. A row's sum and units of last place have no default, because no threshold fits them."""
 
 STRENGTH = ("bf16", "fp16", "fp32", "fp64")
 """dtypes, the weakest first."""
@@ -59,17 +59,17 @@ DEFAULTS: dict[str, dict[str, float]] = {
         "bf16": (0.5, 0.25, 0.03, 0.02, 0.5, 0.02, 0.05, 0.2, 0.5),
     }.items()
 }
-"""By the weaker dtype. fp64's end where kept tensors do: they are float32."""
+"""By the weaker dtype. The fp64 limits allow for kept tensors, which are float32."""
 
 UNKNOWN = "bf16"
-"""What an unknown dtype is taken for."""
+"""The dtype whose defaults an unknown dtype gets."""
 
 
 @dataclass(frozen=True)
 class Applied:
     """The thresholds of one comparison by measure, and their source in words. A measure without a threshold is not checked.
 
-    dtype: whose defaults they are. own: measures that somebody set a threshold on.
+    dtype: the dtype whose defaults apply. own: measures whose threshold the user set.
     """
 
     limits: dict[str, float]
@@ -84,12 +84,12 @@ def asked(options: Mapping[str, float | None]) -> dict[str, float]:
     for name, value in given.items():
         if not value >= 0:
             typed = f"--{name.replace('_', '-')} {value:g}"
-            raise UsageError(f"{typed} is not a threshold", hint="a number, 0 or larger; inf: not checked")
+            raise UsageError(f"{typed} is not a threshold", hint="pass a number >= 0, or inf to disable the check")
     return given
 
 
 def applied_to(dtype: str | None, own: Mapping[str, float]) -> Applied:
-    """Return the thresholds where `dtype` is the weaker one of the two sides (None: unknown). own: what somebody set."""
+    """Return the thresholds for `dtype`, the weaker of the two sides (None: unknown). own: thresholds that the user set."""
     name = dtype if dtype in DEFAULTS else UNKNOWN
     parts = []
     if DEFAULTS[name].keys() - own.keys():
@@ -101,7 +101,7 @@ def applied_to(dtype: str | None, own: Mapping[str, float]) -> Applied:
 
 
 def weaker(dtypes: Iterable[str | None]) -> str | None:
-    """The weakest of the known dtypes; None if none is known. A dtype that is not listed (float8) counts as the weakest."""
+    """Return the weakest of the known dtypes; None if none is known. An unlisted dtype (float8) counts as the weakest."""
     known = [dtype for dtype in dtypes if dtype is not None]
     return min(known, key=lambda dtype: STRENGTH.index(dtype) if dtype in STRENGTH else -1, default=None)
 
@@ -111,29 +111,29 @@ _FIGURES = {
     "entropy_max_abs": ("entropy", "max_abs"),
     "gradient_distance": ("gradients", "distance"),
 }
-"""Measures that are figures of something else than log-probs."""
+"""Measures that are not figures of log-probs."""
 
 
 def measures(dump: DumpComparison) -> dict[str, float]:
-    """The measures of one compared dump. What was not measured is left out."""
-    found = {}
+    """Return the measures of one compared dump, without those that were not measured."""
+    measured = {}
     for name in MEASURES:
         part, figure = _FIGURES.get(name, ("log_probs", name))
         value = getattr(dump if hasattr(dump, name) else getattr(dump, part), figure, None)
         if value is not None:
-            found[name] = float(value)
-    return found
+            measured[name] = float(value)
+    return measured
 
 
 def judge(dump: DumpComparison, limits: Mapping[str, float], floor: Mapping[str, float]) -> tuple[DumpComparison, float]:
-    """The compared dump with its verdict and reasons, and its largest measure in units of its threshold (1: just at it).
+    """Return the dump with verdict and reasons, and its severity: the largest measure / threshold (1: exactly at the threshold).
 
-    The reasons that a dump has already are a mismatch under any thresholds. Above a threshold of 0 a measure counts as just
-    outside, so that it hides no other. A share of one token is not checked: `max_abs` judges a single token.
+    Reasons that the dump already has are mismatches under any thresholds. A measure above a threshold of 0 counts as just
+    outside, so that it does not hide others. A share of one token is not checked: `max_abs` judges a single token.
     """
     values, severity = measures(dump), math.inf if dump.reasons else 0.0
     real, outside, beyond = list(dump.reasons), [], []
-    tokens = dump.log_probs  # a token that is finite on one side only has its own reason
+    tokens = dump.log_probs  # a token that is finite on one side only has a separate reason
     alone = tokens is not None and round((tokens.clip_share or 0.0) * tokens.count) - tokens.nonfinite <= 1
     for name, limit in limits.items():
         value, noise = values.get(name), floor.get(name)

@@ -1,7 +1,7 @@
-"""The tokens of one dump as a picture, and one side's log-probs against the other's. Pure: arrays in, Charts out.
+"""Draw the tokens of one dump, and one side's log-probs against the other's. Pure: arrays in, Charts out.
 
-A dump is rows x positions. Each field of the picture is prompt, padding, or response; a response's color is how far A is from B
-there. A long row has several positions in a field: the worst of them counts, and hovering says where it is.
+A dump is rows x positions. Each field of the heat map is prompt, padding, or response; a response is colored by the difference
+between A and B. In a long row a field covers several positions: it shows the worst, and the tooltip says where.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from actordbg.document.specifications import (
 from actordbg.formats.encoding import Array
 
 FIELDS, ROWS, POINTS = 110, 24, 1200
-"""Fields of a row, rows, and points of a scatter that a picture has at most."""
+"""The most fields per row, rows, and scatter points that a chart has."""
 _WORST = 12
 _PASTED = 30
-"""Characters of a dump's id that every command takes for it."""
+"""Leading characters of a dump id that every command accepts."""
 PROMPT, PADDING, RESPONSE = "prompt", "padding", "response"
 _KINDS = {PROMPT: ACCENT, PADDING: QUIET}
 Texts = Callable[[Sequence[int]], str]
-"""The text of token ids, by a tokenizer."""
+"""Decodes token ids with a tokenizer."""
 
 
 @dataclass(frozen=True)
 class TokenPair:
-    """One dump on both sides, row by row: log-probs of A and B in nats, and which of them the mask selects (bool), all [B, A].
+    """A dump on both sides, row by row: log-probs of A and B in nats, and their mask (bool), all [B, A].
 
-    ids: the dump's tokens [B, S], and real: which are not padding; None where the dump is gone. limit: what its largest
-    difference may be, nats.
+    ids: the dump's tokens [B, S]. real: which tokens are not padding. Both are None if the dump is gone. limit: the largest
+    allowed difference, in nats.
     """
 
     dump_id: str
@@ -61,7 +61,7 @@ class TokenPair:
 
     @property
     def apart(self) -> Array:
-        """A - B, [B, A], float64; a value that is not finite on one side only is as far as a picture can show."""
+        """A - B, [B, A], float64; 1e3 for unequal values that are not both finite."""
         a, b = self.a.astype(np.float64), self.b.astype(np.float64)
         with np.errstate(invalid="ignore"):
             far = np.where(np.isfinite(a) & np.isfinite(b), a - b, 1e3)
@@ -69,7 +69,7 @@ class TokenPair:
 
 
 def _fitting(pair: TokenPair) -> TokenPair:
-    """The pair without ids and padding that are not of its log-probs: the dump may be another one by now."""
+    """Drop `ids` and `real` if they do not fit the log-probs: the dump may have been replaced."""
     (rows, actions), ids, real = pair.mask.shape, pair.ids, pair.real
     if ids is not None and (ids.ndim != 2 or len(ids) < rows or ids.shape[1] < actions):
         ids = None
@@ -79,7 +79,7 @@ def _fitting(pair: TokenPair) -> TokenPair:
 
 
 def tokens_chart(pair: TokenPair, texts: Texts | None = None) -> Chart | None:
-    """Rows x positions of one dump; None where nothing was compared in it."""
+    """Draw rows x positions of one dump; None if its mask selects no token."""
     chosen = pair.mask
     if not chosen.any():
         return None
@@ -96,7 +96,7 @@ def tokens_chart(pair: TokenPair, texts: Texts | None = None) -> Chart | None:
     width = max(1, math.ceil(length / FIELDS))
 
     def text_of(at: int, start: int, end: int, hidden: str = "") -> str:
-        """The text of a row's tokens; those of a hidden kind are left out."""
+        """Decode a row's tokens, without those of a hidden kind."""
         ids = [0] * length if pair.ids is None else pair.ids[at]
         places = range(max(0, start), min(end, length))
         return texts([int(ids[place]) for place in places if kinds[at][place] != hidden]) if texts else ""
@@ -121,23 +121,23 @@ def tokens_chart(pair: TokenPair, texts: Texts | None = None) -> Chart | None:
         action = c - length + actions
         token = "-" if pair.ids is None else str(int(pair.ids[r][c]))
         line = (str(r), str(c), token, number(pair.a[r][action], 6), number(pair.b[r][action], 6), number(apart[r][c], 3))
-        around = f"{text_of(r, c - 8, c, PADDING)}[{text_of(r, c, c + 1)}]{text_of(r, c + 1, c + 7, PADDING)}"
-        lines.append((*line, *[around] * bool(texts)))
+        context = f"{text_of(r, c - 8, c, PADDING)}[{text_of(r, c, c + 1)}]{text_of(r, c + 1, c + 7, PADDING)}"
+        lines.append((*line, *[context] * bool(texts)))
     columns = ("row", "position", "token", "A", "B", "A - B", *["text"] * bool(texts))
     says = f"{pair.dump_id}: {plural(len(chosen), 'row')}. Worst token circled: {_where(row, position, 1)},"
     says += f" {number(far[row][position], 3)} nats."
-    says += "" if width == 1 else f" A field is {width} positions, and shows the worst of them."
-    left = f"{ROWS} of {plural(len(chosen), 'row')}, those that are furthest apart." if len(chosen) > ROWS else ""
+    says += "" if width == 1 else f" Each field shows the worst of {width} positions."
+    left = f"{ROWS} of {plural(len(chosen), 'row')} shown: those with the largest differences." if len(chosen) > ROWS else ""
     return Chart("Token map", says, spec, Grid(columns, lines, {"text"}), left)
 
 
 def _drawn(fields: Sequence[dict[str, Any]], worst: tuple[float, int, int], height: int) -> Spec:
     apart, row, position = worst
     end, where = {"field": "z"}, ("t", "where")
-    still = [one for one in fields if one["k"] != RESPONSE]
+    still = [field for field in fields if field["k"] != RESPONSE]
     kinds = coloured("k", _KINDS)
     ground = layer("rect", still, {"opacity": 0.35}, x2=end, color=kinds, tooltip=hints(where, ("k", "is"), ("w", "text")))
-    compared = [one for one in fields if one["k"] == RESPONSE]
+    compared = [field for field in fields if field["k"] == RESPONSE]
     shown = hints(where, ("s", "|A - B|, nats"), ("w", "text"))
     heat = layer("rect", compared, x2=end, color=quantity("v", "|A - B|, nats", legend=small(apart)), tooltip=shown)
     mark = {"a": position + 0.5, "r": f"row {row}", "t": _where(row, position, 1), "s": number(apart, 3)}
@@ -151,7 +151,7 @@ def _where(row: int, position: int, count: int) -> str:
 
 
 def scatter_chart(pairs: Sequence[TokenPair], limit: float | None, floor: float | None = None) -> Chart | None:
-    """How far A is from B at each token, by how likely B finds it; the limit and the noise floor as bands."""
+    """Draw A - B at each token over B's log-prob, with lines at the limit and the noise floor."""
     points: list[dict[str, Any]] = []
     for pair in pairs:
         apart = pair.apart
@@ -168,18 +168,18 @@ def scatter_chart(pairs: Sequence[TokenPair], limit: float | None, floor: float 
         "point", kept, {"size": 16, "opacity": 0.55, "filled": True, "color": ACCENT}, tooltip=shown,
         x=quantity("b", "log-prob of B, nats", zero=False), y=quantity("d", "A - B, nats", axis=small(most)),
     )  # fmt: skip
-    lines, said = [], ""
-    for name, value, colour in (("limit", limit, BAD), ("noise floor", floor, PART)):
+    lines, bands = [], ""
+    for name, value, color in (("limit", limit, BAD), ("noise floor", floor, PART)):
         if value:
             inside = value <= 6 * most
-            said += f" The {name} is {number(value, 3)} nats{'' if inside else ', outside of this picture'}."
-            look = {"color": colour, "strokeDash": [5, 4]}
+            bands += f" The {name} is {number(value, 3)} nats{'' if inside else ', outside this chart'}."
+            look = {"color": color, "strokeDash": [5, 4]}
             ends = [{"d": value}, {"d": -value}]
             lines += [layer("rule", ends, look, y={"field": "d", "type": "quantitative"})] * inside
     says = f"{plural(len(points), 'token')} of {plural(len(pairs), 'dump')}; the largest difference is {number(most, 3)} nats."
-    note = f"{len(kept):,} of {len(points):,} tokens are drawn: the 200 furthest apart, and the others spread evenly."
+    note = f"{len(kept):,} of {len(points):,} tokens are drawn: the 200 with the largest differences, the others evenly sampled."
     far = [abs(point["d"]) for point in reversed(points)]
     shares = [(share, far[math.ceil(share * len(far)) - 1]) for share in (0.5, 0.9, 0.99, 0.999, 1.0)]
     table = Grid(("tokens", "|A - B| at most, nats"), tuple((f"{share:.1%}", number(value, 3)) for share, value in shares))
     spec = layered([], dots, *lines, height=260)
-    return Chart("A vs. B, per token", says + said, spec, table, note * (len(kept) < len(points)), half=True)
+    return Chart("A vs. B, per token", says + bands, spec, table, note * (len(kept) < len(points)), half=True)

@@ -1,6 +1,6 @@
-"""Laws: a captured input changed in a way that must not matter, run through the same loaded Actor.
+"""Laws (invariance checks): change a captured input in a way that must not matter, and run it through the same loaded Actor.
 
-In: a dump, what its forward gave, and the loaded Actor (`actordbg.actor.session`). Out: a `LawAnswer` for each law, which a
-result keeps in its `extra`. No truth and no tolerance is needed, since an Actor is compared with itself. The table of laws and
-what makes answers are in `judging`; begin reading in `law_run`, which asks the laws one after another.
+In: a dump, its forward's results, and the loaded Actor (`actordbg.actor.session`). Out: a `LawAnswer` for each law, which a
+result keeps in its `extra`. No truth and no tolerance is needed, since an Actor is compared with itself. `judging` has the list
+of laws and builds their answers; begin reading in `law_run`, which checks the laws in order.
 """

@@ -1,23 +1,23 @@
-"""Changes to a captured input. Pure: a dump goes in, a changed dump comes out, and no dump is changed in place.
+"""Change a captured input. Pure: each function returns a new dump and changes none in place.
 
-**The laws' changes.** Tokens are replaced by other tokens of the same dump, so that they are ids which the model knows and which
-no fork treats as special. Places, masks and shapes stay; the record's outputs are left out.
+**Changes for the laws.** Tokens are replaced by other tokens of the same dump, so that the model knows them and no fork treats
+them as special. Positions, masks and shapes stay; the recorded outputs are left out.
 
-    asked = plain_call(dump, vocab_size)            # every log-prob and the logits, ids inside of the vocabulary
-    changed = with_other_tokens(asked, behind_the_middle(asked))
+    call = plain_call(dump, vocab_size)             # every log-prob and the logits, ids within the vocabulary
+    changed = with_other_tokens(call, behind_the_middle(call))
 
-**Variations** (`vary`) must not change what comes out: `actordbg noise` measures what they do.
+**Variations** (`vary`) must not change the results: `actordbg noise` measures what they do.
 
-| variation | what the Actor gets | what is undone |
+| variation | the Actor's input | undone in the outputs |
 |---|---|---|
 | repeat | the very same call | nothing |
-| repad | 5 columns of padding more on the left of every row, 11 on the right | the columns |
+| repad | 5 more columns of padding on the left of every row, 11 on the right | the columns |
 | rebatch | every row twice, in a batch of twice the size | the copies |
 | reorder | the rows in reversed order | the order |
 
 In exact arithmetic each gives the same log-probs, the same mean loss and the same gradients: padding is not attended to and not
-in the mask, and the mean over a batch that holds every row twice is the mean over the batch. On a machine other shapes mean
-other kernels, other blocks and another order of summation: how far that moves a configuration is its noise.
+in the mask, and the mean over a batch that holds every row twice is the mean over the batch. On real hardware
+other shapes mean other kernels, other blocks and another order of summation: how far that moves a configuration is its noise.
 
     varied, undo = vary(dump, "repad")
     outcome = session.run(varied, backward=True)
@@ -38,26 +38,26 @@ from actordbg.base.errors import Unsupported
 from actordbg.store.payload import Dump
 
 _STEP = 7
-"""By how many places in the list of ids a token is moved; odd, and no power of two."""
+"""The shift from a token to its replacement in the list of ids; odd, and not a power of two."""
 
 
 def plain_call(dump: Dump, vocab_size: int) -> Dump:
-    """The call that laws compare: log-probs of all next tokens, and the logits. Nothing that is computed before them changes."""
+    """Return the call that laws compare: it returns log-probs of all next tokens, and logits; the forward is unchanged."""
     inputs = {name: tensor for name, tensor in dump.inputs.items() if name != "action_mask"}
     inputs["sequences"] = inputs["sequences"].remainder(vocab_size)
     inputs.setdefault("attention_mask", torch.ones_like(inputs["sequences"]))
     arguments = dump.record.arguments | {"return_logprobs": True, "return_output": True}
-    asked = _with(dump, inputs)
-    return Dump(replace(asked.record, arguments={k: v for k, v in arguments.items() if k != "action_mask"}), asked.tensors)
+    call = _with(dump, inputs)
+    return Dump(replace(call.record, arguments={k: v for k, v in arguments.items() if k != "action_mask"}), call.tensors)
 
 
 def attended(dump: Dump) -> Tensor:
-    """Bool [B, S]: the real tokens."""
+    """Mark the real (non-padding) tokens, bool [B, S]."""
     return dump.inputs["attention_mask"] != 0
 
 
 def with_other_tokens(dump: Dump, where: Tensor) -> Dump:
-    """The dump with other ids wherever `where`, bool and broadcastable to [B, S], is set."""
+    """Return the dump with other ids wherever `where`, bool and broadcastable to [B, S], is set."""
     sequences = dump.inputs["sequences"]
     where = where.expand_as(sequences)
     known, index = torch.unique(sequences, return_inverse=True)
@@ -70,7 +70,7 @@ def with_other_tokens(dump: Dump, where: Tensor) -> Dump:
 
 
 def behind_the_middle(dump: Dump) -> Tensor:
-    """Bool [B, S]: of each row the real tokens behind its first half; of rows with fewer than three none."""
+    """Mark each row's real tokens after its first half, bool [B, S]; none in rows with fewer than three."""
     real = attended(dump)
     count = real.cumsum(1)
     total = real.sum(1, keepdim=True)
@@ -78,46 +78,46 @@ def behind_the_middle(dump: Dump) -> Tensor:
 
 
 def before(changed: Tensor) -> Tensor:
-    """Bool [B, S-1]: log-probs that no changed token may reach, not as the label either, in rows with a changed token."""
+    """Mark log-probs that no changed token may affect, not even as the label, in rows with a changed token, bool [B, S-1]."""
     reached = changed.cumsum(1) > 0
     return ~reached[:, 1:] & changed.any(1, keepdim=True)
 
 
 def next_tokens(dump: Dump) -> Tensor:
-    """Bool [B, S-1]: next tokens that are real, and so is the token before."""
+    """Mark next tokens that are real and follow a real token, bool [B, S-1]."""
     real = attended(dump)
     return real[:, 1:] & real[:, :-1]
 
 
 def with_rows(dump: Dump, rows: Tensor) -> Dump:
-    """These rows in this order, with their padding."""
+    """Return the dump with these rows in this order, with their padding."""
     return _with(dump, {name: tensor[rows] for name, tensor in dump.inputs.items()})
 
 
 def places(dump: Dump, packing: bool, rank: int = 0, size: int = 1) -> Tensor:
-    """Int [n, 2]: the row and column of each position that the model computes, in its order; -1 for what fills up a ring.
+    """Return the row and column of each position that the model computes, in its order, int [n, 2]; -1 for a ring's filler.
 
-    rank, size: of a ring, where each rank computes an equal part of the packed positions.
+    rank, size: the place in a ring-attention group and its size; each rank computes an equal part of the packed positions.
     """
     real = attended(dump)
-    found = (real if packing else torch.ones_like(real)).nonzero()
+    positions = (real if packing else torch.ones_like(real)).nonzero()
     if size > 1:
-        found = torch.cat((found, torch.full((-len(found) % size, 2), -1)))
-        found = found.tensor_split(size)[rank]
-    return found
+        positions = torch.cat((positions, torch.full((-len(positions) % size, 2), -1)))
+        positions = positions.tensor_split(size)[rank]
+    return positions
 
 
-# What rounding does to one input, measured: each module's output is rounded anew, at random, and one forward tells.
+# Measure what rounding does to one input: one forward with the output of each module rounded at random.
 #
 # This is Monte Carlo arithmetic: the output of every module without children is multiplied by 1 +- u, where u is the unit
-# roundoff of its dtype. What that moves a log-prob by is what the last bit of every intermediate result is worth. Shapes stay
-# as they are, and rows do not meet: so a fault that lets rows see each other cannot raise the limit that it is judged by.
+# roundoff of its dtype. How far a log-prob moves is the effect of the last bit of every intermediate result. Shapes stay, and
+# rows do not interact, so a fault that leaks between rows cannot raise the limit that it is judged by.
 #
 #     with rounded_anew(model): ...forward...
 
 
 FACTOR = 4.0
-"""How much further than in one random draw rounding may move a log-prob: kernels round in more places than modules end."""
+"""How much further than in one random draw rounding may move a log-prob: kernels round more often than once per module."""
 
 
 _UNITS = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
@@ -125,8 +125,9 @@ _UNITS = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**
 
 @contextlib.contextmanager
 def rounded_anew(model: Any) -> Iterator[None]:
-    """Inside the block each module's output of `model` is rounded at random. A module that was compiled in place runs there as it
-    was written; its graphs stay.
+    """Round the output of each module of `model` at random inside the block.
+
+    A module that was compiled in place runs eagerly in the block; its graphs stay.
     """
     generators: dict[torch.device, torch.Generator] = {}
 
@@ -149,24 +150,24 @@ def rounded_anew(model: Any) -> Iterator[None]:
 
 
 LEFT, RIGHT = 5, 11
-"""Columns of padding that `repad` adds. Odd and unequal, so that neither blocks of 8 or 16 nor both sides line up as before."""
+"""Columns of padding that `repad` adds. Odd and unequal, so that no block of 8 or 16 and neither side lines up as before."""
 
 _BY_TOKEN = ("sequences", "attention_mask", "action_mask")
 
 Undo = Callable[[Tensor], Tensor]
-"""Brings a tensor of the mask's layout, [B', A'] or [B', S'-1], back into that of the captured call."""
+"""Restores the captured call's layout of a tensor shaped like the mask, [B', A'] or [B', S'-1]."""
 
 
 def vary(dump: Dump, how: str | None) -> tuple[Dump, Undo]:
-    """The varied dump, and how its outputs are brought back. `how` None and "repeat" leave it as it is.
+    """Return the varied dump, and a function that restores the layout of its outputs. None and "repeat" change nothing.
 
-    Raises Unsupported for inputs whose layout is not known, such as images.
+    Raises Unsupported for inputs with an unknown layout, such as images.
     """
     if how is None or how == "repeat":
         return dump, lambda values: values
     unknown = sorted(set(dump.inputs) - set(_BY_TOKEN))
     if unknown:
-        raise Unsupported(f"--vary {how} knows rows of tokens, not {', '.join(unknown)}", hint="measure noise on dumps of text")
+        raise Unsupported(f"--vary {how} supports text only, not {', '.join(unknown)}", hint="measure noise on text dumps")
     if how == "repad":
         return _repad(dump)
     rows = torch.arange(dump.inputs["sequences"].shape[0])
@@ -176,11 +177,11 @@ def vary(dump: Dump, how: str | None) -> tuple[Dump, Undo]:
 
 
 def _repad(dump: Dump) -> tuple[Dump, Undo]:
-    """More columns of nothing on both sides. The action mask ends where the sequences end, so it grows on the right."""
+    """Add padding columns on both sides. The action mask ends where the sequences end, so it grows on the right."""
     inputs = dump.inputs
     inputs.setdefault("attention_mask", torch.ones_like(inputs["sequences"]))
     unattended = inputs["sequences"][inputs["attention_mask"] == 0]
-    # the id that pads this dump already, else the smallest one in it: it is in the vocabulary in any case
+    # the dump's own padding id, else its smallest id, which is in the vocabulary in any case
     padding = int(unattended[0]) if unattended.numel() else int(inputs["sequences"].min())
     wider = {
         "sequences": torch.nn.functional.pad(inputs["sequences"], (LEFT, RIGHT), value=padding),
@@ -195,7 +196,7 @@ def _repad(dump: Dump) -> tuple[Dump, Undo]:
 
 
 def _with(dump: Dump, inputs: dict[str, Tensor]) -> Dump:
-    """The dump with other inputs. What the run returned is left out: it is in the captured layout."""
+    """Return the dump with other inputs, without the run's outputs, which are in the captured layout."""
     batch, length = inputs["sequences"].shape
     attention, actions = inputs.get("attention_mask"), inputs.get("action_mask")
     record = replace(

@@ -1,11 +1,11 @@
-"""Which input positions reach a row's log-probs: the support of the Jacobian, by one backward to the embeddings' output.
+"""Find the input positions that a row's log-probs depend on: the Jacobian's support, by one backward to the embeddings' output.
 
-A log-prob at position j of a row may depend on positions 0 to j of that row, and on nothing else. The derivative by anything else
-is exactly 0, in every dtype: nothing is rounded to 0, it is not computed at all. So one backward checks all tokens of every other
+A log-prob at position j of a row may depend on positions 0 to j of that row, and on nothing else. Every other derivative is
+exactly 0 in every dtype: it is not rounded to 0, there is no path to compute. So one backward checks all tokens of every other
 row, later positions and padding.
 
-The embeddings' output is cut out of the graph by a hook, and `torch.autograd.grad` stops there: no parameter gets a gradient, so
-no engine's hook reduces one.
+A hook cuts the embeddings' output out of the graph, and `torch.autograd.grad` stops there: no parameter gets a gradient, so no
+engine's hook reduces any.
 """
 
 from __future__ import annotations
@@ -29,79 +29,79 @@ _FP16_SCALE = 1024.0
 
 
 @dataclass(frozen=True)
-class RowAsked:
-    """The log-probs whose derivative is taken: `columns` of `row`. The last position that they may see is the last column."""
+class RowTarget:
+    """The log-probs to differentiate: `columns` of `row`. The last position that they may depend on is the last column."""
 
     row: int
     columns: Tensor
 
 
-def asked_of(dump: Dump) -> RowAsked:
-    """The first half of the log-probs of the last row that has some; the first one of an input without a real next token."""
+def target_of(dump: Dump) -> RowTarget:
+    """Choose the first half of the log-probs of the last row that has any; log-prob 0 of row 0 if no row has any."""
     real = next_tokens(dump)
     rows = real.any(1).nonzero().flatten()
     if not len(rows):
-        return RowAsked(0, torch.tensor([0]))
+        return RowTarget(0, torch.tensor([0]))
     row = int(rows[-1])
     columns = real[row].nonzero().flatten()
-    return RowAsked(row, columns[: max(1, len(columns) // 2)])
+    return RowTarget(row, columns[: max(1, len(columns) // 2)])
 
 
 def support(session: ActorSession, dump: Dump, *, backward: bool, packing: bool) -> LawAnswer:
-    """Ask the law `jacobian` of one input. In a ring every rank has to call it."""
-    asked = asked_of(dump)
-    reached = _reached(session, dump, asked, backward)
+    """Check the law `jacobian` on one input. Collective in a ring: every rank must call it."""
+    target = target_of(dump)
+    reached = _reached(session, dump, target, backward)
     group = session.ring_group
     where = places(dump, packing, *ring_of(session))
     if len(reached) != len(where):
-        raise Unsupported(f"the embeddings gave {len(reached)} positions, the input has {len(where)}", hint="report it")
-    found = torch.cat((where.double(), reached[:, None]), 1)
+        raise Unsupported(f"the embeddings returned {len(reached)} positions, the input has {len(where)}", hint="report it")
+    positions = torch.cat((where.double(), reached[:, None]), 1)
     if group is not None:
         parts: list[Any] = [None] * group.size()
-        dist.all_gather_object(parts, found, group=group)
-        found = torch.cat(parts)
-    return judge(found[found[:, 0] >= 0], asked, dump)
+        dist.all_gather_object(parts, positions, group=group)
+        positions = torch.cat(parts)
+    return judge(positions[positions[:, 0] >= 0], target, dump)
 
 
 def ring_of(session: ActorSession) -> tuple[int, int]:
-    """This rank's place in its ring, and the ring's size; (0, 1) without one."""
+    """Return this rank's place in its ring, and the ring's size; (0, 1) without a ring."""
     group = session.ring_group
     return (group.rank(), group.size()) if group is not None else (0, 1)
 
 
-def judge(found: Tensor, asked: RowAsked, dump: Dump) -> LawAnswer:
-    """The answer. found: float64 [n, 3]: row, column and largest entry of each position that was computed."""
-    rows, columns, size = found[:, 0].long(), found[:, 1].long(), found[:, 2].nan_to_num(torch.inf, torch.inf)
+def judge(positions: Tensor, target: RowTarget, dump: Dump) -> LawAnswer:
+    """Build the answer. positions: float64 [n, 3], the row, column and largest entry of each computed position."""
+    rows, columns, size = positions[:, 0].long(), positions[:, 1].long(), positions[:, 2].nan_to_num(torch.inf, torch.inf)
     real = attended(dump)[rows, columns]
-    last = int(asked.columns[-1])
-    allowed = (rows == asked.row) & (columns <= last) & real
+    last = int(target.columns[-1])
+    allowed = (rows == target.row) & (columns <= last) & real
     wrong = (size != 0) & ~allowed
     looked_at, count = int((~allowed).sum()), int(wrong.sum())
     why = "there is no other row, later position or padding" if not looked_at else ""
     if not bool((size[allowed] != 0).any()):
         why = "no derivative reached the embeddings: the graph is cut, or they are not the model's input"
     if not next_tokens(dump).any():
-        why = "the input has no token to look at"
+        why = "the input has no token to check"
     if why:
         return not_checked("jacobian", why)
     if not count:
         return LawAnswer("jacobian", KEPT, count=0, looked_at=looked_at)
-    told = []
-    for other in sorted(set(rows[wrong & real & (rows != asked.row)].tolist())):
+    sources = []
+    for other in sorted(set(rows[wrong & real & (rows != target.row)].tolist())):
         own = (rows == other) & real
-        told.append(f"row {other} ({int((own & wrong).sum()):,} of {int(own.sum()):,} tokens)")
-    if later := int((wrong & real & (rows == asked.row) & (columns > last)).sum()):
-        told.append(f"{later:,} tokens behind position {last}")
+        sources.append(f"row {other} ({int((own & wrong).sum()):,} of {int(own.sum()):,} tokens)")
+    if later := int((wrong & real & (rows == target.row) & (columns > last)).sum()):
+        sources.append(f"{later:,} tokens after position {last}")
     if padding := int((wrong & ~real).sum()):
-        told.append(f"{padding:,} positions of padding")
-    words = "; ".join(f"row {asked.row} sees {what}" for what in told)
+        sources.append(f"{padding:,} positions of padding")
+    words = "; ".join(f"row {target.row} depends on {what}" for what in sources)
     row, column = int(rows[wrong][0]), int(columns[wrong][0])
     token = int(dump.inputs["sequences"][row, column])
     return LawAnswer("jacobian", BROKEN, words, float(size[wrong].max()), None, row, column, token, count, looked_at)
 
 
-def _reached(session: ActorSession, dump: Dump, asked: RowAsked, backward: bool) -> Tensor:
-    """The largest absolute derivative by each position's embedding, float64 on the CPU, in the model's order."""
+def _reached(session: ActorSession, dump: Dump, target: RowTarget, backward: bool) -> Tensor:
+    """Return the largest absolute derivative by each position's embedding, float64 on the CPU, in the model's order."""
     leaves: list[Tensor] = []
     scale = _FP16_SCALE if session.resolved["dtype"] == "fp16" else 1.0
 
@@ -112,7 +112,7 @@ def _reached(session: ActorSession, dump: Dump, asked: RowAsked, backward: bool)
     def read(log_probs: Tensor, _entropy: Tensor | None) -> Tensor:
         if not leaves:
             raise Unsupported("the model did not call its input embeddings", hint="report it with the model's name")
-        selected = log_probs[asked.row, asked.columns.to(log_probs.device)].sum() * scale
+        selected = log_probs[target.row, target.columns.to(log_probs.device)].sum() * scale
         (gradient,) = torch.autograd.grad(selected, leaves[0], allow_unused=True)
         if gradient is None:
             gradient = torch.zeros_like(leaves[0])
@@ -126,21 +126,21 @@ def _reached(session: ActorSession, dump: Dump, asked: RowAsked, backward: bool)
         hook.remove()
 
 
-# Is the gradient of the whole the sum of the gradients of its parts? Asked of the backend's own backward, after its reduction.
+# Gradient additivity: is the whole gradient the sum of its parts? Checked with the backend's own backward, after its reduction.
 #
-# The loss is a sum of terms, one for each token. It is taken over one half of them (every other row, or of a single row every
-# other token), then over the other half, divided by the same count. Shapes stay, so only the upstream gradient differs,
-# and the two gradients add up to the whole's for each parameter. Samples are enough (`actordbg.actor.forward_outcome`).
+# The loss is a sum of terms, one per token. It is computed over one half of the terms (every other row, or every other token of a
+# single row), then over the other half, divided by the same count. Shapes stay, so only the upstream gradient differs, and the
+# two gradients must add up to the whole gradient for each parameter. Samples are enough (`actordbg.actor.forward_outcome`).
 
 
 LIMITS = {"fp32": 1e-4, "bf16": 0.1, "fp16": 0.02}
-"""How far, relative to its parts, a parameter's gradient may be from their sum. Healthy ones are an order of magnitude nearer."""
+"""How far, relative to its parts, a parameter's gradient may be from their sum; normally it is ten times nearer."""
 _SMALL = 0.05
-"""A parameter's distance is relative to its own gradient, or to this share of the largest one where its own is smaller."""
+"""A parameter's distance is relative to its gradient, or to this share of the largest gradient if that is more."""
 
 
 def halves(terms: Tensor) -> tuple[Tensor, Tensor]:
-    """Float weights [B, S-1] of the two halves of the loss, each divided by the count of the whole. `terms`: bool."""
+    """Return float weights [B, S-1] of the two halves of the loss, each divided by the total count. terms: bool."""
     rows = terms.any(1).nonzero().flatten()
     whole = terms.double() / terms.sum().clamp(min=1)
     if len(rows) > 1:
@@ -151,23 +151,23 @@ def halves(terms: Tensor) -> tuple[Tensor, Tensor]:
     return whole * first, whole * ~first
 
 
-def judge_additivity(dtype: str, whole: dict[str, Tensor], one: dict[str, Tensor], other: dict[str, Tensor]) -> LawAnswer:
-    """The answer of `additivity`, of samples by parameter."""
+def judge_additivity(dtype: str, whole: dict[str, Tensor], first: dict[str, Tensor], second: dict[str, Tensor]) -> LawAnswer:
+    """Build the answer of `additivity` from gradient samples by parameter: of the whole loss and of its two halves."""
     if not whole:
         return not_checked("additivity", "this rank keeps no gradients")
-    if not all(bool(tensor.isfinite().all()) for part in (whole, one, other) for tensor in part.values()):
+    if not all(bool(tensor.isfinite().all()) for part in (whole, first, second) for tensor in part.values()):
         return not_checked("additivity", "a gradient is not finite")
     floor = _SMALL * max(float(tensor.norm()) for tensor in whole.values())
     if floor == 0:
         return not_checked("additivity", "the gradient is 0")
     apart = {}
     for name, gradient in whole.items():
-        parts = [part.get(name, torch.zeros_like(gradient)) for part in (one, other)]
+        parts = [part.get(name, torch.zeros_like(gradient)) for part in (first, second)]
         scale = max(floor, *(float(tensor.norm()) for tensor in (gradient, *parts)))
         apart[name] = float((parts[0].double() + parts[1].double() - gradient.double()).norm()) / scale
     limit = LIMITS.get(dtype, LIMITS["bf16"])
     worst = max(apart, key=lambda name: apart[name])
     count = sum(size > limit for size in apart.values())
     verdict = BROKEN if count else WITHIN_ROUNDING if apart[worst] else KEPT
-    words = f"the gradient of {worst.removeprefix(PREFIX)} is not the sum of those of its rows" if count else ""
+    words = f"the gradient of {worst.removeprefix(PREFIX)} is not the sum over its rows" if count else ""
     return LawAnswer("additivity", verdict, words, apart[worst], limit, count=count, looked_at=len(apart))

@@ -1,33 +1,33 @@
-"""From two sets of log-probs to the answer of a law. Pure: tensors in, a `LawAnswer` out.
+"""Judge a law by comparing two sets of log-probs. Pure: tensors in, a `LawAnswer` out.
 
-A law needs no truth and no tolerance: it compares an Actor with itself, on the same input, in equal shapes. So it sees in bf16
-what it sees in fp32. An exact law compares bit for bit with a rerun of the same input. The others compare with what
-rounding does to this very input (`actordbg.laws.changes`).
+A law needs no truth and no tolerance: it compares an Actor with itself, on the same input, in equal shapes. So it detects in bf16
+what it detects in fp32. An exact law compares bit for bit with a rerun of the same input. The others compare with the measured
+effect of rounding on this input (`actordbg.laws.changes`).
 
-* `rerun` (exact). Changed: nothing; the generators get another seed where nothing is dropped. Kept: every log-prob and entropy.
-  Finds kernels that are not deterministic, random noise, uninitialised memory; an action mask that is applied shifted.
-* `normalisation`. Changed: nothing. Kept: log-probs are the log-softmax of logits / T, computed again in fp64; entropies are of
+* `rerun` (exact, determinism). Changed: nothing; without dropout, the random seed. Kept: every log-prob and entropy. Finds
+  nondeterministic kernels, random noise, uninitialized memory, a shifted action mask.
+* `normalisation`. Changed: nothing. Kept: log-probs are the log-softmax of logits / T, recomputed in fp64; entropies follow from
   the same logits. Finds log-softmax in bf16, a wrong temperature, labels that are off by one.
-* `neighbour` (exact). Changed: the tokens of every other row, then of the rest. Kept: log-probs and entropies of the rows that
-  were left alone. Finds packed rows that see each other, a state or a convolution that runs on, a mask that leaks.
+* `neighbour` (exact, row isolation). Changed: the tokens of every other row, then of the rest. Kept: log-probs and entropies of
+  the unchanged rows. Finds leaks between packed rows: attention, a mask, a state or convolution that is not reset.
 * `padding` (exact). Changed: the ids under the padding. Kept: every log-prob and entropy of real tokens. Finds padding that is
-  attended to, or that a state has seen.
-* `future` (exact). Changed: the tokens behind the middle of each row. Kept: log-probs and entropies before. Finds attention
-  that is not causal, labels from the wrong side.
+  attended to or enters a state.
+* `future` (exact, causality). Changed: the tokens after the middle of each row. Kept: log-probs and entropies before. Finds
+  attention that is not causal, labels from the wrong side.
 * `jacobian` (exact). Changed: nothing; one backward of one row's log-probs to the output of the input embeddings. Kept: entries
-  of other rows, of later positions and of padding are exactly 0. Finds what the three before find, for all tokens at once.
-* `order`. Changed: the order of the rows. Kept: every log-prob, within rounding. Finds offsets of packed rows, rows mixed up.
-* `alone`. Changed: all rows but one are left out. Kept: the log-probs of that row, within rounding. Finds positions that run on
-  from the row before, masks made for the whole batch.
-* `additivity`. Changed: the loss is taken over one half of its terms, then over the other. Kept: the two gradients add up to
-  the whole, for each parameter. Finds rows lost between loss and gradient, gradients left over from the input before, counts
-  that depend on the batch.
+  of other rows, of later positions and of padding are exactly 0. Finds what the previous three find, for all tokens at once.
+* `order`. Changed: the order of the rows. Kept: every log-prob, within rounding. Finds wrong packing offsets, swapped rows.
+* `alone` (batch invariance). Changed: all rows but one are left out. Kept: that row's log-probs, within rounding. Finds positions
+  that continue from the previous row, masks made for the whole batch.
+* `additivity`. Changed: the loss is computed over one half of its terms, then over the other. Kept: the two gradients add up to
+  the whole gradient, for each parameter. Finds rows lost between loss and gradient, gradients left over from the previous input,
+  counts that depend on the batch.
 
-Where they cannot hold, or not bit for bit: `neighbour`, `padding` and `future` hold with experts only within rounding, since
-other tokens change the shapes of their matrix products, and not at all where routing has a capacity or an FP8 scale is of a
-whole tensor; `jacobian` fails in a compiled graph, whose inside no hook sees; `order` and `alone` for calls that draw random
-numbers, and with experts the mean counts instead of the largest change; `additivity` needs a backward, and no loss term for the
-whole batch, such as a router's.
+Limits: with experts, `neighbour`, `padding` and `future` hold only within rounding, since other tokens change the shapes of their
+matrix products; they do not hold if routing has a capacity or an FP8 scale covers a whole tensor. `jacobian` cannot be checked
+in a compiled graph, which hooks cannot enter. `order` and `alone` cannot be checked if a call draws random numbers, and with
+experts the mean change counts instead of the largest. `additivity` needs a backward without a loss term for the whole batch,
+such as a router's.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ from torch import Tensor
 from actordbg.records.replay_record import BROKEN, KEPT, NOT_CHECKED, WITHIN_ROUNDING, LawAnswer
 
 NOISE_FACTOR = 4.0
-"""An exact law is broken in a configuration that moves on its own only if the change is this many times as large."""
+"""In a nondeterministic configuration, an exact law is broken only if the change exceeds the noise by this factor."""
 
 
 @dataclass(frozen=True)
 class ForwardValues:
-    """What one forward gave for each next token, [B, S-1]: log-probs, and entropies where the call asks for them."""
+    """The results of a forward for each next token, [B, S-1]: log-probs, and entropies if the call requests them."""
 
     log_probs: Tensor
     entropy: Tensor | None = None
 
     def rows(self, index: Tensor) -> ForwardValues:
-        """These rows in this order."""
+        """Select these rows in this order."""
         return ForwardValues(self.log_probs[index], None if self.entropy is None else self.entropy[index])
 
 
 @dataclass(frozen=True)
 class Change:
-    """Where two sets of values differ, among those that were looked at. where: bool [B, S-1]."""
+    """Where two sets of values differ, among the values that were compared. where: bool [B, S-1]."""
 
     where: Tensor
     size: float
@@ -73,20 +73,20 @@ class Change:
 
     @property
     def first(self) -> tuple[int, int]:
-        """Row and position (in the row, of the token that was predicted) of the first difference."""
+        """Row and position (of the predicted token in its row) of the first difference."""
         row, column = self.where.nonzero()[0].tolist()
         return row, column + 1
 
 
 def change(ours: ForwardValues, base: ForwardValues, mask: Tensor) -> Change:
-    """How `ours` differs from `base` where `mask` is set. Equal means equal bits; NaN is equal to NaN."""
+    """Compare `ours` with `base` where `mask` is set. Equal means bit-identical; NaN equals NaN."""
     pairs = [(ours.log_probs, base.log_probs)]
     if ours.entropy is not None and base.entropy is not None:
         pairs.append((ours.entropy, base.entropy))
     where, apart = torch.zeros_like(mask), torch.zeros(mask.shape, dtype=torch.float64)
-    for one, other in pairs:
-        differs = (one != other) & ~(one.isnan() & other.isnan()) & mask
-        distance = (one.double() - other.double()).abs().nan_to_num(torch.inf, torch.inf)
+    for left, right in pairs:
+        differs = (left != right) & ~(left.isnan() & right.isnan()) & mask
+        distance = (left.double() - right.double()).abs().nan_to_num(torch.inf, torch.inf)
         where, apart = where | differs, torch.where(differs, torch.maximum(apart, distance), apart)
     chosen = apart[mask]
     if not chosen.numel():
@@ -96,48 +96,48 @@ def change(ours: ForwardValues, base: ForwardValues, mask: Tensor) -> Change:
 
 def answer(
     law: str,
-    found: Change,
+    moved: Change,
     ids: Tensor,
     words: str,
     *,
     limit: float | None = None,
     by_mean: bool = False,
     verdict: str = BROKEN,
-    nothing: str = "nothing is left to look at in this input",
+    nothing: str = "this input has nothing to compare",
 ) -> LawAnswer:
-    """Answer a law that allows a change up to `limit`, or none at all. `ids`: the unchanged tokens [B, S].
+    """Build the answer of a law that allows a change up to `limit`, or none if `limit` is None. ids: the unchanged tokens [B, S].
 
-    by_mean: the limit is for the mean over the tokens instead of the largest change. verdict: of a change that is not allowed.
-    nothing: why it was not checked where there is nothing to look at.
+    by_mean: apply the limit to the mean over the tokens instead of the largest change. verdict: for a forbidden change. nothing:
+    the reason to give if no value was compared.
     """
-    if not found.looked_at:
+    if not moved.looked_at:
         return not_checked(law, nothing)
-    if not found.count:
-        return LawAnswer(law, KEPT, count=0, looked_at=found.looked_at)
-    size = found.mean if by_mean else found.size
+    if not moved.count:
+        return LawAnswer(law, KEPT, count=0, looked_at=moved.looked_at)
+    size = moved.mean if by_mean else moved.size
     if limit is not None and size <= limit:
-        return LawAnswer(law, WITHIN_ROUNDING, "", size, limit, count=found.count, looked_at=found.looked_at)
-    row, position = found.first
-    return LawAnswer(law, verdict, words, size, limit, row, position, int(ids[row, position]), found.count, found.looked_at)
+        return LawAnswer(law, WITHIN_ROUNDING, "", size, limit, count=moved.count, looked_at=moved.looked_at)
+    row, position = moved.first
+    return LawAnswer(law, verdict, words, size, limit, row, position, int(ids[row, position]), moved.count, moved.looked_at)
 
 
 def not_checked(law: str, why: str) -> LawAnswer:
-    """A law that could not be asked."""
+    """Build the answer of a law that could not be checked."""
     assert law in LAWS
     return LawAnswer(law, NOT_CHECKED, why)
 
 
 LAWS = ("rerun", "normalisation", "neighbour", "padding", "future", "jacobian", "order", "alone", "additivity")
-"""In the order in which they are asked: see the list above."""
+"""The laws in the order in which they are checked: see the list above."""
 
 
 TOLERANCE = 16 * 2.0**-23
-"""Times the size of the numbers that meet in a log-softmax: a few roundings of fp32."""
+"""Relative to the magnitude of the operands of a log-softmax: a few fp32 roundings."""
 _AT_ONCE = 2**25
 
 
 class Expected:
-    """What log-probs and entropies should be, [B, S-1] in float64, NaN where no logits were seen. allowed: for rounding."""
+    """The expected log-probs and entropies, float64 [B, S-1], NaN where no logits were seen. allowed: the rounding tolerance."""
 
     def __init__(self, places: Tensor, ids: Tensor, temperature: float) -> None:
         self.places, self.ids, self.temperature = places, ids, temperature
@@ -146,11 +146,11 @@ class Expected:
         self.log_probs, self.entropy, self.allowed = (torch.full(shape, torch.nan, dtype=torch.float64) for _ in range(3))
 
     def take(self, logits: Any) -> None:
-        """The model's logits: [..., V], one vector for each of `places`."""
+        """Compute the expected values from the model's logits [..., V], one vector for each of `places`."""
         logits = logits.full_tensor() if hasattr(logits, "full_tensor") else logits
         flat = logits.detach().reshape(-1, logits.shape[-1])
         if len(flat) != len(self.places):
-            self.problem = f"the model gave logits of {len(flat)} positions, the input has {len(self.places)}"
+            self.problem = f"the model returned logits of {len(flat)} positions, the input has {len(self.places)}"
             return
         self.problem = ""
         rows, columns = self.places.unbind(1)
@@ -166,7 +166,7 @@ class Expected:
 
 
 class _Watched:
-    """Stands for the Actor's model in one call: passes everything on, and shows the logits."""
+    """Stands in for the Actor's model in one call: forwards everything, and passes the logits to `show`."""
 
     def __init__(self, model: Any, show: Callable[[Any], None]) -> None:
         self.__dict__ |= {"_model": model, "_show": show}
@@ -183,7 +183,7 @@ class _Watched:
 
 @contextlib.contextmanager
 def watching(actor: Any, expected: Expected) -> Iterator[None]:
-    """Inside the block the logits of the Actor's model are shown to `expected`. No hook, so a compiled model keeps its graph."""
+    """Pass the logits of the Actor's model to `expected` inside the block. Uses no hook, so a compiled model keeps its graph."""
     vars(actor)["model"] = _Watched(actor.model, expected.take)
     try:
         yield
@@ -192,14 +192,14 @@ def watching(actor: Any, expected: Expected) -> Iterator[None]:
 
 
 def judge_normalisation(ours: ForwardValues, expected: Expected, mask: Tensor) -> LawAnswer:
-    """The answer of `normalisation`. mask: bool [B, S-1], the log-probs that count."""
+    """Build the answer of `normalisation`. mask: bool [B, S-1], the log-probs to check."""
     seen = mask & ~expected.allowed.isnan()
     if expected.problem or not bool(seen.any()):
-        why = expected.problem or "the input has no token to look at, or its logits are not finite"
+        why = expected.problem or "the input has no token to check, or its logits are not finite"
         return not_checked("normalisation", why)
     pairs = [(ours.log_probs, expected.log_probs, "the log-prob is not the log-softmax of the logits / T")]
     if ours.entropy is not None:
-        pairs.append((ours.entropy, expected.entropy, "the entropy is not that of the same logits"))
+        pairs.append((ours.entropy, expected.entropy, "the entropy does not follow from the same logits"))
     answers = []
     for values, theirs, words in pairs:
         apart = (values.double() - theirs).abs().nan_to_num(torch.inf, torch.inf).where(seen, torch.zeros(()))

@@ -1,11 +1,11 @@
-"""Ask an input for its laws, through the loaded Actor. The forwards and backwards that this takes are a fixed list.
+"""Check the laws on one input, through the loaded Actor, with a fixed list of forwards and backwards.
 
-Where ranks compute together, each of them runs this for its own input at the same time, and waits for the others in each
-forward's collectives. So there the list of forwards depends on the configuration alone, never on the input or on what came out.
-Elsewhere a broken law may cost a few forwards more, to say which row reaches which.
+If ranks compute together, all of them run this at the same time, each for its own input, and meet in each forward's collectives.
+Then the list of forwards depends on the configuration only, never on the input or the results. Otherwise a broken law may cost a
+few more forwards, to find which row depends on which.
 
-A failure in one forward ends the asking: its law has failed, which forbids a green verdict, and what is left is `not-checked`.
-Where ranks compute together this process is then out of step, and says so (`LawRun.out_of_step`).
+An error in a forward ends the checks: its law has failed, which forbids a green verdict; the remaining laws are `not-checked`.
+If ranks compute together, this process is then out of step with its peers (`LawRun.out_of_step`).
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from actordbg.trainers.rows_actor import drawn_share, has_experts, text_config
 
 _TEXT = {"sequences", "attention_mask", "action_mask"}
 _CULPRITS = 4
-"""After a break, how many rows are changed one by one to find the one that reaches the others."""
+"""After a broken law, how many rows are changed individually to find the row that leaks."""
 _CAPACITY = ("expert_capacity", "expert_capacity_factor", "capacity_factor", "moe_capacity_factor")
 
 
 @dataclass
 class LawRun:
-    """One input's laws. `together`: other ranks compute with this one. tell: is called with the name of what runs next."""
+    """The law checks of one input. together: other ranks compute with this rank. tell: called with the name of each next step."""
 
     session: ActorSession
     dump: Dump
@@ -59,9 +59,9 @@ class LawRun:
 
     def __post_init__(self) -> None:
         session, config = self.session, self.session.config
-        self.asked = changes.plain_call(self.dump, int(session.resolved["vocab_size"]))
-        self.ids: Tensor = self.asked.inputs["sequences"]
-        self.real, self.tokens = changes.attended(self.asked), changes.next_tokens(self.asked)
+        self.call = changes.plain_call(self.dump, int(session.resolved["vocab_size"]))
+        self.ids: Tensor = self.call.inputs["sequences"]
+        self.real, self.tokens = changes.attended(self.call), changes.next_tokens(self.call)
         self.base = ForwardValues(self.outcome.log_probs)
         self._rows = torch.arange(len(self.real))
         self._waiting: dict[str, tuple[Change, str]] = {}
@@ -71,10 +71,10 @@ class LawRun:
         self._draws: bool = self.outcome.training and drawn_share(session.model) > 0
 
     def run(self) -> list[LawAnswer]:
-        """Every law's answer, in the order of `LAWS`."""
+        """Check every law, and return the answers in the order of `LAWS`."""
         step, why = "rerun", self._unknown()
-        missing = {"jacobian": "a compiled graph has no place for a hook", "additivity": "no backward ran"}
-        missing = dict.fromkeys(LAWS, why) if why else dict.fromkeys(LAWS, "it was not asked") | missing
+        missing = {"jacobian": "a compiled graph cannot have a hook", "additivity": "no backward ran"}
+        missing = dict.fromkeys(LAWS, why) if why else dict.fromkeys(LAWS, "not requested") | missing
         try:
             for step, ask in self._steps().items() if self.together or not why else ():
                 self.tell(step)
@@ -82,18 +82,18 @@ class LawRun:
         except Exception as error:
             if machine_errno(error):
                 raise
-            said = str(error).strip().partition("\n")[0]
-            self._take(replace(not_checked(step, f"{type(error).__name__}: {said}"), raised=True))
+            message = str(error).strip().partition("\n")[0]
+            self._take(replace(not_checked(step, f"{type(error).__name__}: {message}"), raised=True))
             missing = dict.fromkeys(LAWS, why or f"{step} failed")
             if self.together or self.session.tainted:
-                self.out_of_step = f"the law {step} failed, and what it left behind cannot be cleared away"
+                self.out_of_step = f"the law {step} failed, and its leftovers cannot be cleaned up"
         answers = [self.answers.get(law) or not_checked(law, missing[law]) for law in LAWS]
         return [_without_meaning(self.session, answer) for answer in answers]
 
     def _steps(self) -> dict[str, Callable[[], None]]:
         steps = {"rerun": self._rerun, "neighbour": self._neighbours, "future": self._future}
         if not self._compiled:
-            dump, backward, packing = self.asked, self.backward, self.outcome.packing
+            dump, backward, packing = self.call, self.backward, self.outcome.packing
             steps["jacobian"] = lambda: self._take(support(self.session, dump, backward=backward, packing=packing))
         steps["order"] = self._rounding
         return steps | ({"additivity": self._additivity} if self.backward else {})
@@ -101,10 +101,10 @@ class LawRun:
     # The exact laws
 
     def _rerun(self) -> None:
-        places = changes.places(self.asked, self.outcome.packing, *ring_of(self.session))
+        places = changes.places(self.call, self.outcome.packing, *ring_of(self.session))
         expected = Expected(places, self.ids, self.outcome.temperature)
         with watching(self.session.actor, expected):
-            self.base = self._forward(self.asked, None if self._draws else self.session.choices.seed + 1)
+            self.base = self._forward(self.call, None if self._draws else self.session.choices.seed + 1)
         first, mask = self.outcome.log_probs, self.outcome.mask
         again = self.base.log_probs[:, -first.shape[1] :]
         if "action_mask" in self.dump.inputs:
@@ -116,78 +116,78 @@ class LawRun:
         rerun = answer("rerun", change(*pair, left_out), self.ids, OTHER_MASK)
         if rerun.verdict != BROKEN:
             rerun = answer(
-                "rerun", moved, self.ids, _NOT_AGAIN, verdict=NONDETERMINISTIC, nothing="the input has no token to look at"
+                "rerun", moved, self.ids, _NOT_AGAIN, verdict=NONDETERMINISTIC, nothing="the input has no token to check"
             )
         self._take(rerun)
         self._take(judge_normalisation(self.base, expected, self.tokens))  # in a ring: of this rank's part
 
     def _neighbours(self) -> None:
-        """`neighbour` and `padding`: at once, in two forwards, unless something moves. Then each on its own."""
+        """Check `neighbour` and `padding` together in two forwards; separately if something moves."""
         tokens, real, odd = self.tokens, self.real, self._rows[:, None] % 2 == 1
         alone = self.together or len(self._rows) < 2
         ways = [(real & ~odd, tokens & odd), (real & odd, tokens & ~odd)]
-        found = _joined(*(self._changed(where if alone else where | ~real, mask) for where, mask in ways))
-        padding = found
-        if alone or found.count:
+        moved = _joined(*(self._changed(where if alone else where | ~real, mask) for where, mask in ways))
+        padding = moved
+        if alone or moved.count:
             padding = self._changed(~real, tokens)
-        if found.count and not alone:
-            found = _joined(*(self._changed(where, mask) for where, mask in ways))
-        said = f"row {padding.first[0]} sees the padding" if padding.count else ""
-        self._exact("padding", padding, said, "" if bool((~real).any()) else "the input has no padding")
-        self._exact("neighbour", found, self._who(found), ONE_ROW * (len(self._rows) < 2))
+        if moved.count and not alone:
+            moved = _joined(*(self._changed(where, mask) for where, mask in ways))
+        words = f"row {padding.first[0]} depends on the padding" if padding.count else ""
+        self._exact("padding", padding, words, "" if bool((~real).any()) else "the input has no padding")
+        self._exact("neighbour", moved, self._who(moved), ONE_ROW * (len(self._rows) < 2))
 
     def _future(self) -> None:
-        where = changes.behind_the_middle(self.asked)
-        found = self._changed(where, changes.before(where) & self.tokens)
+        where = changes.behind_the_middle(self.call)
+        moved = self._changed(where, changes.before(where) & self.tokens)
         mixed = ", or another row's" if self.answers["neighbour"].verdict == BROKEN else ""
-        words = f"row {found.first[0]} sees tokens that come later{mixed}" if found.count else ""
-        self._exact("future", found, words, "" if found.looked_at else "no row has three tokens")
+        words = f"row {moved.first[0]} depends on later tokens{mixed}" if moved.count else ""
+        self._exact("future", moved, words, "" if moved.looked_at else "no row has three tokens")
 
-    def _exact(self, law: str, found: Change, words: str, why: str) -> None:
-        """Take the answer of an exact law: bit for bit, or for a model with experts later within rounding (`_rounding`).
+    def _exact(self, law: str, moved: Change, words: str, why: str) -> None:
+        """Record the answer of an exact law: bit for bit, or for a model with experts later, within rounding (`_rounding`).
 
-        why: it cannot be asked, "" if it can.
+        why: the reason why the law cannot be checked, or "".
         """
-        if not why and found.count and found.size <= NOISE_FACTOR * self._noise:
+        if not why and moved.count and moved.size <= NOISE_FACTOR * self._noise:
             why = f"the configuration's own noise is {self._noise:.2g} nats"
-        if not why and found.count and self._experts:
-            self._waiting[law] = (found, words)
-            why = "what rounding does to this input was not measured"
-        self._take(not_checked(law, why) if why else answer(law, found, self.ids, words))
+        if not why and moved.count and self._experts:
+            self._waiting[law] = (moved, words)
+            why = "rounding on this input was not measured"
+        self._take(not_checked(law, why) if why else answer(law, moved, self.ids, words))
 
-    def _who(self, found: Change) -> str:
-        """Which row reaches which, as far as it can be said: "row 1 sees row 0"."""
-        if not found.count:
+    def _who(self, moved: Change) -> str:
+        """Describe which row depends on which, as far as known: "row 1 depends on row 0"."""
+        if not moved.count:
             return ""
-        seen = found.first[0]
+        seen = moved.first[0]
         others = [row for row in range(len(self._rows)) if row % 2 != seen % 2 and bool(self.real[row].any())]
         if len(others) > 1 and not self.together:
             near, tokens = sorted(others, key=lambda row: abs(row - seen))[:_CULPRITS], self._of_row(self.tokens, seen)
             reach = ([row] for row in near if self._changed(self._of_row(self.real, row), tokens).count)
             others = next(reach, others)
-        return f"row {seen} sees " + (f"row {others[0]}" if len(others) == 1 else "other rows")
+        return f"row {seen} depends on " + (f"row {others[0]}" if len(others) == 1 else "other rows")
 
     # Laws within rounding
 
     def _rounding(self) -> None:
-        """`order` and `alone`; and what exact laws said of a model with experts, held against the same rounding."""
+        """Check `order` and `alone` against rounding; with experts, also the exact laws that wait for it."""
         rows = self.tokens.any(1).nonzero().flatten()
         row = int(rows[-1]) if len(rows) else 0
         turned = self._rows.flip(0)
-        order = self._forward(changes.with_rows(self.asked, turned)).rows(turned)
+        order = self._forward(changes.with_rows(self.call, turned)).rows(turned)
         self._waiting["order"] = (change(order, self.base, self.tokens), "reordering the rows changes results")
-        if self.session.config.packing or not self._compiled:  # else a batch of one row would be another graph
-            lone = self._forward(changes.with_rows(self.asked, self._rows[row : row + 1])).rows(torch.zeros_like(self._rows))
+        if self.session.config.packing or not self._compiled:  # otherwise a batch of one row would need another graph
+            lone = self._forward(changes.with_rows(self.call, self._rows[row : row + 1])).rows(torch.zeros_like(self._rows))
             words = f"row {row} differs when run alone"
             self._waiting["alone"] = (change(lone, self.base, self._of_row(self.tokens, row)), words)
         with rounded_anew(self.session.model):
-            moved = change(self._forward(self.asked), self.base, self.tokens)
+            moved = change(self._forward(self.call), self.base, self.tokens)
         limit = FACTOR * (moved.mean if self._experts else moved.size)
         why = ONE_ROW if len(self._rows) < 2 else _RANDOM if self._draws else ""
         if "alone" not in self._waiting:
-            self._take(not_checked("alone", why or "a batch of one row would be compiled anew"))
-        for law, (found, words) in self._waiting.items():  # with experts a token may change its expert, so the mean counts
-            within = answer(law, found, self.ids, words, limit=limit, by_mean=self._experts)
+            self._take(not_checked("alone", why or "a batch of one row would be recompiled"))
+        for law, (difference, words) in self._waiting.items():  # with experts a token may be rerouted, so the mean counts
+            within = answer(law, difference, self.ids, words, limit=limit, by_mean=self._experts)
             self._take(not_checked(law, why) if why and law in ("order", "alone") else within)
 
     # Gradients
@@ -195,22 +195,22 @@ class LawRun:
     def _additivity(self) -> None:
         terms = torch.zeros_like(self.tokens)
         terms[:, -self.outcome.mask.shape[1] :] = self.outcome.mask
-        kept = self.session.config.keep_gradients  # then the run itself has left the whole's
+        kept = self.session.config.keep_gradients  # then the outcome already has the whole gradient
         weights = (*(() if kept else (terms.double() / terms.sum().clamp(min=1),)), *halves(terms))
         keepers = [GradientKeeper(self.session.records) for _ in weights]
         for part, keeper in zip(weights, keepers, strict=True):
-            self.session.gradient(self.asked, part, keeper=keeper)
+            self.session.gradient(self.call, part, keeper=keeper)
         given = {name: tensor for name, tensor in self.outcome.tensors.items() if name.startswith(PREFIX)}
-        *whole, one, other = (keeper.tensors for keeper in keepers)
-        found = judge_additivity(str(self.session.resolved["dtype"]), whole[0] if whole else given, one, other)
-        self._take(found if int(terms.sum()) > 1 else not_checked("additivity", "the loss has fewer than two terms"))
+        *whole, first, second = (keeper.tensors for keeper in keepers)
+        answer = judge_additivity(str(self.session.resolved["dtype"]), whole[0] if whole else given, first, second)
+        self._take(answer if int(terms.sum()) > 1 else not_checked("additivity", "the loss has fewer than two terms"))
 
     # What the steps share
 
     def _unknown(self) -> str:
-        """Say why no law can be asked of this input; "" if they can."""
+        """Return why no law can be checked on this input, or ""."""
         if others := sorted(set(self.dump.inputs) - _TEXT):
-            return f"the laws know rows of tokens, not {', '.join(others)}"
+            return f"the laws support text only, not {', '.join(others)}"
         packed = self.dump.record.arguments.get("packed_seq_lens") is not None
         return "the rows were packed before the Actor got them" if packed else ""
 
@@ -224,30 +224,30 @@ class LawRun:
         return self.session.probe(dump, read, backward=self.backward, seed=seed)
 
     def _changed(self, where: Tensor, mask: Tensor) -> Change:
-        return change(self._forward(changes.with_other_tokens(self.asked, where)), self.base, mask)
+        return change(self._forward(changes.with_other_tokens(self.call, where)), self.base, mask)
 
-    def _take(self, found: LawAnswer) -> None:
-        self.answers[found.law] = found
+    def _take(self, answer: LawAnswer) -> None:
+        self.answers[answer.law] = answer
 
 
 ONE_ROW = "the input has one row"
 _NOT_AGAIN = "a rerun gave different numbers"
-OTHER_MASK = "log-probs of selected tokens are 0, and not without an action mask: the Actor masks other tokens than were selected"
-_RANDOM = "the call draws random numbers, and other shapes draw others"
+OTHER_MASK = "log-probs of selected tokens are 0 only with an action mask: the Actor masks other tokens than those selected"
+_RANDOM = "the call draws random numbers, which depend on shapes"
 
 
-def _without_meaning(session: ActorSession, found: LawAnswer) -> LawAnswer:
-    """A broken law that cannot hold for this model says nothing: the answer then says which and why."""
+def _without_meaning(session: ActorSession, answer: LawAnswer) -> LawAnswer:
+    """Replace a broken law that cannot hold for this model by `not-checked`, with the reason."""
     config = text_config(session.model)
     capacity = next((name for name in _CAPACITY if getattr(config, name, None)), None)
     scaled = "fp8" in str(getattr(session.model.config, "quantization_config", None) or "").lower()
-    if found.verdict != BROKEN or found.law in ("normalisation", "additivity") or not (capacity or scaled):
-        return found
-    why = f"routing has a capacity ({capacity})" if capacity else "FP8 scales are of a whole tensor"
-    return not_checked(found.law, f"{why}: one token may change all others")
+    if answer.verdict != BROKEN or answer.law in ("normalisation", "additivity") or not (capacity or scaled):
+        return answer
+    why = f"routing has a capacity ({capacity})" if capacity else "an FP8 scale covers a whole tensor"
+    return not_checked(answer.law, f"{why}: a token may change all others")
 
 
-def _joined(one: Change, other: Change) -> Change:
-    looked_at = one.looked_at + other.looked_at
-    mean = (one.mean * one.looked_at + other.mean * other.looked_at) / max(1, looked_at)
-    return Change(one.where | other.where, max(one.size, other.size), mean, looked_at)
+def _joined(first: Change, second: Change) -> Change:
+    looked_at = first.looked_at + second.looked_at
+    mean = (first.mean * first.looked_at + second.mean * second.looked_at) / max(1, looked_at)
+    return Change(first.where | second.where, max(first.size, second.size), mean, looked_at)

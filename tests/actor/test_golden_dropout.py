@@ -113,7 +113,7 @@ def test_the_answer_and_the_report_tell(recorded: Recorded, default: Replayed):
     assert drawn["example"] == recorded.ids["other states"]
     text = " ".join(recorded.command("report", answer["replay_id"]).split())
     assert "against the run's own log-probs: 8 inputs, 206 tokens; 5 inputs equal, |difference|" in text
-    assert "against the run's own generators: cpu set to the recorded states for 6 inputs; 5 ended in the run's" in text
+    assert "against the run's own RNG states: cpu restored for 6 inputs; 5 ended in the run's state" in text
 
 
 def test_dropout_in_attention_is_the_runs_own_padded_and_packed(tmp_path: Path):

@@ -49,7 +49,7 @@ def test_a_family_has_a_name_in_any_spelling_and_a_folder_gives_its_own_flags(tm
 
 def test_the_document_says_where_a_family_is_wrong_and_how_to_see_it():
     cells = [cell(0, False, "fp32"), cell(1, True, "fp32"), cell(2, False, "bf16"), cell(3, True, "bf16", violations=("x",))]
-    broken = FamilyFinding("WRONG", "neighbour broken: row 1 sees row 0", ("bf16, True",))
+    broken = FamilyFinding("WRONG", "neighbour broken: row 1 depends on row 0", ("bf16, True",))
     wrong = FamilyResult("odd", "Odd 1", "odd", "odd", cells=tuple(cells), findings=(broken,))
     right = FamilyResult("good", "Good 2", "good", "good", cells=tuple(cells[:3]))
     gone = replace(subject_of("llama3"), problem="ValueError: no such rope", config={})
@@ -57,7 +57,7 @@ def test_the_document_says_where_a_family_is_wrong_and_how_to_see_it():
     text = as_markdown(families_document([wrong, right, gone]))
     assert "3 families: 1 right in every cell, 2 not." in text
     assert "| odd | Odd 1 | right | WRONG (bf16) |" in text and "| good | Good 2 | right | right |" in text
-    assert "odd: WRONG, bf16, packed: neighbour broken: row 1 sees row 0" in text.replace("\\", "")
+    assert "odd: WRONG, bf16, packed: neighbour broken: row 1 depends on row 0" in text.replace("\\", "")
     assert "actordbg families odd --dtype bf16 --packing on" in text
     assert "llama3: ValueError: no such rope" in text
     cannot = replace(cells[1], status="unavailable", verdict=None, reason="no CUDA")
@@ -113,7 +113,7 @@ def test_the_command_finds_what_the_page_says_in_one_process(tmp_path: Path):
     assert [one["verdict"] for one in llama["cells"]] == ["match"] * 4 and llama["findings"] == []
     (found,) = qwen["findings"]
     assert (found["word"], found["cells"]) == ("WRONG", ["fp32, packed", "bf16, packed"])
-    assert "neighbour broken: row 1 sees row 0" in found["words"]
+    assert "neighbour broken: row 1 depends on row 0" in found["words"]
     for row in (
         f"| llama3 | {FAMILIES['llama3'].known_as} | right | right |",
         "| qwen3_5 | Qwen3.5 | right | WRONG |",

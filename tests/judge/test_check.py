@@ -25,7 +25,7 @@ from actordbg.replay.supervise import load_spec
 from actordbg.store.layout import Store
 
 INPUTS = [given(index) for index in range(3)]
-LAW = {"law": "neighbour", "verdict": "broken", "words": "row 1 sees row 0", "row": 1, "position": 3}
+LAW = {"law": "neighbour", "verdict": "broken", "words": "row 1 depends on row 0", "row": 1, "position": 3}
 
 
 def checked(store: Store, truth: bool = True, recorded: str | None = None, **replayed: Any) -> tuple[CheckFound, CheckAnswer]:
@@ -56,7 +56,7 @@ LAWLESS = {"extra": {"temperature": 1.0, "laws": [LAW]}}
         ({"result": lambda index: ASKED if index else {}}, "RIGHT (TOY MODEL): 3 of 257 dumps match the truth to fp32 rounding; "
          "not checked: your model; gradients (--backward); the laws of 1 dump", "actordbg check --model"),
         # a broken law is wrong whatever the truth says
-        ({"result": lambda index: LAWLESS if index == 2 else {}}, "WRONG (TOY MODEL): neighbour broken: row 1 sees row 0",
+        ({"result": lambda index: LAWLESS if index == 2 else {}}, "WRONG (TOY MODEL): neighbour broken: row 1 depends on row 0",
          f'actordbg matrix --where "dump_id = \'{INPUTS[2].dump_id}\'"'),
         # a failure is named before anything else
         ({"change": off, "result": lambda index: FAILED if index == 0 else {}},
@@ -109,7 +109,7 @@ def test_what_the_training_run_got_is_judged_where_it_was_asked_for(
     assert (answer.word, answer.max_abs) == (word, 0) and answer.said.startswith(said)
     if word == "WRONG":
         assert answer.next == "actordbg compare r-01 golden"
-        assert answer.not_judged[0] == "whether the model has the weights of that moment (run --hash-weights)"
+        assert answer.not_judged[0] == "whether the model has the weights of that step (run --hash-weights)"
 
 
 def test_other_programs_get_every_failure_as_text(store: Store) -> None:
@@ -157,7 +157,7 @@ def test_own_dumps_come_to_a_verdict_in_one_command(store: Store, tmp_path: Path
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
     create_dumps(store, 4, batch_size=2, seq_len=24, vocab_size=4096, seed=1)
     assert "nothing to check: no dump matches" in str(actordbg("--where", "seq_len>99", code=5).exception)
-    assert "/nowhere is no folder" in str(actordbg("--junit", "/nowhere/x.xml", code=4).exception)
+    assert "/nowhere is not a folder" in str(actordbg("--junit", "/nowhere/x.xml", code=4).exception)
     said = actordbg("--max-inputs", "2", "--junit", "junit.xml", "--github", "--dtype", "bf16", "--quiet").stdout
     assert said.startswith("RIGHT (TOY MODEL): 2 of 4 dumps match the truth to bf16 rounding; not checked: your model")
     assert (

@@ -239,7 +239,7 @@ def test_after_an_upgrade_there_is_another_truth(store: Store) -> None:
 
 def test_what_has_no_truth_says_so(store: Store) -> None:
     write_replay(store, REFERENCE, INPUTS, truth="fp32")
-    with pytest.raises(UsageError, match="is a truth itself"):
+    with pytest.raises(UsageError, match="is itself a truth"):
         found(store, REFERENCE)
     with pytest.raises(StoreProblem):
         ensure_truth(store, "nothing")

@@ -63,7 +63,7 @@ def test_rounding_like_that_of_the_dtype_is_green_and_twice_as_much_is_red_unles
     flat = compare(other, "r-03", "r-01")
     assert flat.verdict == MATCH and flat.rounding_id is None
     said = first_lines(flat)
-    assert said.startswith("match: A agrees with B within the thresholds; flat limits: what rounding does was not measured")
+    assert said.startswith("match: A agrees with B within the thresholds; flat limits: rounding was not measured")
     assert "the truth to bf16 rounding" not in said
     wide = {"mean_abs": 1.0, "max_abs": 1.0, "p99_abs": math.inf}
     own = compare(other, "r-03", "r-01", rounding="r-02", thresholds=wide)

@@ -111,7 +111,7 @@ def test_the_worst_dump_comes_first_with_its_worst_token(store: Store) -> None:
     assert record.dumps[0].reasons[0] == "max_abs 0.5 is above 0.0001"
     off = compare(store, "r-02", "r-01", thresholds=dict.fromkeys(MEASURES, math.inf))
     assert (off.verdict, off.good) == (NOT_COMPARED, False), "where no threshold judges anything nothing was compared"
-    assert set(reasons_of(off).values()) == {"nothing that was measured has a threshold"}
+    assert set(reasons_of(off).values()) == {"no measured value has a threshold"}
 
 
 def test_a_nan_on_one_side_is_a_mismatch_and_on_both_is_none(store: Store) -> None:
@@ -153,9 +153,9 @@ def test_entropies_loss_and_gradient_norm(store: Store) -> None:
         (grads(a=torch.ones(4), b=torch.ones(4), c=torch.ones(5)),
          grads(a=torch.ones(4), c=torch.ones(4), d=torch.ones(4), e=torch.ones(4)), MISMATCH, ("A has no gradient of d, e",),
          {"gradient of b": "only A has it", "gradients of 2 parameters, e.g. d": "only B has it",
-          "gradient of c": "another size on each side"}),
+          "gradient of c": "different sizes"}),
         *((moved({0: value}, position=-1), PLAIN, MISMATCH,
-           ("1 log-probs outside the mask are not finite on one side only: a product with the mask keeps them",), {})
+           ("1 log-probs outside the mask are not finite on one side only: multiplying by the mask keeps them",), {})
           for value in (math.nan, math.inf)),
         # an input that finished with a NaN on both sides is compared
         (*[moved({0: math.nan}) | results({"status": "failed", "signature": "non-finite-output"})] * 2, MATCH, (), {}),
@@ -211,7 +211,7 @@ def test_each_dump_that_is_not_compared_has_its_reason(store: Store) -> None:
         2: "A: its tensors are gone",
         3: "the masks differ in 1 tokens",
         4: "A's log-probs are [2, 7], B's [2, 8]",
-        5: "token ids were folded into the vocabulary on side B only",
+        5: "token ids were wrapped (modulo the vocabulary) on side B only",
         6: "A's temperature is 0.5, B's 1",
         7: "B: it hung",
         9: "only A replayed it, B did not",
@@ -227,7 +227,7 @@ def test_what_only_b_got_through_is_a_mismatch_whatever_else_agrees(store: Store
     assert record.dumps[0].reasons == (f"A: it {status} (RuntimeError), and B has its results",)
     assert [dump.verdict for dump in record.dumps[1:]] == [MATCH] * (len(INPUTS) - 1)
     said = conclusion(record)
-    assert said.startswith("A failed on 1 dump that B has the results of.") and "outside" not in said
+    assert said.startswith("A failed on 1 dump that B has results for.") and "outside" not in said
     assert "further from the truth" not in said
     text = " ".join(as_text(document(record, 0)).split())
     assert text.startswith("failed: A failed where B did not") and text.count(record.dumps[0].reasons[0]) == 1
@@ -240,7 +240,7 @@ def test_what_only_b_got_through_is_a_mismatch_whatever_else_agrees(store: Store
 def test_nothing_selected_is_no_agreement(store: Store) -> None:
     nothing = pair(store, only=set())
     assert (nothing.verdict, nothing.dumps, nothing.good) == (NOT_COMPARED, (), False)
-    assert nothing.reasons == ("the selection has none of their dumps",)
+    assert nothing.reasons == ("the selection matches none of their dumps",)
 
 
 KEPT_NOTHING: Settings = {"change": lambda index, made: None, "keep_tensors": False}
@@ -356,7 +356,7 @@ def test_it_needs_no_torch_and_answers_the_same(store: Store) -> None:
     ("replayed", "why"),
     [
         ({"outputs": False}, sides.NO_OUTPUTS),
-        ({"model": "tiny"}, "the embedded tiny model is not the run's"),
+        ({"model": "tiny"}, "the embedded tiny model is not the run's model"),
         ({"num_layers": 2}, "the first 2 layers only"),
         (results({"folded_ids": False, "extra": {"temperature": 0.7}}), "A's temperature is 0.7, B's 1"),
     ],

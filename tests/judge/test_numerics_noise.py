@@ -87,8 +87,8 @@ def test_what_no_input_passed_with_is_not_said_to_move_nothing(two: Store) -> No
     said = " ".join(conclusion(found))
     command = f"\n  next: actordbg compare {found.replay_id} truth --noise {found.noise_id}\n"
     assert command in as_text(noise_page(found)), "in one line, so that it can be pasted"
-    assert "the same bits" in said and "Not measured: reorder; no input passed unchanged and so." in said
-    assert "move no log-prob at all" not in said and "nearer to the truth" not in said
+    assert "bit-identical" in said and "Not measured: reorder; no input passed both unchanged and varied." in said
+    assert "move no log-prob" not in said and "nearer to the truth" not in said
 
 
 def test_a_nan_that_comes_and_goes_is_no_floor_and_a_floor_of_nothing_is_refused(two: Store) -> None:
@@ -100,7 +100,7 @@ def test_a_nan_that_comes_and_goes_is_no_floor_and_a_floor_of_nothing_is_refused
     assert "max_abs" not in found.dumps[0].floor and found.floor["max_abs"] == 0
     assert "finite in one run and not in the other" in found.reasons[0]
     write_replay(two, replay_id(2), [given(5)], vary="repeat")
-    with pytest.raises(StoreProblem, match="no floor to measure"):
+    with pytest.raises(StoreProblem, match="noise floor cannot be measured"):
         measure(two, UNCHANGED, {"repeat": replay_id(2)})
 
 
@@ -122,8 +122,8 @@ def test_what_rounding_does_not_explain_is_a_fault_and_no_floor(two: Store) -> N
     found = measured(two, varied, {"change": moved(0.05)})
     assert found.floor["max_abs"] == pytest.approx(ROUNDING_MARGIN * 0.05, rel=1e-3)
     assert found.reasons == (
-        f"reorder of {INPUTS[1].dump_id}: max_abs 3, where rounding and running again explain 0.05: taken for a fault, "
-        "and left out of the floor",
+        f"reorder of {INPUTS[1].dump_id}: max_abs 3, where rounding and rerunning explain 0.05: counted as a fault, "
+        "left out of the noise floor",
     )
     largest = {one.name: one.log_probs.max_abs for one in found.variants if one.log_probs}
     assert largest["reorder"] == pytest.approx(3.0), "it is shown all the same"

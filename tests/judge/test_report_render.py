@@ -61,11 +61,11 @@ Failures
 
 Time and memory by seq_len, of a TOY MODEL
 
-  seq_len  n  steady   fwd   p95   bwd   p95  tok/s  all  peak mem
-  ----------------------------------------------------------------
-  128-255  1       0     -     -     -     -      -    -   1.0 GiB
-  256-511  2       1  1.00  1.00  2.00  2.00    300  300   1.0 GiB
-  all      3       1  1.00  1.00  2.00  2.00    300  300   1.0 GiB
+  seq_len  inputs  steady   fwd   p95   bwd   p95  tok/s  tok/s all  peak mem
+  ---------------------------------------------------------------------------
+  128-255       1       0     -     -     -     -      -          -   1.0 GiB
+  256-511       2       1  1.00  1.00  2.00  2.00    300        300   1.0 GiB
+  all           3       1  1.00  1.00  2.00  2.00    300        300   1.0 GiB
 
 fwd, bwd: median seconds of steady inputs. First inputs (1 worker start):
 forward 9.00 s.

@@ -186,8 +186,8 @@ def words(*records: ResultRecord, config: ReplayConfig = SAME) -> list[str]:
     [
         ([lane(0, AGREED), lane(1, AGREED)], ["2 ranks agree on 2 inputs, log-probs bit for bit"]),
         ([lane(0, AGREED), lane(1, None)],
-         ["2 ranks agree on 1 input, log-probs bit for bit; of 1 input not every rank answered"]),
-        ([lane(0, None)], ["not compared: not every rank of a group of 2 answered"]),
+         ["2 ranks agree on 1 input, log-probs bit for bit; not every rank reported on 1 input"]),
+        ([lane(0, None)], ["not compared: not every rank of a group of 2 reported"]),
         ([lane(0, AGREED), lane(1, DIFFERS)],
          ["DIFFER on 1 of 2 inputs", f"{dump_id(1)}: rank 1 has other log-probs than rank 0 (moved: their mean -0.25)"]),
     ],

@@ -123,7 +123,7 @@ def test_the_noise_of_a_broken_configuration_does_not_excuse_it(bench: Bench, tm
         noise = noise_of(bench.store, "fp32")
     assert max(variant["log_probs"]["max_abs"] for variant in noise["variants"]) > 0.1, "it moves as far as it is wrong"
     assert noise["floor"]["max_abs"] < 1e-4
-    assert noise["reasons"] and all("taken for a fault" in reason for reason in noise["reasons"])
+    assert noise["reasons"] and all("counted as a fault" in reason for reason in noise["reasons"])
     assert not excused(bench.store, bench.broken, noise)
 
 

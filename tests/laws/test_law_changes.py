@@ -7,7 +7,7 @@ import torch
 from lawcases import dump_of
 
 from actordbg.laws import changes
-from actordbg.laws.jacobian import asked_of, halves, judge, judge_additivity
+from actordbg.laws.jacobian import halves, judge, judge_additivity, target_of
 from actordbg.laws.judging import ForwardValues, answer, change
 from actordbg.records.replay_record import (
     BROKEN,
@@ -66,11 +66,11 @@ def test_a_difference_names_its_first_place_and_nan_is_equal_to_nan() -> None:
     moved[1, 2] += 0.25
 
     def asked(ours: torch.Tensor, where: torch.Tensor = mask, **more: float) -> LawAnswer:
-        return answer("order", change(ForwardValues(ours), ForwardValues(base), where), ids, "row 1 sees row 0", **more)  # type: ignore[arg-type]
+        return answer("order", change(ForwardValues(ours), ForwardValues(base), where), ids, "row 1 depends on row 0", **more)  # type: ignore[arg-type]
 
     found = asked(moved)
     assert (found.verdict, found.row, found.position, found.token, found.size, found.count) == (BROKEN, 1, 3, 9, 0.25, 1)
-    assert "row 1 sees row 0" in in_words(found) and "position 3, token 9" in in_words(found)
+    assert "row 1 depends on row 0" in in_words(found) and "position 3, token 9" in in_words(found)
     others = asked(base), asked(moved, limit=0.3), asked(moved, ~mask)
     assert [one.verdict for one in others] == [KEPT, WITHIN_ROUNDING, NOT_CHECKED]
     moved[0, 0] = 1.0
@@ -79,7 +79,7 @@ def test_a_difference_names_its_first_place_and_nan_is_equal_to_nan() -> None:
 
 def test_the_jacobian_names_other_rows_later_tokens_and_padding_apart() -> None:
     dump = asked(side="left")
-    asked_for = asked_of(dump)
+    asked_for = target_of(dump)
     assert asked_for.row == 2
     places = changes.places(dump, packing=False)
     real = changes.attended(dump).flatten()
@@ -94,7 +94,7 @@ def test_the_jacobian_names_other_rows_later_tokens_and_padding_apart() -> None:
     assert found.verdict == BROKEN and (found.row, found.position) == (1, 3)
     assert (
         found.words
-        == "row 2 sees row 1 (21 of 21 tokens); row 2 sees 1 tokens behind position 13; row 2 sees 6 positions of padding"
+        == "row 2 depends on row 1 (21 of 21 tokens); row 2 depends on 1 tokens after position 13; row 2 depends on 6 positions of padding"
     )
     assert judge(torch.cat((places.double(), torch.zeros(len(places), 1)), 1), asked_for, dump).verdict == NOT_CHECKED
 
@@ -114,7 +114,10 @@ def test_halves_add_up_and_a_gradient_that_is_not_their_sum_is_named() -> None:
 
 
 def test_answers_travel_as_plain_data_and_only_what_was_accepted_by_name_is_let_through() -> None:
-    told = [LawAnswer("neighbour", BROKEN, "row 1 sees row 0", 0.5), LawAnswer("rerun", "nondeterministic", size=float("inf"))]
+    told = [
+        LawAnswer("neighbour", BROKEN, "row 1 depends on row 0", 0.5),
+        LawAnswer("rerun", "nondeterministic", size=float("inf")),
+    ]
     read = answers_of({"laws": [one.to_dict() | {"new": 1} for one in told] + ["nonsense", {}]})
     assert [one.law for one in read] == ["neighbour", "rerun"] and read[1].size is None
     assert [one.law for one in violations(read)] == ["neighbour", "rerun"]

@@ -30,7 +30,7 @@ from actordbg.replay.work_order import EXIT_RESTART, WorkOrder
 from actordbg.replay.worker import Worker
 from actordbg.store.layout import Store
 
-BROKEN = LawAnswer("neighbour", "broken", "row 1 sees row 0", 0.04, None, 1, 3, 17, 198, 199)
+BROKEN = LawAnswer("neighbour", "broken", "row 1 depends on row 0", 0.04, None, 1, 3, 17, 198, 199)
 
 
 def result(dump_id: str, *answers: LawAnswer) -> ResultRecord:
@@ -106,14 +106,14 @@ def test_laws_all_is_a_number_with_a_name() -> None:
 
 def test_the_first_line_says_what_is_broken_and_how_much_was_not_asked() -> None:
     moved = LawAnswer("rerun", "nondeterministic", "a rerun gave different numbers", 0.4)
-    unasked = LawAnswer("jacobian", "not-checked", "a compiled graph has no place for a hook")
+    unasked = LawAnswer("jacobian", "not-checked", "a compiled graph cannot have a hook")
     results = [result("d0", BROKEN, unasked), result("d1", LawAnswer("neighbour", "kept"), moved), result("d2")]
     summary = laws_of(results, ReplayConfig(laws=2))
     assert summary is not None and not summary.good
     assert summary.headline == "laws of 2 of 3 inputs: BROKEN neighbour; NONDETERMINISTIC rerun; 1 kept, 1 not checked"
     text = "\n".join(laws_in_words(summary))
-    assert "row 1 sees row 0 (198 of 199; first: row 1, position 3, token 17; up to 0.04) in d0" in text
-    assert "not checked: jacobian: a compiled graph has no place for a hook (1 input)" in text
+    assert "row 1 depends on row 0 (198 of 199; first: row 1, position 3, token 17; up to 0.04) in d0" in text
+    assert "not checked: jacobian: a compiled graph cannot have a hook (1 input)" in text
     accepted = laws_of(results[1:], ReplayConfig(laws=2, accept="nondeterministic"))
     assert accepted is not None and accepted.good and "nondeterministic accepted" in accepted.headline
     spec = ReplaySpec("r", "now", ReplayConfig(laws=2), tuple(ReplayInput(one.dump_id, "", 0, 2, 8, 12) for one in results))
@@ -131,13 +131,13 @@ def test_the_first_line_says_what_is_broken_and_how_much_was_not_asked() -> None
 def test_a_cell_that_breaks_a_law_is_wrong_whatever_the_comparison_says() -> None:
     unasked = MatrixCell(0, "packed", {}, PASSED, {}, "r", verdict="match")
     good = replace(unasked, laws="laws of 1 of 1 input: 9 kept")
-    said = ("neighbour broken: row 1 sees row 0",)
+    said = ("neighbour broken: row 1 depends on row 0",)
     bad = replace(unasked, index=1, laws="laws of 1 of 1 input: BROKEN neighbour", violations=said)
     assert (verdict_word(good), verdict_word(bad)) == ("passed", "WRONG")
     record = MatrixRecord("m", "now", "complete", {}, (good, bad), ("d0",))
     assert not record.good
     text = as_text(matrix_document(record, MatrixContext()))
-    assert "cell 1, packed: neighbour broken: row 1 sees row 0" in text and "cell 0: laws of 1 of 1 input: 9 kept" in text
+    assert "cell 1, packed: neighbour broken: row 1 depends on row 0" in text and "cell 0: laws of 1 of 1 input: 9 kept" in text
     alone = MatrixRecord("m", "now", "complete", {}, (unasked,), ("d0",))
     assert "no law checked of 1 of 1 that finished" in as_text(matrix_document(alone, MatrixContext()))
 
@@ -153,6 +153,6 @@ def test_a_matrix_is_red_for_a_packed_qwen3_5_in_bf16_and_green_unpacked(store: 
     assert ran.returncode == 1, ran.stderr
     unpacked, packed = json.loads(ran.stdout)["matrix"]["cells"]
     assert (unpacked["status"], unpacked["violations"]) == ("passed", [])
-    assert any(one.startswith("neighbour broken: row 1 sees row 0") for one in packed["violations"])
-    assert any("row 1 sees row 0 (24 of 24 tokens)" in one for one in packed["violations"])
+    assert any(one.startswith("neighbour broken: row 1 depends on row 0") for one in packed["violations"])
+    assert any("row 1 depends on row 0 (24 of 24 tokens)" in one for one in packed["violations"])
     assert [row.dump_id for row in select_dumps(store, "law_broken is not null")] == [published.dump_id]

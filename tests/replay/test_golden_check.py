@@ -114,7 +114,7 @@ def test_the_words_name_the_difference_and_the_reason() -> None:
         f"log-probs: 3 inputs, 15 tokens; 1 input equal, |difference| mean 0.05, largest 0.5 nats in {dump_id(1)}; "
         "1 input with a token that is finite on one side only",
         "entropies: 1 input, 5 tokens; all equal",
-        f"generators: cpu, cuda set to the recorded states for 2 inputs; 1 ended in the run's own, 1 in others, e.g. {dump_id(1)}",
+        f"RNG states: cpu, cuda restored for 2 inputs; 1 ended in the run's state, 1 in another state, e.g. {dump_id(1)}",
         "entropies of 2 inputs, generators of 1 input not compared: no",
     ]
     alone = [result(0)]

@@ -232,12 +232,12 @@ def test_what_other_weights_computed_is_not_held_against_a_checkpoint(written: M
 
     answer = check("--junit", str(tmp_path / "junit.xml"))
     assert (answer["word"], answer["code"]) == ("RIGHT", 0)
-    left = 'the outputs of the run in 2 of 3 dumps: its weights were not this model\'s (--where "step=0" leaves them out)'
+    left = 'the outputs of the run in 2 of 3 dumps: its weights were not this model\'s (--where "step=0" excludes them)'
     assert answer["sentence"] == f"RIGHT: 3 of 3 dumps match the truth to fp32 rounding; not checked: {left}; the laws of 1 dump"
     assert (tmp_path / "junit.xml").read_text().count('classname="actordbg.golden"') == 3
     answer = check("--where", "step=2")
     assert (answer["word"], answer["code"]) == ("NOT CHECKED", 1)
-    assert answer["sentence"].endswith("its weights were not this model's (--model wants the checkpoint of that step)")
+    assert answer["sentence"].endswith("its weights were not this model's (pass that step's checkpoint as --model)")
 
 
 ODD = """
