@@ -72,6 +72,29 @@ def stopped_matrix(store: Store, dumps: tuple[str, ...]) -> None:
     store.publish_text(run_matrix.path_of(store, REPLAY), matrix.to_json())
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["matrix", "--resume", "last"], r"wrote matrix .* whose model is '/models/of\\x1b\[31m-a-colleague'"),
+        (["compare", REPLAY, "truth"], rf"wrote replay {REPLAY}, whose model '/models/of\\x1b.* would be loaded"),
+        (
+            ["curve", "memory", REPLAY, "--measure", "64"],
+            rf"wrote replay {REPLAY}, whose model '/models/of\\x1b.* would be loaded",
+        ),
+    ],
+)
+def test_the_model_of_anothers_matrix_or_replay_is_confirmed_before_it_is_loaded(
+    command: list[str], said: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = publish(store, 1)
+    stopped_matrix(store, tuple(item.dump_id for item in inputs))
+    write_replay(store, REPLAY, inputs, model=MODEL)
+    refresh(store)
+    give_away(run_matrix.path_of(store, REPLAY) if "matrix" in command else store.replays / REPLAY / SPEC, monkeypatch)
+    with pytest.raises(Refused, match=said):
+        invoke(store, *command)
+
+
 def test_a_replay_or_a_matrix_that_says_it_is_another_is_refused(store: Store) -> None:
     other = "20250619T052608-000002"
     write_replay(store, REPLAY, inputs := publish(store, 1))
