@@ -76,7 +76,7 @@ def test_a_file_that_came_back_different_is_not_called_the_same(tmp_path: Path) 
     demo = Recorded("sft", tmp_path)
     demo._unpatch(actor, before)
     os.utime(actor, ns=(1, 1))
-    with pytest.raises(EnvironmentProblem, match="did not give the file back"):
+    with pytest.raises(EnvironmentProblem, match="did not restore the file"):
         demo._unpatch(actor, before)
 
 
