@@ -26,9 +26,9 @@ INTRODUCTION = f"""\
 # The catalog
 
 `store/catalog.db` is a SQLite database (revision {migrate.HEAD}) that is derived from the store's files: `actordbg index` brings
-it up to date, `actordbg index --rebuild` makes it again, and every command that reads dumps indexes what is new on its own.
-The first index and `--rebuild` put a whole catalog in its place at once: one that is interrupted leaves what was there, and the
-next one begins again.
+it up to date, `actordbg index --rebuild` rebuilds it, and every command that reads dumps indexes new files on its own.
+The first index and `--rebuild` put a whole catalog in its place at once: an interrupted run leaves the old catalog, and the
+next run starts over.
 Look at it with `sqlite3 -readonly store/catalog.db`.
 
 The time of a dump is a number, microseconds since 1970, UTC; all other times are text, ISO 8601 in UTC with microseconds.
@@ -73,12 +73,12 @@ def columns_json() -> str:
 
 
 def lines_of(columns: dict[str, Any]) -> str:
-    """The members of an object, each on a line of its own."""
+    """Write the members of a JSON object, each on its own line."""
     return ",\n".join(f"  {json.dumps(name)}: {json.dumps(said)}" for name, said in columns.items())
 
 
 def described(model: type[SQLModel], name: str) -> tuple[str, bool, str]:
-    """What `tables.Column` says of a column."""
+    """Return the fields of a column's `tables.Column`: type, whether it is a primary key, description."""
     field = model.model_fields[name]
     kinds = [kind for kind in typing.get_args(field.annotation) or [field.annotation] if kind is not type(None)]
     kind = dict if str(model.__table__.columns[name].type) == "JSON" else kinds[0]
@@ -86,7 +86,7 @@ def described(model: type[SQLModel], name: str) -> tuple[str, bool, str]:
 
 
 def comment(model: type[SQLModel], name: str) -> str:
-    """What a column holds."""
+    """Describe what a column holds."""
     kind, _, text = described(model, name)
     return text + (" (1 yes, 0 no)" if kind == "bool" else "")
 

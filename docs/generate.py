@@ -171,12 +171,12 @@ def without_none(kind: Any) -> Any:
 
 
 def is_argument(info: ParameterInfo) -> bool:
-    """Whether a parameter is positional."""
+    """Check whether a parameter is positional."""
     return isinstance(info, ArgumentInfo)
 
 
 def argument_name(parameter: inspect.Parameter, info: ParameterInfo, kind: Any) -> str:
-    """An argument as the usage line shows it."""
+    """Format an argument as the usage line shows it."""
     if info.metavar:
         return info.metavar
     many = typing.get_origin(kind) in (list, tuple)
@@ -185,7 +185,7 @@ def argument_name(parameter: inspect.Parameter, info: ParameterInfo, kind: Any) 
 
 
 def spelled(parameter: inspect.Parameter, info: ParameterInfo, kind: Any) -> str:
-    """An option with its short form and its value, `--limit N`."""
+    """Format an option with its short form and its value, `--limit N`."""
     if not isinstance(info, OptionInfo):
         return argument_name(parameter, info, kind)
     # In `Annotated[..., Option("--name")]` typer itself moves the first name from `default` to the names.
@@ -198,7 +198,7 @@ def spelled(parameter: inspect.Parameter, info: ParameterInfo, kind: Any) -> str
 
 
 def value_name(kind: Any) -> str:
-    """What stands for an option's value."""
+    """Return the placeholder of an option's value."""
     if typing.get_origin(kind) in (list, tuple):
         kind = typing.get_args(kind)[0]
     if typing.get_origin(kind) is typing.Literal:

@@ -34,17 +34,17 @@ def settings_markdown() -> str:
 
 
 def values(one: Setting) -> str:
-    """What it can be."""
+    """List a setting's possible values."""
     if one.values:
         return ", ".join(f"`{value}`" for value in one.values)
     return "on, off" if one.kind is bool else "text" if one.kind is str else one.hint
 
 
 def default(one: Setting) -> str:
-    """Its default, or that the record decides."""
+    """Format a setting's default; "open" if the record decides."""
     return "open" if one.default is None else f"`{one.typed(one.default)}`"
 
 
 def cell(text: str) -> str:
-    """Text inside a table."""
+    """Escape text for a table cell."""
     return text.replace("|", "\\|")

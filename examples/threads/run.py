@@ -1,10 +1,10 @@
-"""Runs demonstrations of public threads: records a training with and without the fault, and asks one command about each.
+"""Run demonstrations of public threads: record a training with and without the fault, and run a command on each.
 
     python examples/threads/run.py THREAD... [--folder FOLDER]      without a THREAD: all of them
 
 A demonstration is a module here. Its docstring says which thread, what its users saw and what is planted; `train(model)` calls
-the stand-in of the trainer's function, with the fault if `PLANTED`; `Adapter` reads its calls; `COMMAND` is asked about the
-step with the fault (1) and the one without (0), and `WORDS` of its answer name the fault.
+the stand-in of the trainer's function, with the fault if `PLANTED`; `Adapter` reads its calls. `COMMAND` runs on the step with
+the fault (exit code 1) and on the step without it (0), and `WORDS` of its output name the fault.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The same faults in TRL's own code: a GRPO training of TRL on the CPU, with a fault and without, and one command about each.
+"""Demonstrate these faults in TRL's own code: a GRPO training on the CPU, with and without a fault, and a command on each.
 
     pip install trl==1.16.0
     python examples/threads/trl_itself.py [FAULT...]      without a FAULT: all of them
 
-Everything is TRL's but the small random model and the fault, which is put into TRL's modules before the training begins. `run.py`
-has stand-ins for these, which need no TRL.
+Everything is TRL's except the small random model and the fault, which is put into TRL's modules before the training begins.
+`run.py` has stand-ins for these, which do not need TRL.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def test_a_command_is_run_with_the_words_that_are_shown_without_settings_of_the_
     assert not [name for name in demo._environment() if name.startswith("ACTORDBG_")]
     with pytest.raises(LaunchProblem, match=r"actordbg --store store no-such-command.* exit code 2"):
         demo._actordbg("no-such-command")
-    with pytest.raises(LaunchProblem, match="selected nothing"):
+    with pytest.raises(LaunchProblem, match="selected no recorded call"):
         Recorded("sft", tmp_path)._replay("--backend", "plain")
 
 
