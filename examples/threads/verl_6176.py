@@ -1,7 +1,7 @@
 """verl#6176, #6178, PR#5591: ranks make unequal numbers of micro-batches, and the training hangs.
 
 With micro-batches by tokens, each rank counted its own: the group was not passed on, so the ranks did not agree on a number.
-Users saw was an all-gather that times out after half an hour, without a word about counts. Here two real ranks (gloo) hang in
+Users saw an all-gather that times out after half an hour, without a word about counts. Here two real ranks (gloo) hang in
 the same way. `actordbg dump status` runs meanwhile, minutes or hours before any timeout.
 """
 
