@@ -155,7 +155,7 @@ def declared(function: Callable[..., Any]) -> Iterator[tuple[inspect.Parameter, 
     hints = typing.get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
         metadata = getattr(hints[name], "__metadata__", ())
-        info = next((one for one in metadata if isinstance(one, ParameterInfo)), None)
+        info = next((meta for meta in metadata if isinstance(meta, ParameterInfo)), None)
         if info is None and isinstance(parameter.default, ParameterInfo):
             info = parameter.default
         if info is not None:
@@ -166,7 +166,7 @@ def declared(function: Callable[..., Any]) -> Iterator[tuple[inspect.Parameter, 
 def without_none(kind: Any) -> Any:
     """`int | None` as int."""
     if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
-        (kind,) = [one for one in typing.get_args(kind) if one is not type(None)]
+        (kind,) = [member for member in typing.get_args(kind) if member is not type(None)]
     return kind
 
 
@@ -204,7 +204,7 @@ def value_name(kind: Any) -> str:
     if typing.get_origin(kind) is typing.Literal:
         return "|".join(map(str, typing.get_args(kind)))
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return "|".join(str(one.value) for one in kind)
+        return "|".join(str(choice.value) for choice in kind)
     return KINDS.get(kind, "VALUE")
 
 

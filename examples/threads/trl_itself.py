@@ -73,7 +73,7 @@ def train(fault: str, checkpoint: Path) -> None:
     GRPOTrainer(
         model=LlamaForCausalLM.from_pretrained(checkpoint),
         processing_class=AutoTokenizer.from_pretrained(checkpoint),
-        reward_funcs=lambda completions, **_: [float(len(set(one.split()))) for one in completions],
+        reward_funcs=lambda completions, **_: [float(len(set(item.split()))) for item in completions],
         train_dataset=Dataset.from_list(prompts),
         args=GRPOConfig(
             output_dir=str(checkpoint / "out"), per_device_train_batch_size=4, num_generations=4, max_completion_length=24,

@@ -66,12 +66,12 @@ def answer(folder: Path) -> tuple[Any, ...]:
     model, said = stand_in.model_in(folder), []
     for planted in (False, True):
         with subprocess.Popen(job(folder, model, planted), env=environment(), cwd=folder, stderr=subprocess.PIPE) as running:
-            asked = actordbg(folder, *COMMAND)
-            while running.poll() is None and WORDS not in asked.stdout:
+            result = actordbg(folder, *COMMAND)
+            while running.poll() is None and WORDS not in result.stdout:
                 time.sleep(1)
-                asked = actordbg(folder, *COMMAND)
+                result = actordbg(folder, *COMMAND)
             running.terminate()
-        said.append(actordbg(folder, *COMMAND) if not planted else asked)
+        said.append(actordbg(folder, *COMMAND) if not planted else result)
     return in_words(COMMAND), said[1], said[0], WORDS
 
 
