@@ -155,7 +155,7 @@ def declared(function: Callable[..., Any]) -> Iterator[tuple[inspect.Parameter, 
     hints = typing.get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
         metadata = getattr(hints[name], "__metadata__", ())
-        info = next((one for one in metadata if isinstance(one, ParameterInfo)), None)
+        info = next((meta for meta in metadata if isinstance(meta, ParameterInfo)), None)
         if info is None and isinstance(parameter.default, ParameterInfo):
             info = parameter.default
         if info is not None:
@@ -166,17 +166,17 @@ def declared(function: Callable[..., Any]) -> Iterator[tuple[inspect.Parameter, 
 def without_none(kind: Any) -> Any:
     """`int | None` as int."""
     if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
-        (kind,) = [one for one in typing.get_args(kind) if one is not type(None)]
+        (kind,) = [member for member in typing.get_args(kind) if member is not type(None)]
     return kind
 
 
 def is_argument(info: ParameterInfo) -> bool:
-    """Whether a parameter is positional."""
+    """Check whether a parameter is positional."""
     return isinstance(info, ArgumentInfo)
 
 
 def argument_name(parameter: inspect.Parameter, info: ParameterInfo, kind: Any) -> str:
-    """An argument as the usage line shows it."""
+    """Format an argument as the usage line shows it."""
     if info.metavar:
         return info.metavar
     many = typing.get_origin(kind) in (list, tuple)
@@ -185,7 +185,7 @@ def argument_name(parameter: inspect.Parameter, info: ParameterInfo, kind: Any) 
 
 
 def spelled(parameter: inspect.Parameter, info: ParameterInfo, kind: Any) -> str:
-    """An option with its short form and its value, `--limit N`."""
+    """Format an option with its short form and its value, `--limit N`."""
     if not isinstance(info, OptionInfo):
         return argument_name(parameter, info, kind)
     # In `Annotated[..., Option("--name")]` typer itself moves the first name from `default` to the names.
@@ -198,13 +198,13 @@ def spelled(parameter: inspect.Parameter, info: ParameterInfo, kind: Any) -> str
 
 
 def value_name(kind: Any) -> str:
-    """What stands for an option's value."""
+    """Return the placeholder of an option's value."""
     if typing.get_origin(kind) in (list, tuple):
         kind = typing.get_args(kind)[0]
     if typing.get_origin(kind) is typing.Literal:
         return "|".join(map(str, typing.get_args(kind)))
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return "|".join(str(one.value) for one in kind)
+        return "|".join(str(choice.value) for choice in kind)
     return KINDS.get(kind, "VALUE")
 
 

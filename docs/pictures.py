@@ -80,12 +80,12 @@ def photograph(pages: dict[str, Path]) -> None:
 
 
 def terminal(store: Path) -> None:
-    """What `check` prints in a terminal of 80 columns, as an SVG that asks nobody for a font."""
+    """Draw what `check` prints in a terminal of 80 columns as an SVG that loads no font."""
     words = ["-m", "actordbg", "--store", str(store), "check", "--where", "seq_len<900", "--quiet"]
     printed = pexpect.run(f"{sys.executable} {' '.join(map(repr, words))}", timeout=900, dimensions=(40, 80), encoding="utf-8")
     console = Console(record=True, width=80, file=io.StringIO())
-    told = printed.replace(f"{store}/", "store/").replace("\r", "")
-    console.print(Text.from_ansi(f"$ actordbg check --where 'seq_len<900'\n{told}"))
+    text = printed.replace(f"{store}/", "store/").replace("\r", "")
+    console.print(Text.from_ansi(f"$ actordbg check --where 'seq_len<900'\n{text}"))
     fonts = re.compile(r"@font-face {{.*?}}\s*", re.DOTALL)
     picture = console.export_svg(title="actordbg", code_format=fonts.sub("", CONSOLE_SVG_FORMAT))
     (OUT / "terminal.svg").write_text(picture)

@@ -22,29 +22,31 @@ alike when they agree in all of these. *Switched* says whether a loaded Actor ta
 def settings_markdown() -> str:
     """The whole page."""
     lines = [INTRODUCTION, "| Setting | Values | Default | Meaning |", "|---|---|---|---|"]
-    lines += [f"| `{one.flag}` | {values(one)} | {default(one)} | {cell(one.help)} |" for one in SETTINGS.values()]
+    lines += [
+        f"| `{setting.flag}` | {values(setting)} | {default(setting)} | {cell(setting.help)} |" for setting in SETTINGS.values()
+    ]
     lines += ["", FACTS, "| Setting | Variable | Backends | Commands | Axis | Numbers | Cost | Switched |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
-    for one in SETTINGS.values():
-        backends, commands = ", ".join(one.backends) or "all", ", ".join(one.commands) or "none"
-        variable = "only by flag" if one.flag_only else f"`{one.variable}`"
-        marks = " | ".join("yes" if fact else "" for fact in (one.axis, one.numbers, one.cost, one.switchable))
-        lines.append(f"| `{one.flag}` | {variable} | {backends} | {commands} | {marks} |")
+    for setting in SETTINGS.values():
+        backends, commands = ", ".join(setting.backends) or "all", ", ".join(setting.commands) or "none"
+        variable = "only by flag" if setting.flag_only else f"`{setting.variable}`"
+        marks = " | ".join("yes" if fact else "" for fact in (setting.axis, setting.numbers, setting.cost, setting.switchable))
+        lines.append(f"| `{setting.flag}` | {variable} | {backends} | {commands} | {marks} |")
     return "\n".join(lines) + "\n"
 
 
-def values(one: Setting) -> str:
-    """What it can be."""
-    if one.values:
-        return ", ".join(f"`{value}`" for value in one.values)
-    return "on, off" if one.kind is bool else "text" if one.kind is str else one.hint
+def values(setting: Setting) -> str:
+    """List a setting's possible values."""
+    if setting.values:
+        return ", ".join(f"`{value}`" for value in setting.values)
+    return "on, off" if setting.kind is bool else "text" if setting.kind is str else setting.hint
 
 
-def default(one: Setting) -> str:
-    """Its default, or that the record decides."""
-    return "open" if one.default is None else f"`{one.typed(one.default)}`"
+def default(setting: Setting) -> str:
+    """Format a setting's default; "open" if the record decides."""
+    return "open" if setting.default is None else f"`{setting.typed(setting.default)}`"
 
 
 def cell(text: str) -> str:
-    """Text inside a table."""
+    """Escape text for a table cell."""
     return text.replace("|", "\\|")

@@ -96,7 +96,7 @@ def model_of(store: Path) -> Path:
 
 
 def train(store: Path, rank: int) -> None:
-    """One rank: for each micro-batch a log-prob pass and a training pass, as PPO makes them."""
+    """Run a rank: a log-prob pass and a training pass for each micro-batch, as PPO does."""
     from actordbg.capture import hook
     from actordbg.trainers.trainer import TRAINER
 

@@ -1,4 +1,4 @@
-"""The one error tree. Every failure a user can cause or meet is one of these.
+"""The error tree: every failure that a user can cause or meet is one of these classes.
 
     ActordbgError                 code                exit
     ├── UsageError                usage                 2   an option or argument makes no sense
@@ -13,7 +13,7 @@
         │   ├── CorruptDump       corrupt-dump          4   a dump file is not what its header says
         │   └── NewerFormat       newer-format          4   written by a newer actordbg
         ├── CatalogProblem        catalog               4   the catalog cannot be opened or upgraded
-        │   ├── UnwritableCatalog catalog               4   nor written where it lies
+        │   ├── UnwritableCatalog catalog               4   the catalog cannot be written where it is
         │   └── NewerCatalog      catalog               4   a newer actordbg wrote it
         ├── MachineFault          environment           4   a full or broken disk, no open files left: never an input's result
         ├── StaysChanged          environment           4   a patch failed, and the original could not be put back
@@ -22,7 +22,7 @@
 
 Each carries a message (what and why) and a hint (what to do next). The command line catches the root once
 (`actordbg.cli.app.main`), prints `error[code]: message` and `hint: ...`, and exits with `exit_code`.
-Exit codes: 0 good, 1 the answer is bad (mismatch, failed replay), 2 usage, 3 refused, 4 environment, 5 nothing to do,
+Exit codes: 0 success, 1 bad result (mismatch, failed replay), 2 usage, 3 refused, 4 environment, 5 nothing to do,
 130 interrupted.
 `docs/reference/errors.md` has a section for each code.
 """
@@ -39,7 +39,7 @@ from pathlib import Path
 from actordbg.base.fault import ActordbgError, EnvironmentProblem, NewerFormat, Refused, StoreProblem, Unsupported
 
 __all__ = ["ActordbgError", "EnvironmentProblem", "NewerFormat", "Refused", "StoreProblem", "Unsupported"]
-"""What is handed on from `fault`; journals name the classes of the tree by this module."""
+"""Re-exported from `fault`; journals store the full names of the classes with this module."""
 for _kind in (ActordbgError, EnvironmentProblem, NewerFormat, Refused, StoreProblem, Unsupported):
     _kind.__module__ = __name__
 
@@ -58,7 +58,7 @@ class Conflict(Refused):
 
 
 class NothingToDo(ActordbgError):
-    """What was selected is nothing; a green exit would hide that."""
+    """Nothing was selected; exit code 0 would hide that."""
 
     code = "nothing"
     exit_code = 5
@@ -77,7 +77,7 @@ class CatalogProblem(EnvironmentProblem):
 
 
 class UnwritableCatalog(CatalogProblem):
-    """The catalog cannot be written where it lies, or not even opened for lack of that."""
+    """The catalog cannot be written where it is, or cannot even be opened because of that."""
 
 
 class NewerCatalog(CatalogProblem):
@@ -85,13 +85,13 @@ class NewerCatalog(CatalogProblem):
 
 
 class MachineFault(EnvironmentProblem):
-    """The machine failed, not what ran on it (`machine_fault`)."""
+    """The machine failed, not the program that ran on it (`machine_fault`)."""
 
 
 class StaysChanged(EnvironmentProblem):
     """A change failed after the file had its new bytes, and the original could not be put back.
 
-    `seen`: whether the file could be looked at afterwards; without that it may as well be as before.
+    `seen`: False if the file could not be read afterwards; it may then be unchanged as well.
     """
 
     seen = True
@@ -102,18 +102,18 @@ class LaunchProblem(EnvironmentProblem):
 
 
 class GroupsLost(LaunchProblem):
-    """Groups of workers were lost, by no input's fault, more often than they may be."""
+    """Worker groups were lost more often than allowed, through no input's fault."""
 
 
 def error_named(error_class: str, message: str, hint: str = "") -> ActordbgError | None:
-    """The error that a worker raised, from its class's full name; None where it is none of this tree."""
+    """Rebuild the error that a worker raised from its class's full name; None if it is not a class of this tree."""
     module, _, name = error_class.rpartition(".")
     kind = globals().get(name) if module == __name__ else None
     return kind(message, hint=hint) if isinstance(kind, type) and issubclass(kind, ActordbgError) else None
 
 
 def require_package(who: str, name: str, distribution: str = "") -> None:
-    """Raises EnvironmentProblem, with the command that installs it, where an optional package is missing."""
+    """Check that an optional package is installed. Raises EnvironmentProblem, with the command that installs it."""
     if importlib.util.find_spec(name) is None:
         raise EnvironmentProblem(
             f"{who} needs {distribution or name}, which is not installed in {sys.executable}'s environment",
@@ -127,8 +127,8 @@ _NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE, er
 def machine_fault(error: BaseException, folder: Path) -> MachineFault | None:
     """Return `error` as a fault of the machine, not of what runs on it: a full or broken disk, no open files left.
 
-    It counts if it is such an OSError, if one of those caused it, or if it quotes one's text, as libraries of C++ do; else None.
-    folder: the replay's, which `--resume` continues with.
+    It counts if it is such an OSError, was caused by such an OSError, or quotes its text, as C++ libraries do. Otherwise None.
+    folder: the replay's, which `--resume` continues.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -145,19 +145,19 @@ def machine_fault(error: BaseException, folder: Path) -> MachineFault | None:
 
 
 def machine_errno(error: BaseException) -> int:
-    """The number of the machine's fault that `error` is, or quotes; 0 if it is another error."""
+    """Return the errno of the machine's fault that `error` is, or quotes; 0 for any other error."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno if error.errno in _NUMBERS else 0
     return next((number for number in _NUMBERS if os.strerror(number) in str(error)), 0)
 
 
 def _free(folder: Path) -> str:
-    """What is free on the disks that may be meant: an error of a write names no file."""
+    """Say how much is free on the disks that may be full: a write error does not name its file."""
     import shutil
-    import tempfile  # every command loads this module
+    import tempfile  # imported here: every command loads this module
 
-    told = []
+    disks = []
     for place in (folder, Path(tempfile.gettempdir())):
         with contextlib.suppress(OSError):
-            told.append(f"{place} has {shutil.disk_usage(place).free / 2**20:,.1f} MiB free")
-    return ", ".join(told)
+            disks.append(f"{place} has {shutil.disk_usage(place).free / 2**20:,.1f} MiB free")
+    return ", ".join(disks)

@@ -1,4 +1,4 @@
-"""The part of the error tree (`actordbg.base.errors`) that a training process loads, and what may be told of an exception."""
+"""The part of the error tree (`actordbg.base.errors`) that a training process loads, and how exceptions are shown safely."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class NewerFormat(StoreProblem):
 
 
 def describe(error: BaseException) -> str:
-    """An error in one line of at most 200 characters: without secrets, and with what a terminal would obey written out."""
+    """Format an error in a line of at most 200 characters, without secrets and with control characters escaped."""
     text = scrub(f"{type(error).__name__}: {error}"[:4096]).replace("\n", " ")[:200]
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)[:200]
 
 
 def scrub(text: str) -> str:
-    """`text` with every secret of the environment replaced: an exception's message may quote one.
+    """Replace every secret of the environment in `text`: an exception's message may quote a secret.
 
     A value counts as secret if its variable's name says so (TOKEN, KEY, ...) and it has at least 8 characters.
     """
@@ -63,7 +63,7 @@ def scrub(text: str) -> str:
 
 
 def clean_keys(named: Mapping[str, T]) -> dict[str, T]:
-    """`named` without secrets in its keys. All stay: keys that are alike without them get a number."""
+    """Return `named` without secrets in its keys. Keys that become equal get a number, so none is lost."""
     if scrub(text := "\n".join(named)) == text:
         return dict(named)
     clean: dict[str, T] = {}
@@ -76,11 +76,14 @@ def clean_keys(named: Mapping[str, T]) -> dict[str, T]:
 
 
 def _secrets() -> tuple[str, ...]:
-    """The longest first, so that none leaves a part of another. Asked for each text, so the environment is read if it changed."""
+    """Return the environment's secrets, longest first, so that none leaves part of another.
+
+    Called for each text, so the environment is read again only if it changed.
+    """
     global _known
     now: dict[bytes, bytes] = vars(os.environ).get("_data") or dict(os.environb)
     if now != _known[0]:
         seen = now.copy()
-        found = {os.fsdecode(value) for name, value in seen.items() if len(value) >= 8 and _SECRET_NAMES.search(name)}
-        _known = seen, tuple(sorted(found, key=len, reverse=True))
+        secrets = {os.fsdecode(value) for name, value in seen.items() if len(value) >= 8 and _SECRET_NAMES.search(name)}
+        _known = seen, tuple(sorted(secrets, key=len, reverse=True))
     return _known[1]

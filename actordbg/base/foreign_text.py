@@ -1,21 +1,21 @@
-r"""Foreign text, and how each output shows it. This is the one place that knows what is dangerous where.
+r"""Escape foreign text for each output. Only this module knows what is dangerous where.
 
-Foreign is what others wrote: messages of errors, names of runs, roles and hosts, paths, values of arguments, lines of logs and
-journals. It may hold what a terminal obeys (escape sequences), what turns text around (bidi overrides), what nobody sees
-(zero-width and tag characters), what Markdown makes a link or HTML of, and what a spreadsheet runs as a formula.
+Foreign text is what others wrote: error messages, names of runs, roles and hosts, paths, argument values, lines of logs and
+journals. It may contain escape sequences that a terminal obeys, bidi overrides that reorder text, invisible (zero-width and tag)
+characters, Markdown links or HTML, and formulas that a spreadsheet runs.
 
 | output | function | what it does |
 |---|---|---|
 | a terminal, a log | `in_lines`, and `in_line` where line breaks are ours | hidden characters are written out: `\x1b`, `\u202e` |
-| JSON | `in_json` | the same as JSON's own escapes, so that a program reads what was there |
+| JSON | `in_json` | hidden characters become JSON escapes, so that a program reads the original text |
 | Markdown | `in_markdown`, `fenced` | nothing becomes a link, mention, image, HTML, a heading, or the end of a table or fence |
 | HTML, SVG | `in_html`, `in_script` | nothing is a tag, an entity, or the end of an attribute or a script |
 | CSV | `in_csv` | no cell is a formula |
 | a command to paste | `in_shell` | one word, whatever is in it |
 
-Invariant: what these return holds no hidden character. Doing it twice changes no more, but for Markdown, HTML, CSV, shell.
-What output goes through calls them (`actordbg.cli.output`, `actordbg.document.renderings`, `actordbg.judge.exports`), so that a
-command cannot forget it. Backslashes of the text itself stay as they are: it is shown to people, and `--json` is exact.
+Invariant: the results contain no hidden character. Applying a function twice changes nothing more, except for Markdown, HTML,
+CSV and shell. The output layers call them (`actordbg.cli.output`, `actordbg.document.renderings`, `actordbg.judge.exports`), so
+that a command cannot forget it. The text's own backslashes stay: people read it, and `--json` is exact.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _HIDDEN = re.compile(
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"  # formats and tags
 )
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# Every command compiles this one: a range up to the last character would take 40 times as long.
+# Every command compiles this pattern: a range up to the last character would take 40 times as long.
 _MAY_FLOOD = re.compile(f"[^\x00-\u02ff]{{{MOST_MARKS + 1},}}")
 _SPECIAL = re.compile(
     r"(?P<markup>[\\`*\[\]<|~&]|(?<![a-z0-9])_|_(?![a-z0-9]))"
@@ -50,61 +50,63 @@ _FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 
 
 def in_lines(text: str) -> str:
-    """`text` for a terminal, its line breaks and tabs kept. A carriage return before a line break is none of its own."""
+    """Escape `text` for a terminal, keeping line breaks and tabs. "\\r\\n" counts as a line break."""
     return _shown(text.replace("\r\n", "\n"))
 
 
 def in_line(text: str) -> str:
-    """`text` as a part of one line for a terminal: line breaks and tabs are written out, too."""
+    """Escape `text` for part of a terminal line: line breaks and tabs are also written out."""
     return text if _is_plain(text) else _shown(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def in_json(document: str) -> str:
-    """A JSON document with hidden characters as JSON's escapes. It says the same to a parser."""
+    """Write the hidden characters of a JSON document as JSON escapes. A parser reads the same values."""
     return _shown(document, _units)
 
 
 def in_markdown(text: str, *, leading: bool = False) -> str:
-    """`text` inside a line of Markdown or a table's cell, shown as it is. `leading`: it begins a block.
+    """Escape `text` for a line of Markdown or a table cell, so that it is shown literally. `leading`: it begins a block.
 
-    GitHub links mentions and addresses after it took backslashes away, but not in code: the character that makes one is code.
+    GitHub links mentions and addresses even if their characters are escaped, but not in code: so those characters become code.
     """
-    escaped = _SPECIAL.sub(lambda found: f"`{found[0]}`" if found["linked"] else f"\\{found[0]}", in_line(text))
+    escaped = _SPECIAL.sub(lambda match: f"`{match[0]}`" if match["linked"] else f"\\{match[0]}", in_line(text))
     return _LEADING.sub(r"\2\\\1\3", escaped.strip()) if leading else escaped
 
 
 def fenced(text: str) -> str:
-    """`text` as a block of code in Markdown, in a fence that is longer than any run of backticks in it."""
+    """Return `text` as a Markdown code block, in a fence longer than any run of backticks in it."""
     shown = in_lines(text)
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", shown)), default=0))
     return f"{fence}text\n{shown}\n{fence}"
 
 
 def in_html(text: str) -> str:
-    """`text` in an element or an attribute of a page, its line breaks kept."""
-    import html  # it has a table of all entities
+    """Escape `text` for an element or an attribute of a page, keeping its line breaks."""
+    import html  # imported here: it has a table of all entities
 
     return html.escape(in_lines(text))
 
 
 def in_script(document: str) -> str:
-    """A JSON document inside of a page's script element, which nothing in it can end. It says the same to a parser."""
+    """Escape a JSON document for a page's script element, so that it cannot end the element. A parser reads the same values."""
     return in_json(document).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def in_csv(text: str) -> str:
-    """`text` as a cell of CSV. One that a spreadsheet would run gets an apostrophe in front, and so does one that has it already:
-    whoever takes one away from `'=`, `'+`, `'-`, `'@` has the text again."""
+    """Escape `text` for a CSV cell: put an apostrophe before what a spreadsheet would run as a formula.
+
+    Text that already begins with `'=`, `'+`, `'-` or `'@` gets another, so removing one apostrophe always restores the text.
+    """
     shown = in_lines(text)
     return f"'{shown}" if _FORMULA.match(shown) else shown
 
 
 _MEANS_MORE = frozenset('"$`\\!')
-"""What a shell reads inside of double quotes, too."""
+"""Characters that a shell also interprets inside double quotes."""
 
 
 def in_shell(text: str) -> str:
-    """`text` as one word of a command that somebody pastes. Hidden characters are written so that bash and zsh read them."""
+    """Quote `text` as one word of a command to paste. Hidden characters are written so that bash and zsh read them."""
     if in_line(text) == text:
         return f'"{text}"' if "'" in text and not _MEANS_MORE & set(text) else shlex.quote(text)
     errors = "surrogateescape" if all("\udc80" <= char <= "\udcff" for char in _SURROGATE.findall(text)) else "surrogatepass"
@@ -122,11 +124,11 @@ def _escaped(char: str) -> str:
 def _shown(text: str, spell: Callable[[str], str] = _escaped) -> str:
     if _is_plain(text):
         return text
-    return _MAY_FLOOD.sub(lambda found: _calmed(found[0], spell), _HIDDEN.sub(lambda found: spell(found[0]), text))
+    return _MAY_FLOOD.sub(lambda match: _calmed(match[0], spell), _HIDDEN.sub(lambda match: spell(match[0]), text))
 
 
 def _calmed(run: str, spell: Callable[[str], str]) -> str:
-    """A run of characters in which no more than MOST_MARKS marks stand on one."""
+    """Escape the combining marks of a run of characters beyond MOST_MARKS on one character."""
     marks, calm = 0, []
     for char in run:
         marks = marks + 1 if unicodedata.category(char) in ("Mn", "Me") else 0

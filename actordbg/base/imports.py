@@ -1,10 +1,10 @@
 """Import large packages at less cost, or not at all.
 
-torch, transformers and DeepSpeed make half a million objects that stay, and no garbage. Collecting while they are imported costs
-a sixth of that time, and each full collection afterwards a third of a second: so they are put out of its sight.
+torch, transformers and DeepSpeed create half a million objects that stay, and no garbage. Garbage collection costs a sixth of
+their import time, and each full collection afterwards a third of a second: so these objects are hidden from the collector.
 
-A package that others import at their top, and that a process may never use, is deferred: it is imported when the first of its
-names is used there. What uses nothing pays nothing.
+A package that others import at module level, and that a process may never use, is deferred: it is imported when the first of its
+names is used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 
 def is_there(package: str) -> bool:
-    """Whether this package can be found, here or by a process that `python -m` starts in this folder. Nothing of it is run."""
+    """Check whether a package can be found, here or by a `python -m` process in this folder, without running any of it."""
     if package in sys.modules:
         return True
     try:
@@ -33,7 +33,10 @@ def is_there(package: str) -> bool:
 
 @contextlib.contextmanager
 def without_collecting(module: str) -> Iterator[None]:
-    """Around the first import of this module: what is there then stays for ever. Later it does nothing: there may be garbage."""
+    """Disable garbage collection around the first import of a module, and exempt all objects that exist afterwards from it.
+
+    Does nothing if the module is already imported: there may be garbage by then.
+    """
     if module in sys.modules or not gc.isenabled():
         yield
         return
@@ -47,10 +50,10 @@ def without_collecting(module: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def deferred(package: str) -> Iterator[None]:
-    """While it lasts, `import package` binds a stand-in, which imports the package when a name of it is used.
+    """Within the block, make `import package` bind a stand-in, which imports the package when one of its names is used.
 
-    A package that is loaded, or not installed, is left alone. So are `from package import name` and modules inside it: these
-    raise ImportError, and whoever defers has to import again without. An error of the package is raised where it is used.
+    Does nothing if the package is loaded or not installed. `from package import name` and imports of its submodules raise
+    ImportError in the block; the caller then has to import without `deferred`. The package's errors are raised at first use.
     """
     spec = None if package in sys.modules else find_spec(package)
     if spec is None:
@@ -67,10 +70,10 @@ def deferred(package: str) -> Iterator[None]:
 
 
 class _StandIn(ModuleType):
-    """What `import` bound where a package was deferred. It is not in sys.modules when its names are used."""
+    """Stand-in that `import` bound for a deferred package. It is not in sys.modules when its names are used."""
 
     def __getattr__(self, name: str) -> Any:
         package = sys.modules.get(self.__name__)
         if package is self:
-            raise AttributeError(f"module {self.__name__!r} is deferred: its {name!r} cannot be had yet")
+            raise AttributeError(f"module {self.__name__!r} is deferred: its {name!r} is not available yet")
         return getattr(package or import_module(self.__name__), name)

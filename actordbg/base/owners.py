@@ -1,8 +1,8 @@
-"""Whose file is it? What decides which code runs is taken from one's own files only.
+"""Owners of files. Only the user's own files decide which code runs.
 
-A folder that others may write (/tmp, a shared disk) is where somebody else's file lies in one's way. Who wrote a file is asked
-of the open descriptor, so it cannot be exchanged between the question and the reading. A record that came from a URL is a file
-of this user's, but who wrote it is unknown: whoever brings one writes its `origin_file` first. Standard library only.
+In a folder that others may write (/tmp, a shared disk), a file may be somebody else's. The owner is read from the open
+descriptor, so that the file cannot be swapped between the check and the read. A record that came from a URL is a file of this
+user's, but its author is unknown: the code that downloads a record first writes its `origin_file`. Standard library only.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ import stat
 from pathlib import Path
 
 NOT_FROM_HERE = {"PYTHONSAFEPATH": "1"}
-"""In the environment of a Python: it imports nothing from the current folder, which may be anybody's (3.11 and later)."""
+"""Environment of a Python that imports nothing from the current folder, which may be anybody's (3.11 and later)."""
 _MOST_BYTES = 2**26
 Owner = int | str
 """Who wrote a file: a user, or, where that is unknown, words for whoever it may have been."""
 
 
 def own_uids() -> frozenset[int]:
-    """The users whose files are one's own: this one, and under sudo the one who typed it."""
+    """Return the users whose files count as this user's own: this user, and under sudo also the user who ran sudo."""
     me, behind = os.geteuid(), os.environ.get("SUDO_UID", "")
     return frozenset({me, int(behind)} if me == 0 and behind.isdecimal() else {me})
 
 
 def is_own(owner: Owner) -> bool:
-    """Whether a file of this owner is one's own."""
+    """Check whether a file of this owner counts as this user's own."""
     return owner in own_uids()
 
 
 def is_mine(path: Path) -> bool:
-    """Whether what lies there is one's own: a store may be shared, and `last` should not be somebody else's."""
+    """Check whether `path` is this user's own: a store may be shared, and `last` should not be somebody else's."""
     with contextlib.suppress(OSError):
         return is_own(path.stat().st_uid)
     return False
 
 
 def name_of(owner: Owner) -> str:
-    """An owner in words: "alice (uid 1001)"."""
+    """Describe an owner: "alice (uid 1001)"."""
     try:
         return owner if isinstance(owner, str) else f"{pwd.getpwuid(owner).pw_name} (uid {owner})"
     except (KeyError, OverflowError):
@@ -47,14 +47,14 @@ def name_of(owner: Owner) -> str:
 
 
 def origin_file(path: Path) -> Path:
-    """The hidden file beside a record that was brought from elsewhere, which says from where. It stays when the folder moves."""
+    """Return the hidden file that names the origin of a downloaded record. It moves with the record's folder."""
     return path.with_name(f".{path.name}.from")
 
 
 def read_owned(path: Path, *, links: bool = True) -> tuple[bytes, Owner]:
-    """Read a regular file; return its bytes and its owner, who is unknown where an `origin_file` says that it was brought.
+    """Read a regular file; return its bytes and its owner, who is unknown if an `origin_file` says that it was downloaded.
 
-    OSError for what cannot be opened, is not a regular file, or is larger than any file of ours; without `links` for a link.
+    Raises OSError if it cannot be opened, is not a regular file, is larger than any file of ours, or is a link without `links`.
     """
     data, owner = _read(path, links)
     if not is_own(owner):
@@ -69,7 +69,7 @@ def read_owned(path: Path, *, links: bool = True) -> tuple[bytes, Owner]:
 
 
 def _read(path: Path, links: bool) -> tuple[bytes, int]:
-    """The bytes of a regular file and the user whose they are: where another user's link leads there, the link's owner.
+    """Read a regular file; return its bytes and its owner, or the link's owner if another user's link leads to it.
 
     Without `links` the file is not a link, but its folder may be one.
     """
@@ -86,11 +86,11 @@ def _read(path: Path, links: bool) -> tuple[bytes, int]:
 
 
 def own_cache(name: str) -> Path:
-    """A folder for what is executed later (compiled kernels, a model's code): in the user's cache, writable by nobody else.
+    """Return a folder for code that runs later (compiled kernels, a model's code): in the user's cache, writable by nobody else.
 
-    Where there can be none, a new temporary folder. A store will not do: others may write there.
+    Falls back to a new temporary folder. A store is not safe: others may write there.
     """
-    from tempfile import mkdtemp  # every command imports this module, and this one needs a folder
+    from tempfile import mkdtemp  # imported here: every command imports this module
 
     folder = user_folder("XDG_CACHE_HOME", "~/.cache") / name
     with contextlib.suppress(OSError):
@@ -102,7 +102,7 @@ def own_cache(name: str) -> Path:
 
 
 def user_folder(variable: str, usual: str) -> Path:
-    """actordbg's folder below one of the user's base folders; a path that cannot be made where the user has no home."""
+    """Return actordbg's folder below one of the user's base folders; a path that cannot be made if the user has no home."""
     base = Path(os.environ.get(variable, ""))
     if not base.is_absolute():
         base = Path(os.path.expanduser(usual))  # noqa: PTH111 - it raises nothing where there is no home

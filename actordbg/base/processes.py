@@ -29,12 +29,12 @@ TERMINATED = int(signal.SIGTERM)
 """The wait status of a process that SIGTERM ended."""
 
 _LOOKS = 5
-"""How often a process is asked for its environment, a millisecond apart, while that is empty."""
+"""How often an empty environment of a process is read again, a millisecond apart."""
 
 
 @dataclass(frozen=True)
 class Stat:
-    """What /proc/<pid>/stat says: `state` letter, session id, start time in clock ticks, wait status (of zombies)."""
+    """Fields of /proc/<pid>/stat: `state` letter, session id, start time in clock ticks, wait status (of zombies)."""
 
     state: str
     session: int
@@ -43,7 +43,7 @@ class Stat:
 
 
 def read_stat(pid: int) -> Stat | None:
-    """The process's stat, or None when there is no such process."""
+    """Read the process's stat; None if there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (OSError, UnicodeDecodeError):
@@ -53,13 +53,13 @@ def read_stat(pid: int) -> Stat | None:
 
 
 def start_ticks(pid: int) -> int:
-    """When the process started, in clock ticks since boot; 0 when there is no such process."""
+    """Return the process's start time in clock ticks since boot; 0 if there is no such process."""
     stat = read_stat(pid)
     return stat.start_ticks if stat else 0
 
 
 def state_of(pid: int, ticks: int) -> tuple[str, int | None]:
-    """(ALIVE | STOPPED | ZOMBIE | GONE, wait status of a zombie) for the process with this pid and start time."""
+    """Return ALIVE, STOPPED, ZOMBIE or GONE, and a zombie's wait status, for the process with this pid and start time."""
     stat = read_stat(pid)
     if stat is None or stat.start_ticks != ticks:
         return GONE, None
@@ -69,7 +69,7 @@ def state_of(pid: int, ticks: int) -> tuple[str, int | None]:
 
 
 def describe_status(wait_status: int | None) -> str:
-    """A wait status in words: "SIGKILL (...)", "exit code 1", or "an unknown end" for None."""
+    """Describe a wait status: "SIGKILL (...)", "exit code 1", or "an unknown end" for None."""
     if wait_status is None:
         return "an unknown end"
     if not os.WIFSIGNALED(wait_status):
@@ -80,7 +80,7 @@ def describe_status(wait_status: int | None) -> str:
 
 
 def wait_status_of(returncode: int) -> int:
-    """The wait status of a process whose return code `subprocess` gives: negative for a signal."""
+    """Convert `subprocess`'s return code (negative for a signal) to a wait status."""
     return -returncode if returncode < 0 else returncode << 8
 
 
@@ -95,13 +95,13 @@ _SIGNAL_HINTS = {
 
 
 class DeathWatch:
-    """Processes whose death wakes us at once. A launcher reaps a dead worker within a second, and the evidence is gone."""
+    """Wakes us as soon as a watched process dies: a launcher reaps a dead worker within a second, and the evidence is gone."""
 
     def __init__(self) -> None:
         self.descriptors: list[int] = []
 
     def add(self, pid: int, ticks: int) -> None:
-        """Watch a process, child or not. Does nothing where the kernel cannot (before Linux 5.3)."""
+        """Watch a process, child or not. Does nothing before Linux 5.3."""
         with contextlib.suppress(OSError, AttributeError):
             descriptor = os.pidfd_open(pid)
             if start_ticks(pid) == ticks:
@@ -139,7 +139,7 @@ def signals_to(handler: Callable[[int, Any], Any] | signal.Handlers, numbers: It
 
 
 def session_members(session: int, mark: str | None = None) -> list[int]:
-    """Pids of the live (not zombie) processes in a session, or with `mark` ("NAME=value") in their environment.
+    """Return the pids of the live (not zombie) processes in a session, or with `mark` ("NAME=value") in their environment.
 
     A mark also finds processes that left the session (torchrun's workers), even when their parents are dead.
     """
@@ -154,9 +154,9 @@ def session_members(session: int, mark: str | None = None) -> list[int]:
 
 
 def _carries(pid: int, mark: str | None, session: int) -> bool:
-    """Whether the process was started with this in its environment; no for processes of other users.
+    """Check whether the process was started with `mark` in its environment; False for other users' processes.
 
-    In the middle of its exec a process has an empty one for a moment, and the kernel's own, of session 0, have none ever.
+    The environment is empty for a moment in the middle of an exec, and always for the kernel's own processes, of session 0.
     """
     if mark is None or pid == os.getpid():
         return False
@@ -169,7 +169,7 @@ def _carries(pid: int, mark: str | None, session: int) -> bool:
 
 
 def environment_of(pid: int) -> bytes | None:
-    """What a process was started with; None if it is gone or another user's."""
+    """Read the environment that a process was started with; None if it is gone or another user's."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -189,7 +189,7 @@ def end_session(session: int, grace_s: float = 2.0, *, mark: str | None = None) 
         _signal(left, signal.SIGKILL)
         time.sleep(0.02)
         stats = {pid: read_stat(pid) for pid in session_members(session, mark)}
-        # who waits for a disk or a device, in state D, ends when the kernel lets it
+        # a process that waits for a disk or a device, in state D, ends when the kernel lets it
         left = [pid for pid, stat in stats.items() if stat is None or stat.state != "D"]
 
 

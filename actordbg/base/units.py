@@ -1,4 +1,4 @@
-"""Units: one grammar for the sizes and times that a user writes, and one way to write counts and sizes in answers.
+"""Units: parse the sizes and times that a user writes, and format counts and sizes.
 
     500        bytes                        10GB, 10 gb, 10G      10 * 1000**3
     1.5k       1500                         10GiB, 10 gib, 10Gi   10 * 1024**3
@@ -24,15 +24,15 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "
 
 
 def parse_size(option: str, text: str) -> int:
-    """`10GB` (10**9), `10GiB` (2**30) or a plain number, as bytes; `option` is named in the UsageError for anything else."""
+    """Parse `10GB` (10**9), `10GiB` (2**30) or a plain number, as bytes. Raises a UsageError that names `option`."""
     size = _amount(text, {unit + end: count for unit, count in _BYTES.items() for end in ("", "b")})
     if not 0 <= size < 2**63:
-        raise UsageError(f"{option} {text!r:.40} is not a size, or too large", hint="for example 500MB, 10GB or 5GiB")
+        raise UsageError(f"{option} {text!r:.40} is not a size, or too large", hint="write it like 500MB, 10GB or 5GiB")
     return int(size)
 
 
 def parse_seconds(option: str, text: str) -> float:
-    """`2s`, `500ms`, `1.5` (seconds), `2m` or `1h`, as seconds above 0; `option` is named in the UsageError for anything else."""
+    """Parse `2s`, `500ms`, `1.5` (seconds), `2m` or `1h`, as seconds above 0. Raises a UsageError that names `option`."""
     seconds = _amount(text, _SECONDS)
     if not 0 < seconds < 1e9:
         raise UsageError(f"{option} {text!r:.40} is not a time", hint="write it like 500ms, 2s or 1.5m")
@@ -40,7 +40,7 @@ def parse_seconds(option: str, text: str) -> float:
 
 
 def _amount(text: str, units: Mapping[str, float]) -> float:
-    """A number with one of these units; -1 for anything else. Whole numbers stay exact."""
+    """Parse a number with one of these units; -1 for anything else. Whole numbers stay exact."""
     match = _AMOUNT.fullmatch(text.lower())
     if not match or match[2] not in units:
         return -1
@@ -48,7 +48,7 @@ def _amount(text: str, units: Mapping[str, float]) -> float:
 
 
 def human_bytes(count: float | None) -> str:
-    """12345 as "12.1 KiB"; "-" for what nobody measured."""
+    """Format 12345 as "12.1 KiB"; None (not measured) as "-"."""
     if count is None:
         return "-"
     for unit in ("B", "KiB", "MiB"):
@@ -59,7 +59,7 @@ def human_bytes(count: float | None) -> str:
 
 
 def in_time(seconds: float) -> str:
-    """12 as "12 s", 95 as "1 min 35 s", 4000 as "1 h 7 min"."""
+    """Format 12 as "12 s", 95 as "1 min 35 s", 4000 as "1 h 7 min"."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -68,7 +68,7 @@ def in_time(seconds: float) -> str:
 
 
 def ago(moment: str, now: datetime | None = None) -> str:
-    """How long ago a UTC time was: "12 s ago", "3 h ago", "5 d ago"; "-" for what is not a time."""
+    """Say how long ago a UTC time was: "12 s ago", "3 h ago", "5 d ago"; "-" if it is not a time."""
     try:
         then = datetime.fromisoformat(moment.replace("Z", "+00:00"))
         seconds = ((now or datetime.now(timezone.utc)) - then).total_seconds()
@@ -81,19 +81,19 @@ def ago(moment: str, now: datetime | None = None) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """3, "dump" as "3 dumps"; 2, "process" as "2 processes"."""
+    """Format 3, "dump" as "3 dumps"; 2, "process" as "2 processes"."""
     ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
     return f"{count:,} {noun}{ending}"
 
 
 def release(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: "2.13.0+cpu" as (2, 13, 0)."""
+    """Parse the leading numbers of a version: "2.13.0+cpu" as (2, 13, 0)."""
     numbers = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, numbers[0].split("."))) if numbers else ()
 
 
 def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
-    """Put together the values of each key, both in order."""
+    """Group the values by key, both in order of appearance."""
     groups: dict[Key, list[Value]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
@@ -102,22 +102,22 @@ def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
 
 LAST = "last"
 MOST_NAMED = 200
-"""Ids that an expression may name: it has a longest length."""
+"""Most ids that an expression may name: its length is limited."""
 _SHOWN = 5
 
 
 def resolve(name: str, ids: Sequence[str], what: str, *, made_by: str, error: type[ActordbgError] = UsageError) -> str:
-    """The id among `ids` (the newest last) that `name` means.
+    """Resolve `name`, an id, the beginning of an id or "last", among `ids` (the newest last).
 
-    what: "replay", for messages. made_by: the command that makes one. Raises `error` if there is none, or more than one.
+    what: "replay", for messages. made_by: the command that makes such a record. Raises `error` unless exactly one id matches.
     """
-    found = list(ids[-1:]) if name == LAST else [one for one in ids if name and one.startswith(name)]
-    if len(found) == 1 or name in found:
-        return name if name in found else found[0]
+    matches = list(ids[-1:]) if name == LAST else [candidate for candidate in ids if name and candidate.startswith(name)]
+    if len(matches) == 1 or name in matches:
+        return name if name in matches else matches[0]
     if not ids:
         raise error(f"there is no {what} yet", hint=f"`actordbg {made_by}` makes one")
-    if found:
-        raise error(f"several ids begin with {name!r:.80}: {_some(found)}", hint="write more of the id")
+    if matches:
+        raise error(f"several ids begin with {name!r:.80}: {_some(matches)}", hint="write more of the id")
     raise error(f"no {what} has the id {name!r:.80}", hint=f"the newest: {_some(ids)}, or `{LAST}`")
 
 
@@ -126,13 +126,13 @@ def _some(ids: Sequence[str]) -> str:
 
 
 def new_replay_id(moment: datetime | None = None) -> str:
-    """`20250619T052608-9f3a2c`: sorts by time, unique without asking anybody."""
+    """Return a new id like `20250619T052608-9f3a2c`: it sorts by time, and is unique without coordination."""
     moment = moment or datetime.now(timezone.utc)
     return f"{moment.astimezone(timezone.utc):%Y%m%dT%H%M%S}-{os.urandom(3).hex()}"
 
 
 def letter_of(index: int) -> str:
-    """0, 1, ... 25, 26 as A, B, ... Z, AA."""
+    """Format 0, 1, ... 25, 26 as A, B, ... Z, AA."""
     letters = ""
     index += 1
     while index:

@@ -1,5 +1,5 @@
-"""A small real training, and the seven steps around it: `actordbg demo`.
+"""`actordbg demo`: a small real training run, and the seven steps around it.
 
-In comes the name of a training program and an empty folder; out come a store, a report, and the trainer's file as it was before.
+Input: the name of a training program and an empty folder. Output: a store and a report; the trainer's file is restored.
 Begin with `demo_steps.Demo.run`; `demo_training` starts the training and makes what it needs on disk.
 """

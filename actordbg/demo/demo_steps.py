@@ -6,7 +6,7 @@ Nothing is simulated, and everything goes through the command line, except the t
 
     DIR/python/            private copy of the installed trainer: this is what gets patched
     DIR/training/          tiny model, tokenizer, data, the trainer's log
-    DIR/store/             what actordbg recorded and found out
+    DIR/store/             dumps and results
     DIR/report.md
 
 The first step that fails ends the demo with its reason.
@@ -38,14 +38,14 @@ QUERY = "seq_len >= 64 and rank = 0"
 
 
 def file_state(path: Path) -> tuple[str, int, int]:
-    """What `patch` followed by `unpatch` has to give back: SHA-256 of the content, mode and modification time."""
+    """Return what `patch` followed by `unpatch` must restore: SHA-256 of the content, mode and modification time."""
     state = path.stat()
     return hashlib.sha256(path.read_bytes()).hexdigest(), state.st_mode, state.st_mtime_ns
 
 
 @dataclass
 class Demo:
-    """One run of the demo with the program `trainer`, in `directory` (empty or new). `tell` prints a line for the user."""
+    """A run of the demo with the program `trainer`, in `directory` (empty or new). `tell` prints a line for the user."""
 
     trainer: str
     directory: Path
@@ -55,11 +55,11 @@ class Demo:
 
     @property
     def program(self) -> Program:
-        """The training that it runs."""
+        """Return the training program to run."""
         return TRAINER.programs[self.trainer]
 
     def run(self) -> None:
-        """All seven steps. Raises EnvironmentProblem or LaunchProblem at the first that fails."""
+        """Run all seven steps. Raises EnvironmentProblem or LaunchProblem at the first step that fails."""
         require_modules(self.trainer)
         actor = copy_trainer(self.directory / "python")
         before = file_state(actor)
@@ -98,11 +98,11 @@ class Demo:
         self._actordbg("dump", "status")
         if next(iter(Store(self.directory / "store").iter_dumps()), None) is None:
             raise LaunchProblem(
-                "the training ran, but nothing was recorded", hint="keep the run (--keep DIR) and look at training/*.log"
+                "the training ran, but nothing was recorded", hint="run it again with --keep DIR and read training/*.log"
             )
 
     def _as_typed(self, command: list[str]) -> str:
-        """The trainer's command as a user would type it: the demo's own wrapper left out, paths relative, lines of 110."""
+        """Format the trainer's command as a user would type it: without the demo's wrapper, relative paths, lines of 110."""
         options = " ".join(command[command.index("--") + 1 :]).replace(f"{self.directory}{os.sep}", "")
         lines = textwrap.wrap(f"{self.program.typed} {options}", 108, break_long_words=False, break_on_hyphens=False)
         return " \\\n    ".join(lines)
@@ -120,16 +120,16 @@ class Demo:
         before = {*replays.glob("*")}
         self._actordbg("replay", "--where", QUERY, "--model", "training/model", "--max-inputs", "4", *options)
         if {*replays.glob("*")} == before:
-            raise LaunchProblem("the query selected nothing that was recorded", hint="`dump ls` above shows what there is")
+            raise LaunchProblem("the query selected no recorded call", hint="see what was recorded in `dump ls` above")
 
     def _unpatch(self, actor: Path, before: tuple[str, int, int]) -> None:
-        self._heading("7/7", "unpatch: the file is what it was")
+        self._heading("7/7", "unpatch: restore the original file")
         self._actordbg("unpatch", "--target", TARGET)
         after = file_state(actor)
         self.tell(f"sha256 before  {before[0]}\nsha256 after   {after[0]}")
         if after != before:
-            raise EnvironmentProblem(f"unpatch did not give the file back: {before} became {after}")
-        self.tell("the same, with the same mode and modification time")
+            raise EnvironmentProblem(f"unpatch did not restore the file: {before} became {after}")
+        self.tell("identical, with the same mode and modification time")
 
     def _actordbg(self, *arguments: str) -> None:
         """Show and run `actordbg --store store ARGUMENTS` in the demo's directory; its output goes where ours goes."""
@@ -139,11 +139,12 @@ class Demo:
         code = subprocess.run(command, cwd=self.directory, env=self._environment(), check=False).returncode
         if code != 0:
             raise LaunchProblem(
-                f"`{shlex.join(words)}` ended with exit code {code}", hint="its own message is above; --keep DIR keeps the files"
+                f"`{shlex.join(words)}` ended with exit code {code}",
+                hint="see its message above; run it again with --keep DIR to keep the files",
             )
 
     def _environment(self) -> dict[str, str]:
-        """The user's, without settings of theirs that would make the demo another one."""
+        """Return the user's environment, without settings that would change the demo."""
         env = {name: value for name, value in os.environ.items() if not name.startswith("ACTORDBG_")}
         return {**env, **self.program.hide_gpus(), "PYTHONPATH": python_path()}
 
@@ -161,6 +162,5 @@ def require_modules(trainer: str) -> None:
     if missing:
         raise EnvironmentProblem(
             f"the {trainer} training needs modules that are not installed: {', '.join(missing)}",
-            hint="`make demo` installs everything; by hand: pip install 'actordbg[replay,demo]' and then --no-deps "
-            + TRAINER.package,
+            hint="run `make demo`, or pip install 'actordbg[replay,demo]' and then pip install --no-deps " + TRAINER.package,
         )

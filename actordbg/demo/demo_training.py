@@ -1,12 +1,12 @@
-"""Start one real training as a child process, follow its log, and leave nothing running afterwards.
+"""Start a real training run as a child process, follow its log, and leave nothing running afterwards.
 
-It is the trainer's own command, imported from a *private copy* of the installed package, so that the demo can patch it while the
-user's environment stays as it was. The copy wins because it is first on PYTHONPATH, which Ray hands to its workers and DeepSpeed
+It is the trainer's own command, imported from a *private copy* of the installed package, so that the demo can patch it without
+changing the user's environment. The copy wins because it is first on PYTHONPATH, which Ray passes to its workers and DeepSpeed
 to its ranks.
 
-Processes: everything runs in a session of its own (`setsid`). Ray starts a handful of daemons and workers; what is still
-in that session when the training ends, fails or is interrupted is killed. A Ray cluster of the user's is never touched:
-RAY_ADDRESS is taken out of the environment, and no `ray stop` is run, which would end other people's.
+Processes: everything runs in a new session (`setsid`). Ray starts a handful of daemons and workers; those that are still
+in that session when the training ends, fails or is interrupted are killed. The user's Ray clusters are never touched:
+RAY_ADDRESS is removed from the environment, and `ray stop` is not run, since it would end other people's clusters.
 
 Example:
     assets = build_assets(work, prompts=program.rows, conversations=program.rows)
@@ -56,7 +56,7 @@ _QUIET = {
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """Where a training is: the last finished `step` (PPO: global steps; SFT: micro-batches), and words for it.
+    """Progress of a training run: the last finished `step` (PPO: global steps; SFT: micro-batches), and a text for it.
 
     `phase` is "starting", "loading", "step" or "ended". At a step, `text` holds the trainer's own figure: "reward 0.395".
     """
@@ -68,7 +68,7 @@ class TrainingProgress:
 
 @dataclass
 class TrainingJob:
-    """A running training. Use it as a context manager: leaving it ends every process it started."""
+    """A training run. Use it as a context manager: leaving it ends every process it started."""
 
     process: subprocess.Popen[bytes]
     program: Program
@@ -87,7 +87,7 @@ class TrainingJob:
     def wait(self, on_progress: Callable[[TrainingProgress], object] | None = None, *, timeout: float = 600.0) -> None:
         """Follow the log until the training ends. Raises LaunchProblem if it fails or takes longer than `timeout` seconds.
 
-        `on_progress` is called in this thread, once for each change of phase or step; while it runs, the training runs on.
+        `on_progress` is called in this thread, once for each change of phase or step; the training continues meanwhile.
         """
         deadline = time.monotonic() + timeout
         report = on_progress or (lambda progress: None)
@@ -106,7 +106,7 @@ class TrainingJob:
         report(TrainingProgress("ended", text="the training ended"))
 
     def stop(self, grace: float = 5.0) -> None:
-        """End every process of the training's session, politely for `grace` seconds, and remove its temporary files."""
+        """End every process of the training's session (SIGKILL after `grace` seconds) and remove its temporary files."""
         session = self.process.pid
         if self.process.poll() is None:
             self.process.terminate()
@@ -123,8 +123,8 @@ class TrainingJob:
             text = stream.read()
         complete = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
         self._seen += complete
-        for said in self.program.progress(text[:complete].decode(errors="replace")):
-            progress = TrainingProgress(*said)
+        for fields in self.program.progress(text[:complete].decode(errors="replace")):
+            progress = TrainingProgress(*fields)
             if progress.phase != "step" or progress.step > self._step:  # progress bars repeat themselves
                 self._step = max(self._step, progress.step)
                 yield progress
@@ -136,7 +136,7 @@ class TrainingJob:
 
 
 def start_job(program: Program, command: list[str], workdir: Path, log: Path, package_dir: Path | None = None) -> TrainingJob:
-    """Start a command of `program`'s in a session of its own; return at once. `package_dir`: a copy of the trainer's package."""
+    """Start a command of `program` in a new session; return at once. `package_dir`: a copy of the trainer's package."""
     temporary = _short_temporary_directory()
     empty = workdir / "cwd"  # `python -m` puts the working directory on sys.path: let there be nothing in it
     empty.mkdir(exist_ok=True)
@@ -159,7 +159,7 @@ def copy_trainer(destination: Path) -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise EnvironmentProblem(
             f"{TRAINER.name} is not installed in this environment",
-            hint=f"install it beside its requirements: pip install --no-deps {TRAINER.package}  (see `actordbg doctor`)",
+            hint=f"run `pip install --no-deps {TRAINER.package}`, then `actordbg doctor`",
         )
     source = Path(next(iter(spec.submodule_search_locations)))
     shutil.copytree(source, destination / TRAINER.package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -172,13 +172,13 @@ def _environment(package_dir: Path | None, extra: Mapping[str, str]) -> dict[str
 
 
 def python_path(*first: Path | None) -> str:
-    """PYTHONPATH with these folders and this actordbg in front of what the user has there."""
+    """Return PYTHONPATH with these folders and this actordbg in front of the user's entries."""
     ours = Path(actordbg.__file__).resolve().parent.parent
     return os.pathsep.join(str(path) for path in (*first, ours, os.environ.get("PYTHONPATH")) if path)
 
 
 def _short_temporary_directory() -> Path:
-    """A directory for Ray, whose socket paths must stay under 107 bytes, 70 of them its own."""
+    """Make a temporary directory for Ray, whose socket paths must stay under 107 bytes and add 70 bytes to the directory's."""
     usual = tempfile.gettempdir()
     return Path(tempfile.mkdtemp(prefix="adbg-", dir=usual if len(usual) <= 20 else "/tmp"))
 
@@ -199,7 +199,7 @@ _CHAT_TEMPLATE = (
 
 @dataclass(frozen=True)
 class Assets:
-    """Paths of what a training run is started with."""
+    """Paths of a training run's inputs."""
 
     model: Path
     prompts: Path
@@ -246,7 +246,7 @@ def _build_tokenizer(directory: Path) -> None:
 
 
 def tasks(count: int) -> Iterator[tuple[str, str]]:
-    """`count` pairs of task and answer, from one short sum to sorting forty numbers."""
+    """Yield `count` pairs of task and answer, from one short sum to sorting forty numbers."""
     chance = random.Random(0)
     for index in range(count):
         numbers = [chance.randrange(100) for _ in range(chance.choice((2, 3, 5, 12, 24, 40)))]

@@ -1,5 +1,5 @@
-"""What of this environment works, and the command that fixes what does not: `actordbg doctor`.
+"""`actordbg doctor`: check what works in this environment, with the command that fixes what does not.
 
-In come an interpreter and a store; out comes one `Check` for each thing that was looked at. Begin with `checkup.examine`, which
-has the order of the checks; `python_environment` has the versions that are known to be good.
+Input: an interpreter and a store. Output: a `Check` for each thing examined. Begin with `checkup.examine`, which has the order
+of the checks; `python_environment` has the known-good versions.
 """

@@ -1,12 +1,12 @@
-"""The whole examination, quick checks first; each is told as it is made.
+"""Run all checks, quick checks first; each is yielded as it is made.
 
     facts of the interpreter, packages            0.1 s
     machine: memory, GPU, compiler                1 s
     store, disk, catalog, dump switch, patch      0.5 s
-    the trainer's modules, deepspeed launcher     10 to 60 s (left out with `quick`)
+    the trainer's modules, deepspeed launcher     10 to 60 s (skipped with `quick`)
 
-Each module of the trainer that matters is imported in a child process; where it does not import, the cause and a workaround are
-told.
+The trainer's modules that matter are imported in a child process; if one does not import, the check has the cause and a
+workaround.
 
 Example::
 
@@ -46,7 +46,7 @@ IMPORT_SECONDS = 180.0
 
 
 def examine(store: Store, python: str, *, quick: bool = False, timeout: float = IMPORT_SECONDS) -> Iterator[Check]:
-    """Every check of `python`, this machine and `store`. `timeout`: seconds that one module may take to import.
+    """Yield every check of `python`, this machine and `store`. `timeout`: most seconds for the import of a module.
 
     Raises EnvironmentProblem if `python` does not run.
     """
@@ -66,29 +66,29 @@ def examine(store: Store, python: str, *, quick: bool = False, timeout: float = 
 
 
 def exit_code(checks: Iterable[Check]) -> int:
-    """0 when nothing is bad; warnings are no failure."""
+    """Return 0 unless a check is bad; warnings do not count."""
     return EnvironmentProblem.exit_code if any(check.status == "bad" for check in checks) else 0
 
 
 def imports(env: Environment, gpu_count: int, timeout: float = IMPORT_SECONDS) -> Iterator[Check]:
-    """A check of torch and of each module of the trainer, as they come; `timeout` is for one module."""
+    """Yield a check of torch and of each module of the trainer, as they finish; `timeout` is for each module."""
     if not env.versions.get("torch") or not env.versions.get(TRAINER.package):
         missing = [name for name in ("torch", TRAINER.package) if not env.versions.get(name)]
         yield warn("imports", f"not tried: {' and '.join(missing)} not installed", "see above; capture and replay need them")
         return
     left = list(TRAINER.modules)
-    said: set[str] = set()
+    reported: set[str] = set()
     while left:
         for check in _one_child(env, left, gpu_count, timeout):
-            if check.name not in said:
-                said.add(check.name)
+            if check.name not in reported:
+                reported.add(check.name)
                 yield check
-        reached = [module for module in left if f"import {module}" in said]
+        reached = [module for module in left if f"import {module}" in reported]
         left = [module for module in left if module not in reached] if reached else []
 
 
 def _one_child(env: Environment, modules: list[str], gpu_count: int, timeout: float) -> Iterator[Check]:
-    """Checks of one child process; if a module killed or hung it, that one is the last."""
+    """Yield the checks of one child process. If a module kills or hangs it, the check of that module is the last."""
     current, support, left = "torch", "", list(modules)
     for answer in ask(env.python, ["imports", *modules], timeout):
         if isinstance(answer, Ended):
@@ -156,7 +156,7 @@ Missing: TypeAlias = "dict[tuple[str, str], dict[str, re.Match[str]]]"
 
 
 def missing_packages(checks: Sequence[Check]) -> tuple[Missing, list[Check]]:
-    """What is missing, in the order of the checks, and the other checks."""
+    """Separate the missing packages, in the order of the checks, from the other checks."""
     missing: Missing = {}
     others: list[Check] = []
     for check in checks:
@@ -169,10 +169,10 @@ def missing_packages(checks: Sequence[Check]) -> tuple[Missing, list[Check]]:
 
 
 def install_command(missing: Missing) -> str:
-    """One line that installs all of them. What must not bring its own requirements comes behind the others."""
+    """Return a line that installs all of them; packages installed with `--no-deps` come last."""
     commands = [command for packages in missing.values() for command in packages.values()]
-    wanted = {how: [command[3] for command in commands if command[2] == how] for how in ("", "--no-deps ")}
-    return " && ".join(f"{commands[0][1]} {how}{' '.join(names)}" for how, names in wanted.items() if names)
+    requirements = {how: [command[3] for command in commands if command[2] == how] for how in ("", "--no-deps ")}
+    return " && ".join(f"{commands[0][1]} {how}{' '.join(names)}" for how, names in requirements.items() if names)
 
 
 # This machine: memory, GPU, compiler, launcher, disk.
@@ -186,7 +186,7 @@ _PROGRAM = "#include <Python.h>\n#include <omp.h>\nint actordbg_threads() { retu
 
 
 def gpus() -> list[str]:
-    """The names of the NVIDIA GPUs that the driver shows, without torch."""
+    """Return the names of the NVIDIA GPUs that the driver shows, without torch."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
@@ -194,16 +194,16 @@ def gpus() -> list[str]:
     return [line.strip() for line in done.output.splitlines() if line.startswith("GPU ")] if done.code == 0 else []
 
 
-def gpu(found: list[str]) -> Check:
-    """What GPUs are there; none is fine."""
-    if not found:
+def gpu(listed: list[str]) -> Check:
+    """Check the GPUs. It is always fine: replays also run on the CPU."""
+    if not listed:
         return ok("gpu", "none: replays run on the CPU; no flash_attention_2, no DeepCompile")
-    names = sorted({line.partition(": ")[2].partition(" (UUID")[0] for line in found})
-    return ok("gpu", f"{len(found)} x {', '.join(names)}")
+    names = sorted({line.partition(": ")[2].partition(" (UUID")[0] for line in listed})
+    return ok("gpu", f"{len(listed)} x {', '.join(names)}")
 
 
 def memory(meminfo: Path = Path("/proc/meminfo")) -> Check:
-    """How much memory is free for workers."""
+    """Check how much memory is free for workers."""
     cores = len(os.sched_getaffinity(0))
     try:
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
@@ -212,31 +212,31 @@ def memory(meminfo: Path = Path("/proc/meminfo")) -> Check:
         return ok("memory", f"unknown here; {cores} CPU cores")
     text = f"{available / GIB:.1f} GiB available, {cores} CPU cores"
     if available < LITTLE_MEMORY:
-        return warn("memory", text, "close something, or replay small inputs: --where 'batch_size*seq_len < 1000'")
+        return warn("memory", text, "close other programs, or replay small inputs: --where 'batch_size*seq_len < 1000'")
     return ok("memory", text)
 
 
 def compiler(env: Environment) -> Check:
-    """Whether a C++ compiler can build what torch.compile generates: it needs Python's headers and OpenMP."""
+    """Check that a C++ compiler can build what torch.compile generates: it needs Python's headers and OpenMP."""
     name = os.environ.get("CXX") or "g++"
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         detail = f"no {name}: replay --compile needs a C++ compiler"
         return warn("compiler", detail, "install g++ (Debian: apt install g++), or set CXX")
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "probe.cpp"
         source.write_text(_PROGRAM, encoding="utf-8")
-        command = [found, "-shared", "-fPIC", "-fopenmp", f"-I{env.include}", str(source), "-o", f"{folder}/probe.so"]
+        command = [path, "-shared", "-fPIC", "-fopenmp", f"-I{env.include}", str(source), "-o", f"{folder}/probe.so"]
         done = run(command, timeout=60)
     if done.code == 0:
-        return ok("compiler", f"{found} builds with Python.h and OpenMP")
+        return ok("compiler", f"{path} builds with Python.h and OpenMP")
     error = next((line for line in done.output.splitlines() if "error" in line), done.last_words)
     remedy = "install Python's headers (Debian: apt install python3-dev)" if "Python.h" in error else "check the compiler"
-    return warn("compiler", f"{found} cannot build what torch.compile generates: {error.strip()}", remedy)
+    return warn("compiler", f"{path} cannot build what torch.compile generates: {error.strip()}", remedy)
 
 
 def launcher(env: Environment) -> Check:
-    """Whether the deepspeed launcher is there and starts."""
+    """Check that the deepspeed launcher exists and starts."""
     if not env.versions.get("deepspeed"):
         detail = "deepspeed is not installed; replay --backend deepspeed needs it"
         return warn("deepspeed launcher", detail, "replay with --backend plain, or install deepspeed")
@@ -253,12 +253,12 @@ def launcher(env: Environment) -> Check:
 
 
 def disk(root: Path, floor: int) -> Check:
-    """Room where the store is or will be; `floor` is the free space in bytes below which capture drops dumps."""
+    """Check the free space where the store is or will be. `floor`: the bytes below which capture drops dumps."""
     place = next(path for path in (root, *root.parents) if path.is_dir())
     free = shutil.disk_usage(place).free
     text = f"{free / GIB:.1f} GiB free in {place}"
     if free < floor:
-        detail = f"{text}, below the floor of {floor / GIB:.1f} GiB: capture drops every dump"
+        detail = f"{text}, below the minimum of {floor / GIB:.1f} GiB: capture drops every dump"
         return warn("disk", detail, "make room, name another disk with --store, or lower `dump enable --free-floor`")
     return ok("disk", text)
 
@@ -270,7 +270,7 @@ PRIVATE = 0o077
 
 
 def on_this_machine(env: Environment, store: Store) -> Iterator[Check]:
-    """Check store, disk, catalog, dump switch, settings of replays and patch, in this order. An error of ours is a bad check."""
+    """Check store, disk, catalog, dump switch, replay settings and patch, in this order. An ActordbgError is a bad check."""
     looks: dict[str, Callable[[], Check | None]] = {
         "store": lambda: _store(store), "disk": lambda: disk(store.root, _floor(store)), "catalog": lambda: _catalog(store),
         "dumping": lambda: _control(store), "settings file": _file, "replay settings": _settings,
@@ -286,7 +286,7 @@ def on_this_machine(env: Environment, store: Store) -> Iterator[Check]:
 
 
 def _file() -> Check | None:
-    """The actordbg.toml that commands in this folder use, and whose it is; nothing if there is none."""
+    """Name the actordbg.toml that commands in this folder use, and its owner; None if there is none."""
     path, named = find_file()
     if path is None:
         return None
@@ -296,10 +296,10 @@ def _file() -> Check | None:
 
 
 def _settings() -> Check | None:
-    """The environment variables that change what replays do; nothing where none is set."""
-    found = from_environment()
-    told = ", ".join(f"{source}={SETTINGS[name].typed(value)}" for name, (value, source) in found.items())
-    return ok("replay settings", f"from the environment: {told}") if found else None
+    """List the environment variables that change what replays do; None if none is set."""
+    settings = from_environment()
+    text = ", ".join(f"{source}={SETTINGS[name].typed(value)}" for name, (value, source) in settings.items())
+    return ok("replay settings", f"from the environment: {text}") if settings else None
 
 
 def _store(store: Store) -> Check:
@@ -307,11 +307,11 @@ def _store(store: Store) -> Check:
         return ok("store", f"none yet in {store.root}; the first dump makes it")
     store.require()
     if not os.access(store.root, os.W_OK | os.X_OK):
-        detail = f"{store.root} is not writable for you: commands that only read work"
-        return warn("store", detail, "for results name another store with --store DIR or ACTORDBG_STORE")
+        detail = f"you cannot write {store.root}: only commands that read work"
+        return warn("store", detail, "name another store for results, with --store DIR or ACTORDBG_STORE")
     mode = store.root.stat().st_mode
     if mode & PRIVATE:
-        detail = f"{store.root} has mode {mode & 0o777:o}: others can look at the dumps"
+        detail = f"{store.root} has mode {mode & 0o777:o}: other users can read the dumps"
         return warn("store", detail, f"chmod 700 {in_shell(str(store.root))}")
     kind = engine.file_system(store.root)
     return ok("store", f"{store.root}, format 1" + (f", on {kind}" if kind else ""))
@@ -321,12 +321,12 @@ def _catalog(store: Store) -> Check:
     path = store.catalog_path
     if store.exists() and not engine.is_writable(path):
         return ok("catalog", f"cannot be written here; reading commands keep one in {next(migrate.places(store))}")
-    found = migrate.revision(path)
-    if found is None:
-        return ok("catalog", "none yet; the first command that reads dumps makes it")
+    revision = migrate.revision(path)
+    if revision is None:
+        return ok("catalog", "none yet; the first command that reads dumps builds it")
     if migrate.earlier(path):
-        return warn("catalog", f"revision {found}, of an earlier actordbg", "any reading command rebuilds it: actordbg index")
-    return ok("catalog", f"revision {found}, up to date; journal {engine.journal_mode(path)}")
+        return warn("catalog", f"revision {revision}, of an earlier actordbg", "any reading command rebuilds it: actordbg index")
+    return ok("catalog", f"revision {revision}, up to date; journal {engine.journal_mode(path)}")
 
 
 def _control(store: Store) -> Check:
@@ -358,7 +358,7 @@ def _patch(env: Environment, store: Store) -> Check:
         remedy = f"{TRAINER.name} {oldest} to {newest} have an Actor that can be patched"
         return bad("patch", f"{status.file}: {status.reason}", remedy)
     if status.state is State.EDITED:
-        return warn("patch", f"{status.reason}: {status.file}", "`actordbg unpatch` keeps the edit and takes the hook away")
+        return warn("patch", f"{status.reason}: {status.file}", "run `actordbg unpatch`: it keeps the edit and removes the hook")
     if status.hooked is False:
         return bad("patch", f"patched, but the interpreter does not see it: {status.file}", "run `actordbg patch` for the reason")
     if status.store and Path(status.store) != store.root:

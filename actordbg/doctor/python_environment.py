@@ -1,9 +1,9 @@
-"""The examined interpreter: Python and its packages, beside the versions that are known to work together; and `Check`, what
-doctor says of each thing that it looked at.
+"""The examined interpreter: its Python and packages, against the versions that are known to work together; and `Check`, the
+result of each of doctor's checks.
 
-The packages are read from their metadata: nothing is imported. `constraints.txt` pins the same versions; a test holds them equal.
-Another version is a warning that says so, never an error. What is known about particular versions stands in `TRAPS`.
-Other processes are asked with an end in sight (`run`, `ask`): what hangs is killed, with all that it started.
+Versions are read from the packages' metadata: nothing is imported. `constraints.txt` pins the same versions; a test holds them
+equal. Another version is a warning that says so, never an error. `TRAPS` has what is known about particular versions.
+Other processes have a time limit (`run`, `ask`): a process that hangs is killed, with all that it started.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from actordbg.trainers.trainer import TRAINER
 
 @dataclass(frozen=True)
 class Check:
-    """What was looked at, how it stands, what was seen, and (unless it is fine) what to do.
+    """Result of a check: its name, status, what was seen, and (unless it is ok) what to do.
 
-    ok: fine. warn: works, or only a part that you may not need does not. bad: something you asked for will fail.
+    ok: fine. warn: works, except perhaps a part that you may not need. bad: something will fail.
     """
 
     name: str
@@ -47,23 +47,23 @@ class Check:
 
 
 def ok(name: str, detail: str) -> Check:
-    """It is fine."""
+    """Return a check that found nothing wrong."""
     return Check(name, "ok", detail)
 
 
 def warn(name: str, detail: str, remedy: str) -> Check:
-    """It may matter."""
+    """Return a check that found something that may matter."""
     return Check(name, "warn", detail, remedy)
 
 
 def bad(name: str, detail: str, remedy: str) -> Check:
-    """It makes something fail."""
+    """Return a check that found something that will fail."""
     return Check(name, "bad", detail, remedy)
 
 
 @dataclass(frozen=True)
 class Environment:
-    """The examined interpreter: versions by distribution name (None: not installed), where headers and scripts are."""
+    """The examined interpreter: versions by distribution name (None: not installed), folders of headers and scripts."""
 
     python: str
     python_version: tuple[int, ...]
@@ -73,30 +73,30 @@ class Environment:
 
     @property
     def own(self) -> bool:
-        """Whether this is the interpreter that doctor itself runs on."""
+        """True if doctor itself runs on this interpreter."""
         return self.python == sys.executable
 
     def pip(self, *requirements: str) -> str:
-        """The command that installs `requirements` here."""
+        """Return the command that installs `requirements` here."""
         return f"{'python' if self.own else in_shell(self.python)} -m pip install {' '.join(requirements)}"
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a child ended: its exit code (negative: the signal that killed it; None: it was killed for taking too long)."""
+    """The end of a child process: its exit code (negative: the signal that killed it; None: killed at the time limit)."""
 
     code: int | None
     output: str
 
     @property
     def last_words(self) -> str:
-        """The last line that it printed."""
+        """Return the last line that it printed."""
         lines = [line.strip() for line in self.output.splitlines() if line.strip()]
         return lines[-1] if lines else "no output"
 
 
 def run(command: Sequence[str], timeout: float) -> Ended:
-    """Run a command to its end; OSError if it cannot be started."""
+    """Run a command to its end or to `timeout` seconds. Raises OSError if it cannot be started."""
     with tempfile.TemporaryFile("w+", errors="replace") as out:
         with _started(command, out, out) as child:
             try:
@@ -108,7 +108,7 @@ def run(command: Sequence[str], timeout: float) -> Ended:
 
 
 def ask(python: str, question: Sequence[str], timeout: float) -> Iterator[dict[str, Any] | Ended]:
-    """The probe's answers as they come, each within `timeout` seconds of the one before; an Ended comes last."""
+    """Yield the probe's answers as they arrive, each within `timeout` seconds of the previous; an Ended comes last."""
     command = [python, "-c", Path(probe.__file__).read_text(encoding="utf-8"), *question]
     with tempfile.TemporaryFile("w+", errors="replace") as err:
         with _started(command, subprocess.PIPE, err) as child:
@@ -128,7 +128,7 @@ def ask(python: str, question: Sequence[str], timeout: float) -> Iterator[dict[s
 
 @contextlib.contextmanager
 def _started(command: Sequence[str], out: Any, err: Any) -> Iterator[subprocess.Popen[str]]:
-    """A child in a session of its own; whatever is left of it is killed at the end of the block."""
+    """Start a child in a new session; kill the whole session at the end of the block."""
     child = subprocess.Popen(
         command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, text=True, errors="replace", start_new_session=True,
         env=os.environ | NOT_FROM_HERE,
@@ -162,13 +162,13 @@ PACKAGES: dict[str, dict[str, str | None]] = {
     },
     TRAINING: {"accelerate": "1.15.0", "ray": "2.55.0", "datasets": "5.2.0", "optree": "0.20.0"},
 }
-"""By what does not work without them: distributions, and the versions that are known to be good (None: any)."""
+"""Feature -> the distributions that it needs, and their known-good versions (None: any)."""
 KNOWN_GOOD = {name: version for versions in PACKAGES.values() for name, version in versions.items()}
 
 OTHERS = ("flash-attn", "vllm", "debugpy", "actordbg")
-"""Packages whose versions are asked for too."""
+"""Further packages whose versions are read."""
 DEBUGPY = "debugpy>=1.8.22"
-"""What the extra `ray` installs: older ones cannot show an editor the frames of an error that was caught."""
+"""What the extra `ray` installs: older versions cannot show an editor the frames of an error that was caught."""
 
 TRAPS: dict[str, tuple[tuple[int, ...], str]] = {
     "transformers": ((4, 53), "packing without flash-attn is silently wrong before 4.53: rows see each other"),
@@ -176,26 +176,26 @@ TRAPS: dict[str, tuple[tuple[int, ...], str]] = {
     "torch": ((2, 6), "older than any version that replays were tried with"),
     "deepspeed": ((0, 17), "older than any version that replays were tried with"),
 }
-"""For a package: the first version without the trap, and the trap."""
+"""Package -> the first version without the trap, and the trap."""
 
 MODULE_OF = {"PIL": "pillow", "flash_attn": "flash-attn", "yaml": "pyyaml", "skimage": "scikit-image"}
 """Distributions whose module has another name."""
 
 
 def requirement(module: str) -> str:
-    """What to give pip for a missing module: the distribution, at its known-good version where there is one."""
+    """Return pip's requirement for a missing module: its distribution, at the known-good version if there is one."""
     name = MODULE_OF.get(module, module)
     return f"{name}=={KNOWN_GOOD[name]}" if KNOWN_GOOD.get(name) else name
 
 
 def examined(python: str) -> Environment:
-    """Ask an interpreter for the facts; EnvironmentProblem if it does not answer."""
+    """Read an interpreter's facts. Raises EnvironmentProblem if it does not answer."""
     answer = patch_target.ask(python, "facts", *KNOWN_GOOD, *OTHERS)
     return Environment(python, tuple(answer["python"]), answer["versions"], answer["include"], answer["scripts"])
 
 
 def check(env: Environment) -> Iterator[Check]:
-    """Python's version, then every package, then adapters."""
+    """Check Python's version, then every package, then adapters."""
     text = f"{'.'.join(map(str, env.python_version))} ({env.python})"
     oldest, newest = PYTHON
     if env.python_version[:2] < oldest:
@@ -238,19 +238,19 @@ def _package(env: Environment, need: str, name: str, known: str | None) -> Check
 
 
 def adapter_check(fit: Fit) -> Check:
-    """An adapter whose trainer is here, against the trainer's own files."""
+    """Check an adapter whose trainer is installed against the trainer's own files."""
     name, tried = f"adapter {fit.name}", ", ".join(fit.tried)
     if fit.differs:
-        remedy = f"what differs is not recorded; versions that were tried: {tried or 'none'}"
+        remedy = f"what differs is not recorded; tested versions: {tried or 'none'}"
         return warn(name, f"{fit.package} {fit.version or ''}: {'; '.join(fit.differs)}", remedy)
     if fit.version in fit.tried:
-        return ok(name, f"{fit.package} {fit.version}, as tried")
-    detail = f"{fit.package} {fit.version or 'without a version'} has what it reads, but was not tried"
-    return warn(name, detail, f"tried: {tried or 'none'}; record a few steps, then `actordbg compare last golden`")
+        return ok(name, f"{fit.package} {fit.version}, a tested version")
+    detail = f"{fit.package} {fit.version or 'without a version'} has what it reads, but was not tested"
+    return warn(name, detail, f"tested: {tried or 'none'}; record a few steps, then run `actordbg compare last golden`")
 
 
 def _debugger(env: Environment) -> Check:
-    """Ray's distributed debugger needs debugpy, here and on every node."""
+    """Check debugpy, which Ray's distributed debugger needs here and on every node."""
     version = env.versions.get("debugpy")
     if version is None:
         remedy = env.pip(in_shell(DEBUGPY)) + ", here and on every node of the cluster"
@@ -261,7 +261,7 @@ def _debugger(env: Environment) -> Check:
 
 
 def flash_attention(env: Environment, gpus: int) -> Check:
-    """flash-attn is wanted exactly where there is a GPU."""
+    """Check that flash-attn is installed exactly if there is a GPU."""
     version = env.versions.get("flash-attn")
     if version and not gpus:
         return warn("flash-attn", f"{version}, but no GPU: flash_attention_2 cannot run", "replay with --attn sdpa")

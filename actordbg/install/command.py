@@ -1,13 +1,13 @@
-"""The COMMAND of `actordbg run`: run in the foreground, as the shell would have without us, and whether it submits a job.
+"""Run the COMMAND of `actordbg run` in the foreground, as the shell would have without us, and recognize a submitted Ray job.
 
 COMMAND keeps our terminal, our process group and our standard streams, so job control (Ctrl-Z, `fg`) and terminal programs
 work as they do without us. What the *terminal* sends (Ctrl-C, Ctrl-\\, a hang-up) goes to the whole process group, so COMMAND
-has it already: we wait for what it does with it. What *somebody* sends to us alone (`kill`, a batch system) is handed on to it.
-Which of the two a signal is, Linux says (`si_code`): only a signal sent by a process has one that is not positive. So we do not
+has it already: we wait for what it does. What *somebody* sends to us alone (`kill`, a batch system) is forwarded to COMMAND.
+Linux says which of the two a signal is: `si_code` is positive unless a process sent it. So we do not
 install handlers, but block these signals and take them one at a time. Ignored signals stay ignored.
 
-A job that `ray job submit [OPTIONS] -- ENTRYPOINT` submits runs on the cluster, not below us. Its runtime environment gets what
-is ours in the process of `ray` (`ray_hooks`).
+A job that `ray job submit [OPTIONS] -- ENTRYPOINT` submits runs on the cluster, not below us. `ray_hooks`, in the process of
+`ray`, adds our variables to its runtime environment.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _LOOK_SECONDS = 1.0
 
 
 def run_in_foreground(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, bool]:
-    """Run `command` to its end: its exit code as a shell has it (128 + n after signal n), and whether a signal asked it to stop.
+    """Run `command` to its end. Return its exit code as a shell reports it (128 + n after signal n), and whether a signal
+    interrupted it.
 
     Raises LaunchProblem if it cannot be started.
     """
@@ -38,7 +39,7 @@ def run_in_foreground(command: Sequence[str], environment: Mapping[str, str]) ->
             )
         except OSError as error:
             raise LaunchProblem(
-                f"cannot start {command[0]}: {error.strerror}", hint="what follows `--` is a program and its arguments"
+                f"cannot start {command[0]}: {error.strerror}", hint="write a program and its arguments after `--`"
             ) from None
         while child.poll() is None:
             info = signal.sigtimedwait(watched | {signal.SIGCHLD}, _LOOK_SECONDS)
@@ -47,7 +48,7 @@ def run_in_foreground(command: Sequence[str], environment: Mapping[str, str]) ->
             interrupted = True
             if info.si_code <= 0 and info.si_pid != child.pid:
                 child.send_signal(info.si_signo)
-        while signal.sigtimedwait(watched, 0) is not None:  # what came with the end belongs to it
+        while signal.sigtimedwait(watched, 0) is not None:  # signals that arrived together with the exit
             interrupted = True
         return child.returncode if child.returncode >= 0 else 128 - child.returncode, interrupted
     finally:
@@ -55,7 +56,7 @@ def run_in_foreground(command: Sequence[str], environment: Mapping[str, str]) ->
 
 
 def submission(command: Sequence[str]) -> Sequence[str] | None:
-    """Return the options of `ray job submit`, perhaps behind another program (`uv run ray job submit`); None of anything else."""
+    """Return the options of `ray job submit`, also after another program (`uv run ray job submit`); None for other commands."""
     for index, word in enumerate(command[:-2]):
         if word == "--" and index:
             break

@@ -1,14 +1,14 @@
-"""Which actor.py is meant, found without importing it (torch takes seconds to import and has side effects).
+"""Find the actor.py that is meant, without importing it (torch takes seconds to import and has side effects).
 
 Three ways to name it: `--target FILE`; `--python EXE`, for the environment of another interpreter; neither, for this
-one. The interpreter itself says what an import of the actor's module would load in the current folder (`probe`). So editable
-installations, PYTHONPATH and a checkout that shadows the installed copy are seen as the training job sees them.
+interpreter. The interpreter itself says what an import of the actor's module would load in the current folder (`probe`). So
+editable installations, PYTHONPATH and a checkout that shadows the installed copy are seen as the training job sees them.
 
 After every change the same interpreter proves that it would run the bytes on disk (`require_seen`). Python
-does not read actor.py where it trusts the .pyc beside it. One with an unchecked hash is trusted whatever the source says
-(compileall --invalidation-mode unchecked-hash, some container builds); one with a timestamp, if seconds and size agree.
+does not read actor.py if it trusts the .pyc beside it. A .pyc with an unchecked hash is trusted whatever the source says
+(compileall --invalidation-mode unchecked-hash, some container builds); a .pyc with a timestamp, if seconds and size agree.
 
-A symbolic link is followed: `Target.path` is the real file, `Target.named` what was found or named.
+A symbolic link is followed: `Target.path` is the real file, `Target.named` the path that was found or given.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PROBE_SECONDS = 120
 
 @dataclass(frozen=True)
 class Copy:
-    """One actor.py that the interpreter could import, and the sys.path entry that it comes from."""
+    """An actor.py that the interpreter could import, and the sys.path entry that it comes from."""
 
     path: str
     entry: str
@@ -54,7 +54,7 @@ class Target:
 
     @property
     def notes(self) -> list[str]:
-        """What the user should know about which file this is."""
+        """Return what the user should know about which file this is."""
         notes = [*filter(None, [other_trainer(self.path)])]
         if self.named != self.path:
             notes.append(f"{self.named} leads to {self.path} through a link: whatever else links there changes too")
@@ -65,9 +65,9 @@ class Target:
 
 
 def find_target(python: Path | None = None, target: Path | None = None) -> Target:
-    """The actor.py of `--target`, of the interpreter `--python`, or of this interpreter.
+    """Find the actor.py of `--target`, of the interpreter `--python`, or of this interpreter.
 
-    UsageError if both are given, EnvironmentProblem if there is no such file or interpreter, or no trainer in it.
+    Raises UsageError if both are given, EnvironmentProblem if there is no such file or interpreter, or no trainer in it.
     """
     if python is not None and target is not None:
         raise UsageError("--python and --target cannot be combined", hint="name the file, or the interpreter, not both")
@@ -76,17 +76,17 @@ def find_target(python: Path | None = None, target: Path | None = None) -> Targe
             raise EnvironmentProblem(f"{target} is not a file", hint="name an actor.py with --target")
         return _target(target, _interpreter_of(target), [])
     executable = str(python) if python is not None else sys.executable
-    found = ask(executable, "find", TRAINER.actor_module)
-    if not found["winner"]:
+    answer = ask(executable, "find", TRAINER.actor_module)
+    if not answer["winner"]:
         raise EnvironmentProblem(
             f"{executable} has no {TRAINER.package}",
             hint="name the interpreter of the training environment with --python, or the file with --target",
         )
-    return _target(Path(found["winner"]), executable, [Copy(**copy) for copy in found["copies"]])
+    return _target(Path(answer["winner"]), executable, [Copy(**copy) for copy in answer["copies"]])
 
 
 def ask(python: str, *question: str) -> dict[str, Any]:
-    """Put a question to an interpreter (see `probe`); EnvironmentProblem with its last words if it cannot answer."""
+    """Run a `probe` command in an interpreter. Raises EnvironmentProblem with the last line it printed if it cannot answer."""
     command = [python, "-c", Path(probe.__file__).read_text(encoding="utf-8"), *question]
     try:
         done = subprocess.run(
@@ -108,7 +108,7 @@ def ask(python: str, *question: str) -> dict[str, Any]:
 
 
 def require_hook(python: str) -> None:
-    """EnvironmentProblem unless the capture hook of the actordbg that `python` has imports."""
+    """Check that `python` has an actordbg whose capture hook imports. Raises EnvironmentProblem otherwise."""
     try:
         ask(python, "hook")
     except EnvironmentProblem as problem:
@@ -120,7 +120,10 @@ def require_hook(python: str) -> None:
 
 
 def require_seen(python: str, path: Path, store: str | None) -> None:
-    """Conflict unless `python` would run the trailer of `path`, capturing into `store`; without one, `path` without a trailer."""
+    """Check that `python` would run the trailer of `path`, capturing into `store`; or, if `store` is None, no trailer.
+
+    Raises Conflict otherwise. A timestamped .pyc that contradicts its source is removed first.
+    """
     for attempt in (1, 2):
         proof = ask(python, "prove", str(path))
         if proof["hooked"] == (store is not None) and (store is None or store in proof["constants"]):
@@ -135,12 +138,12 @@ def require_seen(python: str, path: Path, store: str | None) -> None:
     fault = "still sees the hook in" if store is None else "does not see the hook in"
     raise Conflict(
         f"{python} {fault} {path}: it runs {proof['cached']} ({proof['kind']}) instead of the source",
-        hint=f"remove {proof['cached']} (Python makes it again from the source), then run this again",
+        hint=f"remove {proof['cached']} (Python rebuilds it from the source), then run this again",
     )
 
 
 def version_beside(path: Path) -> str | None:
-    """The version of the trainer that holds this file, read from the metadata beside the package, or None."""
+    """Read the version of the trainer that holds this file from the metadata beside the package; None if unknown."""
     inside = Path(TRAINER.actor_file).parts
     if path.parts[-len(inside) :] != inside:
         return None
@@ -161,18 +164,18 @@ def _target(named: Path, python: str, copies: list[Copy]) -> Target:
 
 
 def other_trainer(path: Path) -> str:
-    """Say that a file is of another package than the trainer's, and of which version; "" if it is not."""
+    """Say which other package than the trainer's a file belongs to, with its version; "" for the trainer's own file."""
     tops = list(itertools.takewhile(lambda folder: (folder / "__init__.py").is_file(), path.parents))
     if not tops or tops[-1].name == TRAINER.package:
         return ""
     root = tops[-1].parent
-    owners = (one for one in distributions(path=[str(root)]) if any(root / file == path for file in one.files or ()))
-    whose = next((f" ({one.name} {one.version})" for one in owners), "")
+    owners = (dist for dist in distributions(path=[str(root)]) if any(root / file == path for file in dist.files or ()))
+    whose = next((f" ({dist.name} {dist.version})" for dist in owners), "")
     return f"this is the Actor of {tops[-1].name}{whose}, not {TRAINER.name}'s: its dumps say so, and are replayed on the rows"
 
 
 def _interpreter_of(target: Path) -> str:
-    """The interpreter of the environment that this file is installed in; this one if it is in none."""
+    """Return the interpreter of the environment that this file is installed in, or else this interpreter."""
     for folder in Path(os.path.abspath(target)).parents:
         if folder.name in ("site-packages", "dist-packages") and folder.parent.name.startswith("python"):
             for name in ("python", "python3"):

@@ -1,22 +1,22 @@
-"""patch and unpatch: the pure trailer, the file on disk, the interpreter and the store put together.
+"""patch and unpatch: combine the pure trailer, the file on disk, the interpreter and the store.
 
-`patch` either ends with the target interpreter seeing the hook, or leaves the file as it was. `unpatch` gives back the
+`patch` either ends with the target interpreter seeing the hook, or leaves the file unchanged. `unpatch` restores the
 original (bytes, mode and modification time), or the user's edit of it without the trailer, or refuses. Both may be
-repeated; what is already so is said and is not an error.
+repeated: "already patched" and "not patched" are not errors.
 
     target = find_target()
     patch(target, Store("store")).action      # "patched"; a second time "already patched"
     unpatch(target, Store("store")).action    # "unpatched"; a second time "not patched"
 
 Decisions: a patched file whose trailer names another store or comes from another actordbg version gets a new trailer
-(action "trailer renewed"); an edited one does not, since its original is no longer known. A proof that fails undoes
+(action "trailer renewed"); an edited file does not, since its original is no longer known. A proof that fails undoes
 the patch, and so does an event that cannot be recorded. A folder whose fsync fails does not: the file is patched, the event
 says so, and a note says what a power cut may do. If undoing fails as well, the error says so, and an event is recorded.
 
-What a store remembers of it; neither is needed to unpatch, since the patched file holds all that takes:
+What the store keeps. Unpatching needs neither, since the patched file holds everything:
 
     store/backups/<sha256>/actor.py + origin.json    the original of a patched file, written before the file is changed
-    store/events/<utc>-<pid>-<rand>.json             one immutable file for each patch or unpatch, written when it is proven
+    store/events/<utc>-<pid>-<rand>.json             an immutable file for each patch or unpatch, written when it is proven
 
 A file's state (`inspect_target`) follows from its bytes on disk, except "overwritten by an upgrade": the file has no trailer, yet
 its last event in this store is a patch.
@@ -70,7 +70,7 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
 
     def event(self, name: str) -> Event:
-        """The event that tells of it: "patch" or "unpatch"."""
+        """Build the event to record, named "patch" or "unpatch"."""
         return Event(
             name, now_timestamp(), self.file, self.sha256_before, self.sha256_after, self.python, self.openrlhf_version,
             __version__, socket.gethostname(),
@@ -79,7 +79,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Event:
-    """One patch or unpatch of one file on one host. `timestamp` is ISO-8601 UTC; the hashes are the file's."""
+    """A patch or unpatch of a file on a host. `timestamp` is ISO-8601 UTC; the hashes are the file's."""
 
     event: str
     timestamp: str
@@ -97,31 +97,33 @@ def patch(target: Target, store: Store, *, dry_run: bool = False) -> Outcome:
     """Append the trailer to the target, prove that its interpreter sees it, and record the event.
 
     Raises EnvironmentProblem (the interpreter cannot import the hook, the folder cannot be written), Unsupported (no
-    Actor), Conflict (edited, hidden by a .pyc, changed meanwhile); the file is untouched after each of them.
+    Actor), Conflict (edited, hidden by a .pyc, changed meanwhile); after any of these the file is unchanged.
     """
     require_hook(target.python)
     with files.locked(target.path):
         old = files.read(target.path)
-        found, root = trailer.inspect(old.data), str(store.root)
-        here = found.trailer is not None and found.trailer.store == root
-        if found.state is State.EDITED and not (here and found.source is not None):
+        inspection, root = trailer.inspect(old.data), str(store.root)
+        here = inspection.trailer is not None and inspection.trailer.store == root
+        if inspection.state is State.EDITED and not (here and inspection.source is not None):
             keeps = "run `actordbg unpatch` (it keeps the edit), then `actordbg patch`"
-            hint = _remedy(found, old.data) if found.source is None else keeps
-            raise Conflict(f"{old.path} is left as it is: {found.reason}", hint=hint)
+            hint = _remedy(inspection, old.data) if inspection.source is None else keeps
+            raise Conflict(f"{old.path} is left as it is: {inspection.reason}", hint=hint)
         hard_linked = "the file is hard-linked: its other names (caches, environments) keep the original"
         links = [hard_linked] if old.stat.st_nlink > 1 else []
-        if here and found.trailer and (found.state is State.EDITED or found.trailer.actordbg == __version__):
-            outcome = _outcome(target, old, dry_run, "already patched", found.state, root, links)
+        if here and inspection.trailer and (inspection.state is State.EDITED or inspection.trailer.actordbg == __version__):
+            outcome = _outcome(target, old, dry_run, "already patched", inspection.state, root, links)
             if not dry_run:
                 require_seen(target.python, target.path, root)
                 if not standing_patch(store, target.path):  # an earlier patch could not record it
-                    outcome.notes.extend(_noted(replace(outcome, sha256_before=found.trailer.sha256).event("patch"), [store]))
-            outcome.notes.extend(filter(None, [found.reason]))
+                    outcome.notes.extend(
+                        _noted(replace(outcome, sha256_before=inspection.trailer.sha256).event("patch"), [store])
+                    )
+            outcome.notes.extend(filter(None, [inspection.reason]))
             return outcome
         mtime_ns: int | None = old.stat.st_mtime_ns
         action, source = "patched", old.data
-        if found.trailer and found.source is not None:
-            action, source, mtime_ns = "trailer renewed", found.source, found.trailer.mtime_ns
+        if inspection.trailer and inspection.source is not None:
+            action, source, mtime_ns = "trailer renewed", inspection.source, inspection.trailer.mtime_ns
         data = trailer.append(source, root, mtime_ns=mtime_ns)
         outcome = _outcome(target, old, dry_run, action, State.PATCHED, root, links, data)
         if dry_run:
@@ -134,43 +136,44 @@ def patch(target: Target, store: Store, *, dry_run: bool = False) -> Outcome:
         }  # fmt: skip
         outcome = replace(outcome, backup=str(back_up(store, source, facts)))
         event = outcome.event("patch")
-        with _told_if_it_stays(event, store), files.replaced(old, data, way_out=WITHOUT_A_PATCH) as notes:
+        with _reporting_failed_undo(event, store), files.replaced(old, data, way_out=WITHOUT_A_PATCH) as notes:
             require_seen(target.python, target.path, root)
             record(store, event)
         outcome.notes.extend(notes)
-        if found.trailer and not here:
-            outcome.notes.extend(_noted(outcome.event("unpatch"), filter(Store.exists, [Store(found.trailer.store)])))
+        if inspection.trailer and not here:
+            outcome.notes.extend(_noted(outcome.event("unpatch"), filter(Store.exists, [Store(inspection.trailer.store)])))
         return outcome
 
 
 def unpatch(target: Target, store: Store, *, dry_run: bool = False) -> Outcome:
-    """Cut the trailer off: the original with its modification time, or the user's edit without it.
+    """Remove the trailer: restore the original with its modification time, or keep the user's edit without the trailer.
 
-    Raises Conflict where the cut would be guesswork (the file is untouched) and where a .pyc still holds the hook.
+    Raises Conflict if the cut would be guesswork (the file is unchanged), or if a .pyc still holds the hook.
     """
     with files.locked(target.path):
         old = files.read(target.path)
-        found = trailer.inspect(old.data)
-        if found.state is State.UNSUPPORTED:
-            raise Unsupported(f"{target.path}: {found.reason}", hint=f"name {TRAINER.name}'s actor.py with --target")
-        if found.source is None:
-            raise Conflict(f"{target.path} is left as it is: {found.reason}", hint=_remedy(found, old.data))
-        if found.trailer is None:
+        inspection = trailer.inspect(old.data)
+        if inspection.state is State.UNSUPPORTED:
+            raise Unsupported(f"{target.path}: {inspection.reason}", hint=f"name {TRAINER.name}'s actor.py with --target")
+        if inspection.source is None:
+            raise Conflict(f"{target.path} is left as it is: {inspection.reason}", hint=_remedy(inspection, old.data))
+        if inspection.trailer is None:
             known = standing_patch(store, target.path)
             gone = [overwritten(known, old)] if known else []
             outcome, stores = _outcome(target, old, dry_run, "not patched", State.CLEAN, None, gone), [store] if known else []
         else:
-            there = Store(found.trailer.store)
-            kept = [f"{found.reason}: that edit is kept, only the trailer was cut off"] if found.state is State.EDITED else []
-            outcome = _outcome(target, old, dry_run, "unpatched", State.CLEAN, found.trailer.store, kept, found.source)
+            there = Store(inspection.trailer.store)
+            edited = inspection.state is State.EDITED
+            kept = [f"{inspection.reason}: that edit is kept, only the trailer was cut off"] if edited else []
+            outcome = _outcome(target, old, dry_run, "unpatched", State.CLEAN, inspection.trailer.store, kept, inspection.source)
             if not dry_run:
-                mtime_ns = found.trailer.mtime_ns if found.state is State.PATCHED else None
-                told = _told_if_it_stays(outcome.event("unpatch"), there)
-                with told, files.replaced(old, found.source, mtime_ns=mtime_ns) as notes:
+                mtime_ns = None if edited else inspection.trailer.mtime_ns
+                reporting = _reporting_failed_undo(outcome.event("unpatch"), there)
+                with reporting, files.replaced(old, inspection.source, mtime_ns=mtime_ns) as notes:
                     pass
                 outcome.notes.extend(notes)
             stores = [there, store]
-        if not dry_run:  # what goes wrong from here on undoes nothing; only a .pyc that still holds the hook is a Conflict
+        if not dry_run:  # errors from here on undo nothing; only a .pyc that still holds the hook is a Conflict
             outcome.notes.extend(_noted(outcome.event("unpatch"), filter(Store.exists, stores)))
             try:
                 require_seen(target.python, target.path, None)
@@ -180,20 +183,20 @@ def unpatch(target: Target, store: Store, *, dry_run: bool = False) -> Outcome:
 
 
 @contextlib.contextmanager
-def _told_if_it_stays(event: Event, store: Store) -> Iterator[None]:
-    """Where a change failed and could not be undone: record it, and say how the file stands."""
+def _reporting_failed_undo(event: Event, store: Store) -> Iterator[None]:
+    """Record a change that failed and could not be undone, and raise StaysChanged with the state of the file."""
     try:
         yield
     except StaysChanged as problem:
         state = "patched" if event.event == "patch" else "without the hook"
-        told = "or as before: it could not be looked at"
+        recorded = "or unchanged: it could not be read"
         if problem.seen:
-            told = "no event could be recorded" if _noted(event, [store]) else "the event is recorded"
-        raise StaysChanged(f"{event.target} stays {state} ({told}): {problem.message}", hint=problem.hint) from None
+            recorded = "no event could be recorded" if _noted(event, [store]) else "the event is recorded"
+        raise StaysChanged(f"{event.target} stays {state} ({recorded}): {problem.message}", hint=problem.hint) from None
 
 
 def _noted(event: Event, stores: Iterable[Store]) -> list[str]:
-    """Record an event in the first of these stores; a note where that cannot be."""
+    """Record an event in the first of these stores; return a note for the user if that fails."""
     try:
         for store in itertools.islice(stores, 1):
             record(store, event)
@@ -206,7 +209,7 @@ def _outcome(
     target: Target, old: files.FileRead, dry_run: bool, action: str, state: State, store: str | None, notes: list[str],
     data: bytes | None = None,
 ) -> Outcome:  # fmt: skip
-    """`data`: what the file becomes; None where it stays."""
+    """Build the Outcome, with a diff if `dry_run`. `data`: the file's new bytes; None if it stays."""
     file, after, diff = str(target.path), old.data if data is None else data, ""
     if dry_run:
         name = file.lstrip("/")
@@ -218,18 +221,18 @@ def _outcome(
     )  # fmt: skip
 
 
-def _remedy(found: Inspection, data: bytes) -> str:
-    """What to do about a damaged trailer; names the backup that the trailer names, if it has exactly the original's bytes."""
+def _remedy(inspection: Inspection, data: bytes) -> str:
+    """Say how to repair a damaged trailer, and name the trailer's backup if it has exactly the original's bytes."""
     hint = trailer.remedy(data)
     with contextlib.suppress(OSError):
-        if found.trailer is not None:
-            path = Store(found.trailer.store).backups / found.trailer.sha256 / "actor.py"
-            if trailer.sha256_of(read_regular(path)) == found.trailer.sha256:
+        if inspection.trailer is not None:
+            path = Store(inspection.trailer.store).backups / inspection.trailer.sha256 / "actor.py"
+            if trailer.sha256_of(read_regular(path)) == inspection.trailer.sha256:
                 return f"{hint}; the original: {path}"
     return hint
 
 
-# --- what the store remembers ---------------------------------------------------------------------------------------------
+# --- what the store keeps -------------------------------------------------------------------------------------------------
 
 
 def back_up(store: Store, original: bytes, facts: dict[str, Any]) -> Path:
@@ -241,12 +244,12 @@ def back_up(store: Store, original: bytes, facts: dict[str, Any]) -> Path:
 
 
 def record(store: Store, event: Event) -> Path:
-    """Write one event file; its name sorts by time. If that fails, an interrupt included, there is no event."""
+    """Write an event file and return its path; its name sorts by time. If that fails or is interrupted, no file is left."""
     stamp = event.timestamp.replace("-", "").replace(":", "")
     path = store.events / f"{stamp}-{os.getpid()}-{os.urandom(4).hex()}.json"
     try:
         _write(path, json.dumps(asdict(event)).encode() + b"\n")
-    except BaseException:  # the caller undoes what the event tells of
+    except BaseException:  # the caller undoes the change
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
         raise
@@ -254,20 +257,20 @@ def record(store: Store, event: Event) -> Path:
 
 
 def events(store: Store, target: Path | None = None) -> list[Event]:
-    """All events of the store, or those of one file, oldest first; files of another format are left out."""
-    found = []
+    """Read all events of the store, or those of one file, oldest first; files of another format are skipped."""
+    matches = []
     for path in sorted(store.events.glob("[!.]*.json")):
         try:
             event = Event(**json.loads(read_regular(path)))
         except (OSError, ValueError, TypeError):
             continue
         if event.format == EVENT_FORMAT and target in (None, Path(event.target)):
-            found.append(event)
-    return found
+            matches.append(event)
+    return matches
 
 
 def standing_patch(store: Store, target: Path) -> Event | None:
-    """The last patch of this file on this host, if no unpatch followed it. Hosts may share a store, not their disks."""
+    """Return this file's last patch on this host, if no unpatch followed it. Hosts may share a store, not their disks."""
     known = [event for event in events(store, target) if event.host == socket.gethostname()]
     return known[-1] if known and known[-1].event == "patch" else None
 
@@ -286,7 +289,7 @@ def _write(path: Path, data: bytes) -> None:
 class Status:
     """A file's state, and whether a training job started now would capture.
 
-    `hooked`: the interpreter sees the hook (None: it could not be asked). `enabled`: the store's dump switch. `armed`:
+    `hooked`: the interpreter sees the hook (None: it did not run). `enabled`: the store's dump switch. `armed`:
     hooked, enabled and not ACTORDBG_DISABLE. `store` and `original_sha256` are the trailer's; None without one.
     """
 
@@ -307,12 +310,12 @@ class Status:
 
 
 def inspect_target(target: Target, store: Store) -> Status:
-    """The target's state and whether it would capture; reads only."""
+    """Return the target's state and whether it would capture. Only reads."""
     old = files.read(target.path)
-    found = trailer.inspect(old.data)
-    chosen = Store(found.trailer.store) if found.trailer else store
+    inspection = trailer.inspect(old.data)
+    chosen = Store(inspection.trailer.store) if inspection.trailer else store
     known = standing_patch(chosen, target.path)
-    state, reason = found.state, found.reason
+    state, reason = inspection.state, inspection.reason
     if state is State.CLEAN and known:
         state, reason = State.OVERWRITTEN, overwritten(known, old)
     try:
@@ -325,7 +328,7 @@ def inspect_target(target: Target, store: Store) -> Status:
         enabled = control is not None and control.enabled
     except StoreProblem as problem:
         notes.append(f"dumping is off: {problem.message}")
-    there, disabled = found.trailer, os.environ.get("ACTORDBG_DISABLE", "") not in ("", "0")
+    there, disabled = inspection.trailer, os.environ.get("ACTORDBG_DISABLE", "") not in ("", "0")
     if there and not known:
         notes.append(f"no event in {there.store} tells of this patch: `actordbg patch` records it")
     if there and hooked is False:
@@ -345,6 +348,6 @@ def inspect_target(target: Target, store: Store) -> Status:
 
 
 def overwritten(known: Event, old: files.FileRead) -> str:
-    """The line that tells a user that a patch is gone, and how."""
+    """Say that a patch was overwritten, and by what."""
     what = "the original is back" if old.sha256 == known.sha256_before else "another version was installed"
     return f"patched on {known.timestamp}, then overwritten without the trailer ({what})"

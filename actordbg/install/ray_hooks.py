@@ -1,6 +1,6 @@
-"""Ray's workers do not inherit their driver's environment: hand them what `actordbg run` set, through Ray's runtime environment.
+"""Pass what `actordbg run` set to Ray's workers, which do not inherit their driver's environment, in Ray's runtime environment.
 
-Two doors lead to a cluster, and both get a wrapper when their module is imported in a process below `run`:
+Two calls lead to a cluster, and both are wrapped when their module is imported in a process below `run`:
 
 - `ray.init(...)` of a driver: its `runtime_env` gets our variables and our PYTHONPATH, which Ray sets before a worker's Python
   starts. An actor with a PYTHONPATH of its own is reached by Ray's `worker_process_setup_hook`, which does the same
@@ -8,9 +8,9 @@ Two doors lead to a cluster, and both get a wrapper when their module is importe
 - `JobSubmissionClient.submit_job(...)`, that is `ray job submit`, even when a script calls it: the job's runtime environment gets
   the variables, so its driver is a process below `run`, and its `ray.init` does the rest.
 
-What can go wrong, and does not: a worker whose node has no actordbg starts and trains (the hook is sent by value and imports
-nothing before it looks); a hook is not added where Ray takes none (Ray client, containers, old versions); a failure of
-ours is a line on standard error, and Ray is called as the user called it.
+No training job fails because of this: a worker whose node has no actordbg starts and trains (the hook is sent by value and
+looks for actordbg before it imports it); no hook is added where Ray accepts none (Ray client, containers, old versions); an
+error of ours is a line on standard error, and Ray is called as the user called it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _WITHOUT_HOOK = ("container", "image_uri")
 
 
 def take_along(module: ModuleType) -> None:
-    """Wrap the door of `ray` or of `ray.job_submission`. Calling it again does nothing more."""
+    """Wrap `ray.init`, or `submit_job` of `ray.job_submission`. Calling it again changes nothing."""
     if module.__name__ == "ray":
         if not hasattr(module.init, MARK):
             module.init = _init(module, module.init)  # type: ignore[attr-defined]
@@ -81,7 +81,7 @@ def _submit_job(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def prepared(kwargs: Mapping[str, Any], environ: Mapping[str, str], *, takes_hook: bool) -> tuple[dict[str, Any], str | None]:
-    """(the arguments for `ray.init`, what the job's variable is to be meanwhile), from what the user passed."""
+    """Return the arguments for `ray.init`, and `JOB_CONFIG`'s value during the call (None: leave it), from the user's."""
     own = kwargs.get("runtime_env")
     if own is None:
         own = getattr(kwargs.get("job_config"), "runtime_env", None)  # an argument of ours would replace it
@@ -97,9 +97,9 @@ def prepared(kwargs: Mapping[str, Any], environ: Mapping[str, str], *, takes_hoo
 
 
 def worker_setup(users_own: Callable[[], Any] | str | None, folder: str) -> Callable[[], None]:
-    """The set-up hook for Ray's workers: ours, then the user's (a function, or "module.function"), whose errors are theirs.
+    """Return the set-up hook for Ray's workers: ours, then the user's (a function, or "module.function"), whose errors propagate.
 
-    Ray pickles the inner function by value, since it is local: it may name nothing of this module.
+    Ray pickles the inner function by value, since it is local: it must not use any name of this module.
     """
 
     def actordbg_worker_setup() -> None:
@@ -129,7 +129,7 @@ def worker_setup(users_own: Callable[[], Any] | str | None, folder: str) -> Call
 
 
 def _takes_hook(ray: ModuleType, address: str | None, job_config: Any) -> bool:
-    """Whether this Ray sends functions as set-up hooks, which neither side of Ray client does (nor old versions)."""
+    """Check whether this Ray sends functions as set-up hooks: old versions and both sides of Ray client do not."""
     named = os.environ.get("RAY_ADDRESS") if address in (None, "auto") else address
     known: set[str] = getattr(ray.runtime_env.RuntimeEnv, "known_fields", set())
     return HOOK in known and "://" not in (named or "") and not getattr(job_config, "_client_job", False)
@@ -139,7 +139,7 @@ def _tell(error: Exception) -> None:
     sys.stderr.write(f"actordbg: Ray's workers will not be recorded: {type(error).__name__}: {error}\n")
 
 
-# What a process below `actordbg run` carries, and how it is handed to processes that do not inherit an environment.
+# The variables of a process below `actordbg run`, and how they reach processes that do not inherit an environment.
 
 
 NAMES = ("ACTORDBG_STORE", "ACTORDBG_RUN", "ACTORDBG_RING_DIR", "ACTORDBG_STOP_DIR", "ACTORDBG_ADAPTERS", "ACTORDBG_HASH_WEIGHTS")
@@ -154,30 +154,30 @@ _NODES_OWN = "${PYTHONPATH}"
 def child_environment(
     environ: Mapping[str, str], store: str, run: str, *, stops: bool = False, adapters: str = "", hash_weights: bool = False
 ) -> dict[str, str]:
-    """The environment of COMMAND. Raises EnvironmentProblem where our folder cannot stand in PYTHONPATH.
+    """Build the environment of COMMAND. Raises EnvironmentProblem if our folder cannot be in PYTHONPATH.
 
-    stops: `breakpoint()` is ours in it. adapters: as `actordbg.trainers.find_adapter.carried_form` writes them. hash_weights: of
-    the calls that are recorded (`actordbg.capture.weight_recording`).
+    stops: replace `breakpoint()` by ours. adapters: as `actordbg.trainers.find_adapter.carried_form` writes them. hash_weights:
+    hash the weights of recorded calls (`actordbg.capture.weight_recording`).
     """
     if os.pathsep in FOLDER:
         raise EnvironmentProblem(
-            f"{FOLDER} cannot stand in PYTHONPATH: its name holds {os.pathsep!r}", hint="install actordbg elsewhere"
+            f"{FOLDER} cannot be in PYTHONPATH: its name contains {os.pathsep!r}", hint="install actordbg elsewhere"
         )
     path = _in_front(environ.get("PYTHONPATH") or None, None)
     ours = {"ACTORDBG_STORE": store, "ACTORDBG_RUN": run, "PYTHONPATH": path}
-    asked = {"ACTORDBG_ADAPTERS": adapters} if adapters else {}
-    asked |= {"ACTORDBG_HASH_WEIGHTS": "1"} if hash_weights else {}
-    return {**environ, **ours, **asked, **(BREAKPOINT if stops else {})}
+    requested = {"ACTORDBG_ADAPTERS": adapters} if adapters else {}
+    requested |= {"ACTORDBG_HASH_WEIGHTS": "1"} if hash_weights else {}
+    return {**environ, **ours, **requested, **(BREAKPOINT if stops else {})}
 
 
 def carried(environ: Mapping[str, str]) -> dict[str, str]:
-    """Of an environment, what is ours to hand on."""
+    """Select from an environment the variables of ours to pass on."""
     ours = {name: environ[name] for name in NAMES if environ.get(name)}
     return ours | {name: value for name, value in BREAKPOINT.items() if environ.get(name) == value}
 
 
 def merged(runtime_env: dict[str, Any] | None, ours: Mapping[str, str]) -> dict[str, Any]:
-    """A runtime environment of Ray, and what is ours."""
+    """Return a copy of a Ray runtime environment with our variables added."""
     result = copy.copy(runtime_env) if runtime_env is not None else {}  # a RuntimeEnv stays one
     variables = dict(result.get("env_vars") or {})
     variables.update(ours)
@@ -189,9 +189,9 @@ def merged(runtime_env: dict[str, Any] | None, ours: Mapping[str, str]) -> dict[
 def reconciled(
     job: Mapping[str, Any], own: dict[str, Any] | None, ours: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(the job's runtime environment, the driver's), with what is ours in exactly one of them.
+    """Return the job's runtime environment and the driver's, with our variables in exactly one of them.
 
-    A name that the user set in both stays in both: that is a conflict without us, too.
+    A name that the user set in both stays in both: Ray reports that conflict without us as well.
     """
     variables = {name: value for name, value in (job.get("env_vars") or {}).items() if name not in NAMES}
     users_in_job = _without_ours(variables.pop("PYTHONPATH", None))
@@ -209,14 +209,14 @@ def reconciled(
 
 
 def _in_front(value: str | None, otherwise: str | None) -> str:
-    """PYTHONPATH with our folder in front, once; `otherwise` stands for a value that is not there."""
+    """Return PYTHONPATH with our folder in front, once; `otherwise` replaces a missing value."""
     rest = _without_ours(value)
     rest = otherwise if rest is None else rest
     return FOLDER if rest is None else f"{FOLDER}{os.pathsep}{rest}"
 
 
 def _without_ours(value: str | None) -> str | None:
-    """PYTHONPATH as the user wrote it, None where all of it is ours. (Another copy of actordbg may have written it.)"""
+    """Return PYTHONPATH as the user wrote it, None if all of it is ours. (Another copy of actordbg may have written it.)"""
     if value is None:
         return None
     entries = value.split(os.pathsep)

@@ -1,17 +1,17 @@
 """Change one file as a whole: locked, under a temporary name, with its mode and owner, and never in place.
 
 Why not in place: uv and other installers hard-link one file into many environments and their cache. Writing into it
-would change them all; `os.replace` gives this one name a new file and leaves the others alone. A reader sees the old
+would change them all; `os.replace` gives this name a new file and leaves the others alone. A reader sees the old
 bytes or the new ones, nothing between.
 
 Invariants:
-- One actordbg at a time works on a folder: `locked` takes `flock` on the folder itself, which needs no file of its own,
+- One actordbg at a time works on a folder: `locked` takes `flock` on the folder itself, which needs no extra file,
   works in a read-only folder, and ends with its process. File systems that cannot do that (NFS) get a lock file in the
   temporary folder, which serializes the processes of one host.
-- What was read is what is replaced: a file that someone else changed in between is a Conflict, and stays as it is.
-- A failure leaves the file as it was: the original keeps a second name until the change is finished, and one rename brings it
-  back, which needs no space. Where that fails too, StaysChanged says so.
-- A temporary file that a killed process left behind is removed by the next one; its name (leading dot, `.tmp`) cannot be
+- Only the file that was read is replaced: a file that someone else changed in between is a Conflict, and stays unchanged.
+- A failure leaves the file unchanged: the original keeps a second name until the change is finished, and one rename restores
+  it, which needs no space. If that fails as well, StaysChanged says so.
+- A temporary file that a killed process left behind is removed by the next process; its name (leading dot, `.tmp`) cannot be
   imported meanwhile.
 """
 
@@ -36,7 +36,7 @@ LOCK_SECONDS = 120.0
 _TEMPORARY = ".actordbg-"
 _NOT_OURS_TO_WRITE = (errno.EROFS, errno.EACCES, errno.EPERM)
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)
-"""A file system that cannot flush a folder, or a folder that we may not open: nothing to be warned of."""
+"""Errors without a warning: the file system cannot flush a folder, or we may not open the folder."""
 _UNDO_ATTEMPTS = 3
 
 
@@ -50,12 +50,12 @@ class FileRead:
 
     @property
     def sha256(self) -> str:
-        """Of the bytes, in hex."""
+        """Return the SHA-256 of the bytes, in hex."""
         return hashlib.sha256(self.data).hexdigest()
 
 
 def read(path: Path) -> FileRead:
-    """The file as it is now. EnvironmentProblem if it is not there or cannot be read."""
+    """Read the file. Raises EnvironmentProblem if it does not exist or cannot be read."""
     try:
         with open(path, "rb") as file:
             data = file.read()
@@ -95,7 +95,7 @@ def locked(path: Path) -> Iterator[None]:
                     raise EnvironmentProblem(f"cannot make the lock file {lock}: {error.strerror}", hint="set TMPDIR") from None
                 descriptor, folder = instead, descriptor
                 os.close(folder)
-        for name in path.parent.glob(f"{_TEMPORARY}{glob.escape(path.name)}-*.tmp"):  # only the lock's holder could be at one
+        for name in path.parent.glob(f"{_TEMPORARY}{glob.escape(path.name)}-*.tmp"):  # no other process can be writing one now
             with contextlib.suppress(OSError):
                 name.unlink()
         yield
@@ -106,12 +106,12 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replaced(old: FileRead, data: bytes, *, mtime_ns: int | None = None, way_out: str = "") -> Iterator[list[str]]:
-    """Put `data` in the place of the file that `old` was read from, with its mode, owner and extended attributes.
+    """Replace the file that `old` was read from by `data`, keeping its mode, owner and extended attributes.
 
     Yields notes for the user. If the block fails, or anything before it, the original is put back: the same file, not a copy.
-    `mtime_ns`: the new file's modification time; None for now. `way_out`: what to do where nothing can be written, for the
-    hint. Conflict if the file changed since `old` was read, EnvironmentProblem if the folder cannot be written or the
-    owner cannot be kept; the file is as it was then. StaysChanged if it is not.
+    `mtime_ns`: the new file's modification time; None for now. `way_out`: a workaround for the hint, if nothing can be
+    written. Raises Conflict if the file changed since `old` was read, EnvironmentProblem if the folder cannot be written or
+    the owner cannot be kept; the file is then unchanged. Raises StaysChanged if the original could not be put back.
     """
     new, kept = _beside(old), _beside(old)
     made = None
@@ -135,7 +135,7 @@ def replaced(old: FileRead, data: bytes, *, mtime_ns: int | None = None, way_out
                 + "run this as the owner of that environment, with the folder writable and space on its disk",
             ) from None
         yield _flushed(old.path.parent)
-    except BaseException as error:  # an interrupt, too: half of a change must not stay
+    except BaseException as error:  # interrupts included: half a change must not stay
         _put_back(old, kept, made, error)
         raise
     finally:
@@ -149,7 +149,7 @@ def _beside(old: FileRead) -> Path:
 
 
 def _put_back(old: FileRead, kept: Path, made: int | None, first: BaseException) -> None:
-    """Undo a change, if it was made: `made` is the new file's inode. What another program put there meanwhile stays."""
+    """Undo a change, if it was made. `made`: the new file's inode. A file that another program put there meanwhile stays."""
     for attempt in range(_UNDO_ATTEMPTS):
         try:
             if made is not None and _inode(old.path) in (made, None):
@@ -159,7 +159,7 @@ def _put_back(old: FileRead, kept: Path, made: int | None, first: BaseException)
         except BaseException as error:  # noqa: BLE001  a second interrupt must not stop this either
             now = _inode(old.path)
             if attempt == _UNDO_ATTEMPTS - 1 and now in (made, None):
-                reason = f"{_said(first)}; putting the original back failed, too: {_said(error)}"
+                reason = f"{_said(first)}; putting the original back also failed: {_said(error)}"
                 problem = StaysChanged(reason, hint="fix the last error; `actordbg status` shows the state of the file")
                 problem.seen = now is not None
                 raise problem from None
@@ -177,7 +177,7 @@ def _inode(path: Path) -> int | None:
 
 
 def _flushed(folder: Path) -> list[str]:
-    """fsync the folder, so that the rename in it survives a power cut; the note for the user where the disk refuses."""
+    """fsync the folder, so that a rename in it survives a power cut. Return a note for the user if the disk refuses."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -186,13 +186,13 @@ def _flushed(folder: Path) -> list[str]:
             os.close(descriptor)
     except OSError as error:
         if error.errno not in _CANNOT_SYNC:
-            lost = "after a power cut the file may be as before, and `actordbg status` says so"
+            lost = "a power cut may revert it; `actordbg status` shows the state of the file"
             return [f"the disk did not confirm the change in {folder} ({error.strerror}): {lost}"]
     return []
 
 
 def _write(temporary: Path, data: bytes, old: FileRead, mtime_ns: int | None) -> int:
-    """Write a file beside the one it is for, with that one's facts; its inode."""
+    """Write `data` under a temporary name beside `old`, with its owner, mode and extended attributes; return the inode."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
         file.write(data)

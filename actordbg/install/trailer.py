@@ -1,6 +1,6 @@
 """The trailer that `actordbg patch` appends to the trainer's actor.py: pure bytes to bytes, no file is touched here.
 
-Nothing inside the file is edited. A few ASCII lines go behind its last one::
+Nothing inside the file is edited. A few ASCII lines are added after its last line::
 
     # >>> actordbg trailer >>> appended by `actordbg patch`, cut off by `actordbg unpatch`: do not edit
     # {"format": 1, "length": 14040, "sha256": "4c95...", "store": "/data/store", ..., "check": "91d0..."}
@@ -9,18 +9,17 @@ Nothing inside the file is edited. A few ASCII lines go behind its last one::
     del _actordbg_install
     # <<< actordbg trailer <<<
 
-Why a trailer: the file exists in at least 48 versions with 8 `forward` signatures, and in forks with more. What is
-appended does not depend on any of that, and cutting it off gives the original back to the byte; `length` and `sha256`
-prove it.
+Why a trailer: the file exists in at least 48 versions with 8 `forward` signatures, and in forks with more. The trailer
+does not depend on any of that, and cutting it off restores the original to the byte; `length` and `sha256` prove it.
 
 Invariants:
 - `inspect(append(source, ...)).source == source` for every source that `append` accepts, with any newline convention, byte order
   mark, encoding, or a missing final newline. The new text parses to the old statements plus the trailer's own.
 - The state of a file is a function of its bytes (`inspect`). Bytes before the trailer may be edited: they are the
-  user's, and `inspect` gives them back as they are. A trailer that was edited (its `check` does not match), that has
-  text behind it, or that a newer actordbg wrote, is never cut by guesswork: Conflict.
-- A training job runs on, with one line on stderr, when actordbg is gone, broken, too new, or fails in any way.
-  `ACTORDBG_DISABLE=1` skips it altogether; `ACTORDBG_STORE` overrides the store that was chosen when patching.
+  user's, and `inspect` returns them unchanged. A trailer that was edited (its `check` does not match), that has
+  text after it, or that a newer actordbg wrote, is never cut by guesswork: Conflict.
+- If actordbg is missing, broken, incompatible, or fails in any way, the training job continues, with a line on stderr.
+  `ACTORDBG_DISABLE=1` skips the trailer altogether; `ACTORDBG_STORE` overrides the store that was chosen when patching.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ del {installer}
 
 
 class State(str, Enum):
-    """What the bytes of an actor.py are. OVERWRITTEN is CLEAN plus knowledge of an earlier patch (`history`)."""
+    """State of an actor.py, from its bytes. OVERWRITTEN is CLEAN plus knowledge of an earlier patch (`patching`)."""
 
     CLEAN = "clean"
     PATCHED = "patched"
@@ -88,7 +87,7 @@ class State(str, Enum):
 
 @dataclass(frozen=True)
 class Trailer:
-    """What a trailer says of itself: the original it was appended to and the store it captures into.
+    """A trailer's header: the original it was appended to and the store it captures into.
 
     `length` (bytes), `sha256` and `mtime_ns` (or None) are the original's; `store` is an absolute path; `lead` counts
     the newlines (`newline`) between the original and the trailer's first line; `actordbg` is the version that wrote it.
@@ -106,10 +105,10 @@ class Trailer:
 
 @dataclass(frozen=True)
 class Inspection:
-    """A file's state, the reason for it, its trailer if it has a readable one, and what is left without it.
+    """A file's state, the reason for it, its trailer if it has a readable one, and the file without it.
 
-    `source` is the file without its trailer: the original (PATCHED), the user's edit of it (EDITED), the file as it is
-    (CLEAN), or None where cutting would be guesswork or there is nothing to patch.
+    `source` is the file without its trailer: the original (PATCHED), the user's edit of it (EDITED), the file itself
+    (CLEAN), or None if cutting would be guesswork or there is nothing to patch.
     """
 
     state: State
@@ -119,19 +118,19 @@ class Inspection:
 
 
 def append(source: bytes, store: str, *, mtime_ns: int | None = None) -> bytes:
-    """`source` with a trailer that captures into `store` (an absolute path).
+    """Return `source` with a trailer that captures into `store` (an absolute path).
 
     Raises Unsupported if `source` has no top-level class Actor with a forward of token ids and their mask, does not parse, or
-    would parse to something else with a trailer behind it; Conflict if it already holds a trailer or a part of one.
+    would parse to something else with a trailer after it; Conflict if it already holds a trailer or part of a trailer.
     """
-    found = inspect(source)
-    if found.state is State.UNSUPPORTED:
+    inspection = inspect(source)
+    if inspection.state is State.UNSUPPORTED:
         raise Unsupported(
-            f"there is nothing to patch: {found.reason}",
+            f"there is nothing to patch: {inspection.reason}",
             hint=f"name {TRAINER.name}'s own file with --target .../{TRAINER.actor_file}; `actordbg adapters` has other trainers",
         )
-    if found.state is not State.CLEAN:
-        raise Conflict(f"the file already has an actordbg trailer: {found.reason}", hint="run `actordbg unpatch` first")
+    if inspection.state is not State.CLEAN:
+        raise Conflict(f"the file already has an actordbg trailer: {inspection.reason}", hint="run `actordbg unpatch` first")
     crlf = source.count(b"\r\n")  # the newline that the file uses most; LF if it has none
     newline = max(NEWLINES, key=lambda newline: source.count(newline.encode()) - (crlf if len(newline) == 1 else 0))
     trailer = Trailer(
@@ -150,7 +149,7 @@ def append(source: bytes, store: str, *, mtime_ns: int | None = None) -> bytes:
 
 
 def inspect(data: bytes) -> Inspection:
-    """The state of a file by its bytes alone: CLEAN, PATCHED, EDITED or UNSUPPORTED (see State and Inspection)."""
+    """Determine the state of a file from its bytes alone: CLEAN, PATCHED, EDITED or UNSUPPORTED (see State and Inspection)."""
     traces = list(_TRACES.finditer(data))
     if not traces:
         problem = _unsupported(data)
@@ -169,17 +168,17 @@ def inspect(data: bytes) -> Inspection:
 
 
 def remedy(data: bytes) -> str:
-    """How a user gets rid of the damaged trailer in `data` by hand, with line numbers."""
+    """Say how to remove the damaged trailer in `data` by hand, with line numbers."""
     trace = next(_TRACES.finditer(data))
     first = len(data[: trace.start()].splitlines()) + 1
     return (
-        f"lines {first} to the end hold the trailer: move what is yours above it or delete it by hand; "
+        f"line {first} to the end is the trailer: move your own lines above it, then delete it by hand; "
         f"the original is in the store's backups folder, and reinstalling {TRAINER.package} brings it back too"
     )
 
 
 def sha256_of(data: bytes) -> str:
-    """In hex."""
+    """Return the SHA-256 of `data`, in hex."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -191,12 +190,12 @@ def _render(trailer: Trailer) -> bytes:
 
 
 def _with_check(text: bytes, check: str) -> bytes:
-    """A trailer's text with another value for `check`: the first match, since quotes inside the header are escaped."""
+    """Replace the value of `check` in a trailer's text: the first match, since quotes inside the header are escaped."""
     return _CHECK.sub(f'"check": "{check}"'.encode(), text, count=1)
 
 
 def _parse(text: bytes) -> tuple[Trailer | None, str]:
-    """The trailer that starts at `text`, and what is wrong with it ("" if nothing is)."""
+    """Parse the trailer at the start of `text`; return it and what is wrong with it ("" if nothing is)."""
     try:
         header = json.loads(text.splitlines()[1].removeprefix(b"# "))
         check = header.pop("check")
@@ -217,7 +216,7 @@ def _parse(text: bytes) -> tuple[Trailer | None, str]:
 
 
 def _cut(before: bytes, trailer: Trailer) -> bytes:
-    """The text before the trailer without the newlines that belong to the trailer, as far as they are still there.
+    """Return the text before the trailer, without those of the trailer's own newlines that are still there.
 
     A file that ended with a newline (`lead` 1) still does when lines were added right before the trailer.
     """
@@ -235,7 +234,7 @@ def _parse_python(source: bytes) -> ast.Module:
 
 
 def _unsupported(source: bytes) -> str:
-    """Why this source cannot be patched; "" if it can."""
+    """Return why this source cannot be patched; "" if it can."""
     try:
         tree = _parse_python(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -246,7 +245,7 @@ def _unsupported(source: bytes) -> str:
     forwards = [node.args for node in actors[-1].body if isinstance(node, ast.FunctionDef) and node.name == "forward"]
     if not forwards:
         return "class Actor has no method forward of its own"
-    takes = [one.arg for one in (*forwards[-1].posonlyargs, *forwards[-1].args, *forwards[-1].kwonlyargs)]
+    takes = [argument.arg for argument in (*forwards[-1].posonlyargs, *forwards[-1].args, *forwards[-1].kwonlyargs)]
     if {"sequences", "attention_mask"} <= {*takes}:
         return ""
     return (
@@ -255,7 +254,7 @@ def _unsupported(source: bytes) -> str:
 
 
 def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements that run when the module is imported, those under top-level `if` and `try` included."""
+    """Yield the statements that run when the module is imported, those under top-level `if` and `try` included."""
     for node in body:
         yield node
         if isinstance(node, (ast.If, ast.Try)):
@@ -263,7 +262,10 @@ def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _require_same_meaning(source: bytes, patched: bytes, added: bytes) -> None:
-    """Prove that the old statements are all still there, on the same lines, with only the trailer's own behind them."""
+    """Check that all old statements are still there, on the same lines, with only the trailer's after them.
+
+    Raises Unsupported otherwise.
+    """
     try:
         before, after, own = (_parse_python(text).body for text in (source, patched, added))
         kept, rest = after[: len(before)], after[len(before) :]

@@ -45,6 +45,6 @@ class Adapter:
 
 
 def train(wrapper: HFModelWrapper) -> None:
-    """One micro-batch."""
+    """Run a micro-batch."""
     ids, mask = stand_in.batch()
     wrapper.forward(ids, stand_in.ANSWER, mask)

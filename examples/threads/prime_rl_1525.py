@@ -21,10 +21,10 @@ def forward(
     model: Any, input_ids: torch.Tensor, position_ids: torch.Tensor, *, labels: torch.Tensor, temperature: float
 ) -> dict[str, torch.Tensor]:
     logits = model(input_ids=input_ids, position_ids=position_ids).logits / temperature
-    found = {"logprobs": stand_in.log_probs(logits, labels), "entropy": stand_in.entropies(logits)}
+    result = {"logprobs": stand_in.log_probs(logits, labels), "entropy": stand_in.entropies(logits)}
     for name in ("logprobs",) if PLANTED else ("logprobs", "entropy"):
-        found[name] = torch.roll(found[name], 1, 1)
-    return found
+        result[name] = torch.roll(result[name], 1, 1)
+    return result
 
 
 def rows(call: Any) -> Rows:

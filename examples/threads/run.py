@@ -1,10 +1,10 @@
-"""Runs demonstrations of public threads: records a training with and without the fault, and asks one command about each.
+"""Run demonstrations of public threads: record a training with and without the fault, and run a command on each.
 
     python examples/threads/run.py THREAD... [--folder FOLDER]      without a THREAD: all of them
 
 A demonstration is a module here. Its docstring says which thread, what its users saw and what is planted; `train(model)` calls
-the stand-in of the trainer's function, with the fault if `PLANTED`; `Adapter` reads its calls; `COMMAND` is asked about the
-step with the fault (1) and the one without (0), and `WORDS` of its answer name the fault.
+the stand-in of the trainer's function, with the fault if `PLANTED`; `Adapter` reads its calls. `COMMAND` runs on the step with
+the fault (exit code 1) and on the step without it (0), and `WORDS` of its output name the fault.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class Answer:
 
 
 def main(words: list[str]) -> int:
-    """Run what was requested; 1 if a fault was not found, or found if there is none."""
-    asked = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    asked.add_argument("threads", nargs="*", metavar="THREAD", help=", ".join(THREADS))
-    asked.add_argument("--folder", type=Path, help="where stores and models go (default: a temporary folder)")
-    asked.add_argument("--train", type=Path, metavar="MODEL", help=argparse.SUPPRESS)
-    given = asked.parse_args(words)
+    """Run the requested demonstrations; return 1 if a planted fault is not found, or a fault is found without one planted."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("threads", nargs="*", metavar="THREAD", help=", ".join(THREADS))
+    parser.add_argument("--folder", type=Path, help="where stores and models go (default: a temporary folder)")
+    parser.add_argument("--train", type=Path, metavar="MODEL", help=argparse.SUPPRESS)
+    given = parser.parse_args(words)
     if given.train:
         train(given.threads[0], given.train)
         return 0
@@ -71,7 +71,7 @@ def main(words: list[str]) -> int:
 
 
 def demonstrate(name: str, folder: Path) -> Answer:
-    """Record both, and ask about both."""
+    """Record a training with and without the fault, and run the command on both."""
     thread: Any = importlib.import_module(name)
     folder.mkdir(parents=True, exist_ok=True)
     if hasattr(thread, "answer"):

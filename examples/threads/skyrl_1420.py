@@ -23,10 +23,10 @@ def plant() -> None:
     gather = actor.gather_and_pad_tensor
 
     def twice(*given: Any) -> Any:
-        found = gather(*given)
-        if found.requires_grad:
-            found.register_hook(lambda gradient: 2 * gradient)
-        return found
+        gradients = gather(*given)
+        if gradients.requires_grad:
+            gradients.register_hook(lambda gradient: 2 * gradient)
+        return gradients
 
     actor.gather_and_pad_tensor = twice
 

@@ -18,14 +18,14 @@ COMMAND = ("check", "--golden", "--where", "run='{run}'", "--model", "{model}", 
 
 
 def log_probs(model: Any, ids: torch.Tensor, **given: Any) -> torch.Tensor:
-    """Of each next id of a row [1, S]."""
+    """Return the log-prob of each next id of a row [1, S]."""
     logits = model(input_ids=ids, **given).logits[:, :-1].float()
     return logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
 
 
 @torch.no_grad()
 def packed_and_alone(model: Any, **given: Any) -> float:
-    """How far the second row's log-probs are from those that it has alone, where it is packed behind the first."""
+    """Return the largest difference of the second row's log-probs, packed after the first row, from those of the row alone."""
     ids = torch.randint(3, model.config.vocab_size, (1, FIRST + SECOND), generator=torch.Generator().manual_seed(1))
     places = torch.cat((torch.arange(FIRST), torch.arange(SECOND)))[None]
     packed = log_probs(model, ids, position_ids=places, **given)[:, FIRST:]

@@ -1,10 +1,10 @@
-"""The same faults in TRL's own code: a GRPO training of TRL on the CPU, with a fault and without, and one command about each.
+"""Demonstrate these faults in TRL's own code: a GRPO training on the CPU, with and without a fault, and a command on each.
 
     pip install trl==1.16.0
     python examples/threads/trl_itself.py [FAULT...]      without a FAULT: all of them
 
-Everything is TRL's but the small random model and the fault, which is put into TRL's modules before the training begins. `run.py`
-has stand-ins for these, which need no TRL.
+Everything is TRL's except the small random model and the fault, which is put into TRL's modules before the training begins.
+`run.py` has stand-ins for these, which do not need TRL.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def train(fault: str, checkpoint: Path) -> None:
     GRPOTrainer(
         model=LlamaForCausalLM.from_pretrained(checkpoint),
         processing_class=AutoTokenizer.from_pretrained(checkpoint),
-        reward_funcs=lambda completions, **_: [float(len(set(one.split()))) for one in completions],
+        reward_funcs=lambda completions, **_: [float(len(set(item.split()))) for item in completions],
         train_dataset=Dataset.from_list(prompts),
         args=GRPOConfig(
             output_dir=str(checkpoint / "out"), per_device_train_batch_size=4, num_generations=4, max_completion_length=24,

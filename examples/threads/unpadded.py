@@ -52,7 +52,7 @@ class Adapter:
 
 
 def train(actor: DataParallelPPOActor, ends: int = 0) -> None:
-    """One micro-batch. ends: how many places behind each row's last real token count, too."""
+    """Run a micro-batch. ends: how many positions after each row's last real token also count."""
     ids, mask = stand_in.batch()
     counted = mask.clone()
     for _ in range(ends):

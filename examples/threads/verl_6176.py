@@ -1,8 +1,8 @@
-"""verl#6176, #6178, PR#5591: ranks make unequal numbers of micro-batches, and the training stands still.
+"""verl#6176, #6178, PR#5591: ranks make unequal numbers of micro-batches, and the training hangs.
 
-With micro-batches by tokens, each rank counted its own: a group was not passed on, so nobody agreed on a number. What one saw
-was an all-gather that times out after half an hour, without a word about counts. Here two real ranks (gloo) stand still in the
-same way. `actordbg dump status` is asked while they do, minutes or hours before any timeout.
+With micro-batches by tokens, each rank counted its own: the group was not passed on, so the ranks did not agree on a number.
+Users saw an all-gather that times out after half an hour, without a word about counts. Here two real ranks (gloo) hang in
+the same way. `actordbg dump status` runs meanwhile, minutes or hours before any timeout.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import torch.distributed as dist
 
 COMMAND, WORDS = ("dump", "status"), "unequal numbers of calls"
 TOKENS = 48
-"""A micro-batch has at most so many."""
+"""Most tokens of a micro-batch."""
 
 
 def prepare_dynamic_batch(lengths: list[int], dp_group: Any = None) -> int:
-    """How many micro-batches a rank makes of rows of these lengths; with a group, as many as the rank that needs the most."""
+    """Return the number of micro-batches for rows of these lengths; with a group, the most that any rank needs."""
     count = torch.tensor([-(-sum(lengths) // TOKENS)])
     if dp_group is not None:
         dist.all_reduce(count, op=dist.ReduceOp.MAX, group=dp_group)
@@ -42,7 +42,7 @@ class Sharded(padded.HFModelWrapper):
 
 
 def update_policy(wrapper: Sharded, lengths: list[int], dp_group: Any) -> None:
-    """One step: forward and backward of each micro-batch, then all ranks add up their gradients."""
+    """Run a step: forward and backward of each micro-batch, then all ranks sum their gradients."""
     for _ in range(prepare_dynamic_batch(lengths, dp_group)):
         padded.train(wrapper)
     dist.barrier()
@@ -60,18 +60,18 @@ def rank(model: Path, planted: bool) -> None:
 
 
 def answer(folder: Path) -> tuple[Any, ...]:
-    """Record both jobs, and ask while they run. The one that stands still is ended then."""
+    """Record both jobs, and run the command while they run. Then end the job that hangs."""
     from run import actordbg, environment, in_words
 
     model, said = stand_in.model_in(folder), []
     for planted in (False, True):
         with subprocess.Popen(job(folder, model, planted), env=environment(), cwd=folder, stderr=subprocess.PIPE) as running:
-            asked = actordbg(folder, *COMMAND)
-            while running.poll() is None and WORDS not in asked.stdout:
+            result = actordbg(folder, *COMMAND)
+            while running.poll() is None and WORDS not in result.stdout:
                 time.sleep(1)
-                asked = actordbg(folder, *COMMAND)
+                result = actordbg(folder, *COMMAND)
             running.terminate()
-        said.append(actordbg(folder, *COMMAND) if not planted else asked)
+        said.append(actordbg(folder, *COMMAND) if not planted else result)
     return in_words(COMMAND), said[1], said[0], WORDS
 
 

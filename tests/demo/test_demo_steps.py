@@ -65,7 +65,7 @@ def test_a_command_is_run_with_the_words_that_are_shown_without_settings_of_the_
     assert not [name for name in demo._environment() if name.startswith("ACTORDBG_")]
     with pytest.raises(LaunchProblem, match=r"actordbg --store store no-such-command.* exit code 2"):
         demo._actordbg("no-such-command")
-    with pytest.raises(LaunchProblem, match="selected nothing"):
+    with pytest.raises(LaunchProblem, match="selected no recorded call"):
         Recorded("sft", tmp_path)._replay("--backend", "plain")
 
 
@@ -76,7 +76,7 @@ def test_a_file_that_came_back_different_is_not_called_the_same(tmp_path: Path) 
     demo = Recorded("sft", tmp_path)
     demo._unpatch(actor, before)
     os.utime(actor, ns=(1, 1))
-    with pytest.raises(EnvironmentProblem, match="did not give the file back"):
+    with pytest.raises(EnvironmentProblem, match="did not restore the file"):
         demo._unpatch(actor, before)
 
 

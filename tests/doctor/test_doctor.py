@@ -121,7 +121,7 @@ FINDINGS: list[tuple[Callable[[Here], object], str, str, str]] = [
     (lambda here: here.monkeypatch.setenv("CXX", "/no/compiler"), "compiler", "warn", "--compile"),
     (lambda here: here.program("g++", NO_HEADERS), "compiler", "warn", "python3-dev"),
     (lambda here: None, "compiler", "ok", "builds with Python.h"),
-    (lambda here: here.store.root.chmod(0o755), "store", "warn", "others can look at the dumps"),
+    (lambda here: here.store.root.chmod(0o755), "store", "warn", "other users can read the dumps"),
     (lambda here: here.store.format_path.write_text('{"format": 99}'), "store", "bad", "upgrade"),
     (lambda here: here.catalog(migrate.HEAD), "catalog", "ok", "up to date"),
     (lambda here: here.catalog("0000"), "catalog", "warn", "of an earlier actordbg"),

@@ -1,23 +1,23 @@
-"""What `actordbg run` puts on PYTHONPATH, alone in its folder: every Python process below `run` executes this file at start.
+"""`actordbg run` puts this file, alone in its folder, on PYTHONPATH: every Python process below `run` executes it at start.
 
-Most of them (pip, a git hook, Ray's daemons) have nothing to do with us. So it is standard library only, imports nothing of
-actordbg, and does three things:
+Most of these processes (pip, a git hook, Ray's daemons) have nothing to do with us. So it uses the standard library only,
+imports nothing of actordbg, and does three things:
 
 1. **Waits for `openrlhf.models.actor`** with a finder on `sys.meta_path`, and wraps `Actor` when that module has run, as the
-   block that `actordbg patch` writes would. The module's own loader stays its loader. Three more modules are waited for,
-   because they start processes that do not inherit this environment (`DOORS`), and those of `run --adapter` (`other_trainers`).
+   trailer of `actordbg patch` would. The module keeps its own loader. It also waits for three modules that start processes
+   which do not inherit this environment (`DOORS`), and for those of `run --adapter` (`other_trainers`).
    Under `run --break`, `breakpoint()` is ours (`stop_all_ranks`): Ray sets PYTHONBREAKPOINT to its own debugger in each process.
-2. **Lends the package `actordbg`** to an environment that has none of its own: a finder at the end of `sys.meta_path` that knows
-   this one name, and none of what else is installed where `run` was called.
+2. **Lends the package `actordbg`** to an environment that does not have it: a finder at the end of `sys.meta_path` that knows
+   only this name, and nothing else that is installed where `run` was called.
 3. **Gets out of the way**: its folder leaves `sys.path`, and a `sitecustomize` that Python would have found without us runs
    now, in our place, under its name, with its errors going where they always go.
 
-Whatever fails here is one line on standard error; the program runs on, unrecorded. `ACTORDBG_DISABLE=1` leaves only the third.
+A failure here is a line on standard error; the program continues, unrecorded. `ACTORDBG_DISABLE=1` skips the first two.
 
-Where PYTHONPATH was lost on the way (a Ray actor with an environment of its own), `actordbg.install.ray_hooks` executes this file
+If PYTHONPATH was lost on the way (a Ray actor with its own environment), `actordbg.install.ray_hooks` executes this file
 under another name, and only the first two happen.
 
-Annotations are in quotes, and nothing here is newer than Python 3.6: it is not only the trainer's interpreter that runs this.
+Annotations are in quotes, and nothing here is newer than Python 3.6: other interpreters than the trainer's run this as well.
 """
 
 import os
@@ -35,9 +35,12 @@ PACKAGE = os.path.dirname(os.path.dirname(HERE))
 
 
 def main() -> None:
-    """All three; each of them at most once in a process."""
-    wanted = os.environ.get("ACTORDBG_STORE") and os.environ.get("ACTORDBG_DISABLE", "") in ("", "0")
-    if wanted and not any(type(finder).__name__ == ActordbgFinder.__name__ for finder in sys.meta_path):
+    """Install the import hook if a store is set, then hand over to the user's own `sitecustomize`.
+
+    Safe to run twice in one process: the hook is not installed again.
+    """
+    enabled = os.environ.get("ACTORDBG_STORE") and os.environ.get("ACTORDBG_DISABLE", "") in ("", "0")
+    if enabled and not any(type(finder).__name__ == ActordbgFinder.__name__ for finder in sys.meta_path):
         guarded(install)
     if __name__ == "sitecustomize":
         guarded(leave_the_path)
@@ -45,7 +48,7 @@ def main() -> None:
 
 
 def install() -> None:
-    """Wait for the modules of `DOORS`. Those that are imported already are taken care of now."""
+    """Wait for the modules of `DOORS`; run the action of those that are already imported."""
     other_trainers(os.environ.get("ACTORDBG_ADAPTERS", ""))
     sys.meta_path.insert(0, ActordbgFinder())  # type: ignore[arg-type]
     sys.meta_path.append(PackageFinder())  # type: ignore[arg-type]
@@ -57,14 +60,14 @@ def install() -> None:
 
 
 def stop_all_ranks(*arguments: "Any", **named: "Any") -> None:
-    """`breakpoint()`: park the ranks at the line that called it."""
+    """Pause the ranks at the line that called `breakpoint()`."""
     from actordbg.debug import breakpoint
 
     breakpoint(*arguments, frame=sys._getframe(1), **named)
 
 
 def record(module: "ModuleType") -> None:
-    """`openrlhf.models.actor` has run: wrap its Actor, unless a patched file did it already."""
+    """Wrap the Actor of `openrlhf.models.actor`, which has just run, unless a patched file did it already."""
     from actordbg.capture.hook import install
 
     install(module.Actor, store=os.environ["ACTORDBG_STORE"])
@@ -72,14 +75,14 @@ def record(module: "ModuleType") -> None:
 
 
 def take_ray_along(module: "ModuleType") -> None:
-    """`ray` or `ray.job_submission` has run: its workers are to get what this process has."""
+    """Wrap `ray` or `ray.job_submission`, which has just run, so that its workers get our variables."""
     from actordbg.install import ray_hooks
 
     ray_hooks.take_along(module)
 
 
 def take_deepspeed_along(module: "ModuleType") -> None:
-    """The deepspeed launcher hands only variables with certain beginnings to other nodes, PYTHONPATH among them."""
+    """Have the deepspeed launcher pass our variables to other nodes: it passes only those with listed prefixes."""
     if "ACTORDBG_" not in module.EXPORT_ENVS:
         module.EXPORT_ENVS.append("ACTORDBG_")
 
@@ -94,14 +97,14 @@ DOORS: "dict[str, Callable[[ModuleType], object]]" = {
 
 def other_trainers(carried: str) -> None:
     """Wait for the modules of each `run --adapter`, written "name=module,module;name=module"."""
-    for one in filter(None, carried.split(";")):
-        name, _, modules = one.partition("=")
+    for entry in filter(None, carried.split(";")):
+        name, _, modules = entry.partition("=")
         for module in modules.split(","):
             DOORS[module] = attaching(name, DOORS.get(module))
 
 
 def attaching(name: str, before: "Callable[[ModuleType], object] | None") -> "Callable[[ModuleType], object]":
-    """What is done when a module of this adapter has run, after what is done with it anyway."""
+    """Return the action for a module of this adapter: `before`, if given, then attach the adapter."""
 
     def attach(module: "ModuleType") -> None:
         if before is not None:
@@ -115,7 +118,7 @@ def attaching(name: str, before: "Callable[[ModuleType], object] | None") -> "Ca
 
 
 def hash_weights() -> None:
-    """Under `run --hash-weights`: hash the weights that recorded calls meet."""
+    """Hash the weights of recorded calls, under `run --hash-weights`."""
     if os.environ.get("ACTORDBG_HASH_WEIGHTS", "") not in ("", "0"):
         from actordbg.capture.weight_recording import follow
 
@@ -123,7 +126,7 @@ def hash_weights() -> None:
 
 
 class ActordbgFinder:
-    """Finds nothing on its own: asks the finders behind it, and has the loader that they name call us when the module has run."""
+    """Delegates to the finders after it, and has the loader that they return call us when the module has run."""
 
     def find_spec(
         self, fullname: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
@@ -142,7 +145,7 @@ class ActordbgFinder:
 
 
 class PackageFinder:
-    """Where no other finder knows a package `actordbg`: the one that this file belongs to."""
+    """Finds the package `actordbg` that this file belongs to, if no other finder knows one."""
 
     def find_spec(
         self, fullname: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
@@ -156,7 +159,7 @@ class PackageFinder:
 
 
 def call_after(spec: "ModuleSpec", action: "Callable[[ModuleType], object]") -> None:
-    """Wrap `exec_module` of this one loader instance."""
+    """Wrap `exec_module` of the spec's loader instance to call `action` afterwards."""
     loader = spec.loader
     assert loader is not None
     execute = loader.exec_module
@@ -169,26 +172,26 @@ def call_after(spec: "ModuleSpec", action: "Callable[[ModuleType], object]") -> 
 
 
 def guarded(action: "Callable[..., object]", *arguments: object) -> None:
-    """`action(*arguments)`; what it raises is told and goes no further."""
+    """Call `action(*arguments)`; print what it raises to standard error instead of raising it."""
     try:
         action(*arguments)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  # whatever it is: a debugger does not stop somebody's program
-        said = f"actordbg: not recording in process {os.getpid()}: {type(error).__name__}: {error}"
+        message = f"actordbg: not recording in process {os.getpid()}: {type(error).__name__}: {error}"
         missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
         remedy = f" ({sys.executable} -m pip install {missing.partition('.')[0]})" if missing else ""
         try:
-            sys.stderr.write(f"{said}{remedy}\n")
-        except Exception:  # noqa: BLE001  # no standard error to tell it on
+            sys.stderr.write(f"{message}{remedy}\n")
+        except Exception:  # noqa: BLE001  # there is no standard error
             return
 
 
 def leave_the_path() -> None:
-    """Take our folder out of sys.path, so that the program sees the path that it would have had.
+    """Remove our folder from sys.path, so that the program sees the path that it would have had.
 
     Under Ray our part of PYTHONPATH is `HERE:${PYTHONPATH}`; on a node without a PYTHONPATH that leaves `HERE:`, whose empty
-    second part means the working directory to Python, and goes as well.
+    second part means the working directory to Python, and is removed as well.
     """
     if os.environ.get("PYTHONPATH", "").endswith(HERE + os.pathsep) and HERE in sys.path:
         os.environ["PYTHONPATH"] = os.environ["PYTHONPATH"][: -len(os.pathsep)]
@@ -199,7 +202,7 @@ def leave_the_path() -> None:
 
 
 def run_the_users_own() -> None:
-    """The `sitecustomize` that Python would have found without us, if there is one. What it raises is its own affair."""
+    """Import the `sitecustomize` that Python would have found without us, if there is one. Its errors propagate."""
     ours = sys.modules.pop(__name__)
     try:
         __import__("sitecustomize")
