@@ -195,7 +195,7 @@ def _folder_name(store: StoreFiles) -> str:
 
 
 def new_file(path: Path) -> int:
-    """Create a file and return its descriptor. Recreate its folder if that vanishes meanwhile with another process's last ring."""
+    """Create a file and return its descriptor. Recreates a folder that vanishes meanwhile, with another process's last ring."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
     for _ in range(10):
         make_folder(path.parent)
