@@ -70,12 +70,12 @@ def parse(words: Sequence[str]) -> Triggers:
         elif match := _LOGPROBS.match(text):
             values[LOGPROBS] = (float(match[1]), float(match[2]))
         else:
-            raise ValueError(f"{word!r:.40} is not a trigger; there are {FORMS}")
+            raise ValueError(f"{word!r:.40} is not a trigger; the triggers are {FORMS}")
     slow, logprobs = values.get(SLOW), values.get(LOGPROBS)
     if isinstance(slow, float) and not (slow > 1 and math.isfinite(slow)):
         raise ValueError("slow takes a multiple over 1, like slow:3x")
     if isinstance(logprobs, tuple) and not logprobs[0] < logprobs[1]:
-        raise ValueError("logprobs takes the lowest and the highest, like logprobs:-40:0")
+        raise ValueError("logprobs takes the lowest and the highest, such as logprobs:-40:0")
     return Triggers(**values)  # type: ignore[arg-type]
 
 

@@ -144,7 +144,7 @@ def wrap(original: Callable[..., Any], slot: Slot) -> Callable[..., Any]:
                 fault.__traceback__ = fault.__context__ = None
                 with slot.recorder.writer.lock:
                     slot.recorder.writer.failed += ((item, fault),)
-            del error  # or the traceback would keep this frame, and this frame the traceback, with all their tensors
+            del error  # else the traceback and this frame would keep each other alive, with all their tensors
 
     setattr(forward, MARK, original)
     setattr(forward, SLOT, slot)

@@ -186,7 +186,7 @@ class Recorder:
         ends = (self._count_strays, self._end_writer, self._end_ring, self.notices.tell)
         steps = (self._on_change, self.watch.stop, *ends)
         for step in steps:
-            for _ in ("now", "once more"):  # there is no later time to try again
+            for _ in ("now", "once more"):  # the last chance to retry
                 try:
                     step()
                     break
@@ -260,7 +260,7 @@ class Recorder:
         elif device is None or item.nbytes:
             snapshot = self._copier.place(tensors, ring.arena, entry.data, layout.offsets)
             item.snapshot = snapshot if device is not None else None
-        else:  # nobody would bring the copy over into the ring
+        else:  # nobody would copy it into the ring
             ring.abandon(entry)
             return self._refuse(item, "queue_full")
         if not at[1]:
@@ -273,7 +273,7 @@ class Recorder:
         if device is not None and control.on.slow is not None:
             item.timer = self._copier.timer(device)
         item.began = own[2]
-        if standing == DROPPED:  # the ring keeps it all the same
+        if standing == DROPPED:  # the ring still keeps it
             self._refuse(item, "queue_full")
         elif "queue_full" in self.notices.active:
             self.notices.over("queue_full")
@@ -351,7 +351,7 @@ class Recorder:
                 ledger.closed, ledger.changed = False, True
                 if self.ring is not None and ledger.book < 0:
                     ledger.move(*self.ring.add_ledger(ledger.names()))
-                # when nothing can fail any more: counters of a ledger without calls would hide the real ones
+                # only now, when nothing can fail: counters of a ledger without calls would hide the real ones
                 self.writer.watch(ledger)
                 instance.ledger = instance.ledgers[run] = ledger
             instance.control = control

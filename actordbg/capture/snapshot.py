@@ -36,7 +36,7 @@ _CANARY = 0xEE
 memmove = ctypes.PyDLL(None).memmove  # PyDLL: keeps the GIL
 memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 memmove.restype = ctypes.c_void_p
-_memory_at = (ctypes.c_ubyte * LOW).from_address  # a slice costs less, cold, than a call by ctypes
+_memory_at = (ctypes.c_ubyte * LOW).from_address  # when cold, a slice is cheaper than a call through ctypes
 
 
 class CudaDevice:

@@ -36,7 +36,7 @@ REPEAT_SECONDS = 60.0
 """Least time between two warnings of one kind."""
 TEXTS = {
     "fault": "recording failed: {}; training continues",
-    "writer": "the writer had a fault: {}; it continues",
+    "writer": "the writer failed: {}; it continues",
     "counters": "counters could not be published: {}; training continues",
 }
 
@@ -202,7 +202,7 @@ class RingKeeper:
             make_folder(preferred)  # before it is checked, so that nobody else can make it
         folder = place(self._store, control.ring_dir)
         if folder != preferred:
-            self._notices.warn("ring", f"others may write to {preferred}, or own it: the ring lies in {folder}")
+            self._notices.warn("ring", f"others own {preferred} or may write to it: the ring is in {folder}")
         self._made += 1
         name = f"{self._host}-{os.getpid()}-{self._token}-{self._made}"
         try:

@@ -296,7 +296,7 @@ class Writer:
                 self._keep_too(item, item.cause)
             else:
                 self._settle(item)
-        except Exception as error:  # noqa: BLE001  # if this fails as well, the loop closes the item
+        except Exception as error:  # noqa: BLE001  # if this also fails, the loop closes the item
             self._lost(item, error)
         item.close_somehow()
         if item.ended and item.control.before and item.held and item.cause is None and not item.failed:

@@ -229,7 +229,7 @@ def _narrow(tensor: PlainTensor) -> tuple[str, tuple[Array, ...]]:
         word = np.ascontiguousarray(values).view(f"<u{SIZES[dtype]}")
         ones = word == ONES[dtype]
         if bool((ones | (word == 0)).all()):
-            return "bool", (ones.reshape(values.shape),)  # numpy makes [1] of a single value
+            return "bool", (ones.reshape(values.shape),)  # numpy turns a single value into [1]
     return dtype, (values,)
 
 
@@ -284,7 +284,7 @@ def require_fit(tensors: Mapping[str, Any], hint: str) -> None:
     ids = shapes.get("sequences", ())
     real, counted = shapes.get("attention_mask", ids), shapes.get("action_mask", (*ids[:1], -1))
     if real[:1] + real[-1:] != ids[:1] + ids[-1:] or counted[:1] != ids[:1] or counted[-1:] >= ids[-1:]:
-        raise Unsupported(f"these cannot belong together: {', '.join(f'{n} {[*s]}' for n, s in shapes.items())}", hint=hint)
+        raise Unsupported(f"these shapes do not fit together: {', '.join(f'{n} {[*s]}' for n, s in shapes.items())}", hint=hint)
 
 
 def _unpacked(record: DumpRecord, tensors: Mapping[str, Any]) -> tuple[DumpRecord, dict[str, Any]]:
@@ -294,7 +294,7 @@ def _unpacked(record: DumpRecord, tensors: Mapping[str, Any]) -> tuple[DumpRecor
         total = tensors["sequences"].values.size
         starts, lengths, packing = _borders(tensors, total)
     except (KeyError, ValueError) as error:
-        note = {"rows": f"packed, and not told apart: {error}"}
+        note = {"rows": f"packed rows cannot be separated: {error}"}
         return replace(record, extra={**record.extra, **note}, replayable=False), dict(tensors)
     longest = int(lengths.max())
     at = starts[:, None] + np.arange(longest)

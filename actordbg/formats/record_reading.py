@@ -80,7 +80,7 @@ def strict_header(data: bytes) -> dict[str, Any]:
         raise ValueError("it is not an object")
     about = header.pop("__metadata__", {})
     if type(about) is not dict or not {*map(type, about.values())} <= {str}:
-        raise ValueError("its metadata are not texts")
+        raise ValueError("its metadata are not strings")
     if any(type(item) is not dict or len(item) != 3 for item in header.values()):
         raise ValueError("an entry does not have three values")
     return header
@@ -164,7 +164,7 @@ def _spec(name: str, data: Any) -> TensorSpec:
     if name == "__metadata__":  # reserved by safetensors
         raise damaged(f"the record has a tensor named {name}")
     if type(data) is not list or len(data) not in (3, 4) or type(data[0]) is not str or type(data[1]) is not str:
-        raise damaged(f"tensor {name!r:.80} of the record is not described")
+        raise damaged(f"tensor {name!r:.80} of the record has no valid description")
     dtype, stored, shape, *rest = data
     if not _are_sizes(shape) or (rest and not (_are_sizes(rest[0]) and len(rest[0]) == len(shape))):
         raise damaged(f"tensor {name!r:.80} of the record has an impossible shape")

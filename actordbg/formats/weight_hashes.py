@@ -102,13 +102,13 @@ def read_weights(path: Path) -> WeightRecord:
         return _typed(WeightRecord, data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptDump(
-            f"{path} holds no hashes of weights: {error}", hint="run `actordbg fsck --repair` to move it away"
+            f"{path} is not a file of weight hashes: {error}", hint="run `actordbg fsck --repair` to move it away"
         ) from None
 
 
 def _typed(record: type[T], data: dict[str, Any]) -> T:
     if wrong := [name for name, kinds in kinds_of(record).items() if name in data and type(data[name]) not in kinds]:
-        raise ValueError(f"{wrong[0]} is of another type")
+        raise ValueError(f"{wrong[0]} has the wrong type")
     return record(**data)
 
 

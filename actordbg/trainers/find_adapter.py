@@ -88,7 +88,7 @@ def absent_trainer(adapter: str) -> EnvironmentProblem | None:
 
     Always None for adapters that are not built in: what their `again` imports is unknown.
     """
-    from actordbg.base.imports import is_there  # not for a training
+    from actordbg.base.imports import is_there  # not loaded in training
 
     again = callable_again(adapter) if adapter in BUILT_IN else []
     packages = [seam.module.partition(".")[0] for seam in again]

@@ -324,7 +324,7 @@ class RowsActors:
         follow_adapters(model, {})
         check(model, choices)
         actor = self.actor_class(model, packing=choices.packing, temperature=choices.temperature)
-        actor.__dict__["partitioning"] = partitioning  # transformers looks at it as long as it lives
+        actor.__dict__["partitioning"] = partitioning  # transformers reads it as long as it is alive
         return actor
 
     def make_call(self, actor: Any, dump: Dump, vocab_size: int, device: torch.device, ring_group: Any = None) -> ReplayedCall:

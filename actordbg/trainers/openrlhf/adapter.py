@@ -77,7 +77,7 @@ class OpenRlhf:
 
     def absent(self) -> EnvironmentProblem | None:
         """Return the error that building an Actor would raise if OpenRLHF is not installed, else None. Does not import it."""
-        from actordbg.base.imports import is_there  # not for a training
+        from actordbg.base.imports import is_there  # not loaded in training
 
         return None if is_there(self.package) else cannot_import(f"No module named {self.package!r}")
 
