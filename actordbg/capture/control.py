@@ -73,7 +73,7 @@ def parse(words: Sequence[str]) -> Triggers:
             raise ValueError(f"{word!r:.40} is not a trigger; the triggers are {FORMS}")
     slow, logprobs = values.get(SLOW), values.get(LOGPROBS)
     if isinstance(slow, float) and not (slow > 1 and math.isfinite(slow)):
-        raise ValueError("slow takes a multiple over 1, like slow:3x")
+        raise ValueError("slow takes a multiple over 1, such as slow:3x")
     if isinstance(logprobs, tuple) and not logprobs[0] < logprobs[1]:
         raise ValueError("logprobs takes the lowest and the highest, such as logprobs:-40:0")
     return Triggers(**values)  # type: ignore[arg-type]
@@ -137,7 +137,7 @@ class Control:
 
     @cached_property
     def on(self) -> Triggers:
-        """The triggers, parsed."""
+        """Return the parsed triggers."""
         return parse(self.triggers)
 
     @cached_property

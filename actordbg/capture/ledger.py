@@ -87,7 +87,7 @@ class Ledger:
 
     @property
     def pending(self) -> int:
-        """Calls that are neither captured nor dropped nor sampled out: they are in the ring."""
+        """Return the number of calls in the ring: neither captured, dropped nor sampled out."""
         return pending(self.counts)
 
     def names(self) -> dict[str, Any]:

@@ -177,7 +177,7 @@ class Recorder:
         return self.notices.faults + len(self.notices.later) + len(self.writer.failed)
 
     def forked(self) -> None:
-        """In a forked child: leave the ring's file to the parent."""
+        """Leave the ring's file to the parent, in a forked child."""
         self._rings.forked()
 
     def close(self, timeout: float = EXIT_SECONDS) -> bool:

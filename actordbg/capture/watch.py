@@ -173,7 +173,7 @@ class RingKeeper:
         return facts | {"in_flight": len(ring.running), "in_flight_s": ring.seconds_in_oldest()}
 
     def forked(self) -> None:
-        """In a forked child: leave the ring to the parent."""
+        """Leave the ring to the parent, in a forked child."""
         if self._ring is not None:
             self._ring.let_go()
 

@@ -78,7 +78,7 @@ CLOSED = PLACE["ended"]
 
 
 def pending(counts: Sequence[int]) -> int:
-    """Return the number of calls that are neither captured nor dropped nor sampled out: they are in the ring."""
+    """Return the number of calls in the ring: neither captured, dropped nor sampled out."""
     return counts[0] - counts[1] - sum(counts[3:CLOSED])
 
 

@@ -107,7 +107,7 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_exp
 
 
 def _size(parameter: Any) -> int:
-    """Total element count, even if ZeRO-3 has partitioned the parameter."""
+    """Return the total element count, even if ZeRO-3 has partitioned the parameter."""
     return int(getattr(parameter, "ds_numel", None) or parameter.numel())
 
 
