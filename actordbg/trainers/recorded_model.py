@@ -324,7 +324,7 @@ def attach(module: ModuleType, named: str, store: str) -> list[str]:
 def _making(original: Callable[..., Any], seam: Seam, adapter: Adapter, store: str, made: dict[str, Any]) -> Callable[..., Any]:
     """Return `original`, a function that prepares a model, so that the model's forward is recorded afterwards.
 
-    The instance's own forward is wrapped if it has one (copies of the model share it), else that of its class.
+    The instance's own forward is wrapped if it has one (a later copy of the model also has it), else that of its class.
     """
     signature = inspect.signature(original)
 

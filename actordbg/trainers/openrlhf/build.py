@@ -51,7 +51,7 @@ from actordbg.trainers.rows_actor import change_attention, check, follow_adapter
 def import_actor() -> type[Any]:
     """Import OpenRLHF's Actor class. Raises EnvironmentProblem, naming the missing module, if that fails.
 
-    Importing DeepSpeed is deferred: most releases name it without using it. A release that uses it gets the real module.
+    Importing DeepSpeed is deferred, since the module may name it without using it. A module that uses it gets the real one.
     """
     module = "openrlhf.models"
     try:
