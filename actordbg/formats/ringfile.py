@@ -211,7 +211,7 @@ def mapped(path: Path, size: int) -> mmap.mmap:
 
 
 def back(descriptor: int, shared: bool, first: int, length: int) -> None:
-    """Allocate memory (`shared`) or disk for part of a ring. OSError if there is none, or only what data loaders and NCCL need."""
+    """Allocate memory (`shared`) or disk for part of a ring. OSError if only what data loaders and NCCL need is left, or none."""
     space = os.fstatvfs(descriptor)
     left = space.f_bavail * space.f_frsize - length
     if shared and space.f_blocks and left < space.f_blocks * space.f_frsize // 4:
