@@ -82,7 +82,7 @@ def make_call(signature: Signature, dump: Dump, vocab_size: int, device: torch.d
     record, inputs = dump.record, dict(dump.inputs)
     if not record.replayable:
         reasons = "; ".join(f"{name}: {why}" for name, why in record.extra.items()) or "no reason recorded"
-        raise Unsupported(f"the call could not be recorded completely ({reasons})", hint=_ANOTHER)
+        raise Unsupported(f"the call could not be recorded whole ({reasons})", hint=_ANOTHER)
     if "sequences" not in inputs:
         raise Unsupported("the dump holds no sequences", hint=_ANOTHER)
     from actordbg.formats.encoding import require_fit  # with numpy, which not every desk has

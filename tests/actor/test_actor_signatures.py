@@ -69,7 +69,7 @@ SEEN = {
     "segmentation-fault": [("WorkerCrashed", "the worker died of SIGSEGV (an invalid memory access in native code)")],
     "worker-hung": [("WorkerHung", "the input did not finish within 600 s")],
     "worker-crashed": [("WorkerCrashed", "the worker ended with exit code 3")],
-    "not-replayable": [("actordbg.base.errors.Unsupported", "the call could not be recorded completely (visual_inputs: ...)")],
+    "not-replayable": [("actordbg.base.errors.Unsupported", "the call could not be recorded whole (visual_inputs: ...)")],
     "damaged-dump": [("actordbg.base.errors.CorruptDump", "x.zst: ends inside its record")],
 }  # fmt: skip
 
