@@ -1,11 +1,11 @@
 """The dump switch: `control.json` in the store, and how a running job notices that it changed.
 
-`actordbg dump enable` and `disable` replace the file (`write_control`); a thread of every capturing process looks
-at it twice a second. Nothing is sent to the job, so the switch works from any host that sees the store. A job with a name
-(`actordbg run --run NAME`, or ACTORDBG_RUN=NAME) follows `controls/NAME.json` where that file is there.
+`actordbg dump enable` and `disable` replace the file (`write_control`); a thread of every capturing process polls it
+twice a second. Nothing is sent to the job, so the switch works from any host that sees the store. A named job
+(`actordbg run --run NAME`, or ACTORDBG_RUN=NAME) follows `controls/NAME.json` if that file exists.
 
-Invariant: whatever is in the file, a training job continues. A file that is missing means *off*; one that cannot be read,
-or that a newer actordbg wrote, also means off, with one warning, until a later look can read it.
+Invariant: whatever the file contains, the training job continues. A missing file means *off*; a file that cannot be read,
+or that a newer actordbg wrote, also means off, with one warning, until a later poll can read it.
 
 Limits are per recording process and actor instance (one model in one process), since ranks do not talk to each other,
 and count from the last `dump enable` (its `generation`).
@@ -44,7 +44,7 @@ _LOGPROBS = re.compile(rf"logprobs:({_NUMBER})(?::|\.\.)({_NUMBER})\Z")
 
 @dataclass(frozen=True)
 class Triggers:
-    """The parsed words. `slow`: the multiple of the median; `logprobs`: lowest and highest, nats, both allowed."""
+    """The parsed triggers. `slow`: a multiple of the median; `logprobs`: lowest and highest allowed log-prob, in nats."""
 
     nan: bool = False
     exception: bool = False
@@ -54,59 +54,59 @@ class Triggers:
 
     @cached_property
     def of_outputs(self) -> bool:
-        """Whether a call's outputs have to be looked at."""
+        """Check whether a trigger reads the call's outputs."""
         return self.nan or self.logprobs is not None
 
 
 def parse(words: Sequence[str]) -> Triggers:
-    """`("nan", "slow:3x")` as Triggers. ValueError, with the word and what there is, for anything else."""
-    found: dict[str, bool | float | tuple[float, float]] = {}
+    """Parse words such as `("nan", "slow:3x")`. Raises ValueError, naming the word and the valid forms, for anything else."""
+    values: dict[str, bool | float | tuple[float, float]] = {}
     for word in words:
         text = word.strip().lower()
         if text in (NAN, EXCEPTION, OOM):
-            found[text] = True
+            values[text] = True
         elif match := _SLOW.match(text):
-            found[SLOW] = float(match[1])
+            values[SLOW] = float(match[1])
         elif match := _LOGPROBS.match(text):
-            found[LOGPROBS] = (float(match[1]), float(match[2]))
+            values[LOGPROBS] = (float(match[1]), float(match[2]))
         else:
-            raise ValueError(f"{word!r:.40} is not a trigger; there are {FORMS}")
-    slow, logprobs = found.get(SLOW), found.get(LOGPROBS)
+            raise ValueError(f"{word!r:.40} is not a trigger; the triggers are {FORMS}")
+    slow, logprobs = values.get(SLOW), values.get(LOGPROBS)
     if isinstance(slow, float) and not (slow > 1 and math.isfinite(slow)):
-        raise ValueError("slow takes a multiple over 1, like slow:3x")
+        raise ValueError("slow takes a multiple over 1, such as slow:3x")
     if isinstance(logprobs, tuple) and not logprobs[0] < logprobs[1]:
-        raise ValueError("logprobs takes the lowest and the highest, like logprobs:-40:0")
-    return Triggers(**found)  # type: ignore[arg-type]
+        raise ValueError("logprobs takes the lowest and the highest, such as logprobs:-40:0")
+    return Triggers(**values)  # type: ignore[arg-type]
 
 
 CONTROL_FORMAT = 2
 DEFAULT_RING = 8
 """Calls whose inputs stay in the ring after they returned."""
 DEFAULT_RING_BYTES = 64 * 2**20
-"""Most bytes that the ring keeps for them and for the call in flight."""
+"""Most bytes that the ring keeps for those calls and for the call in flight."""
 WRITERS = ("thread", "process")
 DEFAULT_MAX_TRIGGERED = 100
 DEFAULT_FREE_FLOOR = 5 * 2**30
 """Capture stops while the store's file system has less free space than this, in bytes."""
 POLL_SECONDS = 0.5
-"""Time between two looks at the file."""
+"""Time between two polls of the file."""
 _LARGEST = 2**20
 
-_HINT = "write it again with `actordbg dump enable` or `actordbg dump disable`"
+_HINT = "rewrite it with `actordbg dump enable` or `actordbg dump disable`"
 
 
 @dataclass(frozen=True)
 class Control:
-    """What to record. `None` is not a limit.
+    """What to record. `None` means unlimited.
 
-    `every`: one call in so many, the first included; 0: only what a trigger keeps. `max_dumps`, `max_bytes` (of files): per
-    actor instance and process.
-    `ranks`: only these. `min_seq_len`, `max_seq_len`: S of `sequences`, both included. `level`: of zstd.
-    `with_outputs`: store what the call returned, too; `with_rng`: the generator states before it. `triggers`: see
-    the module; `before`: with each triggered call, so many before it (out of the ring); `max_triggered`: per
-    actor and trigger, since `dump enable`. `keep_bytes`: rotation, the run's dumps take at most so much, the oldest unpinned go
-    first. `ring`, `ring_bytes`: the last calls kept in memory that outlives the process, 0 for no ring; `ring_dir`: where, None
-    for the default. `writer`: who encodes and publishes, one of WRITERS. `generation` counts the changes of this file.
+    `every`: record one call in N, starting with the first; 0: only calls that a trigger keeps. `max_dumps`, `max_bytes` (of
+    files): limits per actor instance and process. `ranks`: record only these. `min_seq_len`, `max_seq_len`: limits of S of
+    `sequences`, inclusive. `level`: zstd level. `with_outputs`: also store what the call returned; `with_rng`: also store the RNG
+    state before it. `triggers`: see the module; `before`: calls kept from the ring before each triggered call; `max_triggered`:
+    limit per actor and trigger since `dump enable`. `keep_bytes`: limit of the run's dumps in bytes; rotation removes the oldest
+    unpinned ones first. `ring`, `ring_bytes`: the last calls kept in memory that outlives the process, 0 for no ring; `ring_dir`:
+    its folder, None for the default. `writer`: what encodes and publishes, one of WRITERS. `generation`: counts changes of this
+    file.
     """
 
     enabled: bool
@@ -133,16 +133,16 @@ class Control:
     writer: str = "thread"
 
     def __post_init__(self) -> None:
-        _ = self.on  # ValueError for words that are none
+        _ = self.on  # ValueError for unknown triggers
 
     @cached_property
     def on(self) -> Triggers:
-        """The triggers, parsed."""
+        """Return the parsed triggers."""
         return parse(self.triggers)
 
     @cached_property
     def unlimited(self) -> bool:
-        """Whether every call of every rank is wanted."""
+        """Check whether every call of every rank is recorded."""
         limits = (self.max_dumps, self.max_bytes, self.ranks, self.min_seq_len, self.max_seq_len)
         return self.every == 1 and limits == (None,) * len(limits)
 
@@ -169,14 +169,14 @@ class Control:
 MAX_RING = 256
 """Most calls that a ring keeps."""
 _BOUNDS: dict[str, tuple[int, float]] = {"level": (1, 22), "ring": (0, MAX_RING)}
-"""Least and most of a number; others are only not negative."""
+"""Lower and upper bounds of numbers; all others must only be non-negative."""
 _TEXTS: dict[str, Callable[[str], bool]] = {"run": is_plain_name, "writer": WRITERS.__contains__}
 _ITEMS: dict[str, Any] = {"ranks": int, "triggers": str}
 _KINDS = kinds_of(Control)
 
 
 def _checked(data: dict[str, Any]) -> dict[str, Any]:
-    """The values of a control file, each of the type that its field is declared with."""
+    """Return the values of a control file, each checked against the declared type of its field. Raises StoreProblem."""
     if unknown := data.keys() - _KINDS.keys():
         raise StoreProblem(f"control.json has unknown keys: {', '.join(sorted(unknown))}", hint=_HINT)
     for name, value in data.items():
@@ -201,9 +201,9 @@ def _checked(data: dict[str, Any]) -> dict[str, Any]:
 class ControlWatcher:
     """The switch as a running process sees it. `poll` opens and stats the file, and parses it only if it changed.
 
-    It is opened, not only looked at: a network file system may answer a `stat` from what it remembers, for up to a minute, but
-    asks the server when a file is opened. `job`: a switch of this name comes before the store's own. `current` is the Control in
-    force, None while recording is off. `on_problem` is called with a sentence once for each change to an unreadable state.
+    It opens the file because a network file system may answer a bare `stat` from its cache for up to a minute, but asks the
+    server on open. `job`: a switch of this name takes precedence over the store's. `current` is the Control in force, None while
+    recording is off. `on_problem` is called with a sentence, once for each change to an unreadable state.
     """
 
     def __init__(self, store: StoreFiles, on_problem: Callable[[str], None] | None = None, job: str | None = None) -> None:
@@ -215,7 +215,7 @@ class ControlWatcher:
         self._problem: str | None = None
 
     def poll(self) -> Control | None:
-        """The Control in force, looked up now. Raises nothing of the file's doing."""
+        """Read the file now and return the Control in force. Never raises because of the file."""
         for path in self._paths:
             try:
                 descriptor = open_regular(path)
@@ -241,10 +241,10 @@ class ControlWatcher:
             if control.enabled:
                 self._store.require()
         except ActordbgError as error:
-            self._seen = seen  # wait for the file to change; what it says now stays wrong
+            self._seen = seen  # wait for the file to change; its present content stays wrong
             self._unreadable(error.message)
         except OSError as error:
-            self._seen = None  # it may become readable without changing: look again
+            self._seen = None  # it may become readable without changing: retry
             self._unreadable(f"cannot read {path}: {error.strerror}")
         else:
             self._seen, self._problem = seen, None
@@ -261,12 +261,12 @@ class ControlWatcher:
 
 
 def control_text(control: Control) -> str:
-    """The file's text."""
+    """Return the text of a control file."""
     return json.dumps({"format": CONTROL_FORMAT, **asdict(control)}, indent=1, allow_nan=False) + "\n"
 
 
 def read_control(store: StoreFiles, job: str | None = None) -> Control | None:
-    """The store's switch, or that of one named job; None where it was never touched. Raises StoreProblem or NewerFormat."""
+    """Read the store's switch, or a named job's; None if it was never set. Raises StoreProblem or NewerFormat."""
     path = store.control_of(job)
     try:
         return Control.from_json(read_regular(path))
@@ -277,7 +277,7 @@ def read_control(store: StoreFiles, job: str | None = None) -> Control | None:
 
 
 def write_control(store: StoreFiles, control: Control, job: str | None = None) -> None:
-    """Replace the store's switch, or that of one named job. Running jobs see it within about half a second."""
+    """Replace the store's switch, or a named job's. Running jobs see it within about half a second."""
     path = store.control_of(job)
     try:
         atomic_write(path, control_text(control).encode())

@@ -1,4 +1,4 @@
-"""What a record says of a call: its arguments, the actor and the process.
+"""The content of a call's record: its arguments, the actor and the process.
 
 **Arguments** (`Binder`). A trainer's `forward` has had 8 signatures and forks have more, so names come from `inspect.signature`,
 read once per class. An argument given by position or by name, or left to its default, ends up under the same name. It becomes:
@@ -18,9 +18,9 @@ not fit goes to `extra`. A default that cannot be stored is left out: a replay l
 step, temperature: every time, and cheap). Rank alone is not an identity: under a Ray trainer, policy rank 0 and reference rank 0
 are two processes that both have RANK=0, and a DPO process holds two actors. So a record carries pid, instance and role.
 
-No variable of the environment is ever stored but three numbers (RANK, WORLD_SIZE, LOCAL_RANK), where torch.distributed does not
-know them. Nothing is imported for a fact. Reading a generator's state changes nothing and waits for nothing: 5,056 bytes of host
-memory for a CPU's, seed and offset (on the host, too) for a CUDA device's.
+No environment variable is ever stored except three numbers (RANK, WORLD_SIZE, LOCAL_RANK), where torch.distributed does not
+know them. Nothing is imported for a fact. Reading the RNG state changes nothing and waits for nothing: 5,056 bytes of host
+memory for the CPU, and seed and offset (also host memory) for a CUDA device.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _ROLES = (("reference", "reference"), ("policy", "policy"), ("actormodel", "poli
 
 
 def note_trainer(actor_cls: Any) -> None:
-    """Have the records of an Actor say whose it is, unless it is of the trainer that needs no adapter, or of no package."""
+    """Name the trainer in the records of an Actor, unless it is the trainer that needs no adapter, or belongs to no package."""
     package, _, inside = actor_cls.__module__.partition(".")
     if inside and package not in DISTRIBUTIONS and not hasattr(actor_cls, "recorded_as"):
         where = f"{actor_cls.__module__}:{actor_cls.__qualname__}.forward"
@@ -61,34 +61,34 @@ def note_trainer(actor_cls: Any) -> None:
 
 
 def rank_of_process() -> dict[str, int | None]:
-    """Say who this process is: by torch.distributed if that is initialized, else by the launcher's variables, else rank 0.
+    """Return rank, world size and local rank: from torch.distributed if initialized, else the launcher's variables, else rank 0.
 
-    `world_size` and `local_rank` are None where nobody said.
+    `world_size` and `local_rank` are None if unknown.
     """
     numbers = {name: os.environ.get(name.upper(), "") for name in ("rank", "world_size", "local_rank")}
-    said = {name: int(text) if text.isdigit() else None for name, text in numbers.items()}
+    known = {name: int(text) if text.isdigit() else None for name, text in numbers.items()}
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
-        return said | {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
-    return said | {"rank": said["rank"] or 0}
+        return known | {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+    return known | {"rank": known["rank"] or 0}
 
 
 def versions() -> dict[str, str]:
-    """Versions of what matters to a replay, from package metadata; nothing is imported. Takes some milliseconds."""
-    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    """Return the versions of packages that matter to a replay, from metadata; imports nothing. Takes some milliseconds."""
+    installed = {"python": ".".join(map(str, sys.version_info[:3]))}
     for name in DISTRIBUTIONS:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 NO_STEP = -1
 
 
 def facts_of_call(actor: Any) -> tuple[int, bool, str | None, Any, Any, Any]:
-    """Read a call's step, gradient mode and autocast, and as they are there training, packing and temperature (`plain_facts`)."""
+    """Read a call's step, gradient mode and autocast, and its raw training, packing and temperature (for `plain_facts`)."""
     state = actor.__dict__  # of a module: its plain attributes, without the detour that getattr makes for missing ones
     engine = state.get("_modules", state).get("model")
     step = engine.__dict__.get("global_steps") if engine is not None else None
@@ -97,7 +97,7 @@ def facts_of_call(actor: Any) -> tuple[int, bool, str | None, Any, Any, Any]:
 
 
 def plain_facts(grad: bool, autocast: str | None, training: Any, packing: Any, temperature: Any) -> dict[str, Any]:
-    """These as a record has them."""
+    """Convert these values to the fields of a record."""
     return {
         "training": training if training is True or training is False else None,
         "grad_enabled": grad,
@@ -108,7 +108,7 @@ def plain_facts(grad: bool, autocast: str | None, training: Any, packing: Any, t
 
 
 def facts_of_actor(actor: Any) -> dict[str, Any]:
-    """Read what does not change about an actor: model name, dtype, and the configuration facts to build one like it."""
+    """Read the constant facts of an actor: model name, dtype, and the configuration needed to build a similar one."""
     wrapped = getattr(actor, "model", None)
     model = unwrap(wrapped)
     config: Any = getattr(model, "config", None)
@@ -131,7 +131,7 @@ def facts_of_actor(actor: Any) -> dict[str, Any]:
         facts["zero_stage"] = int(stage())
     path = getattr(config, "_name_or_path", None)
     facts = {name: scrub(value) if isinstance(value, str) else value for name, value in facts.items()}
-    if isinstance(path, str):  # one that is not UTF-8 has halves of surrogate pairs, which no JSON takes
+    if isinstance(path, str):  # a path that is not UTF-8 has halves of surrogate pairs, which JSON cannot hold
         path = path.encode("utf-8", "backslashreplace").decode()
     model_name = scrub(path) if isinstance(path, str) and path else None
     parameters = getattr(model, "parameters", None)
@@ -140,7 +140,7 @@ def facts_of_actor(actor: Any) -> dict[str, Any]:
 
 
 def unwrap(model: Any) -> Any:
-    """The model inside a DeepSpeed engine, DDP or `torch.compile` (a DeepSpeed engine's `.config` is a plain dict)."""
+    """Return the model inside a DeepSpeed engine, DDP or `torch.compile` (a DeepSpeed engine's `.config` is a plain dict)."""
     for _ in range(8):
         inner = getattr(model, "_orig_mod", None)
         if inner is None and (hasattr(model, "global_steps") or type(model).__name__ == "DistributedDataParallel"):
@@ -152,7 +152,7 @@ def unwrap(model: Any) -> Any:
 
 
 def role_from_ray() -> str | None:
-    """`policy`, `reference` or `ema` from the class of the Ray actor that runs this process, if it is one that says so."""
+    """Return `policy`, `reference` or `ema` by the class of the Ray actor that runs this process; None if unknown."""
     ray = sys.modules.get("ray")
     context = ray.get_runtime_context() if ray is not None and getattr(ray, "is_initialized", bool)() else None
     if context is None or context.get_actor_id() is None:
@@ -162,7 +162,7 @@ def role_from_ray() -> str | None:
     return next((role for part, role in _ROLES if actor_class.startswith(part)), None)
 
 
-# One quick question instead of one for each device; where torch does not have it, the answer "perhaps" is right as well.
+# One quick query instead of a query per device; in a torch without it, "perhaps" is safe.
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
@@ -174,19 +174,19 @@ def _autocast_dtype() -> str | None:
 
 
 def states(device: torch.device | None = None) -> dict[str, torch.Tensor]:
-    """Present states (uint8, on the CPU) by device: of the CPU and, where this process has initialized CUDA, of this CUDA device,
-    or else of the current one.
+    """Return the current RNG states (uint8, on the CPU) by device: the CPU's and, if this process has initialized CUDA, that of
+    `device`, by default the current one.
     """
-    found = {"cpu": torch.default_generator.get_state()}
+    by_device = {"cpu": torch.default_generator.get_state()}
     ready: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     if ready and not torch.cuda.is_current_stream_capturing():
         index = torch.cuda.current_device() if device is None or device.index is None else device.index
-        found[f"cuda:{index}"] = torch.cuda.default_generators[index].get_state()
-    return found
+        by_device[f"cuda:{index}"] = torch.cuda.default_generators[index].get_state()
+    return by_device
 
 
 def digests(states: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """The SHA-256, in hex, of each state's bytes."""
+    """Return the SHA-256, in hex, of each state's bytes."""
     return {name: hashlib.sha256(ctypes.string_at(t.data_ptr(), t.numel())).hexdigest() for name, t in states.items()}
 
 
@@ -195,23 +195,23 @@ MAX_STRING = 4096
 MAX_ARGUMENTS = 2**20
 """Most bytes of one call's plain arguments: a quarter of the largest record that a reader accepts. Some 15,000 numbers."""
 MAX_DEPTH = 32
-"""Deepest nesting of lists and dicts: far from where a JSON parser gives up."""
+"""Deepest nesting of lists and dicts: far below the limit of JSON parsers."""
 _MAX_BITS = 4096
 _MAX_NAMES = 512
 _VALUE = 64
-"""What any value costs, its text aside: no less than its memory here, nor than a number's text in the record."""
-_TOO_LARGE = ", too large to be stored"
+"""Bytes charged for any value besides its text: at least its memory here, and at least a number's text in the record."""
+_TOO_LARGE = " that is too large to be stored"
 
 
 class _NotPlain(Exception):
-    """A value that is not a plain argument: what is said of it behind its type."""
+    """A value that is not a plain argument. The message is appended to its type."""
 
 
 @dataclass(slots=True)
 class Bound:
-    """One call's arguments, sorted by what can be stored of them. Tensors are the caller's own, not copies.
+    """The arguments of a call, sorted by how they can be stored. Tensors are the caller's own, not copies.
 
-    `room`: bytes that plain arguments may still take, of MAX_ARGUMENTS.
+    `room`: bytes of MAX_ARGUMENTS that plain arguments may still take.
     """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -223,12 +223,12 @@ class Bound:
 
     @property
     def argument_bytes(self) -> int:
-        """What the plain arguments take: an upper bound of their JSON, in bytes, and roughly their memory."""
+        """Return the size of the plain arguments: an upper bound of their JSON in bytes, and roughly their memory."""
         return MAX_ARGUMENTS - self.room
 
     @property
     def leading(self) -> int:
-        """Which tensor has the shape (B, S): `sequences`, or the first parameter where a fork calls it otherwise; -1 without."""
+        """Return the index of the tensor of shape (B, S): `sequences`, or the first parameter if a fork renamed it; else -1."""
         names = list(self.tensors)
         return next((names.index(name) for name in ("sequences", self.first) if name in names), -1)
 
@@ -252,7 +252,7 @@ class Binder:
         """Sort the arguments of one call (`args` without `self`)."""
         known = self._defaults
         bound = Bound({}, known.arguments.copy(), known.groups.copy(), {}, self._first, known.room)
-        if not self._known.issuperset(kwargs):  # names that the caller chose, for a `**kwargs`
+        if not self._known.issuperset(kwargs):  # names chosen by the caller, for a `**kwargs`
             kwargs = clean_keys(kwargs)
             self._known.update(kwargs if len(self._known) < _MAX_NAMES else ())
         for name, value in (*zip(self.names, args, strict=False), *kwargs.items()):
@@ -263,7 +263,7 @@ class Binder:
 
 
 def _sort_into(bound: Bound, name: str, value: Any) -> None:
-    """Any argument into its place; see the table above."""
+    """Sort one argument into its place; see the table above."""
     if isinstance(value, torch.Tensor):
         bound.arguments.pop(name, None)
         reason = _unstorable_tensor(value)
@@ -291,7 +291,7 @@ def _sort_into(bound: Bound, name: str, value: Any) -> None:
 
 
 def _unstorable_tensor(tensor: torch.Tensor) -> str:
-    """Why this tensor cannot be stored; "" if it can."""
+    """Return why this tensor cannot be stored; "" if it can."""
     if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
         return f"a tensor subclass {type(tensor).__module__}.{type(tensor).__qualname__}"
     if tensor.is_meta or not storable(tensor) or tensor.is_complex():
@@ -300,7 +300,7 @@ def _unstorable_tensor(tensor: torch.Tensor) -> str:
 
 
 def _plain(value: Any, bound: Bound, depth: int = 0) -> Any:
-    """`value` as plain JSON data; `bound.room` loses the bytes that it takes. _NotPlain for any other, and for too much."""
+    """Return `value` as plain JSON data and charge its bytes to `bound.room`. _NotPlain if it is not plain or too large."""
     _take(bound, _VALUE if depth <= MAX_DEPTH else MAX_ARGUMENTS)
     if value is None or isinstance(value, bool):
         return value
@@ -312,7 +312,7 @@ def _plain(value: Any, bound: Bound, depth: int = 0) -> Any:
         return float(value)
     if isinstance(value, str):
         return scrub(_text(value, bound))
-    if isinstance(value, (list, tuple, dict)) and len(value) * _VALUE > bound.room:  # nothing of it is looked at
+    if isinstance(value, (list, tuple, dict)) and len(value) * _VALUE > bound.room:  # before looking at any item
         raise _NotPlain(_TOO_LARGE)
     if isinstance(value, (list, tuple)):
         return [_plain(item, bound, depth + 1) for item in value]
@@ -324,7 +324,7 @@ def _plain(value: Any, bound: Bound, depth: int = 0) -> Any:
 
 
 def _text(text: str, bound: Bound, more: int = 0) -> str:
-    """A string that may be stored. It takes the bytes of its JSON (up to 12 for a character), and `more`."""
+    """Return a string that can be stored, charging the bytes of its JSON (up to 12 per character) and `more`."""
     _take(bound, more + (len(json.dumps(text)) if len(text) <= MAX_STRING else MAX_ARGUMENTS))
     if SURROGATE.search(text):
         raise _NotPlain(f" with half of a surrogate pair: {scrub(text)!a}")

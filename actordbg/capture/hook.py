@@ -1,18 +1,18 @@
-"""Wraps `Actor.forward` in the training process. This is all that the patched `actor.py` calls.
+"""Wrap `Actor.forward` in the training process. This is all that the patched `actor.py` calls.
 
     from actordbg.capture.hook import install
     install(Actor, store="/shared/actordbg")
 
 What the training job can rely on:
 
-- **Off** (no `control.json`, or `dump disable`): one attribute is read per call; a thread looks at the switch twice a second.
-- **On**: the call's tensors are copied and queued; the thread that trains touches no file and never waits for a disk, and what
-  does not fit is dropped and counted. Outputs, gradients and random states are those of a run without the hook.
-- **Broken**: whatever fails in the recorder is swallowed at a few edges, counted, and reported once (`actordbg.capture.watch`).
+- **Off** (no `control.json`, or `dump disable`): one attribute is read per call; a thread polls the switch twice a second.
+- **On**: the call's tensors are copied and queued; the training thread touches no file and never waits for a disk; calls that do
+  not fit are dropped and counted. Outputs, gradients and RNG state are those of a run without the hook.
+- **Broken**: any failure of the recorder is caught at a few edges, counted, and reported once (`actordbg.capture.watch`).
 - `ACTORDBG_DISABLE=1` leaves the class alone. `ACTORDBG_STORE` and `ACTORDBG_RUN` override the store and the run's name.
 - **torch.compile**: the hook is outside of `actor.model.compile()`, which trainers and DeepSpeed use. In `torch.compile(actor)`
-  it folds away (no graph break; `fullgraph=True` works). Nothing is recorded then, as the job's log and `dump status` say.
-- **fork**: a child starts with an empty queue, a new thread and its own books; what the parent had queued, the parent writes.
+  it folds away (no graph break; `fullgraph=True` works). Nothing is recorded then; the job's log and `dump status` say so.
+- **fork**: a child starts with an empty queue, a new thread and its own books; the parent writes whatever it had queued.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ Enter = Callable[[Binder, Any, tuple[Any, ...], dict[str, Any]], "Item | None"]
 class Slot:
     """Where a wrapped forward finds its process's recorder; renewed in a forked child.
 
-    `enter` is what a call does first, None while recording is off; before the first call `_arrive`: it starts the watch thread.
+    A call runs `enter` first. It is None while recording is off, and `_arrive`, which starts the watch thread, before the first
+    call.
     """
 
     def __init__(self, store: StoreFiles, run: str | None) -> None:
@@ -54,7 +55,7 @@ class Slot:
         self._left_to_parent: list[Recorder] = []
 
         def traced() -> None:
-            """Note that dynamo traces a forward. It runs this while it traces, and its graph has nothing of it."""
+            """Note that dynamo traces a forward. Runs during tracing only; the graph contains nothing of it."""
             self.recorder.compiled = True
             with contextlib.suppress(RuntimeError, MemoryError):  # no thread can be started
                 self.recorder.watch.start()
@@ -64,7 +65,7 @@ class Slot:
         self._use(Recorder(store, run, on_change=self._follow))
 
     def renew(self) -> None:
-        """Forget the parent's recorder. It is kept, untouched: its locks may be held, and pinned memory is not ours to free."""
+        """Replace the parent's recorder, and keep it untouched: its locks may be held, and its pinned memory is not ours."""
         self._left_to_parent.append(self.recorder)
         self.recorder.forked()
         self._use(Recorder(self._store, self._run, on_change=self._follow))
@@ -75,14 +76,14 @@ class Slot:
         self.enter: Enter | None = self._arrive
 
     def _arrive(self, binder: Binder, actor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item | None:
-        """The first call, and the next ones until this works."""
+        """Handle the first call, and later ones until this succeeds."""
         self.recorder.watch.start()
         self._arrived = True
         self._follow()
         return self.recorder.enter(binder, actor, args, kwargs)
 
     def _follow(self) -> None:
-        """Do what the recorder's switch says."""
+        """Turn recording on or off, as the recorder's switch says."""
         if self._arrived:
             self.enter = self.recorder.enter if self.recorder.control is not None else None
 
@@ -91,9 +92,9 @@ _slots: dict[str, Slot] = {}
 
 
 def install(actor_cls: type, *, store: str | None = None) -> bool:
-    """Wrap `actor_cls.forward` so that its calls can be recorded into `store`. True if it is wrapped now.
+    """Wrap `actor_cls.forward` so that its calls can be recorded into `store`. Returns whether it is wrapped now.
 
-    Idempotent; a class that a reload made anew shares the process's recorder. The store is not touched until the first call.
+    Idempotent; a reloaded class shares the process's recorder. The store is not touched until the first call.
     """
     if os.environ.get("ACTORDBG_DISABLE", "") not in ("", "0"):
         return False
@@ -108,7 +109,7 @@ def install(actor_cls: type, *, store: str | None = None) -> bool:
 
 
 def wrap(original: Callable[..., Any], slot: Slot) -> Callable[..., Any]:
-    """`original`, a method, with recording around it."""
+    """Return the method `original` with recording around it."""
     binder, traced = Binder(original), slot.traced
 
     @functools.wraps(original)
@@ -143,7 +144,7 @@ def wrap(original: Callable[..., Any], slot: Slot) -> Callable[..., Any]:
                 fault.__traceback__ = fault.__context__ = None
                 with slot.recorder.writer.lock:
                     slot.recorder.writer.failed += ((item, fault),)
-            del error  # or the traceback would keep this frame, and this frame the traceback, with all their tensors
+            del error  # else the traceback and this frame would keep each other alive, with all their tensors
 
     setattr(forward, MARK, original)
     setattr(forward, SLOT, slot)
@@ -151,7 +152,7 @@ def wrap(original: Callable[..., Any], slot: Slot) -> Callable[..., Any]:
 
 
 def _slot(root: str) -> Slot:
-    """The process's one slot for a store."""
+    """Return this process's only slot for a store."""
     store = StoreFiles(root)
     key = os.fspath(store.root)
     if key not in _slots:
@@ -170,7 +171,7 @@ def _after_fork_in_child() -> None:
 
 def _at_exit() -> None:
     for key in _slots:
-        for _ in (1, 2):  # `close` raises nothing: a second chance for the call itself
+        for _ in (1, 2):  # `close` raises nothing: retries the call itself
             try:
                 _slots[key].recorder.close()
                 break

@@ -2,13 +2,13 @@
 
     calls = captured + dropped + sampled_out + pending        at any moment
 
-*Pending* calls are in the ring: they wait to be written, while their process lives and, if it had no time for them, after it.
-*Dropped* was wanted and lost (queue full, disk under its floor, write failed, ...); *sampled out* was not wanted, by a
-limit that the user set (every, ranks, seq_len, max_dumps, max_bytes), or because only triggers keep calls (`armed`) and none
-fired. A call made while recording is off is not a call in these books. Both are kept by reason.
+*Pending* calls are in the ring, waiting to be written, even after their process ended without time to write them. *Dropped*
+calls were selected and lost (queue full, disk almost full, write failed, ...). *Sampled out* calls were excluded by a limit
+that the user set (every, ranks, seq_len, max_dumps, max_bytes), or because only triggers keep calls (`armed`) and none fired.
+Both are counted by reason. A call made while recording is off is not counted at all.
 
-The counts are one row of numbers (`ringfile.COUNTS`). It lies in the ring's books, so that a kill does not lose it, or in memory
-of its own where there is no room. Counting is a few plain additions, so the sums hold whatever fails inside. The writer thread
+The counts are one row of numbers (`ringfile.COUNTS`). They live in the ring's books, so that a kill does not lose them, or in
+private memory if the ring is full. Counting is a few plain additions, so the sums hold whatever fails. The writer thread
 publishes each ledger as a small JSON file, which `dump status` reads: `store/counters/<run>/<rank>-<host>-<pid>-<instance>.json`.
 """
 
@@ -36,7 +36,7 @@ PAGE = 4096
 
 @dataclass(frozen=True)
 class Identity:
-    """Whose books these are. `instance` is unique: an actor's number in its process, and the process's random token."""
+    """The owner of a ledger. `instance` is unique: the actor's number in its process, and the process's random token."""
 
     run: str
     rank: int
@@ -46,7 +46,7 @@ class Identity:
     instance: str
 
     def counters(self, store: StoreFiles) -> Path:
-        """Where the counters of this actor instance lie."""
+        """Return the path of this actor instance's counters file."""
         return store.counters / self.run / f"{self.rank:04d}-{self.host}-{self.pid}-{self.instance}.json"
 
 
@@ -56,11 +56,11 @@ def _total(name: str) -> Any:
 
 @dataclass(eq=False)
 class Ledger:
-    """Counts of one actor instance in one run. All methods are safe from any thread.
+    """Counts of one actor instance in one run. All methods are thread-safe.
 
-    `closed`: no call will come any more (the run's name changed, the process ends, or `actor`, a weak reference, is gone).
-    `times`: seconds of the last calls, by what makes them alike (`recorded_call.trigger_of`). `rotated` counts captured dumps
-    that made room for newer ones, `triggered` captured calls by trigger.
+    `closed`: no more calls will come (the run's name changed, the process ends, or `actor`, a weak reference, is gone).
+    `times`: seconds of the last calls, by kind of call (`recorded_call.trigger_of`). `rotated` counts captured dumps that were
+    removed for newer ones, `triggered` captured calls by trigger.
     """
 
     identity: Identity
@@ -87,42 +87,42 @@ class Ledger:
 
     @property
     def pending(self) -> int:
-        """Calls that are neither captured nor dropped nor sampled out: they are in the ring."""
+        """Return the number of calls in the ring: neither captured, dropped nor sampled out."""
         return pending(self.counts)
 
     def names(self) -> dict[str, Any]:
-        """Whose books these are, as the ring and the counters file say it."""
+        """Return the owner's fields, as the ring and the counters file store them."""
         return {**vars(self.identity), "role": self.role, "since": self.since}
 
     def move(self, number: int, counts: memoryview | None) -> None:
-        """Count in a ring's books from now on (`number`: of the book there); without one, in memory of its own."""
+        """Count in book `number` of a ring from now on (`counts`); in private memory if `counts` is None."""
         with self._lock:
             counts = counts or memoryview(bytearray(self.counts.nbytes)).cast("Q")
             counts[:] = self.counts
             self.book, self.counts = number, counts
 
     def end_with_actor(self) -> None:
-        """No call will come if the actor is gone."""
+        """Close the ledger if its actor is gone."""
         if not self.closed and self.actor() is None:
             self.closed = self.changed = True
 
     @property
     def done(self) -> bool:
-        """Whether no call will come and all is published."""
+        """Check whether no more calls will come and everything is published."""
         return self.closed and not self.changed and not self.pending
 
     def leave_book(self) -> int:
-        """Give up the book if no call will come and all is published: its number, or -1 if it is needed or there is none."""
+        """Give up the ring's book if the ledger is done. Returns its number, or -1 if it is still needed or there is none."""
         number = self.book if self.done else -1
         if number >= 0:
             self.move(-1, None)
         return number
 
     def open(self, control: Control, seq_len: int | None) -> tuple[int, str | None]:
-        """Count a call. Returns its number (from 0) and why it is sampled out, or None if it is to be recorded.
+        """Count a call. Returns its number (from 0) and the reason it is sampled out, None if it is to be recorded.
 
-        In the second case it is pending until `capture`, `drop` or `sample` closes it. `seq_len` is None where there is no
-        telling. If it raises, nothing is counted.
+        A call to be recorded is pending until `capture`, `drop` or `sample` closes it. `seq_len` is None if unknown. If this
+        raises, nothing is counted.
         """
         with self._lock:
             if control.generation != self.generation:
@@ -146,26 +146,26 @@ class Ledger:
             self.changed = True
 
     def drop(self, reason: str, error: str | None = None, unopened: int = 0) -> None:
-        """Close a pending call: it was wanted and is lost. Or so many that the recorder itself failed to open."""
+        """Close a pending call as lost; or count `unopened` calls that the recorder itself failed to open."""
         with self._lock:
             self._add(f"dropped.{reason}", unopened or 1)
             self.counts[0] += unopened
             self.last_error = error or self.last_error
 
     def promote(self, reason: str) -> None:
-        """A call that was sampled out for this reason is wanted after all: it is pending again."""
+        """Reopen a call that was sampled out for this reason: it is pending again."""
         with self._lock:
             self._add(f"sampled_out.{reason}", -1)
 
     def admits_trigger(self, control: Control, trigger: str) -> bool:
-        """Whether one more call may be kept for this trigger, since the last `dump enable`."""
+        """Check whether this trigger may keep one more call since the last `dump enable`."""
         with self._lock:
             place, most = PLACE[f"triggered.{trigger}"], control.max_triggered
             kept = self.counts[place] - self._before[place] if control.generation == self.generation else 0
             return most is None or kept < most
 
     def over_max_bytes(self, control: Control, nbytes: int) -> bool:
-        """Whether a file of `nbytes` would pass `max_bytes`; if so the pending call is closed as sampled out."""
+        """Check whether a file of `nbytes` would exceed `max_bytes`; if so, close the pending call as sampled out."""
         with self._lock:
             if control.max_bytes is None or control.generation != self.generation:
                 return False
@@ -176,24 +176,24 @@ class Ledger:
             return True
 
     def rotate(self, nbytes: int, files: int = 1) -> None:
-        """A captured file of `nbytes` made room for newer ones (or is back: -nbytes, -1)."""
+        """Count a captured file of `nbytes` that was removed for newer ones (or restored: -nbytes, -1)."""
         with self._lock:
             self._add("rotated", files)
             self._add("rotated_bytes", nbytes)
 
     def lost_outputs(self) -> None:
-        """A call is kept, but its outputs are not."""
+        """Count a call that is kept without its outputs."""
         with self._lock:
             self._add("outputs_dropped", 1)
 
     def publish(self, store: StoreFiles, state: str, process: dict[str, Any]) -> None:
-        """Write the counters file. `state`: on, off or ended; `process`: what is said of the process. OSError passes through.
+        """Write the counters file. `state`: on, off or ended; `process`: facts of the process. OSError passes through.
 
-        A full disk has no room for a new file, but the one that is there can be written over: it has a page from the beginning.
+        A full disk has no room for a new file, so the existing one is overwritten: it has a whole page from the beginning.
         """
         with self._lock:
             self.counts[CLOSED] = self.closed or state == "ended"
-            told = {
+            counters = {
                 "format": COUNTERS_FORMAT,
                 **self.names(),
                 **totals(self.counts),
@@ -202,7 +202,7 @@ class Ledger:
                 "heartbeat": now_timestamp(),
                 "generation": max(self.generation, 0),
             }
-            text = json.dumps(told | process, sort_keys=True).encode().ljust(PAGE)
+            text = json.dumps(counters | process, sort_keys=True).encode().ljust(PAGE)
             self.changed = False
         path, saved = self.identity.counters(store), False
         try:
@@ -221,7 +221,7 @@ class Ledger:
         self.counts[PLACE[name]] += by
 
     def _unwanted(self, control: Control, seq_len: int | None) -> str | None:
-        """Who may record comes first, then what; `every` counts only the calls that got so far."""
+        """Return the limit that excludes a call, or None. Ranks come first; `every` counts only calls that pass the others."""
         if control.ranks is not None and self.identity.rank not in control.ranks:
             return "ranks"
         low, high = control.min_seq_len, control.max_seq_len
@@ -240,17 +240,17 @@ class Ledger:
 
 
 COUNT_SECONDS = 10.0
-"""How old the count of the run's actors may be."""
+"""Longest time that the count of the run's actors is cached."""
 REMEMBERED = 256
-"""Removed files that a trigger may still want back (`--before`)."""
+"""Removed files that a trigger may still restore (`--before`)."""
 
 
 @dataclass
 class Rotation:
-    """Lets the run's dumps take at most so much (`dump enable --keep 10GB`): the oldest unpinned ones of this ledger go first.
+    """Limit the size of the run's dumps (`dump enable --keep 10GB`) by removing the oldest unpinned dumps of this ledger.
 
-    Ranks do not talk to each other, so each actor holds itself to its share: the whole, divided by the number of actors of the
-    run that publish counters. What a trigger pinned stays, and does not count. `removed`: the last ones that made room.
+    Ranks do not talk to each other, so each actor keeps to its share: the limit divided by the number of actors of the run that
+    publish counters. Dumps that a trigger pinned stay, and do not count. `removed`: the last removed files.
     """
 
     store: StoreFiles
@@ -262,12 +262,12 @@ class Rotation:
     _counted: float = float("-inf")
 
     def add(self, path: Path, nbytes: int) -> None:
-        """One more file."""
+        """Add a file to the rotation."""
         self.files[path] = nbytes
         self.bytes += nbytes
 
     def spare(self, path: Path) -> None:
-        """This file is pinned after all; if it was removed already, it has just been written again."""
+        """Exempt a file that was pinned later; if it had been removed, it has just been rewritten."""
         if path in self.files:
             self.bytes -= self.files[path]
             del self.files[path]
@@ -276,7 +276,7 @@ class Rotation:
             del self.removed[path]
 
     def apply(self, keep_bytes: int) -> None:
-        """Remove the oldest until this actor's share holds; the newest always stays."""
+        """Remove the oldest files until this actor's share holds; the newest always stays."""
         now = time.monotonic()
         if now - self._counted > COUNT_SECONDS:
             self._counted = now
@@ -292,5 +292,5 @@ class Rotation:
             with contextlib.suppress(FileNotFoundError):  # packed or pruned meanwhile
                 os.unlink(path)
             self.ledger.rotate(nbytes)
-            del self.files[path]  # last: what failed half way is tried again
+            del self.files[path]  # last: a removal that failed half way is retried
             self.bytes -= nbytes

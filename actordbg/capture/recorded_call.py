@@ -1,14 +1,14 @@
-"""One call on its way from the training thread to the disk, and what it has in common with others.
+"""A call on its way from the training thread to the disk (`Item`), and what it shares with similar calls (`Kind`).
 
-Of a call's record, only its number, times, step, and shapes are its own (`Item.own`); the rest is that of every other call of the
-same actor with the same arguments. So a call (`Item`) refers to its `Kind`: the writer builds records from it, and the ring holds
-it once as JSON, so that a call in flight is described without the training thread writing a word.
+In a call's record, only number, times, step and shapes are specific to it (`Item.own`); the rest is equal for all calls of the
+same actor with the same arguments. So an `Item` refers to its `Kind`: the writer builds records from it, and the ring holds it
+once as JSON, so that a call in flight is described without the training thread writing any text.
 
-When it ran, `trigger_of` says which trigger, if any, keeps it. It works in the writer thread and makes nobody wait: outputs are
-judged from their copies, times on a GPU from events that the writer thread waits for, memory from counters of the allocator.
+After the call, `trigger_of` decides which trigger, if any, keeps it. It runs in the writer thread and blocks nobody: outputs are
+judged from their copies, times on a GPU from events that the writer thread waits for, memory from the allocator's counters.
 
 **slow** compares with the running median of the last MEDIAN_OF calls of the same actor and gradient mode, and of sizes (B x S) of
-the same power of two. Nothing is slow before MEDIAN_FROM calls of a kind are known. A slow call counts in later medians, too.
+the same power of two. Nothing is slow before MEDIAN_FROM calls of a kind are known. A slow call also counts in later medians.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _OOM_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory"
 
 @dataclass(frozen=True)
 class TriggerResult:
-    """What the trigger saw that keeps a call."""
+    """The trigger that keeps a call, and the facts that made it fire."""
 
     trigger: str
     facts: dict[str, Any]
@@ -69,7 +69,7 @@ def trigger_of(item: Item, tensors: Mapping[str, torch.Tensor], action_mask: tor
 
 
 def _in_outputs(on: Triggers, tensors: Mapping[str, torch.Tensor], action_mask: torch.Tensor | None) -> TriggerResult | None:
-    """What is not a number, or no log-prob that is allowed."""
+    """Return the trigger that fires on outputs: non-finite values, or log-probs outside the allowed range. None if none does."""
     outputs = {name.removeprefix(OUTPUT_PREFIX): values for name, values in tensors.items()}
     for name, values in outputs.items():
         if on.nan and values.is_floating_point() and (bad := int((~values.isfinite()).sum())):
@@ -91,15 +91,15 @@ def _in_outputs(on: Triggers, tensors: Mapping[str, torch.Tensor], action_mask: 
 
 
 def error_facts(error: BaseException, device: torch.device | None) -> dict[str, Any]:
-    """What is kept of an exception: class, message without secrets, and for out-of-memory what was allocated, in bytes."""
-    said = isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _OOM_WORDS)  # by the CPU's allocator
-    out = isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or said
+    """Return the facts of an exception: class, message without secrets, and for out-of-memory the allocated bytes."""
+    cpu_oom = isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _OOM_WORDS)  # by the CPU's allocator
+    out = isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or cpu_oom
     facts: dict[str, Any] = {"error": scrub(type(error).__name__), "message": describe(error), "out_of_memory": out}
     return facts | memory_facts(device) if out else facts
 
 
 def memory_facts(device: torch.device | None) -> dict[str, Any]:
-    """Bytes in use: of the device's allocator where there is one, and of the process. Asks counters; nothing synchronizes."""
+    """Return the bytes in use by the device's allocator (if any) and by the process. Reads counters, never synchronizes."""
     with open("/proc/self/statm", encoding="ascii") as file:
         resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -116,15 +116,15 @@ def memory_facts(device: torch.device | None) -> dict[str, Any]:
 
 
 _MOST = 512
-"""Kinds, and layouts of a kind, that are remembered; with more than these, arguments are different for each call."""
+"""Kinds, and layouts of a kind, that are cached; a job with more than these has different arguments in each call."""
 _PLAIN = frozenset((bool, int, float, type(None)))
-"""Types of what tells kinds apart. No strings: what may be stored of one depends on the environment."""
+"""Types of values that distinguish kinds. No strings: how a string is stored depends on the environment."""
 _Tensor, _strided = torch.Tensor, torch.strided
 
 
 @dataclass(slots=True, eq=False)
 class Layout:
-    """How tensors of these shapes and strides lie in an extent: `offsets` and `sizes` in bytes, the first at 0, `end` in all.
+    """Layout of tensors of these shapes and strides in an extent: `offsets` and `sizes` in bytes, from 0; `end`: total bytes.
 
     `described`: dimensions, shape, strides, offset, bytes of each. `pack_into` writes a call's `count` numbers. `shape`: (B, S).
     """
@@ -140,7 +140,7 @@ class Layout:
 
     @classmethod
     def of(cls, tensors: Sequence[torch.Tensor], leading: int) -> Layout:
-        """`leading`: the tensor whose shape is (B, S), -1 for none."""
+        """Compute the layout of `tensors`. `leading`: index of the tensor of shape (B, S), -1 for none."""
         described: list[int] = []
         offsets, end = [], 0
         for tensor in tensors:
@@ -156,11 +156,12 @@ class Layout:
 
 @dataclass(slots=True, eq=False)
 class Kind:
-    """`fields`: of the record, equal for all calls of this kind. `tensors`: (name, dtype) of each, in order.
+    """What all calls of the same actor with the same arguments share.
 
-    `leading`: see `Layout`; `layouts`, by shapes and strides. `weight`: bytes that the plain arguments count as. `returns`: how
-    log-probs are called that a call returns. `shared`: other calls refer to it, too. `ring`, `at`: where a ring holds `text`;
-    (0, 0): the call's own extent has to.
+    `fields`: their common record fields. `tensors`: (name, dtype) of each, in order. `text`: the kind as JSON. `leading`: see
+    `Layout`; `layouts`: by shapes and strides. `weight`: bytes that the plain arguments count as. `returns`: name of the
+    log-probs that a call returns. `shared`: other calls also refer to this kind. `ring`, `at`: where a ring holds `text`;
+    (0, 0): the call's own extent has to hold it.
     """
 
     fields: dict[str, Any]
@@ -175,7 +176,7 @@ class Kind:
     layouts: dict[Any, Layout] = field(default_factory=dict)
 
     def place_in(self, ring: Ring) -> tuple[int, int]:
-        """Where this ring holds the text, written there the first time; (0, 0) if it has no room, or is not shared."""
+        """Return (offset, length) of the text in this ring, written on first use; (0, 0) without room, or if it is not shared."""
         if self.ring is not ring:
             self.ring, self.at = ring, ring.add_kind(self.text) if self.shared else (0, 0)
         return self.at
@@ -184,10 +185,10 @@ class Kind:
 def kind_of(
     ledger: Ledger, instance: Any, call: tuple[Any, ...], binder: Binder, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Kind, Layout, list[torch.Tensor], list[int]]:
-    """Return a call's kind, its layout, the tensors to copy, and the addresses of those that are plain memory of this process.
-    `instance`: its actor (`actordbg.capture.recorder.Instance`), with the kinds known so far; `call`: `facts_of_call`.
+    """Return a call's kind, its layout, the tensors to copy, and the addresses of those in plain memory of this process.
 
-    A call whose arguments are tensors, numbers and None is described by looking at each of them once.
+    `instance`: its actor (`actordbg.capture.recorder.Instance`), with the kinds known so far; `call`: result of `facts_of_call`.
+    Arguments that are tensors, numbers and None are visited only once.
     """
     _, grad, autocast, *values = call
     key: Any = [binder, ledger, instance.role, grad, autocast, len(args), *kwargs]
@@ -211,7 +212,7 @@ def kind_of(
     if kind is None:
         bound = binder.bind(args, kwargs)
         kind, sorted_tensors = _kind(ledger, instance, call, bound), list(bound.tensors.values())
-        alike = key and not bound.extra and not any(bound.groups.values())  # calls like this one get its kind, too
+        alike = key and not bound.extra and not any(bound.groups.values())  # similar calls get the same kind
         if alike and [*map(id, tensors)] == [*map(id, sorted_tensors)] and len(instance.kinds) < _MOST:
             kind.shared = True
             instance.kinds[key] = kind
@@ -244,24 +245,24 @@ def _kind(ledger: Ledger, instance: Any, call: tuple[Any, ...], bound: Bound) ->
 
 
 LEFT = -1
-"""`standing` of a call that its process leaves in the ring, where it is OPEN."""
+"""`standing` of a call that its process leaves in the ring, where it is still OPEN."""
 NOWHERE = RingEntry(0, 0, -1)
-"""Of a call that has no place in the ring (yet)."""
+"""The entry of a call that has no place in the ring (yet)."""
 NO_KIND = Kind({}, (), b"")
 
 
 class Item:
-    """One call. `standing` in the books: OPEN (wanted, nothing is decided), CAPTURED, DROPPED or SAMPLED, the last two for a
+    """A recorded call. `standing`: its state in the books: OPEN (undecided), CAPTURED, DROPPED or SAMPLED, the last two for a
     `reason`.
 
     `own`: number, time (ns), monotonic time (ns), step, token of its dump id, B, S, then `Layout.described`. It ran from `began`
     to `until` (monotonic, ns); on a device `timer` runs, and `seconds` may be called once the device is done. `outputs`: copies
-    of what it returned. `ended`: triggers can judge it. `nbytes`: reserved in the queue; 0 for a call that
-    only the ring keeps. `held`: holds on its place in the ring; `kept`: those that stay. `whole`: it is copied, and can be
-    written. `deferred`: it is queued when it has run. `handled`: the writer has had it. `failed`: something went wrong around its
-    call, so it is none of the last calls. `cause`: the dump id of the triggered call that this one came before. `path`,
-    `written`: its dump file, once published, its record and its safetensors bytes (the latter only where calls before a trigger
-    are wanted). `offered`: to the writer process; `ahead`: bytes of the file that it published.
+    of the returned tensors. `ended`: triggers can judge it. `nbytes`: bytes reserved in the queue; 0 for a call that only the
+    ring keeps. `held`: holds on its place in the ring; `kept`: holds that stay. `whole`: it is copied and can be written.
+    `deferred`: it is queued after it ran. `handled`: the writer has processed it. `failed`: the recorder failed during the call,
+    so it is not one of the last calls. `cause`: dump id of the triggered call that followed it. `path`: its dump file, once
+    published; `written`: its record and safetensors bytes (only if calls before a trigger are kept). `offered`: it was sent to
+    the writer process; `ahead`: bytes of the file that the writer process published.
     """
 
     entry: RingEntry = NOWHERE
@@ -300,7 +301,7 @@ class Item:
         return make_dump_id(timestamp_of(self.own[1]), self.number, self.pid, f"{self.own[4]:08x}")
 
     def needs_only_inputs(self) -> bool:
-        """Whether a process that sees nothing but the ring can write the call, and nothing else decides whether it is written."""
+        """Check whether the ring alone holds everything needed to write the call, and to decide that it is written."""
         control = self.control
         decided = not (control.triggers or control.before or control.with_outputs or control.with_rng)
         return decided and control.max_bytes is None and self.standing == OPEN and self.whole and self.ring.path is not None
@@ -312,13 +313,13 @@ class Item:
         self._mirror()
 
     def dropped(self, reason: str, error: str | None = None) -> None:
-        """Close the call: it was wanted and is lost."""
+        """Close the call as lost."""
         self.ledger.drop(reason, error)
         self.standing, self.reason = DROPPED, reason
         self._mirror()
 
     def over_max_bytes(self, nbytes: int) -> bool:
-        """Close the call as sampled out if its file of `nbytes` would pass `max_bytes`."""
+        """Close the call as sampled out if its file of `nbytes` would exceed `max_bytes`. Returns whether it did."""
         over = self.ledger.over_max_bytes(self.control, nbytes)
         if over:
             self.standing, self.reason = SAMPLED, "max_bytes"
@@ -326,7 +327,7 @@ class Item:
         return over
 
     def leave_in_ring(self, fired: TriggerResult | None) -> None:
-        """There is no time left to write the call: its place in the ring is kept for `dump recover`, if the file outlives us."""
+        """Keep a call that there is no time to write in the ring for `dump recover`, if the ring's file outlives this process."""
         file = self.ring.path is not None and self.ring.path.exists() and self.ledger.book >= 0
         if not (file and (self.held or self.ring.hold(self.entry))):
             return self.dropped("exit", "the process ended before the queue was written")
@@ -342,14 +343,14 @@ class Item:
         return None
 
     def reopen(self) -> None:
-        """A trigger wants a call that was sampled out."""
+        """Reopen a call that was sampled out, because a trigger keeps it."""
         if self.standing == SAMPLED and self.reason is not None:
             self.ledger.promote(self.reason)
             self.standing, self.reason = OPEN, None
             self._mirror()
 
     def close_somehow(self) -> None:
-        """Close a call whose books nothing else could close. Calls nothing, so nothing in here can fail."""
+        """Close a call that nothing else could close. Calls nothing, so nothing in here can fail."""
         if self.standing == OPEN and self.path is not None:
             self.ledger.counts[1] += 1
             self.standing = CAPTURED
@@ -358,13 +359,13 @@ class Item:
             self.standing, self.reason = DROPPED, "error"
 
     def known(self, fired: TriggerResult | None) -> dict[str, Any]:
-        """What came of the call, as far as its record says it."""
+        """Return the record fields that are known only after the call."""
         known: dict[str, Any] = {"rng": digests(self.rng_after)} if self.rng_after is not None else {}
         return known if fired is None else known | {
             "pinned": True, "triggered": fired.trigger, "trigger_facts": fired.facts,
         }  # fmt: skip
 
     def _mirror(self) -> None:
-        """Say in the ring how the call stands. The ledger and the item agree before that, so that nothing is counted twice."""
+        """Copy `standing` into the ring. The ledger and the item already agree, so that nothing is counted twice."""
         if self.entry is not NOWHERE:
             self.ring.set_book(self.entry, self.standing)

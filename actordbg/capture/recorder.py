@@ -1,12 +1,12 @@
-"""What happens around one call of `Actor.forward` while recording is on: count, select, copy, hand over.
+"""Record one call of `Actor.forward`: count, select, copy, hand over.
 
-    look()         the switch, twice a second, in the watch thread: arms or disarms, makes the ring, starts the writer
-    enter(...)     before forward: None if nothing is left to do, or the Item that `leave` is to be called with
+    look()         poll the switch, twice a second, in the watch thread: turn recording on or off, make the ring, start the writer
+    enter(...)     before forward: None if nothing is left to do, or the Item to call `leave` with
     leave(...)     after forward returned or raised
 
-The training thread touches no file: `enter` reads what the watch thread found, copies the inputs into the ring and appends
-to the queue. Unless something of the call's end is wanted (outputs, generator states, triggers), it is queued *before* forward
-runs. A kill inside forward finds the input in the ring in either case.
+The training thread touches no file: `enter` reads the switch from the watch thread, copies the inputs into the ring and appends
+to the queue. A call is queued *before* forward runs, unless its end is also recorded (outputs, RNG state, triggers). Either way,
+a kill inside forward leaves the input in the ring.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from actordbg.formats.ringfile import DROPPED, OPEN, SAMPLED, aligned, host_name
 from actordbg.formats.store_files import StoreFiles
 
 T = TypeVar("T")
-COMPILED = "torch.compile traces a whole forward, and no call inside of it is seen: compile actor.model alone to record its calls"
+COMPILED = "torch.compile traces the whole forward, so its calls cannot be recorded: compile only actor.model to record them"
 
 
 @dataclass
 class Instance:
-    """One actor of this process as the recorder knows it, by weak reference (a DPO process holds a policy and a reference).
+    """An actor of this process, by weak reference (a DPO process holds a policy and a reference).
 
-    `ledger` has the books of the present run, `ledgers` those of each run by its name; `control` is the switch under which it was
-    looked up last. `about` is read at its first recorded call.
+    `ledger`: the books of the current run; `ledgers`: by run name. `control`: the switch at its last lookup. `about`: facts read
+    at its first recorded call.
     """
 
     name: str
@@ -53,17 +53,17 @@ class Instance:
     role: str | None
     actor: Callable[[], object]
     control: Control | None = None
-    ledger: Ledger = None  # type: ignore[assignment]  # `Recorder.meet` gives it one before anybody sees it
+    ledger: Ledger = None  # type: ignore[assignment]  # `Recorder.meet` sets it before anybody sees the instance
     about: dict[str, Any] | None = None
     ledgers: dict[str, Ledger] = field(default_factory=dict)
     kinds: dict[Any, Kind] = field(default_factory=dict)
 
 
 class Recorder:
-    """Everything that one process needs to record into one store. Not used across a fork: the child makes a new one.
+    """Records the calls of one process into one store. Not used across a fork: the child makes a new one.
 
-    `control` is what is recorded now, None while recording is off; `on_change` is called when that may have changed. `stray`
-    counts calls in which the recorder failed before it could count them. `compiled`: a forward was traced.
+    `control`: the switch in force, None while recording is off; `on_change` is called when it may have changed. `stray` counts
+    calls that the recorder failed to count. `compiled`: torch.compile traced a forward.
     """
 
     def __init__(
@@ -117,13 +117,13 @@ class Recorder:
         self._rings.complete()
 
     def _use(self, ring: Ring) -> None:
-        """From now on calls and books lie in this ring."""
+        """Store calls and books in this ring from now on."""
         for ledger in self.writer.watched() if ring is not self.ring else ():
             ledger.move(*(ring.add_ledger(ledger.names()) if not ledger.done else (-1, None)))
         self.ring = self.writer.ring = ring
 
     def enter(self, binder: Binder, actor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item | None:
-        """Count and, if it is wanted, copy a call that is about to run. Raises nothing that is an Exception."""
+        """Count a call that is about to run and, if it is selected, copy it. Raises no Exception."""
         control, ring = self.control, self.ring
         if control is None or ring is None:
             return None
@@ -153,7 +153,7 @@ class Recorder:
             return None
 
     def leave(self, item: Item, output: Any, error: BaseException | None) -> None:
-        """The call of an item returned, or raised. If this raises, the item goes to `Writer.failed`."""
+        """Note that the item's call returned or raised. If this raises, the item goes to `Writer.failed`."""
         if item.pid != self.pid:
             return  # forked inside forward: the parent hands it over
         if error is None and not item.deferred:
@@ -173,20 +173,20 @@ class Recorder:
 
     @property
     def faults(self) -> int:
-        """How often the recorder itself failed."""
+        """Return how often the recorder itself failed."""
         return self.notices.faults + len(self.notices.later) + len(self.writer.failed)
 
     def forked(self) -> None:
-        """In a forked child: leave the ring's file to the parent."""
+        """Leave the ring's file to the parent, in a forked child."""
         self._rings.forked()
 
     def close(self, timeout: float = EXIT_SECONDS) -> bool:
-        """Stop recording and write what is queued. True if the writer ended in time; what is left is in the ring."""
+        """Stop recording and write the queue. Returns whether the writer ended in time; unwritten calls stay in the ring."""
         self.closed, self.control, self._timeout = True, None, timeout
         ends = (self._count_strays, self._end_writer, self._end_ring, self.notices.tell)
         steps = (self._on_change, self.watch.stop, *ends)
         for step in steps:
-            for _ in ("now", "once more"):  # there is no later time to try again
+            for _ in ("now", "once more"):  # the last chance to retry
                 try:
                     step()
                     break
@@ -203,16 +203,16 @@ class Recorder:
 
     def _end_ring(self) -> None:
         ledgers = self.writer.watched()
-        told = not any(ledger.changed for ledger in ledgers)
-        if self._rings.asked is not None and not told:
+        published = not any(ledger.changed for ledger in ledgers)
+        if self._rings.asked is not None and not published:
             self._use(self._rings.ring_for(self._rings.asked, self.writer.capacity, True))
-        path = self._rings.close(self._written, told)
+        path = self._rings.close(self._written, published)
         left = sum(ledger.pending for ledger in ledgers)
         if path is not None and left:
-            self.notices.warn("exit", f"{left} calls are still in the ring {path}: `actordbg dump recover` brings them")
+            self.notices.warn("exit", f"{left} calls are still in the ring {path}: run `actordbg dump recover` to save them")
 
     def _attempt(self, action: Callable[[], T]) -> T | None:
-        """`action()`, or None if it raised."""
+        """Return `action()`, or None if it raised."""
         try:
             return action()
         except Exception as error:  # noqa: BLE001  # an edge: assignments only
@@ -224,9 +224,9 @@ class Recorder:
     def _copy(
         self, item: Item, instance: Instance, actor: Any, binder: Binder, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bool:
-        """Copy one call into the ring, and reserve its place in the queue. False, and counted, if that cannot be.
+        """Copy a call into the ring and reserve its place in the queue. If that fails, count it and return False.
 
-        What it takes belongs to the item at once, so that whatever fails, `Writer.free` gives it back.
+        Everything it allocates belongs to the item at once, so that `Writer.free` releases it whatever fails.
         """
         control, ring = item.control, item.ring
         call = facts.facts_of_call(actor)
@@ -248,9 +248,9 @@ class Recorder:
             return self._refuse(item, "queue_full")
         item.entry = entry
         if entry.spare and (item.reason is None or control.triggers or device is not None):
-            wanted = max(ITEM_BYTES, (layout.end if device is None else cost(tensors)) + kind.weight)
-            if self.writer.reserve(wanted):
-                item.nbytes = wanted
+            nbytes = max(ITEM_BYTES, (layout.end if device is None else cost(tensors)) + kind.weight)
+            if self.writer.reserve(nbytes):
+                item.nbytes = nbytes
                 entry.holds += 1  # nobody else knows it yet
                 item.held = 1
         if simple:
@@ -260,7 +260,7 @@ class Recorder:
         elif device is None or item.nbytes:
             snapshot = self._copier.place(tensors, ring.arena, entry.data, layout.offsets)
             item.snapshot = snapshot if device is not None else None
-        else:  # nobody would bring the copy over into the ring
+        else:  # nobody would copy it into the ring
             ring.abandon(entry)
             return self._refuse(item, "queue_full")
         if not at[1]:
@@ -273,7 +273,7 @@ class Recorder:
         if device is not None and control.on.slow is not None:
             item.timer = self._copier.timer(device)
         item.began = own[2]
-        if standing == DROPPED:  # the ring keeps it all the same
+        if standing == DROPPED:  # the ring still keeps it
             self._refuse(item, "queue_full")
         elif "queue_full" in self.notices.active:
             self.notices.over("queue_full")
@@ -281,14 +281,14 @@ class Recorder:
         return True
 
     def _observe(self, instance: Instance, actor: Any, call: tuple[Any, ...]) -> None:
-        """An actor that runs forward in training mode with gradients is being trained: the policy."""
+        """Read the actor's facts and role: an actor that runs forward in training mode with gradients is the policy."""
         if instance.role is None and call[1] and call[3] is True:
             instance.role = instance.ledger.role = "policy"
         if instance.about is None:
             instance.about = self._attempt(lambda: facts.facts_of_actor(actor)) or {}
 
     def _hand_over(self, item: Item) -> Item | None:
-        """Queue what can be queued at once. Returns the item if its end has to be told."""
+        """Queue a call that can be queued at once. Returns the item if `leave` has to be called with it."""
         control, ring = item.control, item.ring
         if item.nbytes:
             item.deferred = bool(control.triggers or ((control.with_outputs or control.with_rng) and item.standing == OPEN))
@@ -300,7 +300,7 @@ class Recorder:
         return None
 
     def _refuse(self, item: Item, why: str) -> bool:
-        """A call cannot be copied or queued: a drop, if it was wanted. False."""
+        """Count a call that cannot be copied or queued as dropped, if it was selected. Returns False."""
         if item.standing == OPEN:
             item.ledger.drop(why)
             item.standing, item.reason = DROPPED, why
@@ -308,7 +308,7 @@ class Recorder:
         return False
 
     def _note_end(self, item: Item, output: Any, error: BaseException | None) -> None:
-        """Take what is wanted of the end: time, outputs, generator states."""
+        """Record the end of a call, as far as the switch asks for it: time, outputs, RNG state."""
         control = item.control
         item.seconds = item.timer() if item.timer is not None else None
         item.until, item.ended = monotonic_ns(), True
@@ -326,13 +326,13 @@ class Recorder:
                 item.ledger.lost_outputs()
 
     def known(self, actor: Any) -> Instance | None:
-        """What is known of an actor; None if it was never met."""
+        """Return the instance of an actor; None if it was never met."""
         instance = self._instances.get(id(actor))
         return instance if instance is not None and instance.actor() is actor else None
 
     def meet(self, actor: Any, control: Control) -> Instance:
-        """The actor as this switch's run knows it: its books are made, or continue where they stopped."""
-        with self._meeting:  # two threads may meet an actor at once, and it has one ledger
+        """Look up or register an actor under this switch's run; its ledger is created, or continues where it stopped."""
+        with self._meeting:  # two threads may meet an actor at once, and it gets only one ledger
             instance, run, key = self.known(actor), self._run or control.run, id(actor)
             if instance is None:
                 role = getattr(actor, "recorded_role", None) or self._attempt(facts.role_from_ray)
@@ -351,7 +351,7 @@ class Recorder:
                 ledger.closed, ledger.changed = False, True
                 if self.ring is not None and ledger.book < 0:
                     ledger.move(*self.ring.add_ledger(ledger.names()))
-                # when nothing can fail any more: counters of a ledger without calls would hide the real ones
+                # only now, when nothing can fail: counters of a ledger without calls would hide the real ones
                 self.writer.watch(ledger)
                 instance.ledger = instance.ledgers[run] = ledger
             instance.control = control
@@ -366,7 +366,7 @@ class Recorder:
         multiprocessing.util.Finalize(None, self.close, exitpriority=10)
 
     def _count_strays(self) -> None:
-        """Give calls that the recorder failed to count to the books, if there are any."""
+        """Book calls that the recorder failed to count, if there are any."""
         ledgers = self.writer.watched()
         stray = self.stray - self._strays_booked
         if stray and ledgers:
@@ -374,13 +374,13 @@ class Recorder:
             self._strays_booked += stray
 
     def _of_the_process(self) -> dict[str, Any]:
-        """What counters files say of the process."""
+        """Return the facts of the process that counters files hold."""
         self._attempt(self._count_strays)
         return {"faults": self.faults, "ring": self._rings.about()}
 
 
 def _peek_seq_len(binder: Binder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-    """S of the call before its arguments are sorted; None where there is no telling."""
+    """Return S of a call before its arguments are sorted; None if unknown."""
     first = args[0] if args else kwargs.get(binder.names[0] if binder.names else "sequences")
     shape = getattr(first, "shape", None)
     return int(shape[-1]) if shape is not None and len(shape) else None

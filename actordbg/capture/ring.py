@@ -1,17 +1,17 @@
 """The flight recorder: the inputs of the last calls, and of the call in flight, in a file that outlives the process.
 
-A call's inputs are copied once, into an extent of the ring. The writer thread encodes from there; then, unless the call is one
-of the last `keep`, the extent is free again. So what waits in the queue survives a kill without a second copy.
+A call's inputs are copied once, into an extent of the ring. The writer thread encodes from there; then the extent is freed,
+unless the call is one of the last `keep`. So queued calls survive a kill without a second copy.
 
-The ring lies in shared memory (tmpfs) unless told otherwise: storing into it never waits for a disk or a server, and it
-survives everything but the machine (or the container). `--recorder-dir store` trades that for `store/rings`.
+The ring lies in shared memory (tmpfs) by default: storing into it never waits for a disk or a server, and it survives everything
+but the machine (or the container). `--recorder-dir store` uses `store/rings` instead.
 
     Ring.create(...)           a file that others can read (`actordbg.formats.ringfile`), held by this process
-    Ring.private(...)          the same without a file: for `--recorder-calls 0`, and where no file can be made
-    open, commit, leave        one call: room for it; its copies are whole; it returned or raised
+    Ring.private(...)          a ring without a file: for `--recorder-calls 0`, and where no file can be made
+    open, commit, leave        one call: allocate it; its copies are complete; it returned or raised
     hold, release              the writer needs it; the writer is done with it
 
-All methods are safe from any thread, and never wait for more than a few instructions of another thread.
+All methods are thread-safe, and never wait for more than a few instructions of another thread.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from actordbg.formats.ringfile import DONE, END, FREE, IN_FLIGHT, RAISED, SLOT, 
 CHUNK = 2**20
 """Memory is backed in multiples of this many bytes."""
 KEEP = 32 * 2**20
-"""Backed memory up to so much is kept when it is not needed."""
+"""Backed bytes that are kept even if they are not needed."""
 
 
 class Arena:
-    """Extents of `memory` from byte `first` on, taken and given back in any order.
+    """Allocates extents of `memory` from byte `first` on, in any order.
 
-    Only the first `limit` bytes are backed by memory. `grow(end)` backs more, or raises OSError. `address` is where the mapping
-    begins in memory; `tensor` is all of it as uint8.
+    Only the first `limit` bytes are backed by memory. `grow(end)` backs more, or raises OSError. `address`: start of the mapping
+    in memory; `tensor`: the whole mapping as uint8.
     """
 
     def __init__(self, memory: mmap.mmap, first: int, limit: int, grow: Callable[[int], None] | None) -> None:
@@ -55,17 +55,17 @@ class Arena:
         self._grow = grow
         self._keep = max(KEEP, limit - first)
         self._extents: list[tuple[int, int]] = []  # begin and end of each, in order
-        self._at = 0  # the next extent is sought in the gap before the extent of this index
+        self._at = 0  # the search for the next extent begins in the gap before this index
 
     def take(self, nbytes: int) -> int | None:
-        """Offset of a new extent of `nbytes`, which is a multiple of ALIGNMENT; None if there is no room."""
+        """Return the offset of a new extent of `nbytes`, a multiple of ALIGNMENT; None if there is no room."""
         extents, place = self._extents, self._at
         offset = extents[place - 1][1] if place else self.first
         if (extents[place][0] if place < len(extents) else self.limit) - offset < nbytes:
-            found = self._gap(nbytes) or (self._gap(nbytes) if self._back(nbytes) else None)
-            if found is None:
+            gap = self._gap(nbytes) or (self._gap(nbytes) if self._back(nbytes) else None)
+            if gap is None:
                 return None
-            place, offset = found
+            place, offset = gap
         extents.insert(place, (offset, offset + nbytes))
         self._at = place + 1
         return offset
@@ -78,19 +78,19 @@ class Arena:
             self._at -= 1
 
     def trim(self) -> None:
-        """Give up backed memory behind the last extent, beyond KEEP and what was backed at first, if it is not needed."""
-        wanted = max(self._last, self.first + self._keep)
-        wanted = -(-wanted // CHUNK) * CHUNK
-        if wanted < self.limit:
-            old, self.limit = self.limit, wanted
-            self.memory.madvise(mmap.MADV_DONTNEED if self._grow is None else mmap.MADV_REMOVE, wanted, old - wanted)
+        """Release backed memory behind the last extent, beyond KEEP and the initially backed bytes."""
+        limit = max(self._last, self.first + self._keep)
+        limit = -(-limit // CHUNK) * CHUNK
+        if limit < self.limit:
+            old, self.limit = self.limit, limit
+            self.memory.madvise(mmap.MADV_DONTNEED if self._grow is None else mmap.MADV_REMOVE, limit, old - limit)
 
     @property
     def _last(self) -> int:
         return self._extents[-1][1] if self._extents else self.first
 
     def _gap(self, nbytes: int) -> tuple[int, int] | None:
-        """(index, offset) of the first gap of `nbytes`."""
+        """Return (index, offset) of the first gap of `nbytes`."""
         place, offset = 0, self.first
         for begin, end in (*self._extents, (self.limit, 0)):
             if begin - offset >= nbytes:
@@ -99,33 +99,33 @@ class Arena:
         return None
 
     def _back(self, nbytes: int) -> bool:
-        """Back enough memory behind the last extent. False if there is none to be had."""
+        """Back enough memory behind the last extent. Returns False if there is none."""
         last = self._last
-        wanted = min(self.end, -(-(last + nbytes) // CHUNK) * CHUNK)
-        if wanted < last + nbytes or wanted <= self.limit:
+        limit = min(self.end, -(-(last + nbytes) // CHUNK) * CHUNK)
+        if limit < last + nbytes or limit <= self.limit:
             return False
         if self._grow is not None:
             try:
-                self._grow(wanted)
+                self._grow(limit)
             except OSError:
                 return False
-        self.limit = wanted
+        self.limit = limit
         return True
 
 
 _MAP_NORESERVE = 0x4000
 _MOST_LEFT, _MOST_LEFT_BYTES = 16, 2**21
-"""Calls that returned and were not sorted yet; more than the last ones stay in the ring for so long."""
+"""Most calls, and bytes, that returned and are not settled yet; until then the ring holds more than the last `keep` calls."""
 MOST_RUNNING = 64
-"""Slots that are left to calls in flight when many calls wait to be written."""
+"""Slots reserved for calls in flight when many calls wait to be written."""
 
 
 @dataclass(slots=True, eq=False)
 class RingEntry:
-    """One call in a ring. In the mapping, `at`: where its slot is; `offset`: its extent; `data`: its first tensor.
+    """A call in a ring. Offsets in the mapping: `at` of its slot, `offset` of its extent, `data` of its first tensor.
 
-    `sequence` counts the calls of the process. `holds`: how many reasons there are to keep it. `whole`: its tensors are there.
-    `spare`: it may wait to be written; however many wait, the last calls and those in flight get their slots.
+    `sequence` counts the calls of the process. `holds`: reference count. `whole`: its tensors are complete. `spare`: it may wait
+    to be written; however many wait, slots remain for the last calls and those in flight.
     """
 
     size: int
@@ -159,10 +159,10 @@ class Ring:
 
     @classmethod
     def create(cls, folder: Path, name: str, facts: Mapping[str, Any], kept: int, queued: int) -> Ring:
-        """A ring file in `folder`, with room for `kept` bytes of last calls and `queued` bytes that wait to be written.
+        """Create a ring file in `folder`, with room for `kept` bytes of last calls and `queued` bytes that wait to be written.
 
-        It gets its name when it is locked and its header is there, so nobody ever meets an unfinished one. OSError if there is
-        no file, no lock or no memory to be had; then nothing is left behind.
+        It is renamed to its final name once it is locked and has its header, so nobody ever sees an unfinished ring. Raises
+        OSError without a file, a lock or memory; then nothing is left behind.
         """
         path, unfinished = folder / f"{name}{ringfile.SUFFIX}", folder / f"{name}{ringfile.UNFINISHED}"
         descriptor = ringfile.new_file(unfinished)
@@ -179,8 +179,8 @@ class Ring:
 
             def grow(end: int) -> None:
                 if not shared:
-                    raise OSError("a ring on a disk does not grow: that could wait for the disk")
-                if made._descriptor is None:  # the number may be another file's by now
+                    raise OSError("a ring on a disk does not grow, because that could block on the disk")
+                if made._descriptor is None:  # the number may belong to another file by now
                     raise OSError("the ring is closed")
                 ringfile.back(made._descriptor, shared, arena.limit, end - arena.limit)
                 ringfile.touch(memory, arena.limit, end - arena.limit)
@@ -193,7 +193,7 @@ class Ring:
         except BaseException:
             try:
                 os.unlink(unfinished)
-            except OSError:  # what is raised is why there is no ring
+            except OSError:  # raise the reason why there is no ring instead
                 pass
             finally:
                 os.close(descriptor)
@@ -201,20 +201,20 @@ class Ring:
 
     @classmethod
     def private(cls, kept: int, queued: int) -> Ring:
-        """A ring without a file: it dies with the process."""
+        """Create a ring without a file: it dies with the process."""
         size = ringfile.DATA + -(-(kept + queued) // CHUNK) * CHUNK
         memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
         return cls(memory, Arena(memory, ringfile.DATA, ringfile.DATA + CHUNK, None), None, None, kept)
 
     @property
     def running(self) -> list[RingEntry]:
-        """The calls in flight, the oldest first."""
+        """Return the calls in flight, oldest first."""
         with self._lock:
             self._settle()
             return sorted(self._running.values(), key=lambda entry: entry.sequence)
 
     def seconds_in_oldest(self) -> float | None:
-        """How long the oldest call has been running: its third number is the monotonic time of its begin, in ns."""
+        """Return how many seconds the oldest running call has taken; None if none runs. Its third number is its start, in ns."""
         began = [struct.unpack_from("<q", self._memory, entry.offset + 16)[0] for entry in self.running[:1]]
         return round((time.monotonic_ns() - began[0]) / 1e9, 3) if began else None
 
@@ -223,7 +223,7 @@ class Ring:
         self._memory[: ringfile.HEADER] = ringfile.header_bytes(facts).ljust(ringfile.HEADER, b"\0")
 
     def add_ledger(self, identity: Mapping[str, Any]) -> tuple[int, memoryview | None]:
-        """The number of a new ledger and its counts (u64) in the books; (-1, None) if there is no more room for one."""
+        """Add a ledger to the books and return its number and counts (u64); (-1, None) if there is no more room."""
         text = sealed(identity)
         with self._lock:
             if not self._books or len(text) > ringfile.IDENTITY:
@@ -232,18 +232,18 @@ class Ring:
             first = ringfile.BOOKS + number * ringfile.BOOK
             self._memory[first : first + ringfile.BOOK] = bytes(ringfile.BOOK)
             self._memory[first + 1 : first + len(text)] = text[1:]
-            self._memory[first] = text[0]  # with it, the book is there
+            self._memory[first] = text[0]  # this publishes the book
         at = (first + ringfile.IDENTITY) // 8
         return number, self._words[at : at + len(ringfile.COUNTS)]
 
     def close_book(self, number: int) -> None:
-        """Nothing of a ledger is open, and its counters are published: its book is free."""
+        """Free the book of a ledger that has no open calls and whose counters are published."""
         with self._lock:
             self._memory[ringfile.BOOKS + number * ringfile.BOOK] = 0
             self._books.append(number)
 
     def add_kind(self, text: bytes) -> tuple[int, int]:
-        """Write down what many calls have in common; (offset, length), or (0, 0) if the ring has no more room for it."""
+        """Write the text of a kind, once for many calls. Returns (offset, length), or (0, 0) if the ring has no more room."""
         with self._lock:
             offset = self._kinds_end
             if offset + len(text) > ringfile.DATA:
@@ -253,9 +253,9 @@ class Ring:
         return offset, len(text)
 
     def open(self, count: int, tensor_bytes: int) -> RingEntry | None:
-        """Room for a call with `count` numbers and `tensor_bytes` of tensors (aligned each); None if there is none.
+        """Allocate a call with `count` numbers and `tensor_bytes` of tensors (each aligned); None if there is no room.
 
-        The entry is held once, for the call itself. The oldest of the last calls make room if they have to.
+        The entry is held once, for the call itself. The oldest of the last calls are evicted if necessary.
         """
         size = head_bytes(count) + tensor_bytes
         with self._lock:
@@ -283,7 +283,7 @@ class Ring:
             return entry
 
     def commit(self, entry: RingEntry, ledger: int, book: int, kind: tuple[int, int], own: tuple[int, ...], whole: bool) -> None:
-        """Write down all but the tensors and numbers (`own`); if the tensors are in place, at last that the call is in flight."""
+        """Write a call's slot, but not its tensors and numbers (`own`). If the tensors are complete, mark it in flight last."""
         fixed = (entry.sequence, entry.offset, entry.size, *kind, entry.count)
         SLOT.pack_into(self._memory, entry.at, WRITING, book, ledger, 0, *fixed, slot_check(ledger, *fixed, own))
         if whole:
@@ -291,20 +291,20 @@ class Ring:
             self._memory[entry.at] = IN_FLIGHT
 
     def arrived(self, entry: RingEntry) -> None:
-        """The tensors that came from a device are in place now."""
+        """Mark a call whose tensors have arrived from a device as complete."""
         with self._lock:
             entry.whole = True
             self._memory[entry.at] = entry.state
 
     def leave(self, entry: RingEntry, raised: bool) -> None:
-        """The call returned or raised. It becomes one of the last ones later (`_settle`), at best in another thread."""
+        """Note that the call returned or raised. It joins the last calls later (`_settle`), usually in another thread."""
         entry.state = RAISED if raised else DONE
         if entry.whole:
             self._memory[entry.at] = entry.state
         self._left.append(entry)
 
     def _settle(self) -> None:
-        """Calls that returned are the last ones; those before them are forgotten. Done again after a fault, it does no harm."""
+        """Move returned calls to the last calls, and evict the oldest beyond the limits. Safe to repeat after a fault."""
         while self._left:
             entry = self._left[0]
             if entry.sequence in self._running:
@@ -316,12 +316,12 @@ class Ring:
             self._forget_oldest()
 
     def write(self, offset: int, data: bytes) -> tuple[int, int]:
-        """Write into an extent; where, and how much."""
+        """Write into an extent. Returns (offset, length)."""
         self._memory[offset : offset + len(data)] = data
         return offset, len(data)
 
     def abandon(self, entry: RingEntry) -> None:
-        """The call could not be copied: its place is free again."""
+        """Free the place of a call that could not be copied."""
         with self._lock:
             self._settle()
             if entry.sequence in self._running:
@@ -329,11 +329,11 @@ class Ring:
                 del self._running[entry.sequence]
 
     def set_book(self, entry: RingEntry, book: int) -> None:
-        """How the call stands in the books now."""
+        """Store the call's state in the books (OPEN, CAPTURED, ...)."""
         self._memory[entry.at + 1] = book
 
     def set_end(self, entry: RingEntry, what: Mapping[str, Any]) -> None:
-        """What came of the call, as JSON; nothing if that is too much."""
+        """Store the call's outcome as JSON; nothing if it is too long."""
         text = sealed(what)
         if len(text) > END:
             return
@@ -342,27 +342,27 @@ class Ring:
         struct.pack_into("<I", self._memory, entry.at + 4, len(text))
 
     def hold(self, entry: RingEntry) -> bool:
-        """Somebody else needs the entry, too. False if it is gone."""
+        """Add a hold on the entry. Returns False if it is gone."""
         with self._lock:
             entry.holds += entry.holds > 0
             return entry.holds > 0
 
     def release(self, entry: RingEntry) -> None:
-        """Somebody does not need the entry any more."""
+        """Drop a hold on the entry."""
         with self._lock:
             self._settle()
             self._release(entry)
 
     def trim(self) -> None:
-        """Give up memory that is not needed any more."""
+        """Release memory that is no longer needed."""
         with self._lock:
             self._settle()
             self.arena.trim()
 
     def is_worth_keeping(self) -> bool:
-        """Whether the file has something that is nowhere else: a call that runs, that raised, or that waits to be written.
+        """Check whether the file has a call that is stored nowhere else: running, raised, or waiting to be written.
 
-        Where there are only such as wait, the last calls beside them are forgotten: they are written, or were not wanted.
+        If no call runs or raised, the last calls that do not wait are evicted: they were written, or not selected.
         """
         with self._lock:
             self._settle()
@@ -372,18 +372,18 @@ class Ring:
             return any(self._memory[ringfile.SLOTS_AT : ringfile.KINDS_AT : ringfile.SLOT_SIZE])
 
     def remove(self) -> None:
-        """Remove the file; the memory lives on until nobody uses it."""
+        """Remove the file; the memory stays mapped until nobody uses it."""
         try:
             if self.path is not None:
                 os.unlink(self.path)
-                self.path.parent.rmdir()  # if it was the last one
+                self.path.parent.rmdir()  # if it was the last ring
         except OSError:
             pass
         finally:
             self.let_go()
 
     def let_go(self) -> None:
-        """Close the descriptor, and with it this process's claim to the file. Also what a forked child does."""
+        """Close the descriptor, and with it this process's claim to the file. A forked child also does this."""
         descriptor, self._descriptor = self._descriptor, None
         try:
             if descriptor is not None:
@@ -400,6 +400,6 @@ class Ring:
     def _release(self, entry: RingEntry) -> None:
         if entry.holds == 1:
             self._memory[entry.at] = FREE
-            self.arena.give_back(entry.offset)  # before anything changes: it can be tried again if this fails
+            self.arena.give_back(entry.offset)  # before anything changes: it can be retried if this fails
             self._free += (entry.slot,)
         entry.holds -= 1

@@ -1,14 +1,14 @@
-"""The watch thread, and what it tells the training job's log.
+"""The watch thread, and its warnings in the training job's log.
 
-The thread looks at the switch twice a second, so that the thread that trains never touches a file. An actor's first call waits
-for the first look, which takes a millisecond, so that a job whose switch is on records its very first call; if the store's file
-system hangs, at most FIRST_SECONDS, once. The thread also makes and removes the ring (`RingKeeper`).
+The thread polls the switch twice a second, so that the training thread never touches a file. An actor's first call waits for the
+first poll, which takes a millisecond, so that a job whose switch is on records its very first call; if the store's file system
+hangs, it waits at most FIRST_SECONDS, once. The thread also makes and removes the ring (`RingKeeper`).
 
-Whatever goes wrong inside the recorder (a bug of ours, memory, disk, a library) ends at one of a few edges: entering and leaving
+Every failure inside the recorder (a bug of ours, memory, disk, a library) is caught at one of a few edges: entering and leaving
 a call (`actordbg.capture.hook`, `Recorder.enter`), a step of the writer thread or the watch thread, and the end of the process.
 Even calling a function may fail (MemoryError), so an edge consists of assignments only. It puts the fault into `later`,
-or the half-made call into `Writer.failed`; a thread finishes the books, and the watch thread tells.
-`tests/capture/test_capture_faults.py` lets every call fail in turn. KeyboardInterrupt and SystemExit are the user's and pass.
+or the half-made call into `Writer.failed`; a thread closes the books, and the watch thread warns.
+`tests/capture/test_capture_faults.py` makes every call fail in turn. KeyboardInterrupt and SystemExit are the user's and pass.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REPEAT_SECONDS = 60.0
 """Least time between two warnings of one kind."""
 TEXTS = {
     "fault": "recording failed: {}; training continues",
-    "writer": "the writer had a fault: {}; it continues",
+    "writer": "the writer failed: {}; it continues",
     "counters": "counters could not be published: {}; training continues",
 }
 
@@ -44,10 +44,10 @@ _log = logging.getLogger("actordbg")
 
 
 class Notices:
-    """Warnings for the training job's log: one when a kind of trouble begins, none until it was over and a minute has passed.
+    """Warnings for the training job's log: one when a problem begins, and none until it was over and a minute has passed.
 
-    `active`: the kinds of trouble that are there now. `later`: faults (kind of TEXTS, error) still to be told; whoever adds one
-    holds `lock`. `faults`: how many of the recorder's own were told.
+    `active`: kinds of problems that persist. `later`: faults (kind of TEXTS, error) still to be reported; hold `lock` to add one.
+    `faults`: how many of the recorder's own faults were reported.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -59,7 +59,7 @@ class Notices:
         self._said: dict[str, float] = {}
 
     def warn(self, kind: str, message: str) -> None:
-        """This kind of trouble is there (still or again)."""
+        """Warn of a kind of problem, unless it is active or was warned of less than REPEAT_SECONDS ago."""
         now = self._clock()
         if kind in self.active or now - self._said.get(kind, float("-inf")) < REPEAT_SECONDS:
             return
@@ -68,11 +68,11 @@ class Notices:
         _log.warning("actordbg: %s", message)
 
     def over(self, *kinds: str) -> None:
-        """These kinds of trouble have passed."""
+        """Mark these kinds of problems as over."""
         self.active.difference_update(kinds)
 
     def tell(self) -> None:
-        """Give the warnings about faults that edges left here."""
+        """Warn of the faults that edges left in `later`."""
         while self.later:
             kind, error = self.later[0]
             self.warn(kind, TEXTS[kind].format(describe(error)))
@@ -95,7 +95,7 @@ class Watch:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread if it does not run yet, and wait for its first look, for a moment at most."""
+        """Start the thread if it does not run yet, and wait at most FIRST_SECONDS for its first poll."""
         with self._lock:
             if self._thread is None and not self._ended:
                 thread = threading.Thread(target=self._run, name="actordbg-watch", daemon=True)
@@ -104,14 +104,14 @@ class Watch:
         self._looked.wait(FIRST_SECONDS)
 
     def stop(self) -> None:
-        """No more looks, and the present one is over, for a moment at most: it may be making a ring."""
+        """Stop polling, and wait at most a second for the poll in progress: it may be making a ring."""
         self._ended = True
         self._stopped.set()
         if self._thread is not None:
             self._thread.join(1.0)
 
     def _run(self) -> None:
-        """Its steps in turn. One that fails does not stop the next ones: without this thread the switch is dead."""
+        """Run the steps in turn. A failing step does not stop the next: without this thread the switch would be dead."""
         steps = (self._look, self._looked.set, self._notices.tell, lambda: self._stopped.wait(POLL_SECONDS))
         at, stumbled = 0, False
         while not self._ended:
@@ -130,10 +130,10 @@ class Watch:
 
 
 class RingKeeper:
-    """The ring of one process.
+    """Makes and removes the ring of one process.
 
-    Its file stays behind if the process was killed; if it ended by an exception that nobody caught; or if the ring has something
-    that is nowhere else (a call that raised, one that could not be written in time, or counts that could not be published).
+    The ring's file remains if the process was killed or ended with an uncaught exception, or if it holds data stored nowhere else
+    (a call that raised or could not be written in time, or counts that could not be published).
     """
 
     def __init__(self, store: StoreFiles, host: str, token: str, notices: Notices) -> None:
@@ -144,19 +144,19 @@ class RingKeeper:
         self.asked: Control | None = None
 
     def ring_for(self, control: Control, queued: int, untold: bool = False) -> Ring:
-        """The ring that a switch asks for; never fails. `untold`: counters cannot be published, so it has a file."""
+        """Return the ring that a switch asks for; never fails. `untold`: counters cannot be published, so it needs a file."""
         self._untold, self.asked = self._untold or untold, control
-        wanted = (control.ring > 0 or self._untold, control.ring_bytes, control.ring_dir)
-        if self._ring is None or wanted != self._wanted:
+        requested = (control.ring > 0 or self._untold, control.ring_bytes, control.ring_dir)
+        if self._ring is None or requested != self._wanted:
             before, self._ring = self._ring, self._make(control, queued)
-            self._wanted = wanted
+            self._wanted = requested
             if before is not None:
                 before.remove()
         self._ring.keep = control.ring if self._ring.path is not None else 0
         return self._ring
 
     def complete(self) -> None:
-        """Add to the ring's header what takes some milliseconds to find out."""
+        """Add the versions to the ring's header, which take some milliseconds to read."""
         if self._ring is not None and self._ring.path is not None and self._incomplete:
             self._incomplete = False
             self._ring.describe(self._facts() | {"versions": versions()})
@@ -165,7 +165,7 @@ class RingKeeper:
                 forget_old(self._ring.path.parent)
 
     def about(self) -> dict[str, Any] | None:
-        """What the counters say of the ring; None if there is no file."""
+        """Return the facts of the ring for the counters; None without a file."""
         ring = self._ring
         if ring is None or ring.path is None:
             return None
@@ -173,19 +173,20 @@ class RingKeeper:
         return facts | {"in_flight": len(ring.running), "in_flight_s": ring.seconds_in_oldest()}
 
     def forked(self) -> None:
-        """In a forked child: the ring is the parent's."""
+        """Leave the ring to the parent, in a forked child."""
         if self._ring is not None:
             self._ring.let_go()
 
-    def close(self, stopped: bool, told: bool) -> Path | None:
-        """The process ends: remove the file unless it has something to tell; where it is, if it stays. `stopped`: the writer is
-        at its end; if not, it may write on, so the ring stays held. `told`: the counters are published.
+    def close(self, stopped: bool, published: bool) -> Path | None:
+        """Remove the ring's file at the end of the process, unless it is worth keeping. Returns its path if it stays.
+
+        `stopped`: the writer has ended; if not, it may still write, so the ring stays held. `published`: the counters are.
         """
         ring, kept = self._ring, True
         if ring is None or ring.path is None:
             return None
         try:
-            kept = getattr(sys, "last_value", None) is not None or not stopped or ring.is_worth_keeping() or not told
+            kept = getattr(sys, "last_value", None) is not None or not stopped or ring.is_worth_keeping() or not published
         finally:
             if not kept:
                 ring.remove()
@@ -196,17 +197,17 @@ class RingKeeper:
     def _make(self, control: Control, queued: int) -> Ring:
         if not control.ring and not self._untold:
             return Ring.private(control.ring_bytes, queued)
-        wanted = wanted_place(self._store, control.ring_dir)
+        preferred = wanted_place(self._store, control.ring_dir)
         with contextlib.suppress(OSError):
-            make_folder(wanted)  # before it is looked at: nobody else can make it then
+            make_folder(preferred)  # before it is checked, so that nobody else can make it
         folder = place(self._store, control.ring_dir)
-        if folder != wanted:
-            self._notices.warn("ring", f"others may write to {wanted}, or own it: the ring lies in {folder}")
+        if folder != preferred:
+            self._notices.warn("ring", f"others own {preferred} or may write to it: the ring is in {folder}")
         self._made += 1
         name = f"{self._host}-{os.getpid()}-{self._token}-{self._made}"
         try:
             ring = Ring.create(folder, name, self._facts(), control.ring_bytes, queued)
-        except Exception as error:  # noqa: BLE001  # whatever it is: calls are recorded without a ring, too
+        except Exception as error:  # noqa: BLE001  # whatever it is, calls are recorded without a ring
             self._notices.warn("ring", f"no ring in {folder}: {describe(error)}; the inputs of a killed process will be lost")
             return Ring.private(control.ring_bytes, queued)
         self._incomplete = True
@@ -220,5 +221,5 @@ class RingKeeper:
             "processes": processes(),
             "made": now_timestamp(),
             "actordbg": __version__,
-            "stderr": os.path.realpath("/proc/self/fd/2")[:1024],  # a Ray worker's lies beside Ray's log of its end
+            "stderr": os.path.realpath("/proc/self/fd/2")[:1024],  # a Ray worker's is next to Ray's log of its end
         }

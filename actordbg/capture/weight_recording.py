@@ -1,8 +1,8 @@
-"""`run --hash-weights`: the weights that recorded calls meet, as hashes beside the dumps. Never imported without the request.
+"""`run --hash-weights`: hashes of the weights at recorded calls, stored beside the dumps. Imported only on request.
 
 At the first recorded call of each step of a model the training thread waits for a hash of each parameter, before the model runs:
-a copy to the host and one to two seconds for each gigabyte that this rank holds. Where a step is not known, a change of any
-parameter begins the next. Buffers are not hashed. What fails is told once; the training continues.
+a copy to the host and one to two seconds for each gigabyte that this rank holds. If the step is unknown, a change of any
+parameter begins a new step. Buffers are not hashed. A failure is reported once; the training continues.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from actordbg.formats.store_files import StoreFiles, atomic_write
 from actordbg.formats.weight_hashes import WEIGHTS, ParameterHash, WeightRecord, sha256_of
 
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "base_model.model.")
-"""What compiling, checkpointing and peft put into a parameter's name."""
+"""Prefixes that torch.compile, activation checkpointing and peft add to parameter names."""
 
 
 def follow(root: str) -> None:
-    """Hash the weights that calls recorded into this store meet, in this process and not in its forks."""
+    """Hash the weights at calls that are recorded into this store, in this process and not in its forks."""
     slot = hook._slot(root)
     if not isinstance(getattr(slot.recorder.enter, "__self__", None), WeightRecorder):
         WeightRecorder(slot.recorder, StoreFiles(root))
@@ -36,7 +36,7 @@ def follow(root: str) -> None:
 
 
 class WeightRecorder:
-    """Stands before a recorder's `enter`."""
+    """Wraps a recorder's `enter`."""
 
     def __init__(self, recorder: Recorder, store: StoreFiles) -> None:
         self._recorder, self._store, self._enter = recorder, store, recorder.enter
@@ -44,14 +44,14 @@ class WeightRecorder:
         recorder.enter = self.enter  # type: ignore[method-assign]
 
     def enter(self, binder: Binder, actor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item | None:
-        """As the recorder's; then the weights, if the call is wanted and they are new."""
+        """Run the recorder's `enter`; then hash the weights, if the call is recorded and they are new."""
         before = self._wanted(actor)
         item = self._enter(binder, actor, args, kwargs)
         try:
             capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
             if self._wanted(actor) != before and not capturing:
                 self._look(actor)
-                if item is not None:  # the call is slow, not we
+                if item is not None:  # do not count the hashing as the call's time
                     item.began = time.monotonic_ns()
                     if item.timer is not None and item.device is not None:
                         item.timer = self._recorder._copier.timer(item.device)
@@ -60,7 +60,7 @@ class WeightRecorder:
         return item
 
     def _wanted(self, actor: Any) -> tuple[Any, int]:
-        """The books of an actor, and how many of its calls were not sampled out."""
+        """Return the ledger of an actor, and how many of its calls were not sampled out."""
         instance = self._recorder.known(actor)
         return (instance.ledger, instance.ledger.calls - sum(instance.ledger.sampled_out.values())) if instance else (None, 0)
 
@@ -71,27 +71,28 @@ class WeightRecorder:
         ledger = self._wanted(actor)[0]
         number = facts.facts_of_call(actor)[0]
         step = None if number == facts.NO_STEP else number
-        moment = (ledger, step if step is not None else [one._version for one in model.parameters()])
+        moment = (ledger, step if step is not None else [parameter._version for parameter in model.parameters()])
         if self._met.get(actor) == moment:
             return
         self._met[actor] = moment
         began = time.perf_counter()
-        found = dict(hashes_of(model))
+        hashes = dict(hashes_of(model))
         nbytes = sum(
-            (torch.Size(one.shape).numel() if one.part is None else one.part[1]) * getattr(torch, one.dtype).itemsize
-            for one in found.values()
-            if one.sha256 is not None
+            (torch.Size(parameter.shape).numel() if parameter.part is None else parameter.part[1])
+            * getattr(torch, parameter.dtype).itemsize
+            for parameter in hashes.values()
+            if parameter.sha256 is not None
         )
         who = ledger.identity
         record = WeightRecord(
             who.run, who.rank, who.host, who.pid, who.instance, ledger.calls - 1, step, now_timestamp(),
-            round(time.perf_counter() - began, 3), nbytes, found,
+            round(time.perf_counter() - began, 3), nbytes, hashes,
         )  # fmt: skip
         atomic_write(self._store.root / WEIGHTS / who.run / record.name, record.to_json().encode())
 
 
 def hashes_of(model: torch.nn.Module) -> Iterator[tuple[str, ParameterHash]]:
-    """Each parameter by its plain name, with the hash of what is here of it."""
+    """Yield each parameter's plain name, and the hash of the part that this rank holds."""
     for name, parameter in model.named_parameters():
         for wrapper in _WRAPPERS:
             name = name.replace(wrapper, "")
@@ -102,16 +103,16 @@ def hashes_of(model: torch.nn.Module) -> Iterator[tuple[str, ParameterHash]]:
 
 
 def _local(name: str, parameter: Any) -> tuple[torch.Tensor | None, tuple[int, int] | None, str]:
-    """What this rank holds of a parameter, which part of the flattened whole that is, and why nothing is known of it."""
+    """Return this rank's part of a parameter, its place in the flattened whole, and why the part is unknown ("" if known)."""
     if "_fsdp_wrapped_module." in name or "_flat_param" in name:
-        return None, None, "a shard of FSDP1, which does not say where it belongs"
+        return None, None, "a shard of FSDP1, which does not say where it starts"
     if parameter.is_meta:
         return None, None, "it has no values"
     if hasattr(parameter, "ds_tensor"):
         return _partition(parameter)
     if not hasattr(parameter, "placements"):
         return parameter, None, ""
-    sharded = [(at, one) for at, one in enumerate(parameter.placements) if not one.is_replicate()]
+    sharded = [(at, each) for at, each in enumerate(parameter.placements) if not each.is_replicate()]
     if not sharded:
         return parameter.to_local(), None, ""
     ((at, placement), *more) = sharded
@@ -125,7 +126,7 @@ def _local(name: str, parameter: Any) -> tuple[torch.Tensor | None, tuple[int, i
 
 
 def _partition(parameter: Any) -> tuple[torch.Tensor | None, tuple[int, int] | None, str]:
-    """A partition of ZeRO-3: equal runs of the flattened parameter, the last one padded."""
+    """Return a partition of ZeRO-3: equal runs of the flattened parameter, the last padded."""
     held = parameter.ds_tensor
     if held.is_meta or str(getattr(getattr(held, "status", None), "name", "AVAILABLE")) != "AVAILABLE":
         return None, None, "its partition is on a disk"

@@ -1,21 +1,21 @@
-"""From the queue to the disk: a bounded queue and the one daemon thread that judges, encodes, publishes and keeps the books.
+"""From the queue to the disk: a bounded queue and one daemon thread that judges, encodes, publishes and keeps the books.
 
 The training thread only reserves bytes and appends. Everything slow is here: waiting for device copies, counting tokens,
 narrowing, hashing, compressing (most of it outside the GIL), writing, fsync, renaming.
 
 Invariants:
 
-- The queue is bounded in *bytes* of copies, plain arguments included, and no call counts as less than ITEM_BYTES. `reserve` says
-  no when it is full; nobody ever waits for it.
-- With `--writer process` a process of its own encodes and publishes most calls, those that need nothing but their inputs
+- The queue is bounded in *bytes* of copies, including plain arguments, and each call counts as at least ITEM_BYTES. `reserve`
+  returns False when it is full; nobody ever waits for it.
+- With `--writer process` a separate process encodes and publishes most calls, those that need only their inputs
   (`_send_ahead`). If it cannot be started or dies, this thread does everything, and `dump status` says so.
-- A call that got in is closed exactly once: captured, dropped with a reason, or sampled out.
-- The thread outlives every error of an item; a stuck disk stops it alone. `close` returns within its timeout: what is not a file
-  by then stays in the ring, pending; without a ring it is dropped as `exit`.
+- Every queued call is closed exactly once: captured, dropped with a reason, or sampled out.
+- The thread survives every error of an item; a stuck disk blocks only this thread. `close` returns within its timeout: unwritten
+  calls stay pending in the ring; without a ring they are dropped as `exit`.
 - Counters files are replaced at most once a second while something changes, every 10 s while recording is on, and at the end.
 
-The thread looks at the queue four times a second, since each turn takes the interpreter from the training; without a ring file,
-where a kill would lose what waits, 20 times. It is woken (10 to 25 us of the training) when much waits, or device copies do.
+The thread polls the queue four times a second, since each turn takes the interpreter from the training; without a ring file,
+where a kill would lose the queue, 20 times. It is woken (10 to 25 us of training time) for a long queue or for device copies.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import zstandard  # noqa: F401  an environment without it is told when the hook is installed, not at its first dump
+import zstandard  # noqa: F401  fails when the hook is installed, not at the first dump, if it is missing
 
 from actordbg.base.fault import describe
 from actordbg.capture.control import BEFORE, Control
@@ -47,25 +47,25 @@ from actordbg.formats.store_files import FULL_DISK, StoreFiles
 QUEUE_BYTES = 256 * 2**20
 """Most bytes of copied tensors and arguments that wait to be written."""
 ITEM_BYTES = 16 * 2**10
-"""Least that a waiting call counts as, whatever it holds. (The ring's slots are the other bound: under a thousand wait.)"""
+"""Least bytes that a waiting call counts as. (The ring's slots are the other bound: fewer than a thousand calls wait.)"""
 EXIT_SECONDS = 5.0
 """Longest time that the end of the process waits for the queue."""
 LOOK_SECONDS, LOOK_BARE_SECONDS = 0.25, 0.05
-"""How long a call may wait in the queue before the thread looks at it; and where a kill would lose it."""
+"""Interval at which the thread polls the queue; the second if a kill would lose the queue."""
 WAKE_BYTES, _BATCH = 2**20, 64
-"""With so much, or so many calls, in the queue the thread is woken."""
+"""Queued bytes, or calls, above which the thread is woken."""
 IDLE_SECONDS = 0.5
 PUBLISH_SECONDS = 1.0
 HEARTBEAT_SECONDS = 10.0
 _FLOOR_SECONDS = 1.0
 _CHANCES = 8
-"""How often what fails is tried."""
+"""Most attempts at a failing operation."""
 
 
 class Writer:
-    """The queue and its thread, of one process. Not used across a fork: the child makes a new one.
+    """The queue of one process and its thread. Not used across a fork: the child makes a new one.
 
-    `process`: what counters files say of the process. `kind`: who writes, "thread" or "process", or "thread: " and why.
+    `process`: returns the process's facts for counters files. `kind`: what writes: "thread", "process", or "thread: " and why.
     """
 
     def __init__(self, store: StoreFiles, notices: Notices, capacity: int = QUEUE_BYTES) -> None:
@@ -97,7 +97,7 @@ class Writer:
         self.kind = self._asked = "thread"
 
     def reserve(self, nbytes: int) -> bool:
-        """Take room for `nbytes` of copies; False, at once, if the queue is full."""
+        """Reserve `nbytes` of copies; returns False at once if the queue is full."""
         with self.lock:
             if self._bytes + nbytes > self.capacity:
                 return False
@@ -105,7 +105,7 @@ class Writer:
             return True
 
     def put(self, item: Item) -> None:
-        """Hand over an item whose bytes are reserved. Never waits."""
+        """Queue an item whose bytes are reserved. Never waits."""
         self._queue.append(item)
         if self._bytes > WAKE_BYTES or len(self._queue) > _BATCH or item.device is not None:
             self._wake.set()
@@ -117,7 +117,7 @@ class Writer:
                 self._ledgers.append(ledger)
 
     def watched(self) -> list[Ledger]:
-        """The ledgers whose counters are published."""
+        """Return the ledgers whose counters are published."""
         with self.lock:
             return list(self._ledgers)
 
@@ -130,9 +130,9 @@ class Writer:
                 self._thread = thread
 
     def close(self, timeout: float = EXIT_SECONDS) -> bool:
-        """Write what is queued, as far as `timeout` seconds allow, publish the final counters, and stop. True if it did.
+        """Write the queue as far as `timeout` seconds allow, publish the final counters, and stop. Returns whether it stopped.
 
-        A second call waits no longer than the first one promised (several exit handlers may call it).
+        A second call waits no longer than the first call promised (several exit handlers may call this).
         """
         thread = self._thread
         if thread is None or not thread.is_alive():
@@ -148,7 +148,7 @@ class Writer:
     def _run(self) -> None:
         """Rest, handle, publish, until `close`. The loop is an edge: the calls in the queue must not be lost with this thread.
 
-        What failed is skipped (`stumbled`): the turn after a fault sleeps instead of resting, and the next one does neither.
+        A failing step is skipped (`stumbled`): the turn after a fault sleeps instead of resting, and the next does neither.
         """
         stumbled, finals = 0, _CHANCES
         while finals:
@@ -191,7 +191,7 @@ class Writer:
                 if item is not None:
                     item.close_somehow()
                     self._left += (item,) * _CHANCES
-                if finishing and self.failed:  # one that cannot even be finished
+                if finishing and self.failed:  # a call that cannot even be finished
                     with self.lock:
                         (what, _), self.failed = self.failed[0], self.failed[1:]
                     if isinstance(what, Item):
@@ -207,9 +207,9 @@ class Writer:
                 self._publishing = False
 
     def finish_failed(self, most: int = 1000) -> None:
-        """Close the books of calls that the recorder failed on half way; of a call that was copied whole, write it.
+        """Close the books of calls that the recorder failed on half way; write those that were copied completely.
 
-        Those that were queued before they failed have been handled by now: the queue comes first.
+        Calls that were queued before they failed have been handled by now: the queue comes first.
         """
         for _ in range(min(most, len(self.failed))):
             what, error = self.failed[0]
@@ -242,7 +242,7 @@ class Writer:
         self._wake.clear()
 
     def _send_ahead(self) -> None:
-        """Let the writer process publish what waits and needs nothing but its inputs. What it does not, `_write` does as ever."""
+        """Let the writer process publish queued calls that need only their inputs. `_write` writes any others as usual."""
         if self._asked == "thread" == self._queue[0].control.writer:
             return
         batch, failed = [self._queue[place] for place in range(min(len(self._queue), _BATCH))], None
@@ -265,18 +265,18 @@ class Writer:
 
                     self._scribe = Scribe()
                 slots = [(item.entry.slot, item.entry.sequence) for item in chosen]
-                told = {"ring": str(ring.path), "store": str(self._store.root), "level": control.level}
-                answers = self._scribe.ask(told | {"versions": self._versions, "slots": slots}, self._is_over)
+                request = {"ring": str(ring.path), "store": str(self._store.root), "level": control.level}
+                answers = self._scribe.ask(request | {"versions": self._versions, "slots": slots}, self._is_over)
                 for item, answer in zip(chosen, answers, strict=True):
                     if answer is not None:
                         item.path, item.ahead = Path(answer[0]), answer[1]
-        except Exception as error:  # noqa: BLE001  # whatever it is: the thread can do without
+        except Exception as error:  # noqa: BLE001  # whatever it is, the thread can write instead
             error.__traceback__ = None
             failed = error
         if failed is not None:
             self.kind = "thread: " + describe(failed)
             self._end_scribe()
-            for item in batch:  # the answer would be for all of them: some may be published
+            for item in batch:  # the lost answer was for all of them: some may be published
                 path = self._store.dump_folder(item.ledger.identity.run, item.ledger.identity.rank) / f"{item.dump_id}{SUFFIX}"
                 if path.exists():
                     item.path, item.ahead = path, path.stat().st_size
@@ -284,19 +284,19 @@ class Writer:
 
     def _end_scribe(self) -> None:
         if self._scribe is not None:
-            self._scribe.stop()  # if it fails, it is tried again at the end
+            self._scribe.stop()  # if this fails, it is retried at the end
             self._scribe = None
 
     def _handle(self, item: Item) -> None:
-        """Close an item's books one way or another, and free what it holds."""
+        """Close an item's books, whatever happens, and free its resources."""
         item.handled = True
         try:
-            self.watch(item.ledger)  # its actor may be gone, and its books were closed; a trigger can open them again
+            self.watch(item.ledger)  # its actor may be gone and its books closed; a trigger can reopen them
             if item.cause is not None:
                 self._keep_too(item, item.cause)
             else:
                 self._settle(item)
-        except Exception as error:  # noqa: BLE001  # if this fails as well, the loop closes the item
+        except Exception as error:  # noqa: BLE001  # if this also fails, the loop closes the item
             self._lost(item, error)
         item.close_somehow()
         if item.ended and item.control.before and item.held and item.cause is None and not item.failed:
@@ -306,15 +306,15 @@ class Writer:
         self._let_go(item.control.before)
 
     def _let_go(self, most: int) -> None:
-        """Of the last calls, which a trigger may still want, keep at most so many in the ring."""
+        """Keep at most `most` of the last calls, which a trigger may still keep, in the ring."""
         while len(self._last) > most:
-            one = self._last[0]
-            one.kept = 0
-            self.free(one)
+            oldest = self._last[0]
+            oldest.kept = 0
+            self.free(oldest)
             del self._last[0]
 
     def _settle(self, item: Item) -> None:
-        """Judge an item, and publish it if it is wanted. Closes its books, or raises with its books still open."""
+        """Judge an item, and publish it if it is to be kept. Closes its books, or raises with its books still open."""
         self._land(item)
         if item.outputs is not None:
             item.outputs.wait()
@@ -325,53 +325,53 @@ class Writer:
             return
         self._write(item, fired)
         if fired is not None and item.standing in (CAPTURED, LEFT):
-            while self._last:  # they come next, each on its own
-                one = self._last[-1]
-                if one.kept:
-                    one.kept, one.cause = 0, item.dump_id
-                    self._queue.appendleft(one)
+            while self._last:  # they are handled next, each separately
+                earlier = self._last[-1]
+                if earlier.kept:
+                    earlier.kept, earlier.cause = 0, item.dump_id
+                    self._queue.appendleft(earlier)
                 del self._last[-1]
 
     def _land(self, item: Item) -> None:
-        """Bring copies from a device over into the ring."""
+        """Copy an item's device copies into the ring."""
         if item.snapshot is not None:
             item.snapshot.land(item.ring.arena)
             item.ring.arrived(item.entry)
             item.snapshot = None
 
     def _fired(self, item: Item) -> TriggerResult | None:
-        """The trigger that keeps an item, if it may keep one more."""
+        """Return the trigger that keeps an item, unless it has reached its limit."""
         tensors = item.outputs.tensors() if item.outputs is not None else {}
         mask = None
         if item.control.on.logprobs is not None:
             from actordbg.formats.encoding import tensors_in
 
-            found = tensors_in(item.ring.arena.memory, item.entry.data, item.own, item.kind.tensors).get("action_mask")
-            mask = torch.from_numpy(found.values != 0) if found is not None else None
+            action_mask = tensors_in(item.ring.arena.memory, item.entry.data, item.own, item.kind.tensors).get("action_mask")
+            mask = torch.from_numpy(action_mask.values != 0) if action_mask is not None else None
         fired = trigger_of(item, tensors, mask)
         return fired if fired and item.ledger.admits_trigger(item.control, fired.trigger) else None
 
-    def _keep_too(self, one: Item, dump_id: str) -> None:
+    def _keep_too(self, item: Item, dump_id: str) -> None:
         """Keep a call that came before a triggered one: publish it, or pin what was published."""
         from actordbg.formats import encoding
 
         facts = {"before": dump_id}
-        if one.written is None or self._is_over():
-            one.reopen()
-            if one.standing == OPEN:
-                self._write(one, TriggerResult(BEFORE, facts))
-            elif self._is_over() and one.standing in (CAPTURED, LEFT):
-                one.leave_in_ring(TriggerResult(BEFORE, facts))
+        if item.written is None or self._is_over():
+            item.reopen()
+            if item.standing == OPEN:
+                self._write(item, TriggerResult(BEFORE, facts))
+            elif self._is_over() and item.standing in (CAPTURED, LEFT):
+                item.leave_in_ring(TriggerResult(BEFORE, facts))
             return
-        record, data = one.written
-        if not record.pinned and one.path is not None:
+        record, data = item.written
+        if not record.pinned and item.path is not None:
             record = replace(record, pinned=True, triggered=BEFORE, trigger_facts=facts)
-            self._store.publish_dump(record, encoding.pack(record, data, one.control.level))
-            one.written = (record, data)
-            self._rotation(one.ledger).spare(one.path)
+            self._store.publish_dump(record, encoding.pack(record, data, item.control.level))
+            item.written = (record, data)
+            self._rotation(item.ledger).spare(item.path)
 
     def _write(self, item: Item, fired: TriggerResult | None) -> None:
-        """Encode and publish one item. Closes its call as the last thing it does, or raises with the call still open."""
+        """Encode and publish an item. Closes its call last, or raises with the call still open."""
         if item.path is not None and item.ahead:
             return self._count(item, item.path, item.ahead, False, None)
         if self._is_over():
@@ -392,7 +392,7 @@ class Writer:
         return self._count(item, path, len(blob), record.pinned, fired)
 
     def _count(self, item: Item, path: Path, nbytes: int, pinned: bool, fired: TriggerResult | None) -> None:
-        """The file of an item is published: close its books, and make room for it."""
+        """Close the books of an item whose file is published, and rotate."""
         item.captured(nbytes, fired.trigger if fired else None)
         self._notices.over("disk_full", "write_error", "error", "disk_floor")
         if item.control.keep_bytes is not None and not pinned:
@@ -401,7 +401,7 @@ class Writer:
             rotation.apply(item.control.keep_bytes)
 
     def _describe(self, item: Item, fired: TriggerResult | None) -> tuple[DumpRecord, bytes]:
-        """The record and the payload of what is stored."""
+        """Return the record and the payload to store."""
         from actordbg.formats import encoding
 
         self._versions = self._versions or versions()
@@ -414,7 +414,7 @@ class Writer:
         return encoding.serialize(record, tensors)
 
     def _lost(self, item: Item, error: Exception) -> None:
-        """Something failed on the way: say so, and close the books if they are open."""
+        """Warn that an item failed, and close its books if they are open."""
         error.__traceback__ = None
         if item.standing != OPEN:
             with self._notices.lock:
@@ -430,7 +430,7 @@ class Writer:
         self._notices.warn(reason, f"a dump was lost: {describe(error)}; training continues")
 
     def free(self, item: Item) -> None:
-        """Give back what an item holds. If it raises, another call gives back the rest."""
+        """Release an item's resources. If this raises, another call releases the rest."""
         with self.lock:
             self._bytes -= item.nbytes
             item.nbytes = 0
@@ -442,7 +442,7 @@ class Writer:
         item.outputs = item.snapshot = None
 
     def _is_over(self) -> bool:
-        """Whether nothing more is to be written."""
+        """Check whether the time to write is over."""
         return self._deadline is not None and time.monotonic() > self._deadline
 
     def _rotation(self, ledger: Ledger) -> Rotation:
@@ -470,7 +470,7 @@ class Writer:
             self.ring.trim()
 
     def _publish(self, state: str, heartbeat: bool = False) -> None:
-        """Publish the counters of every ledger that has news. One that fails is the last one next time."""
+        """Publish the counters of every changed ledger. A ledger that fails comes last next time."""
         self._publishing = True
         process, ledgers, first = self.process() | {"queue_bytes": self._bytes, "writer": self.kind}, self.watched(), self._turn
         for place in range(first, first + len(ledgers)):
@@ -480,7 +480,7 @@ class Writer:
             if ledger.changed or (heartbeat and not ledger.closed):
                 ledger.publish(self._store, state, process)
                 ring, number = self.ring, ledger.leave_book()
-                if ring is not None and number >= 0:  # a job with a new run each night shall not run out of books
+                if ring is not None and number >= 0:  # so that a job with a new run each night does not run out of books
                     ring.close_book(number)
             if ledger.done and ledger.actor() is None:
                 with self.lock:

@@ -1,19 +1,19 @@
-"""The writer process: encodes and publishes the calls of one training process, which thereby keeps its interpreter for itself.
+"""The writer process: encodes and publishes the calls of one training process, so that these do not take its interpreter.
 
-Started by the writer thread (`actordbg.capture.writer`), a fresh interpreter without torch: about 30 MB and 0.15 s of CPU, once.
+The writer thread (`actordbg.capture.writer`) starts it as a fresh interpreter without torch: about 30 MB and 0.15 s of CPU, once.
 It maps the flight recorder's ring and reads the inputs from there, so that a request is a few numbers. The thread keeps the
-books and decides everything: this process only turns a slot into a dump file. What it cannot write, for whatever reason, the
-thread writes, or counts as lost.
+books and decides everything: this process only turns a slot into a dump file. The thread writes, or counts as lost, whatever
+this process fails to write.
 
     thread   {"ring": PATH, "store": ROOT, "level": 3, "versions": {...}, "slots": [[SLOT, SEQUENCE], ...]}
-    process  [[PATH, BYTES], null, ...]                     one for each slot; null: not written
+    process  [[PATH, BYTES], null, ...]                     one entry per slot; null: not written
 
 Invariants:
 
 - A slot that was freed, or taken by another call, while it was read is not published. So a thread that gave up waiting may
-continue.
-- It dies with the training process, whatever it is doing: what was not published is in the ring, and `dump recover` brings it.
-- Signals that end a job (Ctrl-C, SIGTERM, SIGHUP) are for the training process, which may want to write what is queued.
+  continue.
+- It dies with the training process, whatever it is doing: unpublished calls are in the ring, and `dump recover` saves them.
+- It ignores signals that end a job (Ctrl-C, SIGTERM, SIGHUP): the training process may still write its queue.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _MAIN = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from actordbg.
 
 
 class Scribe:
-    """The writer process as the thread sees it: a request and its answer are a line of JSON each.
+    """The thread's handle of the writer process: a request and its answer are a line of JSON each.
 
-    The thread waits for an answer as long as the process lives, but not past the moment at which its own time is over.
+    The thread waits for an answer while the process lives, but not past its own deadline.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Scribe:
         self._ready = False
 
     def ask(self, request: dict[str, Any], is_over: Callable[[], bool]) -> Any:
-        """The answer to a request. OSError if the process is gone, does not do it, or time is over meanwhile."""
+        """Send a request and return its answer. OSError if the process is gone, refuses it, or the time is over."""
         self._ready = self._ready or self._listen(is_over) == "ready"
         self._process.stdin.write(json.dumps(request).encode() + b"\n")  # type: ignore[union-attr]
         answer = self._listen(is_over)
@@ -65,12 +65,12 @@ class Scribe:
         return answer
 
     def stop(self) -> None:
-        """End the process; also one that does not listen, or that is stuck and cannot end yet."""
+        """Kill the process, even if it does not respond, and wait at most a second for its end."""
         try:
             self._process.kill()
         finally:
             self._process.stdin.close(), self._process.stdout.close()  # type: ignore[union-attr]
-            until = time.monotonic() + 1  # it may be stuck in a disk
+            until = time.monotonic() + 1  # it may be blocked on a disk
             while self._process.poll() is None and time.monotonic() < until:
                 time.sleep(0.01)
 
@@ -83,8 +83,8 @@ class Scribe:
             if more == b"" or is_over():
                 raise OSError("the writer process ended" if more == b"" else "there is no time left")
             self._said += more or b""
-        said, self._said = self._said, b""
-        return json.loads(said)
+        line, self._said = self._said, b""
+        return json.loads(line)
 
 
 class SlotWriter:
@@ -102,7 +102,7 @@ class SlotWriter:
         self._kinds: dict[tuple[int, int], dict[str, Any]] = {}
 
     def answer(self, request: dict[str, Any]) -> list[list[Any] | None]:
-        """Publish the calls of a request; the path and the size of each file."""
+        """Publish the calls of a request. Returns the path and the size of each file."""
         return [self._publish(request, *slot) for slot in request["slots"]]
 
     def _publish(self, request: dict[str, Any], slot: int, sequence: int) -> list[Any] | None:
@@ -119,28 +119,28 @@ class SlotWriter:
             if not self._has(at, sequence):
                 return None
             return [str(StoreFiles(request["store"]).publish_dump(record, blob)), len(blob)]
-        except Exception:  # noqa: BLE001  # the thread tries it again, and says what is wrong
+        except Exception:  # noqa: BLE001  # the thread retries it, and reports the error
             return None
 
     def _has(self, at: int, sequence: int) -> bool:
-        """Whether a slot holds the call of this number."""
+        """Check whether a slot holds the call of this number."""
         state, _, _, _, held, *_ = SLOT.unpack_from(self._memory, at)
         return bool(state != FREE and held == sequence)
 
     def _kind(self, at: int, length: int) -> dict[str, Any]:
         known = self._kinds.get((at, length)) or dict(json.loads(self._memory[at : at + length - 8]))
-        if at < DATA:  # written once; what lies in a call's own extent is that call's
+        if at < DATA:  # shared and written once; a kind in a call's own extent is only that call's
             self._kinds[at, length] = known
         return known
 
 
 def main() -> None:
-    """Answer until the training process is gone. The first line says that we are there."""
+    """Answer requests until the training process is gone. The first line says that this process is ready."""
     parent = int(sys.argv[1])
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    if os.getppid() != parent:  # it died before we could ask to die with it
+    if os.getppid() != parent:  # it died before prctl
         return
     writers: dict[str, SlotWriter] = {}
     _say("ready")
@@ -150,7 +150,7 @@ def main() -> None:
             if request["ring"] not in writers:
                 writers = {request["ring"]: SlotWriter(request["ring"])}
             answer: Any = writers[request["ring"]].answer(request)
-        except (OSError, ValueError) as error:  # the ring cannot be mapped: the thread does without us
+        except (OSError, ValueError) as error:  # the ring cannot be mapped: the thread writes instead
             answer = describe(error)
         _say(answer)
 

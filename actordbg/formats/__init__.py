@@ -1,8 +1,6 @@
-"""The bytes that the training process exchanges with everybody: dump record, dump file, ring, hashes of weights, names in a
-store.
+"""File formats that the training process shares with all readers: dump record, dump file, ring, weight hashes, file names.
 
-In come tensors and facts of a call, or files that nobody vouches for; out come files, or what they hold, checked: a reader
-refuses what it does not know, with the remedy, and believes nothing that it has not looked at. Standard library, numpy and
-zstandard only. Begin with `dump_record` (the contract), then `encoding` (there) and `dumpfile` (and back); `ringfile` is the
-flight recorder's.
+Writers turn tensors and facts of a call into files; readers validate untrusted files: they check everything before they use it,
+and refuse an unknown version with the remedy. Standard library, numpy and zstandard only. Start with `dump_record` (the
+contract), then `encoding` (write) and `dumpfile` (read); `ringfile` is the flight recorder's.
 """

@@ -1,14 +1,14 @@
-"""DumpRecord: the one versioned contract between the process that captured a call and everything that reads it.
+"""DumpRecord: the single versioned contract between the process that captured a call and everything that reads it.
 
-A dump file begins with this record as JSON (see `actordbg.formats.dumpfile`), so an indexer learns everything about a call from
-a few hundred bytes and decompresses nothing. Rules that keep the contract honest:
+A dump file begins with this record as JSON (see `actordbg.formats.dumpfile`), so an indexer reads everything about a call from
+a few hundred bytes and decompresses nothing. Rules of the contract:
 
-* one integer version; a reader refuses a version it does not know, with the remedy, and never guesses;
+* one integer version; a reader refuses an unknown version, with the remedy, and never guesses;
 * nothing from the environment (variables, tokens of services) is part of it;
-* what has its default value is left out of the JSON, and a tensor is a short list, because the real dumps' tensors compress
-  to 5 kB and a record is read a hundred thousand times;
-* tensors are described by their *logical* dtype, shape and strides, i.e. what the actor received; `stored` says in
-  which narrower dtype the payload keeps them, without loss.
+* default values are left out of the JSON, and a tensor is a short list, because the tensors of real dumps compress to 5 kB and a
+  record is read a hundred thousand times;
+* tensors are described by their *logical* dtype, shape and strides, as the actor received them; `stored` is the narrower,
+  lossless dtype of the payload.
 
 This module is imported in the training process: standard library only. Example::
 
@@ -31,13 +31,13 @@ RECORD_VERSION = 1
 
 SUFFIX = ".safetensors.zst"
 MAGIC = struct.pack("<I", 0x184D2A5A)
-"""What a dump file begins with: the number of a zstd skippable frame."""
+"""First bytes of a dump file: the number of a zstd skippable frame."""
 MAX_RECORD = 4 * 2**20
 """Largest record, in bytes of JSON, that a reader accepts."""
 MAX_DIMS = 16
 """Most dimensions of a tensor."""
 MAX_DEPTH = 64
-"""Most levels of lists and objects in each other in a record."""
+"""Most levels of nested lists and objects in a record."""
 MAX_VALUES = 2**16
 """Most commas and opening brackets of a record, so that few bytes cannot become many objects."""
 
@@ -53,13 +53,13 @@ SIZES = dict(SAFETENSORS_DTYPES.values())
 """Bytes per element of the dtypes that can be stored."""
 
 OUTPUT_PREFIX = "output."
-"""Tensors whose name begins so are what the call returned (`dump enable --with-outputs`), not what it received."""
+"""Name prefix of tensors that the call returned (`dump enable --with-outputs`)."""
 
 RNG_PREFIX = "rng."
-"""Tensors whose name begins so are generator states before the call (`dump enable --with-rng`): `rng.cpu`, `rng.cuda:0`."""
+"""Name prefix of tensors with the RNG state before the call (`dump enable --with-rng`): `rng.cpu`, `rng.cuda:0`."""
 
 UINT24 = "uint24"
-"""`stored` of token ids below 2**24: low 16 and high 8 bits as two tensors, which compress 8 % better than int32."""
+"""`stored` of token ids below 2**24: low 16 and high 8 bits as two tensors, which compress 8% better than int32."""
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}\Z")
@@ -67,7 +67,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}\Z")
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor of a dump: logical `dtype` ("int64"), `shape` and `strides` (in elements) as captured; `stored`: on disk."""
+    """A tensor of a dump: logical `dtype` ("int64"), `shape` and `strides` (in elements) as captured; `stored`: dtype on disk."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -75,20 +75,20 @@ class TensorSpec:
     stored: str
 
     def parts(self, name: str) -> tuple[tuple[str, str], ...]:
-        """(key, dtype) of every safetensors entry that holds this tensor: two for "uint24" (16 low bits, 8 high bits)."""
+        """Return (key, dtype) of each safetensors entry that holds this tensor: two for "uint24" (16 low bits, 8 high bits)."""
         if self.stored == UINT24:
             return (f"{name}.lo", "uint16"), (f"{name}.hi", "uint8")
         return ((name, self.stored),)
 
     def to_list(self) -> list[Any]:
-        """`[dtype, stored, shape]`, and the strides behind it if they are not those of a contiguous tensor."""
+        """Return `[dtype, stored, shape]`, plus the strides if they are not those of a contiguous tensor."""
         short = [self.dtype, self.stored, list(self.shape)]
         return short if self.strides == contiguous_strides(self.shape) else [*short, list(self.strides)]
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides, in elements, of a contiguous tensor of this shape, as torch counts them."""
-    if len(shape) == 2:  # as most are, and every tensor of a dump is asked about
+    """Return the strides, in elements, of a contiguous tensor of this shape, as torch counts them."""
+    if len(shape) == 2:  # fast path: most shapes are, and this runs for every tensor of a dump
         return shape[1] or 1, 1
     return tuple([math.prod(filter(None, shape[dim + 1 :])) for dim in range(len(shape))])
 
@@ -97,14 +97,14 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 class DumpRecord:
     """Everything known about one `Actor.forward` call except the values of its tensors.
 
-    `seq_len` is S of `sequences` [B, S] (padding included), `tokens` the sum of `attention_mask` (B*S without one),
-    `action_len` A of `action_mask` [B, A] or None. `arguments` holds the call's plain arguments by name, `extra` the
-    names of arguments that could not be stored with the reason, in which case `replayable` is False. `step` is the
-    DeepSpeed engine's `global_steps` at the call, where there was one.
+    `seq_len` is S of `sequences` [B, S] (padding included), `tokens` the sum of `attention_mask` (B*S without a mask),
+    `action_len` A of `action_mask` [B, A] or None. `arguments` holds the call's plain arguments by name, `extra` the reasons, by
+    name, why arguments could not be stored; then `replayable` is False. `step` is the DeepSpeed engine's `global_steps` at the
+    call, None without an engine.
 
     `triggered` names the trigger that kept the dump (nan, exception, oom, slow, logprobs; before: it came before such a call),
-    `trigger_facts` says what it saw. `pinned` dumps survive rotation. `recovered`: see `dumps.recover`. `rng` holds by
-    device the SHA-256 of the generator's state after the call, where the states were recorded.
+    `trigger_facts` why it fired. `pinned` dumps survive rotation. `recovered`: see `dumps.recover`. `rng` holds the SHA-256 of
+    the RNG state after the call by device, if it was recorded.
     """
 
     dump_id: str
@@ -150,11 +150,11 @@ class DumpRecord:
 
     @property
     def padding(self) -> int:
-        """Number of padded positions, B*S - tokens."""
+        """Return the number of padded positions, B*S - tokens."""
         return self.batch_size * self.seq_len - self.tokens
 
     def to_json(self) -> str:
-        """The record as one line of JSON with sorted keys, defaults left out; non-finite floats are refused with ValueError."""
+        """Return the record as a line of JSON with sorted keys, without defaults. ValueError for non-finite floats."""
         data = {name: value for name, value in vars(self).items() if name not in DEFAULTS or value != DEFAULTS[name]}
         data["format_version"] = self.format_version
         data["tensors"] = {name: spec.to_list() for name, spec in self.tensors.items()}
@@ -166,11 +166,11 @@ DEFAULTS: dict[str, Any] = {
     for f in fields(DumpRecord)
     if f.default is not MISSING or f.default_factory is not MISSING
 }
-"""What a field is when the JSON leaves it out."""
+"""Values of fields that the JSON leaves out."""
 
 
 def kinds_of(record: type) -> dict[str, frozenset[type]]:
-    """By field of a dataclass the types that its annotation allows; a whole number is a float, too."""
+    """Return the types that each field's annotation of a dataclass allows; float also allows int."""
     names = {f.name: {*re.findall(r"\w+", re.sub(r"\[.*\]", "", str(f.type)))} for f in fields(record)}
     known: dict[str, tuple[type, ...]] = {kind.__name__: (kind,) for kind in (str, int, bool, dict, tuple)}
     known |= {"float": (float, int), "None": (type(None),)}
@@ -178,52 +178,52 @@ def kinds_of(record: type) -> dict[str, frozenset[type]]:
 
 
 def storable(tensor: Any) -> bool:
-    """Whether a tensor's dtype and layout can be stored (dense, and of a dtype that safetensors knows)."""
+    """Check whether a tensor can be stored: dense, and of a dtype that safetensors knows."""
     return str(tensor.layout) == "torch.strided" and dtype_name(tensor.dtype) in SIZES
 
 
 def dtype_name(dtype: Any) -> str:
-    """`torch.int64` as "int64"."""
+    """Return "int64" for `torch.int64`."""
     return str(dtype).removeprefix("torch.")
 
 
 def format_timestamp(moment: datetime) -> str:
-    """An aware datetime as the record spells it: UTC, microseconds, `Z`."""
+    """Format an aware datetime for a record: UTC, microseconds, `Z`."""
     return moment.astimezone(timezone.utc).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
 def now_timestamp() -> str:
-    """The present moment as the record spells it."""
+    """Return the current time, formatted for a record."""
     return format_timestamp(datetime.now(timezone.utc))
 
 
 def timestamp_of(time_ns: int) -> str:
-    """A wall clock's nanoseconds since the epoch as the record spells them."""
+    """Format nanoseconds since the epoch for a record."""
     seconds, rest = divmod(time_ns, 1_000_000_000)
     return format_timestamp(datetime.fromtimestamp(seconds, timezone.utc).replace(microsecond=rest // 1000))
 
 
 def make_dump_id(timestamp: str, call_index: int, pid: int, rand: str) -> str:
-    """`20250619T052608.430740Z-000012-4711-9f3a2c1b`: sorts by time, unique across ranks, hosts and processes."""
+    """Make an id like `20250619T052608.430740Z-000012-4711-9f3a2c1b`: sorts by time, unique across ranks, hosts and processes."""
     compact = timestamp.replace("-", "").replace(":", "")
     return f"{compact}-{call_index:06d}-{pid}-{rand}"
 
 
 def is_plain_name(text: str) -> bool:
-    """Whether `text` may name a run or a dump: letters, digits and `._+-`, at most 128, not beginning with a sign."""
+    """Check whether `text` may name a run or a dump: at most 128 letters, digits and `._+-`, not beginning with a sign."""
     return bool(_NAME.match(text))
 
 
 def label(record: DumpRecord) -> str:
-    """What a payload taken out of its file says of itself. The whole record would make the real dumps 7 % larger."""
+    """Return the text by which a payload identifies its dump. The whole record would make real dumps 7% larger."""
     return f"dump {record.dump_id} of run {record.run}, rank {record.rank}, record version {record.format_version}"
 
 
 def reach_of(shape: Sequence[int], strides: Sequence[int]) -> int | None:
-    """How far behind its first element a tensor's last one lies, in elements; None if elements may share memory.
+    """Return the distance from a tensor's first to its last element, in elements; None if elements may share memory.
 
-    Expanded dimensions (stride 0) count as one element: whether that is right, `_check_expanded` tells. None is said of some
-    rare layouts in which no elements share memory, too.
+    Expanded dimensions (stride 0) count as one element: `_check_expanded` verifies them. Some rare layouts in which no elements
+    share memory also give None.
     """
     reach = 0
     for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1 and stride):

@@ -1,4 +1,4 @@
-"""The bytes of one dump file, both ways, without torch.
+"""Read and write the bytes of a dump file, without torch.
 
 Layout::
 
@@ -9,16 +9,16 @@ Layout::
 
 `zstd -d` skips the first frame, so it turns the file into a plain safetensors file that any reader opens.
 
-Reading trusts nothing: the content size is checked against a cap before anything is allocated, trailing bytes and second
+Reading trusts nothing: the content size is checked against a cap before anything is allocated; trailing bytes and second
 frames are refused (`stream_reader` would return a truncated frame without an error, so it is never used). zstd's own
-checksum (XXH64) covers every byte of the payload and the CRC every byte of the record, so damage is always found. The
-payload's SHA-256 in the record is its identity; `dump verify` checks it too (`hash_too`). Loading for a replay does not:
+checksum (XXH64) covers every byte of the payload and the CRC every byte of the record, so damage is always detected. The
+payload's SHA-256 in the record is its identity; `dump verify` also checks it (`hash_too`). Loading for a replay does not:
 without SHA instructions it costs as much as everything else together, and finds nothing that the checksum does not.
 
-Frame and checksum say that a file is as it was written, not that it was written by us. So `check` holds record and safetensors
-header against each other before anything is allocated: the same tensors, each stored in a form that loses nothing, strides under
-which no two elements share memory, room for all of it; and the payload's own sentence about itself names this dump, so that two
-good halves of different files are not taken for one. Loading and `dump verify` both ask, so what verifies also loads.
+Frame and checksum prove that a file is unchanged, not that actordbg wrote it. So `check` compares record and safetensors
+header before anything is allocated: the same tensors, each stored losslessly, with strides under which no two elements share
+memory, and within the memory limit; and the payload's label names this dump, so that valid halves of different files are not
+combined. Loading and `dump verify` both run it, so a dump that verifies also loads.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from actordbg.formats.record_reading import damaged, parse_record, strict_header
 from actordbg.formats.store_files import AnyPath, open_regular
 
 DEFAULT_CAP = 8 * 2**30
-"""Largest payload, in bytes after decompression, that a reader allocates ever."""
+"""Largest payload, in bytes after decompression, that a reader ever allocates."""
 
 
 class Entry(NamedTuple):
-    """One tensor of a safetensors payload: dtype by torch's name, shape, and where its bytes begin in the payload."""
+    """A tensor of a safetensors payload: dtype by torch's name, shape, and offset of its bytes in the payload."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -63,13 +63,13 @@ class Entry(NamedTuple):
 
 
 _FRAME_ROOM = 65_536
-"""More bytes than a zstd frame takes beside its content and 1/128 of it, where nothing can be compressed."""
+"""More bytes than an incompressible zstd frame takes beyond 129/128 of its content."""
 
 
 def pack(record: DumpRecord, payload: bytes, level: int = 3) -> bytes:
-    """One dump file's bytes from a finished record and its safetensors payload, compressed at zstd `level`.
+    """Build a dump file from a finished record and its safetensors payload, compressed at zstd `level`.
 
-    Raises Unsupported for a record or a payload that no reader would accept. The record is read as a reader reads it.
+    Raises Unsupported for a record or a payload that no reader would accept: the record is parsed as a reader would.
     """
     from actordbg.formats.encoding import checked_line, pack_line  # with numpy, which reading does without
 
@@ -83,9 +83,9 @@ def pack(record: DumpRecord, payload: bytes, level: int = 3) -> bytes:
 
 
 def read_record(path: AnyPath) -> DumpRecord:
-    """The record of a dump file; reads its first few kilobytes and decompresses nothing.
+    """Read the record of a dump file: its first few kilobytes, without decompressing.
 
-    Raises CorruptDump, NewerFormat, or StoreProblem when the file cannot be read.
+    Raises CorruptDump, NewerFormat, or StoreProblem if the file cannot be read.
     """
     try:
         return parse_line(read_line(path)[0], path)
@@ -94,7 +94,7 @@ def read_record(path: AnyPath) -> DumpRecord:
 
 
 def read_line(path: AnyPath) -> tuple[bytes, int]:
-    """The record's JSON of a dump file, its CRC-32 checked, and how many bytes follow it. CorruptDump or OSError otherwise."""
+    """Read the record's JSON of a dump file, check its CRC-32, and count the bytes that follow. Raises CorruptDump or OSError."""
     with open(open_regular(path), "rb") as file:
         size = _record_size(file.read(8), path)
         header = file.read(size)
@@ -105,12 +105,12 @@ def read_line(path: AnyPath) -> tuple[bytes, int]:
 
 
 def unreadable(path: AnyPath, error: OSError) -> StoreProblem:
-    """Say that a file cannot be read."""
+    """Return the error for a file that cannot be read."""
     return StoreProblem(f"cannot read {path}: {error.strerror}", hint="check the path and its permissions")
 
 
 def record_line(header: bytes, name: AnyPath = "dump") -> bytes:
-    """The record's JSON from the content of the skippable frame, its CRC-32 checked. Raises CorruptDump."""
+    """Return the record's JSON from the content of the skippable frame, after checking its CRC-32. Raises CorruptDump."""
     line, newline, check = header[:-9], header[-9:-8], header[-8:]
     if newline != b"\n" or check != b"%08x" % zlib.crc32(line):
         raise damaged(f"{name}: damaged record (its CRC-32 does not match)")
@@ -118,8 +118,9 @@ def record_line(header: bytes, name: AnyPath = "dump") -> bytes:
 
 
 def read_payload(path: AnyPath, *, hash_too: bool = True) -> tuple[DumpRecord, bytes]:
-    """Read record and checked safetensors bytes of a dump file. At most DEFAULT_CAP bytes are allocated for the payload, and
-    under twice as many for payload and file together.
+    """Read the record and the safetensors bytes of a dump file, and check them.
+
+    Allocates at most DEFAULT_CAP bytes for the payload, and less than twice as many for payload and file together.
     """
     try:
         data = read_file(path)
@@ -129,7 +130,7 @@ def read_payload(path: AnyPath, *, hash_too: bool = True) -> tuple[DumpRecord, b
 
 
 def read_file(path: AnyPath) -> bytes:
-    """The bytes of a dump file. CorruptDump if they are more than the largest payload takes, OSError if it cannot be read."""
+    """Read the bytes of a dump file. CorruptDump if they exceed the largest payload, OSError if the file is unreadable."""
     with open(open_regular(path), "rb") as file:
         size, most = os.fstat(file.fileno()).st_size, DEFAULT_CAP + DEFAULT_CAP // 128 + MAX_RECORD + _FRAME_ROOM
         if size > most:
@@ -143,7 +144,7 @@ def unpack(
     *,
     hash_too: bool = True,
 ) -> tuple[DumpRecord, bytes]:
-    """Record and checked safetensors bytes from a dump file's bytes; `name` is used in messages."""
+    """Return the record and the checked safetensors bytes from a dump file's bytes; `name` is used in messages."""
     size = _record_size(data[:8], name)
     if len(data) < 8 + size:
         raise damaged(f"{name}: ends inside its record")
@@ -155,30 +156,30 @@ def unpack(
 
 
 def line_of(data: bytes, name: AnyPath = "dump") -> bytes:
-    """The exact line of JSON that a dump file's bytes begin with, its CRC-32 checked."""
+    """Return the exact record line of a dump file's bytes, after checking its CRC-32."""
     return record_line(data[8 : 8 + _record_size(data[:8], name)], name)
 
 
 def check_hash(record: DumpRecord, payload: bytes, name: AnyPath = "dump") -> None:
-    """CorruptDump unless the payload is the one that the record names by its SHA-256."""
+    """Raise CorruptDump unless the payload has the SHA-256 that the record names."""
     if hashlib.sha256(payload).hexdigest() != record.payload_sha256:
         raise damaged(f"{name}: the payload's SHA-256 is not the record's")
 
 
 def payload_entries(payload: bytes, name: AnyPath = "dump") -> dict[str, Entry]:
-    """What a safetensors payload holds, by key, from its JSON header alone.
+    """Read the entries of a safetensors payload, by key, from its JSON header.
 
-    Raises CorruptDump unless the entries cover the data exactly, one after another, with the bytes that their shapes need.
+    Raises CorruptDump unless the entries cover the data exactly, in sequence, with the bytes that their shapes need.
     """
     size = int.from_bytes(payload[:8], "little")
     if not 0 < size <= min(len(payload) - 8, MAX_RECORD):
         raise damaged(f"{name}: the payload is not a safetensors file")
     try:
         header = strict_header(payload[8 : 8 + size])
-        found = [(item["data_offsets"], key, item["dtype"], item["shape"]) for key, item in header.items()]
-        found.sort(key=itemgetter(0))
+        items = [(item["data_offsets"], key, item["dtype"], item["shape"]) for key, item in header.items()]
+        items.sort(key=itemgetter(0))
         end, entries, numbers = 0, {}, [0]
-        for offsets, key, code, shape in found:
+        for offsets, key, code, shape in items:
             dtype, width = SAFETENSORS_DTYPES[code]
             first, last = offsets
             if type(shape) is not list or len(shape) > MAX_DIMS:
@@ -207,7 +208,7 @@ def _record_size(head: bytes, name: AnyPath) -> int:
 
 
 def parse_line(line: bytes, name: AnyPath = "dump") -> DumpRecord:
-    """The record that a line of JSON holds; what is wrong with it is said of `name`."""
+    """Parse a record from a line of JSON; `name` begins error messages."""
     try:
         return parse_record(line)
     except StoreProblem as error:
@@ -216,8 +217,9 @@ def parse_line(line: bytes, name: AnyPath = "dump") -> DumpRecord:
 
 
 def decompress(frame: bytes | memoryview, what: str, most: int) -> bytes:
-    """Return the content of exactly one zstd frame with content size and checksum; `what` begins messages. Nothing larger than
-    `most` bytes is ever allocated.
+    """Decompress exactly one zstd frame with content size and checksum; `what` begins messages.
+
+    Never allocates more than `most` bytes.
     """
     try:
         parameters = zstandard.get_frame_parameters(frame[:32])
@@ -235,36 +237,36 @@ def decompress(frame: bytes | memoryview, what: str, most: int) -> bytes:
         content: bytes = _own.decompressor.decompress(frame, max_output_size=most, allow_extra_data=False)
         return content
     except MemoryError:
-        hint = "use a machine with more memory; `actordbg dump show` without --values needs none"
-        raise StoreProblem(f"{what} of {size} bytes finds no memory", hint=hint) from None
+        hint = "use a machine with more memory, or run `actordbg dump show` without --values"
+        raise StoreProblem(f"{what} of {size} bytes does not fit into memory", hint=hint) from None
     except zstandard.ZstdError as error:
         raise damaged(f"{what} is damaged: {error}") from None
 
 
 _own = threading.local()
-"""Holds a decompressor for each thread: making one takes longer than what it does to a small payload."""
+"""Holds a decompressor per thread: creating one takes longer than decompressing a small payload."""
 _MASKS = ("int64", "int32", "int16", "int8", "uint8", "float64", "float32", "float16", "bfloat16")
 _NARROWER = {(dtype, "bool") for dtype in _MASKS} | {
     ("int32", "uint16"), ("int32", UINT24), ("int64", "uint16"), ("int64", UINT24), ("int64", "int32"),
 }  # fmt: skip
-"""(dtype, stored) of every form beside itself in which `payload.encode` may store a tensor."""
+"""(dtype, stored) of all narrower forms in which `payload.encode` may store a tensor."""
 
 
 def check(record: DumpRecord, payload: bytes, name: str = "dump") -> dict[str, Entry]:
-    """The payload's entries by key, once they are known to be what the record says. Raises CorruptDump.
+    """Check a payload against its record and return its entries by key. Raises CorruptDump.
 
-    What a reader then allocates, the payload and a copy of it included, stays under twice DEFAULT_CAP.
+    A reader then allocates less than twice DEFAULT_CAP, including the payload and a copy of it.
     """
     entries = payload_entries(payload, name)
-    wanted: dict[str, tuple[str, tuple[int, ...]]] = {}
+    expected: dict[str, tuple[str, tuple[int, ...]]] = {}
     room = 2 * len(payload)
     for tensor, spec in record.tensors.items():
         room += _room(tensor, spec, name)
         for key, kind in spec.parts(tensor):
-            if key in wanted:
+            if key in expected:
                 raise damaged(f"{name}: two tensors of the record are both stored as {key!r:.80}")
-            wanted[key] = kind, spec.shape
-    if {key: entry[:2] for key, entry in entries.items()} != wanted:
+            expected[key] = kind, spec.shape
+    if {key: entry[:2] for key, entry in entries.items()} != expected:
         raise damaged(f"{name}: the payload's tensors are not those of its record")
     header = payload[8 : 8 + int.from_bytes(payload[:8], "little")]
     if b'"actordbg"' in header and label(record).encode() not in header:
@@ -282,7 +284,7 @@ def check(record: DumpRecord, payload: bytes, name: str = "dump") -> dict[str, E
 
 
 def _room(tensor: str, spec: TensorSpec, name: str) -> int:
-    """Bytes that this tensor takes beside the payload; CorruptDump for a spec that was never written by `encode`."""
+    """Return the bytes that this tensor takes beside the payload. CorruptDump for a spec that `encode` never writes."""
     if spec.dtype not in SIZES or (spec.stored != spec.dtype and (spec.dtype, spec.stored) not in _NARROWER):
         what = f"tensor {tensor!r:.80} of dtype {spec.dtype!r:.40} cannot be stored as {spec.stored!r:.40}"
         raise damaged(f"{name}: {what}")
@@ -297,7 +299,7 @@ def _room(tensor: str, spec: TensorSpec, name: str) -> int:
 
 
 def _check_expanded(key: str, spec: TensorSpec, entry: Entry, payload: bytes, name: str) -> None:
-    """Along a dimension of stride 0 there is one value only, and the payload holds it as often as the dimension is long."""
+    """Raise CorruptDump unless the payload repeats the same value along each dimension of stride 0."""
     stored = memoryview(payload)[entry.offset : entry.offset + SIZES[entry.dtype] * math.prod(entry.shape)]
     for dim, (stride, size) in enumerate(zip(spec.strides, spec.shape, strict=True)):
         if stride or size < 2:

@@ -1,11 +1,11 @@
-"""Turns a call's tensors and its record into the bytes of a dump file: in the training process, in its writer, and at the desk.
+"""Encode a call's tensors and record as a dump file: in the training process, in its writer, and at the desk.
 
-Tensors are stored narrow where nothing is lost: masks of 0 and 1 as bool, ids below 65,536 as uint16, below 2**24 as their low
-16 and high 8 bits apart (`<name>.lo`, `<name>.hi`), other int64 that fit as int32. The record keeps the logical dtype, shape
-and strides: `actordbg.store.payload` gives back exactly what was captured.
+Tensors are narrowed if nothing is lost: masks of 0 and 1 to bool, ids below 65,536 to uint16, ids below 2**24 to separate low 16
+and high 8 bits (`<name>.lo`, `<name>.hi`), other int64 that fit to int32. The record keeps the logical dtype, shape and strides:
+`actordbg.store.payload` restores exactly what was captured.
 
-Works on numpy's views of memory: torch costs many times as much here, and a writer process has none. bfloat16 and float8, which
-numpy lacks, are their bits, as unsigned integers.
+Works on numpy views of memory: torch costs many times as much here, and a writer process does without it. bfloat16 and float8,
+which numpy lacks, are handled as bits, in unsigned integers.
 
     record, data = serialize(record, {"sequences": of_torch(ids)})
     blob = pack(record, data, level=3)
@@ -51,17 +51,20 @@ from actordbg.formats.ringfile import OWN_NUMBERS
 Array = np.ndarray[Any, Any]
 _CODES = {name: code for code, (name, _) in SAFETENSORS_DTYPES.items()}
 BITS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
-"""Dtypes that numpy lacks, and what holds their bits."""
+"""Dtypes that numpy lacks, and the dtype that holds their bits."""
 _INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 ONES = {"float64": 0x3FF0000000000000, "float32": 0x3F800000, "float16": 0x3C00, "bfloat16": 0x3F80}
 """The bits of 1."""
 MOST_DIMS = 64
-"""torch has no tensors of more dimensions."""
+"""Most dimensions of a tensor in torch."""
 
 
 @dataclass(frozen=True)
 class PlainTensor:
-    """dtype: by torch's name. values: in that dtype, or its bits where numpy lacks it. strides: in elements, as captured."""
+    """A tensor without torch.
+
+    dtype: torch's name. values: in that dtype, or its bits if numpy lacks it. strides: in elements, as captured.
+    """
 
     dtype: str
     values: Array
@@ -69,20 +72,20 @@ class PlainTensor:
 
     @property
     def nonzero(self) -> int:
-        """How many values are not zero. Minus zero has bits, and is zero."""
+        """Count the values that are not zero. Minus zero has bits, but is zero."""
         bits = self.values if self.dtype not in BITS else self.values & (0x7FFF if self.dtype == "bfloat16" else 0x7F)
         return int(np.count_nonzero(bits))
 
 
 @functools.cache
 def array_dtype(name: str) -> np.dtype[Any]:
-    """What numpy holds a dtype in, little-endian."""
+    """Return the little-endian numpy dtype that holds a dtype."""
     kind: np.dtype[Any] = np.dtype(BITS.get(name, name)).newbyteorder("<")
     return kind
 
 
 def of_torch(tensor: Any, strides: tuple[int, ...] | None = None) -> PlainTensor:
-    """A tensor on the CPU, over its memory. `strides`: those that it had where it is a compact copy."""
+    """Wrap a CPU tensor without copying. `strides`: the original's, if the tensor is a compact copy."""
     import torch
 
     name, values = dtype_name(tensor.dtype), tensor.detach()
@@ -105,8 +108,10 @@ def tensors_of(numbers: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[
 
 
 def tensors_in(memory: Any, first: int, numbers: Sequence[int], names: Sequence[Sequence[str]]) -> dict[str, PlainTensor]:
-    """Return the tensors of a call over a ring's memory: `numbers` as `ringfile` has them, `names` its names and dtypes, `first`
-    where its data begin. ValueError, KeyError or TypeError where numbers and names are not those of tensors in this memory.
+    """Return the tensors of a call as views of a ring's memory.
+
+    numbers: as in `ringfile`. names: names and dtypes. first: offset of the call's data. Raises ValueError, KeyError or TypeError
+    if numbers and names do not describe tensors in this memory.
     """
     tensors = {}
     for (name, dtype), (shape, strides, offset, nbytes) in zip(names, tensors_of(numbers), strict=True):
@@ -115,7 +120,7 @@ def tensors_in(memory: Any, first: int, numbers: Sequence[int], names: Sequence[
             raise ValueError(f"{name!r:.80} lies outside of its extent")
         values = np.frombuffer(memory, array_dtype(dtype), count, first + offset) if count else np.empty(0, array_dtype(dtype))
         plain = contiguous_strides(shape)  # the stride of a dimension of size 1 means nothing
-        same = count and all(size == 1 or one == other for size, one, other in zip(shape, strides, plain, strict=True))
+        same = count and all(size == 1 or stride == other for size, stride, other in zip(shape, strides, plain, strict=True))
         tensors[name] = PlainTensor(dtype, values.reshape(shape), plain if same else strides)
     return tensors
 
@@ -123,7 +128,7 @@ def tensors_in(memory: Any, first: int, numbers: Sequence[int], names: Sequence[
 def record_of(
     fields: Mapping[str, Any], numbers: Sequence[int], tensors: Mapping[str, PlainTensor], versions: dict[str, str], **more: Any
 ) -> DumpRecord:
-    """The record of a call, all but what `serialize` fills in. `fields`: what it has in common with others of its kind."""
+    """Build the record of a call, except for the fields that `serialize` fills in. `fields`: those of its kind of call."""
     number, time_ns, monotonic_ns, step, token, batch, seq_len = numbers[:OWN_NUMBERS]
     attention, action, timestamp = tensors.get("attention_mask"), tensors.get("action_mask"), timestamp_of(time_ns)
     return DumpRecord(
@@ -144,7 +149,7 @@ def record_of(
 
 
 def pack(record: DumpRecord, payload: bytes, level: int) -> bytes:
-    """One dump file's bytes from a finished record and its safetensors payload, compressed at zstd `level`.
+    """Build a dump file from a finished record and its safetensors payload, compressed at zstd `level`.
 
     Raises Unsupported for a record or a payload that no reader would accept.
     """
@@ -155,21 +160,24 @@ _own = threading.local()
 
 
 def compress(content: bytes, level: int) -> bytes:
-    """Return one zstd frame with content size and checksum."""
-    kept: Any = vars(_own)  # making a compressor takes longer than what it does to a small payload
+    """Compress to a single zstd frame with content size and checksum."""
+    kept: Any = vars(_own)  # creating a compressor takes longer than compressing a small payload
     if level not in kept:
         kept[level] = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
     return kept[level].compress(content)  # type: ignore[no-any-return]
 
 
 def pack_line(line: bytes, payload: bytes, level: int = 3) -> bytes:
-    """Return a dump file's bytes from an encoded record, which must come from `checked_line` or from a file."""
+    """Build a dump file from an encoded record, compressing `payload` at zstd `level`.
+
+    Like `pack`, but without validation: `line` must come from `checked_line` or from a file.
+    """
     header = b"%b\n%08x" % (line, zlib.crc32(line))
     return MAGIC + len(header).to_bytes(4, "little") + header + compress(payload, level)
 
 
 def serialize(record: DumpRecord, tensors: Mapping[str, PlainTensor]) -> tuple[DumpRecord, bytes]:
-    """The finished record and the safetensors bytes of its payload, with tensor specs and hash. Packed rows are taken apart."""
+    """Return the record, completed with tensor specs and hash, and its payload's safetensors bytes. Separates packed rows."""
     if "adapter" in record.actor:
         record, tensors = rows_apart(record, tensors)
     specs: dict[str, TensorSpec] = {}
@@ -177,7 +185,7 @@ def serialize(record: DumpRecord, tensors: Mapping[str, PlainTensor]) -> tuple[D
     for name, tensor in tensors.items():
         stored, parts = _narrow(tensor)
         shape, strides = tensor.values.shape, tensor.strides
-        if reach_of(shape, strides) is None:  # windows that overlap (`unfold`) come back as a contiguous tensor
+        if reach_of(shape, strides) is None:  # overlapping windows (`unfold`) are restored as a contiguous tensor
             strides = contiguous_strides(shape)
         specs[name] = spec = TensorSpec(tensor.dtype, shape, strides, stored)
         for (key, dtype), part in zip(spec.parts(name), parts, strict=True):
@@ -189,9 +197,9 @@ def serialize(record: DumpRecord, tensors: Mapping[str, PlainTensor]) -> tuple[D
 
 
 def plain_safetensors(entries: Mapping[str, tuple[str, Array]], metadata: Mapping[str, str]) -> bytes:
-    """A safetensors file, as `safetensors.torch.save` makes one, in a fraction of its time.
+    """Build a safetensors file like `safetensors.torch.save`, in a fraction of its time.
 
-    8 bytes of length, a JSON header padded with spaces to 8 bytes, then the tensors, those with wider elements first.
+    8 bytes of length, a JSON header padded with spaces to 8 bytes, then the tensors, widest elements first.
     """
     header: dict[str, Any] = {"__metadata__": metadata}
     parts, end = [], 0
@@ -206,10 +214,10 @@ def plain_safetensors(entries: Mapping[str, tuple[str, Array]], metadata: Mappin
 
 
 def _narrow(tensor: PlainTensor) -> tuple[str, tuple[Array, ...]]:
-    """The narrowest lossless form: what `TensorSpec.stored` says of it, and its parts (see `TensorSpec.parts`)."""
+    """Return the narrowest lossless form of a tensor: its `TensorSpec.stored`, and its parts (see `TensorSpec.parts`)."""
     values, dtype = tensor.values, tensor.dtype
     if dtype in _INTEGERS and values.size:
-        bits = int(np.bitwise_or.reduce(values, axis=None))  # negative if a value is, and else as long as the longest value
+        bits = int(np.bitwise_or.reduce(values, axis=None))  # negative if any value is, else as long as the longest value
         if bits in (0, 1):
             return "bool", (values.astype(np.bool_),)
         if dtype in ("int64", "int32") and 0 <= bits < 2**24:
@@ -221,16 +229,15 @@ def _narrow(tensor: PlainTensor) -> tuple[str, tuple[Array, ...]]:
         word = np.ascontiguousarray(values).view(f"<u{SIZES[dtype]}")
         ones = word == ONES[dtype]
         if bool((ones | (word == 0)).all()):
-            return "bool", (ones.reshape(values.shape),)  # numpy makes [1] of a single value
+            return "bool", (ones.reshape(values.shape),)  # numpy turns a single value into [1]
     return dtype, (values,)
 
 
 def checked_line(record: DumpRecord, payload: bytes) -> bytes:
-    """The record's line of JSON. Raises Unsupported if a reader would refuse it or the payload: what is written can be read.
+    """Return the record's line of JSON. Raises Unsupported if a reader would refuse it or the payload.
 
-    Checks sizes, counts, ranges and characters; how deep a captured call's values are nested is bounded where they are sorted
-    (`actordbg.capture.facts.MAX_DEPTH`). Any other record goes through `actordbg.formats.dumpfile.pack`, which reads it as a
-    reader does.
+    Checks sizes, counts, ranges and characters; `actordbg.capture.facts.MAX_DEPTH` already bounds the nesting of a captured
+    call's values. Other records go through `actordbg.formats.dumpfile.pack`, which parses them as a reader would.
     """
     line = record.to_json().encode()
     header = int.from_bytes(payload[:8], "little")
@@ -240,7 +247,7 @@ def checked_line(record: DumpRecord, payload: bytes) -> bytes:
     for part in (line, payload[8 : 8 + header]):
         if sum(map(part.count, (b"[", b"{", b","))) > MAX_VALUES:
             raise _unreadable(record, f"it has more than {MAX_VALUES} values")
-    numbers = [max(one, ~one) if name == "temperature" else one for name, one in vars(record).items() if type(one) is int]
+    numbers = [max(item, ~item) if name == "temperature" else item for name, item in vars(record).items() if type(item) is int]
     if min(numbers) < 0 or max(numbers) >= 2**63:
         raise _unreadable(record, "a number is out of range")
     if "__metadata__" in record.tensors or any(len(spec.shape) > MAX_DIMS for spec in record.tensors.values()):
@@ -251,73 +258,73 @@ def checked_line(record: DumpRecord, payload: bytes) -> bytes:
 
 
 def _unreadable(record: DumpRecord, why: str) -> Unsupported:
-    hint = "large lists belong into tensors; leave out the arguments that the replay does not need"
+    hint = "store large lists as tensors, and leave out the arguments that the replay does not need"
     return Unsupported(f"dump {record.dump_id}: {why}", hint=hint)
 
 
 PREFIX = "packed."
 OFFSETS, POSITIONS = PREFIX + "offsets", PREFIX + "positions"
-"""Names of the tensors that say where rows begin. With neither a call is not packed."""
+"""Names of the tensors that say where packed rows begin. A call without them is not packed."""
 MOST_PLACES = 2**27
 """Most positions, padding included, that a call's rows may take: one long row beside many short ones would fill the memory."""
 _Array = Any
 
 
 def rows_apart(record: DumpRecord, tensors: Mapping[str, Any]) -> tuple[DumpRecord, Mapping[str, Any]]:
-    """Return what an adapter read of a call, packed rows apart. Unsupported where its masks cannot be those of its tokens."""
+    """Separate the packed rows of an adapter's call. Raises Unsupported if its masks do not fit its tokens."""
     if OFFSETS in tensors or POSITIONS in tensors:
         record, tensors = _unpacked(record, tensors)
-    require_fit({name: one.values for name, one in tensors.items()}, hint="correct what the adapter reads as rows")
+    require_fit({name: tensor.values for name, tensor in tensors.items()}, hint="correct what the adapter reads as rows")
     return record, tensors
 
 
 def require_fit(tensors: Mapping[str, Any], hint: str) -> None:
-    """Raise Unsupported where masks cannot be those of the sequences beside them."""
+    """Raise Unsupported if the shapes of masks do not fit the sequences."""
     shapes = {name: tuple(tensors[name].shape) for name in ("sequences", "attention_mask", "action_mask") if name in tensors}
     ids = shapes.get("sequences", ())
     real, counted = shapes.get("attention_mask", ids), shapes.get("action_mask", (*ids[:1], -1))
     if real[:1] + real[-1:] != ids[:1] + ids[-1:] or counted[:1] != ids[:1] or counted[-1:] >= ids[-1:]:
-        raise Unsupported(f"these cannot belong together: {', '.join(f'{n} {[*s]}' for n, s in shapes.items())}", hint=hint)
+        raise Unsupported(f"these shapes do not fit together: {', '.join(f'{n} {[*s]}' for n, s in shapes.items())}", hint=hint)
 
 
 def _unpacked(record: DumpRecord, tensors: Mapping[str, Any]) -> tuple[DumpRecord, dict[str, Any]]:
-    """The record and the tensors (`actordbg.formats.encoding.PlainTensor`) of a packed call with its rows apart."""
-    kept = {name: one for name, one in tensors.items() if not name.startswith(PREFIX)}
+    """Return the record and the tensors (`actordbg.formats.encoding.PlainTensor`) of a packed call with its rows separated."""
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(PREFIX)}
     try:
         total = tensors["sequences"].values.size
         starts, lengths, packing = _borders(tensors, total)
     except (KeyError, ValueError) as error:
-        said = {"rows": f"packed, and not told apart: {error}"}
-        return replace(record, extra={**record.extra, **said}, replayable=False), dict(tensors)
+        note = {"rows": f"packed rows cannot be separated: {error}"}
+        return replace(record, extra={**record.extra, **note}, replayable=False), dict(tensors)
     longest = int(lengths.max())
     at = starts[:, None] + np.arange(longest)
     real = np.arange(longest) < lengths[:, None]
     mask, places = kept.get("attention_mask"), tensors.get(POSITIONS)
     shapes = ((total,), (1, total), *(() if places is None else (places.values.shape,)))
-    found = {**kept}
+    unpacked = {**kept}
     if mask is None:
-        found["attention_mask"] = PlainTensor("int64", real.astype("<i8"), contiguous_strides(real.shape))
-    for name, one in kept.items():
-        if one.values.shape in shapes:
-            found[name] = _spread(one, at, real)
-        elif one.values.shape == (1, total - 1) and (name == "action_mask" or name.startswith(OUTPUT_PREFIX)):
-            found[name] = _spread(one, at[:, :-1], real[:, 1:])
-    attended = found["attention_mask"].values != 0
+        unpacked["attention_mask"] = PlainTensor("int64", real.astype("<i8"), contiguous_strides(real.shape))
+    for name, tensor in kept.items():
+        if tensor.values.shape in shapes:
+            unpacked[name] = _spread(tensor, at, real)
+        elif tensor.values.shape == (1, total - 1) and (name == "action_mask" or name.startswith(OUTPUT_PREFIX)):
+            unpacked[name] = _spread(tensor, at[:, :-1], real[:, 1:])
+    attended = unpacked["attention_mask"].values != 0
     if places is not None:
         own = _spread(places, at, real)
         if (own.values != attended.cumsum(1) - 1)[attended].any():
-            found["position_ids"] = own
-    actions = found["action_mask"].values.shape[-1] if "action_mask" in found else None
+            unpacked["position_ids"] = own
+    actions = unpacked["action_mask"].values.shape[-1] if "action_mask" in unpacked else None
     rows: dict[str, Any] = {"batch_size": len(starts), "seq_len": longest, "tokens": int(attended.sum()), "action_len": actions}
     outside = total - int(lengths.sum()) if OFFSETS in tensors else 0
-    said = {"rows": f"{outside} of {total} packed tokens lie in no row, and are left out"} if outside else {}
+    note = {"rows": f"{outside} of {total} packed tokens lie in no row, and are left out"} if outside else {}
     if packing and places is not None and mask is not None:
-        said = {"rows": "packed beside a mask: flash attention separates such rows, sdpa and eager attention do not"}
-    return replace(record, packing_samples=packing, extra={**record.extra, **said}, **rows), found
+        note = {"rows": "packed beside a mask: flash attention separates such rows, sdpa and eager attention do not"}
+    return replace(record, packing_samples=packing, extra={**record.extra, **note}, **rows), unpacked
 
 
 def _borders(tensors: Mapping[str, Any], total: int) -> tuple[_Array, _Array, bool]:
-    """Where each row begins, how long it is, and whether several lay in one. ValueError where that makes no sense."""
+    """Return the start and length of each row, and whether several were packed into one. ValueError if they are impossible."""
     given = 0
     if OFFSETS in tensors:
         offsets = tensors[OFFSETS].values.astype(np.int64).ravel()
@@ -328,24 +335,24 @@ def _borders(tensors: Mapping[str, Any], total: int) -> tuple[_Array, _Array, bo
             raise ValueError(f"{positions.size} positions for {total} tokens")
         width = max(1, *positions.shape[-1:])
         begins, mask, given = positions.ravel() == 0, tensors.get("attention_mask"), total // width
-        if mask is not None:  # padding is at 0, too
+        if mask is not None:  # padding also has position 0
             real = mask.values.ravel() != 0
             begins[1:] &= real[1:] & real[:-1]
         starts = np.union1d(np.flatnonzero(begins), np.arange(0, max(1, total), width))
         ends = np.append(starts[1:], total)
         filled = np.flatnonzero(ends - starts > 1)
         if mask is None:
-            starts, ends = (one[: filled[-1] + 1] if filled.size else one[:1] for one in (starts, ends))
+            starts, ends = (bounds[: filled[-1] + 1] if filled.size else bounds[:1] for bounds in (starts, ends))
     lengths = ends - starts
     if not starts.size or lengths.min() < 0 or starts[0] < 0 or ends.max() > total or not lengths.max():
         raise ValueError(f"borders {[*starts[:4].tolist(), '...', *ends[-1:].tolist()]} of {total} tokens")
     if starts.size * int(lengths.max()) > MOST_PLACES:
-        raise ValueError(f"{starts.size} rows of up to {lengths.max()} tokens are too many places")
+        raise ValueError(f"{starts.size} rows of up to {lengths.max()} tokens have too many positions")
     return starts[lengths > 0], lengths[lengths > 0], len(starts) > given
 
 
 def _spread(packed: Any, at: _Array, real: _Array) -> Any:
-    """Values of one long row at their places in rows, 0 if there are none."""
+    """Spread the values of one long row over separate rows, with 0 as padding."""
     flat = packed.values.ravel()
     values = np.where(real, flat[np.minimum(at, flat.size - 1)], flat.dtype.type(0)) if flat.size else np.zeros(at.shape)
     return replace(packed, values=values.astype(flat.dtype, copy=False), strides=contiguous_strides(values.shape))

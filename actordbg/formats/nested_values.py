@@ -1,18 +1,18 @@
-"""Values within values as flat names, and back: dicts, lists, dataclasses, TensorDicts, nested tensors and what else calls get.
+"""Flatten nested values to dotted names, and back: dicts, lists, dataclasses, TensorDicts, nested tensors and other arguments.
 
     flat({"images": [a, b], "loss": ppo_loss})    {"images.0": a, "images.1": b, "loss": "function losses.ppo_loss"}
 
 | Value | Kept as |
 |---|---|
 | tensor, number, text, None | itself |
-| dict, TensorDict, DataProto, dataclass | its parts, by name; a DataProto's tensors and the rest of it alike |
-| list, tuple (or what has a list `tensors`) | its parts, by number |
-| nested tensor, jagged | `.values` and `.offsets` (`.lengths`, where it has holes); of the older layout its rows |
-| DTensor | the shard that this process has, and `.placement`: how it was cut |
+| dict, TensorDict, DataProto, dataclass | its parts, by name; for a DataProto tensors and all other parts |
+| list, tuple (or an object with a list `tensors`) | its parts, by number |
+| nested tensor | jagged: `.values` and `.offsets` (`.lengths`, if it has holes); older layout: its rows |
+| DTensor | this process's shard, and `.placement`: how it was sharded |
 | function, class, module | its qualified name |
 | anything else, or too deep | "left out: " and its type |
 
-Nothing is copied and no value is looked at. Standard library only: torch's kinds are told by what they have.
+Nothing is copied and no tensor's values are read. Standard library only: torch's types are recognized by their attributes.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 CONTEXT = "context."
-"""What the names of parts begin with that belong to a call and are not needed to make it again."""
+"""Name prefix of parts that belong to a call but are not needed to repeat it."""
 LEFT_OUT = "left out: "
 MOST_PARTS, MOST_DEPTH = 256, 6
 
 
 def flat(value: Any, name: str = "") -> dict[str, Any]:
-    """All parts of a value by their dotted names, at most MOST_PARTS; what is beyond is named under the value's own name."""
-    found: dict[str, Any] = {}
+    """Return all parts of a value by dotted name, at most MOST_PARTS; then `name` itself says that there are more."""
+    parts: dict[str, Any] = {}
     for at, part in _parts(value, name, 0):
-        if len(found) >= MOST_PARTS:
-            found[name] = f"{LEFT_OUT}more than {MOST_PARTS} parts"
+        if len(parts) >= MOST_PARTS:
+            parts[name] = f"{LEFT_OUT}more than {MOST_PARTS} parts"
             break
-        found[at] = part
-    return found
+        parts[at] = part
+    return parts
 
 
 def nested(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Dicts and lists from dotted names; numbers make a list."""
-    found: dict[str, Any] = {}
+    """Rebuild dicts and lists from dotted names; consecutive numbers make a list."""
+    tree: dict[str, Any] = {}
     for name, part in parts.items():
         *way, last = name.split(".")
-        holder = found
+        holder = tree
         for step in way:
             holder = holder.setdefault(step, {})
         holder[last] = part
-    return {name: _listed(one) for name, one in found.items()}
+    return {name: _listed(branch) for name, branch in tree.items()}
 
 
 def named(value: Any) -> str:
-    """What is said of a value that is not kept: the qualified name of code, the type of anything else."""
+    """Describe a value that is not kept: the qualified name of code, the type of anything else."""
     if isinstance(value, type) or hasattr(value, "__qualname__"):
         kind = "class" if isinstance(value, type) else "function"
         return f"{kind} {getattr(value, '__module__', '?')}.{value.__qualname__}"
@@ -73,7 +73,7 @@ def _parts(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
 
 
 def _inside(value: Any) -> Mapping[Any, Any] | None:
-    """The parts of a value that has some."""
+    """Return the parts of a nested value; None for a leaf."""
     if _is_tensor(value):
         return _inside_tensor(value)
     if isinstance(value, Mapping):

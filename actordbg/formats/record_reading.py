@@ -1,8 +1,8 @@
-"""Reads a record, and any JSON out of files that nobody vouches for.
+"""Read records, and other JSON from untrusted files.
 
-`json.loads` accepts more than JSON is, and than the rest of a program survives: NaN and infinity (which `json.dumps` refuses
-later), lone surrogates (which no terminal and no database takes), other encodings than UTF-8, nesting that only just
-fits (and no longer fits one call deeper), and 4 MB of `[],[],[]` that become 90 MB of lists. All of that is a ValueError in
+`json.loads` accepts more than valid JSON, and more than a program can handle later: NaN and infinity (which `json.dumps` then
+refuses), lone surrogates (which no terminal and no database accepts), encodings other than UTF-8, nesting just below the
+recursion limit (which fails one call deeper), and 4 MB of `[],[],[]` that become 90 MB of lists. All of these are ValueErrors in
 `strict_json`. `parse_record` adds the contract of a record: every field's type, range and name.
 
 Example::
@@ -42,15 +42,15 @@ MAX_SIZE = 2**48
 
 
 def damaged(message: str) -> CorruptDump:
-    """Say what is wrong with a file of dumps, and how all such files are found."""
-    hint = "run `actordbg dump verify` to list every damaged dump; `actordbg dump prune --damaged` removes what cannot be read"
+    """Return the error for a damaged dump, with the command that lists all damaged dumps."""
+    hint = "run `actordbg dump verify` to list every damaged dump, and `actordbg dump prune --damaged` to remove unreadable ones"
     return CorruptDump(message, hint=hint)
 
 
 def parse_record(text: str | bytes) -> DumpRecord:
     """Parse and check a record.
 
-    Raises NewerFormat for a version this program does not know and CorruptDump for anything that is not a record.
+    Raises NewerFormat for an unknown version and CorruptDump for anything that is not a record.
     """
     try:
         data = strict_json(text.encode() if isinstance(text, str) else text)
@@ -70,22 +70,24 @@ def parse_record(text: str | bytes) -> DumpRecord:
 
 
 def strict_header(data: bytes) -> dict[str, Any]:
-    """The header of a safetensors file, as strict as the safetensors library: an object from the first byte on, no key twice,
-    no number but 0 and above, entries of three values. ValueError otherwise.
+    """Parse the header of a safetensors file, as strictly as the safetensors library.
+
+    Raises ValueError unless it is an object from the first byte on, without duplicate keys or negative numbers, and with three
+    values per entry.
     """
     header = strict_json(data, _decode_header)
     if data[:1] != b"{" or type(header) is not dict:
         raise ValueError("it is not an object")
     about = header.pop("__metadata__", {})
     if type(about) is not dict or not {*map(type, about.values())} <= {str}:
-        raise ValueError("its metadata are not texts")
+        raise ValueError("its metadata are not strings")
     if any(type(item) is not dict or len(item) != 3 for item in header.values()):
-        raise ValueError("an entry has other values than three")
+        raise ValueError("an entry does not have three values")
     return header
 
 
 def strict_json(data: bytes, decode: Callable[[str], Any] | None = None) -> Any:
-    """The value of a JSON text in UTF-8. Raises ValueError for anything else, and for what is too large or too deep."""
+    """Parse a JSON text in UTF-8. Raises ValueError for anything else, and for text that is too large or too deeply nested."""
     text = str(data, "utf-8")
     brackets = text.count("[") + text.count("{")
     if brackets + text.count(",") > MAX_VALUES:
@@ -120,10 +122,10 @@ def _size(text: str) -> int:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    value = dict(pairs)
+    if len(value) < len(pairs):
         raise ValueError("a key occurs twice")
-    return found
+    return value
 
 
 _decode = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse).decode
@@ -131,7 +133,7 @@ _decode_header = json.JSONDecoder(object_pairs_hook=_once, parse_int=_size, pars
 
 
 def _levels(value: Any) -> int:
-    """Count how many levels of lists and objects lie in each other."""
+    """Count the levels of nested lists and objects."""
     children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     return 0 if children is None else 1 + max(map(_levels, children), default=0)
 
@@ -159,10 +161,10 @@ def _checked(data: dict[str, Any]) -> DumpRecord:
 
 
 def _spec(name: str, data: Any) -> TensorSpec:
-    if name == "__metadata__":  # safetensors keeps it for itself
+    if name == "__metadata__":  # reserved by safetensors
         raise damaged(f"the record has a tensor named {name}")
     if type(data) is not list or len(data) not in (3, 4) or type(data[0]) is not str or type(data[1]) is not str:
-        raise damaged(f"tensor {name!r:.80} of the record is not described")
+        raise damaged(f"tensor {name!r:.80} of the record has no valid description")
     dtype, stored, shape, *rest = data
     if not _are_sizes(shape) or (rest and not (_are_sizes(rest[0]) and len(rest[0]) == len(shape))):
         raise damaged(f"tensor {name!r:.80} of the record has an impossible shape")
@@ -172,21 +174,21 @@ def _spec(name: str, data: Any) -> TensorSpec:
 
 
 def _are_sizes(values: Any) -> bool:
-    """Whether this is a shape, or strides: few plain integers that torch can count with."""
+    """Check whether this is a shape or strides: at most MAX_DIMS plain integers in torch's range."""
     if type(values) is not list or len(values) > MAX_DIMS or not {*map(type, values)} <= {int}:
         return False
     return not values or (min(values) >= 0 and max(values) < MAX_SIZE)
 
 
 def parse_timestamp(text: str) -> datetime:
-    """An ISO-8601 UTC timestamp of a record ("2025-06-19T05:26:08.430740Z") as an aware datetime; CorruptDump otherwise."""
+    """Parse a record's ISO-8601 UTC timestamp ("2025-06-19T05:26:08.430740Z") to an aware datetime. Raises CorruptDump."""
     if is_moment(text):
         return datetime.fromisoformat(text[:26]).replace(tzinfo=timezone.utc)
     raise damaged(f"{text!r:.60} is not a timestamp like 2025-06-19T05:26:08.430740Z")
 
 
 def is_moment(text: str) -> bool:
-    """Whether this is a timestamp as `parse_timestamp` wants it, of a moment that there was."""
+    """Check whether this is a timestamp for `parse_timestamp`, of a valid date and time."""
     try:
         return bool(_MOMENT.match(text) and datetime.fromisoformat(text[:26]))
     except ValueError:

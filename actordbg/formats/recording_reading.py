@@ -1,7 +1,7 @@
-"""Reads what a recording process leaves for others: its flight recorder's ring, and its counters.
+"""Read the files of a recording process: its flight recorder's ring, and its counters.
 
-The process may be alive, or have died in whatever way. So every offset, length and name is checked before it is used, a slot that
-is damaged or half written is left out, and nothing here waits for the process.
+The process may be alive, or have died in any way. So every offset, length and name is checked before it is used, damaged or
+half-written slots are left out, and nothing here waits for the process.
 
     ring = read_ring(path)
     tensors_in(ring.bytes_at(slot.offset, slot.size), head_bytes(len(slot.numbers)), slot.numbers, slot.kind["tensors"])
@@ -62,28 +62,27 @@ MAX_OPEN = 2**20
 
 @dataclass(frozen=True)
 class Books:
-    """Counts of one ledger at the process's death. `identity`: run, rank, world_size, host, pid, instance, role, since."""
+    """Counts of one ledger when its process died. `identity`: run, rank, world_size, host, pid, instance, role, since."""
 
     identity: dict[str, Any]
     counts: tuple[int, ...]
 
     @property
     def unresolved(self) -> int:
-        """Calls that were neither captured nor dropped nor sampled out when the process died."""
+        """Return the number of calls that were neither captured nor dropped nor sampled out when the process died."""
         return pending(self.counts)
 
     def as_counters(self) -> dict[str, Any]:
-        """What a counters file would say of these counts."""
+        """Return these counts in the form of a counters file."""
         return self.identity | totals(self.counts)
 
 
 @dataclass(frozen=True)
 class RingSlot:
-    """One call out of a ring, in its `place`-th slot.
+    """A call in slot `place` of a ring.
 
-    `kind` is what it has in common with others, `numbers` what it has of its own, `end` what came of it, `kept` what else its
-    record has (of a call that its process had no time to write); `data` begins at `offset` of the file and ends before
-    `offset + size`.
+    `kind`: facts that it shares with similar calls; `numbers`: its own; `end`: its outcome; `kept`: further record fields (of a
+    call that its process had no time to write). Its data lie in the file from `offset` to `offset + size`.
     """
 
     place: int
@@ -101,9 +100,7 @@ class RingSlot:
 
 @dataclass
 class RingFile:
-    """A ring as it is on disk. `alive`: its process still holds it. `books` by number; `damaged`: what is wrong with slots that
-    were left out.
-    """
+    """A ring on disk. `alive`: its process still holds it. `books`: by number. `damaged`: errors of slots that were left out."""
 
     path: Path
     facts: dict[str, Any]
@@ -114,9 +111,9 @@ class RingFile:
 
     @functools.cached_property
     def ended_by_ray(self) -> bool:
-        """Whether Ray ended the process on purpose, as its log of that worker says: the driver ended, or it was `ray.kill`.
+        """Check whether Ray ended the process on purpose (the driver ended, or `ray.kill`), according to that worker's log.
 
-        Such a process has no time for an end of its own. Of one that died on its own, or for want of memory, no log says so.
+        Such a process has no time to end in order. No log says this of a process that crashed or ran out of memory.
         """
         worker = Path(str(self.facts.get("stderr", "")))
         if self.alive or not worker.name.startswith("worker-"):
@@ -127,37 +124,37 @@ class RingFile:
         return False
 
     def state_of(self, books: Books) -> str:
-        """Of the process whose books these are: on, ended, or killed."""
+        """Return the state of the process of these books: on, ended, or killed."""
         return "on" if self.alive else "ended" if books.counts[CLOSED] or self.ended_by_ray else "killed"
 
     def bytes_at(self, offset: int, size: int) -> bytes:
-        """Bytes of the file. CorruptDump if it ends before."""
+        """Read bytes of the file. CorruptDump if it is too short."""
         with open(open_regular(self.path), "rb") as file:
             return _exactly(file.fileno(), offset, size, self.path)
 
     def still_has(self, slot: RingSlot) -> bool:
-        """Whether a slot's call is still there, and so was while it was read. A live process may have written over it."""
+        """Check whether a slot still holds its call, and so held it while it was read: a live process may have overwritten it."""
         state, _, _, _, sequence, *_ = SLOT.unpack(self.bytes_at(SLOTS_AT + slot.place * SLOT_SIZE, SLOT.size))
         return state in (IN_FLIGHT, DONE, RAISED) and sequence == slot.sequence
 
 
 def read_ring(path: Path) -> RingFile:
-    """Header, books and slots of a ring; its tensors are read when they are asked for (`bytes_at`).
+    """Read header, books and slots of a ring; read its tensors later with `bytes_at`.
 
-    Raises CorruptDump, NewerFormat, or StoreProblem where the file cannot be read. Slots that are being written are left out, and
-    so are damaged ones (`RingFile.damaged`).
+    Raises CorruptDump, NewerFormat, or StoreProblem if the file cannot be read. Slots that are being written are left out, and
+    so are damaged slots (`RingFile.damaged`).
     """
     try:
         descriptor = open_regular(path)
     except OSError as error:
         raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="check its permissions") from None
     try:
-        found = os.fstat(descriptor)
-        if os.geteuid() not in (0, found.st_uid):
+        status = os.fstat(descriptor)
+        if os.geteuid() not in (0, status.st_uid):
             raise StoreProblem(f"{path} belongs to another user", hint="run this as that user")
         ring = RingFile(path, _header(descriptor, path), is_locked(descriptor))
         ring.books = dict(_books(descriptor, path))
-        if found.st_size != SLOTS_AT:  # its calls made room for those of later processes
+        if status.st_size != SLOTS_AT:  # its calls were removed for those of later processes
             ring.slots = sorted(_slots(descriptor, path, ring.damaged), key=lambda slot: slot.sequence)
     finally:
         os.close(descriptor)
@@ -166,7 +163,7 @@ def read_ring(path: Path) -> RingFile:
 
 @dataclass(frozen=True)
 class _Counters:
-    """What is shown or summed of a counters file, with its types."""
+    """The fields of a counters file that are shown or summed, with their types."""
 
     run: str
     rank: int
@@ -197,7 +194,7 @@ _KINDS = kinds_of(_Counters)
 
 
 def read_counters(path: Path) -> dict[str, Any]:
-    """One published counters file, checked. Raises CorruptDump if it is not one (CorruptDump: skip and count)."""
+    """Read and check a published counters file. Raises CorruptDump if it is invalid; callers then skip and count it."""
     try:
         data: dict[str, Any] = strict_json(read_regular(path))
     except (OSError, ValueError) as error:
@@ -232,7 +229,7 @@ def _header(descriptor: int, path: Path) -> dict[str, Any]:
     with contextlib.suppress(ValueError):
         facts = strict_json(page[HEAD.size : end])
     if not isinstance(facts, dict) or type(facts.get("pid")) is not int:
-        raise _damaged(path, "its header says nothing about its process")
+        raise _damaged(path, "its header does not name its process")
     return facts
 
 
@@ -282,16 +279,16 @@ def _slot(descriptor: int, path: Path, place: int, values: tuple[int, ...]) -> R
 
 
 def _damaged(path: Path, what: str) -> CorruptDump:
-    return CorruptDump(f"{path}: {what}", hint="`dump recover --discard` removes it")
+    return CorruptDump(f"{path}: {what}", hint="run `actordbg dump recover --discard` to remove it")
 
 
 def _json(text: bytes, path: Path) -> dict[str, Any]:
-    """What `sealed` made."""
+    """Parse JSON with its CRC-32, as `sealed` makes it."""
     data = None
     with contextlib.suppress(ValueError):
         data = strict_json(text[:-8]) if int(text[-8:], 16) == zlib.crc32(text[:-8]) else None
     if not isinstance(data, dict):
-        raise _damaged(path, "what describes a call is damaged")
+        raise _damaged(path, "the description of a call is damaged")
     return data
 
 

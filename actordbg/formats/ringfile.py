@@ -1,22 +1,22 @@
-"""The bytes of one ring file: the flight recorder of one process, which outlives it.
+"""The format of a ring file: the flight recorder of one process, which outlives the process.
 
-The file is memory-mapped by the process that trains (`actordbg.capture.ring` writes it) and read by `dump recover`
-(`actordbg.formats.recording_reading`) after that process died, however it died: what a process stored into a shared
-mapping before SIGKILL is in the page cache.
+The training process maps the file (`actordbg.capture.ring` writes it), and `dump recover` reads it
+(`actordbg.formats.recording_reading`) after that process died in any way: stores into a shared mapping before SIGKILL are in the
+page cache.
 
     0        header     magic, version, length, and JSON: host, pid, store, capacity, ...; replaced whole, CRC behind it
     4,096    books      MAX_LEDGERS x 1,024 bytes: identity as JSON (512), then counts as u64 (see COUNTS)
     20,480   slots      SLOTS x 64 bytes: one for each call whose input is kept (SLOT)
-    86,016   kinds      what many calls have in common, as JSON, written once each (`actordbg.capture.recorded_call`)
-    262,144  data       an extent for each slot: NUMBERS as int64, END bytes for what came of the call, then its tensors
+    86,016   kinds      facts that many calls share, as JSON, written once each (`actordbg.capture.recorded_call`)
+    262,144  data       an extent for each slot: NUMBERS as int64, END bytes for the call's outcome, then its tensors
 
-A slot's state byte is written last, after everything that it vouches for, and is cleared first; so a slot that says IN_FLIGHT,
-DONE or RAISED is whole. Processor stores of one thread are seen in order, and a kill falls between two of them. Each JSON ends
-with its CRC-32 (8 hex digits), and a slot has a sum of its numbers: what says where tensors are is believed only if it is
-undamaged. There is no checksum over the tensors: it would cost the training thread more than the copy.
+A slot's state byte is written last, after everything that it covers, and cleared first; so a slot in state IN_FLIGHT, DONE or
+RAISED is complete. Stores of one thread become visible in order, and a kill falls between two of them. Each JSON ends with its
+CRC-32 (8 hex digits), and a slot has a checksum of its numbers: the places of tensors are used only if they are undamaged. The
+tensors themselves have no checksum: it would cost the training thread more than the copy.
 
-Also where rings lie, what this machine is called, and which of the rings that lie around have to make room: the same answers in
-training and at the desk. Nothing that another host's process may hold is touched. Standard library only.
+This module also decides where rings are stored, the name of this machine, and which old rings to remove, equally in training and
+at the desk. It never touches a file that another host's process may hold. Standard library only.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ SLOTS, SLOT_SIZE = 1024, 64
 KINDS_AT = SLOTS_AT + SLOTS * SLOT_SIZE
 DATA = 262_144
 END = 1024
-"""Bytes of an extent that are kept free for what came of the call, as JSON."""
+"""Bytes of an extent that are reserved for the call's outcome, as JSON."""
 
 FREE, WRITING, IN_FLIGHT, DONE, RAISED = range(5)
 """A slot's state: nothing; being written; the call runs; it returned; it raised."""
 OPEN, CAPTURED, DROPPED, SAMPLED = range(4)
-"""How a slot's call stands in the books: not closed yet, or closed so."""
+"""State of a slot's call in the books: not closed yet, or how it was closed."""
 
 SLOT = struct.Struct("<BBhIQQQQIII")
 """state, book, ledger, end length, sequence number, extent's offset, its size, kind's offset, kind's length, count of NUMBERS,
@@ -74,33 +74,33 @@ COUNTS = (
 """The u64 counts of a ledger's books, in order. `ended`: 1 if the process came to an orderly end."""
 PLACE = {name: place for place, name in enumerate(COUNTS)}
 CLOSED = PLACE["ended"]
-"""Counts before this one, but the first three, are of closed calls."""
+"""Counts before this index, except the first three, are of closed calls."""
 
 
 def pending(counts: Sequence[int]) -> int:
-    """Calls that are neither captured nor dropped nor sampled out: they are in the ring."""
+    """Return the number of calls in the ring: neither captured, dropped nor sampled out."""
     return counts[0] - counts[1] - sum(counts[3:CLOSED])
 
 
 def totals(counts: Sequence[int]) -> dict[str, Any]:
-    """A ledger's counts as its counters file has them: those that are kept by reason in a dict each, where they are not 0."""
-    told: dict[str, Any] = {"pending": pending(counts), "dropped": {}, "sampled_out": {}, "triggered": {}}
+    """Return a ledger's counts in the form of its counters file: counts by reason in dicts, without zeros."""
+    result: dict[str, Any] = {"pending": pending(counts), "dropped": {}, "sampled_out": {}, "triggered": {}}
     for name, count in zip(COUNTS, counts, strict=True):
         kind, _, reason = name.partition(".")
         if not reason:
-            told[name] = count
+            result[name] = count
         elif count:
-            told[kind][reason] = count
-    del told["ended"]
-    return told
+            result[kind][reason] = count
+    del result["ended"]
+    return result
 
 
 OWN_NUMBERS = 7
 """Numbers of a call before those of its tensors (`actordbg.capture.recorded_call.Item.own`)."""
 COUNTERS_FORMAT = 1
-"""Of the counters files that the same process publishes."""
+"""Format of the counters files that the same process publishes."""
 MOST_OLD = 64
-"""Rings of dead processes that a store may have on one machine."""
+"""Most rings of dead processes that a store may have on one machine."""
 SHARED_MEMORY = Path("/dev/shm")
 _MADV_POPULATE_WRITE = 23
 ALIGNMENT = 64
@@ -110,18 +110,18 @@ HEAD = struct.Struct("<8sII")
 
 
 def aligned(nbytes: int) -> int:
-    """`nbytes`, rounded up to a multiple of ALIGNMENT."""
+    """Return `nbytes`, rounded up to a multiple of ALIGNMENT."""
     return (nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
 @functools.cache
 def head_bytes(count: int) -> int:
-    """What an extent with `count` numbers holds before its first tensor, in bytes."""
+    """Return the bytes of an extent with `count` numbers before its first tensor."""
     return aligned(8 * count + END)
 
 
 def header_bytes(facts: Mapping[str, Any]) -> bytes:
-    """The header's bytes for these facts; ValueError if they do not fit."""
+    """Return the header's bytes for these facts. ValueError if they do not fit."""
     text = json.dumps(facts, separators=(",", ":")).encode()
     if len(text) > HEADER - HEAD.size - 4:
         raise ValueError("the ring's header does not fit into its page")
@@ -130,43 +130,43 @@ def header_bytes(facts: Mapping[str, Any]) -> bytes:
 
 
 def sealed(data: Mapping[str, Any]) -> bytes:
-    """JSON with its CRC-32 behind it."""
+    """Return `data` as JSON, followed by its CRC-32."""
     text = json.dumps(data, separators=(",", ":")).encode()
     return b"%b%08x" % (text, zlib.crc32(text))
 
 
 def slot_check(*numbers: Any) -> int:
-    """The sum of a ledger, of SLOT's numbers from the sequence on, and of NUMBERS: whole numbers hash alike in every process."""
+    """Return the checksum of a ledger, SLOT's numbers from the sequence on, and NUMBERS. Integers hash alike everywhere."""
     return hash(numbers) & 0xFFFFFFFF
 
 
 def hold(descriptor: int) -> None:
-    """Mark a ring as its process's own until that process dies; OSError where the file system has no locks."""
+    """Lock a ring for its process until that process dies. OSError if the file system has no locks."""
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def host_name() -> str:
-    """This machine's name, as far as it can be part of a file name."""
+    """Return this machine's name, with characters that a file name may have."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname())[:64] or "host"
 
 
 def place(store: StoreFiles, ring_dir: str | None = None) -> Path:
-    """The folder for the rings of a store, on this machine: the wanted one, or the store's own if that is not ours alone."""
-    wanted = wanted_place(store, ring_dir)
-    return wanted if wanted.parent == store.root or is_ours(wanted) else store.root / "rings"
+    """Return the folder for a store's rings on this machine: the preferred one, or the store's if others may write to that."""
+    preferred = wanted_place(store, ring_dir)
+    return preferred if preferred.parent == store.root or is_ours(preferred) else store.root / "rings"
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether a folder is not there yet, or is a real one of this user to which nobody else may write."""
+    """Check whether a folder is missing, or is a real folder of this user to which nobody else may write."""
     try:
-        found = os.lstat(folder)
+        status = os.lstat(folder)
     except OSError:
         return True
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
 def wanted_place(store: StoreFiles, ring_dir: str | None = None) -> Path:
-    """As the switch says, else ACTORDBG_RING_DIR, else shared memory, else the store."""
+    """Return the preferred folder: the switch's, else ACTORDBG_RING_DIR, else shared memory, else the store's."""
     named = ring_dir or os.environ.get("ACTORDBG_RING_DIR")
     if named and ring_dir != "store":
         return Path(named) / _folder_name(store)
@@ -176,16 +176,16 @@ def wanted_place(store: StoreFiles, ring_dir: str | None = None) -> Path:
 
 
 def in_shared_memory(folder: Path) -> bool:
-    """Whether storing there never waits for a disk: by the mount table, it (or its nearest parent that is there) is a tmpfs."""
+    """Check whether storing there never waits for a disk: by the mount table, it (or its nearest existing parent) is a tmpfs."""
     real = os.path.realpath(folder)
     best, kind = "", ""
     with contextlib.suppress(OSError), open("/proc/self/mounts", encoding="utf-8", errors="replace") as mounts:
         for line in mounts:
-            _, point, found, *_ = line.split(" ", 3)
+            _, point, file_system, *_ = line.split(" ", 3)
             point = point.replace("\\040", " ")
             inside = real == point or real.startswith(point.rstrip("/") + "/")
             if inside and len(point) >= len(best):
-                best, kind = point, found
+                best, kind = point, file_system
     return kind in ("tmpfs", "ramfs")
 
 
@@ -195,7 +195,7 @@ def _folder_name(store: StoreFiles) -> str:
 
 
 def new_file(path: Path) -> int:
-    """A descriptor of a new file. Its folder may vanish meanwhile, with another process's last ring: then it is made again."""
+    """Create a file and return its descriptor. Recreates a folder that vanishes meanwhile, with another process's last ring."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
     for _ in range(10):
         make_folder(path.parent)
@@ -205,42 +205,42 @@ def new_file(path: Path) -> int:
 
 
 def mapped(path: Path, size: int) -> mmap.mmap:
-    """Map the file by a second descriptor: mmap keeps one, and with that of the lock a forked child would keep the ring alive."""
+    """Map the file through a second descriptor: mmap keeps it, and with the lock's a forked child would keep the ring alive."""
     with open(open_regular(path, os.O_RDWR), "r+b") as file:
         return mmap.mmap(file.fileno(), size)
 
 
 def back(descriptor: int, shared: bool, first: int, length: int) -> None:
-    """Take memory (`shared`) or disk for a stretch of a ring. OSError if there is none, or only what loaders and NCCL need."""
+    """Allocate memory (`shared`) or disk for part of a ring. OSError if only what data loaders and NCCL need is left, or none."""
     space = os.fstatvfs(descriptor)
     left = space.f_bavail * space.f_frsize - length
     if shared and space.f_blocks and left < space.f_blocks * space.f_frsize // 4:
-        raise OSError(errno.ENOSPC, "a quarter of the shared memory is left to others")
+        raise OSError(errno.ENOSPC, "a quarter of the shared memory is reserved for others")
     os.posix_fallocate(descriptor, first, length)
 
 
 def touch(memory: mmap.mmap, first: int, length: int) -> None:
-    """Map the pages now, so that the thread that trains does not take their faults; an older kernel has no such advice."""
+    """Map the pages now, so that the training thread does not take the page faults. Older kernels lack this advice."""
     with contextlib.suppress(OSError):
         memory.madvise(_MADV_POPULATE_WRITE, first, length)
 
 
 UNFINISHED_SECONDS = 60.0
-"""A ring that has been in the making for so long never will be a ring."""
+"""Age after which an unfinished ring is abandoned."""
 
 
 def ring_paths(folder: Path) -> list[Path]:
-    """Every ring file of a folder, oldest first."""
-    found = []
-    with contextlib.suppress(OSError):  # no folder, or a name that no disk takes
+    """Return the ring files of a folder, oldest first."""
+    rings = []
+    with contextlib.suppress(OSError):  # no folder, or an invalid name
         for path in folder.glob(f"*{SUFFIX}"):
-            with contextlib.suppress(OSError):  # it went meanwhile
-                found.append((path.lstat().st_mtime_ns, path))
-    return [path for _, path in sorted(found)]
+            with contextlib.suppress(OSError):  # removed meanwhile
+                rings.append((path.lstat().st_mtime_ns, path))
+    return [path for _, path in sorted(rings)]
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what is left of processes that were killed while they made their ring."""
+    """Remove the unfinished files of processes that were killed while they made their ring."""
     with contextlib.suppress(OSError):
         for path in folder.glob(f"*{UNFINISHED}"):
             with contextlib.suppress(OSError):
@@ -249,14 +249,16 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process still holds this ring. OSError if it cannot be opened."""
+    """Check whether a process still holds this ring. OSError if it cannot be opened."""
     with open(open_regular(path), "rb") as file:
         return is_locked(file.fileno())
 
 
 def is_locked(descriptor: int) -> bool:
-    """Asks for a shared lock: two that ask at once do not take each other for the owner, and a network file system gives an
-    exclusive one only to those who may write.
+    """Check for an owner by trying a shared lock.
+
+    With a shared lock, two checkers at once do not take each other for the owner; and a network file system grants an exclusive
+    lock only to processes that may write.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -269,8 +271,9 @@ def is_locked(descriptor: int) -> bool:
 
 
 def forget_old(folder: Path, most: int = MOST_OLD) -> None:
-    """Reduce the oldest rings of this host's dead processes, beyond `most`, to their books: a job that is killed every night must
-    not fill the memory, and `dump recover` still counts what it lost. Removes what is left of rings that were never finished.
+    """Truncate the oldest rings of this host's dead processes, beyond `most`, to their books, and remove unfinished rings.
+
+    So a job that is killed every night does not fill the memory, and `dump recover` still counts the lost calls.
     """
     remove_unfinished(folder)
     dead = []
@@ -280,4 +283,4 @@ def forget_old(folder: Path, most: int = MOST_OLD) -> None:
                 dead.append(path)
     for path in dead[: max(0, len(dead) - most)]:
         with contextlib.suppress(OSError), open(open_regular(path), "rb") as ring:
-            atomic_write(path, ring.read(SLOTS_AT))  # a new file: whoever maps the old one keeps it
+            atomic_write(path, ring.read(SLOTS_AT))  # a new file: processes that map the old one keep it

@@ -1,7 +1,7 @@
-"""The files of a store that the training process reads and writes; how a file gets there, and how any of a store is opened.
+"""The files of a store that the training process reads and writes; atomic writes, and safe opening of any file of a store.
 
-A file gets there whole or not at all. It is opened only if it is a regular file, never through a link, never waiting: a FIFO
-would make its reader wait for ever, a link to /dev/zero would fill its memory, a link may lead out of it. Standard library.
+Writes are atomic. A file is opened only if it is a regular file, never through a link and never blocking: a FIFO would block its
+reader forever, a link to /dev/zero would fill the memory, and a link may lead out of the store. Standard library only.
 
 Example::
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 AnyPath = str | os.PathLike[str]
 FORMAT = 1
 TEMPORARY = ".tmp-"
-"""How the names of unfinished files begin."""
+"""Name prefix of unfinished files."""
 MOST_BYTES = 2**26
-"""Most bytes of a file that is read whole: switches, counters, records and specifications have a few thousand."""
+"""Most bytes of a file that is read at once: switches, counters, records and specifications have a few thousand."""
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 _SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK
 KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFLNK: "a symbolic link"}
@@ -42,7 +42,7 @@ class OddFile(OSError):
 
 
 class StoreFiles:
-    """A store's dumps, counters and switch, by its root folder. Making one touches nothing."""
+    """Paths of a store's dumps, counters and switch. Creating an instance touches nothing."""
 
     def __init__(self, root: AnyPath) -> None:
         self.root = Path(os.path.abspath(root))
@@ -53,7 +53,7 @@ class StoreFiles:
         self.controls = self.root / "controls"
 
     def require(self) -> Self:
-        """Check that a store of a known format is here; StoreProblem or NewerFormat otherwise."""
+        """Check that a store of a known format is here. Raises StoreProblem or NewerFormat."""
         try:
             data = json.loads(read_regular(self.format_path))
             version = data["format"]
@@ -62,11 +62,11 @@ class StoreFiles:
         except FileNotFoundError:
             raise StoreProblem(
                 f"there is no store in {self.root}",
-                hint="`actordbg dump enable`, `dump import` or `dump create` make one; --store DIR names another",
+                hint="create one with `actordbg dump enable`, `dump import` or `dump create`, or pass --store DIR",
             ) from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StoreProblem(
-                f"{self.format_path} is unreadable: {error}", hint='if this is a store, write {"format": 1} into it again'
+                f"{self.format_path} is unreadable: {error}", hint='if this is a store, write {"format": 1} into that file'
             ) from None
         if version != FORMAT:
             raise NewerFormat(
@@ -76,26 +76,26 @@ class StoreFiles:
         return self
 
     def control_of(self, job: str | None = None) -> Path:
-        """The switch that a job of this name follows where the file is there; without a name, the store's."""
+        """Return the path of a named job's switch, which takes precedence if it exists; without a name, the store's."""
         return self.controls / f"{job}.json" if job else self.control_path
 
     def dump_folder(self, run: str, rank: int) -> Path:
-        """The folder of one rank's dumps of one run."""
+        """Return the folder of a rank's dumps of a run."""
         return self.dumps / run / f"rank{rank:04d}"
 
     def dump_path(self, record: DumpRecord) -> Path:
-        """Where the dump of this record lies or will lie."""
+        """Return the path of this record's dump, present or future."""
         return self.dump_folder(record.run, record.rank) / f"{record.dump_id}{SUFFIX}"
 
     def publish_dump(self, record: DumpRecord, blob: bytes) -> Path:
-        """Write one dump file atomically and return its path; OSError passes through (a full disk is the caller's case)."""
+        """Write a dump file atomically and return its path. OSError passes through (the caller handles a full disk)."""
         path = self.dump_path(record)
         atomic_write(path, blob)
         return path
 
 
 def open_regular(path: AnyPath, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
-    """A descriptor of the regular file at `path`. OddFile for anything else, OSError where it cannot be opened."""
+    """Open the regular file at `path` and return its descriptor. OddFile for anything else, OSError if it cannot be opened."""
     try:
         descriptor = os.open(path, flags | _SAFELY, mode)
     except OSError as error:
@@ -115,11 +115,11 @@ def open_regular(path: AnyPath, flags: int = os.O_RDONLY, mode: int = 0o600) -> 
 
 
 def read_regular(path: AnyPath, most: int = MOST_BYTES) -> bytes:
-    """The whole of the regular file at `path`; OddFile if it is none, or has more than `most` bytes."""
+    """Read the whole regular file at `path`. OddFile if it is not a regular file, or has more than `most` bytes."""
     descriptor = open_regular(path)
     try:
-        data, wanted = b"", max(min(os.fstat(descriptor).st_size, most) + 1, 65_536)
-        while len(data) <= most and (more := os.read(descriptor, wanted)):
+        data, chunk = b"", max(min(os.fstat(descriptor).st_size, most) + 1, 65_536)
+        while len(data) <= most and (more := os.read(descriptor, chunk)):
             data += more
     finally:
         os.close(descriptor)
@@ -129,20 +129,20 @@ def read_regular(path: AnyPath, most: int = MOST_BYTES) -> bytes:
 
 
 def temporary_name(name: str) -> str:
-    """A new name for an unfinished file, which says what process writes it."""
+    """Return a new name for an unfinished file, which identifies the process that writes it."""
     return f"{TEMPORARY}{processes()}-{os.getpid()}-{os.urandom(4).hex()}-{name}"
 
 
 @functools.cache
 def processes() -> str:
-    """Whose process numbers are meant: those of this boot of this kernel, and of this container."""
+    """Identify the pid namespace: this boot of this kernel, and this container."""
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", "rb") as file:
         return hashlib.sha256(file.read() + os.readlink("/proc/self/ns/pid").encode()).hexdigest()[:8]
     return os.urandom(4).hex()
 
 
 def atomic_write(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Write `data` to `path`, whole or not at all: temporary name, fsync, rename, fsync of the folder."""
+    """Write `data` to `path` atomically: temporary name, fsync, rename, fsync of the folder."""
     temporary = path.with_name(temporary_name(path.name[:80]))
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     try:
@@ -167,12 +167,12 @@ def atomic_write(path: Path, data: bytes, mode: int = 0o600) -> None:
         raise
     try:  # noqa: SIM105  # making a contextlib.suppress is a call, and may fail
         sync_folder(path.parent)
-    except Exception:  # noqa: BLE001  # the file is there: whoever asked must not take it for lost
+    except Exception:  # noqa: BLE001  # the file is there: the caller must not take it for lost
         pass
 
 
 def overwrite(path: Path, data: bytes) -> None:
-    """Write over the beginning of a file, where a full disk has no room for a new one. OSError if the file is shorter."""
+    """Overwrite the beginning of a file, for a full disk without room for a new file. OSError if the file is shorter."""
     descriptor = open_regular(path, os.O_WRONLY)
     try:
         if os.fstat(descriptor).st_size < len(data):
@@ -184,7 +184,7 @@ def overwrite(path: Path, data: bytes) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """`mkdir -p` with mode 0700 for every folder that it makes."""
+    """Create a folder and its parents like `mkdir -p`, with mode 0700 for every new folder."""
     if not path.is_dir():
         make_folder(path.parent)
         with contextlib.suppress(FileExistsError):
@@ -195,7 +195,7 @@ def make_folder(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """fsync a folder so that a rename in it survives a power cut; file systems that cannot are left alone."""
+    """fsync a folder so that a rename in it survives a power failure. Does nothing on file systems that cannot."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY)
         try:

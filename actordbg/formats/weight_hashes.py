@@ -1,12 +1,13 @@
-"""Hashes of the weights that a call met: one file for a model at a step, of each rank, on request (`run --hash-weights`).
+"""Hashes of the weights at a recorded call: a file per model, step and rank, on request (`run --hash-weights`).
 
     store/weights/<run>/<rank>-<host>-<pid>-<instance>-<call>.json
 
-The file says of each parameter its whole shape, its dtype, and the SHA-256 of the bytes that this rank held of it. A shard that
-is a run of elements of the flattened parameter (FSDP2 over dimension 0, a ZeRO-3 partition) says which: so a replay can hash
-the same of its own, however it is divided itself. It holds from its call on until the next file of the same instance.
+For each parameter, the file has its whole shape, its dtype, and the SHA-256 of the bytes that this rank held. For a shard that
+is a run of elements of the flattened parameter (FSDP2 over dimension 0, a ZeRO-3 partition), it also has the range of elements,
+so that a replay can hash the same elements of its own weights, however they are sharded. The file holds from its call until the
+next file of the same instance.
 
-torch is imported where a tensor is hashed, never by a reader.
+Only hashing imports torch, never reading.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 WEIGHTS_FORMAT = 1
 WEIGHTS = "weights"
-"""The folder of a store."""
+"""The folder in a store."""
 RECORDED_WEIGHTS = "recorded_weights"
-"""Under which name a replay's resolved facts say whether it has those weights."""
+"""Key in a replay's resolved facts: whether the replay has the recorded weights."""
 MET_WEIGHTS = "met_weights"
-"""Beside it, which recorded weights the replay has. same: the steps of those. other: by file, the step of each that it has not.
-unknown: of how many inputs neither is known."""
+"""Key in a replay's resolved facts: which recorded weights the replay has. same: the steps whose weights it has. other: the step,
+by file, of weights that it does not have. unknown: number of inputs for which neither is known."""
 _PIECE = 2**24
-"""Elements that are brought to the host at a time."""
+"""Elements that are copied to the host at a time."""
 _HEX = re.compile(r"[0-9a-f]{64}\Z")
 
 
 @dataclass(frozen=True)
 class ParameterHash:
-    """One parameter. part: (first element, elements) of the flattened whole that were hashed, None for all of them.
+    """The hash of a parameter. part: (first, count) of the hashed elements of the flattened parameter, None for all.
 
-    sha256 is None where nothing was hashed; `why_not` says why.
+    sha256: None if nothing was hashed; `why_not` says why.
     """
 
     dtype: str
@@ -56,7 +57,7 @@ class ParameterHash:
 
 @dataclass(frozen=True)
 class WeightRecord:
-    """The parameters of one model at one step, as one rank had them. call_index: the first recorded call that met them."""
+    """The parameters of a model at a step, as one rank held them. call_index: the first recorded call with these weights."""
 
     run: str
     rank: int
@@ -72,16 +73,16 @@ class WeightRecord:
 
     @property
     def name(self) -> str:
-        """The file's name."""
+        """Return the file's name."""
         return f"{self.rank:04d}-{self.host}-{self.pid}-{self.instance}-{self.call_index:06d}.json"
 
     def to_json(self) -> str:
-        """As the file has it."""
+        """Return the file's text."""
         return json.dumps({"format": WEIGHTS_FORMAT, **asdict(self)}, separators=(",", ":"))
 
 
 def read_weights(path: Path) -> WeightRecord:
-    """A published file, checked. OSError where it cannot be read, CorruptDump if it is none, NewerFormat of a later version."""
+    """Read and check a published file. Raises OSError if unreadable, CorruptDump if invalid, NewerFormat for a later version."""
     try:
         data = json.loads(read_regular(path))
         if type(version := data.pop("format")) is not int:
@@ -90,46 +91,48 @@ def read_weights(path: Path) -> WeightRecord:
             raise NewerFormat(
                 f"hashes of weights have format {version}, this actordbg reads {WEIGHTS_FORMAT}", hint="upgrade actordbg"
             )
-        for name, one in data["parameters"].items():
-            part = one["part"] or [0, 0]
-            if not all(type(size) is int and 0 <= size < 2**62 for size in (*one["shape"], *part)) or len(part) != 2:
-                raise ValueError("a shape is none")
-            one |= {"shape": tuple(one["shape"]), "part": one["part"] and tuple(one["part"])}
-            if one["sha256"] is not None and not _HEX.match(one["sha256"]):
-                raise ValueError("a hash is none")
-            data["parameters"][name] = _typed(ParameterHash, one)
+        for name, parameter in data["parameters"].items():
+            part = parameter["part"] or [0, 0]
+            if not all(type(size) is int and 0 <= size < 2**62 for size in (*parameter["shape"], *part)) or len(part) != 2:
+                raise ValueError("a shape is invalid")
+            parameter |= {"shape": tuple(parameter["shape"]), "part": parameter["part"] and tuple(parameter["part"])}
+            if parameter["sha256"] is not None and not _HEX.match(parameter["sha256"]):
+                raise ValueError("a hash is invalid")
+            data["parameters"][name] = _typed(ParameterHash, parameter)
         return _typed(WeightRecord, data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptDump(f"{path} holds no hashes of weights: {error}", hint="`actordbg fsck --repair` moves it away") from None
+        raise CorruptDump(
+            f"{path} is not a file of weight hashes: {error}", hint="run `actordbg fsck --repair` to move it away"
+        ) from None
 
 
 def _typed(record: type[T], data: dict[str, Any]) -> T:
     if wrong := [name for name, kinds in kinds_of(record).items() if name in data and type(data[name]) not in kinds]:
-        raise ValueError(f"{wrong[0]} is of another type")
+        raise ValueError(f"{wrong[0]} has the wrong type")
     return record(**data)
 
 
 def weights_of(root: Path, record: DumpRecord) -> Path | None:
-    """The file of a store that says which weights this call met; None if there is none."""
+    """Return the file of a store with the weights of this call; None if there is none."""
     folder = root / WEIGHTS / record.run
     named = re.compile(rf"[^.].*-{record.pid}-{re.escape(record.instance or '-')}-(\d{{6,12}})\.json")
     try:
-        found = [(int(match[1]), name) for name in os.listdir(folder) if (match := named.fullmatch(name))]
+        candidates = [(int(match[1]), name) for name in os.listdir(folder) if (match := named.fullmatch(name))]
     except (FileNotFoundError, NotADirectoryError):
         return None
-    held = [one for one in found if one[0] <= record.call_index]
+    held = [candidate for candidate in candidates if candidate[0] <= record.call_index]
     return folder / max(held)[1] if held else None
 
 
 def met_weights(resolved: dict[str, Any]) -> dict[str, Any]:
-    """What a replay's resolved facts say under MET_WEIGHTS; {} where nothing was recorded, or nothing sound is there."""
+    """Return MET_WEIGHTS of a replay's resolved facts; {} if it is missing or malformed."""
     met: dict[str, Any] = resolved.get(MET_WEIGHTS) or {}
     sound = isinstance(met, dict) and isinstance(met.get("same"), list) and isinstance(met.get("other"), dict)
     return met if sound else {}
 
 
 def sha256_of(tensor: torch.Tensor) -> str:
-    """The SHA-256 of a tensor's elements in order, as they are stored. Brought to the host in pieces."""
+    """Hash a tensor's elements in order, as they are stored, copying them to the host in pieces. Returns the SHA-256 in hex."""
     import torch
 
     digest = hashlib.sha256()

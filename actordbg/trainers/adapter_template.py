@@ -1,6 +1,6 @@
-"""MY TRAINER: where its policy's forward is, and how a call of it is read as rows.
+"""MY TRAINER: where its policy's forward is, and how to read its calls as rows.
 
-Replace what is in capitals. `actordbg adapters MODULE:MyTrainer` says whether it fits what is installed.
+Replace everything in capitals. `actordbg adapters MODULE:MyTrainer` checks it against the installed trainer.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from actordbg.trainers.seam import Rows, Scores, Seam, Unreadable
 
 
 def read_call(call: Mapping[str, Any]) -> Rows | None:
-    """A call's arguments by name, `self` among them, as rows. Views only, and no question to a GPU tensor's values."""
+    """Read a call's arguments, by name and including `self`, as rows. Return views only, and never read a GPU tensor's values."""
     if call["INPUT_IDS"].dim() != 2:
-        raise Unreadable("its rows are packed")  # told once; the call runs unrecorded. None: no policy's forward, nothing is told
+        raise Unreadable("its rows are packed")  # reported once; the call runs unrecorded. Return None to skip a call silently
     return Rows(
-        model=call["MODEL"],  # the module whose weights count; named by its class, never stored
+        model=call["MODEL"],  # the module that computes; recorded by its class name, never stored
         sequences=call["INPUT_IDS"],  # [B, S]
-        attention_mask=call["ATTENTION_MASK"],  # [B, S]; leave it out where all tokens are real
+        attention_mask=call["ATTENTION_MASK"],  # [B, S]; leave it out if no token is padding
         action_mask=call["ATTENTION_MASK"][:, -call["KEEP"] :],  # [B, A]: which of the last A tokens count
         temperature=1.0,
-        step=None,  # the optimizer's step, where the trainer knows it
+        step=None,  # the optimizer's step, if the trainer knows it
     )
 
 
 def read_result(output: Any) -> Scores:
-    """What the function returned: log-probs, and entropies if it has them, [B, A] as `action_mask`."""
+    """Read the function's result: log-probs, and entropies if it has them, [B, A] like `action_mask`."""
     return Scores(log_probs=output)
 
 
@@ -34,8 +34,8 @@ class MyTrainer:
     """MY TRAINER 1.0."""
 
     name = "MY-TRAINER"
-    package = "MY-TRAINER"  # the distribution whose version counts
-    tried = ()  # versions of it that you recorded and replayed
+    package = "MY-TRAINER"  # its distribution, for the version
+    tried = ()  # versions that you recorded and replayed
     seams = (
         Seam(
             where="MY_TRAINER.MODULE:CLASS.METHOD",  # or module:function

@@ -1,8 +1,8 @@
-"""Make a captured call again: its arguments by name, and the log-probs out of whatever it returns. Every Actor is called so.
+"""Repeat a captured call: match its arguments by name, and read log-probs from its result. All Actors are called this way.
 
 The record holds the arguments of one `Actor.forward` by name, from any of its eight signatures; the installed version may
-have another. Arguments are matched by name against the signature that is there. An argument that this signature does not
-have is dropped when it was off (None or False) and refused otherwise: `**mm_inputs` would take it in silence.
+have another. Arguments are matched by name against the installed signature. An argument that this signature does not have is
+dropped if it was off (None or False) and refused otherwise: `**mm_inputs` would swallow it silently.
 
 What `forward` returns depends on its flags:
 
@@ -12,10 +12,10 @@ What `forward` returns depends on its flags:
 | None | True | False / True | `log_probs [B, S-1]` / `(log_probs, output)` |
 | None | False | True | `output`: logits only |
 
-The last is called with `return_logprobs=True` as well, which changes nothing that is computed before, so that every replay
-has log-probs to compare; the outcome's notes say so. A ring attention group is the replay's own, or none: each rank of a ring
-is given the whole batch, so a ring of any size, and one process too, computes the same log-probs. Where the recorded
-group had another size, that is noted.
+The last kind is called with `return_logprobs=True`, which changes nothing that is computed before, so that every replay has
+log-probs to compare; the result's notes say so. A ring attention group is the replay's, or none: each rank of a ring gets the
+whole batch, so rings of any size, and a single process, compute the same log-probs. A different size of the recorded group is
+noted.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _MULTIMODAL = ("pixel_values", "image_grid_thw", "video_grid_thw", "image_sizes"
 
 @dataclass(frozen=True)
 class Signature:
-    """What an Actor's forward takes: argument names, and whether it has `**mm_inputs`."""
+    """The signature of an Actor's forward: argument names, and whether it has `**mm_inputs`."""
 
     names: frozenset[str]
     multimodal: bool
 
     @classmethod
     def of(cls, actor: Any) -> Signature:
-        """Read off a built Actor; a wrapped forward (`functools.wraps`) is read through."""
+        """Read the signature of a built Actor, through wrappers (`functools.wraps`)."""
         parameters = inspect.signature(type(actor).forward).parameters.values()
         named = frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
         return cls(named - {"self"}, any(p.kind is p.VAR_KEYWORD for p in parameters))
@@ -60,10 +60,10 @@ class Signature:
 
 @dataclass
 class ReplayedCall:
-    """One forward ready to be made.
+    """A call of forward, ready to run.
 
-    arguments: by name, tensors on their device. mask: bool, [B, A] or [B, S-1], on the CPU: what summaries are over. folded:
-    token ids were folded into the vocabulary. notes: where the call differs from the record.
+    arguments: by name, tensors on their device. mask: bool, [B, A] or [B, S-1], on the CPU: the log-probs that summaries cover.
+    folded: token ids were wrapped (modulo) into the vocabulary. notes: differences between this call and the record.
     """
 
     arguments: dict[str, Any]
@@ -73,11 +73,11 @@ class ReplayedCall:
 
 
 def make_call(signature: Signature, dump: Dump, vocab_size: int, device: torch.device, ring_group: Any = None) -> ReplayedCall:
-    """The call that `dump` captured, for an Actor with this signature and vocabulary; tensors on `device`.
+    """Build the call that `dump` captured, for an Actor with this signature and vocabulary; tensors on `device`.
 
-    `ring_group`: this rank's process group for ring attention, where the replay has rings.
+    `ring_group`: this rank's process group for ring attention, if the replay has rings.
 
-    Masks keep the dtype they were captured with. Raises Unsupported when the record cannot be replayed.
+    Masks keep their captured dtype. Raises Unsupported if the record cannot be replayed.
     """
     record, inputs = dump.record, dict(dump.inputs)
     if not record.replayable:
@@ -122,7 +122,7 @@ def make_call(signature: Signature, dump: Dump, vocab_size: int, device: torch.d
 
 
 def text_call(dump: Dump, vocab_size: int, device: torch.device) -> ReplayedCall:
-    """The captured call for the truth, which computes it row by row without an Actor; `arguments` hold its tokens and masks.
+    """Build the captured call for the truth, which computes it row by row without an Actor; `arguments` hold tokens and masks.
 
     Raises Unsupported for images, and for rows that were packed before the Actor got them.
     """
@@ -135,18 +135,18 @@ def text_call(dump: Dump, vocab_size: int, device: torch.device) -> ReplayedCall
     if dump.record.arguments.get("packed_seq_lens") is not None:
         raise Unsupported(
             "the rows of this call were packed before the Actor got them (packed_seq_lens)",
-            hint="replay a dump of unpacked rows: newer trainers pack inside of the Actor",
+            hint="replay a dump of unpacked rows: newer trainers pack inside the Actor",
         )
     call = make_call(Signature(_TEXT_TENSORS | _TEXT_SCALARS, multimodal=False), dump, vocab_size, device)
-    notes = tuple(note for note in call.notes if "return_logprobs" not in note)  # nothing of that is called here
+    notes = tuple(note for note in call.notes if "return_logprobs" not in note)  # does not apply to the truth
     return replace(call, notes=notes)
 
 
 def summary_mask(inputs: Mapping[str, Any]) -> Any:
-    """Which log-probs count: the action mask [B, A], or without one every next token that is real, [B, S-1].
+    """Return which log-probs count: the action mask [B, A], or without one every real next token, [B, S-1].
 
-    A next token is real where it and the token that predicts it are both inside the attention mask. Of torch's tensors or
-    numpy's arrays; importing this module needs no torch, because the desk compares without it.
+    A next token is real if both it and the token that predicts it are attended. Takes torch tensors or numpy arrays; importing
+    this module needs no torch, because the desk compares without it.
     """
     if "action_mask" in inputs:
         return inputs["action_mask"] != 0
@@ -159,7 +159,7 @@ def summary_mask(inputs: Mapping[str, Any]) -> Any:
 
 
 def read_result(result: Any, mask: Tensor) -> tuple[Tensor, Tensor | None]:
-    """(log_probs, entropy or None) out of what forward returned, both shaped like `mask`, still on their device."""
+    """Return (log_probs, entropy or None) from the result of forward, both shaped like `mask`, still on their device."""
     from torch import Tensor
 
     log_probs, output = result if isinstance(result, tuple) else (result, None)
@@ -178,12 +178,12 @@ _REPORT = "this version's forward is new to actordbg: please report it with `act
 def _unknown(name: str) -> Unsupported:
     return Unsupported(
         f"the dump was captured with the argument {name}, which the installed Actor.forward does not have",
-        hint="replay with the trainer (or the fork) that it was captured with, or --through rows",
+        hint="replay with the trainer (or the fork) that it was captured with, or pass --through rows",
     )
 
 
 def function(where: str) -> Any:
-    """The function at `module:Class.method`, without decorators around it."""
+    """Return the function at `module:Class.method`, unwrapped from its decorators."""
     try:
         return inspect.unwrap(resolve_name(where))
     except (ImportError, AttributeError) as error:
@@ -191,7 +191,7 @@ def function(where: str) -> Any:
 
 
 def labelled(rows: Rows) -> dict[str, Any]:
-    """The rows as a model with labels takes them: -100 where no token counts; packed rows with their positions."""
+    """Return the rows as arguments of a model with labels: -100 where no token counts; packed rows with their positions."""
     real = rows.sequences.new_ones(rows.sequences.shape) if rows.attention_mask is None else rows.attention_mask
     counted = (real[:, 1:] * real[:, :-1]) != 0
     if rows.action_mask is not None:

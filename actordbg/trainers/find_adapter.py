@@ -1,9 +1,9 @@
-"""Which adapters there are: ours by name, others' by entry point (group `actordbg.adapters`), anybody's as `module:Class`.
+"""Find adapters: built-in ones by name, packages' by entry point (group `actordbg.adapters`), any other as `module:Class`.
 
-Two doors: `installed` for a name that a store holds, which names no module; `of_user` for a name that the user typed, or put into
-the environment of a job.
+Two functions: `installed` for a name from a store, which must not name a module; `of_user` for a name that the user typed, or
+put into the environment of a job.
 
-Loaded in training processes: the standard library only, and of the adapters the one that is asked for.
+Loaded in training processes: imports only the standard library and the requested adapter.
 """
 
 from __future__ import annotations
@@ -24,51 +24,51 @@ BUILT_IN = {
     "trl": "actordbg.trainers.trl_adapter:Trl",
     "verl": "actordbg.trainers.verl_adapter:Verl",
 }
-"""Where each of our adapters is."""
+"""The class of each built-in adapter."""
 
 
 def installed(named: str) -> Adapter:
-    """Import the adapter of this name: ours, or one that an installed package announces. Raises Unsupported for any other."""
+    """Import a built-in adapter, or an installed package's, by name. Raises Unsupported for any other name."""
     place = places().get(named)
     if place is None:
-        hint = "`actordbg adapters` lists them; `run --adapter` takes module:Class, too"
+        hint = "run `actordbg adapters` to list them, or pass `run --adapter` a module:Class"
         raise Unsupported(f"no adapter {named:.80} is installed here", hint=hint)
     return _imported(place)
 
 
 def of_user(named: str) -> Adapter:
-    """Import the adapter of this name, or the class `module:Class`. Raises Unsupported. Never for a name out of a store."""
+    """Import an adapter by name or as `module:Class`. Raises Unsupported. Never pass a name from a store."""
     return _imported(named) if ":" in named else installed(named)
 
 
 def _imported(place: str) -> Adapter:
     try:
-        found = resolve_name(place)
-    except (Exception, SystemExit) as error:  # somebody's module, which may fail in any way, or be a script
+        imported = resolve_name(place)
+    except (Exception, SystemExit) as error:  # the user's module, which may fail in any way, or be a script
         raise Unsupported(f"adapter {place} cannot be imported: {type(error).__name__}: {error}", hint=_HINT) from error
-    lacks = [part for part in ("name", "package", "tried", "seams") if not hasattr(found, part)]
+    lacks = [part for part in ("name", "package", "tried", "seams") if not hasattr(imported, part)]
     if lacks:
         raise Unsupported(f"adapter {place} has no {', '.join(lacks)}", hint=_HINT)
-    odd = [part for part in ("tried", "seams") if not isinstance(getattr(found, part), tuple | list)]
-    if odd or not found.seams or not all(isinstance(seam, Seam) for seam in found.seams):
-        raise Unsupported(f"adapter {place}: its {odd[0] if odd else 'seams'} {_TUPLES[not odd]}", hint=_HINT)
-    adapter: Adapter = found
+    invalid = [part for part in ("tried", "seams") if not isinstance(getattr(imported, part), tuple | list)]
+    if invalid or not imported.seams or not all(isinstance(seam, Seam) for seam in imported.seams):
+        raise Unsupported(f"adapter {place}: its {invalid[0] if invalid else 'seams'} {_TUPLES[not invalid]}", hint=_HINT)
+    adapter: Adapter = imported
     return adapter
 
 
-_TUPLES = ("is not a tuple: one of a single thing ends in a comma, (one,)", "are not one or more of Seam")
+_TUPLES = ("is not a tuple: a tuple of one item ends in a comma, (item,)", "are not one or more of Seam")
 
 
 _HINT = "an adapter is a class with name, package, tried and seams: see docs/how-to/other-trainers.md"
 
 
 def places() -> dict[str, str]:
-    """Where each adapter is, by name: ours, then those that installed packages announce."""
-    return {**{one.name: one.value for one in entry_points(group=GROUP)}, **BUILT_IN}
+    """Return the class of each adapter by name: built-in ones take precedence over those of installed packages."""
+    return {**{entry.name: entry.value for entry in entry_points(group=GROUP)}, **BUILT_IN}
 
 
 def callable_again(adapter: str) -> list[Seam]:
-    """The functions that this installed adapter can call again; none where it is not installed."""
+    """Return the functions that an installed adapter can repeat; empty if it is not installed."""
     try:
         return [seam for seam in installed(adapter).seams if seam.again is not None]
     except Unsupported:
@@ -76,19 +76,19 @@ def callable_again(adapter: str) -> list[Seam]:
 
 
 def cannot_import(where: str, why: object) -> EnvironmentProblem:
-    """What to raise where a trainer's function is asked for and cannot be imported."""
+    """Return the error for a trainer's function that cannot be imported."""
     return EnvironmentProblem(
         f"{where} cannot be imported: {why}; --through trainer needs the trainer installed, --through rows does not",
-        hint="--through rows",
+        hint="pass --through rows",
     )
 
 
 def absent_trainer(adapter: str) -> EnvironmentProblem | None:
-    """What a call of its trainer's functions would raise where none of them is installed; nothing of the trainer is imported.
+    """Return the error that repeating a call would raise without the adapter's trainer; None if it is there. Imports no trainer.
 
-    None of an adapter that is not ours: what its `again` imports is its own business.
+    Always None for adapters that are not built in: what their `again` imports is unknown.
     """
-    from actordbg.base.imports import is_there  # not for a training
+    from actordbg.base.imports import is_there  # not loaded in training
 
     again = callable_again(adapter) if adapter in BUILT_IN else []
     packages = [seam.module.partition(".")[0] for seam in again]
@@ -98,22 +98,22 @@ def absent_trainer(adapter: str) -> EnvironmentProblem | None:
 
 
 def distribution_of(named: str) -> str:
-    """The package that an adapter comes in, ours for a built-in one; of a `module:Class` the module."""
+    """Return the package that provides an adapter: "actordbg" for a built-in one, the top module for a `module:Class`."""
     if named in BUILT_IN:
         return "actordbg"
-    found = next((one.dist for one in entry_points(group=GROUP, name=named)), None)
-    return found.name if found is not None else named.partition(":")[0].partition(".")[0]
+    distribution = next((entry.dist for entry in entry_points(group=GROUP, name=named)), None)
+    return distribution.name if distribution is not None else named.partition(":")[0].partition(".")[0]
 
 
 def carried_form(named: Sequence[str]) -> str:
-    """These adapters as the environment of a job carries them: "name=module,module;name=module". Raises as `of_user` does."""
+    """Encode adapters for the environment of a job: "name=module,module;name=module". Raises like `of_user`."""
     if named:
         look_here()
-    parts = {one: list(dict.fromkeys(seam.module for seam in of_user(one).seams)) for one in named}
-    return ";".join(f"{one}={','.join(modules)}" for one, modules in parts.items())
+    parts = {name: list(dict.fromkeys(seam.module for seam in of_user(name).seams)) for name in named}
+    return ";".join(f"{name}={','.join(modules)}" for name, modules in parts.items())
 
 
 def look_here() -> None:
-    """Find a module:Class that lies beside the user's script, too."""
+    """Make modules in the working directory importable, for a `module:Class` beside the user's script."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())

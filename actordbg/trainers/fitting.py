@@ -1,4 +1,4 @@
-"""Does an adapter fit the trainer that is installed? The desk's question, answered without importing the trainer.
+"""Check whether an adapter fits the installed trainer, without importing the trainer.
 
 A seam fits if its file has the function, and the function takes the arguments that the adapter reads. Files are parsed, not run.
 """
@@ -22,10 +22,10 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass
 class Fit:
-    """How an adapter fits what is installed. there: the trainer is. version: its package's; None for code without a package.
+    """How an adapter fits the installed trainer.
 
-    tried: versions that were recorded and replayed. differs: what is not as the adapter expects, in words; of how many of its
-    `functions`, `missed` says.
+    there: the trainer is installed. version: of its package; None for code without a package. tried: versions that were recorded
+    and replayed. differs: what the adapter expects and the trainer lacks, in words. missed: how many of `functions` differ.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Fit:
 
     @property
     def answer(self) -> str:
-        """Whether it fits, in a word or a few."""
+        """Summarize the fit: "yes", "no", "not installed" or "N of M functions"."""
         if not self.there:
             return "no" if self.differs else "not installed"
         if 0 < self.missed < len(self.functions):
@@ -53,7 +53,7 @@ class Fit:
 
 
 def fits() -> list[Fit]:
-    """Every adapter that can be named, by name; one that cannot be imported differs by that."""
+    """Check every installed adapter, sorted by name; an adapter that cannot be imported says so in `differs`."""
     known = []
     for name, place in sorted(places().items()):
         try:
@@ -64,45 +64,45 @@ def fits() -> list[Fit]:
 
 
 def fit_of(named: str) -> Fit:
-    """How the adapter of this name, or of `module:Class`, fits. Raises Unsupported as `of_user` does."""
+    """Check the adapter of this name, or a `module:Class`. Raises Unsupported like `of_user`."""
     look_here()
     return fit(of_user(named), places().get(named, named))
 
 
 def fit(adapter: Adapter, place: str = "") -> Fit:
-    """How this adapter fits."""
+    """Check this adapter against the installed trainer."""
     installed = None
     with contextlib.suppress(PackageNotFoundError):
         installed = version(adapter.package)
     there = installed is not None or any(_file_of(seam.module) for seam in adapter.seams)
-    found = [tuple(differences(seam)) for seam in adapter.seams] if there else []
-    differs = tuple(why for one in found for why in one)
+    problems = [tuple(differences(seam)) for seam in adapter.seams] if there else []
+    differs = tuple(why for reasons in problems for why in reasons)
     names = tuple(seam.where for seam in adapter.seams)
-    missed = sum(map(bool, found))
+    missed = sum(map(bool, problems))
     return Fit(adapter.name, place, adapter.package, there, installed, tuple(adapter.tried), names, differs, missed)
 
 
 def differences(seam: Seam) -> Iterator[str]:
-    """What is not there of a seam, in words."""
+    """Yield what the installed trainer lacks for a seam, in words."""
     path = _file_of(seam.module)
     if path is None:
         yield f"{seam.where}: there is no module {seam.module}"
         return
     try:
-        found = _function(ast.parse(path.read_bytes()), seam.function)
+        definition = _function(ast.parse(path.read_bytes()), seam.function)
     except (OSError, SyntaxError, ValueError) as error:
         yield f"{seam.where}: {path} cannot be read: {type(error).__name__}"
         return
-    if found is None:
+    if definition is None:
         yield f"{seam.where}: there is no such function in {path}"
         return
-    given = found.args
-    if why := seam.differs(one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)):
+    given = definition.args
+    if why := seam.differs(argument.arg for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs)):
         yield f"{seam.where}: {why}"
 
 
 def _file_of(module: str) -> Path | None:
-    """The file of a module; no package is imported for it."""
+    """Return the file of a module without importing its package."""
     top, *parts = module.split(".")
     try:
         spec = importlib.util.find_spec(top)
@@ -118,11 +118,11 @@ def _file_of(module: str) -> Path | None:
 
 
 def _function(tree: ast.Module, name: str) -> _Function | None:
-    """The function of this name, `Class.method` too; the last one, as an import would have it."""
+    """Return the function of this name (or `Class.method`); the last definition, as an import would."""
     body: list[ast.stmt] = tree.body
     *classes, last = name.split(".")
-    for one in classes:
-        holder = next((node for node in body if isinstance(node, ast.ClassDef) and node.name == one), None)
+    for class_name in classes:
+        holder = next((node for node in body if isinstance(node, ast.ClassDef) and node.name == class_name), None)
         if holder is None:
             return None
         body = holder.body

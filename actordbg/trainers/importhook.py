@@ -1,11 +1,11 @@
 """Run a function just before, or just after, a module is imported for the first time in this process.
 
-A trainer imports names by value (`from x import y`). So what it needs on a CPU has to be in place before its modules run, and
-what changes inside them can only change afterwards. Importing a trainer (and torch, deepspeed: six seconds) merely to change it
-would cost every process that, also those that never use it. So we wait for the import.
+A trainer imports names by value (`from x import y`). So replacements that it needs on a CPU have to be in place before its
+modules run, and the modules themselves can only be changed afterwards. Importing a trainer (with torch and deepspeed: six
+seconds) merely to change it would slow down every process, even those that never use it. So we wait for the import.
 
-The module's own loader stays the loader (only its `exec_module` is wrapped on that one instance), so `inspect.getsource`,
-`runpy` and tracebacks see nothing unusual.
+The module's own loader stays the loader (only the `exec_module` of that instance is wrapped), so `inspect.getsource`, `runpy` and
+tracebacks see nothing unusual.
 
 Example:
     after_import("trainer.utils", lambda module: setattr(module, "convert_to_torch_dtype", mine))
@@ -24,13 +24,13 @@ from typing import Any
 
 
 def before_import(name: str, action: Callable[[], object]) -> None:
-    """Call `action()` when `name` is first looked for. If it is imported already, nothing happens: it is too late."""
+    """Call `action()` when `name` is first looked up. Does nothing if it is already imported: it is too late."""
     if name not in sys.modules:
         _finder().before.setdefault(name, []).append(action)
 
 
 def after_import(name: str, action: Callable[[ModuleType], object]) -> None:
-    """Call `action(module)` right after `name` has run; now, if it is imported already."""
+    """Call `action(module)` right after `name` has run; now, if it is already imported."""
     module = sys.modules.get(name)
     if module is not None:
         action(module)
@@ -48,7 +48,7 @@ class _WaitingFinder(MetaPathFinder):
             action()
         if fullname not in self.after:
             return None
-        behind = sys.meta_path[sys.meta_path.index(self) + 1 :]  # another that waits (`actordbg run`) gets its turn
+        behind = sys.meta_path[sys.meta_path.index(self) + 1 :]  # a similar finder (`actordbg run`) gets its turn
         spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in behind)), None)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
@@ -75,7 +75,7 @@ _MARK = "__actordbg_deepspeed_cpu__"
 
 
 def prepare_deepspeed() -> bool:
-    """Make DeepSpeed runnable in this process if it has no CUDA; say whether it has none. Calling it again does nothing more."""
+    """Make DeepSpeed runnable in this process if it has no CUDA; return whether it has none. Idempotent."""
     import torch
 
     if torch.cuda.is_available():
@@ -90,16 +90,16 @@ def prepare_deepspeed() -> bool:
 
 
 def _waiting_for_each(partition_parameters: Any) -> None:
-    """Gather parameters one at a time. DeepSpeed starts all and waits for the last one, which is enough in a CUDA stream only.
+    """Gather parameters one at a time. DeepSpeed starts all and waits for the last, which suffices only in a CUDA stream.
 
-    Over gloo the others continue, and may overwrite what `from_pretrained` has just put there with what was gathered before.
+    Over gloo the others are still running, and may overwrite what `from_pretrained` has just loaded with the older values.
     """
     init = partition_parameters.Init
     original = init._allgather_params_coalesced
 
     @functools.wraps(original)
     def _allgather_params_coalesced(self: Any, param_list: Any, *args: Any, **kwargs: Any) -> None:
-        for one in param_list:
-            original(self, [one], *args, **kwargs)
+        for parameter in param_list:
+            original(self, [parameter], *args, **kwargs)
 
     init._allgather_params_coalesced = _allgather_params_coalesced

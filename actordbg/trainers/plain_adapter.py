@@ -1,7 +1,7 @@
-"""A loop of one's own, and `Trainer` of transformers: each `model(**batch)` of a causal language model of transformers.
+"""Custom training loops, and transformers' `Trainer`: each `model(**batch)` of a causal language model of transformers.
 
-Such a model is met when it has been made (`post_init`). Calls with `labels` count the tokens that have one, others all but the
-first behind padding on the left. Not recorded: calls inside of `generate`, with a cache, or with embeddings.
+A model is found when it has been constructed (`post_init`). Calls with `labels` count the labelled tokens, others all but the
+first behind left padding. Not recorded: calls inside `generate`, with a cache, or with embeddings.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ def _rows(call: Mapping[str, Any]) -> Rows | None:
     if not getattr(model, "can_generate", lambda: True)():
         raise NoPolicy(f"{type(model).__name__} cannot generate: it is not a causal language model")
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        raise Unreadable("an encoder and a decoder have rows of their own")
+        raise Unreadable("it is an encoder-decoder model, with separate rows for each half")
     if mask is not None and getattr(mask, "shape", None) != ids.shape:
-        raise Unreadable("its attention mask does not say of each token whether it is real")
+        raise Unreadable("its attention mask is not one value per token")
     positions, context, counted = own_positions(ids, call.get("position_ids")), {}, None
     if positions is not None:  # transformers keeps packed rows apart only without a mask and without a cache
         cached = call.get("use_cache")
         if cached is None:
             cached = model.config.use_cache and not (model.training and model.is_gradient_checkpointing)
         context["rows_leak"] = bool(cached) or mask is not None
-    if labels is not None:  # those behind the first of each row that have a label and no padding before them: [B, S-1]
+    if labels is not None:  # labelled tokens behind the first of each row that do not follow padding: [B, S-1]
         counted = labels[:, 1:] != -100
         counted = counted if mask is None else counted & (mask[:, :-1] != 0)
     return Rows(
@@ -43,7 +43,7 @@ def _rows(call: Mapping[str, Any]) -> Rows | None:
         context=context,
         action_mask=counted,
         step=step_of(model),
-        more={name: one for name, one in call.items() if hasattr(one, "dim") and one.dim() and name not in _READ},
+        more={name: value for name, value in call.items() if hasattr(value, "dim") and value.dim() and name not in _READ},
     )
 
 

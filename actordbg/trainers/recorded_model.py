@@ -1,12 +1,12 @@
-"""A trainer's model in the place of an Actor, so that the recorder needs to know no trainer.
+"""Present a trainer's model to the recorder as an Actor, so that the recorder need not know any trainer.
 
-The recorder wraps `forward` of a class, and reads facts off its instances (`actordbg.capture.hook.install`). A `RecordedModel` is
-such an instance, one for each model of the process; its `forward` takes rows under the names that an Actor has, and
-runs the trainer's own function, with the trainer's own arguments. So everything that holds for the recording of an Actor
-holds here: its cost, the flight recorder, triggers, counters, the live switch.
+The recorder wraps `forward` of a class, and reads facts from its instances (`actordbg.capture.hook.install`). A `RecordedModel`
+is such an instance, one for each model of the process; its `forward` takes rows under an Actor's argument names, and runs the
+trainer's own function with the trainer's own arguments. So everything that holds for recording an Actor holds here: its cost,
+the flight recorder, triggers, counters, the live switch.
 
-Invariant: the function runs exactly once, with the arguments that it was called with, and its result or exception is what the
-caller gets; whatever fails in here is told once and forgotten.
+Invariant: the function runs exactly once, with its original arguments, and the caller gets its result or exception; any failure
+in here is reported once and ignored.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _told: set[str] = set()
 
 
 class ModelOfCall:
-    """Where the recorder looks for a DeepSpeed engine: the step, and the module, which is not kept alive."""
+    """Stands in for the DeepSpeed engine that the recorder reads: the step, and the module, by weak reference."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.global_steps: int | None = None
@@ -56,9 +56,7 @@ class ModelOfCall:
 
 
 class RecordedModel:
-    """One model as the recorder sees an Actor, once for each set of LoRA adapters that is active. A subclass for each seam
-    carries its name.
-    """
+    """A model that the recorder sees as an Actor, one per set of active LoRA adapters. Each seam has a subclass of its name."""
 
     known: weakref.WeakKeyDictionary[torch.nn.Module, dict[str, RecordedModel]]
     recorded_as: Mapping[str, Any]
@@ -67,20 +65,20 @@ class RecordedModel:
         self.model = ModelOfCall(model)
         if adapters is not None:
             self.recorded_as = {**self.recorded_as, "lora_adapters": adapters}
-        self.recorded_role = "reference" if adapters in ([], ["ref"]) else None  # none, or TRL's copy of what it began with
+        self.recorded_role = "reference" if adapters in ([], ["ref"]) else None  # none, or TRL's copy of the initial adapter
         self.training = self.packing_samples = False
         self.temperature = 1.0
 
     @classmethod
     def of(cls, rows: Rows) -> RecordedModel:
-        """The one for this model, as the call finds it."""
+        """Return the instance for the model of a call, updated with the model's current state."""
         model = unwrap(rows.model)
         adapters = active_adapters(model)
         known, key = cls.known.setdefault(model, {}), str(adapters)
-        found = known.get(key) or known.setdefault(key, cls(model, adapters))
-        found.training, found.temperature = model.training, float(rows.temperature)
-        found.packing_samples, found.model.global_steps = rows.packed, rows.step
-        return found
+        instance = known.get(key) or known.setdefault(key, cls(model, adapters))
+        instance.training, instance.temperature = model.training, float(rows.temperature)
+        instance.packing_samples, instance.model.global_steps = rows.packed, rows.step
+        return instance
 
     def forward(
         self,
@@ -92,22 +90,22 @@ class RecordedModel:
         return_entropy: bool = False,
         **more: torch.Tensor,
     ) -> Any:
-        """Run the call that waits in this thread; the recorder reads what it received and what comes back."""
+        """Run the call that waits in this thread; the recorder reads its arguments and its result."""
         waiting = _inside.call
         _inside.call = None
         return waiting()
 
 
 def active_adapters(model: Any) -> list[str] | None:
-    """Names of the adapters of peft that compute now: none under its `disable_adapter()`. None for a model without peft."""
+    """Return the names of the active peft adapters: empty under `disable_adapter()`, None for a model without peft."""
     if not hasattr(model, "peft_config"):
         return None
-    layer: Any = next((one for one in model.modules() if hasattr(one, "_disable_adapters")), None)
+    layer: Any = next((module for module in model.modules() if hasattr(module, "_disable_adapters")), None)
     return [] if layer is None or layer._disable_adapters else list(layer.active_adapters)
 
 
 class Returned(tuple[Any, ...]):
-    """What `forward` returns: the function's own result. Its scores are read if the recorder takes this apart as a tuple."""
+    """The result of `forward`: the function's own. Its scores are read only if the recorder unpacks this tuple."""
 
     output: Any
     read: Callable[[], Scores]
@@ -120,9 +118,9 @@ class Returned(tuple[Any, ...]):
 def recorded(
     original: Callable[..., Any], seam: Seam, adapter: Adapter, store: str, made: Mapping[str, Any], where: str = ""
 ) -> Callable[..., Any]:
-    """`original` with its calls recorded as rows.
+    """Return `original` with its calls recorded as rows.
 
-    made: arguments of what made the model. where: its place, if that is not the seam's.
+    made: arguments of the function that prepared the model. where: the place of `original`, if it is not the seam's.
     """
     where = where or seam.where
 
@@ -131,7 +129,7 @@ def recorded(
         return RecordedModel.forward(self, *args, **kwargs)
 
     whose = {"trainer": adapter.package, "adapter": adapter.name, "function": where}
-    own = {"known": weakref.WeakKeyDictionary(), "forward": forward, "recorded_as": whose}  # which the hook finds, and wraps
+    own = {"known": weakref.WeakKeyDictionary(), "forward": forward, "recorded_as": whose}  # the hook finds and wraps this
     kind: type[RecordedModel] = type(f"{adapter.name}.{where.partition(':')[2]}", (RecordedModel,), own)
     if not hook.install(kind, store=store):
         return original
@@ -139,7 +137,7 @@ def recorded(
     traced = slot.traced
 
     def prepared(args: Any, kwargs: Any) -> tuple[RecordedModel, Rows, dict[str, Any]] | None:
-        """The model and the rows of a call, and these as arguments; None if there are none, or they cannot be told."""
+        """Return the model and the rows of a call, and the rows as arguments; None if it has none, or they cannot be read."""
         try:
             rows = seam.rows({**made, **arguments_of(signature, args, kwargs)})
             return None if rows is None else (kind.of(rows), rows, _named(rows))
@@ -148,9 +146,7 @@ def recorded(
             with contextlib.suppress(Exception):
                 recorder = slot.recorder
                 recorder.watch.start()
-                if (
-                    control := recorder.control
-                ) is not None:  # a model that is not a policy is named, other calls count as dropped
+                if (control := recorder.control) is not None:  # report a model that is not a policy; count other calls as dropped
                     ledger = recorder.meet(slot, control).ledger
                     if isinstance(error, NoPolicy):
                         ledger.last_error, ledger.changed = str(error), True
@@ -169,7 +165,7 @@ def recorded(
         try:
             ready = prepared(args, kwargs)
             if ready is None:
-                _inside.busy = seam.silent  # what is inside of it may be recorded
+                _inside.busy = seam.silent  # calls inside it may be recorded
                 return original(*args, **kwargs)
             actor, rows, named = ready
 
@@ -189,22 +185,22 @@ def recorded(
 
 
 def arguments_of(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name, with defaults, and those of a `**kwargs` under their own names."""
+    """Return the arguments of a call by name, with defaults, and those of a `**kwargs` under their own names."""
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
-    found = dict(bound.arguments)
+    arguments = dict(bound.arguments)
     for parameter in signature.parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
-            found.update(found.pop(parameter.name))
-    return found
+            arguments.update(arguments.pop(parameter.name))
+    return arguments
 
 
 def _named(rows: Rows) -> dict[str, Any]:
-    """The rows as arguments of an Actor's forward that computes the same. Rows without a mask are all real."""
+    """Return the rows as arguments of an equivalent Actor.forward. Without a mask, all tokens are real."""
     flags = {"return_logprobs": rows.action_mask is None, "return_entropy": rows.entropy, "return_output": rows.entropy}
     more = flat(rows.more) if rows.more else {}
     if rows.context:
-        more |= {f"{CONTEXT}{name}": one for name, one in flat(rows.context).items()}
+        more |= {f"{CONTEXT}{name}": value for name, value in flat(rows.context).items()}
     if rows.packed:
         return _packed(rows) | flags | more
     real = torch.ones_like(rows.sequences) if rows.attention_mask is None else rows.attention_mask
@@ -213,15 +209,17 @@ def _named(rows: Rows) -> dict[str, Any]:
 
 
 def _packed(rows: Rows) -> dict[str, Any]:
-    """Packed rows as one long row, and where each begins: views of what the trainer has. The writer takes them apart."""
+    """Return packed rows as one long row, and where each begins: views of the trainer's tensors. The writer separates them."""
     ids: Any = rows.sequences
-    found = {name: _long(one) for name, one in (("sequences", ids), ("attention_mask", rows.attention_mask)) if one is not None}
+    tensors = {
+        name: _long(held) for name, held in (("sequences", ids), ("attention_mask", rows.attention_mask)) if held is not None
+    }
     if rows.action_mask is not None:
-        found["action_mask"] = _long(_every_column(rows.action_mask, ids))[:, 1 - found["sequences"].shape[1] :]
+        tensors["action_mask"] = _long(_every_column(rows.action_mask, ids))[:, 1 - tensors["sequences"].shape[1] :]
     offsets = ids.offsets() if rows.offsets is None and ids.is_nested else rows.offsets
     if offsets is not None:
-        return found | {OFFSETS: offsets.reshape(-1)}
-    return found | ({} if rows.positions is None else {POSITIONS: rows.positions})
+        return tensors | {OFFSETS: offsets.reshape(-1)}
+    return tensors | ({} if rows.positions is None else {POSITIONS: rows.positions})
 
 
 def _every_column(values: Any, ids: Any, behind: int = 0) -> Any:
@@ -231,17 +229,17 @@ def _every_column(values: Any, ids: Any, behind: int = 0) -> Any:
 
 
 def _long(tensor: Any) -> torch.Tensor:
-    """A packed or jagged tensor as [1, T]."""
+    """Return a packed or jagged tensor as [1, T]."""
     if not tensor.is_nested:
         return tensor.reshape(1, -1)  # type: ignore[no-any-return]
     if tensor.layout is not torch.jagged or tensor.lengths() is not None:
-        raise Unreadable("a nested tensor has holes, or the layout before jagged")
+        raise Unreadable("a nested tensor has holes, or the old strided layout")
     long: torch.Tensor = tensor.values().reshape(1, -1)
     return long
 
 
 def scores_of(seam: Seam, rows: Rows, output: Any) -> Scores:
-    """What an adapter reads in a result. From logits, log-probs are computed."""
+    """Read the scores of a result through its adapter; compute log-probs from logits if it returned only those."""
     try:
         with torch.no_grad():
             return read_scores(seam, rows, output)
@@ -256,33 +254,33 @@ def _of_next(values: torch.Tensor, rows: Rows, total: int) -> torch.Tensor:
         return _long(_every_column(values, rows.sequences, 1))[:, : total - 1]
     if not values.is_nested:
         return values
-    found = padded(values.detach(), tuple(rows.sequences.shape))[:, :-1]
+    dense = padded(values.detach(), tuple(rows.sequences.shape))[:, :-1]
     if rows.action_mask is None:
-        return found
-    return found[:, -rows.action_mask.shape[1] :] * rows.action_mask.to(found.device)
+        return dense
+    return dense[:, -rows.action_mask.shape[1] :] * rows.action_mask.to(dense.device)
 
 
 def read_scores(seam: Seam, rows: Rows, output: Any) -> Scores:
-    """Log-probs and entropies of a result, those of packed rows as [1, T-1]. Raises whatever the adapter raises."""
+    """Return the log-probs and entropies of a result, those of packed rows as [1, T-1]. Raises whatever the adapter raises."""
     scores, given = seam.result(output), _named(rows)
     actions = given.get("action_mask")
     ids, logits = given["sequences"], scores.logits
     if logits is None or scores.log_probs is not None:
         expected = (ids[:, 1:] if actions is None else actions).shape
-        read = [None if one is None else _of_next(one, rows, ids.shape[1]) for one in (scores.log_probs, scores.entropy)]
-        if odd := [tuple(one.shape) for one in read if one is not None and one.shape != expected]:
-            raise ValueError(f"scores of {odd[0]} for next tokens of {tuple(expected)}")
+        read = [None if values is None else _of_next(values, rows, ids.shape[1]) for values in (scores.log_probs, scores.entropy)]
+        if mismatched := [tuple(values.shape) for values in read if values is not None and values.shape != expected]:
+            raise ValueError(f"scores of {mismatched[0]} for next tokens of {tuple(expected)}")
         return Scores(*read)
     if rows.packed:
         logits = logits.reshape(1, -1, logits.shape[-1])
     if logits.shape[0] != ids.shape[0] or ids.shape[1] - logits.shape[1] not in (0, 1):
         raise ValueError(f"logits of {tuple(logits.shape[:2])} positions for ids of {tuple(ids.shape)}")
-    found = log_probs_of(logits, ids, rows.temperature)
-    return Scores(found if actions is None else found[:, -actions.shape[1] :] * actions)
+    log_probs = log_probs_of(logits, ids, rows.temperature)
+    return Scores(log_probs if actions is None else log_probs[:, -actions.shape[1] :] * actions)
 
 
 def log_probs_of(logits: torch.Tensor, ids: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Log-probs [B, S-1] of the next ids in float32, a few positions at a time: no second tensor of the logits' size."""
+    """Compute log-probs [B, S-1] of the next ids in float32, a few positions at a time: no second tensor of the logits' size."""
     parts = []
     for at in range(0, ids.shape[1] - 1, _POSITIONS):
         some = logits[:, at : min(at + _POSITIONS, ids.shape[1] - 1)].float() / temperature
@@ -292,14 +290,14 @@ def log_probs_of(logits: torch.Tensor, ids: torch.Tensor, temperature: float) ->
 
 
 def tell(text: str) -> None:
-    """One line on standard error, once in a process."""
+    """Print a line to standard error, once per process."""
     if text not in _told and len(_told) < 100:
         _told.add(text)
         sys.stderr.write(f"actordbg: process {os.getpid()}: {text}\n")
 
 
 def attach(module: ModuleType, named: str, store: str) -> list[str]:
-    """Wrap what the adapter `named` has in this module. Returns the functions that are recorded now."""
+    """Wrap the functions of the adapter `named` in this module. Returns the functions that are recorded now."""
     adapter, attached = of_user(named), []
     facts.DISTRIBUTIONS.extend({adapter.package, distribution_of(named)}.difference(facts.DISTRIBUTIONS))
     for seam in adapter.seams:
@@ -324,8 +322,9 @@ def attach(module: ModuleType, named: str, store: str) -> list[str]:
 
 
 def _making(original: Callable[..., Any], seam: Seam, adapter: Adapter, store: str, made: dict[str, Any]) -> Callable[..., Any]:
-    """`original`, which prepares a model; then that model's forward is recorded: its own where it has one, as a copy of it has
-    then; else that of its class.
+    """Return `original`, a function that prepares a model, so that the model's forward is recorded afterwards.
+
+    The instance's own forward is wrapped if it has one (a later copy of the model also has it), else that of its class.
     """
     signature = inspect.signature(original)
 
@@ -345,7 +344,7 @@ def _making(original: Callable[..., Any], seam: Seam, adapter: Adapter, store: s
                 kind.forward = wrapped
             else:
                 model.forward = MethodType(wrapped, model)
-        except Exception as error:  # noqa: BLE001  # the model was made; it is trained unrecorded
+        except Exception as error:  # noqa: BLE001  # the model exists; it is trained unrecorded
             tell(f"{seam.where}: its model is not recorded: {describe(error)}")
         return output
 

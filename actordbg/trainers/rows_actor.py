@@ -1,20 +1,20 @@
-"""An Actor of our own: a transformers model, and log-probs of rows. No trainer is imported, and none needs to be installed.
+"""actordbg's own Actor: a transformers model that returns log-probs of rows. No trainer is imported or needs to be installed.
 
-What a trainer's adapter recorded is replayed through it, and anything else on request (`--through rows`). It takes the arguments
-that a captured call has, and returns what they ask for, so that every tool knows one kind of Actor:
+Calls that an adapter recorded are replayed through it, and any others on request (`--through rows`). It takes the arguments of a
+captured call and returns what they ask for, so that all tools know a single kind of Actor:
 
     log_prob[row, t] = log softmax(logits[row, t] / temperature)[id at t + 1]
 
-Positions count the attended tokens from 0, and 1 stands at padding, unless the call brought its own. Packed, the attended tokens
-of all rows lie one behind the other, without a mask: transformers finds the borders where positions begin anew, with every
-attention that is offered here.
+Positions count the attended tokens from 0, with 1 at padding, unless the call has its own positions. When packing, the attended
+tokens of all rows are concatenated, without a mask: transformers finds the borders where positions restart, with every attention
+offered here.
 
     actor = ROWS.build_actor("path/to/model", choices)
     actor(sequences=ids, attention_mask=mask, action_mask=actions)     # [B, A]
 
-What a built model is (attention, dtype, size) is read off the model itself: an Actor takes arguments that it does not know in
-silence, and a fallback to another attention would go unseen. So a replay reports that, never its options, and `check` compares
-it with what was requested.
+The facts of a built model (attention, dtype, size) are read from the model itself: an Actor silently accepts unknown arguments,
+and a fallback to another attention would go unnoticed. A replay reports these facts, never its options, and `check` compares them
+with the request.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def describe(model: Any, choices: Choices, device: torch.device) -> dict[str, Any]:
-    """Say what every session says of its model in `resolved`."""
+    """Return the facts of a model that every session reports in `resolved`."""
     config = text_config(model)
     return {
         "model": choices.model,
@@ -60,14 +60,14 @@ def describe(model: Any, choices: Choices, device: torch.device) -> dict[str, An
 
 
 def resolved_attention(model: Any) -> str:
-    """The attention that the built model uses (of its text model, where it has several)."""
+    """Return the attention that the built model uses (its text model, if it has several)."""
     return str(getattr(text_config(model), "_attn_implementation", None) or "eager")
 
 
 def resolved_dtype(model: Any) -> str:
-    """The dtype of most of the model's parameters, in its short spelling (torch's for another).
+    """Return the dtype of most of the model's parameters, in its short spelling (torch's name for uncommon ones).
 
-    Most, because some models keep a few parameters (routers, norms) in fp32 whatever they are loaded in.
+    Most, because some models keep a few parameters (routers, norms) in fp32 whatever dtype they are loaded in.
     """
     sizes: Counter[str] = Counter()
     for parameter in model.parameters():
@@ -82,9 +82,9 @@ _OF_OTHER_HEADS = ("summary_", "classifier_")
 
 
 def drawn_share(model: Any) -> float:
-    """The largest share that the model drops, or jitters its routing by, in training mode; 0.0 where it draws nothing.
+    """Return the largest dropout probability or router jitter in training mode; 0.0 if the model draws no random numbers.
 
-    Settings of heads that a language model does not have (GPT-2's `summary_first_dropout` of 0.1) drop nothing.
+    Settings of heads that a language model does not have (GPT-2's `summary_first_dropout` of 0.1) are ignored.
     """
     shares = [float(module.p) for module in model.modules() if isinstance(module, torch.nn.Dropout)]
     for name, value in text_config(model).to_dict().items():
@@ -94,12 +94,12 @@ def drawn_share(model: Any) -> float:
 
 
 def text_config(model: Any) -> Any:
-    """The configuration of the text model: where vocabulary size and layers are."""
+    """Return the configuration of the text model, which has vocabulary size and layers."""
     return model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
 
 
 def has_experts(model: Any) -> bool:
-    """Whether a router sends each token to some of several experts."""
+    """Check whether the model is a mixture of experts."""
     return any((getattr(text_config(model), name, None) or 0) > 1 for name in _EXPERTS)
 
 
@@ -107,12 +107,12 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_exp
 
 
 def _size(parameter: Any) -> int:
-    """Total element count, even if ZeRO-3 has partitioned the parameter."""
+    """Return the total element count, even if ZeRO-3 has partitioned the parameter."""
     return int(getattr(parameter, "ds_numel", None) or parameter.numel())
 
 
 def change_attention(model: Any, choices: Choices) -> None:
-    """Make a built model use another attention; Unsupported where it then still says another."""
+    """Make a built model use another attention. Raises Unsupported if it then still reports another."""
     if hasattr(model, "set_attn_implementation"):
         model.set_attn_implementation(choices.attn)
     else:
@@ -121,9 +121,9 @@ def change_attention(model: Any, choices: Choices) -> None:
 
 
 def follow_adapters(model: Any, recorded: Mapping[str, Any]) -> None:
-    """Turn a model's adapters off for a call that was recorded with its own off (a reference pass), else on, to be trained.
+    """Turn a model's adapters off for a call that was recorded without adapters (a reference pass), else on and trainable.
 
-    recorded: what a record says of its actor.
+    recorded: the `actor` facts of a record.
     """
     for layer in model.modules():
         if hasattr(layer, "_disable_adapters"):
@@ -131,17 +131,17 @@ def follow_adapters(model: Any, recorded: Mapping[str, Any]) -> None:
 
 
 def check(model: Any, choices: Choices) -> None:
-    """Raise Unsupported where the model runs another attention or dtype than `choices` says."""
+    """Raise Unsupported if the model runs another attention or dtype than `choices` says."""
     attention, dtype = resolved_attention(model), resolved_dtype(model)
     if attention != choices.attn:
         raise Unsupported(
             f"attention {choices.attn} was requested, this model runs {attention}",
-            hint=f"ask for what it has: --attn {attention}",
+            hint=f"pass --attn {attention}",
         )
     if dtype != choices.dtype:
         raise Unsupported(
             f"dtype {choices.dtype} was requested, the model was loaded in {dtype}",
-            hint="the installed trainer cannot load it so; try --dtype bf16",
+            hint="pass --dtype bf16: the installed trainer cannot load the requested dtype",
         )
 
 
@@ -170,12 +170,12 @@ class RowsActor(torch.nn.Module):
         return_entropy: bool = False,
         **more: Tensor,
     ) -> Any:
-        """Log-probs [B, A] of the actions, or [B, S-1] of all; with `return_output` a pair of them and the model's output."""
+        """Compute log-probs [B, A] of the actions, or [B, S-1] of all; with `return_output`, also return the model's output."""
         real = torch.ones_like(sequences) if attention_mask is None else attention_mask
         following, kept = sequences.roll(-1, 1), None
         if self.packing_samples:
             if more:
-                raise Unsupported(f"rows with {', '.join(more)} are not packed", hint="--no-packing")
+                raise Unsupported(f"rows with {', '.join(more)} cannot be packed", hint="pass --no-packing")
             ids, places, kept = in_one_row(sequences, real)
             output = self.model(ids, attention_mask=None, position_ids=places, use_cache=False)
             following = following.flatten()[kept].unsqueeze(0)
@@ -196,33 +196,33 @@ class RowsActor(torch.nn.Module):
 
 
 def in_one_row(sequences: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the attended tokens of [B, S] one behind the other [1, T], their positions [1, T], and their places in B * S [T]."""
+    """Return the attended tokens of [B, S] concatenated [1, T], their positions [1, T], and their places in B * S [T]."""
     kept = real.flatten().nonzero().flatten()
     ids, places = (values.flatten()[kept].unsqueeze(0) for values in (sequences, positions_of(real)))
     return ids, places, kept
 
 
 def positions_of(real: Tensor) -> Tensor:
-    """The place of each attended token in its row, from 0; 1 where nothing is attended."""
+    """Return the position of each attended token in its row, from 0; 1 at padding."""
     return (real.long().cumsum(-1) - 1).masked_fill(real == 0, 1)
 
 
 def log_probs_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Of each label under fp32 logits; the softmax of all is never in memory at once."""
+    """Compute the log-prob of each label under fp32 logits; the whole softmax is never in memory at once."""
     flat = logits.reshape(-1, logits.shape[-1])
     sums = torch.cat([part.logsumexp(-1) for part in torch.split(flat, _CHUNK)])
     return logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1) - sums.view(labels.shape)
 
 
 def entropies(logits: Tensor) -> Tensor:
-    """Of the distributions that fp32 logits stand for."""
+    """Compute the entropy of each distribution given by fp32 logits."""
     flat = logits.reshape(-1, logits.shape[-1])
     parts = [part.logsumexp(-1) - (part.softmax(-1) * part).sum(-1) for part in torch.split(flat, _CHUNK)]
     return torch.cat(parts).view(logits.shape[:-1])
 
 
 def unpacked_values(values: Tensor, kept: Tensor | None, shape: torch.Size) -> Tensor:
-    """Values [1, kept] of attended tokens at their places in [B, S], 0 elsewhere."""
+    """Scatter values [1, kept] of attended tokens to their places in [B, S], 0 elsewhere."""
     if kept is None:
         return values
     return values.new_zeros(shape.numel()).index_put((kept,), values.flatten()).view(shape)
@@ -238,7 +238,7 @@ class RowsStrategy:
         self._world_size, self._training = world_size, training
 
     def set_up(self, timeout: timedelta) -> None:
-        """Make the process group, unless there is one, and its rings."""
+        """Create the process group, unless it exists."""
         _deepspeed().init_distributed(timeout=timeout)
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -261,12 +261,12 @@ class RowsStrategy:
         return config
 
     def prepare(self, actor: Any, device: torch.device, *, train: bool) -> Any:
-        """Return the actor with a DeepSpeed engine in the place of its model."""
+        """Replace the actor's model by a DeepSpeed engine and return the actor."""
         model = actor.model
-        experts = {type(one) for one in model.modules() if "SparseMoeBlock" in type(one).__name__}
+        experts = {type(module) for module in model.modules() if "SparseMoeBlock" in type(module).__name__}
         if experts and self._zero == 3:  # each rank gathers all experts, whichever its tokens go to
             _deepspeed().utils.set_z3_leaf_modules(model, list(experts))
-        parameters = {"model_parameters": [one for one in model.parameters() if one.requires_grad]} if train else {}
+        parameters = {"model_parameters": [weight for weight in model.parameters() if weight.requires_grad]} if train else {}
         place = {"local_rank": int(os.environ.get("LOCAL_RANK", "-1"))}
         actor.model = _deepspeed().initialize(args=place, model=model, config=self.ds_config(train=train), **parameters)[0]
         if self._deep and train:
@@ -287,7 +287,7 @@ def _deepspeed() -> Any:
         import deepspeed
     except ImportError as error:
         raise EnvironmentProblem(
-            f"DeepSpeed cannot be imported: {error}", hint="`--backend plain` and `--backend fsdp2` need no DeepSpeed"
+            f"DeepSpeed cannot be imported: {error}", hint="pass `--backend plain` or `--backend fsdp2`"
         ) from error
     return deepspeed
 
@@ -296,7 +296,7 @@ _NAMES = frozenset(inspect.signature(RowsActor.forward).parameters) - {"self", "
 
 
 class RowsActors:
-    """What builds and calls such Actors; a trainer's own class has the same members (`actordbg.trainers.trainer.Actors`)."""
+    """Builds and calls `RowsActor`s; a trainer's own class has the same members (`actordbg.trainers.trainer.Actors`)."""
 
     actor_class = RowsActor
     strategy = staticmethod(RowsStrategy)
@@ -306,11 +306,11 @@ class RowsActors:
         prepare_deepspeed()
 
     def loads_checkpoint_dtype(self, dtype: str) -> bool:
-        """Say whether the Actor gets `dtype` only by loading the checkpoint in its own."""
+        """Return whether the Actor gets `dtype` only by loading the checkpoint in the checkpoint's own dtype."""
         return False
 
     def build_actor(self, path: str, choices: Choices, ds_config: Mapping[str, Any] | None = None) -> RowsActor:
-        """Build an Actor of the model at `path`, checked against `choices`. `ds_config` of ZeRO-3 partitions what is loaded."""
+        """Build an Actor of the model at `path`, checked against `choices`. A ZeRO-3 `ds_config` partitions it while loading."""
         partitioning, trust = None, consent.is_given(choices.model)
         if ds_config is not None and ds_config["zero_optimization"]["stage"] == 3:
             from transformers.integrations.deepspeed import HfDeepSpeedConfig
@@ -324,22 +324,22 @@ class RowsActors:
         follow_adapters(model, {})
         check(model, choices)
         actor = self.actor_class(model, packing=choices.packing, temperature=choices.temperature)
-        actor.__dict__["partitioning"] = partitioning  # transformers looks at it as long as it lives
+        actor.__dict__["partitioning"] = partitioning  # transformers reads it as long as it is alive
         return actor
 
     def make_call(self, actor: Any, dump: Dump, vocab_size: int, device: torch.device, ring_group: Any = None) -> ReplayedCall:
-        """Make the captured call for this Actor. Raises Unsupported where it cannot be made."""
+        """Build the captured call for this Actor. Raises Unsupported if it cannot be replayed."""
         return make_call(Signature(_NAMES | {*dump.inputs}, multimodal=True), dump, vocab_size, device)
 
 
 def model_class(path: str, trust: bool) -> Any:
-    """Return the class of transformers that loads the model at `path`: with or without images. trust: its own code may run."""
+    """Return the class of transformers that loads the model at `path`, with or without images. trust: allow remote code."""
     try:
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
     except ImportError as error:
         raise EnvironmentProblem(
             f"transformers cannot be imported here: {error}",
-            hint="`actordbg doctor` says what is missing; pip install 'actordbg[replay]'",
+            hint="run `actordbg doctor` to see what is missing; pip install 'actordbg[replay]'",
         ) from error
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust)
     return AutoModelForCausalLM if getattr(config, "vision_config", None) is None else AutoModelForImageTextToText

@@ -1,10 +1,10 @@
-"""What an adapter says about a trainer: where its policy's forward is, and how a call of it is read as rows.
+"""The adapter interface: where a trainer's policy forward is, and how to read its calls as rows.
 
-An adapter is a class with four attributes; this is all of one, for a trainer whose function returns log-probs of completions:
+An adapter is a class with four attributes; here is a complete one, for a trainer whose function returns log-probs of completions:
 
     class MyTrainer:
-        name = "mine"                                  # what `run --adapter` is given
-        package = "my_trainer"                         # the distribution whose versions count
+        name = "mine"                                  # for `run --adapter`
+        package = "my_trainer"                         # its distribution, for versions
         tried = ("1.2.0",)
         seams = (
             Seam(
@@ -18,9 +18,9 @@ An adapter is a class with four attributes; this is all of one, for a trainer wh
             ),
         )
 
-`rows` gets the arguments by name, defaults filled in, `self` and `**kwargs` among them. It runs in the training thread before
-the function: views of tensors, no copies, and nothing that waits for a GPU. It returns None for a call that is not a policy's
-forward, and raises Unreadable, with the reason, for one whose rows it cannot tell. Then, as after any other exception, the
+`rows` gets the arguments by name, with defaults, including `self` and `**kwargs`. It runs in the training thread before the
+function: it returns views of tensors, not copies, and never waits for a GPU. It returns None for a call that is not a policy's
+forward, and raises Unreadable, with the reason, for a call whose rows it cannot read. Then, as after any other exception, the
 function runs unrecorded.
 
 Loaded in training processes and by the desk: the standard library only.
@@ -38,26 +38,27 @@ if TYPE_CHECKING:
 
 
 class Unreadable(Exception):
-    """A call whose rows this adapter cannot tell; the message says why."""
+    """A call whose rows this adapter cannot read; the message says why."""
 
 
 class NoPolicy(Exception):
-    """A call of a model that is not a policy, such as a reward model: the message, said once, names it. It is not a lost call."""
+    """A call of a model that is not a policy, such as a reward model. The message names it; the call does not count as lost."""
 
 
 @dataclass
 class Rows:
-    """One call as rows of tokens. model: the module that computes; it is never stored.
+    """A call as rows of tokens.
 
-    sequences: token ids [B, S]. attention_mask: [B, S], which are real; None for all. action_mask: [B, A], which of the last A
-    next tokens count; None for all that are real. entropy: the call computes entropies, too. more: what the model gets beside
-    them (images), by name. context: what else to keep of the call, by name; a replay does without. Both may hold dicts, lists,
-    dataclasses and the like (`actordbg.formats.nested_values`). Columns that are not real may be on either side.
+    model: the module that computes; it is never stored. sequences: token ids [B, S]. attention_mask: [B, S], the real tokens;
+    None if all are real. action_mask: [B, A], which of the last A next tokens count; None for all real ones. entropy: the call
+    also computes entropies. more: other inputs of the model (images), by name. context: other facts to store, by name; a replay
+    does not need them. Both may hold dicts, lists, dataclasses and the like (`actordbg.formats.nested_values`). Padding may be on
+    either side.
 
-    Packed rows are one long row [1, T] or [T]: give offsets ([rows + 1]), or positions, which begin anew at 0 with each row;
+    Packed rows are one long row [1, T] or [T]: give offsets ([rows + 1]), or positions, which restart at 0 with each row;
     several such rows [B, S] have positions of their shape, and may have a mask.
-    Jagged tensors bring their own offsets. Then `action_mask` is [1, T-1], or says of each token [1, T] whether it counts; of
-    several rows it is [B, A] or [B, S]. The writer takes the rows apart: nothing of a device is asked for here.
+    Jagged tensors have their own offsets. Then `action_mask` is [1, T-1], or [1, T] with a value for each token; for several rows
+    it is [B, A] or [B, S]. The writer separates the rows: nothing here reads a device.
     """
 
     model: torch.nn.Module
@@ -74,17 +75,17 @@ class Rows:
 
     @property
     def packed(self) -> bool:
-        """Whether the rows lie one behind the other in one."""
+        """Check whether several rows are packed into one."""
         return self.offsets is not None or self.positions is not None or self.sequences.is_nested
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What the function returned, None for nothing: log-probs and entropies, [B, A] as `action_mask`, [B, S-1] without one.
+    """The function's result: log-probs and entropies, [B, A] like `action_mask`, [B, S-1] without a mask; None if not returned.
 
-    Of packed rows [1, T-1], of several [B, S-1], or with one for each token, [1, T] or jagged, of which the last means nothing.
+    For packed rows [1, T-1], for several [B, S-1]; or a value for each token, [1, T] or jagged, of which the last is ignored.
 
-    logits: [B, S, V] where it returned those alone; log-probs are computed from them, when outputs are recorded.
+    logits: [B, S, V] if it returned only those; log-probs are computed from them when outputs are recorded.
     """
 
     log_probs: torch.Tensor | None = None
@@ -93,7 +94,7 @@ class Scores:
 
 
 def padded(jagged: torch.Tensor, size: tuple[int, ...] | None = None) -> torch.Tensor:
-    """Rows one behind the other (nested, with offsets) as [B, S], 0 behind each. On a GPU it waits, if no size is given."""
+    """Pad jagged rows (nested, with offsets) on the right with 0, to [B, S]. Without `size`, it synchronizes with the GPU."""
     import torch
 
     size = size or (jagged.shape[0], int(jagged.offsets().diff().max()))  # type: ignore[attr-defined]
@@ -105,25 +106,25 @@ IMAGES = (
     "pixel_values", "image_grid_thw", "pixel_attention_mask", "spatial_shapes", "image_sizes", "token_type_ids",
     "mm_token_type_ids", "image_position_ids",
 )  # fmt: skip
-"""What transformers calls the inputs that come with images."""
+"""Names in transformers of the inputs that come with images."""
 
 
 def images(call: Mapping[str, Any]) -> dict[str, Any]:
-    """What a call has of images."""
+    """Return the image inputs of a call."""
     return {name: call[name] for name in IMAGES if call.get(name) is not None}
 
 
 @dataclass(frozen=True)
 class Seam:
-    """One function of a trainer. needs: names of arguments that `rows` reads; without one of them nothing is recorded.
+    """A function of a trainer. needs: names of arguments that `rows` reads; if any is missing, nothing is recorded.
 
-    makes_model: the function does not compute, but prepares a model, its argument of this name. That model's `forward` is then
-    what is recorded, if it has the arguments `takes`; `rows` gets those of both.
+    makes_model: the function does not compute, but prepares a model, its argument of this name. Then that model's `forward` is
+    recorded, if it has the arguments `takes`; `rows` gets the arguments of both.
 
-    silent: calls inside of the function are not recorded, nor is it; `rows` returns None.
+    silent: neither the function nor calls inside it are recorded; `rows` returns None.
 
-    again: calls the function once more in a replay, with a model and rows that were recorded, and returns what it returns
-    (`actordbg.trainers.captured_call` helps). None: that cannot be done, and a replay is on the rows.
+    again: repeats the function in a replay, with a model and recorded rows, and returns its result
+    (`actordbg.trainers.captured_call` helps). None: not supported, and calls are replayed through rows.
     """
 
     where: str
@@ -136,24 +137,24 @@ class Seam:
     again: Callable[[Any, Rows], Any] | None = None
 
     def differs(self, takes: Iterable[str]) -> str:
-        """What the adapter reads and a function with these parameters does not take, in words; "" if it takes all."""
+        """Return which arguments the adapter needs that a function with these parameters lacks, in words; "" if none."""
         given = [name for name in takes if name != "self"]
         lacks = [need for need in self.needs if need not in given]
         return f"it takes no {', '.join(lacks)}; it takes {', '.join(given) or 'nothing'}" if lacks else ""
 
     @property
     def module(self) -> str:
-        """The module that holds the function."""
+        """Return the module that holds the function."""
         return self.where.partition(":")[0]
 
     @property
     def function(self) -> str:
-        """Its name in the module: `function` or `Class.method`."""
+        """Return the function's name in its module: `function` or `Class.method`."""
         return self.where.partition(":")[2]
 
 
 class Adapter(Protocol):
-    """What an adapter has. tried: versions of `package` that were recorded and replayed."""
+    """The members of an adapter. tried: versions of `package` that were recorded and replayed."""
 
     name: ClassVar[str]
     package: ClassVar[str]
@@ -165,7 +166,7 @@ _trainers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def _note_trainer(call: Mapping[str, Any]) -> None:
-    from actordbg.capture.facts import unwrap  # the desk loads this module, too
+    from actordbg.capture.facts import unwrap  # the desk also loads this module
 
     trainer = call["self"]
     for model in map(unwrap, (call["model"], getattr(trainer, "ref_model", None) or call["model"])):
@@ -177,11 +178,11 @@ TRAINER_STEP = Seam(where="transformers.trainer:Trainer.training_step", needs=("
 
 
 def step_of(model: Any) -> int | None:
-    """The step of the Trainer that trains this model, or has it as its reference; None outside of any."""
+    """Return the step of the Trainer that trains this model, or uses it as its reference; None without a Trainer."""
     trainer = _trainers.get(model, lambda: None)()
     return None if trainer is None else trainer.state.global_step
 
 
 def own_positions(ids: Any, positions: Any) -> Any:
-    """Return the positions [B, S], which may tell packed rows apart: those [1, S] are every row's. None for others."""
+    """Return positions as [B, S], expanding [1, S]; they may separate packed rows. None for other shapes."""
     return positions.expand(ids.shape) if positions is not None and positions.shape in (ids.shape, (1, *ids.shape[1:])) else None

@@ -1,4 +1,4 @@
-"""SkyRL: its model wrapper's forward, whose arguments are nearly those of an Actor. The step is not known there."""
+"""SkyRL: its model wrapper's forward, whose arguments are nearly those of an Actor. The step is unknown there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _rows(call: Mapping[str, Any]) -> Rows:
     if isinstance(actions, list) and len(actions) == 1:
         (actions,) = actions
     if not isinstance(actions, int) or call["pixel_values"] is not None:
-        raise Unreadable("num_actions is a list, or there are images, which this adapter does not read")
+        raise Unreadable("num_actions is a list, or there are images, which this adapter cannot read")
     return Rows(
         model=call["self"].model,
         sequences=call["sequences"],
@@ -25,7 +25,7 @@ def _rows(call: Mapping[str, Any]) -> Rows:
 
 
 def _scores(output: Any) -> Scores:
-    """Log-probs of the actions; entropies are of all positions, and those of the actions begin where their log-probs do."""
+    """Read log-probs of the actions; entropies cover all positions, and are cut to the actions."""
     if not isinstance(output, tuple):
         return Scores(output)
     log_probs, inner = output
@@ -34,11 +34,11 @@ def _scores(output: Any) -> Scores:
 
 
 class SkyRl:
-    """SkyRL 0.3, its backends on transformers. Its own class was recorded on its own, not in a training of SkyRL."""
+    """SkyRL 0.3, its backends on transformers. Tested with its wrapper class alone, not in a SkyRL training run."""
 
     name = "skyrl"
     package = "skyrl"
-    tried = ()  # the wrapper of 0.3.0 on its own; no training was
+    tried = ()  # only the wrapper of 0.3.0 alone, without a training run
     seams = (
         Seam(
             where="skyrl.backends.skyrl_train.workers.model_wrapper:HFModelWrapper.forward",

@@ -1,17 +1,17 @@
-"""What actordbg asks of the trainer that it debugs, `TRAINER`, and of whatever else builds Actors.
+"""The interface of the trainer that actordbg debugs, `TRAINER`, and of anything else that builds Actors.
 
-Everything outside of this room knows an *Actor* with a `forward`, DeepSpeed, torch and transformers. What the trainer calls its
-modules and arguments, how its Actor is built and called, how its log looks: all of that is asked of `TRAINER`.
+All other packages know only an *Actor* with a `forward`, DeepSpeed, torch and transformers. `TRAINER` knows the names of the
+trainer's modules and arguments, how to build and call its Actor, and the format of its log.
 
-| who asks | for |
+| user | needs |
 |---|---|
-| install, `run`, `doctor` | the module that holds the Actor, its package, the versions that are supported |
-| `replay`, `actor init` | a process made ready, an Actor built, a captured call made again |
+| install, `run`, `doctor` | the module that holds the Actor, its package, the supported versions |
+| `replay`, `actor init` | to prepare a process, build an Actor, repeat a captured call |
 | the deepspeed backend | the trainer's own DeepSpeed strategy |
-| `demo`, `train-check --trainer sft` | real training programs, and how their logs tell progress |
+| `demo`, `train-check --trainer sft` | real training programs, and how to read progress from their logs |
 
-Another trainer is another class with the members of `openrlhf.adapter.OpenRlhf`, in a folder of its own beside `openrlhf/`. What
-a member needs (torch, the trainer) it imports when it is called: training processes and every command load this module.
+Another trainer is another class with the members of `openrlhf.adapter.OpenRlhf`, in a separate folder beside `openrlhf/`. Members
+import what they need (torch, the trainer) when they are called: training processes and every command load this module.
 
     TRAINER.prepare_process()
     actor = TRAINER.build_actor("path/to/model", choices, ds_config=None)
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SftOrder:
-    """A supervised training by the trainer's own program. keys: of a row, what is asked and what is answered.
+    """A supervised training run of the trainer's own program. keys: the row's keys of prompt and completion.
 
-    batch: rows of a step, over all processes; micro_batch: of a micro-batch, in each process. samples: rows that are used.
+    batch: rows per step, over all processes; micro_batch: rows per micro-batch, in each process. samples: rows to use.
     """
 
     model: Path
@@ -61,7 +61,7 @@ class SftOrder:
 
 
 Actors: TypeAlias = "OpenRlhf | RowsActors"
-"""How Actors are built and called: a trainer's own, or those of the rows alone; `RowsActors` says what each member promises."""
+"""Builds and calls Actors: a trainer's own, or `RowsActor`s; `RowsActors` documents each member."""
 Program: TypeAlias = "DemoProgram"
 """A real training for the demo, small enough for a laptop."""
 TRAINER = OpenRlhf()

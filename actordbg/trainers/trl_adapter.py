@@ -1,6 +1,6 @@
-"""TRL: GRPO and RLOO at the function that scores completions; DPO and SFT at the models that are given a fused LM head.
+"""TRL: GRPO and RLOO at the function that scores completions; DPO and SFT at the models that get a fused LM head.
 
-Since 1.16 all trainers use `add_fused_lm_head(model)`: the model's forward returns log-probs. GRPO's own function counts first.
+Since 1.16 all trainers use `add_fused_lm_head(model)`: the model's forward returns log-probs. GRPO's own function comes first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from actordbg.base.fault import Unsupported
 from actordbg.trainers.seam import TRAINER_STEP, Rows, Scores, Seam, Unreadable, images, own_positions, step_of
 
 _HEAD = "trl.trainer.utils:add_fused_lm_head"
-_SCORED = tuple(f"trl.trainer.{one.lower()}_trainer:{one}Trainer._get_per_token_logps_and_entropies" for one in ("GRPO", "RLOO"))
+_SCORED = tuple(
+    f"trl.trainer.{kind.lower()}_trainer:{kind}Trainer._get_per_token_logps_and_entropies" for kind in ("GRPO", "RLOO")
+)
 _NEEDS = ("model", "input_ids", "attention_mask", "logits_to_keep")
 
 
@@ -30,22 +32,24 @@ def _labelled(call: Mapping[str, Any]) -> Rows | None:
     if not call.get("fused_lm_head"):
         return None
     if labels is None or call.get("shift_labels") is not None or (mask is None and places is None):
-        raise Unreadable("its rows are split over ranks, or packed without positions, which this adapter does not read")
+        raise Unreadable("its rows are split over ranks, or packed without positions, which this adapter cannot read")
     entropy, positions = "entropy" in call["outputs"], own_positions(call["input_ids"], places)
     given: Any = {"entropy": entropy, "positions": positions, "step": step_of(call["self"]), "more": images(call)}
     return Rows(call["self"], call["input_ids"], mask, labels[:, 1:] != -100, call["temperature"], **given)
 
 
 def _again(where: str, model: Any, rows: Rows) -> Any:
-    """TRL's function once more: GRPO's with a trainer that has a temperature and an idle accelerator."""
+    """Repeat a call of TRL's function: GRPO's with a stub trainer that has a temperature and an idle accelerator."""
     from actordbg.trainers import captured_call
 
-    model.__dict__.pop("forward", None)  # the head that the call before gave it
+    model.__dict__.pop("forward", None)  # the head from the previous call
     captured_call.function(_HEAD)(model, temperature=rows.temperature, outputs=("log_probs", "entropy"))
     if where == _HEAD:
         return model(**captured_call.labelled(rows), **rows.more, fused_lm_head=True)
     if rows.action_mask is None or rows.attention_mask is None:
-        raise Unsupported("the trainer's function scores actions of padded rows, and this call has none", hint="--through rows")
+        raise Unsupported(
+            "the trainer's function scores actions of padded rows, and this call has none", hint="pass --through rows"
+        )
     trainer = SimpleNamespace(accelerator=SimpleNamespace(autocast=nullcontext), temperature=rows.temperature)
     given = (trainer, model, rows.sequences, rows.attention_mask, rows.action_mask.shape[1])
     return captured_call.function(where)(*given, compute_entropy=rows.entropy, **rows.more)
@@ -57,7 +61,7 @@ class Trl:
     name = package = "trl"
     tried = ("1.16.0",)
     seams = (
-        *(Seam(one, _completions, lambda out: Scores(out[0], out[1]), _NEEDS, again=partial(_again, one)) for one in _SCORED),
+        *(Seam(at, _completions, lambda out: Scores(out[0], out[1]), _NEEDS, again=partial(_again, at)) for at in _SCORED),
         Seam(_HEAD, _labelled, lambda out: Scores(getattr(out, "log_probs", None), getattr(out, "entropy", None)),
              ("model", "temperature", "outputs"), makes_model="model", again=partial(_again, _HEAD)),
         TRAINER_STEP,

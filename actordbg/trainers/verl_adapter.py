@@ -1,7 +1,8 @@
-"""verl: the FSDP engine's step of one micro-batch, whose rows are jagged: one behind the other, with offsets.
+"""verl: the FSDP engine's step of one micro-batch, whose rows are jagged: concatenated, with offsets.
 
-They lie on the CPU there, so their lengths cost nothing; the engine moves them itself. What counts are the responses, or the loss
-mask of a supervised training. With Ulysses each rank has the whole rows, and gets whole log-probs. Critics are none of ours.
+The rows are on the CPU there, so reading their lengths is free; the engine moves them itself. The tokens that count are the
+responses, or the loss mask of a supervised training run. With Ulysses each rank has whole rows, and gets whole log-probs. Critics
+are not recorded.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def _rows(call: Mapping[str, Any]) -> Rows | None:
     if engine.model_config.model_type != "language_model":
         return None
     if not ids.is_nested or ids.device.type != "cpu" or "multi_modal_inputs" in batch or (temperature != temperature[0]).any():
-        raise Unreadable("its rows are not jagged, not on the CPU, have images, or temperatures of their own")
+        raise Unreadable("its rows are not jagged, not on the CPU, have images, or differ in temperature")
     sequences, lengths = padded(ids), ids.offsets().diff()[:, None]
     places = torch.arange(sequences.shape[1])
     return Rows(
@@ -35,11 +36,11 @@ def _rows(call: Mapping[str, Any]) -> Rows | None:
 
 
 def _counted(batch: Any, places: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Which positions have a token that counts."""
+    """Return a mask [B, S] of the tokens that count."""
     if "prompts" not in batch:
         return padded(batch["loss_mask"].long()) > 0
-    asked = batch["prompts"]
-    begins = asked.offsets().diff() if asked.is_nested else batch["attention_mask"][:, : asked.shape[1]].sum(1)
+    prompts = batch["prompts"]
+    begins = prompts.offsets().diff() if prompts.is_nested else batch["attention_mask"][:, : prompts.shape[1]].sum(1)
     return torch.logical_and(places >= begins[:, None], places < lengths)
 
 

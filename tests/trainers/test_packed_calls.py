@@ -124,7 +124,7 @@ def test_a_writer_process_makes_the_same_rows_and_drops_a_call_whose_masks_canno
     assert dump.inputs["sequences"].tolist() == ROWS and dump.record.tokens == 9
     (counters,) = (json.loads(path.read_text()) for path in store.counters.glob("*/*.json"))
     assert (counters["captured"], counters["dropped"]) == (1, {"error": 3})
-    assert "cannot belong together: sequences" in counters["last_error"]
+    assert "do not fit together: sequences" in counters["last_error"]
 
 
 def test_what_a_ring_alone_had_is_recovered_as_rows(record: Callable[..., list[Dump]], store: Store):
@@ -143,7 +143,7 @@ def test_what_a_ring_alone_had_is_recovered_as_rows(record: Callable[..., list[D
 @pytest.mark.parametrize("offsets", [[0, 5, 3, 9], [0, 3, 20], [0], [-1, 9]])
 def test_borders_that_make_no_sense_leave_a_named_call_and_harm_nothing(offsets: list[int], record: Callable[..., list[Dump]]):
     (dump,) = record({"sequences": IDS, "offsets": torch.tensor(offsets)})
-    assert not dump.record.replayable and "not told apart: borders" in dump.record.extra["rows"]
+    assert not dump.record.replayable and "cannot be separated: borders" in dump.record.extra["rows"]
     assert torch.equal(dump.tensors["sequences"], IDS)
 
 

@@ -1,6 +1,6 @@
-"""OpenRLHF: its Actor built and called, its DeepSpeed strategy, its programs, and stand-ins for what needs CUDA.
+"""OpenRLHF: builds and calls its Actor, its DeepSpeed strategy and its programs, with stand-ins for modules that need CUDA.
 
-Nothing outside of this folder but `trainers.trainer` imports it. Begin with `adapter`, which has every member in one list.
+Only `trainers.trainer` imports this folder. Start with `adapter`, which lists every member.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from actordbg.base.fault import EnvironmentProblem
 
 
 def cannot_import(why: object) -> EnvironmentProblem:
-    """Return what to raise where an Actor of OpenRLHF is asked for and it cannot be imported."""
+    """Return the error for an OpenRLHF that cannot be imported."""
     return EnvironmentProblem(
         f"OpenRLHF cannot be imported here: {why}",
-        hint="`--through rows` needs no OpenRLHF; `actordbg doctor` says what is missing; pip install openrlhf --no-deps",
+        hint="pass `--through rows`, or run `actordbg doctor` to see what is missing; pip install openrlhf --no-deps",
     )

@@ -1,4 +1,4 @@
-"""OpenRLHF as `actordbg.trainers.trainer` asks for it. Light: what needs torch or OpenRLHF is imported when it is called."""
+"""OpenRLHF behind the interface of `actordbg.trainers.trainer`. Cheap to import: torch and OpenRLHF are imported when needed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _of(where: str) -> Any:
-    """A member that is a function of this folder. Its module, which needs torch or OpenRLHF, is imported when it is called."""
+    """Return a member that calls a function of this folder, importing its module (torch, OpenRLHF) at the call."""
 
     def call(_self: OpenRlhf, *args: Any, **kwargs: Any) -> Any:
         return resolve_name(f"{__package__}.{where}")(*args, **kwargs)
@@ -29,11 +29,11 @@ def _of(where: str) -> Any:
 class OpenRlhf:
     """OpenRLHF 0.7 to 0.11.
 
-    package: its distribution and its import name. actor_module, actor_file: where `class Actor` is. known_version: the one that
-    was tested. oldest, newest: the releases that are supported; `trap` says what is wrong with older ones. modules: what doctor
-    imports, and what does not work without it. losses: how its logs name them, the one that is compared first. bar_epoch,
-    bar_evaluation: regular expressions for a progress bar's title, with the epoch's number, and with the step that an evaluation
-    belongs to. The other members are functions of this folder, and those of `actordbg.trainers.rows_actor.RowsActors`.
+    package: its distribution and import name. actor_module, actor_file: where `class Actor` is. known_version: the tested
+    release. oldest, newest: the supported releases; `trap` says what is wrong with older ones. modules: modules that doctor
+    imports, and what fails without each. losses: their names in its logs, the one to compare first. bar_epoch, bar_evaluation:
+    regular expressions for a progress bar's title that capture the epoch, and the step of an evaluation. The other members are
+    functions of this folder, and those of `actordbg.trainers.rows_actor.RowsActors`.
     """
 
     name = "OpenRLHF"
@@ -76,8 +76,8 @@ class OpenRlhf:
     close_ring = _of("build:close_ring")
 
     def absent(self) -> EnvironmentProblem | None:
-        """Return what building an Actor would raise where OpenRLHF is not installed; nothing of it is imported."""
-        from actordbg.base.imports import is_there  # not for a training
+        """Return the error that building an Actor would raise if OpenRLHF is not installed, else None. Does not import it."""
+        from actordbg.base.imports import is_there  # not loaded in training
 
         return None if is_there(self.package) else cannot_import(f"No module named {self.package!r}")
 

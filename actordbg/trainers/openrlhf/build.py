@@ -1,4 +1,4 @@
-"""Build OpenRLHF's Actor, whatever its version calls its arguments, and check that it became what was requested.
+"""Build OpenRLHF's Actor in any supported version, and check that it is what was requested.
 
 The arguments of `Actor.__init__` changed three times in the versions that a replay supports:
 
@@ -8,13 +8,13 @@ The arguments of `Actor.__init__` changed three times in the versions that a rep
 | 0.8.10 to 0.9.1 | `attn_implementation: str` | `bf16: bool` |
 | 0.9.2 and later | `attn_implementation: str` | `param_dtype: str` |
 
-Its `**kwargs` swallows whatever it does not know, in silence, so arguments are chosen by its signature, and the result is
-compared with the request: another attention or dtype than asked for is an error here, never a footnote.
+Its `**kwargs` silently swallows unknown arguments, so arguments are chosen by its signature, and the result is compared with the
+request: another attention or dtype than requested is an error.
 
 A strategy is OpenRLHF's own DeepspeedStrategy, as a replay uses it: its process group, its DeepSpeed configuration, its engines.
-It reads its settings from `args`, nested since 0.10 and flat before. Engines come out of its `prepare`:
+It reads its settings from `args`, nested since 0.10 and flat before. Its `prepare` returns engines:
 
-| engine | call | as for |
+| engine | call | used for |
 |---|---|---|
 | training | `prepare((actor, optimizer settings))` | a policy |
 | evaluation | `prepare(actor)` | a reference model |
@@ -49,9 +49,9 @@ from actordbg.trainers.rows_actor import change_attention, check, follow_adapter
 
 
 def import_actor() -> type[Any]:
-    """Import OpenRLHF's Actor class; EnvironmentProblem, with the module that is missing, when that fails.
+    """Import OpenRLHF's Actor class. Raises EnvironmentProblem, naming the missing module, if that fails.
 
-    Its module may name DeepSpeed and use nothing of it. One that uses it gets it.
+    Importing DeepSpeed is deferred, since the module may name it without using it. A module that uses it gets the real one.
     """
     module = "openrlhf.models"
     try:
@@ -67,19 +67,19 @@ def import_actor() -> type[Any]:
 
 
 def init_parameters(actor_class: type[Any]) -> frozenset[str]:
-    """Names of the arguments that this Actor really takes (what `**kwargs` swallows is not among them)."""
-    found = inspect.signature(actor_class.__init__).parameters.values()
-    return frozenset(p.name for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+    """Return the names of the arguments that this Actor really takes (without those that `**kwargs` swallows)."""
+    parameters = inspect.signature(actor_class.__init__).parameters.values()
+    return frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
 
 
 def loads_checkpoint_dtype(dtype: str) -> bool:
-    """Say whether this Actor can load `dtype` only by taking the checkpoint's own (bf16=False in old versions)."""
+    """Return whether this Actor gets `dtype` only from the checkpoint's own dtype (bf16=False in old versions)."""
     return dtype != "bf16" and "param_dtype" not in init_parameters(import_actor())
 
 
 def actor_arguments(names: frozenset[str], choices: Choices, ds_config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Keyword arguments for an Actor that takes `names`; Unsupported if it has no way to do what `choices` says."""
-    wanted: tuple[tuple[str, bool, dict[str, Any]], ...] = (
+    """Return keyword arguments for an Actor that takes `names`. Raises Unsupported if it cannot do what `choices` says."""
+    features: tuple[tuple[str, bool, dict[str, Any]], ...] = (
         (
             "choose an attention implementation", True,
             {"attn_implementation": choices.attn, "use_flash_attention_2": choices.attn == "flash_attention_2"},
@@ -90,21 +90,21 @@ def actor_arguments(names: frozenset[str], choices: Choices, ds_config: Mapping[
         ("be given a DeepSpeed configuration", ds_config is not None, {"ds_config": dict(ds_config)} if ds_config else {}),
     )  # fmt: skip
     arguments: dict[str, Any] = {}
-    for what, needed, spellings in wanted:
+    for what, needed, spellings in features:
         if name := next((spelling for spelling in spellings if spelling in names), None):
             arguments[name] = spellings[name]
         elif needed:
             raise Unsupported(
                 f"the installed OpenRLHF's Actor cannot {what}",
-                hint="replays support OpenRLHF 0.7 to 0.11; captured dumps do not depend on the version that replays them",
+                hint="replay with OpenRLHF 0.7 to 0.11; captured dumps do not depend on the version that replays them",
             )
     return arguments
 
 
 def build_actor(path: str, choices: Choices, ds_config: Mapping[str, Any] | None = None) -> Any:
-    """An Actor of the model at `path`, on the CPU or wherever its loading puts it, checked against `choices`.
+    """Build an Actor of the model at `path`, on the CPU or wherever it is loaded, checked against `choices`.
 
-    `ds_config` makes loading partition the weights where its ZeRO stage is 3.
+    A `ds_config` with ZeRO stage 3 partitions the weights while loading.
     """
     actor_class = import_actor()
     names = init_parameters(actor_class)
@@ -118,7 +118,7 @@ def build_actor(path: str, choices: Choices, ds_config: Mapping[str, Any] | None
 
 @contextlib.contextmanager
 def compiling_at_the_first_call(module: str) -> Iterator[None]:
-    """Around the first import of `module`: functions are handed to `torch.compile` by their first call, with the same options."""
+    """Defer `torch.compile` of functions to their first call, with unchanged options, during the first import of `module`."""
     original = torch.compile
 
     def late(model: Any = None, **options: Any) -> Any:
@@ -147,7 +147,7 @@ def _late(compile_it: Callable[..., Any], function: FunctionType, options: dict[
 
 
 class OpenRlhfStrategy:
-    """A strategy for one replay. `ring_group`: this rank's ring, None without ring attention and before `set_up`."""
+    """A strategy for one replay. `ring_group`: this rank's ring; None without ring attention or before `set_up`."""
 
     def __init__(self, choices: Choices, config: ReplayConfig, world_size: int, training: Any) -> None:
         self.ring_group: Any = None
@@ -194,7 +194,7 @@ def _make(choices: Choices, config: ReplayConfig, world_size: int, training: Any
     except ImportError as error:
         raise EnvironmentProblem(
             f"OpenRLHF's DeepSpeed strategy cannot be imported: {error}",
-            hint="`actordbg doctor` says what is missing; `--backend plain` needs no DeepSpeed engine",
+            hint="run `actordbg doctor` to see what is missing, or pass `--backend plain`, which needs no DeepSpeed engine",
         ) from error
     bf16, ring = choices.dtype == "bf16", config.ring
     flat = {"param_dtype": choices.dtype, "bf16": bf16, "deepcompile": config.deepcompile, "ring_attn_size": ring}
@@ -217,7 +217,7 @@ _MODULE = "ring_flash_attn"
 
 @dataclass
 class _Ring:
-    """The ring of this process. `cu_seqlens`: int32 [rows + 1], borders of the rows of the whole packed batch."""
+    """The ring of this process. `cu_seqlens`: int32 [rows + 1], row borders of the whole packed batch."""
 
     group: dist.ProcessGroup | None = None
     cu_seqlens: Tensor | None = None
@@ -229,7 +229,7 @@ _RING = _Ring()
 
 
 def prepare_ring(attn: str) -> None:
-    """Make `import ring_flash_attn` mean the kernel that goes with this attention. Before OpenRLHF's strategy imports it."""
+    """Make `import ring_flash_attn` provide the kernel for this attention. Call it before OpenRLHF's strategy imports that."""
     if attn == "sdpa" and _MODULE not in sys.modules:
         stand_in(
             _MODULE,
@@ -239,7 +239,7 @@ def prepare_ring(attn: str) -> None:
 
 
 def open_ring(group: Any, attn: str) -> Any:
-    """Do what OpenRLHF's strategy does for a ring (`setup_ring_attn`), for a backend without that strategy; returns the group."""
+    """Set up a ring like OpenRLHF's strategy (`setup_ring_attn`), for a backend without that strategy. Returns the group."""
     from openrlhf.models import ring_attn_utils
 
     prepare_ring(attn)
@@ -256,7 +256,7 @@ def ring_kernel() -> str:
 
 
 def close_ring() -> None:
-    """Take the group, and the stand-in, out of this process again."""
+    """Remove the group and the stand-in from this process."""
     from openrlhf.models.ring_attn_utils import set_ring_attn_group
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -268,7 +268,7 @@ def close_ring() -> None:
 
 
 def substitute_hf_flash_attn(process_group: dist.ProcessGroup, heads_k_stride: int = 1) -> None:
-    """Put ring attention in the place of transformers' sdpa. The stride is a matter of the real kernel's memory."""
+    """Replace transformers' sdpa by ring attention. The stride is ignored: it only affects the real kernel's memory."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     if _RING.group is None:
@@ -278,7 +278,7 @@ def substitute_hf_flash_attn(process_group: dist.ProcessGroup, heads_k_stride: i
 
 
 def update_ring_flash_attn_params(cu_seqlens: Tensor, process_group: dist.ProcessGroup) -> None:
-    """The borders of the rows of the next forward: int32 [rows + 1] over the whole ring's tokens, padding in the last row."""
+    """Set the row borders of the next forward: int32 [rows + 1] over the whole ring's tokens, with padding in the last row."""
     _RING.group, _RING.cu_seqlens = process_group, cu_seqlens
     _RING.masks.clear()
 
@@ -293,10 +293,10 @@ def ring_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of this rank's tokens to those of the whole ring, as transformers calls it.
+    """Compute attention of this rank's tokens to those of the whole ring; transformers calls this.
 
-    query [1, heads, T, D]; key, value [1, kv heads, T, D], T tokens of this rank; returns [1, T, heads, D]. The mask that
-    transformers made knows this rank's tokens only and is not used; a layer's sliding window is in the mask here.
+    query [1, heads, T, D]; key, value [1, kv heads, T, D], T tokens of this rank; returns [1, T, heads, D]. transformers' mask
+    covers only this rank's tokens and is not used; the mask here includes a layer's sliding window.
     """
     if _RING.group is None or _RING.cu_seqlens is None:
         raise RuntimeError("ring attention was called without a group or without the borders of the packed rows")
@@ -313,10 +313,10 @@ def ring_attention(
 
 
 def visible(cu_seqlens: Tensor, tokens: int, rank: int, size: int, window: int | None) -> Tensor:
-    """[T, size * T] of bools: which of the ring's tokens each of this rank's T tokens sees.
+    """Return a bool mask [T, size * T]: the ring's tokens that each of this rank's T tokens attends to.
 
-    Those before it, and itself, in its own row (borders: int [rows + 1]); with a window, only the last `window` of them, itself
-    included, as transformers' sliding masks have it.
+    A token attends to itself and earlier tokens of its row (borders: int [rows + 1]); with a window, only to the last `window` of
+    them, including itself, like transformers' sliding masks.
     """
     places = torch.arange(size * tokens, device=cu_seqlens.device)
     rows = torch.bucketize(places, cu_seqlens[1:], right=True)

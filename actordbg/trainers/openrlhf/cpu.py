@@ -1,24 +1,24 @@
-"""What OpenRLHF needs to run without CUDA, put in place before it is imported.
+"""CPU support for OpenRLHF, installed before it is imported.
 
 OpenRLHF is written for GPUs: it imports flash-attn at module top, calls `torch.cuda` directly, asks for a "cuda" device mesh,
 and its DeepSpeed optimizers compile C++ at first use. None of that is essential to what its Actor and trainers compute.
-`install_cpu_support()` replaces exactly the pieces below, only where there is no CUDA, and leaves everything else alone; with
-it OpenRLHF's own Actor, DeepspeedStrategy, `train_sft` and `train_ppo_ray` run on a laptop.
+Without CUDA, `install_cpu_support()` replaces exactly the pieces below and leaves everything else alone; with it, OpenRLHF's own
+Actor, DeepspeedStrategy, `train_sft` and `train_ppo_ray` run on a laptop.
 
 | Replaced | By | Why |
 |---|---|---|
 | `flash_attn.bert_padding`, `.utils.distributed`, if flash-attn is missing | `flash_attn_standin` | imported at module top |
-| `ring_flash_attn`, where a ring is asked for | `ring_attention` | its kernel needs CUDA |
+| `ring_flash_attn`, for ring attention | `ring_attention` | its kernel needs CUDA |
 | `torch.cuda.set_device`, `synchronize`, `empty_cache`, `current_stream` | no-ops | called by its strategy and trainers |
 | `torch.cuda.current_device` | the CPU, as a device | `tensor.to(torch.cuda.current_device())` |
 | `torch.distributed.device_mesh.init_device_mesh("cuda", ...)` | `"cpu"` | its strategy's mesh |
 | `param_dtype="fp32"` refused by `convert_to_torch_dtype` | accepted | fp32 is exact, and faster than bf16 on a CPU |
 | the Adam of OpenRLHF's strategy | torch's (`torch_adam`) | DeepSpeed's compiles C++ for a minute |
-| some of DeepSpeed | see `actordbg.trainers.importhook` | it waits too little, and compiles C++ |
+| parts of DeepSpeed | see `actordbg.trainers.importhook` | it waits too little, and compiles C++ |
 
 Not replaced, on purpose: `torch.cuda.get_device_properties` (inductor's cache key relies on its raising), `torch.empty` and
 `Tensor.to` (wrapping them breaks transformers' meta-device initialization: rotary `inv_freq` stays zero and the loss is
-wrong), `torch.cuda.is_available` (stays honestly False).
+wrong), `torch.cuda.is_available` (stays False).
 
 Example (a replay worker):
     install_cpu_support()
@@ -40,10 +40,10 @@ _MARK = "__actordbg_cpu__"
 
 
 def install_cpu_support() -> bool:
-    """Make OpenRLHF importable and runnable in this process if it has no CUDA; say whether it was needed.
+    """Make OpenRLHF importable and runnable in this process if it has no CUDA; return whether this was needed.
 
-    Call it before anything imports `openrlhf`, which takes names by value. Calling it again does nothing more. With CUDA it
-    returns False and changes nothing at all. What it replaces is listed in this module's docstring.
+    Call it before anything imports `openrlhf`, which imports names by value. Idempotent. With CUDA it returns False and changes
+    nothing. This module's docstring lists what it replaces.
     """
     import torch
 
@@ -77,25 +77,25 @@ def prepare_process() -> None:
 
 
 def allow_fp32_actor() -> None:
-    """Let OpenRLHF's `Actor(param_dtype="fp32")` mean float32. Useful with CUDA too: OpenRLHF knows only bf16 and fp16."""
+    """Make OpenRLHF's `Actor(param_dtype="fp32")` mean float32. Also useful with CUDA: OpenRLHF knows only bf16 and fp16."""
     after_import("openrlhf.utils.utils", _with_fp32)
 
 
 def map_flash_attention_to_sdpa() -> None:
-    """Load models that ask for a flash attention which cannot run here with torch's sdpa instead.
+    """Load models that ask for flash attention, which cannot run here, with torch's sdpa instead.
 
-    Only for OpenRLHF's training programs: they force `flash_attention_2` whenever packing is on, and on a CPU transformers
-    refuses it. A replay never does this: there the attention asked for is the attention that runs, or an error.
-    Packing with sdpa is exact from transformers 4.53.1 on.
+    Only for OpenRLHF's training programs: they force `flash_attention_2` whenever packing is on, and transformers refuses it on a
+    CPU. A replay never does this: it runs the requested attention or raises an error. Packing with sdpa is exact since
+    transformers 4.53.1.
     """
     after_import("openrlhf.models.actor", _with_sdpa_for_flash_attention)
 
 
 class CpuDevice(str):
-    """A string, "cpu", that prints as device index 0.
+    """The string "cpu", formatted as device index 0.
 
-    OpenRLHF uses `torch.cuda.current_device()` in two ways: as a device (`tensor.to(...)`), where it has to mean the CPU,
-    and as a number inside `f"cuda:{...}"`, where torch has to be able to parse the result.
+    OpenRLHF uses `torch.cuda.current_device()` in two ways: as a device (`tensor.to(...)`), which has to mean the CPU, and as a
+    number inside `f"cuda:{...}"`, which torch has to be able to parse.
     """
 
     def __format__(self, spec: str) -> str:
@@ -103,16 +103,16 @@ class CpuDevice(str):
 
 
 def stand_in_for_flash_attn() -> None:
-    """Where flash-attn is not installed, give OpenRLHF the helpers that it imports from it at module top (`flash_attn_standin`).
+    """Provide the helpers that OpenRLHF imports from flash-attn at module top (`flash_attn_standin`), if it is not installed.
 
-    With CUDA too: a replay with `--attn sdpa` needs no flash-attn, but OpenRLHF cannot be imported without those names.
+    Also with CUDA: a replay with `--attn sdpa` needs no flash-attn, but OpenRLHF cannot be imported without those names.
     """
     if "flash_attn" not in sys.modules and importlib.util.find_spec("flash_attn") is None:
         from actordbg.trainers.openrlhf import flash_attn_standin
 
         flash_attn_standin.register()
-        # Some releases of transformers (5.7 is one) look a module's distribution up and end in a KeyError where it has none. It
-        # gets one that is not installed: then flash attention is not available, as it should be.
+        # Some releases of transformers (such as 5.7) look up a module's distribution and raise KeyError if it has none. So it
+        # gets a distribution that is not installed: then flash attention is correctly unavailable.
         after_import(
             "transformers.utils.import_utils",
             lambda utils: vars(utils).get("PACKAGE_DISTRIBUTION_MAPPING", {}).setdefault("flash_attn", ["stand-in-of-actordbg"]),
@@ -120,7 +120,7 @@ def stand_in_for_flash_attn() -> None:
 
 
 def _with_torch_adam(strategy_module: Any) -> None:
-    """Ask DeepSpeed for torch's Adam wherever OpenRLHF's strategy asks it for an Adam; the arithmetic is AdamW's either way."""
+    """Use torch's Adam whenever OpenRLHF's strategy asks DeepSpeed for an Adam; the arithmetic is AdamW's either way."""
     strategy = strategy_module.DeepspeedStrategy
     original = strategy.get_ds_train_config
 
@@ -153,7 +153,7 @@ def _with_fp32(utils: Any) -> None:
 
 
 def _with_sdpa_for_flash_attention(actor_module: Any) -> None:
-    """Stand for `AutoModelForCausalLM` inside `openrlhf.models.actor`, where only `from_pretrained` is called."""
+    """Replace `AutoModelForCausalLM` inside `openrlhf.models.actor`, which calls only its `from_pretrained`."""
     auto_model = actor_module.AutoModelForCausalLM
 
     def from_pretrained(*args: Any, **kwargs: Any) -> Any:

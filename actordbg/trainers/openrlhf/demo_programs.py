@@ -1,27 +1,27 @@
-"""OpenRLHF's own programs as commands: the demo's two trainings of a tiny model, and the SFT of a training check.
+"""OpenRLHF's own programs as commands: the demo's two training runs of a tiny model, and the SFT run of a training check.
 
-Both train for real, long enough that dumping can be switched on after the first step and still sees plenty of calls: on two
-cores eight PPO steps take about 8 s and make 48 forward calls, the SFT run makes 120 in about 7 s. Start-up, that is importing
-torch, transformers and deepspeed in five processes, is most of the time either way.
+Both really train, long enough that recording can be turned on after the first step and still sees plenty of calls: on two
+cores eight PPO steps take about 8 s and make 48 forward calls, the SFT run makes 120 in about 7 s. Start-up (importing torch,
+transformers and deepspeed in five processes) takes most of the time either way.
 
 | program | what runs |
 |---|---|
-| ppo | `train_ppo_ray`: one policy rank, its reference model, one sampling engine; reinforce_baseline, two samples a prompt |
+| ppo | `train_ppo_ray`: one policy rank, its reference model, one sampling engine; reinforce_baseline, two samples per prompt |
 | sft | `train_sft` on one rank under the deepspeed launcher |
 
-They run in a child process, `main`, which starts OpenRLHF's own training CLI with what this machine lacks put in place:
+They run in a child process, `main`, which starts OpenRLHF's own training CLI with stand-ins for what this machine lacks:
 
     python -m actordbg.trainers.openrlhf.demo_programs ppo -- <arguments of openrlhf.cli.train_ppo_ray>
     deepspeed --module actordbg.trainers.openrlhf.demo_programs sft -- <arguments of openrlhf.cli.train_sft>
 
-The CLI is run by `runpy` as `__main__`, unchanged; whichever `openrlhf` is first on PYTHONPATH is the one that trains.
+`runpy` runs the CLI unchanged as `__main__`; the first `openrlhf` on PYTHONPATH trains.
 
-Without CUDA: CPU support is installed on first import of openrlhf, here and (through Ray's worker set-up hook) in every Ray
+Without CUDA: CPU support is installed on first import of openrlhf, here and (through Ray's worker setup hook) in every Ray
 worker; the vLLM stand-in is registered; and Ray is initialized with *declared* GPUs before the CLI, since OpenRLHF's actors
-ask Ray for one each and would otherwise wait for a placement for ever. With CUDA and vLLM none of that happens: Ray finds
-the GPUs itself. (That path has not been run yet: it needs three GPUs; `hide_gpus` keeps to the CPU with fewer.)
+each ask Ray for a GPU and would otherwise wait for a placement forever. With CUDA and vLLM none of that happens: Ray finds
+the GPUs itself. (That path has not been run yet: it needs three GPUs; with fewer, `hide_gpus` keeps to the CPU.)
 
-`train-check --trainer sft` runs `train_sft` under a configuration of its own (`sft_command`), as far as this release has it.
+`train-check --trainer sft` runs `train_sft` under a separate configuration (`sft_command`), as far as this release supports it.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ _BOTH = """
 
 
 class DemoProgram(NamedTuple):
-    """One real training for the demo, small enough for a laptop.
+    """A real training run for the demo, small enough for a laptop.
 
-    typed: the command without options, as a user types it. needs: modules that it imports. data: "prompts" or "conversations",
-    and `rows` how many of them it takes. every: of how many steps one is told. gpus: that it needs.
+    typed: the command without options, as a user types it. needs: modules that it imports. data: "prompts" or "conversations";
+    `rows`: how many it uses. every: report every Nth step. gpus: GPUs that it needs.
     """
 
     name: str
@@ -72,7 +72,7 @@ class DemoProgram(NamedTuple):
     gpus: int
 
     def command(self, model: Path, data: Path, output: Path, port: int) -> list[str]:
-        """The demo driver with OpenRLHF's options; for SFT the deepspeed launcher, which listens on `port`, in front of it."""
+        """Build the command of the demo driver with OpenRLHF's options; for SFT with the deepspeed launcher on `port`."""
         if self.name == "ppo":
             start, words = ["-m", _DRIVER, "ppo"], _PPO
             options: dict[str, Any] = {"actor.model_name_or_path": model, "data.prompt_dataset": data}
@@ -83,13 +83,14 @@ class DemoProgram(NamedTuple):
         return [*_words(start, options | _places(output)), *words.split(), *_BOTH.split()]
 
     def environment(self, temporary: Path) -> dict[str, str]:
-        """Where Ray keeps its files, for the driver."""
+        """Return the environment variable that tells the driver where Ray keeps its files."""
         return {RAY_TEMP_VARIABLE: str(temporary)}
 
     def hide_gpus(self) -> dict[str, str]:
-        """It needs flash-attn to use any GPU, and for PPO a real vLLM and three GPUs (policy, reference, sampler).
+        """Return variables that hide the GPUs, unless the program can use them: empty if it can, or if there are none.
 
-        The second variable keeps Ray from showing its workers the GPUs that we declare to it.
+        It needs flash-attn to use any GPU, and for PPO a real vLLM and three GPUs (policy, reference, sampler). The second
+        variable keeps Ray from showing its workers the GPUs that we declare to it.
         """
         gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
         modules = ("flash_attn", "vllm") if self.name == "ppo" else ("flash_attn",)
@@ -99,21 +100,21 @@ class DemoProgram(NamedTuple):
         return {"CUDA_VISIBLE_DEVICES": "", "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
 
     def progress(self, text: str) -> Iterator[tuple[str, int, str]]:
-        """What the lines of the log say, in order; lines that say nothing are skipped."""
+        """Yield (kind, number, text) for each log line that tells progress, in order."""
         for line in re.split(r"[\r\n]+", text):
             if line in ON_CPU.values():
                 yield "starting", 0, line
-            elif found := _ACTOR.search(line):
-                yield "loading", 0, f"OpenRLHF's Actor is built ({found[1] or 'rank 0'})"
-            elif found := _PPO_STEP.search(line):
-                yield "step", int(found[1]), f"reward {float(found[2]):.3f}"
-            elif found := _SFT_STEP.search(line):
-                epoch, done, of = int(found[1]), int(found[2]), int(found[3])
-                yield "step", epoch * of + done, f"loss {float(found[4]):.3f}"
+            elif match := _ACTOR.search(line):
+                yield "loading", 0, f"OpenRLHF's Actor is built ({match[1] or 'rank 0'})"
+            elif match := _PPO_STEP.search(line):
+                yield "step", int(match[1]), f"reward {float(match[2]):.3f}"
+            elif match := _SFT_STEP.search(line):
+                epoch, done, of = int(match[1]), int(match[2]), int(match[3])
+                yield "step", epoch * of + done, f"loss {float(match[4]):.3f}"
 
 
 def sft_command(order: Any, output: Path, port: int) -> list[str]:
-    """`train_sft` as a `SftOrder` (`actordbg.trainers.trainer`) says, under the deepspeed launcher, which listens on `port`."""
+    """Build the `train_sft` command of an `SftOrder` (`actordbg.trainers.trainer`), with the deepspeed launcher on `port`."""
     options: dict[str, Any] = {
         "model.model_name_or_path": order.model, "data.dataset": order.data,
         "data.input_key": order.keys[0], "data.output_key": order.keys[1],
@@ -138,8 +139,8 @@ _OF_ORDER = {
 
 
 def sft_lacks(backend: str) -> str:
-    """Why `train_sft` of this release cannot run so; "" if it can."""
-    return "" if backend == "deepspeed" else f"train_sft of this OpenRLHF has no {backend} backend: no release of it has"
+    """Return why `train_sft` of this release cannot run with this backend; "" if it can."""
+    return "" if backend == "deepspeed" else f"train_sft has no {backend} backend in any release of OpenRLHF"
 
 
 def _launcher(processes: int, port: int) -> list[str]:
@@ -178,11 +179,11 @@ ON_CPU = {
     "sft": "on the CPU: OpenRLHF as installed, with actordbg's CPU support",
     "ppo": "on the CPU: OpenRLHF as installed, with actordbg's CPU support; only vLLM's sampler is a stand-in",
 }
-"""What the log says first where there is no CUDA to train on, by trainer."""
+"""The first line of the log without CUDA, by trainer."""
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the trainer named first with the arguments after `--`. (The deepspeed launcher puts its --local_rank before it.)"""
+    """Run the trainer named first with the arguments after `--`. (The deepspeed launcher puts --local_rank before the name.)"""
     argv = sys.argv[1:] if argv is None else argv
     own, given = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
     trainer = next(word for word in own if not word.startswith("-"))
@@ -208,7 +209,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def runs_on_cuda(trainer: str) -> bool:
-    """Whether the run uses the GPU: SFT needs CUDA, PPO needs CUDA and a real vLLM. Does not import vllm."""
+    """Check whether the run uses the GPU: SFT needs CUDA, PPO needs CUDA and a real vLLM. Does not import vllm."""
     import torch
 
     return torch.cuda.is_available() and (trainer == "sft" or importlib.util.find_spec("vllm") is not None)
@@ -224,10 +225,10 @@ def support_cpu() -> None:
 
 
 def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> dict[str, object]:
-    """Return a reward in [0, 1] for each query: the share of distinct characters in what follows the prompt.
+    """Return a reward in [0, 1] for each query: the share of distinct characters in the text after the prompt.
 
-    OpenRLHF loads it through `--reward.remote_url <this file>`. By its path,
-    so that no dataclass may be in here. Advantages then differ from sample to sample.
+    Advantages then differ between samples. OpenRLHF loads this file by path (`--reward.remote_url <this file>`), so the file
+    cannot define a dataclass.
     """
     import torch
 

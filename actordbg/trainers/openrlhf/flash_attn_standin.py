@@ -1,16 +1,16 @@
-"""The two corners of `flash_attn` that OpenRLHF imports at module top, in plain torch.
+"""The two modules of `flash_attn` that OpenRLHF imports at module top, in plain torch.
 
-OpenRLHF from 0.4.6 on cannot be imported without the `flash_attn` package, although on a CPU it needs none of its kernels:
-only the helpers that remove padding before a packed forward and put it back afterwards (`flash_attn.bert_padding`), and an
+OpenRLHF since 0.4.6 cannot be imported without the `flash_attn` package, although on a CPU it needs none of its kernels:
+only the helpers that remove padding before a packed forward and restore it afterwards (`flash_attn.bert_padding`), and an
 all-gather with a gradient for ring attention (`flash_attn.utils.distributed`). Those are index arithmetic, so this module
-gives them under the same names, with the contract of flash-attn 2.7 and later (`unpad_input` returns five values).
+provides them under the same names, with the contract of flash-attn 2.7 and later (`unpad_input` returns five values).
 
-What it does *not* give is a kernel: `flash_attn.ops...` stays missing, so OpenRLHF takes its own torch path for log-probs,
-and transformers still says that flash attention 2 is not available (it asks for an installed distribution and for CUDA).
+It provides no kernels: `flash_attn.ops...` stays missing, so OpenRLHF takes its own torch path for log-probs, and transformers
+still reports that flash attention 2 is not available (it checks for an installed distribution and for CUDA).
 
 Two things are deliberate. `index_first_axis` indexes the first axis of an already flattened tensor; transformers has a
-private function of that name which flattens first, and with it every packed forward ends in a shape error. And the padding
-is put back with an out-of-place `index_copy`, so that gradients flow.
+private function of that name which flattens first, and with it every packed forward fails with a shape error. And an
+out-of-place `index_copy` restores the padding, so that gradients flow.
 
 Example:
     >>> import torch
@@ -37,7 +37,7 @@ from torch import Tensor
 
 
 def index_first_axis(tensor: Tensor, indices: Tensor) -> Tensor:
-    """Rows of `tensor` (N, ...) at `indices` (M,) int64: (M, ...). The caller has flattened batch and sequence already."""
+    """Return the rows of `tensor` (N, ...) at `indices` (M,) int64: (M, ...). The caller has flattened batch and sequence."""
     return tensor[indices]
 
 
@@ -93,7 +93,7 @@ def register() -> None:
 
 
 def stand_in(name: str, *, is_package: bool = False, **attributes: object) -> ModuleType:
-    """Make a module of this name, with these attributes, importable in this process."""
+    """Register an importable module of this name, with these attributes, in this process."""
     module = ModuleType(name, f"Stand-in for {name} by actordbg: see {__name__}.")
     module.__spec__ = ModuleSpec(name, None, origin=__file__, is_package=is_package)
     if is_package:

@@ -1,14 +1,14 @@
-"""The corner of vLLM that OpenRLHF's PPO uses, on a CPU: an engine that samples with transformers.
+"""A CPU stand-in for the part of vLLM that OpenRLHF's PPO uses: an engine that samples with transformers.
 
-OpenRLHF's PPO modules `import vllm` at the top, and the package index has vLLM only as a CUDA build. In the demo's own
-processes, where there is no CUDA, this module is registered under vLLM's name. Everything else in the run is the real thing:
-OpenRLHF's trainer, Ray actors, DeepSpeed strategy, experience maker and reward path.
+OpenRLHF's PPO modules `import vllm` at the top, and the package index has vLLM only as a CUDA build. Without CUDA, the demo's
+processes register this module under vLLM's name. Everything else in the run is real: OpenRLHF's trainer, Ray actors, DeepSpeed
+strategy, experience maker and reward path.
 
-Weights are synchronized as in a real run: after each step OpenRLHF broadcasts every parameter through what it takes for vLLM's
-NCCL communicator, here gloo. So the samples come from the policy as it is after the last update.
+Weights are synchronized as in a real run: after each step OpenRLHF broadcasts every parameter through vLLM's NCCL communicator,
+which is gloo here. So the samples come from the policy after its last update.
 
-Only what OpenRLHF calls without colocation, sleep mode, images or sampled log-probs exists here; anything else is an
-AttributeError rather than a quiet nothing.
+This module has only what OpenRLHF calls without colocation, sleep mode, images or sampled log-probs; anything else raises
+AttributeError.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __version__ = "0.29.0+actordbg.cpu"
 
 @dataclass
 class SamplingParams:
-    """vLLM's sampling parameters, those that OpenRLHF sets. `top_k=-1` means no limit."""
+    """The vLLM sampling parameters that OpenRLHF sets. `top_k=-1` means no limit."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -37,11 +37,11 @@ class SamplingParams:
 
 
 TokensPrompt = dict
-"""Of `prompt_token_ids`: list[int]."""
+"""A dict with `prompt_token_ids`: list[int]."""
 
 
 class AsyncEngineArgs(SimpleNamespace):
-    """Keeps what it is given; the engine reads `model`, `seed` and `dtype`, and has no use for the rest."""
+    """Keeps all arguments; the engine reads only `model`, `seed` and `dtype`."""
 
 
 class AsyncLLMEngine:
@@ -65,7 +65,7 @@ class AsyncLLMEngine:
         return False
 
     async def generate(self, prompt: dict[str, list[int]], params: SamplingParams, request_id: str) -> AsyncIterator[Any]:
-        """Yield the one finished output of this prompt (vLLM yields partial ones before it)."""
+        """Yield the finished output of this prompt (vLLM also yields partial outputs before it)."""
         import torch
 
         ids = torch.tensor([prompt["prompt_token_ids"]])
@@ -106,7 +106,7 @@ class AsyncLLMEngine:
 class StatelessProcessGroup:
     @staticmethod
     def create(host: str, port: int, rank: int, world_size: int) -> Any:
-        """Meet the other ranks at a store that rank 0 serves, and return their group of gloo."""
+        """Meet the other ranks at a store that rank 0 serves, and return their gloo group."""
         from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
         return ProcessGroupGloo(TCPStore(host, port, world_size, rank == 0), rank, world_size)  # type: ignore[call-arg]
