@@ -54,7 +54,7 @@ class FunctionActor(RowsActor):
     ) -> Any:
         """As an Actor of the rows returns it."""
         real = torch.ones_like(sequences) if attention_mask is None else attention_mask
-        of_model = nested({name: one for name, one in more.items() if isinstance(one, Tensor)})
+        of_model = nested({name: value for name, value in more.items() if isinstance(value, Tensor)})
         rows, kept = Rows(self.model, sequences, real, action_mask, self.temperature, return_entropy, more=of_model), None
         if self.packing_samples:
             ids, places, kept = in_one_row(sequences, real)
@@ -68,7 +68,7 @@ class FunctionActor(RowsActor):
             scores = read_scores(seam := self.seams[function], rows, seam.again(self.model, rows))  # type: ignore[misc]
         except Unreadable as why:
             raise Unsupported(f"{function}: {why}", hint="--through rows") from None
-        log_probs, entropy = (_placed(one, kept, sequences.shape) for one in (scores.log_probs, scores.entropy))
+        log_probs, entropy = (_placed(value, kept, sequences.shape) for value in (scores.log_probs, scores.entropy))
         if log_probs is not None and action_mask is not None:
             log_probs = log_probs[:, -action_mask.shape[1] :] * action_mask.float()
         return log_probs, SimpleNamespace(entropy=entropy)

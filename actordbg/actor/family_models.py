@@ -53,12 +53,12 @@ class Family:
 
 FAMILIES = {
     name: Family(
-        told.get("model_type", name),
-        told["known_as"],
-        {key: value for group in told.get("like", ()) for key, value in _TABLE["groups"][group].items()} | told.get("adds", {}),
-        tuple(told.get("without", ())),
+        entry.get("model_type", name),
+        entry["known_as"],
+        {key: value for group in entry.get("like", ()) for key, value in _TABLE["groups"][group].items()} | entry.get("adds", {}),
+        tuple(entry.get("without", ())),
     )
-    for name, told in _TABLE["families"].items()
+    for name, entry in _TABLE["families"].items()
 }
 """By the name on the command line, in the order of the page."""
 
@@ -69,9 +69,9 @@ def config_of_model(folder: Path) -> dict[str, Any]:
     kind = (own := read_json(path)).get("model_type")
     if kind is None:
         raise UsageError(f"{path} is not a model's configuration", hint="name a folder with a config.json, or a family")
-    if (found := next(own_code(str(folder)), None)) is not None:
-        raise Unsupported(f"{folder} brings code along: {found}", hint="families are built from transformers' own code")
-    family = next((one for one in FAMILIES.values() if one.model_type == kind), Family(kind, kind))
+    if (code := next(own_code(str(folder)), None)) is not None:
+        raise Unsupported(f"{folder} brings code along: {code}", hint="families are built from transformers' own code")
+    family = next((candidate for candidate in FAMILIES.values() if candidate.model_type == kind), Family(kind, kind))
     small = {name: value for name, value in family.config.items() if name in own or name in family.adds or name in _ALWAYS}
     return {name: value for name, value in own.items() if name not in _OF_WEIGHTS} | small
 
@@ -80,21 +80,21 @@ _ALWAYS = ("model_type", "initializer_range", "vocab_size")
 _OF_WEIGHTS = ("quantization_config", "torch_dtype", "dtype", "architectures")
 
 
-def build_families(wanted: Mapping[Path, dict[str, Any]]) -> dict[Path, str]:
+def build_families(configs: Mapping[Path, dict[str, Any]]) -> dict[Path, str]:
     """Make these folders, each with a random model of its configuration, in fp32; those that cannot be made, and why.
 
     In a process of its own: transformers writes to the terminal, and a configuration may ask for more memory than there is.
     """
     problems: dict[Path, str] = {}
-    left = [path for path in wanted if not (path / "config.json").is_file()]
+    left = [path for path in configs if not (path / "config.json").is_file()]
     while left:
-        orders = [[str(path), wanted[path]] for path in left]
+        orders = [[str(path), configs[path]] for path in left]
         command = [sys.executable, "-m", "actordbg.actor.family_models"]
         ran = subprocess.run(command, input=json.dumps(orders), capture_output=True, text=True, check=False)
         lines = ran.stdout.splitlines()
-        told = {Path(name): why for name, why in (json.loads(line[len(_MARK) :]) for line in lines if line.startswith(_MARK))}
-        problems |= {path: why for path, why in told.items() if why}
-        left = [path for path in left if path not in told]
+        results = {Path(name): why for name, why in (json.loads(line[len(_MARK) :]) for line in lines if line.startswith(_MARK))}
+        problems |= {path: why for path, why in results.items() if why}
+        left = [path for path in left if path not in results]
         if left:
             last = (ran.stderr.strip().splitlines() or ["it said nothing"])[-1]
             problems[left.pop(0)] = f"the process that built it ended with exit code {ran.returncode}: {last}"

@@ -139,10 +139,10 @@ def _cached(model: str) -> Path | None:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = _lookup(model, _CONFIG)
+        config_path = _lookup(model, _CONFIG)
     except (HFValidationError, OSError) as error:
         raise _problem(model, error) from None
-    return found if found is not None and _has_weights(found.parent) else None
+    return config_path if config_path is not None and _has_weights(config_path.parent) else None
 
 
 def cached_file(model: str, name: str) -> Path | None:
@@ -156,8 +156,8 @@ def cached_file(model: str, name: str) -> Path | None:
 def _lookup(model: str, name: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(model, name)
-    return Path(found) if isinstance(found, str) else None
+    cached = try_to_load_from_cache(model, name)
+    return Path(cached) if isinstance(cached, str) else None
 
 
 def _has_weights(folder: Path) -> bool:
@@ -239,7 +239,7 @@ def weights_version(model: str) -> str | None:
         return None
     folder = config.parent
     total = hashlib.sha256()
-    for path in sorted(one for one in folder.iterdir() if one.is_file()):
+    for path in sorted(entry for entry in folder.iterdir() if entry.is_file()):
         total.update(os.fsencode(path.name) + b"\0" + _hash(path))
     if base := base_of(model):
         total.update(str(weights_version(base)).encode())
@@ -248,14 +248,14 @@ def weights_version(model: str) -> str | None:
 
 def _hash(path: Path) -> bytes:
     """Of one file; links are followed."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
         state = os.fstat(file.fileno())
-        found.update(f"{state.st_size} {state.st_mtime_ns}".encode())
+        hasher.update(f"{state.st_size} {state.st_mtime_ns}".encode())
         if state.st_size <= WHOLE:
-            found.update(file.read())
+            hasher.update(file.read())
         else:
             for piece in range(PIECES):
                 file.seek(piece * (state.st_size - PIECE) // (PIECES - 1))
-                found.update(file.read(PIECE))
-    return found.digest()
+                hasher.update(file.read(PIECE))
+    return hasher.digest()

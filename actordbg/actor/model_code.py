@@ -43,9 +43,9 @@ def require_consent(model: str, models: Path | None = None) -> None:
     """
     if model == TINY:
         return require_tiny(models / TinyShape().cache_name()) if models else None
-    found = None if consent.is_given(model) else next(own_code(model), None)
-    if found is not None:
-        raise UnsafeInput(f"loading {model} would run code that ships with it: {found}", hint=HINT)
+    code = None if consent.is_given(model) else next(own_code(model), None)
+    if code is not None:
+        raise UnsafeInput(f"loading {model} would run code that ships with it: {code}", hint=HINT)
     return None
 
 

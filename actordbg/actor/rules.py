@@ -97,13 +97,13 @@ _warning, _remark = partial(Rule, severity=WARN), partial(Rule, severity=INFO)
 def _words(case: Case) -> Mapping[str, object]:
     missing = ["there is no CUDA device"] * (not case.cuda) + ["flash-attn is not installed"] * (not case.flash_attn)
     heads, kv_heads = case.heads
-    asked = {"--tp": case.tp > 1, "--ring": case.ring > 1, "--dist-backend": case.dist_backend is not None}
+    requested = {"--tp": case.tp > 1, "--ring": case.ring > 1, "--dist-backend": case.dist_backend is not None}
     alone = "only sdpa has a stand-in that reaches the others' tokens"
     return {
         **vars(case),
         "heads": heads,
         "kv_heads": kv_heads,
-        "parallel": " and ".join(option for option, given in asked.items() if given),
+        "parallel": " and ".join(option for option, given in requested.items() if given),
         "ring_attn": "flash_attention_2" if case.ring_flash_attn else "sdpa",
         "ring_kernels": "ring_flash_attn replaces flash_attention_2 alone" if case.ring_flash_attn else alone,
         "trainer": TRAINER.name,

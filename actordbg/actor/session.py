@@ -157,8 +157,8 @@ class ActorSession(Decided):
         if seed is None:
             randomness.restore(dump, self.device, self.config.seed)
         try:
-            around = self._backend.without_engine() if graph else contextlib.nullcontext()
-            with torch.set_grad_enabled(backward or graph), around:
+            context = self._backend.without_engine() if graph else contextlib.nullcontext()
+            with torch.set_grad_enabled(backward or graph), context:
                 with self._autocast(dump.record):
                     returned = read_result(self.actor(**call.arguments), call.mask)
                 return read(*returned)

@@ -22,7 +22,7 @@ from dataclasses import asdict
 from actordbg.config.choices import Choices
 from actordbg.config.replay_config import LAUNCHERS, SETTINGS, ReplayConfig
 
-CHANGEABLE = tuple(name for name, one in SETTINGS.items() if one.switchable)
+CHANGEABLE = tuple(name for name, setting in SETTINGS.items() if setting.switchable)
 """The settings that a loaded Actor can be switched to."""
 _DEEPCOMPILED = ("attn", "compile", "compile_backend")
 """What DeepCompile has put into the engine's graph and hooks: it stays there."""

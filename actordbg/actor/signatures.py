@@ -43,10 +43,10 @@ class Known:
 def known_failures() -> dict[str, Known]:
     """Return the failures of `signatures.toml` by name, in the order in which they are looked for."""
     table = parse_toml(Path(__file__).with_suffix(".toml").read_text())
-    for told in table.values():
-        told["pattern"] = re.compile(told["pattern"], re.IGNORECASE | re.DOTALL)
-        told["ways_out"] = tuple(told["ways_out"])
-    return {name: Known(**told) for name, told in table.items()}
+    for entry in table.values():
+        entry["pattern"] = re.compile(entry["pattern"], re.IGNORECASE | re.DOTALL)
+        entry["ways_out"] = tuple(entry["ways_out"])
+    return {name: Known(**entry) for name, entry in table.items()}
 
 
 _LOG_TAIL = 20_000
@@ -59,9 +59,9 @@ def signature_of(error_class: str | None, error: str | None, log: str = "") -> s
     """
     head, tail = f"{error_class or ''}: {error or ''}", log[-_LOG_TAIL:]
     known = known_failures().items()
-    found = next((name for name, one in known if one.pattern.search(head)), None)
-    found = found or next((name for name, one in known if one.in_log and one.pattern.search(tail)), None)
-    return found or normalize(error_class, error)
+    match = next((name for name, failure in known if failure.pattern.search(head)), None)
+    match = match or next((name for name, failure in known if failure.in_log and failure.pattern.search(tail)), None)
+    return match or normalize(error_class, error)
 
 
 def explain(signature: str) -> tuple[str, tuple[str, ...]] | None:

@@ -93,9 +93,9 @@ class Narrowed(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        for one in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(one, torch.Tensor) and one.is_floating_point() and torch.finfo(one.dtype).bits < self._size:
-                self.found[f"{func} in {str(one.dtype).removeprefix('torch.')}"] += 1
+        for value in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(value, torch.Tensor) and value.is_floating_point() and torch.finfo(value.dtype).bits < self._size:
+                self.found[f"{func} in {str(value.dtype).removeprefix('torch.')}"] += 1
         return result
 
 

@@ -23,17 +23,17 @@ Values = dict[str, Any]
 _HEAD = ("model", "dtype", "attn")
 _ENGINE = ("backend", "zero_stage", "tp", "ring")
 _ALWAYS_TYPED = ("model", "backend")
-_TELLING = [one for one in SETTINGS.values() if one.numbers or one.cost]
+_TELLING = [setting for setting in SETTINGS.values() if setting.numbers or setting.cost]
 """The settings that tell one configuration from another: what numbers, time or memory depend on."""
 
 
 def as_ran(config: ReplayConfig | Mapping[str, Any], resolved: Mapping[str, Any] | None = None) -> Values:
     """Each setting's value as the workers reported it, else as given. `config` may be plain data, as files have it."""
-    asked = config.to_dict() if isinstance(config, ReplayConfig) else config
+    requested = config.to_dict() if isinstance(config, ReplayConfig) else config
     values = {}
-    for one in SETTINGS.values():
-        ran = (resolved or {}).get(one.resolved) if one.resolved else None
-        values[one.name] = ran if ran is not None and one.takes(ran) else asked.get(one.stored, one.default)
+    for setting in SETTINGS.values():
+        ran = (resolved or {}).get(setting.resolved) if setting.resolved else None
+        values[setting.name] = ran if ran is not None and setting.takes(ran) else requested.get(setting.stored, setting.default)
     return values
 
 
@@ -42,11 +42,15 @@ def label(values: Mapping[str, Any]) -> str:
     if values["truth"]:
         what = "the truth" if values["truth"] in TRUTHS else "each row alone"
         model = SETTINGS["model"].in_words(values["model"])
-        beside = [one.name for one in _TELLING if one.beside_truth is None and one.name not in ("model", "dtype", "truth")]
+        beside = [
+            setting.name
+            for setting in _TELLING
+            if setting.beside_truth is None and setting.name not in ("model", "dtype", "truth")
+        ]
         weights = f" of {values['dtype']} weights" if values["dtype"] else ""
         return ", ".join([f"{model}, {what} in {values['truth']}{weights}", *_words(values, beside)])
     parts = [" ".join(_words(values, _HEAD)), *_words(values, ("packing",)), " ".join(_words(values, _ENGINE))]
-    rest = [one.name for one in _TELLING if one.name not in (*_HEAD, *_ENGINE, "packing")]
+    rest = [setting.name for setting in _TELLING if setting.name not in (*_HEAD, *_ENGINE, "packing")]
     return ", ".join([*parts, *_words(values, rest)])
 
 
@@ -77,7 +81,7 @@ def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
 def telling(values: Mapping[str, Any]) -> Values:
     """The settings that tell one configuration from another: what numbers, time or memory depend on. One that the backend
     does not have counts as its idle value."""
-    return {one.name: values[one.name] if _has(one, values) else one.idle for one in _TELLING}
+    return {setting.name: values[setting.name] if _has(setting, values) else setting.idle for setting in _TELLING}
 
 
 def costs(values: Mapping[str, Any]) -> Values:
@@ -92,7 +96,7 @@ def meant(values: Mapping[str, Any], differs: Mapping[str, Any]) -> Values:
 
 def complete(values: Mapping[str, Any]) -> Values:
     """Every setting: those of `values`, and the defaults of the others."""
-    return {one.name: values.get(one.name, one.default) for one in SETTINGS.values()}
+    return {setting.name: values.get(setting.name, setting.default) for setting in SETTINGS.values()}
 
 
 def in_words(name: str, value: Any) -> str:
@@ -117,24 +121,32 @@ def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
 def repeat_options(values: Mapping[str, Any], command: str = "replay") -> list[str]:
     """The options of a command that give this configuration again, whatever `actordbg.toml` says of model and backend."""
     words: list[str] = []
-    for one in SETTINGS.values():
-        value = values[one.name]
-        if one.name == "name" or command not in one.commands or not _has(one, values):
+    for setting in SETTINGS.values():
+        value = values[setting.name]
+        if setting.name == "name" or command not in setting.commands or not _has(setting, values):
             continue
-        words += [one.flag, str(value)] if one.name in _ALWAYS_TYPED else one.options(value)
+        words += [setting.flag, str(value)] if setting.name in _ALWAYS_TYPED else setting.options(value)
     return words
 
 
-def _has(one: Setting, values: Mapping[str, Any]) -> bool:
-    return has(one, values["backend"], bool(values["compile"]))
+def _has(setting: Setting, values: Mapping[str, Any]) -> bool:
+    return has(setting, values["backend"], bool(values["compile"]))
 
 
 def _words(values: Mapping[str, Any], names: Iterable[str]) -> list[str]:
-    told = ((SETTINGS[name], values[name]) for name in names)
-    return [one.in_words(value) for one, value in told if _has(one, values) and value not in one.quiet and value is not None]
+    pairs = ((SETTINGS[name], values[name]) for name in names)
+    return [
+        setting.in_words(value)
+        for setting, value in pairs
+        if _has(setting, values) and value not in setting.quiet and value is not None
+    ]
 
 
 def _side(names: Iterable[str], mine: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """What one side is where the two differ. What the other side cannot have is told only if a label would tell it."""
-    told = [SETTINGS[name] for name in names if _has(SETTINGS[name], mine)]
-    return ", ".join(one.in_words(mine[one.name]) for one in told if _has(one, other) or mine[one.name] not in one.quiet)
+    settings = [SETTINGS[name] for name in names if _has(SETTINGS[name], mine)]
+    return ", ".join(
+        setting.in_words(mine[setting.name])
+        for setting in settings
+        if _has(setting, other) or mine[setting.name] not in setting.quiet
+    )

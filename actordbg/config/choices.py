@@ -105,13 +105,13 @@ def installed_versions() -> dict[str, str]:
     """Versions of python and of the packages that a replay's result depends on; those not installed are left out."""
     import importlib.metadata  # it imports the parsers of e-mail
 
-    found = {"python": ".".join(str(part) for part in sys.version_info[:3])}
+    versions = {"python": ".".join(str(part) for part in sys.version_info[:3])}
     for name in _PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 @dataclass(frozen=True)

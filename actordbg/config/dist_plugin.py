@@ -73,16 +73,16 @@ def _require(backend: str, plugin: str | None) -> None:
         raise UsageError(f"--dist-backend {backend!r:.60} is not a name of a backend", hint="such as gloo, nccl, mpi, ccl")
     command = [sys.executable, "-c", _ASK, backend, *([] if plugin is None else [plugin])]
     try:
-        asked = subprocess.run(
+        result = subprocess.run(
             command, env={**os.environ, **NOT_FROM_HERE}, capture_output=True, text=True, timeout=_LONGEST_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"torch could not be asked for --dist-backend {backend}: {error}", hint="leave it out") from None
-    if asked.returncode:
+    if result.returncode:
         what = "torch" if plugin is None else f"{FLAG} {plugin}"
-        last = asked.stderr.strip().rpartition("\n")[2]
+        last = result.stderr.strip().rpartition("\n")[2]
         raise UsageError(f"{what} cannot be imported: {last:.300}", hint="install it where torch is, or set PYTHONPATH")
-    known = asked.stdout.split()
+    known = result.stdout.split()
     if backend not in known:
         after = "" if plugin is None else f" after importing {plugin}"
         raise UsageError(

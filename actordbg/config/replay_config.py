@@ -280,12 +280,12 @@ class ReplayConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON, by the names that files have."""
-        return {one.stored: getattr(self, one.name) for one in SETTINGS.values()}
+        return {entry.stored: getattr(self, entry.name) for entry in SETTINGS.values()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ReplayConfig:
         """From plain data; keys that this version does not know are refused with NewerFormat."""
-        names = {one.stored: one.name for one in SETTINGS.values()}
+        names = {entry.stored: entry.name for entry in SETTINGS.values()}
         unknown = sorted(data.keys() - names.keys())
         if unknown:
             raise NewerFormat(f"a replay's configuration has unknown settings: {', '.join(unknown)}", hint="upgrade actordbg")
@@ -294,26 +294,26 @@ class ReplayConfig:
 
 SETTINGS: dict[str, Setting] = table_of(ReplayConfig)
 """The table of settings, by name."""
-AXES: dict[str, Setting] = {name: one for name, one in SETTINGS.items() if one.axis is not None}
+AXES: dict[str, Setting] = {name: entry for name, entry in SETTINGS.items() if entry.axis is not None}
 """The settings that a matrix varies. What varies slowest stands first: that is the order of the combinations."""
 
 
-def has(one: Setting, backend: str, compile: bool) -> bool:
+def has(entry: Setting, backend: str, compile: bool) -> bool:
     """Whether the setting means anything with this backend, compiled or not."""
-    if one.name == "compile_backend":
+    if entry.name == "compile_backend":
         return compile
-    return not one.backends or backend in one.backends or (one.name == "tp" and backend == "deepspeed")
+    return not entry.backends or backend in entry.backends or (entry.name == "tp" and backend == "deepspeed")
 
 
 def validate(config: ReplayConfig) -> None:
     """Refuse, with UsageError, values that mean nothing on any machine."""
-    for one in SETTINGS.values():
-        value = getattr(config, one.name)
-        if not one.allows(value):
-            wrong = "is not known" if one.values else "is too small"
-            raise UsageError(f"{one.flag} {one.typed(value)} {wrong}", hint=f"{one.flag}: {one.hint}")
-        if config.truth is not None and one.beside_truth is not None and value not in one.beside_truth:
-            option = one.flag + ("" if value is True else f" {value}")
+    for entry in SETTINGS.values():
+        value = getattr(config, entry.name)
+        if not entry.allows(value):
+            wrong = "is not known" if entry.values else "is too small"
+            raise UsageError(f"{entry.flag} {entry.typed(value)} {wrong}", hint=f"{entry.flag}: {entry.hint}")
+        if config.truth is not None and entry.beside_truth is not None and value not in entry.beside_truth:
+            option = entry.flag + ("" if value is True else f" {value}")
             raise UsageError(  # a truth that was packed, compiled or sharded would be none
                 f"{SETTINGS['truth'].flag} and {option} conflict: the truth is each row alone, unpadded, "
                 "with eager attention in plain PyTorch",
@@ -325,9 +325,9 @@ def validate(config: ReplayConfig) -> None:
     if config.compile_backend and not config.compile:
         raise UsageError("--compile-backend compiles nothing on its own", hint="add --compile")
     for name in ("zero_stage", "deepcompile"):
-        one = SETTINGS[name]
-        if getattr(config, name) != one.idle and config.backend not in one.backends:
-            raise UsageError(f"{one.flag} needs DeepSpeed", hint=f"add {one.needs}, or drop {one.flag}")
+        entry = SETTINGS[name]
+        if getattr(config, name) != entry.idle and config.backend not in entry.backends:
+            raise UsageError(f"{entry.flag} needs DeepSpeed", hint=f"add {entry.needs}, or drop {entry.flag}")
     if config.keep_gradients and config.backward is False:
         raise UsageError("--keep-gradients keeps nothing without a backward", hint="leave --no-backward out")
     if config.nproc % (config.tp * config.ring):

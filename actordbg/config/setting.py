@@ -135,7 +135,7 @@ class Setting:
         """The values of a matrix's comma list, each once, in order; UsageError for one that the setting does not have."""
         parts = [part.strip() for part in text.split(",") if part.strip()]
         if self.kind is bool:
-            parts = [one for part in parts for one in (("off", "on") if part.lower() == "both" else (part,))]
+            parts = [item for part in parts for item in (("off", "on") if part.lower() == "both" else (part,))]
         example = f"for example {self.flag} {self.example}"
         if not parts:
             raise UsageError(f"{self.flag} lists no value", hint=example)
@@ -198,7 +198,7 @@ def table_of(configuration: Any) -> dict[str, Setting]:
     """Return the settings of a configuration's dataclass by name, in the order of its fields."""
     hints, table = typing.get_type_hints(configuration), {}
     for field in dataclasses.fields(configuration):
-        kind = next(one for one in typing.get_args(hints[field.name]) or (hints[field.name],) if one is not type(None))
+        kind = next(member for member in typing.get_args(hints[field.name]) or (hints[field.name],) if member is not type(None))
         usual = {"stored": field.name, "option": field.name.replace("_", "-"), "resolved": field.name, "idle": field.default}
         table[field.name] = Setting(field.name, kind, field.default, **{**usual, **field.metadata})
     return table

@@ -61,7 +61,7 @@ _BACKENDS = {"DEEPSPEED": "deepspeed", "FSDP": "fsdp2"}
 _PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "no": "fp32"}
 _SILENT = ("compute_environment", "debug", "num_machines", "machine_rank", "rdzv_backend", "main_training_function", "use_cpu")
 """Keys that mean nothing for one machine, and what accelerate writes into every file."""
-_BY_OPTION = {one.option: one for one in SETTINGS.values() if not one.flag_only}
+_BY_OPTION = {setting.option: setting for setting in SETTINGS.values() if not setting.flag_only}
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,10 @@ class Asked:
     @property
     def in_words(self) -> str:
         """What came from outside of the command line: "backend plain (ACTORDBG_REPLAY_BACKEND)"; "" for nothing."""
-        told = ((SETTINGS[name], source) for name, source in self.sources.items())
-        return ", ".join(f"{one.option} {one.typed(getattr(self.config, one.name))} ({source})" for one, source in told)
+        pairs = ((SETTINGS[name], source) for name, source in self.sources.items())
+        return ", ".join(
+            f"{setting.option} {setting.typed(getattr(self.config, setting.name))} ({source})" for setting, source in pairs
+        )
 
 
 def load_settings(store_flag: str | Path | None = None, start: Path | None = None) -> Settings:
@@ -141,9 +143,9 @@ def build_config(settings: Settings, flags: Mapping[str, Any]) -> Asked:
     for layer in layers:
         stronger = dict(values)
         for name, (value, source) in layer.items():
-            one = SETTINGS[name]
-            beside_truth = "truth" in stronger and one.beside_truth is not None
-            other_backend = one.backends and "backend" in stronger and stronger["backend"] not in one.backends
+            setting = SETTINGS[name]
+            beside_truth = "truth" in stronger and setting.beside_truth is not None
+            other_backend = setting.backends and "backend" in stronger and stronger["backend"] not in setting.backends
             if not (name in stronger or beside_truth or other_backend):
                 values[name] = value
                 sources |= {name: source} if source else {}
@@ -155,21 +157,21 @@ def build_config(settings: Settings, flags: Mapping[str, Any]) -> Asked:
 
 def from_environment() -> dict[str, tuple[Any, str]]:
     """The settings that environment variables give: by name, (value, variable). UsageError for one that says nothing."""
-    found: dict[str, tuple[Any, str]] = {}
+    values: dict[str, tuple[Any, str]] = {}
     for variable in sorted(name for name in os.environ if name.startswith(ENVIRONMENT)):
-        one = _BY_OPTION.get(variable.removeprefix(ENVIRONMENT).replace("_", "-").lower())
-        if one is None:
+        setting = _BY_OPTION.get(variable.removeprefix(ENVIRONMENT).replace("_", "-").lower())
+        if setting is None:
             known = ", ".join(sorted(other.variable for other in _BY_OPTION.values()))
             raise UsageError(f"{variable} is not a setting of a replay", hint=f"unset it; known: {known}")
-        if one.name in found:
-            raise UsageError(f"{variable} and {found[one.name][1]} are one setting", hint="unset one of them")
+        if setting.name in values:
+            raise UsageError(f"{variable} and {values[setting.name][1]} are one setting", hint="unset one of them")
         try:
-            found[one.name] = (one.parse(os.environ[variable]), variable)
+            values[setting.name] = (setting.parse(os.environ[variable]), variable)
         except ValueError:
             raise UsageError(
-                f"{variable}={os.environ[variable]:.60} is not a value of --{one.option}", hint=f"{one.hint}; or unset it"
+                f"{variable}={os.environ[variable]:.60} is not a value of --{setting.option}", hint=f"{setting.hint}; or unset it"
             ) from None
-    return found
+    return values
 
 
 def fsdp_is_off() -> bool:
@@ -178,18 +180,20 @@ def fsdp_is_off() -> bool:
 
 
 def _from_file(settings: Settings) -> dict[str, tuple[Any, str]]:
-    found = {}
+    values = {}
     for key, value in settings.replay.items():
-        one = _BY_OPTION.get(key.replace("_", "-"))
+        setting = _BY_OPTION.get(key.replace("_", "-"))
         where = Path(settings.file).name
-        if one is None:
+        if setting is None:
             raise UsageError(f"{where}: [replay] has an unknown key {key!r}", hint=f"known: {', '.join(sorted(_BY_OPTION))}")
-        if not one.takes(value):
-            raise UsageError(f"{where}: [replay] {key} = {value!r} is not of type {one.kind.__name__}", hint="correct the file")
-        if one.name in found:
+        if not setting.takes(value):
+            raise UsageError(
+                f"{where}: [replay] {key} = {value!r} is not of type {setting.kind.__name__}", hint="correct the file"
+            )
+        if setting.name in values:
             raise UsageError(f"{where}: [replay] {key} is there in two spellings", hint="keep one of them")
-        found[one.name] = (one.kind(value), settings.file)
-    return found
+        values[setting.name] = (setting.kind(value), settings.file)
+    return values
 
 
 def find_file(start: Path | None = None) -> tuple[Path | None, bool]:
@@ -228,9 +232,9 @@ def _is_listed(folder: Path) -> bool:
     raw, owner = _bytes(path)
     if not is_own(owner):
         raise Refused(f"{path} belongs to {name_of(owner)}, not to you", hint="a configuration of yours is a file of yours")
-    listed = [str(one) for one in _parsed(raw, path, {SAFE: list}, SAFE).get(SAFE, [])]
-    here, folders = folder.resolve(), [Path(os.path.expanduser(one)) for one in listed]  # noqa: PTH111 - it raises nothing
-    return "*" in listed or any(here.is_relative_to(one.resolve()) for one in folders if one.is_absolute())
+    listed = [str(entry) for entry in _parsed(raw, path, {SAFE: list}, SAFE).get(SAFE, [])]
+    here, folders = folder.resolve(), [Path(os.path.expanduser(entry)) for entry in listed]  # noqa: PTH111 - it raises nothing
+    return "*" in listed or any(here.is_relative_to(entry.resolve()) for entry in folders if entry.is_absolute())
 
 
 def _bytes(path: Path) -> tuple[bytes, Owner]:
@@ -279,19 +283,19 @@ def read_accelerate(named: str) -> tuple[dict[str, Any], tuple[str, ...]]:
             f"{ACCELERATE} {path} is not a file", hint="`accelerate config` writes one; its default is called `default` here"
         )
     try:
-        told = loader.load_config_from_file(str(path)).to_dict()
+        data = loader.load_config_from_file(str(path)).to_dict()
     except Exception as error:  # noqa: BLE001 - yaml, json and accelerate raise what they like for a damaged file
         raise UsageError(
             f"accelerate cannot read {named}: {error}"[:400], hint="correct it, or run `accelerate config`"
         ) from None
-    machines = told.get("num_machines") or 1
+    machines = data.get("num_machines") or 1
     if machines != 1:
         raise Unsupported(
             f"{named} is for {machines} machines, which only a Ray cluster is for a replay",
             hint="--engine ray --nproc N --gpus-per-node M, and `num_machines: 1` in a copy of the file",
         )
-    flat = {key: value for key, value in told.items() if value not in (None, False, [], "") and not isinstance(value, Mapping)}
-    for section, keys in told.items():
+    flat = {key: value for key, value in data.items() if value not in (None, False, [], "") and not isinstance(value, Mapping)}
+    for section, keys in data.items():
         if isinstance(keys, Mapping):
             flat |= {f"{section}.{key}": value for key, value in keys.items() if value is not None}
     kind, processes, stage, precision, dynamo = map(flat.get, _HONOURED)

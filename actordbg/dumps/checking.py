@@ -120,8 +120,8 @@ def _entry(path: Path, relative: str, state: os.stat_result, owner: int) -> Iter
 
 
 def _modes(path: Path, state: os.stat_result, owner: int) -> Iterator[Finding]:
-    wanted = _OWNERS_FOLDER if stat.S_ISDIR(state.st_mode) else _OWNERS_FILE
-    if state.st_mode & _OTHERS or state.st_mode & wanted != wanted:
+    required = _OWNERS_FOLDER if stat.S_ISDIR(state.st_mode) else _OWNERS_FILE
+    if state.st_mode & _OTHERS or state.st_mode & required != required:
         yield Finding(path, "open-mode", f"it has mode {stat.S_IMODE(state.st_mode):o}")
     if state.st_uid != owner:
         yield Finding(path, "foreign-owner", f"it belongs to user {state.st_uid}, the store to {owner}")
@@ -135,9 +135,9 @@ _NUMBERS = ("id", "last_result", "caller")
 
 def catalog(store: Store, deep: bool) -> Iterator[Finding]:
     """Is it a database, of this program's revision, and with `deep` with the rows that the files give?"""
-    odd = engine.odd_parts(store.catalog_path)
-    yield from (Finding(path, "damaged-catalog", "it is not a file") for path in odd)
-    if odd or not os.path.lexists(store.catalog_path):
+    invalid = engine.odd_parts(store.catalog_path)
+    yield from (Finding(path, "damaged-catalog", "it is not a file") for path in invalid)
+    if invalid or not os.path.lexists(store.catalog_path):
         return
     with tempfile.TemporaryDirectory(prefix="actordbg-fsck-") as folder:
         copy = _beside(store, Path(folder, "copy"))
@@ -155,13 +155,13 @@ def _copied(store: Store, copy: Store, folder: Path, deep: bool) -> Iterator[Fin
     except OSError as error:
         yield Finding(store.catalog_path, "unreadable", f"no copy of it can be made, so it was not checked: {error.strerror}")
         return
-    found = migrate.earlier(copy.catalog_path)
+    revision = migrate.earlier(copy.catalog_path)
     with engine.catalog_errors(copy.catalog_path), contextlib.closing(sqlite3.connect(copy.catalog_path)) as connection:
         wrong = [row[0] for row in connection.execute("PRAGMA integrity_check")]
     if wrong != ["ok"]:
         yield Finding(store.catalog_path, "damaged-catalog", wrong[0][:200])
-    elif found:
-        yield Finding(store.catalog_path, "other-catalog", f"revision {found}, this actordbg has {migrate.HEAD}")
+    elif revision:
+        yield Finding(store.catalog_path, "other-catalog", f"revision {revision}, this actordbg has {migrate.HEAD}")
     elif deep:
         yield from _compared(store, copy, folder)
 
@@ -179,8 +179,8 @@ def _compared(store: Store, copy: Store, folder: Path) -> Iterator[Finding]:
     refresh(copy)
     fresh = _beside(store, folder / "fresh")
     refresh(fresh)
-    ours, wanted = _rows(copy.catalog_path), _rows(fresh.catalog_path)
-    unlike = sorted(name for name in wanted if ours.get(name) != wanted[name])
+    ours, expected = _rows(copy.catalog_path), _rows(fresh.catalog_path)
+    unlike = sorted(name for name in expected if ours.get(name) != expected[name])
     if unlike:
         yield Finding(store.catalog_path, "stale-catalog", f"other rows in {', '.join(unlike)}")
 
@@ -218,7 +218,7 @@ def replays(store: Store, deep: bool) -> Iterator[Finding]:
 
 def _replay(store: Store, folder: Path, spec: ReplaySpec, deep: bool) -> Iterator[Finding]:
     inputs, passed = {item.dump_id for item in spec.inputs}, set()
-    for path in (store.root / one for one in store.files(f"replays/{folder.name}", ".jsonl", {})):
+    for path in (store.root / relative for relative in store.files(f"replays/{folder.name}", ".jsonl", {})):
         try:
             chunks = [*read_chunks(path)]
         except OSError as error:
@@ -255,7 +255,7 @@ def _replay(store: Store, folder: Path, spec: ReplaySpec, deep: bool) -> Iterato
 def records(store: Store, deep: bool) -> Iterator[Finding]:
     """Every record of the store: it can be read, is the one that its name says, and its replays are there."""
     for folder, kind in RECORDS.items():
-        for path in (store.root / one for one in store.files(folder, ".json", {})):
+        for path in (store.root / relative for relative in store.files(folder, ".json", {})):
             try:
                 record: Any = kind.from_json(read_regular(path))
             except (OSError, StoreProblem) as error:
@@ -293,12 +293,12 @@ def backups(store: Store, deep: bool) -> Iterator[Finding]:
     """Originals of patched files: each folder is named by the SHA-256 of what is in it."""
     for name in store.folder_names("backups", {}):
         try:
-            found = hashlib.sha256(read_regular(store.backups / name / "actor.py")).hexdigest()
+            digest = hashlib.sha256(read_regular(store.backups / name / "actor.py")).hexdigest()
         except OSError as error:
             yield Finding(store.backups / name, "damaged-backup", f"its actor.py cannot be read: {error.strerror}")
             continue
-        if found != name:
-            yield Finding(store.backups / name, "damaged-backup", f"the SHA-256 of its actor.py begins with {found[:16]}")
+        if digest != name:
+            yield Finding(store.backups / name, "damaged-backup", f"the SHA-256 of its actor.py begins with {digest[:16]}")
 
 
 def rings(store: Store, deep: bool) -> Iterator[Finding]:
@@ -321,7 +321,7 @@ def models(store: Store, deep: bool) -> Iterator[Finding]:
         folder = store.models / name
         try:
             json.loads(read_regular(folder / "config.json"))
-            if not any(one.endswith(".safetensors") for one in os.listdir(folder)):
+            if not any(file_name.endswith(".safetensors") for file_name in os.listdir(folder)):
                 yield Finding(folder, "damaged-model", "it has no weights")
         except (OSError, ValueError, RecursionError) as error:
             yield Finding(folder, "damaged-model", f"config.json cannot be read: {error}")

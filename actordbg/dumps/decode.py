@@ -158,11 +158,11 @@ def decode(data: bytes) -> LegacyDump:
 
 def parse_stamp(text: str) -> str | None:
     """The text 20250619_052608_430740 as 2025-06-19T05:26:08.430740Z (UTC: see above); None if it is no such time."""
-    found = _STAMP.match(text)
-    if found is None:
+    match = _STAMP.match(text)
+    if match is None:
         return None
     try:
-        moment = datetime(*(int(part) for part in found.groups()))  # type: ignore[arg-type]
+        moment = datetime(*(int(part) for part in match.groups()))  # type: ignore[arg-type]
     except ValueError:
         return None
     return moment.isoformat(timespec="microseconds") + "Z"

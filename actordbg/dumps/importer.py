@@ -95,7 +95,7 @@ def dumps_of(store: Store, pickles: Sequence[Path]) -> list[Path]:
             f"{first.path} is refused: {first.reason}", hint="`actordbg dump import` names every bad file of a folder"
         )
     where = {dump_id_of(place): place for place in places_of(store)}
-    return [Path(where[one]) for one in ids if one is not None]
+    return [Path(where[dump_id]) for dump_id in ids if dump_id is not None]
 
 
 def find_pickles(paths: Sequence[Path]) -> list[Path]:
@@ -104,8 +104,8 @@ def find_pickles(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise UsageError(f"{path} does not exist", hint="name a pickle, or a folder that holds some")
-        found = sorted(path.rglob("*.pkl")) if path.is_dir() else [path]
-        files.update(dict.fromkeys(file for file in found if not file.is_dir()))
+        matches = sorted(path.rglob("*.pkl")) if path.is_dir() else [path]
+        files.update(dict.fromkeys(file for file in matches if not file.is_dir()))
     if not files:
         raise UsageError(f"no *.pkl below {', '.join(map(str, paths))}", hint="name the folder that holds the pickles")
     return list(files)
@@ -191,7 +191,7 @@ class _Import:
 
 def _world_sizes(store: Store, files: list[Path], run: str | None) -> dict[str, int]:
     """For each run the smallest world that has every rank seen, in names of files and in folders of the store."""
-    named = [(run or run_name(path), found[1]) for path in files if (found := _NAME.search(path.name))]
+    named = [(run or run_name(path), match[1]) for path in files if (match := _NAME.search(path.name))]
     stored = [(folder.parent.name, folder.name.removeprefix("rank")) for folder in store.dump_folders()]
     worlds: dict[str, int] = {}
     for name, rank in (*named, *stored):

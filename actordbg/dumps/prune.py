@@ -136,26 +136,26 @@ def _damaged(catalog: Catalog, run: str | None) -> list[Doomed]:
 
     They are read again: a file that was fixed in place leaves no trace in its folder.
     """
-    found = []
+    doomed = []
     for item in damaged_files(catalog):
-        wanted = run is None or item.path.split("/")[1] == run
-        if wanted and item.code == CorruptDump.code and not split_place(item.path):
+        selected = run is None or item.path.split("/")[1] == run
+        if selected and item.code == CorruptDump.code and not split_place(item.path):
             _, _, wrong = verify_place(catalog.store, item.path, deep=False)
             if wrong is not None and wrong.code == CorruptDump.code:
-                found.append(Doomed(item.path, (catalog.store.root / item.path).lstat().st_size, item.reason))
-    return found
+                doomed.append(Doomed(item.path, (catalog.store.root / item.path).lstat().st_size, item.reason))
+    return doomed
 
 
 def _leftovers(store: Store) -> list[Doomed]:
-    found = []
+    doomed = []
     for folder in (*store.dump_folders(), *store.pack_folders()):
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.name.startswith(TEMPORARY) and entry.is_file(follow_symlinks=False):
                     state = entry.stat(follow_symlinks=False)
                     if is_forsaken(entry.name, state):
-                        found.append(Doomed(store.relative(Path(entry.path)), state.st_size, "unfinished, writer died"))
-    return found
+                        doomed.append(Doomed(store.relative(Path(entry.path)), state.st_size, "unfinished, writer died"))
+    return doomed
 
 
 def _inside(store: Store, path: str) -> Path:

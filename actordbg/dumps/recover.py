@@ -103,13 +103,13 @@ def find_rings(store: Store) -> list[Path]:
                 folders.add(place(store, control.ring_dir))
     for folder in folders:
         remove_unfinished(folder)
-    found = {path for folder in folders for path in ring_paths(folder)}
+    rings = {path for folder in folders for path in ring_paths(folder)}
     for path in store.counters.glob("*/[!.]*.json"):
         with contextlib.suppress(CorruptDump):
             data = read_counters(path)
             if data["host"] == host_name() and (named := (data.get("ring") or {}).get("path")) and Path(named).is_file():
-                found.add(Path(named))
-    return sorted(found)
+                rings.add(Path(named))
+    return sorted(rings)
 
 
 def recover(store: Store, paths: Sequence[Path], *, live: bool = False, keep_rings: bool = False) -> Iterator[RingReport]:
@@ -158,11 +158,11 @@ def _recover(store: Store, ring: RingFile, report: RingReport, keep_rings: bool)
     written: list[int] = []
     for slot in ring.slots:
         try:
-            found, nbytes = _dump(store, ring, slot, marks[slot.place])
+            recovered, nbytes = _dump(store, ring, slot, marks[slot.place])
         except CorruptDump as error:
             ring.damaged.append(error.message)
             continue
-        report.dumps.append(found)
+        report.dumps.append(recovered)
         written.append(nbytes if slot.book == OPEN else 0)
     if ring.alive:
         return  # what seems to be damaged is what it wrote over meanwhile
@@ -261,14 +261,14 @@ def _dump(store: Store, ring: RingFile, slot: RingSlot, mark: str | None) -> tup
             rng=kept.get("rng", {}),
         )  # fmt: skip
         record = parse_record(record.to_json())
-        path, found, packed = store.dump_path(record), None, None
+        path, existing, packed = store.dump_path(record), None, None
         with contextlib.suppress(StoreProblem):
-            found = dumpfile.read_payload(path) if path.is_file() else None
-        if found is None:
+            existing = dumpfile.read_payload(path) if path.is_file() else None
+        if existing is None:
             in_packs = (Path(places.packed_place(str(pack), record.dump_id)) for pack in store.iter_packs(record.run))
             packed = next(filter(places.is_there, in_packs), None)
-        if found is not None:
-            before, data = found
+        if existing is not None:
+            before, data = existing
             record = replace(
                 before, recovered=mark, pinned=before.pinned or record.pinned, triggered=before.triggered or record.triggered,
                 trigger_facts=before.trigger_facts or slot.end,
@@ -282,7 +282,7 @@ def _dump(store: Store, ring: RingFile, slot: RingSlot, mark: str | None) -> tup
     if ring.alive and not ring.still_has(slot):
         raise CorruptDump(f"{ring.path}: its process wrote over a call", hint="")
     if packed is None:
-        if found is not None and store.catalog_path.exists():
+        if existing is not None and store.catalog_path.exists():
             # before the file is replaced, so that the next `index` reads it, even if we are killed right afterwards
             from actordbg.catalog.indexer import forget_dumps
 
@@ -290,7 +290,7 @@ def _dump(store: Store, ring: RingFile, slot: RingSlot, mark: str | None) -> tup
                 forget_dumps(store, [record.dump_id], [store.relative(path.parent)])
         store.publish_dump(record, blob)
     path = packed or path  # packs are immutable: the dump is there, and goes without the mark
-    recorded = found is not None or packed is not None
+    recorded = existing is not None or packed is not None
     raised = f"{slot.end['error']}: {slot.end.get('message', '')}" if "error" in slot.end else None
     return Recovered(
         record.dump_id, mark or UNWRITTEN, record.run, record.rank, record.role, record.batch_size, record.seq_len,

@@ -38,14 +38,14 @@ def repair(store: Store, findings: Iterable[Finding]) -> tuple[list[tuple[Findin
     """(what was fixed, with what was done; what could not be, with the reason). Raises Conflict while dumps are moved."""
     done, failed = [], []
     moved: list[Path] = []
-    wanted = sorted((item for item in findings if item.repair in _REPAIRS), key=lambda item: [*_REPAIRS].index(item.repair))
+    repairable = sorted((item for item in findings if item.repair in _REPAIRS), key=lambda item: [*_REPAIRS].index(item.repair))
     with exclusive(store) if store.packs.is_dir() else contextlib.nullcontext():
-        misplaced = [finding.place for finding in wanted if finding.repair is Repair.HOME]
+        misplaced = [finding.place for finding in repairable if finding.repair is Repair.HOME]
         aside = {}  # of two dumps that have each other's place, both can then go home
         for path in misplaced if len(misplaced) > 1 else ():
             with contextlib.suppress(OSError):
                 aside[path] = _set_aside(store, path)
-        for finding in wanted:
+        for finding in repairable:
             if gone := next((path for path in moved if finding.place.is_relative_to(path)), None):
                 done.append((finding, f"went with {gone.relative_to(store.root)}"))
                 continue
@@ -161,8 +161,8 @@ def _is_run(store: Store, path: Path) -> bool:
         return False
     folder = store.replays / path.relative_to(store.replays).parts[0]
     try:
-        said = [event for event in read_events(folder / SUPERVISOR) if event["event"] in ("supervisor", "finished")]
-        last = said[-1]
+        events = [event for event in read_events(folder / SUPERVISOR) if event["event"] in ("supervisor", "finished")]
+        last = events[-1]
         return last["event"] == "supervisor" and state_of(int(last["pid"]), int(last["ticks"]))[0] in (ALIVE, STOPPED)
     except (OSError, KeyError, TypeError, ValueError, IndexError):
         return False

@@ -133,12 +133,12 @@ def doubles(store: Store, deep: bool) -> Iterator[Finding]:
                 yield Finding(path, "double-dump" if same else "double-differs", f"{there} has {dump_id} too")
 
 
-def _same(one: Path, other: Path, dump_id: str) -> bool | None:
+def _same(first_path: Path, second_path: Path, dump_id: str) -> bool | None:
     """Compare a dump at two places; None where one of them is damaged, which is named elsewhere."""
     try:
         first, second = (
             places.read_exactly(packed_place(str(path), dump_id) if path.name.endswith(PACK_SUFFIX) else path)[1:]
-            for path in (one, other)
+            for path in (first_path, second_path)
         )
     except (StoreProblem, OSError):
         return None

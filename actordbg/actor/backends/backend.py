@@ -115,8 +115,8 @@ class Backend:
         """
         loss.backward()  # type: ignore[no-untyped-call]
         self._complete_gradients()
-        parameters = [(name, one) for name, one in self.model.named_parameters() if one.grad is not None]
-        norm = self._total((one.grad, one) for _, one in parameters)
+        parameters = [(name, p) for name, p in self.model.named_parameters() if p.grad is not None]
+        norm = self._total((p.grad, p) for _, p in parameters)
         if keeper is not None:
             for name, parameter in parameters:
                 keeper.take(name, self._whole(parameter.grad))

@@ -108,8 +108,8 @@ class DeepspeedBackend(Backend):
 
     def _is_deep(self) -> bool:
         """Whether DeepCompile is on: DeepSpeed says so since 0.18; before, only whether it is configured."""
-        asked = getattr(self.engine, "is_deepcompile_active", self.engine.is_deepcompile_enabled)
-        return bool(asked())
+        is_active = getattr(self.engine, "is_deepcompile_active", self.engine.is_deepcompile_enabled)
+        return bool(is_active())
 
     def backward(self, loss: Tensor, keeper: GradientKeeper | None = None) -> float:
         self._step_is_open = True
@@ -149,8 +149,10 @@ class DeepspeedBackend(Backend):
 
         @functools.wraps(original)
         def step(*args: Any, **kwargs: Any) -> Any:
-            stepped = [one for group in innermost.param_groups for one in group["params"] if one.grad is not None]
-            before = [one.detach().clone() for one in stepped]
+            stepped = [
+                parameter for group in innermost.param_groups for parameter in group["params"] if parameter.grad is not None
+            ]
+            before = [parameter.detach().clone() for parameter in stepped]
             result = original(*args, **kwargs)
             for now, was in zip(stepped, before, strict=True):
                 self._moved += norm_of(now - was) ** 2
@@ -222,7 +224,7 @@ class DeepspeedBackend(Backend):
         groups a NaN gradient comes out as 1.414. So the groups' norms are watched.
         """
         if self._own_norm:
-            norm = self._total((one.grad, one) for one in self.model.parameters() if one.grad is not None)
+            norm = self._total((parameter.grad, parameter) for parameter in self.model.parameters() if parameter.grad is not None)
             step()
             return norm
         step()
@@ -277,7 +279,9 @@ def _own_classes() -> list[Any]:
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
-    scalers = [one for one in vars(loss_scaler).values() if isinstance(one, type) and one.__module__ == loss_scaler.__name__]
+    scalers = [
+        member for member in vars(loss_scaler).values() if isinstance(member, type) and member.__module__ == loss_scaler.__name__
+    ]
     return [*scalers, ZeroStageEnum, fragment_address]
 
 

@@ -200,13 +200,13 @@ def plan_of(model: Any) -> dict[str, str]:
     for pattern, style in (getattr(model.config, "base_model_tp_plan", None) or {}).items():
         plan.setdefault(f"{base}.{pattern}", style)
     names = [name for name, _ in model.named_modules() if name]
-    found = {name: style for pattern, style in plan.items() for name in names if fnmatchcase(name, pattern)}
-    if not found:
+    styles = {name: style for pattern, style in plan.items() for name in names if fnmatchcase(name, pattern)}
+    if not styles:
         raise Unsupported(
             f"{type(model).__name__} has no plan for tensor parallelism in this transformers",
             hint="leave --tp out, or use a newer transformers",
         )
-    return found
+    return styles
 
 
 def _style(name: str, style: str) -> ParallelStyle:
