@@ -1,11 +1,11 @@
-"""Small random models of the families that people train: a configuration each, and no network.
+"""Small random models of the families that people train, each built from a configuration, without a network.
 
 A family is what its code does: its attention, its positions, its state, its experts. None of that needs trained weights, so
-a model of two layers and a vocabulary of 256 shows it in seconds. Its configuration is its family's own, with the sizes of
-`SMALL` in the place of its own, and what `families.toml` adds (experts, windows, states that are as small).
+a model of two layers and a vocabulary of 256 shows it in seconds. Its configuration is the family's own, with the sizes of
+`SMALL` and what `families.toml` adds (experts, windows and states, equally small).
 
-Weights are drawn wide (`initializer_range`), so that attention is not flat and a token that should not be seen shows. Nothing is
-dropped, so that what is left of a difference is the code's.
+Weights are drawn wide (`initializer_range`), so that attention is not flat and a leaked token shows. Dropout is off, so that any
+remaining difference comes from the code.
 
     build_families({Path("work/qwen3"): FAMILIES["qwen3"].config})
 """
@@ -46,7 +46,7 @@ class Family:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Its small configuration."""
+        """The small configuration."""
         small = {name: value for name, value in SMALL.items() if name not in self.without}
         return {"model_type": self.model_type, **small, **self.adds}
 
@@ -64,13 +64,13 @@ FAMILIES = {
 
 
 def config_of_model(folder: Path) -> dict[str, Any]:
-    """The small configuration of a model's folder: its own, with the sizes of its family. UsageError without a config.json."""
+    """Shrink the configuration of a model's folder to the sizes of its family. UsageError without a config.json."""
     path = folder / "config.json"
     kind = (own := read_json(path)).get("model_type")
     if kind is None:
         raise UsageError(f"{path} is not a model's configuration", hint="name a folder with a config.json, or a family")
     if (code := next(own_code(str(folder)), None)) is not None:
-        raise Unsupported(f"{folder} brings code along: {code}", hint="families are built from transformers' own code")
+        raise Unsupported(f"{folder} ships with code: {code}", hint="families are built from transformers' own code")
     family = next((candidate for candidate in FAMILIES.values() if candidate.model_type == kind), Family(kind, kind))
     small = {name: value for name, value in family.config.items() if name in own or name in family.adds or name in _ALWAYS}
     return {name: value for name, value in own.items() if name not in _OF_WEIGHTS} | small
@@ -81,9 +81,9 @@ _OF_WEIGHTS = ("quantization_config", "torch_dtype", "dtype", "architectures")
 
 
 def build_families(configs: Mapping[Path, dict[str, Any]]) -> dict[Path, str]:
-    """Make these folders, each with a random model of its configuration, in fp32; those that cannot be made, and why.
+    """Build a random fp32 model of each configuration in its folder; return the folders that failed, with the reason.
 
-    In a process of its own: transformers writes to the terminal, and a configuration may ask for more memory than there is.
+    Runs in another process: transformers writes to the terminal, and a configuration may need more memory than there is.
     """
     problems: dict[Path, str] = {}
     left = [path for path in configs if not (path / "config.json").is_file()]
@@ -96,7 +96,7 @@ def build_families(configs: Mapping[Path, dict[str, Any]]) -> dict[Path, str]:
         problems |= {path: why for path, why in results.items() if why}
         left = [path for path in left if path not in results]
         if left:
-            last = (ran.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            last = (ran.stderr.strip().splitlines() or ["no output"])[-1]
             problems[left.pop(0)] = f"the process that built it ended with exit code {ran.returncode}: {last}"
     return problems
 

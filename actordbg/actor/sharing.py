@@ -1,6 +1,6 @@
-"""Which configurations can run on one loaded Actor, one after another. Pure: no torch, so the desk can plan with it.
+"""Configurations that can share a loaded Actor, one after another. Pure: no torch, so the desk can plan with it.
 
-Of a loaded Actor these can be changed, and a cell after the change gives, bit for bit, what a fresh process gives:
+A loaded Actor can change these settings, and a cell after the change gives, bit for bit, what a fresh process gives:
 
 | Setting | How |
 |---|---|
@@ -48,10 +48,10 @@ def host_key(config: ReplayConfig, choices: Choices) -> Hashable:
 
 
 def reopens(config: ReplayConfig) -> Hashable | None:
-    """What kind of process this Actor is built in: one that holds an Actor can build any of the same kind in its place.
+    """Return the kind of process that this Actor needs; a process can replace its Actor by another of the same kind.
 
     A kind is a launcher and a number of processes that compute together, with their process group, which stays. So do imports,
-    and those are most of a start's time for a small model. torch.compile leaves too much behind: None.
+    which are most of the start time of a small model. None if compiled: torch.compile leaves too much behind.
     """
     if config.compiles:
         return None

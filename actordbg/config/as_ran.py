@@ -1,7 +1,7 @@
 """A configuration as it ran: its label, how two differ, whether they are the same, and the options that repeat it.
 
-Workers report how open settings came out (`resolved`); what they do not report counts as asked for. Everything here reads the
-table of settings, so two commands cannot say different things of the same two replays::
+Workers report how open settings were resolved (`resolved`); the others count as requested. Everything here reads the table of
+settings, so two commands cannot describe the same replays differently::
 
     ours, theirs = as_ran(config, resolved), as_ran(other, resolved_there)
     label(ours)                      # "TOY MODEL (tiny) bf16 sdpa, packed, deepspeed ZeRO 3, 2 processes"
@@ -24,11 +24,11 @@ _HEAD = ("model", "dtype", "attn")
 _ENGINE = ("backend", "zero_stage", "tp", "ring")
 _ALWAYS_TYPED = ("model", "backend")
 _TELLING = [setting for setting in SETTINGS.values() if setting.numbers or setting.cost]
-"""The settings that tell one configuration from another: what numbers, time or memory depend on."""
+"""The settings that distinguish configurations: numbers, time or memory depend on them."""
 
 
 def as_ran(config: ReplayConfig | Mapping[str, Any], resolved: Mapping[str, Any] | None = None) -> Values:
-    """Each setting's value as the workers reported it, else as given. `config` may be plain data, as files have it."""
+    """Return each setting's value as the workers reported it, else as given. `config` may be plain data, as files have it."""
     requested = config.to_dict() if isinstance(config, ReplayConfig) else config
     values = {}
     for setting in SETTINGS.values():
@@ -38,7 +38,7 @@ def as_ran(config: ReplayConfig | Mapping[str, Any], resolved: Mapping[str, Any]
 
 
 def label(values: Mapping[str, Any]) -> str:
-    """A configuration in words: "TOY MODEL (tiny) bf16 sdpa, packed, deepspeed ZeRO 3, 2 processes"."""
+    """Describe a configuration in words: "TOY MODEL (tiny) bf16 sdpa, packed, deepspeed ZeRO 3, 2 processes"."""
     if values["truth"]:
         what = "the truth" if values["truth"] in TRUTHS else "each row alone"
         model = SETTINGS["model"].in_words(values["model"])
@@ -55,52 +55,52 @@ def label(values: Mapping[str, Any]) -> str:
 
 
 def toy(model: object, before: str = "") -> str:
-    """What to put behind a figure of the embedded toy model: " of a TOY MODEL" with `before` " of a "; "" for any other model."""
+    """Return the suffix of the toy model's figures: " of a TOY MODEL" with `before` " of a "; "" for any other model."""
     return f"{before}{TOY_MODEL}" if model == TINY else ""
 
 
 def on_machine(config: ReplayConfig | Mapping[str, Any], resolved: Mapping[str, Any]) -> str:
-    """The label of a configuration that ran, and the device and kernels that it ran on."""
+    """Describe a configuration that ran: its label, and the device and kernels that it ran on."""
     parts = [label(as_ran(config, resolved)), f"on {resolved.get('device_name') or 'an unknown device'}"]
     parts += [f"ring kernel: {resolved['ring_kernel']}"] if "ring_kernel" in resolved else []
     return ", ".join(parts)
 
 
 def apart(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[str, str]:
-    """In which settings two configurations differ, in the words of each; ("", "") where they are the same."""
+    """Return the settings in which two configurations differ, in the words of each; ("", "") if they are the same."""
     names = differing(ours, theirs)
     return _side(names, ours, theirs), _side(names, theirs, ours)
 
 
 def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """The settings that change numbers, time or memory, and that differ between the two."""
+    """Return the settings that change numbers, time or memory, and that differ between the two."""
     mine, other = telling(ours), telling(theirs)
     return [name for name, value in mine.items() if value != other[name]]
 
 
 def telling(values: Mapping[str, Any]) -> Values:
-    """The settings that tell one configuration from another: what numbers, time or memory depend on. One that the backend
+    """Return the settings that distinguish configurations: numbers, time or memory depend on them. A setting that the backend
     does not have counts as its idle value."""
     return {setting.name: values[setting.name] if _has(setting, values) else setting.idle for setting in _TELLING}
 
 
 def costs(values: Mapping[str, Any]) -> Values:
-    """The settings that affect time and memory."""
+    """Return the settings that affect time and memory."""
     return {name: value for name, value in telling(values).items() if SETTINGS[name].cost}
 
 
 def meant(values: Mapping[str, Any], differs: Mapping[str, Any]) -> Values:
-    """What of `differs` means something under a configuration: a plain replay has no ZeRO stage. Other facts stay."""
+    """Keep the settings of `differs` that apply to a configuration: a plain replay has no ZeRO stage. Other facts stay."""
     return {name: value for name, value in differs.items() if name not in SETTINGS or _has(SETTINGS[name], values)}
 
 
 def complete(values: Mapping[str, Any]) -> Values:
-    """Every setting: those of `values`, and the defaults of the others."""
+    """Complete `values` with the defaults of all other settings."""
     return {setting.name: values.get(setting.name, setting.default) for setting in SETTINGS.values()}
 
 
 def in_words(name: str, value: Any) -> str:
-    """A setting, or another fact that workers report, in words: "ZeRO 3", "engine training"."""
+    """Describe a setting, or another fact that workers report, in words: "ZeRO 3", "engine training"."""
     if name in SETTINGS:
         return SETTINGS[name].in_words(value)
     return (
@@ -109,7 +109,7 @@ def in_words(name: str, value: Any) -> str:
 
 
 def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """How two configurations differ, as a clause: "A is compiled, B not compiled"; "both are configured alike"."""
+    """Describe the difference of two configurations: "A is compiled, B not compiled"; "Both are configured alike"."""
     mine, other = apart(ours, theirs)
     if mine and other:
         return f"A is {mine}, B {other}"
@@ -119,7 +119,7 @@ def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
 
 
 def repeat_options(values: Mapping[str, Any], command: str = "replay") -> list[str]:
-    """The options of a command that give this configuration again, whatever `actordbg.toml` says of model and backend."""
+    """Return the options of a command that repeat this configuration, whatever model and backend `actordbg.toml` has."""
     words: list[str] = []
     for setting in SETTINGS.values():
         value = values[setting.name]
@@ -143,7 +143,7 @@ def _words(values: Mapping[str, Any], names: Iterable[str]) -> list[str]:
 
 
 def _side(names: Iterable[str], mine: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """What one side is where the two differ. What the other side cannot have is told only if a label would tell it."""
+    """Describe one side where the two differ. A setting that the other side cannot have appears only if a label would show it."""
     settings = [SETTINGS[name] for name in names if _has(SETTINGS[name], mine)]
     return ", ".join(
         setting.in_words(mine[setting.name])
