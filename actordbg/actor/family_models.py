@@ -119,7 +119,7 @@ def _run_as_program() -> None:
         why = ""
         try:
             once(Path(name), partial(_build, config=config))
-        except Exception as error:  # noqa: BLE001 - a configuration may fail in any way, and the others are built all the same
+        except Exception as error:  # noqa: BLE001 - a configuration may fail in any way, and the others are still built
             why = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
         sys.stdout.write(f"{_MARK}{json.dumps([name, why])}\n")
         sys.stdout.flush()

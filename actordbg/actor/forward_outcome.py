@@ -6,11 +6,11 @@
 
 **Gradients worth keeping** are a fixed sample of each parameter's full gradient, and the norm of all of it.
 
-To say *which* parameter two configurations disagree on, a comparison needs gradients of single parameters. Kept whole they
-would be as large as the model for every input. So of a parameter with more than `GRADIENT_SAMPLE` elements every n-th is kept,
+To say on *which* parameter two configurations disagree, a comparison needs gradients of single parameters. Kept whole they would
+be as large as the model, for every input. So of a parameter with more than `GRADIENT_SAMPLE` elements every n-th is kept,
 at places that depend on its size alone: the same places in every backend, so the samples compare element by element.
 
-Backends hand full gradients over one at a time (`GradientKeeper.take`): never is more than one parameter's gradient in memory
+Backends hand over one full gradient at a time (`GradientKeeper.take`): at most one parameter's full gradient is in memory
 beside what the backend itself holds.
 
     store/replays/<id>/tensors/<dump>.safetensors

@@ -59,7 +59,7 @@ def locate(model: str, cache: Path, *, num_layers: int | None = None, dtype: str
     """
     name = str(ensure_tiny(cache)) if model == TINY else model
     base = base_of(name)
-    if base and not is_there("peft"):  # transformers would load the base alone, and say nothing
+    if base and not is_there("peft"):  # transformers would silently load the base alone
         raise EnvironmentProblem(f"{name} is an adapter, and peft is not installed", hint="pip install 'actordbg[replay]'")
     if base is None and num_layers is None and dtype is None:
         return str(folder_of(name) or name)
@@ -128,7 +128,7 @@ if TYPE_CHECKING:
 
 TINY_VOCAB = 4096
 _LAYOUT = 1
-"""Raise it when the same TinyShape gives other weights, so that an old cached copy is not taken for the new one."""
+"""Increment this when the same TinyShape gives other weights, so that an old cached copy is not mistaken for the new model."""
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,7 @@ class ActorSession(Decided):
             raise
 
     def gradient(self, dump: Dump, weights: Tensor, *, keeper: GradientKeeper) -> None:
-        """Compute the gradients of -sum(weights * log-probs) in the backend's own backward, and hand them to `keeper`."""
+        """Compute the gradients of -sum(weights * log-probs) in the backend's own backward, and pass them to `keeper`."""
 
         def backward(log_probs: Tensor, _entropy: Tensor | None) -> None:
             self._backend.backward(-(log_probs * weights.to(log_probs)).sum(), keeper)

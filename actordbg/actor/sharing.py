@@ -6,7 +6,7 @@ A loaded Actor can change these settings, and a cell after the change gives, bit
 |---|---|
 | packing, temperature | attributes of the Actor, set before each call anyway |
 | attn | transformers' `set_attn_implementation`; what the model then says is checked |
-| compile, compile_backend | the module gets its plain call back, torch's compiler forgets everything, and it compiles anew |
+| compile, compile_backend | the module's plain call is restored, torch's compiler is reset, and the module is recompiled |
 | seed, timeout_s, vary, keep_tensors, keep_gradients, memory_snapshot, laws, accept | settings of the run, not of the Actor |
 | backward | on the plain backend only: DeepSpeed's engine is built with an optimizer or without |
 
@@ -31,9 +31,9 @@ LEAST_TIMEOUT_S = 1800.0
 
 
 def host_key(config: ReplayConfig, choices: Choices) -> Hashable:
-    """Configurations with equal keys can share one loaded Actor, in any order. `choices`: what `config` comes to here.
+    """Configurations with equal keys can share one loaded Actor, in any order. `choices`: what `config` resolves to here.
 
-    A truth is loaded for itself: it changes how the Actor is called. The key is hashable and says nothing else.
+    A truth is loaded separately: it changes how the Actor is called. The key is hashable and has no other meaning.
     """
     fixed = {name: value for name, value in asdict(config).items() if name not in CHANGEABLE}
     fixed |= {"model": choices.model, "dtype": choices.dtype, "num_layers": choices.num_layers, "through": choices.through}

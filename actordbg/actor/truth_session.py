@@ -1,7 +1,7 @@
 """The truth: each row alone, unpadded, eager attention, fp32 or fp64, plain PyTorch, the same weights.
 
 A padded batch, a packed one, a fused kernel, a sharded model: all are ways to compute the log-probs that *this* computes without
-any of them. So a configuration is judged by how near it comes to the truth, not to another configuration that may share its
+any of them. So a configuration is judged by its distance from the truth, not from another configuration that may share its
 fault. The trainer's Actor is not used: what it does around the model (rolling, slicing, unpadding, masking) is implemented
 here again, in its simplest form:
 

@@ -146,7 +146,7 @@ class ReplayConfig:
     )  # fmt: skip
     compile_backend: str | None = deciding_setting(
         None,
-        help="Backend of torch.compile (default inductor). aot_eager skips code generation; eager skips AOTAutograd too.",
+        help="Backend of torch.compile (default inductor). aot_eager skips code generation; eager also skips AOTAutograd.",
         metavar="inductor|aot_eager|eager", column="what torch.compile was told to use: inductor, aot_eager or eager",
         values=COMPILE_BACKENDS, words="compile backend {}", brief={}, unset="no compile backend", quiet=(None, "inductor"),
         axis=Axis("for compiled cells"), needs="--compile on, or off,on", switchable=True, beside_truth=(None,),

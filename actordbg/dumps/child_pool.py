@@ -54,7 +54,7 @@ class Limits:
 
 
 class LegacyReader:
-    """Decodes old pickles in a child process. A context manager; not for use by several threads at once."""
+    """Decodes old pickles in a child process. A context manager; not thread-safe."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()

@@ -7,7 +7,7 @@ nothing; it does not even decode. A bad file is reported by name and skipped, an
 Names: the run is named after the folder of the files, unless given. The rank and the timestamp come from the
 pickle; the file's name (`actor_inputs_rank3_20250619_052608_430740.pkl`) only helps to recognize a known file early.
 
-The record says nothing that the pickle does not say. Unknown there, and so None or empty here: role, training and grad
+The record has only facts from the pickle. Unknown there, and so None or empty here: role, training and grad
 mode, model, host and pid. `world_size` is the smallest that the ranks seen allow. `origin` keeps the pickle's file
 name. An import has time, so it compresses harder (`LEVEL`) than a training process does; reading costs the same. No torch is
 needed.

@@ -4,7 +4,7 @@ The order is always the same: write the new place, flush it, read it again and v
 every record), and only then remove the old one. A process that is killed in between leaves dumps in both places: readers
 take either, the catalog counts them once (as packed), and the next `pack` or `unpack` removes one of two equal copies.
 
-What cannot be read whole stays as it is and is named. One process at a time moves dumps (`publish.exclusive`).
+A dump that cannot be read whole stays unchanged and is reported. One process at a time moves dumps (`publish.exclusive`).
 
 Example::
 
@@ -45,8 +45,8 @@ Progress = Callable[[int], object]
 
 @dataclass
 class PackSummary:
-    """What a pack run did: dumps packed, the packs made, bytes of the files before; files of dumps that an interrupted run had
-    packed already and that were removed now; what stayed a file, with the reason."""
+    """What a pack run did: the new packs, their figures, bytes of the files before; `finished`: files removed now whose dumps an
+    interrupted run had already packed; `kept`: what stayed a file, with the reason."""
 
     packs: list[str] = field(default_factory=list)
     figures: PackFigures = field(default_factory=PackFigures)
@@ -57,7 +57,7 @@ class PackSummary:
 
 @dataclass
 class UnpackSummary:
-    """What an unpack run did: dumps that are files again, their bytes, packs that are gone or were written again; what stayed."""
+    """What an unpack run did: dumps restored as files, their bytes, packs removed or rewritten; what stayed packed, and why."""
 
     dumps: int = 0
     bytes: int = 0

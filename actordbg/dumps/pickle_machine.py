@@ -55,7 +55,7 @@ def corrupt(message: str) -> CorruptDump:
     return CorruptDump(message, hint="copy the file again from where it was written; it is not complete or not an actor dump")
 
 
-# What a pickle is turned into: plain data, and these four kinds of note about what it asked for. None of them does anything.
+# What a pickle is turned into: plain data, and these four kinds of note about its requests. None of them does anything.
 # They compare by identity and print nothing of what they hold, because a hostile file may make them contain themselves.
 
 

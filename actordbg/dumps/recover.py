@@ -200,7 +200,7 @@ def is_left_over(name: str) -> bool:
         return False
     try:
         os.kill(int(pid), 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"  # killed, and nobody asked for it yet
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"  # killed, and not yet reaped
     except (ProcessLookupError, FileNotFoundError):
         return True
     except (OSError, OverflowError, IndexError):

@@ -74,7 +74,7 @@ def _require_inside(store: Store, path: Path) -> None:
 def quarantine(store: Store, path: Path) -> str:
     """Move a file or a folder below `quarantine/`, and return what was done, in words."""
     if not os.path.lexists(path):
-        return "is gone already"
+        return "is already gone"
     if path.is_relative_to(store.root / QUARANTINE):
         return f"stays in {path.parent.relative_to(store.root)}"
     return f"moved to {_set_aside(store, path).relative_to(store.root)}"
@@ -106,7 +106,7 @@ def _salvage(store: Store, place: Path) -> str:
     """Write every whole dump of a pack as a separate file, then move the pack into quarantine."""
     path = Path((split_place(place) or (os.fspath(place),))[0])
     if not path.exists():
-        return "its pack was moved already"
+        return "its pack was already moved"
     dump_ids, saved = Pack(path).dump_ids, 0
     for dump_id in dump_ids:
         with contextlib.suppress(ActordbgError):

@@ -66,7 +66,7 @@ class DeepspeedBackend(Backend):
 
     @property
     def engine(self) -> Any:
-        """The DeepSpeedEngine that the trainer put in the place of `actor.model`."""
+        """The DeepSpeedEngine that replaces `actor.model`."""
         return self.actor.model
 
     @property

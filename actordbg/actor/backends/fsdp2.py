@@ -8,7 +8,7 @@ What the trainer's FSDP2 branch builds, around the Actor of the installed traine
 * **Mixed precision**: `param_dtype` is the Actor's dtype, gradients are reduced in fp32. The branch sets `output_dtype` to fp32
   unless gradient checkpointing is on; with bf16 weights the first linear layer after a decoder layer then fails
   ("expected m1 and m2 to have the same dtype"). So `output_dtype` is left alone here, which is what the branch does with
-  checkpointing: layers hand on what they compute in. The Actor's forward makes the logits fp32 in any case.
+  checkpointing: layers return their computation dtype. The Actor's forward converts the logits to fp32 in any case.
 * **Temperature.** The Actor divides the logits in place. Under tensor parallelism fp32 logits are a view, and autograd refuses
   that ("a view and is being modified inplace"); so such logits are copied first.
 * **Gradient norm** by our own sums: `clip_grad_norm_` fails where some gradients lie on the mesh (dp, tp) and others on dp.
@@ -29,7 +29,7 @@ The plan says for each linear layer how its weight is cut; torch's `parallelize_
 
 Other styles (packed projections, experts) have no counterpart in torch, and a model whose plan asks for them is refused.
 
-**Tied weights.** Where the head shares the embedding's weight, `parallelize_module` gives each a parameter of its own, and the
+**Tied weights.** Where the head shares the embedding's weight, `parallelize_module` gives each a separate parameter, and the
 embedding would miss half of its gradient. Both are cut the same way, by tokens, so they are tied again afterwards. Where the
 plan cuts the head alone (transformers 4), a tied head is left whole.
 """

@@ -25,7 +25,7 @@ class Training:
 
     max_norm: gradients are clipped to this global norm; 0 does not clip. accumulation: micro-batches of a lane for each step.
     wide: weights rounded to the dtype, everything computed in fp32: the reference of a training check.
-    gradient_checkpointing: the backward computes each layer's forward once more, and its activations are not kept.
+    gradient_checkpointing: the backward recomputes each layer's forward, and its activations are not kept.
     """
 
     lr: float = 5e-6
