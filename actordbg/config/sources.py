@@ -279,8 +279,7 @@ def read_accelerate(named: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     path = Path(loader.default_config_file) if named == "default" else Path(named)
     if not path.is_file():
         raise UsageError(
-            f"{ACCELERATE} {path} is not a file",
-            hint="run `accelerate config` to write one; `default` names accelerate's own file",
+            f"{ACCELERATE} {path} is not a file", hint="run `accelerate config`, and pass `default` for the file that it writes"
         )
     try:
         data = loader.load_config_from_file(str(path)).to_dict()
