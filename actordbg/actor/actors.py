@@ -1,12 +1,12 @@
-"""Which Actor replays a call: the trainer's own, or one on the rows alone. The choice follows the dump's adapter.
+"""Choose the Actor that replays a call: the trainer's own, or a plain model on the rows. The choice follows the dump's adapter.
 
 | Recorded from | `--through` left open, or rows | `--through trainer` |
 |---|---|---|
 | the home trainer's Actor | left open: that Actor; rows: an Actor of ours | that Actor |
 | another trainer, by an adapter | an Actor of ours, no trainer imported | the trainer's function, if its adapter can call it |
 
-The answer says which: `through` among what a replay ran with (`resolved`). An adapter is found by the name that the record has,
-so among ours and those that installed packages announce: what a store says is never imported.
+A replay's `resolved` has the choice as `through`. An adapter is looked up by its recorded name, among the built-in adapters and
+those that installed packages announce: nothing that a store names is imported.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from actordbg.trainers.trainer import TRAINER, Actors
 
 
 def actors_of(choices: Choices) -> Actors:
-    """What builds and calls the Actors of this configuration."""
+    """Return the object that builds and calls the Actors of this configuration."""
     if choices.through == "rows":
         return ROWS
     return TRAINER if choices.adapter is None else FunctionActors(choices.adapter)
 
 
 class FunctionActor(RowsActor):
-    """The trainer's own function around a transformers model, called with rows. function: the seam that a call came from."""
+    """The trainer's own function around a transformers model, called with rows. seams: its capture points, by function."""
 
     seams: Mapping[str, Seam]
 
@@ -52,9 +52,9 @@ class FunctionActor(RowsActor):
         function: str = "",
         **more: Any,
     ) -> Any:
-        """As an Actor of the rows returns it."""
+        """Call the trainer's function `function`; return what `RowsActor.forward` returns."""
         real = torch.ones_like(sequences) if attention_mask is None else attention_mask
-        of_model = nested({name: one for name, one in more.items() if isinstance(one, Tensor)})
+        of_model = nested({name: value for name, value in more.items() if isinstance(value, Tensor)})
         rows, kept = Rows(self.model, sequences, real, action_mask, self.temperature, return_entropy, more=of_model), None
         if self.packing_samples:
             ids, places, kept = in_one_row(sequences, real)
@@ -67,22 +67,22 @@ class FunctionActor(RowsActor):
         try:
             scores = read_scores(seam := self.seams[function], rows, seam.again(self.model, rows))  # type: ignore[misc]
         except Unreadable as why:
-            raise Unsupported(f"{function}: {why}", hint="--through rows") from None
-        log_probs, entropy = (_placed(one, kept, sequences.shape) for one in (scores.log_probs, scores.entropy))
+            raise Unsupported(f"{function}: {why}", hint="use --through rows") from None
+        log_probs, entropy = (_placed(value, kept, sequences.shape) for value in (scores.log_probs, scores.entropy))
         if log_probs is not None and action_mask is not None:
             log_probs = log_probs[:, -action_mask.shape[1] :] * action_mask.float()
         return log_probs, SimpleNamespace(entropy=entropy)
 
 
 def _placed(values: Tensor | None, kept: Tensor | None, shape: torch.Size) -> Tensor | None:
-    """Packed values [1, T-1] at their places in [B, S-1]; others as they are."""
+    """Put packed values [1, T-1] at their places in [B, S-1]; return other values unchanged."""
     if values is None or kept is None:
         return values
     return unpacked_values(torch.nn.functional.pad(values, (0, 1)), kept, shape)[:, :-1]
 
 
 class FunctionActors(RowsActors):
-    """Builds and calls such Actors, for one adapter."""
+    """Builds and calls `FunctionActor`s, for one adapter."""
 
     actor_class = FunctionActor
 
@@ -97,7 +97,9 @@ class FunctionActors(RowsActors):
     def make_call(self, actor: Any, dump: Dump, vocab_size: int, device: torch.device, ring_group: Any = None) -> ReplayedCall:
         where = dump.record.actor.get("function")
         if where not in self._seams:
-            raise Unsupported(f"the adapter cannot call {where or 'what recorded this dump'} on its own", hint="--through rows")
+            raise Unsupported(
+                f"the adapter cannot call {where or 'what recorded this dump'} on its own", hint="use --through rows"
+            )
         call = super().make_call(actor, dump, vocab_size, device)
         call.arguments["function"] = where
         return replace(call, notes=(*call.notes, f"computed by {where}"))

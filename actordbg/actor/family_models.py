@@ -1,11 +1,11 @@
-"""Small random models of the families that people train: a configuration each, and no network.
+"""Small random models of the families that people train, each built from a configuration, without a network.
 
 A family is what its code does: its attention, its positions, its state, its experts. None of that needs trained weights, so
-a model of two layers and a vocabulary of 256 shows it in seconds. Its configuration is its family's own, with the sizes of
-`SMALL` in the place of its own, and what `families.toml` adds (experts, windows, states that are as small).
+a model of two layers and a vocabulary of 256 shows it in seconds. Its configuration is the family's own, with the sizes of
+`SMALL` and what `families.toml` adds (experts, windows and states, equally small).
 
-Weights are drawn wide (`initializer_range`), so that attention is not flat and a token that should not be seen shows. Nothing is
-dropped, so that what is left of a difference is the code's.
+Weights are drawn wide (`initializer_range`), so that attention is not flat and a leaked token shows. Dropout is off, so that any
+remaining difference comes from the code.
 
     build_families({Path("work/qwen3"): FAMILIES["qwen3"].config})
 """
@@ -46,32 +46,32 @@ class Family:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Its small configuration."""
+        """The small configuration."""
         small = {name: value for name, value in SMALL.items() if name not in self.without}
         return {"model_type": self.model_type, **small, **self.adds}
 
 
 FAMILIES = {
     name: Family(
-        told.get("model_type", name),
-        told["known_as"],
-        {key: value for group in told.get("like", ()) for key, value in _TABLE["groups"][group].items()} | told.get("adds", {}),
-        tuple(told.get("without", ())),
+        entry.get("model_type", name),
+        entry["known_as"],
+        {key: value for group in entry.get("like", ()) for key, value in _TABLE["groups"][group].items()} | entry.get("adds", {}),
+        tuple(entry.get("without", ())),
     )
-    for name, told in _TABLE["families"].items()
+    for name, entry in _TABLE["families"].items()
 }
 """By the name on the command line, in the order of the page."""
 
 
 def config_of_model(folder: Path) -> dict[str, Any]:
-    """The small configuration of a model's folder: its own, with the sizes of its family. UsageError without a config.json."""
+    """Shrink the configuration of a model's folder to the sizes of its family. UsageError without a config.json."""
     path = folder / "config.json"
     kind = (own := read_json(path)).get("model_type")
     if kind is None:
         raise UsageError(f"{path} is not a model's configuration", hint="name a folder with a config.json, or a family")
-    if (found := next(own_code(str(folder)), None)) is not None:
-        raise Unsupported(f"{folder} brings code along: {found}", hint="families are built from transformers' own code")
-    family = next((one for one in FAMILIES.values() if one.model_type == kind), Family(kind, kind))
+    if (code := next(own_code(str(folder)), None)) is not None:
+        raise Unsupported(f"{folder} ships with code: {code}", hint="families are built from transformers' own code")
+    family = next((candidate for candidate in FAMILIES.values() if candidate.model_type == kind), Family(kind, kind))
     small = {name: value for name, value in family.config.items() if name in own or name in family.adds or name in _ALWAYS}
     return {name: value for name, value in own.items() if name not in _OF_WEIGHTS} | small
 
@@ -80,23 +80,23 @@ _ALWAYS = ("model_type", "initializer_range", "vocab_size")
 _OF_WEIGHTS = ("quantization_config", "torch_dtype", "dtype", "architectures")
 
 
-def build_families(wanted: Mapping[Path, dict[str, Any]]) -> dict[Path, str]:
-    """Make these folders, each with a random model of its configuration, in fp32; those that cannot be made, and why.
+def build_families(configs: Mapping[Path, dict[str, Any]]) -> dict[Path, str]:
+    """Build a random fp32 model of each configuration in its folder; return the folders that failed, with the reason.
 
-    In a process of its own: transformers writes to the terminal, and a configuration may ask for more memory than there is.
+    Runs in another process: transformers writes to the terminal, and a configuration may need more memory than there is.
     """
     problems: dict[Path, str] = {}
-    left = [path for path in wanted if not (path / "config.json").is_file()]
+    left = [path for path in configs if not (path / "config.json").is_file()]
     while left:
-        orders = [[str(path), wanted[path]] for path in left]
+        orders = [[str(path), configs[path]] for path in left]
         command = [sys.executable, "-m", "actordbg.actor.family_models"]
         ran = subprocess.run(command, input=json.dumps(orders), capture_output=True, text=True, check=False)
         lines = ran.stdout.splitlines()
-        told = {Path(name): why for name, why in (json.loads(line[len(_MARK) :]) for line in lines if line.startswith(_MARK))}
-        problems |= {path: why for path, why in told.items() if why}
-        left = [path for path in left if path not in told]
+        results = {Path(name): why for name, why in (json.loads(line[len(_MARK) :]) for line in lines if line.startswith(_MARK))}
+        problems |= {path: why for path, why in results.items() if why}
+        left = [path for path in left if path not in results]
         if left:
-            last = (ran.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            last = (ran.stderr.strip().splitlines() or ["no output"])[-1]
             problems[left.pop(0)] = f"the process that built it ended with exit code {ran.returncode}: {last}"
     return problems
 
@@ -119,7 +119,7 @@ def _run_as_program() -> None:
         why = ""
         try:
             once(Path(name), partial(_build, config=config))
-        except Exception as error:  # noqa: BLE001 - a configuration may fail in any way, and the others are built all the same
+        except Exception as error:  # noqa: BLE001 - a configuration may fail in any way, and the others are still built
             why = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
         sys.stdout.write(f"{_MARK}{json.dumps([name, why])}\n")
         sys.stdout.flush()

@@ -1,16 +1,16 @@
-"""What one input gave, and the clock and the memory mark that it is measured with.
+"""The outcome of an input, and the clock and the memory high-water mark that measure it.
 
-* CUDA runs behind the caller: without a synchronization before the clock is read, a forward takes microseconds.
+* CUDA runs asynchronously: without a synchronization before the clock is read, a forward takes microseconds.
 * "Peak memory" is a high-water mark. torch resets CUDA's on request. A process's resident mark on Linux is reset by
   writing 5 to /proc/self/clear_refs; where that is not allowed it is the highest since the process began.
 
 **Gradients worth keeping** are a fixed sample of each parameter's full gradient, and the norm of all of it.
 
-To say *which* parameter two configurations disagree on, a comparison needs gradients of single parameters. Kept whole they
-would be as large as the model for every input. So of a parameter with more than `GRADIENT_SAMPLE` elements every n-th is kept,
+To say on *which* parameter two configurations disagree, a comparison needs gradients of single parameters. Kept whole they would
+be as large as the model, for every input. So of a parameter with more than `GRADIENT_SAMPLE` elements every n-th is kept,
 at places that depend on its size alone: the same places in every backend, so the samples compare element by element.
 
-Backends hand full gradients over one at a time (`GradientKeeper.take`): never is more than one parameter's gradient in memory
+Backends hand over one full gradient at a time (`GradientKeeper.take`): at most one parameter's full gradient is in memory
 beside what the backend itself holds.
 
     store/replays/<id>/tensors/<dump>.safetensors
@@ -48,17 +48,17 @@ _CLEAR = Path("/proc/self/clear_refs")
 
 @dataclass
 class ForwardOutcome:
-    """What one input gave. Tensors are on the CPU and hold no graph.
+    """The outcome of an input. Tensors are on the CPU and hold no graph.
 
     log_probs: float32, [B, A] as the call masks them where there is an action mask, else [B, S-1] (next tokens).
     mask: bool, the same shape: the tokens that summaries and the loss are over. entropy: float32, the same shape, where the
-    recorded call asked for it. Times in seconds, device work included; `backward_s` includes clearing the gradients.
+    recorded call requested it. Times in seconds, device work included; `backward_s` includes clearing the gradients.
     `peak_memory_bytes`: CUDA memory allocated, or resident memory of the process on a CPU, at its highest in this input.
     `graphs`, `graph_breaks`: what torch.compile did in this input, None where nothing is compiled.
-    `randomness`: where its random numbers came from, None where the dump says nothing about them.
+    `randomness`: where its random numbers came from, None if the dump has no RNG state.
     `folded`: token ids were outside the vocabulary and were folded into it. `notes`: where the call differs from the record.
     `tensors`: with `keep`, what is worth storing, by name. `gradients`: with `keep_gradients`, each parameter's `numel`, `norm`.
-    `gradient_over`: the dumps whose gradients were averaged into this one's, one for each lane, where they are not all the same.
+    `gradient_over`: the dumps in the gradients' average, one for each lane; () if they are all the same.
     """
 
     log_probs: Tensor
@@ -95,14 +95,14 @@ class ForwardOutcome:
 
 
 def now(device: torch.device) -> float:
-    """Seconds on a steady clock, once all work queued on `device` is done."""
+    """Wait for all work queued on `device`, then return seconds on a steady clock."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 def release(device: torch.device) -> None:
-    """Give back what is not used any more, so that the next peak is not an earlier configuration's."""
+    """Free unused memory, so that the next peak is not an earlier configuration's."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -120,7 +120,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The high-water mark in bytes since `reset_peak`: CUDA memory allocated, or this process's resident memory."""
+    """Return the high-water mark in bytes since `reset_peak`: CUDA memory allocated, or this process's resident memory."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     try:
@@ -135,14 +135,14 @@ MOST_ENTRIES = 100_000
 
 
 class MemoryHistory:
-    """Records from now on until `stop`. folder: the replay's."""
+    """Records torch's CUDA allocations until `stop`. folder: the replay's."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder, self._rank = folder, rank
         torch.cuda.memory._record_memory_history(max_entries=MOST_ENTRIES)
 
     def keep(self, failed: str = "") -> None:
-        """Write the history as it is now, whole or not at all. failed: the dump that just failed."""
+        """Write the history so far, whole or not at all. failed: the dump that just failed."""
         name = f"memory-rank{self._rank}{f'-{failed}' if failed else ''}.pickle"
         part = self._folder / f".{name}.part"
         try:
@@ -153,12 +153,12 @@ class MemoryHistory:
             logging.getLogger(__name__).warning("the history of allocations could not be kept: %s", error)
 
     def stop(self) -> None:
-        """Record no more."""
+        """Stop recording."""
         torch.cuda.memory._record_memory_history(enabled=None)
 
 
 def reserved() -> dict[str, int]:
-    """What torch's allocator holds of this process's GPU, for the journal; {} where no CUDA is in use."""
+    """Return the bytes that torch's allocator reserves on this process's GPU, for the journal; {} if CUDA is not in use."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return {}
     return {"cuda_reserved_bytes": int(torch.cuda.memory_reserved())}
@@ -191,7 +191,7 @@ class GradientKeeper:
 
 
 def sample(gradient: Tensor) -> Tensor:
-    """The elements that are kept, in order: all of at most GRADIENT_SAMPLE, else those at floor(i * numel / GRADIENT_SAMPLE)."""
+    """Return the kept elements in order: all up to GRADIENT_SAMPLE, else those at floor(i * numel / GRADIENT_SAMPLE)."""
     flat = gradient.detach().reshape(-1)
     if flat.numel() <= GRADIENT_SAMPLE:
         return flat
@@ -200,11 +200,11 @@ def sample(gradient: Tensor) -> Tensor:
 
 
 def norm_of(gradient: Tensor) -> float:
-    """L2 norm over all elements, in float64, a piece at a time: torch converts what it is given as a whole."""
+    """Return the L2 norm over all elements, in float64, a piece at a time: torch would convert the whole tensor at once."""
     pieces = gradient.detach().reshape(-1).split(_PIECE)  # type: ignore[no-untyped-call]
     return math.sqrt(sum(float(torch.linalg.vector_norm(piece, dtype=torch.float64)) ** 2 for piece in pieces))
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name in the transformers model, without what engines and compilers put between."""
+    """Return a parameter's name in the transformers model, without the parts that engines and compilers insert."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)

@@ -1,15 +1,15 @@
-"""Can the model that a configuration names be had at all? Asked before any worker is started, and answered in seconds.
+"""Check in seconds, before any worker starts, that the model that a configuration names is available.
 
-The libraries that load a model ask the hub for each of its files, and wait and try again each time, for a cached model too:
-without a network that took 100 s, in every worker. So the desk looks first:
+The libraries that load a model request each of its files from the hub, with waits and retries, even for a cached model: without
+a network that took 100 s, in every worker. So the desk looks first:
 
     tiny                        always: actordbg makes it
     a folder                    if it has a config.json
-    an adapter's folder         if its base can be had
+    an adapter's folder         if its base is available
     a name, all weights in the hub's cache  yes; neither the desk nor a worker asks the hub (`needs_no_hub`)
     any other name              if the hub answers for its config.json within `DEADLINE_S`
 
-The cache, `HF_ENDPOINT`, `HF_HUB_OFFLINE`, tokens and proxies are huggingface_hub's own business: it is what asks.
+The cache, `HF_ENDPOINT`, `HF_HUB_OFFLINE`, tokens and proxies are left to huggingface_hub, which sends the requests.
 
 Example::
 
@@ -32,9 +32,9 @@ from actordbg.config.choices import installed_versions, is_local
 from actordbg.config.replay_config import TINY
 
 TIMEOUT_S = 5.0
-"""How long the hub may take for one answer."""
+"""How long the hub may take for one response."""
 DEADLINE_S = 12.0
-"""How long asking the hub may take in all: looking up its address knows no timeout, and a server may answer drop by drop."""
+"""How long all requests to the hub may take: a DNS lookup has no timeout, and a server may respond byte by byte."""
 _CONFIG, _BASE = "config.json", "base_model_name_or_path"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _INDEXES = tuple(f"{name}.index.json" for name in _WEIGHTS)
@@ -43,14 +43,14 @@ _WAY_OUT = "name a folder with --model DIR, or download it where there is a netw
 
 
 def looks_like_path(name: str) -> bool:
-    """Whether a model's name can only be a folder's: a hub's names have one slash at most."""
+    """Return whether a model's name can only be a folder's: hub names have at most one slash."""
     return name.startswith(("/", ".", "~")) or name.count("/") > 1
 
 
 def find_model(model: str) -> dict[str, Any] | None:
-    """The config.json of a model that can be had (None for `tiny`); EnvironmentProblem for one that cannot, with the reason.
+    """Return the config.json of a model (None for `tiny`); EnvironmentProblem, with the reason, if it is not available.
 
-    Without huggingface_hub nothing can be asked, so a name is taken as it is (None): the workers will say what is missing.
+    Without huggingface_hub a hub name cannot be checked, so it is accepted (None): the workers will report what is missing.
     """
     base = base_of(model)
     try:
@@ -59,7 +59,7 @@ def find_model(model: str) -> dict[str, Any] | None:
         if base is None:
             raise
         hint = f"name the folder of its base as {_BASE} in {model}/adapter_config.json"
-        raise EnvironmentProblem(f"{model} is an adapter, and its base cannot be had: {problem.message}", hint=hint) from None
+        raise EnvironmentProblem(f"{model} is an adapter, and its base is not available: {problem.message}", hint=hint) from None
 
 
 def _find(model: str) -> dict[str, Any] | None:
@@ -70,7 +70,7 @@ def _find(model: str) -> dict[str, Any] | None:
 
 
 def folder_of(model: str) -> Path | None:
-    """The folder that a model's name stands for, None for a hub's name; EnvironmentProblem for a path where nothing is."""
+    """Return the folder that a model's name stands for, None for a hub name; EnvironmentProblem if the path does not exist."""
     if is_local(model):
         return Path(model).expanduser()
     if looks_like_path(model):
@@ -79,14 +79,14 @@ def folder_of(model: str) -> Path | None:
 
 
 def base_of(model: str) -> str | None:
-    """The model that an adapter of peft changes, for a folder that holds only the adapter; None for any other model."""
+    """Return the base model of a peft adapter, for a folder that holds only the adapter; None for any other model."""
     folder = Path(model).expanduser()
     base = None if model == TINY or _has_weights(folder) else read_json(folder / "adapter_config.json").get(_BASE)
     return base if isinstance(base, str) else None
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What a file of a model says; {} where it cannot be read, and then transformers cannot either."""
+    """Read a JSON object from a model's file; {} if it cannot be read, since transformers cannot read it either."""
     try:
         data = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -96,18 +96,18 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=32)
 def _find_by_name(model: str) -> dict[str, Any] | None:
-    """The same for a name of the hub; each is asked for once, however many cells of a matrix have it."""
+    """Like `_find`, for a hub name; each is requested once, however many cells of a matrix use it."""
     try:
         import huggingface_hub  # noqa: F401
     except ImportError:
         return None
     cached = _cached(model)
     path = _ask(model) if cached is None else cached
-    return read_config(path.parent, f"the hub's {_CONFIG} of {model} is none")
+    return read_config(path.parent, f"the hub's {_CONFIG} of {model} is invalid")
 
 
 def read_config(folder: Path, fault: str) -> dict[str, Any]:
-    """The config.json of a model's folder; EnvironmentProblem, which begins with `fault`, if there is none."""
+    """Read the config.json of a model's folder; EnvironmentProblem, which begins with `fault`, if that fails."""
     path = folder / _CONFIG
     try:
         if not path.is_file():
@@ -122,7 +122,7 @@ def read_config(folder: Path, fault: str) -> dict[str, Any]:
 
 
 def needs_no_hub(model: str) -> bool:
-    """Whether all of a hub's model lies in its cache: weights, and code. Whoever loads it then has nothing to ask."""
+    """Return whether a hub model is complete in the cache, weights and code, so that loading it requests nothing."""
     if model == TINY or is_local(model) or looks_like_path(model):
         return False
     try:
@@ -135,44 +135,44 @@ def needs_no_hub(model: str) -> bool:
 
 
 def _cached(model: str) -> Path | None:
-    """The config.json of a model in the hub's cache, if all its weights lie beside it: asking for a config puts it there, too."""
+    """Return the config.json of a model in the hub's cache, if all its weights lie beside it: `find_model` caches it alone."""
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = _lookup(model, _CONFIG)
+        config_path = _lookup(model, _CONFIG)
     except (HFValidationError, OSError) as error:
         raise _problem(model, error) from None
-    return found if found is not None and _has_weights(found.parent) else None
+    return config_path if config_path is not None and _has_weights(config_path.parent) else None
 
 
 def cached_file(model: str, name: str) -> Path | None:
-    """A file of a hub's model in the cache on this disk; None if there is none, or no such name can be."""
+    """Return a file of a hub model from the local cache; None if it is not there, or the name is not a valid hub name."""
     try:
         return None if looks_like_path(model) else _lookup(model, name)
-    except (ImportError, ValueError, OSError):  # of a name that no hub can have
+    except (ImportError, ValueError, OSError):  # not a valid hub name
         return None
 
 
 def _lookup(model: str, name: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(model, name)
-    return Path(found) if isinstance(found, str) else None
+    cached = try_to_load_from_cache(model, name)
+    return Path(cached) if isinstance(cached, str) else None
 
 
 def _has_weights(folder: Path) -> bool:
-    """Whether each file is there that holds weights: one, or all that an index names."""
+    """Return whether all files of weights are there: a single file, or all that an index names."""
     if any((folder / name).is_file() for name in _WEIGHTS):
         return True
     for name in _INDEXES:
-        with contextlib.suppress(TypeError, AttributeError):  # an index that is none names nothing
+        with contextlib.suppress(TypeError, AttributeError):  # an invalid index names nothing
             shards = set(read_json(folder / name).get("weight_map", {}).values())
             return bool(shards) and all((folder / shard).is_file() for shard in shards)
     return False
 
 
 def _ask(model: str) -> Path:
-    """Ask the hub for the model's config.json; EnvironmentProblem where that fails, or is not answered at the deadline."""
+    """Request the model's config.json from the hub; EnvironmentProblem if that fails or misses the deadline."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
     answers: list[Path | Exception] = []
@@ -184,7 +184,7 @@ def _ask(model: str) -> Path:
         except Exception as error:  # noqa: BLE001 - the hub's libraries raise their HTTP client's errors; all mean "no model"
             answers.append(error)
 
-    thread = threading.Thread(target=ask, name="ask-the-hub", daemon=True)  # left behind where there is no answer
+    thread = threading.Thread(target=ask, name="ask-the-hub", daemon=True)  # left behind if the hub does not respond
     thread.start()
     thread.join(DEADLINE_S)
     answer = answers[0] if answers else TimeoutError(f"no answer within {DEADLINE_S:g} s")
@@ -194,7 +194,7 @@ def _ask(model: str) -> Path:
 
 
 def _problem(model: str, error: Exception) -> EnvironmentProblem:
-    """Why a model of this name cannot be had, and a workaround."""
+    """Explain why the model is not available, with a workaround."""
     from huggingface_hub import constants
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -203,7 +203,7 @@ def _problem(model: str, error: Exception) -> EnvironmentProblem:
         return EnvironmentProblem(f"{model} is neither a model folder nor a hub name: {reason}", hint=_WAY_OUT)
     if constants.HF_HUB_OFFLINE:
         return EnvironmentProblem(
-            f"the model {model} is not in the hub's cache, and HF_HUB_OFFLINE says not to ask the hub",
+            f"the model {model} is not in the hub's cache, and HF_HUB_OFFLINE is set",
             hint="download it first, or name its folder with --model DIR",
         )
     if isinstance(error, HfHubHTTPError):
@@ -219,27 +219,27 @@ def _problem(model: str, error: Exception) -> EnvironmentProblem:
 
 WEIGHTS = "weights"
 WHOLE = 2**25
-"""The most bytes of a file of a model of which each is hashed."""
+"""Files of a model up to this many bytes are hashed whole."""
 PIECES, PIECE = 64, 2**18
-"""How many pieces of a larger file are hashed, and their bytes: an update of the weights reaches every one of them."""
+"""How many pieces of a larger file are hashed, and their bytes: an update of the weights changes every piece."""
 DECIDE = ("actordbg", "torch", "transformers", WEIGHTS)
 """The versions that a truth depends on."""
 
 
 def versions_of(model: str) -> dict[str, str]:
-    """Versions of the packages, and of the model's weights where these are files."""
+    """Return the versions of the packages, and of the model's weights if they are files."""
     weights = weights_version(model)
     return installed_versions() | ({WEIGHTS: weights} if weights else {})
 
 
 def weights_version(model: str) -> str | None:
-    """The hash of a model's files, 16 hex digits; None where the name stands for no files on this machine."""
+    """Return the hash of a model's files, 16 hex digits; None if it has no files on this machine."""
     config = None if model == TINY else Path(model).expanduser() / _CONFIG if is_local(model) else cached_file(model, _CONFIG)
     if config is None:
         return None
     folder = config.parent
     total = hashlib.sha256()
-    for path in sorted(one for one in folder.iterdir() if one.is_file()):
+    for path in sorted(entry for entry in folder.iterdir() if entry.is_file()):
         total.update(os.fsencode(path.name) + b"\0" + _hash(path))
     if base := base_of(model):
         total.update(str(weights_version(base)).encode())
@@ -247,15 +247,15 @@ def weights_version(model: str) -> str | None:
 
 
 def _hash(path: Path) -> bytes:
-    """Of one file; links are followed."""
-    found = hashlib.sha256()
+    """Hash a file's size, modification time and content (of a large file, pieces); links are followed."""
+    hasher = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
         state = os.fstat(file.fileno())
-        found.update(f"{state.st_size} {state.st_mtime_ns}".encode())
+        hasher.update(f"{state.st_size} {state.st_mtime_ns}".encode())
         if state.st_size <= WHOLE:
-            found.update(file.read())
+            hasher.update(file.read())
         else:
             for piece in range(PIECES):
                 file.seek(piece * (state.st_size - PIECE) // (PIECES - 1))
-                found.update(file.read(PIECE))
-    return found.digest()
+                hasher.update(file.read(PIECE))
+    return hasher.digest()

@@ -1,9 +1,9 @@
-"""Code that a model brings along, and who may run it: nobody, unless `--trust-remote-code` was typed.
+"""Code that ships with a model: it never runs unless `--trust-remote-code` was typed.
 
-A model's `config.json` may name modules of the model's own (`auto_map`), which transformers imports. OpenRLHF's Actor always
-allows that, so the model would decide what runs. Two walls stand before it:
+A model's `config.json` may name modules that ship with the model (`auto_map`), which transformers imports. OpenRLHF's Actor
+always allows that, so the model would decide what runs. Two walls stand before it:
 
-* `require_consent` reads the model's files, and refuses before anything is loaded. The desk asks it, and each worker again.
+* `require_consent` reads the model's files, and refuses before anything is loaded. The desk calls it, and each worker again.
 * `guard` replaces the places in transformers where such code is executed, kernels of the hub included. So what the
   first wall does not see (a file that changed meanwhile, another key, another version) is refused there.
 
@@ -37,20 +37,20 @@ _MOST_BASES = 8
 
 
 def require_consent(model: str, models: Path | None = None) -> None:
-    """Refuse (UnsafeInput) a model that brings code along, unless consent to it was given. Loads and runs nothing.
+    """Refuse (UnsafeInput) a model that ships with code, unless consent was given. Loads and runs nothing.
 
     models: the store's folder of models, where the tiny one may lie already. A hub name's config.json is fetched.
     """
     if model == TINY:
         return require_tiny(models / TinyShape().cache_name()) if models else None
-    found = None if consent.is_given(model) else next(own_code(model), None)
-    if found is not None:
-        raise UnsafeInput(f"loading {model} would run code that ships with it: {found}", hint=HINT)
+    code = None if consent.is_given(model) else next(own_code(model), None)
+    if code is not None:
+        raise UnsafeInput(f"loading {model} would run code that ships with it: {code}", hint=HINT)
     return None
 
 
 def own_code(model: str) -> Iterator[str]:
-    """What of a model would run as code, in words: the file that says so, and the class or module that it names."""
+    """Yield what would run as a model's code, in words: the file that says so, and the class or module that it names."""
     queue, seen = [model], set[str]()
     while queue and len(seen) < _MOST_BASES:
         name = queue.pop()
@@ -71,7 +71,7 @@ def own_code(model: str) -> Iterator[str]:
 
 
 def guard(model: str) -> None:
-    """From now on transformers executes a model's code in this process only if consent to `model` was given."""
+    """Make transformers refuse, in this process, to execute a model's code unless consent to `model` was given."""
     from transformers import dynamic_module_utils
 
     places: list[tuple[Any, str]] = [(dynamic_module_utils, name) for name in _LOADERS]
@@ -93,7 +93,7 @@ def _asking_first(function: Any, model: str) -> Callable[..., Any]:
     def ask_first(*given: Any, **named: Any) -> Any:
         if not consent.is_given(model):
             what = ", ".join(str(argument) for argument in given[:2])
-            raise UnsafeInput(f"the model {model} would run code of its own: {original.__name__}({what})", hint=HINT)
+            raise UnsafeInput(f"the model {model} would run its own code: {original.__name__}({what})", hint=HINT)
         return original(*given, **named)
 
     ask_first.guards = original  # type: ignore[attr-defined]
@@ -101,7 +101,7 @@ def _asking_first(function: Any, model: str) -> Callable[..., Any]:
 
 
 def _mappings(config: dict[str, Any]) -> Iterator[str]:
-    """Every `auto_map` at any depth, as text."""
+    """Yield every `auto_map`, at any depth, as text."""
     level: list[Any] = [config]
     while level:
         value = level.pop()
@@ -114,7 +114,7 @@ def _mappings(config: dict[str, Any]) -> Iterator[str]:
 
 
 def _config(model: str) -> tuple[str, dict[str, Any]]:
-    """Where a model's config.json lies, in words, and what it says."""
+    """Return where a model's config.json lies, in words, and its content."""
     if is_local(model):
         path = Path(model).expanduser() / "config.json"
         return str(path), read_json(path)

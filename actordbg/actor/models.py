@@ -1,13 +1,13 @@
 """Find the model that a configuration names, and put an adapter of peft on it, or make it smaller, without touching it.
 
-A trainer's Actor takes a *path or name* and calls `from_pretrained` with arguments of its own: there is no way to hand it a
-changed configuration. So a change is made where it can be seen: a folder with the model's own files as links, and a
-`config.json` of its own. That works alike for every version of a trainer and under ZeRO-3, where the weights are partitioned
-while they are loaded. The first N layers of a real model are the first N of the truncated one; the rest of the checkpoint is
-not loaded. An adapter's files lie beside links to its base, so transformers loads both, and the adapter is not merged.
+A trainer's Actor takes a *path or name* and calls `from_pretrained` with its own arguments: there is no way to pass it a changed
+configuration. So a change is made where it can be seen: in a folder with links to the model's files and a changed `config.json`.
+That works for every version of a trainer and under ZeRO-3, where the weights are partitioned while they are loaded. The first N
+layers of a real model become the truncated model's N layers; the rest of the checkpoint is not loaded. An adapter's files lie
+beside links to its base, so transformers loads both, and the adapter is not merged.
 
     store/models/tiny-0123456789ab/            built by actordbg
-    store/models/derived-0123456789ab/         config.json of its own, everything else links
+    store/models/derived-0123456789ab/         a changed config.json, everything else links
 
 Example:
     path = locate("meta-llama/Llama-3.1-8B", cache, num_layers=2)      # a folder with num_hidden_layers = 2
@@ -51,15 +51,15 @@ _PER_LAYER_KEYS = ("layer_types", "mlp_layer_types", "no_rope_layers")
 
 
 def locate(model: str, cache: Path, *, num_layers: int | None = None, dtype: str | None = None) -> str:
-    """What to give to `from_pretrained`: a folder, or a hub name if nothing has to change.
+    """Return what to pass to `from_pretrained`: a folder, or a hub name if nothing has to change.
 
     `num_layers` keeps the first layers only; `dtype` (torch's name, "float32") overrides the checkpoint's own, for Actors
-    that load in the checkpoint's dtype. Raises EnvironmentProblem where the model cannot be had, and UsageError for
+    that load in the checkpoint's dtype. Raises EnvironmentProblem if the model is not available, and UsageError for
     more layers than there are.
     """
     name = str(ensure_tiny(cache)) if model == TINY else model
     base = base_of(name)
-    if base and not is_there("peft"):  # transformers would load the base alone, and say nothing
+    if base and not is_there("peft"):  # transformers would silently load the base alone
         raise EnvironmentProblem(f"{name} is an adapter, and peft is not installed", hint="pip install 'actordbg[replay]'")
     if base is None and num_layers is None and dtype is None:
         return str(folder_of(name) or name)
@@ -68,7 +68,7 @@ def locate(model: str, cache: Path, *, num_layers: int | None = None, dtype: str
 
 
 def attention_heads(model: str) -> tuple[int, int] | None:
-    """(attention heads, key/value heads) by the model's config.json; None where it is not on this machine, or does not say."""
+    """Return (attention heads, key/value heads) by the model's config.json; None if it is not here or does not say."""
     folder = Path(base_of(model) or model).expanduser()
     config: Any = config_of(TinyShape()) if model == TINY else read_json(folder / "config.json")
     text: dict[str, Any] = config.get("text_config") or config
@@ -77,7 +77,7 @@ def attention_heads(model: str) -> tuple[int, int] | None:
 
 
 def truncate(config: dict[str, Any], num_layers: int) -> dict[str, Any]:
-    """A model's config.json with only the first `num_layers` layers (in its text model, where it has several)."""
+    """Return a model's config.json with only the first `num_layers` layers (of its text model, if it has several models)."""
     if isinstance(config.get("text_config"), dict):
         return config | {"text_config": truncate(config["text_config"], num_layers)}
     key = next((key for key in _LAYER_KEYS if isinstance(config.get(key), int)), None)
@@ -85,14 +85,14 @@ def truncate(config: dict[str, Any], num_layers: int) -> dict[str, Any]:
         raise UsageError("--num-layers: this model's config.json does not say how many layers it has")
     if num_layers > config[key]:
         raise UsageError(
-            f"--num-layers {num_layers}: the model has {config[key]} layers", hint=f"--num-layers {config[key]} or fewer"
+            f"--num-layers {num_layers}: the model has {config[key]} layers", hint=f"use --num-layers {config[key]} or fewer"
         )
     shortened = {k: config[k][:num_layers] for k in _PER_LAYER_KEYS if isinstance(config.get(k), list)}
     return config | shortened | {key: num_layers}
 
 
 def _folder(name: str) -> Path:
-    """The folder of a model: itself, or the hub's snapshot of it (downloaded where the hub allows)."""
+    """Return a model's folder: itself, or the hub's snapshot of it (downloaded where the hub allows)."""
     if (folder := folder_of(name)) is not None:
         return folder.absolute()
     from huggingface_hub import snapshot_download
@@ -128,7 +128,7 @@ if TYPE_CHECKING:
 
 TINY_VOCAB = 4096
 _LAYOUT = 1
-"""Raise it when the same TinyShape gives other weights, so that an old cached copy is not taken for the new one."""
+"""Increment this when the same TinyShape gives other weights, so that an old cached copy is not mistaken for the new model."""
 
 
 @dataclass(frozen=True)
@@ -170,15 +170,15 @@ def build_tiny(path: Path, shape: TinyShape | None = None, tokens: dict[str, int
 
 
 def ensure_tiny(cache_dir: Path, shape: TinyShape | None = None) -> Path:
-    """The tiny model in `cache_dir`, built if it is not there. Safe when many processes ask at once."""
+    """Return the tiny model's folder in `cache_dir`, built if it is not there. Safe in concurrent processes."""
     shape = shape or TinyShape()
     return once(cache_dir / shape.cache_name(), lambda folder: build_tiny(folder, shape))
 
 
 def require_tiny(folder: Path) -> None:
-    """UnsafeInput if what lies where the tiny model belongs is something else; nothing there is all right.
+    """Raise UnsafeInput if something else lies in the tiny model's place; an empty place is fine.
 
-    Others may write into a store, and a model of theirs in this place would run without being named.
+    Others may write into a store, and their model in this place would run without being named.
     """
     if not (folder / "config.json").exists():
         return
@@ -187,11 +187,11 @@ def require_tiny(folder: Path) -> None:
         "config.json",
         "model.safetensors",
     }:
-        raise UnsafeInput(f"{folder} is not the tiny model that actordbg builds", hint="remove that folder; it is built again")
+        raise UnsafeInput(f"{folder} is not the tiny model that actordbg builds", hint="remove that folder; it is rebuilt")
 
 
 def once(target: Path, build: Callable[[Path], object]) -> Path:
-    """The model folder `target`, filled by `build` if it is not there.
+    """Return the model folder `target`, filled by `build` if it is not there.
 
     It is built beside its place and renamed, so it is there whole or not at all. A process that loses the race deletes its copy.
     """
@@ -209,7 +209,7 @@ def once(target: Path, build: Callable[[Path], object]) -> Path:
 
 
 def config_of(shape: TinyShape) -> dict[str, object]:
-    """The model's config.json, without special tokens."""
+    """Return the model's config.json, without special tokens."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -233,7 +233,7 @@ def config_of(shape: TinyShape) -> dict[str, object]:
 
 
 def _weights(shape: TinyShape) -> dict[str, torch.Tensor]:
-    """All weights, bf16, drawn in a fixed order from one generator: projections with variance 1 / fan_in."""
+    """Draw all weights, bf16, in a fixed order from one generator: projections with variance 1 / fan_in."""
     import torch
 
     generator = torch.Generator().manual_seed(shape.seed)

@@ -1,12 +1,12 @@
 """Combinations that are known to fail, or to give wrong numbers, before anything is started.
 
-Each rule is a predicate over a case, which is the configuration and what the environment has, with its explanation and the ways
-out. Three severities:
+Each rule is a predicate over a case (the configuration and the environment) with an explanation and workarounds. Three
+severities:
 
-* refuse: it cannot run here, or it runs and the numbers are wrong. A replay that "passes" with wrong log-probs is worse than
-  one that fails, so it is not started (`Unsupported`, exit code 3).
+* refuse: it cannot run here, or it runs and the numbers are wrong. A replay that "passes" with wrong log-probs is worse than a
+  failing replay, so it is not started (`Unsupported`, exit code 3).
 * warn: it may fail, or differ for a known reason.
-* info: what a reader of the result should know.
+* info: a fact that a reader of the result should know.
 
 Pure: no torch, so the desk checks a configuration before it starts a process, and the worker checks again with what its own
 process sees.
@@ -43,7 +43,7 @@ REFUSE, WARN, INFO = "refuse", "warn", "info"
 
 @dataclass(frozen=True)
 class RuleHit:
-    """What a rule has to say about one configuration: `id` is stable, `ways_out` are things to do, best first."""
+    """A rule's message about a configuration: `id` is stable, `ways_out` are workarounds, best first."""
 
     id: str
     severity: str
@@ -52,9 +52,9 @@ class RuleHit:
 
 
 class Case(SimpleNamespace):
-    """What a rule sees: each field of the configuration as decided and of the environment by its name, and the `record` of the
-    first dump. together: ranks compute together. ring_flash_attn: its kernel can run. function: the function of a trainer with an
-    adapter is asked for.
+    """The input of a rule: each field of the decided configuration and of the environment by its name, and the `record` of the
+    first dump. together: ranks compute together. ring_flash_attn: its kernel can run. function: the replay calls the function of
+    a trainer with an adapter.
     """
 
     def __init__(self, config: ReplayConfig, choices: Choices, facts: Facts, record: DumpRecord | None = None) -> None:
@@ -66,17 +66,17 @@ class Case(SimpleNamespace):
 
     @property
     def heads(self) -> tuple[int, int]:
-        """(attention heads, key/value heads); (0, 0), which everything divides, where they cannot be known here."""
+        """(attention heads, key/value heads); (0, 0), which everything divides, if they are unknown here."""
         return attention_heads(self.model) or (0, 0)
 
     def version(self, package: str) -> tuple[int, ...]:
-        """(4, 52, 4) of "4.52.4"; () where the package is not installed."""
+        """Return a package's version, (4, 52, 4) for "4.52.4"; () if it is not installed."""
         return release(self.versions.get(package, ""))
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One known combination."""
+    """A known combination."""
 
     id: str
     applies: Callable[[Case], bool]
@@ -85,7 +85,7 @@ class Rule:
     severity: str = REFUSE
 
     def hit(self, case: Case) -> RuleHit:
-        """Fill in what its texts name in braces, which is whatever `_words` has of the case."""
+        """Fill in the placeholders of its texts, from `_words(case)`."""
         words = _words(case)
         ways_out = tuple(way.format_map(words) for way in self.ways_out)
         return RuleHit(self.id, self.severity, self.message.format_map(words), ways_out)
@@ -97,13 +97,13 @@ _warning, _remark = partial(Rule, severity=WARN), partial(Rule, severity=INFO)
 def _words(case: Case) -> Mapping[str, object]:
     missing = ["there is no CUDA device"] * (not case.cuda) + ["flash-attn is not installed"] * (not case.flash_attn)
     heads, kv_heads = case.heads
-    asked = {"--tp": case.tp > 1, "--ring": case.ring > 1, "--dist-backend": case.dist_backend is not None}
+    requested = {"--tp": case.tp > 1, "--ring": case.ring > 1, "--dist-backend": case.dist_backend is not None}
     alone = "only sdpa has a stand-in that reaches the others' tokens"
     return {
         **vars(case),
         "heads": heads,
         "kv_heads": kv_heads,
-        "parallel": " and ".join(option for option, given in asked.items() if given),
+        "parallel": " and ".join(option for option, given in requested.items() if given),
         "ring_attn": "flash_attention_2" if case.ring_flash_attn else "sdpa",
         "ring_kernels": "ring_flash_attn replaces flash_attention_2 alone" if case.ring_flash_attn else alone,
         "trainer": TRAINER.name,
@@ -118,13 +118,13 @@ PACKED_SINCE = (4, 53)
 """The transformers release from which sdpa and eager attention keep packed rows apart."""
 
 LEAKED = (
-    "the run's packed rows saw each other: transformers keeps rows apart by position_ids only without an attention mask and "
-    "without a cache (use_cache=False)"
+    "the run's packed rows leaked into each other: transformers keeps rows apart by position_ids only without an attention mask "
+    "and without a cache (use_cache=False)"
 )
 
 
 def leaked(record: DumpRecord | None) -> bool:
-    """Whether a call was recorded whose packed rows transformers did not keep apart; flash attention does so in any case."""
+    """Return whether the recorded call's packed rows leaked into each other; with flash attention they never do."""
     if record is None or not record.packing_samples or not record.arguments.get(f"{CONTEXT}rows_leak"):
         return False
     return "flash" not in str(record.actor.get("attn_implementation"))
@@ -152,15 +152,15 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "fsdp2-needs-torch",
         lambda case: case.fsdp2 and () < case.version("torch") < FULLY_SHARD_SINCE,
-        "fsdp2 is torch's `fully_shard`, which is public from torch 2.6 on; here is torch {torch}",
+        "fsdp2 is torch's `fully_shard`, which is public since torch 2.6; this is torch {torch}",
         ("upgrade torch", "--backend deepspeed --zero-stage 3, which shards the same"),
     ),
     Rule(
         "autotp-needs-bf16",
         lambda case: case.deepspeed and case.tp > 1,
         "tensor parallelism under DeepSpeed is its AutoTP, which {trainer} allows in bf16 only: its results could "
-        "not be told from rounding, and DeepSpeed gathers no single gradients of it",
-        ("--backend fsdp2 --tp {tp}, by transformers' own plan", "leave --tp out"),
+        "not be distinguished from rounding, and DeepSpeed gathers no single gradients of it",
+        ("--backend fsdp2 --tp {tp}, by transformers' own plan", "drop --tp"),
     ),
     Rule(
         "tp-does-not-divide-heads",
@@ -173,7 +173,7 @@ RULES: tuple[Rule, ...] = (
         lambda case: case.fsdp2 and case.tp > 1 and case.compile and case.compile_backend != "eager",
         "torch.compile cannot trace the model of fsdp2 with tensor parallelism (BackendCompilerFailed, a "
         "RecursionError in autograd's tracing; torch 2.13)",
-        ("--compile-backend eager, which traces no autograd", "leave --compile out", "leave --tp out"),
+        ("--compile-backend eager, which traces no autograd", "drop --compile", "drop --tp"),
     ),
     Rule(
         "ring-needs-packing",
@@ -185,8 +185,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "ring-on-the-rows",
         lambda case: case.ring > 1 and case.through == "rows",
-        "ring attention is {trainer}'s own: on the rows, each rank would compute the same",
-        ("--through trainer", "leave --ring out"),
+        "ring attention is part of {trainer}'s Actor: without it, each rank would compute the same",
+        ("--through trainer", "drop --ring"),
     ),
     Rule(
         "ring-attention-kernel",
@@ -198,18 +198,18 @@ RULES: tuple[Rule, ...] = (
         "ring-flash-attn-missing",
         lambda case: case.ring > 1 and case.attn == "flash_attention_2" and not case.ring_flash_attn,
         "a ring with flash_attention_2 needs ring_flash_attn, which is not installed (or there is no CUDA for it)",
-        ("--attn sdpa, with keys and values gathered in its place", "pip install ring-flash-attn"),
+        ("--attn sdpa, which gathers keys and values instead", "pip install ring-flash-attn"),
     ),
     Rule(
         "nccl-needs-cuda",
         lambda case: case.dist_backend == "nccl" and not case.cuda,
         "nccl moves data between CUDA devices, and there is none",
-        ("--dist-backend gloo", "leave --dist-backend out"),
+        ("--dist-backend gloo", "drop --dist-backend"),
     ),
     _warning(
         "gloo-with-cuda",
         lambda case: case.together and case.dist_backend == "gloo" and case.cuda,
-        "gloo moves CUDA tensors through host memory, and has not all of the collectives that sharding uses for them",
+        "gloo moves CUDA tensors through host memory, and lacks some of the collectives that sharding uses for them",
         ("--dist-backend nccl",),
     ),
     _warning(
@@ -222,7 +222,7 @@ RULES: tuple[Rule, ...] = (
     _remark(
         "ring-kernel-stands-in",
         lambda case: case.together and case.ring > 1 and case.attn == "sdpa",
-        "keys and values are gathered in plain torch, in the place of ring_flash_attn: {trainer}'s slicing, gathering and "
+        "keys and values are gathered in plain torch instead of ring_flash_attn: {trainer}'s slicing, gathering and "
         "reducing run as they do in training, the ring's kernel does not",
         ("--attn flash_attention_2 where CUDA and ring_flash_attn are",),
     ),
@@ -248,21 +248,20 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "deepcompile-needs-cuda",
         lambda case: case.deepcompile and not case.cuda,
-        "DeepCompile runs on CUDA only: DeepSpeed builds its operators with the CUDA compiler and falls back in silence "
-        "elsewhere",
+        "DeepCompile runs on CUDA only: DeepSpeed builds its operators with the CUDA compiler and falls back silently elsewhere",
         ("--compile, which runs torch.compile through the DeepSpeed engine", "a machine with CUDA"),
     ),
     Rule(
         "memory-snapshot-needs-cuda",
         lambda case: case.memory_snapshot and not case.cuda,
         "torch keeps a history of allocations on CUDA only, and there is none here",
-        ("leave --memory-snapshot out, and watch the process: `actordbg memory watch --replay last`", "a machine with CUDA"),
+        ("drop --memory-snapshot, and watch the process: `actordbg memory watch --replay last`", "a machine with CUDA"),
     ),
     Rule(
         "deepcompile-needs-zero",
         lambda case: case.deepcompile and case.zero_stage not in (1, 2, 3),
         "DeepCompile optimizes the communication of ZeRO 1 to 3; at stage {zero_stage} there is nothing for it to do, and "
-        "DeepSpeed falls back to torch.compile in silence",
+        "DeepSpeed silently falls back to torch.compile",
         ("--zero-stage 1 or --zero-stage 3", "--compile"),
     ),
     Rule(
@@ -272,7 +271,7 @@ RULES: tuple[Rule, ...] = (
         (
             "--compile-backend aot_eager, which traces graphs and autograd and generates no code",
             "install g++ or clang++, or name one in CXX",
-            "leave --compile out",
+            "drop --compile",
         ),
     ),
     Rule(
@@ -298,7 +297,7 @@ RULES: tuple[Rule, ...] = (
         lambda case: case.attn == "flash_attention_2" and case.packing and case.compiles,
         "packing calls flash-attn's variable-length kernel with max_seqlen_q, which under torch.compile is a FakeTensor "
         "where the kernel wants a number: many versions fail there",
-        ("--attn sdpa", "--no-packing", "leave --compile and --deepcompile out"),
+        ("--attn sdpa", "--no-packing", "drop --compile and --deepcompile"),
     ),
     _warning(
         "zero3-bf16-rotary",
@@ -338,7 +337,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def check_config(config: ReplayConfig, facts: Facts | None = None, defaults: DumpRecord | None = None) -> list[RuleHit]:
-    """Return every known thing about this configuration here, worst first. UsageError for values that mean nothing anywhere.
+    """Return the hits of all rules for this configuration here, worst first. UsageError for values that are invalid anywhere.
 
     defaults: the record of the first dump.
     """
@@ -363,14 +362,14 @@ def refuse_hits(hits: Sequence[RuleHit]) -> None:
 
 
 def find_trainer(config: ReplayConfig, defaults: DumpRecord | None = None) -> None:
-    """EnvironmentProblem where torch, or the trainer whose code a configuration asks for, is not installed."""
+    """Raise EnvironmentProblem if torch, or the trainer whose code a configuration uses, is not installed."""
     require_torch()
     if problem := missing_trainer(config, defaults):
         raise problem
 
 
 def missing_trainer(config: ReplayConfig, defaults: DumpRecord | None = None) -> EnvironmentProblem | None:
-    """Returns the same as a value; None where nothing is missing, the truth is asked for, or replays run on other machines."""
+    """Return the error of a missing trainer; None if none is missing, for a truth, or if replays run on other machines."""
     if config.truth or are_elsewhere():
         return None
     adapter = adapter_of(defaults.actor) if defaults else None
@@ -380,7 +379,7 @@ def missing_trainer(config: ReplayConfig, defaults: DumpRecord | None = None) ->
 
 
 def require_torch() -> None:
-    """EnvironmentProblem where nothing can be computed, unless replays run on other machines."""
+    """Raise EnvironmentProblem if torch or transformers is missing, unless replays run on other machines."""
     missing = [name for name in ("torch", "transformers") if not is_there(name)]
     if missing and not are_elsewhere():
         raise EnvironmentProblem(

@@ -1,4 +1,4 @@
-"""One standalone actor, built as a configuration says, that replays captured calls one after another.
+"""A standalone actor, built as a configuration says, that replays captured calls one after another.
 
 This is the heart of a replay: the trainer's own `Actor`, in the trainer's own DeepSpeed strategy or none, given exactly the
 arguments that were captured. A replay is worth what these three properties are worth:
@@ -6,7 +6,7 @@ arguments that were captured. A replay is worth what these three properties are 
 * **What is reported is what ran.** `session.resolved` is read off the built model (`config._attn_implementation`, the
   parameters' dtype, the engine's ZeRO stage), never copied from the options: a trainer's Actor swallows arguments that it does
   not know, and a fallback to another attention would go unseen.
-* **Inputs do not influence each other.** The generators are set before each input: as the run recorded them, else to the seed.
+* **Inputs do not influence each other.** The RNG state is set before each input: as the run recorded it, else from the seed.
   No optimizer step changes a weight, and no gradient is left behind. So a replay of one input gives what the replay of all gave
   for it.
 * **Memory does not grow.** Logits are released before `run` returns; what stays is the log-probs of one input.
@@ -66,7 +66,7 @@ def open_actor(config: ReplayConfig, *, defaults: DumpRecord | None = None, mode
     is built on the way: the tiny model, truncated models. Rank and world size come from RANK, LOCAL_RANK
     and WORLD_SIZE; with the deepspeed backend every rank has to call this.
 
-    Raises UsageError, UnsafeInput (a model with code of its own, without consent), Unsupported (a combination known to fail or
+    Raises UsageError, UnsafeInput (a model that ships with code, without consent), Unsupported (a combination known to fail or
     to be wrong here), EnvironmentProblem (the trainer or the model is missing); whatever torch, transformers or DeepSpeed
     raise while building passes through.
     """
@@ -83,7 +83,7 @@ def open_actor(config: ReplayConfig, *, defaults: DumpRecord | None = None, mode
 class ActorSession(Decided):
     """A built actor: `resolved` says what it is, `run` replays one dump, `close` frees it. Made by `open_actor`.
 
-    model: the transformers model itself, out of whatever wraps it. ring_group: the process group of this rank's ring, None
+    model: the transformers model itself, without any wrapper. ring_group: the process group of this rank's ring, None
     without ring attention. records: whether this rank records the results of its lane. `gather(name)` copies a parameter's
     full value: every rank has to call it where parameters are sharded.
     """
@@ -111,7 +111,7 @@ class ActorSession(Decided):
 
     @property
     def tainted(self) -> bool:
-        """True when a failure left the engine in the middle of a step: nothing that it computes can be trusted any more."""
+        """True when a failure left the engine in the middle of a step: nothing that it computes can be trusted anymore."""
         return self._backend.tainted
 
     def run(self, dump: Dump, *, backward: bool, keep: bool = False) -> ForwardOutcome:
@@ -146,10 +146,10 @@ class ActorSession(Decided):
         self, dump: Dump, read: Callable[[Tensor, Tensor | None], T], *, backward: bool, graph: bool = False,
         seed: int | None = None,
     ) -> T:  # fmt: skip
-        """One forward as `run` makes it, and nothing else: `read` gets log-probs and entropies while their graph lives.
+        """Run only the forward of `run`, and return what `read` makes of log-probs and entropies while their graph lives.
 
-        graph: with gradients even where `run` had none, and without an engine that waits for a backward. seed: set instead of
-        the one that `run` sets, or of recorded states.
+        graph: with gradients even where `run` had none, and without an engine that waits for a backward. seed: replaces the seed
+        of `run`, or the recorded RNG states.
         """
         call = self.call_of(dump)
         self._follow(dump.record, backward)
@@ -157,8 +157,8 @@ class ActorSession(Decided):
         if seed is None:
             randomness.restore(dump, self.device, self.config.seed)
         try:
-            around = self._backend.without_engine() if graph else contextlib.nullcontext()
-            with torch.set_grad_enabled(backward or graph), around:
+            context = self._backend.without_engine() if graph else contextlib.nullcontext()
+            with torch.set_grad_enabled(backward or graph), context:
                 with self._autocast(dump.record):
                     returned = read_result(self.actor(**call.arguments), call.mask)
                 return read(*returned)
@@ -167,7 +167,7 @@ class ActorSession(Decided):
             raise
 
     def gradient(self, dump: Dump, weights: Tensor, *, keeper: GradientKeeper) -> None:
-        """The gradients of -sum(weights * log-probs) through the backend's own backward, handed to `keeper`."""
+        """Compute the gradients of -sum(weights * log-probs) in the backend's own backward, and pass them to `keeper`."""
 
         def backward(log_probs: Tensor, _entropy: Tensor | None) -> None:
             self._backend.backward(-(log_probs * weights.to(log_probs)).sum(), keeper)
@@ -175,19 +175,19 @@ class ActorSession(Decided):
         self.probe(dump, backward, backward=True)
 
     def takes(self, config: ReplayConfig, defaults: DumpRecord | None) -> bool:
-        """Whether `switch` can take this configuration on the loaded Actor."""
+        """Return whether `switch` can change the loaded Actor to this configuration."""
         return host_key(config, choose(config, defaults, self._facts)) == host_key(self.config, self.choices)
 
     def switch(self, config: ReplayConfig, defaults: DumpRecord | None) -> None:
         """Continue under another configuration on the loaded Actor: what runs next is, bit for bit, what a new session runs.
 
         Raises Unsupported, before anything changed, for a configuration that needs another Actor (`sharing.host_key`) or that
-        is refused anyway; and where the model does not take the attention. `resolved` then says what is there.
+        is refused anyway; also for an attention that the model does not accept. Afterwards `resolved` has the new state.
         """
         before = self.config
         if not self.takes(config, defaults):
             known.refuse(config, choose(config, defaults, self._facts), self._facts)
-            raise Unsupported("this configuration needs an Actor of its own", hint="start another process for it")
+            raise Unsupported("this configuration needs another Actor", hint="start another process for it")
         self.decide(config, defaults)
         change_attention(self.model, self.choices)
         if (config.compile or before.compile) and not config.deepcompile:
@@ -202,7 +202,7 @@ class ActorSession(Decided):
         self._backend.close()
 
     def _recover(self) -> None:
-        """Clear away what a failed input left. Where that fails too, the session is tainted: nothing may hide the failure."""
+        """Clear away what a failed input left. If that fails as well, the session is tainted: nothing may hide the failure."""
         try:
             self._backend.recover()
         except Exception:  # noqa: BLE001 - any library's state may be broken here, and the input's own error is the answer
@@ -273,14 +273,14 @@ class ActorSession(Decided):
         return training
 
     def _autocast(self, record: DumpRecord) -> contextlib.AbstractContextManager[Any]:
-        """The autocast that the call ran under, unless another dtype than the record's was requested."""
+        """Return the autocast that the call ran under, unless a dtype was requested."""
         dtype = getattr(torch, (record.autocast_dtype or "").removeprefix("torch."), None)
         if self.config.dtype is not None or not isinstance(dtype, torch.dtype):
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=dtype)
 
     def _describe(self) -> dict[str, Any]:
-        """What was built, read off the objects themselves."""
+        """Describe what was built, read off the objects themselves."""
         actor, through = self.actor, self.choices.through
         source = Path(inspect.getfile(type(actor)))
         return {
@@ -303,6 +303,6 @@ Session: TypeAlias = ActorSession | TruthSession
 
 
 def _loss(log_probs: Tensor, mask: Tensor) -> Tensor:
-    """The mean of -log_probs over the mask."""
+    """Return the mean of -log_probs over the mask."""
     chosen = mask.to(log_probs)
     return -(log_probs * chosen).sum() / chosen.sum().clamp(min=1)

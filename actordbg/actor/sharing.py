@@ -1,12 +1,12 @@
-"""Which configurations can run on one loaded Actor, one after another. Pure: no torch, so the desk can plan with it.
+"""Configurations that can share a loaded Actor, one after another. Pure: no torch, so the desk can plan with it.
 
-Of a loaded Actor these can be changed, and a cell after the change gives, bit for bit, what a fresh process gives:
+A loaded Actor can change these settings, and a cell after the change gives, bit for bit, what a fresh process gives:
 
 | Setting | How |
 |---|---|
 | packing, temperature | attributes of the Actor, set before each call anyway |
 | attn | transformers' `set_attn_implementation`; what the model then says is checked |
-| compile, compile_backend | the module gets its plain call back, torch's compiler forgets everything, and it compiles anew |
+| compile, compile_backend | the module's plain call is restored, torch's compiler is reset, and the module is recompiled |
 | seed, timeout_s, vary, keep_tensors, keep_gradients, memory_snapshot, laws, accept | settings of the run, not of the Actor |
 | backward | on the plain backend only: DeepSpeed's engine is built with an optimizer or without |
 
@@ -22,7 +22,7 @@ from dataclasses import asdict
 from actordbg.config.choices import Choices
 from actordbg.config.replay_config import LAUNCHERS, SETTINGS, ReplayConfig
 
-CHANGEABLE = tuple(name for name, one in SETTINGS.items() if one.switchable)
+CHANGEABLE = tuple(name for name, setting in SETTINGS.items() if setting.switchable)
 """The settings that a loaded Actor can be switched to."""
 _DEEPCOMPILED = ("attn", "compile", "compile_backend")
 """What DeepCompile has put into the engine's graph and hooks: it stays there."""
@@ -31,9 +31,9 @@ LEAST_TIMEOUT_S = 1800.0
 
 
 def host_key(config: ReplayConfig, choices: Choices) -> Hashable:
-    """Configurations with equal keys can share one loaded Actor, in any order. `choices`: what `config` comes to here.
+    """Configurations with equal keys can share one loaded Actor, in any order. `choices`: what `config` resolves to here.
 
-    A truth is loaded for itself: it changes how the Actor is called. The key is hashable and says nothing else.
+    A truth is loaded separately: it changes how the Actor is called. The key is hashable and has no other meaning.
     """
     fixed = {name: value for name, value in asdict(config).items() if name not in CHANGEABLE}
     fixed |= {"model": choices.model, "dtype": choices.dtype, "num_layers": choices.num_layers, "through": choices.through}
@@ -48,10 +48,10 @@ def host_key(config: ReplayConfig, choices: Choices) -> Hashable:
 
 
 def reopens(config: ReplayConfig) -> Hashable | None:
-    """What kind of process this Actor is built in: one that holds an Actor can build any of the same kind in its place.
+    """Return the kind of process that this Actor needs; a process can replace its Actor by another of the same kind.
 
     A kind is a launcher and a number of processes that compute together, with their process group, which stays. So do imports,
-    and those are most of a start's time for a small model. torch.compile leaves too much behind: None.
+    which are most of the start time of a small model. None if compiled: torch.compile leaves too much behind.
     """
     if config.compiles:
         return None

@@ -1,4 +1,4 @@
-"""One name for one kind of failure, so that a report can say "12 inputs failed alike, and this is why".
+"""A name for each kind of failure, so that a report can say "12 inputs failed alike, and this is why".
 
 An exception's text differs from input to input (shapes, addresses, ranks, sizes). A *signature* does not: it is the
 id of a known failure, with its explanation and workarounds. For an unknown failure it is the error class and its message, with
@@ -41,37 +41,37 @@ class Known:
 
 @functools.cache
 def known_failures() -> dict[str, Known]:
-    """Return the failures of `signatures.toml` by name, in the order in which they are looked for."""
+    """Return the failures of `signatures.toml` by name, in matching order."""
     table = parse_toml(Path(__file__).with_suffix(".toml").read_text())
-    for told in table.values():
-        told["pattern"] = re.compile(told["pattern"], re.IGNORECASE | re.DOTALL)
-        told["ways_out"] = tuple(told["ways_out"])
-    return {name: Known(**told) for name, told in table.items()}
+    for entry in table.values():
+        entry["pattern"] = re.compile(entry["pattern"], re.IGNORECASE | re.DOTALL)
+        entry["ways_out"] = tuple(entry["ways_out"])
+    return {name: Known(**entry) for name, entry in table.items()}
 
 
 _LOG_TAIL = 20_000
 
 
 def signature_of(error_class: str | None, error: str | None, log: str = "") -> str:
-    """A stable id for a failure: a known one's, else "ErrorClass: message" with what varies replaced by `#`.
+    """Return a stable id for a failure: a known failure's id, else "ErrorClass: message" with varying parts replaced by `#`.
 
-    `log` is the failing input's part of the worker's log; only its end is searched, for the failures that show there alone.
+    `log` is the failing input's part of the worker's log; only its end is searched, for the failures that show only there.
     """
     head, tail = f"{error_class or ''}: {error or ''}", log[-_LOG_TAIL:]
     known = known_failures().items()
-    found = next((name for name, one in known if one.pattern.search(head)), None)
-    found = found or next((name for name, one in known if one.in_log and one.pattern.search(tail)), None)
-    return found or normalize(error_class, error)
+    match = next((name for name, failure in known if failure.pattern.search(head)), None)
+    match = match or next((name for name, failure in known if failure.in_log and failure.pattern.search(tail)), None)
+    return match or normalize(error_class, error)
 
 
 def explain(signature: str) -> tuple[str, tuple[str, ...]] | None:
-    """(explanation, workarounds) of a known failure's id; None for an unknown one."""
+    """Return (explanation, workarounds) of a known failure's id; None for an unknown failure."""
     known = known_failures().get(signature)
     return (known.explanation, known.ways_out) if known else None
 
 
 def normalize(error_class: str | None, error: str | None) -> str:
-    """The class without its module, and the message's first line without what varies: "ValueError: size # at #"."""
+    """Return the class without its module, and the message's first line without varying parts: "ValueError: size # at #"."""
     kind = " ".join((error_class or "error").rsplit(".", 1)[-1].split())
     lines = [line.strip() for line in (error or "").splitlines()]
     message = next((line for line in lines if line), "")

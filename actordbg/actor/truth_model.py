@@ -1,16 +1,16 @@
-"""The model of the truth: the weights as they were rounded, everything that is computed from them in fp32 or really fp64.
+"""The truth's model: the rounded weights, with everything computed from them in fp32 or truly in fp64.
 
-Three things would spoil it without a word:
+Three things would silently spoil it:
 
 * **Buffers.** A rotary embedding's `inv_freq` is not in the checkpoint: transformers computes it while the model is built, in
-  fp32, or in whatever dtype is the default then. So the buffers that are not stored are computed again, in the truth's
-  dtype, in a skeleton of the model without weights, and put in the place of the others.
+  fp32, or in whatever dtype is the default then. So the buffers that are not stored are recomputed in the truth's dtype, in a
+  skeleton of the model without weights, and replace the model's.
 * **Casts.** transformers' models compute some things in fp32 whatever the model's dtype is: the norms' variance, the softmax
   of the attention, the angles and their cosines. In a bf16 model that is a gain, in an fp64 model a loss (measured with the
   tiny Llama over 600 tokens: log-probs are off by 1.7e-6). Within `in_double` whatever asks for a narrower float gets fp64.
 * **Faster products.** TF32 is off.
 
-`Narrowed` counts operations that gave a narrower float all the same, in code that `in_double` does not reach.
+`Narrowed` counts operations that still returned a narrower float, in code that `in_double` does not reach.
 
 Example:
     model = load(path, weights="bfloat16", dtype=torch.float64, device=torch.device("cpu"))
@@ -45,17 +45,17 @@ _CASTS: dict[Any, Any] = {
 
 
 def load(path: str, *, weights: str, dtype: torch.dtype, device: torch.device, trust: bool = False) -> Any:
-    """The causal language model at `path`: loaded in `weights` ("bfloat16"), so rounded to it, then brought to `dtype`.
+    """Load the causal language model at `path` in the dtype `weights` ("bfloat16"), which rounds it, then convert it to `dtype`.
 
     trust: its own code may run (`actordbg.actor.model_code`). Attention is eager, and the model is in evaluation mode. In a
-    `dtype` below fp32 the buffers are fp32, as they are in any model. Raises EnvironmentProblem where transformers is missing,
+    `dtype` below fp32 the buffers are fp32, as they are in any model. Raises EnvironmentProblem if transformers is missing,
     Unsupported for a model with images.
     """
     exact_products()
     auto = model_class(path, trust)
     if "ImageTextToText" in auto.__name__:
         raise Unsupported(
-            "the truth is computed for text models, and this one has images",
+            "the truth is computed for text models only, and this model takes images",
             hint="compare two configurations of this model with each other",
         )
     loaded = auto.from_pretrained(path, trust_remote_code=trust, attn_implementation="eager", torch_dtype=getattr(torch, weights))
@@ -66,7 +66,7 @@ def load(path: str, *, weights: str, dtype: torch.dtype, device: torch.device, t
 
 
 def exact_products() -> None:
-    """No TF32, and the same kernels every time where there is a choice that costs nothing."""
+    """Turn TF32 off, and choose deterministic kernels where that costs nothing."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -77,7 +77,7 @@ def exact_products() -> None:
 
 
 def in_double(dtype: torch.dtype = torch.float64) -> AbstractContextManager[Any]:
-    """A block in which nothing is cast to less than fp64; for another `dtype` a block that does nothing."""
+    """Return a block in which nothing is cast to less than fp64; for another `dtype`, a block that does nothing."""
     return _InDouble() if dtype is torch.float64 else nullcontext()
 
 
@@ -93,9 +93,9 @@ class Narrowed(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        for one in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(one, torch.Tensor) and one.is_floating_point() and torch.finfo(one.dtype).bits < self._size:
-                self.found[f"{func} in {str(one.dtype).removeprefix('torch.')}"] += 1
+        for value in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(value, torch.Tensor) and value.is_floating_point() and torch.finfo(value.dtype).bits < self._size:
+                self.found[f"{func} in {str(value.dtype).removeprefix('torch.')}"] += 1
         return result
 
 
@@ -114,7 +114,7 @@ def _widened(value: Any) -> Any:
 
 
 def _skeleton(auto: Any, path: str, dtype: torch.dtype, trust: bool) -> Any:
-    """The same model without weights, whose buffers are computed in `dtype`."""
+    """Build the model without weights, with its buffers computed in `dtype`."""
     from accelerate import init_empty_weights
     from transformers import AutoConfig
 
@@ -124,7 +124,7 @@ def _skeleton(auto: Any, path: str, dtype: torch.dtype, trust: bool) -> Any:
 
 
 def _renew_buffers(model: Any, skeleton: Any) -> None:
-    """The skeleton's buffers in the place of the model's, but for those that came out of the checkpoint."""
+    """Replace the model's buffers by the skeleton's, except those from the checkpoint."""
     stored = set(model.state_dict())
     ours = dict(model.named_buffers())
     for name, buffer in skeleton.named_buffers():

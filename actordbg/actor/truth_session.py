@@ -1,9 +1,9 @@
 """The truth: each row alone, unpadded, eager attention, fp32 or fp64, plain PyTorch, the same weights.
 
 A padded batch, a packed one, a fused kernel, a sharded model: all are ways to compute the log-probs that *this* computes without
-any of them. So a configuration is judged by how near it comes to the truth, not to another configuration that may share its
-fault. The trainer's Actor is not used: what it does around the model (rolling, slicing, unpadding, masking) is written down
-here once more, in its simplest form:
+any of them. So a configuration is judged by its distance from the truth, not from another configuration that may share its
+fault. The trainer's Actor is not used: what it does around the model (rolling, slicing, unpadding, masking) is implemented
+here again, in its simplest form:
 
     log_prob[row, t] = log softmax(logits(ids that the mask attends to, up to t) / temperature)[id at t + 1]
 
@@ -13,9 +13,8 @@ them, unless the call brought its own. The loss is the mean of -log_prob over th
 row by row. What has no truth is refused with the reason: an action whose predecessor is not attended, masks with other values
 than 0 and 1, images.
 
-In bf16 or fp16 this is not a truth, but the same computation in that dtype. Its distance from the truth is what the dtype costs
-by
-itself (`actordbg noise`).
+In bf16 or fp16 this is not a truth, but the same computation in that dtype. Its distance from the truth is the cost of the dtype
+alone (`actordbg noise`).
 
 A worker runs a `TruthSession` as it runs an `ActorSession`.
 """
@@ -52,20 +51,20 @@ from actordbg.trainers.rows_actor import describe, drawn_share, follow_adapters,
 
 
 class Decided:
-    """What a session of either kind decides from a configuration, the record of the first dump, and this machine."""
+    """The settings that a session of either kind decides from a configuration, the record of the first dump, and this machine."""
 
     config: ReplayConfig
     choices: Choices
 
     def decide(self, config: ReplayConfig, defaults: DumpRecord | None) -> None:
-        """Raises Unsupported, before anything changed, for a configuration that is known to fail here."""
+        """Decide all settings. Raises Unsupported, before anything changed, for a configuration that is known to fail here."""
         facts = gather_facts(cuda=torch.cuda.is_available(), gpus=torch.cuda.device_count())
         choices = choose(config, defaults, facts)
         known.refuse(config, choices, facts)
         self.config, self.choices, self._facts = config, choices, facts
 
     def backward_for(self, record: DumpRecord) -> bool:
-        """Whether to replay this dump with a backward: as configured, else (plain backend) as its own record has it.
+        """Return whether to replay this dump with a backward: as configured, else (plain backend) as it was recorded.
 
         A DeepSpeed engine is built with or without an optimizer, and its ranks act together, so there it is decided once.
         """
@@ -102,7 +101,7 @@ class TruthSession(Decided):
         self.resolved: dict[str, Any] = self._describe() | {"load_s": time.perf_counter() - began}
 
     def run(self, dump: Dump, *, backward: bool, keep: bool = False) -> ForwardOutcome:
-        """The truth of one captured call, one row at a time. With `keep`, `tensors` hold what is worth storing."""
+        """Compute the truth of a captured call, one row at a time. With `keep`, `tensors` hold what is worth storing."""
         call, record = text_call(dump, self.resolved["vocab_size"], self._device), dump.record
         training = bool(first_of(record.training, backward)) and not self._dropout
         self._model.train(training)
@@ -128,11 +127,11 @@ class TruthSession(Decided):
         return outcome
 
     def takes(self, config: ReplayConfig, defaults: DumpRecord | None) -> bool:
-        """Whether `switch` can take this configuration."""
+        """Return whether `switch` can change the loaded model to this configuration."""
         return config.truth is not None and config.model == self.config.model
 
     def switch(self, config: ReplayConfig, defaults: DumpRecord | None) -> None:
-        """Load the same model anew, in another dtype perhaps: this process has imported everything already."""
+        """Reload the model, perhaps in another dtype: this process has already imported everything."""
         if not self.takes(config, defaults):
             raise Unsupported("the truth's process computes truths of its model only", hint="start another process for it")
         self.close()
@@ -194,9 +193,9 @@ class TruthSession(Decided):
         )
 
     def _logits(self, ids: Tensor, chosen: Tensor, own: Tensor | None = None) -> Tensor:
-        """Logits [len(chosen), V] of one row's tokens `ids` [n] at the places `chosen`, in the truth's dtype.
+        """Compute the logits [len(chosen), V] of one row's tokens `ids` [n] at the places `chosen`, in the truth's dtype.
 
-        own: positions that the call brought. A mask keeps transformers from looking for borders in them.
+        own: the call's own positions. A mask keeps transformers from looking for borders in them.
         """
         positions = torch.arange(len(ids), device=self._device) if own is None else own
         mask = None if own is None else torch.ones_like(ids[None])
@@ -207,7 +206,7 @@ class TruthSession(Decided):
         return logits if few else logits[chosen]
 
     def _take_gradients(self, outcome: ForwardOutcome, *, keep: bool) -> None:
-        """The norm over all parameters, and with `keep` each parameter's gradient as `actordbg.actor.forward_outcome` has it."""
+        """Store the norm over all parameters, and with `keep` each parameter's gradient (see `GradientKeeper`)."""
         keeper, norms = GradientKeeper(keep), []
         for name, parameter in self._model.named_parameters():
             if parameter.requires_grad:  # the base of an adapter does not
@@ -240,7 +239,7 @@ class TruthSession(Decided):
 
 
 def _attended(attention: Tensor | None, sequences: Tensor) -> Tensor:
-    """Which tokens exist, bool [B, S]. Unsupported for masks that say something else than yes and no."""
+    """Return which tokens are attended, bool [B, S]. Unsupported for masks with values other than 0 and 1."""
     if attention is None:
         return torch.ones_like(sequences, dtype=torch.bool)
     if tuple(attention.shape) != tuple(sequences.shape):
@@ -257,9 +256,9 @@ def _attended(attention: Tensor | None, sequences: Tensor) -> Tensor:
 
 
 def _chosen_tokens(mask: Tensor, attended: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """For each row with selected tokens: the row, their predecessors' columns in [0, S-1), and their places among the attended.
+    """Yield each row with selected tokens, their predecessors' columns in [0, S-1), and their places among the attended tokens.
 
-    Raises Unsupported, before anything is computed, where a selected token's predecessor is not attended: what would predict it?
+    Raises Unsupported, before anything is computed, if a selected token's predecessor is not attended: no model predicts it.
     """
     shift = attended.shape[1] - 1 - mask.shape[1]
     rank = attended.long().cumsum(-1) - 1

@@ -92,19 +92,19 @@ CREATE TABLE replay (
     compile_backend VARCHAR,  -- what torch.compile was told to use: inductor, aot_eager or eager
     deepcompile BOOLEAN,  -- whether DeepSpeed's DeepCompile was on (1 yes, 0 no)
     packing BOOLEAN,  -- whether samples were packed (1 yes, 0 no)
-    backward BOOLEAN,  -- whether backward ran too (1 yes, 0 no)
+    backward BOOLEAN,  -- whether backward also ran (1 yes, 0 no)
     temperature FLOAT,  -- temperature that logits were divided by
     seed INTEGER,  -- random seed
     align VARCHAR,  -- which rank gets which input: same, rank or shuffle; NULL for each its share
     oracle VARCHAR,  -- dtype of the truth, fp32 or fp64; NULL for a replay that is not one
     vary VARCHAR,  -- how inputs were varied to measure noise; NULL if they were not
-    planted BOOLEAN,  -- whether faults of known sizes were computed too, for --power (1 yes, 0 no)
-    timeout_s FLOAT,  -- seconds that one input might take
-    keep_tensors BOOLEAN,  -- whether outputs were kept under tensors/ (1 yes, 0 no)
-    keep_gradients BOOLEAN,  -- whether each parameter's gradient was kept there too (1 yes, 0 no)
-    memory_snapshot BOOLEAN,  -- whether torch's history of CUDA allocations was kept (1 yes, 0 no)
-    laws INTEGER,  -- of how many inputs the laws were asked
-    name VARCHAR,  -- what the replay was called; NULL without --name
+    planted BOOLEAN,  -- whether planted faults of known sizes were also computed, for --power (1 yes, 0 no)
+    timeout_s FLOAT,  -- time limit of each input, in seconds
+    keep_tensors BOOLEAN,  -- whether outputs were saved under tensors/ (1 yes, 0 no)
+    keep_gradients BOOLEAN,  -- whether parameter gradients were saved there as well (1 yes, 0 no)
+    memory_snapshot BOOLEAN,  -- whether torch's history of CUDA allocations was saved (1 yes, 0 no)
+    laws INTEGER,  -- number of inputs whose laws were checked
+    name VARCHAR,  -- the replay's name; NULL without --name
     accept VARCHAR,  -- the verdict of the laws that was accepted; NULL for none
     PRIMARY KEY (replay_id)
 );

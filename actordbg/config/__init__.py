@@ -1,4 +1,4 @@
-"""The settings of a replay, from wherever the user set them to what a configuration comes to on this machine.
+"""The settings of a replay, from every place where a user sets them to the configuration that results on this machine.
 
 In: flags, environment variables, `actordbg.toml`, an accelerate file (`sources`). Out: a `ReplayConfig` (`replay_config`, the
 table of settings), with nothing left open a `Choices` (`choices`), and a configuration that ran in words (`as_ran`).

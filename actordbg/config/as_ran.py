@@ -1,7 +1,7 @@
 """A configuration as it ran: its label, how two differ, whether they are the same, and the options that repeat it.
 
-Workers report how open settings came out (`resolved`); what they do not report counts as asked for. Everything here reads the
-table of settings, so two commands cannot say different things of the same two replays::
+Workers report how open settings were resolved (`resolved`); the others count as requested. Everything here reads the table of
+settings, so two commands cannot describe the same replays differently::
 
     ours, theirs = as_ran(config, resolved), as_ran(other, resolved_there)
     label(ours)                      # "TOY MODEL (tiny) bf16 sdpa, packed, deepspeed ZeRO 3, 2 processes"
@@ -23,80 +23,84 @@ Values = dict[str, Any]
 _HEAD = ("model", "dtype", "attn")
 _ENGINE = ("backend", "zero_stage", "tp", "ring")
 _ALWAYS_TYPED = ("model", "backend")
-_TELLING = [one for one in SETTINGS.values() if one.numbers or one.cost]
-"""The settings that tell one configuration from another: what numbers, time or memory depend on."""
+_TELLING = [setting for setting in SETTINGS.values() if setting.numbers or setting.cost]
+"""The settings that distinguish configurations: numbers, time or memory depend on them."""
 
 
 def as_ran(config: ReplayConfig | Mapping[str, Any], resolved: Mapping[str, Any] | None = None) -> Values:
-    """Each setting's value as the workers reported it, else as given. `config` may be plain data, as files have it."""
-    asked = config.to_dict() if isinstance(config, ReplayConfig) else config
+    """Return each setting's value as the workers reported it, else as given. `config` may be plain data, as files have it."""
+    requested = config.to_dict() if isinstance(config, ReplayConfig) else config
     values = {}
-    for one in SETTINGS.values():
-        ran = (resolved or {}).get(one.resolved) if one.resolved else None
-        values[one.name] = ran if ran is not None and one.takes(ran) else asked.get(one.stored, one.default)
+    for setting in SETTINGS.values():
+        ran = (resolved or {}).get(setting.resolved) if setting.resolved else None
+        values[setting.name] = ran if ran is not None and setting.takes(ran) else requested.get(setting.stored, setting.default)
     return values
 
 
 def label(values: Mapping[str, Any]) -> str:
-    """A configuration in words: "TOY MODEL (tiny) bf16 sdpa, packed, deepspeed ZeRO 3, 2 processes"."""
+    """Describe a configuration in words: "TOY MODEL (tiny) bf16 sdpa, packed, deepspeed ZeRO 3, 2 processes"."""
     if values["truth"]:
         what = "the truth" if values["truth"] in TRUTHS else "each row alone"
         model = SETTINGS["model"].in_words(values["model"])
-        beside = [one.name for one in _TELLING if one.beside_truth is None and one.name not in ("model", "dtype", "truth")]
+        beside = [
+            setting.name
+            for setting in _TELLING
+            if setting.beside_truth is None and setting.name not in ("model", "dtype", "truth")
+        ]
         weights = f" of {values['dtype']} weights" if values["dtype"] else ""
         return ", ".join([f"{model}, {what} in {values['truth']}{weights}", *_words(values, beside)])
     parts = [" ".join(_words(values, _HEAD)), *_words(values, ("packing",)), " ".join(_words(values, _ENGINE))]
-    rest = [one.name for one in _TELLING if one.name not in (*_HEAD, *_ENGINE, "packing")]
+    rest = [setting.name for setting in _TELLING if setting.name not in (*_HEAD, *_ENGINE, "packing")]
     return ", ".join([*parts, *_words(values, rest)])
 
 
 def toy(model: object, before: str = "") -> str:
-    """What to put behind a figure of the embedded toy model: " of a TOY MODEL" with `before` " of a "; "" for any other model."""
+    """Return the suffix of the toy model's figures: " of a TOY MODEL" with `before` " of a "; "" for any other model."""
     return f"{before}{TOY_MODEL}" if model == TINY else ""
 
 
 def on_machine(config: ReplayConfig | Mapping[str, Any], resolved: Mapping[str, Any]) -> str:
-    """The label of a configuration that ran, and the device and kernels that it ran on."""
+    """Describe a configuration that ran: its label, and the device and kernels that it ran on."""
     parts = [label(as_ran(config, resolved)), f"on {resolved.get('device_name') or 'an unknown device'}"]
     parts += [f"ring kernel: {resolved['ring_kernel']}"] if "ring_kernel" in resolved else []
     return ", ".join(parts)
 
 
 def apart(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[str, str]:
-    """In which settings two configurations differ, in the words of each; ("", "") where they are the same."""
+    """Return the settings in which two configurations differ, in the words of each; ("", "") if they are the same."""
     names = differing(ours, theirs)
     return _side(names, ours, theirs), _side(names, theirs, ours)
 
 
 def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """The settings that change numbers, time or memory, and that differ between the two."""
+    """Return the settings that change numbers, time or memory, and that differ between the two."""
     mine, other = telling(ours), telling(theirs)
     return [name for name, value in mine.items() if value != other[name]]
 
 
 def telling(values: Mapping[str, Any]) -> Values:
-    """The settings that tell one configuration from another: what numbers, time or memory depend on. One that the backend
+    """Return the settings that distinguish configurations: numbers, time or memory depend on them. A setting that the backend
     does not have counts as its idle value."""
-    return {one.name: values[one.name] if _has(one, values) else one.idle for one in _TELLING}
+    return {setting.name: values[setting.name] if _has(setting, values) else setting.idle for setting in _TELLING}
 
 
 def costs(values: Mapping[str, Any]) -> Values:
-    """The settings that affect time and memory."""
+    """Return the settings that affect time and memory."""
     return {name: value for name, value in telling(values).items() if SETTINGS[name].cost}
 
 
 def meant(values: Mapping[str, Any], differs: Mapping[str, Any]) -> Values:
-    """What of `differs` means something under a configuration: a plain replay has no ZeRO stage. Other facts stay."""
+    """Keep the settings of `differs` that apply to a configuration: a plain replay has no ZeRO stage. Other facts stay."""
     return {name: value for name, value in differs.items() if name not in SETTINGS or _has(SETTINGS[name], values)}
 
 
 def complete(values: Mapping[str, Any]) -> Values:
-    """Every setting: those of `values`, and the defaults of the others."""
-    return {one.name: values.get(one.name, one.default) for one in SETTINGS.values()}
+    """Complete `values` with the defaults of all other settings."""
+    return {setting.name: values.get(setting.name, setting.default) for setting in SETTINGS.values()}
 
 
 def in_words(name: str, value: Any) -> str:
-    """A setting, or another fact that workers report, in words: "ZeRO 3", "engine training"."""
+    """Describe a setting, or another fact that workers report, in words: "ZeRO 3", "engine training"."""
     if name in SETTINGS:
         return SETTINGS[name].in_words(value)
     return (
@@ -105,7 +109,7 @@ def in_words(name: str, value: Any) -> str:
 
 
 def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """How two configurations differ, as a clause: "A is compiled, B not compiled"; "both are configured alike"."""
+    """Describe the difference of two configurations: "A is compiled, B not compiled"; "Both are configured alike"."""
     mine, other = apart(ours, theirs)
     if mine and other:
         return f"A is {mine}, B {other}"
@@ -115,26 +119,34 @@ def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
 
 
 def repeat_options(values: Mapping[str, Any], command: str = "replay") -> list[str]:
-    """The options of a command that give this configuration again, whatever `actordbg.toml` says of model and backend."""
+    """Return the options of a command that repeat this configuration, whatever model and backend `actordbg.toml` has."""
     words: list[str] = []
-    for one in SETTINGS.values():
-        value = values[one.name]
-        if one.name == "name" or command not in one.commands or not _has(one, values):
+    for setting in SETTINGS.values():
+        value = values[setting.name]
+        if setting.name == "name" or command not in setting.commands or not _has(setting, values):
             continue
-        words += [one.flag, str(value)] if one.name in _ALWAYS_TYPED else one.options(value)
+        words += [setting.flag, str(value)] if setting.name in _ALWAYS_TYPED else setting.options(value)
     return words
 
 
-def _has(one: Setting, values: Mapping[str, Any]) -> bool:
-    return has(one, values["backend"], bool(values["compile"]))
+def _has(setting: Setting, values: Mapping[str, Any]) -> bool:
+    return has(setting, values["backend"], bool(values["compile"]))
 
 
 def _words(values: Mapping[str, Any], names: Iterable[str]) -> list[str]:
-    told = ((SETTINGS[name], values[name]) for name in names)
-    return [one.in_words(value) for one, value in told if _has(one, values) and value not in one.quiet and value is not None]
+    pairs = ((SETTINGS[name], values[name]) for name in names)
+    return [
+        setting.in_words(value)
+        for setting, value in pairs
+        if _has(setting, values) and value not in setting.quiet and value is not None
+    ]
 
 
 def _side(names: Iterable[str], mine: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """What one side is where the two differ. What the other side cannot have is told only if a label would tell it."""
-    told = [SETTINGS[name] for name in names if _has(SETTINGS[name], mine)]
-    return ", ".join(one.in_words(mine[one.name]) for one in told if _has(one, other) or mine[one.name] not in one.quiet)
+    """Describe one side where the two differ. A setting that the other side cannot have appears only if a label would show it."""
+    settings = [SETTINGS[name] for name in names if _has(SETTINGS[name], mine)]
+    return ", ".join(
+        setting.in_words(mine[setting.name])
+        for setting in settings
+        if _has(setting, other) or mine[setting.name] not in setting.quiet
+    )

@@ -1,8 +1,8 @@
-"""What a replay's configuration comes to: every None decided, and where each value came from.
+"""Resolve a replay's configuration: every None gets a value.
 
-`ReplayConfig` says what the user asked for; a field that is None means "as the dump's own record has it, else what suits
-this machine". This module makes those decisions, in one place and without torch, so that the desk can show them before
-anything starts and the worker decides the same.
+`ReplayConfig` has what the user requested; a field that is None means "as the dump's own record has it, else what suits this
+machine". This module makes those decisions, in one place and without torch, so that the desk can show them before anything
+starts and the worker decides the same.
 
 | Field | From the record | Else |
 |---|---|---|
@@ -13,10 +13,10 @@ anything starts and the worker decides the same.
 | temperature | `temperature` | 1.0 |
 | through | the Actor's own code if it is the home trainer's; `rows` for what an adapter recorded | the home trainer's |
 | backward | `grad_enabled`: a training pass is replayed with its backward | off |
-| seed | before each forward the generator states of *its* dump (`actordbg.actor.randomness`) | 0 |
+| seed | before each forward the RNG states of *its* dump (`actordbg.actor.randomness`) | 0 |
 
-The truth (`truth`) decides more on its own: no packing, eager attention, nothing around the model. Its `dtype` is the one that
-the weights are rounded to before they are raised.
+The truth (`truth`) also fixes other fields: no packing, eager attention, nothing around the model. The weights are rounded to its
+`dtype` and then widened.
 
 Packing, temperature and backward follow *each* dump's record where the configuration leaves them open (see
 `ActorSession.run`); what is decided here from the first dump decides how the engine is built.
@@ -58,7 +58,7 @@ class Facts:
 
 
 def gather_facts(*, cuda: bool | None = None, gpus: int | None = None) -> Facts:
-    """The facts of this process's environment, without importing torch.
+    """Gather the facts of this process's environment, without importing torch.
 
     A worker passes `cuda` and `gpus` as torch sees them; the desk leaves them out and goes by the NVIDIA driver's device
     files, `CUDA_VISIBLE_DEVICES`, and whether the installed torch is a CPU build.
@@ -88,7 +88,7 @@ _elsewhere: ContextVar[Facts | None] = ContextVar("facts elsewhere", default=Non
 
 @contextlib.contextmanager
 def facts_elsewhere(facts: Facts) -> Iterator[None]:
-    """Inside the block the desk goes by these facts: its replays run on other machines."""
+    """Make the desk use these facts inside the block: its replays run on other machines."""
     before = _elsewhere.set(facts)
     try:
         yield
@@ -97,21 +97,21 @@ def facts_elsewhere(facts: Facts) -> Iterator[None]:
 
 
 def are_elsewhere() -> bool:
-    """Whether replays run on other machines now, so that what is installed here says nothing."""
+    """Return whether replays now run on other machines, so that it does not matter what is installed here."""
     return _elsewhere.get() is not None
 
 
 def installed_versions() -> dict[str, str]:
-    """Versions of python and of the packages that a replay's result depends on; those not installed are left out."""
+    """Return the versions of python and of the installed packages that a replay's result depends on."""
     import importlib.metadata  # it imports the parsers of e-mail
 
-    found = {"python": ".".join(str(part) for part in sys.version_info[:3])}
+    versions = {"python": ".".join(str(part) for part in sys.version_info[:3])}
     for name in _PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 @dataclass(frozen=True)
@@ -153,27 +153,27 @@ def choose(config: ReplayConfig, defaults: DumpRecord | None, facts: Facts) -> C
 
 
 def adapter_of(actor: Mapping[str, Any]) -> str | None:
-    """The adapter that recorded a call, by what its record says of the actor; None for the trainer that needs none."""
+    """Return the adapter that recorded a call, by the record's facts of the actor; None for the trainer that needs none."""
     label = str(actor.get("actor_class", ""))
     return actor.get("adapter") or (label.partition(".")[0] if "." in label else None)
 
 
 def through_of(config: ReplayConfig, adapter: str | None) -> str:
-    """Whose code runs, "rows" or "trainer", for what this adapter recorded (None: the home trainer)."""
+    """Return whose code runs, "rows" or "trainer", for dumps of this adapter (None: the home trainer)."""
     return config.through or ("rows" if adapter else "trainer")
 
 
 def short_dtype(name: str | None) -> str | None:
-    """The trainer's name of a torch dtype ("bf16" for "torch.bfloat16"); None where an Actor cannot be built in it."""
+    """Return the trainer's name of a torch dtype ("bf16" for "torch.bfloat16"); None if an Actor cannot be built in it."""
     plain = (name or "").removeprefix("torch.")
     return plain if plain in DTYPES else next((short for short, full in DTYPES.items() if full == plain), None)
 
 
 def is_local(model: str) -> bool:
-    """Whether `model` names a folder on this machine rather than a model of a hub."""
+    """Return whether `model` names a folder on this machine rather than a model of a hub."""
     return Path(model).expanduser().is_dir()
 
 
 def first_of(*values: Any) -> Any:
-    """The first value that is not None."""
+    """Return the first value that is not None."""
     return next(value for value in values if value is not None)

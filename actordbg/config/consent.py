@@ -1,14 +1,14 @@
-"""Consent to run code that a model brings along: `--trust-remote-code`.
+"""Consent to run code that ships with a model: `--trust-remote-code`.
 
-It is a fact of a process, not a setting: no file, no variable and no store can hold it. A command has it from its own command
-line, for every model that it names. A worker has it from the argument list that the command gave it, for one model: whatever
-a file in the store says by then, no other model's code runs.
+It is a fact of a process, not a setting: no file, no variable and no store can hold it. A command gets it from its own command
+line, for every model that it names. A worker gets it from the argument list that the command gave it, for a single model:
+whatever a file in the store says by then, no other model's code runs.
 
 Example::
 
     give("/models/mine")                      # in a worker; a command calls give() without a model
     is_given("/models/mine")                  # True
-    arguments("/models/mine")                 # ["--trust-remote-code", "/models/mine"]: for the processes that this one starts
+    arguments("/models/mine")                 # ["--trust-remote-code", "/models/mine"]: for child processes
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _given: str | None = None
 
 
 def words_of(command: str) -> tuple[list[str], str]:
-    """The words of a command line that a file keeps, to be quoted anew, and its remark that consent is needed, or "".
+    """Split a stored command line into its words, to be quoted again, and its remark that consent is needed, or "".
 
-    No words for one that is not of actordbg: nobody is told to paste what somebody else wrote.
+    Returns no words for a command of another program: nobody is told to paste what somebody else wrote.
     """
     line, mark, _ = command.partition(f"  # {NEEDED}")
     try:
@@ -35,24 +35,24 @@ def words_of(command: str) -> tuple[list[str], str]:
 
 
 def give(model: str = _ANY) -> None:
-    """From now on this process may run the code of `model`; without one, of every model that it is told to load."""
+    """Let this process run the code of `model`; by default, of every model that it is told to load."""
     global _given
     _given = model
 
 
 def withhold() -> None:
-    """This process runs no model's code: how each starts."""
+    """Withdraw the consent: this process runs no model's code, which is how each process starts."""
     global _given
     _given = None
 
 
 def is_given(model: str) -> bool:
-    """Whether the code of this model may run here. The tiny model has none."""
+    """Return whether the code of this model may run here. The tiny model has none."""
     from actordbg.config.replay_config import TINY
 
     return model != TINY and _given in (_ANY, model)
 
 
 def arguments(model: str) -> list[str]:
-    """What a worker for this model has in its argument list."""
+    """Return the arguments that give a worker the consent for this model."""
     return [FLAG, model] if is_given(model) else []

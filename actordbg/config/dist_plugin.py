@@ -1,9 +1,9 @@
-"""Backends of torch.distributed beyond gloo and nccl, and the module that brings one along: `--dist-plugin MODULE`.
+"""Backends of torch.distributed beyond gloo and nccl, and the module that registers them: `--dist-plugin MODULE`.
 
-A plugin is code, so it is a fact of a process, as consent is (`consent`): no file, no variable and no store can name one. A
-worker has it from its argument list, and imports it before it makes a process group.
+A plugin is code, so it is a fact of a process, like consent (`consent`): no file, no variable and no store can name it. A worker
+gets it from its argument list, and imports it before it creates a process group.
 
-Whether torch knows a name is asked of torch, in a process of its own: the desk imports neither torch nor a plugin.
+A separate process checks whether torch knows a backend: the desk imports neither torch nor a plugin.
 
 Example::
 
@@ -25,7 +25,7 @@ from actordbg.base.owners import NOT_FROM_HERE
 
 FLAG = "--dist-plugin"
 KNOWN = ("gloo", "nccl")
-"""What needs no question: rules say where these run."""
+"""Backends that need no such check: rules say where these run."""
 _NAME = re.compile(r"[A-Za-z_]\w{0,63}\Z", re.ASCII)
 _MODULE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*\Z", re.ASCII)
 _ASK = """
@@ -41,11 +41,11 @@ _given: str | None = None
 
 
 def give(module: str | None) -> None:
-    """From now on this process and those that it starts use this plugin; None: no plugin. UsageError for no module's name."""
+    """Use this plugin in this process and its children; None: no plugin. UsageError if it is not a module name."""
     global _given
     if module is not None and not _MODULE.match(module):
         raise UsageError(
-            f"{FLAG} {module!r:.80} is not a name of a module", hint="the name that Python imports, such as my_backend"
+            f"{FLAG} {module!r:.80} is not a module name", hint="pass the name that Python imports, such as my_backend"
         )
     _given = module
 
@@ -57,12 +57,12 @@ def load() -> None:
 
 
 def arguments() -> list[str]:
-    """What a worker has in its argument list."""
+    """Return the arguments that give a worker the plugin."""
     return [] if _given is None else [FLAG, _given]
 
 
 def require(backend: str | None) -> None:
-    """UsageError unless torch knows the backend, once it has imported the plugin."""
+    """Raise UsageError unless torch knows the backend after importing the plugin."""
     if backend is not None and (backend not in KNOWN or _given is not None):
         _require(backend, _given)
 
@@ -70,22 +70,22 @@ def require(backend: str | None) -> None:
 @functools.cache
 def _require(backend: str, plugin: str | None) -> None:
     if not _NAME.match(backend):
-        raise UsageError(f"--dist-backend {backend!r:.60} is not a name of a backend", hint="such as gloo, nccl, mpi, ccl")
+        raise UsageError(f"--dist-backend {backend!r:.60} is not a backend name", hint="use a name such as gloo, nccl, mpi, ccl")
     command = [sys.executable, "-c", _ASK, backend, *([] if plugin is None else [plugin])]
     try:
-        asked = subprocess.run(
+        result = subprocess.run(
             command, env={**os.environ, **NOT_FROM_HERE}, capture_output=True, text=True, timeout=_LONGEST_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"torch could not be asked for --dist-backend {backend}: {error}", hint="leave it out") from None
-    if asked.returncode:
+        raise UsageError(f"cannot check --dist-backend {backend} in torch: {error}", hint="drop --dist-backend") from None
+    if result.returncode:
         what = "torch" if plugin is None else f"{FLAG} {plugin}"
-        last = asked.stderr.strip().rpartition("\n")[2]
+        last = result.stderr.strip().rpartition("\n")[2]
         raise UsageError(f"{what} cannot be imported: {last:.300}", hint="install it where torch is, or set PYTHONPATH")
-    known = asked.stdout.split()
+    known = result.stdout.split()
     if backend not in known:
         after = "" if plugin is None else f" after importing {plugin}"
         raise UsageError(
-            f"torch knows no --dist-backend {backend}{after}",
-            hint=f"here it has {', '.join(known)}; {FLAG} MODULE imports what brings another one along",
+            f"torch does not know --dist-backend {backend}{after}",
+            hint=f"use {', '.join(known)}, or pass {FLAG} MODULE with the module that registers it",
         )

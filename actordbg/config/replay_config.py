@@ -1,8 +1,8 @@
-"""The table of settings: each field of ReplayConfig is one, with all that the product knows about it.
+"""The table of settings: each field of ReplayConfig is a setting, with all that the product knows about it.
 
-To add a setting, add a field here; the backend that honours it is the only other place. `actordbg.config.setting` explains
-the facts, CONTRIBUTING.md has the recipe. The order of the fields is that of options, labels and columns; a matrix varies what
-stands first slowest.
+To add a setting, add a field here; the backend that honors it is the only other place. `actordbg.config.setting` explains the
+facts, CONTRIBUTING.md has the recipe. Options, labels and columns follow the order of the fields; a matrix varies the first
+settings slowest.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """The trainer's name of a parameter dtype, and torch's."""
 ATTENTIONS = ("flash_attention_2", "sdpa", "eager")
 LAUNCHERS = {"plain": "python", "deepspeed": "deepspeed", "fsdp2": "torchrun"}
-"""The backends, and what starts their workers. Under `python` each rank is a process of its own, the others compute together."""
+"""The backends, and what starts their workers. Under `python` ranks are independent processes; the others compute together."""
 BACKENDS = tuple(LAUNCHERS)
 TOGETHER = tuple(name for name, launcher in LAUNCHERS.items() if launcher != "python")
 TRUTHS = ("fp32", "fp64")
 LONE_ROWS = (*TRUTHS, "bf16", "fp16")
-"""What --truth computes in: a truth, or with the lower dtypes what these cost by themselves."""
+"""Dtypes of --truth: a truth, or with the lower dtypes the cost of the dtype alone."""
 VARIATIONS = ("repeat", "repad", "rebatch", "reorder")
-"""What `vary` does to an input: see `actordbg.laws.changes`."""
+"""How `vary` changes an input: see `actordbg.laws.changes`."""
 COMPILE_BACKENDS = ("inductor", "aot_eager", "eager")
-"""What torch.compile may hand its graphs to; each runs one stage less, which tells which stage breaks."""
+"""Backends of torch.compile; each runs one stage less than the backend before it, which shows the stage that breaks."""
 ACCEPTABLE = ("nondeterministic",)
-"""What `--accept` takes: verdicts that are no failure of the configuration where the user says so."""
+"""Values of `--accept`: verdicts that the user may exclude from the failures of the configuration."""
 USUAL_LAWS, ALL_LAWS = 2, 10**6
-"""Of how many inputs `matrix`, and `--laws` without a number, asks the laws; and what `--laws all` stands for."""
+"""Number of inputs whose laws `matrix`, and `--laws` without a number, checks; and the number that `--laws all` stands for."""
 TINY = "tiny"
 TOY_MODEL = "TOY MODEL"
-"""What `tiny` is called wherever a figure of it stands: its speed and its memory say nothing of anybody's model."""
+"""Name of `tiny` beside each of its figures: its speed and its memory say nothing about a user's model."""
 DEFAULT_SEED = 0
 NAME = re.compile(r"[A-Za-z][\w.+-]{0,63}\Z")
-"""What a replay may be called: ids begin with a digit."""
+"""Valid names of replays: ids begin with a digit."""
 NOT_NAMES = ("last", "all", "truth", "golden")
 """Words that mean other things where a replay is named."""
 
@@ -48,14 +48,14 @@ _JUDGES = ("replay", "check", "matrix")
 _NO_TRAINING = (*_REPLAYS, "families", "actor init", "curve")
 _NO_CURVE = (*_REPLAYS, "actor init", "train-check")
 deciding_setting = partial(setting, numbers=True, cost=True)
-"""A setting that changes what comes out, and its time or memory."""
+"""A setting that changes the results, and time or memory."""
 run_setting = partial(setting, switchable=True, resolved=None)
-"""A setting of the run, not of the Actor: no worker reports how it came out."""
+"""A setting of the run, not of the Actor: workers do not report it."""
 
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """A replay's configuration as asked for. None means: as the dump's own record has it, else the backend's default."""
+    """A replay's configuration as requested. None means: as the dump's own record has it, else the backend's default."""
 
     model: str = deciding_setting(
         TINY,
@@ -146,7 +146,7 @@ class ReplayConfig:
     )  # fmt: skip
     compile_backend: str | None = deciding_setting(
         None,
-        help="Backend of torch.compile (default inductor). aot_eager skips code generation; eager skips AOTAutograd too.",
+        help="Backend of torch.compile (default inductor). aot_eager skips code generation; eager also skips AOTAutograd.",
         metavar="inductor|aot_eager|eager", column="what torch.compile was told to use: inductor, aot_eager or eager",
         values=COMPILE_BACKENDS, words="compile backend {}", brief={}, unset="no compile backend", quiet=(None, "inductor"),
         axis=Axis("for compiled cells"), needs="--compile on, or off,on", switchable=True, beside_truth=(None,),
@@ -168,7 +168,7 @@ class ReplayConfig:
     backward: bool | None = setting(
         None,
         help="Also run backward (default: if the recorded call did).",
-        column="whether backward ran too",
+        column="whether backward also ran",
         words=("forward only", "with backward"), unset="backward as recorded", quiet=(None, False, True), cost=True,
         commands=_NO_TRAINING,
     )  # fmt: skip
@@ -183,7 +183,7 @@ class ReplayConfig:
         None,
         help="RNG seed for each input (default: the recorded RNG state, else 0).",
         metavar="N", column="random seed",
-        words="seed {}", unset="the recorded generator states", quiet=(None,), numbers=True, switchable=True, resolved=None,
+        words="seed {}", unset="the recorded RNG state", quiet=(None,), numbers=True, switchable=True, resolved=None,
     )  # fmt: skip
     align: str | None = setting(
         None,
@@ -212,46 +212,46 @@ class ReplayConfig:
     )  # fmt: skip
     planted: bool = setting(
         False,
-        help="Plant faults of known sizes beside the lone rows, to see which would be noticed.",
-        column="whether faults of known sizes were computed too, for --power",
+        help="Plant faults of known sizes beside the lone rows, to see which would be detected.",
+        column="whether planted faults of known sizes were also computed, for --power",
         words=("no fault planted", "with planted faults"), quiet=(False,), commands=(), flag_only=True, decides_truth=True,
         resolved=None,
     )  # fmt: skip
     timeout_s: float = run_setting(
         600.0,
         help="Time limit per input, compilation included (default 600).",
-        metavar="SECONDS", column="seconds that one input might take",
+        metavar="SECONDS", column="time limit of each input, in seconds",
         option="timeout", above=0, words="timeout {:g} s", commands=(*_NO_CURVE, "families"),
     )  # fmt: skip
     keep_tensors: bool = run_setting(
         True,
         help="Save log-probs and entropies for `compare` (default: on).",
-        column="whether outputs were kept under tensors/",
+        column="whether outputs were saved under tensors/",
         words=("outputs not kept", "outputs kept"), commands=("replay",),
     )  # fmt: skip
     keep_gradients: bool = run_setting(
         False,
         help="Also save parameter gradients, whole or a fixed sample.",
-        column="whether each parameter's gradient was kept there too",
+        column="whether parameter gradients were saved there as well",
         words=("gradients not kept", "gradients kept"), commands=_JUDGES,
     )  # fmt: skip
     memory_snapshot: bool = run_setting(
         False,
         help="Save torch's CUDA allocation history, one file per rank.",
-        column="whether torch's history of CUDA allocations was kept",
+        column="whether torch's history of CUDA allocations was saved",
         words=("allocations not recorded", "allocations recorded"), commands=("replay",), beside_truth=(False,),
     )  # fmt: skip
     laws: int = run_setting(
         0,
-        help=f"Ask N inputs for their laws ({USUAL_LAWS} without a number): does what must not matter change anything?",
-        metavar="[N|all]", column="of how many inputs the laws were asked",
+        help=f"Check the laws (invariance checks) on N inputs ({USUAL_LAWS} without a number).",
+        metavar="[N|all]", column="number of inputs whose laws were checked",
         least=0, named={"all": ALL_LAWS}, bare=str(USUAL_LAWS), shorthand=("no-laws", 0), words="laws of {} inputs",
         commands=_JUDGES, beside_truth=(0,),
     )  # fmt: skip
     name: str | None = run_setting(
         None,
         help="Name it, for `report NAME` or `compare NAME truth` (the newest such replay wins).",
-        metavar="NAME", column="what the replay was called; NULL without --name",
+        metavar="NAME", column="the replay's name; NULL without --name",
         words="called {}", commands=("replay", "check"), flag_only=True,
     )  # fmt: skip
     accept: str | None = run_setting(
@@ -263,29 +263,27 @@ class ReplayConfig:
 
     @property
     def lane_width(self) -> int:
-        """How many ranks run one input together: a *lane*. Ranks of a lane are neighbours; its first one writes the
-        results.
-        """
+        """Number of ranks that run an input together: a *lane*. Ranks of a lane are adjacent; the first writes the results."""
         return self.nproc if self.align == "same" else self.tp * self.ring
 
     @property
     def lanes(self) -> int:
-        """How many inputs run at a time."""
+        """Number of inputs that run at a time."""
         return self.nproc // self.lane_width
 
     @property
     def compiles(self) -> bool:
-        """Whether torch.compile or DeepCompile compiles the model."""
+        """True if torch.compile or DeepCompile compiles the model."""
         return self.compile or self.deepcompile
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON, by the names that files have."""
-        return {one.stored: getattr(self, one.name) for one in SETTINGS.values()}
+        """Convert to plain data for JSON, by the names in files."""
+        return {entry.stored: getattr(self, entry.name) for entry in SETTINGS.values()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ReplayConfig:
-        """From plain data; keys that this version does not know are refused with NewerFormat."""
-        names = {one.stored: one.name for one in SETTINGS.values()}
+        """Build from plain data; NewerFormat for keys that this version does not know."""
+        names = {entry.stored: entry.name for entry in SETTINGS.values()}
         unknown = sorted(data.keys() - names.keys())
         if unknown:
             raise NewerFormat(f"a replay's configuration has unknown settings: {', '.join(unknown)}", hint="upgrade actordbg")
@@ -294,44 +292,44 @@ class ReplayConfig:
 
 SETTINGS: dict[str, Setting] = table_of(ReplayConfig)
 """The table of settings, by name."""
-AXES: dict[str, Setting] = {name: one for name, one in SETTINGS.items() if one.axis is not None}
-"""The settings that a matrix varies. What varies slowest stands first: that is the order of the combinations."""
+AXES: dict[str, Setting] = {name: entry for name, entry in SETTINGS.items() if entry.axis is not None}
+"""The settings that a matrix varies, the slowest first: that is the order of the combinations."""
 
 
-def has(one: Setting, backend: str, compile: bool) -> bool:
-    """Whether the setting means anything with this backend, compiled or not."""
-    if one.name == "compile_backend":
+def has(entry: Setting, backend: str, compile: bool) -> bool:
+    """Return whether the setting applies to this backend, compiled or not."""
+    if entry.name == "compile_backend":
         return compile
-    return not one.backends or backend in one.backends or (one.name == "tp" and backend == "deepspeed")
+    return not entry.backends or backend in entry.backends or (entry.name == "tp" and backend == "deepspeed")
 
 
 def validate(config: ReplayConfig) -> None:
-    """Refuse, with UsageError, values that mean nothing on any machine."""
-    for one in SETTINGS.values():
-        value = getattr(config, one.name)
-        if not one.allows(value):
-            wrong = "is not known" if one.values else "is too small"
-            raise UsageError(f"{one.flag} {one.typed(value)} {wrong}", hint=f"{one.flag}: {one.hint}")
-        if config.truth is not None and one.beside_truth is not None and value not in one.beside_truth:
-            option = one.flag + ("" if value is True else f" {value}")
-            raise UsageError(  # a truth that was packed, compiled or sharded would be none
+    """Refuse, with UsageError, values that are invalid on any machine."""
+    for entry in SETTINGS.values():
+        value = getattr(config, entry.name)
+        if not entry.allows(value):
+            wrong = "is not known" if entry.values else "is too small"
+            raise UsageError(f"{entry.flag} {entry.typed(value)} {wrong}", hint=f"{entry.flag}: {entry.hint}")
+        if config.truth is not None and entry.beside_truth is not None and value not in entry.beside_truth:
+            option = entry.flag + ("" if value is True else f" {value}")
+            raise UsageError(  # a packed, compiled or sharded truth would not be a truth
                 f"{SETTINGS['truth'].flag} and {option} conflict: the truth is each row alone, unpadded, "
                 "with eager attention in plain PyTorch",
                 hint=f"drop {option}",
             )
     if config.name is not None and (NAME.match(config.name) is None or config.name in NOT_NAMES):
-        hint = f"a letter, then letters, digits and . _ + -, and none of {', '.join(NOT_NAMES)}"
+        hint = f"use a letter, then letters, digits and . _ + -; reserved: {', '.join(NOT_NAMES)}"
         raise UsageError(f"--name {config.name!r:.40} cannot name a replay", hint=hint)
     if config.compile_backend and not config.compile:
-        raise UsageError("--compile-backend compiles nothing on its own", hint="add --compile")
+        raise UsageError("--compile-backend needs --compile", hint="add --compile")
     for name in ("zero_stage", "deepcompile"):
-        one = SETTINGS[name]
-        if getattr(config, name) != one.idle and config.backend not in one.backends:
-            raise UsageError(f"{one.flag} needs DeepSpeed", hint=f"add {one.needs}, or drop {one.flag}")
+        entry = SETTINGS[name]
+        if getattr(config, name) != entry.idle and config.backend not in entry.backends:
+            raise UsageError(f"{entry.flag} needs DeepSpeed", hint=f"add {entry.needs}, or drop {entry.flag}")
     if config.keep_gradients and config.backward is False:
-        raise UsageError("--keep-gradients keeps nothing without a backward", hint="leave --no-backward out")
+        raise UsageError("--keep-gradients needs a backward", hint="drop --no-backward")
     if config.nproc % (config.tp * config.ring):
         raise UsageError(
             f"--nproc {config.nproc} cannot be divided into groups of {config.tp * config.ring} (--tp x --ring)",
-            hint=f"--nproc {config.tp * config.ring}, or a multiple of it",
+            hint=f"use --nproc {config.tp * config.ring}, or a multiple of it",
         )

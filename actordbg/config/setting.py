@@ -1,4 +1,4 @@
-"""What a setting is: everything that the product knows about one, declared beside the field that holds its value.
+"""Settings: everything that the product knows about a setting, declared beside the field that holds its value.
 
 A configuration is a dataclass, and each of its fields is a setting (`actordbg.config.replay_config`)::
 
@@ -19,7 +19,7 @@ from typing import Any
 from actordbg.base.errors import UsageError
 
 ENVIRONMENT = "ACTORDBG_REPLAY_"
-"""What the environment variable of a setting begins with."""
+"""Prefix of the settings' environment variables."""
 COMMANDS = ("replay", "check", "noise", "matrix", "families", "actor init", "curve", "train-check")
 """The commands that take settings."""
 _SWITCH = {"on": True, "off": False, "yes": True, "no": False, "true": True, "false": False, "1": True, "0": False}
@@ -27,7 +27,7 @@ _SWITCH = {"on": True, "off": False, "yes": True, "no": False, "true": True, "fa
 
 @dataclass(frozen=True)
 class Axis:
-    """How a matrix varies a setting: what the help says of its values, and those it takes when no axis is given."""
+    """How a matrix varies a setting: the help's note on its values, and its values if no axis is given."""
 
     note: str = ""
     default: tuple[Any, ...] = ()
@@ -35,21 +35,21 @@ class Axis:
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of a replay.
+    """A setting of a replay.
 
     kind: bool, int, float or str. default: None means "as the dump's record has it, else what suits the machine".
     stored: its key in files and its column in the catalog. option: its name on the command line, without dashes.
-    old_option: a spelling that still works. bare: the value of the option without one. shorthand: an option that
-    stands for one value, (option, value).
+    old_option: a spelling that still works. bare: the value of an option that is typed without a value. shorthand: an option
+    that stands for a value, (option, value).
     named: numbers that have a name, such as all.
-    values: all that it can be; least: the smallest number; above: what the number must exceed.
-    words: its words in a label: a format of the value, those for off and on, or by value. brief: the same where room is short.
+    values: all valid values; least: the smallest number; above: what the number must exceed.
+    words: its words in a label: a format of the value, the words for off and on, or by value. brief: like words, but shorter.
     unset: the words for None. quiet: values that a label leaves out.
-    backends: those that have it, () for all. needs: the options without which it means nothing. idle: its value there.
-    commands: those that have its option; axis: how `matrix` varies it. flag_only: it is never taken from a file or a variable.
-    numbers: it changes what comes out. cost: it changes time or memory. switchable: a loaded Actor can be switched to it.
+    backends: the backends that have it, () for all. needs: the options that it needs. idle: its value without them.
+    commands: the commands with its option; axis: how `matrix` varies it. flag_only: it never comes from a file or a variable.
+    numbers: it changes the results. cost: it changes time or memory. switchable: a loaded Actor can be switched to it.
     decides_truth: the truth depends on it. beside_truth: the values that do not contradict a truth.
-    resolved: the name under which workers report how it came out, None where only the request counts.
+    resolved: the name under which workers report its value, None if only the request counts.
     """
 
     name: str
@@ -86,17 +86,17 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """As on the command line: "--zero-stage"."""
+        """The option on the command line: "--zero-stage"."""
         return f"--{self.option}"
 
     @property
     def variable(self) -> str:
-        """Its environment variable: "ACTORDBG_REPLAY_ZERO_STAGE"."""
+        """The environment variable: "ACTORDBG_REPLAY_ZERO_STAGE"."""
         return ENVIRONMENT + self.option.replace("-", "_").upper()
 
     @property
     def hint(self) -> str:
-        """What it can be, in words: "one of: 0, 1, 2, 3"."""
+        """The valid values in words: "one of: 0, 1, 2, 3"."""
         if self.values:
             return f"one of: {', '.join(map(str, self.values))}"
         if self.kind is bool:
@@ -107,7 +107,7 @@ class Setting:
         return f"{self.least} or more{names}" if self.least is not None else f"a {_KINDS[self.kind]}"
 
     def parse(self, text: str) -> Any:
-        """The value that a text stands for; ValueError for one that it does not have."""
+        """Parse a value; ValueError if it is invalid."""
         if self.kind is bool:
             if text.strip().lower() not in _SWITCH:
                 raise ValueError(text)
@@ -118,7 +118,7 @@ class Setting:
         return value
 
     def allows(self, value: Any) -> bool:
-        """Whether the setting can have this value at all. None, for a setting that may be left open, is always allowed."""
+        """Return whether the setting can have this value. None, for a setting that may be left open, is always allowed."""
         if value is None:
             return True
         if self.values and value not in self.values:
@@ -128,14 +128,14 @@ class Setting:
         return self.above is None or bool(value > self.above)
 
     def takes(self, value: Any) -> bool:
-        """Whether a value out of a file has the setting's type. A whole number is a float as well, but no switch is a number."""
+        """Return whether a value from a file has the setting's type. An integer counts as a float, but a bool not as a number."""
         return type(value) in ((int, float) if self.kind is float else (self.kind,))
 
     def list_of(self, text: str) -> list[Any]:
-        """The values of a matrix's comma list, each once, in order; UsageError for one that the setting does not have."""
+        """Parse a matrix's comma list into values, each once, in order; UsageError for an invalid value."""
         parts = [part.strip() for part in text.split(",") if part.strip()]
         if self.kind is bool:
-            parts = [one for part in parts for one in (("off", "on") if part.lower() == "both" else (part,))]
+            parts = [item for part in parts for item in (("off", "on") if part.lower() == "both" else (part,))]
         example = f"for example {self.flag} {self.example}"
         if not parts:
             raise UsageError(f"{self.flag} lists no value", hint=example)
@@ -155,12 +155,12 @@ class Setting:
         return ",".join(map(str, self.values)) or f"{self.least},{(self.least or 0) + 1}"
 
     def typed(self, value: Any) -> str:
-        """A value as one writes it in a list or a variable: "on", "3"."""
+        """Format a value as in a list or a variable: "on", "3"."""
         name = next((name for name, number in self.named.items() if number == value), str(value))
         return ("on" if value else "off") if isinstance(value, bool) else name
 
     def in_words(self, value: Any, *, brief: bool = False) -> str:
-        """One value in a word or two: "ZeRO 3", "packed", "not compiled". brief: where a table has 24 columns for it."""
+        """Describe a value in a word or two: "ZeRO 3", "packed", "not compiled". brief: for a table column of 24 characters."""
         if value is None:
             return self.unset or f"{self.plain_name} left open"
         if brief and isinstance(self.brief, Mapping):
@@ -174,11 +174,11 @@ class Setting:
 
     @property
     def plain_name(self) -> str:
-        """Its name as a reader says it: "compile backend"."""
+        """The name in plain words: "compile backend"."""
         return self.option.replace("-", " ")
 
     def options(self, value: Any) -> list[str]:
-        """The words of a command line that give it this value; [] for its default."""
+        """Return the command-line words that set this value; [] for the default."""
         if value is None or value == self.default:
             return []
         if self.kind is bool:
@@ -198,7 +198,7 @@ def table_of(configuration: Any) -> dict[str, Setting]:
     """Return the settings of a configuration's dataclass by name, in the order of its fields."""
     hints, table = typing.get_type_hints(configuration), {}
     for field in dataclasses.fields(configuration):
-        kind = next(one for one in typing.get_args(hints[field.name]) or (hints[field.name],) if one is not type(None))
+        kind = next(member for member in typing.get_args(hints[field.name]) or (hints[field.name],) if member is not type(None))
         usual = {"stored": field.name, "option": field.name.replace("_", "-"), "resolved": field.name, "idle": field.default}
         table[field.name] = Setting(field.name, kind, field.default, **{**usual, **field.metadata})
     return table

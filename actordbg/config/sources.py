@@ -1,4 +1,4 @@
-"""What the user set, wherever they set it: flag > environment > `actordbg.toml` > default.
+"""Merge what the user set: flag > environment > `actordbg.toml` > default.
 
 `actordbg.toml` is looked for in the current folder and its parents::
 
@@ -9,17 +9,17 @@
     backend = "deepspeed"
     timeout = 600
 
-Environment variables: `ACTORDBG_STORE` (the store), `ACTORDBG_CONFIG` (another file than `actordbg.toml`),
+Environment variables: `ACTORDBG_STORE` (the store), `ACTORDBG_CONFIG` (a file instead of `actordbg.toml`),
 `ACTORDBG_REPLAY_<SETTING>` (a setting of replays, such as `ACTORDBG_REPLAY_BACKEND`), `ACTORDBG_DISABLE=1` (turns the
 capture hook off), `ACTORDBG_RUN` (the run's name, in the training job). `DEBUG_DISABLE_FSDP=1` alone wins over a flag: fsdp2 is
 the plain Actor then, in one process.
 
-An `actordbg.toml` decides which store and which model commands take, and it is found where anybody may have put it. So one of
-another user is refused, unless the user's own configuration, `~/.config/actordbg/config.toml`, lists its folder::
+An `actordbg.toml` decides which store and which model commands use, and anybody may have put it where it is found. So another
+user's file is refused, unless the user's own configuration, `~/.config/actordbg/config.toml`, lists its folder::
 
     safe_directories = ["/shared/project", "~/work"]     # these and what is below them; "*": every folder
 
-`--accelerate-config PATH|default` gives the settings that an `accelerate config` comes to; a flag wins:
+`--accelerate-config PATH|default` converts an `accelerate config` to settings; a flag wins:
 
 | In the file | Setting |
 |---|---|
@@ -29,8 +29,7 @@ another user is refused, unless the user's own configuration, `~/.config/actordb
 | `mixed_precision` bf16, fp16, no | `--dtype` bf16, fp16, fp32 |
 | `dynamo_config.dynamo_backend` inductor, aot_eager, eager | `--compile --compile-backend` |
 
-Every other key that says something is named as not honoured. A file for several machines is refused: which they are is said
-with `--engine ray`.
+Every other key with a value is named as not honored. A file for several machines is refused: use `--engine ray` for these.
 """
 
 from __future__ import annotations
@@ -54,21 +53,21 @@ SAFE = "safe_directories"
 DEFAULT_STORE = "store"
 FSDP_OFF = "DEBUG_DISABLE_FSDP"
 ACCELERATE = "--accelerate-config"
-_HONOURED = (
+_HONORED = (
     "distributed_type", "num_processes", "deepspeed_config.zero_stage", "mixed_precision", "dynamo_config.dynamo_backend",
 )  # fmt: skip
 _BACKENDS = {"DEEPSPEED": "deepspeed", "FSDP": "fsdp2"}
 _PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "no": "fp32"}
 _SILENT = ("compute_environment", "debug", "num_machines", "machine_rank", "rdzv_backend", "main_training_function", "use_cpu")
-"""Keys that mean nothing for one machine, and what accelerate writes into every file."""
-_BY_OPTION = {one.option: one for one in SETTINGS.values() if not one.flag_only}
+"""Keys that have no meaning on a single machine, or that accelerate writes into every file."""
+_BY_OPTION = {setting.option: setting for setting in SETTINGS.values() if not setting.flag_only}
 
 
 @dataclass(frozen=True)
 class Settings:
     """The merged settings: the store's folder, and the defaults of `replay` by option name. `file`: where those come from.
 
-    url: of a store that lies elsewhere; then `store` is the folder of its mirror.
+    url: of a remote store; then `store` is the folder of its mirror.
     """
 
     store: Path
@@ -87,14 +86,16 @@ class Asked:
 
     @property
     def in_words(self) -> str:
-        """What came from outside of the command line: "backend plain (ACTORDBG_REPLAY_BACKEND)"; "" for nothing."""
-        told = ((SETTINGS[name], source) for name, source in self.sources.items())
-        return ", ".join(f"{one.option} {one.typed(getattr(self.config, one.name))} ({source})" for one, source in told)
+        """The settings that no flag gave, in words: "backend plain (ACTORDBG_REPLAY_BACKEND)"; "" for none."""
+        pairs = ((SETTINGS[name], source) for name, source in self.sources.items())
+        return ", ".join(
+            f"{setting.option} {setting.typed(getattr(self.config, setting.name))} ({source})" for setting, source in pairs
+        )
 
 
 def load_settings(store_flag: str | Path | None = None, start: Path | None = None) -> Settings:
     """Merge flag, environment and file. Raises UsageError for a file that cannot be read or has unknown keys, Refused
-    for one of another user."""
+    for another user's file."""
     path, named = find_file(start)
     data = _read(path, named) if path else {}
     store, source = DEFAULT_STORE, "default"
@@ -105,7 +106,7 @@ def load_settings(store_flag: str | Path | None = None, start: Path | None = Non
     elif path and "store" in data:
         store, source = data["store"] if "://" in data["store"] else os.fspath(path.parent / data["store"]), str(path)
     if not store.strip():  # it would be the working folder
-        raise UsageError(f"{source} names no store: it is empty", hint=f"{source} DIR, or leave it out for ./{DEFAULT_STORE}")
+        raise UsageError(f"{source} names no store: it is empty", hint=f"set {source} DIR, or drop it for ./{DEFAULT_STORE}")
     store = store.removeprefix("file://")
     url = store if "://" in store else None
     # the mirror of a store behind a URL lies in the user's cache
@@ -114,7 +115,7 @@ def load_settings(store_flag: str | Path | None = None, start: Path | None = Non
 
 
 def mirror_name(url: str) -> str:
-    """The name of what belongs to a store behind a URL: readable, and one for each URL."""
+    """Return the local name of a store behind a URL: readable, and unique for each URL."""
     import hashlib  # `--help` needs no more than the options
 
     address = url.partition("#")[0].rstrip("/")
@@ -124,11 +125,11 @@ def mirror_name(url: str) -> str:
 
 
 def build_config(settings: Settings, flags: Mapping[str, Any]) -> Asked:
-    """The checked configuration that flags (None: not given), environment and file come to.
+    """Build the validated configuration from flags (None: not given), environment and file.
 
-    A source that names the backend, or asks for the truth, silences what weaker sources say for another backend, or against
+    A source that names the backend, or requests the truth, overrides settings of weaker sources for another backend, or against
     a truth. FSDP_OFF wins over a flag: fsdp2 becomes the plain Actor in one process. Raises UsageError for unknown names, wrong
-    types and values that mean nothing.
+    types and invalid values.
     """
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
@@ -141,9 +142,9 @@ def build_config(settings: Settings, flags: Mapping[str, Any]) -> Asked:
     for layer in layers:
         stronger = dict(values)
         for name, (value, source) in layer.items():
-            one = SETTINGS[name]
-            beside_truth = "truth" in stronger and one.beside_truth is not None
-            other_backend = one.backends and "backend" in stronger and stronger["backend"] not in one.backends
+            setting = SETTINGS[name]
+            beside_truth = "truth" in stronger and setting.beside_truth is not None
+            other_backend = setting.backends and "backend" in stronger and stronger["backend"] not in setting.backends
             if not (name in stronger or beside_truth or other_backend):
                 values[name] = value
                 sources |= {name: source} if source else {}
@@ -154,46 +155,48 @@ def build_config(settings: Settings, flags: Mapping[str, Any]) -> Asked:
 
 
 def from_environment() -> dict[str, tuple[Any, str]]:
-    """The settings that environment variables give: by name, (value, variable). UsageError for one that says nothing."""
-    found: dict[str, tuple[Any, str]] = {}
+    """Read the settings in environment variables: by name, (value, variable). UsageError for an unknown or invalid variable."""
+    values: dict[str, tuple[Any, str]] = {}
     for variable in sorted(name for name in os.environ if name.startswith(ENVIRONMENT)):
-        one = _BY_OPTION.get(variable.removeprefix(ENVIRONMENT).replace("_", "-").lower())
-        if one is None:
+        setting = _BY_OPTION.get(variable.removeprefix(ENVIRONMENT).replace("_", "-").lower())
+        if setting is None:
             known = ", ".join(sorted(other.variable for other in _BY_OPTION.values()))
             raise UsageError(f"{variable} is not a setting of a replay", hint=f"unset it; known: {known}")
-        if one.name in found:
-            raise UsageError(f"{variable} and {found[one.name][1]} are one setting", hint="unset one of them")
+        if setting.name in values:
+            raise UsageError(f"{variable} and {values[setting.name][1]} set the same setting", hint="unset either")
         try:
-            found[one.name] = (one.parse(os.environ[variable]), variable)
+            values[setting.name] = (setting.parse(os.environ[variable]), variable)
         except ValueError:
             raise UsageError(
-                f"{variable}={os.environ[variable]:.60} is not a value of --{one.option}", hint=f"{one.hint}; or unset it"
+                f"{variable}={os.environ[variable]:.60} is not a value of --{setting.option}", hint=f"{setting.hint}; or unset it"
             ) from None
-    return found
+    return values
 
 
 def fsdp_is_off() -> bool:
-    """Whether FSDP_OFF is set."""
+    """Return whether FSDP_OFF is set."""
     return os.environ.get(FSDP_OFF, "") not in ("", "0")
 
 
 def _from_file(settings: Settings) -> dict[str, tuple[Any, str]]:
-    found = {}
+    values = {}
     for key, value in settings.replay.items():
-        one = _BY_OPTION.get(key.replace("_", "-"))
+        setting = _BY_OPTION.get(key.replace("_", "-"))
         where = Path(settings.file).name
-        if one is None:
+        if setting is None:
             raise UsageError(f"{where}: [replay] has an unknown key {key!r}", hint=f"known: {', '.join(sorted(_BY_OPTION))}")
-        if not one.takes(value):
-            raise UsageError(f"{where}: [replay] {key} = {value!r} is not of type {one.kind.__name__}", hint="correct the file")
-        if one.name in found:
-            raise UsageError(f"{where}: [replay] {key} is there in two spellings", hint="keep one of them")
-        found[one.name] = (one.kind(value), settings.file)
-    return found
+        if not setting.takes(value):
+            raise UsageError(
+                f"{where}: [replay] {key} = {value!r} is not of type {setting.kind.__name__}", hint="correct the file"
+            )
+        if setting.name in values:
+            raise UsageError(f"{where}: [replay] {key} appears in two spellings", hint="keep one spelling")
+        values[setting.name] = (setting.kind(value), settings.file)
+    return values
 
 
 def find_file(start: Path | None = None) -> tuple[Path | None, bool]:
-    """The settings file of commands in this folder, if there is one, and whether ACTORDBG_CONFIG names it."""
+    """Find the settings file of commands in this folder, or None, and whether ACTORDBG_CONFIG names it."""
     named = os.environ.get("ACTORDBG_CONFIG")
     if named:
         if not Path(named).is_file():
@@ -205,32 +208,32 @@ def find_file(start: Path | None = None) -> tuple[Path | None, bool]:
 
 
 def own_file() -> Path:
-    """The user's own configuration, which need not be there."""
+    """Return the path of the user's own configuration, which need not exist."""
     return user_folder("XDG_CONFIG_HOME", "~/.config") / "config.toml"
 
 
 def _read(path: Path, named: bool) -> dict[str, Any]:
-    """What the file says. Refused if it is another user's; a file that the user named is the user's choice."""
+    """Read the file. Refused if it is another user's; a file that the user named is the user's choice."""
     raw, owner = _bytes(path)
     if not (named or is_own(owner) or _is_listed(path.parent)):
         raise Refused(
-            f"{path} belongs to {name_of(owner)}, not to you, and would decide which store and which model commands take",
+            f"{path} belongs to {name_of(owner)}, not to you, and would decide which store and which model commands use",
             hint=f'if you trust that folder: {SAFE} = ["{path.parent}"] in {own_file()}; or name the file in ACTORDBG_CONFIG',
         )
     return _parsed(raw, path, {"store": str, "replay": dict}, "store, [replay]")
 
 
 def _is_listed(folder: Path) -> bool:
-    """Whether the user's own configuration lists this folder, a parent of it, or every folder."""
+    """Return whether the user's own configuration lists this folder, a parent of it, or every folder."""
     path = own_file()
     if not path.is_file():
         return False
     raw, owner = _bytes(path)
     if not is_own(owner):
-        raise Refused(f"{path} belongs to {name_of(owner)}, not to you", hint="a configuration of yours is a file of yours")
-    listed = [str(one) for one in _parsed(raw, path, {SAFE: list}, SAFE).get(SAFE, [])]
-    here, folders = folder.resolve(), [Path(os.path.expanduser(one)) for one in listed]  # noqa: PTH111 - it raises nothing
-    return "*" in listed or any(here.is_relative_to(one.resolve()) for one in folders if one.is_absolute())
+        raise Refused(f"{path} belongs to {name_of(owner)}, not to you", hint="replace it with a file that you own")
+    listed = [str(entry) for entry in _parsed(raw, path, {SAFE: list}, SAFE).get(SAFE, [])]
+    here, folders = folder.resolve(), [Path(os.path.expanduser(entry)) for entry in listed]  # noqa: PTH111 - it raises nothing
+    return "*" in listed or any(here.is_relative_to(entry.resolve()) for entry in folders if entry.is_absolute())
 
 
 def _bytes(path: Path) -> tuple[bytes, Owner]:
@@ -251,7 +254,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def _parsed(raw: bytes, path: Path, keys: Mapping[str, Any], known: str) -> dict[str, Any]:
-    """A TOML file that has these keys only, of these types."""
+    """Parse a TOML file that may have only these keys, of these types."""
     try:
         data = parse_toml(raw.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -261,12 +264,12 @@ def _parsed(raw: bytes, path: Path, keys: Mapping[str, Any], known: str) -> dict
         raise UsageError(f"{path} has unknown keys: {', '.join(unknown)}", hint=f"known keys: {known}")
     for name, kind in keys.items():
         if not isinstance(data.get(name, kind()), kind):
-            raise UsageError(f"{path}: {name} is no {kind.__name__}", hint="see docs/reference/settings.md")
+            raise UsageError(f"{path}: {name} is not of type {kind.__name__}", hint="see docs/reference/settings.md")
     return data
 
 
 def read_accelerate(named: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the settings by name that an `accelerate config` comes to, and the keys that are not honoured.
+    """Convert an `accelerate config`: return the settings by name, and the keys that are not honored.
 
     named: the file that ACCELERATE names, or `default` for accelerate's own. UsageError for what accelerate does not read,
     EnvironmentProblem without accelerate, Unsupported for several machines.
@@ -276,25 +279,25 @@ def read_accelerate(named: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     path = Path(loader.default_config_file) if named == "default" else Path(named)
     if not path.is_file():
         raise UsageError(
-            f"{ACCELERATE} {path} is not a file", hint="`accelerate config` writes one; its default is called `default` here"
+            f"{ACCELERATE} {path} is not a file", hint="run `accelerate config`, and pass `default` for the file that it writes"
         )
     try:
-        told = loader.load_config_from_file(str(path)).to_dict()
+        data = loader.load_config_from_file(str(path)).to_dict()
     except Exception as error:  # noqa: BLE001 - yaml, json and accelerate raise what they like for a damaged file
         raise UsageError(
             f"accelerate cannot read {named}: {error}"[:400], hint="correct it, or run `accelerate config`"
         ) from None
-    machines = told.get("num_machines") or 1
+    machines = data.get("num_machines") or 1
     if machines != 1:
         raise Unsupported(
-            f"{named} is for {machines} machines, which only a Ray cluster is for a replay",
-            hint="--engine ray --nproc N --gpus-per-node M, and `num_machines: 1` in a copy of the file",
+            f"{named} is for {machines} machines, and a replay on several machines needs a Ray cluster",
+            hint="use --engine ray --nproc N --gpus-per-node M, and `num_machines: 1` in a copy of the file",
         )
-    flat = {key: value for key, value in told.items() if value not in (None, False, [], "") and not isinstance(value, Mapping)}
-    for section, keys in told.items():
+    flat = {key: value for key, value in data.items() if value not in (None, False, [], "") and not isinstance(value, Mapping)}
+    for section, keys in data.items():
         if isinstance(keys, Mapping):
             flat |= {f"{section}.{key}": value for key, value in keys.items() if value is not None}
-    kind, processes, stage, precision, dynamo = map(flat.get, _HONOURED)
+    kind, processes, stage, precision, dynamo = map(flat.get, _HONORED)
     settings: dict[str, Any] = {"backend": _BACKENDS.get(str(getattr(kind, "value", kind)).upper(), "plain")}
     if isinstance(processes, int) and processes > 0:
         settings["nproc"] = processes
@@ -304,4 +307,4 @@ def read_accelerate(named: str) -> tuple[dict[str, Any], tuple[str, ...]]:
         settings["dtype"] = _PRECISIONS[str(precision)]
     if str(dynamo).lower() in COMPILE_BACKENDS:
         settings |= {"compile": True, "compile_backend": str(dynamo).lower()}
-    return settings, tuple(key for key in flat if key not in (*_HONOURED, *_SILENT))
+    return settings, tuple(key for key in flat if key not in (*_HONORED, *_SILENT))

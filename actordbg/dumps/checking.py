@@ -3,9 +3,9 @@
     findings = check(store)                    # every byte
     findings = check(store, deep=False)        # names, headers and records only
 
-The catalog is sound if its rows are what the files say: a copy of it is brought up to date in a folder of its own, whose `dumps`,
-`packs` and so on are links to the store's; a second catalog is made there from nothing. Both must have the same rows. What
-differs, no refresh will ever fix. `verify` has the checks of dumps and packs.
+The catalog is sound if its rows match the files: a copy of it is refreshed in a temporary folder, whose `dumps`, `packs` and so
+on are links to the store's, and a second catalog is built there from scratch. Both must have the same rows. No refresh will ever
+fix a difference. `verify` has the checks of dumps and packs.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ _FOLDERS = re.compile(
     r"|dumps(/[^/]+(/rank\d{4,})?)?|replays(/[^/]+(/tensors)?)?|trainchecks(/[^/]+(/logs(/sft)?|/cell-\d+\.\d+(/tensors)?)?)?"
 )
 _OWN_CHECKS = ("FORMAT", "catalog.db")
-"""Whose type their own checks look at."""
+"""Files whose type is left to their own checks."""
 _NOT_LOOKED_INTO = ("models", "reports", "rings", "quarantine", "cache")
 _OTHERS, _OWNERS_FILE, _OWNERS_FOLDER = 0o007, 0o400, 0o500
 
 
 def format_file(store: Store, deep: bool) -> Iterator[Finding]:
-    """FORMAT: a store of a format that this program reads."""
+    """Check FORMAT: this program reads the store's format."""
     path = store.format_path
     try:
         version = json.loads(read_regular(path))["format"]
@@ -76,7 +76,7 @@ def format_file(store: Store, deep: bool) -> Iterator[Finding]:
 
 
 def layout(store: Store, deep: bool) -> Iterator[Finding]:
-    """Every name of the store: is it one of a store, of the right type, and private?"""
+    """Check every name in the store: it belongs to a store, has the right type, and is private."""
     state = os.stat(store.root)
     if state.st_mode & stat.S_IWOTH:
         yield Finding(store.root, "open-mode", f"it has mode {stat.S_IMODE(state.st_mode):o}: anybody may put files into it")
@@ -84,7 +84,7 @@ def layout(store: Store, deep: bool) -> Iterator[Finding]:
 
 
 def _listed(folder: Path, below: str, owner: int) -> Iterator[Finding]:
-    """Say what is odd about each name of a folder, and about what lies below it."""
+    """Report what is wrong with each name of a folder, and with what lies below it."""
     try:
         names = sorted(os.listdir(folder))
     except OSError as error:
@@ -97,7 +97,7 @@ def _listed(folder: Path, below: str, owner: int) -> Iterator[Finding]:
 
 
 def _entry(path: Path, relative: str, state: os.stat_result, owner: int) -> Iterator[Finding]:
-    """Say what is odd about one name."""
+    """Report what is wrong with a name."""
     folder, regular = os.path.isdir(path), stat.S_ISREG(state.st_mode)
     file_name, folder_name = _FILES.fullmatch(relative), _FOLDERS.fullmatch(relative)
     if not path.name.isprintable():
@@ -120,24 +120,24 @@ def _entry(path: Path, relative: str, state: os.stat_result, owner: int) -> Iter
 
 
 def _modes(path: Path, state: os.stat_result, owner: int) -> Iterator[Finding]:
-    wanted = _OWNERS_FOLDER if stat.S_ISDIR(state.st_mode) else _OWNERS_FILE
-    if state.st_mode & _OTHERS or state.st_mode & wanted != wanted:
+    required = _OWNERS_FOLDER if stat.S_ISDIR(state.st_mode) else _OWNERS_FILE
+    if state.st_mode & _OTHERS or state.st_mode & required != required:
         yield Finding(path, "open-mode", f"it has mode {stat.S_IMODE(state.st_mode):o}")
     if state.st_uid != owner:
         yield Finding(path, "foreign-owner", f"it belongs to user {state.st_uid}, the store to {owner}")
 
 
 _UNLIKE = ("alembic_version", "scanned_folder", "read_file", "caller")
-"""Tables that say how the index got there, and the callers, whose columns are compared as those of their dumps."""
+"""Tables of the index's own bookkeeping, and the callers, whose columns are compared as those of their dumps."""
 _NUMBERS = ("id", "last_result", "caller")
 """Columns that hold numbers of rows."""
 
 
 def catalog(store: Store, deep: bool) -> Iterator[Finding]:
-    """Is it a database, of this program's revision, and with `deep` with the rows that the files give?"""
-    odd = engine.odd_parts(store.catalog_path)
-    yield from (Finding(path, "damaged-catalog", "it is not a file") for path in odd)
-    if odd or not os.path.lexists(store.catalog_path):
+    """Check the catalog: it is a database, of this program's revision, and with `deep` its rows match the files."""
+    invalid = engine.odd_parts(store.catalog_path)
+    yield from (Finding(path, "damaged-catalog", "it is not a file") for path in invalid)
+    if invalid or not os.path.lexists(store.catalog_path):
         return
     with tempfile.TemporaryDirectory(prefix="actordbg-fsck-") as folder:
         copy = _beside(store, Path(folder, "copy"))
@@ -153,21 +153,21 @@ def _copied(store: Store, copy: Store, folder: Path, deep: bool) -> Iterator[Fin
             with contextlib.suppress(FileNotFoundError):
                 shutil.copyfile(f"{store.catalog_path}{suffix}", f"{copy.catalog_path}{suffix}", follow_symlinks=False)
     except OSError as error:
-        yield Finding(store.catalog_path, "unreadable", f"no copy of it can be made, so it was not checked: {error.strerror}")
+        yield Finding(store.catalog_path, "unreadable", f"it cannot be copied, so it was not checked: {error.strerror}")
         return
-    found = migrate.earlier(copy.catalog_path)
+    revision = migrate.earlier(copy.catalog_path)
     with engine.catalog_errors(copy.catalog_path), contextlib.closing(sqlite3.connect(copy.catalog_path)) as connection:
         wrong = [row[0] for row in connection.execute("PRAGMA integrity_check")]
     if wrong != ["ok"]:
         yield Finding(store.catalog_path, "damaged-catalog", wrong[0][:200])
-    elif found:
-        yield Finding(store.catalog_path, "other-catalog", f"revision {found}, this actordbg has {migrate.HEAD}")
+    elif revision:
+        yield Finding(store.catalog_path, "other-catalog", f"revision {revision}, this actordbg has {migrate.HEAD}")
     elif deep:
         yield from _compared(store, copy, folder)
 
 
 def _beside(store: Store, root: Path) -> Store:
-    """A store without a catalog whose folders are the store's."""
+    """Create a store without a catalog whose folders are links to the store's."""
     made = Store(root).create()
     for name in FOLDERS:
         if os.path.isdir(store.root / name):
@@ -179,14 +179,14 @@ def _compared(store: Store, copy: Store, folder: Path) -> Iterator[Finding]:
     refresh(copy)
     fresh = _beside(store, folder / "fresh")
     refresh(fresh)
-    ours, wanted = _rows(copy.catalog_path), _rows(fresh.catalog_path)
-    unlike = sorted(name for name in wanted if ours.get(name) != wanted[name])
+    ours, expected = _rows(copy.catalog_path), _rows(fresh.catalog_path)
+    unlike = sorted(name for name in expected if ours.get(name) != expected[name])
     if unlike:
         yield Finding(store.catalog_path, "stale-catalog", f"other rows in {', '.join(unlike)}")
 
 
 def _rows(path: Path) -> dict[str, set[tuple[object, ...]]]:
-    """The rows of every table that is made from files, without the numbers of rows."""
+    """Return the rows of every table that is built from files, without row ids."""
     tables = {}
     with engine.catalog_errors(path), contextlib.closing(sqlite3.connect(path)) as connection:
         names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
@@ -202,7 +202,7 @@ _TENSORS = ".safetensors"
 
 
 def replays(store: Store, deep: bool) -> Iterator[Finding]:
-    """Every replay: its spec, its journals, and that results and kept tensors are of its inputs."""
+    """Check every replay: its spec, its journals, and that results and kept tensors belong to its inputs."""
     for name in store.folder_names("replays", {}):
         folder = store.replays / name
         try:
@@ -211,14 +211,14 @@ def replays(store: Store, deep: bool) -> Iterator[Finding]:
             yield unusable(folder / SPEC if isinstance(error, NewerFormat) else folder, "damaged-spec", error)
             continue
         if spec.replay_id != name:
-            yield Finding(folder, "damaged-spec", f"its spec.json is that of {spec.replay_id!r:.80}")
+            yield Finding(folder, "damaged-spec", f"its spec.json belongs to {spec.replay_id!r:.80}")
             continue
         yield from _replay(store, folder, spec, deep)
 
 
 def _replay(store: Store, folder: Path, spec: ReplaySpec, deep: bool) -> Iterator[Finding]:
     inputs, passed = {item.dump_id for item in spec.inputs}, set()
-    for path in (store.root / one for one in store.files(f"replays/{folder.name}", ".jsonl", {})):
+    for path in (store.root / relative for relative in store.files(f"replays/{folder.name}", ".jsonl", {})):
         try:
             chunks = [*read_chunks(path)]
         except OSError as error:
@@ -227,7 +227,7 @@ def _replay(store: Store, folder: Path, spec: ReplaySpec, deep: bool) -> Iterato
         if skipped := sum(chunk.skipped for chunk in chunks):
             yield Finding(path, "damaged-journal", f"{skipped} lines cannot be read")
         if (chunk := chunks[-1]).offset < chunk.size:
-            yield Finding(path, "torn-journal", f"{chunk.size - chunk.offset} bytes behind its last whole line")
+            yield Finding(path, "torn-journal", f"{chunk.size - chunk.offset} bytes after its last whole line")
         results = [result_of(event) for chunk in chunks for event in chunk.events if event["event"] == "end"]
         passed |= {result.dump_id for result in results if result.status == PASSED}
         for result in results:
@@ -253,9 +253,9 @@ def _replay(store: Store, folder: Path, spec: ReplaySpec, deep: bool) -> Iterato
 
 
 def records(store: Store, deep: bool) -> Iterator[Finding]:
-    """Every record of the store: it can be read, is the one that its name says, and its replays are there."""
+    """Check every record of the store: it can be read, its id matches its name, and its replays exist."""
     for folder, kind in RECORDS.items():
-        for path in (store.root / one for one in store.files(folder, ".json", {})):
+        for path in (store.root / relative for relative in store.files(folder, ".json", {})):
             try:
                 record: Any = kind.from_json(read_regular(path))
             except (OSError, StoreProblem) as error:
@@ -263,7 +263,7 @@ def records(store: Store, deep: bool) -> Iterator[Finding]:
                 continue
             own: str = getattr(record, ID[folder])
             if f"{own}.json" != path.name:
-                yield Finding(path, "damaged-record", f"it is that of {own!s:.80}")
+                yield Finding(path, "damaged-record", f"it belongs to {own!s:.80}")
                 continue
             parts = (record.a, record.b) if folder == "comparisons" else record.cells if folder == "matrices" else (record,)
             gone = [part.replay_id for part in parts if part.replay_id and not (store.replays / str(part.replay_id)).is_dir()]
@@ -290,19 +290,19 @@ def files_check(
 
 
 def backups(store: Store, deep: bool) -> Iterator[Finding]:
-    """Originals of patched files: each folder is named by the SHA-256 of what is in it."""
+    """Check the originals of patched files: each folder is named by the SHA-256 of its actor.py."""
     for name in store.folder_names("backups", {}):
         try:
-            found = hashlib.sha256(read_regular(store.backups / name / "actor.py")).hexdigest()
+            digest = hashlib.sha256(read_regular(store.backups / name / "actor.py")).hexdigest()
         except OSError as error:
             yield Finding(store.backups / name, "damaged-backup", f"its actor.py cannot be read: {error.strerror}")
             continue
-        if found != name:
-            yield Finding(store.backups / name, "damaged-backup", f"the SHA-256 of its actor.py begins with {found[:16]}")
+        if digest != name:
+            yield Finding(store.backups / name, "damaged-backup", f"the SHA-256 of its actor.py begins with {digest[:16]}")
 
 
 def rings(store: Store, deep: bool) -> Iterator[Finding]:
-    """Rings of this machine: damaged ones, and those of dead processes that hold calls."""
+    """Report this machine's rings that are damaged, or that belong to dead processes and hold calls."""
     for path in (path for folder in {place(store), store.root / "rings"} for path in ring_paths(folder)):
         try:
             ring = read_ring(path)
@@ -316,12 +316,12 @@ def rings(store: Store, deep: bool) -> Iterator[Finding]:
 
 
 def models(store: Store, deep: bool) -> Iterator[Finding]:
-    """Models that actordbg built: configuration and weights are there."""
+    """Check the models that actordbg built: configuration and weights are there."""
     for name in store.folder_names("models", {}):
         folder = store.models / name
         try:
             json.loads(read_regular(folder / "config.json"))
-            if not any(one.endswith(".safetensors") for one in os.listdir(folder)):
+            if not any(file_name.endswith(".safetensors") for file_name in os.listdir(folder)):
                 yield Finding(folder, "damaged-model", "it has no weights")
         except (OSError, ValueError, RecursionError) as error:
             yield Finding(folder, "damaged-model", f"config.json cannot be read: {error}")
@@ -354,13 +354,13 @@ CHECKS: dict[str, Check] = {
 def check(
     store: Store, *, deep: bool = True, without: Collection[str] = (), on_start: Callable[[str], None] = lambda name: None
 ) -> list[Finding]:
-    """Return what all checks find, each thing once. `without`: names of checks to leave out. `on_start` gets each check's name.
+    """Run all checks and return their findings, each once. `without`: checks to skip. `on_start` gets each check's name.
 
-    Raises StoreProblem where there is no store.
+    Raises StoreProblem if the store does not exist.
     """
     known = ("dumps", "packs", "replays")
     if not os.path.lexists(store.format_path) and not any(os.path.isdir(store.root / name) for name in known):
-        raise StoreProblem(f"there is no store in {store.root}", hint="--store DIR names one")
+        raise StoreProblem(f"there is no store in {store.root}", hint="pass --store DIR")
     newer = any(finding.kind == "newer-store" for finding in format_file(store, False))
     findings: dict[tuple[str, str], Finding] = {}
     for name, look in CHECKS.items():

@@ -1,4 +1,4 @@
-"""Runs the decoding child: one process for many files, replaced when a file kills it.
+"""Run the decoding child: one process for many files, replaced when a file kills it.
 
 Starting a Python for every file would take longer than decoding it, so one child serves a whole import. A file that
 makes it die (out of CPU time, out of memory, an audited event) or exceed the wall clock is refused by name, and the
@@ -45,7 +45,7 @@ START_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Limits:
-    """What one old pickle may cost. A genuine one has 0.1 to 0.2 MB and takes about a millisecond."""
+    """Limits of decoding an old pickle. A genuine pickle has 0.1 to 0.2 MB and takes about a millisecond."""
 
     file_bytes: int = 256 * 2**20
     memory_bytes: int = 1024 * 2**20
@@ -54,7 +54,7 @@ class Limits:
 
 
 class LegacyReader:
-    """Decodes old pickles in a child process. A context manager; not for use by several threads at once."""
+    """Decodes old pickles in a child process. A context manager; not thread-safe."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
@@ -69,10 +69,10 @@ class LegacyReader:
         self.close()
 
     def load(self, path: Path) -> bytes:
-        """The bytes of a regular file, at most `limits.file_bytes` of them."""
+        """Read a regular file of at most `limits.file_bytes` bytes."""
         try:
             if not path.is_file():
-                raise EnvironmentProblem("not a file that exists", hint="check the path")
+                raise EnvironmentProblem("no such file", hint="check the path")
             with path.open("rb") as file:
                 data = file.read(self.limits.file_bytes + 1)
         except OSError as error:
@@ -82,7 +82,7 @@ class LegacyReader:
         return data
 
     def decode(self, data: bytes) -> LegacyDump:
-        """What the bytes of one pickle hold, decoded in the child. Raises UnsafeInput, CorruptDump, LaunchProblem."""
+        """Decode the bytes of a pickle in the child. Raises UnsafeInput, CorruptDump, LaunchProblem."""
         child = self._running()
         answer = _exchange(child, data, self.limits.wall_seconds)
         if not answer:
@@ -117,7 +117,7 @@ class LegacyReader:
 
 
 def _exchange(child: subprocess.Popen[bytes], data: bytes, seconds: float) -> bytes:
-    """The child's answer about `data`; empty if it died, could not even read the request, or took longer than `seconds`."""
+    """Return the child's answer about `data`; empty if it died, could not read the request, or took longer than `seconds`."""
     watchdog = threading.Timer(seconds, child.kill)
     watchdog.start()
     assert child.stdin is not None and child.stdout is not None
@@ -136,7 +136,7 @@ def _exchange(child: subprocess.Popen[bytes], data: bytes, seconds: float) -> by
 
 
 def _end(child: subprocess.Popen[bytes]) -> int:
-    """Make sure that the child is gone; its exit status (negative: the signal)."""
+    """Make sure that the child is gone; return its exit status (negative: the signal)."""
     for stream in filter(None, (child.stdin, child.stdout)):
         with contextlib.suppress(OSError):
             stream.close()

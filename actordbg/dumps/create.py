@@ -1,9 +1,9 @@
-"""Makes actor inputs if there are none yet: same format as captured ones, random ids, chosen shapes.
+"""Create synthetic actor inputs in the format of captured inputs: random ids, chosen shapes.
 
 Each rank gets `count` calls of `sequences` [B, S] (int64), `attention_mask` [B, S] (int64) and `action_mask` [B, A]
 (bool), as a trainer's experience maker passes them: the actions are the last A positions, a prompt is padded on the left,
 a response that ended early on the right. Every row keeps at least one prompt token and one action. The same seed gives
-the same tensors, those that torch's generator gives; ids and timestamps are new, so creating twice adds twice.
+the same tensors as torch's generator; ids and timestamps are new, so creating twice adds twice.
 
 Example::
 
@@ -48,19 +48,19 @@ class Shape:
         return self.seq_len // 2 if self.action_len is None else self.action_len
 
     def check(self) -> Shape:
-        """Itself, or UsageError saying which number makes no sense."""
+        """Return the shape itself; UsageError names a number that makes no sense."""
         if self.batch_size < 1 or self.seq_len < 2 or self.vocab_size < 2:
             raise UsageError(
                 f"cannot make {self.batch_size} x {self.seq_len} ids below {self.vocab_size}",
-                hint="batch size at least 1, sequence length and vocabulary at least 2",
+                hint="use a batch size of at least 1, and a sequence length and vocabulary of at least 2",
             )
         if not 0 <= self.actions < self.seq_len:
             raise UsageError(
-                f"{self.actions} actions do not fit behind a prompt in {self.seq_len} positions",
+                f"{self.actions} actions do not fit after a prompt in {self.seq_len} positions",
                 hint="choose --action-len between 0 (no action mask) and seq-len - 1",
             )
         if self.padding not in PADDINGS:
-            raise UsageError(f"unknown padding {self.padding!r:.40}", hint=f"one of {', '.join(PADDINGS)}")
+            raise UsageError(f"unknown padding {self.padding!r:.40}", hint=f"use {', '.join(PADDINGS)}")
         return self
 
 
@@ -115,19 +115,19 @@ def create_dumps(
 
 
 class Draws:
-    """Whole numbers as `torch.randint` draws them on a CPU from a generator with this seed: MT19937, and a remainder."""
+    """Draws integers as `torch.randint` does on a CPU from a generator with this seed: MT19937, and a remainder."""
 
     def __init__(self, seed: int) -> None:
         self._twister = np.random.RandomState(seed & 0xFFFFFFFF)
 
     def between(self, low: int, high: int, shape: tuple[int, ...]) -> Array:
-        """int64 values from `low` to below `high`."""
+        """Draw int64 values from `low` to below `high`."""
         drawn = self._twister.randint(0, 2**32, size=shape, dtype=np.uint32)
         return drawn.astype(np.int64) % (high - low) + low
 
 
 def make_inputs(shape: Shape, generator: Draws) -> dict[str, Array]:
-    """Random inputs of one call: `sequences`, `attention_mask` int64 [B, S], `action_mask` bool [B, A] unless A is 0."""
+    """Make the random inputs of a call: `sequences`, `attention_mask` int64 [B, S], `action_mask` bool [B, A] unless A is 0."""
     batch, length, actions = shape.batch_size, shape.seq_len, shape.actions
     response = actions or length // 2
     left, right = (  # how many positions each row is padded on a side, [B, 1]

@@ -136,7 +136,7 @@ def decode(data: bytes) -> LegacyDump:
             raise
         raise corrupt("not a pickle: those of an actor dump begin with the byte 0x80") from None
     if machine.position != len(data):
-        raise corrupt(f"{len(data) - machine.position} bytes behind the end of the pickle")
+        raise corrupt(f"{len(data) - machine.position} bytes after the end of the pickle")
     if type(content) is not dict:
         _refuse_call("the pickle", content)
         raise corrupt("the pickle is not the dict of an actor dump")
@@ -157,12 +157,12 @@ def decode(data: bytes) -> LegacyDump:
 
 
 def parse_stamp(text: str) -> str | None:
-    """The text 20250619_052608_430740 as 2025-06-19T05:26:08.430740Z (UTC: see above); None if it is no such time."""
-    found = _STAMP.match(text)
-    if found is None:
+    """Convert 20250619_052608_430740 to 2025-06-19T05:26:08.430740Z (UTC: see above); None if the text is not such a time."""
+    match = _STAMP.match(text)
+    if match is None:
         return None
     try:
-        moment = datetime(*(int(part) for part in found.groups()))  # type: ignore[arg-type]
+        moment = datetime(*(int(part) for part in match.groups()))  # type: ignore[arg-type]
     except ValueError:
         return None
     return moment.isoformat(timespec="microseconds") + "Z"
@@ -193,7 +193,7 @@ def check_shapes(dump: LegacyDump) -> None:
         raise corrupt("sequences is not a matrix of integers [batch, length]")
     attention = dump.tensors.get("attention_mask", sequences)
     if attention.shape != sequences.shape:
-        raise corrupt("attention_mask has another shape than sequences")
+        raise corrupt("attention_mask and sequences have different shapes")
     action = dump.tensors.get("action_mask", sequences)
     if len(action.shape) != 2 or action.shape[0] != dump.batch_size or action.shape[1] > dump.seq_len:
         raise corrupt("action_mask is not [batch, actions] with actions <= length")
@@ -211,7 +211,7 @@ def _check_keys(content: dict[str, object]) -> None:
 
 def _rank(value: object) -> int:
     if type(value) is not int or not 0 <= value < MAX_RANK:
-        raise corrupt("its rank is not a rank")
+        raise corrupt("its rank is invalid")
     return value
 
 
@@ -229,7 +229,7 @@ def _is_size(value: object) -> bool:
 
 
 def _tensor(key: str, value: object, data: bytes) -> LegacyTensor:
-    """A tensor from `_rebuild_tensor_v2(storage, offset, shape, strides, requires_grad, hooks)`."""
+    """Build a tensor from `_rebuild_tensor_v2(storage, offset, shape, strides, requires_grad, hooks)`."""
     arguments = _arguments(key, value, _REBUILD, 6)
     storage, offset, shape, strides, requires_grad, hooks = arguments
     if type(requires_grad) is not bool or _arguments(key, hooks, _ORDERED, 0) != ():
@@ -247,7 +247,7 @@ def _tensor(key: str, value: object, data: bytes) -> LegacyTensor:
 
 
 def _arguments(key: str, value: object, name: tuple[str, str], count: int) -> tuple[object, ...]:
-    """The arguments of a call that must be of `name`, and have `count` of them."""
+    """Return the arguments of a call, which must be of `name` and have `count` arguments."""
     if type(value) is not PickleCall or (value.function.module, value.function.name) != name:
         _refuse_call(key, value)
         raise corrupt(f"{key} is a {type(value).__name__}, not a tensor")
@@ -257,7 +257,7 @@ def _arguments(key: str, value: object, name: tuple[str, str], count: int) -> tu
 
 
 def _refuse_call(key: str, value: object) -> None:
-    """Refuse one of the three known functions where a genuine dump does not have it."""
+    """Refuse any of the three known functions where a genuine dump does not have it."""
     if type(value) is PickleCall:
         raise unsafe(f"{key[:80]} asks to call {value.function}, which does not belong there")
     if type(value) in (Name, Persistent):
@@ -279,7 +279,7 @@ def _storage(data: bytes, blob: Span) -> tuple[tuple[str, int], int, int]:
     kind, key, numel = _identity(identity)
     keys, position = _pickle(data, position, blob.end)
     if type(keys) is not list or len(keys) != 1 or keys[0] != key or type(keys[0]) is not str:
-        raise corrupt("the storage header announces other storages than its own")
+        raise corrupt("the storage header announces storages other than its own")
     _check_storage_size(data, position, blob.end, numel, DTYPES[kind][1])
     return DTYPES[kind], position + 8, numel
 
@@ -296,7 +296,7 @@ def _expect_header(data: bytes, blob: Span) -> int:
         raise unsafe("the storage blob does not begin with torch's magic number")
     version, position = _pickle(data, position, blob.end)
     if type(version) is not int or version != _PROTOCOL_VERSION:
-        raise corrupt("the storage blob has another protocol version than 1001")
+        raise corrupt("the storage blob's protocol version is not 1001")
     system, position = _pickle(data, position, blob.end)
     if type(system) is not dict or system.get("little_endian") is not True:
         raise corrupt("the storage blob was not written on a little-endian machine")
@@ -304,7 +304,7 @@ def _expect_header(data: bytes, blob: Span) -> int:
 
 
 def _identity(value: object) -> tuple[str, str, int]:
-    """Class name, key and numel from the persistent id of a storage."""
+    """Return class name, key and numel from the persistent id of a storage."""
     identity = value.identity if type(value) is Persistent else None
     if type(identity) is not tuple or len(identity) != 6 or type(identity[0]) is not str or identity[0] != "storage":
         raise unsafe("the storage blob holds something that is not a storage")
@@ -312,7 +312,7 @@ def _identity(value: object) -> tuple[str, str, int]:
     if type(kind) is not Name or type(key) is not str or type(location) is not str or type(numel) is not int:
         raise corrupt("the storage is not described as torch describes it")
     if view is not None:
-        raise corrupt("the storage is a view of another one")
+        raise corrupt("the storage is a view of another storage")
     return kind.name, key, numel
 
 
@@ -326,4 +326,4 @@ def _check_storage_size(data: bytes, position: int, end: int, numel: int, itemsi
             raise unsafe(f"a storage claims {numel * itemsize} bytes, {present} are there")
         raise corrupt(f"truncated: a storage of {numel * itemsize} bytes, {present} are there")
     if numel * itemsize != present:
-        raise corrupt(f"{present - numel * itemsize} bytes too many behind a storage")
+        raise corrupt(f"{present - numel * itemsize} extra bytes after a storage")

@@ -89,21 +89,21 @@ def _answer(source: BinaryIO, size: int) -> bytes:
 
 
 def dump_to_answer(dump: LegacyDump) -> bytes:
-    """A decoded dump as JSON. Plain dicts by hand: `dataclasses.asdict` calls `id`, which the child's audit hook forbids."""
+    """Encode a decoded dump as JSON. Plain dicts by hand: `asdict` calls `id`, which the child's audit hook forbids."""
     tensors = {name: vars(tensor) for name, tensor in dump.tensors.items()}
     data = {"tensors": tensors, "arguments": dump.arguments, "rank": dump.rank, "stamp": dump.stamp}
     return json.dumps({"ok": data}).encode()
 
 
 def error_to_answer(error: ActordbgError) -> bytes:
-    """A refusal as JSON."""
+    """Encode a refusal as JSON."""
     return json.dumps({"error": error.code, "message": error.message[:500]}).encode()
 
 
 def answer_to_dump(answer: bytes, size: int) -> LegacyDump:
-    """The dump that an answer about a file of `size` bytes describes, everything checked again.
+    """Return the dump that an answer about a file of `size` bytes describes, with everything checked again.
 
-    Raises the error that the child reported, or UnsafeInput if the answer itself is not one that a sound child gives.
+    Raises the error that the child reported, or UnsafeInput if no sound child gives such an answer.
     """
     try:
         data = json.loads(answer)
@@ -111,13 +111,13 @@ def answer_to_dump(answer: bytes, size: int) -> LegacyDump:
             raise _ERRORS[data["error"]](str(data["message"]))
         return _dump(data["ok"], size)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise unsafe("the decoding process gave an answer that makes no sense") from None
+        raise unsafe("the decoding process sent an invalid answer") from None
 
 
 def _dump(data: dict[str, Any], size: int) -> LegacyDump:
     tensors = {key: _tensor(key, data["tensors"][key], size) for key in TENSORS if key in data["tensors"]}
     if not data["arguments"].keys() <= {*FLAGS, *TENSORS, "packed_seq_lens"}:
-        raise ValueError("an argument is none")
+        raise ValueError("unknown argument")
     arguments = {key: checked_argument(key, value) for key, value in data["arguments"].items()}
     timestamp = parse_stamp(data["stamp"])
     if type(data["rank"]) is not int or not 0 <= data["rank"] < MAX_RANK or timestamp is None:

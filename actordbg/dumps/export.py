@@ -1,4 +1,4 @@
-"""One dump as a file that others read: plain safetensors, or a `.pt` that `torch.load(weights_only=True)` opens.
+"""Export a dump to a file that other tools read: plain safetensors, or a `.pt` that `torch.load(weights_only=True)` opens.
 
 `.safetensors`  every tensor in its logical dtype (int64 ids as int64, not as stored), contiguous, with the record as
                 JSON under the metadata key `actordbg`; any safetensors reader opens it.
@@ -32,17 +32,17 @@ SUFFIXES = {"safetensors": ".safetensors", "pt": ".pt"}
 
 
 def export_path(dump_id: str, folder: Path, format: str) -> Path:
-    """Where `export_dump` writes this dump."""
+    """Return the path that `export_dump` writes this dump to."""
     if format not in SUFFIXES:
         raise UsageError(f"unknown export format {format!r:.40}", hint=f"known formats: {', '.join(SUFFIXES)}")
     return folder / f"{dump_id}{SUFFIXES[format]}"
 
 
 def export_dump(place: Path, folder: Path, format: str = "safetensors") -> Path:
-    """Write the dump that lies in a place into `folder` (made if needed), whole or not at all, and return the file's path.
+    """Write the dump at `place` into `folder` (created if needed), whole or not at all, and return the file's path.
 
-    A file that is there is replaced. Raises UsageError for an unknown format, EnvironmentProblem if it cannot be written,
-    StoreProblem if the dump cannot be read or is another one than its place says.
+    Replaces an existing file. Raises UsageError for an unknown format, EnvironmentProblem if it cannot be written,
+    StoreProblem if the dump cannot be read or its id does not match its place.
     """
     dump_id = dump_id_of(place)
     path = export_path(dump_id, folder, format)

@@ -1,13 +1,13 @@
-"""Brings old pickles into a store: `actordbg dump import PATH...`.
+"""Import old pickles into a store: `actordbg dump import PATH...`.
 
 Each pickle becomes one ordinary dump file. Its id is made of the call's timestamp and the pickle's SHA-256, so it is the
 same wherever and whenever the file is imported: a second import finds the id in the store, under whatever run, and adds
 nothing; it does not even decode. A bad file is reported by name and skipped, and the others continue.
 
-Names: the run is called as the folder that holds the files, unless given. The rank and the timestamp come from the
+Names: the run is named after the folder of the files, unless given. The rank and the timestamp come from the
 pickle; the file's name (`actor_inputs_rank3_20250619_052608_430740.pkl`) only helps to recognize a known file early.
 
-The record says nothing that the pickle does not say. Unknown there, and so None or empty here: role, training and grad
+The record has only facts from the pickle. Unknown there, and so None or empty here: role, training and grad
 mode, model, host and pid. `world_size` is the smallest that the ranks seen allow. `origin` keeps the pickle's file
 name. An import has time, so it compresses harder (`LEVEL`) than a training process does; reading costs the same. No torch is
 needed.
@@ -83,7 +83,7 @@ def import_paths(
 
 
 def dumps_of(store: Store, pickles: Sequence[Path]) -> list[Path]:
-    """The dump of each pickle, imported into the store unless it is there. CorruptDump for a pickle that is refused."""
+    """Return the dump of each pickle, imported into the store unless it is there. CorruptDump for a pickle that is refused."""
     store.create()
     with LegacyReader() as reader:
         job = _Import(store, reader, None, find_pickles(pickles))
@@ -94,35 +94,35 @@ def dumps_of(store: Store, pickles: Sequence[Path]) -> list[Path]:
             f"{first.path} is refused: {first.reason}", hint="`actordbg dump import` names every bad file of a folder"
         )
     where = {dump_id_of(place): place for place in places_of(store)}
-    return [Path(where[one]) for one in ids if one is not None]
+    return [Path(where[dump_id]) for dump_id in ids if dump_id is not None]
 
 
 def find_pickles(paths: Sequence[Path]) -> list[Path]:
-    """The files to import: files as given, folders searched for `*.pkl`, each once, in order of name."""
+    """List the files to import: files as given, folders searched for `*.pkl`, each once, in order of name."""
     files: dict[Path, None] = {}
     for path in paths:
         if not path.exists():
-            raise UsageError(f"{path} does not exist", hint="name a pickle, or a folder that holds some")
-        found = sorted(path.rglob("*.pkl")) if path.is_dir() else [path]
-        files.update(dict.fromkeys(file for file in found if not file.is_dir()))
+            raise UsageError(f"{path} does not exist", hint="name a pickle, or a folder of pickles")
+        matches = sorted(path.rglob("*.pkl")) if path.is_dir() else [path]
+        files.update(dict.fromkeys(file for file in matches if not file.is_dir()))
     if not files:
         raise UsageError(f"no *.pkl below {', '.join(map(str, paths))}", hint="name the folder that holds the pickles")
     return list(files)
 
 
 def run_name(path: Path) -> str:
-    """The default run of a pickle: the name of its folder, with what a run's name cannot hold replaced by `-`."""
+    """Return the default run of a pickle: its folder's name, with characters that a run's name cannot have replaced by `-`."""
     name = re.sub(r"[^A-Za-z0-9._+-]+", "-", path.resolve().parent.name).lstrip("._+-")[:128]
     return name if is_plain_name(name) else "import"
 
 
 def import_id(timestamp: str, sha256: str) -> str:
-    """The dump id of a pickle: the same for the same file, whenever and wherever it is imported."""
+    """Return the dump id of a pickle: the same for the same file, whenever and wherever it is imported."""
     return make_dump_id(timestamp, 0, 0, sha256[:16])
 
 
 class _Import:
-    """One import under way: what is known to be in the store, and what has happened so far."""
+    """An import in progress: the dumps known to be in the store, and the summary so far."""
 
     def __init__(self, store: Store, reader: LegacyReader, run: str | None, files: list[Path]) -> None:
         self.store, self.reader, self.run, self.worlds = store, reader, run, _world_sizes(store, files, run)
@@ -130,7 +130,7 @@ class _Import:
         self.summary = ImportSummary()
 
     def take(self, path: Path) -> str | None:
-        """Import one file, find it already there, or note why it is refused. The id of its dump; None where it is refused."""
+        """Import one file, find it already there, or note why it is refused. Return its dump's id; None if refused."""
         try:
             data = self.reader.load(path)
             sha256 = hashlib.sha256(data).hexdigest()
@@ -189,8 +189,8 @@ class _Import:
 
 
 def _world_sizes(store: Store, files: list[Path], run: str | None) -> dict[str, int]:
-    """For each run the smallest world that has every rank seen, in names of files and in folders of the store."""
-    named = [(run or run_name(path), found[1]) for path in files if (found := _NAME.search(path.name))]
+    """Return, for each run, the smallest world size with every rank seen in file names and in folders of the store."""
+    named = [(run or run_name(path), match[1]) for path in files if (match := _NAME.search(path.name))]
     stored = [(folder.parent.name, folder.name.removeprefix("rank")) for folder in store.dump_folders()]
     worlds: dict[str, int] = {}
     for name, rank in (*named, *stored):

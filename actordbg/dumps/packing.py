@@ -1,10 +1,10 @@
-"""Moving dumps into packs and out of them, without loss, killed at any point or not.
+"""Move dumps into packs and out of them, without loss even if killed at any point.
 
 The order is always the same: write the new place, flush it, read it again and verify it (SHA-256 of every payload, every byte of
 every record), and only then remove the old one. A process that is killed in between leaves dumps in both places: readers
-take either, the catalog counts them once (as packed), and the next `pack` or `unpack` removes one of two that hold the same.
+take either, the catalog counts them once (as packed), and the next `pack` or `unpack` removes one of two equal copies.
 
-What cannot be read whole stays as it is and is named. One process at a time moves dumps (`publish.exclusive`).
+A dump that cannot be read whole stays unchanged and is reported. One process at a time moves dumps (`publish.exclusive`).
 
 Example::
 
@@ -45,8 +45,8 @@ Progress = Callable[[int], object]
 
 @dataclass
 class PackSummary:
-    """What a pack run did: dumps packed, the packs made, bytes of the files before; files of dumps that an interrupted run had
-    packed already and that were removed now; what stayed a file, with the reason."""
+    """What a pack run did: the new packs, their figures, bytes of the files before; `finished`: files removed now whose dumps an
+    interrupted run had already packed; `kept`: what stayed a file, with the reason."""
 
     packs: list[str] = field(default_factory=list)
     figures: PackFigures = field(default_factory=PackFigures)
@@ -57,7 +57,7 @@ class PackSummary:
 
 @dataclass
 class UnpackSummary:
-    """What an unpack run did: dumps that are files again, their bytes, packs that are gone or were written again; what stayed."""
+    """What an unpack run did: dumps restored as files, their bytes, packs removed or rewritten; what stayed packed, and why."""
 
     dumps: int = 0
     bytes: int = 0
@@ -93,7 +93,7 @@ def unpack_dumps(
     level: int = UNPACK_LEVEL,
     on_progress: Progress = lambda total: None,
 ) -> UnpackSummary:
-    """Make files of their own again of the packed dumps that a condition selects; the same records, the same payloads."""
+    """Restore the packed dumps that a condition selects as separate files, with the same records and payloads."""
     summary = UnpackSummary()
     with _moving(store, where, run) as (_, chosen):
         packed = [parts for path in chosen if (parts := places.split_place(path))]
@@ -114,14 +114,14 @@ def unpack_dumps(
                     drop_from_pack(store, pack, restored)
                     summary.packs.append(pack)
                 except StoreProblem as error:
-                    reason = f"not written again without what was taken out: {error.message}"
+                    reason = f"not rewritten without the unpacked dumps: {error.message}"
                     summary.kept.append(Damaged(pack, error.code, reason))
     return summary
 
 
 @contextlib.contextmanager
 def _moving(store: Store, where: str | None, run: str | None) -> Iterator[tuple[Catalog, list[str]]]:
-    """A block in which this process alone moves dumps: (the catalog, the selected paths). Afterwards the catalog is renewed."""
+    """Let only this process move dumps inside the block: (the catalog, the selected paths). Refreshes the catalog afterwards."""
     store.require()
     with exclusive(store):
         remove_unfinished_files(store)
@@ -131,9 +131,9 @@ def _moving(store: Store, where: str | None, run: str | None) -> Iterator[tuple[
 
 
 def drop_from_pack(store: Store, pack: str, dump_ids: Iterable[str]) -> None:
-    """Write a pack (its path below the store) again without these dumps, or remove it if none is left. Hold `exclusive`.
+    """Rewrite a pack (its path below the store) without these dumps, or remove it if none is left. Hold `exclusive`.
 
-    Raises CorruptDump if one of the dumps that are to stay is damaged; the pack is as it was then.
+    Raises CorruptDump, and leaves the pack unchanged, if a remaining dump is damaged.
     """
     path, gone = store.root / pack, set(dump_ids)
     try:
@@ -162,7 +162,7 @@ def drop_from_pack(store: Store, pack: str, dump_ids: Iterable[str]) -> None:
 
 
 def _pack_run(store: Store, paths: Sequence[str], level: int, summary: PackSummary, tell: Callable[[], object]) -> None:
-    """Put the files of one run into packs, and remove each when its pack stands; a bad one stays where it is."""
+    """Put the files of a run into packs, and remove each once its pack is complete; a bad file stays where it is."""
     writer: PackWriter | None = None
     going: list[tuple[Path, int]] = []
     try:
@@ -176,7 +176,7 @@ def _pack_run(store: Store, paths: Sequence[str], level: int, summary: PackSumma
                 writer = writer or PackWriter(store.packs / record.run, level)
                 writer.add(record, line, payload)
                 going.append((path, size))
-            except FileNotFoundError:  # it went meanwhile
+            except FileNotFoundError:  # removed meanwhile
                 pass
             except ActordbgError as error:
                 summary.kept.append(Damaged.by(place, error, str(path)))
@@ -194,7 +194,7 @@ def _pack_run(store: Store, paths: Sequence[str], level: int, summary: PackSumma
 
 
 def write_out(store: Store, place: str, level: int = UNPACK_LEVEL) -> Path:
-    """Write a packed dump as a file of its own, read it again and return its path. StoreProblem where another dump lies there."""
+    """Write a packed dump as a separate file, read it again and return its path. StoreProblem if another dump lies there."""
     record, line, payload = places.read_exactly(store.root / place)
     dumpfile.check(record, payload, place)
     path = store.dump_path(record)
@@ -223,7 +223,7 @@ def _remove_twins(store: Store, packed: Sequence[str], kept: list[Damaged]) -> i
 
 
 def _remove_redundant(store: Store, catalog: Catalog) -> None:
-    """Remove packs that an interrupted `unpack` or `prune` left: the same dumps, all of them, are whole elsewhere."""
+    """Remove packs that an interrupted `unpack` or `prune` left: all their dumps are whole elsewhere."""
     rows = {places.dump_id_of(path): path for path, _ in dump_files(catalog)}
     used = {packed[0] for path in rows.values() if (packed := places.split_place(path))}
     for path in store.iter_packs():
@@ -240,7 +240,7 @@ def _remove_redundant(store: Store, catalog: Catalog) -> None:
 
 
 def twins(store: Store, packed: Sequence[str]) -> Iterator[tuple[str, Path]]:
-    """Find (place in a pack, file) of each packed dump that has a file too: an interrupted `pack` or `unpack` left it."""
+    """Yield (place in a pack, file) of each packed dump that also has a file: an interrupted `pack` or `unpack` left it."""
     files: dict[tuple[str, str], list[Path]] = defaultdict(list)
     for run in {Path(place).parent.name for place in packed}:
         for folder in store.dump_folders(run):

@@ -46,16 +46,16 @@ T = TypeVar("T")
 
 
 def unsafe(message: str) -> UnsafeInput:
-    """Say what a file asks for that no dump needs."""
+    """Make the error for a file that asks for something that no dump needs."""
     return UnsafeInput(message, hint="nothing of it was executed; do not open this file with pickle or torch.load")
 
 
 def corrupt(message: str) -> CorruptDump:
-    """Say why a file is not a dump of the old recorder."""
+    """Make the error for a file that is not a dump of the old recorder."""
     return CorruptDump(message, hint="copy the file again from where it was written; it is not complete or not an actor dump")
 
 
-# What a pickle is turned into: plain data, and these four kinds of note about what it asked for. None of them does anything.
+# What a pickle is turned into: plain data, and these four kinds of note about its requests. None of them does anything.
 # They compare by identity and print nothing of what they hold, because a hostile file may make them contain themselves.
 
 
@@ -103,7 +103,7 @@ class Machine:
         self.memo: dict[int, object] = {}
 
     def run(self) -> object:
-        """The pickled value as plain data. Raises UnsafeInput or CorruptDump, and nothing else."""
+        """Return the pickled value as plain data. Raises UnsafeInput or CorruptDump, and nothing else."""
         data = self.data
         for _ in range(MAX_OPCODES):
             if self.position >= self.end:
@@ -133,12 +133,12 @@ class Machine:
         return start
 
     def number(self, size: int, *, signed: bool = False) -> int:
-        """The next `size` bytes as a little-endian integer."""
+        """Read the next `size` bytes as a little-endian integer."""
         start = self.take(size)
         return int.from_bytes(self.data[start : start + size], "little", signed=signed)
 
     def text(self, length: int) -> str:
-        """The next `length` bytes as UTF-8."""
+        """Read the next `length` bytes as UTF-8."""
         if length > MAX_TEXT:
             raise unsafe(f"a string of {length} bytes, which no actor dump has")
         start = self.take(length)
@@ -148,20 +148,20 @@ class Machine:
             raise corrupt("a string is not UTF-8") from None
 
     def pop(self) -> object:
-        """The top of the stack, removed."""
+        """Pop the top of the stack."""
         if not self.stack:
             raise corrupt("the pickle takes a value that is not there")
         return self.stack.pop()
 
     def top(self, kind: type[T]) -> T:
-        """The top of the stack, which must be of this kind."""
+        """Return the top of the stack, which must be of this kind."""
         value = self.stack[-1] if self.stack else None
         if not isinstance(value, kind):
             raise corrupt(f"the pickle adds to something that is not a {kind.__name__}")
         return value
 
     def pop_mark(self) -> list[object]:
-        """Everything above the last mark, removed with it."""
+        """Pop the last mark and everything above it."""
         if not self.marks:
             raise corrupt("the pickle refers to a mark that is not there")
         items, self.stack = self.stack, self.marks.pop()
@@ -189,7 +189,7 @@ class Machine:
 def _proto(m: Machine) -> None:
     version = m.number(1)
     if not 2 <= version <= 5:
-        raise corrupt(f"pickle protocol {version} is not one that exists")
+        raise corrupt(f"unknown pickle protocol {version}")
 
 
 def _frame(m: Machine) -> None:

@@ -1,8 +1,9 @@
-"""Choosing and removing dumps. Nothing outside `store/dumps` and `store/packs` is touched, and nothing that is not asked for.
+"""Select and remove dumps. Nothing outside `store/dumps` and `store/packs` is touched, and nothing that was not selected.
 
-A plan says what would go and why; `apply` removes just that. Removing is by file name below the store's `dumps` folder,
-without following links: a path that leads elsewhere is refused. Packed dumps go by writing their pack again without them;
-one that an interrupted `dump pack` left as a file too loses both. Pinned dumps are spared unless they are asked for.
+A plan says what would be removed and why; `apply` removes just that. Removing is by file name below the store's `dumps` folder,
+without following links: a path that leads elsewhere is refused. Packed dumps are removed by rewriting their pack without them;
+if an interrupted `dump pack` also left a file of such a dump, both are removed. Pinned (protected) dumps are spared unless
+requested.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from actordbg.store.places import dump_id_of, split_place
 
 @dataclass(frozen=True)
 class Doomed:
-    """One dump or file to remove: its place below the store, its size (or share of its pack) in bytes, and why."""
+    """A dump or file to remove: its place below the store, its size (or share of its pack) in bytes, and why."""
 
     path: str
     bytes: int
@@ -39,7 +40,7 @@ class Doomed:
 
 @dataclass(frozen=True)
 class PrunePlan:
-    """What would go, and how much that is; `failed` names what could not be removed. `spared`: pinned dumps that the conditions
+    """What to remove, and how much that is; `failed` names what could not be removed. `spared`: pinned dumps that the conditions
     select and that stay."""
 
     files: list[Doomed]
@@ -49,7 +50,7 @@ class PrunePlan:
     spared: int = 0
 
     def followed_by(self, later: PrunePlan) -> PrunePlan:
-        """This and another one that was carried out after it, as one."""
+        """Merge this plan with a plan that was carried out after it."""
         files, failed = [*self.files, *later.files], [*self.failed, *later.failed]
         return PrunePlan(files, self.bytes + later.bytes, self.done and later.done, failed, later.spared)
 
@@ -64,9 +65,9 @@ def plan_prune(
     damaged: bool = False,
     pinned: bool = False,
 ) -> PrunePlan:
-    """Dumps that all given conditions select (`where`, `older_than_s`, `run`), pinned ones only with `pinned`; of these, with
-    `keep_bytes`, the oldest until the store's dumps take no more than that. With `damaged` broken files instead (not those that
-    only a newer actordbg can read, nor unreadable ones). Leftover temporary files are always part of the plan.
+    """Plan to remove the dumps that all given conditions select (`where`, `older_than_s`, `run`), pinned dumps only with
+    `pinned`; of these, with `keep_bytes`, the oldest until the store's dumps take no more than that. With `damaged` broken files
+    instead (not those that only a newer actordbg can read, nor unreadable files). Leftover temporary files are always included.
     """
     doomed = {item.path: item for item in _leftovers(catalog.store)}
     spared, short = 0, False
@@ -91,7 +92,7 @@ def plan_prune(
 
 
 def apply(store: Store, plan: PrunePlan) -> PrunePlan:
-    """Remove what the plan names; what is already gone counts as removed. Emptied folders go too.
+    """Remove what the plan names, and emptied folders; what is already gone counts as removed.
 
     Raises Conflict while another process moves dumps into or out of packs.
     """
@@ -113,7 +114,7 @@ def apply(store: Store, plan: PrunePlan) -> PrunePlan:
 
 
 def _remove_packed(store: Store, items: list[Doomed]) -> tuple[list[Doomed], list[tuple[str, str]]]:
-    """Write each pack again without its doomed dumps; their files go first, so that none comes back as a file."""
+    """Rewrite each pack without its doomed dumps; their files are removed first, so that none comes back as a file."""
     removed: list[Doomed] = []
     failed: list[tuple[str, str]] = []
     for pack, doomed in grouped((item.path.rpartition("#")[0], item) for item in items).items():
@@ -125,41 +126,41 @@ def _remove_packed(store: Store, items: list[Doomed]) -> tuple[list[Doomed], lis
         except OSError as error:
             failed += [(item.path, error.strerror or str(error)) for item in doomed]
         except StoreProblem as error:
-            failed += [(item.path, f"its pack cannot be written again: {error.message}") for item in doomed]
+            failed += [(item.path, f"its pack cannot be rewritten: {error.message}") for item in doomed]
         else:
             removed += doomed
     return removed, failed
 
 
 def _damaged(catalog: Catalog, run: str | None) -> list[Doomed]:
-    """Files that are broken, and are still so now: not those that are newer, unreadable, or in the wrong place.
+    """List the files that are still broken: not those that are newer, unreadable, or in the wrong place.
 
-    They are read again: a file that was fixed in place leaves no trace in its folder.
+    Reads them again: a file that was fixed in place leaves no trace in its folder.
     """
-    found = []
+    doomed = []
     for item in damaged_files(catalog):
-        wanted = run is None or item.path.split("/")[1] == run
-        if wanted and item.code == CorruptDump.code and not split_place(item.path):
+        selected = run is None or item.path.split("/")[1] == run
+        if selected and item.code == CorruptDump.code and not split_place(item.path):
             _, _, wrong = verify_place(catalog.store, item.path, deep=False)
             if wrong is not None and wrong.code == CorruptDump.code:
-                found.append(Doomed(item.path, (catalog.store.root / item.path).lstat().st_size, item.reason))
-    return found
+                doomed.append(Doomed(item.path, (catalog.store.root / item.path).lstat().st_size, item.reason))
+    return doomed
 
 
 def _leftovers(store: Store) -> list[Doomed]:
-    found = []
+    doomed = []
     for folder in (*store.dump_folders(), *store.pack_folders()):
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.name.startswith(TEMPORARY) and entry.is_file(follow_symlinks=False):
                     state = entry.stat(follow_symlinks=False)
                     if is_forsaken(entry.name, state):
-                        found.append(Doomed(store.relative(Path(entry.path)), state.st_size, "unfinished, writer died"))
-    return found
+                        doomed.append(Doomed(store.relative(Path(entry.path)), state.st_size, "unfinished, writer died"))
+    return doomed
 
 
 def _inside(store: Store, path: str) -> Path:
-    """The full path, if its folder really is below the store's dumps or packs; a link that leads out of them is refused."""
+    """Return the full path if its folder really is below the store's dumps or packs; refuse a link that leads out of them."""
     full = store.root / path
     folder = full.parent.resolve()
     if not any(folder.is_relative_to(top.resolve()) for top in (store.dumps, store.packs)):

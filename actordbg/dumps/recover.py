@@ -1,17 +1,17 @@
-"""Turns the rings of dead processes into dumps, and settles their books.
+"""Turn the rings (flight-recorder buffers) of dead processes into dumps, and settle their counters.
 
-A ring (`actordbg.formats.ringfile`) holds the inputs of a process's last calls, and of the one in flight, as they were when
+A ring (`actordbg.formats.ringfile`) holds the inputs of a process's last calls, and of the call in flight, as they were when
 it died. Each becomes a dump of the store, marked `recovered`:
 
     in_flight   the call ran when the process died, or it was the process's last call and raised
     recent      one of the calls before
 
-A call that was recorded anyway keeps its file, with the mark in its record. What had waited in the ring to be written counts as
-captured now, for the trigger that its process found if there was one; what is in no ring counts as dropped, `killed`. So
-calls = captured + dropped + sampled out holds for a killed process, too, and for one that had no time to write all.
+A call that was already recorded keeps its file, with the mark in its record. Calls that waited in the ring to be written now
+count as captured, for their trigger if one had fired; calls that are in no ring count as dropped, `killed`. So calls = captured +
+dropped + sampled out also holds for a process that was killed, or that had no time to write everything.
 
-Dumps are published first, then the books, and the ring goes last: recovering again after a crash in between gives the same.
-A live process's ring is only read if that is asked for (a hang): then nothing is settled, and the ring stays.
+Dumps are published first, then the counters, and the ring is removed last: recovering again after a crash in between gives the
+same. A live process's ring is only read on request (a hang): then nothing is settled, and the ring stays.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ from actordbg.store.layout import Store
 from actordbg.store.payload import widen_plain
 
 IN_FLIGHT, RECENT = "in_flight", "recent"
-"""`recovered` of a dump that came out of a dead process's ring: it was running, or it was one of the last calls."""
+"""`recovered` of a dump from a dead process's ring: the call was running, or it was one of the last calls."""
 UNWRITTEN = "unwritten"
-"""Said of a call without such a mark: its process was ended on purpose, before it had written it."""
+"""Shown for a call without such a mark: its process was ended on purpose, before it had written the call."""
 
 LEFTOVER_AGE_S = 3600.0
-"""A temporary file older than this belongs to a writer that died; one of this machine's dead processes does at once."""
-HINT = "`actordbg dump recover --discard` removes it"
+"""A temporary file older than this belongs to a dead writer; a dead process of this machine is recognized at once."""
+HINT = "run `actordbg dump recover --discard` to remove it"
 
 
 @dataclass
 class Recovered:
-    """One dump out of a ring. `recorded`: it had been written before. `error`: what the call raised, if it did."""
+    """A dump from a ring. `recorded`: it had been written before. `error`: what the call raised, if it did."""
 
     dump_id: str
     recovered: str
@@ -79,7 +79,7 @@ class Recovered:
 
 @dataclass
 class RingReport:
-    """What became of one ring. `problem`: why it could not be used. `killed`: wanted calls that are lost."""
+    """The result of recovering a ring. `problem`: why it could not be used. `killed`: selected calls that are lost."""
 
     path: str
     host: str
@@ -92,7 +92,7 @@ class RingReport:
 
 
 def find_rings(store: Store) -> list[Path]:
-    """Rings of a store that are on this machine: where they lie by default, where the switches and the counters say."""
+    """List the rings of a store on this machine: in the default places, and where switches and counters say."""
     from actordbg.capture.control import read_control
 
     folders = {place(store), store.root / "rings"}
@@ -103,18 +103,18 @@ def find_rings(store: Store) -> list[Path]:
                 folders.add(place(store, control.ring_dir))
     for folder in folders:
         remove_unfinished(folder)
-    found = {path for folder in folders for path in ring_paths(folder)}
+    rings = {path for folder in folders for path in ring_paths(folder)}
     for path in store.counters.glob("*/[!.]*.json"):
         with contextlib.suppress(CorruptDump):
             data = read_counters(path)
             if data["host"] == host_name() and (named := (data.get("ring") or {}).get("path")) and Path(named).is_file():
-                found.add(Path(named))
-    return sorted(found)
+                rings.add(Path(named))
+    return sorted(rings)
 
 
 def recover(store: Store, paths: Sequence[Path], *, live: bool = False, keep_rings: bool = False) -> Iterator[RingReport]:
-    """Recover rings one after another; unfinished files of dead processes go first. A damaged ring is reported (`problem`), and
-    stays; what is whole in it is recovered.
+    """Recover rings one after another, after removing unfinished files of dead processes. A damaged ring is reported (`problem`)
+    and stays; its undamaged calls are recovered.
     """
     remove_unfinished_files(store)
     for path in paths:
@@ -149,7 +149,7 @@ def discard(store: Store, paths: Iterable[Path]) -> Iterator[RingReport]:
 
 def _recover(store: Store, ring: RingFile, report: RingReport, keep_rings: bool) -> None:
     last = max((slot.sequence for slot in ring.slots), default=0)
-    before = None if ring.ended_by_ray else RECENT  # nothing went wrong, so only what it had no time to write is wanted
+    before = None if ring.ended_by_ray else RECENT  # nothing went wrong: recover only what it had no time to write
     marks = {
         slot.place: before if slot.state == DONE or (slot.state == RAISED and slot.sequence != last) else IN_FLIGHT
         for slot in ring.slots
@@ -158,14 +158,14 @@ def _recover(store: Store, ring: RingFile, report: RingReport, keep_rings: bool)
     written: list[int] = []
     for slot in ring.slots:
         try:
-            found, nbytes = _dump(store, ring, slot, marks[slot.place])
+            recovered, nbytes = _dump(store, ring, slot, marks[slot.place])
         except CorruptDump as error:
             ring.damaged.append(error.message)
             continue
-        report.dumps.append(found)
+        report.dumps.append(recovered)
         written.append(nbytes if slot.book == OPEN else 0)
     if ring.alive:
-        return  # what seems to be damaged is what it wrote over meanwhile
+        return  # what looks damaged was overwritten meanwhile
     if ring.damaged:
         more = f" ({len(ring.damaged)} calls in it are damaged)" if len(ring.damaged) > 1 else ""
         raise CorruptDump(ring.damaged[0] + more, hint=HINT)
@@ -193,14 +193,14 @@ def remove_unfinished_files(store: Store) -> None:
 
 
 def is_left_over(name: str) -> bool:
-    """Whether a file of this name was being written by a process of this machine (and container, and boot) that is dead."""
+    """Return whether the writer of a file of this name is a dead process of this machine (and container, and boot)."""
     writers, _, rest = name.removeprefix(TEMPORARY).partition("-")
     pid = rest.partition("-")[0]
     if not name.startswith(TEMPORARY) or writers != processes() or not pid.isdigit():
         return False
     try:
         os.kill(int(pid), 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"  # killed, and nobody asked for it yet
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"  # killed, and not yet reaped
     except (ProcessLookupError, FileNotFoundError):
         return True
     except (OSError, OverflowError, IndexError):
@@ -208,12 +208,12 @@ def is_left_over(name: str) -> bool:
 
 
 def is_forsaken(name: str, state: os.stat_result) -> bool:
-    """Whether the writer of an unfinished file is dead: one of this machine, or one that has not written for an hour."""
+    """Return whether the writer of an unfinished file is dead: a dead process of this machine, or no write for an hour."""
     return is_left_over(name) or time.time() - state.st_mtime > LEFTOVER_AGE_S
 
 
 def _settle_all(store: Store, ring: RingFile, written: list[int], report: RingReport) -> None:
-    """Publish the counters of a dead process, with nothing left open, whose calls became dump files of these sizes."""
+    """Publish the final counters of a dead process whose calls became dump files of these sizes."""
     from actordbg.capture.ledger import Identity
 
     for books in ring.books.values():
@@ -249,8 +249,8 @@ def _settle_all(store: Store, ring: RingFile, written: list[int], report: RingRe
 
 
 def _dump(store: Store, ring: RingFile, slot: RingSlot, mark: str | None) -> tuple[Recovered, int]:
-    """Publish one slot as a dump, or mark the dump that it is already; and the size of its file. CorruptDump, and nothing is
-    published, if the slot makes no dump that can be read.
+    """Publish a slot as a dump, or mark its existing dump; return it with the size of its file. CorruptDump, and nothing is
+    published, if the slot does not give a readable dump.
     """
     try:
         names, numbers, kept = slot.kind["tensors"], slot.numbers, slot.kept
@@ -261,14 +261,14 @@ def _dump(store: Store, ring: RingFile, slot: RingSlot, mark: str | None) -> tup
             rng=kept.get("rng", {}),
         )  # fmt: skip
         record = parse_record(record.to_json())
-        path, found, packed = store.dump_path(record), None, None
+        path, existing, packed = store.dump_path(record), None, None
         with contextlib.suppress(StoreProblem):
-            found = dumpfile.read_payload(path) if path.is_file() else None
-        if found is None:
+            existing = dumpfile.read_payload(path) if path.is_file() else None
+        if existing is None:
             in_packs = (Path(places.packed_place(str(pack), record.dump_id)) for pack in store.iter_packs(record.run))
             packed = next(filter(places.is_there, in_packs), None)
-        if found is not None:
-            before, data = found
+        if existing is not None:
+            before, data = existing
             record = replace(
                 before, recovered=mark, pinned=before.pinned or record.pinned, triggered=before.triggered or record.triggered,
                 trigger_facts=before.trigger_facts or slot.end,
@@ -282,15 +282,15 @@ def _dump(store: Store, ring: RingFile, slot: RingSlot, mark: str | None) -> tup
     if ring.alive and not ring.still_has(slot):
         raise CorruptDump(f"{ring.path}: its process wrote over a call", hint="")
     if packed is None:
-        if found is not None and store.catalog_path.exists():
+        if existing is not None and store.catalog_path.exists():
             # before the file is replaced, so that the next `index` reads it, even if we are killed right afterwards
             from actordbg.catalog.indexer import forget_dumps
 
-            with contextlib.suppress(ActordbgError):  # a catalog that cannot be written keeps no call from being recovered
+            with contextlib.suppress(ActordbgError):  # a read-only catalog must not stop the recovery of a call
                 forget_dumps(store, [record.dump_id], [store.relative(path.parent)])
         store.publish_dump(record, blob)
-    path = packed or path  # packs are immutable: the dump is there, and goes without the mark
-    recorded = found is not None or packed is not None
+    path = packed or path  # packs are immutable: the dump is there, without the mark
+    recorded = existing is not None or packed is not None
     raised = f"{slot.end['error']}: {slot.end.get('message', '')}" if "error" in slot.end else None
     return Recovered(
         record.dump_id, mark or UNWRITTEN, record.run, record.rank, record.role, record.batch_size, record.seq_len,

@@ -1,7 +1,7 @@
-"""Repairs what a check found, as far as nothing is lost by it. Nothing is deleted but unfinished files of dead writers.
+"""Repair what a check found, as far as nothing is lost. Only unfinished files of dead writers are deleted.
 
-What cannot be fixed is moved into `quarantine/` below the same path, and stays there. A replay that a process runs is left
-alone, and so are packs while another process moves dumps (Conflict). A dump is written and read again before its pack goes.
+What cannot be fixed is moved into `quarantine/` below the same path, and stays there. A running replay is left alone, and so are
+packs while another process moves dumps (Conflict). A dump is written and read again before its pack is moved.
 
 Example::
 
@@ -35,17 +35,17 @@ QUARANTINE = "quarantine"
 
 
 def repair(store: Store, findings: Iterable[Finding]) -> tuple[list[tuple[Finding, str]], list[tuple[Finding, str]]]:
-    """(what was fixed, with what was done; what could not be, with the reason). Raises Conflict while dumps are moved."""
+    """Repair findings; return (fixed, with what was done; failed, with the reason). Raises Conflict while dumps are moved."""
     done, failed = [], []
     moved: list[Path] = []
-    wanted = sorted((item for item in findings if item.repair in _REPAIRS), key=lambda item: [*_REPAIRS].index(item.repair))
+    repairable = sorted((item for item in findings if item.repair in _REPAIRS), key=lambda item: [*_REPAIRS].index(item.repair))
     with exclusive(store) if store.packs.is_dir() else contextlib.nullcontext():
-        misplaced = [finding.place for finding in wanted if finding.repair is Repair.HOME]
+        misplaced = [finding.place for finding in repairable if finding.repair is Repair.HOME]
         aside = {}  # of two dumps that have each other's place, both can then go home
         for path in misplaced if len(misplaced) > 1 else ():
             with contextlib.suppress(OSError):
                 aside[path] = _set_aside(store, path)
-        for finding in wanted:
+        for finding in repairable:
             if gone := next((path for path in moved if finding.place.is_relative_to(path)), None):
                 done.append((finding, f"went with {gone.relative_to(store.root)}"))
                 continue
@@ -63,7 +63,7 @@ def repair(store: Store, findings: Iterable[Finding]) -> tuple[list[tuple[Findin
 
 
 def _require_inside(store: Store, path: Path) -> None:
-    """Refuse what lies behind a link of another user: it leads where he wants, and files of yours would be moved."""
+    """Refuse a path behind another user's link: it leads where that user wants, and your files would be moved."""
     for folder in (path, *path.parents):
         if folder == store.root:
             return
@@ -72,16 +72,16 @@ def _require_inside(store: Store, path: Path) -> None:
 
 
 def quarantine(store: Store, path: Path) -> str:
-    """Move a file or a folder below `quarantine/`, and say so."""
+    """Move a file or a folder below `quarantine/`, and return what was done, in words."""
     if not os.path.lexists(path):
-        return "is gone already"
+        return "is already gone"
     if path.is_relative_to(store.root / QUARANTINE):
         return f"stays in {path.parent.relative_to(store.root)}"
     return f"moved to {_set_aside(store, path).relative_to(store.root)}"
 
 
 def _set_aside(store: Store, path: Path) -> Path:
-    """Its new place; an earlier file of the same name stays beside it."""
+    """Move a path below `quarantine/` and return its new place; an earlier file of the same name stays beside it."""
     for folder in (path.parent, store.root / QUARANTINE):
         _require_inside(store, folder)
     relative = printable(os.path.relpath(path, store.root))
@@ -103,10 +103,10 @@ def _write_format(store: Store, path: Path) -> str:
 
 
 def _salvage(store: Store, place: Path) -> str:
-    """Every dump of a pack that is whole becomes a file of its own; then the pack goes into quarantine."""
+    """Write every whole dump of a pack as a separate file, then move the pack into quarantine."""
     path = Path((split_place(place) or (os.fspath(place),))[0])
     if not path.exists():
-        return "its pack was moved already"
+        return "its pack was already moved"
     dump_ids, saved = Pack(path).dump_ids, 0
     for dump_id in dump_ids:
         with contextlib.suppress(ActordbgError):
@@ -115,7 +115,7 @@ def _salvage(store: Store, place: Path) -> str:
 
 
 def _bring_home(store: Store, path: Path) -> str:
-    """A sound dump goes where its record says, unless something lies there or it is damaged after all."""
+    """Move a sound dump to where its record belongs; into quarantine if something lies there. Raises if it is damaged."""
     record, payload = dumpfile.read_payload(path)
     dumpfile.check(record, payload, os.fspath(path))
     target = store.dump_path(record)
@@ -144,25 +144,25 @@ def _renew_catalog(store: Store, path: Path) -> str:
         quarantine(store, path)
     summary = refresh(store, rebuild=True)
     if summary.private_catalog:
-        raise UnwritableCatalog("it cannot be written by you")
-    return f"made again: {summary.dumps} dumps"
+        raise UnwritableCatalog("you cannot write it")
+    return f"rebuilt: {summary.dumps} dumps"
 
 
 _REPAIRS = {
     Repair.FORMAT: _write_format, Repair.SALVAGE: _salvage, Repair.HOME: _bring_home, Repair.QUARANTINE: quarantine,
     Repair.REMOVE: _remove, Repair.MODE: _close_mode, Repair.CATALOG: _renew_catalog,
 }  # fmt: skip
-"""In this order: dumps are taken out of packs first, and the catalog is made again last."""
+"""In this order: dumps are unpacked first, and the catalog is rebuilt last."""
 
 
 def _is_run(store: Store, path: Path) -> bool:
-    """Whether a path belongs to a replay that a live process supervises."""
+    """Return whether a path belongs to a replay that a live process supervises."""
     if not path.is_relative_to(store.replays) or path == store.replays:
         return False
     folder = store.replays / path.relative_to(store.replays).parts[0]
     try:
-        said = [event for event in read_events(folder / SUPERVISOR) if event["event"] in ("supervisor", "finished")]
-        last = said[-1]
+        events = [event for event in read_events(folder / SUPERVISOR) if event["event"] in ("supervisor", "finished")]
+        last = events[-1]
         return last["event"] == "supervisor" and state_of(int(last["pid"]), int(last["ticks"]))[0] in (ALIVE, STOPPED)
     except (OSError, KeyError, TypeError, ValueError, IndexError):
         return False

@@ -1,8 +1,8 @@
-"""Whole checks of dumps, in files of their own and in packs: many at once for `dump verify`, and as findings for `fsck`.
+"""Verify dumps completely, in files and in packs: many at once for `dump verify`, and as findings for `fsck`.
 
-`places.read_payload` checks frame, sizes, checksum and SHA-256; here the payload's safetensors header is held against the
-record too: same tensors, same stored dtypes and shapes, offsets that cover the data exactly. No torch: the header is
-JSON. Threads are enough, since reading, hashing and decompressing release the interpreter's lock.
+`places.read_payload` checks frame, sizes, checksum and SHA-256; this module also compares the payload's safetensors header with
+the record: same tensors, same stored dtypes and shapes, offsets that cover the data exactly. No torch: the header is JSON.
+Threads are enough, since reading, hashing and decompressing release the GIL.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from actordbg.store.places import dump_id_of, open_pack, packed_place
 
 
 def paths_to_verify(catalog: Catalog, where: str | None) -> list[str]:
-    """Paths below the store of the dumps that a condition selects; without one of all files, the damaged ones too."""
+    """Return the paths below the store of the dumps that a condition selects; without it of all files, damaged files included."""
     paths = [path for path, _ in dump_files(catalog, where)]
     return paths if where is not None else sorted({*paths, *(item.path for item in damaged_files(catalog))})
 
@@ -34,16 +34,16 @@ def paths_to_verify(catalog: Catalog, where: str | None) -> list[str]:
 def verify_files(
     store: Store, paths: list[str], jobs: int = 0, *, deep: bool = True
 ) -> Iterator[tuple[str, int, Damaged | None]]:
-    """(path, bytes, what is wrong or None) for each dump, as they are done; bytes of the file, of a packed one of its payload.
+    """Yield (path, bytes, what is wrong or None) for each dump; bytes of the file, or of a packed dump's payload.
 
-    `jobs` threads, 0 for all processors. Without `deep` records alone are read.
+    `jobs` threads, 0 for all processors. Without `deep` only records are read.
     """
     with ThreadPoolExecutor(jobs or min(os.cpu_count() or 1, 16)) as pool:
         yield from pool.map(lambda path: verify_place(store, path, deep), paths)
 
 
 def verify_place(store: Store, path: str, deep: bool = True) -> tuple[str, int, Damaged | None]:
-    """One dump or pack: see `verify_files`."""
+    """Verify a dump or pack: see `verify_files`."""
     full, size = store.root / path, 0
     try:
         packed = places.split_place(path)
@@ -65,7 +65,7 @@ def verify_place(store: Store, path: str, deep: bool = True) -> tuple[str, int, 
 
 
 def check_place(store: Store, record: DumpRecord, path: str) -> None:
-    """StoreProblem if a record does not belong where it was read."""
+    """Raise StoreProblem if a record does not belong where it was read."""
     packed = places.split_place(path) is not None
     belongs = f"packs/{record.run}" if packed else store.relative(store.dump_path(record))
     if belongs != (os.path.dirname(path) if packed else path):
@@ -76,7 +76,7 @@ _KINDS = {CorruptDump.code: "damaged-dump", NewerFormat.code: "newer-format", St
 
 
 def loose_dumps(store: Store, deep: bool) -> Iterator[Finding]:
-    """Every dump file: header, place, and with `deep` payload, checksums and tensors."""
+    """Check every dump file: header, place, and with `deep` payload, checksums and tensors."""
     paths = [store.relative(path) for path in loose_files(store)]
     for path, _, wrong in verify_files(store, paths, deep=deep):
         if wrong is not None:
@@ -85,14 +85,14 @@ def loose_dumps(store: Store, deep: bool) -> Iterator[Finding]:
 
 
 def loose_files(store: Store) -> Iterator[Path]:
-    """Every regular file that is called like a dump."""
+    """Yield every regular file with a dump's suffix."""
     for run in store.folder_names("dumps", {}):
         for rank in store.folder_names(f"dumps/{run}", {}):
             yield from (store.root / path for path in store.files(f"dumps/{run}/{rank}", SUFFIX, {}))
 
 
 def packs(store: Store, deep: bool) -> Iterator[Finding]:
-    """Every pack: head, foot and index; each record in it, and with `deep` each dump, whole."""
+    """Check every pack: head, foot and index; each record in it, and with `deep` each whole dump."""
     for path in pack_files(store):
         try:
             dump_ids = open_pack(path).dump_ids
@@ -108,13 +108,13 @@ def packs(store: Store, deep: bool) -> Iterator[Finding]:
 
 
 def pack_files(store: Store) -> Iterator[Path]:
-    """Every regular file that is called like a pack."""
+    """Yield every regular file with a pack's suffix."""
     for run in store.folder_names("packs", {}):
         yield from (store.root / path for path in store.files(f"packs/{run}", PACK_SUFFIX, {}))
 
 
 def doubles(store: Store, deep: bool) -> Iterator[Finding]:
-    """Dumps that lie in a pack and in a file, or in two packs; with `deep` whether they are the same."""
+    """Report dumps that lie in a pack and in a file, or in two packs, and whether they are the same."""
     packed: dict[str, Path] = {}
     for path in pack_files(store):
         try:
@@ -123,22 +123,22 @@ def doubles(store: Store, deep: bool) -> Iterator[Finding]:
             continue
         for dump_id in dump_ids:
             if dump_id in packed and _same(packed[dump_id], path, dump_id) is False:
-                yield Finding(path, "double-differs", f"{dump_id} lies in {packed[dump_id].name} too, and differs")
+                yield Finding(path, "double-differs", f"{dump_id} is also in {packed[dump_id].name}, and differs")
             packed.setdefault(dump_id, path)
     for path in loose_files(store):
         dump_id = dump_id_of(path)
         if dump_id in packed:
             same, there = _same(packed[dump_id], path, dump_id), store.relative(packed[dump_id])
             if same is not None:
-                yield Finding(path, "double-dump" if same else "double-differs", f"{there} has {dump_id} too")
+                yield Finding(path, "double-dump" if same else "double-differs", f"{there} also has {dump_id}")
 
 
-def _same(one: Path, other: Path, dump_id: str) -> bool | None:
-    """Compare a dump at two places; None where one of them is damaged, which is named elsewhere."""
+def _same(first_path: Path, second_path: Path, dump_id: str) -> bool | None:
+    """Compare a dump at two places; None if either is damaged, which another check reports."""
     try:
         first, second = (
             places.read_exactly(packed_place(str(path), dump_id) if path.name.endswith(PACK_SUFFIX) else path)[1:]
-            for path in (one, other)
+            for path in (first_path, second_path)
         )
     except (StoreProblem, OSError):
         return None

@@ -57,7 +57,7 @@ def answer(folder: Path) -> tuple[Any, ...]:
         actordbg(folder, *(word.format(run=run, model=model) for word in COMMAND)) for run in ("planted", "without")
     )
     command = in_words(word.format(run="planted", model="CHECKPOINT") for word in COMMAND)
-    return command, planted, without, "the run's packed rows saw each other"
+    return command, planted, without, "the run's packed rows leaked into each other"
 
 
 def main(words: list[str]) -> None:

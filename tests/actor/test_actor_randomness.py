@@ -70,7 +70,7 @@ def test_a_dump_without_states_says_nothing_and_a_seed_that_was_asked_for_wins_o
     dump = recorded()
     state = torch.get_rng_state()
     assert restore(Dump(dump.record, {}), CPU, None) is None
-    assert restore(dump, CPU, 0) == Randomness(why="seed 0 was requested instead of the recorded generator states")
+    assert restore(dump, CPU, 0) == Randomness(why="seed 0 was requested instead of the recorded RNG states")
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -89,7 +89,7 @@ def test_of_several_gpus_the_one_that_is_called_alike_is_meant(gpu: FakeGpu):
     before = restore(recorded(cuda_0=0, cuda_1=0), GPU, None)
     assert before == Randomness(("cpu", "cuda:0"))
     before = restore(recorded(cuda_1=0, cuda_2=0), GPU, None)
-    assert before.restored == ("cpu",) and "none of them cuda:0" in before.why
+    assert before.restored == ("cpu",) and "not of cuda:0" in before.why
 
 
 WHY = "the run drew its random numbers on {}, the replay on a {}"
@@ -102,7 +102,7 @@ WHY = "the run drew its random numbers on {}, the replay on a {}"
         ({}, CPU, 40, True, False, ""),
         ({"cuda_3": 2}, CPU, 3, True, None, WHY.format("cuda:3", "CPU")),
         ({}, GPU, 3, True, None, WHY.format("a CPU", "GPU")),
-        ({}, CPU, 3, False, None, "the run recorded no generator states after the call"),  # it raised
+        ({}, CPU, 3, False, None, "the run recorded no RNG states after the call"),  # it raised
     ],
 )
 def test_the_recorded_state_is_set_on_the_cpu_and_its_end_compared_where_it_can_be(
@@ -120,5 +120,5 @@ def test_a_state_that_this_torch_does_not_take_is_a_reason_not_a_failure(state: 
     before = torch.get_rng_state()
     found = replayed(Dump(dump.record, {"rng.cpu": state}), CPU, draws=0)
     assert (found.restored, found.match) == ((), None)
-    assert found.why.startswith("the recorded state of the cpu generator is none for this torch: ")
+    assert found.why.startswith("the recorded RNG state of cpu is invalid for this torch: ")
     assert torch.equal(torch.get_rng_state(), before)

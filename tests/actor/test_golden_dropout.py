@@ -95,7 +95,7 @@ def test_without_the_states_or_with_others_the_log_probs_are_not_the_runs(record
     answer, results = default
     assert all((results[name].golden_max_abs or 0) > 0.01 for name in OFF)
     assert [results[name].rng_match for name in OFF] == [None, False, None]
-    assert results["no states"].extra["not_compared"]["generators"].startswith("the recorded state of the cpu")
+    assert results["no states"].extra["not_compared"]["generators"].startswith("the recorded RNG state of cpu")
     assert not {"restored", "not_compared"} & results["without states"].extra.keys()
     whole = compare(recorded.store, answer["replay_id"], "golden")
     off = {one.dump_id for one in whole.dumps if one.verdict == MISMATCH}

@@ -43,7 +43,7 @@ def test_a_family_has_a_name_in_any_spelling_and_a_folder_gives_its_own_flags(tm
     code = {"auto_map": {"AutoModel": "own.M"}}
     for brought in (code, {"text_config": code}):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"} | brought))
-        with pytest.raises(Unsupported, match="brings code along"):
+        with pytest.raises(Unsupported, match="ships with code"):
             subject_of(str(tmp_path))
 
 

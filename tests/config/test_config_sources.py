@@ -92,10 +92,10 @@ class TestEnvironment:
 
     def test_a_setting_that_has_two_values_is_refused_by_both_names(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("ACTORDBG_REPLAY_ZERO_STAGE", "2")
-        with pytest.raises(UsageError, match=r"\[replay\] zero_stage is there in two spellings"):
+        with pytest.raises(UsageError, match=r"\[replay\] zero_stage appears in two spellings"):
             built({"zero-stage": 2, "zero_stage": 3}, {})
         monkeypatch.setenv("ACTORDBG_REPLAY_Zero_Stage", "3")
-        with pytest.raises(UsageError, match="ACTORDBG_REPLAY_Zero_Stage and ACTORDBG_REPLAY_ZERO_STAGE are one setting"):
+        with pytest.raises(UsageError, match="ACTORDBG_REPLAY_Zero_Stage and ACTORDBG_REPLAY_ZERO_STAGE set the same setting"):
             built({}, {})
 
 

@@ -88,10 +88,10 @@ def test_an_adapter_without_its_base_is_refused_by_name_and_a_changed_base_is_an
 ):
     adapter = adapter_of(tmp_path / "base", tmp_path / "adapter")
     twice = adapter_of(adapter, tmp_path / "twice")
-    with pytest.raises(EnvironmentProblem, match="is an adapter, and its base cannot be had: there is no model in") as refused:
+    with pytest.raises(EnvironmentProblem, match="is an adapter, and its base is not available: there is no model in") as refused:
         find_model(str(adapter))
     assert "base_model_name_or_path" in str(refused.value.hint)
-    with pytest.raises(EnvironmentProblem, match=r"its base cannot be had: .*adapter holds no model"):
+    with pytest.raises(EnvironmentProblem, match=r"its base is not available: .*adapter holds no model"):
         find_model(str(twice))
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "config.json").write_text('{"model_type": "llama"}')

@@ -1,7 +1,7 @@
-"""What a backend is: an Actor built and placed, and a backward that leaves nothing behind; and how its ranks find each other.
+"""The base backend: an Actor built and placed, a backward that leaves nothing behind, and the process group of the ranks.
 
-Ranks lie in a mesh (dp, sp, tp) whose last dimension varies fastest, as in the trainer's strategies: neighbours share an input
-(a *lane* of sp x tp ranks), and lanes are data-parallel.
+Ranks lie in a mesh (dp, sp, tp) whose last dimension varies fastest, as in the trainer's strategies. Adjacent ranks share an
+input: a *lane* of sp x tp ranks. Lanes are data-parallel replicas.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from actordbg.debug import stops
 from actordbg.trainers.trainer import TRAINER
 
 LEAST_TIMEOUT_S = 3600.0
-"""Collectives give up no earlier than this (the trainer's own): a hang is for the replay's supervisor to find."""
+"""Least timeout of collectives, the trainer's own: finding hangs is the job of the replay's supervisor."""
 PAUSE_S = 30 * 86400.0
 COMPILE_OPTIONS = {"dynamic": True}
-"""What `module.compile` is given, by every backend."""
+"""Keyword arguments of `module.compile`, in every backend."""
 
 
 class Backend:
-    """One way of running an Actor: here the Actor alone on this rank's device, whose ranks are independent of each other.
+    """Runs an Actor alone on this rank's device; ranks are independent of each other.
 
-    Another backend overrides `open`, and what its layout changes: one with an engine of its own `backward` and how steps are
-    taken, one that shards `_total` and `_whole`. `actor` is callable as the trainer calls it, `actors` built it; inputs go to
-    `device`. tainted: a failure left something behind that cannot be cleared. can_train: built so that `backward` works.
+    Other backends override `open` and what their layout changes: with an engine `backward` and the steps, with shards `_total`
+    and `_whole`. `actor` is callable as the trainer calls it, `actors` built it; inputs go to `device`. tainted: a failure left
+    something behind that cannot be cleared. can_train: built so that `backward` works.
     ring_group: the process group of this rank's ring, None without ring attention: `forward` gets it as `ring_attn_group`.
     stepped_by: the optimizer, in words; "" where no weight is stepped.
     """
@@ -78,11 +78,11 @@ class Backend:
 
     @property
     def model(self) -> Any:
-        """The transformers model itself, out of whatever wraps it."""
+        """The transformers model itself, without any wrapper."""
         return self.actor.model
 
     def facts(self) -> dict[str, Any]:
-        """What `session.resolved` says about the backend, read off what was built. ZeRO stage 0 partitions nothing."""
+        """Return the backend's part of `session.resolved`, read off what was built. ZeRO stage 0 partitions nothing."""
         facts = {
             "backend": self.config.backend,
             "rank": self.place.rank,
@@ -97,7 +97,7 @@ class Backend:
         return facts if self.ring_group is None else facts | {"ring_kernel": TRAINER.ring_kernel()}
 
     def is_collective(self, backward: bool) -> bool:
-        """Whether every rank has to take part in a forward (and backward)."""
+        """Return whether every rank has to take part in a forward (and backward)."""
         return False
 
     def compile(self, compile_backend: str) -> None:
@@ -105,18 +105,18 @@ class Backend:
         self.model.compile(backend=compile_backend, **COMPILE_OPTIONS)
 
     def uncompile(self) -> None:
-        """Take back what `compile` did to the module; torch's own compiler state is not the backend's."""
+        """Undo `compile` on the module; torch's own compiler state stays."""
         self.model._compiled_call_impl = None
 
     def backward(self, loss: Tensor, keeper: GradientKeeper | None = None) -> float:
-        """Gradients of the scalar `loss`, their global L2 norm, and then no gradients any more. Weights stay.
+        """Run backward from the scalar `loss`, return the gradients' global L2 norm, and clear the gradients. Weights stay.
 
-        With a keeper, every parameter's full gradient is handed to it. Where ranks compute together all of them give one.
+        With a keeper, every parameter's full gradient is handed to it. Ranks that compute together must all pass a keeper.
         """
         loss.backward()  # type: ignore[no-untyped-call]
         self._complete_gradients()
-        parameters = [(name, one) for name, one in self.model.named_parameters() if one.grad is not None]
-        norm = self._total((one.grad, one) for _, one in parameters)
+        parameters = [(name, p) for name, p in self.model.named_parameters() if p.grad is not None]
+        norm = self._total((p.grad, p) for _, p in parameters)
         if keeper is not None:
             for name, parameter in parameters:
                 keeper.take(name, self._whole(parameter.grad))
@@ -124,7 +124,7 @@ class Backend:
         return norm
 
     def accumulate(self, loss: Tensor) -> None:
-        """The backward of one micro-batch of a step, in an Actor that was opened for training."""
+        """Run the backward of a step's micro-batch, in an Actor that was opened for training."""
         (loss / self._adam.training.accumulation).backward()  # type: ignore[no-untyped-call]
 
     def step(self) -> Norms:
@@ -137,30 +137,30 @@ class Backend:
         self._adam.save(folder, self.model)
 
     def load_training(self, folder: Path) -> None:
-        """Continue where `save_training` was, in an Actor that was opened in the same way. Every rank has to call it."""
+        """Restore what `save_training` wrote, in an Actor that was opened in the same way. Every rank has to call it."""
         self._adam.load(folder, self.model)
 
     def _complete_gradients(self) -> None:
-        """After a backward: add up what ranks hold of one gradient, where they do."""
+        """Add up, after a backward, the gradients that ranks hold in parts."""
 
     def _total(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
-        """The L2 norm over tensors, each beside its parameter, in float64 as the truth's; 0.0 for none."""
+        """Return the L2 norm over tensors, each beside its parameter, in float64 like the truth's; 0.0 for none."""
         return math.sqrt(sum(norm_of(tensor) ** 2 for tensor, _ in pairs))
 
     def _whole(self, tensor: Tensor) -> Tensor:
-        """All of a parameter or gradient; where ranks have parts, each has to ask at the same time."""
+        """Return a whole parameter or gradient. Collective where ranks have parts of it."""
         return tensor
 
     def without_engine(self) -> contextlib.AbstractContextManager[None]:
-        """Inside the block a derivative that is taken of the Actor's outputs sets nothing off in an engine around its model."""
+        """Keep the engine around the model, inside the block, from reacting to derivatives of the Actor's outputs."""
         return contextlib.nullcontext()
 
     def gather(self, name: str) -> Tensor:
-        """A copy of a parameter's full value. Where parameters are sharded all ranks have to ask for it at the same time."""
+        """Copy a parameter's full value. Collective where parameters are sharded."""
         return self._whole(self.model.get_parameter(name).detach()).clone()
 
     def averaged_over(self, dump_id: str) -> list[str]:
-        """After a backward: whose gradients are averaged, a dump id for each lane, in order. Collective where backward is."""
+        """Return, after a backward, the dump id of each lane in the gradients' average. Collective where backward is."""
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return [dump_id]
         ids: list[Any] = [None] * dist.get_world_size()
@@ -168,7 +168,7 @@ class Backend:
         return ids[:: self.config.tp * self.config.ring]
 
     def recover(self) -> None:
-        """After a failed input: drop what it left behind, or set `tainted` when that is not possible."""
+        """Drop what a failed input left behind, or set `tainted` if that is not possible."""
         self.actor.zero_grad(set_to_none=True)
         release(self.device)
 
@@ -190,13 +190,13 @@ class Place:
 
     @classmethod
     def from_environment(cls) -> Place:
-        """RANK, LOCAL_RANK and WORLD_SIZE; a process that no launcher started is rank 0 of 1."""
+        """Read RANK, LOCAL_RANK and WORLD_SIZE; a process that no launcher started is rank 0 of 1."""
         rank = int(os.environ.get("RANK", "0"))
         local = int(os.environ.get("LOCAL_RANK", "-1"))
         return cls(rank, rank if local < 0 else local, int(os.environ.get("WORLD_SIZE", "1")))
 
     def device(self) -> torch.device:
-        """The CUDA device of this local rank, or the CPU."""
+        """Return the CUDA device of this local rank, or the CPU."""
         if not torch.cuda.is_available():
             return torch.device("cpu")
         return torch.device("cuda", self.local_rank % torch.cuda.device_count())
@@ -207,18 +207,18 @@ def set_seed(seed: int) -> None:
     random.seed(seed)
     if torch.cuda.is_available():
         torch.manual_seed(seed)
-    else:  # torch.manual_seed would put this thread's whole stack into words, for a CUDA that comes later
+    else:  # torch.manual_seed would format this thread's whole stack, for a CUDA that comes later
         torch.default_generator.manual_seed(seed)
 
 
 def timeout_of(config: ReplayConfig) -> timedelta:
-    """After how long a collective gives up: never, practically, where a rank may be at a prompt meanwhile."""
+    """Return the timeout of collectives: 30 days where a rank may wait at a prompt."""
     least = PAUSE_S if getattr(stops.in_replay, "may_pause", False) else LEAST_TIMEOUT_S
     return timedelta(seconds=max(least, 2 * config.timeout_s))
 
 
 def rendezvous(place: Place) -> None:
-    """What torch.distributed wants to find in the environment, for a process that no launcher started."""
+    """Set the environment variables that torch.distributed needs, in a process that no launcher started."""
     if place.world_size == 1 and "MASTER_PORT" not in os.environ:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -229,7 +229,7 @@ def rendezvous(place: Place) -> None:
 
 
 def initialize(place: Place, device: torch.device, config: ReplayConfig) -> None:
-    """Make the process group on the backend asked for, by default the one that suits the device; once in a process."""
+    """Create the process group, once per process, on the requested backend (default: nccl on CUDA, else gloo)."""
     rendezvous(place)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -244,7 +244,7 @@ CLASSES = {
     "deepspeed": "actordbg.actor.backends.deepspeed:DeepspeedBackend",
     "fsdp2": "actordbg.actor.backends.fsdp2:Fsdp2Backend",
 }
-"""Where the class of each backend is: only the one that is asked for is imported."""
+"""Class of each backend; only the requested class is imported."""
 GRAPH_LIMIT = 512
 _COMPILER = {
     **dict.fromkeys(("recompile_limit", "cache_size_limit"), GRAPH_LIMIT),
@@ -266,7 +266,7 @@ def open_backend(config: ReplayConfig, choices: Choices, cache: Path, training: 
 
 
 def change_compilation(backend: Backend, config: ReplayConfig) -> None:
-    """Compile a built backend's model as `config` says, or not at all, as if it never had been compiled otherwise."""
+    """Recompile a built backend's model as `config` says, or leave it uncompiled, without a trace of earlier compilation."""
     backend.uncompile()
     torch._dynamo.reset()  # forgets every graph, guard and kernel of this process; kernels on disk are found by their content
     if config.compile:
@@ -288,6 +288,6 @@ def _prepare_compiler() -> None:
 
 
 def compile_counts() -> tuple[int, int]:
-    """(graphs compiled, graph breaks met) in this process so far, by torch's own counters."""
+    """Return (graphs compiled, graph breaks) of this process so far, by torch's own counters."""
     counters = torch._dynamo.utils.counters
     return int(counters["stats"]["unique_graphs"]), sum(counters["graph_break"].values())

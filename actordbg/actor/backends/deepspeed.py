@@ -1,8 +1,8 @@
 """The Actor in the trainer's own DeepSpeed strategy: ZeRO 0 to 3, and DeepCompile where DeepSpeed has it.
 
-The engine is the one that the trainer would have made, from its own DeepSpeed configuration:
+The engine is what the trainer would build from its own DeepSpeed configuration:
 
-| Asked for | Engine |
+| Requested | Engine |
 |---|---|
 | backward, ZeRO 1 or 2, or DeepCompile | training, as a policy has |
 | forward only, ZeRO 0 or 3 | evaluation, as a reference model has |
@@ -10,12 +10,12 @@ The engine is the one that the trainer would have made, from its own DeepSpeed c
 **No input may influence the next.** After `engine.backward` the gradients lie wherever the stage keeps them: in `.grad`
 (stage 0), in flat averaged partitions (1, 2), in partitions by parameter id that are accumulated unless a step came between (3).
 Only DeepSpeed's own `step` clears all of that, and only it computes the global gradient norm of a partitioned model. So `step`
-is called, with the innermost optimizer's `step` replaced by one that does nothing: DeepSpeed reduces, unscales, takes the norm,
-copies the unchanged master weights back and resets itself, and no weight ever changes, not even for a NaN gradient. The
-learning-rate scheduler is taken out as well, and fp16's loss scale is put back.
+is called, with the innermost optimizer's `step` replaced by a no-op: DeepSpeed reduces, unscales, computes the norm, copies the
+unchanged master weights back and resets itself, and no weight ever changes, not even for a NaN gradient. The learning-rate
+scheduler is removed as well, and fp16's loss scale is restored.
 
-Single gradients (`keep_gradients`) are taken between the two, where they are averaged and not clipped, with DeepSpeed's own
-`safe_get_full_grad`, which gathers one parameter at a time.
+Single gradients (`keep_gradients`) are read between `backward` and `step`, when they are averaged and not clipped, with
+DeepSpeed's own `safe_get_full_grad`, which gathers one parameter at a time.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class DeepspeedBackend(Backend):
 
     @property
     def engine(self) -> Any:
-        """The DeepSpeedEngine that the trainer put in the place of `actor.model`."""
+        """The DeepSpeedEngine that replaces `actor.model`."""
         return self.actor.model
 
     @property
@@ -74,7 +74,7 @@ class DeepspeedBackend(Backend):
         return self.engine.module
 
     def facts(self) -> dict[str, Any]:
-        """The engine's own word on its stage, and which of the trainer's two engines it is."""
+        """Add the engine's own ZeRO stage, and which of the trainer's two engines it is."""
         return super().facts() | {
             "zero_stage": int(self.engine.zero_optimization_stage()),
             "engine": "training" if self.can_train else "evaluation",
@@ -84,32 +84,32 @@ class DeepspeedBackend(Backend):
         }
 
     def is_collective(self, backward: bool) -> bool:
-        """With several ranks: a backward averages gradients, ZeRO-3 gathers weights in every forward, a ring keys and values."""
+        """Return True where ranks average gradients (backward), gather weights (ZeRO-3) or gather keys and values (a ring)."""
         in_forward = self.engine.zero_optimization_stage() == 3 or self.config.ring > 1
         return self.place.world_size > 1 and (backward or in_forward)
 
     def compile(self, compile_backend: str) -> None:
-        """torch.compile through the engine. The trainer switches DeepCompile on; here it is checked that it is on."""
+        """Call torch.compile through the engine. The trainer turns DeepCompile on; this checks that it is on."""
         if not self._deep:
             self.engine.compile(backend=compile_backend, compile_kwargs=dict(COMPILE_OPTIONS))
         elif not self._is_deep():
             raise Unsupported(
                 "DeepSpeed did not accept DeepCompile for this configuration, and fell back to torch.compile",
-                hint="--compile; rank 0's log has DeepSpeed's reason",
+                hint="use --compile; rank 0's log has DeepSpeed's reason",
             )
 
     def uncompile(self) -> None:
-        """The engine compiles its module in place and keeps two notes of it. DeepCompile cannot be undone."""
+        """Undo the engine's in-place compilation, and its two notes of it. Unsupported for DeepCompile, which stays."""
         if self._deep:
-            raise Unsupported("an engine cannot undo DeepCompile", hint="a process of its own")
+            raise Unsupported("an engine cannot undo DeepCompile", hint="start another process for it")
         super().uncompile()
         self.engine._is_compiled = False
         self.engine._compile_kwargs = {}
 
     def _is_deep(self) -> bool:
-        """Whether DeepCompile is on: DeepSpeed says so since 0.18; before, only whether it is configured."""
-        asked = getattr(self.engine, "is_deepcompile_active", self.engine.is_deepcompile_enabled)
-        return bool(asked())
+        """Return whether DeepCompile is on or, before DeepSpeed 0.18, whether it is configured."""
+        is_active = getattr(self.engine, "is_deepcompile_active", self.engine.is_deepcompile_enabled)
+        return bool(is_active())
 
     def backward(self, loss: Tensor, keeper: GradientKeeper | None = None) -> float:
         self._step_is_open = True
@@ -121,7 +121,10 @@ class DeepspeedBackend(Backend):
         return norm
 
     def accumulate(self, loss: Tensor) -> None:
-        """The engine divides by the number of micro-batches itself; it is told of each but a step's last one here."""
+        """Run the backward of a micro-batch, and the engine's bookkeeping after each but a step's last micro-batch.
+
+        The engine divides the loss by the number of micro-batches itself.
+        """
         self.strategy.backward(loss, self.actor, self.engine.optimizer)
         if not self.engine.is_gradient_accumulation_boundary():
             self.strategy.step(self.actor, self.engine.optimizer)
@@ -134,23 +137,27 @@ class DeepspeedBackend(Backend):
         return Norms(norm, math.sqrt(float(self._moved)))
 
     def save_training(self, folder: Path) -> None:
-        """DeepSpeed's own checkpoint: it alone knows its flat partitions, its loss scale and its counters."""
+        """Write DeepSpeed's own checkpoint: only DeepSpeed knows its flat partitions, its loss scale and its counters."""
         self.engine.save_checkpoint(str(folder), tag=_CHECKPOINT, save_latest=False)
 
     def load_training(self, folder: Path) -> None:
         with torch.serialization.safe_globals(_own_classes()):  # workers insist on weights_only
             path, _ = self.engine.load_checkpoint(str(folder), tag=_CHECKPOINT, load_lr_scheduler_states=False)
         if path is None:
-            raise StoreProblem(f"DeepSpeed finds no checkpoint in {folder}", hint="remove the folder; the one before is tried")
+            raise StoreProblem(
+                f"DeepSpeed finds no checkpoint in {folder}", hint="remove the folder; the checkpoint before it is tried"
+            )
 
     def _measured(self, innermost: Any) -> Any:
-        """The innermost optimizer's own step, which moves the fp32 weights of this rank; how far they moved is added up."""
+        """Wrap the innermost optimizer's own step, and add up how far it moves the fp32 weights of this rank."""
         original = innermost.step
 
         @functools.wraps(original)
         def step(*args: Any, **kwargs: Any) -> Any:
-            stepped = [one for group in innermost.param_groups for one in group["params"] if one.grad is not None]
-            before = [one.detach().clone() for one in stepped]
+            stepped = [
+                parameter for group in innermost.param_groups for parameter in group["params"] if parameter.grad is not None
+            ]
+            before = [parameter.detach().clone() for parameter in stepped]
             result = original(*args, **kwargs)
             for now, was in zip(stepped, before, strict=True):
                 self._moved += norm_of(now - was) ** 2
@@ -160,12 +167,12 @@ class DeepspeedBackend(Backend):
 
     @property
     def _own_norm(self) -> bool:
-        """Stage 0 in fp32: DeepSpeed keeps no norm of its own, and every rank steps all weights."""
+        """True for stage 0 in fp32: DeepSpeed keeps no norm, and every rank steps all weights."""
         return self.engine.optimizer is self.engine.basic_optimizer
 
     @contextlib.contextmanager
     def without_engine(self) -> Iterator[None]:
-        """The Actor calls the module itself: the engine would take the derivative for a training step's backward, and reduce."""
+        """Let the Actor call the module itself: the engine would take a derivative for a training step's backward, and reduce."""
         holders = [
             (hook.id, hooks)
             for hook in getattr(self.engine.optimizer, "_leaf_module_hooks", ())
@@ -182,7 +189,7 @@ class DeepspeedBackend(Backend):
                 hooks[key] = hook
 
     def gather(self, name: str) -> Tensor:
-        """Under ZeRO-3 not while DeepSpeed gathers it itself: partitioning it then would take it away from the engine."""
+        """Copy a parameter's full value. Under ZeRO-3, Unsupported while DeepSpeed itself is gathering it for the engine."""
         parameter: Tensor = self.model.get_parameter(name)
         status = str(getattr(getattr(parameter, "ds_status", None), "name", "AVAILABLE"))
         if status == "AVAILABLE":
@@ -195,18 +202,18 @@ class DeepspeedBackend(Backend):
             return parameter.detach().clone()
 
     def recover(self) -> None:
-        """A failed forward leaves nothing at stages 0 to 2; within a backward, or at stage 3, DeepSpeed is lost."""
+        """Set `tainted` after a failed backward, or at stage 3: a failed forward leaves nothing behind only at stages 0 to 2."""
         gc.collect()
         if self._step_is_open or self.engine.zero_optimization_stage() == 3:
             self.tainted = True
 
     def close(self) -> None:
-        """Free the engine. The process group stays: DeepSpeed keeps hold of it and cannot make a second one in a process."""
+        """Free the engine. The process group stays: DeepSpeed holds on to it and cannot create a second group in a process."""
         self.engine.destroy()
         super().close()
 
     def _hand_over(self, keeper: GradientKeeper) -> None:
-        """Every parameter's gradient, averaged and not yet clipped; fp16's loss scale taken out."""
+        """Hand over every parameter's gradient: averaged, not yet clipped, without fp16's loss scale."""
         from deepspeed.utils import safe_get_full_grad
 
         scale = float(getattr(self.engine.optimizer, "loss_scale", 1.0))
@@ -216,13 +223,13 @@ class DeepspeedBackend(Backend):
                 keeper.take(name, gradient if scale == 1.0 else gradient.float() / scale)
 
     def _norm_of(self, step: Callable[[], None]) -> float:
-        """Take the step; the norm of the gradients that it is taken with, NaN where one was not finite.
+        """Run `step` and return the norm of its gradients, NaN if a gradient was not finite.
 
-        DeepSpeed says -1 for the norm of a parameter group that is not finite, and then takes the norm *of those*: with two
-        groups a NaN gradient comes out as 1.414. So the groups' norms are watched.
+        DeepSpeed reports -1 as the norm of a parameter group that is not finite, and then computes the norm *of the groups'
+        norms*: with two groups a NaN gradient comes out as 1.414. So the groups' norms are watched.
         """
         if self._own_norm:
-            norm = self._total((one.grad, one) for one in self.model.parameters() if one.grad is not None)
+            norm = self._total((parameter.grad, parameter) for parameter in self.model.parameters() if parameter.grad is not None)
             step()
             return norm
         step()
@@ -246,16 +253,16 @@ class DeepspeedBackend(Backend):
         optimizer.get_grad_norm_direct = get_grad_norm_direct
 
     def _step_engine(self) -> None:
-        """DeepSpeed's step. Where a gradient is not finite it is skipped, and would keep the norm of the step before."""
+        """Run DeepSpeed's step. If a gradient is not finite, DeepSpeed skips it, and would keep the norm of the step before."""
         optimizer = self.engine.optimizer
         if hasattr(optimizer, "_global_grad_norm"):
             optimizer._global_grad_norm = math.nan
         self.strategy.step(self.actor, optimizer)
 
     def _step_without_stepping(self) -> None:
-        """DeepSpeed's step, in which no weight moves: it takes the norm and clears the gradients.
+        """Run DeepSpeed's step without moving a weight: it computes the norm and clears the gradients.
 
-        fp16's dynamic loss scale reacts to what it saw, and is put back.
+        fp16's dynamic loss scale reacts to the gradients, and is restored.
         """
         optimizer = self.engine.optimizer
         holders = [holder for holder in (optimizer, getattr(optimizer, "loss_scaler", None)) if holder is not None]
@@ -272,14 +279,16 @@ _LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
 def _own_classes() -> list[Any]:
-    """DeepSpeed's classes of which there are objects in its checkpoints: loss scales, stages, places in flat partitions."""
+    """Return the DeepSpeed classes that its checkpoints contain: loss scales, stages, places in flat partitions."""
     from deepspeed.runtime.fp16 import loss_scaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
-    scalers = [one for one in vars(loss_scaler).values() if isinstance(one, type) and one.__module__ == loss_scaler.__name__]
+    scalers = [
+        member for member in vars(loss_scaler).values() if isinstance(member, type) and member.__module__ == loss_scaler.__name__
+    ]
     return [*scalers, ZeroStageEnum, fragment_address]
 
 
 def _no_step(*_args: Any, **_kwargs: Any) -> None:
-    """Stands for the innermost optimizer's step: a replay changes no weights."""
+    """Stand in for the innermost optimizer's step: a replay changes no weights."""

@@ -1,4 +1,4 @@
-"""The Actor in PyTorch's FSDP2: `fully_shard` for each decoder layer and the whole, tensor parallelism and rings where asked for.
+"""The Actor in PyTorch's FSDP2: `fully_shard` for each decoder layer and the whole, tensor parallelism and rings on request.
 
 What the trainer's FSDP2 branch builds, around the Actor of the installed trainer, so that both are compared on equal terms:
 
@@ -8,12 +8,12 @@ What the trainer's FSDP2 branch builds, around the Actor of the installed traine
 * **Mixed precision**: `param_dtype` is the Actor's dtype, gradients are reduced in fp32. The branch sets `output_dtype` to fp32
   unless gradient checkpointing is on; with bf16 weights the first linear layer after a decoder layer then fails
   ("expected m1 and m2 to have the same dtype"). So `output_dtype` is left alone here, which is what the branch does with
-  checkpointing: layers hand on what they compute in. The Actor's forward makes the logits fp32 in any case.
+  checkpointing: layers return their computation dtype. The Actor's forward converts the logits to fp32 in any case.
 * **Temperature.** The Actor divides the logits in place. Under tensor parallelism fp32 logits are a view, and autograd refuses
   that ("a view and is being modified inplace"); so such logits are copied first.
 * **Gradient norm** by our own sums: `clip_grad_norm_` fails where some gradients lie on the mesh (dp, tp) and others on dp.
 
-No optimizer exists but in a training check, so no weight changes in a replay.
+Only a training check has an optimizer, so no weight changes in a replay.
 
 **Tensor parallelism** is a model split over a tensor-parallel group by the plan that transformers ships with it.
 
@@ -29,7 +29,7 @@ The plan says for each linear layer how its weight is cut; torch's `parallelize_
 
 Other styles (packed projections, experts) have no counterpart in torch, and a model whose plan asks for them is refused.
 
-**Tied weights.** Where the head shares the embedding's weight, `parallelize_module` gives each a parameter of its own, and the
+**Tied weights.** Where the head shares the embedding's weight, `parallelize_module` gives each a separate parameter, and the
 embedding would miss half of its gradient. Both are cut the same way, by tokens, so they are tied again afterwards. Where the
 plan cuts the head alone (transformers 4), a tied head is left whole.
 """
@@ -83,7 +83,7 @@ class Fsdp2Backend(Backend):
             self.step_with_adam(training)
 
     def facts(self) -> dict[str, Any]:
-        """Sizes as the mesh has them. `reduce_dtype`: of gradients; `zero_stage` 0: that is another library's word."""
+        """Add the sizes of the mesh. `reduce_dtype`: of gradients. `zero_stage` stays 0: ZeRO is DeepSpeed's."""
         ring, tp = self.config.ring, int(self._mesh[_TP].size())
         mesh = {"dp": self.place.world_size // (tp * ring), "sp": ring, "tp": tp}
         facts = super().facts() | {"reduce_dtype": "fp32", "mesh": mesh, "tp": tp}
@@ -92,7 +92,7 @@ class Fsdp2Backend(Backend):
         return facts
 
     def is_collective(self, backward: bool) -> bool:
-        """With several ranks every forward gathers weights."""
+        """Return True with several ranks: every forward gathers weights."""
         return self.place.world_size > 1
 
     def _complete_gradients(self) -> None:
@@ -103,9 +103,9 @@ class Fsdp2Backend(Backend):
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def recover(self) -> None:
-        """Since torch 2.13 FSDP can be brought back after a forward or backward that raised; before, it is lost.
+        """Reset FSDP after a forward or backward that raised (torch 2.13 and later), else set `tainted`.
 
-        FSDP sets itself up in the first forward: what raised before there was one left nothing, and nothing can be reset.
+        FSDP sets itself up in the first forward: a failure before that leaves nothing behind, and nothing can be reset.
         """
         self.model.zero_grad(set_to_none=True)
         gc.collect()
@@ -124,7 +124,7 @@ class Fsdp2Backend(Backend):
         fully_shard(self.model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
 
     def _total(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
-        """L2 norm over tensors and ranks, each element once: what is not cut over tp is the same on each of its ranks."""
+        """Return the L2 norm over tensors and ranks, each element once: what is not cut over tp is equal on all tp ranks."""
         squares = torch.zeros(2, dtype=torch.float64, device=self.device)  # cut over tp, and not
         for tensor, _ in pairs:
             own, cut = tensor, False
@@ -139,7 +139,7 @@ class Fsdp2Backend(Backend):
 
 
 def decoder_layers(model: Any) -> list[Any]:
-    """The layers that are sharded one by one: the text model's, by its `layers` (or what older models call them)."""
+    """Return the layers that are sharded one by one: the text model's `layers` (`h` or `blocks` in older models)."""
     base = getattr(model, getattr(model, "base_model_prefix", ""), model)
     base = base.get_decoder() if hasattr(base, "get_decoder") else base
     count = getattr(text_config(model), "num_hidden_layers", None)
@@ -152,7 +152,7 @@ def decoder_layers(model: Any) -> list[Any]:
 
 
 def _own_logits(_module: Any, _inputs: Any, output: Any) -> None:
-    """Logits that the caller may change in place. The Actor's conversion to fp32 copies all others."""
+    """Copy fp32 logits that are a view, so that the caller may change them. The Actor's conversion to fp32 copies all others."""
     logits = output["logits"]
     if logits.dtype == torch.float32 and logits._is_view():
         output["logits"] = logits.clone()
@@ -179,7 +179,7 @@ class Split:
 
 
 def split(model: Any, mesh: DeviceMesh) -> Split:
-    """Split `model` in place over the one-dimensional `mesh`. Raises Unsupported for a model without a plan that torch can do."""
+    """Split `model` in place over the one-dimensional `mesh`. Unsupported for a model without a plan that torch supports."""
     styles = plan_of(model)
     tied = [name for name in styles if _is_tied(model, name)]
     embedding = model.get_input_embeddings()
@@ -194,19 +194,19 @@ def split(model: Any, mesh: DeviceMesh) -> Split:
 
 
 def plan_of(model: Any) -> dict[str, str]:
-    """The style of every module that the model's own plan names, by the module's full name."""
+    """Return the style of every module that the model's own plan names, by the module's full name."""
     plan = dict(getattr(model, "_tp_plan", None) or {})
     base = getattr(model, "base_model_prefix", "")
     for pattern, style in (getattr(model.config, "base_model_tp_plan", None) or {}).items():
         plan.setdefault(f"{base}.{pattern}", style)
     names = [name for name, _ in model.named_modules() if name]
-    found = {name: style for pattern, style in plan.items() for name in names if fnmatchcase(name, pattern)}
-    if not found:
+    styles = {name: style for pattern, style in plan.items() for name in names if fnmatchcase(name, pattern)}
+    if not styles:
         raise Unsupported(
             f"{type(model).__name__} has no plan for tensor parallelism in this transformers",
-            hint="leave --tp out, or use a newer transformers",
+            hint="drop --tp, or use a newer transformers",
         )
-    return found
+    return styles
 
 
 def _style(name: str, style: str) -> ParallelStyle:
@@ -220,7 +220,7 @@ def _style(name: str, style: str) -> ParallelStyle:
     }
     if style not in made:
         raise Unsupported(
-            f"the model's plan asks for {style!r} at {name}, which torch's tensor parallelism cannot do", hint="leave --tp out"
+            f"the model's plan asks for {style!r} at {name}, which torch's tensor parallelism cannot do", hint="drop --tp"
         )
     return made[style]
 

@@ -1,10 +1,10 @@
-"""Optimizer steps: what a training check asks of a backend, and the optimizer of those that bring none along.
+"""Optimizer steps: what a training check needs from a backend, and the optimizer of backends without their own.
 
     backend.accumulate(loss)          # the backward of one micro-batch, as one of `training.accumulation`
     norms = backend.step()            # clip, step, clear; the norms of what was stepped
 
 The gradient of a step is the mean over its micro-batches, on all lanes. Weights are stepped in fp32: where the Actor computes
-in a lower dtype the optimizer has a copy of its own, as DeepSpeed's has. A norm is over all ranks.
+in a lower dtype the optimizer keeps fp32 copies, as DeepSpeed's does. A norm is over all ranks.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Training:
     """How weights are stepped: AdamW with these numbers.
 
     max_norm: gradients are clipped to this global norm; 0 does not clip. accumulation: micro-batches of a lane for each step.
-    wide: weights as the dtype has them, and everything computed in fp32: what a check holds the others against.
-    gradient_checkpointing: the backward computes each layer's forward once more, and its activations are not kept.
+    wide: weights rounded to the dtype, everything computed in fp32: the reference of a training check.
+    gradient_checkpointing: the backward recomputes each layer's forward, and its activations are not kept.
     """
 
     lr: float = 5e-6
@@ -39,13 +39,13 @@ class Training:
 
     @property
     def adam(self) -> dict[str, Any]:
-        """The numbers of AdamW, by the names that torch and DeepSpeed have for them."""
+        """The hyperparameters of AdamW, by the names that torch and DeepSpeed use."""
         return {name: value for name, value in asdict(self).items() if name in ("lr", "betas", "eps", "weight_decay")}
 
 
 @dataclass(frozen=True)
 class Norms:
-    """Of one step: L2 norm of the gradient before it is clipped, and of what the weights moved by."""
+    """L2 norms of a step: of the gradient before clipping, and of the weights' update."""
 
     gradient: float
     update: float
@@ -93,11 +93,11 @@ class AdamSteps:
             own.grad = stepped.grad = None
 
     def save(self, folder: Path, model: Any) -> None:
-        """Write this rank's part of weights, buffers and AdamW's state with torch.distributed.checkpoint. A collective.
+        """Write this rank's part of weights, buffers and AdamW's state with torch.distributed.checkpoint. Collective.
 
         A parameter that `fully_shard` or tensor parallelism cut is a DTensor, and torch knows which part is whose. Names are the
-        model's. Only tensors are in there: what else a step depends on is set anew by each micro-batch (seeds, recorded generator
-        states) or is a number of the check (learning rate, clipping).
+        model's. It holds tensors only: what else a step depends on is set by each micro-batch (seeds, recorded RNG states) or is
+        an option of the check (learning rate, clipping).
         """
         from torch.distributed.checkpoint.filesystem import FileSystemWriter
         from torch.distributed.checkpoint.state_dict_saver import save
@@ -106,7 +106,7 @@ class AdamSteps:
             save(self._tensors(model), storage_writer=FileSystemWriter(folder))
 
     def load(self, folder: Path, model: Any) -> None:
-        """Read what `save` wrote into what is there; its values before do not matter. Every rank has to call it."""
+        """Load what `save` wrote into the existing tensors, whatever they hold. Every rank has to call it."""
         from torch.distributed.checkpoint.filesystem import FileSystemReader
         from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -116,13 +116,13 @@ class AdamSteps:
 
     @torch.no_grad()
     def _write_back(self) -> None:
-        """Give the Actor what its fp32 copies are now."""
+        """Copy the fp32 weights back into the Actor."""
         for own, stepped in self._pairs:
             if own is not stepped:
                 own.copy_(stepped)
 
     def _tensors(self, model: Any) -> dict[str, Any]:
-        """All tensors by name, not copied. A parameter that was never stepped has the state that its first step makes."""
+        """Return all tensors by name, not copied. A parameter that was never stepped gets the state that a first step creates."""
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         tensors = {f"buffer.{name}": buffer for name, buffer in model.named_buffers()}
         for own, stepped in self._pairs:
@@ -136,7 +136,7 @@ class AdamSteps:
 
 @contextlib.contextmanager
 def _without_warnings() -> Iterator[None]:
-    """One process alone is meant here, and torch warns of it."""
+    """Silence torch's warning about saving from a single process, which is intended here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=UserWarning, module="torch.distributed.checkpoint")
         yield
