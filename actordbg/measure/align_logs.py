@@ -219,12 +219,12 @@ def compare_logs(
         raise UsageError(f"--threshold {threshold} is not a positive number", hint="0.05 allows 5 % of difference")
     if rule not in RULES:
         raise UsageError(f"there is no rule {rule!r:.40}", hint=f"one of {', '.join(RULES)}")
-    wanted = None if metric is None else plain_name(metric)
-    known = [[name for name in log.series if (is_loss(name) if wanted is None else name == wanted)] for log in (a, b)]
+    requested = None if metric is None else plain_name(metric)
+    known = [[name for name in log.series if (is_loss(name) if requested is None else name == requested)] for log in (a, b)]
     name = min(set(known[0]).intersection(known[1]), key=_preference, default=None)
     if name is None:
         lacking = [letter for letter, names in zip(letters, known, strict=True) if not names]
-        why = f"no {wanted or 'loss'} in {' and '.join(lacking)}" if lacking else "no loss that both logs have"
+        why = f"no {requested or 'loss'} in {' and '.join(lacking)}" if lacking else "no loss that both logs have"
     else:
         ours, theirs = chosen_series(a, b, name)
         both = pair(ours, theirs)
@@ -255,8 +255,8 @@ def compare_logs(
     worst = []
     for gap, step, *values in over[:limit] if limit else over:
         wild = [f"{letter} is {value}" for letter, value in zip("AB", values, strict=True) if not math.isfinite(value)]
-        one, other, apart = (value if math.isfinite(value) else None for value in (*values, gap))
-        worst.append(Step(step, one, other, apart, ", ".join(wild)))
+        left, right, apart = (value if math.isfinite(value) else None for value in (*values, gap))
+        worst.append(Step(step, left, right, apart, ", ".join(wild)))
     return LogComparison(
         *sides, name, rule, threshold, verdict, tuple(reasons), tuple(_notes(ours, theirs, len(both), called)), *three,
         common=len(both), only_a=len(ours.points) - len(both), only_b=len(theirs.points) - len(both),
@@ -267,20 +267,22 @@ def compare_logs(
     )  # fmt: skip
 
 
-def compare_many(logs: Sequence[TrainLog], *, each: bool = False, metric: str | None = None, **asked: Any) -> list[LogComparison]:
+def compare_many(
+    logs: Sequence[TrainLog], *, each: bool = False, metric: str | None = None, **options: Any
+) -> list[LogComparison]:
     """Every log against the first, or with `each` every one against every other; all pairs by the same metric.
 
     Without a `metric`, of more than two logs it is the loss that most have. `asked`: threshold, rule and limit of `compare_logs`.
     """
     if len(logs) == 2:
-        return [compare_logs(*logs, metric=metric, **asked)]
+        return [compare_logs(*logs, metric=metric, **options)]
     if metric is None:
         names = {name for log in (logs if each else logs[:1]) for name in log.series if is_loss(name)}
         counts = {name: sum(name in log.series for log in logs) for name in names}
         metric = min(names, key=lambda name: (-counts[name], _preference(name)), default=None)
     letters = letters_of(log.path for log in logs)
     return [
-        compare_logs(a, b, metric=metric, letters=(letters[a.path], letters[b.path]), **asked)
+        compare_logs(a, b, metric=metric, letters=(letters[a.path], letters[b.path]), **options)
         for a, b in combinations(logs, 2)
         if each or a is logs[0]
     ]

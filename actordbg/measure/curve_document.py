@@ -38,8 +38,8 @@ def document(answer: CurvesAnswer, charts: Sequence[Chart], rows: int) -> list[B
     """The answer. `rows`: at most so many points of each curve, spread evenly; 0 for all."""
     what = "peak memory" if answer.quantity == MEMORY else f"{answer.passes} time".removeprefix("both ")
     measured = sum(point.inputs for config in answer.curves for point in config.measurements.points)
-    said = f"{what} by {BY[answer.by]}; {plural(answer.replays, 'replay')}, {plural(measured, 'input')}"
-    blocks: list[Block] = [Heading(f"actordbg curve {answer.quantity}", 1), Paragraph(said), _banner(answer), *charts]
+    summary = f"{what} by {BY[answer.by]}; {plural(answer.replays, 'replay')}, {plural(measured, 'input')}"
+    blocks: list[Block] = [Heading(f"actordbg curve {answer.quantity}", 1), Paragraph(summary), _banner(answer), *charts]
     if not any(config.values for config in answer.curves):
         blocks.append(Paragraph(NOTHING))
     if answer.budget is not None and any(config.longest for config in answer.curves):
@@ -96,22 +96,22 @@ def _bytes(value: float) -> str:
 def _longest(answer: CurvesAnswer, budget: float) -> list[Block]:
     rows, texts = [], []
     for config in answer.curves:
-        if (found := config.longest) is None:
+        if (longest := config.longest) is None:
             continue
-        by_curve = _length(found.by_curve)
-        if found.by_curve is not None and found.low is not None and found.low != found.high:
-            by_curve += f" ({found.low:,} " + ("or more)" if found.high is None else f"to {found.high:,})")
-        how = "" if found.how == EXTRAPOLATED and found.by_curve is None else found.how
-        rows.append((config.label, _length(found.measured), _length(found.too_long), by_curve, how))
+        by_curve = _length(longest.by_curve)
+        if longest.by_curve is not None and longest.low is not None and longest.low != longest.high:
+            by_curve += f" ({longest.low:,} " + ("or more)" if longest.high is None else f"to {longest.high:,})")
+        how = "" if longest.how == EXTRAPOLATED and longest.by_curve is None else longest.how
+        rows.append((config.label, _length(longest.measured), _length(longest.too_long), by_curve, how))
         furthest = config.values[-1][0]
-        if found.refused:
-            texts.append(_too_far(config, answer, found.refused))
-        elif found.far and found.by_curve:
-            times = f"{found.by_curve / furthest:.1f} times the longest measured length, {furthest:,}"
+        if longest.refused:
+            texts.append(_too_far(config, answer, longest.refused))
+        elif longest.far and longest.by_curve:
+            times = f"{longest.by_curve / furthest:.1f} times the longest measured length, {furthest:,}"
             texts.append(f"{config.label}: caution, that is {times}: measure a longer one before relying on it")
-        if found.too_long is None and config.curve is not None and found.by_curve is None and not found.refused:
+        if longest.too_long is None and config.curve is not None and longest.by_curve is None and not longest.refused:
             texts.append(f"{config.label}: the curve never reaches the budget: measure longer inputs")
-        if found.measured is None and found.by_curve is None:
+        if longest.measured is None and longest.by_curve is None:
             texts.append(f"{config.label}: nothing that was measured fits")
     grid = Grid(("", "ran and fits", "too long", "by the curve", ""), rows, {""})
     shown = f"{budget / 1e9:.4g} GB ({_bytes(budget)})" if answer.quantity == MEMORY else shown_value(budget, TIME)
@@ -120,12 +120,12 @@ def _longest(answer: CurvesAnswer, budget: float) -> list[Block]:
 
 def _too_far(config: CurveAnswer, answer: CurvesAnswer, n: int) -> str:
     """That nothing is said of a length, and how to come nearer."""
-    longest, found = config.values[-1][0], config.measurements
+    longest, measured = config.values[-1][0], config.measurements
     lengths = f"{2 * longest},{4 * longest}" if answer.by == SEQ_LEN else "LEN,LEN"
-    own = " --model PATH" * bool(toy(found.settings["model"]))
-    told = f"{n / longest:,.0f} times the longest measured length, {longest:,}, and at most {FURTHEST:g} times is extrapolated"
-    command = f"actordbg curve {answer.quantity} {found.replays[-1]} --measure {lengths}{own}"
-    return f"{config.label}: refused, {told}: measure longer ones, `{command}`"
+    own = " --model PATH" * bool(toy(measured.settings["model"]))
+    reason = f"{n / longest:,.0f} times the longest measured length, {longest:,}, and at most {FURTHEST:g} times is extrapolated"
+    command = f"actordbg curve {answer.quantity} {measured.replays[-1]} --measure {lengths}{own}"
+    return f"{config.label}: refused, {reason}: measure longer ones, `{command}`"
 
 
 def _at(answer: CurvesAnswer) -> list[Block]:
@@ -142,27 +142,27 @@ def _at(answer: CurvesAnswer) -> list[Block]:
 
 def _curve(config: CurveAnswer, answer: CurvesAnswer, most: int) -> list[Block]:
     """One configuration: what it ran as, its curve, and at most so many of its points."""
-    found, curve, times = config.measurements, config.curve, answer.quantity != MEMORY
+    measured, curve, times = config.measurements, config.curve, answer.quantity != MEMORY
     law = f"no curve: {plural(len(config.values), 'length')} measured, {LEAST} are the fewest"
     if curve is not None:
         beyond = "unknown beyond" if curve.ahead is None else f"{max(curve.error, curve.ahead):.1%} for twice the longest"
         terms = [(curve.a, ""), (curve.b, " n"), (curve.c, " n^2")]
         formula = " + ".join(f"{shown_value(value, answer.quantity)}{power}" for value, power in terms if value)
         law = f"curve: {formula}   (form {curve.form}; error {curve.error:.1%} between lengths, {beyond})"
-    passes = "forward and backward" if found.backward else "forward"
-    device = found.settings["device_name"] or "an unknown device"
-    lines = [f"ran as: {label(complete(found.settings))}, {passes}, on {device}", law]
-    if found.out_of_memory:
-        lengths = ", ".join(map(_length, found.out_of_memory[:8]))
+    passes = "forward and backward" if measured.backward else "forward"
+    device = measured.settings["device_name"] or "an unknown device"
+    lines = [f"ran as: {label(complete(measured.settings))}, {passes}, on {device}", law]
+    if measured.out_of_memory:
+        lengths = ", ".join(map(_length, measured.out_of_memory[:8]))
         lines.append(f"out of memory at {lengths}: never said to fit, nor is more")
-    if found.left_out and times:
-        lines.append(f"{plural(found.left_out, 'input')} left out: warming up or compiling")
-    more = f" and {len(found.replays) - 3} more" if len(found.replays) > 3 else ""
-    lines.append(f"replays: {', '.join(found.replays[:3])}{more}")
+    if measured.left_out and times:
+        lines.append(f"{plural(measured.left_out, 'input')} left out: warming up or compiling")
+    more = f" and {len(measured.replays) - 3} more" if len(measured.replays) > 3 else ""
+    lines.append(f"replays: {', '.join(measured.replays[:3])}{more}")
     blocks: list[Block] = [Heading(title(config), 2), Items(lines)]
     if config.values:
         columns = ("forward", "backward", "both") if times else (MEMORY,)
-        by_length = {point.n: point for point in found.points}
+        by_length = {point.n: point for point in measured.points}
         rows = []
         for n, value in thinned(config.values, most) if most > 1 else config.values[:most] or config.values:
             point, fitted = by_length[n], curve.at(n) if curve else None
@@ -174,10 +174,10 @@ def _curve(config: CurveAnswer, answer: CurvesAnswer, most: int) -> list[Block]:
     if curve is None:
         longest, bound = 512, 2**60
         if answer.by == SEQ_LEN:
-            longest, bound = max([512, *(point.n for point in found.points)]), min(found.out_of_memory, default=bound)
+            longest, bound = max([512, *(point.n for point in measured.points)]), min(measured.out_of_memory, default=bound)
         suggested = sorted({max(64, longest // 4), max(128, longest // 2), longest, 2 * longest})
         listed = ",".join(str(n) for n in suggested if n < bound)
-        blocks.append(Paragraph(f"More lengths: actordbg curve {answer.quantity} {found.replays[-1]} --measure {listed}"))
+        blocks.append(Paragraph(f"More lengths: actordbg curve {answer.quantity} {measured.replays[-1]} --measure {listed}"))
     return blocks
 
 
@@ -193,18 +193,18 @@ def _banner(answer: CurvesAnswer) -> Banner:
     measured = sum(bool(config.values) for config in answer.curves)
     if not measured:
         return Banner("NOTHING", "was measured.", NO_TONE)
-    if asked := [(config, at) for config in answer.curves for at in config.at if at.fits is not None]:
-        lengths = f"{plural(len(asked), 'length')} asked for"
-        if bad := [f"{at.n:,} under {config.label}" for config, at in asked if at.fits != YES]:
+    if requested := [(config, at) for config in answer.curves for at in config.at if at.fits is not None]:
+        lengths = f"{plural(len(requested), 'length')} asked for"
+        if bad := [f"{at.n:,} under {config.label}" for config, at in requested if at.fits != YES]:
             return Banner("NOT SURE TO FIT", f"{lengths}; not sure: {', '.join(bad[:4])}.", BAD_TONE)
         return Banner("FITS", f"{lengths}; all fit.", GOOD_TONE)
     figures = []
     for config in answer.curves[:4]:
-        if found := config.longest:
-            how = found.how if found.by_curve else "as far as it ran"
-            figures.append((f"longest that fits, {config.label} ({how})", f"{found.by_curve or found.measured or 0:,}"))
-    said = f"{plural(measured, 'configuration')}, {plural(answer.replays, 'replay')}."
-    return Banner("MEASURED", said, PART_TONE, figures)
+        if longest := config.longest:
+            how = longest.how if longest.by_curve else "as far as it ran"
+            figures.append((f"longest that fits, {config.label} ({how})", f"{longest.by_curve or longest.measured or 0:,}"))
+    sentence = f"{plural(measured, 'configuration')}, {plural(answer.replays, 'replay')}."
+    return Banner("MEASURED", sentence, PART_TONE, figures)
 
 
 def curve_charts(answer: CurvesAnswer) -> list[Chart]:
@@ -215,10 +215,10 @@ def curve_charts(answer: CurvesAnswer) -> list[Chart]:
     memory = answer.quantity == MEMORY
     scale, unit = (2.0**30, "GiB") if memory else (1.0, "s")
     most = max(n for config in drawn for n, _ in config.values)
-    wanted = [at.n for config in answer.curves for at in config.at]
-    wanted += [config.longest.by_curve for config in answer.curves if config.longest and config.longest.by_curve]
+    lengths = [at.n for config in answer.curves for at in config.at]
+    lengths += [config.longest.by_curve for config in answer.curves if config.longest and config.longest.by_curve]
     bounds = [n for config in answer.curves for n in config.measurements.out_of_memory[:1]]
-    end = float(max(most, *bounds, min(FURTHEST * most, max(wanted, default=0)), 1))  # past all that was requested
+    end = float(max(most, *bounds, min(FURTHEST * most, max(lengths, default=0)), 1))  # past all that was requested
     every: list[dict[str, Any]] = []
     inside: list[dict[str, Any]] = []
     beyond: list[dict[str, Any]] = []
@@ -253,8 +253,8 @@ def curve_charts(answer: CurvesAnswer) -> list[Chart]:
         layers.append(layer("rule", budget, {"color": BAD, "strokeDash": [2, 3]}, y=y))
         layers.append(layer("text", budget, {"align": "left", "dx": 6, "dy": -6}, x=x, y=y, text={"field": "t"}))
     if failed:
-        told = hints(("c", "out of memory"), ("n", "length"))
-        layers.append(layer("rule", failed, {"color": BAD, "strokeDash": [6, 3]}, x=x, tooltip=told))
+        tooltip = hints(("c", "out of memory"), ("n", "length"))
+        layers.append(layer("rule", failed, {"color": BAD, "strokeDash": [6, 3]}, x=x, tooltip=tooltip))
     spec = layered([], *layers, height=300) | {"resolve": {"scale": {"color": "shared"}}}
     says = "Points are measured, lines are fitted, dashes are extrapolated beyond what ran."
     rows = [(point["c"], f"{point['n']:,}", point["s"]) for point in points[:200]]

@@ -150,11 +150,11 @@ def answer(
 ) -> CurvesAnswer:
     """Fit a curve for each configuration. `budget`: bytes or seconds. `at`: lengths whose value is wanted."""
     curves = []
-    for index, found in enumerate(measured):
+    for index, measurements in enumerate(measured):
         value_of = attrgetter(MEMORY if quantity == MEMORY else passes)
-        values = tuple((point.n, value_of(point)) for point in found.points if value_of(point) is not None)
-        curve = fit(values, square=quantity == TIME or found.settings.get("attn") == "eager")
-        config = CurveAnswer(letter_of(index), found, curve, values)
+        values = tuple((point.n, value_of(point)) for point in measurements.points if value_of(point) is not None)
+        curve = fit(values, square=quantity == TIME or measurements.settings.get("attn") == "eager")
+        config = CurveAnswer(letter_of(index), measurements, curve, values)
         most = _longest(config, budget) if budget is not None and values else None
         curves.append(replace(config, longest=most, at=tuple(_value_at(config, n, budget) for n in at)))
     return CurvesAnswer(quantity, by, passes if quantity == TIME else None, budget, replays, tuple(curves), tuple(notes))

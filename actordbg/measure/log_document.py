@@ -171,9 +171,9 @@ def values_chart(
     shown = hints(("c", whose), ("s", along), ("v", what), *more)
     line = layer("line", look={"strokeWidth": 1.6}, tooltip=shown)
     spec = layered(rows, line, height=260, x=whole("s", along), y=quantity("v", what, zero=False), color=names("c", None))
-    odd = sum(len(curves[name]) - len(curve) for name, curve in finite.items())
+    nonfinite = sum(len(curves[name]) - len(curve) for name, curve in finite.items())
     says = f"The {what} of {plural(len(curves), whose)} by {along}."
-    says += f" {plural(odd, 'value')} NaN or infinite, not drawn." if odd else ""
+    says += f" {plural(nonfinite, 'value')} NaN or infinite, not drawn." if nonfinite else ""
     most = max(map(len, curves.values()))
     note = f"{_MOST} of up to {most:,} values of each are drawn, spread evenly." if most > _MOST else ""
     return Chart(title, says, spec, Grid((whose, "values", f"first {what}", "mean", "most", "last"), ends, {whose}), note)

@@ -137,9 +137,9 @@ def read_log(path: str, metric: str | None = None) -> TrainLog:
     bars: dict[tuple[str, str], _Bar] = {}
     for source, text in segments(path):
         log.segments += 1
-        if "%|" in text and (found := list(_BAR.finditer(text))):
+        if "%|" in text and (matches := list(_BAR.finditer(text))):
             begin = 0
-            for match in found:
+            for match in matches:
                 name = text[begin : match.start()][-_TITLE:].strip().rstrip(":")
                 _read_bar(log, bars.setdefault((source, name), _Bar()), name, match)
                 begin = match.end()
@@ -158,14 +158,14 @@ class _Bar:
     early: bool = False
 
 
-def _read_bar(log: TrainLog, bar: _Bar, name: str, found: re.Match[str]) -> None:
+def _read_bar(log: TrainLog, bar: _Bar, name: str, match: re.Match[str]) -> None:
     """Keep the figures inside a bar's brackets."""
-    count, total = int(found[2]), int(found[3])
+    count, total = int(match[2]), int(match[3])
     if count < bar.count:
         bar.offset += bar.total
     bar.count, bar.total = count, total
-    parts = found[4].split(", ")
-    if not found[5]:
+    parts = match[4].split(", ")
+    if not match[5]:
         parts.pop()  # a bar that was cut off at the terminal's width lost the end of its last figure
     split = (part.partition("=") for part in parts)
     values = [(plain_name(raw), value) for raw, sign, text in split if sign and (value := _VALUE.match(text.strip()))]
@@ -184,12 +184,12 @@ def _read_bar(log: TrainLog, bar: _Bar, name: str, found: re.Match[str]) -> None
 
 
 def _read_line(log: TrainLog, text: str) -> None:
-    found = ((plain_name(a or b or c), float(number)) for a, b, c, number in _PAIR.findall(text))
-    pairs = [(name, value) for name, value in found if not name.endswith(".py")]  # logging's file.py:45
+    parsed = ((plain_name(a or b or c), float(number)) for a, b, c, number in _PAIR.findall(text))
+    pairs = [(name, value) for name, value in parsed if not name.endswith(".py")]  # logging's file.py:45
     losses = [(name, value) for name, value in pairs if log.wants(name) or is_loss(name)]
-    said = _STEP.search(text)
-    for name, value in (pairs if said else losses) if losses else ():
-        log.add(name, LINE if said else ORDER, int(said[1]) if said else None, value)
+    step = _STEP.search(text)
+    for name, value in (pairs if step else losses) if losses else ():
+        log.add(name, LINE if step else ORDER, int(step[1]) if step else None, value)
 
 
 @lru_cache(_MOST_NAMES)
@@ -237,10 +237,10 @@ def segments(path: str) -> Iterator[tuple[str, str]]:
                     source = ""
                 begins_line = line.endswith("\n")
                 text = _ESCAPE.sub("", line.rstrip("\r\n"))
-                if found := _RAY.match(text):
-                    source, text = found[1], text[found.end() :]
-                elif found := _TORCHRUN.match(text):
-                    text = text[found.end() :]
+                if match := _RAY.match(text):
+                    source, text = match[1], text[match.end() :]
+                elif match := _TORCHRUN.match(text):
+                    text = text[match.end() :]
                 if text and not text.isspace():
                     yield source, text
         finally:

@@ -122,10 +122,10 @@ def is_configuration(data: ReplayData) -> bool:
 
 def _passes(data: ReplayData, result: ResultRecord) -> tuple[bool, ...]:
     """The passes (True: with a backward) with which an input that ran out of memory does not fit, the likelier first."""
-    asked = data.spec.config.backward
-    if asked is None and data.spec.config.backend != "plain":
-        asked = data.resolved.get("backward")
-    if result.forward_s is not None or asked:
+    backward = data.spec.config.backward
+    if backward is None and data.spec.config.backend != "plain":
+        backward = data.resolved.get("backward")
+    if result.forward_s is not None or backward:
         return (True,)
     return (False, True)  # a forward alone that does not fit, or nobody knows: then neither is said to
 

@@ -75,10 +75,10 @@ def compare_samples(
             left, right = sizes[0][x].get(name), sizes[1][y].get(name)
             if left is None or right is None:
                 continue
-            parts, said, step, dump = [], [], None, ""
+            parts, differences, step, dump = [], [], None, ""
             if abs(left.peak - right.peak) > max(threshold * max(left.peak, right.peak), LEAST_PEAK):
                 parts.append("peak")
-                said.append(f"the peak is {size(left.peak)} in A, {size(right.peak)} in B")
+                differences.append(f"the peak is {size(left.peak)} in A, {size(right.peak)} in B")
             p, q = left.growth, right.growth
             if (
                 p
@@ -91,8 +91,8 @@ def compare_samples(
                 step, dump = _first_apart(ours[x], theirs[y], name) if p.unit == STEP else (None, "")
                 where = "" if step is None else f"; diverging at step {step}"
                 where += dump and f" (dump {dump})"
-                said.insert(0, f"growth is {in_words(p)} in A, {in_words(q)} in B{where}")
-            reasons += [f"{x}, {QUANTITIES[name]}: {reason}" for reason in said]
+                differences.insert(0, f"growth is {in_words(p)} in A, {in_words(q)} in B{where}")
+            reasons += [f"{x}, {QUANTITIES[name]}: {reason}" for reason in differences]
             pairs.append(SizePair(x, y, name, left, right, tuple(parts), step, dump))
     alone = [f"{name} (A)" for name in ours if name not in matched]
     if alone := alone + [f"{name} (B)" for name in theirs if name not in matched.values()]:

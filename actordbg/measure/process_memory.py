@@ -26,13 +26,13 @@ _PATIENCE_S = 10
 
 def read_memory(pids: Sequence[int], unshared: bool = True) -> list[Reading]:
     """What each process has now; those that are gone or dead are left out. `unshared`: ask for USS, too."""
-    found = []
+    readings = []
     used = gpu_memory() if pids else {}
     for pid in pids:
         ticks, sizes = started(pid), _sizes(pid, unshared)
         if ticks and sizes is not None:
-            found.append((pid, ticks, *sizes, used.get(pid)))
-    return found
+            readings.append((pid, ticks, *sizes, used.get(pid)))
+    return readings
 
 
 class MemoryReader:
@@ -76,12 +76,12 @@ def gpu_memory() -> dict[int, int]:
     if program is None:
         return {}
     try:
-        said = subprocess.run([program, *_ASK_GPU], capture_output=True, text=True, timeout=_PATIENCE_S, check=False).stdout
+        output = subprocess.run([program, *_ASK_GPU], capture_output=True, text=True, timeout=_PATIENCE_S, check=False).stdout
     except (OSError, subprocess.SubprocessError):
         return {}
-    found: dict[int, int] = {}
-    for line in said.splitlines():
+    used: dict[int, int] = {}
+    for line in output.splitlines():
         pid, _, mebibytes = (part.strip() for part in line.partition(","))
         if pid.isdigit() and mebibytes.isdigit():
-            found[int(pid)] = found.get(int(pid), 0) + int(mebibytes) * 2**20
-    return found
+            used[int(pid)] = used.get(int(pid), 0) + int(mebibytes) * 2**20
+    return used

@@ -106,8 +106,8 @@ class OfPids(Watched):
         return [replace(process, step=self._lines) for process in self._processes]
 
     def notes(self) -> list[str]:
-        said = "nobody counts steps, so growth is by second: --step-file FILE counts a file's lines"
-        return [] if self._step_file else [said]
+        note = "nobody counts steps, so growth is by second: --step-file FILE counts a file's lines"
+        return [] if self._step_file else [note]
 
 
 class OfReplay(Watched):
@@ -161,8 +161,8 @@ class OfReplay(Watched):
 
     def notes(self) -> list[str]:
         elsewhere = sorted({worker.node for worker in self._booted if worker.pid not in self._here} - {self._node})
-        said = [f"workers on {', '.join(elsewhere)} were not sampled: --ray reaches other nodes"] if elsewhere else []
-        return said + ([] if self._booted else ["no worker of this replay ran on this machine"])
+        lines = [f"workers on {', '.join(elsewhere)} were not sampled: --ray reaches other nodes"] if elsewhere else []
+        return lines + ([] if self._booted else ["no worker of this replay ran on this machine"])
 
 
 class OfRun(Watched):
@@ -176,7 +176,7 @@ class OfRun(Watched):
             raise UsageError(f"no process of run {run} records on this machine{known}", hint="`actordbg dump status` lists them")
 
     def poll(self) -> list[WatchedProcess]:
-        found: dict[tuple[str, int, int, str], WatchedProcess] = {}
+        processes: dict[tuple[str, int, int, str], WatchedProcess] = {}
         for path in sorted(self._folder.glob("[!.]*.json")):
             try:
                 data = read_counters(path)
@@ -188,10 +188,10 @@ class OfRun(Watched):
             ticks = started(pid) if host == self._node else 0
             if data["state"] != "ended" and (ticks or (self._anywhere and host != self._node)):
                 key = host, pid, rank, role
-                if key in found:  # a process that began to record again
-                    calls = max(calls, found[key].step or 0)
-                found[key] = WatchedProcess(host, pid, ticks, rank, role, calls)
-        return list(found.values())
+                if key in processes:  # a process that began to record again
+                    calls = max(calls, processes[key].step or 0)
+                processes[key] = WatchedProcess(host, pid, ticks, rank, role, calls)
+        return list(processes.values())
 
     def notes(self) -> list[str]:
         hosts = ", ".join(sorted(self._elsewhere))
@@ -276,18 +276,18 @@ class OfRay(Watched):
     def read(self, processes: Collection[WatchedProcess]) -> Readings:
         """The memory of these processes, each read on its node; nodes that do not answer are left out, and named."""
         by_node = grouped((process.node, process) for process in processes)
-        asked = {
+        pending = {
             node: self._reader(node).read.remote([process.pid for process in there], self.unshared)
             for node, there in by_node.items()
         }
-        found: Readings = []
-        for node, answer in asked.items():
+        readings: Readings = []
+        for node, answer in pending.items():
             try:
-                found += alive(by_node[node], self._ray.get(answer, timeout=_PATIENCE_S))
+                readings += alive(by_node[node], self._ray.get(answer, timeout=_PATIENCE_S))
             except self._ray.exceptions.RayError:
                 self._silent.add(node)
                 del self._readers[node]
-        return found
+        return readings
 
     def _reader(self, node: str) -> Any:
         """The actor that reads on this node; a new one where the last one did not answer."""
@@ -305,8 +305,8 @@ class OfRay(Watched):
 
     def notes(self) -> list[str]:
         silent = ", ".join(sorted(self._silent))
-        said = [f"{silent} did not answer within {_PATIENCE_S:.0f} s, at least once"] if silent else []
-        return said if self._marks else [*said, "nobody counts steps, so growth is by second: --run NAME or --replay ID does"]
+        lines = [f"{silent} did not answer within {_PATIENCE_S:.0f} s, at least once"] if silent else []
+        return lines if self._marks else [*lines, "nobody counts steps, so growth is by second: --run NAME or --replay ID does"]
 
 
 def _marked(actor: WatchedProcess, known: list[WatchedProcess]) -> WatchedProcess:

@@ -93,7 +93,7 @@ def rounds(watched: Watched, interval_s: float, for_s: float | None = None) -> I
         time.sleep(max(0.0, interval_s - (time.monotonic() - began - at)))
 
 
-def watch_into(path: Path, found: Iterable[list[Sample]], tell: Callable[[list[Sample]], object]) -> None:
+def watch_into(path: Path, batches: Iterable[list[Sample]], tell: Callable[[list[Sample]], object]) -> None:
     """Write every round into a new file, and tell of it when it is on disk. Ctrl-C ends it."""
     try:
         descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
@@ -106,7 +106,7 @@ def watch_into(path: Path, found: Iterable[list[Sample]], tell: Callable[[list[S
         table.writerow(COLUMNS)
         file.flush()
         try:
-            for samples in found:
+            for samples in batches:
                 table.writerows([in_csv(v) if isinstance(v, str) else v for v in astuple(sample)] for sample in samples)
                 file.flush()
                 tell(samples)
@@ -150,8 +150,8 @@ def finished(record: MemoryRecord, path: Path, notes: list[str]) -> MemoryRecord
     """The record with what the samples say."""
     processes = figures(read_samples(path))
     known = {name for process in processes for name in process.sizes}
-    said = [*notes, *(why for name, why in _UNKNOWN.items() if processes and name not in known)]
-    return replace(record, finished_at=now_timestamp(), processes=processes, notes=tuple(said))
+    lines = [*notes, *(why for name, why in _UNKNOWN.items() if processes and name not in known)]
+    return replace(record, finished_at=now_timestamp(), processes=processes, notes=tuple(lines))
 
 
 STEP, SECOND = "step", "second"
@@ -200,16 +200,16 @@ def points(own: Sequence[Sample], quantity: str, unit: str) -> list[tuple[float,
     return sorted(least.items())[1:]
 
 
-def growth_of(found: Sequence[tuple[float, int]], unit: str) -> Growth | None:
+def growth_of(series: Sequence[tuple[float, int]], unit: str) -> Growth | None:
     """The line through the points; None for fewer than five. Its range is Sen's, from the ranks of the sorted slopes."""
-    if len(found) < LEAST:
+    if len(series) < LEAST:
         return None
     import numpy
 
-    x, y = numpy.array(thinned(found, _MOST), dtype=float).T
-    one, other = numpy.triu_indices(len(x), 1)
-    apart = x[other] != x[one]
-    slopes = numpy.sort((y[other] - y[one])[apart] / (x[other] - x[one])[apart])
+    x, y = numpy.array(thinned(series, _MOST), dtype=float).T
+    i, j = numpy.triu_indices(len(x), 1)
+    apart = x[j] != x[i]
+    slopes = numpy.sort((y[j] - y[i])[apart] / (x[j] - x[i])[apart])
     if not len(slopes):
         return None
     slope, span = float(numpy.median(slopes)), float(x[-1] - x[0])
