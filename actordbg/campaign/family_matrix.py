@@ -328,14 +328,15 @@ CAUSES: tuple[tuple[str, str, Applies], ...] = (
         "A state leaks into the next packed row",
         "These models have layers with a state along the sequence: a recurrence or a convolution. transformers resets it at "
         "row boundaries only if it is given them (cu_seq_lens_q or seq_idx), or never. OpenRLHF packs all rows into one and "
-        "passes position ids only. Every row after the first starts from the state of the row before. Train these without packing.",
+        "passes position ids only. So every row after the first starts from the state of the row before. Train these without "
+        "packing.",
         lambda result, finding, cells: _rows_meet(result, finding, cells) and _has_a_state(result),
     ),
     (
         "Attention does not know where a packed row ends",
-        "With sdpa and eager attention, transformers infers the boundaries of packed rows from the position ids when it builds "
-        "its mask. The code of these models does not pass its position ids to the mask. So each packed row attends to all rows "
-        "before it. Train these without packing.",
+        "With sdpa and eager attention, transformers infers the boundaries of packed rows from the position ids when it "
+        "builds its mask. The code of these models does not pass its position ids to the mask. So each packed row attends to all "
+        "rows before it. Train these without packing.",
         _rows_meet,
     ),
     (

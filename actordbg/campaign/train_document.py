@@ -235,7 +235,7 @@ def train_document(record: TrainCheckRecord, logs: Mapping[int, str]) -> list[Bl
     legend = (
         "first, last: loss. falls: over the same inputs; ?: undecided. loss, |g|, |dw|: largest relative difference "
         "from the baseline (the plain Actor in fp32) of loss, gradient norm and update norm. diverges: the first step where any "
-        f"of them exceeds {LEAST[record.dtype]:.2g} and {FACTOR:g} times the difference of the plain Actor with its sums reordered. "
+        f"of them exceeds {LEAST[record.dtype]:.2g} and {FACTOR:g} times the difference of the plain Actor with sums reordered. "
         f"loss too far: first, mean or last loss differs by {record.threshold:g} or more."
         + " train_sft: the trainer's own program over rows of text, compared with itself on one process."
         * any(cell.role == SFT for cell in record.cells)
