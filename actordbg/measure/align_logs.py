@@ -9,8 +9,8 @@ One of three rules decides, and the result names it. A relative difference is |a
 * `compare-backends`: the rule of the trainer's archived script `compare_backends.py`: first, mean and last of all values
   between 0 and 100 (both excluded), whatever their steps. Other values are skipped and counted.
 
-Under the first two rules, a NaN or an infinity is a failure. Fewer than LEAST_COMMON common steps are `too-few-steps`: first, mean
-and last of a single step are equal. Two logs with nothing to compare give `nothing-in-common`. These are failures as well.
+Under the first two rules, a NaN or an infinity is a failure. Fewer than LEAST_COMMON common steps are `too-few-steps`: first,
+mean and last of a single step are equal. Two logs with nothing to compare give `nothing-in-common`. These are failures as well.
 
 Whether a series falls: the median of the first third of its values is compared with that of the last third; half of the
 values in a third can be outliers without moving its median. A change counts if it exceeds twice its standard error, which is

@@ -28,11 +28,11 @@ the length. The method in full, so that a figure can be checked by hand:
 * **error**: the winner's held-out error: the root mean square of its relative errors, without those above four times their
   median (outliers).
 * **ahead**: the extrapolation error: the largest relative error of the lengths beyond half of the longest, predicted from those
-  up to it (if those are too few: of the longest length, predicted from all others); or, if larger, the spread at twice the longest
-  length of the forms that predict at most three times worse. It holds for one doubling beyond the longest length, and grows
-  with every further doubling (`Curve.error_at`). If the longer half could not be predicted, the spread includes all forms within
-  5 %, and the error beyond that doubling is unknown. For a flat curve the error is always unknown: something else (libraries, an
-  earlier input) hid the growth, so it is unknown where growth begins to show.
+  up to it (if those are too few: of the longest length, predicted from all others); or, if larger, the spread at twice the
+  longest length of the forms that predict at most three times worse. It holds for one doubling beyond the longest length, and
+  grows with every further doubling (`Curve.error_at`). If the longer half could not be predicted, the spread includes all forms
+  within 5 %, and the error beyond that doubling is unknown. For a flat curve the error is always unknown: something else
+  (libraries, an earlier input) hid the growth, so it is unknown where growth begins to show.
 
 Example::
 
