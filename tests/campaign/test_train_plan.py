@@ -306,7 +306,7 @@ def test_the_trainers_own_program_is_planned_beside_and_held_against_itself(
     sound = checked(checked(()).cells[0].steps)
     losses = tuple(TrainStep(step, 7.0 - 0.3 * step, None, None) for step in range(1, 9))
     far = tuple(replace(one, loss=(one.loss or 0) * 1.06) for one in losses)
-    for ours, word in ((losses, "agrees"), (far, "far")):
+    for ours, word in ((losses, "agrees"), (far, "loss too far")):
         alone = TrainCell(3, "alone", SFT_BASELINE, ReplayConfig().to_dict(), "a.log", TRAINED, steps=losses)
         record = replace(sound, cells=(*sound.cells, alone, replace(alone, index=4, role=SFT, steps=ours)))
         assert [one.word for one in verdicts(record)][2:] == ["agrees", "baseline", word]
