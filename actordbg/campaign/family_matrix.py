@@ -122,12 +122,12 @@ def run_family(
 
 def findings_of(store: Store, record: MatrixRecord) -> tuple[FamilyFinding, ...]:
     """List the problems of a matrix, each text once with its cells."""
-    words = ((cell.name, word, _said(store, cell, word)) for cell in record.cells for word in [verdict_word(cell)])
+    words = ((cell.name, word, _reason(store, cell, word)) for cell in record.cells for word in [verdict_word(cell)])
     findings = grouped(((word, reason), name) for name, word, reason in words if reason)
     return tuple(FamilyFinding(*finding, tuple(names)) for finding, names in findings.items())
 
 
-def _said(store: Store, cell: MatrixCell, word: str) -> str:
+def _reason(store: Store, cell: MatrixCell, word: str) -> str:
     """Say why a cell is not right, without machine-specific values; "" if it is right."""
     if word == FAILED:
         return cell.error or cell.signature or FAILED
@@ -222,7 +222,7 @@ def _hash(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-_SAID = ("transformers", "torch", "openrlhf", "deepspeed", "actordbg")
+_SHOWN_VERSIONS = ("transformers", "torch", "openrlhf", "deepspeed", "actordbg")
 _LEGEND = (
     "right: no law failed, and log-probs, entropies, loss and gradients are as near the truth (each row alone, unpadded, "
     "eager attention, fp32) as rounding in the cell's dtype allows. The models are small and random: this tests their code, "
@@ -234,7 +234,7 @@ def families_document(results: Sequence[FamilyResult]) -> list[Block]:
     """Build the whole document, top to bottom."""
     good = sum(result.good for result in results)
     versions = next((result.versions for result in results if result.versions), {})
-    ran_on = ", ".join(f"{name} {versions[name]}" for name in _SAID if name in versions)
+    ran_on = ", ".join(f"{name} {versions[name]}" for name in _SHOWN_VERSIONS if name in versions)
     families = "1 family" if len(results) == 1 else f"{len(results)} families"
     if 1 < len(results) < len(FAMILIES) and all(result.name in FAMILIES for result in results):
         families = f"{len(results)} of the {len(FAMILIES)} families that the command knows"

@@ -59,7 +59,7 @@ STORAGE, WENT_ON = "storage", "continued"
 """Keys of the record's options: folder and interval of checkpoints; the steps after which a cell continued from a checkpoint."""
 FAILURES_HERE = 3
 """How often a cell's group may be lost on this machine. On a cluster `--max-failures` covers all cells together."""
-Hears = Callable[[TrainCell, str], None]
+OnEvent = Callable[[TrainCell, str], None]
 """Called with a cell and its event: "starts", "micro-batch" or "done"."""
 
 
@@ -79,7 +79,7 @@ class TrainRun(Campaign[TrainCheckRecord]):
         store: Store,
         record: TrainCheckRecord,
         inputs: Sequence[ReplayInput],
-        on_event: Hears = lambda cell, what: None,
+        on_event: OnEvent = lambda cell, what: None,
         warm: WarmGroups | None = None,
     ) -> None:
         name, self._folder = record.check_id, folder_of(store, record.check_id)

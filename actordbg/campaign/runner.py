@@ -116,8 +116,8 @@ class CellRunners:
 
     def __init__(self, engines: Sequence[GroupEngine]) -> None:
         self._engines = engines
-        self._told: queue.SimpleQueue[Call] = queue.SimpleQueue()
-        self.tell = self._told.put
+        self._calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
+        self.tell = self._calls.put
         self._stopped = threading.Event()
 
     def tick(self) -> None:
@@ -140,8 +140,8 @@ class CellRunners:
             try:
                 while running:
                     ended, running = wait(running, 0.05, FIRST_EXCEPTION)
-                    while not self._told.empty():
-                        self._told.get()()
+                    while not self._calls.empty():
+                        self._calls.get()()
                     on_tick()
                     for thread in ended:
                         thread.result()

@@ -68,7 +68,7 @@ _THREE_DIGITS = 0.005
 
 
 @dataclass(frozen=True)
-class Parting:
+class Divergence:
     """The first step at which a training differs from the baseline beyond rounding: the figure, its difference and its limit.
 
     by: the relative difference; None if either value is NaN or infinite.
@@ -95,7 +95,7 @@ class CellVerdict:
     falls: str = UNKNOWN
     within: str = UNKNOWN
     largest: dict[str, float | None] = field(default_factory=dict)
-    parting: Parting | None = None
+    parting: Divergence | None = None
 
     @property
     def good(self) -> bool:
@@ -116,7 +116,7 @@ def trained(record: TrainCheckRecord, role: str) -> TrainCell | None:
     return next((cell for cell in record.cells if cell.role == role and cell.status == TRAINED), None)
 
 
-def asked_of(record: TrainCheckRecord) -> Judged:
+def requested_of(record: TrainCheckRecord) -> Judged:
     """Return the requested cells with their verdicts."""
     pairs = zip(record.cells, verdicts(record), strict=True)
     return [(cell, verdict) for cell, verdict in pairs if cell.role in (ASKED, SFT)]
@@ -124,7 +124,7 @@ def asked_of(record: TrainCheckRecord) -> Judged:
 
 def is_good(record: TrainCheckRecord) -> bool:
     """Return whether a cell was trained and every cell that could be trained agrees, with a loss that is known to fall."""
-    ran = [verdict.good for cell, verdict in asked_of(record) if cell.status != IMPOSSIBLE]
+    ran = [verdict.good for cell, verdict in requested_of(record) if cell.status != IMPOSSIBLE]
     return bool(ran) and all(ran)
 
 
@@ -142,7 +142,7 @@ def _verdict(record: TrainCheckRecord, cell: TrainCell, baseline: TrainCell | No
     # the test suite's third criterion
     losses = zip(*([values[0], fmean(values), values[-1]] for values in (ours, _losses(baseline))), strict=True)
     within = YES if all(relative(a, b) < record.threshold for a, b in losses) else NO
-    parting = _parting(gaps, record, cell, baseline) if cell.role == ASKED else None
+    parting = _divergence(gaps, record, cell, baseline) if cell.role == ASKED else None
     word = cell.role.rpartition(" ")[2]
     if cell.role in (ASKED, SFT):
         word = DIVERGES if parting else FAR if within == NO else NO_FALL if falls == NO else AGREES
@@ -181,17 +181,17 @@ def falling(losses: Sequence[float], period: int, rounding: float) -> str:
     return UNKNOWN if relative(first, last) < rounding else YES if last < first else NO
 
 
-def _parting(
+def _divergence(
     gaps: Mapping[str, Sequence[float]], record: TrainCheckRecord, cell: TrainCell, baseline: TrainCell
-) -> Parting | None:
+) -> Divergence | None:
     limits = {figure: limits_of(record, figure) for figure in FIGURES}
     for index, (ours, theirs) in enumerate(zip(cell.steps, baseline.steps, strict=False)):
         if over := [figure for figure in FIGURES if not gaps[figure][index] <= limits[figure][index]]:
             figure = max(over, key=lambda figure: gaps[figure][index])
             by, limit = gaps[figure][index], limits[figure][index]
             if math.isnan(by):
-                return Parting(ours.step, figure, None, limit)
-            return Parting(ours.step, figure, by, limit, looks_like(index, set(over), ours, theirs))
+                return Divergence(ours.step, figure, None, limit)
+            return Divergence(ours.step, figure, by, limit, looks_like(index, set(over), ours, theirs))
     return None
 
 
@@ -209,9 +209,7 @@ def looks_like(index: int, over: set[str], ours: TrainStep, theirs: TrainStep) -
         return "weights already differ after the last step"
     if index:
         return "same gradients, different update: the optimizer's state was reset, lost or not synchronized"
-    return (
-        f"same gradients, update {update:.3g} times as large: a learning rate or a step applied twice, or a different optimizer"
-    )
+    return f"same gradients, update {update:.3g} times as large: learning rate or step applied twice, or a different optimizer"
 
 
 def number_of(value: float | None) -> float:
@@ -230,7 +228,7 @@ _PLURAL = {"agrees": "agree", "DIVERGES": "DIVERGE"}
 def train_document(record: TrainCheckRecord, logs: Mapping[int, str]) -> list[Block]:
     """Build the document of a check, top to bottom. logs: path of a cell's log, by index."""
     pairs = list(zip(record.cells, verdicts(record), strict=True))
-    requested = asked_of(record)
+    requested = requested_of(record)
     counted = _counted(record, requested)
     legend = (
         "first, last: loss. falls: over the same inputs; ?: undecided. loss, |g|, |dw|: largest relative difference "
@@ -242,7 +240,7 @@ def train_document(record: TrainCheckRecord, logs: Mapping[int, str]) -> list[Bl
     )
     impossible = _names_by([(cell.reason, cell) for cell in record.cells if cell.status == IMPOSSIBLE])
     sections = {
-        "Diverges from the baseline": [_told(cell, verdict.parting) for cell, verdict in pairs if verdict.parting],
+        "Diverges from the baseline": [_describe(cell, verdict.parting) for cell, verdict in pairs if verdict.parting],
         "Failed": [f"{cell.name}: {cell.reason}" for cell in record.cells if cell.status == BROKEN],
         "Unavailable": [f"{names}: {reason}" for reason, names in impossible.items()],
         "Logs": [f"{cell.name}: {logs[cell.index]}" for cell in record.cells if cell.index in logs],
@@ -290,7 +288,7 @@ def _in_words(words: Sequence[str]) -> str:
     return ", ".join(f"{count} {_PLURAL.get(word, word) if count > 1 else word}" for word, count in Counter(words).items())
 
 
-def _told(cell: TrainCell, parting: Parting) -> str:
+def _describe(cell: TrainCell, parting: Divergence) -> str:
     hint = f". Looks like: {parting.looks_like}" if parting.looks_like else ""
     off = "NaN or infinite, here or in the baseline"
     if parting.by is not None:

@@ -54,7 +54,7 @@ from actordbg.records.replay_record import ReplayInput
 from actordbg.replay.launch import free_port
 from actordbg.trainers.trainer import TRAINER, SftOrder
 
-ANCESTORS: tuple[dict[str, Any], ...] = (
+SUITE_CONFIGURATIONS: tuple[dict[str, Any], ...] = (
     {"backend": "plain"},
     {"backend": "deepspeed", "zero_stage": 2},
     {"backend": "fsdp2"},
@@ -73,7 +73,7 @@ def configurations(
     if axes:
         configs = [combination.config for combination in combinations(base, axes)]
     else:
-        sized = [{name: (sizes or {}).get(name, value) for name, value in settings.items()} for settings in ANCESTORS]
+        sized = [{name: (sizes or {}).get(name, value) for name, value in settings.items()} for settings in SUITE_CONFIGURATIONS]
         configs = list(dict.fromkeys(replace(base, **settings) for settings in sized))
     return [
         config

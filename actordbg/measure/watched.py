@@ -106,7 +106,7 @@ class OfPids(Watched):
         return [replace(process, step=self._lines) for process in self._processes]
 
     def notes(self) -> list[str]:
-        note = "steps are unknown, so growth is per second; use --step-file FILE to count a file's lines as steps"
+        note = "steps are unknown, growth is per second; use --step-file FILE to count a file's lines as steps"
         return [] if self._step_file else [note]
 
 
@@ -148,9 +148,7 @@ class OfReplay(Watched):
         elif what in ("start", "fill"):
             worker = replace(worker, step=(worker.step or 0) + 1, dump_id=str(event.get("dump_id") or ""))
         elif what in ("end", "filled"):
-            if (
-                what == "filled" or event.get("dump_id") == worker.dump_id
-            ):  # else the result of an earlier input was lost while the next input runs
+            if what == "filled" or event.get("dump_id") == worker.dump_id:  # else the next input is already running
                 worker = replace(worker, dump_id="")
             extra = event.get("extra")
             reserved = extra.get("cuda_reserved_bytes") if isinstance(extra, dict) else None
@@ -310,11 +308,7 @@ class OfRay(Watched):
     def notes(self) -> list[str]:
         silent = ", ".join(sorted(self._silent))
         lines = [f"{silent} did not respond within {_PATIENCE_S:.0f} s, at least once"] if silent else []
-        return (
-            lines
-            if self._marks
-            else [*lines, "steps are unknown, so growth is per second; use --run NAME or --replay ID to count steps"]
-        )
+        return lines if self._marks else [*lines, "steps are unknown, growth is per second; use --run NAME or --replay ID"]
 
 
 def _marked(actor: WatchedProcess, known: list[WatchedProcess]) -> WatchedProcess:
