@@ -44,7 +44,7 @@ FAULTS = {
 DIVERGES_AT = {
     "ring_without_reduction": (1, "grad_norm", "not reduced over all ranks"),
     "state_of_one_shard_lost": (4, "update_norm", "state was reset"),
-    "no_zero_grad": (2, "grad_norm", "a missing zero_grad"),
+    "no_zero_grad": (2, "grad_norm", "missing zero_grad"),
 }
 
 
