@@ -238,7 +238,7 @@ _MADE_UP_LENGTH, _LENGTH = 256, 2048
 
 
 def sft_cells(configs: Sequence[ReplayConfig], base: ReplayConfig, first: int) -> list[TrainCell]:
-    """Make a cell per sharding configuration, after the one-process cell that they are compared with; its index is `first`."""
+    """Make a cell per sharding configuration, after their one-process baseline, whose index is `first`."""
     alone = replace(base, backend="deepspeed", zero_stage=2, nproc=1, tp=1, ring=1, packing=None, dist_backend=None)
     sharded = [config for config in configs if config.backend != "plain"]
     missing = [name for name in TRAINER.programs[_PROGRAM].needs if importlib.util.find_spec(name) is None]

@@ -161,7 +161,7 @@ class TestARealOne:
         first = str(record.cells[0].replay_id)
         assert regressions(store, cell, record) == () and against(first) == (), "within what compare allows"
         (found,) = against(shifted(store, first))
-        assert found.startswith("other numbers than in the baseline: 20250619T0526")
+        assert found.startswith("numbers differ from the baseline: 20250619T0526")
         (found,) = against(shifted(store, first, temperature=0.5))
         assert found.startswith("numbers cannot be compared with the baseline: ") and "temperature" in found
 
