@@ -228,7 +228,7 @@ class MatrixRun(Campaign[MatrixRecord]):
         cell, dumps = self.record.cells[index], len(self.record.dump_ids)
         try:
             spec = self._spec(cell)
-        except UsageError as error:  # --align rank, and no call was recorded by this many ranks
+        except UsageError as error:  # --align rank, and no call has a dump of each of this many ranks
             cell = replace(cell, status=UNAVAILABLE, reason=with_way_out(error.message, (error.hint,)))
             self.put(cell)
             env.on_event(MatrixEvent("done", cell))
