@@ -1,8 +1,8 @@
-"""What became of a cell, and what a whole matrix ran on: both read from the folders of its replays.
+"""Read the result of a cell, and the environment of a whole matrix, from the folders of the replays.
 
 **Loads** (`loads_of`). A group of workers that starts together builds one Actor; plain workers are groups of one. A worker that
-took over a loaded Actor says so in its `ready` event (`load_shared_with`). So loads are counted where they happened, even
-after crashes and in a resumed matrix.
+reuses a loaded Actor says so in its `ready` event (`load_shared_with`). So loads are counted where they happened, even after
+crashes and in a resumed matrix.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from actordbg.store.layout import Store
 RANKS_DIFFER = "ranks-differ"
 """The signature of a cell whose inputs all passed, but with different results on different ranks."""
 LAW_FAILED = "law-failed"
-"""The signature of a cell whose inputs all passed, but asking them for a law raised."""
+"""The signature of a cell whose inputs all passed, but checking a law raised."""
 
 
 def finished(
@@ -53,7 +53,7 @@ def finished(
     if missing := len(spec.inputs) - len(data.results):
         counts[NOT_RUN] = missing
     passed = set(counts) == {INPUT_PASSED}
-    why: list[tuple[Path, str, str]] = []  # the log, the signature and the error of each thing that failed; the first is told
+    why: list[tuple[Path, str, str]] = []  # log, signature and error of each failure; the first is reported
     failures = (result for result in data.results if result.status != INPUT_PASSED)
     if failure := min(failures, key=lambda result: (result.started_at, result.slot), default=None):
         signature = failure.signature or failure.error_class or failure.status
@@ -62,7 +62,7 @@ def finished(
         why.append((rank_log(folder, data.results[0].worker), LAW_FAILED, next(iter(first.values()))))
         first = {}
     agreement = agreement_of(data.results, spec.config) if spec.config.align == "same" else None
-    if passed and agreement is not None and agreement.differ:  # as the replay alone would have failed
+    if passed and agreement is not None and agreement.differ:  # the replay alone would have failed too
         error = f"on {agreement.checked - agreement.agree} of {agreement.checked} inputs; {ranks_in_words(agreement)[1]}"
         why.append((rank_log(folder, agreement.differ[0].rank), RANKS_DIFFER, error))
     refused = isinstance(problem, Refused) and not counts.get(INPUT_PASSED)  # a worker refused it
@@ -98,7 +98,7 @@ def finished(
 def loads_of(folder: Path) -> tuple[int, float, str | None]:
     """Count the Actors built for a replay, with the seconds that took (sum over groups of the slowest rank).
 
-    The last is the replay whose Actor was used; None if all were built for this one.
+    The last value is the replay whose Actor was reused; None if this replay built all of its own.
     """
     count, seconds, shared = 0, 0.0, None
     groups = {tuple(event["ranks"]) for event in read_events(folder / SUPERVISOR) if event["event"] == "attempt"}
@@ -119,7 +119,7 @@ _RESOLVED = ("model", "model_class", "parameters", "num_layers", "device_name", 
 
 
 def context_of(store: Store, record: MatrixRecord) -> MatrixContext:
-    """The context of the first cell whose Actor was built, else of the first that began. Empty if none began."""
+    """Return the context of the first cell whose Actor was built, else of the first that began. Empty if none began."""
     gone, replays, logs = [], [], {}
     for cell in record.cells:
         if cell.replay_id is None:
@@ -127,10 +127,10 @@ def context_of(store: Store, record: MatrixRecord) -> MatrixContext:
         folder = store.replays / cell.replay_id
         if not folder.is_dir():
             gone.append(cell.replay_id)
-        log = folder / Path(cell.log or rank_log(folder, 0)).name  # whatever folder a record names
+        log = folder / Path(cell.log or rank_log(folder, 0)).name  # ignore the folder that a record names
         if os.path.isfile(log):
             logs[cell.index] = shown_path(log)
-        with contextlib.suppress(ActordbgError):  # pruned, or damaged: the table is still worth showing
+        with contextlib.suppress(ActordbgError):  # pruned or damaged: the table is still worth showing
             replays.append(data_of(store, load_spec(store, cell.replay_id)))
     context = MatrixContext(gone=tuple(gone), logs=logs)
     if not replays:
@@ -149,7 +149,7 @@ def context_of(store: Store, record: MatrixRecord) -> MatrixContext:
 
 
 def shown_path(path: Path) -> str:
-    """A path for a reader: from the current folder if it lies below it, else whole."""
+    """Return a path as shown to users: relative to the current folder if it lies below it, else absolute."""
     relative = os.path.relpath(path)
     return str(path.absolute()) if relative.startswith(os.pardir) else relative
 
@@ -158,19 +158,21 @@ SHOWN = 3
 """How many dumps a regression names."""
 
 
-def judged(store: Store, cell: MatrixCell, truth_dtype: str, power: bool = False, **heard: Any) -> tuple[MatrixCell, str | None]:
-    """A passed cell with its verdict against the truth in `truth_dtype`, and the truth's replay. A missing truth is run now.
+def judged(
+    store: Store, cell: MatrixCell, truth_dtype: str, power: bool = False, **callbacks: Any
+) -> tuple[MatrixCell, str | None]:
+    """Compare a passed cell with the truth in `truth_dtype`, computed now if missing; return the cell and the truth's replay id.
 
-    power: plant faults, to see which would be noticed. `heard`: what `run_replay` takes beside the specification. A truth that
-    cannot be computed leaves the cell `not-compared`, with the reason.
+    power: plant faults to measure which would be detected. `callbacks`: passed on to `run_replay`. If the truth cannot be
+    computed, the cell becomes `not-compared`, with the reason.
     """
     from actordbg.judge.comparing import compare, save
     from actordbg.judge.find_truth import ensure_rounding, ensure_truth
 
     assert cell.replay_id is not None
     try:
-        truth = ensure_truth(store, cell.replay_id, dtype=truth_dtype, **heard)
-        rounding = ensure_rounding(store, cell.replay_id, planted=power, **heard)
+        truth = ensure_truth(store, cell.replay_id, dtype=truth_dtype, **callbacks)
+        rounding = ensure_rounding(store, cell.replay_id, planted=power, **callbacks)
         record = compare(store, cell.replay_id, truth, rounding=rounding)
     except MachineFault:
         raise
@@ -180,7 +182,7 @@ def judged(store: Store, cell: MatrixCell, truth_dtype: str, power: bool = False
     why = "; ".join(record.reasons) or next(("; ".join(dump.reasons) for dump in record.dumps if dump.reasons), "")
     if record.good:
         flat = ["rounding on these inputs (fixed limits were used)"] if flat_where_it_matters(record) else []
-        unjudged = [f"not checked against the truth: {said}" for said in (*flat, *record.unjudged)]
+        unjudged = [f"not checked against the truth: {note}" for note in (*flat, *record.unjudged)]
         why = "; ".join(filter(None, (cell.reason, *unjudged)))
     apart = [dump.log_probs.max_abs for dump in record.dumps if dump.log_probs and dump.log_probs.max_abs is not None]
     return replace(
@@ -194,7 +196,7 @@ def judged(store: Store, cell: MatrixCell, truth_dtype: str, power: bool = False
 
 
 def cell_like(baseline: MatrixRecord, cell: MatrixCell) -> MatrixCell | None:
-    """The baseline's cell with the same configuration, but for what is only asked of it."""
+    """Return the baseline's cell with the same configuration, apart from which laws are checked; None if there is none."""
     only_asked = {"laws": None, "accept": None}
     return next((other for other in baseline.cells if other.config | only_asked == cell.config | only_asked), None)
 
@@ -209,42 +211,42 @@ def require_common(store: Store, baseline: MatrixRecord, record: MatrixRecord) -
         if result.status == INPUT_PASSED
     }
     if not passed.intersection(record.dump_ids):
-        what = "has passed none of these dumps" if like else "has no cell in common with this one"
+        what = "has passed none of these dumps" if like else "has no cell in common with this matrix"
         hint = "select the dumps that it replayed"
         raise UsageError(f"--baseline {baseline.matrix_id} {what}: nothing could regress", hint=hint)
 
 
 def regressions(store: Store, cell: MatrixCell, baseline: MatrixRecord, slower: float | None = None) -> tuple[str, ...]:
-    """What got worse, in words; () if nothing did, or if the baseline has nothing to compare this cell with.
+    """List what got worse since the baseline, in words; () if nothing did, or if the baseline has no such cell.
 
-    A dump that passed there and does not pass here; log-probs that differ from those there by more than `compare` allows, or
-    that cannot be compared with them (another temperature, another model, outputs that were not kept); a
-    forward that takes more than `slower` times as long (input by input, the median over inputs that are steady in both); a
-    cell that ran there and is unavailable here, or that failed here and did not run there.
+    A regression is: a dump that passed in the baseline and does not pass now; log-probs that differ by more than `compare`
+    allows, or that cannot be compared (another temperature, another model, outputs that were not kept); a forward that takes
+    more than `slower` times as long (median of the per-input ratio over inputs that are steady in both); a cell that ran in the
+    baseline and is unavailable now, or that fails now and did not run in the baseline.
     """
     from actordbg.judge.comparing import compare
 
     like = cell_like(baseline, cell)
     theirs = like.replay_id if like else None
     if cell.status == UNAVAILABLE:
-        return (f"it passed in the baseline, and is unavailable here: {cell.reason}",) * bool(like and like.good)
+        return (f"passed in the baseline, and is unavailable here: {cell.reason}",) * bool(like and like.good)
     if theirs is None:
-        return ("it failed, and did not run in the baseline",) * (cell.status == FAILED)
+        return ("failed, and did not run in the baseline",) * (cell.status == FAILED)
     if cell.replay_id is None or theirs == cell.replay_id:
         return ()
     there, here = read_results(store.replays / theirs), read_results(store.replays / cell.replay_id)
-    asked = {item.dump_id for item in load_spec(store, cell.replay_id).inputs}
-    expected = sorted(dump_id for dump_id, result in there.items() if result.status == INPUT_PASSED and dump_id in asked)
+    selected = {item.dump_id for item in load_spec(store, cell.replay_id).inputs}
+    expected = sorted(dump_id for dump_id, result in there.items() if result.status == INPUT_PASSED and dump_id in selected)
     lost = [dump_id for dump_id in expected if dump_id not in here or here[dump_id].status != INPUT_PASSED]
     worse = [f"passed in the baseline, not here: {_named(lost)}"] if lost else []
-    # equal bit for bit, and the backward too: nothing needs comparing
+    # skip dumps that are bit-identical, backward included
     if both := [dump_id for dump_id in expected if dump_id not in lost and not _alike(here[dump_id], there[dump_id])]:
         record = compare(store, cell.replay_id, theirs, only=both)
         bad = [dump.dump_id for dump in record.dumps if dump.verdict == MISMATCH]
         worse += [f"numbers differ from the baseline: {_named(bad)}"] if bad else []
         if record.verdict == NOT_COMPARED:
             why = next((reason for dump in record.dumps for reason in dump.not_compared.values()), "")
-            worse.append(f"its numbers cannot be compared with the baseline's: {'; '.join(record.reasons) or why}")
+            worse.append(f"numbers cannot be compared with the baseline: {'; '.join(record.reasons) or why}")
     if slower is not None:
         replays = [data_of(store, load_spec(store, replay_id)) for replay_id in (theirs, cell.replay_id)]
         comparison = summarise(replays, selection="", now="").comparison

@@ -1,8 +1,8 @@
-"""From combinations to the cells of a matrix, before anything runs: which cells can run here.
+"""Turn combinations of settings into the cells of a matrix before anything runs, and decide which cells can run here.
 
 A cell is `unavailable` if a rule refuses it (`actordbg.actor.rules`), its settings conflict, or its
-trainer is not installed. Nothing starts for it, and its reason names a workaround. A cell that is known to *fail* does run,
-because a table should show what happens here; `skip_known` leaves it out.
+trainer is not installed. It starts nothing, and its reason names a workaround. A cell that is known to *fail* does run,
+because the table should show what happens here; `skip_known` skips it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from actordbg.records.matrix_record import NOT_RUN, UNAVAILABLE, MatrixCell
 def make_cells(
     combined: Sequence[Combination], facts: Facts, defaults: DumpRecord | None, *, skip_known: bool = False
 ) -> list[MatrixCell]:
-    """Make a cell of each combination. A cell that will run is `not run` and has no reason; any other is decided already.
+    """Make one cell per combination. A cell that will run is `not run` without a reason; any other is already decided.
 
     `defaults`: the record of the first dump, which decides open settings.
     """
@@ -41,7 +41,7 @@ def make_cells(
             reason = with_way_out(problem.message, (problem.hint,))
         else:
             known = tuple(finding.id for finding in findings if finding.severity != "info")
-            # a warning predicts a failure if its id is the signature of one
+            # a warning predicts a failure if its id is also a failure signature
             failing = [finding for finding in findings if finding.severity == WARN and explain(finding.id) is not None]
             if refusal := next((finding for finding in findings if finding.severity == REFUSE), None):
                 reason = with_way_out(refusal.message, refusal.ways_out)
@@ -57,15 +57,15 @@ def make_cells(
 
 
 def batches(cells: Sequence[MatrixCell], facts: Facts, defaults: DumpRecord | None) -> dict[Hashable, list[int]]:
-    """The indices of the cells that must still run, by the Actor that they load. Within a batch, compiling cells run last."""
+    """Group the indices of the cells that must still run by the Actor that they load. Compiling cells run last in a batch."""
     todo = [(cell.index, ReplayConfig.from_dict(cell.config)) for cell in cells if cell.open]
-    todo.sort(key=lambda cell: (cell[1].compiles, cell[0]))  # what compiles comes last: hardly anything has to be undone
+    todo.sort(key=lambda cell: (cell[1].compiles, cell[0]))  # compiling cells last: little has to be undone
     by_key = grouped((host_key(config, choose(config, defaults, facts)), index) for index, config in todo)
     return dict(sorted(by_key.items(), key=lambda batch: min(batch[1])))
 
 
 def with_way_out(message: str, ways: Sequence[str]) -> str:
-    """A cell's reason and its workarounds, in one line."""
+    """Join a cell's reason and its workarounds into one line."""
     ways = [way for way in ways if way]
     return f"{message}; try: {'; or '.join(ways)}" if ways else message
 
@@ -76,7 +76,7 @@ Axes = dict[str, list[Any]]
 
 @dataclass(frozen=True)
 class Combination:
-    """One cell before it ran. `settings`: by axis, None where the axis means nothing here. `name`: the settings in words."""
+    """A cell before it runs. `settings`: value per axis, None if the axis does not apply. `name`: the settings in words."""
 
     name: str
     settings: dict[str, Any]
@@ -84,7 +84,7 @@ class Combination:
 
 
 def parse_axes(given: Mapping[str, str | None]) -> Axes:
-    """The axes of the options that were given (None: not given); the default ones where no option lists several values."""
+    """Parse the axis options (None: not given). If no option lists several values, add the default axes."""
     axes = {name: setting.list_of(text) for name, setting in AXES.items() if (text := given.get(name)) is not None}
     if all(len(values) == 1 for values in axes.values()):
         usual = {name: list(setting.axis.default) for name, setting in AXES.items() if setting.axis and setting.axis.default}
@@ -93,26 +93,26 @@ def parse_axes(given: Mapping[str, str | None]) -> Axes:
 
 
 def combinations(base: ReplayConfig, axes: Axes) -> list[Combination]:
-    """The product of the axes over `base`, in its order, without what is the same thing twice.
+    """Return the product of the axes over `base`, in order, without duplicate configurations.
 
-    UsageError for an axis that means nothing to any of them: its table would answer another question than the one asked.
+    Raises UsageError for an axis that applies to no combination: the table would not answer the user's question.
     """
     if fsdp_is_off() and "fsdp2" in axes.get("backend", ()):
-        raise UsageError(f"{FSDP_OFF} is set, and --backend lists fsdp2", hint=f"unset {FSDP_OFF}, or leave fsdp2 out")
+        raise UsageError(f"{FSDP_OFF} is set, and --backend lists fsdp2", hint=f"unset {FSDP_OFF}, or drop fsdp2 from --backend")
     by_config: dict[ReplayConfig, Combination] = {}
     for values in product(*axes.values()):
-        asked = dict(zip(axes, values, strict=True))
-        config = replace(base, **asked)
+        chosen = dict(zip(axes, values, strict=True))
+        config = replace(base, **chosen)
         idle: dict[str, Any] = {name: axis.idle for name, axis in AXES.items() if not has(axis, config.backend, config.compile)}
-        config = replace(config, **idle)  # without what its backend takes no notice of
-        if "nproc" not in asked and config.nproc < config.tp * config.ring:
+        config = replace(config, **idle)  # reset settings that the backend ignores
+        if "nproc" not in chosen and config.nproc < config.tp * config.ring:
             config = replace(config, nproc=config.tp * config.ring)
-        settings = {name: value if has(AXES[name], config.backend, config.compile) else None for name, value in asked.items()}
+        settings = {name: value if has(AXES[name], config.backend, config.compile) else None for name, value in chosen.items()}
         by_config.setdefault(config, Combination(name_of(settings, axes), settings, config))
-    for name, wanted in axes.items():
+    for name, requested in axes.items():
         axis = AXES[name]
-        if wanted != [axis.idle] and all(combination.settings[name] is None for combination in by_config.values()):
-            listed = ",".join(axis.typed(value) for value in wanted)
+        if requested != [axis.idle] and all(combination.settings[name] is None for combination in by_config.values()):
+            listed = ",".join(axis.typed(value) for value in requested)
             raise UsageError(
                 f"{axis.flag} {listed} applies to none of these cells",
                 hint=f"add {axis.needs}; or drop {axis.flag}",
@@ -121,9 +121,9 @@ def combinations(base: ReplayConfig, axes: Axes) -> list[Combination]:
 
 
 def name_of(settings: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> str:
-    """The settings that tell this combination from the others, in words: short, since a table has 24 columns for them.
+    """Name the settings in which this combination differs from the others; briefly, since a table column has 24 characters.
 
-    A group of one rank is none, and a ZeRO stage says that it is DeepSpeed's.
+    Groups of one rank are omitted, and so is `deepspeed` beside a ZeRO stage.
     """
     known = {name: value for name, value in settings.items() if value is not None}
     brief = {name: value for name, value in known.items() if len(axes.get(name, ())) > 1}

@@ -1,11 +1,11 @@
-"""Where the checkpoints of a training check lie, which one a configuration continues from, and which may go. Desk and workers.
+"""Locate the checkpoints of a training check, choose the newest usable checkpoint, and prune old ones. Desk and workers.
 
     DIR/<check>/cell-3/step-0004.2/                 after step 4, by the second attempt at cell 3
-    DIR/<check>/cell-3/step-0004.2/checkpoint.json  written last: what it belongs to. Without it the checkpoint is none.
+    DIR/<check>/cell-3/step-0004.2/checkpoint.json  written last: what it belongs to. Without it the checkpoint is incomplete.
 
-Ranks only write; the desk process finds and removes, so nothing goes while somebody reads it. Two are kept, because a kill may
-come between a checkpoint and the journals of its step: the one before has all its figures. torch and DeepSpeed read pickles
-there, so a folder that others may write, or did write, is refused. Standard library only.
+Ranks only write; the desk process finds and removes, so no checkpoint disappears while it is read. Two are kept, because a
+kill may come between a checkpoint and the journals of its step: the previous checkpoint has all its figures. torch and DeepSpeed
+unpickle these files, so a folder that other users can write, or did write, is refused. Standard library only.
 """
 
 from __future__ import annotations
@@ -43,34 +43,36 @@ class Checkpoint:
 
 
 def checked_storage(text: str, store: Path) -> Path:
-    """The folder that `--storage` names. UsageError for what cannot be one."""
+    """Return the folder that `--storage` names. Raises UsageError if it cannot hold checkpoints."""
     if "://" in text:
         raise UsageError(
-            f"--storage {text} is a URL, and checkpoints are written into a folder by all ranks at once",
-            hint="a folder on a file system that every rank mounts at the same place",
+            f"--storage {text} is a URL, but all ranks write checkpoints into one folder",
+            hint="name a folder on a file system that every rank mounts at the same path",
         )
     folder = Path(text).absolute()
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--storage {folder} is not a folder", hint="name a folder; it is made if there is none")
+        raise UsageError(f"--storage {folder} is not a folder", hint="name a folder; it is created if missing")
     if folder.resolve().is_relative_to(store.resolve()):
-        raise UsageError(f"--storage {folder} lies in the store, where only its own files belong", hint="a folder beside it")
+        raise UsageError(
+            f"--storage {folder} is inside the store, which holds only its own files", hint="name a folder beside it"
+        )
     return folder
 
 
 def open_folder(folder: Path) -> None:
-    """Make the folder of a cell's checkpoints, for this user alone. StoreProblem where that cannot be."""
+    """Create the folder of a cell's checkpoints, private to this user. Raises StoreProblem if it cannot be created."""
     try:
         make_folder(folder)
     except OSError as error:
-        raise StoreProblem(f"no checkpoint can be written to {folder}: {error.strerror}", hint="another --storage") from None
+        raise StoreProblem(f"cannot write checkpoints to {folder}: {error.strerror}", hint="use another --storage") from None
 
 
 def belongs_to(
     check_id: str, index: int, spec: ReplaySpec, training: Mapping[str, Any], versions: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What has to be the same when a training continues, as JSON has it. `spec`: of the whole training."""
+    """Return, as JSON data, what must be unchanged for a training to continue. `spec`: the spec of the whole training."""
     inputs = json.dumps([asdict(item) for item in spec.inputs], sort_keys=True).encode()
-    told = {
+    identity = {
         "check": check_id,
         "cell": index,
         "inputs": hashlib.sha256(inputs).hexdigest(),
@@ -78,48 +80,53 @@ def belongs_to(
         "optimizer": dict(training),
         "versions": dict(versions),
     }
-    return dict(json.loads(json.dumps(told)))
+    return dict(json.loads(json.dumps(identity)))
 
 
 def generation(folder: Path, step: int, attempt: int) -> Path:
-    """The folder of one checkpoint."""
+    """Return the folder of one checkpoint."""
     return folder / f"step-{step:04d}.{attempt}"
 
 
 def complete(folder: Path, step: int, belongs: Mapping[str, Any]) -> None:
-    """Say that every rank has written its part."""
+    """Mark a checkpoint as complete: every rank has written its part."""
     atomic_write(folder / CHECKPOINT, json.dumps({"format": 1, "step": step, "belongs": belongs}, indent=1).encode())
 
 
 def newest(folder: Path, belongs: Mapping[str, Any], most: int) -> Checkpoint | None:
-    """The newest complete checkpoint of a step up to `most`. Unsupported if it belongs to something else, UnsafeInput if others
-    may have written it.
+    """Return the newest complete checkpoint of a step up to `most`.
+
+    Raises Unsupported if it belongs to something else, UnsafeInput if another user may have written it.
     """
-    for found in _complete(folder):
-        if found.step <= most:
-            if other := _differences(found.belongs, belongs):
+    for checkpoint in _complete(folder):
+        if checkpoint.step <= most:
+            if other := _differences(checkpoint.belongs, belongs):
                 raise Unsupported(
-                    f"cannot resume from checkpoint {found.folder}: {'; '.join(other)}",
-                    hint=f"the same installation as before, or remove {folder}: the configuration then starts from step 1",
+                    f"cannot resume from checkpoint {checkpoint.folder}: {'; '.join(other)}",
+                    hint=f"use the same installation as before, or remove {folder} to start the configuration from step 1",
                 )
-            require_own(found.folder)
-            return found
+            require_own(checkpoint.folder)
+            return checkpoint
     return None
 
 
 def clear(folder: Path, chosen: Checkpoint | None) -> None:
-    """Remove what is newer than the checkpoint that is continued from, and what is not complete."""
-    kept = [one.folder for one in _complete(folder) if chosen and (one.step, one.attempt) <= (chosen.step, chosen.attempt)]
+    """Remove checkpoints newer than the `chosen` checkpoint, and incomplete checkpoints."""
+    kept = [
+        checkpoint.folder
+        for checkpoint in _complete(folder)
+        if chosen and (checkpoint.step, checkpoint.attempt) <= (chosen.step, chosen.attempt)
+    ]
     _remove(path for path in _generations(folder) if path not in kept)
 
 
 def prune(folder: Path) -> None:
-    """Remove all but the two newest complete checkpoints; what may still be written stays."""
-    _remove(one.folder for one in _complete(folder)[KEPT:])
+    """Remove all but the two newest complete checkpoints; incomplete checkpoints stay, as ranks may still write them."""
+    _remove(checkpoint.folder for checkpoint in _complete(folder)[KEPT:])
 
 
 def remove_all(folder: Path) -> None:
-    """The training is over: remove its checkpoints, and the folders above that are empty then."""
+    """Remove all checkpoints of a finished training, and the folders that this leaves empty."""
     _remove(_generations(folder))
     with contextlib.suppress(OSError):
         folder.rmdir()
@@ -127,29 +134,31 @@ def remove_all(folder: Path) -> None:
 
 
 def require_own(folder: Path) -> None:
-    """UnsafeInput unless all in there was written by this user, where no one else may write: pickles are read from it."""
+    """Raise UnsafeInput unless this user wrote every file and nobody else can write there: the files are unpickled."""
     for path in (folder.parent, folder, *folder.rglob("*")):
         state = path.lstat()
         if stat.S_ISLNK(state.st_mode):
             raise UnsafeInput(f"{path} is a link, not a checkpoint", hint=f"remove {folder}")
         if not is_own(state.st_uid):
             raise UnsafeInput(
-                f"{path} was written by {name_of(state.st_uid)}, and a checkpoint can run code when it is read",
-                hint="a --storage of your own",
+                f"{path} was written by {name_of(state.st_uid)}, and reading a checkpoint can run code",
+                hint="use a --storage folder that only you write",
             )
-        if path in (folder.parent, folder) and state.st_mode & 0o022:  # nobody else comes to what is below
-            raise UnsafeInput(f"others may write to {path}, and a checkpoint can run code", hint=f"chmod -R go-w {folder}")
+        if path in (folder.parent, folder) and state.st_mode & 0o022:  # this guards everything below
+            raise UnsafeInput(
+                f"other users can write to {path}, and reading a checkpoint can run code", hint=f"run `chmod -R go-w {folder}`"
+            )
 
 
 def _complete(folder: Path) -> list[Checkpoint]:
-    """The newest first."""
-    found = []
+    """Return the complete checkpoints, newest first."""
+    checkpoints = []
     for path in _generations(folder):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            told, (step, attempt) = json.loads(read_regular(path / CHECKPOINT)), map(int, path.name[5:].split("."))
-            if told["step"] == step and told["format"] == 1:
-                found.append(Checkpoint(path, step, attempt, dict(told["belongs"])))
-    return sorted(found, key=lambda one: (one.step, one.attempt), reverse=True)
+            data, (step, attempt) = json.loads(read_regular(path / CHECKPOINT)), map(int, path.name[5:].split("."))
+            if data["step"] == step and data["format"] == 1:
+                checkpoints.append(Checkpoint(path, step, attempt, dict(data["belongs"])))
+    return sorted(checkpoints, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt), reverse=True)
 
 
 def _generations(folder: Path) -> list[Path]:
@@ -157,7 +166,7 @@ def _generations(folder: Path) -> list[Path]:
 
 
 def _remove(folders: Iterable[Path]) -> None:
-    """The last file of each first, so that a half removed checkpoint is none."""
+    """Remove checkpoints, their marker first, so that a half-removed checkpoint counts as incomplete."""
     for folder in folders:
         with contextlib.suppress(OSError):
             os.unlink(folder / CHECKPOINT)

@@ -1,10 +1,10 @@
-"""A matrix for each family of models: a small random model, small made-up dumps, every law, the truth.
+"""Run a matrix per model family: a small random model, small synthetic dumps, every law, the truth.
 
     for name in ("llama3", "qwen3_5"):
-        run_family(store, subject_of(name), models / name, base, USUAL_AXES, around)
+        run_family(store, subject_of(name), models / name, base, USUAL_AXES, env)
 
-Every cell is an ordinary replay in the store, and can be looked at like any other. All of them run in the same worker process as
-far as that goes (`WarmGroups.reopen`), because a start takes longer than a family.
+Every cell is an ordinary replay in the store and can be inspected like any other. As far as possible all cells run in the same
+worker process (`WarmGroups.reopen`), because a start takes longer than a family.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from actordbg.replay.supervise import load_spec
 from actordbg.store.layout import Store
 
 USUAL_AXES: Axes = {"dtype": ["fp32", "bf16"], "attn": ["sdpa", "eager"], "packing": [False, True]}
-"""What varies where no option says otherwise, in the order of the settings."""
+"""The default axes, in the order of the settings."""
 SHAPES: tuple[dict[str, Any], ...] = (
     {"batch_size": 3, "seq_len": 24, "action_len": 8, "padding": "both"},
     {"batch_size": 2, "seq_len": 16, "action_len": 1, "padding": "left"},
@@ -50,7 +50,7 @@ SHAPES: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class FamilyFinding:
-    """What is not right in some cells of a family, in the same words. word: as in the table. cells: by name."""
+    """A problem that some cells of a family share. word: the verdict in the table. words: the problem. cells: their names."""
 
     word: str
     words: str
@@ -59,10 +59,10 @@ class FamilyFinding:
 
 @dataclass(frozen=True)
 class FamilyResult(StoredRecord):
-    """A family that is to be run or ran, or the problem with building its model.
+    """A family before or after its run, or the problem with building its model.
 
-    name, known_as: the family's, or a folder's. typed: what selects it, and no other: folders may have one name. config: of the
-    small model; of one that ran as transformers wrote it. asked: a hash of what was asked of it.
+    name, known_as: of the family or a folder. typed: the argument that selects it uniquely, since folders can share a name.
+    config: of the small model; after a run, as transformers wrote it. asked: a hash of the settings that decide the result.
     """
 
     what: ClassVar[str] = "family"
@@ -81,13 +81,13 @@ class FamilyResult(StoredRecord):
 
     @property
     def good(self) -> bool:
-        """Every cell that could run is right."""
+        """Return whether some cell is right, and none is wrong, unchecked or failed."""
         bad = any(cell.wrong or cell.unjudged or cell.status == FAILED for cell in self.cells)
         return any(cell.good for cell in self.cells) and not bad
 
 
 def subject_of(name: str) -> FamilyResult:
-    """A family by its name, or a model's folder, before it runs; UsageError for neither."""
+    """Resolve a family name or a model folder to a subject that has not run yet; UsageError if it is neither."""
     spelled = name.lower().replace("-", "_").replace(".", "_")
     if spelled in FAMILIES:
         family = FAMILIES[spelled]
@@ -100,15 +100,15 @@ def subject_of(name: str) -> FamilyResult:
 
 
 def run_family(
-    store: Store, subject: FamilyResult, model: Path, base: ReplayConfig, axes: Axes, around: Surroundings, command: str
+    store: Store, subject: FamilyResult, model: Path, base: ReplayConfig, axes: Axes, env: Surroundings, command: str
 ) -> FamilyResult:
-    """Run the matrix of one family, whose small model lies in the folder `model`, on the dumps of the store."""
+    """Run the matrix of a family, whose small model is in the folder `model`, on the dumps of the store."""
     base = replace(base, model=str(model))
     chosen = select(store, base)
-    cells = make_cells(combinations(base, axes), around.facts, chosen.defaults)
+    cells = make_cells(combinations(base, axes), env.facts, chosen.defaults)
     options = {"order": "time", "oracle": "fp32", "skip_known": False, "slower": None}
     record = new_matrix(cells, axes, chosen.rows, options, command=command)
-    record = run_matrix(store, record, chosen.rows, replace(around, defaults=chosen.defaults))
+    record = run_matrix(store, record, chosen.rows, replace(env, defaults=chosen.defaults))
     context = context_of(store, record)
     return replace(
         subject,
@@ -121,14 +121,14 @@ def run_family(
 
 
 def findings_of(store: Store, record: MatrixRecord) -> tuple[FamilyFinding, ...]:
-    """List what is not right, each text once with its cells."""
-    words = ((cell.name, word, _said(store, cell, word)) for cell in record.cells for word in [verdict_word(cell)])
-    findings = grouped(((word, said), name) for name, word, said in words if said)
+    """List the problems of a matrix, each text once with its cells."""
+    words = ((cell.name, word, _reason(store, cell, word)) for cell in record.cells for word in [verdict_word(cell)])
+    findings = grouped(((word, reason), name) for name, word, reason in words if reason)
     return tuple(FamilyFinding(*finding, tuple(names)) for finding, names in findings.items())
 
 
-def _said(store: Store, cell: MatrixCell, word: str) -> str:
-    """Say why a cell is not right, without what differs from machine to machine; "" where it is right."""
+def _reason(store: Store, cell: MatrixCell, word: str) -> str:
+    """Say why a cell is not right, without machine-specific values; "" if it is right."""
     if word == FAILED:
         return cell.error or cell.signature or FAILED
     if word != WRONG or cell.replay_id is None:
@@ -145,7 +145,7 @@ def _said(store: Store, cell: MatrixCell, word: str) -> str:
 
 @dataclass(frozen=True)
 class FamilyFolder:
-    """A folder to work in. base, axes: what is asked of every family."""
+    """The working folder of `actordbg families`. base, axes: the settings of every family."""
 
     folder: Path
     base: ReplayConfig
@@ -153,15 +153,15 @@ class FamilyFolder:
 
     @property
     def store(self) -> Store:
-        """Its store; it may not be there yet."""
+        """The store of this folder; it may not exist yet."""
         return Store(self.folder / "store")
 
     def model(self, subject: FamilyResult) -> Path:
-        """Where the small model of a family belongs."""
+        """Return the folder for the small model of a family."""
         return self.folder / "models" / f"{subject.name}-{_hash(subject.config)}"
 
     def make_inputs(self) -> None:
-        """The dumps that every family replays; those that are there stay."""
+        """Create the dumps that every family replays; existing dumps stay."""
         from actordbg.dumps.create import create_dumps  # and numpy
 
         there = len(list(self.store.iter_dumps())) if self.store.root.is_dir() else 0
@@ -169,7 +169,7 @@ class FamilyFolder:
             create_dumps(self.store, 1, vocab_size=VOCABULARY, seed=seed, **shape)
 
     def done(self, subject: FamilyResult) -> FamilyResult | None:
-        """The result of an earlier run that asked the same; None if it must run."""
+        """Return the result of an earlier run with the same settings; None if the family must run."""
         with contextlib.suppress(ActordbgError):
             result = FamilyResult.from_file(self._file(subject))
             if result.asked == self._asked(subject):
@@ -177,21 +177,21 @@ class FamilyFolder:
         return None
 
     def keep(self, subject: FamilyResult, result: FamilyResult) -> FamilyResult:
-        """Write down what became of a family, and what was asked of it."""
+        """Save the result of a family, with the hash of its settings."""
         result = replace(result, asked=self._asked(subject))
         atomic_write(self._file(subject), result.to_json().encode())
         return result
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Inside the block no other `families` works here; Conflict if one does."""
+        """Keep every other `families` out of this folder inside the block; Conflict if another is running in it."""
         descriptor = os.open(self.folder, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
         except BlockingIOError:
             raise Conflict(
-                f"another `actordbg families` works in {self.folder}", hint="wait for it, or name a new folder"
+                f"another `actordbg families` is running in {self.folder}", hint="wait for it, or name a new folder"
             ) from None
         finally:
             os.close(descriptor)
@@ -200,20 +200,20 @@ class FamilyFolder:
         return self.folder / "families" / f"{self.model(subject).name}.json"
 
     def _asked(self, subject: FamilyResult) -> str:
-        """A hash of all that decides a result."""
+        """Hash everything that decides a result."""
         base = {name: value for name, value in asdict(self.base).items() if name != "model"}
         return _hash([subject.config, base, self.axes, SHAPES, installed_versions()])
 
 
 def open_folder(folder: Path) -> Path:
-    """The folder of an earlier run, or a new or empty one; UsageError for one with anything else in it."""
+    """Open the folder of an earlier run, or create a new one; UsageError if it holds anything else."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", hint="name a new folder")
     folder.mkdir(parents=True, exist_ok=True)
     if {path.name for path in folder.iterdir()} - {"store", "models", "families"}:
         raise UsageError(
-            f"{folder} is not empty, and not of `actordbg families`",
-            hint="name a new folder: it writes only to an empty folder",
+            f"{folder} has files that `actordbg families` did not write",
+            hint="name a new or empty folder",
         )
     return folder.resolve()
 
@@ -222,11 +222,11 @@ def _hash(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-_SAID = ("transformers", "torch", "openrlhf", "deepspeed", "actordbg")
+_SHOWN_VERSIONS = ("transformers", "torch", "openrlhf", "deepspeed", "actordbg")
 _LEGEND = (
     "right: no law failed, and log-probs, entropies, loss and gradients are as near the truth (each row alone, unpadded, "
-    "eager attention, fp32) as rounding in the cell's dtype lets them be. The models are small and random: their code is what "
-    "is tried, and no checkpoint."
+    "eager attention, fp32) as rounding in the cell's dtype allows. The models are small and random: this tests their code, "
+    "not a checkpoint."
 )
 
 
@@ -234,7 +234,7 @@ def families_document(results: Sequence[FamilyResult]) -> list[Block]:
     """Build the whole document, top to bottom."""
     good = sum(result.good for result in results)
     versions = next((result.versions for result in results if result.versions), {})
-    ran_on = ", ".join(f"{name} {versions[name]}" for name in _SAID if name in versions)
+    ran_on = ", ".join(f"{name} {versions[name]}" for name in _SHOWN_VERSIONS if name in versions)
     families = "1 family" if len(results) == 1 else f"{len(results)} families"
     if 1 < len(results) < len(FAMILIES) and all(result.name in FAMILIES for result in results):
         families = f"{len(results)} of the {len(FAMILIES)} families that the command knows"
@@ -255,10 +255,12 @@ def families_document(results: Sequence[FamilyResult]) -> list[Block]:
         for finding in result.findings
     ]
     for title, meaning, applies in CAUSES:
-        members = [told for told in findings if applies(*told)]
-        findings = [told for told in findings if told not in members]
+        members = [entry for entry in findings if applies(*entry)]
+        findings = [entry for entry in findings if entry not in members]
         if members:
-            lines = [f"{result.name}: {told.word}, {_where(result, cells)}: {told.words}" for result, told, cells in members]
+            lines = [
+                f"{result.name}: {finding.word}, {_where(result, cells)}: {finding.words}" for result, finding, cells in members
+            ]
             result, _, cells = members[0]
             settings = {name: value for name in AXES if (value := cells[0].settings.get(name)) is not None}
             options = [f"{AXES[name].flag} {AXES[name].typed(value)}" for name, value in settings.items()]
@@ -276,15 +278,15 @@ def _packing(cell: MatrixCell) -> str:
 
 
 def _words(result: FamilyResult, packing: str) -> str:
-    """Say what became of the cells of one column: a word for all, or each word with its cells."""
+    """Summarize the cells of one column: a single verdict, or each verdict with its cells."""
     if result.problem:
         return "not built"
     column = [cell for cell in result.cells if _packing(cell) == packing]
     by_word = grouped((verdict_word(cell).replace(PASSED, "right"), cell) for cell in column)
     if len(by_word) == 1:
         return next(iter(by_word))
-    told = {word: _shared(cells, column) or plural(len(cells), "cell") for word, cells in by_word.items() if word != "right"}
-    return "; ".join(f"{word} ({where})" for word, where in told.items())
+    places = {word: _shared(cells, column) or plural(len(cells), "cell") for word, cells in by_word.items() if word != "right"}
+    return "; ".join(f"{word} ({where})" for word, where in places.items())
 
 
 def _shared(cells: Sequence[MatrixCell], others: Sequence[MatrixCell]) -> str:
@@ -304,17 +306,17 @@ def _where(result: FamilyResult, cells: Sequence[MatrixCell]) -> str:
     return _shared(cells, result.cells) or ", ".join(f"[{cell.name}]" for cell in cells)
 
 
-# Why a family is wrong, where that is known: what a reader needs to know who sees the finding for the first time. Pure.
+# Known reasons why a family is wrong, explained for a reader who sees the finding for the first time. Pure.
 
 
 def _rows_meet(result: FamilyResult, finding: FamilyFinding, cells: Sequence[MatrixCell]) -> bool:
-    """Rows see each other, and only where they are packed."""
+    """Return whether rows depend on each other, and only in packed cells."""
     packed = all(cell.config.get("packing") for cell in cells)
     return packed and ("jacobian broken: row" in finding.words or "neighbour broken" in finding.words)
 
 
 def _has_a_state(result: FamilyResult) -> bool:
-    """The model has a recurrent state or a convolution along the sequence."""
+    """Return whether the model has a recurrent state or a convolution along the sequence."""
     layers = {str(layer) for value in result.config.values() if isinstance(value, list) for layer in value}
     named = any("mamba" in name or "conv" in name or name == "state_size" for name in result.config)
     return named or bool(layers & {"linear_attention", "conv", "mamba", "hybrid"})
@@ -323,40 +325,39 @@ def _has_a_state(result: FamilyResult) -> bool:
 Applies = Callable[[FamilyResult, FamilyFinding, Sequence[MatrixCell]], bool]
 CAUSES: tuple[tuple[str, str, Applies], ...] = (
     (
-        "A state runs on into the next packed row",
-        "These models have layers with a state along the sequence: a recurrence or a convolution. transformers sets it back at "
-        "the border of a row only where it is told of the borders (cu_seq_lens_q or seq_idx), or not at all. OpenRLHF packs all "
-        "rows into one and passes position ids only. Every row after the first begins with what the row before left. Train these "
-        "without packing.",
+        "A state leaks into the next packed row",
+        "These models have layers with a state along the sequence: a recurrence or a convolution. transformers resets it at "
+        "row boundaries only if it is given them (cu_seq_lens_q or seq_idx), or never. OpenRLHF packs all rows into one and "
+        "passes position ids only. So every row after the first starts from the state of the row before. Train these without "
+        "packing.",
         lambda result, finding, cells: _rows_meet(result, finding, cells) and _has_a_state(result),
     ),
     (
         "Attention does not know where a packed row ends",
-        "With sdpa and eager attention, transformers finds the borders of packed rows in the position ids, and builds its mask "
-        "from them. The code of these models does not hand its position ids to the mask. So each packed row attends to all rows "
-        "before it. Train these without packing.",
+        "With sdpa and eager attention, transformers infers the boundaries of packed rows from the position ids when it "
+        "builds its mask. The code of these models does not pass its position ids to the mask. So each packed row attends to all "
+        "rows before it. Train these without packing.",
         _rows_meet,
     ),
     (
-        "sdpa leaves the soft cap of the attention's logits out",
-        "The configuration caps attention logits (attn_logit_softcapping). sdpa has no such cap and drops it without a word; "
-        "eager attention has it. How much it matters grows with the logits. Use eager attention, or flash attention where it "
-        "takes a soft cap.",
+        "sdpa ignores the soft cap of the attention logits",
+        "The configuration caps attention logits (attn_logit_softcapping). sdpa silently ignores the cap; eager attention "
+        "applies it. The error grows with the logits. Use eager attention, or a flash attention that supports a soft cap.",
         lambda result, finding, cells: (
             all(cell.config.get("attn") == "sdpa" for cell in cells) and bool(result.config.get("attn_logit_softcapping"))
         ),
     ),
     (
         "Experts are drawn at random in a training pass",
-        "The router samples its experts in training mode (transformers' sparsemixer): without jitter among those of equal "
-        "score, and in bf16 there are some. So the log-probs of a training pass depend on the seed.",
+        "In training mode the router samples its experts (transformers' sparsemixer): without jitter, among experts of equal "
+        "score, which occur in bf16. So the log-probs of a training pass depend on the seed.",
         lambda result, finding, cells: result.model_type == "phimoe" and finding.words.startswith("rerun nondeterministic"),
     ),
     (
-        "The model has no such attention",
-        "The model's code has no sdpa. OpenRLHF's Actor is then not built. Use eager attention.",
+        "The model does not implement this attention",
+        "The model's code has no sdpa, so OpenRLHF's Actor cannot be built. Use eager attention.",
         lambda result, finding, cells: "does not support an attention implementation" in finding.words,
     ),
     ("Not explained yet", "", lambda result, finding, cells: True),
 )
-"""Title, meaning, and whether it explains a finding in these cells of a family; the first one that applies is said."""
+"""Title, meaning, and whether it explains a finding in these cells of a family; the first match wins."""

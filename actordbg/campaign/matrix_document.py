@@ -1,8 +1,9 @@
-"""A matrix as a document: the table, what failed and why, what was loaded, and what it ran on. Pure.
+"""Turn a matrix into a document: the table, failures and causes, what was loaded, and the environment. Pure.
 
-A cell is told in a word that needs no color: passed, in part (what was judged is right, and something was not checked), WRONG (it
-finished, and its numbers are not the truth's), NOT CHECKED (it finished, and could not be compared with the truth), not compared
-(it finished, and an interruption came first), failed, unavailable, not run; and REGRESSED if it is worse than the baseline.
+Each cell has a verdict that is readable without color: passed; partial (what was checked is right, something was not checked);
+WRONG (finished, and its numbers differ from the truth); NOT CHECKED (finished, and could not be compared with the truth); not
+compared (finished, then interrupted before the comparison); failed; unavailable; not run; and REGRESSED if it is worse than the
+baseline.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ from actordbg.records.comparison_record import GOOD, NOT_COMPARED
 from actordbg.records.matrix_record import FAILED, NOT_RUN, PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
 
 AXES_AS_COLUMNS = 4
-"""With more axes than this the settings share one column."""
-WRONG, UNJUDGED, REGRESSED, IN_PART, WAITS = "WRONG", "NOT CHECKED", "REGRESSED", "in part", "not compared"
+"""With more axes than this, the settings share one column."""
+WRONG, UNJUDGED, REGRESSED, IN_PART, WAITS = "WRONG", "NOT CHECKED", "REGRESSED", "partial", "not compared"
 
 
 @dataclass(frozen=True)
 class MatrixContext:
-    """What the cells ran on. `resolved`: the configuration of the first Actor. `folded`: inputs whose token ids were folded into
-    the vocabulary.
+    """The environment of the cells. `resolved`: the configuration of the first Actor. `folded`: how many inputs had token ids
+    beyond the vocabulary, which were wrapped (modulo).
     """
 
     resolved: dict[str, Any] = field(default_factory=dict)
@@ -67,10 +68,10 @@ class MatrixContext:
 
 
 def matrix_document(record: MatrixRecord, context: MatrixContext, *, explained: bool = True) -> list[Block]:
-    """Build the whole matrix, top to bottom. explained: with what its columns mean, not only with where that is said."""
+    """Build the document of a matrix, top to bottom. explained: include the legend, not just the command that prints it."""
     cells, counted = record.cells, _counted(record)
     state = "running, or was killed" if record.status == "running" else record.status
-    of_toy = next((said for cell in cells if (said := toy(cell.config.get("model"), ", of a "))), "")
+    of_toy = next((suffix for cell in cells if (suffix := toy(cell.config.get("model"), ", of a "))), "")
     by_word = grouped((verdict_word(cell), (cell.reason, cell)) for cell in cells)
     unasked = [(f"not checked: {reason}", cell) for cell in cells if cell.laws for reason in cell.unasked]
     sections = {
@@ -102,12 +103,12 @@ def matrix_document(record: MatrixRecord, context: MatrixContext, *, explained: 
 
 
 def word_of(record: MatrixRecord, cell: MatrixCell) -> str:
-    """What became of a cell of this matrix: one that still waits for its comparison has not passed."""
+    """Return the verdict of a cell of this matrix; a cell that still waits for its comparison has not passed."""
     return WAITS if record.waits(cell) and not cell.violations else verdict_word(cell)
 
 
 def verdict_word(cell: MatrixCell) -> str:
-    """What became of the cell, in one or two words."""
+    """Return the verdict of a cell, in one or two words."""
     if cell.wrong:
         return WRONG
     if cell.unjudged:
@@ -124,18 +125,18 @@ def _counted(record: MatrixRecord) -> str:
     names = (PASSED, IN_PART, WRONG, UNJUDGED, WAITS, FAILED, UNAVAILABLE, "unfinished", NOT_RUN)
     counts = ", ".join(f"{words[name]} {name}" for name in names if name in words)
     passed = [cell for cell in record.cells if cell.status == PASSED]
-    told = [f"{plural(len(record.cells), 'cell')} on {plural(len(record.dump_ids), 'dump')}: {counts}"]
+    parts = [f"{plural(len(record.cells), 'cell')} on {plural(len(record.dump_ids), 'dump')}: {counts}"]
     if lawless := sum(not cell.laws for cell in passed):
-        told.append(f"no law checked of {lawless} of {len(passed)} that finished")
+        parts.append(f"no laws checked in {lawless} of {len(passed)} that finished")
     if in_part := sum(bool(cell.unasked) for cell in passed):
-        told.append(f"some laws could not be asked of {in_part}")
+        parts.append(f"some laws could not be checked in {in_part}")
     if regressed := sum(bool(cell.regressed) for cell in record.cells):
-        told.append(f"{regressed} {REGRESSED} against {record.baseline}")
-    return "; ".join(told)
+        parts.append(f"{regressed} {REGRESSED} against {record.baseline}")
+    return "; ".join(parts)
 
 
 def _table(record: MatrixRecord, context: MatrixContext) -> Grid:
-    """A column for each heading that some cell has a value for; "#" and figures are set right."""
+    """Build the table: a column for each heading that any cell has a value for; "#" and figures are right-aligned."""
     cells = record.cells
     varied = [name for name in AXES if len(record.axes.get(name, ())) > 1]
     columns: dict[str, Callable[[MatrixCell], str]] = {"combination": lambda cell: cell.name or "all as given"}
@@ -145,9 +146,9 @@ def _table(record: MatrixRecord, context: MatrixContext) -> Grid:
     left = set(columns)
     columns = {"#": lambda cell: str(cell.index)} | columns
     if any(cell.verdict is not None for cell in cells):
-        columns["off by"] = lambda cell: "?" if cell.verdict == NOT_COMPARED else number(cell.max_abs, 2)
+        columns["max diff"] = lambda cell: "?" if cell.verdict == NOT_COMPARED else number(cell.max_abs, 2)
     if any(cell.excludes for cell in cells):
-        columns["sees"] = lambda cell: number(cell.excludes.get("token"), 2)
+        columns["detects"] = lambda cell: number(cell.excludes.get("token"), 2)
     columns["fwd s"] = lambda cell: seconds(cell.forward_s)
     if any(cell.backward_s is not None for cell in cells):
         columns["bwd s"] = lambda cell: seconds(cell.backward_s)
@@ -161,12 +162,12 @@ def _table(record: MatrixRecord, context: MatrixContext) -> Grid:
 
 def _result(record: MatrixRecord, cell: MatrixCell) -> str:
     bad = sum(count for status, count in cell.counts.items() if status != PASSED)
-    told = word_of(record, cell) + f" {bad}/{sum(cell.counts.values())}" * bool(cell.status == FAILED and bad)
-    return f"{told} {REGRESSED}" if cell.regressed else told
+    text = word_of(record, cell) + f" {bad}/{sum(cell.counts.values())}" * bool(cell.status == FAILED and bad)
+    return f"{text} {REGRESSED}" if cell.regressed else text
 
 
 def _setting(name: str, cell: MatrixCell) -> str:
-    """A value below the name of its axis: "flash", "on", "3"."""
+    """Return a cell's value of an axis, as shown in its column: "flash", "on", "3"."""
     value = cell.settings.get(name)
     return "-" if value is None else AXES[name].in_words(value, brief=True) if isinstance(value, str) else AXES[name].typed(value)
 
@@ -175,9 +176,9 @@ _UNCOMPARED = "passed: finished with finite numbers, not compared with the truth
 
 
 _DEFINITIONS = (
-    "max diff: largest log-prob difference from the truth, nats (each row alone, unpadded, eager attention)",
-    "sees: the smallest error of any one log-prob that would have been wrong, in nats",
-    'fwd, bwd: median of steady inputs ("-": none was: first and compiling ones do not count)',
+    "max diff: largest log-prob difference from the truth, nats (one row at a time, unpadded, eager attention)",
+    "detects: smallest single log-prob error that would be WRONG, in nats",
+    'fwd, bwd: median of steady inputs ("-": none; first and compiling inputs do not count)',
     "load: seconds to build the Actor, or cell reused",
 )
 
@@ -188,14 +189,14 @@ def explanations() -> list[Block]:
 
 
 def _label(cell: MatrixCell) -> str:
-    """Without a #: GitHub would make it a link to an issue."""
+    """Label a cell without a "#", which GitHub would turn into a link to an issue."""
     return f"cell {cell.index}, {cell.name}".removesuffix(", ")
 
 
 def _wrong(cell: MatrixCell) -> str:
-    """Broken laws first: they need no tolerance."""
+    """Explain a WRONG cell: failed laws first, since they need no tolerance."""
     others = len(cell.violations) - SHOWN
-    why = [*cell.violations[:SHOWN], *([f"and {others} more broken laws"] if others > 0 else [])]
+    why = [*cell.violations[:SHOWN], *([f"and {others} more failed laws"] if others > 0 else [])]
     why += [cell.reason or cell.verdict] if cell.verdict and cell.verdict not in GOOD else []
     return f"{_label(cell)}: {'; '.join(why)}. Comparison {cell.comparison_id or '-'}, replay {cell.replay_id}"
 
@@ -211,9 +212,9 @@ def _failure(cell: MatrixCell) -> list[str]:
     return [*parts, f"log: {cell.log}"]
 
 
-def _by_text(said: Iterable[tuple[str, MatrixCell]]) -> list[str]:
-    """Write each text once, with its cells; no text is left out."""
-    numbers = {text: ", ".join(str(cell.index) for cell in cells) for text, cells in grouped(said).items() if text}
+def _by_text(pairs: Iterable[tuple[str, MatrixCell]]) -> list[str]:
+    """Write each text once, with its cells."""
+    numbers = {text: ", ".join(str(cell.index) for cell in cells) for text, cells in grouped(pairs).items() if text}
     return [f"cell{'s' * (',' in cells)} {cells}: {text}" for text, cells in numbers.items()]
 
 
@@ -223,7 +224,7 @@ def _facts(record: MatrixRecord, context: MatrixContext) -> list[str]:
     model = [f"{name} {setting(ran[name])}" for name in named if ran.get(name) is not None]
     sizes = inputs and (
         f"{plural(inputs, 'dump')}, batch size {_range(context.batch_sizes)}, seq_len {_range(context.seq_lens)}, "
-        f"{plural(context.tokens, 'token')}" + f" (ids of {context.folded} folded into the vocabulary)" * bool(context.folded)
+        f"{plural(context.tokens, 'token')}" + f" (ids of {context.folded} wrapped into the vocabulary)" * bool(context.folded)
     )
     gone = dict.fromkeys(context.gone, " (gone)")
     replays = [f"{cell.index}: {cell.replay_id}{gone.get(cell.replay_id, '')}" for cell in record.cells if cell.replay_id]
@@ -232,7 +233,7 @@ def _facts(record: MatrixRecord, context: MatrixContext) -> list[str]:
         "device": ran and f"{ran.get('device_name')}, {ran.get('threads')} threads",
         "inputs": sizes,
         "selected": record.selection and f'--where "{record.selection}"',
-        "the same for all": ", ".join(f"{name} {setting(values[0])}" for name, values in record.axes.items() if len(values) == 1),
+        "common to all": ", ".join(f"{name} {setting(values[0])}" for name, values in record.axes.items() if len(values) == 1),
         "versions": ", ".join(f"{name} {version}" for name, version in sorted(context.versions.items())),
         "command": record.command,
         "baseline": record.baseline,
@@ -252,13 +253,13 @@ _COLOURS = {GOOD_TONE: GREEN, PART_TONE: PART, BAD_TONE: BAD, NO_TONE: QUIET}
 
 
 def _banner(record: MatrixRecord, counted: str) -> Banner:
-    """Say the verdict over all cells. counted: how many cells came out how, in words."""
+    """Build the verdict over all cells. counted: how many cells have which verdict, in words."""
     ran = [cell for cell in record.cells if cell.status in (PASSED, FAILED)]
     judged = [cell for cell in ran if cell.verdict is not None and not cell.unjudged]
     toy = all(str(cell.config.get("model", TINY)) == TINY for cell in record.cells)
     left = ["your model: this ran the embedded toy model `tiny`"] if toy else []
     if unjudged := len(ran) - len(judged):
-        left.append(f"the numbers of {plural(unjudged, 'cell')}, which nothing was compared with")
+        left.append(f"the numbers of {plural(unjudged, 'cell')}, which were not compared with the truth")
     if others := len(record.cells) - len(ran):
         left.append(f"{plural(others, 'cell')} that did not run")
     figures = [("right cells", f"{sum(cell.good for cell in judged)} / {len(record.cells)}")]
@@ -281,7 +282,7 @@ def _banner(record: MatrixRecord, counted: str) -> Banner:
 
 
 def _heat_map(record: MatrixRecord) -> list[Block]:
-    """Lay out the cells by their settings; nothing where nothing varies."""
+    """Lay out the cells by their settings; [] if no setting varies."""
     down = [name for name in AXES if len(record.axes.get(name, ())) > 1]
     if not down:
         return []
@@ -315,10 +316,10 @@ def _named(axes: Sequence[str], values: Sequence[Any]) -> str:
 
 def _cell(cell: MatrixCell, record: MatrixRecord) -> Cell:
     word = word_of(record, cell)
-    figures = [f"off by {number(cell.max_abs, 2)}"] if cell.max_abs is not None else []
+    figures = [f"max diff {number(cell.max_abs, 2)}"] if cell.max_abs is not None else []
     figures += [f"{seconds(cell.forward_s)} s"] if cell.forward_s is not None else []
     why = [*cell.violations[:2], *filter(None, (cell.reason, cell.error)), *cell.regressed]
-    said = f"cell {cell.index}, {cell.name}: {word}" + f". {'; '.join(why)[:400]}" * bool(why)
+    summary = f"cell {cell.index}, {cell.name}: {word}" + f". {'; '.join(why)[:400]}" * bool(why)
     tone = GOOD_TONE if word == PASSED and cell.verdict is not None else PART_TONE
     if cell.wrong or cell.status == FAILED or cell.regressed:
         tone = BAD_TONE
@@ -326,4 +327,4 @@ def _cell(cell: MatrixCell, record: MatrixRecord) -> Cell:
         tone = NO_TONE
     where = ["--where", record.selection] if record.selection else []
     words = ["actordbg", "replay", *where, "--max-inputs", str(len(record.dump_ids)), *repeat_options(complete(cell.config))]
-    return Cell(word, ", ".join(figures), tone, said, " ".join(map(in_shell, words)))
+    return Cell(word, ", ".join(figures), tone, summary, " ".join(map(in_shell, words)))

@@ -1,16 +1,15 @@
-"""Run a matrix from its cells to the last verdict: one replay for each cell, one load for all cells that can share it.
+"""Run a matrix from its cells to the last verdict: one replay per cell, one load for all cells that can share it.
 
     record = run_matrix(store, record, rows, Surroundings(defaults))
 
-A trial is a batch of cells that can share an Actor (`cells.batches`): they run on it one after the other, compiled ones last.
+A trial is a batch of cells that can share an Actor (`cells.batches`): they run on it in sequence, compiled cells last.
 Each cell is an ordinary replay with its own folder, so a crash or a hang costs one input of one cell, and a cell is accepted
-wherever a replay is. After a batch its processes leave, and its passed cells are compared with the truth. Where the engine has
-room for several groups, batches run side by side (`runner.py`).
+wherever a replay is. After a batch its processes exit, and its passed cells are compared with the truth. If the engine has room
+for several groups, batches run in parallel (`runner.py`).
 
-`store/matrices/<id>.json` is replaced after every step. So a matrix that was interrupted or killed can continue (`run_matrix`
-again
-with the record from the file): finished cells stay, and a half-finished cell resumes its replay. All cells replay the same dumps,
-also after `--resume`.
+`store/matrices/<id>.json` is replaced after every step. So an interrupted or killed matrix can continue (call `run_matrix` with
+the record from the file): finished cells stay, and a half-finished cell resumes its replay. All cells replay the same dumps, even
+after `--resume`.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ from actordbg.store.layout import Store, read_with_owner
 
 @dataclass(frozen=True)
 class MatrixEvent:
-    """News of a cell. kind: "cell" (it starts), "input" (an input has a result), "load" (its workers start again), "done";
-    "truth" (its comparison starts), "truth input", "judged"; "doing", what it does now. `text`: in words.
+    """Progress of a cell. kind: "cell" (it starts), "input" (an input has a result), "load" (its workers restart), "done";
+    "truth" (its comparison starts), "truth input", "judged"; "doing" (its current activity). `text`: details in words.
     """
 
     kind: str
@@ -57,7 +56,7 @@ class MatrixEvent:
 
 @dataclass
 class Surroundings:
-    """Where a matrix runs: the facts of this machine, the record that decides open settings, who hears of news."""
+    """The environment of a matrix: facts of this machine, the record that decides open settings, and the callbacks."""
 
     defaults: DumpRecord | None
     facts: Facts = field(default_factory=gather_facts)
@@ -67,38 +66,38 @@ class Surroundings:
 
 
 def path_of(store: Store, matrix_id: str) -> Path:
-    """The file of a matrix."""
+    """Return the file of a matrix."""
     return store.matrices / f"{matrix_id}.json"
 
 
 def names(store: Store) -> list[str]:
-    """Ids of all matrices of the store, the oldest first."""
+    """List the ids of all matrices of the store, oldest first."""
     return sorted(path.stem for path in store.matrices.glob("[!.]*.json"))
 
 
 def load(store: Store, name: str) -> MatrixRecord:
-    """A matrix by its id, a prefix of it, or "last"; UsageError when there is none, CorruptDump for a damaged file."""
+    """Load a matrix by id, unique prefix or "last"; UsageError if there is none, CorruptDump if its file is damaged."""
     return load_with_owner(store, name)[0]
 
 
 def load_with_owner(store: Store, name: str) -> tuple[MatrixRecord, Owner]:
-    """A matrix as `load` finds it, and the user who wrote its file: what another user wrote is confirmed before it runs."""
+    """Load a matrix like `load`, with the owner of its file: another user's matrix must be confirmed before it runs."""
     path = path_of(store, resolve(name, names(store), "matrix", made_by="matrix"))
     data, owner = read_with_owner(path)
     record = MatrixRecord.from_json(data, str(path))
     folders = [cell.replay_id for cell in record.cells if cell.replay_id is not None]
     if record.matrix_id != path.stem or not all(map(is_plain_name, (path.stem, *folders))):  # it is written where these say
-        raise CorruptDump(f"{path} is another matrix's file, or has replays as none is called", hint="remove the file")
+        raise CorruptDump(f"{path} has another matrix's id, or invalid replay ids", hint="remove the file")
     return record, owner
 
 
 FILES = "input_files"
-"""The option that keeps the named files for `--resume`."""
+"""Option key under which the --input-file paths are kept for `--resume`."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The chosen rows, in their order, the record that decides open settings, and how many rows were left out for each reason."""
+    """The selected rows in order, the record that decides open settings, and the number of skipped rows per reason."""
 
     rows: tuple[Row, ...]
     defaults: DumpRecord | None
@@ -114,7 +113,7 @@ def select(
     max_inputs: int | None = None,
     shuffle_seed: int = 0,
 ) -> Selection:
-    """The first `max_inputs` dumps in `order` that `where` selects or the files hold."""
+    """Select the first `max_inputs` dumps, in `order`, that match `where` or are in the files."""
     rows = rows_of(store, where, files, order, max_inputs)
     plan = make_plan(rows, base, order=order, max_inputs=max_inputs, shuffle_seed=shuffle_seed)
     by_id = {row.dump_id: row for row in rows}
@@ -123,19 +122,19 @@ def select(
 
 
 def select_again(store: Store, record: MatrixRecord) -> Selection:
-    """The dumps of a matrix that is resumed; StoreProblem if one of them is gone."""
-    found: dict[str, Row]
+    """Select the dumps of a matrix again to resume it; StoreProblem if any of them is gone."""
+    by_id: dict[str, Row]
     if files := record.options.get(FILES):
-        found = {row.dump_id: row for row in rows_of_files(store, [Path(name) for name in files])}
+        by_id = {row.dump_id: row for row in rows_of_files(store, [Path(name) for name in files])}
     else:
         catalog = open_fresh(store)
-        found = {dump_id: get_dump(catalog, dump_id) for dump_id in record.dump_ids}
-    if gone := [dump_id for dump_id in record.dump_ids if dump_id not in found]:
+        by_id = {dump_id: get_dump(catalog, dump_id) for dump_id in record.dump_ids}
+    if gone := [dump_id for dump_id in record.dump_ids if dump_id not in by_id]:
         raise StoreProblem(
             f"{len(gone)} of the {len(record.dump_ids)} dumps of matrix {record.matrix_id} are gone: {gone[0]}",
             hint="start a new matrix",
         )
-    kept = tuple(found[dump_id] for dump_id in record.dump_ids)
+    kept = tuple(by_id[dump_id] for dump_id in record.dump_ids)
     inputs = make_plan(kept, ReplayConfig(), order=record.options.get("order", "time")).spec.inputs
     return Selection(kept, defaults_of(store.root, inputs), {})
 
@@ -143,63 +142,63 @@ def select_again(store: Store, record: MatrixRecord) -> Selection:
 def new_matrix(
     cells: Sequence[MatrixCell], axes: dict[str, list[Any]], rows: Sequence[Row], options: dict[str, Any], **about: Any
 ) -> MatrixRecord:
-    """A matrix before its first cell. `about`: selection, command, baseline.
+    """Create the record of a matrix before its first cell runs. `about`: selection, command, baseline.
 
-    `options`: order, shuffle_seed, slower, power, and oracle, the dtype of the truth (None: no truth).
+    `options`: order, shuffle_seed, slower, power, and oracle (dtype of the truth; None: no truth).
     """
     dump_ids = tuple(row.dump_id for row in rows)
     return MatrixRecord(new_replay_id(), now_timestamp(), "running", axes, tuple(cells), dump_ids, options=options, **about)
 
 
 def run_matrix(
-    store: Store, record: MatrixRecord, rows: Sequence[Row], around: Surroundings, baseline: MatrixRecord | None = None
+    store: Store, record: MatrixRecord, rows: Sequence[Row], env: Surroundings, baseline: MatrixRecord | None = None
 ) -> MatrixRecord:
-    """Run every cell that is not decided, and judge those that passed. `rows`: the dumps of `record.dump_ids`.
+    """Run every undecided cell, and judge the cells that passed. `rows`: the dumps of `record.dump_ids`.
 
     Raises Conflict while another process runs it, and StoreProblem if the store cannot be written; a MachineFault leaves the cell
     open. KeyboardInterrupt passes through after every process has ended. A cell that cannot start counts as failed.
     """
     try:
-        return MatrixRun(store, record, rows, around, baseline).run()
+        return MatrixRun(store, record, rows, env, baseline).run()
     finally:
-        around.on_tick()
+        env.on_tick()
 
 
 class MatrixRun(Campaign[MatrixRecord]):
-    """One run of a matrix."""
+    """Runs or continues a matrix."""
 
     def __init__(
-        self, store: Store, record: MatrixRecord, rows: Sequence[Row], around: Surroundings, baseline: MatrixRecord | None
+        self, store: Store, record: MatrixRecord, rows: Sequence[Row], env: Surroundings, baseline: MatrixRecord | None
     ) -> None:
         name = record.matrix_id
         super().__init__(store, record, path_of(store, name), f"matrix {name}", f"matrix --resume {name}")
-        self.rows, self.around, self.baseline, self._judging = rows, around, baseline, threading.Lock()
+        self.rows, self.env, self.baseline, self._judging = rows, env, baseline, threading.Lock()
 
     def save(self) -> None:
         self.record = replace(self.record, loads=sum(cell.loads for cell in self.record.cells))
         super().save()
 
     def work(self) -> None:
-        around, cells = self.around, self.record.cells
-        todo = batches(cells, around.facts, around.defaults)
+        env, cells = self.env, self.record.cells
+        todo = batches(cells, env.facts, env.defaults)
         engines = engine_in_use().parts([ReplayConfig.from_dict(cells[batch[0]].config) for batch in todo.values()])
         if len(engines) > 1:
             self._side_by_side(todo, CellRunners(engines))
         else:
-            run_trials(self._trials(todo, around), around.warm)
-        self._judge(range(len(cells)), around)
+            run_trials(self._trials(todo, env), env.warm)
+        self._judge(range(len(cells)), env)
         if self.baseline is not None:
             slower = self.record.options.get("slower")
             for cell in self.record.cells:
                 self.put(replace(cell, regressed=regressions(self.store, cell, self.baseline, slower)))
 
     def close(self, complete: bool) -> None:
-        if not (complete and self.around.warm.reopen):
-            self.around.warm.close(at_once=True)
+        if not (complete and self.env.warm.reopen):
+            self.env.warm.close(at_once=True)
 
-    def _trials(self, todo: dict[Hashable, list[int]], around: Surroundings) -> list[Trial]:
+    def _trials(self, todo: dict[Hashable, list[int]], env: Surroundings) -> list[Trial]:
         def run(indices: list[int], warm: WarmGroups) -> None:
-            here = replace(around, warm=warm)
+            here = replace(env, warm=warm)
             for index in indices:
                 self._run_cell(index, here)
             warm.share(None)
@@ -209,37 +208,37 @@ class MatrixRun(Campaign[MatrixRecord]):
         return [Trial(key, partial(run, indices)) for key, indices in todo.items()]
 
     def _side_by_side(self, todo: dict[Hashable, list[int]], runners: CellRunners) -> None:
-        around = self.around
+        env = self.env
 
         def work(trial: Trial) -> None:
             with WarmGroups() as warm:
                 run_trials([trial], warm)
 
         def tick() -> None:
-            if self._judging.acquire(blocking=False):  # a comparison reads the catalog that a tick writes
+            if self._judging.acquire(blocking=False):  # a tick writes the catalog that a comparison reads
                 try:
-                    around.on_tick()
+                    env.on_tick()
                 finally:
                     self._judging.release()
 
-        tell = replace(around, on_event=lambda event: runners.tell(partial(around.on_event, event)), on_tick=runners.tick)
+        tell = replace(env, on_event=lambda event: runners.tell(partial(env.on_event, event)), on_tick=runners.tick)
         runners.run(self._trials(todo, tell), work, tick)
 
-    def _run_cell(self, index: int, around: Surroundings) -> None:
+    def _run_cell(self, index: int, env: Surroundings) -> None:
         cell, dumps = self.record.cells[index], len(self.record.dump_ids)
         try:
             spec = self._spec(cell)
-        except UsageError as error:  # --align rank, and no call that is whole for this many processes
+        except UsageError as error:  # --align rank, and no call has a dump of each of this many ranks
             cell = replace(cell, status=UNAVAILABLE, reason=with_way_out(error.message, (error.hint,)))
             self.put(cell)
-            around.on_event(MatrixEvent("done", cell))
+            env.on_event(MatrixEvent("done", cell))
             return
         cell = replace(cell, replay_id=spec.replay_id)
         self.put(cell)
-        around.on_event(MatrixEvent("cell", cell))
+        env.on_event(MatrixEvent("cell", cell))
         problem: ActordbgError | None = None
         try:
-            run_replay(self.store, spec, partial(_tell, around, cell, "input"), on_tick=around.on_tick, warm=around.warm)
+            run_replay(self.store, spec, partial(_tell, env, cell, "input"), on_tick=env.on_tick, warm=env.warm)
         except MachineFault:
             raise
         except ActordbgError as error:
@@ -247,12 +246,12 @@ class MatrixRun(Campaign[MatrixRecord]):
         by_replay = {other.replay_id: other.index for other in self.record.cells if other.replay_id is not None}
         cell = finished(self.store, cell, spec, by_replay, problem)
         if (left_out := dumps - len(spec.inputs)) and cell.status == PASSED:
-            cell = replace(cell, reason=f"{left_out} of {dumps} dumps left out: not of a whole call")
+            cell = replace(cell, reason=f"{left_out} of {dumps} dumps skipped: incomplete calls")
         self.put(cell)
-        around.on_event(MatrixEvent("done", cell))
+        env.on_event(MatrixEvent("done", cell))
 
     def _spec(self, cell: MatrixCell) -> ReplaySpec:
-        """The cell's replay: the one that began, else a new one."""
+        """Load the spec of the cell's replay if it has begun, else plan a new replay."""
         if cell.replay_id is not None and (self.store.replays / cell.replay_id / SPEC).is_file():
             return load_spec(self.store, cell.replay_id)
         options = self.record.options
@@ -266,24 +265,24 @@ class MatrixRun(Campaign[MatrixRecord]):
             versions=versions_of(str(cell.config.get("model"))),
         ).spec
 
-    def _judge(self, indices: Sequence[int], around: Surroundings) -> None:
-        """Judge cells without a verdict. The truth loads the model too, so the cells' own processes have left or let go of it."""
+    def _judge(self, indices: Sequence[int], env: Surroundings) -> None:
+        """Judge cells without a verdict. The truth loads the model too, so the cells' processes must have released theirs."""
         dtype, power = self.record.options.get("oracle"), bool(self.record.options.get("power"))
-        with contextlib.nullcontext(around.warm) if around.warm.reopen else WarmGroups() as warm:
+        with contextlib.nullcontext(env.warm) if env.warm.reopen else WarmGroups() as warm:
             for cell in (self.record.cells[index] for index in indices):
                 if dtype and cell.status == PASSED and cell.verdict is None:
-                    around.on_event(MatrixEvent("truth", cell))
-                    on_event = partial(_tell, around, cell, "truth input")
-                    cell, truth = judged(self.store, cell, dtype, power, on_event=on_event, on_tick=around.on_tick, warm=warm)
+                    env.on_event(MatrixEvent("truth", cell))
+                    on_event = partial(_tell, env, cell, "truth input")
+                    cell, truth = judged(self.store, cell, dtype, power, on_event=on_event, on_tick=env.on_tick, warm=warm)
                     self.put(cell, truth_id=self.record.truth_id or truth)
-                    around.on_event(MatrixEvent("judged", cell))
+                    env.on_event(MatrixEvent("judged", cell))
 
 
-def _tell(around: Surroundings, cell: MatrixCell, kind: str, event: Progress) -> None:
+def _tell(env: Surroundings, cell: MatrixCell, kind: str, event: Progress) -> None:
     if event.kind == "result":
-        around.on_event(MatrixEvent(kind, cell, event.text))
+        env.on_event(MatrixEvent(kind, cell, event.text))
     elif event.kind == "attempt" and event.text:
-        around.on_event(MatrixEvent("load", cell, f"starting again: {event.text}"))
+        env.on_event(MatrixEvent("load", cell, f"restarting: {event.text}"))
     elif event.kind in ("start", "leaving"):
         computing = "the truth of " if kind == "truth input" and event.kind == "start" else ""
-        around.on_event(MatrixEvent("doing", cell, computing + event.text))
+        env.on_event(MatrixEvent("doing", cell, computing + event.text))

@@ -1,18 +1,17 @@
-"""Run a training check from its first cell to its last: each cell is supervised as a replay is, in a folder of its own.
+"""Run a training check from its first cell to its last: each cell is supervised like a replay, in a separate folder.
 
     record = TrainRun(store, record, inputs).run()
 
     store/trainchecks/<id>/check.json          the record, replaced after every cell
-    store/trainchecks/<id>/cell-3.1/           the first attempt at cell 3: what a replay's folder has, and training.json
-    <log dir>/fsdp2_tp2_test.log               the cell's figures, as a training prints them
+    store/trainchecks/<id>/cell-3.1/           the first attempt at cell 3: the files of a replay, and training.json
+    <log dir>/fsdp2_tp2_test.log               the cell's figures in the trainer's log format
 
 Cells of one launcher run in the same processes, one after another, each from its initial weights: imports are paid once. A
-training that lost an input cannot continue, so the first that does not pass ends its cell. `--resume` runs what has not finished.
+training that lost an input cannot continue, so the first input that does not pass ends its cell. `--resume` runs the rest.
 
-A cell whose group was lost continues in its next attempt: from its newest checkpoint (`checkpoints.py`) where there is
-`--storage`,
-else from its initial weights. An attempt has journals of its own, and the steps before it are kept in the record, so what an
-attempt left half done is never counted.
+A cell whose group was lost continues in its next attempt: with `--storage` from its newest checkpoint (`checkpoints.py`), else
+from its initial weights. Each attempt has separate journals, and the record keeps the steps of earlier attempts, so an unfinished
+step is never counted.
 """
 
 from __future__ import annotations
@@ -57,30 +56,30 @@ from actordbg.store.layout import Store, read_with_owner
 
 CHECK = "check.json"
 STORAGE, WENT_ON = "storage", "continued"
-"""Keys of the record's options: where checkpoints go, and how often; after which steps a cell continued from one."""
+"""Keys of the record's options: folder and interval of checkpoints; the steps after which a cell continued from a checkpoint."""
 FAILURES_HERE = 3
-"""How often a cell's group may be lost on this machine. On a cluster `--max-failures` is for all cells together."""
-Hears = Callable[[TrainCell, str], None]
-"""Told of a cell and what it did: "starts", "micro-batch", "done"."""
+"""How often a cell's group may be lost on this machine. On a cluster `--max-failures` covers all cells together."""
+OnEvent = Callable[[TrainCell, str], None]
+"""Called with a cell and its event: "starts", "micro-batch" or "done"."""
 
 
 class GroupLost(Exception):
-    """The ranks are gone with their weights, in the middle of a training; nobody is blamed."""
+    """The ranks died in the middle of a training and their weights are lost; no input is blamed."""
 
 
 class CellEnded(Exception):
-    """A micro-batch did not pass: the training is over. Its text says why."""
+    """A micro-batch did not pass, which ends the training. The message says why."""
 
 
 class TrainRun(Campaign[TrainCheckRecord]):
-    """One run of a training check."""
+    """Runs or continues a training check."""
 
     def __init__(
         self,
         store: Store,
         record: TrainCheckRecord,
         inputs: Sequence[ReplayInput],
-        on_event: Hears = lambda cell, what: None,
+        on_event: OnEvent = lambda cell, what: None,
         warm: WarmGroups | None = None,
     ) -> None:
         name, self._folder = record.check_id, folder_of(store, record.check_id)
@@ -90,18 +89,18 @@ class TrainRun(Campaign[TrainCheckRecord]):
         self._resumes: dict[int, str | None] = {}
         self._died_in: set[str] = set()
         self._losses = engine_in_use().losses()
-        self._storage_root = Path(told["folder"]) if (told := record.options.get(STORAGE)) else None
+        self._storage_root = Path(storage["folder"]) if (storage := record.options.get(STORAGE)) else None
 
     def run(self) -> TrainCheckRecord:
         if (storage := self._storage_root) is not None:
             if self.record.status == OPEN:
                 checkpoints.open_folder(storage)
             elif not storage.is_dir():
-                raise StoreProblem(f"the checkpoints' folder {storage} is not there", hint="mount it, or start a new check")
+                raise StoreProblem(f"the checkpoint folder {storage} does not exist", hint="mount it, or start a new check")
         return super().run()
 
     def work(self) -> None:
-        """Run the open cells, those of one launcher together."""
+        """Run the open cells, grouped by launcher."""
         cells = [cell for cell in self.record.cells if cell.status == OPEN]
         first = {_home(cell): cell.index for cell in reversed(cells)}
         cells.sort(key=lambda cell: (first[_home(cell)], cell.index))
@@ -134,7 +133,7 @@ class TrainRun(Campaign[TrainCheckRecord]):
                 checkpoints.remove_all(storage)
 
     def _train(self, cell: TrainCell) -> TrainCell:
-        """Attempt the cell until it ends: the cell in its last attempt, with its status, reason and optimizer."""
+        """Run attempts until the cell ends; return it after its last attempt, with status, reason and optimizer."""
         losses, self._died_in = self._losses or Losses(FAILURES_HERE), set()
         while True:
             before = len(losses.reasons)
@@ -146,7 +145,7 @@ class TrainRun(Campaign[TrainCheckRecord]):
                 return replace(cell, status=TRAINED, optimizer=str(outcome.resolved.get("stepped_by", "")))
             except GroupLost as lost:
                 self.warm.close(at_once=True)
-                if losses.reasons[before:][-1:] != [str(lost)]:  # what its supervisor has not counted
+                if losses.reasons[before:][-1:] != [str(lost)]:  # its supervisor has not counted this loss
                     losses.count(str(lost))
                 cell = self._next_attempt(cell)
                 self.put(cell)
@@ -159,28 +158,28 @@ class TrainRun(Campaign[TrainCheckRecord]):
                 return replace(cell, status=BROKEN, reason=error.message)
 
     def _next_attempt(self, cell: TrainCell) -> TrainCell:
-        """The cell with a new folder, and with the steps before the newest checkpoint. Unsupported for a checkpoint of others."""
+        """Give the cell a new folder and the steps up to its newest checkpoint. Unsupported if that belongs to another check."""
         storage, steps = self._storage(cell), self._steps_so_far(cell)
-        found = None
+        checkpoint = None
         if storage is not None:
-            found = checkpoints.newest(storage, self._belongs(cell), len(steps))
-            checkpoints.clear(storage, found)
-        self._resumes[cell.index] = str(found.folder) if found else None
+            checkpoint = checkpoints.newest(storage, self._belongs(cell), len(steps))
+            checkpoints.clear(storage, checkpoint)
+        self._resumes[cell.index] = str(checkpoint.folder) if checkpoint else None
         names = (f"cell-{cell.index}.{attempt}" for attempt in itertools.count(1))
         folder = next(name for name in names if not (self._folder / name).exists())
-        cell = replace(cell, folder=folder, reason="", steps=steps[: found.step] if found else ())
-        if found is not None:
-            told, name = self.record.options.get(WENT_ON) or {}, str(cell.index)
-            told = told | {name: [*told.get(name, []), found.step]}
-            self.record = replace(self.record, options=self.record.options | {WENT_ON: told})
+        cell = replace(cell, folder=folder, reason="", steps=steps[: checkpoint.step] if checkpoint else ())
+        if checkpoint is not None:
+            continued, name = self.record.options.get(WENT_ON) or {}, str(cell.index)
+            continued = continued | {name: [*continued.get(name, []), checkpoint.step]}
+            self.record = replace(self.record, options=self.record.options | {WENT_ON: continued})
         return cell
 
     def _steps_so_far(self, cell: TrainCell) -> tuple[TrainStep, ...]:
-        """Those that earlier attempts left in the record, and those in the journals of the last."""
+        """Return the steps of earlier attempts, from the record, and those of the last attempt, from its journals."""
         return (*cell.steps, *(steps_of(self._folder / cell.folder, self.record.batch) if cell.folder else ()))
 
     def _storage(self, cell: TrainCell) -> Path | None:
-        """Where the cell's checkpoints are."""
+        """Return the folder of the cell's checkpoints; None without --storage."""
         return self._storage_root and self._storage_root / self.record.check_id / f"cell-{cell.index}"
 
     def _belongs(self, cell: TrainCell) -> dict[str, Any]:
@@ -188,14 +187,14 @@ class TrainRun(Campaign[TrainCheckRecord]):
         return checkpoints.belongs_to(self.record.check_id, cell.index, whole, self.record.training, gather_facts().versions)
 
     def _spec(self, cell: TrainCell) -> ReplaySpec:
-        """What the cell's workers run; it is written beside how they step."""
+        """Write the cell's training.json, and return the spec that its workers run."""
         spec, folder = self._work(cell), self._folder / str(cell.folder)
         make_folder(folder)
-        told = self.record.training | {"accumulation": self.record.batch // spec.config.lanes}
-        told |= {"wide": True, "gradient_checkpointing": False} if cell.role == BASELINE else {}
+        training = self.record.training | {"accumulation": self.record.batch // spec.config.lanes}
+        training |= {"wide": True, "gradient_checkpointing": False} if cell.role == BASELINE else {}
         if (storage := self._storage(cell)) is not None:
             checkpoints.open_folder(storage)
-            told[CHECKPOINTS] = {
+            training[CHECKPOINTS] = {
                 "folder": str(storage),
                 "every": self.record.options[STORAGE]["every"],
                 "steps": self.record.steps,
@@ -203,11 +202,11 @@ class TrainRun(Campaign[TrainCheckRecord]):
                 "resume": self._resumes.get(cell.index),
                 "belongs": self._belongs(cell),
             }
-        atomic_write(folder / TRAINING, json.dumps(told).encode())
+        atomic_write(folder / TRAINING, json.dumps(training).encode())
         return spec
 
     def _work(self, cell: TrainCell) -> ReplaySpec:
-        """The micro-batches behind the steps that the cell has."""
+        """Return the spec of the micro-batches that the cell has not run yet."""
         work = schedule(self.inputs, self.record.steps, self.record.batch, reverse=cell.role == NOISE)
         left = work[len(cell.steps) * self.record.batch :]
         config = ReplayConfig.from_dict(cell.config)
@@ -219,31 +218,31 @@ class TrainRun(Campaign[TrainCheckRecord]):
         if event.kind == "result" and (result := event.result) is not None:
             storage = self._storage(cell)
             if result.status == CRASHED and storage is not None and result.dump_id not in self._died_in:
-                # with checkpoints, ranks may die in a micro-batch once: of it, or of something else; twice is of it
+                # with checkpoints, the first crash in a micro-batch may be unrelated to it; the second is blamed on it
                 self._died_in.add(result.dump_id)
                 raise GroupLost(_why(result))
             if result.status != PASSED:
                 raise CellEnded(_why(result))
             if storage is not None and result.extra.get(STEP):
-                checkpoints.prune(storage)  # after a step no rank writes one
+                checkpoints.prune(storage)  # between steps no rank writes a checkpoint
             self.on_event(cell, "micro-batch")
 
 
 def folder_of(store: Store, check_id: str) -> Path:
-    """The folder of a training check."""
+    """Return the folder of a training check."""
     return store.root / "trainchecks" / check_id
 
 
 def log_of(record: TrainCheckRecord, cell: TrainCell) -> Path:
-    """Where a cell's log is; those of the trainer's own program have a folder of their own, since names are the same."""
+    """Return the path of a cell's log. Logs of the trainer's own program are in `sft/`, since their names are equal."""
     return Path(record.log_dir) / ("sft" if cell.role in OWN else "") / cell.log_name
 
 
 def write_trainer_log(cell: TrainCell, record: TrainCheckRecord) -> None:
-    """Write or replace the log of a cell, as a training prints it: `Global step 3: {'gpt_loss': 5.78, ...}`.
+    """Write or replace the log of a cell in the trainer's format: `Global step 3: {'gpt_loss': 5.78, ...}`.
 
-    `compare-logs` reads it, and the ancestor's `compare_backends.py` finds its losses in it, too. StoreProblem where the folder
-    cannot be written.
+    `compare-logs` reads it, and so does the test suite's `compare_backends.py`. Raises StoreProblem if the folder cannot be
+    written.
     """
     lines = [f"# actordbg train-check {record.check_id}: {cell.name}, {record.dtype}, {cell.optimizer or 'no optimizer ran'}"]
     for step in cell.steps:
@@ -259,9 +258,9 @@ def write_trainer_log(cell: TrainCell, record: TrainCheckRecord) -> None:
 
 
 def load_train_check(store: Store, name: str) -> tuple[TrainCheckRecord, Owner]:
-    """A training check by its id, a prefix of it, or "last"; and the user who wrote it: what another user wrote is confirmed.
+    """Load a training check by id, unique prefix or "last", with its owner: another user's check must be confirmed.
 
-    StoreProblem or CorruptDump for a file that cannot be read.
+    Raises StoreProblem or CorruptDump if its file cannot be read.
     """
     ids = sorted(path.parent.name for path in (store.root / "trainchecks").glob(f"*/{CHECK}"))
     chosen = resolve(name, ids, "training check", made_by="train-check")
@@ -269,12 +268,12 @@ def load_train_check(store: Store, name: str) -> tuple[TrainCheckRecord, Owner]:
     data, owner = read_with_owner(path)
     record = TrainCheckRecord.from_json(data, str(path))
     if record.check_id != chosen or not all(is_plain_name(cell.log_name) for cell in record.cells):
-        raise StoreProblem(f"{chosen}/{CHECK} is another check's, or names no logs", hint="remove its folder")
+        raise StoreProblem(f"{chosen}/{CHECK} has another check's id, or invalid log names", hint="remove its folder")
     return record, owner
 
 
 def steps_of(folder: Path, batch: int) -> list[TrainStep]:
-    """The figures of each step that all of its micro-batches finished, in order, out of a cell's journals."""
+    """Read the figures of each step whose micro-batches all finished, in order, from a cell's journals."""
     losses: dict[int, list[float]] = {}
     norms: dict[int, dict[str, float]] = {}
     for name, record in read_results(folder).items() if (folder / SPEC).exists() else ():
@@ -288,7 +287,7 @@ def steps_of(folder: Path, batch: int) -> list[TrainStep]:
 
 
 def _home(cell: TrainCell) -> tuple[object, ...]:
-    """Cells of one home can run in the same processes; the trainer's own program is in none of them, and last."""
+    """Return the key of cells that can share processes. The trainer's own program shares with none and runs last."""
     if cell.role in OWN:
         return (SFT,)
     return cell.config["backend"], cell.config["nproc"], cell.config["dist_backend"]

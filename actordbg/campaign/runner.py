@@ -1,17 +1,15 @@
-"""One campaign: trials of one question, one record of them, and one process that runs it.
+"""Run a campaign: many trials, one record, and one process that runs them.
 
     class MatrixRun(Campaign[MatrixRecord]): ...
     record = MatrixRun(store, record, ...).run()
 
-A *trial* is any callable with a key: trials of one key follow one another, and the warm processes of one serve the next. What
-it may cost, and how it continues where it stopped, is its own: it keeps what it has in its folder, and puts each step of its cell
-into the record. The record's file is replaced at each `put`. So a campaign that was interrupted or killed continues by running it
-again: what has finished is not a trial any more.
+A *trial* is any callable with a key: trials with one key run in sequence and share warm processes. Each trial limits its cost and
+handles its resumption: it keeps its results in its folder, and puts each state of its cell into the record. The record's file is
+replaced at each `put`. So running an interrupted or killed campaign again continues it: finished cells are no longer trials.
 
-Where the engine has several groups, trials run side by side. A thread runs one trial after another with an engine of its own
-(`GroupEngine.parts`), so each Actor is loaded once per group and key. What a trial tells goes through a queue to the caller's
-thread, which alone touches the terminal and the catalog. A Ctrl-C there, or an error of a trial, stops every other one at its
-next tick.
+If the engine has several groups, trials run in parallel: one thread per engine part (`GroupEngine.parts`) runs trials in
+sequence, so each Actor is loaded once per group and key. A trial's events go through a queue to the caller's thread, which alone
+touches the terminal and the catalog. A Ctrl-C there, or an error in a trial, stops all other trials at their next tick.
 """
 
 from __future__ import annotations
@@ -36,19 +34,19 @@ T = TypeVar("T")
 Record = TypeVar("Record", bound=Any)
 Call = Callable[[], None]
 RUNNER = "runner"
-"""The key of a record's options: pid and start time of who runs it."""
+"""Key of a record's options: pid and start time of the process that runs it."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A part of a campaign. key: what its processes have loaded. run: run it, or continue with it."""
+    """A part of a campaign. key: what its processes have loaded. run: run or continue the trial."""
 
     key: Hashable
     run: Callable[[WarmGroups], None]
 
 
 def claimed(record: Record, called: str) -> Record:
-    """The record, now run by this process; Conflict while another process runs it. called: "matrix <id>"."""
+    """Claim the record for this process; Conflict while another process runs it. called: "matrix <id>"."""
     runner, me = record.options.get(RUNNER), [os.getpid(), start_ticks(os.getpid())]
     if runner and runner != me and state_of(*runner)[0] in (ALIVE, STOPPED):
         raise Conflict(f"{called} is being run by process {runner[0]}", hint="wait for it, or end it with Ctrl-C")
@@ -57,9 +55,9 @@ def claimed(record: Record, called: str) -> Record:
 
 
 class Campaign(Generic[Record]):
-    """One run of a record's trials. `record` always equals the file `path`.
+    """Runs the trials of a record. `record` always equals the file `path`.
 
-    called: "matrix <id>", in messages. resume: the command that continues with it.
+    called: the name in messages, "matrix <id>". resume: the command that continues it.
     """
 
     def __init__(self, store: Store, record: Record, path: Path, called: str, resume: str) -> None:
@@ -67,10 +65,10 @@ class Campaign(Generic[Record]):
         self._writing = threading.Lock()
 
     def work(self) -> None:
-        """Run every trial that is left."""
+        """Run every remaining trial."""
 
     def close(self, complete: bool) -> None:
-        """End the processes. complete: every trial has run."""
+        """End the worker processes. complete: whether every trial has run."""
 
     def run(self) -> Record:
         """Run until every cell is decided. KeyboardInterrupt passes through after every process has ended."""
@@ -96,7 +94,7 @@ class Campaign(Generic[Record]):
         return self.record
 
     def put(self, cell: Any, **changed: Any) -> None:
-        """Put a cell, and what else has changed, into the record and its file."""
+        """Put a cell, and other changed fields, into the record and its file."""
         with self._writing:
             cells = tuple(cell if other.index == cell.index else other for other in self.record.cells)
             self.record = replace(self.record, cells=cells, **changed)
@@ -107,23 +105,23 @@ class Campaign(Generic[Record]):
 
 
 def run_trials(trials: Iterable[Trial], warm: WarmGroups) -> None:
-    """Run trials one after another, in the same processes as far as their keys allow."""
+    """Run trials in sequence; trials with equal keys share processes."""
     for trial in trials:
         warm.share(trial.key)
         trial.run(warm)
 
 
 class CellRunners:
-    """Runs jobs on several engines. `tell` hands a call to the caller's thread; `tick` ends a job that has to stop."""
+    """Runs jobs on several engines. `tell` passes a call to the caller's thread; `tick` ends a job that has to stop."""
 
     def __init__(self, engines: Sequence[GroupEngine]) -> None:
         self._engines = engines
-        self._told: queue.SimpleQueue[Call] = queue.SimpleQueue()
-        self.tell = self._told.put
+        self._calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
+        self.tell = self._calls.put
         self._stopped = threading.Event()
 
     def tick(self) -> None:
-        """A job calls this often; raises KeyboardInterrupt when all are to stop."""
+        """Raise KeyboardInterrupt if all jobs must stop. Every job calls this often."""
         if self._stopped.is_set():
             raise KeyboardInterrupt
 
@@ -142,8 +140,8 @@ class CellRunners:
             try:
                 while running:
                     ended, running = wait(running, 0.05, FIRST_EXCEPTION)
-                    while not self._told.empty():
-                        self._told.get()()
+                    while not self._calls.empty():
+                        self._calls.get()()
                     on_tick()
                     for thread in ended:
                         thread.result()

@@ -1,15 +1,16 @@
-"""Judges the cells of a training check, and tells it as a document: verdict, charts, the table, where trainings part, what
-failed and why, what it ran on. Pure.
+"""Judge the cells of a training check, and turn it into a document: verdict, charts, table, divergences, failures and causes,
+environment. Pure.
 
-The ancestor's criteria: it completes; its loss falls; its losses (first, mean, last) are within the threshold, 5 %, of the
-baseline's.
+The test suite's criteria: the training completes; its loss falls; its losses (first, mean, last) are within the threshold, 5 %,
+of the baseline's.
 
-The stricter one looks at every step and at three figures: loss, gradient norm, and the norm of what the weights moved by. A
-training *parts* at the first step where one of them is further from the baseline than FACTOR times the floor and LEAST of its
-dtype. The floor is how far the plain Actor in the same dtype, its sums reordered, is from the baseline up to that step.
+The stricter criterion compares three figures at every step: loss, gradient norm, and update norm (how far the weights moved). A
+training *diverges* at the first step where a figure differs from the baseline by more than FACTOR times the noise floor, and by
+more than LEAST of its dtype. The noise floor is the largest difference up to that step between the baseline and the plain Actor
+in the same dtype with its sums reordered.
 
-Which figure parts first says where to look: `looks_like`. Of the trainer's own program only losses are known: the ancestor's
-criteria judge it, against that program on one process.
+The figure that diverges first suggests the cause: `looks_like`. The trainer's own program reports only losses, so the test
+suite's criteria judge it, against the same program on one process.
 """
 
 from __future__ import annotations
@@ -55,22 +56,22 @@ from actordbg.records.matrix_record import (
 FIGURES = ("loss", "grad_norm", "update_norm")
 IN_WORDS = {"loss": "the loss", "grad_norm": "the gradient norm", "update_norm": "the update norm"}
 LEAST = {"fp32": 1e-5, "bf16": 2**-7, "fp16": 2**-10}
-"""Relative differences below this are never a parting."""
+"""Relative differences below this are never a divergence."""
 FACTOR = 4.0
-AGREES, PARTS, NO_FALL, FAR = "agrees", "PARTS", "no fall", "far"
+AGREES, DIVERGES, NO_FALL, FAR = "agrees", "DIVERGES", "loss not falling", "loss too far"
 YES, NO, UNKNOWN = "yes", "no", "?"
 OWN = (SFT, SFT_BASELINE)
-"""What the trainer's own program trains."""
+"""Roles of the cells that the trainer's own program trains."""
 ROUND = "round"
-"""Key of the options of the trainer's own program: after how many steps its rows come again."""
+"""Key of the options of the trainer's own program: the number of steps after which its rows repeat."""
 _THREE_DIGITS = 0.005
 
 
 @dataclass(frozen=True)
-class Parting:
-    """Where a training first is further from the baseline than rounding: the figure there, by how much, and the limit.
+class Divergence:
+    """The first step at which a training differs from the baseline beyond rounding: the figure, its difference and its limit.
 
-    by: None where one of the two is NaN or infinite.
+    by: the relative difference; None if either value is NaN or infinite.
     """
 
     step: int
@@ -82,10 +83,10 @@ class Parting:
 
 @dataclass(frozen=True)
 class CellVerdict:
-    """completes, falls, within: the ancestor's criteria, in words. largest: of each figure the largest relative difference
-    of finite ones, None if there are none.
+    """The verdict on a cell. completes, falls, within: the test suite's criteria, in words. largest: the largest finite relative
+    difference per figure, None if there is none.
 
-    word: agrees, PARTS, no fall (all agrees, and the loss does not fall), far (further than the threshold), or the cell's status.
+    word: agrees, DIVERGES, loss not falling (everything else agrees), loss too far (beyond the threshold), or the cell's status.
     """
 
     index: int
@@ -94,7 +95,7 @@ class CellVerdict:
     falls: str = UNKNOWN
     within: str = UNKNOWN
     largest: dict[str, float | None] = field(default_factory=dict)
-    parting: Parting | None = None
+    parting: Divergence | None = None
 
     @property
     def good(self) -> bool:
@@ -105,25 +106,25 @@ Judged = list[tuple[TrainCell, CellVerdict]]
 
 
 def verdicts(record: TrainCheckRecord) -> list[CellVerdict]:
-    """One verdict per cell, in order; those of the baseline and noise cells do not count."""
+    """Judge every cell, in order; the verdicts of the baseline and noise cells do not count."""
     baseline, alone = trained(record, BASELINE), trained(record, SFT_BASELINE)
     return [_verdict(record, cell, alone if cell.role in OWN else baseline) for cell in record.cells]
 
 
 def trained(record: TrainCheckRecord, role: str) -> TrainCell | None:
-    """The first cell of this role, if it was trained."""
+    """Return the first trained cell of this role; None if there is none."""
     return next((cell for cell in record.cells if cell.role == role and cell.status == TRAINED), None)
 
 
-def asked_of(record: TrainCheckRecord) -> Judged:
-    """The cells that were requested, and their verdicts."""
+def requested_of(record: TrainCheckRecord) -> Judged:
+    """Return the requested cells with their verdicts."""
     pairs = zip(record.cells, verdicts(record), strict=True)
     return [(cell, verdict) for cell, verdict in pairs if cell.role in (ASKED, SFT)]
 
 
 def is_good(record: TrainCheckRecord) -> bool:
-    """Something was trained, and every cell that could be trained agrees and is known to have a falling loss."""
-    ran = [verdict.good for cell, verdict in asked_of(record) if cell.status != IMPOSSIBLE]
+    """Return whether a cell was trained and every cell that could be trained agrees, with a loss that is known to fall."""
+    ran = [verdict.good for cell, verdict in requested_of(record) if cell.status != IMPOSSIBLE]
     return bool(ran) and all(ran)
 
 
@@ -137,25 +138,25 @@ def _verdict(record: TrainCheckRecord, cell: TrainCell, baseline: TrainCell | No
     if baseline is None:
         return CellVerdict(cell.index, "not checked", YES, falls)
     gaps = {figure: gaps_of(cell, baseline, figure) for figure in FIGURES[: 1 if own else 3]}
-    largest = {figure: max(filter(math.isfinite, found), default=None) for figure, found in gaps.items()}
-    # the ancestor's third criterion
+    largest = {figure: max(filter(math.isfinite, series), default=None) for figure, series in gaps.items()}
+    # the test suite's third criterion
     losses = zip(*([values[0], fmean(values), values[-1]] for values in (ours, _losses(baseline))), strict=True)
     within = YES if all(relative(a, b) < record.threshold for a, b in losses) else NO
-    parting = _parting(gaps, record, cell, baseline) if cell.role == ASKED else None
+    parting = _divergence(gaps, record, cell, baseline) if cell.role == ASKED else None
     word = cell.role.rpartition(" ")[2]
     if cell.role in (ASKED, SFT):
-        word = PARTS if parting else FAR if within == NO else NO_FALL if falls == NO else AGREES
+        word = DIVERGES if parting else FAR if within == NO else NO_FALL if falls == NO else AGREES
     return CellVerdict(cell.index, word, YES, falls, within, largest, parting)
 
 
 def gaps_of(cell: TrainCell, baseline: TrainCell, figure: str) -> list[float]:
-    """Relative differences of a figure, step by step."""
+    """Return the relative difference of a figure at each step."""
     pairs = zip(cell.steps, baseline.steps, strict=False)
     return [relative(number_of(getattr(a, figure)), number_of(getattr(b, figure))) for a, b in pairs]
 
 
 def limits_of(record: TrainCheckRecord, figure: str) -> list[float]:
-    """How far a figure may be from the baseline, step by step."""
+    """Return the limit at each step: how far a figure may differ from the baseline."""
     baseline, noise = trained(record, BASELINE), trained(record, NOISE)
     gaps = gaps_of(noise, baseline, figure) if noise and baseline else []
     finite = [gap if math.isfinite(gap) else 0.0 for gap in gaps]
@@ -163,13 +164,15 @@ def limits_of(record: TrainCheckRecord, figure: str) -> list[float]:
 
 
 def steps_of_round(inputs: int, batch: int) -> int:
-    """After how many steps the same micro-batches come again."""
+    """Return the number of steps after which the same micro-batches repeat."""
     return inputs // math.gcd(inputs, batch)
 
 
 def falling(losses: Sequence[float], period: int, rounding: float) -> str:
-    """Whether the loss falls: from the first to the last whole round over the same inputs, by more than its relative `rounding`;
-    by its trend where no round comes twice.
+    """Decide whether the loss falls: yes, no or "?".
+
+    Compares the first with the last whole round over the same inputs; a relative change below `rounding` is "?". If no round
+    repeats, decides by the trend.
     """
     if not 0 < 2 * period <= len(losses):
         return {FALLS: YES, RISES: NO}.get(trend(losses).word, UNKNOWN)
@@ -178,22 +181,22 @@ def falling(losses: Sequence[float], period: int, rounding: float) -> str:
     return UNKNOWN if relative(first, last) < rounding else YES if last < first else NO
 
 
-def _parting(
+def _divergence(
     gaps: Mapping[str, Sequence[float]], record: TrainCheckRecord, cell: TrainCell, baseline: TrainCell
-) -> Parting | None:
+) -> Divergence | None:
     limits = {figure: limits_of(record, figure) for figure in FIGURES}
     for index, (ours, theirs) in enumerate(zip(cell.steps, baseline.steps, strict=False)):
         if over := [figure for figure in FIGURES if not gaps[figure][index] <= limits[figure][index]]:
             figure = max(over, key=lambda figure: gaps[figure][index])
             by, limit = gaps[figure][index], limits[figure][index]
             if math.isnan(by):
-                return Parting(ours.step, figure, None, limit)
-            return Parting(ours.step, figure, by, limit, looks_like(index, set(over), ours, theirs))
+                return Divergence(ours.step, figure, None, limit)
+            return Divergence(ours.step, figure, by, limit, looks_like(index, set(over), ours, theirs))
     return None
 
 
 def looks_like(index: int, over: set[str], ours: TrainStep, theirs: TrainStep) -> str:
-    """What the figures that part first point to. A guess to begin with, never part of the verdict."""
+    """Guess the cause from the figures that diverge first. Never part of the verdict."""
     gradient = number_of(ours.grad_norm) / (number_of(theirs.grad_norm) or math.nan)
     update = number_of(ours.update_norm) / (number_of(theirs.update_norm) or math.nan)
     if "loss" in over and index == 0:
@@ -203,14 +206,14 @@ def looks_like(index: int, over: set[str], ours: TrainStep, theirs: TrainStep) -
     if "grad_norm" in over and "loss" not in over and index == 1 and gradient > 1:
         return "gradients left over from the previous step: missing zero_grad"
     if over != {"update_norm"}:
-        return "weights already off after the last step"
+        return "weights already differ after the last step"
     if index:
-        return "same gradients, another update: the optimizer's state was reset, lost or not synchronized"
-    return f"same gradients, update {update:.3g} times as large: a learning rate or a step applied twice, or another optimizer"
+        return "same gradients, different update: the optimizer's state was reset, lost or not synchronized"
+    return f"same gradients, update {update:.3g} times as large: learning rate or step applied twice, or a different optimizer"
 
 
 def number_of(value: float | None) -> float:
-    """The value, NaN for one that was not finite."""
+    """Return the value; NaN if it is None, which stands for a value that was not finite."""
     return math.nan if value is None else value
 
 
@@ -218,26 +221,26 @@ def _losses(cell: TrainCell) -> list[float]:
     return [number_of(step.loss) for step in cell.steps]
 
 
-_COLUMNS = ("configuration", "result", "first", "last", "falls", "loss", "|g|", "|dw|", "parts")
-_PLURAL = {"agrees": "agree", "PARTS": "PART"}
+_COLUMNS = ("configuration", "result", "first", "last", "falls", "loss", "|g|", "|dw|", "diverges")
+_PLURAL = {"agrees": "agree", "DIVERGES": "DIVERGE"}
 
 
 def train_document(record: TrainCheckRecord, logs: Mapping[int, str]) -> list[Block]:
-    """The whole check, top to bottom. logs: the log of each cell that has one, by index."""
+    """Build the document of a check, top to bottom. logs: path of a cell's log, by index."""
     pairs = list(zip(record.cells, verdicts(record), strict=True))
-    asked = asked_of(record)
-    counted = _counted(record, asked)
+    requested = requested_of(record)
+    counted = _counted(record, requested)
     legend = (
         "first, last: loss. falls: over the same inputs; ?: undecided. loss, |g|, |dw|: largest relative difference "
-        "from the baseline (the plain Actor in fp32) of loss, gradient norm and update norm. parts: the first step where one of "
-        f"them is further away than {LEAST[record.dtype]:.2g} and {FACTOR:g} times what the plain Actor with its sums reordered "
-        f"is. far: first, mean or last loss is {record.threshold:g} or more away."
-        + " train_sft: the trainer's own program over rows of text, against itself on one process."
+        "from the baseline (the plain Actor in fp32) of loss, gradient norm and update norm. diverges: the first step where any "
+        f"of them exceeds {LEAST[record.dtype]:.2g} and {FACTOR:g} times the difference of the plain Actor with sums reordered. "
+        f"loss too far: first, mean or last loss differs by {record.threshold:g} or more."
+        + " train_sft: the trainer's own program over rows of text, compared with itself on one process."
         * any(cell.role == SFT for cell in record.cells)
     )
     impossible = _names_by([(cell.reason, cell) for cell in record.cells if cell.status == IMPOSSIBLE])
     sections = {
-        "Parts from the baseline": [_told(cell, verdict.parting) for cell, verdict in pairs if verdict.parting],
+        "Diverges from the baseline": [_describe(cell, verdict.parting) for cell, verdict in pairs if verdict.parting],
         "Failed": [f"{cell.name}: {cell.reason}" for cell in record.cells if cell.status == BROKEN],
         "Unavailable": [f"{names}: {reason}" for reason, names in impossible.items()],
         "Logs": [f"{cell.name}: {logs[cell.index]}" for cell in record.cells if cell.index in logs],
@@ -247,9 +250,9 @@ def train_document(record: TrainCheckRecord, logs: Mapping[int, str]) -> list[Bl
     return [
         Heading(f"training check {record.check_id}", 1),
         Paragraph(counted),
-        train_banner(record, asked, counted),
+        train_banner(record, requested, counted),
         *train_charts(record),
-        Grid(_COLUMNS, [_row(*pair) for pair in pairs], {"configuration", "result", "falls", "parts"}, links),
+        Grid(_COLUMNS, [_row(*pair) for pair in pairs], {"configuration", "result", "falls", "diverges"}, links),
         Paragraph(legend),
         *(block for title, items in sections.items() if items for block in (Heading(title, 3), Items(items))),
     ]
@@ -259,18 +262,18 @@ def _row(cell: TrainCell, verdict: CellVerdict) -> tuple[str, ...]:
     ends = (number(step.loss) for step in (cell.steps[0], cell.steps[-1])) if cell.steps else "--"
     largest = verdict.largest
     apart = ["-" if n not in largest else "nan" if (gap := largest[n]) is None else f"{gap:.1e}" for n in FIGURES]
-    parts = f"step {verdict.parting.step}" if verdict.parting else "-"
-    return (cell.name, verdict.word, *ends, verdict.falls if cell.steps else "-", *apart, parts)
+    diverges = f"step {verdict.parting.step}" if verdict.parting else "-"
+    return (cell.name, verdict.word, *ends, verdict.falls if cell.steps else "-", *apart, diverges)
 
 
-def _counted(record: TrainCheckRecord, asked: Judged) -> str:
-    """How many configurations came out how, over what."""
-    words, own = ([verdict.word for cell, verdict in asked if cell.role == role] for role in (ASKED, SFT))
+def _counted(record: TrainCheckRecord, requested: Judged) -> str:
+    """Count the configurations per verdict, with the steps and inputs of the check."""
+    words, own = ([verdict.word for cell, verdict in requested if cell.role == role] for role in (ASKED, SFT))
     least = 2 * steps_of_round(len(record.dump_ids), record.batch)
-    falls = "its change is within the scatter of the steps; use more --steps, or a larger --lr"
+    falls = "its change is within step-to-step noise; use more --steps, or a larger --lr"
     if least > record.steps:
-        falls = f"no round over the inputs comes twice; use --steps {least}, or fewer inputs (--max-inputs)"
-    unknown = any(verdict.word == AGREES and verdict.falls == UNKNOWN for _, verdict in asked)
+        falls = f"no round over the inputs repeats; use --steps {least}, or fewer inputs (--max-inputs)"
+    unknown = any(verdict.word == AGREES and verdict.falls == UNKNOWN for _, verdict in requested)
     state = "running, or was killed" if record.status == "running" else record.status
     return (
         f"{plural(len(words), 'configuration')}, {plural(record.steps, 'step')}, {record.batch} micro-batches in each, over "
@@ -285,27 +288,27 @@ def _in_words(words: Sequence[str]) -> str:
     return ", ".join(f"{count} {_PLURAL.get(word, word) if count > 1 else word}" for word, count in Counter(words).items())
 
 
-def _told(cell: TrainCell, parting: Parting) -> str:
+def _describe(cell: TrainCell, parting: Divergence) -> str:
     hint = f". Looks like: {parting.looks_like}" if parting.looks_like else ""
     off = "NaN or infinite, here or in the baseline"
     if parting.by is not None:
-        off = f"off by {parting.by:.2g} (limit {parting.limit:.2g})"
+        off = f"{parting.by:.2g} from the baseline (limit {parting.limit:.2g})"
     return f"{cell.name}: at step {parting.step} {IN_WORDS[parting.figure]} is {off}{hint}"
 
 
-def _names_by(said: Sequence[tuple[str, TrainCell]]) -> dict[str, str]:
-    """The cells' names by what is said of them, in order."""
-    return {text: "; ".join(cell.name for cell in cells) for text, cells in grouped(said).items()}
+def _names_by(pairs: Sequence[tuple[str, TrainCell]]) -> dict[str, str]:
+    """Group the names of cells by their text, in order."""
+    return {text: "; ".join(cell.name for cell in cells) for text, cells in grouped(pairs).items()}
 
 
 def _facts(record: TrainCheckRecord) -> list[str]:
-    told = record.training
-    clip = f"clipped to {told['max_norm']:g}" if told.get("max_norm") else "not clipped"
+    training = record.training
+    clip = f"clipped to {training['max_norm']:g}" if training.get("max_norm") else "not clipped"
     lines = [
-        f"AdamW: lr {told['lr']:g}, betas {told['betas'][0]:g} and {told['betas'][1]:g}, eps {told['eps']:g}, weight decay "
-        f"{told['weight_decay']:g}; gradients {clip}; {record.dtype}, weights stepped in fp32"
-        + "; gradient checkpointing, but for the baseline"
-        * bool(told.get("gradient_checkpointing"))
+        f"AdamW: lr {training['lr']:g}, betas {training['betas'][0]:g} and {training['betas'][1]:g}, eps {training['eps']:g}, "
+        f"weight decay {training['weight_decay']:g}; gradients {clip}; {record.dtype}, weights stepped in fp32"
+        + "; gradient checkpointing, except in the baseline"
+        * bool(training.get("gradient_checkpointing"))
     ]
     stepped = _names_by([(cell.optimizer, cell) for cell in record.cells if cell.optimizer])
     lines += [f"stepped by {who}: {names}" for who, names in stepped.items()]
@@ -321,27 +324,27 @@ def _facts(record: TrainCheckRecord) -> list[str]:
     return [*lines, f"command: {record.command}"] if record.command else lines
 
 
-def train_banner(record: TrainCheckRecord, asked: Judged, counted: str) -> Banner:
-    """The verdict over all configurations that were requested."""
-    ran = [(cell, verdict) for cell, verdict in asked if cell.status == TRAINED]
+def train_banner(record: TrainCheckRecord, requested: Judged, counted: str) -> Banner:
+    """Build the verdict over all requested configurations."""
+    ran = [(cell, verdict) for cell, verdict in requested if cell.status == TRAINED]
     if not ran:
         return Banner("NOTHING TRAINED", counted, NO_TONE)
-    bad = [verdict.word for cell, verdict in asked if verdict.word not in (AGREES, IMPOSSIBLE, OPEN)]
+    bad = [verdict.word for cell, verdict in requested if verdict.word not in (AGREES, IMPOSSIBLE, OPEN)]
     agree = sum(verdict.word == AGREES for _, verdict in ran)
-    figures = (("configurations that agree", f"{agree} / {len(asked)}"), ("steps", str(record.steps)))
-    unjudged = tuple(f"{cell.name}: {cell.status}" for cell, _ in asked if cell.status in (IMPOSSIBLE, OPEN))
+    figures = (("configurations that agree", f"{agree} / {len(requested)}"), ("steps", str(record.steps)))
+    unjudged = tuple(f"{cell.name}: {cell.status}" for cell, _ in requested if cell.status in (IMPOSSIBLE, OPEN))
     if short := "; ".join(cell.name for cell, verdict in ran if verdict.falls == UNKNOWN):
         unjudged += (f"whether the loss falls: too few steps, or too noisy ({short})",)
     word, tone = "AGREES", GOOD_TONE
     if bad:
-        word, tone = PARTS if PARTS in bad else bad[0].upper(), BAD_TONE
-    elif short or any(cell.status == OPEN for cell, _ in asked):
+        word, tone = DIVERGES if DIVERGES in bad else bad[0].upper(), BAD_TONE
+    elif short or any(cell.status == OPEN for cell, _ in requested):
         word, tone = "NOT CHECKED" if short else "NOT COMPLETE", PART_TONE
     return Banner(word, counted, tone, figures, unjudged)
 
 
 def train_charts(record: TrainCheckRecord) -> list[Chart]:
-    """Losses, and each figure's distance from the baseline. The trainer's own program has other rows, and is not in them."""
+    """Chart the losses, and each figure's distance from the baseline; without the trainer's own program, which has other rows."""
     drawn = [cell for cell in record.cells if cell.status == TRAINED and cell.role in (BASELINE, NOISE, ASKED)]
     losses = {cell.name: [(step.step, number_of(step.loss)) for step in cell.steps] for cell in drawn}
     made = [values_chart("Losses", "loss", losses)]

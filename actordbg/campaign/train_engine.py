@@ -1,7 +1,7 @@
-"""What a worker of a training check runs: micro-batches in the order of its specification, with a step after the last of each.
+"""The worker of a training check: runs micro-batches in the order of its specification, and an optimizer step after each batch.
 
-A cell's folder is a replay's, with one file more: `training.json` says how weights are stepped. An input's id begins with its
-step (`s0003-m02-...`), so one dump may come again. The result of a step's last micro-batch has its norms in `extra["step"]`.
+A cell's folder is a replay's folder plus `training.json`, the optimizer's settings. An input's id begins with its step
+(`s0003-m02-...`), so a dump can repeat. The result of a step's last micro-batch has its norms in `extra["step"]`.
 
     python -m actordbg.campaign.train_engine --work store/trainchecks/<id>/<cell>/work-0-1.json
 """
@@ -33,30 +33,30 @@ if TYPE_CHECKING:
 
 TRAINING = "training.json"
 CHECKPOINTS = "checkpoints"
-"""The key in `training.json`: where checkpoints go, how often, what they belong to, and the one to continue from."""
+"""Key in `training.json`: folder and interval of checkpoints, what they belong to, and the checkpoint to continue from."""
 STEP = "step"
-"""The key in a result's `extra`: gradient and update norm, and the learning rate, of the step that it ended."""
+"""Key in a result's `extra`: gradient norm, update norm and learning rate of the step that the input completed."""
 MODULE = "actordbg.campaign.train_engine"
 _ID = re.compile(r"s(\d+)-m(\d+)-")
 
 
 def input_id(step: int, micro: int, dump_id: str) -> str:
-    """The name of a micro-batch of a step, both counted from 1."""
+    """Return the id of a micro-batch in a step; both count from 1."""
     return f"s{step:04d}-m{micro:02d}-{dump_id}"
 
 
 def step_of(name: str) -> int:
-    """The step that an input belongs to."""
-    found = _ID.match(name)
-    return int(found[1]) if found else 0
+    """Return the step that an input belongs to; 0 if its id names none."""
+    match = _ID.match(name)
+    return int(match[1]) if match else 0
 
 
 class TrainEngine:
-    """Runs micro-batches through a `TrainingSession`. See `actordbg.replay.worker.Engine` for what each method promises."""
+    """Runs micro-batches through a `TrainingSession`. `actordbg.replay.worker.Engine` documents each method."""
 
     out_of_step = ""
     tainted = False
-    """After a failure in the middle of a step no weight can be trusted."""
+    """After a failure in the middle of a step, the weights cannot be trusted."""
 
     def __init__(self, folder: Path, spec: ReplaySpec, rank: int) -> None:
         self.folder, self.spec, self.rank = folder, spec, rank
@@ -80,10 +80,10 @@ class TrainEngine:
         from actordbg.campaign.training_session import TrainingSession
 
         if read_results(self.folder):
-            raise StoreProblem("cannot resume mid-training: the weights are gone", hint="start the check again")
-        told = json.loads(read_regular(self.folder / TRAINING))
-        self._checkpoints = told.pop(CHECKPOINTS, None)
-        self._training = Training(**{**told, "betas": (told["betas"][0], told["betas"][1])})
+            raise StoreProblem("cannot resume mid-training: the weights are lost", hint="start a new check")
+        settings = json.loads(read_regular(self.folder / TRAINING))
+        self._checkpoints = settings.pop(CHECKPOINTS, None)
+        self._training = Training(**{**settings, "betas": (settings["betas"][0], settings["betas"][1])})
         self._done, self.tainted = 0, False
         defaults = defaults_of(self.root, self.spec.inputs)
         session = TrainingSession(self.spec.config, defaults, self.root / "models", self._training)
@@ -92,10 +92,12 @@ class TrainEngine:
         return self._session.resolved | {"training": asdict(self._training), "stepped_by": self._session.stepped_by} | went_on
 
     def _go_on(self) -> dict[str, Any]:
-        """Take up the checkpoint that was chosen, if there is one."""
+        """Load the chosen checkpoint, if any."""
         folder, chosen = Path(self._checkpoints["folder"]), self._checkpoints["resume"]
         if not folder.is_dir():
-            raise StoreProblem(f"this rank does not see the checkpoints' folder {folder}", hint="a --storage that all ranks see")
+            raise StoreProblem(
+                f"this rank cannot access the checkpoint folder {folder}", hint="use a --storage that all ranks mount"
+            )
         if chosen is None:
             return {}
         checkpoints.require_own(Path(chosen))
@@ -103,15 +105,15 @@ class TrainEngine:
         return {"went_on_from": chosen}
 
     def _save(self, step: int) -> None:
-        """Write a checkpoint where one is due; after the last step nothing depends on one."""
-        asked = self._checkpoints
-        if asked is None or step % asked["every"] or step >= asked["steps"]:
+        """Write a checkpoint if it is due; none is written after the last step."""
+        config = self._checkpoints
+        if config is None or step % config["every"] or step >= config["steps"]:
             return
-        folder = checkpoints.generation(Path(asked["folder"]), step, asked["attempt"])
+        folder = checkpoints.generation(Path(config["folder"]), step, config["attempt"])
 
         def mark(whole: bool) -> None:
             if whole:
-                checkpoints.complete(folder, step, asked["belongs"])
+                checkpoints.complete(folder, step, config["belongs"])
             else:
                 checkpoints.open_folder(folder)
                 (folder / checkpoints.CHECKPOINT).unlink(missing_ok=True)
@@ -119,7 +121,7 @@ class TrainEngine:
         self._session.save_training(folder, mark)
 
     def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
-        """Another configuration from its initial weights, in the same process: the imports are paid already."""
+        """Switch to another configuration and its initial weights in this process, which saves the imports."""
         self._resources.close()
         self.folder, self.spec = folder, spec
         return self.open()
@@ -142,8 +144,8 @@ class TrainEngine:
             fields["grad_norm"] = norms.gradient
             fields["extra"] = {STEP: {"grad_norm": norms.gradient, "update_norm": norms.update, "lr": self._training.lr}}
             figures |= {"gradient norm": norms.gradient, "update norm": norms.update}
-        if odd := [name for name, value in figures.items() if not math.isfinite(value)]:
-            error = f"not finite: {', '.join(odd)}"
+        if invalid := [name for name, value in figures.items() if not math.isfinite(value)]:
+            error = f"not finite: {', '.join(invalid)}"
             fields |= {"status": FAILED, "error_class": "FloatingPointError", "error": error}
         else:
             if fields["extra"]:
@@ -161,4 +163,4 @@ if __name__ == "__main__":
     code = main(TrainEngine)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # as a replay's worker does
+    os._exit(code)  # like a replay worker

@@ -1,7 +1,7 @@
-"""An Actor whose weights are stepped: a captured call is a micro-batch, and `accumulation` of them in each lane are a step.
+"""Train an Actor on captured calls: each call is a micro-batch, and `accumulation` micro-batches per lane make a step.
 
-The loss is the replay's: the mean of -log_prob over the call's mask (`ActorSession.run`). Where the record does not say
-otherwise the Actor is in training mode. After a failure the weights are nobody's, so nothing continues.
+The loss is that of a replay: the mean of -log_prob over the call's mask (`ActorSession.run`). The Actor is in training mode
+unless the record says otherwise. After a failure the weights are undefined, so training cannot continue.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from actordbg.formats.dump_record import DumpRecord
 from actordbg.store.payload import Dump
 from actordbg.trainers.captured_call import read_result
 
-_WITHOUT = 'leave --gradient-checkpointing out, or select inputs of training mode: --where "training"'
+_WITHOUT = 'drop --gradient-checkpointing, or select inputs recorded in training mode with --where "training"'
 
 
 class TrainingSession(ActorSession):
-    """An Actor and its optimizer, until it is closed. Building it raises as `actordbg.actor.session.open_actor` does."""
+    """An Actor with its optimizer. Raises the same errors as `actordbg.actor.session.open_actor`."""
 
     def __init__(self, config: ReplayConfig, defaults: DumpRecord | None, model_cache: Path, training: Training) -> None:
         require_consent(config.model, model_cache)
@@ -37,21 +37,21 @@ class TrainingSession(ActorSession):
         self._checkpoints = training.gradient_checkpointing
         if self._checkpoints:
             if not self._backend.model.supports_gradient_checkpointing:
-                raise Unsupported(f"{self.resolved['model_class']} has no gradient checkpointing", hint=_WITHOUT)
+                raise Unsupported(f"{self.resolved['model_class']} does not support gradient checkpointing", hint=_WITHOUT)
             self._backend.model.gradient_checkpointing_enable({"use_reentrant": False})
 
     @property
     def stepped_by(self) -> str:
-        """The optimizer that ran, in words."""
+        """The name of the optimizer that ran."""
         return self._backend.stepped_by
 
     def micro_batch(self, dump: Dump) -> tuple[float, float]:
-        """Forward and backward of one captured call, its gradient added to the step's: its loss, and the seconds it took."""
+        """Run forward and backward of a captured call and accumulate its gradient; return its loss and its seconds."""
         began = time.perf_counter()
         call = self.call_of(dump)
         training = self._follow(dump.record, True)
         if self._checkpoints and not training:
-            raise Unsupported("it was recorded in eval mode, where there is no gradient checkpointing", hint=_WITHOUT)
+            raise Unsupported("the input was recorded in eval mode, which disables gradient checkpointing", hint=_WITHOUT)
         set_seed(self.choices.seed)
         randomness.restore(dump, self.device, self.config.seed)
         with torch.enable_grad(), self._autocast(dump.record):
@@ -62,11 +62,11 @@ class TrainingSession(ActorSession):
         return float(loss.detach()), time.perf_counter() - began
 
     def step(self) -> Norms:
-        """One optimizer step over what was accumulated. Every rank has to call it."""
+        """Run an optimizer step on the accumulated gradients. Collective: every rank must call it."""
         return self._backend.step()
 
     def save_training(self, folder: Path, mark: Callable[[bool], None]) -> None:
-        """Write a checkpoint. On rank 0 `mark(False)` before anybody writes, and `mark(True)` after all have."""
+        """Write a checkpoint. Rank 0 calls `mark(False)` before any rank writes, and `mark(True)` after all have. Collective."""
         leads = Place.from_environment().rank == 0
         if leads:
             mark(False)
@@ -77,7 +77,7 @@ class TrainingSession(ActorSession):
             mark(True)
 
     def load_training(self, folder: Path) -> None:
-        """Continue from a checkpoint."""
+        """Load a checkpoint to continue from. Collective."""
         self._backend.load_training(folder)
         _meet()
 

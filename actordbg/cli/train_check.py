@@ -1,4 +1,4 @@
-"""`actordbg train-check`: a few optimizer steps under each configuration, and where one parts from the others."""
+"""`actordbg train-check`: a few optimizer steps under each configuration, and where they diverge."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def train_check(
     every step by loss, gradient norm and update norm, against the plain Actor in fp32. Takes NUM_GPUS, MODEL, TP_SIZE, SKIP_RING
     and the other variables of the trainer's backend test suite; a flag wins. --trainer sft runs the trainer's own program, too.
     Takes as many inputs as its steps take twice, so that the loss over the same inputs says whether it falls. Exit code 1 if a
-    configuration fails, parts from the baseline, or its loss is not known to fall, or if none could run.
+    configuration fails, diverges from the baseline, or its loss is not known to fall, or if none could run.
 
     Example: actordbg train-check --where "seq_len<512" --steps 20 --backend deepspeed,fsdp2 --zero-stage 2 --tp 1,2 --nproc 4
     """

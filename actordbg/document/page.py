@@ -159,9 +159,10 @@ _TONES = {
     word: tone
     for tone, words in {
         "good": ("passed", "match", "agrees", "kept", "within-rounding"),
-        "part": ("within-noise", "in part", "unavailable", "not run", "not-compared", "not compared", "NOT CHECKED"),
+        "part": ("within-noise", "partial", "unavailable", "not run", "not-compared", "not compared", "NOT CHECKED"),
         "bad": (
-            "failed", "crashed", "hung", "WRONG", "mismatch", "PARTS", "broken", "BROKEN", "REGRESSED", "far", "nondeterministic",
+            "failed", "crashed", "hung", "WRONG", "mismatch", "DIVERGES", "broken", "BROKEN", "REGRESSED", "loss too far",
+            "nondeterministic",
         ),
     }.items()
     for word in words

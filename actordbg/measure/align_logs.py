@@ -1,22 +1,21 @@
-"""Compares one metric of two training logs, step by step.
+"""Compare one metric of two training logs, step by step.
 
-One of three rules decides, and the answer names it. A relative difference is |a - b| / max(|a|, |b|), and 0 where both are 0.
+One of three rules decides, and the result names it. A relative difference is |a - b| / max(|a|, |b|), and 0 where both are 0.
 "Below" is strictly below the threshold.
 
-* `first-mean-last` (default): the first value, the mean and the last value of both differ by less than the threshold. Steps
-  that say their number are compared where both logs have them; where lines have no numbers, all values count.
-* `every-step`: no step that both have differs by the threshold or more.
-* `compare-backends`: what the trainer's archived script `compare_backends.py` decides: first, mean and last of all values
-  between 0 and 100 (both excluded), whatever their steps. It leaves the others out, and the answer says how many.
+* `first-mean-last` (default): the first value, the mean and the last value of both differ by less than the threshold. Numbered
+  steps count if both logs have them; if lines have no step numbers, all values count.
+* `every-step`: no common step differs by the threshold or more.
+* `compare-backends`: the rule of the trainer's archived script `compare_backends.py`: first, mean and last of all values
+  between 0 and 100 (both excluded), whatever their steps. Other values are skipped and counted.
 
-Under the first two, a NaN or an infinity makes the answer bad: it agrees with nothing. Fewer than LEAST_COMMON common steps are
-`too-few-steps`: first, mean and last of one step are the same number. Two logs with nothing to compare give `nothing-in-common`.
-All of these are bad.
+Under the first two rules, a NaN or an infinity is a failure. Fewer than LEAST_COMMON common steps are `too-few-steps`: first,
+mean and last of a single step are equal. Two logs with nothing to compare give `nothing-in-common`. These are failures as well.
 
-Whether a series falls: the median of the first third of its values is compared with that of the last third; half of a third
-may be wild without moving its median. A change counts if it is more than twice its standard error. That is estimated from how far
-neighbouring steps are apart: sigma = 1.4826 x median |x[i+1] - x[i]| / sqrt(2), a scale that neither trend nor outliers inflate
-much. The difference of two medians of m values each has the standard error 1.2533 x sigma x sqrt(2 / m).
+Whether a series falls: the median of the first third of its values is compared with that of the last third; half of the
+values in a third can be outliers without moving its median. A change counts if it exceeds twice its standard error, which is
+estimated from the differences of neighboring steps: sigma = 1.4826 x median |x[i+1] - x[i]| / sqrt(2), a scale that trend and
+outliers hardly inflate. The difference of two medians of m values each has the standard error 1.2533 x sigma x sqrt(2 / m).
 """
 
 from __future__ import annotations
@@ -37,25 +36,25 @@ FIRST_MEAN_LAST, EVERY_STEP, COMPARE_BACKENDS = "first-mean-last", "every-step",
 RULES = (FIRST_MEAN_LAST, EVERY_STEP, COMPARE_BACKENDS)
 THRESHOLD = 0.05
 LEAST_COMMON = 3
-"""Common steps below which nothing is called aligned."""
+"""Fewest common steps for the verdict "aligned"."""
 _NAMED = 20
 Pairs = list[tuple[int, float, float]]
-"""Steps that both logs have, ascending, and both values of each."""
+"""Common steps, ascending, each with both values."""
 Three = tuple[float | None, float | None, float | None]
 ALIGNED, DIFFERENT, NOTHING, TOO_FEW_COMMON = "aligned", "different", "nothing-in-common", "too-few-steps"
-METHOD = (
-    "median of the last third against that of the first, beyond twice the standard error that the scatter of "
-    "neighbouring steps gives"
-)
+METHOD = "median of the last third against that of the first, beyond twice the standard error estimated from neighboring steps"
 LEAST = 6
-"""Fewest values that say anything."""
+"""Fewest values for a trend."""
 
 FALLS, RISES, FLAT, TOO_FEW = "falls", "rises", "neither falls nor rises", "too few steps to tell"
 
 
 @dataclass(frozen=True)
 class Trend:
-    """word: one of the four above. first, last: medians of the first and last third. error: its standard error."""
+    """The trend of a series. word: one of the four above. first, last: medians of the first and last third.
+
+    error: standard error of their difference.
+    """
 
     word: str
     first: float | None = None
@@ -64,7 +63,7 @@ class Trend:
 
 
 def trend(values: Sequence[float]) -> Trend:
-    """Whether finite `values`, in order of their steps, fall or rise."""
+    """Decide whether finite `values`, in order of their steps, fall or rise."""
     if len(values) < LEAST:
         return Trend(TOO_FEW)
     third = len(values) // 3
@@ -77,7 +76,7 @@ def trend(values: Sequence[float]) -> Trend:
 
 @dataclass(frozen=True)
 class Step:
-    """One step in both logs; values that are not finite are None here and in words in `note`."""
+    """A step in both logs. A value that is not finite is None, and `note` names it."""
 
     step: int
     a: float | None
@@ -88,10 +87,10 @@ class Step:
 
 @dataclass(frozen=True)
 class LogSide:
-    """One log's values of the metric. Figures are over its finite values; `left_out`: values that the rule does not count.
+    """The values of the metric in a log. Figures are over its finite values; `left_out`: number of values that the rule skips.
 
     nonfinite: how many values are NaN or infinite, and nonfinite_steps the first of their steps. rerun: steps that the log
-    came back to. found: every metric in the log and how often it was seen (only where nothing could be compared, else empty).
+    repeats. found: how often each metric occurs in the log (empty unless nothing could be compared).
     """
 
     path: str
@@ -115,10 +114,10 @@ class LogSide:
 
 @dataclass(frozen=True)
 class LogComparison:
-    """The answer of `compare-logs`. verdict: aligned, different, too-few-steps, or nothing-in-common; `reasons`: what decided.
+    """The result of `compare-logs`. verdict: aligned, different, nothing-in-common or too-few-steps; `reasons`: why.
 
-    first, mean, last: relative differences under the rule. common: steps in both; exceeding: those that differ by the
-    threshold or more, `worst` the largest of them first. trend_method: how "falls" was decided.
+    first, mean, last: relative differences under the rule. common: number of common steps; exceeding: how many differ
+    by the threshold or more; `worst`: the largest of those, largest first. trend_method: how trends were decided.
     """
 
     a: LogSide
@@ -143,13 +142,13 @@ class LogComparison:
 
     @property
     def good(self) -> bool:
-        """Something was compared, and it agrees."""
+        """Return whether the logs were compared and agree."""
         return self.verdict == ALIGNED
 
 
 @dataclass(frozen=True)
 class LogComparisons:
-    """The answer of `compare-logs` over more than two logs: each against the first, or each against each."""
+    """The result of `compare-logs` over more than two logs: each against the first, or all pairs."""
 
     verdict: str
     metric: str | None
@@ -159,36 +158,36 @@ class LogComparisons:
 
     @property
     def good(self) -> bool:
-        """Every pair was compared, and agrees."""
+        """Return whether every pair was compared and agrees."""
         return all(pair.good for pair in self.comparisons)
 
 
 def together(pairs: Sequence[LogComparison]) -> LogComparisons:
-    """One answer: aligned if every pair is, else the first other verdict."""
+    """Combine pairs into a single result: aligned if every pair is, else the first other verdict."""
     verdict = next((pair.verdict for pair in pairs if not pair.good), ALIGNED)
     metric = next((pair.metric for pair in pairs if pair.metric), None)
     return LogComparisons(verdict, metric, pairs[0].rule, pairs[0].threshold, tuple(pairs))
 
 
 def relative(a: float, b: float) -> float:
-    """|a - b| / max(|a|, |b|), 0 where both are 0; NaN where one is not finite."""
+    """Return |a - b| / max(|a|, |b|); 0 if both are 0, NaN if either is not finite."""
     if not (math.isfinite(a) and math.isfinite(b)):
         return math.nan
     return abs(a - b) / (max(abs(a), abs(b)) or 1.0)
 
 
 def letters_of(paths: Iterable[str]) -> dict[str, str]:
-    """What an answer calls each log, in their order: A, B, ... Z, AA."""
+    """Assign each log a letter, in order: A, B, ... Z, AA."""
     return {path: letter_of(at) for at, path in enumerate(dict.fromkeys(paths))}
 
 
 def _preference(name: str) -> tuple[bool, int, str]:
-    """The trainer's losses in its order, then the others by name, an evaluation's last."""
+    """Return the sort key of a metric: the trainer's losses in its order, then others by name, evaluation metrics last."""
     return "eval" in name.lower(), [*TRAINER.losses, name].index(name), name
 
 
 def chosen_series(a: TrainLog, b: TrainLog, name: str) -> tuple[Series, Series]:
-    """Both logs' series of a metric: numbered alike where possible, the best numbering first."""
+    """Return both logs' series of a metric: with equal step numbering if possible, preferring the best numbering."""
     ours, theirs = a.series[name], b.series[name]
     both = [kind for kind in KINDS if kind in ours and kind in theirs]
     first, second = (next(series[kind] for kind in both or KINDS if kind in series) for series in (ours, theirs))
@@ -196,7 +195,7 @@ def chosen_series(a: TrainLog, b: TrainLog, name: str) -> tuple[Series, Series]:
 
 
 def pair(a: Series, b: Series) -> Pairs:
-    """The steps that both series have, ascending, and both values of each."""
+    """Return the common steps of both series, ascending, each with both values."""
     return [(step, value, b.points[step]) for step, value in a.points.items() if step in b.points]
 
 
@@ -210,21 +209,21 @@ def compare_logs(
     limit: int = 10,
     letters: tuple[str, str] = ("A", "B"),
 ) -> LogComparison:
-    """Compare one metric of two logs: the asked one, else the preferred loss that both have.
+    """Compare a metric of two logs: `metric`, else the preferred loss that both have.
 
-    `limit`: how many of the worst steps to name, 0 for all. `letters`: what the logs are called. Raises UsageError for a
+    `limit`: how many of the worst steps to name, 0 for all. `letters`: the names of the logs. Raises UsageError for a
     threshold that is not a positive number, and for an unknown rule.
     """
     if not threshold > 0 or not math.isfinite(threshold):
-        raise UsageError(f"--threshold {threshold} is not a positive number", hint="0.05 allows 5 % of difference")
+        raise UsageError(f"--threshold {threshold} is not a positive number", hint="use 0.05 to allow a difference of 5 %")
     if rule not in RULES:
-        raise UsageError(f"there is no rule {rule!r:.40}", hint=f"one of {', '.join(RULES)}")
-    wanted = None if metric is None else plain_name(metric)
-    known = [[name for name in log.series if (is_loss(name) if wanted is None else name == wanted)] for log in (a, b)]
+        raise UsageError(f"unknown rule {rule!r:.40}", hint=f"use one of {', '.join(RULES)}")
+    requested = None if metric is None else plain_name(metric)
+    known = [[name for name in log.series if (is_loss(name) if requested is None else name == requested)] for log in (a, b)]
     name = min(set(known[0]).intersection(known[1]), key=_preference, default=None)
     if name is None:
         lacking = [letter for letter, names in zip(letters, known, strict=True) if not names]
-        why = f"no {wanted or 'loss'} in {' and '.join(lacking)}" if lacking else "no loss that both logs have"
+        why = f"no {requested or 'loss'} in {' and '.join(lacking)}" if lacking else "no loss that both logs have"
     else:
         ours, theirs = chosen_series(a, b, name)
         both = pair(ours, theirs)
@@ -251,12 +250,12 @@ def compare_logs(
     if verdict == ALIGNED and rule != COMPARE_BACKENDS and len(both) < LEAST_COMMON:
         verdict = TOO_FEW_COMMON
         counted = "1 step is" if len(both) == 1 else f"{len(both):,} steps are"
-        reasons = [f"{counted} in both, and fewer than {LEAST_COMMON} say nothing about a training"]
+        reasons = [f"{counted} in both logs, but at least {LEAST_COMMON} are needed"]
     worst = []
     for gap, step, *values in over[:limit] if limit else over:
         wild = [f"{letter} is {value}" for letter, value in zip("AB", values, strict=True) if not math.isfinite(value)]
-        one, other, apart = (value if math.isfinite(value) else None for value in (*values, gap))
-        worst.append(Step(step, one, other, apart, ", ".join(wild)))
+        left, right, apart = (value if math.isfinite(value) else None for value in (*values, gap))
+        worst.append(Step(step, left, right, apart, ", ".join(wild)))
     return LogComparison(
         *sides, name, rule, threshold, verdict, tuple(reasons), tuple(_notes(ours, theirs, len(both), called)), *three,
         common=len(both), only_a=len(ours.points) - len(both), only_b=len(theirs.points) - len(both),
@@ -267,20 +266,21 @@ def compare_logs(
     )  # fmt: skip
 
 
-def compare_many(logs: Sequence[TrainLog], *, each: bool = False, metric: str | None = None, **asked: Any) -> list[LogComparison]:
-    """Every log against the first, or with `each` every one against every other; all pairs by the same metric.
+def compare_many(logs: Sequence[TrainLog], *, each: bool = False, metric: str | None = None, **given: Any) -> list[LogComparison]:
+    """Compare every log with the first, or with `each` all pairs, by a single metric.
 
-    Without a `metric`, of more than two logs it is the loss that most have. `asked`: threshold, rule and limit of `compare_logs`.
+    Without `metric`, more than two logs are compared by the loss that most of them have. `given`: threshold, rule and limit of
+    `compare_logs`.
     """
     if len(logs) == 2:
-        return [compare_logs(*logs, metric=metric, **asked)]
+        return [compare_logs(*logs, metric=metric, **given)]
     if metric is None:
         names = {name for log in (logs if each else logs[:1]) for name in log.series if is_loss(name)}
         counts = {name: sum(name in log.series for log in logs) for name in names}
         metric = min(names, key=lambda name: (-counts[name], _preference(name)), default=None)
     letters = letters_of(log.path for log in logs)
     return [
-        compare_logs(a, b, metric=metric, letters=(letters[a.path], letters[b.path]), **asked)
+        compare_logs(a, b, metric=metric, letters=(letters[a.path], letters[b.path]), **given)
         for a, b in combinations(logs, 2)
         if each or a is logs[0]
     ]
@@ -294,7 +294,7 @@ def _reasons(
     over: int,
     sides: Sequence[tuple[str, LogSide]],
 ) -> list[str]:
-    """What makes the answer bad; nothing where it is good."""
+    """List why two logs do not agree; [] if they do."""
     reasons = []
     if rule == EVERY_STEP:
         if over:
@@ -313,7 +313,7 @@ def _reasons(
     return reasons
 
 
-_NUMBERED = {LINE: "what its lines say", BAR: "its progress bar", ORDER: "counting its lines"}
+_NUMBERED = {LINE: "step numbers in lines", BAR: "its progress bar", ORDER: "counting lines"}
 
 
 def _notes(ours: Series, theirs: Series, both: int, sides: Sequence[tuple[str, LogSide]]) -> list[str]:
@@ -321,7 +321,7 @@ def _notes(ours: Series, theirs: Series, both: int, sides: Sequence[tuple[str, L
     if ours.kind != theirs.kind:
         notes.append(f"the logs number their steps differently: {a} by {_NUMBERED[ours.kind]}, {b} by {_NUMBERED[theirs.kind]}")
     elif ours.kind == ORDER:
-        notes.append("nothing in the lines says which step they are: they are counted, from 1")
+        notes.append("the lines have no step numbers: they are counted, from 1")
     if BAR in (ours.kind, theirs.kind):
         notes.append("progress bars print three digits: differences below 0.01 may be rounding")
     if ours.totals and theirs.totals and ours.totals != theirs.totals:
@@ -331,7 +331,7 @@ def _notes(ours: Series, theirs: Series, both: int, sides: Sequence[tuple[str, L
         notes.append(f"{a} has {len(ours.points):,} steps, {b} {len(theirs.points):,}; {both:,} are in both")
     for letter, side in sides:
         if side.rerun:
-            notes.append(f"{letter} came back to {side.rerun:,} earlier steps (resumed?): the later values count")
+            notes.append(f"{letter} repeats {side.rerun:,} earlier steps (resumed?): the later values count")
         if side.left_out:
             notes.append(f"{side.left_out:,} values of {letter} are left out: not between 0 and 100, or not finite")
     return notes

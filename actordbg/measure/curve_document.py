@@ -1,6 +1,6 @@
-"""An answer of `actordbg curve` as headings, paragraphs and tables, and as a chart. Pure.
+"""Turn a result of `actordbg curve` into headings, paragraphs, tables and a chart. Pure.
 
-The chart has what was measured as points, the curve through them, and beyond them dashes and the budget.
+The chart shows the measured points, the curve through them, the extrapolation as dashes, and the budget.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from actordbg.measure.curves import EXTRAPOLATED, FURTHEST, LEAST, MEASURED, MEM
 from actordbg.measure.measurements import BY, SEQ_LEN
 
 NOTHING = (
-    "Nothing was measured: no input passed in these replays. `actordbg replay` makes measurements; inputs of chosen "
-    "lengths come from `actordbg dump create --seq-len N`."
+    "Nothing was measured: no input passed in these replays. Run `actordbg replay` to measure; `actordbg dump create "
+    "--seq-len N` creates inputs of a given length."
 )
 
 
 def document(answer: CurvesAnswer, charts: Sequence[Chart], rows: int) -> list[Block]:
-    """The answer. `rows`: at most so many points of each curve, spread evenly; 0 for all."""
+    """Build the document. `rows`: most points to show per curve, evenly sampled; 0 for all."""
     what = "peak memory" if answer.quantity == MEMORY else f"{answer.passes} time".removeprefix("both ")
     measured = sum(point.inputs for config in answer.curves for point in config.measurements.points)
-    said = f"{what} by {BY[answer.by]}; {plural(answer.replays, 'replay')}, {plural(measured, 'input')}"
-    blocks: list[Block] = [Heading(f"actordbg curve {answer.quantity}", 1), Paragraph(said), _banner(answer), *charts]
+    summary = f"{what} by {BY[answer.by]}; {plural(answer.replays, 'replay')}, {plural(measured, 'input')}"
+    blocks: list[Block] = [Heading(f"actordbg curve {answer.quantity}", 1), Paragraph(summary), _banner(answer), *charts]
     if not any(config.values for config in answer.curves):
         blocks.append(Paragraph(NOTHING))
     if answer.budget is not None and any(config.longest for config in answer.curves):
@@ -52,25 +52,25 @@ def document(answer: CurvesAnswer, charts: Sequence[Chart], rows: int) -> list[B
 
 
 def explanations(quantity: str) -> list[Block]:
-    """Explain the figures: of memory or of time."""
+    """Explain the figures of memory or time curves."""
     of_memory = (
-        "peak: the largest of the inputs of a length, in one worker: on a CPU, the process's resident memory, which holds "
-        "Python, the libraries and the model too; on a GPU, the memory that torch's allocator had given out, the model included. "
-        "Compiling inputs are left out.",
-        "sizes are in powers of 1024, as everywhere here; --budget 80GB is 80 * 1000^3 bytes, 80GiB 80 * 1024^3",
+        "peak: the largest over the inputs of a length, in one worker: on a CPU, the process's resident memory, including "
+        "Python, libraries and the model; on a GPU, the memory allocated by torch, including the model. Compiling inputs are "
+        "excluded.",
+        "sizes are in powers of 1024; --budget 80GB is 80 * 1000^3 bytes, 80GiB 80 * 1024^3",
     )
-    of_time = ("forward, backward, both: median seconds of the inputs of a length, in one worker, warm-up left out",)
+    of_time = ("forward, backward, both: median seconds over the inputs of a length, in one worker, without warm-up",)
     of_both = (
-        "curve: least squares on relative errors, outliers weighted down; of a, a + b n, a + c n^2 and a + b n + c n^2 the one "
-        "that predicts left-out points best, a simpler one if it is as good; error: how far off it was there",
-        "packed inputs are computed without their padding, so real tokens decide: --by tokens",
-        "measured: a longer one is known not to fit; extrapolated: by the curve, beyond what ran",
+        "curve: least squares on relative errors, outliers weighted down; the form among a, a + b n, a + c n^2 and "
+        "a + b n + c n^2 that predicts held-out points best, the simpler on a tie; error: its error on those points",
+        "packed inputs are computed without padding, so use --by tokens for them",
+        "measured: a longer length is known not to fit; extrapolated: by the curve, beyond measured lengths",
     )
     return [Heading("Legend", 3), Items((*(of_memory if quantity == MEMORY else of_time), *of_both))]
 
 
 def title(config: CurveAnswer) -> str:
-    """A curve's heading: "A  TOY MODEL fp32 sdpa, batch size 2"."""
+    """Return the heading of a curve: "A  TOY MODEL fp32 sdpa, batch size 2"."""
     of, batch = config.measurements.settings, config.measurements.batch_size
     model = toy(of["model"]) or str(of["model"] or "-").rstrip("/").rpartition("/")[2]
     rows = "" if batch is None else f", batch size {batch}"
@@ -78,14 +78,14 @@ def title(config: CurveAnswer) -> str:
 
 
 def shown_value(value: float | None, quantity: str) -> str:
-    """Bytes or seconds with their unit."""
+    """Format bytes or seconds with their unit."""
     if value is None:
         return "-"
     return _bytes(value) if quantity == MEMORY else f"{seconds(value)} s"
 
 
 def _bytes(value: float) -> str:
-    """Bytes with four significant digits: "493.0 MiB", "1.133 GiB", "12.00 B"."""
+    """Format bytes with four significant digits: "493.0 MiB", "1.133 GiB", "12.00 B"."""
     for unit in ("B", "KiB", "MiB"):
         if abs(value) < 1000:
             return f"{value:#.4g} {unit}"
@@ -96,36 +96,36 @@ def _bytes(value: float) -> str:
 def _longest(answer: CurvesAnswer, budget: float) -> list[Block]:
     rows, texts = [], []
     for config in answer.curves:
-        if (found := config.longest) is None:
+        if (longest := config.longest) is None:
             continue
-        by_curve = _length(found.by_curve)
-        if found.by_curve is not None and found.low is not None and found.low != found.high:
-            by_curve += f" ({found.low:,} " + ("or more)" if found.high is None else f"to {found.high:,})")
-        how = "" if found.how == EXTRAPOLATED and found.by_curve is None else found.how
-        rows.append((config.label, _length(found.measured), _length(found.too_long), by_curve, how))
+        by_curve = _length(longest.by_curve)
+        if longest.by_curve is not None and longest.low is not None and longest.low != longest.high:
+            by_curve += f" ({longest.low:,} " + ("or more)" if longest.high is None else f"to {longest.high:,})")
+        how = "" if longest.how == EXTRAPOLATED and longest.by_curve is None else longest.how
+        rows.append((config.label, _length(longest.measured), _length(longest.too_long), by_curve, how))
         furthest = config.values[-1][0]
-        if found.refused:
-            texts.append(_too_far(config, answer, found.refused))
-        elif found.far and found.by_curve:
-            times = f"{found.by_curve / furthest:.1f} times the longest measured length, {furthest:,}"
-            texts.append(f"{config.label}: caution, that is {times}: measure a longer one before relying on it")
-        if found.too_long is None and config.curve is not None and found.by_curve is None and not found.refused:
+        if longest.refused:
+            texts.append(_too_far(config, answer, longest.refused))
+        elif longest.far and longest.by_curve:
+            times = f"{longest.by_curve / furthest:.1f} times the longest measured length, {furthest:,}"
+            texts.append(f"{config.label}: caution: {times}; measure a longer input before relying on it")
+        if longest.too_long is None and config.curve is not None and longest.by_curve is None and not longest.refused:
             texts.append(f"{config.label}: the curve never reaches the budget: measure longer inputs")
-        if found.measured is None and found.by_curve is None:
-            texts.append(f"{config.label}: nothing that was measured fits")
+        if longest.measured is None and longest.by_curve is None:
+            texts.append(f"{config.label}: no measured length fits")
     grid = Grid(("", "ran and fits", "too long", "by the curve", ""), rows, {""})
     shown = f"{budget / 1e9:.4g} GB ({_bytes(budget)})" if answer.quantity == MEMORY else shown_value(budget, TIME)
     return [Heading(f"Longest {answer.by} in {shown}", 2), grid, *([Items(texts)] if texts else [])]
 
 
 def _too_far(config: CurveAnswer, answer: CurvesAnswer, n: int) -> str:
-    """That nothing is said of a length, and how to come nearer."""
-    longest, found = config.values[-1][0], config.measurements
+    """Explain that a length is too far to extrapolate to, with the command that measures longer inputs."""
+    longest, measured = config.values[-1][0], config.measurements
     lengths = f"{2 * longest},{4 * longest}" if answer.by == SEQ_LEN else "LEN,LEN"
-    own = " --model PATH" * bool(toy(found.settings["model"]))
-    told = f"{n / longest:,.0f} times the longest measured length, {longest:,}, and at most {FURTHEST:g} times is extrapolated"
-    command = f"actordbg curve {answer.quantity} {found.replays[-1]} --measure {lengths}{own}"
-    return f"{config.label}: refused, {told}: measure longer ones, `{command}`"
+    own = " --model PATH" * bool(toy(measured.settings["model"]))
+    reason = f"{n / longest:,.0f} times the longest measured length, {longest:,}, beyond the limit of {FURTHEST:g} times"
+    command = f"actordbg curve {answer.quantity} {measured.replays[-1]} --measure {lengths}{own}"
+    return f"{config.label}: refused: {reason}; measure longer inputs with `{command}`"
 
 
 def _at(answer: CurvesAnswer) -> list[Block]:
@@ -137,32 +137,32 @@ def _at(answer: CurvesAnswer) -> list[Block]:
         refused += [_too_far(config, answer, at.n)] * (at.far and at.value is None)
     columns = ("", answer.by, "needs", "with the curve's error", "how", "fits")[: 5 + (answer.budget is not None)]
     grid = Grid(columns, [row[: len(columns)] for row in rows], {"", "how", "fits"})
-    return [Heading("At the lengths asked for", 2), grid, *([Items(refused)] if refused else [])]
+    return [Heading("At the requested lengths", 2), grid, *([Items(refused)] if refused else [])]
 
 
 def _curve(config: CurveAnswer, answer: CurvesAnswer, most: int) -> list[Block]:
-    """One configuration: what it ran as, its curve, and at most so many of its points."""
-    found, curve, times = config.measurements, config.curve, answer.quantity != MEMORY
-    law = f"no curve: {plural(len(config.values), 'length')} measured, {LEAST} are the fewest"
+    """Build the section of a configuration: how it ran, its curve, and at most `most` of its points."""
+    measured, curve, times = config.measurements, config.curve, answer.quantity != MEMORY
+    law = f"no curve: {plural(len(config.values), 'length')} measured, at least {LEAST} are needed"
     if curve is not None:
-        beyond = "unknown beyond" if curve.ahead is None else f"{max(curve.error, curve.ahead):.1%} for twice the longest"
+        beyond = "unknown beyond" if curve.ahead is None else f"{max(curve.error, curve.ahead):.1%} at twice the longest"
         terms = [(curve.a, ""), (curve.b, " n"), (curve.c, " n^2")]
         formula = " + ".join(f"{shown_value(value, answer.quantity)}{power}" for value, power in terms if value)
         law = f"curve: {formula}   (form {curve.form}; error {curve.error:.1%} between lengths, {beyond})"
-    passes = "forward and backward" if found.backward else "forward"
-    device = found.settings["device_name"] or "an unknown device"
-    lines = [f"ran as: {label(complete(found.settings))}, {passes}, on {device}", law]
-    if found.out_of_memory:
-        lengths = ", ".join(map(_length, found.out_of_memory[:8]))
-        lines.append(f"out of memory at {lengths}: never said to fit, nor is more")
-    if found.left_out and times:
-        lines.append(f"{plural(found.left_out, 'input')} left out: warming up or compiling")
-    more = f" and {len(found.replays) - 3} more" if len(found.replays) > 3 else ""
-    lines.append(f"replays: {', '.join(found.replays[:3])}{more}")
+    passes = "forward and backward" if measured.backward else "forward"
+    device = measured.settings["device_name"] or "an unknown device"
+    lines = [f"ran as: {label(complete(measured.settings))}, {passes}, on {device}", law]
+    if measured.out_of_memory:
+        lengths = ", ".join(map(_length, measured.out_of_memory[:8]))
+        lines.append(f"out of memory at {lengths}: these and longer inputs never fit")
+    if measured.left_out and times:
+        lines.append(f"{plural(measured.left_out, 'input')} excluded: warm-up or compiling")
+    more = f" and {len(measured.replays) - 3} more" if len(measured.replays) > 3 else ""
+    lines.append(f"replays: {', '.join(measured.replays[:3])}{more}")
     blocks: list[Block] = [Heading(title(config), 2), Items(lines)]
     if config.values:
         columns = ("forward", "backward", "both") if times else (MEMORY,)
-        by_length = {point.n: point for point in found.points}
+        by_length = {point.n: point for point in measured.points}
         rows = []
         for n, value in thinned(config.values, most) if most > 1 else config.values[:most] or config.values:
             point, fitted = by_length[n], curve.at(n) if curve else None
@@ -174,10 +174,10 @@ def _curve(config: CurveAnswer, answer: CurvesAnswer, most: int) -> list[Block]:
     if curve is None:
         longest, bound = 512, 2**60
         if answer.by == SEQ_LEN:
-            longest, bound = max([512, *(point.n for point in found.points)]), min(found.out_of_memory, default=bound)
+            longest, bound = max([512, *(point.n for point in measured.points)]), min(measured.out_of_memory, default=bound)
         suggested = sorted({max(64, longest // 4), max(128, longest // 2), longest, 2 * longest})
         listed = ",".join(str(n) for n in suggested if n < bound)
-        blocks.append(Paragraph(f"More lengths: actordbg curve {answer.quantity} {found.replays[-1]} --measure {listed}"))
+        blocks.append(Paragraph(f"More lengths: actordbg curve {answer.quantity} {measured.replays[-1]} --measure {listed}"))
     return blocks
 
 
@@ -189,36 +189,36 @@ _STEPS = 60
 
 
 def _banner(answer: CurvesAnswer) -> Banner:
-    """What was asked, answered in a sentence: does it fit, or how long may it be."""
+    """Build the verdict: whether the requested lengths fit, else the longest length that does."""
     measured = sum(bool(config.values) for config in answer.curves)
     if not measured:
         return Banner("NOTHING", "was measured.", NO_TONE)
-    if asked := [(config, at) for config in answer.curves for at in config.at if at.fits is not None]:
-        lengths = f"{plural(len(asked), 'length')} asked for"
-        if bad := [f"{at.n:,} under {config.label}" for config, at in asked if at.fits != YES]:
+    if requested := [(config, at) for config in answer.curves for at in config.at if at.fits is not None]:
+        lengths = f"{plural(len(requested), 'requested length')}"
+        if bad := [f"{at.n:,} under {config.label}" for config, at in requested if at.fits != YES]:
             return Banner("NOT SURE TO FIT", f"{lengths}; not sure: {', '.join(bad[:4])}.", BAD_TONE)
         return Banner("FITS", f"{lengths}; all fit.", GOOD_TONE)
     figures = []
     for config in answer.curves[:4]:
-        if found := config.longest:
-            how = found.how if found.by_curve else "as far as it ran"
-            figures.append((f"longest that fits, {config.label} ({how})", f"{found.by_curve or found.measured or 0:,}"))
-    said = f"{plural(measured, 'configuration')}, {plural(answer.replays, 'replay')}."
-    return Banner("MEASURED", said, PART_TONE, figures)
+        if longest := config.longest:
+            how = longest.how if longest.by_curve else "measured only"
+            figures.append((f"longest that fits, {config.label} ({how})", f"{longest.by_curve or longest.measured or 0:,}"))
+    sentence = f"{plural(measured, 'configuration')}, {plural(answer.replays, 'replay')}."
+    return Banner("MEASURED", sentence, PART_TONE, figures)
 
 
 def curve_charts(answer: CurvesAnswer) -> list[Chart]:
-    """Draw every configuration that has points: measured, extrapolated, and the budget as a line. Nothing for no points."""
+    """Chart every configuration that has points: measured, extrapolated, and the budget as a line. [] if there are no points."""
     drawn = [config for config in answer.curves if config.values]
     if not drawn:
         return []
     memory = answer.quantity == MEMORY
     scale, unit = (2.0**30, "GiB") if memory else (1.0, "s")
     most = max(n for config in drawn for n, _ in config.values)
-    wanted = [at.n for config in answer.curves for at in config.at]
-    wanted += [config.longest.by_curve for config in answer.curves if config.longest and config.longest.by_curve]
+    lengths = [at.n for config in answer.curves for at in config.at]
+    lengths += [config.longest.by_curve for config in answer.curves if config.longest and config.longest.by_curve]
     bounds = [n for config in answer.curves for n in config.measurements.out_of_memory[:1]]
-    end = float(max(most, *bounds, min(FURTHEST * most, max(wanted, default=0)), 1))  # past all that was requested
+    end = float(max(most, *bounds, min(FURTHEST * most, max(lengths, default=0)), 1))  # past every requested length
     every: list[dict[str, Any]] = []
     inside: list[dict[str, Any]] = []
     beyond: list[dict[str, Any]] = []
@@ -253,10 +253,10 @@ def curve_charts(answer: CurvesAnswer) -> list[Chart]:
         layers.append(layer("rule", budget, {"color": BAD, "strokeDash": [2, 3]}, y=y))
         layers.append(layer("text", budget, {"align": "left", "dx": 6, "dy": -6}, x=x, y=y, text={"field": "t"}))
     if failed:
-        told = hints(("c", "out of memory"), ("n", "length"))
-        layers.append(layer("rule", failed, {"color": BAD, "strokeDash": [6, 3]}, x=x, tooltip=told))
+        tooltip = hints(("c", "out of memory"), ("n", "length"))
+        layers.append(layer("rule", failed, {"color": BAD, "strokeDash": [6, 3]}, x=x, tooltip=tooltip))
     spec = layered([], *layers, height=300) | {"resolve": {"scale": {"color": "shared"}}}
-    says = "Points are measured, lines are fitted, dashes are extrapolated beyond what ran."
+    says = "Points are measured, lines fitted, dashes extrapolated."
     rows = [(point["c"], f"{point['n']:,}", point["s"]) for point in points[:200]]
     table = Grid(("configuration", "length", "measured"), rows, {"configuration"})
     return [Chart(f"{answer.quantity.capitalize()} by length", says, spec, table)]

@@ -1,45 +1,45 @@
 """`actordbg curve`: memory or time over length for each configuration, and the longest length that fits a budget.
 
-Every length that is named says where it comes from:
+Every length is reported with its source:
 
 * **measured**: an input of that length ran.
 * **interpolated**: between measured lengths, by the curve.
-* **extrapolated**: beyond them, by the curve. More than twice the longest measured length comes with a caution, because kernels,
-  allocators and caches behave differently at other sizes; more than `FURTHEST` times is refused.
+* **extrapolated**: beyond measured lengths, by the curve. More than twice the longest measured length comes with a caution,
+  because kernels, allocators and caches behave differently at other sizes; more than `FURTHEST` times is refused.
 
-A length that ran out of memory is never said to fit, nor is any longer one; nor is one beyond what ran over the budget. A
-curve's value "fits" only if it does with its error added (`Curve.error_at`): between measured lengths the held-out error, beyond
-them the error of extrapolation where that could be checked. Within that error of the budget, or if the error is unknown, it is
-"unsure".
+A length that ran out of memory never fits, nor does any longer length, nor any length beyond the measured lengths that exceeded
+the budget. A curve's value "fits" only if it fits with its error added (`Curve.error_at`): between measured lengths the held-out
+error, beyond them the extrapolation error if it could be checked. A value within that error of the budget, or with an unknown
+error, is "unsure".
 
 Attention computes n^2 scores, and eager attention stores them. So times, and the memory of eager attention, always have a
-square term, even if the measured lengths are too short to show it.
+quadratic term, even if the measured lengths are too short to show it.
 
 The curve is y = a + b n, y = a + c n^2, or y = a + b n + c n^2, with no coefficient negative.
-Memory and time over a length: neither is negative or shrinks when inputs grow, and nothing in a transformer grows faster
-than the square of the length. Stated once, so that a figure can be checked by hand:
+Memory and time are never negative, never shrink when inputs grow, and nothing in a transformer grows faster than the square of
+the length. The method in full, so that a figure can be checked by hand:
 
-* **weights**: relative errors are what counts, so every point weighs 1 / y^2.
-* **outliers**: Huber's weights on the relative residuals (k = 1.345 of their scale, 1.4826 x median |r|), until they settle.
-  One wild point among several hardly moves the curve.
-* **which form**: each form is fitted without some of the points, which it then has to predict (each point in turn; from 20
-  points on, every tenth together). The form with the smallest median relative error wins, unless a simpler one is within a
+* **weights**: the fit minimizes relative errors, so every point has weight 1 / y^2.
+* **outliers**: Huber's weights on the relative residuals (k = 1.345 of their scale, 1.4826 x median |r|), until
+  they converge. A single outlier among several points hardly moves the curve.
+* **form**: each form is fitted without some of the points, which it then has to predict (leave-one-out; from 20 points on,
+  10-fold). The form with the smallest median relative error wins, unless a simpler one is within a
   tenth of it (or within 1e-6). A form needs one more point than it has coefficients.
-* **error**: the winner's held-out error: the root of the mean square of its relative errors, of those up to four times their
-  median (an outlier says nothing about the others).
-* **ahead**: how wrong extrapolation was where it can be checked: the largest relative error of the lengths beyond half of the
-  longest, predicted from those up to it (where those are too few: of the longest, predicted from all others); or how far
-  apart the forms that predict at most three times worse are at twice the longest, if that is more. It holds for up to one
-  doubling beyond the longest length, and grows with every further one (`Curve.error_at`). Where the longer half could not be
-  predicted, forms up to 5 % off are held beside each other too, and nobody knows the error beyond that doubling. A flat curve
-  has none at all: something else (libraries, an earlier input) hid what grows, so nobody knows where it begins to show.
+* **error**: the winner's held-out error: the root mean square of its relative errors, without those above four times their
+  median (outliers).
+* **ahead**: the extrapolation error: the largest relative error of the lengths beyond half of the longest, predicted from those
+  up to it (if those are too few: of the longest length, predicted from all others); or, if larger, the spread at twice the
+  longest length of the forms that predict at most three times worse. It holds for one doubling beyond the longest length, and
+  grows with every further doubling (`Curve.error_at`). If the longer half could not be predicted, the spread includes all forms
+  within 5 %, and the error beyond that doubling is unknown. For a flat curve the error is always unknown: something else
+  (libraries, an earlier input) hid the growth, so it is unknown where growth begins to show.
 
 Example::
 
     curve = fit([(512, 1.0e9), (1024, 1.5e9), (2048, 2.5e9)])
     curve.at(4096), curve.form          # 4.5e9, "a + b n"
 
-Pure: measurements in, answer out.
+Pure: measurements in, result out.
 """
 
 from __future__ import annotations
@@ -63,18 +63,18 @@ MEASURED, INTERPOLATED, EXTRAPOLATED = "measured", "interpolated", "extrapolated
 OUT_OF_MEMORY, UNKNOWN = "out of memory", "unknown"
 YES, NO, UNSURE = "yes", "no", "unsure"
 FAR = 2.0
-"""Lengths beyond this many times the longest measured one come with a caution."""
+"""Lengths beyond this multiple of the longest measured length come with a caution."""
 FURTHEST = 4.0
-"""Beyond this many times nothing is said. A curve's error is checked for one doubling (`Curve.ahead`) and guessed for a second;
-measured later, a length that was told at 3.3 times was 30 % too long."""
+"""Lengths beyond this multiple are refused. A curve's error is checked for one doubling (`Curve.ahead`) and guessed for a second;
+a prediction at 3.3 times the longest length, measured later, was 30 % too long."""
 
 
 @dataclass(frozen=True)
 class At:
-    """What a length needs: `value` in bytes or seconds, `low` to `high` with the curve's error; None if unknown.
+    """The cost of a length: `value` in bytes or seconds, `low` to `high` with the curve's error; None if unknown.
 
-    fits: yes, no or unsure; None without a budget. far: more than twice the longest measured length. One that is too far is
-    unknown.
+    fits: yes, no or unsure; None without a budget. far: more than twice the longest measured length. Beyond `FURTHEST` times the
+    value is unknown.
     """
 
     n: int
@@ -88,11 +88,11 @@ class At:
 
 @dataclass(frozen=True)
 class Longest:
-    """The longest length that fits. measured: among those that ran; None if none of them fits.
+    """The longest length that fits. measured: the longest measured length that fits; None if none does.
 
-    by_curve: where the curve reaches the budget, between `low` and `high` with its error; None without a curve, or if it never
-    does. how: "measured" if a longer length is known not to fit, else "extrapolated". too_long: the shortest length that is
-    known not to fit. refused: the curve's answer where that is too far.
+    by_curve: the length at which the curve reaches the budget, between `low` and `high` with its error; None without a curve, or
+    if it never does. how: "measured" if a longer length is known not to fit, else "extrapolated". too_long: the shortest length
+    known not to fit. refused: the curve's length if it is too far to extrapolate to.
     """
 
     how: str
@@ -107,7 +107,7 @@ class Longest:
 
 @dataclass(frozen=True)
 class CurveAnswer:
-    """One configuration: its points, the curve through them, and the answers. `measurements` has its settings."""
+    """The curve of a configuration: its points, the fit and the results. `measurements` has its settings."""
 
     label: str
     measurements: Measurements
@@ -119,7 +119,7 @@ class CurveAnswer:
 
 @dataclass(frozen=True)
 class CurvesAnswer:
-    """The answer of `actordbg curve`. quantity: memory or time; passes: which of a time's passes; budget: bytes or seconds."""
+    """The result of `actordbg curve`. quantity: memory or time; passes: forward, backward or both; budget: bytes or seconds."""
 
     quantity: str
     by: str
@@ -131,7 +131,7 @@ class CurvesAnswer:
 
     @property
     def good(self) -> bool:
-        """Something was measured, and in every configuration the asked lengths fit, else the longest one is known."""
+        """Return whether something was measured, every requested length fits, and no longest length was refused instead."""
         measured = any(curve.values for curve in self.curves)
         refused = any(curve.longest and curve.longest.refused and not curve.at for curve in self.curves)
         return measured and not refused and all(at.fits in (None, YES) for curve in self.curves for at in curve.at)
@@ -148,20 +148,20 @@ def answer(
     replays: int = 0,
     notes: Sequence[str] = (),
 ) -> CurvesAnswer:
-    """Fit a curve for each configuration. `budget`: bytes or seconds. `at`: lengths whose value is wanted."""
+    """Fit a curve per configuration. `budget`: bytes or seconds. `at`: lengths to evaluate."""
     curves = []
-    for index, found in enumerate(measured):
+    for index, measurements in enumerate(measured):
         value_of = attrgetter(MEMORY if quantity == MEMORY else passes)
-        values = tuple((point.n, value_of(point)) for point in found.points if value_of(point) is not None)
-        curve = fit(values, square=quantity == TIME or found.settings.get("attn") == "eager")
-        config = CurveAnswer(letter_of(index), found, curve, values)
+        values = tuple((point.n, value_of(point)) for point in measurements.points if value_of(point) is not None)
+        curve = fit(values, square=quantity == TIME or measurements.settings.get("attn") == "eager")
+        config = CurveAnswer(letter_of(index), measurements, curve, values)
         most = _longest(config, budget) if budget is not None and values else None
         curves.append(replace(config, longest=most, at=tuple(_value_at(config, n, budget) for n in at)))
     return CurvesAnswer(quantity, by, passes if quantity == TIME else None, budget, replays, tuple(curves), tuple(notes))
 
 
 def _value_at(config: CurveAnswer, n: int, budget: float | None) -> At:
-    """What length `n` needs, and whether that fits."""
+    """Return the cost of length `n`, and whether it fits."""
     known, curve, limit = dict(config.values), config.curve, math.inf if budget is None else budget
     too_long = _bounds(config, limit)[1]
     how, far, value, error = UNKNOWN, False, None, None
@@ -186,8 +186,9 @@ def _value_at(config: CurveAnswer, n: int, budget: float | None) -> At:
 
 
 def _bounds(config: CurveAnswer, budget: float) -> tuple[int | None, int | None]:
-    """The longest that ran within the budget, and the shortest that is known not to fit: over the budget with no longer one that
-    fits, or out of memory.
+    """Return the longest length that ran within the budget, and the shortest that is known not to fit.
+
+    A length is known not to fit if it ran out of memory, or over the budget with no longer length that fits.
     """
     bound = min(config.measurements.out_of_memory, default=None)
     below = [(n, value > budget) for n, value in config.values if bound is None or n < bound]
@@ -196,11 +197,11 @@ def _bounds(config: CurveAnswer, budget: float) -> tuple[int | None, int | None]
 
 
 def _longest(config: CurveAnswer, budget: float) -> Longest:
-    """The longest length that fits `budget`, where something was measured."""
+    """Return the longest length that fits `budget`, given at least one measured length."""
     most, too_long = _bounds(config, budget)
 
     def clamped(n: float | None) -> int | None:
-        """The whole length, within the known bounds."""
+        """Round down to a whole length within the known bounds."""
         if n is None or not math.isfinite(n):
             return None
         whole = math.floor(n * (1 + 1e-9))  # the fit may end one bit below a whole number
@@ -235,7 +236,7 @@ _POWERS = np.arange(3)
 _FORMS: tuple[tuple[int, ...], ...] = ((0,), (0, 1), (0, 2), (0, 1, 2))
 """Powers of n in each form."""
 LEAST = 3
-"""Fewest different lengths that a curve is drawn through: two make a line through anything."""
+"""Fewest different lengths for a curve: a line fits any two points."""
 
 
 @dataclass(frozen=True)
@@ -256,11 +257,11 @@ class Curve:
     checked: bool = True
 
     def at(self, n: float) -> float:
-        """The curve's value at a length."""
+        """Return the curve's value at a length."""
         return self.a + self.b * n + self.c * n * n
 
     def error_at(self, n: float) -> float | None:
-        """The relative error to expect at a length; None beyond the longest if it is unknown."""
+        """Return the expected relative error at a length; None beyond the longest if it is unknown."""
         if n <= self.longest:
             return self.error
         if not self.checked and n > 2 * self.longest:
@@ -268,7 +269,7 @@ class Curve:
         return None if self.ahead is None else max(self.error, self.ahead) * max(1.0, math.log2(n / self.longest))
 
     def reaches(self, y: float) -> float | None:
-        """The length at which the curve is `y`; None if it never is (flat), or is above it at 0 already."""
+        """Return the length at which the curve reaches `y`; None if it never does (flat), or is already above it at 0."""
         if self.a > y:
             return None
         if self.c > 0:
@@ -277,10 +278,10 @@ class Curve:
 
 
 def fit(points: Sequence[tuple[float, float]], *, square: bool = False) -> Curve | None:
-    """The curve through points (n, y), y > 0, one for each n; None for fewer than three.
+    """Fit a curve to points (n, y) with y > 0 and distinct n; None for fewer than three points.
 
-    `square`: y is known to grow with n^2, even if that part is still too small to tell from noise. From four points on, only
-    forms with n^2 are tried. Extrapolations become larger, and right.
+    `square`: y is known to grow with n^2, even if that part is still indistinguishable from noise. From four points on, only
+    forms with n^2 are tried, which makes extrapolations larger and correct.
     """
     known = sorted((n, y) for n, y in points if y > 0)
     if len(known) < LEAST:
@@ -298,8 +299,8 @@ def fit(points: Sequence[tuple[float, float]], *, square: bool = False) -> Curve
 
 
 def _best(points: Array, square: bool, certain: float = _NOTHING) -> list[tuple[tuple[int, ...], Array]]:
-    """Forms and their held-out errors: the one to take, then all others that are at most three times as wrong,
-    or as `certain`.
+    """Rank the forms with their held-out errors: the best, then all others whose error is at most three times the smallest, or at
+    most `certain`.
     """
     forms = [form for form in _FORMS if len(points) > len(form) and (2 in form or not square or len(points) <= LEAST)]
     tried = [(form, _held_out(points, form)) for form in forms]
@@ -310,7 +311,7 @@ def _best(points: Array, square: bool, certain: float = _NOTHING) -> list[tuple[
 
 
 def _ahead(points: Array, square: bool, half: int) -> float | None:
-    """How wrong extrapolation was where that can be checked; half: how many lengths are up to half of the longest."""
+    """Estimate the extrapolation error; None if it cannot be checked. half: number of lengths up to half of the longest."""
     known = half if half >= LEAST else len(points) - 1
     if known < LEAST:
         return None
@@ -321,20 +322,20 @@ def _ahead(points: Array, square: bool, half: int) -> float | None:
 
 
 def _held_out(points: Array, form: tuple[int, ...]) -> Array:
-    """Return the absolute relative errors of points that the form was fitted without."""
+    """Return the absolute relative errors of held-out points."""
     folds = len(points) if len(points) < 2 * _FOLDS else _FOLDS
     fold_of = np.arange(len(points)) % folds
     return np.concatenate([_errors(_robust(points[fold_of != k], form), points[fold_of == k]) for k in range(folds)])
 
 
 def _errors(coefficients: Array, points: Array) -> Array:
-    """The absolute relative error of each point."""
+    """Return the absolute relative error of each point."""
     errors: Array = abs(points[:, :1] ** _POWERS @ coefficients / points[:, 1] - 1)
     return errors
 
 
 def _robust(points: Array, form: tuple[int, ...]) -> Array:
-    """Fit (a, b, c), those outside `form` 0, by weighted least squares on relative residuals."""
+    """Fit (a, b, c) by weighted least squares on relative residuals; coefficients outside `form` are 0."""
     n, y = points[:, :1], points[:, 1:]
     units = n.max() ** _POWERS
     rows = n**_POWERS / units / y  # a row times the coefficients should be 1
@@ -343,7 +344,7 @@ def _robust(points: Array, form: tuple[int, ...]) -> Array:
     for _ in range(_ROUNDS):
         before, least, root = fitted, math.inf, np.sqrt(weights)
         fitted = np.zeros(3)
-        for kept in kept_terms:  # no coefficient may be negative: the best over the subsets of terms whose own best has none
+        for kept in kept_terms:  # no coefficient may be negative: take the best subset of terms whose fit has none
             tried = np.zeros(3)
             tried[kept] = np.linalg.lstsq(rows[:, kept] * root[:, None], root, rcond=None)[0]
             cost = float(weights @ (rows @ tried - 1) ** 2)

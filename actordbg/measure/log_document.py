@@ -1,4 +1,4 @@
-"""Trainings compared step by step as a document and as pictures, for `compare-logs` and `train-check`. Pure."""
+"""Turn a step-by-step comparison of trainings into a document and charts, for `compare-logs` and `train-check`. Pure."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _NAMES = 30
 
 
 def logs_page(answers: Sequence[LogComparison], charts: Sequence[Chart] = ()) -> list[Block]:
-    """The whole answer of `compare-logs`: a line for each log and each pair, then what decided; of one pair its worst steps."""
+    """Build the document of `compare-logs`: a line per log and per pair, then the reasons; the worst steps of a single pair."""
     whole = together(answers)
     sides: dict[str, LogSide] = {}
     for side in (side for answer in answers for side in (answer.a, answer.b)):
-        if side.path not in sides or not sides[side.path].steps:  # a pair with nothing in common has no figures of either
+        if side.path not in sides or not sides[side.path].steps:  # a pair with nothing in common has no figures of its logs
             sides[side.path] = side
     letters = letters_of(sides)
     pairs, reasons = [], []
@@ -84,8 +84,8 @@ def logs_page(answers: Sequence[LogComparison], charts: Sequence[Chart] = ()) ->
 
 _FIRST_MEAN_LAST = "first value, mean and last value differ by less than {:g}"
 _ANOTHER = (
-    "--metric NAME compares another figure than a loss; a metric is found in progress bars, in lines that name a step, and in "
-    "lines like `gpt_loss: 5.78`"
+    "use --metric NAME to compare another metric than a loss; metrics are read from progress bars, from lines that name a step, "
+    "and from lines like `gpt_loss: 5.78`"
 )
 
 
@@ -94,16 +94,16 @@ def _pair_name(letters: Mapping[str, str], answer: LogComparison) -> str:
 
 
 def _seen(side: LogSide) -> str:
-    """What a log has, where nothing of it could be compared."""
+    """List the metrics of a log that could not be compared; "" if it could."""
     if side.steps:
         return ""
     metrics = sorted(side.found.items(), key=lambda item: (not is_loss(item[0]), -item[1], item[0]))
-    shown = ", ".join(f"{name} ({count:,})" for name, count in metrics[:_NAMES]) or "no figures at all"
+    shown = ", ".join(f"{name} ({count:,})" for name, count in metrics[:_NAMES]) or "no metrics"
     return f": {shown}" + (f", and {len(metrics) - _NAMES:,} more" if len(metrics) > _NAMES else "")
 
 
 def _log(side: LogSide) -> list[str]:
-    """A log's line: its steps, and figures over its finite values."""
+    """Return a log's table row: its steps, and figures over its finite values."""
     if not side.steps:
         return ["-"] * 7
     trend = "flat" if side.trend.word == FLAT else side.trend.word
@@ -114,7 +114,7 @@ def _log(side: LogSide) -> list[str]:
 
 
 def _steps(answer: LogComparison) -> list[Block]:
-    """How many steps are too far apart, and the worst of them."""
+    """Report how many steps differ by the threshold or more, and the worst of them."""
     spread = f"median {number(answer.median_relative, 3)}, largest {number(answer.max_relative, 3)}"
     reach = f"{answer.exceeding:,} of {answer.common:,} common steps differ by {answer.threshold:g} or more"
     blocks: list[Block] = [Paragraph(f"{reach} ({spread}). Trend: {answer.trend_method}.")]
@@ -125,12 +125,12 @@ def _steps(answer: LogComparison) -> list[Block]:
             rows.append((f"{step.step:,}", *values, step.note if step.relative is None else number(step.relative, 3)))
         blocks.append(Grid(("step", "A", "B", "difference"), rows))
         if more := answer.exceeding - len(rows):
-            blocks.append(Paragraph(f"and {more:,} more (--limit 0 names all)"))
+            blocks.append(Paragraph(f"and {more:,} more (--limit 0 lists all)"))
     return blocks
 
 
 def log_charts(answers: Sequence[LogComparison], read: Sequence[TrainLog]) -> list[Chart]:
-    """Returns the charts of compared logs: their values, and their relative differences by step."""
+    """Chart compared logs: their values, and their relative differences by step."""
     logs = {log.path: log for log in read}
     letters = letters_of(logs)
     values: dict[str, Curve] = {}
@@ -147,19 +147,19 @@ def log_charts(answers: Sequence[LogComparison], read: Sequence[TrainLog]) -> li
         return []
     steps = {step for curve in apart.values() for step, _ in curve}
     limits, what = [(step, answers[0].threshold) for step in (min(steps), max(steps))], answers[0].metric or ""
-    charts = values_chart("The trainings", what, values), apart_chart("How far apart", what, apart, limits, "the other's")
+    charts = values_chart("The trainings", what, values), apart_chart("Relative difference", what, apart, limits, "the other's")
     return [chart for chart in charts if chart]
 
 
 Curve = Sequence[tuple[Any, ...]]
-"""(step, value), and where there is one the dump that was running."""
+"""(step, value), and optionally the dump that was running."""
 _MOST = 400
 
 
 def values_chart(
     title: str, what: str, curves: Mapping[str, Curve], along: str = "step", whose: str = "training", *more: tuple[str, str]
 ) -> Chart | None:
-    """A value by step, a line for each training; steps without a finite value are left out and counted. None for no values."""
+    """Chart a value by step, a line per training; values that are not finite are skipped and counted. None without values."""
     finite = {name: _finite(curve) for name, curve in curves.items()}
     if not any(finite.values()):
         return None
@@ -171,16 +171,16 @@ def values_chart(
     shown = hints(("c", whose), ("s", along), ("v", what), *more)
     line = layer("line", look={"strokeWidth": 1.6}, tooltip=shown)
     spec = layered(rows, line, height=260, x=whole("s", along), y=quantity("v", what, zero=False), color=names("c", None))
-    odd = sum(len(curves[name]) - len(curve) for name, curve in finite.items())
+    nonfinite = sum(len(curves[name]) - len(curve) for name, curve in finite.items())
     says = f"The {what} of {plural(len(curves), whose)} by {along}."
-    says += f" {plural(odd, 'value')} NaN or infinite, not drawn." if odd else ""
+    says += f" {plural(nonfinite, 'value')} NaN or infinite, not shown." if nonfinite else ""
     most = max(map(len, curves.values()))
-    note = f"{_MOST} of up to {most:,} values of each are drawn, spread evenly." if most > _MOST else ""
+    note = f"{_MOST} of up to {most:,} values of each are shown, evenly sampled." if most > _MOST else ""
     return Chart(title, says, spec, Grid((whose, "values", f"first {what}", "mean", "most", "last"), ends, {whose}), note)
 
 
 def apart_chart(title: str, what: str, curves: Mapping[str, Curve], limits: Curve, whose: str = "the baseline's") -> Chart | None:
-    """Relative differences by step on a log scale, with what they may be as a dashed line. whose: of whom they are apart."""
+    """Chart relative differences by step on a log scale, with their limits as a dashed line. whose: what they differ from."""
     floor = 1e-9  # a log scale has no zero
     drawn = {name: [(step, max(floor, value)) for step, value in curve] for name, curve in curves.items()}
     rows = [row for name, curve in drawn.items() for row in _rows(name, curve)]
@@ -192,7 +192,7 @@ def apart_chart(title: str, what: str, curves: Mapping[str, Curve], limits: Curv
     shown = hints(("c", "training"), ("s", "step"), ("v", what))
     line = layer("line", rows, x=x, y=y, color=names("c", None), tooltip=shown)
     spec = layered([], line, layer("line", limit, {"color": BAD, "strokeDash": [5, 4]}, x=x, y=y), height=220)
-    says = f"How far {what} is from {whose}; the dashed line is how far it may be. What is equal is drawn at {floor:g}."
+    says = f"Difference of {what} from {whose}; the dashed line is the limit. Equal values are shown at {floor:g}."
     largest = [(name, number(max((v for _, v in _finite(curve)), default=None), 3)) for name, curve in curves.items()]
     return Chart(title, says, spec, Grid(("training", "largest"), largest, {"training"}), half=True)
 

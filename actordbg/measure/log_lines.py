@@ -1,26 +1,26 @@
-"""Reads the values of a metric out of a training log, step by step: `read_log(path)`.
+"""Read the values of a metric from a training log, step by step: `read_log(path)`.
 
 | Given | Read as | A step is |
 |---|---|---|
-| a file with `tfevents` in its name, or a folder that holds some | TensorBoard, by the `tensorboard` package | its step |
+| a file with `tfevents` in its name, or a folder of such files | TensorBoard, by the `tensorboard` package | its step |
 | `*.csv` | columns `metric`, or `run - metric` as W&B's charts are exported | the column Step, `_step` or `global_step` |
 | `*.jsonl` | an object in each line, as W&B's history | `_step`, `step` or `global_step` |
 | any other file, a pipe, `-` | lines of text | one of the three below |
 
-Three ways in which a log numbers its steps, each a series of its own:
+A log numbers its steps in one of three ways, each read into a separate series:
 
 * **bar**: a progress bar's postfix, `Train step of epoch 1:  8%|8  | 2/24 [00:01<00:11, 1.9it/s, gpt_loss=6.21, lr=1e-5]`.
-  The step is epoch x total + count where the bar names its epoch (SFT, DPO and RM trainings). A bar that does not (PPO: one for
-  each global step) continues counting where the one before it ended. A bar is printed again and again: the last figures at a
-  count are that step's. A bar that shows figures at count 0 sets them before it counts: they are the next step's, and its
-  last state, a repeat, is left out.
-* **line**: a line that says its step: `Global step 12: {'policy_loss': 0.02, ...}`, `step=12 loss=2.1`.
-* **order**: lines that name a figure and no step (`gpt_loss: 5.78`, `{'gpt_loss': 5.78}`): each line is a step.
+  The step is epoch x total + count if the bar names its epoch (SFT, DPO and RM trainings). Otherwise (PPO: a bar per
+  global step) a bar continues the count of the previous bar. A bar is printed repeatedly: the last figures at a count are that
+  step's. A bar that shows figures at count 0 sets them before it counts: they belong to the next step, and its last state, a
+  repeat, is skipped.
+* **line**: a line that names its step: `Global step 12: {'policy_loss': 0.02, ...}`, `step=12 loss=2.1`.
+* **order**: lines with a figure and no step (`gpt_loss: 5.78`, `{'gpt_loss': 5.78}`): each line is a step.
 
-A step that comes again later (a resumed run in one log) counts with its later value, and is counted in `rerun`. NaN and
-infinities are values like others here. Steps of an evaluation bar are those that it names.
+A step that occurs again later (a resumed run in the same log) counts with its later value, and is counted in `rerun`. NaN and
+infinities are kept like other values. Steps of an evaluation bar are those that it names.
 
-Standard library only, but for event files. Memory grows with the steps of what is kept, not with a log of lines.
+Standard library only, except for event files. Memory grows with the number of steps kept, not with the size of a text log.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from actordbg.trainers.trainer import TRAINER
 
 BAR, LINE, ORDER = "bar", "line", "order"
 KINDS = (LINE, BAR, ORDER)
-"""How steps are numbered, the most trustworthy first."""
+"""Kinds of step numbering, most reliable first."""
 
 _MOST_NAMES = 1000
 _MOST_SERIES = 64
 _TITLE = 200
-"""Characters before a bar that are looked at."""
-# No pattern tries the same digits or spaces twice: a segment may have 4 MB of them.
+"""Characters before a bar that are read as its title."""
+# No pattern may backtrack over digits or spaces: a segment can have 4 MB of them.
 _NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|inf(?:inity)?|nan)"
 _BAR = re.compile(r"(\d{1,3})%\|[^|]{0,300}\|\s{0,20}(\d{1,9})/(\d{1,9}) \[([^\]]*)(\]?)")
 _EPOCH = re.compile(TRAINER.bar_epoch, re.IGNORECASE)
@@ -71,9 +71,9 @@ _VALUE = re.compile(rf"(?:[a-z_][\w.]*\()?({_NUMBER})\)?$", re.IGNORECASE)
 
 @dataclass
 class Series:
-    """A metric: the value of each step, ascending where it was read (`TrainLog.settled`); NaN and infinities included.
+    """The values of a metric by step, ascending once read (`TrainLog.settled`); NaN and infinities included.
 
-    rerun: steps that the log came back to. totals: steps of a bar's round (an epoch), as the bars said, ascending.
+    rerun: number of repeated steps. totals: steps per round (epoch), as the bars print them, ascending.
     """
 
     kind: str
@@ -83,16 +83,16 @@ class Series:
     _last: int | None = None
 
     def add(self, step: int, value: float) -> None:
-        """The next value as the log has it; a repeated step replaces its value."""
+        """Add the next value of the log; a repeated step replaces its value."""
         self.rerun += step in self.points and step != self._last
         self.points[step], self._last = value, step
 
 
 @dataclass
 class TrainLog:
-    """One log. `metrics`: how often each name with figures was seen; `series`: by metric and kind, of what was kept.
+    """A training log. `metrics`: how often each metric occurs; `series`: the kept values by metric and kind.
 
-    metric: the one to keep; "": every one that is a loss.
+    metric: the metric to keep; "": every loss.
     """
 
     path: str
@@ -102,11 +102,11 @@ class TrainLog:
     metric: str = ""
 
     def wants(self, name: str) -> bool:
-        """Whether the values of a metric are kept."""
+        """Return whether the values of a metric are kept."""
         return name == self.metric if self.metric else is_loss(name)
 
     def add(self, name: str, kind: str, step: int | None, value: float) -> None:
-        """Count a figure, and keep it where it is wanted; one without a step is the next of its kind."""
+        """Count a figure, and keep it if its metric is wanted; without a step it gets the next number of its kind."""
         if name in self.metrics or len(self.metrics) < _MOST_NAMES:
             self.metrics[name] = self.metrics.get(name, 0) + 1
         if self.wants(name) and (name in self.series or len(self.series) < _MOST_SERIES):
@@ -114,7 +114,7 @@ class TrainLog:
             series.add(len(series.points) + 1 if step is None else step, value)
 
     def settled(self) -> TrainLog:
-        """The log, its steps in order."""
+        """Sort the steps of every series; return the log."""
         for kinds in self.series.values():
             for series in kinds.values():
                 series.points = dict(sorted(series.points.items()))
@@ -122,10 +122,10 @@ class TrainLog:
 
 
 def read_log(path: str, metric: str | None = None) -> TrainLog:
-    """Read a log (`-`: standard input, .gz too) or an export, keeping one metric, or, without one, every metric that is a loss.
+    """Read a log (`-`: standard input; .gz is supported) or an export, keeping `metric`, or every loss if it is None.
 
-    Raises UsageError for what is not there or is not a table, EnvironmentProblem for a file that cannot be read, or a missing
-    `tensorboard`. A log that says nothing is a TrainLog without metrics.
+    Raises UsageError for a missing file or an invalid table, EnvironmentProblem for an unreadable file or a missing
+    `tensorboard` package. A log without figures gives a TrainLog without metrics.
     """
     log = TrainLog(path, metric=plain_name(metric or ""))
     if (rows := _exported(path)) is not None:
@@ -137,9 +137,9 @@ def read_log(path: str, metric: str | None = None) -> TrainLog:
     bars: dict[tuple[str, str], _Bar] = {}
     for source, text in segments(path):
         log.segments += 1
-        if "%|" in text and (found := list(_BAR.finditer(text))):
+        if "%|" in text and (matches := list(_BAR.finditer(text))):
             begin = 0
-            for match in found:
+            for match in matches:
                 name = text[begin : match.start()][-_TITLE:].strip().rstrip(":")
                 _read_bar(log, bars.setdefault((source, name), _Bar()), name, match)
                 begin = match.end()
@@ -150,7 +150,7 @@ def read_log(path: str, metric: str | None = None) -> TrainLog:
 
 @dataclass
 class _Bar:
-    """Where a bar is: `offset` of its round among those before it; `early`: it sets figures before it counts."""
+    """The state of a bar. `offset`: steps of its earlier rounds; `early`: it sets figures before it counts."""
 
     count: int = -1
     total: int = 0
@@ -158,15 +158,15 @@ class _Bar:
     early: bool = False
 
 
-def _read_bar(log: TrainLog, bar: _Bar, name: str, found: re.Match[str]) -> None:
+def _read_bar(log: TrainLog, bar: _Bar, name: str, match: re.Match[str]) -> None:
     """Keep the figures inside a bar's brackets."""
-    count, total = int(found[2]), int(found[3])
+    count, total = int(match[2]), int(match[3])
     if count < bar.count:
         bar.offset += bar.total
     bar.count, bar.total = count, total
-    parts = found[4].split(", ")
-    if not found[5]:
-        parts.pop()  # a bar that was cut off at the terminal's width lost the end of its last figure
+    parts = match[4].split(", ")
+    if not match[5]:
+        parts.pop()  # cut off at the terminal's width: the last figure is incomplete
     split = (part.partition("=") for part in parts)
     values = [(plain_name(raw), value) for raw, sign, text in split if sign and (value := _VALUE.match(text.strip()))]
     bar.early = bar.early or (count == 0 and bool(values))
@@ -184,63 +184,63 @@ def _read_bar(log: TrainLog, bar: _Bar, name: str, found: re.Match[str]) -> None
 
 
 def _read_line(log: TrainLog, text: str) -> None:
-    found = ((plain_name(a or b or c), float(number)) for a, b, c, number in _PAIR.findall(text))
-    pairs = [(name, value) for name, value in found if not name.endswith(".py")]  # logging's file.py:45
+    parsed = ((plain_name(a or b or c), float(number)) for a, b, c, number in _PAIR.findall(text))
+    pairs = [(name, value) for name, value in parsed if not name.endswith(".py")]  # logging's file.py:45
     losses = [(name, value) for name, value in pairs if log.wants(name) or is_loss(name)]
-    said = _STEP.search(text)
-    for name, value in (pairs if said else losses) if losses else ():
-        log.add(name, LINE if said else ORDER, int(said[1]) if said else None, value)
+    step = _STEP.search(text)
+    for name, value in (pairs if step else losses) if losses else ():
+        log.add(name, LINE if step else ORDER, int(step[1]) if step else None, value)
 
 
 @lru_cache(_MOST_NAMES)
 def is_loss(name: str) -> bool:
-    """Whether a metric's name says that it is a loss: gpt_loss, loss_mean, eval gpt_loss; not aux_loss_coef."""
+    """Return whether a metric's name is that of a loss: gpt_loss, loss_mean, eval gpt_loss; not aux_loss_coef."""
     return _LOSS.search(name) is not None
 
 
 @lru_cache(_MOST_NAMES)
 def plain_name(name: str) -> str:
-    """A metric's name without what loggers put before it: "train/gpt_loss" is "gpt_loss"."""
+    """Strip a logger's prefix from a metric's name: "train/gpt_loss" becomes "gpt_loss"."""
     return name.strip().removeprefix("train/")
 
 
-# A training log as segments of text: what a terminal would have shown after each line break or carriage return.
+# A training log as segments of text: what a terminal would show after each line break or carriage return.
 #
-# Progress bars write over themselves with carriage returns, so one "line" of a log may hold a hundred states of a bar. Escape
-# sequences are taken out. A Ray worker's prefix, `(PolicyModelActor pid=7022)`, becomes the segment's source and holds until the
-# line ends, since Ray puts it once before a line of many states.
+# Progress bars overwrite themselves with carriage returns, so one "line" of a log may hold a hundred states of a bar. Escape
+# sequences are removed. A Ray worker's prefix, `(PolicyModelActor pid=7022)`, becomes the segment's source until the line
+# ends, since Ray prints it once before a line of many states.
 #
 # Memory does not grow with the file. A file that begins like gzip is read as gzip.
 
 
 STDIN = "-"
 _LONGEST = 2**22
-"""Characters without any line break after which a segment is cut: no log, but it must not fill the memory."""
+"""Characters without a line break after which a segment is cut, so that a file that is not a log cannot fill memory."""
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _PIPE = re.compile(r"/dev/(stdin|fd/\d+)\Z")
-"""What a shell names a pipe that it holds open. Any other FIFO is refused: nobody may be at its other end."""
+"""How a shell names a pipe that it holds open. Any other FIFO is refused: it may have no writer."""
 _RAY = re.compile(r"\s*\((\w[\w.:-]*) (?:pid|rank)=\d+[^)]{0,80}\) ?")
 _TORCHRUN = re.compile(r"\s*\[[A-Za-z]+\d+\]:\s?")
 
 
 def segments(path: str) -> Iterator[tuple[str, str]]:
-    """(source, text) of every segment that is not empty; `-` is standard input. Source: a Ray actor's name, or "".
+    """Yield (source, text) of every segment that is not empty; `-` is standard input. Source: a Ray actor's name, or "".
 
-    Raises UsageError for what is not a file, EnvironmentProblem for one that cannot be read.
+    Raises UsageError if the path is not a file, EnvironmentProblem if the file cannot be read.
     """
     source, begins_line = "", True
     with _opened(path) as stream:
-        lines = io.TextIOWrapper(stream, "utf-8", "replace", newline="")  # each with the break that ended it, \r or \n
+        lines = io.TextIOWrapper(stream, "utf-8", "replace", newline="")  # each line keeps its terminator, \r or \n
         try:
             while line := lines.readline(_LONGEST):
                 if begins_line:
                     source = ""
                 begins_line = line.endswith("\n")
                 text = _ESCAPE.sub("", line.rstrip("\r\n"))
-                if found := _RAY.match(text):
-                    source, text = found[1], text[found.end() :]
-                elif found := _TORCHRUN.match(text):
-                    text = text[found.end() :]
+                if match := _RAY.match(text):
+                    source, text = match[1], text[match.end() :]
+                elif match := _TORCHRUN.match(text):
+                    text = text[match.end() :]
                 if text and not text.isspace():
                     yield source, text
         finally:
@@ -251,7 +251,7 @@ def segments(path: str) -> Iterator[tuple[str, str]]:
 def _opened(path: str) -> Iterator[IO[bytes]]:
     if path == STDIN:
         if sys.stdin is None:
-            raise EnvironmentProblem("standard input is closed", hint="name a file, or give it a log")
+            raise EnvironmentProblem("standard input is closed", hint="name a file, or pipe a log in")
         yield sys.stdin.buffer
         return
     if not _PIPE.match(path):
@@ -261,12 +261,12 @@ def _opened(path: str) -> Iterator[IO[bytes]]:
             packed = stream.peek(2)[:2] == b"\x1f\x8b"
             yield cast(IO[bytes], gzip.GzipFile(fileobj=stream)) if packed else stream
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise EnvironmentProblem(f"{path} is damaged: {error}", hint="`gzip -t` says the same") from None
+        raise EnvironmentProblem(f"{path} is damaged: {error}", hint="check it with `gzip -t`") from None
 
 
 @contextlib.contextmanager
 def _readable(path: str) -> Iterator[None]:
-    """EnvironmentProblem for what the block cannot read; what gzip finds damaged passes through."""
+    """Raise EnvironmentProblem if the block cannot read the path; gzip's own errors pass through."""
     try:
         yield
     except gzip.BadGzipFile:
@@ -275,20 +275,20 @@ def _readable(path: str) -> Iterator[None]:
         raise EnvironmentProblem(f"cannot read {path}: {error.strerror}", hint="check the path and its permissions") from None
 
 
-# What another program wrote down: TensorBoard's event files, and W&B's exports as CSV or history JSONL.
+# Exports of other programs: TensorBoard's event files, and W&B's exports as CSV or history JSONL.
 #
-# Where no column says the step, lines are counted. `__MIN` and `__MAX` columns are left out. A CSV of several runs needs a name:
+# Without a step column, rows are counted. `__MIN` and `__MAX` columns are skipped. A CSV of several runs needs a name:
 # `chart.csv#run-a`.
 
 
 _MOST_BYTES = 2**30
 _STEPS = ("_step", "step", "global_step", "trainer/global_step", "train/global_step")
 Rows = Iterator[tuple[int | None, dict[str, float]]]
-"""The step of each row, None if no column says it, and its figures by metric."""
+"""The step of each row (None without a step column), and its figures by metric."""
 
 
 def _exported(path: str) -> Rows | None:
-    """The rows of what is not a log of lines; None for what is one, by its name."""
+    """Return the rows of an export; None if its name is that of a text log."""
     name = path.rpartition("#")[0] if ".csv#" in path.lower() else path
     with _readable(name):
         inside = os.listdir(name) if os.path.isdir(name) else []
@@ -311,7 +311,7 @@ def _table(path: str, name: str) -> Rows:
 
 
 def _of_csv(path: str, text: str) -> Iterator[dict[str, float]]:
-    """The figures of each row of one run, by metric. UsageError where several runs have the same metric."""
+    """Yield the figures of each row of a run, by metric. Raises UsageError if several runs have the same metric."""
     run = path.rpartition("#")[2] if ".csv#" in path.lower() else None
     try:
         heads, *rows = list(csv.reader(io.StringIO(text.replace("\0", ""), newline=""))) or [[]]
@@ -321,7 +321,7 @@ def _of_csv(path: str, text: str) -> Iterator[dict[str, float]]:
     columns = {index: metric for index, whose, between, metric in split if run is None or not between or whose == run}
     if len(set(map(plain_name, columns.values()))) < len(columns):
         runs = sorted({whose for _, whose, between, _ in split if between})
-        raise UsageError(f"{path} holds several runs: {', '.join(runs)[:300]}", hint=f"name one: {path}#{(runs or ['RUN'])[0]}")
+        raise UsageError(f"{path} holds several runs: {', '.join(runs)[:300]}", hint=f"name a run: {path}#{(runs or ['RUN'])[0]}")
     for row in rows:
         figures = {}
         for index, name in columns.items():
@@ -331,14 +331,14 @@ def _of_csv(path: str, text: str) -> Iterator[dict[str, float]]:
 
 
 def _of_json_lines(text: str) -> Iterator[dict[str, float]]:
-    for line in text.split("\n"):  # a text in a row may hold what splitlines() takes for an end
+    for line in text.split("\n"):  # splitlines() would also split at separators inside a text
         with contextlib.suppress(ValueError, RecursionError, AttributeError):
             numbers = {name: value for name, value in json.loads(line).items() if type(value) in (int, float)}
             yield {name: float(value) for name, value in numbers.items() if type(value) is float or abs(value) < 2**63}
 
 
 def _events(name: str) -> Rows:
-    """Every scalar of an event file, or of a folder's."""
+    """Yield every scalar of an event file, or of a folder of event files."""
     require_package(f"{name} is TensorBoard's, and", "tensorboard")
     module = import_module("tensorboard.backend.event_processing.event_accumulator")
     if not os.path.exists(name):
@@ -346,8 +346,8 @@ def _events(name: str) -> Rows:
     reader = module.EventAccumulator(name, size_guidance={"scalars": 0})
     try:
         reader.Reload()
-    except Exception as error:  # noqa: BLE001 - tensorboard and protobuf raise what they like for a damaged file
-        raise EnvironmentProblem(f"{name} is damaged: {error}"[:300], hint="`tensorboard --inspect` says the same") from None
+    except Exception as error:  # noqa: BLE001 - tensorboard and protobuf raise any error for a damaged file
+        raise EnvironmentProblem(f"{name} is damaged: {error}"[:300], hint="check it with `tensorboard --inspect`") from None
     for tag in reader.Tags()["scalars"]:
         for scalar in reader.Scalars(tag):
             yield scalar.step, {tag: scalar.value}
@@ -356,6 +356,6 @@ def _events(name: str) -> Rows:
 def _require_file(path: str) -> Path:
     file = Path(path)
     if not file.is_file():
-        what = "a folder" if file.is_dir() else "no file" if file.exists() else "not there"
-        raise UsageError(f"the log {path} is {what}", hint="name two files, or - for standard input")
+        what = "a folder" if file.is_dir() else "not a file" if file.exists() else "missing"
+        raise UsageError(f"the log {path} is {what}", hint="name a file, or - for standard input")
     return file

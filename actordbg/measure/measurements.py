@@ -1,14 +1,14 @@
-"""What replays measured, by configuration and length: the points that curves are drawn through.
+"""Collect what replays measured, by configuration and length: the points of the curves.
 
-* **Configuration**: what the workers resolved, not what was requested. Inputs with a backward and inputs without one are
-  different configurations. Replays of the truth and of noise variations are left out, because nobody trains so.
+* **Configuration**: as resolved by the workers, not as requested. Inputs with a backward and inputs without a backward are
+  different configurations. Replays of the truth and of noise variations are skipped: nobody trains that way.
 * **Length** (`by`): "seq_len" is S of [B, S], with one curve for each batch size; "tokens" counts real tokens.
-* **Several inputs of one length**: memory is the largest peak (it has to fit), times are medians.
-* **Warm-up** is not part of times (`records/replay_record.py`). Memory leaves out inputs during which a graph was compiled.
-* **Out of memory** (by the failure's signature, or a worker that the kernel killed) gives no point but a bound: the shortest
-  such length. With `by="seq_len"` it also bounds larger batches of the same configuration.
+* **Several inputs of equal length**: memory is the largest peak (it has to fit), times are medians.
+* **Warm-up** is excluded from times (`records/replay_record.py`). Memory excludes inputs during which a graph was compiled.
+* **Out of memory** (by the failure's signature, or a worker that the kernel killed) gives a bound instead of a point: the
+  shortest such length. With `by="seq_len"` it also bounds larger batches of the same configuration.
 
-Pure: rows in, points out.
+Pure: results in, points out.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from actordbg.store.layout import Store
 SEQ_LEN, TOKENS = "seq_len", "tokens"
 BY = {
     SEQ_LEN: "seq_len, padding included; a curve for each batch size",
-    TOKENS: "real tokens of an input, padding left out",
+    TOKENS: "real tokens of an input, without padding",
 }
 OUT_OF_MEMORY = ("cuda-out-of-memory", "cpu-out-of-memory", "killed")
 
 
 @dataclass(frozen=True)
 class Point:
-    """Inputs of one length: their number, the largest peak in bytes, median seconds. None: not measured, or warm-up only."""
+    """The inputs of a length: their number, the largest peak in bytes, median seconds. None: not measured, or warm-up only."""
 
     n: int
     inputs: int
@@ -54,7 +54,7 @@ class Point:
 
 @dataclass
 class Measurements:
-    """One configuration: `settings` by name, whether backward ran, and `batch_size` if each has its own curve.
+    """The points of a configuration: `settings` by name, whether backward ran, and `batch_size` if curves are per batch size.
 
     left_out: number of warm-up inputs. out_of_memory: lengths that ran out of memory, ascending.
     """
@@ -69,7 +69,7 @@ class Measurements:
 
 
 _Key = tuple[tuple[tuple[str, Any], ...], bool, "int | None"]
-"""What tells configurations apart: settings by name, whether backward ran, and the batch size if each has its own curve."""
+"""The identity of a configuration: settings by name, whether backward ran, and the batch size if curves are per batch size."""
 
 
 def gather(replays: Sequence[ReplayData], by: str = SEQ_LEN) -> list[Measurements]:
@@ -78,7 +78,7 @@ def gather(replays: Sequence[ReplayData], by: str = SEQ_LEN) -> list[Measurement
     failed: list[tuple[list[_Key], int, str]] = []
     for data in filter(is_configuration, replays):
         ran = costs(as_ran(data.spec.config, data.resolved)) | {"device_name": data.resolved.get("device_name")}
-        del ran["backward"]  # each input's own
+        del ran["backward"]  # it differs per input
         settings, replay_id = tuple(ran.items()), data.spec.replay_id
         warming_up = set[str]().union(*warm_up_of(data.results))
         inputs = {item.dump_id: item for item in data.spec.inputs}
@@ -104,7 +104,7 @@ def gather(replays: Sequence[ReplayData], by: str = SEQ_LEN) -> list[Measurement
             group = groups.setdefault(key, Measurements(dict(key[0]), *key[1:]))
             group.replays.append(replay_id)
             group.out_of_memory.append(n)
-    if by == SEQ_LEN:  # what does not fit with few rows does not fit with more
+    if by == SEQ_LEN:  # a length that does not fit with few rows does not fit with more
         for (key, group), (other, smaller) in product(groups.items(), repeat=2):
             if other[:2] == key[:2] and (other[2] or 0) < (key[2] or 0):
                 group.out_of_memory = list({*group.out_of_memory, *smaller.out_of_memory})
@@ -121,13 +121,13 @@ def is_configuration(data: ReplayData) -> bool:
 
 
 def _passes(data: ReplayData, result: ResultRecord) -> tuple[bool, ...]:
-    """The passes (True: with a backward) with which an input that ran out of memory does not fit, the likelier first."""
-    asked = data.spec.config.backward
-    if asked is None and data.spec.config.backend != "plain":
-        asked = data.resolved.get("backward")
-    if result.forward_s is not None or asked:
+    """Return the passes (True: with a backward) that ran out of memory on an input, the likelier first."""
+    backward = data.spec.config.backward
+    if backward is None and data.spec.config.backend != "plain":
+        backward = data.resolved.get("backward")
+    if result.forward_s is not None or backward:
         return (True,)
-    return (False, True)  # a forward alone that does not fit, or nobody knows: then neither is said to
+    return (False, True)  # a forward alone did not fit, or it is unknown: neither fits
 
 
 def _together(n: int, samples: Sequence[Point]) -> Point:
@@ -138,25 +138,25 @@ def _together(n: int, samples: Sequence[Point]) -> Point:
     return Point(n, len(samples), max(memory, default=None), *(median(values) if values else None for values in times))
 
 
-# Measure on purpose: make inputs of chosen lengths, and replay them as an earlier replay ran.
+# Measure on request: create inputs of given lengths, and replay them under the configuration of an earlier replay.
 
 
 INPUTS = 2
-"""How many inputs of each length every lane gets."""
+"""Inputs per length for every lane."""
 
 
 def settled(config: ReplayConfig, resolved: dict[str, Any]) -> ReplayConfig:
-    """The configuration with what was left to the recorded call filled in as it ran: made-up inputs record nothing."""
+    """Replace settings left to the recorded call by their resolved values: synthetic inputs have no recorded call."""
     ran = as_ran(config, resolved)
     open_settings = {name: value for name, value in ran.items() if getattr(config, name) is None and value is not None}
     return replace(config, **open_settings, keep_tensors=False, keep_gradients=False, memory_snapshot=False)
 
 
 def plan_lengths(store: Store, config: ReplayConfig, lengths: set[int], batch_size: int, *, command: str = "") -> ReplaySpec:
-    """Make the inputs, and the replay that measures them. Failures and running out of memory are results, too.
+    """Create the inputs, and plan the replay that measures them. Failures and running out of memory are also results.
 
-    Raises UsageError for impossible lengths, Unsupported for a configuration that cannot run here, EnvironmentProblem for a
-    model that cannot be had, or a trainer that is not installed.
+    Raises UsageError for impossible lengths, Unsupported for a configuration that cannot run here, EnvironmentProblem for an
+    unavailable model or a trainer that is not installed.
     """
     from actordbg.dumps.create import create_dumps
 

@@ -1,14 +1,14 @@
-"""Samples of memory, and where two series of them part, as headings, tables and pictures. Pure.
+"""Turn memory samples, and a comparison of two series of samples, into headings, tables and charts. Pure.
 
 `memory compare` decides for each process and quantity that both sides have:
 
-* **peaks** part if they differ by more than the threshold (of the larger one) and by 4 MiB.
-* **growths** part if their ranges have nothing in common, and over all that both saw the difference comes to more than three
-  times the larger scatter and a MiB.
-* **from** is the first step from which on the two are further apart than three times the noise (and a MiB), counted from where
-  each began. The noise is that of the gap between them: its second differences, which a line that bends once leaves at zero.
+* **peaks** differ if they are more than the threshold (of the larger peak) and 4 MiB apart.
+* **growths** differ if their ranges do not overlap, and the difference over the common span exceeds three times the larger
+  scatter and 1 MiB.
+* **from** is the first step after which the gap between both sides, less its initial value, stays above three times its noise
+  (and 1 MiB). The noise is estimated from second differences of the gap, which are zero for a line with a single bend.
 
-Processes are paired by rank and name; where none agree, in the order in which they appear.
+Processes are paired by rank and name; if none match, in order of appearance.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class SizePair:
-    """One quantity of a process on both sides. parts: peak, growth or both; from_step, from_dump: where they part."""
+    """A quantity of a process on both sides. parts: what differs (peak, growth); from_step, from_dump: where growth diverges."""
 
     process: str
     other: str
@@ -44,13 +44,13 @@ class SizePair:
 
     @property
     def growth_judged(self) -> bool:
-        """Whether both have a growth, by the same unit."""
+        """Return whether both sides have a growth in a common unit."""
         return bool(self.a.growth and self.b.growth and self.a.growth.unit == self.b.growth.unit)
 
 
 @dataclass(frozen=True)
 class MemoryComparison:
-    """The answer of `memory compare`. reasons: why it is not alike, in sentences."""
+    """The result of `memory compare`. reasons: the differences, in sentences."""
 
     verdict: str
     a: str
@@ -64,7 +64,7 @@ class MemoryComparison:
 def compare_samples(
     names: tuple[str, str], a: Sequence[Sample], b: Sequence[Sample], threshold: float, quantities: Sequence[str] = ()
 ) -> MemoryComparison:
-    """Hold every process of A beside its like in B. quantities: only these; all for none."""
+    """Compare every process of A with its counterpart in B. quantities: only these; all if empty."""
     ours, theirs = by_process(a), by_process(b)
     sizes = [{process.process: process.sizes for process in figures(side)} for side in (a, b)]
     matched = dict([(name, name) for name in ours if name in theirs] or zip(ours, theirs, strict=False))
@@ -75,10 +75,10 @@ def compare_samples(
             left, right = sizes[0][x].get(name), sizes[1][y].get(name)
             if left is None or right is None:
                 continue
-            parts, said, step, dump = [], [], None, ""
+            parts, differences, step, dump = [], [], None, ""
             if abs(left.peak - right.peak) > max(threshold * max(left.peak, right.peak), LEAST_PEAK):
                 parts.append("peak")
-                said.append(f"the peak is {size(left.peak)} in A, {size(right.peak)} in B")
+                differences.append(f"the peak is {size(left.peak)} in A, {size(right.peak)} in B")
             p, q = left.growth, right.growth
             if (
                 p
@@ -91,23 +91,23 @@ def compare_samples(
                 step, dump = _first_apart(ours[x], theirs[y], name) if p.unit == STEP else (None, "")
                 where = "" if step is None else f"; diverging at step {step}"
                 where += dump and f" (dump {dump})"
-                said.insert(0, f"growth is {in_words(p)} in A, {in_words(q)} in B{where}")
-            reasons += [f"{x}, {QUANTITIES[name]}: {reason}" for reason in said]
+                differences.insert(0, f"growth is {in_words(p)} in A, {in_words(q)} in B{where}")
+            reasons += [f"{x}, {QUANTITIES[name]}: {reason}" for reason in differences]
             pairs.append(SizePair(x, y, name, left, right, tuple(parts), step, dump))
     alone = [f"{name} (A)" for name in ours if name not in matched]
     if alone := alone + [f"{name} (B)" for name in theirs if name not in matched.values()]:
-        notes.append(f"only on one side: {', '.join(alone)}")
+        notes.append(f"only in one series: {', '.join(alone)}")
     if short := sorted({pair.process for pair in pairs if not (pair.a.growth and pair.b.growth)}):
         notes.append(_too_short(short))
     if mixed := sorted({pair.process for pair in pairs if pair.a.growth and pair.b.growth and not pair.growth_judged}):
-        notes.append(f"growth of {', '.join(mixed)} not checked: steps are known on one side only")
+        notes.append(f"growth of {', '.join(mixed)} not checked: only one series has steps")
     verdict = NOT_COMPARED if not pairs else APART if reasons else ALIKE
-    reasons = reasons if pairs else ["the two have no process with a quantity in common"]
+    reasons = reasons if pairs else ["the series have no process with a common quantity"]
     return MemoryComparison(verdict, *names, threshold, tuple(pairs), tuple(reasons), tuple(notes))
 
 
 def _first_apart(ours: Sequence[Sample], theirs: Sequence[Sample], quantity: str) -> tuple[int | None, str]:
-    """The step from which on the two stay apart, and the dump that was running in it."""
+    """Return the first step after which the sides stay apart, and the dump that ran in it; (None, "") if there is none."""
     x, y = (dict(points(side, quantity, STEP)) for side in (ours, theirs))
     common = sorted(x.keys() & y.keys())
     gaps = [x[step] - y[step] for step in common]
@@ -119,21 +119,21 @@ def _first_apart(ours: Sequence[Sample], theirs: Sequence[Sample], quantity: str
 
 
 def size(value: float) -> str:
-    """Bytes in MiB, or in GiB from one on."""
+    """Format bytes in MiB, or in GiB from 1 GiB."""
     return f"{value / 2**30:.2f} GiB" if abs(value) >= 2**30 else f"{value / MIB:.2f} MiB"
 
 
 def in_short(growth: Growth | None) -> str:
-    """A growth for a table: "1.00 MiB/step", "none"."""
+    """Format a growth for a table: "1.00 MiB/step", "none"."""
     if growth is None:
         return "-"
     return f"{size(growth.slope)}/{'s' if growth.unit == SECOND else growth.unit}" if growth.grows else "none"
 
 
 def in_words(growth: Growth | None) -> str:
-    """A growth: "1.00 MiB a step (0.99 MiB to 1.01 MiB)", "none (...)" where nothing grows."""
+    """Format a growth with its range: "1.00 MiB a step (0.99 MiB to 1.01 MiB a step)", "none (...)"."""
     if growth is None:
-        return "not known"
+        return "unknown"
     line = f"{size(growth.slope)} a {growth.unit}" if growth.grows else "none"
     return f"{line} ({size(growth.low)} to {size(growth.high)} a {growth.unit})"
 
@@ -143,23 +143,23 @@ def _too_short(processes: Sequence[str]) -> str:
 
 
 def watch_page(record: MemoryRecord, samples: Sequence[Sample]) -> list[Block]:
-    """One watching: who leaked, each process's figures, and memory over time."""
+    """Build the document of a memory recording: growing processes, figures per process, and memory over time."""
     processes, growing = record.processes, leaks(record.processes)
     short = [process.process for process in processes if not any(size.growth for size in process.sizes.values())]
-    who = "any process" if len(short) == len(processes) else ", ".join(short[:4])
+    which = "any process" if len(short) == len(processes) else ", ".join(short[:4])
     if not processes:
         banner = Banner("NOTHING", "was sampled.", NO_TONE)
     elif growing:
         banner = Banner("GROWS", f"{'; '.join(growing[:4])}.", BAD_TONE)
     elif short:
-        banner = Banner("TOO SHORT", f"too few samples or steps to say whether {who} grows.", NO_TONE)
+        banner = Banner("TOO SHORT", f"too few samples or steps to say whether {which} grows.", NO_TONE)
     else:
         banner = Banner("STEADY", "no process grows beyond sampling noise.", GOOD_TONE)
     rows = [
-        (one.process, QUANTITIES[name], str(one.samples), str(one.steps or "-"), *map(size, (own.first, own.peak, own.last)),
-         in_short(own.growth))
-        for one in processes
-        for name, own in one.sizes.items()
+        (process.process, QUANTITIES[name], str(process.samples), str(process.steps or "-"),
+         *map(size, (own.first, own.peak, own.last)), in_short(own.growth))
+        for process in processes
+        for name, own in process.sizes.items()
     ]  # fmt: skip
     count = sum(process.samples for process in processes)
     return [
@@ -174,7 +174,7 @@ def watch_page(record: MemoryRecord, samples: Sequence[Sample]) -> list[Block]:
 
 
 def leaks(processes: Sequence[ProcessMemory]) -> list[str]:
-    """Who grows, in words: by USS where it is known, else RSS; and by CUDA memory."""
+    """List the growing processes, in words: by USS if known, else RSS; and by CUDA memory."""
     return [
         f"{process.process}: {QUANTITIES[name]} grows by {in_words(own.growth)}"
         for process in processes
@@ -184,7 +184,7 @@ def leaks(processes: Sequence[ProcessMemory]) -> list[str]:
 
 
 def compare_page(answer: MemoryComparison, a: Sequence[Sample], b: Sequence[Sample]) -> list[Block]:
-    """Two series: where they part, figures of both, and both in one picture."""
+    """Build the document of two series: their differences, figures and a common chart."""
     tone = {ALIKE: GOOD_TONE, NOT_COMPARED: NO_TONE, APART: BAD_TONE}[answer.verdict]
     agree = "peaks agree; growth was not checked"
     if any(pair.growth_judged for pair in answer.pairs):
@@ -194,7 +194,7 @@ def compare_page(answer: MemoryComparison, a: Sequence[Sample], b: Sequence[Samp
          in_short(pair.b.growth), " and ".join(pair.parts) or "-")
         for pair in answer.pairs
     ]  # fmt: skip
-    columns = ("process", "of", "peak A", "peak B", "growth A", "growth B", "part by")
+    columns = ("process", "of", "peak A", "peak B", "growth A", "growth B", "differ by")
     return [
         Heading("actordbg memory compare", 1),
         Banner(answer.verdict.upper().replace("-", " "), f"{[*answer.reasons, agree][0]}.", tone),
@@ -212,7 +212,7 @@ def _items(lines: Sequence[str]) -> list[Block]:
 
 
 def _charts(sides: Mapping[str, Sequence[Sample]]) -> list[Chart]:
-    """A picture for each quantity that was sampled: by step where every side has steps, else by seconds."""
+    """Chart every sampled quantity: by step if every side has steps, else by seconds."""
     along = STEP if all(any(sample.step for sample in samples) for samples in sides.values()) else "seconds"
     series = {prefix + process: own for prefix, samples in sides.items() for process, own in by_process(samples).items()}
     charts = []

@@ -1,11 +1,11 @@
-"""Whose memory is watched, and what each process was doing: processes by pid, of a replay, of a run, or of a Ray cluster.
+"""Find the processes to watch, and what each is doing: by pid, of a replay, of a run, or of a Ray cluster.
 
-A replay's journals name its workers and the input that each is at. A run's counters name its recording processes and count
-their calls. Of other processes nobody knows the steps, unless a file gets a line for each.
+A replay's journals name its workers and their current inputs. A run's counters name its recording processes and count their
+calls. The steps of other processes are unknown, unless they append a line per step to a file.
 
-On a cluster, Ray's state API says which actors are alive, where, and under which pid. One small actor on each node reads their
-memory: it takes no CPU of the cluster's, and carries the code of `process_memory` with it, so actordbg need not be installed
-there. (Tasks would do, but Ray starts a process for each where no CPU is free, which takes seconds.)
+On a cluster, Ray's state API lists the live actors with their nodes and pids. A small actor per node reads their memory: it
+reserves no CPU, and carries the code of `process_memory` with it, so actordbg need not be installed there. (Tasks would work
+as well, but Ray starts a process for each when no CPU is free, which takes seconds.)
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ Readings = list[tuple["WatchedProcess", Reading]]
 
 @dataclass(frozen=True)
 class WatchedProcess:
-    """A process by its node and pid, and what it is at. ticks: its start, 0 if that is not known.
+    """A process, by node and pid, and its current work. ticks: its start in clock ticks since boot, 0 if unknown.
 
-    step: steps so far. dump_id: the dump that is running. cuda_reserved: what it said last of CUDA memory in reserve, in bytes.
+    step: steps so far. dump_id: the running dump. cuda_reserved: CUDA memory in reserve, in bytes, as last reported.
     """
 
     node: str
@@ -49,45 +49,45 @@ class WatchedProcess:
 
 
 class Watched:
-    """Processes to watch, on this machine and until all have ended, where a class does not say otherwise.
+    """Processes to watch. By default they run on this machine, and watching ends when all have ended.
 
-    unshared: ask for USS, too.
+    unshared: also read USS.
     """
 
     unshared = True
 
     def poll(self) -> list[WatchedProcess]:
-        """Those that are known now."""
+        """List the processes that are known now."""
         return []
 
     def read(self, processes: Collection[WatchedProcess]) -> Readings:
-        """The memory of these processes."""
+        """Read the memory of these processes."""
         return alive(processes, read_memory([process.pid for process in processes], self.unshared))
 
     def over(self, sampled: int) -> bool:
-        """Whether to end, when so many of the processes were alive just now."""
+        """Return whether watching is over. sampled: number of processes that were alive in this round."""
         return not sampled
 
     def notes(self) -> list[str]:
-        """What could not be watched, and why."""
+        """List what could not be watched, and why."""
         return []
 
 
 def alive(processes: Collection[WatchedProcess], readings: Collection[Reading]) -> Readings:
-    """Pair each process with its reading; one whose pid has been taken over by another process has none."""
+    """Pair each process with its reading, skipping processes whose pid another process has reused."""
     by_pid = {reading[0]: reading for reading in readings}
     pairs = ((process, by_pid.get(process.pid)) for process in processes)
     return [(process, reading) for process, reading in pairs if reading and process.ticks in (0, reading[1])]
 
 
 class OfPids(Watched):
-    """Processes by pid, until all have ended. step_file: a file that gets a line for each step, of all of them."""
+    """Processes by pid, until all have ended. step_file: a file to which the processes append a line per step."""
 
     def __init__(self, pids: list[int], step_file: Path | None = None) -> None:
         node = socket.gethostname()
         self._processes = [WatchedProcess(node, pid, started(pid)) for pid in pids]
         if gone := [str(process.pid) for process in self._processes if not process.ticks]:
-            raise UsageError(f"there is no process {', '.join(gone)} on this machine", hint="`ps` lists them")
+            raise UsageError(f"no process {', '.join(gone)} on this machine", hint="list processes with `ps`")
         self._step_file, self._offset, self._lines = step_file, 0, 0
 
     def poll(self) -> list[WatchedProcess]:
@@ -106,12 +106,12 @@ class OfPids(Watched):
         return [replace(process, step=self._lines) for process in self._processes]
 
     def notes(self) -> list[str]:
-        said = "nobody counts steps, so growth is by second: --step-file FILE counts a file's lines"
-        return [] if self._step_file else [said]
+        note = "steps are unknown, growth is per second; use --step-file FILE to count a file's lines as steps"
+        return [] if self._step_file else [note]
 
 
 class OfReplay(Watched):
-    """The workers of a replay, until it ends. A step is an input that a worker began."""
+    """The workers of a replay, until it ends. A step is an input that a worker started."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._node = folder, socket.gethostname()
@@ -135,7 +135,7 @@ class OfReplay(Watched):
 
     @property
     def _booted(self) -> list[WatchedProcess]:
-        """The workers that said who they are; of others a journal may have events alone."""
+        """Return the workers whose pid is known; a journal may lack the boot event of others."""
         return [worker for worker in self._workers.values() if worker.pid]
 
     def _read(self, rank: int, event: Event) -> None:
@@ -148,7 +148,7 @@ class OfReplay(Watched):
         elif what in ("start", "fill"):
             worker = replace(worker, step=(worker.step or 0) + 1, dump_id=str(event.get("dump_id") or ""))
         elif what in ("end", "filled"):
-            if what == "filled" or event.get("dump_id") == worker.dump_id:  # else its file was lost while the next one runs
+            if what == "filled" or event.get("dump_id") == worker.dump_id:  # else the next input is already running
                 worker = replace(worker, dump_id="")
             extra = event.get("extra")
             reserved = extra.get("cuda_reserved_bytes") if isinstance(extra, dict) else None
@@ -161,8 +161,8 @@ class OfReplay(Watched):
 
     def notes(self) -> list[str]:
         elsewhere = sorted({worker.node for worker in self._booted if worker.pid not in self._here} - {self._node})
-        said = [f"workers on {', '.join(elsewhere)} were not sampled: --ray reaches other nodes"] if elsewhere else []
-        return said + ([] if self._booted else ["no worker of this replay ran on this machine"])
+        lines = [f"workers on {', '.join(elsewhere)} were not sampled; use --ray to reach other nodes"] if elsewhere else []
+        return lines + ([] if self._booted else ["no worker of this replay ran on this machine"])
 
 
 class OfRun(Watched):
@@ -173,10 +173,12 @@ class OfRun(Watched):
         self._elsewhere: set[str] = set()
         if not self.poll():
             known = f"; it recorded on {', '.join(sorted(self._elsewhere))}" if self._elsewhere else ""
-            raise UsageError(f"no process of run {run} records on this machine{known}", hint="`actordbg dump status` lists them")
+            raise UsageError(
+                f"no process of run {run} records on this machine{known}", hint="run `actordbg dump status` to list them"
+            )
 
     def poll(self) -> list[WatchedProcess]:
-        found: dict[tuple[str, int, int, str], WatchedProcess] = {}
+        processes: dict[tuple[str, int, int, str], WatchedProcess] = {}
         for path in sorted(self._folder.glob("[!.]*.json")):
             try:
                 data = read_counters(path)
@@ -188,14 +190,14 @@ class OfRun(Watched):
             ticks = started(pid) if host == self._node else 0
             if data["state"] != "ended" and (ticks or (self._anywhere and host != self._node)):
                 key = host, pid, rank, role
-                if key in found:  # a process that began to record again
-                    calls = max(calls, found[key].step or 0)
-                found[key] = WatchedProcess(host, pid, ticks, rank, role, calls)
-        return list(found.values())
+                if key in processes:  # the process restarted recording
+                    calls = max(calls, processes[key].step or 0)
+                processes[key] = WatchedProcess(host, pid, ticks, rank, role, calls)
+        return list(processes.values())
 
     def notes(self) -> list[str]:
         hosts = ", ".join(sorted(self._elsewhere))
-        return [f"processes on {hosts} were not sampled: --ray reaches other nodes"] if hosts else []
+        return [f"processes on {hosts} were not sampled; use --ray to reach other nodes"] if hosts else []
 
 
 JOB = "actordbg memory"
@@ -206,7 +208,7 @@ _TRIES = 5
 
 
 class OfRay(Watched):
-    """Every live actor of a cluster, or the ranks of a replay on it. `marks`: who knows what processes are at."""
+    """Every live actor of a cluster, or the ranks of a replay on it. `marks`: the source of steps and ranks."""
 
     def __init__(self, address: str, marks: Watched | None = None) -> None:
         import ray
@@ -215,7 +217,7 @@ class OfRay(Watched):
         try:
             ray.init(address=address, namespace=JOB, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            hint = "`ray status` on this machine says which there are; --address names another one"
+            hint = "run `ray status` to list clusters, or name another cluster with --address"
             raise EnvironmentProblem(f"no Ray cluster at {address}: {error}", hint=hint) from None
         cloudpickle.register_pickle_by_value(process_memory)
         self._ray, self._marks = ray, marks
@@ -223,7 +225,7 @@ class OfRay(Watched):
         self._reader_class = ray.remote(num_cpus=0, max_restarts=0)(process_memory.MemoryReader)
         self._readers: dict[str, Any] = {}
         self._nodes: dict[str, str] = {}
-        """Ray's id of each node, by the name that answers call it."""
+        """Ray's id of each node, by the name shown to users."""
         self._actors: list[WatchedProcess] = []
         self._looked, self._silent = -_LOOK_AGAIN_S, set[str]()
 
@@ -233,7 +235,7 @@ class OfRay(Watched):
         known = self._marks.poll() if self._marks else []
         if not isinstance(self._marks, OfReplay):
             return [_marked(actor, known) for actor in self._actors]
-        # a replay's journal has Ray's id of the node, or its beginning; a node that is gone is in nobody's list
+        # a replay's journal has Ray's node id or a prefix of it; a node that is gone is not listed
         return [
             replace(worker, node=name)
             for worker in known
@@ -242,7 +244,7 @@ class OfRay(Watched):
         ]
 
     def _look(self) -> None:
-        """Ask for nodes and actors again."""
+        """Refresh the lists of nodes and actors."""
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
         hosts = Counter(node["NodeManagerHostname"] for node in nodes)
         names = {}
@@ -251,7 +253,7 @@ class OfRay(Watched):
             names[node["NodeID"]] = host if hosts[host] == 1 else f"{host}-{node['NodeID'][:6]}"
         self._nodes = {name: node_id for node_id, name in names.items()}
         for name in self._nodes:
-            self._reader(name)  # it takes Ray a while to start them
+            self._reader(name)  # Ray takes a while to start readers
         self._actors = [
             WatchedProcess(names[actor.node_id], actor.pid, 0, None, actor.class_name)
             for actor in ([] if isinstance(self._marks, OfReplay) else self._list_actors())
@@ -260,7 +262,7 @@ class OfRay(Watched):
         self._looked = time.monotonic()
 
     def _list_actors(self) -> list[Any]:
-        """The live actors. Ray's state API answers through the dashboard, which may be busy: it is asked a few times."""
+        """List the live actors. Ray's state API goes through the dashboard, which may be busy, so retry a few times."""
         from ray.util.state import list_actors
         from ray.util.state.exception import RayStateApiException
 
@@ -270,27 +272,27 @@ class OfRay(Watched):
             except (self._ray.exceptions.RayError, RayStateApiException, OSError, ValueError) as error:
                 problem = error
                 time.sleep(1.0)
-        hint = "its head needs the dashboard: `pip install 'ray[default]'`, and no --include-dashboard=false"
+        hint = "run the head with the dashboard: `pip install 'ray[default]'`, and drop --include-dashboard=false"
         raise EnvironmentProblem(f"the Ray cluster at {self._address} lists no actors: {problem}", hint=hint)
 
     def read(self, processes: Collection[WatchedProcess]) -> Readings:
-        """The memory of these processes, each read on its node; nodes that do not answer are left out, and named."""
+        """Read the memory of these processes on their nodes; nodes that do not respond are skipped and noted."""
         by_node = grouped((process.node, process) for process in processes)
-        asked = {
+        pending = {
             node: self._reader(node).read.remote([process.pid for process in there], self.unshared)
             for node, there in by_node.items()
         }
-        found: Readings = []
-        for node, answer in asked.items():
+        readings: Readings = []
+        for node, answer in pending.items():
             try:
-                found += alive(by_node[node], self._ray.get(answer, timeout=_PATIENCE_S))
+                readings += alive(by_node[node], self._ray.get(answer, timeout=_PATIENCE_S))
             except self._ray.exceptions.RayError:
                 self._silent.add(node)
                 del self._readers[node]
-        return found
+        return readings
 
     def _reader(self, node: str) -> Any:
-        """The actor that reads on this node; a new one where the last one did not answer."""
+        """Return the actor that reads on this node, started anew if the last actor did not respond."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         if node not in self._readers:
@@ -305,12 +307,12 @@ class OfRay(Watched):
 
     def notes(self) -> list[str]:
         silent = ", ".join(sorted(self._silent))
-        said = [f"{silent} did not answer within {_PATIENCE_S:.0f} s, at least once"] if silent else []
-        return said if self._marks else [*said, "nobody counts steps, so growth is by second: --run NAME or --replay ID does"]
+        lines = [f"{silent} did not respond within {_PATIENCE_S:.0f} s, at least once"] if silent else []
+        return lines if self._marks else [*lines, "steps are unknown, growth is per second; use --run NAME or --replay ID"]
 
 
 def _marked(actor: WatchedProcess, known: list[WatchedProcess]) -> WatchedProcess:
-    """The actor with what the store knows of its pid on a host of its name."""
+    """Return the actor with the rank and step of the process in `known` that has its pid and host."""
     for process in known:
         if process.pid == actor.pid and actor.node.startswith(process.node):
             return replace(process, node=actor.node, ticks=0, name=process.name or actor.name)

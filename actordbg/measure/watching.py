@@ -1,18 +1,17 @@
-"""`actordbg memory watch`: ask who there is, read their memory, write a round, wait; then what the samples say.
+"""`actordbg memory watch`: find processes, read their memory, write a round, wait; then evaluate the samples.
 
-Samples are a CSV file, one line for each process and moment. Each round is written and flushed at once, so what was sampled
-stays, however the watching ends: with the processes, after the time that was given, or with Ctrl-C. A line that was cut, or
-whose figures nothing can have, is left out when the file is read.
+Samples are a CSV file with a line per process and round. Each round is written and flushed at once, so samples survive however
+watching ends: with the processes, after a time limit, or with Ctrl-C. Truncated lines, and lines with impossible figures, are
+skipped when the file is read.
 
-    time      UTC                               rss, uss        bytes: resident, and of it what no other process shares
+    time      UTC                               rss, uss        bytes: resident; of these, unshared
     seconds   since the watching began          cuda_used       bytes on GPUs, as nvidia-smi says
     node      host                              cuda_reserved   bytes that torch's allocator held after the last input
-    pid       of the process                    step            inputs, calls or lines so far; empty if nobody counts them
-    rank      of the replay or the run          dump_id         the input that was running; empty between inputs
+    pid       of the process                    step            inputs, calls or lines so far; empty if unknown
+    rank      of the replay or the run          dump_id         the running input; empty between inputs
     name      role, or class of the Ray actor
 
-Whether memory grows is decided by a robust line through the samples (Theil and Sen): by step where steps are known, else by
-second.
+Growth is decided by a robust line through the samples (Theil and Sen): per step if steps are known, else per second.
 """
 
 from __future__ import annotations
@@ -41,18 +40,18 @@ from actordbg.records.comparison_record import Growth, MemoryRecord, ProcessMemo
 from actordbg.store.layout import Store
 
 QUANTITIES = {"rss": "RSS", "uss": "USS", "cuda_used": "CUDA used", "cuda_reserved": "CUDA reserved"}
-"""What is sampled, and how it is called in answers."""
+"""The sampled quantities, and their names in results."""
 _UNKNOWN = {
-    "uss": "USS is not known: it was not requested, or the processes belong to another user",
-    "cuda_used": "CUDA memory in use is not known: nvidia-smi named none of these processes",
-    "cuda_reserved": "CUDA memory in reserve is not known: only a replay's workers say it, after each input",
+    "uss": "USS is unknown: not requested, or the processes belong to another user",
+    "cuda_used": "CUDA memory in use is unknown: nvidia-smi listed none of these processes",
+    "cuda_reserved": "CUDA memory in reserve is unknown: only workers of a replay report it, after each input",
 }
 Whole = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One process at one moment. Sizes in bytes; None for what is not known."""
+    """A process at a point in time. Sizes in bytes; None if unknown."""
 
     time: str
     seconds: float
@@ -69,7 +68,7 @@ class Sample:
 
     @property
     def process(self) -> str:
-        """The process by the name that stays when it is started again: its rank if it has one."""
+        """Return a name of the process that survives a restart if it has a rank."""
         return f"{self.name} ".lstrip() + (f"{self.pid} on {self.node}" if self.rank is None else f"rank {self.rank}")
 
 
@@ -78,7 +77,7 @@ _TEXTS = ("time", "node", "name", "dump_id")
 
 
 def rounds(watched: Watched, interval_s: float, for_s: float | None = None) -> Iterator[list[Sample]]:
-    """A list of samples for each round, until there is nothing more to watch, or for `for_s` seconds."""
+    """Yield the samples of each round until watching is over, or for `for_s` seconds."""
     began = time.monotonic()
     while True:
         at = time.monotonic() - began
@@ -93,20 +92,20 @@ def rounds(watched: Watched, interval_s: float, for_s: float | None = None) -> I
         time.sleep(max(0.0, interval_s - (time.monotonic() - began - at)))
 
 
-def watch_into(path: Path, found: Iterable[list[Sample]], tell: Callable[[list[Sample]], object]) -> None:
-    """Write every round into a new file, and tell of it when it is on disk. Ctrl-C ends it."""
+def watch_into(path: Path, batches: Iterable[list[Sample]], tell: Callable[[list[Sample]], object]) -> None:
+    """Write every round into a new file, and call `tell` with it once it is flushed. Ctrl-C ends it."""
     try:
         descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     except FileExistsError:
         raise UsageError(f"{path} already exists", hint="name another file, or remove it first") from None
     except OSError as error:
-        raise StoreProblem(f"cannot write {path}: {error.strerror}", hint="name a file in a folder that you may write") from None
+        raise StoreProblem(f"cannot write {path}: {error.strerror}", hint="name a file in a writable folder") from None
     with open(descriptor, "w", newline="") as file:
         table = csv.writer(file)
         table.writerow(COLUMNS)
         file.flush()
         try:
-            for samples in found:
+            for samples in batches:
                 table.writerows([in_csv(v) if isinstance(v, str) else v for v in astuple(sample)] for sample in samples)
                 file.flush()
                 tell(samples)
@@ -115,16 +114,20 @@ def watch_into(path: Path, found: Iterable[list[Sample]], tell: Callable[[list[S
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """The samples of a file, in its order. UsageError for one that has other columns."""
+    """Read the samples of a file, in order. Raises UsageError if it has other columns."""
     try:
         text = read_regular(path).decode(errors="replace")
         rows = list(csv.reader(io.StringIO(text.replace("\0", ""))))
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}", hint="`actordbg memory watch` writes such a file") from None
+        raise UsageError(
+            f"cannot read {path}: {error.strerror}", hint="run `actordbg memory watch --out FILE` to write samples"
+        ) from None
     except csv.Error as error:
-        raise UsageError(f"{path} is not a sample table: {error}", hint="`actordbg memory watch` writes one") from None
+        raise UsageError(
+            f"{path} is not a sample table: {error}", hint="run `actordbg memory watch --out FILE` to write samples"
+        ) from None
     if not rows or tuple(rows[0]) != COLUMNS:
-        raise UsageError(f"{path} has no samples of memory", hint="its first line would be " + ",".join(COLUMNS))
+        raise UsageError(f"{path} has no memory samples", hint="name a file whose first line is " + ",".join(COLUMNS))
     samples = []
     for row in rows[1:]:
         if len(row) == len(COLUMNS):
@@ -136,49 +139,49 @@ def read_samples(path: Path) -> list[Sample]:
 
 
 def samples_path(store: Store, record: MemoryRecord) -> Path:
-    """Where the samples of a record in the store lie."""
+    """Return the path of a record's samples in the store."""
     return store.memory / f"{record.memory_id}.csv"
 
 
 def save(store: Store, record: MemoryRecord) -> None:
-    """Publish the record, in place of what it said before."""
+    """Publish the record, replacing its earlier version."""
     make_folder(store.memory)
     store.publish_text(store.memory / f"{record.memory_id}.json", record.to_json())
 
 
 def finished(record: MemoryRecord, path: Path, notes: list[str]) -> MemoryRecord:
-    """The record with what the samples say."""
+    """Complete the record with the figures of its samples."""
     processes = figures(read_samples(path))
     known = {name for process in processes for name in process.sizes}
-    said = [*notes, *(why for name, why in _UNKNOWN.items() if processes and name not in known)]
-    return replace(record, finished_at=now_timestamp(), processes=processes, notes=tuple(said))
+    lines = [*notes, *(why for name, why in _UNKNOWN.items() if processes and name not in known)]
+    return replace(record, finished_at=now_timestamp(), processes=processes, notes=tuple(lines))
 
 
 STEP, SECOND = "step", "second"
 LEAST = 5
-"""Fewest points that a line is drawn through."""
+"""Fewest points for a line."""
 _MOST = 400
 _SURE = 2.576
 SCATTERS, FLOOR = 3.0, 2**20
-"""How far a growth must be beyond the scatter, and the smallest that is told, in bytes."""
+"""A growth must exceed this multiple of the scatter, and this many bytes."""
 
 
 def by_process(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
-    """The samples of each process, in the order in which they appeared."""
+    """Group samples by process, in order of appearance."""
     return grouped((sample.process, sample) for sample in samples)
 
 
 def sizes_of(own: Sequence[Sample], quantity: str) -> list[tuple[Sample, int]]:
-    """The samples of a process that have this quantity, and its bytes in each."""
+    """Return the samples of a process that have this quantity, with its bytes."""
     return [(sample, size) for sample in own if (size := getattr(sample, quantity)) is not None]
 
 
 def figures(samples: Iterable[Sample]) -> tuple[ProcessMemory, ...]:
-    """Every process with what its samples say."""
+    """Summarize the samples of every process."""
     processes = []
     for name, own in by_process(samples).items():
         steps = len({sample.step for sample in own if sample.step})
-        unit = STEP if steps else SECOND  # a model that is being loaded grows by second
+        unit = STEP if steps else SECOND  # before the first step (loading the model), growth is per second
         sizes = {}
         for quantity in QUANTITIES:
             if known := [size for _, size in sizes_of(own, quantity)]:
@@ -189,7 +192,7 @@ def figures(samples: Iterable[Sample]) -> tuple[ProcessMemory, ...]:
 
 
 def points(own: Sequence[Sample], quantity: str, unit: str) -> list[tuple[float, int]]:
-    """What a line is drawn through: every sample by second; by step the least of each, but for the first."""
+    """Return the points of the line: per second every sample; per step the smallest of each step except the first."""
     known = sizes_of(own, quantity)
     if unit == SECOND:
         return [(sample.seconds, size) for sample, size in known]
@@ -200,16 +203,16 @@ def points(own: Sequence[Sample], quantity: str, unit: str) -> list[tuple[float,
     return sorted(least.items())[1:]
 
 
-def growth_of(found: Sequence[tuple[float, int]], unit: str) -> Growth | None:
-    """The line through the points; None for fewer than five. Its range is Sen's, from the ranks of the sorted slopes."""
-    if len(found) < LEAST:
+def growth_of(series: Sequence[tuple[float, int]], unit: str) -> Growth | None:
+    """Fit a Theil-Sen line to the points; None for fewer than five. Its range is Sen's, from the ranks of the sorted slopes."""
+    if len(series) < LEAST:
         return None
     import numpy
 
-    x, y = numpy.array(thinned(found, _MOST), dtype=float).T
-    one, other = numpy.triu_indices(len(x), 1)
-    apart = x[other] != x[one]
-    slopes = numpy.sort((y[other] - y[one])[apart] / (x[other] - x[one])[apart])
+    x, y = numpy.array(thinned(series, _MOST), dtype=float).T
+    i, j = numpy.triu_indices(len(x), 1)
+    apart = x[j] != x[i]
+    slopes = numpy.sort((y[j] - y[i])[apart] / (x[j] - x[i])[apart])
     if not len(slopes):
         return None
     slope, span = float(numpy.median(slopes)), float(x[-1] - x[0])

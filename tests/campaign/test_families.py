@@ -78,7 +78,7 @@ def test_what_was_done_is_taken_only_where_the_same_was_asked(tmp_path: Path):
     with again.locked(), pytest.raises(Conflict), before.locked():
         pass
     (tmp_path / "work" / "other").touch()
-    with pytest.raises(UsageError, match="is not empty, and not of"):
+    with pytest.raises(UsageError, match="has files that `actordbg families` did not write"):
         open_folder(tmp_path / "work")
 
 

@@ -161,9 +161,9 @@ class TestARealOne:
         first = str(record.cells[0].replay_id)
         assert regressions(store, cell, record) == () and against(first) == (), "within what compare allows"
         (found,) = against(shifted(store, first))
-        assert found.startswith("other numbers than in the baseline: 20250619T0526")
+        assert found.startswith("numbers differ from the baseline: 20250619T0526")
         (found,) = against(shifted(store, first, temperature=0.5))
-        assert found.startswith("its numbers cannot be compared with the baseline's: ") and "temperature" in found
+        assert found.startswith("numbers cannot be compared with the baseline: ") and "temperature" in found
 
 
 def shifted(store: Store, replay_id: str, temperature: float = 1.0) -> str:
@@ -273,9 +273,9 @@ def test_cells_that_call_for_other_ranks_than_were_captured_are_said_so_and_the_
     bench.rows = lambda inputs: rows[:inputs]  # type: ignore[method-assign]
     record = bench.run(bench.new({"nproc": "1,2", "attn": "sdpa"}, align="rank"))
     assert [(cell.status, cell.reason) for cell in record.cells] == [
-        ("passed", ""), ("passed", "1 of 3 dumps left out: not of a whole call")
+        ("passed", ""), ("passed", "1 of 3 dumps skipped: incomplete calls")
     ]  # fmt: skip
-    assert "cell 1: 1 of 3 dumps left out" in shown(record)
+    assert "cell 1: 1 of 3 dumps skipped" in shown(record)
 
 
 def test_ctrl_c_keeps_what_is_done_ends_every_process_and_resume_does_the_rest(bench: Bench):
@@ -336,9 +336,9 @@ def test_what_got_worse_than_in_the_baseline_is_a_regression(bench: Bench):
             require_common(bench.store, held, other)
     absent = replace(one[0], status="unavailable", reason="no CUDA")
     (found,) = regressions(bench.store, absent, held)
-    assert found == "it passed in the baseline, and is unavailable here: no CUDA"
+    assert found == "passed in the baseline, and is unavailable here: no CUDA"
     failed = replace(held.cells[1], status="failed")
-    assert regressions(bench.store, failed, replace(held, cells=one)) == ("it failed, and did not run in the baseline",)
+    assert regressions(bench.store, failed, replace(held, cells=one)) == ("failed, and did not run in the baseline",)
     assert regressions(bench.store, failed, replace(held, cells=(failed,))) == (), "what failed there may fail here"
     mixed = replace(held, cells=(*one, failed))
     assert replace(mixed, baseline="before").good and not mixed.good

@@ -107,7 +107,7 @@ def test_a_training_parts_at_the_first_step_and_figure_that_is_further_away_than
     """looks_like: "" where nothing parts, None where it does and looks like nothing."""
     record = checked(tuple(replace(one, **(changed if one.step == step else {})) for one in checked(()).cells[0].steps))
     one = verdicts(record)[2]
-    assert (one.word, is_good(record)) == (("agrees", True) if looks_like == "" else ("PARTS", False))
+    assert (one.word, is_good(record)) == (("agrees", True) if looks_like == "" else ("DIVERGES", False))
     if looks_like != "":
         assert (one.parting.step, [one.parting.figure]) == (step, [*changed])
         assert (looks_like or "") in one.parting.looks_like and bool(looks_like) is bool(one.parting.looks_like)
@@ -115,11 +115,11 @@ def test_a_training_parts_at_the_first_step_and_figure_that_is_further_away_than
 
 def test_what_reordering_moves_is_no_parting_and_a_loss_that_does_not_fall_is_not_good():
     near = tuple(replace(one, loss=one.loss * 1.0003) for one in checked(()).cells[0].steps)
-    for about, word in (({}, "PARTS"), ({"noise": 1e-4}, "agrees"), ({"dtype": "bf16"}, "agrees")):
+    for about, word in (({}, "DIVERGES"), ({"noise": 1e-4}, "agrees"), ({"dtype": "bf16"}, "agrees")):
         assert verdicts(checked(near, **about))[2].word == word
     flat = checked(steps(*[(6.0, 2.0, 0.5)] * 4))
     level = replace(flat, cells=tuple(replace(one, steps=flat.cells[2].steps) for one in flat.cells))
-    assert verdicts(level)[2].word == "no fall" and not is_good(level)
+    assert verdicts(level)[2].word == "loss not falling" and not is_good(level)
     failed = replace(flat, cells=(*flat.cells[:2], replace(flat.cells[2], status="unavailable", steps=())))
     assert not is_good(failed), "nothing that could run is not a success"
 
@@ -135,7 +135,7 @@ def test_a_training_of_nothing_but_nan_is_answered_in_every_format(store: Store,
     kept(store, replace(checked((TrainStep(1, None, None, None),) * 4), log_dir=str(tmp_path)))
     told = invoke(store, "--show last --json")
     one = json.loads(told.stdout)["verdicts"][2]
-    assert told.exit_code == 1 and (one["word"], one["largest"]["loss"], one["parting"]["by"]) == ("PARTS", None, None)
+    assert told.exit_code == 1 and (one["word"], one["largest"]["loss"], one["parting"]["by"]) == ("DIVERGES", None, None)
     text = " ".join(invoke(store, "--show last").stdout.split())
     assert "asked: at step 1 the loss is NaN or infinite, here or in the baseline" in text and "nan nan nan step 1" in text
 
@@ -203,9 +203,9 @@ def test_as_many_inputs_are_taken_as_the_steps_take_twice(store: Store, given: s
 @pytest.mark.parametrize(
     ("given", "variables", "said"),
     [
-        ("--nproc 2", {}, "2 processes .*: fsdp2, tp 2, ring 2 takes groups of 4"),
-        ("", {"TP_SIZE": "3", "NUM_GPUS": "4"}, "fsdp2, tp 3 takes groups of 3; fsdp2, tp 3, ring 2 takes groups of 6"),
-        ("--backend fsdp2 --tp 3 --nproc 4", {}, "fsdp2, tp 3 takes groups of 3"),
+        ("--nproc 2", {}, "2 processes .*: fsdp2, tp 2, ring 2 needs groups of 4"),
+        ("", {"TP_SIZE": "3", "NUM_GPUS": "4"}, "fsdp2, tp 3 needs groups of 3; fsdp2, tp 3, ring 2 needs groups of 6"),
+        ("--backend fsdp2 --tp 3 --nproc 4", {}, "fsdp2, tp 3 needs groups of 3"),
     ],
 )
 def test_sizes_that_do_not_divide_the_processes_are_a_usage_error_that_names_them(
@@ -306,7 +306,7 @@ def test_the_trainers_own_program_is_planned_beside_and_held_against_itself(
     sound = checked(checked(()).cells[0].steps)
     losses = tuple(TrainStep(step, 7.0 - 0.3 * step, None, None) for step in range(1, 9))
     far = tuple(replace(one, loss=(one.loss or 0) * 1.06) for one in losses)
-    for ours, word in ((losses, "agrees"), (far, "far")):
+    for ours, word in ((losses, "agrees"), (far, "loss too far")):
         alone = TrainCell(3, "alone", SFT_BASELINE, ReplayConfig().to_dict(), "a.log", TRAINED, steps=losses)
         record = replace(sound, cells=(*sound.cells, alone, replace(alone, index=4, role=SFT, steps=ours)))
         assert [one.word for one in verdicts(record)][2:] == ["agrees", "baseline", word]

@@ -151,7 +151,7 @@ def test_a_cell_of_a_matrix_shows_the_smallest_error_of_a_token_that_it_sees(sto
     record = MatrixRecord("m-01", "", "complete", {}, (cell,), tuple(one.dump_id for one in INPUTS), options={"power": True})
     text = " ".join(as_text(matrix_document(record, MatrixContext())).split())
     for told in (
-        " sees ",
+        " detects ",
         "Smaller errors are lost in bf16 rounding: run in fp32 first",
         f"any one log-prob off by {cell.excludes['token']:.2g} nats",
     ):
@@ -252,10 +252,10 @@ def test_what_was_not_judged_stands_in_the_first_line_and_a_cell_of_it_is_not_pl
     averaged = first_lines(compare(store, "r-03", "r-01"))
     assert "not checked: the gradients of 3 of 3 dumps: A's gradient is over 2 inputs, B's over 1" in averaged
     cell, _ = judged(store, MatrixCell(0, "sdpa", {}, "passed", {}, "r-02"), "fp32")
-    assert cell.good and verdict_word(cell) == "in part"
+    assert cell.good and verdict_word(cell) == "partial"
     matrix = MatrixRecord("m-01", "", "complete", {}, (cell,), tuple(item.dump_id for item in THREE))
     lines = as_text(matrix_document(matrix, MatrixContext())).splitlines()
-    assert any(line.startswith("1 cell on 3 dumps: 1 in part") for line in lines)
+    assert any(line.startswith("1 cell on 3 dumps: 1 partial") for line in lines)
 
 
 def test_a_replay_whose_log_probs_are_not_finite_outside_the_mask_fails() -> None:

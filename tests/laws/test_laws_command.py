@@ -139,7 +139,7 @@ def test_a_cell_that_breaks_a_law_is_wrong_whatever_the_comparison_says() -> Non
     text = as_text(matrix_document(record, MatrixContext()))
     assert "cell 1, packed: neighbour broken: row 1 depends on row 0" in text and "cell 0: laws of 1 of 1 input: 9 kept" in text
     alone = MatrixRecord("m", "now", "complete", {}, (unasked,), ("d0",))
-    assert "no law checked of 1 of 1 that finished" in as_text(matrix_document(alone, MatrixContext()))
+    assert "no laws checked in 1 of 1 that finished" in as_text(matrix_document(alone, MatrixContext()))
 
 
 @pytest.mark.slow

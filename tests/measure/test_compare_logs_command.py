@@ -52,7 +52,7 @@ def test_a_stricter_rule_or_threshold_ends_with_1_and_says_why(logs: tuple[str, 
     assert done.exit_code == 1 and "A B: 1 step differs by 0.05 or more\n\ndifferent\n" in done.stdout
     done = invoke(*logs, "--threshold", "0.01", "--limit", "2")
     assert done.exit_code == 1 and "the first value differs by 0.01961, which is not below 0.01" in done.stdout
-    assert "and 22 more (--limit 0 names all)" in done.stdout
+    assert "and 22 more (--limit 0 lists all)" in done.stdout
 
 
 def test_nothing_in_common_ends_with_1_and_names_what_each_log_has(tmp_path: Path, logs: tuple[str, str]):
@@ -62,7 +62,7 @@ def test_nothing_in_common_ends_with_1_and_names_what_each_log_has(tmp_path: Pat
     assert done.exit_code == 1 and "no loss that both logs have" in done.stdout
     assert "policy_loss (2)" in " ".join(done.stdout.split()) and re.search(r"gpt_loss \(\d+\)", done.stdout)
     done = invoke(str(tmp_path / "empty.log"), logs[0])
-    assert done.exit_code == 1 and "no loss in A" in done.stdout and "no figures at all" in " ".join(done.stdout.split())
+    assert done.exit_code == 1 and "no loss in A" in done.stdout and "no metrics" in " ".join(done.stdout.split())
     done = invoke(*logs, "--metric", "reward", "--json")
     assert done.exit_code == 1 and json.loads(done.stdout)["verdict"] == "nothing-in-common"
 
@@ -89,7 +89,7 @@ def test_the_picture_is_written_and_what_has_nothing_to_draw_is_left_out_of_it(t
     ):  # fmt: skip
         assert invoke(*compared, "--plot", str(tmp_path / name)).exit_code == (compared is not logs)
         assert (tmp_path / name).read_bytes().startswith(begins) and (tmp_path / name).stat().st_size > 1000
-    assert "How far apart" in (tmp_path / "a.svg").read_text()
+    assert "Relative difference" in (tmp_path / "a.svg").read_text()
 
 
 def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path: Path):
@@ -272,7 +272,7 @@ def test_gzip_is_read_and_damage_is_said(tmp_path: Path):
 
 
 def test_what_is_no_file_is_a_usage_error(tmp_path: Path):
-    for name, what in (("missing.log", "not there"), (".", "a folder"), ("missing.csv", "not there")):
+    for name, what in (("missing.log", "missing"), (".", "a folder"), ("missing.csv", "missing")):
         with pytest.raises(UsageError, match=what):
             read_log(str(tmp_path / name))
 

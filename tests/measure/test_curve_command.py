@@ -47,8 +47,8 @@ def test_every_configuration_has_its_points_curve_and_longest_length(replayed: S
     assert "Longest seq_len in 8 GB (7.451 GiB)" in text
     assert re.search(r"\n  A +2,048 +- +7,000(?: \(\S+ to \S+\))? +extrapolated\n", text)
     assert re.search(r"\n  B +2,048 +4,096 +2,\d+(?: \(\S+ to \S+\))? +measured\n", text)
-    assert "A: caution, that is 3.4 times the longest measured length" in text
-    assert "out of memory at 4,096: never said to fit" in text
+    assert "A: caution: 3.4 times the longest measured length" in text
+    assert "out of memory at 4,096: these and longer inputs never fit" in text
     assert re.search(r"\n +1,024 +2 +1\.885 GiB +1\.885 GiB +[+-]0\.0%\n", text)
     assert "Legend: `actordbg curve memory --explain`." in text and "resident memory" not in text
     assert "the process's resident memory" in " ".join(invoke(replayed, "memory --explain").stdout.split())
@@ -58,17 +58,17 @@ def test_a_budget_that_a_small_model_reaches_far_beyond_what_ran_is_refused(repl
     done = invoke(replayed, "memory r1 --budget 80GB --at 1200000")
     text = " ".join(shown(done).split())
     assert done.exit_code == 1 and re.search(r" A +2,048 +- +- ", text) and "79," not in text
-    refused = "times the longest measured length, 2,048, and at most 4 times is extrapolated: measure longer ones, "
+    refused = "times the longest measured length, 2,048, beyond the limit of 4 times; measure longer inputs with "
     command = "actordbg curve memory r1 --measure 4096,8192 --model PATH"
-    assert f"A: refused, 39 {refused}`{command}`" in text
-    assert f"A: refused, 586 {refused}`{command}`" in text and "1,200,000 - - unknown, far unsure" in text
+    assert f"A: refused: 39 {refused}`{command}`" in text
+    assert f"A: refused: 586 {refused}`{command}`" in text and "1,200,000 - - unknown, far unsure" in text
 
 
 def test_times_show_each_pass(replayed: Store):
     text = shown(invoke(replayed, "time r2 --budget 1s --of backward"))
     assert "backward time by seq_len" in text and "Longest seq_len in 1.00 s" in text
     assert re.search(r"\n +512 +2 +0\.282 +0\.282 +0\.564 +0\.282 +[+-]0\.0%\n", text)
-    assert "1 input left out: warming up or compiling" in text
+    assert "1 input excluded: warm-up or compiling" in text
     text = shown(invoke(replayed, "memory r1 --limit 3"))
     assert [n for n in (64, 128, 256, 512, 1024, 1536, 2048) if re.search(rf"\n +{n:,} +\d ", text)] == [64, 512, 2048]
 
@@ -89,7 +89,7 @@ def test_too_few_lengths_come_with_a_command_that_measures_more_and_exists(store
     keep(store, run("r1", lengths=(128,), compile=True))
     done = invoke(store, "memory --budget 80GB --limit 1")
     text = " ".join(shown(done).split())
-    assert done.exit_code == 0 and "no curve: 2 lengths measured, 3 are the fewest" in text
+    assert done.exit_code == 0 and "no curve: 2 lengths measured, at least 3 are needed" in text
     (command,) = re.findall(r"More lengths: actordbg (curve memory r1 --measure \S+)", text)
     parse(command.split())
 

@@ -103,7 +103,7 @@ def test_a_replay_or_a_matrix_that_says_it_is_another_is_refused(store: Store) -
         path.rename(path.with_name(path.name.replace(REPLAY, other)))
     with pytest.raises(StoreProblem, match="another replay's"):
         invoke(store, "replay", "--resume", "last", "--dry-run")
-    with pytest.raises(StoreProblem, match="another matrix's file"):
+    with pytest.raises(StoreProblem, match="another matrix's id"):
         invoke(store, "matrix", "--show", "last")
 
 
