@@ -43,7 +43,7 @@ def init(
         store = Store(Path(folder) / "store")
         create_dumps(store, config.lanes, batch_size, seq_len, vocab_size=VOCABULARY, seed=config.seed or 0, run="init")
         spec = replaying.planned(store, config, ChosenInputs()).spec
-        findings = replaying.require_runnable(store, spec, told=False)
+        findings = replaying.require_runnable(store, spec, announce=False)
         replaying.say_findings(findings)
         answer = _tried(store, spec) | {"batch_size": batch_size, "seq_len": seq_len, "findings": findings}
     if not as_json(answer):

@@ -171,8 +171,8 @@ def _output() -> ModuleType:
     return output
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"actordbg {__version__}")
         raise typer.Exit
 

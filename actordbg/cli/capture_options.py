@@ -86,11 +86,11 @@ def control_from(options: CaptureOptions, run: str, generation: int) -> Control:
     if options.before and not words:
         raise UsageError("--before goes with --on", hint="for example --on nan,exception --before 4")
     if options.before > options.ring:
-        asked = f"--before {options.before} asks for more calls than --recorder-calls {options.ring} keeps"
-        raise UsageError(asked, hint="raise --recorder-calls")
+        message = f"--before {options.before} asks for more calls than --recorder-calls {options.ring} keeps"
+        raise UsageError(message, hint="raise --recorder-calls")
     if options.ring > MAX_RING:
-        asked = f"--recorder-calls {options.ring}: at most {MAX_RING} calls are kept"
-        raise UsageError(asked, hint="--every 1 records every call")
+        message = f"--recorder-calls {options.ring}: at most {MAX_RING} calls are kept"
+        raise UsageError(message, hint="--every 1 records every call")
     if ring_dir is not None and ring_dir != "store":
         ring_dir = str(Path(ring_dir).absolute())
     same = (
@@ -141,7 +141,7 @@ def limits_in_words(control: dict[str, Any]) -> str:
     """What a control (as plain data) records, in one line."""
     every, triggers, before, ranks = (control[name] for name in ("every", "triggers", "before", "ranks"))
     low, high, dumps, size = (control[name] for name in ("min_seq_len", "max_seq_len", "max_dumps", "max_bytes"))
-    told = {
+    texts = {
         "every call" if every == 1 else f"one call in {every}": every,
         f"on {', '.join(triggers)}": triggers,
         f"with the {before} before": triggers and before,
@@ -156,4 +156,4 @@ def limits_in_words(control: dict[str, Any]) -> str:
         "with outputs": control["with_outputs"],
         "with rng": control["with_rng"],
     }
-    return ", ".join(text for text, holds in told.items() if holds)
+    return ", ".join(text for text, holds in texts.items() if holds)

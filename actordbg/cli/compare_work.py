@@ -74,16 +74,16 @@ def truth_and_rounding(
     model = spec.config.model
     approve_once = cache(partial(approve, f"replay {spec.replay_id}, whose model {model!r} would be loaded", owner, yes))
 
-    def computed(wanted: Wanted, label: str, command: str) -> str:
-        if (there := find_truth(store, wanted)) is not None:
+    def computed(request: Wanted, label: str, command: str) -> str:
+        if (there := find_truth(store, request)) is not None:
             return there
-        require_torch(wanted)
+        require_torch(request)
         store.require_writable()
         if model != TINY:
             approve_once()
-        with replaying(store, label, len(wanted.inputs)) as (catalog, advance):
-            heard = {"on_event": counting(catalog, advance), "on_tick": catalog.tick, "warm": warm}
-            return ensure_lone_rows(store, wanted, command=f"{command} replay {replay_id}", **heard)
+        with replaying(store, label, len(request.inputs)) as (catalog, advance):
+            callbacks = {"on_event": counting(catalog, advance), "on_tick": catalog.tick, "warm": warm}
+            return ensure_lone_rows(store, request, command=f"{command} replay {replay_id}", **callbacks)
 
     with WarmGroups() as warm:
         truth = computed(wanted_truth(store, spec, dtype), "computing the truth", "the truth of")

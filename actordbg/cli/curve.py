@@ -66,7 +66,7 @@ class Question:
 def memory(
     ctx: typer.Context,
     budget: str | None = option(None, "The longest length that fits, e.g. 80GB, 75GiB.", metavar="SIZE"),
-    asked: Question = Question(),
+    question: Question = Question(),
     settings: Given = NONE,
 ) -> None:
     """Show peak memory by length, and the longest that fits.
@@ -83,7 +83,7 @@ def memory(
     most = None if budget is None else float(parse_size("--budget", budget))
     if most == 0:
         raise UsageError(f"--budget {budget} holds nothing", hint="for example 500MB, 10GB or 5GiB")
-    _answer(ctx, asked, settings, "memory", most)
+    _answer(ctx, question, settings, "memory", most)
 
 
 @takes_settings("curve")
@@ -91,7 +91,7 @@ def time(
     ctx: typer.Context,
     budget: str | None = option(None, "The longest length that fits, e.g. 2s, 500ms.", metavar="TIME"),
     of: Literal["both", "forward", "backward"] = option("both", "Which time the curve and the budget are about."),
-    asked: Question = Question(),
+    question: Question = Question(),
     settings: Given = NONE,
 ) -> None:
     """Show time by length, and the longest that fits.
@@ -104,11 +104,11 @@ def time(
     Example: actordbg curve time last --budget 2s --by tokens
     """
     most = None if budget is None else parse_seconds("--budget", budget)
-    _answer(ctx, asked, settings, "time", most, of)
+    _answer(ctx, question, settings, "time", most, of)
 
 
 def _answer(
-    ctx: typer.Context, asked: Question, settings: Given, quantity: str, budget: float | None, passes: str = "both"
+    ctx: typer.Context, question: Question, settings: Given, quantity: str, budget: float | None, passes: str = "both"
 ) -> None:
     """Answer for memory (`budget` in bytes) or time (in seconds, of the `passes`)."""
     from actordbg.document.blocks import Paragraph
@@ -118,52 +118,53 @@ def _answer(
     from actordbg.measure.curves import answer
     from actordbg.measure.measurements import gather, is_configuration
 
-    if asked.explained:
+    if question.explained:
         return say_lines(as_text(explanations(quantity)))
     store = store_of(ctx)
-    flags = [*(["--batch-size"] if asked.batch_size else []), *(SETTINGS[name].flag for name in settings)]
-    if flags and asked.measure is None:
+    flags = [*(["--batch-size"] if question.batch_size else []), *(SETTINGS[name].flag for name in settings)]
+    if flags and question.measure is None:
         given = ", ".join(flags)
         raise UsageError(f"{given} changes nothing without --measure", hint="add --measure LEN,LEN,..., or leave it out")
-    names = _names(store, asked)
-    if asked.measure is not None:
-        names += _measured(store.require_writable(), names, asked, settings)
-    material = load(store, names, asked.where)
+    names = _names(store, question)
+    if question.measure is not None:
+        names += _measured(store.require_writable(), names, question, settings)
+    material = load(store, names, question.where)
     notes = list(material.notes)
     others = sum(not is_configuration(data) for data in material.replays)
     if others:
         notes.append(f"{plural(others, 'replay')} left out: truths and noise variants")
-    measured, lengths, count = gather(material.replays, asked.by), sorted(set(asked.at or [])), len(material.replays) - others
-    curves = answer(measured, quantity, asked.by, passes=passes, budget=budget, at=lengths, replays=count, notes=notes)
-    blocks = document(curves, curve_charts(curves), asked.limit)
+    measured, lengths = gather(material.replays, question.by), sorted(set(question.at or []))
+    count = len(material.replays) - others
+    curves = answer(measured, quantity, question.by, passes=passes, budget=budget, at=lengths, replays=count, notes=notes)
+    blocks = document(curves, curve_charts(curves), question.limit)
     brief = [*blocks, Paragraph(f"Legend: `actordbg curve {quantity} --explain`.")]
     say_document([*blocks, *explanations(quantity)], data=vars(curves), brief=brief)
     require_good(curves.good)
 
 
-def _names(store: Store, asked: Question) -> list[str]:
+def _names(store: Store, question: Question) -> list[str]:
     from actordbg.campaign import run_matrix as matrices
     from actordbg.catalog.query import newest_configuration, open_fresh
 
-    if asked.matrix is None:
-        names = asked.replays or ["all"]
+    if question.matrix is None:
+        names = question.replays or ["all"]
         # the newest that can have a curve: truths and noise variants cannot
         newest = newest_configuration(open_fresh(store)) if "last" in names else None
         return [newest.replay_id if newest is not None and name == "last" else name for name in names]
-    if asked.replays:
+    if question.replays:
         raise UsageError("REPLAY and --matrix cannot be combined", hint="use only one")
-    names = [cell.replay_id for cell in matrices.load(store, asked.matrix).cells if cell.replay_id is not None]
+    names = [cell.replay_id for cell in matrices.load(store, question.matrix).cells if cell.replay_id is not None]
     if not names:
-        raise UsageError(f"no cell of the matrix {asked.matrix} was replayed", hint="`actordbg matrix --resume` continues")
+        raise UsageError(f"no cell of the matrix {question.matrix} was replayed", hint="`actordbg matrix --resume` continues")
     gone = [name for name in names if not (store.replays / name).is_dir()]
     if len(gone) == len(names):
-        raise UsageError(f"all replays of the matrix {asked.matrix} are gone", hint="`actordbg matrix` runs a new one")
+        raise UsageError(f"all replays of the matrix {question.matrix} are gone", hint="`actordbg matrix` runs a new one")
     if gone:
         note(f"left out, since they are gone from the store: {', '.join(gone)}")
     return [name for name in names if name not in gone]
 
 
-def _measured(store: Store, names: Sequence[str], asked: Question, settings: Given) -> list[str]:
+def _measured(store: Store, names: Sequence[str], question: Question, settings: Given) -> list[str]:
     """Replays of made-up inputs of the lengths that --measure names, one for each different configuration of `names`."""
     from actordbg.cli.replaying import counting, replaying
     from actordbg.config.as_ran import as_ran, costs
@@ -171,19 +172,19 @@ def _measured(store: Store, names: Sequence[str], asked: Question, settings: Giv
     from actordbg.measure.measurements import plan_lengths, settled
     from actordbg.replay.supervise import run_replay, spec_and_owner
 
-    if not asked.replays and asked.matrix is None:
+    if not question.replays and question.matrix is None:
         raise UsageError("--measure needs the replays whose configurations it is to use", hint="name one, or `last`")
-    parts = [part.strip() for part in (asked.measure or "").split(",")]
+    parts = [part.strip() for part in (question.measure or "").split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) < 9 and int(part) >= 2 for part in parts):
-        raise UsageError(f"--measure {asked.measure!r:.60} is not a list of lengths", hint="write it like 512,1024,2048")
+        raise UsageError(f"--measure {question.measure!r:.60} is not a list of lengths", hint="write it like 512,1024,2048")
     done: dict[tuple[str, int], str] = {}
     for data in load(store, names).replays:
         spec, owner = spec_and_owner(store, data.spec.replay_id)
         config = replace(settled(spec.config, data.resolved), **settings)
         validate(config)
-        batch = asked.batch_size or max((item.batch_size for item in data.spec.inputs), default=1)
+        batch = question.batch_size or max((item.batch_size for item in data.spec.inputs), default=1)
         if config.model != TINY:
-            approve(f"replay {data.spec.replay_id}, whose model {config.model!r} would be loaded", owner, asked.yes)
+            approve(f"replay {data.spec.replay_id}, whose model {config.model!r} would be loaded", owner, question.yes)
         key = (str(costs(as_ran(config))), batch)
         if key in done or config.truth is not None or config.vary is not None:
             continue

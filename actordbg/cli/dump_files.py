@@ -226,8 +226,8 @@ def unpack(
     if not as_json(summary):
         note_some([f"stays packed: {damage_line(damaged)}" for damaged in summary.kept], _SHOWN)
         packs, size = plural(len(summary.packs), "pack"), human_bytes(summary.bytes)
-        told = f"{plural(summary.dumps, 'dump')} out of {packs}, files of their own again ({size})"
-        say(told if summary.dumps else "nothing to unpack")
+        text = f"{plural(summary.dumps, 'dump')} out of {packs}, files of their own again ({size})"
+        say(text if summary.dumps else "nothing to unpack")
     require_good(not summary.kept)
     require_selected(store, where, summary.dumps)
 

@@ -232,11 +232,11 @@ def ranks_apart(rows: list[ProcessRow]) -> Iterator[str]:
         waits = min((row.in_flight_s + row.age_s for row in counts.values() if row.in_flight_s is not None), default=0.0)
         if most == least or ahead != {True} or waits < AHEAD_SECONDS:
             continue
-        said = []
+        phrases = []
         for calls in sorted({row.calls for row in counts.values()}):
             ranks = [str(rank) for rank, row in sorted(counts.items()) if row.calls == calls]
-            said.append(f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} made {calls:,} calls")
-        yield f"unequal numbers of calls in run {run}: {'; '.join(said)}, and waits in its last one for {waits:.0f} s"
+            phrases.append(f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} made {calls:,} calls")
+        yield f"unequal numbers of calls in run {run}: {'; '.join(phrases)}, and waits in its last one for {waits:.0f} s"
 
 
 def _say_rings(rings: list[dict[str, Any]]) -> None:

@@ -105,7 +105,7 @@ def _run(folder: FamilyFolder, subjects: Sequence[FamilyResult]) -> list[FamilyR
                 if event.kind == "input":
                     advance(1, note=f"{name}: {event.cell.name}")
 
-            around = Surroundings(None, on_event=on_event, warm=warm)
-            result = run_family(folder.store, subject, model, folder.base, folder.axes, around, command_line())
+            surroundings = Surroundings(None, on_event=on_event, warm=warm)
+            result = run_family(folder.store, subject, model, folder.base, folder.axes, surroundings, command_line())
             done[subject.typed] = folder.keep(subject, result)
     return [done[subject.typed] for subject in subjects]

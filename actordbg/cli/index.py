@@ -88,10 +88,10 @@ def warn_damaged(summary: IndexSummary) -> None:
     """Say on standard error what could not be indexed; commands that read the catalog call this."""
     broken = sum(item.code == CorruptDump.code for item in summary.damaged)
     others = len(summary.damaged) - broken
-    told = [plural(broken, "damaged file")] if broken else []
-    told += [f"{plural(others, 'file')} that cannot be used"] if others else []
-    if told:
-        note(f"warning: {' and '.join(told)}; `actordbg index` lists them")
+    parts = [plural(broken, "damaged file")] if broken else []
+    parts += [f"{plural(others, 'file')} that cannot be used"] if others else []
+    if parts:
+        note(f"warning: {' and '.join(parts)}; `actordbg index` lists them")
 
 
 def damage_line(item: Damaged) -> str:
@@ -156,8 +156,8 @@ def _say_found(answer: dict[str, Any]) -> None:
     for row in findings:
         say(f"{row['severity']}: {row['kind']}: {row['path']}: {row['detail'] or row['meaning']}")
     counts = Counter(row["severity"] for row in findings)
-    told = (plural(counts[kind], kind if kind != DAMAGE else "damaged file") for kind in (DAMAGE, LEFTOVER, NOTE))
+    totals = (plural(counts[kind], kind if kind != DAMAGE else "damaged file") for kind in (DAMAGE, LEFTOVER, NOTE))
     how = "every byte" if answer["deep"] else "headers and records"
-    say(f"{answer['store']}: {how} checked: {', '.join(told) if findings else 'all is well'}")
+    say(f"{answer['store']}: {how} checked: {', '.join(totals) if findings else 'all is well'}")
     if not answer["repaired"] and any(row["repair"] for row in findings):
         note("nothing was changed; --repair fixes what can be fixed, and loses nothing")

@@ -101,20 +101,20 @@ def run_cells(
 ) -> None:
     """Run the cells that are open and print the matrix, after an interruption too; exit code 1 for a bad one."""
     require_torch()
-    around = Surroundings(chosen.defaults)
+    surroundings = Surroundings(chosen.defaults)
     for model in {str(cell.config.get("model", TINY)) for cell in record.cells if cell.open}:
         find_model(model)
     if dry_run:
-        loads = list(batches(record.cells, around.facts, chosen.defaults).values())
+        loads = list(batches(record.cells, surroundings.facts, chosen.defaults).values())
         return print_plan(record.cells, len(chosen.rows), loads)
     if held is not None:
         require_common(store, held, record)
     interrupted = False
     try:
         with replaying(store, "matrix", steps_of(record)) as (catalog, advance):
-            around.on_tick = catalog.tick
-            around.on_event = follow(catalog, advance, record)
-            run_matrix(store, record, chosen.rows, around, held)
+            surroundings.on_tick = catalog.tick
+            surroundings.on_event = follow(catalog, advance, record)
+            run_matrix(store, record, chosen.rows, surroundings, held)
     except KeyboardInterrupt:
         interrupted = True
         note(f"interrupted; what is done is kept, `actordbg matrix --resume {record.matrix_id}` continues")
@@ -175,8 +175,8 @@ def print_plan(cells: Sequence[MatrixCell], dumps: int, loads: Sequence[Sequence
         return emit_json({"dumps": dumps, "cells": cells, "loads": loads})
     say(f"{plural(len(cells), 'cell')} on {plural(dumps, 'dump')}:")
     for cell in cells:
-        told = f"{cell.status} ({cell.reason})" if cell.reason else "to be run"
-        say_wrapped(f"  #{cell.index} {cell.name}: {told}", "      ")
+        state = f"{cell.status} ({cell.reason})" if cell.reason else "to be run"
+        say_wrapped(f"  #{cell.index} {cell.name}: {state}", "      ")
     for number, shared in enumerate(loads, 1):
         say(f"  load {number}: {', '.join(f'#{index}' for index in shared)}")
     return None

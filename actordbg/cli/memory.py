@@ -52,12 +52,12 @@ def watch(
     from actordbg.measure import watched, watching
     from actordbg.replay.supervise import load_spec
 
-    told = set[str]()
+    announced = set[str]()
 
     def tell(samples: list[Sample]) -> None:
         """Say once who is watched."""
-        new = sorted({sample.process for sample in samples} - told)
-        told.update(new)
+        new = sorted({sample.process for sample in samples} - announced)
+        announced.update(new)
         if new and not output.wanted.silent:
             note(f"watching {', '.join(new[:8])}{f' and {len(new) - 8} more' * (len(new) > 8)}; Ctrl-C ends it")
 

@@ -38,7 +38,7 @@ def noise(
     if not spec.inputs:
         raise replaying.nothing_to("measure noise on", store, chosen)
     machines.run(ctx, f"noise of {spec.replay_id}")
-    replaying.require_runnable(store, spec, told=False)
+    replaying.require_runnable(store, spec, announce=False)
     steps = len(spec.inputs) * runs_of(spec)
     with replaying.replaying(store, "measuring noise", steps) as (catalog, advance):
         record = measure_noise(

@@ -207,11 +207,11 @@ def repeated(option: str) -> UsageError:
     return UsageError(f"{option} is given more than once, and takes one value", hint=f"give {option} once")
 
 
-def chosen_format(asked: Format | None, as_json: bool, usual: Format = "text") -> Format:
+def chosen_format(requested: Format | None, as_json: bool, usual: Format = "text") -> Format:
     """The format that --format and --json come to; UsageError where they conflict."""
-    if as_json and asked not in (None, "json"):
-        raise UsageError(f"--json conflicts with --format {asked}", hint="name one of them")
-    return "json" if as_json else asked or usual
+    if as_json and requested not in (None, "json"):
+        raise UsageError(f"--json conflicts with --format {requested}", hint="name one of them")
+    return "json" if as_json else requested or usual
 
 
 def refuse_beside(ctx: typer.Context, what: str, *may_stay: str, groups: Iterable[type[Any]] = ()) -> None:

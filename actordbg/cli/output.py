@@ -153,7 +153,7 @@ def _wrapped(text: str, stream: Any, rest: str = "  ", beside: int = 0) -> str:
     """
     if not stream.isatty():
         return text
-    held = _QUOTED.sub(lambda found: found[0].replace(" ", _HELD), text)
+    held = _QUOTED.sub(lambda match: match[0].replace(" ", _HELD), text)
     width = max(_NARROWEST, shutil.get_terminal_size().columns - beside)
     lines = textwrap.wrap(held, width, subsequent_indent=rest[beside:], break_long_words=False, break_on_hyphens=False)
     return f"\n{' ' * beside}".join(lines).replace(_HELD, " ")

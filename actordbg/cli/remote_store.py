@@ -116,7 +116,7 @@ def _finish(pusher: Pusher, address: str) -> None:
 
 def in_words(what: str, moved: Moved, address: str, seconds: float) -> str:
     """What was copied and how fast, and by name what was not."""
-    between, told = "from" if what == "staged" else "to", [f"{path} ({why})" for path, why in moved.skipped.items()]
-    left = f"; {len(told)} not {what}: {', '.join(told[:_NAMED])}{', ...' * (len(told) > _NAMED)}" if told else ""
+    between, skipped = "from" if what == "staged" else "to", [f"{path} ({why})" for path, why in moved.skipped.items()]
+    left = f"; {len(skipped)} not {what}: {', '.join(skipped[:_NAMED])}{', ...' * (len(skipped) > _NAMED)}" if skipped else ""
     copied = f"{plural(moved.files, 'file')} ({human_bytes(moved.bytes)})"
     return f"{what} {copied} {between} {address} in {seconds:.1f} s{left}"

@@ -72,8 +72,8 @@ def replay(
         plan = Plan(spec)
     else:
         ask = not (dry_run or output.wanted.silent)
-        asked, plan, own = replaying.asked_and_planned(ctx, store, flags, inputs, judged=False, ask=ask)
-        of_asked = {"settings_from": asked.sources, "recorded_model": own}
+        requested, plan, own = replaying.asked_and_planned(ctx, store, flags, inputs, judged=False, ask=ask)
+        of_asked = {"settings_from": requested.sources, "recorded_model": own}
         if not (everything or inputs.where is not None or inputs.max_inputs or inputs.input_file):
             ask_for_all(store, plan.spec, dry_run=dry_run)
     if not dry_run and plan.spec.inputs:

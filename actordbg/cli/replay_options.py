@@ -195,26 +195,26 @@ class StopOptions:
             if self.ray_debug_error:
                 raise UsageError("--ray-debug-error belongs to a Ray cluster", hint="add --engine ray; here it is --break error")
             return self
-        wanted = self
+        chosen = self
         if self.ray_debug_error or os.environ.get(POST_MORTEM) == "1":
             if self.break_at not in (None, ERROR):
                 raise UsageError(
                     f"--ray-debug-error and --break {self.break_at} stop at different places",
                     hint=f"one of them; --break {self.break_at} --debugpy 0 stops there for Ray's debugger",
                 )
-            wanted = replace(self, break_at=ERROR, debugpy=self.debugpy or 0)
-        if wanted.debugpy:
+            chosen = replace(self, break_at=ERROR, debugpy=self.debugpy or 0)
+        if chosen.debugpy:
             raise UsageError(
-                f"--debugpy {wanted.debugpy} is a port of this machine, and ranks run on nodes, several on one",
+                f"--debugpy {chosen.debugpy} is a port of this machine, and ranks run on nodes, several on one",
                 hint="--debugpy 0: each takes a free port, says which, and Ray's debugger lists it",
             )
-        editor = wanted.debugpy is not None
-        if several_nodes and (editor or wanted.break_at is not None):
+        editor = chosen.debugpy is not None
+        if several_nodes and (editor or chosen.break_at is not None):
             raise Unsupported(
                 "breakpoints need all ranks of a group on one node, and this group spans several",
                 hint="a group on one node (leave --gpus-per-node out); one rank of it can be a replay with --backend plain",
             )
-        if apart and wanted.break_at is not None and not editor:
+        if apart and chosen.break_at is not None and not editor:
             raise Unsupported(
                 "a prompt is a socket in the replay's folder, and with a store behind a URL that folder is a node's own",
                 hint="--debugpy 0 stops there for an editor; or a store on a file system that all nodes mount",
@@ -224,7 +224,7 @@ class StopOptions:
             raise Refused(
                 text, hint="in a network that you trust, --yes; or --break without --debugpy, whose prompt only you can open"
             )
-        return wanted
+        return chosen
 
     def order(self, spec: ReplaySpec) -> StopOrder:
         """What this asks of the workers of a replay; what cannot be is refused before they start."""

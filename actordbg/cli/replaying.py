@@ -43,18 +43,18 @@ def flags_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     starts workers of its own, as many as the launcher started processes, with deepspeed where deepspeed did.
     """
     flags = dict(settings)
-    around = surrounding_launcher(os.environ)
-    if around is None:
+    launcher = surrounding_launcher(os.environ)
+    if launcher is None:
         return flags
-    if around.local_size < around.world_size:
+    if launcher.local_size < launcher.world_size:
         raise Unsupported(
             "a replay starts its ranks itself, and this launcher started processes on more than one machine",
             hint="without a launcher: `actordbg replay --nproc N`, with --engine ray for several machines",
         )
-    if around.rank > 0:
+    if launcher.rank > 0:
         raise typer.Exit
-    flags["nproc"] = flags.get("nproc") or around.world_size
-    if around.deepspeed:
+    flags["nproc"] = flags.get("nproc") or launcher.world_size
+    if launcher.deepspeed:
         flags["backend"] = flags.get("backend") or "deepspeed"
     return flags
 
@@ -93,19 +93,19 @@ def asked_for(ctx: typer.Context, flags: Mapping[str, Any]) -> Asked:
     """The configuration of this invocation. What came from outside of the command line is said on standard error.
 
     UnsafeInput for a model that brings code along, without consent."""
-    asked = build_config(settings_of(ctx), flags)
-    require_consent(asked.config.model)
-    dist_plugin.require(asked.config.dist_backend)
-    if asked.sources:
-        note(f"not from the command line: {asked.in_words}")
-    return asked
+    requested = build_config(settings_of(ctx), flags)
+    require_consent(requested.config.model)
+    dist_plugin.require(requested.config.dist_backend)
+    if requested.sources:
+        note(f"not from the command line: {requested.in_words}")
+    return requested
 
 
-def kept(asked: Asked, flags: Mapping[str, Any]) -> ReplayConfig:
+def kept(requested: Asked, flags: Mapping[str, Any]) -> ReplayConfig:
     """Add what a replay is judged by: outputs; gradients and laws unless that was said otherwise."""
-    config, said = asked.config, flags.keys() | asked.sources.keys()
-    gradients = config.keep_gradients if "keep_gradients" in said else config.backward is not False
-    laws = config.laws if "laws" in said else USUAL_LAWS
+    config, given = requested.config, flags.keys() | requested.sources.keys()
+    gradients = config.keep_gradients if "keep_gradients" in given else config.backward is not False
+    laws = config.laws if "laws" in given else USUAL_LAWS
     return replace(config, keep_tensors=True, keep_gradients=gradients, laws=laws, truth=None, vary=None)
 
 
@@ -114,24 +114,24 @@ def asked_and_planned(
 ) -> tuple[Asked, Plan, str | None]:
     """The configuration of this invocation, its plan over the inputs, and the model that these recorded, if nobody named one.
 
-    judged: with what a replay is judged by. ask: at a terminal it is asked which to replay, where the recorded one can be had.
+    judged: with what a replay is judged by. ask: at a terminal ask which model to replay if the recorded one is available.
     """
 
     def made(*answers: str) -> tuple[Asked, Plan]:
-        asked = asked_for(ctx, flags)
-        plan = planned(store, kept(asked, flags) if judged else asked.config, inputs, answers)
-        if judged and "laws" not in flags.keys() | asked.sources.keys():
+        requested = asked_for(ctx, flags)
+        plan = planned(store, kept(requested, flags) if judged else requested.config, inputs, answers)
+        if judged and "laws" not in flags.keys() | requested.sources.keys():
             config = replace(plan.spec.config, laws=affordable_laws(plan.spec.inputs))
             plan = replace(plan, spec=replace(plan.spec, config=config))
-        return asked, plan
+        return requested, plan
 
-    asked, plan = made()
-    own = unasked_model(store, plan.spec, asked, flags)
+    requested, plan = made()
+    own = unasked_model(store, plan.spec, requested, flags)
     if own is None or not ask or (looks_like_path(own) and not is_local(own)):
-        return asked, plan, own
+        return requested, plan, own
     model = output.answered(f"The dumps are of {own}. Replay which model? ({TINY}: a toy)", own)
     if model in (None, TINY):
-        return asked, plan, own
+        return requested, plan, own
     flags["model"] = model
     return *made("--model", str(model)), None
 
@@ -161,16 +161,16 @@ def say_skipped(skipped: Mapping[str, int]) -> None:
         note(f"left out {plural(count, 'dump')}: {reason}")
 
 
-def unasked_model(store: Store, spec: ReplaySpec, asked: Asked, flags: Mapping[str, Any]) -> str | None:
+def unasked_model(store: Store, spec: ReplaySpec, requested: Asked, flags: Mapping[str, Any]) -> str | None:
     """The model that the dumps of a plan name, where they name one and nobody asked for any."""
-    if "model" in flags.keys() | asked.sources.keys() or not spec.inputs:
+    if "model" in flags.keys() | requested.sources.keys() or not spec.inputs:
         return None
     ids = ", ".join(f"'{item.dump_id}'" for item in spec.inputs[:MOST_NAMED])
     names = {row.model_name for row in select_dumps(open_fresh(store), f"dump_id in ({ids}) and model_name is not null")}
     return names.pop() if len(names) == 1 else None
 
 
-def require_runnable(store: Store, spec: ReplaySpec, *, told: bool = True) -> list[RuleHit]:
+def require_runnable(store: Store, spec: ReplaySpec, *, announce: bool = True) -> list[RuleHit]:
     """Refuse a configuration that is known to fail, and a trainer or a model that are not there. Returns what is known of it.
 
     told: say that, unless the user wants the answer alone.
@@ -180,7 +180,7 @@ def require_runnable(store: Store, spec: ReplaySpec, *, told: bool = True) -> li
     refuse_hits(findings)
     find_trainer(spec.config, defaults)
     find_model(spec.config.model)
-    say_findings(findings if told and not output.wanted.silent else [])
+    say_findings(findings if announce and not output.wanted.silent else [])
     return findings
 
 

@@ -244,5 +244,5 @@ def _runs(folder: Path) -> bool:
     """Whether the replay is running: its supervisor has not said that it finished."""
     from actordbg.records.journal import SUPERVISOR, read_events
 
-    said = [event["event"] for event in read_events(folder / SUPERVISOR) if event["event"] in ("supervisor", "finished")]
-    return said[-1:] == ["supervisor"]
+    events = [event["event"] for event in read_events(folder / SUPERVISOR) if event["event"] in ("supervisor", "finished")]
+    return events[-1:] == ["supervisor"]

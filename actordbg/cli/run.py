@@ -67,7 +67,7 @@ def run(
         hint = "what follows `--` is a program and its arguments"
         raise LaunchProblem(f"there is no program {command[0]}", hint=hint)
     adapters = carried_form(adapter or [])
-    for why in (why for one in adapter or () for why in fit_of(one).differs):
+    for why in (why for named in adapter or () for why in fit_of(named).differs):
         note(f"actordbg: as installed here, this is not recorded: {why}")
     store = store_of(ctx).create()
     name = opt.checked_run_name(run) or f"{opt.default_run_name()}-{os.urandom(2).hex()}"  # jobs of the same second differ

@@ -124,13 +124,13 @@ def merged_settings(**options: Any) -> Given:
                 raise UsageError(text, hint="use only one")
     if (named := options.get(_ACCELERATE)) is None:
         return given
-    found, idle = read_accelerate(named)
+    from_file, idle = read_accelerate(named)
     if "backend" in given:  # what belongs to another backend means nothing
-        found = {name: value for name, value in found.items() if not SETTINGS[name].backends}
-    told = ", ".join(
-        f"{SETTINGS[name].option} {SETTINGS[name].typed(value)}" for name, value in found.items() if name not in given
+        from_file = {name: value for name, value in from_file.items() if not SETTINGS[name].backends}
+    summary = ", ".join(
+        f"{SETTINGS[name].option} {SETTINGS[name].typed(value)}" for name, value in from_file.items() if name not in given
     )
-    output.note(f"from {named}: {told or 'nothing that no flag gave'}")
+    output.note(f"from {named}: {summary or 'nothing that no flag gave'}")
     if idle:
         output.note(f"not honoured of {named}: {', '.join(idle)}")
-    return found | given
+    return from_file | given

@@ -44,11 +44,11 @@ _ICONS = {"good": "2a9d6f", "bad": "d1495b", "part": "d99a1c", "none": "8d99a6"}
 
 def as_html(blocks: Iterable[Block], *, above: str = "", below: str = "", forms: bool = False) -> str:
     """The page. above, below: HTML of our own around the document (`actordbg ui`). forms: may be sent to its own server."""
-    found = list(blocks)
-    heading = next((one for one in found if isinstance(one, Heading)), Heading("actordbg", 1))
-    banner = next((one for one in found if isinstance(one, Banner)), None)
+    document = list(blocks)
+    heading = next((block for block in document if isinstance(block, Heading)), Heading("actordbg", 1))
+    banner = next((block for block in document if isinstance(block, Banner)), None)
     style = asset("page.css")
-    scripts = [*(asset(name) for name in VEGA if any(isinstance(block, Chart) for block in found)), asset("page.js")]
+    scripts = [*(asset(name) for name in VEGA if any(isinstance(block, Chart) for block in document)), asset("page.js")]
     title = f"{banner.word}: {heading.text}" if banner else heading.text
     return "\n".join(
         [
@@ -61,7 +61,7 @@ def as_html(blocks: Iterable[Block], *, above: str = "", below: str = "", forms:
             f'<link rel="icon" href="{_icon(banner.tone if banner else "none")}">',
             f"<style>{style}</style></head><body>",
             '<a class="skip" href="#main">Skip to main</a>',
-            f'{above}<main id="main">{contents(found)}{as_body(found)}{below}</main>',
+            f'{above}<main id="main">{contents(document)}{as_body(document)}{below}</main>',
             f"<footer>actordbg {in_html(__version__)}</footer>",
             *(f"<script>{script}</script>" for script in scripts),
             "</body></html>\n",
@@ -175,8 +175,8 @@ def as_body(blocks: Sequence[Block]) -> str:
     """All blocks in order; parts that few read are closed."""
     parts: list[str] = []
     folded = paired = False
-    said = {one.sentence for one in blocks if isinstance(one, Banner)}
-    blocks = [one for one in blocks if not (isinstance(one, Paragraph) and one.text in said)]
+    sentences = {block.sentence for block in blocks if isinstance(block, Banner)}
+    blocks = [block for block in blocks if not (isinstance(block, Paragraph) and block.text in sentences)]
     for number, block in enumerate(blocks):
         pair = isinstance(block, Chart) and block.half
         parts += ['<div class="pair">'] * (pair and not paired) + ["</div>"] * (paired and not pair)
@@ -193,10 +193,10 @@ def as_body(blocks: Sequence[Block]) -> str:
 
 def contents(blocks: Sequence[Block]) -> str:
     """Links to the parts of level 2, where there are several."""
-    found = [(number, one) for number, one in enumerate(blocks) if isinstance(one, Heading) and one.level == 2]
-    if len(found) < 3:
+    headings = [(number, block) for number, block in enumerate(blocks) if isinstance(block, Heading) and block.level == 2]
+    if len(headings) < 3:
         return ""
-    links = "".join(f'<li><a href="#part-{number}">{in_html(one.text)}</a></li>' for number, one in found)
+    links = "".join(f'<li><a href="#part-{number}">{in_html(block.text)}</a></li>' for number, block in headings)
     return f'<nav aria-label="Contents"><ul>{links}</ul></nav>'
 
 
@@ -227,14 +227,14 @@ def _inline(text: str) -> str:
 
 def _item(text: str) -> str:
     """One item; a fact ("inputs: 3 dumps") has its name apart, and a command can be copied."""
-    found = _FACT.match(text)
-    if found is None:
+    fact = _FACT.match(text)
+    if fact is None:
         return f"<li>{_inline(text)}</li>"
-    value = _inline(text[found.end() :])
-    if found[1] in _COMMANDS:
-        shown = in_html(text[found.end() :])
+    value = _inline(text[fact.end() :])
+    if fact[1] in _COMMANDS:
+        shown = in_html(text[fact.end() :])
         value = f'<code>{shown}</code> <button type="button" class="copy" data-copy="{shown}">copy</button>'
-    return f'<li class="fact"><b>{_inline(found[1])}</b><span>{value}</span></li>'
+    return f'<li class="fact"><b>{_inline(fact[1])}</b><span>{value}</span></li>'
 
 
 def _grid(grid: Grid) -> str:
@@ -263,13 +263,13 @@ def toned(text: str) -> str:
     return f'<span class="tone {tone}">{_inline(text)}</span>' if tone else _inline(text)
 
 
-def _banner(one: Banner) -> str:
-    figures = "".join(f"<div><dt>{in_html(name)}</dt><dd>{in_html(value)}</dd></div>" for name, value in one.figures)
-    unjudged = "".join(f"<li>{_inline(text)}</li>" for text in one.unjudged)
-    said = f'<p class="verdict"><strong>{in_html(one.word)}</strong> {_inline(one.sentence)}</p>'
+def _banner(banner: Banner) -> str:
+    figures = "".join(f"<div><dt>{in_html(name)}</dt><dd>{in_html(value)}</dd></div>" for name, value in banner.figures)
+    unjudged = "".join(f"<li>{_inline(text)}</li>" for text in banner.unjudged)
+    verdict = f'<p class="verdict"><strong>{in_html(banner.word)}</strong> {_inline(banner.sentence)}</p>'
     rest = f'<div class="unjudged"><b>Not checked</b><ul>{unjudged}</ul></div>' if unjudged else ""
-    told = said + (f"<dl>{figures}</dl>" if figures else "") + rest
-    return f'<section class="banner {in_html(one.tone)}" aria-label="Verdict">{told}</section>'
+    content = verdict + (f"<dl>{figures}</dl>" if figures else "") + rest
+    return f'<section class="banner {in_html(banner.tone)}" aria-label="Verdict">{content}</section>'
 
 
 def _chart(chart: Chart, number: int) -> str:
@@ -294,15 +294,16 @@ def _visible(value: Any) -> Any:
     return [_visible(item) for item in value] if isinstance(value, list) else value
 
 
-def _cells(one: Cells) -> str:
-    heads = "".join(f'<th scope="col">{in_html(name)}</th>' for name in one.columns)
+def _cells(heat: Cells) -> str:
+    heads = "".join(f'<th scope="col">{in_html(name)}</th>' for name in heat.columns)
     rows = "".join(
         f'<tr><th scope="row">{in_html(name)}</th>{"".join(_cell(cell) for cell in cells)}</tr>'
-        for name, cells in zip(one.rows, one.cells, strict=True)
+        for name, cells in zip(heat.rows, heat.cells, strict=True)
     )
     return (
-        f'<figure class="heat"><figcaption><b>{in_html(one.title)}</b> {_inline(one.says)}</figcaption><div class="wide"><table>'
-        f'<thead><tr><td></td>{heads}</tr></thead><tbody>{rows}</tbody></table></div><p class="why" role="status"></p></figure>'
+        f'<figure class="heat"><figcaption><b>{in_html(heat.title)}</b> {_inline(heat.says)}</figcaption>'
+        f'<div class="wide"><table><thead><tr><td></td>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
+        '<p class="why" role="status"></p></figure>'
     )
 
 

@@ -101,9 +101,9 @@ def _with_short_ids(lines: list[tuple[str, ...]], beginning: re.Pattern[str]) ->
     """The lines with dump ids cut to a beginning that can be pasted, in columns where these still differ."""
     columns = [list(column) for column in zip(*lines, strict=True)]
     for column in columns:
-        found = {text: match[1] for text in column if (match := beginning.match(text.strip()))}
-        if len(set(found.values())) == len(found):
-            column[:] = [found.get(text, text) for text in column]
+        short = {text: match[1] for text in column if (match := beginning.match(text.strip()))}
+        if len(set(short.values())) == len(short):
+            column[:] = [short.get(text, text) for text in column]
     return list(zip(*columns, strict=True))
 
 

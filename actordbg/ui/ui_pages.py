@@ -50,15 +50,15 @@ def store_page(store: Store) -> str:
     return _page(blocks, below)
 
 
-def dumps_page(store: Store, asked: Asked) -> str:
+def dumps_page(store: Store, facets: Asked) -> str:
     """Dumps by facets, with the condition that they come to."""
-    where = condition_of(asked)
+    where = condition_of(facets)
     catalog = query.open_fresh(store, where)
     count = query.count_dumps(catalog, where)
     rows = query.select_dumps(catalog, where, order="newest", limit=SHOWN)
     words = ["actordbg", "replay", *(["--where", where] if where else ["--all"])]
-    told = f"{plural(count, 'dump')}" + (f", the newest {SHOWN} of them below" if count > SHOWN else "")
-    blocks: list[Block] = [Heading("dumps", 1), Paragraph(told), Items((f"command: {' '.join(map(in_shell, words))}",))]
+    summary = f"{plural(count, 'dump')}" + (f", the newest {SHOWN} of them below" if count > SHOWN else "")
+    blocks: list[Block] = [Heading("dumps", 1), Paragraph(summary), Items((f"command: {' '.join(map(in_shell, words))}",))]
     columns = ("dump", "run", "rank", "B", "S", "tokens", "role", "status", "kept for", "bytes", "when")
     cells = [
         (_to("dumps", row.dump_id), _to("runs", row.run), str(row.rank), str(row.batch_size), f"{row.seq_len:,}",
@@ -66,17 +66,17 @@ def dumps_page(store: Store, asked: Asked) -> str:
          ago(row.timestamp))
         for row in rows
     ]  # fmt: skip
-    return _page(blocks, _form(catalog, asked) + linked_table(columns, cells, {"rank", "B", "S", "tokens", "bytes"}))
+    return _page(blocks, _form(catalog, facets) + linked_table(columns, cells, {"rank", "B", "S", "tokens", "bytes"}))
 
 
-def condition_of(asked: Asked) -> str | None:
+def condition_of(facets: Asked) -> str | None:
     """The `--where` of what was chosen; None where nothing was."""
-    parts = [f"{name} = {_quoted(value)}" for name in FACETS if (value := asked.get(name, "").strip()) and value != "-"]
-    parts += [f"{name} is null" for name in FACETS if asked.get(name) == "-"]
+    parts = [f"{name} = {_quoted(value)}" for name in FACETS if (value := facets.get(name, "").strip()) and value != "-"]
+    parts += [f"{name} is null" for name in FACETS if facets.get(name) == "-"]
     for name, sign in (("shortest", ">="), ("longest", "<=")):
-        if (value := asked.get(name, "").strip()).isdecimal():
+        if (value := facets.get(name, "").strip()).isdecimal():
             parts.append(f"seq_len {sign} {value}")
-    more = asked.get("where", "").strip()
+    more = facets.get("where", "").strip()
     parts += [all_of([more]) if parts else more] if more else []
     return " and ".join(parts) or None
 
@@ -85,19 +85,19 @@ def dump_page(store: Store, dump_id: str) -> str:
     """One dump: what its row says, and what every replay made of it."""
     catalog = query.open_fresh(store)
     row = query.get_dump(catalog, dump_id)
-    told = {name: value for name, value in vars(row).items() if value not in (None, "", {}) and name != "dump_id"}
-    facts = (f"{name.replace('_', ' ')}: {_fact(name, value)}" for name, value in told.items())
+    fields = {name: value for name, value in vars(row).items() if value not in (None, "", {}) and name != "dump_id"}
+    facts = (f"{name.replace('_', ' ')}: {_fact(name, value)}" for name, value in fields.items())
     command = f"command: actordbg replay --where {in_shell(f'dump_id={_quoted(row.dump_id)}')}"
     blocks: list[Block] = [Heading(f"dump {row.dump_id}", 1), Items((command, *facts)), Heading("Replayed", 2)]
     cells = [
         (
-            _to("replays", one.replay_id),
-            one.status,
-            seconds(one.forward_s),
-            human_bytes(one.peak_memory_bytes),
-            one.signature or "-",
+            _to("replays", result.replay_id),
+            result.status,
+            seconds(result.forward_s),
+            human_bytes(result.peak_memory_bytes),
+            result.signature or "-",
         )
-        for one in query.results_of_dump(catalog, row.dump_id)[:SHOWN]
+        for result in query.results_of_dump(catalog, row.dump_id)[:SHOWN]
     ]
     return _page(blocks, linked_table(("replay", "status", "fwd s", "peak mem", "failure"), cells, {"fwd s", "peak mem"}))
 
@@ -150,7 +150,7 @@ def replay_report(store: Store, replay_id: str) -> str:
 def matrices_page(store: Store) -> str:
     """All matrices, the newest first."""
     rows = query.table_rows(store, "matrix", f"1 ORDER BY created_at DESC LIMIT {SHOWN}")
-    cells = [(_to("matrices", one.matrix_id), one.status, str(one.inputs), one.command or "-") for one in rows]
+    cells = [(_to("matrices", row.matrix_id), row.status, str(row.inputs), row.command or "-") for row in rows]
     return _page([Heading("matrices", 1)], linked_table(("matrix", "status", "dumps", "command"), cells, {"dumps"}))
 
 
@@ -164,9 +164,9 @@ def comparisons_page(store: Store) -> str:
     """The newest comparison of each pair."""
     rows = query.comparisons(store)[:SHOWN]
     cells = [
-        (_to("comparisons", one.comparison_id), _to("replays", one.replay_id),
-         f"{one.against_kind} {one.against}", one.verdict, f"{one.compared}/{one.dumps}", number(one.max_abs, 3))
-        for one in rows
+        (_to("comparisons", row.comparison_id), _to("replays", row.replay_id),
+         f"{row.against_kind} {row.against}", row.verdict, f"{row.compared}/{row.dumps}", number(row.max_abs, 3))
+        for row in rows
     ]  # fmt: skip
     columns = ("comparison", "A", "B", "verdict", "dumps", "largest, nats")
     return _page([Heading("comparisons", 1)], linked_table(columns, cells, {"dumps", "largest, nats"}))
@@ -207,17 +207,17 @@ def _to(part: str, name: str) -> Link:
     return name, f"{part}/{quote(name, safe='')}"
 
 
-def _form(catalog: query.Catalog, asked: Asked) -> str:
+def _form(catalog: query.Catalog, facets: Asked) -> str:
     fields = ""
     for name in FACETS:
         known = [("-", "none") if value is None else (str(value),) * 2 for value, _ in query.frequent_values(catalog, name)]
         options = "".join(
-            f'<option value="{in_html(value)}"{" selected" * (value == asked.get(name, ""))}>{in_html(text)}</option>'
+            f'<option value="{in_html(value)}"{" selected" * (value == facets.get(name, ""))}>{in_html(text)}</option>'
             for value, text in (("", "any"), *known)
         )
         fields += f'<label>{in_html(name)}<select name="{name}">{options}</select></label>'
     for name, says in (("shortest", "S from"), ("longest", "S to"), ("where", "and")):
-        fields += f'<label>{says}<input name="{name}" value="{in_html(asked.get(name, ""))}" autocomplete="off"></label>'
+        fields += f'<label>{says}<input name="{name}" value="{in_html(facets.get(name, ""))}" autocomplete="off"></label>'
     return f'<form class="facets" method="get" action="../dumps/">{fields}<button class="copy" type="submit">show</button></form>'
 
 
