@@ -63,7 +63,7 @@ def test_status_names_the_step_in_which_ranks_made_unequal_numbers_of_calls(stor
         (
             (4, 5, 4),
             (None, 20.0, None),
-            "run r: ranks 0, 2 made 4 calls; rank 1 made 5 calls, and waits in its last one for 21 s",
+            "run r: ranks 0, 2 made 4 calls; rank 1 made 5 calls, and has waited in its last one for 21 s",
         ),
         ((4, 5, 4), (None, 3.0, None), None),  # a call that is on its way
         ((4, 5, 4), (20.0, 20.0, None), None),  # one that is behind computes, too

@@ -105,7 +105,7 @@ def test_an_interrupted_job_is_switched_off(store):
     ("words", "code", "said"),
     [
         (["no-such-program"], 4, "error[launch]: there is no program no-such-program"),
-        (["--run", "a/b", "true"], 2, "cannot name a run"),
+        (["--run", "a/b", "true"], 2, "is not a valid run name"),
         (["--on", "nonsense", "true"], 2, "error[usage]: --on"),
         (["--max-bytes", "many", "true"], 2, "error[usage]"),
         ([], 2, "COMMAND"),
