@@ -112,9 +112,10 @@ def status(
 ) -> None:
     """Show calls captured and dropped by each process.
 
-    Shows whether recording is on, and lists the processes of the current run and of other runs that still record.
+    Shows whether recording is on, and lists the processes of the current run and of other runs that still record. Also lists the
+    flight recorder files of dead processes on this machine.
     calls = captured + dropped + sampled out + in ring (buffered, waiting to be written). If a process ended before it wrote
-    all its buffered calls, `dump recover` turns them into dumps. Also lists the flight recorder files of dead processes on this machine.
+    all its buffered calls, `dump recover` turns them into dumps.
 
     Example: actordbg dump status --watch
     """

@@ -97,7 +97,7 @@ def test_a_store_may_be_named_behind_the_command_and_once(sixty: Store):
     done = CliRunner().invoke(app, ["dump", "ls", "--store", str(sixty.root), "--json"])
     assert done.exit_code == 0 and len(json.loads(done.stdout)) == 60
     for words in (["--store", "a", "dump", "ls", "--store", "b"], ["--store", "a", "--store", "b", "dump", "ls"]):
-        with pytest.raises(UsageError, match="--store is given more than once"):
+        with pytest.raises(UsageError, match="--store takes one value, but is given more than once"):
             CliRunner().invoke(app, words, catch_exceptions=False)
 
 

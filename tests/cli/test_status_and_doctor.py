@@ -34,8 +34,8 @@ def test_status_is_about_the_store_also_where_no_trainer_is(store: Store, monkey
     write_replay(store, "r-01", inputs[:2], result=lambda index: {"status": "failed"} if index else {}, status="interrupted")
     said = invoke(store, "status").stdout
     for line in (
-        "no patch to look at: there is no OpenRLHF here", "1 of 2 passed, interrupted: `actordbg replay --resume r-01`",
-        "failed      1 dump in the last replay of each: `actordbg replay --failed`", "not yet     1 dump never replayed",
+        "no patch found: there is no OpenRLHF here", "1 of 2 passed, interrupted: `actordbg replay --resume r-01`",
+        "failed      1 dump in their last replay: `actordbg replay --failed`", "not yet     1 dump never replayed",
     ):  # fmt: skip
         assert line in said, said
     held = json.loads(invoke(store, "status", "--json").stdout)
