@@ -1,4 +1,4 @@
-"""`actordbg train-check`: a few optimizer steps under each configuration, and where one parts from the others."""
+"""`actordbg train-check`: run a few optimizer steps under each configuration, and show where one diverges."""
 
 from __future__ import annotations
 
@@ -23,19 +23,22 @@ def train_check(
     how: HowToTrain = HowToTrain(),
     settings: Given = NONE,
     machines: EngineOptions = EngineOptions(),
-    resume: str | None = option(None, "Run what has not finished of a check.", metavar="[CHECK|last]"),
-    show: str | None = option(None, "Print a check that is there; run nothing.", metavar="[CHECK|last]"),
+    resume: str | None = option(None, "Continue a stopped check.", metavar="[CHECK|last]"),
+    show: str | None = option(None, "Print an existing check; run nothing.", metavar="[CHECK|last]"),
     yes: ConfirmOption = False,
-    dry_run: bool = option(False, "Print the configurations and run nothing.", "--dry-run"),
+    dry_run: bool = option(False, "Print the configurations; run nothing.", "--dry-run"),
 ) -> None:
     """Train a few steps under each configuration and compare.
 
-    Real steps of AdamW over recorded inputs: the same initial weights, the same micro-batches in each step, gradients clipped.
-    Without a list: the plain Actor, ZeRO 2, fsdp2, and fsdp2 with tensor parallelism, with a ring, with both. Each is judged at
-    every step by loss, gradient norm and update norm, against the plain Actor in fp32. Takes NUM_GPUS, MODEL, TP_SIZE, SKIP_RING
-    and the other variables of the trainer's backend test suite; a flag wins. --trainer sft runs the trainer's own program, too.
-    Takes as many inputs as its steps take twice, so that the loss over the same inputs says whether it falls. Exit code 1 if a
-    configuration fails, parts from the baseline, or its loss is not known to fall, or if none could run.
+    Takes real AdamW steps on recorded inputs, with the same initial weights and micro-batches and with gradient clipping. Default
+    configurations: the plain Actor, ZeRO 2, fsdp2, and fsdp2 with tensor parallelism, with ring attention, and with both.
+    Compares loss, gradient norm and update norm at every step with the plain Actor in fp32.
+
+    Reads NUM_GPUS, MODEL, TP_SIZE, SKIP_RING and the other variables of OpenRLHF's backend test suite; flags win. --trainer sft
+    also runs OpenRLHF's own program. By default, selects so few inputs that the steps use each twice: the loss over the same
+    inputs then shows whether it falls.
+
+    Exit code: 1 if a configuration fails, diverges from the baseline, or its loss is not known to fall, or if none could run.
 
     Example: actordbg train-check --where "seq_len<512" --steps 20 --backend deepspeed,fsdp2 --zero-stage 2 --tp 1,2 --nproc 4
     """
@@ -48,7 +51,7 @@ def train_check(
     flags = flags_of(settings)
     if show is not None or resume is not None:
         word, groups = ("show", []) if show is not None else ("resume", [EngineOptions])
-        refuse_beside(ctx, f"--{word} takes a check as it is", word, "yes", "dry_run", groups=groups)
+        refuse_beside(ctx, f"--{word} keeps the check's settings", word, "yes", "dry_run", groups=groups)
         store = store_of(ctx).require()
         record, owner = load_train_check(store, str(show or resume))
         if show is not None:
