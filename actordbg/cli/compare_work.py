@@ -68,7 +68,7 @@ def truth_and_rounding(
 ) -> tuple[str, str | None]:
     """Return the ids of a replay's truth and of the replay that measures its dtype's rounding (None for fixed limits).
 
-    Computes each one that does not exist yet. Asks for approval once before it loads the model of another user's replay.
+    Computes either replay if it does not exist yet. Asks for approval once before it loads the model of another user's replay.
     """
     spec, owner = spec_and_owner(store, replay_id)
     model = spec.config.model

@@ -153,7 +153,7 @@ class StopOptions:
     )
     break_rank: int | None = option_field(
         None,
-        "Rank that gets the prompt (default: 0, the one with --break-input, or the one that failed).",
+        "Rank that gets the prompt (default: 0, the rank with --break-input, or the rank that failed).",
         min=0,
         metavar="N",
     )

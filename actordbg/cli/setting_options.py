@@ -48,7 +48,7 @@ _TRUST, _PLUGIN, _ACCELERATE = "trust_remote_code", "dist_plugin", "accelerate_c
 
 
 def takes_settings(command: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorate a command: replace its parameter `settings` by options for the settings of `command`. Also applies `takes_groups`."""
+    """Decorate a command: replace its parameter `settings` by the settings of `command`. Also applies `takes_groups`."""
     options = list(_options(command))
     mine = [setting for setting in SETTINGS.values() if setting.bare is not None and command in setting.commands]
     bare = {f"--{name}": str(setting.bare) for setting in mine for name in (setting.option, setting.old_option) if name}

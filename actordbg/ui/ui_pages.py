@@ -1,6 +1,6 @@
-"""The pages of `actordbg ui`: lists with links around the documents that commands write. Reads the store, writes nothing.
+"""The pages of `actordbg ui`: lists with links to the documents that commands write. Reads the store, writes nothing.
 
-Facets are turned into one `--where`, which is shown with the command to type, so that what was found here can be done there.
+The chosen filters (facets) become a `--where`, shown with the command to type, so that a selection can be replayed in a terminal.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.store.layout import Store
 
 SHOWN = 200
-"""Rows of a list; the rest is counted."""
+"""Maximum number of rows of a list; the rest are counted."""
 FACETS = ("run", "rank", "role", "status", "triggered", "source")
 Asked = Mapping[str, str]
 Link = tuple[str, str]
-"""A text and where it leads: `PART/NAME`, as every page's own address below the server's token."""
+"""A text and its target: `PART/NAME`, the address of a page below the server's token."""
 _PARTS = ("store", "dumps", "replays", "matrices", "comparisons")
 
 
 def store_page(store: Store) -> str:
-    """What the store has, the newest first."""
+    """Render the start page: the store's size, runs and newest replays."""
     catalog = query.open_fresh(store)
     runs = query.frequent_values(catalog, "run")
     own, others = _own_and_others(catalog)
@@ -51,15 +51,15 @@ def store_page(store: Store) -> str:
 
 
 def dumps_page(store: Store, facets: Asked) -> str:
-    """Dumps by facets, with the condition that they come to."""
+    """Render the dumps that the facets select, with the command that selects them."""
     where = condition_of(facets)
     catalog = query.open_fresh(store, where)
     count = query.count_dumps(catalog, where)
     rows = query.select_dumps(catalog, where, order="newest", limit=SHOWN)
     words = ["actordbg", "replay", *(["--where", where] if where else ["--all"])]
-    summary = f"{plural(count, 'dump')}" + (f", the newest {SHOWN} of them below" if count > SHOWN else "")
+    summary = f"{plural(count, 'dump')}" + (f", the newest {SHOWN} below" if count > SHOWN else "")
     blocks: list[Block] = [Heading("dumps", 1), Paragraph(summary), Items((f"command: {' '.join(map(in_shell, words))}",))]
-    columns = ("dump", "run", "rank", "B", "S", "tokens", "role", "status", "kept for", "bytes", "when")
+    columns = ("dump", "run", "rank", "B", "S", "tokens", "role", "result", "trigger", "bytes", "when")
     cells = [
         (_to("dumps", row.dump_id), _to("runs", row.run), str(row.rank), str(row.batch_size), f"{row.seq_len:,}",
          f"{row.tokens:,}", row.role or "-", row.status or "not replayed", row.triggered or "-", human_bytes(row.bytes),
@@ -70,7 +70,7 @@ def dumps_page(store: Store, facets: Asked) -> str:
 
 
 def condition_of(facets: Asked) -> str | None:
-    """The `--where` of what was chosen; None where nothing was."""
+    """Build the `--where` of the chosen facets; None without any."""
     parts = [f"{name} = {_quoted(value)}" for name in FACETS if (value := facets.get(name, "").strip()) and value != "-"]
     parts += [f"{name} is null" for name in FACETS if facets.get(name) == "-"]
     for name, sign in (("shortest", ">="), ("longest", "<=")):
@@ -82,7 +82,7 @@ def condition_of(facets: Asked) -> str | None:
 
 
 def dump_page(store: Store, dump_id: str) -> str:
-    """One dump: what its row says, and what every replay made of it."""
+    """Render a dump: its catalog row, and its result in every replay."""
     catalog = query.open_fresh(store)
     row = query.get_dump(catalog, dump_id)
     fields = {name: value for name, value in vars(row).items() if value not in (None, "", {}) and name != "dump_id"}
@@ -103,7 +103,7 @@ def dump_page(store: Store, dump_id: str) -> str:
 
 
 def _fact(name: str, value: Any) -> str:
-    """A column's value for a reader."""
+    """Format a column's value."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if name in ("bytes", "peak_memory"):
@@ -114,7 +114,7 @@ def _fact(name: str, value: Any) -> str:
 
 
 def run_page(store: Store, run: str) -> str:
-    """A training run over time, and its longest dumps."""
+    """Render a training run over time, with a link to its dumps."""
     catalog = query.open_fresh(store)
     rows = calls_of(catalog, run)
     chart = run_timeline(run, rows, dropped_of(store, run))
@@ -123,7 +123,7 @@ def run_page(store: Store, run: str) -> str:
 
 
 def replays_page(store: Store) -> str:
-    """All replays, the newest first: one's own with their handles, and behind them what other commands or users ran."""
+    """Render all replays, newest first: this user's with their handles, then those of other commands and users."""
     own, others = _own_and_others(query.open_fresh(store))
     below = _replays(own[:SHOWN], True)
     if others:
@@ -133,7 +133,7 @@ def replays_page(store: Store) -> str:
 
 
 def _counted(rows: Sequence[query.ReplayRow]) -> str:
-    return plural(len(rows), "replay") + (f", the newest {SHOWN} of them below" if len(rows) > SHOWN else "")
+    return plural(len(rows), "replay") + (f", the newest {SHOWN} below" if len(rows) > SHOWN else "")
 
 
 def _own_and_others(catalog: query.Catalog) -> tuple[list[query.ReplayRow], list[query.ReplayRow]]:
@@ -143,25 +143,25 @@ def _own_and_others(catalog: query.Catalog) -> tuple[list[query.ReplayRow], list
 
 
 def replay_report(store: Store, replay_id: str) -> str:
-    """The page that `actordbg report` writes."""
+    """Render the page that `actordbg report` writes."""
     return _page(report_blocks(store, load(store, [replay_id])))
 
 
 def matrices_page(store: Store) -> str:
-    """All matrices, the newest first."""
+    """Render all matrices, newest first."""
     rows = query.table_rows(store, "matrix", f"1 ORDER BY created_at DESC LIMIT {SHOWN}")
     cells = [(_to("matrices", row.matrix_id), row.status, str(row.inputs), row.command or "-") for row in rows]
     return _page([Heading("matrices", 1)], linked_table(("matrix", "status", "dumps", "command"), cells, {"dumps"}))
 
 
 def matrix_page(store: Store, matrix_id: str) -> str:
-    """The page that `actordbg matrix --show` writes."""
+    """Render the page that `actordbg matrix --show` writes."""
     record = load_matrix(store, matrix_id)
     return _page(matrix_document(record, context_of(store, record)))
 
 
 def comparisons_page(store: Store) -> str:
-    """The newest comparison of each pair."""
+    """Render the newest comparison of each pair."""
     rows = query.comparisons(store)[:SHOWN]
     cells = [
         (_to("comparisons", row.comparison_id), _to("replays", row.replay_id),
@@ -173,7 +173,7 @@ def comparisons_page(store: Store) -> str:
 
 
 def comparison_report(store: Store, comparison_id: str) -> str:
-    """The page that `actordbg compare` writes."""
+    """Render the page that `actordbg compare` writes."""
     ids = [row.comparison_id for row in query.comparisons(store)]
     record = ComparisonRecord.from_file(
         store.comparisons / f"{resolve(comparison_id, ids, 'comparison', made_by='compare')}.json"
@@ -182,18 +182,18 @@ def comparison_report(store: Store, comparison_id: str) -> str:
 
 
 def error_page(error: ActordbgError) -> str:
-    """What went wrong, and what to do next."""
+    """Render an error and its hint."""
     return _page([Heading("not shown", 1), Paragraph(error.message), Paragraph(error.hint or "")])
 
 
 def linked_table(columns: Sequence[str], rows: Iterable[Sequence[str | Link]], figures: Collection[str] = ()) -> str:
-    """A table whose cells may lead to other pages. figures: columns of numbers."""
+    """Render a table whose cells may link to other pages. figures: columns of numbers."""
     cells = ([toned(cell) if isinstance(cell, str) else _a(*cell) for cell in row] for row in rows)
     return table(columns, cells, set(columns) - set(figures))
 
 
 def _replays(rows: Iterable[query.ReplayRow], handles: bool) -> str:
-    """A table of replays; with the handles of one's own, which are all of them from the newest on."""
+    """Render a table of replays. handles: number the rows as @1, @2, ...; then `rows` must be this user's, newest first."""
     cells: list[list[str | Link]] = [
         [*([f"@{number}"] if handles else []), _to("replays", row.replay_id), ago(row.created_at), row.status,
          f"{row.passed}/{row.inputs}", label(as_ran(row.config, row.resolved))]
@@ -231,5 +231,5 @@ def _a(text: str, address: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """`text` as a value of a condition: a number as it is, everything else between quotes."""
+    """Write `text` as a value of a condition: numbers unchanged, everything else in quotes."""
     return text if text.isdecimal() and len(text) < 10 else quoted(text)
