@@ -171,8 +171,7 @@ def _selected(store: Store, dump_ids: Sequence[str], where: str | None, limit: i
     from actordbg.catalog.query import select_dumps
 
     if bool(dump_ids) == (where is not None):
-        hint = 'for example --where "rank=0"; `actordbg dump ls` lists the ids'
-        raise UsageError("select dumps by id or with --where", hint=hint)
+        raise UsageError("select dumps by id or with --where", hint='for example --where "rank=0"; `actordbg dump ls` lists ids')
     if where is not None:
         return [store.root / row.path for row in select_dumps(store, where=where, limit=limit or None)]
     places = {dump_id_of(path): path for path in places_of(store)}
