@@ -272,7 +272,7 @@ def trouble_of(row: ProcessRow) -> Iterator[str]:
     if row.in_flight_s is not None and row.in_flight_s > LONG_CALL_SECONDS:
         yield f"{name} has been in one call for {row.in_flight_s + row.age_s:.0f} s: `dump recover --live` saves its input"
     if row.writer not in ("thread", "process"):
-        yield f"{name} has no writer process: {row.writer}"
+        yield f"{name} has no writer process and writes in a {row.writer}"
     if row.state == "lost":
         where = f"; `dump recover` on {row.host} saves its last inputs" if row.ring else ""
         yield f"{name} is lost: silent for {row.age_s:.0f} s; killed, or unable to write here{where}"

@@ -114,7 +114,7 @@ def test_prune_only_says_what_it_would_do_until_told(store: Store) -> None:
     records = cases.fill(store, 8)
     result = run(store, "prune", "--where", "rank=0")
     assert "would remove 2 files" in result.stdout
-    assert "--yes does it" in result.stderr
+    assert "pass --yes" in result.stderr
     assert len(list(store.iter_dumps())) == 8
     answer = json.loads(run(store, "prune", "--where", "rank=0", "--yes", "--json").stdout)
     assert (answer["done"], len(answer["files"])) == (True, 2)

@@ -68,7 +68,7 @@ def test_unpack_needs_to_know_what_and_brings_it_back(ppo):
         run(ppo, "dump", "unpack")
     answer = json.loads(run(ppo, "dump", "unpack", "--where", "rank = 0", "--json").stdout)
     assert answer["dumps"] == 5 and answer["kept"] == []
-    assert "9 dumps out of 1 pack" in run(ppo, "dump", "unpack", "--all", "--quiet").stdout
+    assert "9 dumps unpacked from 1 pack" in run(ppo, "dump", "unpack", "--all", "--quiet").stdout
     assert run(ppo, "dump", "unpack", "--all").stdout.strip() == "nothing to unpack"
     assert packcases.contents(ppo) == before
 

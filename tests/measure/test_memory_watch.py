@@ -199,7 +199,7 @@ def test_a_watching_is_in_the_store_whole_and_listed(store: Store):
 @pytest.mark.parametrize(
     ("typed", "says"),
     [
-        ("", "takes one of"), ("--pid 1 --run x", "takes one of"), ("--run x", "no process of run x"),
+        ("", "needs one of"), ("--pid 1 --run x", "needs one of"), ("--run x", "no process of run x"),
         ("--pid 4194304", "no process 4194304"), ("--run x --step-file y", "--step-file needs --pid"),
     ],
 )  # fmt: skip

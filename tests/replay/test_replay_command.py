@@ -124,7 +124,7 @@ def test_an_answer_says_what_was_folded_and_that_no_input_was_steady_and_needs_n
     said = capsys.readouterr().out
     assert "token ids of 2 inputs into the model's vocabulary" in said
     assert "forward        0.133 s, warm-up only: each input was its worker's first" in said
-    assert "more inputs than workers give a steady one" in said and "figures below" not in said
+    assert "replay more inputs than workers" in said and "figures below" not in said
 
 
 def test_nothing_selected_is_said_with_what_there_is_and_has_an_exit_code_of_its_own(store: Store) -> None:
@@ -174,7 +174,7 @@ def test_a_whole_store_is_replayed_only_if_that_was_asked_for(store: Store, monk
     with monkeypatch.context() as at_terminal:
         at_terminal.setattr(output, "can_ask", lambda: True)
         plan = invoke(store, "--dry-run")
-    assert "51 inputs" in plan.stdout and "asks first, unless --all is given" in plan.stderr
+    assert "51 inputs" in plan.stdout and "--all skips the question" in plan.stderr
     monkeypatch.setattr(supervise, "run_replay", lambda *given, **more: None)
     for way in (["--all"], ["--max-inputs", "51"], ["--where", "rank=0"], ["--diverse", "60"]):
         assert "your model     the dumps recorded it: --model org/model" in invoke(store, *way).stdout
