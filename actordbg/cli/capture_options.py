@@ -19,7 +19,7 @@ from actordbg.formats.dump_record import is_plain_name, now_timestamp
 
 _TRIGGERS, _RING = "Triggers", "Flight recorder"
 
-Run = Annotated[str | None, typer.Option("--run", help="Run name; dumps go under it. Default: run-<utc>.")]
+Run = Annotated[str | None, typer.Option("--run", help="Run name; dumps go under it (default: run-<utc>).")]
 
 
 @dataclass(frozen=True)

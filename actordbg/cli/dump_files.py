@@ -52,6 +52,7 @@ def import_(
     """Import pickles of the old recorder; execute nothing in them.
 
     Keeps timestamps (read as UTC) and ranks. Skips files that the store already has. Names bad files and skips them.
+
     Exit code: 1 if a file was refused.
 
     Example: actordbg dump import input_dumps/ --run ppo-llama
@@ -135,6 +136,7 @@ def export(
 
     Any safetensors reader, or `torch.load(weights_only=True)`, opens them. Tensors have the dtype and shape that the actor
     received.
+
     Exit code: 1 if a dump was damaged; 5 if no dump was selected.
 
     Example: actordbg dump export --where "seq_len>1800 and rank=0" --out exported --format pt
@@ -189,6 +191,7 @@ def pack(
     Packs compress rows of many dumps together. Without --where, packs every unpacked dump. Lossless: each pack is read back and
     the SHA-256 of every dump verified before its file is removed. If a run was killed, the next run finishes its work. Every
     command reads packed dumps like unpacked ones.
+
     Exit code: 1 if a damaged dump stays a file; 5 if --where selects no dump.
 
     Example: actordbg dump pack --where "timestamp < now() - '1d'"
@@ -214,6 +217,7 @@ def unpack(
 
     Restores one file per dump, with the same record and payload. Each file is read back and verified before its pack is rewritten
     without it.
+
     Exit code: 1 if a dump could not be unpacked; 5 if --where selects no dump.
 
     Example: actordbg dump unpack --where "seq_len>1800 and rank=0"
@@ -290,6 +294,7 @@ def prune(
     Without --yes, only prints what it would remove. Removes dumps that meet every given condition, and rewrites the pack of a
     packed dump without it. Protected dumps (kept by a trigger, or recovered) stay unless --pinned is given. Also removes
     unfinished files that dead writers left more than an hour ago. Replay results stay.
+
     Exit code: 5 if --where selects no dump.
 
     Example: actordbg dump prune --older-than 7d --keep 10GB --yes

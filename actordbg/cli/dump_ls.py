@@ -35,6 +35,7 @@ def ls(
     Columns for --where: rank, seq_len, timestamp, batch_size, tokens, padding, action_len, run, step, role, training,
     source, bytes, ... and from the last result: status, error, signature, forward_s, backward_s, peak_memory, replay.
     `actordbg dump columns` lists all.
+
     Exit code: 5 if no dump matches.
 
     Example: actordbg dump ls --where "seq_len>4096 and timestamp > now() - '2h'"

@@ -149,6 +149,7 @@ def recover(
     Reads the flight recorder files: the call in flight and the last calls before it. A file is in the shared memory of the
     machine where its process ran, so run this there before the machine is gone. --where "recovered='in_flight'" selects the
     calls that were running.
+
     Exit code: 1 if a file could not be read.
 
     Example: actordbg dump recover

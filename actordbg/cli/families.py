@@ -42,7 +42,9 @@ def families(
     With --keep, an interrupted run continues, and a list can be run in parts: results in DIR with the same options and versions
     are reused.
 
-    Takes seconds per family. Exit code: 1 if a family is wrong or fails.
+    Takes seconds per family.
+
+    Exit code: 1 if a family is wrong or fails.
 
     Example: actordbg families qwen3_5 mixtral --packing on
     """

@@ -57,6 +57,7 @@ def verify(
 
     Reads each dump completely: header, decompression, SHA-256, safetensors, tensor specs. Without --where, checks every file,
     including those that could not be indexed.
+
     Exit code: 1 if a dump is damaged; 5 if there are no dumps.
 
     Example: actordbg dump verify --where "run='ppo-1'"
@@ -110,6 +111,7 @@ def fsck(
     Checks FORMAT, names and permissions, every dump, pack, replay, comparison, switch, counter, ring, event and backup, and the
     catalog. Without --repair, writes nothing. With it, moves damaged files to store/quarantine, first saves the good dumps of
     damaged packs, and rebuilds a wrong catalog. A read-only store can be checked, but --repair refuses it.
+
     Exit code: 1 if damage or leftovers remain; notes do not count.
 
     Example: actordbg fsck --repair

@@ -119,6 +119,7 @@ def compare(
 
     Shows, per process and quantity: peaks, growth per step (per second if steps are unknown), and the step and dump where the
     recordings diverge.
+
     Exit code: 1 if they diverge, or have nothing in common.
 
     Example: actordbg memory compare before.csv after.csv --html memory.html

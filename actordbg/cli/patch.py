@@ -219,6 +219,7 @@ def doctor(
 
     Checks versions, imports, the deepspeed launcher, the C++ compiler, GPU, flash-attn, disk, store, catalog and patch, and
     prints a fix for each problem. Warnings are about parts that you may not need, or untested versions.
+
     Exit code: 4 if a check fails.
 
     Example: actordbg doctor --python /opt/train/bin/python
@@ -262,6 +263,7 @@ def adapters(
 
     OpenRLHF needs no adapter. An adapter fits if its trainer is installed, and has the functions and arguments that the adapter
     uses; the trainer is not imported to check this. Use an adapter with `run --adapter NAME`.
+
     Exit code: 1 if an adapter given by name does not fit.
 
     Example: actordbg adapters my_adapter:MyTrainer

@@ -27,6 +27,7 @@ def pull(
 
     Deletes nothing. With #RUN,..., downloads dumps and packs of these runs only, and all other files. Downloaded replay records
     count as another user's: continuing such a replay needs --yes.
+
     Exit code: 1 if a file could not be downloaded.
 
     Example: actordbg store pull s3://bucket/store#ppo-7b ./store
@@ -41,6 +42,7 @@ def push(
     """Upload a folder's new files to a remote store.
 
     Deletes nothing. Downloads new remote files first, to detect files that both sides changed.
+
     Exit code: 1 if a file could not be uploaded.
 
     Example: actordbg store push ./store s3://bucket/store

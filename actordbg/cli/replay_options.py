@@ -46,7 +46,7 @@ class ChosenInputs:
     longest: int | None = option_field(None, "N longest.", min=1, max=MOST_NAMED, metavar="N")
     slowest: int | None = option_field(None, "N slowest by last forward.", min=1, max=MOST_NAMED, metavar="N")
     diverse: int | None = option_field(None, "N most diverse.", min=1, max=MOST_NAMED, metavar="N")
-    random_seed: int = option_field(42, "Seed of the shuffle (default 42).")
+    random_seed: int = option_field(42, "Seed of the shuffle.")
 
     @property
     def ordered(self) -> str:
@@ -65,7 +65,7 @@ class EngineOptions:
 
     panel: ClassVar[str] = "Ray cluster"
 
-    engine: str = option_field("local", "This machine (default), or a Ray cluster.", metavar="local|ray")
+    engine: str = option_field("local", "This machine, or a Ray cluster.", metavar="local|ray")
     address: str | None = option_field(
         None,
         "Ray cluster (default: RAY_ADDRESS, else the cluster of this machine).",
@@ -265,15 +265,15 @@ class HowToTrain:
 
     panel: ClassVar[str] = "Training"
 
-    steps: int = option_field(10, "Optimizer steps (default 10).", min=1)
-    lr: float = option_field(5e-6, "Constant learning rate (default 5e-6, as in OpenRLHF's backend test suite).")
+    steps: int = option_field(10, "Optimizer steps.", min=1)
+    lr: float = option_field(5e-6, "Constant learning rate (the default is that of OpenRLHF's backend test suite).")
     gradient_accumulation: int = option_field(
-        1, "Accumulation steps of the configuration with the most replicas; all have its global batch (default 1).", min=1
+        1, "Accumulation steps of the configuration with the most replicas; all have its global batch.", min=1
     )
-    max_norm: float = option_field(1.0, "Clip gradients to this norm; 0: no clipping (default 1).", min=0)
-    weight_decay: float = option_field(0.0, "AdamW weight decay (default 0).", min=0)
+    max_norm: float = option_field(1.0, "Clip gradients to this norm; 0: no clipping.", min=0)
+    weight_decay: float = option_field(0.0, "AdamW weight decay.", min=0)
     gradient_checkpointing: bool = option_field(False, "Recompute layers in the backward (except in the baseline).")
-    threshold: float = option_field(0.05, "Limit for first, mean and last loss (default 0.05).", metavar="X")
+    threshold: float = option_field(0.05, "Limit for the relative difference of first, mean and last loss.", metavar="X")
     log_dir: Path | None = option_field(None, "Folder for the configurations' logs (default: in the store).", metavar="DIR")
     trainer: Literal["sft"] | None = option_field(None, "Also run OpenRLHF's own train_sft, on rows of text.", metavar="sft")
     dataset: Path | None = option_field(None, "JSONL rows for --trainer sft (default: synthetic).", metavar="FILE")

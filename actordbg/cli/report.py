@@ -60,7 +60,7 @@ def report(
     output: Path | None = option(None, "Write the report to FILE instead of printing it.", "--output", "-o", metavar="FILE"),
     where: Where = None,
     tokenizer: TokenizerFile = None,
-    opened: bool = option(False, "Open the page in a browser (default file: a temporary one).", "--open"),
+    opened: bool = option(False, "Open the page in a browser; without --output, a temporary file.", "--open"),
     explain_figures: Explain = False,
     as_json: bool = option(False, "Alias of --format json.", "--json"),
 ) -> None:
@@ -122,7 +122,7 @@ def _written(store: Store, material: Material, chosen: Format, texts: Texts | No
 def ui(
     ctx: typer.Context,
     port: int = option(0, "Port to listen on (default: a free port).", min=0, max=65535),
-    opened: bool = option(True, "Open the page in a browser (default: open).", "--open/--no-open"),
+    opened: bool = option(True, "Open the page in a browser.", "--open/--no-open"),
 ) -> None:
     """Browse the store in a local web page.
 
@@ -160,6 +160,7 @@ def replays(
 
     @1 is the newest replay, @2 the next one. Commands accept a handle, a name from `replay --name`, an id, or a unique prefix of
     an id. Truths and matrix cells have no handle, because other commands ran them. `actordbg replay ls` is an alias.
+
     Exit code: 5 if there are no replays.
 
     Example: actordbg replays --limit 5
