@@ -48,7 +48,7 @@ class Question:
     by: Literal["seq_len", "tokens"] = option_field("seq_len", "Length unit: seq_len (one curve per batch size) or real tokens.")
     measure: str | None = option_field(
         None,
-        ("First replay synthetic inputs of these lengths under the configuration of each REPLAY, changed by the settings below."),
+        "First replay synthetic inputs of these lengths under each REPLAY's configuration, changed by the given options.",
         metavar="LEN,LEN,...",
     )
     batch_size: int | None = option_field(None, "Rows of the --measure inputs (default: as in REPLAY).", min=1)
