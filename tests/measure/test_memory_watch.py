@@ -84,7 +84,7 @@ def test_a_worker_that_leaks_a_megabyte_an_input_shows_it_and_parts_from_one_tha
     assert {one.rank for one in samples} == {0} and {one.dump_id for one in samples} - {""} == {f"d{n}" for n in range(INPUTS)}
     page = tmp_path / "memory.html"
     done = invoke(store, f"compare {leaking['memory_id']} {sound['memory_id']} --of uss --html", str(page))
-    assert done.exit_code == 1 and "rank 0, USS: growth is" in done.stdout and "in B; they part at step" in done.stdout
+    assert done.exit_code == 1 and "rank 0, USS: growth is" in done.stdout and "in B; diverging at step" in done.stdout
     assert "<html" in page.read_text() and "USS by step" in page.read_text() and "d3" in page.read_text()
     assert invoke(store, f"compare {sound['memory_id']} {sound['memory_id']}").exit_code == 0
     rows = {one.memory_id: one for one in table_rows(store, "memory_watch", "1")} if refresh(store).lab else {}
