@@ -202,7 +202,7 @@ def test_a_suggested_command_runs_nothing_else(store: Store, evil: str, monkeypa
         )
         told = "".join(typed(monkeypatch, store, "compare", "evil-03", "golden", "--noise", "--quiet")[:2])
         told += "".join(typed(monkeypatch, store, "report", "evil-03")[:2])
-        assert "measure one: actordbg noise with the same options" in told
+        assert "run actordbg noise with the same options" in told
         assert "rm -rf" not in told and "touch x; actordbg" not in told and "unended" not in told
 
 

@@ -122,7 +122,7 @@ def test_an_answer_says_what_was_folded_and_that_no_input_was_steady_and_needs_n
     assert (answer["folded_ids"], answer["kept_bytes"]) == (2, 0)
     render(answer)
     said = capsys.readouterr().out
-    assert "token ids of 2 inputs into the model's vocabulary" in said
+    assert "token ids of 2 inputs exceed the vocabulary (id modulo size)" in said
     assert "forward        0.133 s, warm-up only: each input was its worker's first" in said
     assert "replay more inputs than workers" in said and "figures below" not in said
 
