@@ -282,7 +282,7 @@ def _chart(chart: Chart, number: int) -> str:
         f'<figure class="chart" id="chart-{number}"><figcaption><b>{in_html(chart.title)}</b> {_inline(chart.says)}</figcaption>'
         f'<div class="live" role="img" aria-label="{in_html(chart.says)}" hidden></div>'
         f'<script type="application/json">{specification}</script>{note}'
-        f"<details open><summary>The same as a table</summary>{_grid(chart.table)}</details></figure>"
+        f"<details open><summary>Data as a table</summary>{_grid(chart.table)}</details></figure>"
     )
 
 
