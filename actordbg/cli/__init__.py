@@ -1,7 +1,7 @@
-"""The command line: each command's options, its text for a terminal, its JSON and its exit code.
+"""The command line: each command's options, text output, JSON and exit code.
 
-In come words that a user typed; out go calls of the rooms below, one answer on standard output, notes on standard error.
 Begin with `app`, the table of contents; then read any command (`replay`, `dump_ls`), whose module is imported when it is called.
-`options` declares what commands share, `output` is the only way out, `replaying` is what the commands that replay have in
-common. What a command works with is imported inside its function, or lies in `X_work` beside `X`, so that `--help` is quick.
+`options` declares shared options, `output` prints everything (the result on standard output, notes on standard error), and
+`replaying` serves the commands that replay. A command's other imports are inside its function, or in `X_work` beside `X`, so that
+`--help` is quick.
 """

@@ -1,4 +1,4 @@
-"""`actordbg actor init`: build only the actor, and try it once: a replay of a made-up input that leaves nothing behind."""
+"""`actordbg actor init`: build only the actor, and replay one synthetic input in a temporary store."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from actordbg.records.replay_record import PASSED, ReplaySpec
 from actordbg.store.layout import Store
 
 VOCABULARY = 512
-"""Ids of the made-up input are below this: every model has them."""
+"""Token ids of the synthetic input are below this, so every model has them."""
 
 
 @takes_settings("actor init")
 def init(
     ctx: typer.Context,
     settings: Given = NONE,
-    batch_size: int = option(2, "Rows of the dummy input.", min=1),
-    seq_len: int = option(128, "Positions of the dummy input, padding included.", min=4),
+    batch_size: int = option(2, "Rows of the synthetic input.", min=1),
+    seq_len: int = option(128, "Length of the synthetic input, padding included.", min=4),
 ) -> None:
     """Build the actor alone and run one forward.
 
-    The input is a dummy. Prints the settings that the built actor has, which may differ from those that were requested.
+    The input is synthetic. Prints the settings that the built actor has, which may differ from those that were requested.
 
     Example: actordbg actor init --backend deepspeed --zero-stage 2 --packing --backward
     """
@@ -43,7 +43,7 @@ def init(
         store = Store(Path(folder) / "store")
         create_dumps(store, config.lanes, batch_size, seq_len, vocab_size=VOCABULARY, seed=config.seed or 0, run="init")
         spec = replaying.planned(store, config, ChosenInputs()).spec
-        findings = replaying.require_runnable(store, spec, told=False)
+        findings = replaying.require_runnable(store, spec, announce=False)
         replaying.say_findings(findings)
         answer = _tried(store, spec) | {"batch_size": batch_size, "seq_len": seq_len, "findings": findings}
     if not as_json(answer):
@@ -53,10 +53,10 @@ def init(
 
 
 def _tried(store: Store, spec: ReplaySpec) -> dict[str, Any]:
-    """Build the actor and run the inputs. What was built, as read off the built model, and what one forward took.
+    """Build the actor, run the inputs, and return the built model's settings and the cost of one forward.
 
-    `ok`: every rank ran. Times in seconds, memory in bytes: the slowest rank's times and the largest rank's memory are given.
-    Raises the worker's own error where it is one of actordbg's, and LaunchProblem for a worker that died without a word.
+    `ok`: every rank ran. Times in seconds (the slowest rank's), memory in bytes (the largest rank's). Raises the worker's error
+    if it is one of actordbg's, and LaunchProblem if a worker died without reporting an error.
     """
     from actordbg.actor.signatures import explain, signature_of
     from actordbg.records.journal import read_events

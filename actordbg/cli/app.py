@@ -1,7 +1,7 @@
 """The table of contents of the command line: which command is which function, and the one place that catches errors.
 
-Commands are imported when they are called (`actordbg.cli.lazy`). A new one is a line here and a function in a module beside
-this one; the line says what the first line of the function's docstring says.
+Commands are imported when they are called (`actordbg.cli.lazy`). To add a command, add a line here and a function in a module
+of this package; the line repeats the first line of the function's docstring.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from actordbg.base.errors import ActordbgError, EnvironmentProblem
 from actordbg.cli.lazy import Command, CommandGroup, Section, group_class
 
 OLD_TRUTH = {"token_normalize_func": lambda token: "truth" if token == "oracle" else token}
-"""Context settings under which an old spelling of --truth still works, and no help shows it."""
+"""Context settings that accept the old spelling of --truth, which no help shows."""
 DUMP = CommandGroup(
     "dump",
     "Record, import, inspect, verify, export and delete dumps.",
     (
-        Command("Start recording, in running jobs too.", "dump_recording:enable"),
-        Command("Stop recording, in running jobs too.", "dump_recording:disable"),
+        Command("Start recording, even in running jobs.", "dump_recording:enable"),
+        Command("Stop recording, even in running jobs.", "dump_recording:disable"),
         Command("Show calls captured and dropped by each process.", "dump_recording:status"),
         Command("Recover dead processes' last calls as dumps.", "dump_recording:recover"),
         Command("Import pickles of the old recorder; execute nothing in them.", "dump_files:import_", "quiet json"),
@@ -146,14 +146,14 @@ CONTENTS = (
 OPTIONAL = frozenset(
     ["torch", "numpy", "transformers", "deepspeed", "openrlhf", "ray", "datasets", "tokenizers", "peft", "accelerate"]
 )
-"""What a plain `pip install actordbg` leaves out, because it belongs to the training environment."""
+"""Packages that a plain `pip install actordbg` leaves out, because they belong to the training environment."""
 
 _COMPLETED = "actordbg"
-"""What a shell completes: for `python -m actordbg` it would complete each `python` of the user's."""
+"""The program name that shell completion is installed for: under `python -m actordbg` it would be the user's `python`."""
 _PIPE_CLOSED = 141
-"""What a shell shows for a program that ends because nobody reads what it writes: 128 + SIGPIPE."""
+"""The exit code that a shell shows for a program killed by a closed pipe: 128 + SIGPIPE."""
 MISTYPED: Any = typer.BadParameter.__mro__[2]
-"""What click raises for a command line that it does not understand; typer may have a copy of click of its own."""
+"""click's class of command-line errors; typer may bundle its own copy of click."""
 
 app = typer.Typer(
     name="actordbg",
@@ -166,13 +166,13 @@ app = typer.Typer(
 
 
 def _output() -> ModuleType:
-    from actordbg.cli import output  # the help needs nothing of it
+    from actordbg.cli import output  # not needed for --help
 
     return output
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"actordbg {__version__}")
         raise typer.Exit
 
@@ -186,18 +186,18 @@ def root(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
     ] = False,
-    local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True, help="What deepspeed adds.")] = None,
+    local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True, help="Added by the deepspeed launcher.")] = None,
 ) -> None:
     """Record the actor inputs of an RLHF training run, query them, and replay them offline.
 
-    Exit codes: 0 good, 1 the answer is bad (a mismatch, a failed replay), 2 usage, 3 refused, 4 environment or
-    store problem, 5 nothing to do, 130 interrupted.
+    Exit codes: 0 success; 1 bad result (failed replay, mismatch, damaged dump); 2 usage; 3 refused; 4 environment or store;
+    5 nothing to do; 130 interrupted.
     """
 
 
 def main() -> None:
-    """Entry point of `actordbg`: runs the command, and turns every ActordbgError into a message, a hint and an exit code."""
-    gc.set_threshold(50_000, 20, 20)  # modules are most of what a command makes, and they stay
+    """Run the command line (entry point of `actordbg`); print an ActordbgError with its hint, and exit with its code."""
+    gc.set_threshold(50_000, 20, 20)  # most objects that a command creates are modules, and modules stay
     sys.excepthook = lambda *what: _output().say_traceback(*what)
     try:
         code = app(standalone_mode=False, prog_name=_COMPLETED if any("-completion" in word for word in sys.argv) else None)
@@ -210,7 +210,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # whoever reads has seen enough (`| head`), which is not a failure
+        if isinstance(end.__context__, BrokenPipeError):  # the reader closed the pipe (`| head`): not a failure
             sys.exit(_PIPE_CLOSED)
         raise
     except OSError as error:

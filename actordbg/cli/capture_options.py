@@ -17,9 +17,9 @@ from actordbg.cli.options import option_field
 from actordbg.cli.output import human_bytes, plural
 from actordbg.formats.dump_record import is_plain_name, now_timestamp
 
-_TRIGGERS, _RING = "What happens in a call", "The flight recorder"
+_TRIGGERS, _RING = "Triggers", "Flight recorder"
 
-Run = Annotated[str | None, typer.Option("--run", help="Run name; dumps go under it. Default: run-<utc>.")]
+Run = Annotated[str | None, typer.Option("--run", help="Run name; dumps go under it (default: run-<utc>).")]
 
 
 @dataclass(frozen=True)
@@ -27,21 +27,21 @@ class CaptureOptions:
     """What to record, as typed."""
 
     every: int | None = option_field(
-        None, "Record one call in N; 0: only what --on keeps (the default with --on, else 1).", min=0
+        None, "Record every Nth call; 0: only what --on keeps (default: 0 with --on, else 1).", min=0
     )
-    max_dumps: int | None = option_field(None, "At most N dumps from each actor of each process.", min=0)
-    max_bytes: str | None = option_field(None, "At most this much from each actor of each process, e.g. 10GB.")
-    keep: str | None = option_field(None, "Cap the run's dumps, deleting the oldest unpinned ones, e.g. 10GB.", metavar="SIZE")
+    max_dumps: int | None = option_field(None, "At most N dumps per actor and process.", min=0)
+    max_bytes: str | None = option_field(None, "At most this many bytes per actor and process, e.g. 10GB.")
+    keep: str | None = option_field(None, "Cap the run's dumps, deleting the oldest unprotected ones, e.g. 10GB.", metavar="SIZE")
     ranks: str | None = option_field(None, "Only these ranks, e.g. 0,1,4-7.")
     min_seq_len: int | None = option_field(None, "Only calls with S >= N.", min=0)
-    max_seq_len: int | None = option_field(None, "Only calls with S of at most N.", min=0)
+    max_seq_len: int | None = option_field(None, "Only calls with S <= N.", min=0)
     free_floor: str = option_field("5GiB", "Drop calls while free disk is below this.")
-    level: int = option_field(3, "zstd level.", min=1, max=22)
+    level: int = option_field(3, "zstd compression level.", min=1, max=22)
     with_outputs: bool = option_field(False, "Also store the returned log-probs (and entropy).")
     with_rng: bool = option_field(False, "Also store the RNG state before the call.")
     on: str | None = option_field(
         None,
-        "Keep and pin calls with: nan, exception, oom, slow:3x, logprobs:LOW:HIGH.",
+        "Keep and protect calls with: nan, exception, oom, slow:3x, logprobs:LOW:HIGH.",
         metavar="TRIGGER,...",
         rich_help_panel=_TRIGGERS,
     )
@@ -55,11 +55,11 @@ class CaptureOptions:
         rich_help_panel=_RING,
     )
     ring_bytes: str = option_field(
-        "64MiB", "At most this much for them, in each process.", "--recorder-bytes", rich_help_panel=_RING
+        "64MiB", "Size limit of the flight recorder in each process.", "--recorder-bytes", rich_help_panel=_RING
     )
     ring_dir: str | None = option_field(
         None,
-        "Its location (default: shared memory; `store`: store/rings, which survives node loss).",
+        "Location of the flight recorder (default: shared memory; `store`: store/rings, which survives node loss).",
         "--recorder-dir",
         metavar="DIR|store",
         rich_help_panel=_RING,
@@ -72,7 +72,7 @@ class CaptureOptions:
 
 
 def control_from(options: CaptureOptions, run: str, generation: int) -> Control:
-    """The options of a command as a Control that is on from now. Raises UsageError for what makes no sense."""
+    """Build a Control that is on from now out of a command's options. Raises UsageError for conflicting or invalid options."""
     low, high, on, ring_dir = options.min_seq_len, options.max_seq_len, options.on, options.ring_dir
     if low is not None and high is not None and low > high:
         raise UsageError("--min-seq-len is larger than --max-seq-len", hint="swap them")
@@ -82,15 +82,15 @@ def control_from(options: CaptureOptions, run: str, generation: int) -> Control:
     except ValueError as error:
         raise UsageError(f"--on: {error}", hint=f"for example --on nan,exception,slow:3x; triggers: {FORMS}") from None
     if on is not None and not words:
-        raise UsageError("--on names no trigger", hint=f"triggers: {FORMS}")
+        raise UsageError("--on needs at least one trigger", hint=f"triggers: {FORMS}")
     if options.before and not words:
-        raise UsageError("--before goes with --on", hint="for example --on nan,exception --before 4")
+        raise UsageError("--before needs --on", hint="for example --on nan,exception --before 4")
     if options.before > options.ring:
-        asked = f"--before {options.before} asks for more calls than --recorder-calls {options.ring} keeps"
-        raise UsageError(asked, hint="raise --recorder-calls")
+        message = f"--before {options.before} needs more calls than --recorder-calls {options.ring} keeps"
+        raise UsageError(message, hint="raise --recorder-calls")
     if options.ring > MAX_RING:
-        asked = f"--recorder-calls {options.ring}: at most {MAX_RING} calls are kept"
-        raise UsageError(asked, hint="--every 1 records every call")
+        message = f"--recorder-calls {options.ring} is too large: at most {MAX_RING} calls are kept"
+        raise UsageError(message, hint="pass --every 1 to record every call")
     if ring_dir is not None and ring_dir != "store":
         ring_dir = str(Path(ring_dir).absolute())
     same = (
@@ -115,19 +115,19 @@ def control_from(options: CaptureOptions, run: str, generation: int) -> Control:
 
 
 def checked_run_name(run: str | None) -> str | None:
-    """The name of a run, if it can be one. Raises UsageError."""
+    """Return `run` if it is a valid run name or None. Raises UsageError otherwise."""
     if run is not None and not is_plain_name(run):
-        raise UsageError(f"{run!r} cannot name a run", hint="letters, digits and ._+- only, at most 128")
+        raise UsageError(f"{run!r} is not a valid run name", hint="use letters, digits and ._+- only, at most 128")
     return run
 
 
 def default_run_name() -> str:
-    """`run-20261120T120854Z`: the moment in UTC."""
+    """Return a run name made of the current UTC time, like `run-20261120T120854Z`."""
     return f"run-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}"
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
-    """`0,1,4-7` as (0, 1, 4, 5, 6, 7). Raises UsageError."""
+    """Parse `0,1,4-7` into (0, 1, 4, 5, 6, 7). Raises UsageError."""
     ranks: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,6})(?:\s*-\s*(\d{1,6}))?\s*", part)
@@ -138,22 +138,22 @@ def parse_ranks(text: str) -> tuple[int, ...]:
 
 
 def limits_in_words(control: dict[str, Any]) -> str:
-    """What a control (as plain data) records, in one line."""
+    """Describe in one line what a control (as plain data) records."""
     every, triggers, before, ranks = (control[name] for name in ("every", "triggers", "before", "ranks"))
     low, high, dumps, size = (control[name] for name in ("min_seq_len", "max_seq_len", "max_dumps", "max_bytes"))
-    told = {
+    texts = {
         "every call" if every == 1 else f"one call in {every}": every,
         f"on {', '.join(triggers)}": triggers,
-        f"with the {before} before": triggers and before,
+        f"with the {before} calls before": triggers and before,
         "nothing": not (every or triggers),
         f"ranks {','.join(map(str, ranks or ()))}": ranks is not None,
         f"seq_len {'' if low is None else low}..{'' if high is None else high}": (low, high) != (None, None),
-        f"at most {plural(dumps or 0, 'dump')} an actor": dumps is not None,
-        f"at most {human_bytes(size)} an actor": size is not None,
+        f"at most {plural(dumps or 0, 'dump')} per actor": dumps is not None,
+        f"at most {human_bytes(size)} per actor": size is not None,
         f"the newest {human_bytes(control['keep_bytes'])}": control["keep_bytes"] is not None,
-        f"ring of {control['ring']}" if control["ring"] else "no ring": True,
-        f"disk floor {human_bytes(control['free_floor_bytes'])}": True,
+        f"last {plural(control['ring'], 'call')} buffered" if control["ring"] else "no calls buffered": True,
+        f"minimum free disk {human_bytes(control['free_floor_bytes'])}": True,
         "with outputs": control["with_outputs"],
-        "with rng": control["with_rng"],
+        "with RNG state": control["with_rng"],
     }
-    return ", ".join(text for text, holds in told.items() if holds)
+    return ", ".join(text for text, holds in texts.items() if holds)

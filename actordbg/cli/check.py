@@ -1,4 +1,4 @@
-"""`actordbg check`: the command that one types first. A sample of one's own dumps, judged by all that can judge them."""
+"""`actordbg check`, the command to start with: replay a sample of dumps and judge it by the laws and the truth."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from actordbg.cli.output import open_page, write_file
 from actordbg.cli.replay_options import ChosenInputs
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
-_FOR = "For other programs"
+_FOR = "CI output"
 
 
 @takes_settings("check")
@@ -34,10 +34,11 @@ def check(
 ) -> None:
     """Replay a sample of dumps: do they run? Are they right?
 
-    Picks dumps that differ most (lengths, padding, roles, triggers; 8 unless told otherwise), replays them, asks the laws, and
-    compares with the truth: each row alone, unpadded, eager, in fp32. Ends in one sentence that says what was not checked,
-    three figures, the command that comes next, and a page to forward. The replay stays in the store.
-    Exit code 1 if something is wrong or nothing could be judged, 5 if no dump was selected.
+    Picks the most diverse dumps (by length, padding, role and trigger; 8 by default), replays them, checks the laws (invariance
+    checks), and compares the results with the truth: the same weights, one unpadded row at a time, eager, fp32. Prints one
+    verdict, what was not checked, three figures and the next command, and writes an HTML page. The replay stays in the store.
+
+    Exit code: 1 if anything is wrong or nothing could be checked; 5 if no dump was selected.
 
     Example: actordbg check input_dumps/ --open
     Example: actordbg check --where "rank=0" --model /models/llama-3.1-8b --packing

@@ -1,4 +1,4 @@
-"""The work of `actordbg check`: the run, its bar, and the answer as text, page and annotations."""
+"""The work of `actordbg check`: run it with a progress bar, and write the result as text, page and annotations."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from actordbg.store.layout import Store
 from actordbg.store.pack_bytes import PACK_SUFFIX
 
 SAMPLE = 8
-"""Dumps that are checked where nothing says how many."""
+"""Number of dumps to check by default."""
 
 
 def sampled(inputs: ChosenInputs) -> ChosenInputs:
-    """The inputs, as a diverse sample where no option names some of them."""
+    """Return the inputs, as a diverse sample unless an option names specific ones."""
     if inputs.longest or inputs.slowest or inputs.diverse or inputs.input_file:
         return inputs
     return replace(inputs, diverse=inputs.max_inputs or SAMPLE)
@@ -84,7 +84,7 @@ def with_paths(ctx: typer.Context, paths: list[Path], inputs: ChosenInputs) -> C
 
 
 def run_with_bar(store: Store, spec: ReplaySpec, golden: bool) -> CheckFound:
-    """Run it with a bar over all that it computes. An interruption keeps what is done, and says how to continue."""
+    """Run the check with a progress bar over all its stages. On Ctrl-C, keep the results and print how to continue."""
     require_runnable(store, spec)
     count = len(spec.inputs)
     done: dict[str, int] = {}
@@ -92,7 +92,7 @@ def run_with_bar(store: Store, spec: ReplaySpec, golden: bool) -> CheckFound:
         with replaying(store, "checking", 2 * count) as (catalog, advance):
 
             def on_stage(stage: str) -> None:
-                """Each stage has `count` steps; what was there already, or needs no measuring, is passed over."""
+                """Begin a stage of `count` steps, and skip the steps that are already computed or not needed."""
                 done[stage] = 0
                 advance(count - done[TRUTH] if stage == ROUNDING else 0, note=stage)
 
@@ -107,12 +107,12 @@ def run_with_bar(store: Store, spec: ReplaySpec, golden: bool) -> CheckFound:
     except KeyboardInterrupt:
         left = read_standing(store.replays / spec.replay_id)[1] != COMPLETE
         first = f"`actordbg replay --resume {spec.replay_id}`, then " if left else ""
-        output.note(f"interrupted; what is done is kept, {first}`actordbg compare {spec.replay_id} truth` continues")
+        output.note(f"interrupted; results so far are kept, {first}`actordbg compare {spec.replay_id} truth` continues")
         raise typer.Exit(130) from None
 
 
 def write_check_page(store: Store, checked: CheckFound, answer: CheckAnswer, named: Path | None) -> Path:
-    """The page, where it was requested, else in the store."""
+    """Write the page to `named`, else into the store's reports/, and return its path."""
     (data,) = load(store, [answer.replay_id]).replays  # with its comparisons
     page = as_html(check_blocks(checked, answer, pictures(store, data))).encode()
     if named is not None:
@@ -139,7 +139,7 @@ def print_check(answer: CheckAnswer) -> None:
 
 
 def annotate(checked: CheckFound, answer: CheckAnswer) -> None:
-    """Annotations beside the answer, and the answer on the workflow's summary page where there is one."""
+    """Print GitHub annotations, and append the result to the workflow's summary page if there is one."""
     for line in workflow_commands(checked, answer):
         (output.note if output.wanted.json else say)(line)
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):

@@ -1,5 +1,5 @@
-"""`actordbg compare`: how far a replay is from another one, from the truth, or from what the training run got; and
-`actordbg compare-logs`: the losses of trainings, step by step, by their logs."""
+"""`actordbg compare`: how far a replay is from another replay, from the truth, or from the run's own outputs.
+`actordbg compare-logs`: the losses of training runs, step by step, read from their logs."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from actordbg.cli.setting_options import TruthDtype, truth_dtype
 
 _PANEL = "Thresholds (inf: not checked)"
 _LIMITS = {
-    "max_abs": "Largest difference of a log-prob, nats.",
-    "p99_abs": "99th percentile of the differences, nats.",
-    "mean_abs": "Mean difference, nats.",
-    "clip_share": "Share of tokens whose ratio is outside 0.8 to 1.2.",
-    "entropy_max_abs": "Largest difference of an entropy, nats.",
-    "loss_abs": "Difference of the losses.",
-    "grad_norm_rel": "Relative difference of the gradient norms.",
-    "gradient_distance": "|a - b| / |b| of all kept gradients.",
-    "parameter_distance": "Same, for the worst single parameter.",
+    "max_abs": "Limit for the largest log-prob difference, nats.",
+    "p99_abs": "Limit for the 99th percentile of log-prob differences, nats.",
+    "mean_abs": "Limit for the mean log-prob difference, nats.",
+    "clip_share": "Limit for the share of tokens whose ratio is outside 0.8 to 1.2 (PPO's clip fraction).",
+    "entropy_max_abs": "Limit for the largest entropy difference, nats.",
+    "loss_abs": "Limit for the difference of the losses.",
+    "grad_norm_rel": "Limit for the relative difference of the gradient norms.",
+    "gradient_distance": "Limit for |a - b| / |b| over all kept gradients.",
+    "parameter_distance": "Limit for |a - b| / |b| of the worst single parameter.",
 }
 _LIMIT_OPTIONS = [
     parameter(name, float | None, option(None, told, f"--{name.replace('_', '-')}", metavar="X", rich_help_panel=_PANEL))
@@ -53,7 +53,7 @@ def compare(
         str,
         typer.Argument(
             metavar="A",
-            help="The replay that is judged: an id, a name, `@1` or `last`.",
+            help="Replay under test: an id, a name, `@1` or `last`.",
             autocompletion=stored("replay"),
         ),
     ],
@@ -61,7 +61,7 @@ def compare(
         str,
         typer.Argument(
             metavar="B",
-            help="Another replay, `truth`, or `golden`: what the training run itself got.",
+            help="Another replay, `truth`, or `golden`: the run's own outputs.",
             autocompletion=stored("replay", "truth", "golden"),
         ),
     ],
@@ -82,16 +82,17 @@ def compare(
     ),
     power: Power = False,
     where: Where = None,
-    limit: int = option(10, "How many of the worst dumps to show; 0 for all.", min=0),
+    limit: int = option(10, "Show the N worst dumps; 0 for all.", min=0),
     tokenizer: TokenizerFile = None,
 ) -> None:
     """Compare a replay with another, or with the truth.
 
-    B may also be `golden`: what the training run itself got. Compares dump by dump, over the dumps that both sides have:
-    log-probs per token and per sequence, entropies, loss, gradient norm and kept gradients. Thresholds follow the weaker
-    dtype of the two sides unless a flag sets them. Computes the truth if it is not there yet; `last` is the newest
-    replay that is not a truth. The comparison is kept in comparisons/, and `report` shows it. Exit code 1 on a mismatch, if A
-    failed on an input that B passed, and if nothing could be compared.
+    B may also be `golden`: the run's own recorded outputs. Compares each dump that both sides have: log-probs per token and per
+    sequence, entropies, loss, gradient norm and kept gradients. Thresholds follow the less precise dtype of the two sides unless
+    a flag sets them. Computes the truth if it does not exist yet; `last` is the newest replay that is not a truth. Saves the
+    comparison in comparisons/, and `report` shows it.
+
+    Exit code: 1 on a mismatch, if A failed on an input that B passed, or if nothing could be compared.
 
     Example: actordbg compare last truth --noise
     """
@@ -116,7 +117,7 @@ def compare(
     catalog = open_fresh(store)
     judged = work.meant(catalog, a)
     floor = None if noise is None else work.noise_of(store, judged, noise)
-    # asked first: a mistake in --where must not cost a truth
+    # evaluated first: a typo in --where must not cost the computation of a truth
     only = None if where is None else {row.dump_id for row in select_dumps(open_fresh(store, where), where)}
     rounding = None
     if b == "truth":
@@ -143,7 +144,7 @@ def compare(
         blocks.insert(1, Paragraph(f"Weights: {weights}."))
     say_document(blocks, data=vars(record))
     if path is not None and not output.wanted.json:
-        note(f"kept as {path}")
+        note(f"saved as {path}")
     require_good(record.good)
 
 
@@ -152,33 +153,34 @@ def compare_logs(
         list[str],
         typer.Argument(
             metavar="LOG LOG...",
-            help="Logs, plain or .gz; - for standard input; TensorBoard's event files or their folder; W&B's .csv (FILE#RUN for "
-            "one run of it) or .jsonl.",
+            help="Logs, plain or .gz; - for standard input; TensorBoard event files or their folder; W&B exports as .csv "
+            "(FILE#RUN selects a run) or .jsonl.",
         ),
     ],
-    each: bool = option(False, "Each against each (default: all against the first).", "--each"),
+    each: bool = option(False, "Compare every pair of logs (default: all with the first).", "--each"),
     metric: str | None = option(
         None,
         (
-            "What to compare (default: the first that both have of gpt_loss, loss, policy_loss, act_loss, actor_loss, "
-            "critic_loss, loss_mean, then any other loss)."
+            "Metric to compare (default: the first that both logs have of gpt_loss, loss, policy_loss, act_loss, "
+            "actor_loss, critic_loss, loss_mean, then any other loss)."
         ),
         metavar="NAME",
     ),
-    threshold: float = option(0.05, "Values that differ relatively by this or more are too far apart.", metavar="X"),
+    threshold: float = option(0.05, "Relative difference at which values are too far apart.", metavar="X"),
     rule: str = option(
         "first-mean-last",
-        "What decides: first value, mean and last value; every step; or exactly what the script compare_backends.py decides.",
+        "Pass rule: first, mean and last value; every step; or the exact rule of the script compare_backends.py.",
         metavar="first-mean-last|every-step|compare-backends",
     ),
     limit: Limit = 10,
 ) -> None:
     """Compare training losses step by step.
 
-    Reads the losses out of the trainings' logs, progress bars included, out of TensorBoard's files and W&B's exports. Any number
-    of logs: all are compared with the first. A relative difference is |a - b| / max(|a|, |b|). Names the steps that reach
-    --threshold, the largest first, and says whether the losses fall.
-    Exit code 1 if the rule is not met, a value is NaN or infinite, or the logs have fewer than three steps in common.
+    Reads the losses from training logs (progress bars included), TensorBoard files and W&B exports. Compares any number of logs
+    with the first. A relative difference is |a - b| / max(|a|, |b|). Lists the steps that reach --threshold, the largest
+    difference first, and says whether the losses fall.
+
+    Exit code: 1 if the rule is not met, a value is NaN or infinite, or the logs have fewer than three steps in common.
 
     Example: actordbg compare-logs deepspeed.log fsdp2.log fsdp2_tp2.log --threshold 0.05 --plot losses.png
     """
@@ -189,7 +191,7 @@ def compare_logs(
     if len(logs) < 2:
         raise UsageError("compare-logs needs at least two logs", hint="name two or more")
     if logs.count("-") > 1:
-        raise UsageError("standard input cannot be both logs", hint="name a file for one of them")
+        raise UsageError("standard input can be only one of the logs", hint="pass - once, and files for the others")
     read = [read_log(path, metric) for path in logs]
     pairs = compare_many(read, each=each, metric=metric, threshold=threshold, rule=rule, limit=limit)
     charts = log_charts(pairs, read) if output.wanted.html or output.wanted.plot else []

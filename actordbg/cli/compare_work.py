@@ -1,4 +1,4 @@
-"""The work of `actordbg compare`: which sides are meant, and how the answer is said and kept."""
+"""The work of `actordbg compare`: resolve both sides, compute a missing truth, and save the comparison."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from actordbg.store.layout import Store
 
 
 def meant(catalog: Catalog, name: str) -> str:
-    """The replay that a name means. For `last` it is said which one that was: a store may be shared."""
+    """Resolve a name to a replay id. For `last`, print which replay it is: a store may be shared."""
     row = get_replay(catalog, name)
     if name == LAST and not output.wanted.silent:
         what = label(as_ran(row.config, row.resolved))
@@ -36,21 +36,21 @@ def meant(catalog: Catalog, name: str) -> str:
 
 
 def recorded_weights(store: Store, replay_id: str) -> str:
-    """Whether a replay had the weights that the run recorded; "" where it recorded none."""
+    """Describe whether a replay had the weights that the run recorded; "" if it recorded none."""
     return str((get_replay(store, replay_id).resolved or {}).get(RECORDED_WEIGHTS, ""))
 
 
 def kept(store: Store, record: ComparisonRecord) -> Path | None:
-    """Where the comparison is kept. In a store that cannot be written it is shown all the same, and not kept."""
+    """Save the comparison and return its path; None, with a note, if the store cannot be written."""
     try:
         return save(store, record)
     except StoreProblem as problem:
-        note(f"this comparison is not kept: {problem.message}")
+        note(f"this comparison is not saved: {problem.message}")
         return None
 
 
 def noise_of(store: Store, replay_id: str, name: str) -> NoiseRecord:
-    """The noise floor that was named; for "last" the newest that was measured under the configuration of this replay."""
+    """Return the named noise floor; for "last", the newest that was measured under the configuration of this replay."""
     if name != "last":
         return read_noise(store, name)
     if (newest := newest_for(store, replay_id)) is not None:
@@ -60,39 +60,39 @@ def noise_of(store: Store, replay_id: str, name: str) -> NoiseRecord:
     if "replay" in words:
         words[words.index("replay")] = "noise"
         command = " ".join(in_shell(word) for word in words if word not in ("--keep-tensors", "--keep-gradients")) + mark
-    raise UsageError(f"no noise floor was measured under the configuration of {replay_id}", hint=f"measure one: {command}")
+    raise UsageError(f"no noise floor was measured under the configuration of {replay_id}", hint=f"run {command}")
 
 
 def truth_and_rounding(
     store: Store, replay_id: str, dtype: str, *, flat: bool, planted: bool, yes: bool
 ) -> tuple[str, str | None]:
-    """The ids of a replay's truth, and of the replay that says what the dtype costs: None for flat limits.
+    """Return the ids of a replay's truth and of the replay that measures its dtype's rounding (None for fixed limits).
 
-    Each is computed now if it is not there; for either a foreign replay's model is confirmed, once.
+    Computes either replay if it does not exist yet. Asks for approval once before it loads the model of another user's replay.
     """
     spec, owner = spec_and_owner(store, replay_id)
     model = spec.config.model
     approve_once = cache(partial(approve, f"replay {spec.replay_id}, whose model {model!r} would be loaded", owner, yes))
 
-    def computed(wanted: Wanted, label: str, command: str) -> str:
-        if (there := find_truth(store, wanted)) is not None:
+    def computed(request: Wanted, label: str, command: str) -> str:
+        if (there := find_truth(store, request)) is not None:
             return there
-        require_torch(wanted)
+        require_torch(request)
         store.require_writable()
         if model != TINY:
             approve_once()
-        with replaying(store, label, len(wanted.inputs)) as (catalog, advance):
-            heard = {"on_event": counting(catalog, advance), "on_tick": catalog.tick, "warm": warm}
-            return ensure_lone_rows(store, wanted, command=f"{command} replay {replay_id}", **heard)
+        with replaying(store, label, len(request.inputs)) as (catalog, advance):
+            callbacks = {"on_event": counting(catalog, advance), "on_tick": catalog.tick, "warm": warm}
+            return ensure_lone_rows(store, request, command=f"{command} replay {replay_id}", **callbacks)
 
     with WarmGroups() as warm:
         truth = computed(wanted_truth(store, spec, dtype), "computing the truth", "the truth of")
         rounding = None if flat else wanted_rounding(store, spec, planted=planted)
         try:
-            label = "measuring what the dtype costs"
-            return truth, None if rounding is None else computed(rounding, label, "what the dtype costs")
+            label = "measuring the dtype's rounding"
+            return truth, None if rounding is None else computed(rounding, label, "the rounding of")
         except Unsupported:
-            return truth, None  # a kernel that this dtype lacks: the comparison says that its limits are flat
-        except (StoreProblem, EnvironmentProblem) as problem:  # one may have a truth where nothing can be computed
-            note(f"what the dtype costs is not measured: {problem.message}")
+            return truth, None  # a kernel that this dtype lacks: the comparison says that its limits are fixed
+        except (StoreProblem, EnvironmentProblem) as problem:  # a store may hold the truth where nothing can be computed
+            note(f"the dtype's rounding was not measured: {problem.message}")
             return truth, None

@@ -1,4 +1,4 @@
-"""`actordbg curve memory|time`: what a length needs under each configuration, and the longest length that fits a budget."""
+"""`actordbg curve memory|time`: memory or time by length under each configuration, and the longest length that fits a budget."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from actordbg.store.layout import Store
 
 @dataclass(frozen=True)
 class Question:
-    """What both commands take."""
+    """The options of both commands."""
 
     replays: Annotated[
         list[str] | None,
@@ -40,23 +40,20 @@ class Question:
             autocompletion=stored("replay"),
         ),
     ] = None
-    matrix: str | None = option_field(None, "The replays of this matrix's cells.", metavar="ID|last")
+    matrix: str | None = option_field(None, "Use the replays of this matrix's cells.", metavar="ID|last")
     where: Where = None
     at: list[int] | None = option_field(
-        None, "What this length needs, and whether it fits; may be repeated.", metavar="LEN", min=1, max=2**53
+        None, "Estimate this length, and whether it fits; repeatable.", metavar="LEN", min=1, max=2**53
     )
-    by: Literal["seq_len", "tokens"] = option_field("seq_len", "Length is seq_len (a curve for each batch size), or real tokens.")
+    by: Literal["seq_len", "tokens"] = option_field("seq_len", "Length unit: seq_len (one curve per batch size) or real tokens.")
     measure: str | None = option_field(
         None,
-        (
-            "First make inputs of these lengths and replay them under the configuration of each REPLAY, changed by the "
-            "settings below."
-        ),
+        "First replay synthetic inputs of these lengths under each REPLAY's configuration, changed by the given options.",
         metavar="LEN,LEN,...",
     )
-    batch_size: int | None = option_field(None, "Rows of the inputs of --measure (default: as in REPLAY).", min=1)
+    batch_size: int | None = option_field(None, "Rows of the --measure inputs (default: as in REPLAY).", min=1)
 
-    limit: int = option_field(24, "At most this many lengths of each curve; 0 for all.", min=0)
+    limit: int = option_field(24, "Show at most N lengths per curve; 0 for all.", min=0)
 
     explained: Explain = False
     yes: ConfirmOption = False
@@ -65,16 +62,17 @@ class Question:
 @takes_settings("curve")
 def memory(
     ctx: typer.Context,
-    budget: str | None = option(None, "The longest length that fits, e.g. 80GB, 75GiB.", metavar="SIZE"),
-    asked: Question = Question(),
+    budget: str | None = option(None, "Find the longest length that fits this memory, e.g. 80GB, 75GiB.", metavar="SIZE"),
+    question: Question = Question(),
     settings: Given = NONE,
 ) -> None:
     """Show peak memory by length, and the longest that fits.
 
-    One curve for each configuration that was replayed; --budget asks for the longest length that fits.
-    Measured lengths are told from extrapolated ones; a length that ran out of memory is never said to fit.
-    Exit code 1 if nothing was measured, if an --at length is not sure to fit --budget under every configuration shown, or if
-    the answer would be more than four times the longest measured length.
+    Prints one curve per replayed configuration; --budget finds the longest length that fits. Marks lengths as measured or
+    extrapolated. A length that ran out of memory never counts as fitting.
+
+    Exit code: 1 if nothing was measured, if an --at length is not sure to fit --budget under every configuration shown, or if
+    the result would be more than four times the longest measured length.
 
     Example: actordbg curve memory --budget 80GB --at 16384 --at 32768
     """
@@ -82,35 +80,36 @@ def memory(
         raise UsageError(f"--budget {budget} has no unit", hint=f"write --budget {budget}GB, or {budget}B if bytes are meant")
     most = None if budget is None else float(parse_size("--budget", budget))
     if most == 0:
-        raise UsageError(f"--budget {budget} holds nothing", hint="for example 500MB, 10GB or 5GiB")
-    _answer(ctx, asked, settings, "memory", most)
+        raise UsageError(f"--budget {budget} is zero", hint="for example 500MB, 10GB or 5GiB")
+    _answer(ctx, question, settings, "memory", most)
 
 
 @takes_settings("curve")
 def time(
     ctx: typer.Context,
-    budget: str | None = option(None, "The longest length that fits, e.g. 2s, 500ms.", metavar="TIME"),
-    of: Literal["both", "forward", "backward"] = option("both", "Which time the curve and the budget are about."),
-    asked: Question = Question(),
+    budget: str | None = option(None, "Find the longest length that fits this time, e.g. 2s, 500ms.", metavar="TIME"),
+    of: Literal["both", "forward", "backward"] = option("both", "Which time to model and to compare with --budget."),
+    question: Question = Question(),
     settings: Given = NONE,
 ) -> None:
     """Show time by length, and the longest that fits.
 
-    One curve of forward and backward for each configuration that was replayed; --budget asks for the longest that fits.
-    Warm-up and compiling inputs are left out. Measured lengths are told from extrapolated ones.
-    Exit code 1 if nothing was measured, if an --at length is not sure to fit --budget under every configuration shown, or if
-    the answer would be more than four times the longest measured length.
+    Prints one curve of forward and backward per replayed configuration; --budget finds the longest length that fits. Leaves out
+    warm-up and compiling inputs. Marks lengths as measured or extrapolated.
+
+    Exit code: 1 if nothing was measured, if an --at length is not sure to fit --budget under every configuration shown, or if
+    the result would be more than four times the longest measured length.
 
     Example: actordbg curve time last --budget 2s --by tokens
     """
     most = None if budget is None else parse_seconds("--budget", budget)
-    _answer(ctx, asked, settings, "time", most, of)
+    _answer(ctx, question, settings, "time", most, of)
 
 
 def _answer(
-    ctx: typer.Context, asked: Question, settings: Given, quantity: str, budget: float | None, passes: str = "both"
+    ctx: typer.Context, question: Question, settings: Given, quantity: str, budget: float | None, passes: str = "both"
 ) -> None:
-    """Answer for memory (`budget` in bytes) or time (in seconds, of the `passes`)."""
+    """Print the curves of memory (`budget` in bytes) or of time (`budget` in seconds, over the `passes`)."""
     from actordbg.document.blocks import Paragraph
     from actordbg.document.renderings import as_text
     from actordbg.judge.load_replays import load
@@ -118,72 +117,73 @@ def _answer(
     from actordbg.measure.curves import answer
     from actordbg.measure.measurements import gather, is_configuration
 
-    if asked.explained:
+    if question.explained:
         return say_lines(as_text(explanations(quantity)))
     store = store_of(ctx)
-    flags = [*(["--batch-size"] if asked.batch_size else []), *(SETTINGS[name].flag for name in settings)]
-    if flags and asked.measure is None:
+    flags = [*(["--batch-size"] if question.batch_size else []), *(SETTINGS[name].flag for name in settings)]
+    if flags and question.measure is None:
         given = ", ".join(flags)
-        raise UsageError(f"{given} changes nothing without --measure", hint="add --measure LEN,LEN,..., or leave it out")
-    names = _names(store, asked)
-    if asked.measure is not None:
-        names += _measured(store.require_writable(), names, asked, settings)
-    material = load(store, names, asked.where)
+        raise UsageError(f"{given} changes nothing without --measure", hint=f"add --measure LEN,LEN,..., or drop {given}")
+    names = _names(store, question)
+    if question.measure is not None:
+        names += _measured(store.require_writable(), names, question, settings)
+    material = load(store, names, question.where)
     notes = list(material.notes)
     others = sum(not is_configuration(data) for data in material.replays)
     if others:
         notes.append(f"{plural(others, 'replay')} left out: truths and noise variants")
-    measured, lengths, count = gather(material.replays, asked.by), sorted(set(asked.at or [])), len(material.replays) - others
-    curves = answer(measured, quantity, asked.by, passes=passes, budget=budget, at=lengths, replays=count, notes=notes)
-    blocks = document(curves, curve_charts(curves), asked.limit)
+    measured, lengths = gather(material.replays, question.by), sorted(set(question.at or []))
+    count = len(material.replays) - others
+    curves = answer(measured, quantity, question.by, passes=passes, budget=budget, at=lengths, replays=count, notes=notes)
+    blocks = document(curves, curve_charts(curves), question.limit)
     brief = [*blocks, Paragraph(f"Legend: `actordbg curve {quantity} --explain`.")]
     say_document([*blocks, *explanations(quantity)], data=vars(curves), brief=brief)
     require_good(curves.good)
 
 
-def _names(store: Store, asked: Question) -> list[str]:
+def _names(store: Store, question: Question) -> list[str]:
     from actordbg.campaign import run_matrix as matrices
     from actordbg.catalog.query import newest_configuration, open_fresh
 
-    if asked.matrix is None:
-        names = asked.replays or ["all"]
-        # the newest that can have a curve: truths and noise variants cannot
+    if question.matrix is None:
+        names = question.replays or ["all"]
+        # "last" here: the newest replay that can have a curve, so neither a truth nor a noise variant
         newest = newest_configuration(open_fresh(store)) if "last" in names else None
         return [newest.replay_id if newest is not None and name == "last" else name for name in names]
-    if asked.replays:
+    if question.replays:
         raise UsageError("REPLAY and --matrix cannot be combined", hint="use only one")
-    names = [cell.replay_id for cell in matrices.load(store, asked.matrix).cells if cell.replay_id is not None]
+    names = [cell.replay_id for cell in matrices.load(store, question.matrix).cells if cell.replay_id is not None]
     if not names:
-        raise UsageError(f"no cell of the matrix {asked.matrix} was replayed", hint="`actordbg matrix --resume` continues")
+        raise UsageError(f"no cell of the matrix {question.matrix} was replayed", hint="run `actordbg matrix --resume`")
     gone = [name for name in names if not (store.replays / name).is_dir()]
     if len(gone) == len(names):
-        raise UsageError(f"all replays of the matrix {asked.matrix} are gone", hint="`actordbg matrix` runs a new one")
+        raise UsageError(f"all replays of the matrix {question.matrix} are gone", hint="run `actordbg matrix` for a new one")
     if gone:
-        note(f"left out, since they are gone from the store: {', '.join(gone)}")
+        note(f"skipped replays that are gone from the store: {', '.join(gone)}")
     return [name for name in names if name not in gone]
 
 
-def _measured(store: Store, names: Sequence[str], asked: Question, settings: Given) -> list[str]:
-    """Replays of made-up inputs of the lengths that --measure names, one for each different configuration of `names`."""
+def _measured(store: Store, names: Sequence[str], question: Question, settings: Given) -> list[str]:
+    """Replay synthetic inputs of the --measure lengths, once per distinct configuration of `names`; return the replay ids."""
     from actordbg.cli.replaying import counting, replaying
     from actordbg.config.as_ran import as_ran, costs
     from actordbg.judge.load_replays import load
     from actordbg.measure.measurements import plan_lengths, settled
     from actordbg.replay.supervise import run_replay, spec_and_owner
 
-    if not asked.replays and asked.matrix is None:
-        raise UsageError("--measure needs the replays whose configurations it is to use", hint="name one, or `last`")
-    parts = [part.strip() for part in (asked.measure or "").split(",")]
+    if not question.replays and question.matrix is None:
+        raise UsageError("--measure needs the replays whose configurations to use", hint="name a replay, or `last`")
+    parts = [part.strip() for part in (question.measure or "").split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) < 9 and int(part) >= 2 for part in parts):
-        raise UsageError(f"--measure {asked.measure!r:.60} is not a list of lengths", hint="write it like 512,1024,2048")
+        raise UsageError(f"--measure {question.measure!r:.60} is not a list of lengths", hint="write it like 512,1024,2048")
     done: dict[tuple[str, int], str] = {}
     for data in load(store, names).replays:
         spec, owner = spec_and_owner(store, data.spec.replay_id)
         config = replace(settled(spec.config, data.resolved), **settings)
         validate(config)
-        batch = asked.batch_size or max((item.batch_size for item in data.spec.inputs), default=1)
+        batch = question.batch_size or max((item.batch_size for item in data.spec.inputs), default=1)
         if config.model != TINY:
-            approve(f"replay {data.spec.replay_id}, whose model {config.model!r} would be loaded", owner, asked.yes)
+            approve(f"replay {data.spec.replay_id}, whose model {config.model!r} would be loaded", owner, question.yes)
         key = (str(costs(as_ran(config))), batch)
         if key in done or config.truth is not None or config.vary is not None:
             continue

@@ -1,8 +1,8 @@
-"""`actordbg dump import` and `dump create`: dumps that no run recorded into this store; `dump export`: dumps taken out of it.
+"""The `actordbg dump` commands that create, convert and remove dump files.
 
-`import` brings in the pickles of the old recorder, without ever executing them; `create` makes random inputs; `export` writes
-plain safetensors or .pt files. `pack` and `unpack`: many dumps in one file, which stores each row once, and files of their own
-again. `prune` removes dumps that are no longer wanted.
+`import` decodes the old recorder's pickles without executing them; `create` makes random inputs; `export` writes plain
+safetensors or .pt files. `pack` moves many dumps into one file that stores each row once, and `unpack` restores one file per
+dump. `prune` removes dumps.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ _SHOWN = 50
 
 def import_(
     ctx: typer.Context,
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Pickles, or folders that are searched for *.pkl.")],
-    run: str | None = option(None, "Name of the run (default: the name of the folder)."),
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Pickles, or folders to search for *.pkl.")],
+    run: str | None = option(None, "Run name of the dumps (default: the folder's name)."),
 ) -> None:
     """Import pickles of the old recorder; execute nothing in them.
 
-    Keeps timestamps (taken as UTC) and ranks. Skips files that are in the store already; names a bad file and skips it.
-    Exit code 1 if a file was refused.
+    Keeps timestamps (read as UTC) and ranks. Skips files that the store already has. Names bad files and skips them.
+
+    Exit code: 1 if a file was refused.
 
     Example: actordbg dump import input_dumps/ --run ppo-llama
     """
@@ -78,26 +79,26 @@ def import_(
 
 
 def _writable(ctx: typer.Context) -> Store:
-    """The store, which can be written or does not exist yet."""
+    """Return the store if it can be written or does not exist yet; raise otherwise."""
     store = store_of(ctx)
     return store.require_writable() if store.exists() else store
 
 
 def create(
     ctx: typer.Context,
-    count: int = option(1, "Calls to make for each rank.", "--count", "-n", min=1),
-    batch_size: int = option(2, "Rows of each input, B."),
-    seq_len: int = option(512, "Positions of each row, S, padding included."),
-    action_len: int | None = option(None, "Last positions that are actions, A (default S/2; 0: no action mask)."),
+    count: int = option(1, "Calls per rank.", "--count", "-n", min=1),
+    batch_size: int = option(2, "Rows per input, B."),
+    seq_len: int = option(512, "Length of each row, S, padding included."),
+    action_len: int | None = option(None, "Number of trailing action positions, A (default S/2; 0: no action mask)."),
     padding: str = option("both", "Pad left (prompts), right (responses), both or none.", metavar="SIDE"),
-    ranks: int = option(1, "Ranks to make them for.", min=1),
-    vocab_size: int = option(128_256, "Make token ids below this."),
-    seed: int = option(0, "The same seed makes the same tensors."),
-    run: str = option("created", "Name of the run."),
+    ranks: int = option(1, "Number of ranks.", min=1),
+    vocab_size: int = option(128_256, "Draw token ids below this."),
+    seed: int = option(0, "RNG seed of the tensors."),
+    run: str = option("created", "Run name of the dumps."),
 ) -> None:
     """Make random inputs of chosen shapes.
 
-    The dumps have the format of recorded ones, so every command takes them.
+    The dumps have the format of recorded dumps, so every command accepts them.
 
     Example: actordbg dump create --count 4 --batch-size 2 --seq-len 1024 --padding both --ranks 2
     """
@@ -114,7 +115,7 @@ def create(
     answer = {"store": str(store.root), "run": run, "created": len(ids), "bytes_stored": size, "dump_ids": ids}
     if not as_json(answer):
         say(f"made {plural(len(ids), 'dump')} in run {run} ({human_bytes(size)})")
-        say(f"see them with: actordbg dump ls --where \"run='{run}'\"")
+        say(f"next: actordbg dump ls --where \"run='{run}'\"")
 
 
 def export(
@@ -122,19 +123,21 @@ def export(
     dump_ids: list[str] | None = typer.Argument(
         None,
         metavar="[DUMP_ID]...",
-        help="Dumps, by id or the beginning of one.",
+        help="Dump ids, or unique prefixes of ids.",
         autocompletion=stored("dump"),
     ),
     where: Where = None,
-    out: Path = option(Path(), "Folder to write into.", "--out", "-o", metavar="DIR"),
-    format: str = option("safetensors", "safetensors, or pt (opens with weights_only=True).", metavar="FORMAT"),
+    out: Path = option(Path(), "Output folder.", "--out", "-o", metavar="DIR"),
+    format: str = option("safetensors", "File format: safetensors, or pt (loads with weights_only=True).", metavar="FORMAT"),
     limit: Limit = 0,
-    force: bool = option(False, "Overwrite files that exist.", "--force"),
+    force: bool = option(False, "Overwrite existing files.", "--force"),
 ) -> None:
     """Write dumps as .safetensors or .pt files.
 
     Any safetensors reader, or `torch.load(weights_only=True)`, opens them. Tensors have the dtype and shape that the actor
-    received. Exit code 1 if a dump was damaged, 5 if none was selected.
+    received.
+
+    Exit code: 1 if a dump was damaged; 5 if no dump was selected.
 
     Example: actordbg dump export --where "seq_len>1800 and rank=0" --out exported --format pt
     """
@@ -145,7 +148,7 @@ def export(
     targets = [exporting.export_path(dump_id_of(path), out, format) for path in paths]
     taken = [target for target in targets if target.exists()]
     if taken and not force:
-        raise Conflict(f"{taken[0]} exists", hint="choose another folder with --out, or overwrite with --force")
+        raise Conflict(f"{taken[0]} already exists", hint="pass another folder with --out, or overwrite with --force")
     exported: list[dict[str, Any]] = []
     damaged: list[Damaged] = []
     with progress("exporting", len(paths)) as advance:
@@ -166,11 +169,11 @@ def export(
 
 
 def _selected(store: Store, dump_ids: Sequence[str], where: str | None, limit: int) -> list[Path]:
-    """Paths of the dumps that were named or selected; UsageError when neither was said."""
+    """Return the paths of the named or selected dumps. Raises UsageError unless either `dump_ids` or `where` is given."""
     from actordbg.catalog.query import select_dumps
 
     if bool(dump_ids) == (where is not None):
-        raise UsageError("say which dumps: ids, or --where", hint='e.g. --where "rank=0"; `actordbg dump ls` lists the ids')
+        raise UsageError("select dumps by id or with --where", hint='for example --where "rank=0"; `actordbg dump ls` lists ids')
     if where is not None:
         return [store.root / row.path for row in select_dumps(store, where=where, limit=limit or None)]
     places = {dump_id_of(path): path for path in places_of(store)}
@@ -181,14 +184,15 @@ def pack(
     ctx: typer.Context,
     where: Where = None,
     run: OfRun = None,
-    level: int = option(19, "zstd level; lower is faster and a few percent larger.", min=1, max=22),
+    level: int = option(19, "zstd compression level; lower is faster and a few percent larger.", min=1, max=22),
 ) -> None:
     """Move dumps into packs, which deduplicate rows.
 
-    Packs compress rows of many dumps together. Without --where, takes all dumps that are files of their own. Nothing is lost:
-    each pack is read again and the SHA-256 of every dump verified before a file is removed. The next run finishes one that
-    was killed. Every command reads packed dumps like others. Exit code 1 if a damaged dump stays a file, 5 if
-    --where selects none.
+    Packs compress rows of many dumps together. Without --where, packs every unpacked dump. Lossless: each pack is read back and
+    the SHA-256 of every dump verified before its file is removed. If a run was killed, the next run finishes its work. Every
+    command reads packed dumps like unpacked ones.
+
+    Exit code: 1 if a damaged dump stays a file; 5 if --where selects no dump.
 
     Example: actordbg dump pack --where "timestamp < now() - '1d'"
     """
@@ -206,38 +210,41 @@ def unpack(
     ctx: typer.Context,
     where: Where = None,
     run: OfRun = None,
-    all_: bool = option(False, "Every packed dump.", "--all"),
-    level: int = option(12, "zstd level of the files.", min=1, max=22),
+    all_: bool = option(False, "Unpack every packed dump.", "--all"),
+    level: int = option(12, "zstd compression level of the files.", min=1, max=22),
 ) -> None:
     """Take dumps out of their packs, byte for byte.
 
-    Each dump becomes a file of its own again, with the same record and payload. The file is read again and verified before its
-    pack is written without it. Exit code 1 if a dump could not be taken out, 5 if --where selects none.
+    Restores one file per dump, with the same record and payload. Each file is read back and verified before its pack is rewritten
+    without it.
+
+    Exit code: 1 if a dump could not be unpacked; 5 if --where selects no dump.
 
     Example: actordbg dump unpack --where "seq_len>1800 and rank=0"
     """
     from actordbg.dumps.packing import unpack_dumps
 
     if where is None and run is None and not all_:
-        raise UsageError("say which dumps: --where, --run or --all", hint="see --help")
+        raise UsageError("unpack needs --where, --run or --all", hint="pass --all to unpack every packed dump")
     store = store_of(ctx).require_writable()
     with progress("unpacking", None) as advance:
         summary = unpack_dumps(store, where, run, level, on_progress=lambda total: advance(1, total=total))
     if not as_json(summary):
         note_some([f"stays packed: {damage_line(damaged)}" for damaged in summary.kept], _SHOWN)
         packs, size = plural(len(summary.packs), "pack"), human_bytes(summary.bytes)
-        told = f"{plural(summary.dumps, 'dump')} out of {packs}, files of their own again ({size})"
-        say(told if summary.dumps else "nothing to unpack")
+        text = f"{plural(summary.dumps, 'dump')} unpacked from {packs} ({size})"
+        say(text if summary.dumps else "nothing to unpack")
     require_good(not summary.kept)
     require_selected(store, where, summary.dumps)
 
 
 def _packed(summary: PackSummary) -> dict[str, Any]:
-    """What was packed. Bytes: `files_bytes` of the dump files before; `content_bytes` of their records and payloads; of these
-    `distinct_bytes` were left when what repeats is stored once, and `packed_bytes` is what the packs take. So
-    `dedup_ratio` times `compression_ratio` is how much smaller than their content the dumps are now.
+    """Return the result of packing as plain data.
 
-    `finished`: dump files removed that an interrupted run had packed already. `kept`: what stays a file, with the reason.
+    files_bytes: size of the dump files before. content_bytes: size of their records and payloads. distinct_bytes: that size
+    after deduplication. packed_bytes: size of the packs. So content is `dedup_ratio` times `compression_ratio` larger than packs.
+
+    `finished`: dump files removed that an interrupted run had already packed. `kept`: dumps that stay files, with the reason.
     """
     figures = summary.figures
     return {
@@ -259,7 +266,7 @@ def _packed(summary: PackSummary) -> dict[str, Any]:
 def _say_packed(answer: dict[str, Any]) -> None:
     note_some([f"stays a file: {damage_line(damaged)}" for damaged in answer["kept"]], _SHOWN)
     if answer["finished"]:
-        say(f"{plural(answer['finished'], 'file')} removed that an interrupted run had packed")
+        say(f"removed {plural(answer['finished'], 'file')} that an interrupted run had packed")
     if not answer["dumps"]:
         return say("nothing to pack")
     files, content, distinct, stored = (answer[f"{name}_bytes"] for name in ("files", "content", "distinct", "packed"))
@@ -275,18 +282,20 @@ def _say_packed(answer: dict[str, Any]) -> None:
 def prune(
     ctx: typer.Context,
     where: Where = None,
-    older_than: str | None = option(None, "Dumps older than this: 7d, 12h.", metavar="AGE"),
-    keep: str | None = option(None, "The oldest dumps, until the rest takes at most this: 10GB.", metavar="SIZE"),
+    older_than: str | None = option(None, "Remove dumps older than this, e.g. 7d, 12h.", metavar="AGE"),
+    keep: str | None = option(None, "Remove the oldest dumps until at most this much is left, e.g. 10GB.", metavar="SIZE"),
     run: OfRun = None,
     damaged: bool = option(False, "Only corrupt files, not newer-format or unreadable ones.", "--damaged"),
-    pinned: bool = option(False, "Pinned dumps too; without this they always stay.", "--pinned"),
+    pinned: bool = option(False, "Also remove protected dumps (default: keep them).", "--pinned"),
     yes: Yes = False,
 ) -> None:
     """Remove dumps.
 
-    Without --yes it only says what it would remove. A dump goes if it meets every condition given. The pack of a packed dump is
-    written again without it. Pinned dumps (kept by a trigger, or recovered) stay unless --pinned is given. Unfinished files
-    that dead writers left more than an hour ago go too. Results of replays stay. Exit code 5 if --where selects none.
+    Without --yes, only prints what it would remove. Removes dumps that meet every given condition, and rewrites the pack of a
+    packed dump without it. Protected dumps (kept by a trigger, or recovered) stay unless --pinned is given. Also removes
+    unfinished files that dead writers left more than an hour ago. Replay results stay.
+
+    Exit code: 5 if --where selects no dump.
 
     Example: actordbg dump prune --older-than 7d --keep 10GB --yes
     """
@@ -294,15 +303,15 @@ def prune(
     from actordbg.dumps import prune as pruning
 
     if where is None and older_than is None and keep is None and run is None and not damaged:
-        raise UsageError("say what may go: --where, --older-than, --keep, --run or --damaged", hint="see --help")
+        raise UsageError("prune needs --where, --older-than, --keep, --run or --damaged", hint="for example --older-than 7d")
     if damaged and not (where is None and older_than is None and keep is None):
-        hint = "two commands: `dump prune --damaged`, and one with the other conditions"
+        hint = "run `dump prune --damaged`, then another prune with the other conditions"
         raise UsageError("--damaged combines only with --run: corrupt files have no record to query", hint=hint)
     age = parse_duration(older_than).total_seconds() if older_than is not None else None
     size = parse_size("--keep", keep) if keep is not None else None
     store = store_of(ctx)
     if yes:
-        store.require_writable(room=False)  # on a full disk this is what makes room
+        store.require_writable(room=False)  # prune must work on a full disk
     catalog = open_fresh(store, where)
     choose = partial(
         pruning.plan_prune,
@@ -327,7 +336,7 @@ def prune(
 
 def _say_pruned(plan: PrunePlan) -> None:
     if plan.spared:
-        note(f"{plural(plan.spared, 'pinned dump')} among them stay; --pinned takes them too")
+        note(f"keeping {plural(plan.spared, 'protected dump')}; pass --pinned to remove them as well")
     if not plan.files and not plan.failed:
         say("nothing to remove")
         return
@@ -340,4 +349,4 @@ def _say_pruned(plan: PrunePlan) -> None:
         say(f"could not remove {path}: {reason}")
     say(f"{verb} {plural(len(plan.files), 'file')}, {human_bytes(plan.bytes)}")
     if not plan.done:
-        note("nothing was changed; --yes does it")
+        note("nothing was removed; pass --yes to remove")

@@ -1,4 +1,4 @@
-"""`actordbg dump ls`: the dumps that a condition selects; `dump columns`: what it can ask for; `dump show`: one dump."""
+"""`actordbg dump ls` lists the dumps that a condition selects, `dump columns` the columns to query, `dump show` one dump."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ if TYPE_CHECKING:
 
 _ROWS = 50
 _WIDE = 100
-"""Columns of a terminal from which when a dump was recorded and its run are shown."""
+"""Terminal width from which the recording time and the run are shown."""
 INPUT, OUTPUT, GENERATOR = _KINDS = ("input", "output", "generator")
 
 
 def ls(
     ctx: typer.Context,
     where: Where = None,
-    order: str = option("newest", "newest (first), time (oldest first), length, or longest (first)."),
-    limit: int | None = option(None, "At most this many rows; 0 for all (default: 50; with --json all).", min=0),
+    order: str = option("newest", "Sort order: newest (first), time (oldest first), length, or longest (first)."),
+    limit: int | None = option(None, "At most N rows; 0 for all (default: 50; with --json all).", min=0),
 ) -> None:
     """List dumps, newest first.
 
     Columns for --where: rank, seq_len, timestamp, batch_size, tokens, padding, action_len, run, step, role, training,
-    source, bytes, ... and of the last result: status, error, signature, forward_s, backward_s, peak_memory, replay.
-    `actordbg dump columns` has them all. Exit code 5 if there is none.
+    source, bytes, ... and from the last result: status, error, signature, forward_s, backward_s, peak_memory, replay.
+    `actordbg dump columns` lists all.
+
+    Exit code: 5 if no dump matches.
 
     Example: actordbg dump ls --where "seq_len>4096 and timestamp > now() - '2h'"
     """
@@ -52,7 +54,7 @@ def ls(
         shown = len(rows)
     total = count_dumps(catalog, where) if limit and shown == limit else shown
     if total > shown:
-        note(f"{total - shown:,} more; --limit 0 shows all")
+        note(f"{total - shown:,} more; pass --limit 0 to list all")
     require_some(shown)
 
 
@@ -65,10 +67,10 @@ def _say_dumps(rows: list[DumpRow], catalog: Catalog, where: str | None) -> None
             note(reason)
         return
     trainers, wide = len({row.trainer for row in rows}) > 1, output.table_width() >= _WIDE
-    named = ("dump", *["trainer"] * trainers, "rank", "role", "B", "S", "tokens", "mark", "last", *["when", "run"] * wide)
+    named = ("dump", *["trainer"] * trainers, "rank", "role", "B", "S", "tokens", "trigger", "last", *["when", "run"] * wide)
     cells = [
         (row.dump_id, *[row.trainer] * trainers, row.rank, row.role, row.batch_size, row.seq_len, row.tokens,
-         row.triggered or row.recovered or ("pinned" if row.pinned else None), row.status,
+         row.triggered or row.recovered or ("protected" if row.pinned else None), row.status,
          *[ago(row.timestamp), row.run] * wide)
         for row in rows
     ]  # fmt: skip
@@ -78,7 +80,7 @@ def _say_dumps(rows: list[DumpRow], catalog: Catalog, where: str | None) -> None
 def columns() -> None:
     """List the columns, functions and operators of --where.
 
-    Only like kinds compare. What is not SQL but plain (4k, 10MB, last 2h, 'yesterday', &&) is understood too.
+    Compares only values of the same kind. Also accepts shorthands that are not SQL (4k, 10MB, last 2h, 'yesterday', &&).
 
     Example: actordbg dump columns
     """
@@ -102,11 +104,11 @@ def show(
         str,
         typer.Argument(
             metavar="ID",
-            help="The dump's id, or the beginning of it.",
+            help="Dump id, or a unique prefix of it.",
             autocompletion=stored("dump"),
         ),
     ],
-    values: bool = option(False, "Read the tensors too: min, max, non-zero (needs torch).", "--values"),
+    values: bool = option(False, "Also read the tensors: min, max, non-zero (needs torch).", "--values"),
 ) -> None:
     """Show one dump: its record, its tensors, its results.
 
@@ -131,9 +133,9 @@ def show(
 
 
 def _tensors(record: DumpRecord, path: Path | None) -> list[dict[str, Any]]:
-    """Each tensor. `kind`: "input"; "output", what the call returned; "generator", a random generator's state before it.
+    """Describe each tensor. `kind`: "input"; "output" (returned by the call); "generator" (RNG state before the call).
 
-    path: read min, max and the count of what is not zero from here, but not of a generator, whose bytes are not figures.
+    path: read min, max and the number of non-zero elements from this file, except for RNG states, whose bytes are not numbers.
     """
     loaded: dict[str, Any] = {}
     if path is not None:
@@ -170,16 +172,16 @@ def _say_dump(answer: dict[str, Any]) -> None:
     table(tuple(columns), [[tensor[name] for name in columns.values()] for tensor in cells])
     say()
     if not results:
-        return say(f"no result yet: `actordbg replay --where \"dump_id='{record.dump_id}'\"`")
+        return say(f"not replayed yet: `actordbg replay --where \"dump_id='{record.dump_id}'\"`")
     kinds = {tensor["kind"] for tensor in tensors}
-    own = {"log-probs off": "golden_max_abs"} if OUTPUT in kinds else {}
-    own |= {"entropy off": "golden_entropy_max_abs"} if "output.entropy" in record.tensors else {}
-    own |= {"same draws": "rng_match"} if GENERATOR in kinds else {}
+    own = {"max diff": "golden_max_abs"} if OUTPUT in kinds else {}
+    own |= {"entropy diff": "golden_entropy_max_abs"} if "output.entropy" in record.tensors else {}
+    own |= {"same RNG": "rng_match"} if GENERATOR in kinds else {}
     columns = {"replay": "replay_id", "status": "status", "forward s": "forward_s", "backward s": "backward_s"}
     columns |= {"mean log-prob": "logprob_mean", **own, "error": "error_class"}
     table(tuple(columns), [[getattr(result, name) for name in columns.values()] for result in results])
     if own:
-        say_wrapped("off: largest difference from what the run itself recorded, in nats; - was not compared")
+        say_wrapped("max diff, entropy diff: largest difference from the run's own outputs, nats; -: not compared")
     newest = results[0]
     for reason in dict.fromkeys((newest.extra.get("not_compared") or {}).values()):
         say_wrapped(f"not compared in {newest.replay_id}: {reason}", "  ")
@@ -207,8 +209,8 @@ def _facts(answer: dict[str, Any]) -> dict[str, Any]:
         "mode": f"training {yes['training']}, grad {yes['grad_enabled']}, packing {yes['packing_samples']}, "
         f"autocast {record.autocast_dtype or '-'}",
         "temperature": record.temperature,
-        "kept because": "; ".join(filter(None, _marks(record))),
-        "recorded too": "; ".join(_recorded_too(answer["tensors"])),
+        "trigger": "; ".join(filter(None, _marks(record))),
+        "also recorded": "; ".join(_recorded_too(answer["tensors"])),
         "arguments": ", ".join(f"{name}={value}" for name, value in sorted(record.arguments.items())),
         "source": record.source + (f" ({record.origin['name']})" if "name" in record.origin else ""),
         "versions": ", ".join(f"{name} {version}" for name, version in sorted(record.versions.items())),
@@ -217,16 +219,16 @@ def _facts(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _marks(record: DumpRecord) -> Iterator[str | None]:
-    """What marks a dump: the trigger that kept it and what that saw, the ring that it came out of, the pin."""
+    """Yield why a dump was kept: its trigger and the trigger's figures, its recovery, its protection."""
     yield record.triggered
     if record.recovered:
-        flying = "it was in flight" if record.recovered == "in_flight" else "it was one of the last calls"
+        flying = "in flight" if record.recovered == "in_flight" else "among the last calls"
         yield f"{flying} when its process died"
     yield ", ".join(f"{name} {cell(value)}" for name, value in record.trigger_facts.items())
-    yield "pinned" if record.pinned else None
+    yield "protected" if record.pinned else None
 
 
 def _recorded_too(tensors: list[dict[str, Any]]) -> Iterator[str]:
-    for kind, what in ((OUTPUT, "what the call returned"), (GENERATOR, "random generators before it")):
+    for kind, what in ((OUTPUT, "returned outputs"), (GENERATOR, "RNG state before the call")):
         if names := [tensor["name"].partition(".")[2] for tensor in tensors if tensor["kind"] == kind]:
             yield f"{what} ({', '.join(names)})"

@@ -1,5 +1,6 @@
-"""`actordbg dump enable`, `dump disable` and `dump status`: the switch that running jobs look at. None of them talks to a job.
-`dump recover`: the inputs that processes had in hand when they died, as dumps.
+"""`actordbg dump enable`, `dump disable` and `dump status` write and read the switch file that running jobs poll.
+
+None of them talks to a job. `dump recover` turns the last inputs of dead processes into dumps.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ if TYPE_CHECKING:
 
 @takes_groups
 def enable(ctx: typer.Context, run: opt.Run = None, options: opt.CaptureOptions = opt.CaptureOptions()) -> None:
-    """Start recording, in running jobs too.
+    """Start recording, even in running jobs.
 
-    Makes the store if there is none. Enabling again replaces the limits and starts them anew; the run continues unless --run
-    names another. With the name of a job that `actordbg run` started, --run changes the limits of that job alone.
+    Creates the store if it does not exist. Enabling again replaces the limits and restarts their counters; the run continues
+    unless --run names another. If --run names a job that `actordbg run` started, changes the limits of that job only.
 
     Example: actordbg dump enable --run ppo-7b --on nan,exception,slow:3x --before 4 --keep 20GB
     """
@@ -48,11 +49,11 @@ def enable(ctx: typer.Context, run: opt.Run = None, options: opt.CaptureOptions 
 
 def disable(
     ctx: typer.Context,
-    run: str | None = option(None, "Only the job of this name."),
+    run: str | None = option(None, "Stop only the job of this name."),
 ) -> None:
-    """Stop recording, in running jobs too.
+    """Stop recording, even in running jobs.
 
-    Jobs of `actordbg run` stop as well, unless --run names one job. Recorded dumps stay.
+    Also stops jobs of `actordbg run`, unless --run names a job. Recorded dumps stay.
 
     Example: actordbg dump disable
     """
@@ -62,19 +63,19 @@ def disable(
     jobs = [None, *store.job_names()] if name is None else [own]
     changed = [switch_off(store, job) for job in jobs]
     if not as_json(_answer(store, control_before(store, jobs[0]), False, any(changed), own)):
-        say("Recording is off." if any(changed) else "Recording was off already.")
+        say("Recording is off." if any(changed) else "Recording was already off.")
         if any(changed):
-            note("next: `actordbg dump ls` shows what was recorded")
+            note("next: `actordbg dump ls` lists the recorded dumps")
 
 
 def _answer(store: Store, control: Control | None, enabled: bool, changed: bool, job: str | None) -> dict[str, Any]:
-    """The store, whether recording is on, and the switch as it is now; `job`: whose own switch it is, None for the store's."""
+    """Return the command's result: the store, whether recording is on, and the switch; job: None for the store's own switch."""
     now = asdict(control) if control else None
     return {"store": str(store.root), "enabled": enabled, "changed": changed, "control": now, "job": job}
 
 
 def switch_off(store: Store, job: str | None) -> bool:
-    """Switch the store's switch off, or that of one job. Whether it was on."""
+    """Turn off the switch of a job, or the store's if `job` is None. Returns whether it was on."""
     before = control_before(store, job)
     if before is None or not before.enabled:
         return False
@@ -83,7 +84,7 @@ def switch_off(store: Store, job: str | None) -> bool:
 
 
 def control_before(store: Store, job: str | None) -> Control | None:
-    """The switch as it was; None where there was none or it is damaged (it is about to be replaced)."""
+    """Read the current switch; None if it is missing, or, with a note, if it is damaged (the caller replaces it)."""
     try:
         return read_control(store, job)
     except NewerFormat:
@@ -97,23 +98,24 @@ def _say_enabled(answer: dict[str, Any]) -> None:
     say(f"Recording is on: run {answer['control']['run']} in {answer['store']}")
     say_wrapped(f"  {opt.limits_in_words(answer['control'])}", "    ")
     if answer["job"]:
-        return say(f"Only the job {answer['job']} follows this switch; it notices within a second.")
+        return say(f"Only the job {answer['job']} follows this switch; it picks this up within a second.")
     say("Hooked jobs pick this up within a second.")
-    note("next: `actordbg dump status` says what they record; `actordbg dump disable` stops it")
-    return note("      `actordbg status` says whether actor.py is patched (`actordbg patch` does it)")
+    note("next: `actordbg dump status` shows what they record; `actordbg dump disable` stops it")
+    return note("      `actordbg status` shows whether actor.py is patched; if not, run `actordbg patch`")
 
 
 def status(
     ctx: typer.Context,
-    everything: bool = option(False, "Show processes of earlier runs too.", "--all"),
-    watch: bool = option(False, "Show the status again and again, until Ctrl-C.", "--watch", "-w"),
-    interval: float = option(1.0, "Seconds between two looks of --watch.", min=0.1),
+    everything: bool = option(False, "Also show processes of earlier runs.", "--all"),
+    watch: bool = option(False, "Refresh the status until Ctrl-C.", "--watch", "-w"),
+    interval: float = option(1.0, "Seconds between refreshes of --watch.", min=0.1),
 ) -> None:
     """Show calls captured and dropped by each process.
 
-    Says whether recording is on, and lists the processes of the current run and those of other runs that still record.
-    calls = captured + dropped + sampled out + in ring, where they wait to be written. A process that ended before it could write
-    all leaves them there: `dump recover` brings them. Also names the rings that dead processes left on this machine.
+    Shows whether recording is on, and lists the processes of the current run and of other runs that still record. Also lists the
+    flight recorder files of dead processes on this machine.
+    calls = captured + dropped + sampled out + in ring (buffered, waiting to be written). If a process ended before it wrote
+    all its buffered calls, `dump recover` turns them into dumps.
 
     Example: actordbg dump status --watch
     """
@@ -137,21 +139,23 @@ def status(
 
 def recover(
     ctx: typer.Context,
-    rings: list[Path] | None = typer.Argument(None, metavar="[RING]...", help="Ring files; default: all on this machine."),
-    live: bool = option(False, "Read rings of living processes too (a hang); these rings stay.", "--live"),
-    keep_rings: bool = option(False, "Leave the ring files where they are.", "--keep-rings"),
-    discard: bool = option(False, "Remove the rings of dead processes, and make no dumps.", "--discard"),
+    rings: list[Path] | None = typer.Argument(None, metavar="[RING]...", help="Flight recorder files; default: all here."),
+    live: bool = option(False, "Also read files of live processes, e.g. after a hang; these files stay.", "--live"),
+    keep_rings: bool = option(False, "Keep the flight recorder files.", "--keep-rings"),
+    discard: bool = option(False, "Remove the files of dead processes without making dumps.", "--discard"),
 ) -> None:
     """Recover dead processes' last calls as dumps.
 
-    Reads the flight recorder's rings: the call in flight, and the last calls before it. A ring lies in the shared memory of the
-    machine that its process ran on, so run this there, before the machine goes. --where "recovered='in_flight'" selects the
-    calls that were running. Exit code 1 if a ring could not be read.
+    Reads the flight recorder files: the call in flight and the last calls before it. A file is in the shared memory of the
+    machine where its process ran, so run this there before the machine is gone. --where "recovered='in_flight'" selects the
+    calls that were running.
+
+    Exit code: 1 if a file could not be read.
 
     Example: actordbg dump recover
     """
     if discard and (live or keep_rings):
-        raise UsageError("--discard goes without --live and --keep-rings", hint="leave one of them out")
+        raise UsageError("--discard conflicts with --live and --keep-rings", hint="drop --discard, or the other option")
     store = store_of(ctx).require() if discard else store_of(ctx).require_writable()
     answer = recovered_from(store, rings, live=live, keep_rings=keep_rings, discard=discard)
     emit(answer, _render)
@@ -161,9 +165,9 @@ def recover(
 def recovered_from(
     store: Store, rings: list[Path] | None = None, *, live: bool = False, keep_rings: bool = False, discard: bool = False
 ) -> dict[str, Any]:
-    """Recover rings, all of this machine's by default, and let the catalog know.
+    """Turn ring files (default: all on this machine) into dumps, and update the catalog.
 
-    `recovered` counts dumps, `in_flight` those whose call was running.
+    Returns plain data: `recovered` counts dumps, `in_flight` those whose call was running.
     """
     from actordbg.catalog.indexer import forget_dumps
     from actordbg.dumps import recover as recovering
@@ -171,7 +175,7 @@ def recovered_from(
 
     for path in rings or []:
         if not path.is_file():
-            raise UsageError(f"{path} is not a file", hint="`actordbg dump status` names the rings")
+            raise UsageError(f"{path} is not a file", hint="run `actordbg dump status` to list the flight recorder files")
     paths = rings or recovering.find_rings(store)
     if discard:
         reports = list(recovering.discard(store, paths))
@@ -196,11 +200,11 @@ def _render(answer: dict[str, Any]) -> None:
         for dump in dumps:
             if dump.error:
                 say(f"{dump.dump_id} raised {dump.error}")
-        say(f"{plural(len(dumps), 'dump')} recovered, {answer['in_flight']} of a call in flight")
+        say(f"{plural(len(dumps), 'dump')} recovered, {answer['in_flight']} from a call in flight")
         note("next: actordbg replay --where \"recovered='in_flight'\"")
     elif not answer["rings"]:
-        say(f"No process left a ring on {answer['host']}.")
-        note("rings lie where the process ran: run this on that machine; `actordbg dump status` names them")
+        say(f"No process left flight recorder files on {answer['host']}.")
+        note("they are on the machine where the process ran: run this there; `actordbg dump status` lists them")
 
 
 def _say_ring(report: RingReport) -> None:
@@ -208,8 +212,8 @@ def _say_ring(report: RingReport) -> None:
     if report.problem:
         return say(f"{who}: {report.problem}")
     if report.alive and not report.dumps:
-        return say(f"{who} is alive: its ring is left alone (--live reads it)")
+        return say(f"{who} is alive: its flight recorder was not read (--live reads it)")
     if not report.dumps and report.removed:
         return say(f"{who}: removed {report.path}")
-    lost = f", {plural(report.killed, 'wanted call')} lost with the process" if report.killed else ""
+    lost = f", {plural(report.killed, 'call')} lost with the process" if report.killed else ""
     return say(f"{who}: {plural(len(report.dumps), 'input')}{lost}")

@@ -1,4 +1,4 @@
-"""What `actordbg dump status` answers: the switch, each process, each flight recorder, and how they are said."""
+"""The work of `actordbg dump status`: collect the switch, each process and each flight recorder file, and print them."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from actordbg.formats.ringfile import IN_FLIGHT
 from actordbg.store.layout import Store
 
 LONG_CALL_SECONDS = 60.0
-"""A call in flight for longer is worth a line."""
+"""A call in flight for longer gets a line."""
 FULL_BYTES = 2**14
-"""With less free space than this no counters file can be made."""
+"""With less free space than this, a process cannot write its counters file."""
 AHEAD_SECONDS = 10.0
-"""Ranks that have made more calls than others, and are in one for so long, wait for the others."""
+"""Ranks that made more calls than others, and have been in a call for this long, are waiting for the others."""
 STALE_SECONDS = 30.0
-"""A process that has not published for so long, and did not say that it ended, is called lost."""
+"""A process that has not published for this long, and did not report its end, counts as lost."""
 
 
 @dataclass
 class ProcessRow:
-    """One recording actor of one process. `state`: on, off, ended, killed, lost. `age_s`: since its counters were published.
+    """A recording actor in a process. `state`: on, off, ended, killed or lost. `age_s`: seconds since it published its counters.
 
-    `triggered_by` counts captured calls by trigger, `rotated` dumps that made room for newer ones. `ring`: the file of the
-    process's last inputs; `in_flight_s`: how long its oldest running call had been running. `writer`: who writes
-    its dumps, "thread" or "process", or "thread: " and why the writer process does not.
+    `triggered_by` counts captured calls by trigger, `rotated` dumps that were removed for newer ones. `ring`: path of the flight
+    recorder file. `in_flight_s`: age of its oldest running call. `writer`: "thread" or "process", or "thread: " and why the
+    writer process does not write.
     """
 
     run: str
@@ -68,17 +68,17 @@ class ProcessRow:
 
 
 def status_of(store: Store, everything: bool) -> dict[str, Any]:
-    """What is known of a store's recording now: of the current run and of others that still record, or of every run.
+    """Return a store's recording state: the current run and others that still record, or, with `everything`, every run.
 
-    `total` sums the processes; `unreadable` counts counters files that were skipped. `jobs` are the switches of jobs that have
-    one of their own, `rings` those on this machine. `damaged_switches` says which cannot be read, and why.
+    `total` sums the processes; `unreadable` counts skipped counters files. `jobs`: switches of single jobs that are on. `rings`:
+    flight recorder files on this machine. `damaged_switches`: why each unreadable switch is unreadable.
     """
     controls: list[Control | None] = []
     damaged = []
     for name in (None, *store.job_names()):
         try:
             controls.append(read_control(store, name))
-        except StoreProblem as error:  # to a job it means off
+        except StoreProblem as error:  # a job reads it as off
             damaged.append(error.message)
             controls.append(None)
     control, jobs = controls[0], [job for job in controls[1:] if job is not None and job.enabled]
@@ -100,7 +100,7 @@ def status_of(store: Store, everything: bool) -> dict[str, Any]:
 
 
 def _ring_row(path: Path) -> dict[str, Any]:
-    """A ring file on this machine: the calls in it, and those that were running."""
+    """Describe a ring file on this machine: the calls in it, and those that were running."""
     row = {"path": str(path), "pid": 0, "alive": False, "inputs": 0, "in_flight": 0, "problem": None}
     try:
         ring = read_ring(path)
@@ -111,7 +111,7 @@ def _ring_row(path: Path) -> dict[str, Any]:
 
 
 def process_rows(store: Store, now: datetime) -> tuple[list[ProcessRow], int]:
-    """Every recording actor of the store, sorted by run, rank and host; and how many counters files could not be read."""
+    """Return the store's recording actors, sorted by run, rank and host, and the number of unreadable counters files."""
     known, unreadable = {}, 0
     for path in sorted(store.counters.glob("*/[!.]*.json")):
         try:
@@ -130,12 +130,12 @@ def process_rows(store: Store, now: datetime) -> tuple[list[ProcessRow], int]:
 
 
 def who(data: dict[str, Any]) -> tuple[Any, ...]:
-    """What tells recording actors apart."""
+    """Return the key that identifies a recording actor."""
     return tuple(data[name] for name in ("run", "rank", "host", "pid", "instance"))
 
 
 def _newest(known: dict[str, Any] | None, ring: RingFile, books: Books) -> dict[str, Any]:
-    """What is known of an actor, from its counters file and its books in a ring. Both only grow, so more is newer."""
+    """Merge an actor's counters file with its counters in a ring file. Both only grow, so the larger is newer."""
     state = ring.state_of(books)
     counted = books.as_counters() | {"ring": {"path": str(ring.path)}, "heartbeat": books.identity["since"], "queue_bytes": 0}
     if known is None:
@@ -150,13 +150,13 @@ def _newest(known: dict[str, Any] | None, ring: RingFile, books: Books) -> dict[
 
 
 def total_of(rows: list[ProcessRow]) -> dict[str, int]:
-    """The counts of all rows together."""
+    """Sum the counts of all rows."""
     names = ("calls", "captured", "dropped", "sampled_out", "pending", "bytes")
     return {name: sum(getattr(row, name) for row in rows) for name in names}
 
 
 def totals_in_words(total: dict[str, int]) -> str:
-    """`42 calls = 42 captured + 0 dropped + 0 sampled out`, and what is in the ring."""
+    """Return `42 calls = 42 captured + 0 dropped + 0 sampled out`, plus the calls in the ring if there are any."""
     in_ring = f" + {total['pending']:,} in ring" if total["pending"] else ""
     return (
         f"{total['calls']:,} calls = {total['captured']:,} captured + {total['dropped']:,} dropped"
@@ -190,7 +190,7 @@ def say_status(answer: dict[str, Any]) -> None:
         say(f"Recording is {state}: run {answer['control']['run']}, since {answer['control']['since']}")
         say_wrapped(f"  {limits_in_words(answer['control'])}", "    ")
     for job in answer["jobs"]:
-        say(f"Recording is on for the job {job['run']} alone, since {job['since']}")
+        say(f"Recording is on for the job {job['run']} only, since {job['since']}")
         say_wrapped(f"  {limits_in_words(job)}", "    ")
     if answer["processes"]:
         _say_processes(answer)
@@ -198,10 +198,10 @@ def say_status(answer: dict[str, Any]) -> None:
         on = answer["enabled"] or answer["jobs"]
         say("No process has reported yet." if on else "No process has reported.")
         if on and shutil.disk_usage(answer["store"]).free < FULL_BYTES:
-            note("the store's disk is full, so a process cannot report what it loses: `actordbg dump prune` makes room")
+            note("the store's disk is full, so processes cannot report lost calls: free space with `actordbg dump prune`")
     _say_rings(answer["rings"])
     for problem in answer["damaged_switches"]:
-        note(f"a switch that cannot be read, which means off: {problem}")
+        note(f"unreadable switch, treated as off: {problem}")
     if answer["unreadable"]:
         note(f"{plural(answer['unreadable'], 'counters file')} could not be read")
 
@@ -223,7 +223,7 @@ def _say_processes(answer: dict[str, Any]) -> None:
 
 
 def ranks_apart(rows: list[ProcessRow]) -> Iterator[str]:
-    """Where ranks that compute together made unequal numbers of calls: those ahead are in a call, the others are in none."""
+    """Yield a line per run and role whose ranks made unequal numbers of calls: some wait in a call that others never made."""
     live = [row for row in rows if row.state == "on" and row.calls]
     for run, role in sorted({(row.run, row.role) for row in live}, key=str):
         counts = {row.rank: row for row in live if (row.run, row.role) == (run, role)}
@@ -232,54 +232,54 @@ def ranks_apart(rows: list[ProcessRow]) -> Iterator[str]:
         waits = min((row.in_flight_s + row.age_s for row in counts.values() if row.in_flight_s is not None), default=0.0)
         if most == least or ahead != {True} or waits < AHEAD_SECONDS:
             continue
-        said = []
+        phrases = []
         for calls in sorted({row.calls for row in counts.values()}):
             ranks = [str(rank) for rank, row in sorted(counts.items()) if row.calls == calls]
-            said.append(f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} made {calls:,} calls")
-        yield f"unequal numbers of calls in run {run}: {'; '.join(said)}, and waits in its last one for {waits:.0f} s"
+            phrases.append(f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} made {calls:,} calls")
+        yield f"unequal numbers of calls in run {run}: {'; '.join(phrases)}, and has waited in its last one for {waits:.0f} s"
 
 
 def _say_rings(rings: list[dict[str, Any]]) -> None:
     dead = [ring for ring in rings if not ring["alive"]]
     for ring in dead:
         flying = f", {ring['in_flight']} in flight" if ring["in_flight"] else ""
-        what = ring["problem"] or f"a dead process's ring: {plural(ring['inputs'], 'input')}{flying}"
+        what = ring["problem"] or f"flight recorder of a dead process: {plural(ring['inputs'], 'input')}{flying}"
         say(f"pid {ring['pid']}: {what} ({ring['path']})" if ring["pid"] else f"{Path(ring['path']).name}: {what}")
     if dead:
-        note("next: `actordbg dump recover` turns rings into dumps")
+        note("next: `actordbg dump recover` turns these inputs into dumps")
 
 
 def trouble_of(row: ProcessRow) -> Iterator[str]:
-    """What a user should know about one recording actor, in sentences: calls that were lost, or are not written yet."""
+    """Yield sentences about a recording actor that a user should know: lost calls, unwritten calls, errors, triggers."""
     name = f"rank {row.rank} {row.role or 'actor'} ({row.host}, pid {row.pid})"
     if row.dropped:
         reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(row.dropped_by.items()))
         yield f"{name} dropped: {reasons}" + (f"; last: {row.last_error}" if row.last_error else "")
     if row.pending and row.state in ("ended", "killed"):
         calls = f"{plural(row.pending, 'call')} {'is' if row.pending == 1 else 'are'}"
-        yield f"{calls} still in the ring of pid {row.pid}: `actordbg dump recover` on {row.host} brings them"
+        yield f"{calls} still in the ring of pid {row.pid}: run `actordbg dump recover` on {row.host}"
     elif row.pending:
-        yield f"{name} has {plural(row.pending, 'call')} in its ring to write, {human_bytes(row.queue_bytes)} of its process"
+        yield f"{name} has {plural(row.pending, 'call')} in its ring to write, {human_bytes(row.queue_bytes)} in its process"
     elif row.last_error and not row.dropped:
         yield f"{name} last error: {row.last_error}" if row.calls else f"{name} recorded nothing: {row.last_error}"
     if row.triggered_by:
         kept = ", ".join(f"{trigger} {count}" for trigger, count in sorted(row.triggered_by.items()))
-        yield f"{name} kept for triggers: {kept}"
+        yield f"{name} kept by triggers: {kept}"
     if row.rotated:
-        yield f"{name} rotated {plural(row.rotated, 'dump')} out, {human_bytes(row.rotated_bytes)}"
+        yield f"{name} deleted {plural(row.rotated, 'dump')} for newer ones, {human_bytes(row.rotated_bytes)}"
     if row.outputs_dropped:
         yield f"{name} kept {plural(row.outputs_dropped, 'dump')} without outputs: the queue was full"
     if row.in_flight_s is not None and row.in_flight_s > LONG_CALL_SECONDS:
-        yield f"{name} has been in one call for {row.in_flight_s + row.age_s:.0f} s: `dump recover --live` gives its input"
+        yield f"{name} has been in one call for {row.in_flight_s + row.age_s:.0f} s: `dump recover --live` saves its input"
     if row.writer not in ("thread", "process"):
-        yield f"{name} has no writer process, a {row.writer}"
+        yield f"{name} has no writer process and writes in a {row.writer}"
     if row.state == "lost":
-        where = f"; `dump recover` on {row.host} gives its last inputs" if row.ring else ""
-        yield f"{name} is lost: silent for {row.age_s:.0f} s; killed, or it cannot write here{where}"
+        where = f"; `dump recover` on {row.host} saves its last inputs" if row.ring else ""
+        yield f"{name} is lost: silent for {row.age_s:.0f} s; killed, or unable to write here{where}"
 
 
 def _short_bytes(count: float) -> str:
-    """12345 as "12.1K": four or five characters."""
+    """Write 12345 as "12.1K": four or five characters."""
     for unit in ("", "K", "M"):
         if abs(count) < 1000:
             return f"{count:.0f}{unit}" if not unit or count >= 100 else f"{count:.1f}{unit}"

@@ -1,4 +1,4 @@
-"""`actordbg index`, `dump verify` and `fsck`: read a store's files, into the catalog or whole, and name what is damaged."""
+"""`actordbg index`, `dump verify` and `fsck`: index or verify a store's files, and list damaged ones."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 def index(
     ctx: typer.Context,
-    rebuild: bool = option(False, "Forget the catalog and make it again from the files.", "--rebuild"),
+    rebuild: bool = option(False, "Delete the catalog and rebuild it from the files.", "--rebuild"),
 ) -> None:
     """Index new files in the store.
 
-    The catalog then agrees with the files: dumps, results of replays, patches. Every command that reads it does the same
-    first. Use this to see which files are damaged, or after the catalog was lost or damaged.
+    Brings the catalog up to date with the files: dumps, replay results, patches. Every command that reads the catalog does this
+    first. Run it to see which files are damaged, or to rebuild a lost or damaged catalog.
 
     Example: actordbg index --rebuild
     """
@@ -43,7 +43,7 @@ def index(
             "  ",
         )
         if summary.skipped_lines:
-            say(f"{plural(summary.skipped_lines, 'journal line')} could not be read and were skipped")
+            say(f"skipped {plural(summary.skipped_lines, 'unreadable journal line')}")
         for item in summary.damaged:
             say(damage_line(item))
 
@@ -51,12 +51,14 @@ def index(
 def verify(
     ctx: typer.Context,
     where: Where = None,
-    jobs: int = option(0, "Threads; 0 for one for each processor.", "--jobs", "-j", min=0),
+    jobs: int = option(0, "Threads; 0: one per processor.", "--jobs", "-j", min=0),
 ) -> None:
     """Check dump files for damage.
 
-    Reads each dump whole: header, decompression, SHA-256, safetensors, tensor specs. Without --where it checks every file,
-    those that could not be indexed too. Exit code 1 if a dump is damaged, 5 if there is none.
+    Reads each dump completely: header, decompression, SHA-256, safetensors, tensor specs. Without --where, checks every file,
+    including those that could not be indexed.
+
+    Exit code: 1 if a dump is damaged; 5 if there are no dumps.
 
     Example: actordbg dump verify --where "run='ppo-1'"
     """
@@ -79,49 +81,50 @@ def verify(
         good, bad = len(paths) - len(damaged), len(damaged)
         say(f"{plural(len(paths), 'dump')} checked ({human_bytes(size)}): {good:,} good, {bad:,} damaged")
         if any(item.code == CorruptDump.code for item in damaged):
-            note("`actordbg dump prune --damaged` removes those whose header is broken")
+            note("run `actordbg dump prune --damaged` to remove files with a corrupt header")
     require_good(not damaged)
     require_some(len(paths))
 
 
 def warn_damaged(summary: IndexSummary) -> None:
-    """Say on standard error what could not be indexed; commands that read the catalog call this."""
+    """Warn on standard error about files that could not be indexed."""
     broken = sum(item.code == CorruptDump.code for item in summary.damaged)
     others = len(summary.damaged) - broken
-    told = [plural(broken, "damaged file")] if broken else []
-    told += [f"{plural(others, 'file')} that cannot be used"] if others else []
-    if told:
-        note(f"warning: {' and '.join(told)}; `actordbg index` lists them")
+    parts = [plural(broken, "damaged file")] if broken else []
+    parts += [f"{plural(others, 'unusable file')}"] if others else []
+    if parts:
+        note(f"warning: {' and '.join(parts)}; `actordbg index` lists them")
 
 
 def damage_line(item: Damaged) -> str:
-    """One line about a file that cannot be used; "damaged" only if it is broken itself."""
+    """Describe an unusable file in one line; "damaged" only if the file itself is corrupt."""
     return f"{'damaged' if item.code == CorruptDump.code else 'not usable'}: {item.path}: {item.reason}"
 
 
 def fsck(
     ctx: typer.Context,
-    repair: bool = option(False, "Fix what can be fixed; nothing is lost by it.", "--repair"),
-    quick: bool = option(False, "Read names, headers and records, but no payload whole.", "--quick"),
+    repair: bool = option(False, "Repair what can be repaired, without losing data.", "--repair"),
+    quick: bool = option(False, "Read names, headers and records, but not the payloads.", "--quick"),
 ) -> None:
     """Verify a store's integrity.
 
-    FORMAT, names and permissions, every dump, pack, replay, comparison, switch, counter, ring, event and backup, and the catalog.
-    Without --repair nothing is written. With it, damaged files are moved to store/quarantine, good dumps are taken out
-    of damaged packs first, and the catalog is made again if it is wrong. A store that cannot be written can be checked, and
-    --repair refuses. Exit code 1 if damage or leftovers remain; notes are no fault.
+    Checks FORMAT, names and permissions, every dump, pack, replay, comparison, switch, counter, ring, event and backup, and the
+    catalog. Without --repair, writes nothing. With it, moves damaged files to store/quarantine, first saves the good dumps of
+    damaged packs, and rebuilds a wrong catalog. A read-only store can be checked, but --repair refuses it.
+
+    Exit code: 1 if damage or leftovers remain; notes do not count.
 
     Example: actordbg fsck --repair
     """
-    from actordbg.dumps.repairing import repair as mend
+    from actordbg.dumps.repairing import repair as repair_store
 
     store = store_of(ctx)
     if repair and store.root.is_dir():
-        store.probed(room=False)  # on a full disk it removes unfinished files
+        store.probed(room=False)  # repair must work on a full disk: it removes unfinished files
     findings = _look(store, not quick)
     answer = {"store": str(store.root), "deep": not quick, "findings": findings, "repaired": [], "failed": []}
     if repair and any(finding.repair.value for finding in findings):
-        done, failed = mend(store, findings)
+        done, failed = repair_store(store, findings)
         answer |= {"repaired": _data(store, done), "failed": _data(store, failed)}
         findings = _look(store, not quick)
     answer["findings"] = _data(store, [(finding, finding.repair.value) for finding in findings])
@@ -137,7 +140,7 @@ def _look(store: Store, deep: bool) -> list[Finding]:
 
 
 def _data(store: Store, findings: Iterable[tuple[Finding, str]]) -> list[dict[str, str]]:
-    """Each finding with its path below the store, what its kind means, and what --repair does, or did; "" for nothing."""
+    """Return each finding as plain data: path below the store, meaning of its kind, and its repair ("" for none)."""
     rows = []
     for finding, repair in findings:
         place = os.fspath(finding.place)
@@ -156,8 +159,8 @@ def _say_found(answer: dict[str, Any]) -> None:
     for row in findings:
         say(f"{row['severity']}: {row['kind']}: {row['path']}: {row['detail'] or row['meaning']}")
     counts = Counter(row["severity"] for row in findings)
-    told = (plural(counts[kind], kind if kind != DAMAGE else "damaged file") for kind in (DAMAGE, LEFTOVER, NOTE))
+    totals = (plural(counts[kind], kind if kind != DAMAGE else "damaged file") for kind in (DAMAGE, LEFTOVER, NOTE))
     how = "every byte" if answer["deep"] else "headers and records"
-    say(f"{answer['store']}: {how} checked: {', '.join(told) if findings else 'all is well'}")
+    say(f"{answer['store']}: {how} checked: {', '.join(totals) if findings else 'no problems'}")
     if not answer["repaired"] and any(row["repair"] for row in findings):
-        note("nothing was changed; --repair fixes what can be fixed, and loses nothing")
+        note("nothing was changed; pass --repair to repair what can be repaired, without losing data")

@@ -1,9 +1,9 @@
-"""The command line as a table: a command's module is imported when the command is called, and not before.
+"""The command line as a table: a command's module is imported only when the command is called.
 
-`actordbg --help` then costs little more than `import typer`, however many commands there are. A `Command` says what the help of
-the group above it needs: a name, one line, and where the function is. Running the command, its own `--help` and the
-completion of its options import the module; the list of commands, suggestions for a mistyped name and the completion of
-names do not. The line is the first one of the function's docstring (a test compares them).
+So `actordbg --help` costs little more than `import typer`, however many commands there are. A `Command` holds what the help of
+its group needs: a name, a line of text, and where the function is. Running the command, its own `--help` and the completion of
+its options import the module; the list of commands, suggestions for a mistyped name and the completion of names do not. The
+line repeats the first line of the function's docstring (a test compares them).
 
 Example::
 
@@ -24,14 +24,15 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 _WHERE = "where"
-"""The parameter of --where, which may be repeated: all conditions count."""
+"""The parameter of --where, which may be repeated: dumps must meet all conditions."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """One command. `target`: module in actordbg.cli and function, named as the command. `outputs`: how it answers (`options`).
+    """A command of the table.
 
-    `settings`: click's context settings.
+    target: `module:function`, a module of actordbg.cli and a function with the command's name. outputs: its output options
+    (`options.takes_outputs`). settings: click's context settings.
     """
 
     line: str
@@ -44,14 +45,14 @@ class Command:
         return self.target.partition(":")[2].strip("_").replace("_", "-")
 
     def function(self) -> Callable[..., Any]:
-        """The function that runs it, with the options of its output; imports its module."""
+        """Import the command's module and return its function, with the output options added."""
         from actordbg.cli.options import takes_outputs
 
         module, _, name = self.target.partition(":")
         return takes_outputs(getattr(import_module(f"actordbg.cli.{module}"), name), self.outputs)
 
     def build(self) -> Any:
-        """The command as click runs it; imports its module."""
+        """Import the command's module and build the click command."""
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
         app.command(self.name, cls=_Built, context_settings=dict(self.settings))(self.function())
         return typer.main.get_command(app)
@@ -66,7 +67,7 @@ class CommandGroup:
     commands: tuple[Command, ...]
 
     def build(self) -> TyperGroup:
-        """The group as click runs it; imports none of its commands."""
+        """Build the click group, without importing its commands."""
         kind = group_class((Section("Commands", self.commands),))
         return kind(name=self.name, help=self.line, no_args_is_help=True, rich_markup_mode=None)
 
@@ -80,8 +81,10 @@ class Section:
 
 
 def group_class(contents: Iterable[Section], also: Mapping[tuple[str, str], str] | None = None) -> type[TyperGroup]:
-    """A class for `typer.Typer(cls=...)`: a group with these commands, shown in these sections. also: two words that stand for
-    a command, where the first one is a command that takes no word."""
+    """Return a class for `typer.Typer(cls=...)`: a group with these commands, shown in these sections.
+
+    also: aliases of two words ("replay ls") for a command; the first word must be a command that takes no arguments.
+    """
     sections, others = tuple(contents), also or {}
 
     class WithContents(TyperGroup):
@@ -109,7 +112,7 @@ def group_class(contents: Iterable[Section], also: Mapping[tuple[str, str], str]
 
 
 def every_command(contents: Iterable[Section]) -> Iterator[tuple[str, Command]]:
-    """("dump ls", its Command) of every command, in the order of the help."""
+    """Yield the full name ("dump ls") and the Command of every command, in the order of the help."""
     for entry in (entry for section in contents for entry in section.entries):
         if isinstance(entry, CommandGroup):
             yield from ((f"{entry.name} {command.name}", command) for command in entry.commands)
@@ -118,7 +121,7 @@ def every_command(contents: Iterable[Section]) -> Iterator[tuple[str, Command]]:
 
 
 class _Deferred(TyperCommand):
-    """Stands for a command until it is called: has its name and its line, and hands everything else to it."""
+    """A placeholder with a command's name and help line; it builds the command when it is called."""
 
     def __init__(self, command: Command) -> None:
         super().__init__(command.name, short_help=command.line)
@@ -129,11 +132,11 @@ class _Deferred(TyperCommand):
 
 
 class _Built(TyperCommand):
-    """A command as it is called.
+    """A built command, with two features that typer lacks.
 
-    Its help shows options under the headings that they name (`rich_help_panel`). Those shown as `[...|last]`, and those of its
-    function's `bare_values`, may stand without a value: `--resume` is read as `--resume=last` at the end of the line or before
-    another option. Typer has no such options.
+    Its help groups options under their headings (`rich_help_panel`). Options shown as `[...|last]`, and those in its function's
+    `bare_values`, may be given without a value: `--resume` is read as `--resume=last` at the end of the line or before another
+    option.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -161,9 +164,9 @@ class _Built(TyperCommand):
 
 
 def typed_once(command: Any, ctx: Any, arguments: Sequence[str]) -> list[str]:
-    """Refuse a line that gives an option of one value twice, of which click would take the last in silence. Returns each --where.
+    """Refuse a command line that repeats a single-value option (click would silently use the last value). Returns each --where.
 
-    A flag without an opposite, and an option of several values, may be repeated.
+    Flags without a `--no-` form and options with several values may be repeated.
     """
     if ctx.resilient_parsing:  # a shell completes the line
         return []
@@ -183,7 +186,7 @@ def typed_once(command: Any, ctx: Any, arguments: Sequence[str]) -> list[str]:
 
 
 def filled_in(arguments: Sequence[str], usual: Mapping[str, str]) -> list[str]:
-    """`arguments` with the usual value behind every option of `usual` that has none. What follows `--` is left alone."""
+    """Add the default value in `usual` to each option that was given without a value. Leaves everything after `--` unchanged."""
     filled: list[str] = []
     for index, argument in enumerate(arguments):
         if argument == "--":
@@ -195,14 +198,14 @@ def filled_in(arguments: Sequence[str], usual: Mapping[str, str]) -> list[str]:
 
 
 def quicken(parameters: Iterable[Any]) -> None:
-    """Let parameters take defaults and text as they are: typer looks at values with pydantic, slower than most commands."""
+    """Skip typer's pydantic validation of defaults and strings: it takes longer than most commands."""
     for parameter in parameters:
         if getattr(parameter, "type_descriptor", None) is not None:
             parameter.process_value = functools.partial(_process, parameter, parameter.process_value)
 
 
 def _process(parameter: Any, usual: Callable[..., Any], ctx: Any, value: Any) -> Any:
-    """What typer makes of `value`: nothing, the default and a text where one is wanted stay as they are."""
+    """Convert `value` as typer does, but return None, the default, or a string for a string parameter unchanged."""
     taken = value
     if value is None:
         taken = () if parameter.multiple or parameter.nargs == -1 else None

@@ -1,4 +1,4 @@
-"""`actordbg matrix`: the same inputs under every combination of some settings, and which of them work."""
+"""`actordbg matrix`: replay the same inputs under every combination of some settings, and show which run and are right."""
 
 from __future__ import annotations
 
@@ -31,28 +31,24 @@ def matrix(
     truth: TruthDtype = None,
     baseline: str | None = option(
         None,
-        (
-            "Exit 1 if a cell got worse than this matrix's cell with the same settings; "
-            "failures that it has too are then no reason."
-        ),
+        ("Exit 1 only for cells worse than the same cell of this matrix; failures it shares do not count."),
         metavar="MATRIX|last",
     ),
     slower: float | None = option(None, "Count a cell this many times slower as a regression.", metavar="FACTOR"),
     resume: str | None = option(None, "Continue a stopped matrix.", metavar="MATRIX|last"),
     show: str | None = option(None, "Print an existing matrix; run nothing.", metavar="MATRIX|last"),
     yes: ConfirmOption = False,
-    dry_run: bool = option(False, "Print the cells and run nothing.", "--dry-run"),
+    dry_run: bool = option(False, "Print the cells; run nothing.", "--dry-run"),
     explained: Explain = False,
 ) -> None:
     """Find which setting combinations run and are right.
 
-    Replays the same inputs under every combination of the listed settings, and says which work, which fail and why, and which
-    are wrong.
+    Replays the same inputs under every combination of the listed settings, checks the laws (invariance checks) on some inputs,
+    and compares every cell that passes with the truth. Default axes: flash_attention_2 and sdpa, compiled or not, packed or not.
+    Each cell is a replay; cells that can share a loaded Actor do. Cells that cannot run here are listed as unavailable, with a
+    workaround.
 
-    Without an option that lists several values: flash_attention_2 and sdpa, compiled or not, packed or not. Each combination
-    is a replay of its own; those that can share a loaded Actor do. The laws are asked of some inputs, and a passed cell
-    is compared with the truth. What cannot run here is unavailable, with a workaround, and nothing is started for it.
-    Exit code 1 if a cell failed, is wrong, must still run, or got worse than --baseline, or if none could be run.
+    Exit code: 1 if a cell failed, is wrong, is unfinished or is worse than in --baseline, or if no cell could run.
 
     Example: actordbg matrix --where "seq_len>1800" --max-inputs 3 --attn sdpa,eager --packing both --compile off
     """
@@ -69,13 +65,13 @@ def matrix(
     flags = replaying.flags_of(settings)
     store, inputs = replaying.opened(ctx, inputs, writes=not dry_run and show is None)
     if show is not None:
-        refuse_beside(ctx, "--show takes a matrix as it is", "show")
+        refuse_beside(ctx, "--show keeps the matrix's settings", "show")
         return work.print_answer(store, matrices.load(store, show))
     if power and no_truth:
         raise UsageError("--power needs a truth comparison", hint="drop --no-truth")
     axes = {name: str(flags.pop(name)) for name in AXES if name in flags}
     if resume is not None:
-        refuse_beside(ctx, "--resume takes a matrix as it is", "resume", "yes", groups=[EngineOptions])
+        refuse_beside(ctx, "--resume keeps the matrix's settings", "resume", "yes", groups=[EngineOptions])
     matrix_id = new_replay_id() if resume is None else matrices.load(store, resume).matrix_id
     if not dry_run:
         machines.run(ctx, f"matrix {matrix_id}")

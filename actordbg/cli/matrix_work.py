@@ -1,4 +1,4 @@
-"""The work of `actordbg matrix`: a new one, one that continues, the run of its cells, its bar, and the answer in each format."""
+"""The work of `actordbg matrix`: create or resume a matrix, run its cells with a progress bar, and print it in each format."""
 
 from __future__ import annotations
 
@@ -99,25 +99,25 @@ def run_cells(
     *,
     dry_run: bool,
 ) -> None:
-    """Run the cells that are open and print the matrix, after an interruption too; exit code 1 for a bad one."""
+    """Run the unfinished cells and print the matrix, even after Ctrl-C. Exits with 1 if the matrix is bad, 130 if interrupted."""
     require_torch()
-    around = Surroundings(chosen.defaults)
+    surroundings = Surroundings(chosen.defaults)
     for model in {str(cell.config.get("model", TINY)) for cell in record.cells if cell.open}:
         find_model(model)
     if dry_run:
-        loads = list(batches(record.cells, around.facts, chosen.defaults).values())
+        loads = list(batches(record.cells, surroundings.facts, chosen.defaults).values())
         return print_plan(record.cells, len(chosen.rows), loads)
     if held is not None:
         require_common(store, held, record)
     interrupted = False
     try:
         with replaying(store, "matrix", steps_of(record)) as (catalog, advance):
-            around.on_tick = catalog.tick
-            around.on_event = follow(catalog, advance, record)
-            run_matrix(store, record, chosen.rows, around, held)
+            surroundings.on_tick = catalog.tick
+            surroundings.on_event = follow(catalog, advance, record)
+            run_matrix(store, record, chosen.rows, surroundings, held)
     except KeyboardInterrupt:
         interrupted = True
-        note(f"interrupted; what is done is kept, `actordbg matrix --resume {record.matrix_id}` continues")
+        note(f"interrupted; results so far are kept, run `actordbg matrix --resume {record.matrix_id}` to continue")
     record = matrices.load(store, record.matrix_id)
     print_answer(store, record)
     if interrupted or not record.good:
@@ -126,7 +126,7 @@ def run_cells(
 
 
 def print_answer(store: Store, record: MatrixRecord) -> None:
-    """Print a matrix, whole or in part."""
+    """Print a complete or unfinished matrix."""
     context = context_of(store, record)
     brief = matrix_document(record, context, explained=False)
     answer = {"matrix": record, "good": record.good, "context": context}
@@ -134,19 +134,19 @@ def print_answer(store: Store, record: MatrixRecord) -> None:
 
 
 def _coloured(text: str) -> str:
-    """Color the words of the table in a terminal; the words say it without."""
+    """Color the verdict words of the table, in a terminal only."""
     if not sys.stdout.isatty():
         return text
     return _TABLE.sub(lambda line: _WORD.sub(lambda word: typer.style(word[0], fg=_COLOURS[word[0]]), line[0]), text)
 
 
 def steps_of(record: MatrixRecord) -> int:
-    """Steps of a matrix's bar: the inputs of each cell that must still run, and its comparison with the truth."""
+    """Count the steps of a matrix's progress bar: each unfinished cell's inputs, plus its comparison with the truth."""
     return (len(record.dump_ids) + bool(record.options.get("oracle"))) * sum(cell.open for cell in record.cells)
 
 
 def follow(catalog: LiveCatalog, advance: Callable[..., None], record: MatrixRecord) -> Callable[[MatrixEvent], None]:
-    """What to do with a running matrix's news: catalog it, move the bar on, and say which cell it is and what it does."""
+    """Return an event handler that updates the catalog, advances the progress bar, and shows what the current cell does."""
     inputs, truth = len(record.dump_ids), bool(record.options.get("oracle"))
     done: Counter[int] = Counter()
 
@@ -157,7 +157,7 @@ def follow(catalog: LiveCatalog, advance: Callable[..., None], record: MatrixRec
         if event.kind == "input":
             done[cell.index] += 1
             advance(1, note=name if event.text == "passed" else f"{name}: {event.text}")
-        elif event.kind == "done":  # what did not run and what is not compared is passed over
+        elif event.kind == "done":  # skip the steps of inputs that did not run and of a missing comparison
             advance(inputs - done[cell.index] + (truth and cell.status != PASSED), note=f"{name}: {cell.status}")
         elif event.kind == "judged":
             advance(1, note=f"{name}: {cell.verdict}")
@@ -170,13 +170,13 @@ def follow(catalog: LiveCatalog, advance: Callable[..., None], record: MatrixRec
 
 
 def print_plan(cells: Sequence[MatrixCell], dumps: int, loads: Sequence[Sequence[int]]) -> None:
-    """Print what `--dry-run` found: the cells on so many dumps, and the indices of those that share a loaded Actor."""
+    """Print the plan of `--dry-run`: the cells, the number of dumps, and the indices of cells that share a loaded Actor."""
     if output.wanted.json:
         return emit_json({"dumps": dumps, "cells": cells, "loads": loads})
     say(f"{plural(len(cells), 'cell')} on {plural(dumps, 'dump')}:")
     for cell in cells:
-        told = f"{cell.status} ({cell.reason})" if cell.reason else "to be run"
-        say_wrapped(f"  #{cell.index} {cell.name}: {told}", "      ")
+        state = f"{cell.status} ({cell.reason})" if cell.reason else "to be run"
+        say_wrapped(f"  #{cell.index} {cell.name}: {state}", "      ")
     for number, shared in enumerate(loads, 1):
         say(f"  load {number}: {', '.join(f'#{index}' for index in shared)}")
     return None

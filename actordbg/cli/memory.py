@@ -1,4 +1,4 @@
-"""`actordbg memory watch|show|compare|ls`: memory of processes over time, and where two series part."""
+"""`actordbg memory watch|show|compare|ls`: memory of processes over time, and where two recordings diverge."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ if TYPE_CHECKING:
     from actordbg.measure.watched import Watched
     from actordbg.measure.watching import Sample
 
-Name = Annotated[str, typer.Argument(metavar="[FILE|ID|last]", help="A file of samples, or what `memory ls` lists.")]
+Name = Annotated[str, typer.Argument(metavar="[FILE|ID|last]", help="Sample file, or an id from `memory ls`.")]
 
 
 def watch(
     ctx: typer.Context,
-    pid: list[int] | None = option(None, "A process; may be repeated.", metavar="P", min=1),
-    replay: str | None = option(None, "The workers of a running replay.", metavar="ID|last"),
-    run: str | None = option(None, "The recording processes of a run.", metavar="NAME"),
-    ray: bool = option(False, "The actors of a Ray cluster on all its nodes; --replay or --run add steps and dumps.", "--ray"),
-    address: str = option("auto", "The Ray cluster.", metavar="ADDRESS"),
-    step_file: Path | None = option(None, "With --pid: a file that gets a line for each step.", metavar="FILE"),
-    interval: str = option("1s", "Between two rounds, e.g. 500ms, 10s.", metavar="TIME"),
+    pid: list[int] | None = option(None, "Watch this process; repeatable.", metavar="P", min=1),
+    replay: str | None = option(None, "Watch the workers of a running replay.", metavar="ID|last"),
+    run: str | None = option(None, "Watch the recording processes of a run.", metavar="NAME"),
+    ray: bool = option(False, "Watch the actors on all nodes of a Ray cluster; --replay or --run add steps and dumps.", "--ray"),
+    address: str = option("auto", "Address of the Ray cluster.", metavar="ADDRESS"),
+    step_file: Path | None = option(None, "With --pid: a file to which the job adds a line per step.", metavar="FILE"),
+    interval: str = option("1s", "Time between samples, e.g. 500ms, 10s.", metavar="TIME"),
     lasting: str | None = option(None, "End after this time (default: when the processes end).", "--for", metavar="TIME"),
-    no_uss: bool = option(False, "Leave USS out; reading it holds a large process up for milliseconds.", "--no-uss"),
-    out: Path | None = option(None, "Write the samples here, and nothing into the store.", "--out", "-o", metavar="FILE"),
+    no_uss: bool = option(False, "Skip USS, whose reading blocks a large process for milliseconds.", "--no-uss"),
+    out: Path | None = option(None, "Write the samples to this file instead of the store.", "--out", "-o", metavar="FILE"),
 ) -> None:
     """Sample the memory of running processes over time.
 
-    RSS, USS, CUDA memory in use and in reserve of each process, tagged with the step and the dump that was running, as a CSV
-    file. Ends with the processes, after --for, or with Ctrl-C; what was sampled stays. Says who grows, and by how much a step.
+    Writes RSS, USS, and used and reserved CUDA memory of each process to a CSV file, tagged with the running step and dump. Ends
+    with the processes, after --for, or on Ctrl-C, which keeps the samples. Then shows which processes grow, and by how much per
+    step.
 
     Example: actordbg memory watch --replay last --interval 200ms
     """
@@ -52,12 +53,12 @@ def watch(
     from actordbg.measure import watched, watching
     from actordbg.replay.supervise import load_spec
 
-    told = set[str]()
+    announced = set[str]()
 
     def tell(samples: list[Sample]) -> None:
-        """Say once who is watched."""
-        new = sorted({sample.process for sample in samples} - told)
-        told.update(new)
+        """Print the names of newly watched processes."""
+        new = sorted({sample.process for sample in samples} - announced)
+        announced.update(new)
         if new and not output.wanted.silent:
             note(f"watching {', '.join(new[:8])}{f' and {len(new) - 8} more' * (len(new) > 8)}; Ctrl-C ends it")
 
@@ -65,10 +66,10 @@ def watch(
     interval_s = parse_seconds("--interval", interval)
     store = store_of(ctx)
     if step_file is not None and not pid:
-        raise UsageError("--step-file is for --pid: a replay and a run count their own steps", hint="leave it out")
+        raise UsageError("--step-file needs --pid: a replay and a run count their own steps", hint="drop --step-file")
     given = [value for value in (pid, replay, run) if value]
     if len(given) > 1 or not (given or ray) or (ray and pid):
-        raise UsageError("memory watch takes one of --pid, --replay and --run, or --ray", hint="name what to watch")
+        raise UsageError("memory watch needs one of --pid, --replay and --run, or --ray", hint="for example --replay last")
     replay_id = load_spec(store.require(), replay).replay_id if replay else None
     kind, name = "replay" if replay_id else "run", replay_id or run or address
     source: Watched | None = None
@@ -107,17 +108,19 @@ def show(ctx: typer.Context, name: Name = "last") -> None:
 
 def compare(
     ctx: typer.Context,
-    a: Annotated[str, typer.Argument(metavar="A", help="A file of samples, or what `memory ls` lists.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="The other one.")],
+    a: Annotated[str, typer.Argument(metavar="A", help="Sample file, or an id from `memory ls`.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Sample file or id to compare with A.")],
     of: Literal["rss", "uss", "cuda_used", "cuda_reserved"] | None = option(
-        None, "Only this quantity (default: all that both have)."
+        None, "Compare only this quantity (default: all that both have)."
     ),
-    threshold: float = option(0.05, "Peaks that differ by more than this share part.", metavar="X", min=0, max=1),
+    threshold: float = option(0.05, "Relative difference of peaks above which they diverge.", metavar="X", min=0, max=1),
 ) -> None:
     """Find where two runs' memory diverges.
 
-    For each process and quantity: peaks, growth by step (by second where steps are not known), and the step and dump from
-    which on they are apart. Exit code 1 if they part, or have nothing in common.
+    Shows, per process and quantity: peaks, growth per step (per second if steps are unknown), and the step and dump where the
+    recordings diverge.
+
+    Exit code: 1 if they diverge, or have nothing in common.
 
     Example: actordbg memory compare before.csv after.csv --html memory.html
     """
@@ -140,7 +143,7 @@ def ls(ctx: typer.Context, limit: Limit = 20) -> None:
 
     newest = f"1 ORDER BY created_at DESC, memory_id DESC LIMIT {limit or -1}"
     rows = table_rows(open_fresh(store_of(ctx)), "memory_watch", newest)
-    columns = ("id", "what", "of", "processes", "samples", "steps", "peak RSS", "growth a step")
+    columns = ("id", "what", "of", "processes", "samples", "steps", "peak RSS", "growth per step")
     shown = [
         (row.memory_id, row.kind, row.watched, row.processes, row.samples, row.steps, human_bytes(row.peak_rss),
          human_bytes(row.growth_per_step))
@@ -152,7 +155,7 @@ def ls(ctx: typer.Context, limit: Limit = 20) -> None:
 
 
 def _known(store: Store, name: str) -> tuple[MemoryRecord, Path]:
-    """The record and the samples that a name means: a file, or an id in the store."""
+    """Resolve a sample file or a recording's id to its record and the path of its samples."""
     from actordbg.measure.watching import samples_path
 
     if "/" in name or name.endswith(".csv") or Path(name).is_file():
@@ -163,7 +166,7 @@ def _known(store: Store, name: str) -> tuple[MemoryRecord, Path]:
     path = samples_path(store, record)
     if not path.is_file():
         raise EnvironmentProblem(
-            f"the samples of {memory_id} are gone: there is no {path}", hint="`actordbg memory watch` makes new ones"
+            f"the samples of {memory_id} are gone: no {path}", hint="run `actordbg memory watch` to record new ones"
         )
     return record, path
 

@@ -1,4 +1,4 @@
-"""`actordbg noise`: how far one configuration moves on its own, so that nobody takes that for a difference."""
+"""`actordbg noise`: measure a configuration's own numerical noise, so that `compare` does not report it as a difference."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ def noise(
 ) -> None:
     """Measure a configuration's own numerical noise.
 
-    Replays the same inputs unchanged, again, with more padding, with every row twice and with rows reversed; and row by row
-    in the configuration's dtype against a wider one. Results must not depend on any of that, so a movement is noise. `actordbg
-    compare A B --noise` then calls a difference real only outside of it. Runs up to seven replays, which stay in the store.
+    Replays the same inputs unchanged, a second time, with more padding, with every row twice and with rows reversed; and row by
+    row in the configuration's dtype and in a wider dtype. Results should not depend on any of that, so every change is noise.
+    `actordbg compare A B --noise` then reports only differences beyond this noise floor. Runs up to seven replays, which stay in
+    the store.
 
     Example: actordbg noise --max-inputs 5 --dtype bf16 --packing
     """
@@ -38,7 +39,7 @@ def noise(
     if not spec.inputs:
         raise replaying.nothing_to("measure noise on", store, chosen)
     machines.run(ctx, f"noise of {spec.replay_id}")
-    replaying.require_runnable(store, spec, told=False)
+    replaying.require_runnable(store, spec, announce=False)
     steps = len(spec.inputs) * runs_of(spec)
     with replaying.replaying(store, "measuring noise", steps) as (catalog, advance):
         record = measure_noise(

@@ -1,7 +1,7 @@
-"""How options are declared and completed, those that several commands share, and the store that a command works on.
+"""Declare and complete options, hold those that several commands share, and open the store that a command works on.
 
-An option of one command is a parameter with `option` as its default; one of several is an `Annotated` type, declared here once.
-Options that go together are the fields of a dataclass, made by `option_field`, which commands take whole (`takes_groups`).
+An option of a single command is a parameter with `option` as its default; a shared option is an `Annotated` type, declared here.
+Options that go together are the fields of a dataclass, made by `option_field`; commands take the dataclass (`takes_groups`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from actordbg.store.layout import Store
 
 
 def of_values(values: Iterable[object]) -> Callable[[str], list[str]]:
-    """A completion of these values, and of comma lists of them."""
+    """Return a completion function for these values and comma-separated lists of them."""
 
     def complete(incomplete: str) -> list[str]:
         before, comma, begun = incomplete.rpartition(",")
@@ -43,9 +43,9 @@ _OFFERED = 50
 
 
 def stored(what: Literal["dump", "replay"], *words: str) -> Callable[[typer.Context, str], list[str]]:
-    """A completion of what the store holds, the newest first, behind `words`: ids, for replays also names and handles.
+    """Return a completion function for `words` and the store's ids, newest first; for replays also names and handles.
 
-    Completing never fails: where nothing can be read, nothing is offered.
+    Completing never fails: if the store cannot be read, only `words` are offered.
     """
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -67,16 +67,16 @@ def stored(what: Literal["dump", "replay"], *words: str) -> Callable[[typer.Cont
     return complete
 
 
-Limit = Annotated[int, typer.Option(min=0, help="At most this many rows; 0 for all.")]
+Limit = Annotated[int, typer.Option(min=0, help="At most N rows; 0 for all.")]
 Where = Annotated[
     str | None,
     typer.Option(
         metavar="EXPR",
-        help='Select dumps by an SQL expression, e.g. "seq_len>4096 and rank=0"; of several, those that meet all.',
+        help='Select dumps with an SQL expression, e.g. "seq_len>4096 and rank=0"; repeat it to combine with "and".',
     ),
 ]
 OfRun = Annotated[str | None, typer.Option(metavar="NAME", help="Only dumps of this training run.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it; without this the command only says what it would do.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it (default: only print what would be done).")]
 Power = Annotated[
     bool,
     typer.Option("--power", help="Plant faults of several sizes in the truth and report which would be detected."),
@@ -95,30 +95,28 @@ DistPlugin = Annotated[
     str | None,
     typer.Option(dist_plugin.FLAG, metavar="MODULE", help="Import a module that registers a --dist-backend. Command line only."),
 ]
-ConfirmOption = Annotated[
-    bool, typer.Option("--yes", "-y", help="Continue with what another user wrote, or what came from a URL.")
-]
+ConfirmOption = Annotated[bool, typer.Option("--yes", "-y", help="Accept what another user wrote, or what came from a URL.")]
 
 
 def option(default: Any, help: str, *names: str, **facts: Any) -> Any:
-    """An option as the default of a command's parameter. It is named after the parameter; a flag without a --no- names itself."""
+    """Declare an option, as the default of a command's parameter. Its name is the parameter's unless `names` are given."""
     return typer.Option(default, *names, help=help, **facts)
 
 
 def option_field(default: Any, help: str, *names: str, **facts: Any) -> Any:
-    """A field of a dataclass as an option of a command that takes it; named after the field, unless `names` says otherwise."""
+    """Declare an option, as a field of a dataclass that commands take. Its name is the field's unless `names` are given."""
     return dataclasses.field(default=default, metadata={"option": option(default, help, *names, **facts)})
 
 
 def parameter(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
-    """One parameter of a command, as typer reads it from a signature."""
+    """Build a parameter for a command's signature, which typer reads."""
     return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
 
 
 def takes_groups(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator: in place of each parameter that is a dataclass stand its fields as options, and the function gets one.
+    """Decorate a command: replace each dataclass parameter by options for its fields, and pass the function an instance.
 
-    The help shows those made by `option_field` under the dataclass's `panel`, if it has one.
+    The help shows options made by `option_field` under the dataclass's `panel`, if it has one.
     """
     for name, group in typing.get_type_hints(function).items():
         if isinstance(group, type) and dataclasses.is_dataclass(group):
@@ -136,7 +134,7 @@ def takes_groups(function: Callable[..., Any]) -> Callable[..., Any]:
 def takes_options(
     name: str, options: Sequence[inspect.Parameter], gathered: Callable[..., Any]
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator: these options stand in place of the command's parameter `name`, which gets what they were gathered into."""
+    """Return a decorator that replaces the parameter `name` by `options`; the function gets `gathered(**options)` for it."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         def called(**given: Any) -> Any:
@@ -150,7 +148,7 @@ def takes_options(
 def _with_parameters(
     function: Callable[..., Any], called: Callable[..., Any], instead: Mapping[str, Sequence[inspect.Parameter]]
 ) -> Callable[..., Any]:
-    """`called` with the name, the help and the parameters of `function`, some of them replaced; those of "" come last."""
+    """Give `called` the name, help and parameters of `function`, replacing those in `instead`; its entry "" is appended."""
     hints = typing.get_type_hints(function, include_extras=True)
     parameters: list[inspect.Parameter] = []
     for mine in inspect.signature(function).parameters.values():
@@ -164,7 +162,7 @@ def _with_parameters(
 
 _FORMAT = "Output format (default: text). md can be pasted into an issue."
 _OUTPUTS = {
-    "plot": parameter("plot", Path | None, option(None, "Also draw the curves: .svg, .png or .pdf.", metavar="FILE")),
+    "plot": parameter("plot", Path | None, option(None, "Also plot the curves: .svg, .png or .pdf.", metavar="FILE")),
     "html": parameter("html", Path | None, option(None, "Also write one self-contained HTML page with charts.", metavar="FILE")),
     "format": parameter("format", Literal["text", "md", "json"] | None, option(None, _FORMAT, "--format", "-f")),
     "empty": parameter("allow_empty", bool, option(False, "Exit 0, not 5, if nothing is selected.", "--allow-empty")),
@@ -172,14 +170,14 @@ _OUTPUTS = {
     "store": parameter("store", str | None, option(None, "The store; also valid before the command.", metavar="DIR|URL")),
     "json": parameter("as_json", bool, option(False, "Print the result as JSON.", "--json")),
 }
-"""The options that say how an answer is wanted, by the words that `lazy.Command` has for them."""
+"""The output options, by their word in `lazy.Command.outputs`."""
 _SAID = {option.name for option in _OUTPUTS.values()} - {"allow_empty"}
 
 
 def takes_outputs(function: Callable[..., Any], words: str) -> Callable[..., Any]:
-    """The command with these options behind its own, and with --store.
+    """Append the output options named in `words`, and --store, to a command's own options.
 
-    They go into `output.wanted`, which whatever prints looks at.
+    Their values go into `output.wanted`, which the printing functions read.
     """
     has_store = "ctx" in inspect.signature(function).parameters
     options = [_OUTPUTS[word] for word in (*words.split(), *["store"] * has_store)]
@@ -204,19 +202,21 @@ def takes_outputs(function: Callable[..., Any], words: str) -> Callable[..., Any
 
 
 def repeated(option: str) -> UsageError:
-    return UsageError(f"{option} is given more than once, and takes one value", hint=f"give {option} once")
+    return UsageError(f"{option} takes one value, but is given more than once", hint=f"give {option} once")
 
 
-def chosen_format(asked: Format | None, as_json: bool, usual: Format = "text") -> Format:
-    """The format that --format and --json come to; UsageError where they conflict."""
-    if as_json and asked not in (None, "json"):
-        raise UsageError(f"--json conflicts with --format {asked}", hint="name one of them")
-    return "json" if as_json else asked or usual
+def chosen_format(requested: Format | None, as_json: bool, usual: Format = "text") -> Format:
+    """Return the format that --format and --json select. Raises UsageError if they conflict."""
+    if as_json and requested not in (None, "json"):
+        raise UsageError(f"--json conflicts with --format {requested}", hint="use only one")
+    return "json" if as_json else requested or usual
 
 
 def refuse_beside(ctx: typer.Context, what: str, *may_stay: str, groups: Iterable[type[Any]] = ()) -> None:
-    """Refuse options that were typed and would have no effect. what: why; may_stay: names of parameters that have one, and
-    groups: dataclasses of such options."""
+    """Refuse typed options that would have no effect.
+
+    what: the reason, for the message. may_stay: parameters that do have an effect; groups: dataclasses of such options.
+    """
     stay = {*may_stay, *_SAID, "trust_remote_code", "dist_plugin"}.union(*(group.__dataclass_fields__ for group in groups))
     typed = [
         (mine.secondary_opts if ctx.params[mine.name] is False and mine.secondary_opts else mine.opts)[0]
@@ -225,19 +225,18 @@ def refuse_beside(ctx: typer.Context, what: str, *may_stay: str, groups: Iterabl
         if is_typed(ctx, mine.name)
     ]
     if typed:
-        raise UsageError(f"{what}, so {', '.join(typed)} cannot be given", hint="leave it out, or start a new one")
+        raise UsageError(f"{what}, so {', '.join(typed)} cannot be given", hint=f"drop {', '.join(typed)}, or start a new one")
 
 
 def is_typed(ctx: typer.Context, name: str) -> bool:
-    """Whether this option was given on the command line."""
+    """Check whether this option was given on the command line."""
     return getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"
 
 
 def command_line(answered: Sequence[str] = ()) -> str:
-    """What was typed, as a shell takes it again, without the values of secrets, since records keep it. answered: words that
-    stand for what the user said to a question.
+    """Return the typed command line, quoted for a shell, with secrets masked: records keep it.
 
-    Consent to a model's code is left out, and said to be needed.
+    answered: options to append for what the user answered to a question. Consent to a model's code is replaced by a remark.
     """
     from actordbg.base.fault import scrub
 
@@ -247,12 +246,12 @@ def command_line(answered: Sequence[str] = ()) -> str:
 
 
 def take_consent(given: bool) -> None:
-    """What --trust-remote-code says, for this process and those that it starts."""
+    """Apply --trust-remote-code to this process and the processes that it starts."""
     (consent.give if given else consent.withhold)()
 
 
 def approve(what: str, owner: Owner, yes: bool) -> None:
-    """Continue with what another user wrote only if --yes says so, or the user at the terminal; Refused otherwise."""
+    """Ask before using what another user wrote. Raises Refused unless --yes is given or the user at the terminal agrees."""
     if is_own(owner):
         return
     shown = f"{name_of(owner)} wrote {what}"
@@ -263,19 +262,19 @@ def approve(what: str, owner: Owner, yes: bool) -> None:
 
 
 def require_good(good: object) -> None:
-    """End with exit code 1 unless the answer that was just given is good."""
+    """Exit with code 1 unless the printed result is good."""
     if not good:
         raise typer.Exit(1)
 
 
 def require_some(count: int) -> None:
-    """End with the exit code for "nothing to do" if the answer that was just given is about nothing."""
+    """Exit with the code for "nothing to do" if the printed result is empty, unless --allow-empty is given."""
     if not count and not output.wanted.allow_empty:
         raise typer.Exit(NothingToDo.exit_code)
 
 
 def require_selected(store: Store, where: str | None, done: int) -> None:
-    """End so for a command that brings a store into a state: nothing to do is good, a `where` that no dump meets is not."""
+    """Like `require_some`, for pack, unpack and prune: having nothing to do is fine, but a `where` without matches is not."""
     if not done and where is not None:
         from actordbg.catalog.query import count_dumps
 
@@ -283,12 +282,12 @@ def require_selected(store: Store, where: str | None, done: int) -> None:
 
 
 def settings_of(ctx: typer.Context) -> sources.Settings:
-    """The merged settings of this invocation (`actordbg --store DIR COMMAND` comes first)."""
+    """Return the merged settings of this invocation; `--store` wins."""
     return sources.load_settings(ctx.find_root().params.get("store"))
 
 
 def store_of(ctx: typer.Context) -> Store:
-    """The store of this invocation; it may not exist yet (`Store.create`, `Store.require`)."""
+    """Return the store of this invocation, which may not exist yet (`Store.create`, `Store.require`)."""
     settings = settings_of(ctx)
     store = Store(settings.store)
     if settings.url is not None:
@@ -296,5 +295,5 @@ def store_of(ctx: typer.Context) -> Store:
 
         staged(ctx, settings.url, store)
     if store.root.exists() and not store.root.is_dir():
-        raise StoreProblem(f"{store.root} is a file, not a store folder", hint="name a folder with --store DIR")
+        raise StoreProblem(f"{store.root} is a file, not a store folder", hint="pass a folder with --store DIR")
     return store

@@ -1,11 +1,11 @@
-"""How commands speak: one answer on standard output, as text or JSON; progress and notes on standard error.
+"""Print a command's result: on standard output, as text or JSON; progress and notes go to standard error.
 
-A command builds its answer (a dataclass, or a list of them), and calls `emit(answer, render)`. With `--json` the
-answer's own fields are printed, so every command's JSON is its output type; otherwise `render(answer)` prints text. Which of
-the two it is, and whether there is a progress bar, stands in `wanted`: no command looks at these options itself.
+A command builds its result (a dataclass, or a list of them), and calls `emit(answer, render)`. With `--json`, `emit` prints the
+result's fields, so every command's JSON is its output type; otherwise `render(answer)` prints text. The output options are in
+`wanted`: no command reads them itself.
 
-Everything goes out through this module, and foreign text (`actordbg.base.foreign_text`) is cleaned here: a name or an error can
-neither move the cursor nor begin a line of its own in what `say` and `note` print. Colors are put on after that.
+All output goes through this module, which cleans foreign text (`actordbg.base.foreign_text`): a name or an error can neither move
+the cursor nor start a new line in what `say` and `note` print. Colors are added after cleaning.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PIPE_WIDTH = 200
-"""Columns that a table may take when standard output is not a terminal."""
+"""Maximum width of a table when standard output is not a terminal."""
 _NARROWEST = 20
 CELL_WIDTH = 1000
-"""Characters of a value that a table shows; folding a longer one takes seconds, and nobody reads it there."""
+"""Maximum number of characters of a value in a table; wrapping a longer value takes seconds."""
 _QUOTED, _HELD = re.compile(r"`[^`]*`"), "\x00"
-"""A command in a text, and what stands for its blanks while lines are broken: `in_line` leaves no such character."""
+"""A command in backticks, and the placeholder for its spaces while lines are wrapped: `in_line` removes that character."""
 Format = Literal["text", "md", "json", "csv", "html"]
-"""How an answer is written. A page of HTML goes into a file."""
+"""Output formats. HTML is only written to files."""
 
 
 @dataclasses.dataclass(frozen=True)
 class OutputOptions:
-    """How the user wants the answer of this command, as typed (`options.takes_outputs`). html, plot: files for it."""
+    """The output options of this command, as typed (`options.takes_outputs`). html, plot: files to write."""
 
     format: Format = "text"
     quiet: bool = False
@@ -66,13 +66,13 @@ class OutputOptions:
 
     @property
     def silent(self) -> bool:
-        """Whether nothing but the answer is to be said."""
+        """Check whether to print only the result."""
         return self.quiet or self.json
 
 
 wanted = OutputOptions()
 _answered = False
-"""Whether JSON went to standard output already: an error then does not, which would be a second document."""
+"""Whether standard output already has JSON; an error is then not printed as JSON, which would be a second document."""
 
 
 def emit(answer: T, render: Callable[[T], object]) -> None:
@@ -82,21 +82,21 @@ def emit(answer: T, render: Callable[[T], object]) -> None:
 
 
 def as_json(answer: Any) -> bool:
-    """Print `answer` as JSON where that is wanted. Returns whether it is: else the command says it in words."""
+    """Print `answer` as JSON if JSON is wanted, and return whether it is; if not, the caller prints text."""
     if wanted.json:
         emit_json(answer)
     return wanted.json
 
 
 def emit_json(answer: Any, indent: int | None = 2, *, err: bool = False) -> None:
-    """Print `answer` as JSON; without `indent` as one line, one of several."""
+    """Print `answer` as JSON; with `indent` None, on a single line."""
     global _answered
     _answered = not err
     typer.echo(as_json_text(answer, indent), err=err)
 
 
 def emit_each(rows: Iterable[Any]) -> int:
-    """Print rows as they come, as the one JSON document that `emit` prints of a list. Returns how many there were."""
+    """Stream rows as a JSON list, as `emit` prints a list. Returns the number of rows."""
     global _answered
     count = 0
     for count, row in enumerate(rows, 1):
@@ -107,39 +107,39 @@ def emit_each(rows: Iterable[Any]) -> int:
 
 
 def as_json_text(answer: Any, indent: int | None = None) -> str:
-    """An answer as JSON."""
+    """Encode a result as JSON."""
     return in_json(json.dumps(answer, default=_plain, indent=indent, ensure_ascii=False, allow_nan=False))
 
 
 def say(text: str = "") -> None:
-    """A line of the answer; a line break in it is written out."""
+    """Print a line of the result, with line breaks escaped."""
     typer.echo(in_line(text))
 
 
 def say_lines(text: str, style: Callable[[str], str] | None = None) -> None:
-    """Lines of the answer that are laid out already: a table, a document. `style`: puts colors on."""
+    """Print formatted lines of the result, such as a table or a document. `style` adds colors."""
     shown = in_lines(text.rstrip("\n"))
     typer.echo(style(shown) if style is not None else shown)
 
 
 def say_wrapped(text: str, rest: str = "") -> None:
-    """A paragraph of the answer: in a terminal broken between words, `rest` in front of what follows the first line."""
+    """Print a paragraph of the result, wrapped in a terminal; `rest` indents the lines after the first."""
     typer.echo(_wrapped(in_line(text), sys.stdout, rest))
 
 
 def say_fact(name: str, text: str, room: int = 14) -> None:
-    """A fact of the answer: its name, and beside it what it is; in a terminal what continues stands below that."""
+    """Print a name and its value, wrapped and aligned in a terminal."""
     head = f"{in_line(name):<{room}} "
     typer.echo(head + _wrapped(in_line(text), sys.stdout, " " * len(head), beside=len(head)))
 
 
 def note(text: str) -> None:
-    """A line about the answer, on standard error, so that a pipe gets only the answer."""
+    """Print a note about the result on standard error, so that a pipe gets only the result."""
     typer.echo(_wrapped(in_line(text), sys.stderr), err=True)
 
 
 def note_some(lines: Sequence[str], most: int) -> None:
-    """The first lines about an answer, and how many more there are."""
+    """Print the first `most` notes, and how many more there are."""
     for line in lines[:most]:
         note(line)
     if len(lines) > most:
@@ -147,39 +147,39 @@ def note_some(lines: Sequence[str], most: int) -> None:
 
 
 def _wrapped(text: str, stream: Any, rest: str = "  ", beside: int = 0) -> str:
-    """`text` in lines of a terminal, broken between words; a command in backticks stays whole, so that it can be pasted.
+    """Wrap `text` to a terminal's width; a command in backticks stays on one line, so that it can be pasted.
 
-    beside: so many columns of the first line are taken.
+    beside: columns already used on the first line.
     """
     if not stream.isatty():
         return text
-    held = _QUOTED.sub(lambda found: found[0].replace(" ", _HELD), text)
+    held = _QUOTED.sub(lambda match: match[0].replace(" ", _HELD), text)
     width = max(_NARROWEST, shutil.get_terminal_size().columns - beside)
     lines = textwrap.wrap(held, width, subsequent_indent=rest[beside:], break_long_words=False, break_on_hyphens=False)
     return f"\n{' ' * beside}".join(lines).replace(_HELD, " ")
 
 
 def can_ask() -> bool:
-    """Whether a question can be seen and answered."""
+    """Check whether the user can see and answer a question."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def agreed(text: str) -> bool:
-    """Whether the user at the terminal continues with this; False where nobody can be asked."""
+    """Ask the user at the terminal whether to continue; False without a terminal."""
     return can_ask() and typer.confirm(f"{in_line(text)}. Continue?", err=True)
 
 
 def answered(question: str, usual: str) -> str | None:
-    """What the user at the terminal answers, `usual` for Enter alone; None where nobody can be asked."""
+    """Ask the user at the terminal, with `usual` as the default; None without a terminal."""
     if not can_ask():
         return None
     return str(typer.prompt(in_line(question), default=in_line(usual), err=True))
 
 
 def say_error(error: ActordbgError) -> None:
-    """An error and what to do next. Lines behind the first (the end of a log) are indented: none of them looks like ours.
+    """Print an error and its hint. Lines after the first (the end of a log) are indented, so that none looks like our output.
 
-    Where JSON was requested and no answer was given, standard output has it as JSON.
+    If JSON was requested and nothing was printed yet, also prints the error as JSON on standard output.
     """
     first, *rest = in_lines(error.message).split("\n")
     lines = [_wrapped(f"error[{error.code}]: {first}", sys.stderr), *(f"  | {line}" for line in rest)]
@@ -190,7 +190,7 @@ def say_error(error: ActordbgError) -> None:
 
 
 def say_usage(error: Any) -> None:
-    """What click says of a command line that it does not understand; it quotes the line."""
+    """Print click's error about a command line, with the quoted words cleaned."""
     if type(error).__name__ != "NoArgsIsHelpError":  # whose message is the help
         error.message = in_line(error.message)
     error.show()
@@ -203,29 +203,29 @@ def _answer_error(code: str, message: str, hint: str | None) -> None:
 
 
 def _wants_json(words: Sequence[str]) -> bool:
-    """Whether a command line asks for JSON. Words of a job that `run` starts are not ours."""
+    """Check whether a command line requests JSON, ignoring the words of a job that `run` starts."""
     mine = " ".join(itertools.takewhile(lambda word: word not in ("--", "run"), words))
     return re.search(r"(?<!\S)(--json|(--format|-f)[ =]json)(?!\S)", mine) is not None
 
 
 def say_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """What Python says of an error that nobody expected (`sys.excepthook`)."""
+    """Print the traceback of an unexpected error, cleaned (`sys.excepthook`)."""
     typer.echo(in_lines("".join(traceback.format_exception(kind, error, trace))), err=True, nl=False)
 
 
 def clear_screen() -> None:
-    """An empty terminal; nothing where output is piped."""
+    """Clear the terminal; do nothing if output is piped."""
     if sys.stdout.isatty():
         typer.echo("\x1b[H\x1b[2J", nl=False)
 
 
 def table_width() -> int:
-    """Columns that a table may take."""
+    """Return the maximum width of a table."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, tight: bool = False) -> None:
-    """Print rows under headings; numbers are aligned to the right. Wide, not cut, when piped. `tight`: one space between."""
+    """Print rows under headings, with numbers right-aligned; not truncated if piped. `tight`: one space between columns."""
     numeric = {
         name
         for name, *values in zip(columns, *rows, strict=True)
@@ -236,7 +236,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, tight: bool 
 
 
 def cell(value: Any) -> str:
-    """A value as a table shows it."""
+    """Format a value for a table."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -249,9 +249,11 @@ def cell(value: Any) -> str:
 
 @contextmanager
 def progress(label: str, total: int | None, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
-    """A progress bar on standard error while the block runs; yields `advance(n=1, note="", total=None, drawn=None)`, where a
-    total that is given replaces the one that the bar began with, and `drawn` hides or shows it. A no-op with `quiet`, --quiet
-    and --json. A bar of which no step was made goes away."""
+    """Show a progress bar on standard error while the block runs; yields `advance(n=1, note="", total=None, drawn=None)`.
+
+    total: replaces the bar's total. drawn: shows or hides the bar. A no-op with `quiet`, --quiet or --json. A bar without any
+    completed step disappears at the end.
+    """
     if quiet or wanted.silent:
         yield lambda *_, **__: None
         return
@@ -283,12 +285,15 @@ _TOKENIZER = "tokenizer.json"
 
 TokenizerFile = Annotated[
     Path | None,
-    typer.Option("--tokenizer", metavar="PATH", help="A model's folder, or its name in the hub's cache: token charts get text."),
+    typer.Option("--tokenizer", metavar="PATH", help="Model folder, or hub name in the local cache: adds text to token charts."),
 ]
 
 
 def texts_of(path: Path | None) -> Texts | None:
-    """The text of token ids by a tokenizer on this machine; None without one. Nothing is fetched, no code of a model is run."""
+    """Return a function that decodes token ids with a local tokenizer; None if `path` is None.
+
+    Downloads nothing and runs no model code.
+    """
     from actordbg.actor.hub_model import cached_file
 
     if path is None:
@@ -297,12 +302,12 @@ def texts_of(path: Path | None) -> Texts | None:
 
     file = path / _TOKENIZER if path.is_dir() else path if path.is_file() else cached_file(str(path), _TOKENIZER)
     if file is None or not file.is_file():
-        hint = f"name a folder with a {_TOKENIZER}, or that file; of a hub's model: `hf download NAME {_TOKENIZER}` first"
-        raise UsageError(f"--tokenizer {path}: there is no such folder or file, and nothing is fetched from a hub", hint=hint)
+        hint = f"pass a folder with a {_TOKENIZER}, or that file; for a hub model, first run `hf download NAME {_TOKENIZER}`"
+        raise UsageError(f"--tokenizer {path}: no such folder or file, and nothing is downloaded", hint=hint)
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # noqa: BLE001  the library raises Exception itself
-        raise UsageError(f"--tokenizer {path}: {error}", hint="name a tokenizer.json of the tokenizers library") from None
+        raise UsageError(f"--tokenizer {path}: {error}", hint="pass a tokenizer.json of the tokenizers library") from None
 
     return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
 
@@ -314,9 +319,9 @@ def say_document(
     brief: Iterable[Block] = (),
     style: Callable[[str], str] | None = None,
 ) -> None:
-    """Print an answer in the format that is wanted, and write its page and its picture where they were requested.
+    """Print a result in the requested format, and write the requested page and plot.
 
-    data: the answer as JSON, beside the blocks. brief: what a terminal gets, where that is not the whole; style: colors it.
+    data: the result's JSON, to which the blocks' data is added. brief: a shorter document for text; style: adds colors to it.
     """
     from actordbg.document import page as pages
 
@@ -334,7 +339,7 @@ def say_document(
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file that the user named, whole or not at all, and say so."""
+    """Write a file that the user named, completely or not at all, and print a note."""
     from actordbg.document.page import write_named
 
     write_named(path, text.encode())
@@ -342,7 +347,7 @@ def write_file(path: Path, text: str) -> None:
 
 
 def open_page(path: Path) -> None:
-    """Show a file in the browser of this machine; if there is none, say where it lies."""
+    """Open a file in the local browser; without a browser, print its address."""
     import webbrowser
 
     address = path.resolve().as_uri()

@@ -1,7 +1,7 @@
-"""`actordbg patch` and `unpatch`: put the capture hook into the trainer's actor.py, and take it out. `doctor`, `adapters` and
-`demo`: whether this machine and a trainer will work.
+"""`actordbg patch` and `unpatch`: add the capture hook to the trainer's actor.py, and remove it. `status`, `doctor`, `adapters`
+and `demo`: check the patch, this machine and the trainer.
 
-`patch` and `unpatch` find the file, as `status` does, by --target, in the environment of --python, or in this interpreter's.
+`patch`, `unpatch` and `status` find the file by --target, else in the environment of --python, else in this interpreter's.
 """
 
 from __future__ import annotations
@@ -43,20 +43,17 @@ if TYPE_CHECKING:
 
 
 Python = Annotated[
-    Path | None, typer.Option("--python", metavar="EXE", help="The interpreter of the training environment (default: this one).")
+    Path | None, typer.Option("--python", metavar="EXE", help="Interpreter of the training environment (default: current).")
 ]
-TargetFile = Annotated[
-    Path | None, typer.Option("--target", metavar="FILE", help="The actor.py itself, instead of an interpreter.")
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change as a diff; change nothing.")]
+TargetFile = Annotated[Path | None, typer.Option("--target", metavar="FILE", help="Path of the actor.py, instead of --python.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the diff; change nothing.")]
 
 
 def patch(ctx: typer.Context, python: Python = None, target: TargetFile = None, dry_run: DryRun = False) -> None:
     """Append the capture hook to OpenRLHF's actor.py.
 
-    Jobs that start from now on can record actor inputs; nothing is recorded until `actordbg dump enable`. The existing lines
-    stay as they are, and `actordbg unpatch` takes the hook out again. The command succeeds only if the interpreter was seen to
-    run the hook.
+    Jobs that start from now on can record actor inputs; nothing is recorded until `actordbg dump enable`. Leaves the existing
+    lines unchanged; `actordbg unpatch` removes the hook. Succeeds only after the interpreter has run the hook.
 
     Example: actordbg --store /data/store patch --python /opt/train/bin/python
     """
@@ -72,9 +69,10 @@ def patch(ctx: typer.Context, python: Python = None, target: TargetFile = None, 
 def unpatch(ctx: typer.Context, python: Python = None, target: TargetFile = None, dry_run: DryRun = False) -> None:
     """Remove the capture hook, byte for byte.
 
-    Restores the bytes, mode and modification time that OpenRLHF's actor.py had. Keeps an edit that was made to the file
-    since. Where cutting the hook off would be guesswork, leaves the file as it is, names a workaround and ends with exit code 3.
-    A running job keeps its hook until it ends.
+    Restores the bytes, mode and modification time of OpenRLHF's actor.py. Keeps edits made to the file since. If the hook cannot
+    be separated with certainty, leaves the file unchanged and prints a workaround. Running jobs keep the hook until they end.
+
+    Exit code: 3 if the hook could not be removed.
 
     Example: actordbg unpatch --dry-run
     """
@@ -85,7 +83,7 @@ def unpatch(ctx: typer.Context, python: Python = None, target: TargetFile = None
 
 
 def _say_outcome(outcome: Outcome) -> None:
-    """The outcome of patch or unpatch as text: the diff (dry run), one line, details, notes on standard error."""
+    """Print the outcome of patch or unpatch: the diff (dry run), a line, details, and notes on standard error."""
     if outcome.diff:
         say_lines(outcome.diff)
     say(f"{'dry run, ' if outcome.dry_run else ''}{outcome.action}: {outcome.file}")
@@ -107,9 +105,9 @@ def _say_outcome(outcome: Outcome) -> None:
 def status(ctx: typer.Context, python: Python = None, target: TargetFile = None) -> None:
     """Show patch, recording, dump and replay status.
 
-    Names the interpreter, the version of OpenRLHF and the store that the hook captures into; then what this store holds, what
-    was replayed last, what failed, and what to do about it. Names the step of the newest run in which ranks made unequal numbers
-    of calls, also while the job runs.
+    Prints the interpreter, the OpenRLHF version and the store that the hook writes to; then what this store holds, the last
+    replay, failures, and what to do about them. Also prints the step of the newest run, even a running one, in which ranks made
+    unequal numbers of calls.
 
     Example: actordbg status --json
     """
@@ -133,7 +131,7 @@ def status(ctx: typer.Context, python: Python = None, target: TargetFile = None)
 
 def _say(patch: Status | None, no_patch: str, held: Holdings | None) -> None:
     if patch is None:
-        say(f"no patch to look at: {no_patch}")
+        say(f"no patch found: {no_patch}")
     else:
         say(f"{patch.state.value}: {patch.file}")
         if patch.reason:
@@ -146,13 +144,13 @@ def _say(patch: Status | None, no_patch: str, held: Holdings | None) -> None:
             "store": patch.store,
             "patched at": patch.patched_at,
             "hook seen": patch.hooked,
-            "dumping": "enabled" if patch.enabled else "disabled",
-            "capture": "armed" if patch.armed else "off",
+            "recording": "on" if patch.enabled else "off",
+            "new jobs": "record" if patch.armed else "do not record",
         }
         for name, value in facts.items():
             say_fact(f"  {name}", cell(value), 13)
     if held is None:
-        note("there is no store here yet: `actordbg dump enable`, `dump import` or `dump create` makes one")
+        note("no store here yet: `actordbg dump enable`, `dump import` or `dump create` creates one")
     else:
         say()
         for name, text in _held_in_words(held):
@@ -162,7 +160,7 @@ def _say(patch: Status | None, no_patch: str, held: Holdings | None) -> None:
 
 
 def _held_in_words(held: Holdings) -> Iterator[tuple[str, str]]:
-    """What the store holds, and what each line asks for."""
+    """Yield a name and a text for each fact of the store, with the command to run next."""
     yield "store", held.store
     newest = f", the newest {ago(held.newest)}" if held.newest else ""
     yield (
@@ -175,20 +173,20 @@ def _held_in_words(held: Holdings) -> Iterator[tuple[str, str]]:
         since = f", no call for {ago(held.unequal.newest).removesuffix(' ago')}" if held.unequal.open else ""
         yield (
             "ranks",
-            f"{held.unequal.in_words}{since}: ranks that compute together wait for the call that one of them never makes",
+            f"{held.unequal.in_words}{since}: ranks that compute together hang if a rank skips a call",
         )
     loose = held.dumps - held.in_packs
     if loose >= 100:
-        yield "unpacked", f"{plural(loose, 'dump')} in files of their own: `actordbg dump pack` makes them much smaller"
+        yield "unpacked", f"{plural(loose, 'dump')}: `actordbg dump pack` makes them much smaller"
     if held.damaged:
-        yield "damaged", f"{plural(held.damaged, 'file')}: `actordbg fsck` names each"
+        yield "damaged", f"{plural(held.damaged, 'file')}: `actordbg fsck` lists each"
     others = f", and {held.other_replays:,} that other commands ran" if held.other_replays else ""
     yield "replays", f"{held.replays:,}{others}" + (": `actordbg replays`" if held.replays else "")
     if held.last:
         ended = "" if held.last_status == "complete" else f", {held.last_status}: `actordbg replay --resume {held.last}`"
         yield "last", f"{held.last}, {ago(held.last_at or '')}, {held.last_passed} of {held.last_inputs} passed{ended}"
     if held.failed:
-        yield "failed", f"{plural(held.failed, 'dump')} in the last replay of each: `actordbg replay --failed`"
+        yield "failed", f"{plural(held.failed, 'dump')} in their last replay: `actordbg replay --failed`"
     if held.dumps and held.never_replayed == held.dumps:
         yield "next", "actordbg check"
     elif held.never_replayed:
@@ -199,7 +197,7 @@ _NAME = 19
 
 
 def render(check: Check) -> str:
-    """One check in at most 80 columns (a path longer than that stays whole), its remedy below it."""
+    """Format a check in at most 80 columns (longer paths are not broken), with its remedy below."""
     from actordbg.trainers.trainer import TRAINER
 
     name = check.name.removeprefix(f"import {TRAINER.package}.")  # the line says "imported"
@@ -213,15 +211,16 @@ def render(check: Check) -> str:
 
 def doctor(
     ctx: typer.Context,
-    python: Path | None = option(None, "Examine this interpreter's environment (default: this one).", metavar="EXE"),
-    quick: bool = option(False, "Skip what takes seconds: imports and the launcher.", "--quick"),
-    timeout: float = option(180.0, "Seconds that one module may take to import.", min=1),
+    python: Path | None = option(None, "Interpreter whose environment to check (default: the current one).", metavar="EXE"),
+    quick: bool = option(False, "Skip slow checks: imports and the launcher.", "--quick"),
+    timeout: float = option(180.0, "Time limit for importing a module, in seconds.", min=1),
 ) -> None:
     """Check this machine and the training environment.
 
-    Looks at versions, imports, the deepspeed launcher, the C++ compiler, GPU, flash-attn, disk, store, catalog and patch, and
-    names the remedy for each fault. A warning concerns a part that you may not need, or a version that nobody tested.
-    Exit code 4 if a check fails.
+    Checks versions, imports, the deepspeed launcher, the C++ compiler, GPU, flash-attn, disk, store, catalog and patch, and
+    prints a fix for each problem. Warnings are about parts that you may not need, or untested versions.
+
+    Exit code: 4 if a check fails.
 
     Example: actordbg doctor --python /opt/train/bin/python
     """
@@ -238,7 +237,7 @@ def doctor(
 
 
 def _render_all(checks: list[Check]) -> None:
-    """How many are bad, then these, the warnings, one command for all that is missing, and last what is all right."""
+    """Print the counts, the bad checks, the warnings, a command that installs everything missing, and the passed checks."""
     from actordbg.doctor.checkup import install_command, missing_packages
 
     levels = ("bad", "warn", "ok")
@@ -257,14 +256,15 @@ def _render_all(checks: list[Check]) -> None:
 
 def adapters(
     ctx: typer.Context,
-    named: list[str] | None = typer.Argument(None, metavar="[ADAPTER]...", help="Only these: names, or module:Class."),
-    template: bool = option(False, "Print the beginning of an adapter of your own.", "--template"),
+    named: list[str] | None = typer.Argument(None, metavar="[ADAPTER]...", help="Only these adapters: names, or module:Class."),
+    template: bool = option(False, "Print a template for your own adapter.", "--template"),
 ) -> None:
     """List trainer adapters and whether each one works here.
 
-    The trainer that actordbg is made for needs none. An adapter fits if its trainer is installed, and the functions that it looks
-    for are there and take the arguments that it reads; the trainer is not imported for that. Use one with `run --adapter NAME`.
-    Exit code 1 if one that was requested by name does not fit.
+    OpenRLHF needs no adapter. An adapter fits if its trainer is installed, and has the functions and arguments that the adapter
+    uses; the trainer is not imported to check this. Use an adapter with `run --adapter NAME`.
+
+    Exit code: 1 if an adapter given by name does not fit.
 
     Example: actordbg adapters my_adapter:MyTrainer
     """
@@ -287,15 +287,14 @@ def adapters(
 
 def demo(
     trainer: Literal["ppo", "sft"] = option(
-        "ppo", "ppo: train_ppo_ray under Ray. sft: train_sft under deepspeed, in half the time."
+        "ppo", "Training to run. ppo: train_ppo_ray under Ray; sft: train_sft under deepspeed, in half the time."
     ),
-    keep: Path | None = option(None, "Work in DIR (new or empty) and keep it; otherwise all is removed.", metavar="DIR"),
+    keep: Path | None = option(None, "Work in DIR (new or empty) and keep it (default: a temporary folder).", metavar="DIR"),
 ) -> None:
     """Record and replay a real training of a tiny model.
 
-    Patches a private copy of the installed trainer, trains, switches dumping on while it trains, indexes, replays twice,
-    reports and unpatches. Each step prints the command that you would type. Takes two to four minutes on two cores, without a
-    GPU.
+    Patches a private copy of the installed trainer, trains, turns recording on during training, indexes, replays twice, reports
+    and unpatches. Prints the command of each step. Takes two to four minutes on two cores, without a GPU.
 
     Example: actordbg demo --trainer sft --keep /tmp/demo
     """
@@ -310,7 +309,7 @@ def demo(
         place = TemporaryDirectory(prefix="actordbg-demo-", ignore_cleanup_errors=True)
     else:
         if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-            raise UsageError(f"{keep} is not empty", hint="name a new folder: the demo writes only where nothing is")
+            raise UsageError(f"{keep} is not empty", hint="pass a new or empty folder")
         keep.mkdir(parents=True, exist_ok=True)
         place = nullcontext(keep := keep.resolve())
     with place as directory:

@@ -1,9 +1,9 @@
-"""The bar while something runs: how far it is, a clock that never stops, when it may end, and what is being done since when.
+"""The progress bar: completed steps, elapsed time, estimated time left, and the current step with its duration.
 
     checking ━━━━━━━━━━━━━━━━━━━━  7/16 0:01:23 eta 0:01:40 [12 s] compiling: S 1861, 20250619T0...
 
-Steps are often long and few, so the time that is left follows from all of them, the first one left out: it waited for workers.
-The clock runs on behind the last step, because stopping workers and judging take time as well. Imported when a bar is drawn.
+Steps are often long and few, so the estimate uses all of them except the first, which waits for the workers. The clock keeps
+running after the last step, because stopping workers and judging also take time. Imported only when a bar is drawn.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from rich.text import Text
 from actordbg.base.foreign_text import in_line
 
 WIDE = 110
-"""Columns of a terminal from which on the bar is long."""
+"""Terminal width from which the bar is long."""
 _TOLD_AFTER_S = 3.0
-"""From when on it is said how long something has been continuing."""
+"""Seconds after which the duration of the current step is shown."""
 
 
 class Going(ProgressColumn):
-    """Time since the bar began, which continues behind the last step; about how long the steps that are left will take, from the
-    second step on; what is being done, and for how long."""
+    """A column with the elapsed time, the estimated time left (after the first step), and the current step and its duration."""
 
     max_refresh = 0.5
 
@@ -39,7 +38,7 @@ class Going(ProgressColumn):
 
 
 class Bar:
-    """A bar with one line. `advance` says how many steps are done, what begins, and how many there are in all."""
+    """A progress bar of a single line, updated by `advance`."""
 
     def __init__(self, label: str, total: float | None, console: Console | None = None) -> None:
         console = console or Console(stderr=True, highlight=False)
@@ -55,9 +54,9 @@ class Bar:
         self._task = self.drawn.add_task(label, total=total, note=("", self.drawn.get_time()))
 
     def advance(self, n: float = 1, note: str = "", drawn: bool | None = None, **known: Any) -> None:
-        """`n` steps are done; `note`: what begins now. drawn: False while the terminal is somebody else's, True from then on.
+        """Complete `n` steps; `note`: what begins now. drawn: hide the bar (False) or show it again (True).
 
-        known: how many steps there are in all (`total`), and how many are done (`completed`).
+        known: `total`, the number of steps, and `completed`, the number of completed steps.
         """
         if drawn is not None:
             (self.drawn.start if drawn else self.drawn.stop)()
@@ -66,7 +65,7 @@ class Bar:
         self.drawn.update(self._task, advance=n, **known, **fields)
 
     def end(self) -> None:
-        """All is done: nothing begins any more, and if there was nothing to do, there is nothing to show."""
+        """Finish the bar: clear its note, and hide it if no step was completed."""
         task = self.drawn.tasks[0]
         if not task.completed:
             self.drawn.live.transient = True

@@ -1,6 +1,6 @@
-"""`actordbg store pull|push`: a store behind a URL into a folder, and back (`store.staging`).
+"""`actordbg store pull|push`: sync a store behind a URL with a folder (`store.staging`).
 
-`staged` is for the other commands: those that can work on a mirror of such a store get one, the others are refused.
+`staged` serves the other commands: it gives a command a local mirror of such a store, or refuses commands that cannot use one.
 """
 
 from __future__ import annotations
@@ -18,13 +18,17 @@ from actordbg.store.staging import Mirror, Moved, Pusher, split_runs
 
 
 def pull(
-    url: Annotated[str, typer.Argument(metavar="URL[#RUN,...]", help="The store: s3://bucket/store, hdfs://..., memory://...")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that mirrors it.")],
+    url: Annotated[
+        str, typer.Argument(metavar="URL[#RUN,...]", help="Remote store: s3://bucket/store, hdfs://..., memory://...")
+    ],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Local folder that mirrors it.")],
 ) -> None:
     """Download new files of a remote store into a folder.
 
-    Deletes nothing. With #RUN,... dumps and packs of these runs only; everything else comes whole. Exit code 1 if something
-    could not be brought. Records of replays are as another user's from then on: continuing with one takes --yes.
+    Deletes nothing. With #RUN,..., downloads dumps and packs of these runs only, and all other files. Downloaded replay records
+    count as another user's: continuing such a replay needs --yes.
+
+    Exit code: 1 if a file could not be downloaded.
 
     Example: actordbg store pull s3://bucket/store#ppo-7b ./store
     """
@@ -32,13 +36,14 @@ def pull(
 
 
 def push(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder: a store of this machine.")],
-    url: Annotated[str, typer.Argument(metavar="URL", help="Where to put it.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Local store.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="Destination.")],
 ) -> None:
     """Upload a folder's new files to a remote store.
 
-    Deletes nothing. What is there already comes in first, so what both sides changed is found. Exit code 1 if something
-    could not be put there.
+    Deletes nothing. Downloads new remote files first, to detect files that both sides changed.
+
+    Exit code: 1 if a file could not be uploaded.
 
     Example: actordbg store push ./store s3://bucket/store
     """
@@ -48,17 +53,17 @@ def push(
 
 def _move(url: str, folder: Path, what: str) -> None:
     if "://" not in url:
-        raise UsageError(f"bad URL {url!r:.60}", hint="s3://bucket/store, hdfs://host/store; a folder needs no staging: cp -r")
+        raise UsageError(f"bad URL {url!r:.60}", hint="pass s3://bucket/store or hdfs://host/store; for a folder, use cp -r")
     began = time.monotonic()
     address, runs = split_runs(url)
     if runs and what == "pushed":
-        raise UsageError(f"a push puts every run there, not {', '.join(runs)[:60]} alone", hint=f"store push {folder} {address}")
+        raise UsageError(f"push uploads every run, not only {', '.join(runs)[:60]}", hint=f"run store push {folder} {address}")
     mirror = Mirror(address, folder.absolute(), runs)
     moved = mirror.pull()
     if what == "pushed":
         moved = mirror.push()
     elif not mirror.is_there:
-        raise StoreProblem(f"there is no store at {address}", hint="check the URL; `actordbg store push DIR URL` puts one there")
+        raise StoreProblem(f"there is no store at {address}", hint="check the URL; `actordbg store push DIR URL` creates one")
     seconds = time.monotonic() - began
     answer = {"url": address, "folder": str(folder), "seconds": seconds} | vars(moved)
     if not as_json(answer):
@@ -68,33 +73,33 @@ def _move(url: str, folder: Path, what: str) -> None:
 
 
 _NAMED = 5
-"""Skipped files that are named."""
+"""Number of skipped files to list."""
 NOT_THERE = {
-    "run": "training processes write into a folder", "patch": "the hook writes into a folder",
-    "unpatch": "backups lie in a folder",
-    "demo": "it records a training", "attach": "its sockets are this machine's", "dump enable": "jobs watch a file of a folder",
-    "dump disable": "jobs watch a file of a folder", "dump recover": "rings are this machine's",
+    "run": "training processes write to a local folder", "patch": "the hook writes to a local folder",
+    "unpatch": "backups are in a local folder",
+    "demo": "it records a training run", "attach": "it uses local sockets", "dump enable": "jobs poll a file in a local folder",
+    "dump disable": "jobs poll a file in a local folder", "dump recover": "flight recorder files are local",
     "dump pack": "it moves dumps under a lock", "dump unpack": "it moves dumps under a lock", "dump prune": "it deletes dumps",
-    "fsck": "it looks at a store where it lies, and moves files",
+    "fsck": "it checks a store in place, and moves files",
 }  # fmt: skip
-"""Commands that need rename, locks or deletion in the store itself, and what for."""
+"""Commands that need a local store (rename, locks or deletion), and why."""
 
 
 def staged(ctx: typer.Context, url: str, store: Store) -> None:
-    """Bring the mirror up to date once in a process, push while the command runs, and push the rest when it ends."""
+    """Update the mirror once per process, push new files while the command runs, and push the rest when it ends."""
     root = ctx.find_root()
     if root.meta.get(__name__) is not None:
         return
     name = ctx.command_path.removeprefix(root.command_path).strip()
     if why := NOT_THERE.get(name):
-        hint = f"work in a folder: `actordbg store pull {url} DIR`; `store push` puts back what is new, and deletes nothing"
+        hint = f"work in a folder: `actordbg store pull {url} DIR`; later, `store push` uploads new files and deletes nothing"
         raise Refused(f"{name} does not work on a store behind a URL: {why}", hint=hint)
     address, runs = split_runs(url)
     mirror = Mirror(address, store.root, runs)
     began, moved = time.monotonic(), mirror.pull()
     if mirror.was_there and not mirror.is_there:
-        hint = f"its mirror is {store.root}: `actordbg store push` puts it there again; or remove it"
-        raise StoreProblem(f"there is no store at {address} any more", hint=hint)
+        hint = f"its mirror is {store.root}: upload it with `actordbg store push`, or remove it"
+        raise StoreProblem(f"the store at {address} is gone", hint=hint)
     if moved.files or moved.skipped:
         note(in_words("staged", moved, address, time.monotonic() - began))
     pusher = root.meta[__name__] = Pusher(mirror, note)
@@ -102,7 +107,7 @@ def staged(ctx: typer.Context, url: str, store: Store) -> None:
 
 
 def push_now(ctx: typer.Context) -> None:
-    """Put there what is here, since other machines are about to read it."""
+    """Upload new files now, because other machines are about to read them."""
     pusher = ctx.find_root().meta.get(__name__)
     if pusher is not None:
         pusher.mirror.push()
@@ -115,8 +120,8 @@ def _finish(pusher: Pusher, address: str) -> None:
 
 
 def in_words(what: str, moved: Moved, address: str, seconds: float) -> str:
-    """What was copied and how fast, and by name what was not."""
-    between, told = "from" if what == "staged" else "to", [f"{path} ({why})" for path, why in moved.skipped.items()]
-    left = f"; {len(told)} not {what}: {', '.join(told[:_NAMED])}{', ...' * (len(told) > _NAMED)}" if told else ""
+    """Describe what was copied and how fast, and list what was not."""
+    between, skipped = "from" if what == "staged" else "to", [f"{path} ({why})" for path, why in moved.skipped.items()]
+    left = f"; {len(skipped)} not {what}: {', '.join(skipped[:_NAMED])}{', ...' * (len(skipped) > _NAMED)}" if skipped else ""
     copied = f"{plural(moved.files, 'file')} ({human_bytes(moved.bytes)})"
     return f"{what} {copied} {between} {address} in {seconds:.1f} s{left}"

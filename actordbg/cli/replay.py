@@ -1,4 +1,4 @@
-"""`actordbg replay`: run captured inputs through a standalone actor, and keep what came of each."""
+"""`actordbg replay`: run recorded inputs through a standalone actor, and save the result of each."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ def replay(
     settings: Given = NONE,
     stopping: StopOptions = StopOptions(),
     machines: EngineOptions = EngineOptions(),
-    everything: bool = option(
-        False, f"Every dump, where they are more than {MOST_UNASKED}.", "--all", rich_help_panel="The inputs"
-    ),
+    everything: bool = option(False, f"Replay every dump, even above {MOST_UNASKED}.", "--all", rich_help_panel="Inputs"),
     resume: str | None = option(
         None,
         "Continue a stopped replay under its own configuration.",
@@ -37,17 +35,18 @@ def replay(
         autocompletion=stored("replay"),
     ),
     yes: bool = option(
-        False, "Continue with what another user wrote or came from a URL, and let nodes listen for an editor.", "--yes", "-y"
+        False, "Accept what another user wrote or what came from a URL, and let nodes listen for an editor.", "--yes", "-y"
     ),
-    dry_run: bool = option(False, "Print the plan and start nothing.", "--dry-run"),
+    dry_run: bool = option(False, "Print the plan; start nothing.", "--dry-run"),
 ) -> None:
     """Replay recorded inputs outside the job.
 
-    Runs them through OpenRLHF's Actor under a configuration. Starts the workers itself (with deepspeed's own launcher for
-    --backend deepspeed). An input that crashes or hangs a worker costs only itself. Results are kept as they come; Ctrl-C keeps
-    what is done, and --resume continues.
-    --break stops in it, with a prompt. Exit code 1 if an input failed, crashed, hung or was stopped at a prompt, if a law is
-    broken, or if ranks differ on the same input under --align same; 5 if nothing was selected.
+    Runs the selected dumps through OpenRLHF's Actor under one configuration, and starts the workers itself. An input that crashes
+    or hangs a worker loses only its own result. Results are saved as they arrive: Ctrl-C keeps them, and --resume continues.
+    --break pauses at a breakpoint with a prompt.
+
+    Exit code: 1 if an input failed, crashed, hung or was stopped at a prompt, if a law fails, or if ranks disagree under --align
+    same; 5 if no dump was selected.
 
     Example: actordbg replay --where "seq_len>1800 and rank=0" --max-inputs 3 --backend deepspeed --zero-stage 3
     """
@@ -62,18 +61,18 @@ def replay(
     store, inputs = replaying.opened(ctx, inputs, writes=not dry_run)
     of_asked: dict[str, Any] = {"settings_from": {}, "recorded_model": None}
     if resume is not None:
-        why = "--resume continues under the replay's own configuration"  # what a launcher around us implies was not typed
+        why = "--resume keeps the replay's own configuration"  # settings implied by a surrounding launcher do not count as typed
         refuse_beside(ctx, why, "resume", "yes", "dry_run", groups=(StopOptions, EngineOptions))
         spec, owner = spec_and_owner(store, resume)
         if spec.config.backend == "fsdp2" and fsdp_is_off():
-            note(f"{FSDP_OFF} has no effect: a replay continues under its own configuration")
+            note(f"{FSDP_OFF} has no effect: --resume keeps the replay's own configuration")
         approve(f"replay {spec.replay_id}, whose model is {spec.config.model!r}", owner, yes)
         require_consent(spec.config.model, store.models)
         plan = Plan(spec)
     else:
         ask = not (dry_run or output.wanted.silent)
-        asked, plan, own = replaying.asked_and_planned(ctx, store, flags, inputs, judged=False, ask=ask)
-        of_asked = {"settings_from": asked.sources, "recorded_model": own}
+        requested, plan, own = replaying.asked_and_planned(ctx, store, flags, inputs, judged=False, ask=ask)
+        of_asked = {"settings_from": requested.sources, "recorded_model": own}
         if not (everything or inputs.where is not None or inputs.max_inputs or inputs.input_file):
             ask_for_all(store, plan.spec, dry_run=dry_run)
     if not dry_run and plan.spec.inputs:

@@ -1,4 +1,4 @@
-"""Options of the commands that replay: which inputs, where their groups run, where to stop. None of them is a setting."""
+"""Options of the commands that replay: inputs, Ray cluster, breakpoints, training. None of them is a setting."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from actordbg.replay.group_engine import GroupEngine
 
 MOST_UNASKED = 50
-"""Inputs that are replayed without a question where nothing selects them."""
+"""Number of inputs that are replayed without asking if no option selects them."""
 
 
 @dataclass(frozen=True)
 class ChosenInputs:
     """Which dumps to replay, as typed."""
 
-    panel: ClassVar[str] = "The inputs"
+    panel: ClassVar[str] = "Inputs"
 
     where: Where = None
     max_inputs: int | None = option_field(None, "At most N inputs over all workers.", min=1, metavar="N")
@@ -43,14 +43,14 @@ class ChosenInputs:
     )
     shuffle_inputs: bool = option_field(False, "Alias of --order shuffle: one order per worker.", "--shuffle-inputs")
     failed: bool = option_field(False, "Only dumps that did not pass last time.", "--failed", "--lf")
-    longest: int | None = option_field(None, "The N longest.", min=1, max=MOST_NAMED, metavar="N")
+    longest: int | None = option_field(None, "N longest.", min=1, max=MOST_NAMED, metavar="N")
     slowest: int | None = option_field(None, "N slowest by last forward.", min=1, max=MOST_NAMED, metavar="N")
     diverse: int | None = option_field(None, "N most diverse.", min=1, max=MOST_NAMED, metavar="N")
     random_seed: int = option_field(42, "Seed of the shuffle.")
 
     @property
     def ordered(self) -> str:
-        """The order that --order and --shuffle-inputs come to; UsageError where they conflict."""
+        """Return the order that --order and --shuffle-inputs select. Raises UsageError if they conflict."""
         if self.shuffle_inputs and self.order not in (None, "shuffle"):
             raise UsageError(f"--shuffle-inputs conflicts with --order {self.order}", hint="use only one")
         return "shuffle" if self.shuffle_inputs else self.order or "time"
@@ -61,14 +61,14 @@ ENGINES = ("local", "ray")
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Where groups run, as typed."""
+    """Where worker groups run, as typed."""
 
-    panel: ClassVar[str] = "The machines"
+    panel: ClassVar[str] = "Ray cluster"
 
-    engine: str = option_field("local", "This machine (default), or a Ray cluster.", metavar="local|ray")
+    engine: str = option_field("local", "This machine, or a Ray cluster.", metavar="local|ray")
     address: str | None = option_field(
         None,
-        "The Ray cluster (default: RAY_ADDRESS, else the one that this machine belongs to).",
+        "Ray cluster (default: RAY_ADDRESS, else the cluster of this machine).",
         metavar="auto|HOST:PORT|ray://...",
     )
     groups: str | None = option_field(
@@ -86,7 +86,7 @@ class EngineOptions:
     )
     max_failures: int | None = option_field(
         None,
-        "Nodes that may die, and groups that may be lost outside of an input; -1 for any number (default 3).",
+        "Nodes that may die, and groups that may be lost outside an input; -1: unlimited (default 3).",
         min=-1,
         metavar="N",
     )
@@ -97,16 +97,16 @@ class EngineOptions:
     )
 
     def spans_nodes(self, config: ReplayConfig) -> bool:
-        """Whether a group has ranks on several nodes."""
+        """Check whether a group has ranks on several nodes."""
         return self.per_node is not None and config.backend in TOGETHER and self.per_node < config.nproc
 
     def run(self, ctx: typer.Context, title: str) -> GroupEngine:
-        """From now to the end of the command its groups run there. `title`: what Ray's dashboard calls it."""
+        """Run the command's groups there from now on, until it ends. `title`: its name in Ray's dashboard."""
         return ctx.with_resource(self._running(ctx, title))
 
     @contextlib.contextmanager
     def _running(self, ctx: typer.Context, title: str) -> Iterator[GroupEngine]:
-        """Inside the block the command's groups run there."""
+        """Run the command's groups there inside the block."""
         from actordbg.replay.group_engine import engine_in_use, using
 
         if self.engine not in ENGINES:
@@ -115,7 +115,7 @@ class EngineOptions:
             for field in fields(self)[1:]:
                 if getattr(self, field.name) is not None:
                     flag = field.metadata["option"].param_decls[0]
-                    raise UsageError(f"{flag} belongs to a Ray cluster", hint="add --engine ray, or leave it out")
+                    raise UsageError(f"{flag} needs --engine ray", hint=f"add --engine ray, or drop {flag}")
             yield engine_in_use()
             return
         from actordbg.cluster.node_store import StoreElsewhere
@@ -125,7 +125,7 @@ class EngineOptions:
 
         groups = None if self.groups in (None, "auto") else self.groups
         if groups is not None and not (groups.isdecimal() and int(groups)):
-            raise UsageError(f"--groups {groups:.40} is not a number of groups", hint="1 or more, or auto")
+            raise UsageError(f"--groups {groups:.40} is not a number of groups", hint="pass 1 or more, or auto")
         failures = DEFAULT_MAX_FAILURES if self.max_failures is None else self.max_failures
         settings, there = settings_of(ctx), None
         if settings.url is not None:
@@ -141,9 +141,9 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class StopOptions:
-    """Where to stop and what to tell, as typed."""
+    """Breakpoints and logging, as typed."""
 
-    panel: ClassVar[str] = "Stopping and watching"
+    panel: ClassVar[str] = "Breakpoints and logging"
 
     break_at: str | None = option_field(
         None,
@@ -153,39 +153,39 @@ class StopOptions:
     )
     break_rank: int | None = option_field(
         None,
-        "Rank that gets the prompt (default: 0, the one with --break-input, or the one that failed).",
+        "Rank that gets the prompt (default: 0, the rank with --break-input, or the rank that failed).",
         min=0,
         metavar="N",
     )
-    break_input: str | None = option_field(None, "Stop only at this input.", metavar="ID")
+    break_input: str | None = option_field(None, "Pause only at this input.", metavar="ID")
     break_wait: float | None = option_field(
         None,
-        "Wait this long at each stop for `actordbg attach`, not this terminal; then continue.",
+        "Wait this long at each breakpoint for `actordbg attach`, not this terminal; then continue.",
         min=0,
         metavar="SECONDS",
     )
     debugpy: int | None = option_field(
         None,
         (
-            "Stop for an editor of yours, at 127.0.0.1:PORT; 0 takes a free port. With --engine ray give 0, and --yes: "
-            "whoever reaches a node's port runs code as you."
+            "Wait for an editor at 127.0.0.1:PORT; 0 picks a free port. With --engine ray, pass 0 and --yes: "
+            "anyone who can reach a node's port can run code as you."
         ),
         min=0,
         metavar="PORT",
     )
     ray_debug_error: bool = option_field(
-        False, "With --engine ray: hold an input that fails for Ray's distributed debugger (as RAY_DEBUG_POST_MORTEM=1 does)."
+        False, "With --engine ray: pause failing inputs for Ray's distributed debugger (like RAY_DEBUG_POST_MORTEM=1)."
     )
     verbose: bool = option_field(
         False, "Log shapes, dtype, device, mode and loss around each forward, per rank.", "--verbose", "-v"
     )
     log_level: Literal["warning", "info", "debug"] | None = option_field(
-        None, "info is --verbose, debug has a line for each layer too (default: warning, no lines).", metavar="warning|info|debug"
+        None, "info: like --verbose; debug: also a line per layer (default: warning, no lines).", metavar="warning|info|debug"
     )
     expect_eval: bool = option_field(False, "Fail inputs that run outside eval mode.")
 
     def on(self, engine: str, several_nodes: bool, apart: bool = False, yes: bool = False) -> StopOptions:
-        """Return these options as groups of this engine take them; refuse what cannot be there.
+        """Return these options adapted to the engine; refuse what it cannot do.
 
         apart: nodes do not see the store's folder. yes: nodes may listen for an editor.
         """
@@ -193,59 +193,59 @@ class StopOptions:
 
         if engine != "ray":
             if self.ray_debug_error:
-                raise UsageError("--ray-debug-error belongs to a Ray cluster", hint="add --engine ray; here it is --break error")
+                raise UsageError("--ray-debug-error needs --engine ray", hint="add --engine ray, or use --break error")
             return self
-        wanted = self
+        chosen = self
         if self.ray_debug_error or os.environ.get(POST_MORTEM) == "1":
             if self.break_at not in (None, ERROR):
                 raise UsageError(
-                    f"--ray-debug-error and --break {self.break_at} stop at different places",
-                    hint=f"one of them; --break {self.break_at} --debugpy 0 stops there for Ray's debugger",
+                    f"--ray-debug-error conflicts with --break {self.break_at}",
+                    hint=f"use only one; --break {self.break_at} --debugpy 0 pauses there for Ray's debugger",
                 )
-            wanted = replace(self, break_at=ERROR, debugpy=self.debugpy or 0)
-        if wanted.debugpy:
+            chosen = replace(self, break_at=ERROR, debugpy=self.debugpy or 0)
+        if chosen.debugpy:
             raise UsageError(
-                f"--debugpy {wanted.debugpy} is a port of this machine, and ranks run on nodes, several on one",
-                hint="--debugpy 0: each takes a free port, says which, and Ray's debugger lists it",
+                f"--debugpy {chosen.debugpy} is a port of this machine, but ranks run on nodes, several per node",
+                hint="pass --debugpy 0: each rank picks a free port and prints it, and Ray's debugger lists it",
             )
-        editor = wanted.debugpy is not None
-        if several_nodes and (editor or wanted.break_at is not None):
+        editor = chosen.debugpy is not None
+        if several_nodes and (editor or chosen.break_at is not None):
             raise Unsupported(
                 "breakpoints need all ranks of a group on one node, and this group spans several",
-                hint="a group on one node (leave --gpus-per-node out); one rank of it can be a replay with --backend plain",
+                hint="drop --gpus-per-node to keep a group on one node, or replay with --backend plain",
             )
-        if apart and wanted.break_at is not None and not editor:
+        if apart and chosen.break_at is not None and not editor:
             raise Unsupported(
-                "a prompt is a socket in the replay's folder, and with a store behind a URL that folder is a node's own",
-                hint="--debugpy 0 stops there for an editor; or a store on a file system that all nodes mount",
+                "breakpoint prompts need a shared store folder, and with a store behind a URL each node has its own",
+                hint="pass --debugpy 0 to use an editor, or use a store on a file system that all nodes mount",
             )
-        text = "debugpy listens on the addresses of the nodes, and whoever reaches them there can run code as you"
+        text = "debugpy listens on the nodes' addresses, and anyone who can reach them can run code as you"
         if editor and not (yes or output.agreed(text)):
             raise Refused(
-                text, hint="in a network that you trust, --yes; or --break without --debugpy, whose prompt only you can open"
+                text, hint="in a trusted network, pass --yes; or drop --debugpy: only you can open the prompt of --break"
             )
-        return wanted
+        return chosen
 
     def order(self, spec: ReplaySpec) -> StopOrder:
-        """What this asks of the workers of a replay; what cannot be is refused before they start."""
+        """Build the order for a replay's workers; refuse impossible options before they start."""
         from actordbg.debug.replay_stops import AFTER, BEFORE, ERROR, LEVELS, StopOrder
 
         terminal, config, at = sys.stdin.isatty() and sys.stderr.isatty(), spec.config, self.break_at or ""
         if at and not terminal and self.break_wait is None and self.debugpy is None:
-            ways = "or --break-wait 600, and then `actordbg attach` from another terminal; or --debugpy PORT, for an editor"
-            raise UsageError("--break needs a terminal for its prompt, and this command has none", hint=f"run it in one; {ways}")
+            ways = "pass --break-wait 600 and run `actordbg attach` in another terminal; or pass --debugpy PORT for an editor"
+            raise UsageError("--break needs a terminal for its prompt, and this command has none", hint=ways)
         if self.break_input is not None and not at:
-            raise UsageError("--break-input alone does not say where to stop", hint="add --break before, after, error or LAYER")
+            raise UsageError("--break-input needs --break", hint="add --break before, after, error or LAYER")
         if self.debugpy is not None:
             require_package("--debugpy", "debugpy")
         if self.break_rank is not None and self.break_rank >= config.nproc:
-            ranks = f"--break-rank {self.break_rank}: this replay has ranks 0 to {config.nproc - 1}"
-            raise UsageError(ranks, hint="a rank of the replay")
+            ranks = f"--break-rank {self.break_rank} is out of range: this replay has ranks 0 to {config.nproc - 1}"
+            raise UsageError(ranks, hint=f"pass a rank from 0 to {config.nproc - 1}")
         if at and config.truth is not None:
-            raise UsageError("--break and --truth conflict: the truth has no Actor", hint="leave one of them out")
+            raise UsageError("--break and --truth conflict: the truth has no Actor", hint="drop --break or --truth")
         if at not in ("", BEFORE, AFTER, ERROR) and (config.compile or config.deepcompile):
-            hint = "--no-compile; or --break before, after or error"
-            raise Unsupported(f"--break {at}: compiled code has no layers to stop at", hint=hint)
+            hint = "pass --no-compile; or --break before, after or error"
+            raise Unsupported(f"--break {at}: compiled code has no layers to break at", hint=hint)
         only, ids = self.break_input, [item.dump_id for item in spec.inputs]
         return StopOrder(
             at=at,
@@ -261,24 +261,22 @@ class StopOptions:
 
 @dataclass(frozen=True)
 class HowToTrain:
-    """The optimizer's numbers, and what else is trained, as typed."""
+    """Hyperparameters and outputs of a training check, as typed."""
 
-    panel: ClassVar[str] = "The training"
+    panel: ClassVar[str] = "Training"
 
-    steps: int = option_field(10, "Optimizer steps (default 10).", min=1)
-    lr: float = option_field(5e-6, "Learning rate, constant (default 5e-6, the test suite's).")
+    steps: int = option_field(10, "Optimizer steps.", min=1)
+    lr: float = option_field(5e-6, "Constant learning rate (the default is that of OpenRLHF's backend test suite).")
     gradient_accumulation: int = option_field(
-        1, "Micro-batches in each step of the configuration with most lanes; others take as many in all (default 1).", min=1
+        1, "Accumulation steps of the configuration with the most replicas; all have its global batch.", min=1
     )
-    max_norm: float = option_field(1.0, "Clip gradients to this norm; 0: never (default 1).", min=0)
-    weight_decay: float = option_field(0.0, "AdamW's (default 0).", min=0)
-    gradient_checkpointing: bool = option_field(False, "Compute layers again in the backward (not in the baseline).")
-    threshold: float = option_field(0.05, "Limit for first, mean and last loss (default 0.05).", metavar="X")
-    log_dir: Path | None = option_field(None, "Where each configuration's log goes (default: in the store).", metavar="DIR")
-    trainer: Literal["sft"] | None = option_field(
-        None, "Run the trainer's own train_sft as well, over rows of text.", metavar="sft"
-    )
-    dataset: Path | None = option_field(None, "Rows for --trainer sft, JSONL (default: made-up ones).", metavar="FILE")
+    max_norm: float = option_field(1.0, "Clip gradients to this norm; 0: no clipping.", min=0)
+    weight_decay: float = option_field(0.0, "AdamW weight decay.", min=0)
+    gradient_checkpointing: bool = option_field(False, "Recompute layers in the backward (except in the baseline).")
+    threshold: float = option_field(0.05, "Limit for the relative difference of first, mean and last loss.", metavar="X")
+    log_dir: Path | None = option_field(None, "Folder for the configurations' logs (default: in the store).", metavar="DIR")
+    trainer: Literal["sft"] | None = option_field(None, "Also run OpenRLHF's own train_sft, on rows of text.", metavar="sft")
+    dataset: Path | None = option_field(None, "JSONL rows for --trainer sft (default: synthetic).", metavar="FILE")
     storage: str | None = option_field(None, "Checkpoint folder, to resume from after a crash.", metavar="DIR")
     checkpoint_every: int | None = option_field(
         None, "Steps between checkpoints (default: a tenth of --steps).", min=1, metavar="N"

@@ -1,4 +1,4 @@
-"""The work of `actordbg replay`: its plan, its run, and its answer, read from the store and as text."""
+"""The work of `actordbg replay`: print its plan, run it, and read its result from the store and print it."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from actordbg.store.layout import Store
 
 
 def ask_for_all(store: Store, spec: ReplaySpec, *, dry_run: bool) -> None:
-    """Replay a whole store only if somebody wants that: UsageError where nobody can be asked.
+    """Ask before replaying a whole large store. Raises UsageError if the user declines, or there is no terminal.
 
-    A dry run says at a terminal that the replay will ask, and is refused elsewhere, as the replay would be.
+    At a terminal, a dry run only prints that the replay will ask; without one it is refused, as the replay would be.
     """
     count = len(spec.inputs)
     if count <= MOST_UNASKED:
         return
     if dry_run and output.can_ask():
-        return note(f"refusing to replay {count:,} dumps: without --dry-run this asks first, unless --all is given")
+        return note(f"without --dry-run, this asks before it replays {count:,} dumps; --all skips the question")
     if output.agreed(f"This replays all {count:,} dumps of the store{_lasts(store, spec)}"):
         return
     raise UsageError(
@@ -52,15 +52,15 @@ def ask_for_all(store: Store, spec: ReplaySpec, *, dry_run: bool) -> None:
 
 
 def _lasts(store: Store, spec: ReplaySpec) -> str:
-    """How long it may take, in words."""
+    """Describe how long the replay may take."""
     estimate = estimated(open_fresh(store), spec)
     if estimate is None:
-        return "; nothing was replayed under these settings yet, so how long it takes is unknown"
-    return f"; about {in_time(estimate.seconds)}, by {plural(estimate.results, 'result')} under these settings"
+        return "; no estimate: nothing was replayed under these settings yet"
+    return f"; about {in_time(estimate.seconds)}, estimated from {plural(estimate.results, 'result')} under these settings"
 
 
 def run_planned(store: Store, plan: Plan, stopping: StopOptions, *, dry_run: bool) -> tuple[dict[str, Any], Exception | None]:
-    """The answer, and the error that ended the replay before every input had its result, if one did."""
+    """Run a planned replay; return its result, and the error that ended it early, if any."""
     spec = plan.spec
     say_skipped(plan.skipped)
     answer: dict[str, Any] = {
@@ -85,12 +85,12 @@ _ALIGNED = {
     None: "",
     "same": ", each on all ranks (--align same)",
     "rank": ", call by call (--align rank)",
-    "shuffle": ", each rank its share in an order of its own (--align shuffle)",
+    "shuffle": ", each rank its share in a different order (--align shuffle)",
 }
 
 
 def _planned(store: Store, spec: ReplaySpec) -> dict[str, Any]:
-    """What a dry run answers: what would be replayed, by whom, and for how long."""
+    """Return the result of a dry run: the inputs, each replica's share, and the estimated time."""
     config, count = spec.config, len(spec.inputs)
     done = read_results(store.replays / spec.replay_id)
     left = replace(spec, inputs=tuple(item for item in spec.inputs if item.dump_id not in done))
@@ -111,9 +111,9 @@ def _planned(store: Store, spec: ReplaySpec) -> dict[str, Any]:
 
 
 def _supervised(store: Store, spec: ReplaySpec, stops: StopOrder) -> tuple[dict[str, Any], Exception | None]:
-    """Run it with a progress bar, and read the answer from the store, also after a Ctrl-C or a launch that went wrong.
+    """Run it with a progress bar, and read the result from the store, even after Ctrl-C or a failed launch.
 
-    What goes wrong before anything was started (its folder cannot be written, another process runs it) is raised.
+    Raises errors from before the start (its folder cannot be written, another process runs it).
     """
     done = len(read_results(store.replays / spec.replay_id))
     problem: Exception | None = None
@@ -137,7 +137,7 @@ def _supervised(store: Store, spec: ReplaySpec, stops: StopOrder) -> tuple[dict[
         counted(event)
 
     def on_tick() -> None:
-        """Lines and the bar wait until no prompt is on the screen."""
+        """Print the waiting lines and show the bar, unless a prompt is on the screen."""
         if prompts is None or prompts.at is None:
             while lines:
                 note(lines.pop(0))
@@ -151,7 +151,7 @@ def _supervised(store: Store, spec: ReplaySpec, stops: StopOrder) -> tuple[dict[
             supervise.run_replay(store, spec, on_event, on_tick=on_tick, stops=stops, prompts=prompts)
     except KeyboardInterrupt:
         interrupted = True
-        note(f"interrupted; what is done is kept, `actordbg replay --resume {spec.replay_id}` continues")
+        note(f"interrupted; results so far are kept, run `actordbg replay --resume {spec.replay_id}` to continue")
     except (ActordbgError, OSError) as error:
         if not begun:
             raise
@@ -163,21 +163,21 @@ def _supervised(store: Store, spec: ReplaySpec, stops: StopOrder) -> tuple[dict[
 
 
 def is_good(summary: ReplaySummary, config: ReplayConfig) -> bool:
-    """Nothing failed, nothing is missing, ranks that were to do the same (`--align same`) did, and no law failed."""
+    """Check that every input passed, ranks agree under `--align same`, and no law failed."""
     differ = config.align == "same" and summary.ranks is not None and bool(summary.ranks.differ)
     return summary.counts.passed == summary.counts.inputs and not differ and (summary.laws is None or summary.laws.good)
 
 
 _COUNTS = ("passed", "failed", "crashed", "hung", "stopped", "not_run")
 _RECORDED = ("golden", "golden_entropy", "generators", "not_compared")
-"""How far what came out is from what the run itself recorded, and what of that could not be compared."""
+"""Distances from the run's own outputs, and what could not be compared with them."""
 
 
 def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> dict[str, Any]:
-    """Read from the store what became of a replay: its summary, as `actordbg report` has it, in brief.
+    """Read a replay's result from the store: a short form of its summary in `actordbg report`.
 
-    Times in seconds over steady inputs. `folded_ids` counts the inputs with token ids outside of the model's vocabulary,
-    which were folded into it. `folder` has the journals and logs, and `kept_bytes` of log-probs, entropies and gradients.
+    Times in seconds over steady inputs. `folded_ids` counts inputs with token ids outside the model's vocabulary, which were
+    wrapped (modulo its size). `folder` has the journals and logs; `kept_bytes` is the size of log-probs, entropies and gradients.
     """
     folder = store.replays / spec.replay_id
     data = data_of(store, spec)
@@ -211,7 +211,7 @@ def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> dict[str, Any]:
 
 
 def _size_of(folder: Path) -> int:
-    """Bytes of the files in a folder; 0 if it is not there, or cannot be looked at: no reason to lose a replay's answer."""
+    """Return the total size of the files in a folder; 0 if it is missing or unreadable, which must not lose a replay's result."""
     try:
         return sum(path.stat().st_size for path in folder.iterdir())
     except OSError:
@@ -219,7 +219,7 @@ def _size_of(folder: Path) -> int:
 
 
 def render(answer: dict[str, Any]) -> None:
-    """The answer as text: counts, figures, what was resolved, and each kind of failure with its workarounds."""
+    """Print the result as text: counts, figures, resolved settings, and each kind of failure with its workarounds."""
     if answer["note"]:
         say_wrapped(answer["note"], "  ")
         for share in answer["shares"]:
@@ -257,10 +257,10 @@ def _lines(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
     of_toy = toy(answer["resolved"].get("model"), ", of a ")
     first, median = answer["first_forward_s"], answer["forward_median_s"]
     if first is not None and median is not None:
-        yield "first forward", f"{first:.3f} s, not in the figures below (compiling, warming up)"
+        yield "first forward", f"{first:.3f} s, not in the figures below (compilation, warm-up)"
     elif first is not None:
-        yield "forward", f"{first:.3f} s, warming up: none is steady, since each input was a worker's first"
-        yield "", "more inputs than workers give a steady one (--max-inputs)"
+        yield "forward", f"{first:.3f} s, warm-up only: each input was its worker's first"
+        yield "", "for a steady-state time, replay more inputs than workers (--max-inputs)"
     if median is not None:
         yield "forward", f"median {median:.3f} s, p95 {answer['forward_p95_s'] or 0:.3f} s"
     if answer["backward_median_s"] is not None:
@@ -278,10 +278,10 @@ def _lines(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if answer.get("recorded_model"):
         yield "your model", f"the dumps recorded it: --model {in_shell(answer['recorded_model'])}"
     if answer["folded_ids"]:
-        yield "ids folded", f"token ids of {plural(answer['folded_ids'], 'input')} into the model's vocabulary"
+        yield "ids wrapped", f"token ids of {plural(answer['folded_ids'], 'input')} exceed the vocabulary (id modulo size)"
     yield from (("the run's own", text) for text in against_the_run(*(answer[name] for name in _RECORDED)))
     yield from (("ranks", text) for text in ranks_in_words(answer["ranks"]))
     yield from (("laws", text) for text in laws_in_words(answer["laws"])[1:])
     if answer["kept_bytes"]:
-        yield "kept", f"{human_bytes(answer['kept_bytes'])} of outputs, for `actordbg compare {answer['replay_id']} ...`"
+        yield "saved", f"{human_bytes(answer['kept_bytes'])} of outputs, for `actordbg compare {answer['replay_id']} ...`"
     yield "journals, logs", answer["folder"]

@@ -1,4 +1,4 @@
-"""What the commands that replay inputs share once they are asked: the inputs, their configuration, the bar while they run."""
+"""What the commands that replay inputs share: resolving inputs and configuration, checking both, and the progress bar."""
 
 from __future__ import annotations
 
@@ -37,32 +37,32 @@ from actordbg.store.places import dump_id_of
 
 
 def flags_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that were given, and those that a launcher around this command implies.
+    """Return the given settings plus those implied by a launcher around this command.
 
-    Under `deepspeed -m actordbg replay ...` this command runs once for each rank. Rank 0 supervises; the others leave. Rank 0
-    starts workers of its own, as many as the launcher started processes, with deepspeed where deepspeed did.
+    Under `deepspeed -m actordbg replay ...` this command runs once per rank. Rank 0 supervises, and the other ranks exit. Rank 0
+    starts as many workers as the launcher started processes, with the deepspeed backend if that launcher is deepspeed's.
     """
     flags = dict(settings)
-    around = surrounding_launcher(os.environ)
-    if around is None:
+    launcher = surrounding_launcher(os.environ)
+    if launcher is None:
         return flags
-    if around.local_size < around.world_size:
+    if launcher.local_size < launcher.world_size:
         raise Unsupported(
-            "a replay starts its ranks itself, and this launcher started processes on more than one machine",
-            hint="without a launcher: `actordbg replay --nproc N`, with --engine ray for several machines",
+            "a replay starts its own ranks, but this launcher started processes on more than one machine",
+            hint="drop the launcher: run `actordbg replay --nproc N`, with --engine ray for several machines",
         )
-    if around.rank > 0:
+    if launcher.rank > 0:
         raise typer.Exit
-    flags["nproc"] = flags.get("nproc") or around.world_size
-    if around.deepspeed:
+    flags["nproc"] = flags.get("nproc") or launcher.world_size
+    if launcher.deepspeed:
         flags["backend"] = flags.get("backend") or "deepspeed"
     return flags
 
 
 def opened(ctx: typer.Context, inputs: ChosenInputs, *, writes: bool = True) -> tuple[Store, ChosenInputs]:
-    """The store, and the inputs with each named pickle replaced by its dump: imported by the inert reader, never unpickled.
+    """Open the store, and import each input pickle into it as a dump (decoded without unpickling).
 
-    A store is made for a pickle if there is none. writes: results will be written, so a store that cannot be is refused now.
+    Creates a missing store if a pickle is given. writes: refuse a read-only store now, because results will be written.
     """
     files, store = inputs.input_file or [], store_of(ctx)
     presets = {name: count for name in ("longest", "slowest", "diverse") if (count := getattr(inputs, name)) is not None}
@@ -70,7 +70,7 @@ def opened(ctx: typer.Context, inputs: ChosenInputs, *, writes: bool = True) -> 
         given = [f"--{name}" for name in (*["input-file"] * bool(files), *presets)]
         raise UsageError(f"{' and '.join(given or ['--failed'])} cannot be combined", hint="use only one")
     where = selections.joined(inputs.where, selections.FAILED) if inputs.failed else inputs.where
-    for name, count in presets.items():  # part of --where: what a record keeps can be asked again
+    for name, count in presets.items():  # as part of --where, so that the record's selection can be repeated
         where = getattr(selections, name)(open_fresh(store.require(), where), where, count)
     inputs = replace(inputs, where=where)
     pickles = [path for path in files if path.suffix in PICKLES]
@@ -80,7 +80,7 @@ def opened(ctx: typer.Context, inputs: ChosenInputs, *, writes: bool = True) -> 
 
     for path in pickles:
         if not path.is_file():
-            raise UsageError(f"--input-file {path} is not a file", hint="name a pickle that is there")
+            raise UsageError(f"--input-file {path} is not a file", hint="pass an existing pickle")
     if store.exists():
         store.require_writable()
     dumps = dict(zip(pickles, dumps_of(store, pickles), strict=True))
@@ -90,55 +90,56 @@ def opened(ctx: typer.Context, inputs: ChosenInputs, *, writes: bool = True) -> 
 
 
 def asked_for(ctx: typer.Context, flags: Mapping[str, Any]) -> Asked:
-    """The configuration of this invocation. What came from outside of the command line is said on standard error.
+    """Build this invocation's configuration, and note settings that are not from the command line.
 
-    UnsafeInput for a model that brings code along, without consent."""
-    asked = build_config(settings_of(ctx), flags)
-    require_consent(asked.config.model)
-    dist_plugin.require(asked.config.dist_backend)
-    if asked.sources:
-        note(f"not from the command line: {asked.in_words}")
-    return asked
+    Raises UnsafeInput for a model that ships code, without consent.
+    """
+    requested = build_config(settings_of(ctx), flags)
+    require_consent(requested.config.model)
+    dist_plugin.require(requested.config.dist_backend)
+    if requested.sources:
+        note(f"not from the command line: {requested.in_words}")
+    return requested
 
 
-def kept(asked: Asked, flags: Mapping[str, Any]) -> ReplayConfig:
-    """Add what a replay is judged by: outputs; gradients and laws unless that was said otherwise."""
-    config, said = asked.config, flags.keys() | asked.sources.keys()
-    gradients = config.keep_gradients if "keep_gradients" in said else config.backward is not False
-    laws = config.laws if "laws" in said else USUAL_LAWS
+def kept(requested: Asked, flags: Mapping[str, Any]) -> ReplayConfig:
+    """Add what a judgement needs: saved outputs, and, unless set otherwise, saved gradients and laws."""
+    config, given = requested.config, flags.keys() | requested.sources.keys()
+    gradients = config.keep_gradients if "keep_gradients" in given else config.backward is not False
+    laws = config.laws if "laws" in given else USUAL_LAWS
     return replace(config, keep_tensors=True, keep_gradients=gradients, laws=laws, truth=None, vary=None)
 
 
 def asked_and_planned(
     ctx: typer.Context, store: Store, flags: dict[str, Any], inputs: ChosenInputs, *, judged: bool, ask: bool
 ) -> tuple[Asked, Plan, str | None]:
-    """The configuration of this invocation, its plan over the inputs, and the model that these recorded, if nobody named one.
+    """Return this invocation's configuration, its plan, and, unless a model was given, the model that the dumps recorded.
 
-    judged: with what a replay is judged by. ask: at a terminal it is asked which to replay, where the recorded one can be had.
+    judged: add what a judgement needs (`kept`). ask: at a terminal, ask which model to replay if the recorded one is available.
     """
 
     def made(*answers: str) -> tuple[Asked, Plan]:
-        asked = asked_for(ctx, flags)
-        plan = planned(store, kept(asked, flags) if judged else asked.config, inputs, answers)
-        if judged and "laws" not in flags.keys() | asked.sources.keys():
+        requested = asked_for(ctx, flags)
+        plan = planned(store, kept(requested, flags) if judged else requested.config, inputs, answers)
+        if judged and "laws" not in flags.keys() | requested.sources.keys():
             config = replace(plan.spec.config, laws=affordable_laws(plan.spec.inputs))
             plan = replace(plan, spec=replace(plan.spec, config=config))
-        return asked, plan
+        return requested, plan
 
-    asked, plan = made()
-    own = unasked_model(store, plan.spec, asked, flags)
+    requested, plan = made()
+    own = unasked_model(store, plan.spec, requested, flags)
     if own is None or not ask or (looks_like_path(own) and not is_local(own)):
-        return asked, plan, own
-    model = output.answered(f"The dumps are of {own}. Replay which model? ({TINY}: a toy)", own)
+        return requested, plan, own
+    model = output.answered(f"The dumps were recorded with {own}. Which model to replay? ({TINY}: a toy)", own)
     if model in (None, TINY):
-        return asked, plan, own
+        return requested, plan, own
     flags["model"] = model
     return *made("--model", str(model)), None
 
 
 def planned(store: Store, config: ReplayConfig, inputs: ChosenInputs, answered: Sequence[str] = ()) -> Plan:
-    """The plan of the dumps that --where, --input-file and --max-inputs select. answered: options that a question stands for."""
-    enough = None if config.align == "rank" else inputs.max_inputs  # of whole calls nobody knows how many rows they take
+    """Plan the replay of the selected dumps. answered: options to add to the recorded command line, from a question."""
+    enough = None if config.align == "rank" else inputs.max_inputs  # the number of rows in whole calls is not known in advance
     rows = rows_of(store, inputs.where, inputs.input_file or [], inputs.ordered, enough)
     plan = make_plan(
         rows,
@@ -156,65 +157,67 @@ def planned(store: Store, config: ReplayConfig, inputs: ChosenInputs, answered: 
 
 
 def say_skipped(skipped: Mapping[str, int]) -> None:
-    """Say which dumps a plan leaves out, and why."""
+    """Print how many dumps a plan skips, and why."""
     for reason, count in skipped.items():
-        note(f"left out {plural(count, 'dump')}: {reason}")
+        note(f"skipped {plural(count, 'dump')}: {reason}")
 
 
-def unasked_model(store: Store, spec: ReplaySpec, asked: Asked, flags: Mapping[str, Any]) -> str | None:
-    """The model that the dumps of a plan name, where they name one and nobody asked for any."""
-    if "model" in flags.keys() | asked.sources.keys() or not spec.inputs:
+def unasked_model(store: Store, spec: ReplaySpec, requested: Asked, flags: Mapping[str, Any]) -> str | None:
+    """Return the model that all dumps of a plan recorded; None if they differ, recorded none, or a model was given."""
+    if "model" in flags.keys() | requested.sources.keys() or not spec.inputs:
         return None
     ids = ", ".join(f"'{item.dump_id}'" for item in spec.inputs[:MOST_NAMED])
     names = {row.model_name for row in select_dumps(open_fresh(store), f"dump_id in ({ids}) and model_name is not null")}
     return names.pop() if len(names) == 1 else None
 
 
-def require_runnable(store: Store, spec: ReplaySpec, *, told: bool = True) -> list[RuleHit]:
-    """Refuse a configuration that is known to fail, and a trainer or a model that are not there. Returns what is known of it.
+def require_runnable(store: Store, spec: ReplaySpec, *, announce: bool = True) -> list[RuleHit]:
+    """Refuse a configuration that is known to fail, or whose trainer or model is missing. Returns the findings about it.
 
-    told: say that, unless the user wants the answer alone.
+    announce: print the findings, unless the user wants only the result.
     """
     defaults = defaults_of(store.root, spec.inputs)
     findings = check_config(spec.config, defaults=defaults)
     refuse_hits(findings)
     find_trainer(spec.config, defaults)
     find_model(spec.config.model)
-    say_findings(findings if told and not output.wanted.silent else [])
+    say_findings(findings if announce and not output.wanted.silent else [])
     return findings
 
 
 def say_findings(findings: Sequence[RuleHit]) -> None:
-    """Say what is known of a configuration."""
+    """Print the findings about a configuration."""
     for finding in findings:
         note(f"{finding.severity}[{finding.id}]: {finding.message}")
 
 
 def what_there_is(store: Store, where: str | None) -> str:
-    """Why nothing matched, in terms of what the store holds."""
+    """Explain why no dump was selected, in terms of what the store holds."""
     count, shortest, longest = dump_extent(store)
     if not count:
-        return "the store holds no dumps: `actordbg dump enable`, `dump import` or `dump create` bring some"
+        return "the store has no dumps: add some with `actordbg dump enable`, `dump import` or `dump create`"
     if where and (matching := count_dumps(open_fresh(store, where), where)):
-        return f"of the dumps that match {where} ({matching:,}) none can be replayed"
+        return f"{matching:,} dumps match {where}, but none can be replayed"
     if where:
         return no_match(open_fresh(store), where)
-    return f"no dump can be replayed; the store holds {plural(count, 'dump')} with seq_len {shortest} to {longest}"
+    return f"no dump can be replayed; the store has {plural(count, 'dump')} with seq_len {shortest} to {longest}"
 
 
 def nothing_to(purpose: str, store: Store, inputs: ChosenInputs) -> Exception:
-    """What to raise where no input was selected and there is no answer to give: an error, or with --allow-empty a good end."""
+    """Return the exception to raise if no input was selected: NothingToDo, or, with --allow-empty, an exit with code 0."""
     reason = f"nothing to {purpose}: {what_there_is(store, inputs.where)}"
     if not output.wanted.allow_empty:
-        return NothingToDo(reason, hint="choose dumps with --where or --input-file; --allow-empty calls this good")
+        return NothingToDo(reason, hint="select dumps with --where or --input-file, or pass --allow-empty")
     note(reason)
     return typer.Exit(0)
 
 
 @contextmanager
 def replaying(store: Store, label: str, total: int, *, quiet: bool = False) -> Iterator[tuple[LiveCatalog, Callable[..., None]]]:
-    """A catalog that follows running replays, and a progress bar (`output.progress`). The catalog is up to date afterwards,
-    also after a Ctrl-C; why it is not goes to standard error."""
+    """Provide a catalog that follows running replays, and a progress bar (`output.progress`).
+
+    The catalog is up to date afterwards, even after Ctrl-C; if it could not be updated, prints why on standard error.
+    """
     catalog = LiveCatalog(store)
     try:
         with progress(label, total, quiet=quiet) as advance:
@@ -224,18 +227,18 @@ def replaying(store: Store, label: str, total: int, *, quiet: bool = False) -> I
 
 
 def settle(store: Store, catalog: LiveCatalog) -> None:
-    """Index what is new. What cannot be indexed now will be by the next command."""
+    """Index new results. If that fails, print a note; the next command will index them."""
     catalog.flush()
     if catalog.problem is not None:
         note(f"the catalog could not be updated ({catalog.problem}); the results are in {store.root}")
 
 
 def counting(catalog: LiveCatalog, advance: Callable[..., None]) -> Callable[[Progress], None]:
-    """What to do with a replay's news: each result is a step of the bar, and beside it stands what continues."""
+    """Return a handler of a replay's events that advances the bar by each result and shows the current input."""
 
     def on_event(event: Progress) -> None:
         if event.kind == "attempt":
-            advance(0, note=f"starting again: {event.text[:100]}" if event.text else "starting the workers")
+            advance(0, note=f"restarting: {event.text[:100]}" if event.text else "starting the workers")
         elif event.kind in ("start", "leaving"):
             advance(0, note=event.text)
         elif event.kind == "result":

@@ -1,5 +1,7 @@
-"""`actordbg report`: what was replayed, under which configuration, and what came of it; `replays` lists it, and `ui` shows it.
-`attach`: the prompt of a rank that stopped."""
+"""`actordbg report`: what was replayed, under which configuration, and the results; `replays` lists replays, `ui` shows them.
+
+`attach`: the prompt of a rank at a breakpoint.
+"""
 
 from __future__ import annotations
 
@@ -51,19 +53,21 @@ def report(
         help="Replays by id, name or @1 (default: last).",
         autocompletion=stored("replay"),
     ),
-    everything: bool = option(False, "The whole store: every replay, the oldest first.", "--all"),
-    format: Format | None = option(None, "Default: by --output's suffix, else text. CSV: a row per result.", "--format", "-f"),
-    output: Path | None = option(None, "Write the report there instead of printing it.", "--output", "-o", metavar="FILE"),
+    everything: bool = option(False, "Report every replay of the store, oldest first.", "--all"),
+    format: Format | None = option(
+        None, "Output format (default: by --output's suffix, else text); csv has a row per result.", "--format", "-f"
+    ),
+    output: Path | None = option(None, "Write the report to FILE instead of printing it.", "--output", "-o", metavar="FILE"),
     where: Where = None,
     tokenizer: TokenizerFile = None,
-    opened: bool = option(False, "Show the page in the browser (without --output a temporary file).", "--open"),
+    opened: bool = option(False, "Open the page in a browser; without --output, a temporary file.", "--open"),
     explain_figures: Explain = False,
-    as_json: bool = option(False, "The same as --format json.", "--json"),
+    as_json: bool = option(False, "Alias of --format json.", "--json"),
 ) -> None:
     """Report passes, failures and causes, time and memory.
 
-    Without a replay it is about the last one. Several are set side by side; the first is the baseline. The exit code is 0 also
-    if results failed.
+    Reports the last replay by default. Shows several replays side by side, with the first as the baseline. Exits with 0 even if
+    results failed.
 
     Example: actordbg report last --format md --output report.md
     """
@@ -79,19 +83,19 @@ def report(
     suffix = output.suffix.lower() if output else ""
     if output and suffix not in _BY_SUFFIX and format is None and not as_json:
         raise UsageError(
-            f"--output {output.name}: {output.suffix or 'a name without suffix'} says no format",
-            hint=f"end it in {', '.join(sorted(_BY_SUFFIX))}, or add --format",
+            f"--output {output.name}: no format for {output.suffix or 'a name without suffix'}",
+            hint=f"use one of {', '.join(sorted(_BY_SUFFIX))}, or add --format",
         )
     chosen = chosen_format(format, as_json, _BY_SUFFIX.get(suffix, "html" if opened else "text"))
     if opened and chosen != "html":
-        raise UsageError(f"--open shows a page, and this is {chosen}", hint="end --output in .html, or leave --format out")
+        raise UsageError(f"--open needs HTML, not {chosen}", hint="end --output in .html, or drop --format")
     names = [*(replays or []), *(["all"] if everything else [])]
     store = store_of(ctx)
     material = load(store, names, where)
     text = _written(store, material, chosen, texts_of(tokenizer))
     if output is None and not opened:
         say_lines(text)
-    elif output is None:  # in a folder that only this user can look into; the browser reads it after this command ended
+    elif output is None:  # in a folder that only this user can read; the browser reads it after this command ends
         output = Path(tempfile.mkdtemp(prefix="actordbg-")) / "report.html"
     if output is not None:
         write_file(output, text)
@@ -117,14 +121,14 @@ def _written(store: Store, material: Material, chosen: Format, texts: Texts | No
 
 def ui(
     ctx: typer.Context,
-    port: int = option(0, "The port to listen on (default: a free one).", min=0, max=65535),
-    opened: bool = option(True, "Show it in the browser.", "--open/--no-open"),
+    port: int = option(0, "Port to listen on (default: a free port).", min=0, max=65535),
+    opened: bool = option(True, "Open the page in a browser.", "--open/--no-open"),
 ) -> None:
     """Browse the store in a local web page.
 
-    Shows runs, dumps with facets and the command that selects them, replays, matrices and comparisons. Listens on 127.0.0.1 alone
-    and answers only who has the printed address, which holds a token. It changes nothing. From another machine:
-    ssh -L 8700:127.0.0.1:8700 HOST, and --port 8700 there. Ctrl-C ends it.
+    Shows runs, dumps with filters and the command that selects them, replays, matrices and comparisons. Listens on 127.0.0.1
+    only, and answers only requests with the token in the printed address. Read-only. From another machine:
+    ssh -L 8700:127.0.0.1:8700 HOST, and --port 8700 there. Stop it with Ctrl-C.
 
     Example: actordbg ui --port 8700 --no-open
     """
@@ -138,10 +142,10 @@ def ui(
     try:
         with interruptible(), server.redirect_file() as page:  # any user can read a browser's command line
             if opened and not webbrowser.open_new_tab(page.as_uri()):
-                note("no browser here: open that address")
+                note("no browser here: open the address above")
             server.serve()
     except KeyboardInterrupt:
-        note("ended")
+        note("stopped")
 
 
 _ROWS = 20
@@ -149,15 +153,15 @@ _ROWS = 20
 
 def replays(
     ctx: typer.Context,
-    everything: bool = option(False, "Truths, variations, cells of a matrix and other users' replays, too.", "--all"),
-    limit: int | None = option(None, "At most this many; 0 for all (default: 20; with --json all).", min=0),
+    everything: bool = option(False, "Also list truths, variations, matrix cells and other users' replays.", "--all"),
+    limit: int | None = option(None, "At most N replays; 0 for all (default: 20; with --json all).", min=0),
 ) -> None:
     """List replays, newest first, with short handles.
 
-    `actordbg replay ls` is the same.
-    @1 is the newest, @2 the one before. Wherever a replay is named, a handle will do, or a name from `replay --name`, an id, or
-    the beginning of one. Truths and cells of a matrix have no handle, because other commands ran them.
-    Exit code 5 if there is none.
+    @1 is the newest replay, @2 the next one. Commands accept a handle, a name from `replay --name`, an id, or a unique prefix of
+    an id. Truths and matrix cells have no handle, because other commands ran them. `actordbg replay ls` is an alias.
+
+    Exit code: 5 if there are no replays.
 
     Example: actordbg replays --limit 5
     """
@@ -191,7 +195,7 @@ def replays(
         else:
             say("nothing was replayed yet: `actordbg check` replays a sample of your dumps")
     if len(rows) > len(shown):
-        note(f"{len(rows) - len(shown):,} more; --limit 0 shows all")
+        note(f"{len(rows) - len(shown):,} more; pass --limit 0 to list all")
     require_some(len(rows))
 
 
@@ -200,15 +204,15 @@ def attach(
     name: str = typer.Argument(
         LAST,
         metavar="[REPLAY|RUN]",
-        help="A replay's id, `last`, or the name of a run.",
+        help="Replay id, `last`, or name of a run.",
         autocompletion=stored("replay"),
     ),
 ) -> None:
     """Attach to a rank at a breakpoint.
 
-    For replays under --break-wait, and for training code with `actordbg.debug.breakpoint()` (or any breakpoint() under `actordbg
-    run --break`), from another terminal of the machine where the rank runs. Waits for the next stop. Ends with the replay, or
-    with Ctrl-C.
+    Works for replays under --break-wait, and for training code with `actordbg.debug.breakpoint()` (or any breakpoint() under
+    `actordbg run --break`). Run it in another terminal of the machine where the rank runs. Waits for the next breakpoint. Ends
+    with the replay, or on Ctrl-C.
 
     Example: actordbg attach ppo-7b
     """
@@ -218,8 +222,8 @@ def attach(
 
     store, run = store_of(ctx), stops.root() / name
     if run.is_dir():
-        note(f"waiting for the stops of run {name}; Ctrl-C leaves")
-        mark = run / "attach"  # tells the run's ranks that somebody waits
+        note(f"waiting for a breakpoint in run {name}; Ctrl-C leaves")
+        mark = run / "attach"  # tells the run's ranks that a terminal waits
         mark.touch(mode=0o600)
         try:
             attend(lambda: sorted(path for path in run.iterdir() if path.is_dir()), lambda: True, note)
@@ -230,19 +234,19 @@ def attach(
         folder = store.replays / load_spec(store.require(), name).replay_id
     except StoreProblem as error:
         runs = sorted(path.name for path in stops.root().glob("*"))
-        known = f"; runs on this machine that stopped before: {', '.join(runs[:8])}" if runs else ""
-        raise UsageError(f"{name} is not a replay here, and no run that stops on this machine{known}", hint=error.hint) from None
+        known = f"; runs with breakpoints here: {', '.join(runs[:8])}" if runs else ""
+        raise UsageError(f"{name} is neither a replay nor a run with breakpoints here{known}", hint=error.hint) from None
     if not _runs(folder):
         raise UsageError(
-            f"replay {folder.name} is over", hint="`actordbg replay --break before --break-wait 600` waits at each input"
+            f"replay {folder.name} has ended", hint="run `actordbg replay --break before --break-wait 600` to wait at each input"
         )
-    note(f"waiting for the stops of replay {folder.name}; Ctrl-C leaves")
+    note(f"waiting for a breakpoint in replay {folder.name}; Ctrl-C leaves")
     attend(lambda: [folder], lambda: _runs(folder), note)
 
 
 def _runs(folder: Path) -> bool:
-    """Whether the replay is running: its supervisor has not said that it finished."""
+    """Check whether the replay is running: its supervisor has not reported its end."""
     from actordbg.records.journal import SUPERVISOR, read_events
 
-    said = [event["event"] for event in read_events(folder / SUPERVISOR) if event["event"] in ("supervisor", "finished")]
-    return said[-1:] == ["supervisor"]
+    events = [event["event"] for event in read_events(folder / SUPERVISOR) if event["event"] in ("supervisor", "finished")]
+    return events[-1:] == ["supervisor"]

@@ -1,7 +1,7 @@
-"""`actordbg run`: records a job without a patched actor.py, through a module that its Python processes import at start.
+"""`actordbg run`: record a job without patching actor.py, through a module that its Python processes import at startup.
 
-The job has a switch of its own (`store/controls/<run>.json`). `dump enable --run NAME` and `dump disable --run NAME` change it
-while the job runs; other jobs in the same store do not notice. Standard output belongs to COMMAND; our messages go to standard
+The job has its own switch (`store/controls/<run>.json`). `dump enable --run NAME` and `dump disable --run NAME` change it while
+the job runs, without affecting other jobs in the same store. Standard output belongs to COMMAND; our messages go to standard
 error.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from actordbg.cli.dump_status_work import ProcessRow
 
 LAST_WORDS_SECONDS = 3.0
-"""How long processes that still end (Ray's, for example) may take to publish their last counters."""
+"""Time limit for exiting processes (Ray's, for example) to publish their last counters."""
 
 
 @takes_groups
@@ -41,18 +41,18 @@ def run(
     run: opt.Run = None,
     options: opt.CaptureOptions = opt.CaptureOptions(),
     adapter: list[str] | None = option(
-        None, "Record this trainer: a name of `actordbg adapters`, or module:Class.", metavar="NAME"
+        None, "Record another trainer: an adapter of `actordbg adapters`, or module:Class; repeatable.", metavar="NAME"
     ),
-    hash_weights: bool = option(False, "Hash the weights of each recorded step: slow, for a small check.", "--hash-weights"),
+    hash_weights: bool = option(False, "Hash the weights of each recorded step; slow, for small models.", "--hash-weights"),
     leave_on: bool = option(False, "Leave recording on at exit: the job continues elsewhere.", "--leave-on"),
-    stops: bool = option(False, "breakpoint() in the job's code parks all ranks, for `actordbg attach`.", "--break"),
-    as_json: bool = option(False, "Say at the end as JSON, on standard error, what was recorded.", "--json"),
+    stops: bool = option(False, "Make breakpoint() in the job's code pause all ranks, for `actordbg attach`.", "--break"),
+    as_json: bool = option(False, "Print what was recorded as JSON, on standard error, at the end.", "--json"),
 ) -> None:
     """Run a job and record it, without patching actor.py.
 
-    For read-only images, and for a single run. COMMAND is what you would type without actordbg: torchrun, deepspeed, python, a
-    script, ray job submit. Its Python processes, Ray workers on other nodes included, wrap the trainer's Actor when they import
-    it. --adapter records another trainer, too (`actordbg adapters`). The exit code is that of COMMAND.
+    For read-only images and single runs. COMMAND is what you would type without actordbg: torchrun, deepspeed, python, a script,
+    ray job submit. Its Python processes, including Ray workers on other nodes, wrap the trainer's Actor when they import it.
+    --adapter also records another trainer (`actordbg adapters`). Exits with the exit code of COMMAND.
 
     Example: actordbg run --run ppo-7b --max-dumps 200 -- bash train_ppo.sh
     """
@@ -64,11 +64,11 @@ def run(
     from actordbg.trainers.fitting import fit_of
 
     if shutil.which(command[0]) is None:
-        hint = "what follows `--` is a program and its arguments"
+        hint = "pass a program and its arguments after `--`"
         raise LaunchProblem(f"there is no program {command[0]}", hint=hint)
     adapters = carried_form(adapter or [])
-    for why in (why for one in adapter or () for why in fit_of(one).differs):
-        note(f"actordbg: as installed here, this is not recorded: {why}")
+    for why in (why for named in adapter or () for why in fit_of(named).differs):
+        note(f"actordbg: not recorded in this environment: {why}")
     store = store_of(ctx).create()
     name = opt.checked_run_name(run) or f"{opt.default_run_name()}-{os.urandom(2).hex()}"  # jobs of the same second differ
     environment = ray_hooks.child_environment(
@@ -79,11 +79,11 @@ def run(
     if stops:
         with contextlib.suppress(OSError):
             live_stops.expect(name)
-        note(f"actordbg: at a breakpoint() all ranks of this machine park; from another terminal: actordbg attach {name}")
+        note(f"actordbg: breakpoint() pauses all ranks of this machine; in another terminal: actordbg attach {name}")
     goes_on = False
     try:
         code, interrupted = run_in_foreground(command, environment)
-        submitted = submission(command)  # a job that nobody waits for runs on
+        submitted = submission(command)  # a job that nobody waits for keeps running
         goes_on = leave_on or (submitted is not None and (interrupted or "--no-wait" in submitted))
     finally:
         if not goes_on:
@@ -111,7 +111,7 @@ def run(
 
 
 def recovered_from_rings(store: Store, run: str) -> dict[str, Any] | None:
-    """Recover what processes of this run that died on this machine had in hand, before the machine goes."""
+    """Recover the last inputs of this run's dead processes on this machine, before the machine is gone."""
     from actordbg.dumps.recover import find_rings
     from actordbg.formats.recording_reading import read_ring
 
@@ -126,13 +126,13 @@ def recovered_from_rings(store: Store, run: str) -> dict[str, Any] | None:
     try:
         return recovered_from(store, paths)
     except ModuleNotFoundError as error:
-        note(f"actordbg: dead processes left {plural(len(paths), 'ring')}; without {error.name} here they stay")
+        note(f"actordbg: dead processes left {plural(len(paths), 'flight recorder file')}; recovering them needs {error.name}")
         note("next: `actordbg dump recover` in the training environment, on this machine")
         return None
 
 
 def after_the_job(store: Store, run: str, known: set[tuple[Any, ...]], *, wait: bool) -> tuple[list[ProcessRow], int]:
-    """Counters of the job's processes, those not `known` before it; with `wait`, once all have ended or the time is over."""
+    """Read the counters of the job's processes (not `known` before it); with `wait`, after all have ended or a timeout."""
     from actordbg.cli.dump_status_work import process_rows, who
 
     deadline = time.monotonic() + LAST_WORDS_SECONDS
@@ -145,11 +145,11 @@ def after_the_job(store: Store, run: str, known: set[tuple[Any, ...]], *, wait: 
 
 
 def start_recording(store: Store, run: str, options: opt.CaptureOptions) -> None:
-    """Write the job's own switch, and say so."""
+    """Write the job's own switch, and print a note."""
 
     previous = control_before(store, run)
     if previous is not None and previous.enabled:
-        note(f"actordbg: run {run} was on since {previous.since}: its limits are replaced")
+        note(f"actordbg: run {run} was already recording since {previous.since}: its limits are replaced")
     control = opt.control_from(options, run, previous.generation + 1 if previous else 1)
     write_control(store, control, run)
     note(f"actordbg: recording run {run} in {store.root}: {opt.limits_in_words(asdict(control))}")
@@ -169,17 +169,17 @@ def _told(answer: dict[str, Any]) -> Iterator[str]:
             yield f"{human_bytes(total['bytes'])} in {answer['store']}"
             yield f"next: actordbg dump ls --where \"run='{run}'\""
     elif answer["switched_off"]:
-        yield f"run {run}: no process called what is recorded, where actordbg could see it"
+        yield f"run {run}: actordbg saw no process call a recorded function"
         if answer["exit_code"] == 0:
-            yield "a trainer may call its model in its own way (`actordbg adapters`), or its python may not look at"
+            yield "the trainer may call its model in another way (`actordbg adapters`), or its python may ignore"
             yield "PYTHONPATH (-I, -E or -S); `actordbg doctor` checks the rest"
     if recovered is not None:
         marks = [dump.recovered for report in recovered["rings"] for dump in report.dumps]
-        flying = f", {recovered['in_flight']} of a call in flight" if recovered["in_flight"] else ""
+        flying = f", {recovered['in_flight']} from a call in flight" if recovered["in_flight"] else ""
         if died := len(marks) - marks.count(UNWRITTEN):
             yield f"recovered {plural(died, 'input')} of processes that died{flying}"
         if UNWRITTEN in marks:
-            yield f"wrote {plural(marks.count(UNWRITTEN), 'input')} that Ray left its workers no time to write"
+            yield f"wrote {plural(marks.count(UNWRITTEN), 'input')} that Ray workers had no time to write"
     for row in answer["processes"]:
         yield from trouble_of(row)
     if not answer["switched_off"]:

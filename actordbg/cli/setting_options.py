@@ -1,12 +1,12 @@
-"""The options of a command that are settings, made from the table (`actordbg.config.replay_config`).
+"""Options of a command for settings, built from the table of settings (`actordbg.config.replay_config`).
 
 A command takes them all in one parameter, `settings`, and the decorator puts the options in its place::
 
     @takes_settings("replay")
     def replay(ctx: typer.Context, where: Where = None, settings: Given = NONE) -> None: ...
 
-`settings` then holds what was given, by the settings' names; the options that need no value (`--truth` alone) are in the
-command's `bare_values`. A matrix takes comma lists where a setting is an axis.
+`settings` then holds the given values, by the settings' names; the options that need no value (plain `--truth`) are in the
+command's `bare_values`. For settings that are axes, a matrix takes comma-separated lists.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ Given = Mapping[str, Any]
 """The settings that were given on the command line, by name."""
 NONE: Given = MappingProxyType({})
 TruthDtype = Annotated[str | None, typer.Option("--truth", metavar="fp32|fp64", help="Dtype of the truth (default: fp32).")]
-_ACTOR, _AXES = "The actor", "The axes: comma lists"
+_ACTOR, _AXES = "Configuration", "Axes (comma-separated lists)"
 TRAINING_AXES = ("backend", "zero_stage", "tp", "ring")
-"""The settings of which `train-check` takes lists."""
+"""The settings for which `train-check` takes lists."""
 _SHORT = "short_"
 _TRUST, _PLUGIN, _ACCELERATE = "trust_remote_code", "dist_plugin", "accelerate_config"
 
 
 def takes_settings(command: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator: the parameter `settings` becomes the options of the settings that `command` has. It `takes_groups`, too."""
+    """Decorate a command: replace its parameter `settings` by the settings of `command`. Also applies `takes_groups`."""
     options = list(_options(command))
     mine = [setting for setting in SETTINGS.values() if setting.bare is not None and command in setting.commands]
     bare = {f"--{name}": str(setting.bare) for setting in mine for name in (setting.option, setting.old_option) if name}
@@ -62,7 +62,7 @@ def takes_settings(command: str) -> Callable[[Callable[..., Any]], Callable[...,
 
 
 def truth_dtype(given: str | None) -> str:
-    """What the truth is computed in; UsageError for a dtype that makes no truth."""
+    """Return the dtype of the truth. Raises UsageError if a truth cannot have this dtype."""
     dtype = given or str(SETTINGS["truth"].bare)
     if dtype not in TRUTHS:
         raise UsageError(f"--truth cannot be {dtype}", hint=f"one of: {', '.join(TRUTHS)}")
@@ -86,14 +86,14 @@ def _options(command: str) -> Iterator[inspect.Parameter]:
         yield parameter(setting.name, (str if setting.named else setting.kind) | None, option(None, setting.help, named, **facts))
         if setting.shorthand:
             name, value = setting.shorthand
-            short = option(None, f"The same as {setting.flag} {value}.", f"--{name}", rich_help_panel=_ACTOR)
+            short = option(None, f"Alias of {setting.flag} {value}.", f"--{name}", rich_help_panel=_ACTOR)
             yield parameter(_SHORT + setting.name, bool | None, short)
 
 
 def _axis(setting: Setting) -> inspect.Parameter:
-    """The comma list of a setting's values."""
+    """Build the option that takes a comma-separated list of a setting's values."""
     assert setting.axis is not None
-    text, metavar, values = f"Of {', '.join(map(str, setting.values)) or 'numbers'}", "LIST", setting.values
+    text, metavar, values = f"{', '.join(map(str, setting.values)) or 'Counts'}", "LIST", setting.values
     if setting.kind is bool:
         values, metavar = ("on", "off", "both"), "off,on"
         text = f"{setting.help.partition(' (')[0].rstrip('.')}: on, off or both"
@@ -103,15 +103,15 @@ def _axis(setting: Setting) -> inspect.Parameter:
 
 
 def merged_settings(**options: Any) -> Given:
-    """What was given, with shorthands as what they stand for, and below it what an accelerate file comes to, which is said.
+    """Merge the given settings, their shorthands, and those of an accelerate file (printed in a note); given settings win.
 
-    Raises UsageError where two conflict.
+    Raises UsageError if two conflict.
     """
     take_consent(bool(options.get(_TRUST)))
     dist_plugin.give(options.get(_PLUGIN))
     given = {name: value for name, value in options.items() if value is not None and name in SETTINGS}
     for name, setting in SETTINGS.items():
-        if setting.named and name in given:  # numbers that may have names
+        if setting.named and name in given:  # numbers that may have names ("all")
             try:
                 given[name] = setting.parse(given[name])
             except ValueError:
@@ -124,13 +124,13 @@ def merged_settings(**options: Any) -> Given:
                 raise UsageError(text, hint="use only one")
     if (named := options.get(_ACCELERATE)) is None:
         return given
-    found, idle = read_accelerate(named)
-    if "backend" in given:  # what belongs to another backend means nothing
-        found = {name: value for name, value in found.items() if not SETTINGS[name].backends}
-    told = ", ".join(
-        f"{SETTINGS[name].option} {SETTINGS[name].typed(value)}" for name, value in found.items() if name not in given
+    from_file, idle = read_accelerate(named)
+    if "backend" in given:  # settings of the file's backend do not apply to another backend
+        from_file = {name: value for name, value in from_file.items() if not SETTINGS[name].backends}
+    summary = ", ".join(
+        f"{SETTINGS[name].option} {SETTINGS[name].typed(value)}" for name, value in from_file.items() if name not in given
     )
-    output.note(f"from {named}: {told or 'nothing that no flag gave'}")
+    output.note(f"from {named}: {summary or 'nothing beyond the given flags'}")
     if idle:
-        output.note(f"not honoured of {named}: {', '.join(idle)}")
-    return found | given
+        output.note(f"ignored in {named}: {', '.join(idle)}")
+    return from_file | given

@@ -23,10 +23,10 @@ def train_check(
     how: HowToTrain = HowToTrain(),
     settings: Given = NONE,
     machines: EngineOptions = EngineOptions(),
-    resume: str | None = option(None, "Run what has not finished of a check.", metavar="[CHECK|last]"),
-    show: str | None = option(None, "Print a check that is there; run nothing.", metavar="[CHECK|last]"),
+    resume: str | None = option(None, "Continue a stopped check.", metavar="[CHECK|last]"),
+    show: str | None = option(None, "Print an existing check; run nothing.", metavar="[CHECK|last]"),
     yes: ConfirmOption = False,
-    dry_run: bool = option(False, "Print the configurations and run nothing.", "--dry-run"),
+    dry_run: bool = option(False, "Print the configurations; run nothing.", "--dry-run"),
 ) -> None:
     """Train a few steps under each configuration and compare.
 
@@ -48,7 +48,7 @@ def train_check(
     flags = flags_of(settings)
     if show is not None or resume is not None:
         word, groups = ("show", []) if show is not None else ("resume", [EngineOptions])
-        refuse_beside(ctx, f"--{word} takes a check as it is", word, "yes", "dry_run", groups=groups)
+        refuse_beside(ctx, f"--{word} keeps the check's settings", word, "yes", "dry_run", groups=groups)
         store = store_of(ctx).require()
         record, owner = load_train_check(store, str(show or resume))
         if show is not None:

@@ -1,4 +1,4 @@
-"""The work of `actordbg train-check`: the inputs of one that continues, the run, and its answer."""
+"""The work of `actordbg train-check`: create or resume a check, run it, and print its result."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def inputs_again(store: Store, record: TrainCheckRecord) -> tuple[ReplayInput, .
 
 
 def run_cells_of(store: Store, record: TrainCheckRecord, chosen: tuple[ReplayInput, ...]) -> None:
-    units = sum(  # micro-batches, of the trainer's own program steps
+    units = sum(  # micro-batches; steps for OpenRLHF's own program
         record.steps * (1 if cell.role in OWN else record.batch) for cell in record.cells if cell.status == OPEN
     )
     try:
@@ -64,14 +64,14 @@ def run_cells_of(store: Store, record: TrainCheckRecord, chosen: tuple[ReplayInp
 
             record = TrainRun(store, record, chosen, on_event).run()
     except KeyboardInterrupt:
-        note(f"interrupted; finished trainings are kept, `actordbg train-check --resume {record.check_id}` runs the others")
+        note(f"interrupted; finished runs are kept, run `actordbg train-check --resume {record.check_id}` for the others")
         print_train_check(load_train_check(store, record.check_id)[0], judge=False)
         raise typer.Exit(130) from None
     print_train_check(record)
 
 
 def print_train_check(record: TrainCheckRecord, *, judge: bool = True) -> None:
-    """Print the answer; exit code 1 for a bad one."""
+    """Print the result; with `judge`, exit with code 1 if it is bad."""
     paths = {cell.index: log_of(record, cell) for cell in record.cells if cell.steps}
     logs = {index: shown_path(path) for index, path in paths.items() if path.is_file()}
     good = is_good(record)
@@ -93,13 +93,13 @@ def say_plan(record: TrainCheckRecord) -> None:
 
 
 MOST_BY_DEFAULT = 32
-"""Inputs, where --max-inputs does not say, and no more than the steps take twice: a check should take minutes."""
+"""Maximum number of inputs without --max-inputs (the steps also use each at least twice): a check should take minutes."""
 
 
 def new_train_check(
     ctx: typer.Context, store: Store, flags: dict[str, Any], inputs: ChosenInputs, how: HowToTrain, check_id: str
 ) -> tuple[TrainCheckRecord, tuple[ReplayInput, ...]]:
-    """The record before anything ran, and the inputs."""
+    """Create the record of a check that has not run yet, and select its inputs."""
     names, training, stored = _names(ctx, flags, how), _training(how), _stored(how, store.root)
     paths: dict[str, Any] = {name: Path(names.values[name]) for name in ("log_dir", "dataset") if name in names.values}
     how = replace(how, **paths)
@@ -153,39 +153,39 @@ def new_train_check(
 
 
 def _training(how: HowToTrain) -> dict[str, Any]:
-    """The optimizer's numbers, as `training.json` has them."""
+    """Return the hyperparameters, as in `training.json`."""
     if not 0 < how.lr < 10:
         raise UsageError(f"--lr {how.lr:g} is out of range", hint="for example 5e-6")
     if not 0 < how.threshold < 1:
-        raise UsageError(f"--threshold {how.threshold:g} is invalid", hint="0.05 allows 5 % of difference")
+        raise UsageError(f"--threshold {how.threshold:g} is invalid", hint="for example 0.05, which allows differences up to 5 %")
     numbers = {name: getattr(how, name) for name in ("lr", "max_norm", "weight_decay")}
     more = {"gradient_checkpointing": True} if how.gradient_checkpointing else {}
     return {"betas": [0.9, 0.95], "eps": 1e-8} | numbers | more
 
 
 def _stored(how: HowToTrain, store: Path) -> dict[str, Any]:
-    """Where checkpoints go and how often, as the record's options have it."""
+    """Return the checkpoint folder and interval, as in the record's options; {} without --storage."""
     if how.storage is not None:
-        every = how.checkpoint_every or -(-how.steps // 10)  # a death costs a tenth at most; of a short training one step
+        every = how.checkpoint_every or -(-how.steps // 10)  # a crash loses at most a tenth, or a step of a short training
         return {STORAGE: {"folder": str(checked_storage(how.storage, store)), "every": every}}
     if how.checkpoint_every is not None:
-        raise UsageError("--checkpoint-every needs --storage", hint="--storage DIR, or leave it out")
+        raise UsageError("--checkpoint-every needs --storage", hint="add --storage DIR, or drop --checkpoint-every")
     return {}
 
 
 def _names(ctx: typer.Context, flags: Mapping[str, Any], how: HowToTrain) -> AncestorNames:
-    """The variables of the ancestor; what each does is said on standard error."""
+    """Read the environment variables of OpenRLHF's backend test suite, and note the effect of each on standard error."""
     typed = {name for name in ("max_inputs", "log_dir", "dataset") if is_typed(ctx, name)}
     names = read_names(os.environ, set(flags) | typed, trains_on_rows=how.trainer is not None)
     for name, value in names.took.items():
-        note(f"taken from the environment: {name}={value}")
+        note(f"from the environment: {name}={value}")
     for name, why in names.idle.items():
         note(f"{name} has no effect: {why}")
     return names
 
 
 def _rows(how: HowToTrain, names: AncestorNames) -> dict[str, Any]:
-    """What the trainer's own program trains on."""
+    """Return what OpenRLHF's own program trains on."""
     if how.dataset is None:
         rows: dict[str, Any] = {"data": None, ROUND: max(1, how.steps // 2)}
     else:
@@ -195,7 +195,7 @@ def _rows(how: HowToTrain, names: AncestorNames) -> dict[str, Any]:
 
 
 def _axes(flags: dict[str, Any], names: AncestorNames) -> Axes:
-    """Take the lists that were given out of `flags`; beside others, a size of the ancestor's stands beside its absence."""
+    """Pop the given lists from `flags`; with a list given, a size from the environment is compared with 1."""
     given = {name: AXES[name].list_of(str(flags.pop(name))) for name in TRAINING_AXES if name in flags}
     for name in ("tp", "ring"):
         if given and name in names.values:
@@ -204,7 +204,7 @@ def _axes(flags: dict[str, Any], names: AncestorNames) -> Axes:
 
 
 def _base(ctx: typer.Context, flags: dict[str, Any], names: AncestorNames, axes: Axes) -> ReplayConfig:
-    """The configuration that all cells share, with as many processes as the widest needs."""
+    """Build the configuration that all cells share, with as many processes as the largest cell needs."""
     widest = max(axes.get("tp", [names.values.get("tp", 2)])) * max(axes.get("ring", [names.values.get("ring", 2)]))
     ours = {name: names.values[name] for name in ("model", "nproc") if name in names.values}
     flags = {"nproc": widest, "zero_stage": 0, "backend": "plain", "tp": 1, "ring": 1} | ours | flags

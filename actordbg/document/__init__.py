@@ -1,5 +1,5 @@
-"""What an answer consists of, and its renderings: terminal, Markdown, HTML pages, JSON, charts. It knows no replay.
+"""Documents as lists of blocks, and their renderings: text, Markdown, HTML pages, JSON, charts. Independent of replays.
 
-In come blocks (`blocks`: headings, tables, a verdict, charts as Vega-Lite specifications); out come texts and files. Begin with
-`blocks`, then `renderings` (text and Markdown) and `page` (HTML). A new kind of block needs a line in each of them.
+Blocks (`blocks`) are headings, tables, a verdict, charts as Vega-Lite specifications. Begin with `blocks`, then read `renderings`
+(text and Markdown) and `page` (HTML). A new kind of block needs a line in each of them.
 """

@@ -1,10 +1,10 @@
-"""What a document consists of before anyone decides how it looks: blocks, and figures written as words.
+"""The blocks of a document, independent of its format, and the formatting of figures.
 
-Reports, comparisons, matrices and curves are lists of blocks. Cells of a table are strings already, in the units that their
-heading names, so a renderer (`actordbg.document.renderings`) only lays them out. "-" stands for what nobody measured.
+Reports, comparisons, matrices and curves are lists of blocks. Table cells are already strings, in the units that the heading
+names, so a renderer (`actordbg.document.renderings`) only lays them out. "-" means not measured.
 
-Banner, Chart and Cells are for pages (`page`). Text and Markdown leave them out, because the blocks beside them say the
-same. JSON has them as data: `as_data`.
+Banner, Chart and Cells are for pages (`page`). Text and Markdown skip them, because the blocks beside them have the same content.
+JSON has them as data: `as_data`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Items:
-    """A list; an item may hold several lines (an excerpt of a log), which stay lines."""
+    """A list; an item may hold several lines (an excerpt of a log), whose line breaks are kept."""
 
     items: Sequence[str]
 
@@ -47,7 +47,7 @@ class Code:
 class Grid:
     """A table; columns whose heading is in `left` are text, all others figures.
 
-    links: for each row the path of its log ("" for none), which Markdown has as a last column.
+    links: for each row the path of its log ("" for none), shown as a last column in Markdown and HTML.
     """
 
     columns: Sequence[str]
@@ -57,12 +57,12 @@ class Grid:
 
 
 GOOD_TONE, BAD_TONE, PART_TONE, NO_TONE = "good", "bad", "part", "none"
-"""What a verdict is to whoever looks only at its color: right, wrong, in part or not checked, nothing ran."""
+"""Colors of a verdict: right, wrong, partial or not checked, nothing ran."""
 
 
 @dataclass(frozen=True)
 class Banner:
-    """The verdict, for whoever reads nothing else: a word, a sentence, a few figures by name, and what was not checked."""
+    """The verdict: a word, a sentence, a few named figures, and what was not checked."""
 
     word: str
     sentence: str
@@ -75,8 +75,8 @@ class Banner:
 class Chart:
     """A picture as data: a Vega-Lite specification with its values inside, and a table of the same figures.
 
-    says: what the picture shows, in a sentence or two, for whoever does not see it. note: what was left out or put together.
-    half: two of these stand side by side where there is room.
+    says: what the picture shows, in a sentence or two (also its text for screen readers). note: what was omitted or merged.
+    half: two such charts are placed side by side if there is room.
     """
 
     title: str
@@ -89,7 +89,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Cell:
-    """One field of a heat map: its words, why it is so, and the command that shows more."""
+    """A field of a heat map: its text, the reason, and the command that shows more."""
 
     text: str
     figure: str = ""
@@ -100,7 +100,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Cells:
-    """A heat map whose fields can be pointed at, reached by keyboard and clicked. None: no such combination."""
+    """A heat map whose fields can be hovered over, reached by keyboard and clicked. None: no such combination."""
 
     title: str
     says: str
@@ -115,7 +115,7 @@ Block = Heading | Paragraph | Items | Code | Grid | Picture
 
 
 def as_data(blocks: Iterable[Block]) -> dict[str, Any]:
-    """What JSON has of a document beside its figures: the verdict, and the charts as Vega-Lite specifications."""
+    """Return the parts of a document that are added to its JSON: the verdict, and the charts as Vega-Lite specifications."""
     banner, charts = None, []
     for block in blocks:
         if isinstance(block, Banner):
@@ -126,7 +126,7 @@ def as_data(blocks: Iterable[Block]) -> dict[str, Any]:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A figure with `digits` significant digits, and an exponent only below 0.0001 and from ten million on."""
+    """Format a figure with `digits` significant digits; with an exponent only below 0.0001 or above ten million."""
     if value is None:
         return "-"
     short = f"{value:.{digits}g}"
@@ -134,19 +134,19 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """Seconds with three significant digits, zeros kept: 2.00, 0.950, 123."""
+    """Format seconds with three significant digits, keeping zeros: 2.00, 0.950, 123."""
     if value is None or value >= 1000 or 0 < value < 0.001:
         return number(value, 3)
     return f"{value:#.3g}".rstrip(".") if value else "0"
 
 
 def rate(value: float | None) -> str:
-    """A rate, whole from 100 on."""
+    """Format a rate; without decimals from 100 up."""
     return f"{value:,.0f}" if value is not None and value >= 100 else number(value, 3)
 
 
 def setting(value: Any) -> str:
-    """A setting's value: on and off for switches, commas in large numbers."""
+    """Format a setting's value: on or off for booleans, commas in large numbers."""
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:,}" if isinstance(value, int) and abs(value) >= 10**4 else str(value)

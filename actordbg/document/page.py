@@ -1,13 +1,12 @@
-"""A document as one HTML file: style, pictures and vega inside, no request to any network, and a policy that allows none.
+"""Render a document as a self-contained HTML file: style, pictures and vega included, and a policy that forbids network requests.
 
-The policy names the page's own style and scripts by their hashes. So text that came from outside runs nothing even if it were not
-escaped, and vega evaluates no code: its expressions are interpreted (`ast` in `page.js`). A page without a chart has no vega and
-is small.
+The policy names the page's own style and scripts by their hashes. So foreign text could not run code even if it were not escaped,
+and vega evaluates no code: its expressions are interpreted (`ast` in `page.js`). A page without a chart has no vega and is small.
 
-Every string of a block goes through `_inline` or `in_html`, specifications through `in_script`. Elements say what they are,
-so that a screen reader, a printer and a browser without JavaScript have all of it: a chart is a figure with its table, which
-is open until the page's script has drawn the picture, a heat map is a table of buttons. No element has a style attribute: the
-policy forbids it.
+Every string of a block goes through `_inline` or `in_html`, specifications through `in_script`. The markup is semantic, so that
+screen readers, printers and browsers without JavaScript show everything: a chart is a figure with its table, which is open until
+the page's script has drawn the picture, and a heat map is a table of buttons. No element has a style attribute: the policy
+forbids it.
 
 Example::
 
@@ -36,19 +35,19 @@ from actordbg.document.specifications import SCHEMA
 from actordbg.formats.store_files import atomic_write
 
 VEGA = ("vega.min.js", "vega-lite.min.js", "vega-embed.min.js")
-"""In this order: each needs the one before."""
+"""In loading order: each script needs the previous script."""
 _SELF, _NONE = "'self'", "'none'"
 _ENDS = re.compile(r"</(?:script|style)|<!--", re.IGNORECASE)
 _ICONS = {"good": "2a9d6f", "bad": "d1495b", "part": "d99a1c", "none": "8d99a6"}
 
 
 def as_html(blocks: Iterable[Block], *, above: str = "", below: str = "", forms: bool = False) -> str:
-    """The page. above, below: HTML of our own around the document (`actordbg ui`). forms: may be sent to its own server."""
-    found = list(blocks)
-    heading = next((one for one in found if isinstance(one, Heading)), Heading("actordbg", 1))
-    banner = next((one for one in found if isinstance(one, Banner)), None)
+    """Render a page. above, below: trusted HTML around the document (`actordbg ui`). forms: allow forms sent to its server."""
+    document = list(blocks)
+    heading = next((block for block in document if isinstance(block, Heading)), Heading("actordbg", 1))
+    banner = next((block for block in document if isinstance(block, Banner)), None)
     style = asset("page.css")
-    scripts = [*(asset(name) for name in VEGA if any(isinstance(block, Chart) for block in found)), asset("page.js")]
+    scripts = [*(asset(name) for name in VEGA if any(isinstance(block, Chart) for block in document)), asset("page.js")]
     title = f"{banner.word}: {heading.text}" if banner else heading.text
     return "\n".join(
         [
@@ -61,7 +60,7 @@ def as_html(blocks: Iterable[Block], *, above: str = "", below: str = "", forms:
             f'<link rel="icon" href="{_icon(banner.tone if banner else "none")}">',
             f"<style>{style}</style></head><body>",
             '<a class="skip" href="#main">Skip to main</a>',
-            f'{above}<main id="main">{contents(found)}{as_body(found)}{below}</main>',
+            f'{above}<main id="main">{contents(document)}{as_body(document)}{below}</main>',
             f"<footer>actordbg {in_html(__version__)}</footer>",
             *(f"<script>{script}</script>" for script in scripts),
             "</body></html>\n",
@@ -70,7 +69,7 @@ def as_html(blocks: Iterable[Block], *, above: str = "", below: str = "", forms:
 
 
 def policy(style: str, scripts: Iterable[str], forms: bool = False) -> str:
-    """What a page may do: its own style and scripts, pictures inside of it, and nothing else."""
+    """Return the Content-Security-Policy: the page's own style and scripts, embedded pictures, and nothing else."""
     allowed = " ".join(_hashed(script) for script in scripts)
     inside = f"script-src {allowed}; style-src {_hashed(style)}; img-src data:"
     return f"default-src 'none'; {inside}; base-uri 'none'; form-action {_SELF if forms else _NONE}"
@@ -78,7 +77,7 @@ def policy(style: str, scripts: Iterable[str], forms: bool = False) -> str:
 
 @cache
 def asset(name: str) -> str:
-    """A file of `assets/`, without what would end the element that it stands in."""
+    """Read a file of `assets/`, and assert that it cannot end the element that will contain it."""
     text = files("actordbg.document").joinpath("assets").joinpath(name).read_text("utf-8")
     assert not _ENDS.search(text), f"{name} would end its own element"
     return text
@@ -96,15 +95,15 @@ def _icon(tone: str) -> str:
 
 SUFFIXES = (".svg", ".png", ".pdf")
 WIDTH = 760
-"""Width of each chart in pixels."""
+"""Width of a saved chart, in pixels."""
 
 
 def check_place(path: Path | None) -> None:
-    """Raises EnvironmentProblem where no file could be written. Asked before the work, which may take minutes."""
+    """Check that a file can be written, before work that may take minutes. Raises EnvironmentProblem if not."""
     if path is None:
         return
     if not path.parent.is_dir():
-        raise EnvironmentProblem(f"cannot write {path}: {path.parent} is not a folder", hint="make it first, or name another one")
+        raise EnvironmentProblem(f"cannot write {path}: {path.parent} is not a folder", hint="create it, or name another folder")
     if path.is_dir():
         raise EnvironmentProblem(f"cannot write {path}: it is a folder", hint="name a file in it")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
@@ -112,22 +111,24 @@ def check_place(path: Path | None) -> None:
 
 
 def check(option: str, path: Path | None) -> None:
-    """Raises UsageError for another suffix, and EnvironmentProblem for a file that cannot be written or without vl-convert."""
+    """Check that a chart can be saved. Raises UsageError for an unknown suffix, EnvironmentProblem for an unwritable file or
+    without vl-convert.
+    """
     if path is None:
         return
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(
             f"{option} {path}: unknown picture suffix {path.suffix!r}",
-            hint=f"name a file that ends with {', '.join(SUFFIXES)}",
+            hint=f"use one of {', '.join(SUFFIXES)}",
         )
     check_place(path)
     require_package(option, "vl_convert", "vl-convert-python")
 
 
 def write_named(path: Path, data: bytes) -> None:
-    """Writes what a user asked for where they said: a file whole or not at all, behind a link too; a device as it is.
+    """Write data to a path that the user named: atomically to a file, following links, or directly to a device.
 
-    Raises EnvironmentProblem if the disk refuses the file.
+    Raises EnvironmentProblem if the file cannot be written.
     """
     try:
         if path.exists() and not path.is_file():
@@ -140,7 +141,7 @@ def write_named(path: Path, data: bytes) -> None:
 
 
 def save(charts: Sequence[Chart], path: Path) -> bool:
-    """Writes the charts one below the other and returns True; writes nothing and returns False without any."""
+    """Write the charts to a picture, one below the other, and return True; without charts, write nothing and return False."""
     if not charts:
         return False
     import vl_convert
@@ -167,17 +168,17 @@ _TONES = {
     }.items()
     for word in words
 }  # fmt: skip
-"""Words of verdicts that have a color beside their text."""
+"""Verdict words that are shown in color."""
 Folded = frozenset({"Logs", "Legend", "Loaded"})
-"""Headings whose part is closed until somebody opens it."""
+"""Headings of sections that are collapsed at first."""
 
 
 def as_body(blocks: Sequence[Block]) -> str:
-    """All blocks in order; parts that few read are closed."""
+    """Render all blocks in order, with rarely read sections collapsed."""
     parts: list[str] = []
     folded = paired = False
-    said = {one.sentence for one in blocks if isinstance(one, Banner)}
-    blocks = [one for one in blocks if not (isinstance(one, Paragraph) and one.text in said)]
+    sentences = {block.sentence for block in blocks if isinstance(block, Banner)}
+    blocks = [block for block in blocks if not (isinstance(block, Paragraph) and block.text in sentences)]
     for number, block in enumerate(blocks):
         pair = isinstance(block, Chart) and block.half
         parts += ['<div class="pair">'] * (pair and not paired) + ["</div>"] * (paired and not pair)
@@ -193,11 +194,11 @@ def as_body(blocks: Sequence[Block]) -> str:
 
 
 def contents(blocks: Sequence[Block]) -> str:
-    """Links to the parts of level 2, where there are several."""
-    found = [(number, one) for number, one in enumerate(blocks) if isinstance(one, Heading) and one.level == 2]
-    if len(found) < 3:
+    """Render links to the sections of level 2, if there are at least three."""
+    headings = [(number, block) for number, block in enumerate(blocks) if isinstance(block, Heading) and block.level == 2]
+    if len(headings) < 3:
         return ""
-    links = "".join(f'<li><a href="#part-{number}">{in_html(one.text)}</a></li>' for number, one in found)
+    links = "".join(f'<li><a href="#part-{number}">{in_html(block.text)}</a></li>' for number, block in headings)
     return f'<nav aria-label="Contents"><ul>{links}</ul></nav>'
 
 
@@ -218,24 +219,24 @@ def _block(block: Block, number: int) -> str:
         case Chart():
             return _chart(block, number)
         case Heading():
-            return ""  # `as_body` has it
+            return ""  # rendered by `as_body`
 
 
 def _inline(text: str) -> str:
-    """Running text; what stands between backticks is code."""
+    """Render inline text, with backticked parts as code."""
     return _CODE.sub(r"<code>\1</code>", in_html(text))
 
 
 def _item(text: str) -> str:
-    """One item; a fact ("inputs: 3 dumps") has its name apart, and a command can be copied."""
-    found = _FACT.match(text)
-    if found is None:
+    """Render a list item; a fact ("inputs: 3 dumps") gets a separate label, and a command a copy button."""
+    fact = _FACT.match(text)
+    if fact is None:
         return f"<li>{_inline(text)}</li>"
-    value = _inline(text[found.end() :])
-    if found[1] in _COMMANDS:
-        shown = in_html(text[found.end() :])
+    value = _inline(text[fact.end() :])
+    if fact[1] in _COMMANDS:
+        shown = in_html(text[fact.end() :])
         value = f'<code>{shown}</code> <button type="button" class="copy" data-copy="{shown}">copy</button>'
-    return f'<li class="fact"><b>{_inline(found[1])}</b><span>{value}</span></li>'
+    return f'<li class="fact"><b>{_inline(fact[1])}</b><span>{value}</span></li>'
 
 
 def _grid(grid: Grid) -> str:
@@ -249,7 +250,7 @@ def _grid(grid: Grid) -> str:
 
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[str]], left: Collection[str]) -> str:
-    """A table of cells that are HTML. left: columns of text; the others are figures, which are aligned to the right."""
+    """Render a table whose cells are HTML. left: left-aligned text columns; the others are right-aligned figures."""
     sides = [(name, ' class="left"' if name in left else "") for name in columns]
     heads = "".join(f'<th scope="col"{side}>{_inline(name.strip())}</th>' for name, side in sides)
     lines = ("".join(f"<td{side}>{cell}</td>" for cell, (_, side) in zip(row, sides, strict=True)) for row in rows)
@@ -259,18 +260,18 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[str]], left: Collectio
 
 
 def toned(text: str) -> str:
-    """The HTML of a cell, in the color of its verdict if it is or begins with one."""
+    """Render a table cell, in the color of its verdict if it is or begins with a verdict word."""
     tone = _TONES.get(text) or _TONES.get(text.partition(" ")[0])
     return f'<span class="tone {tone}">{_inline(text)}</span>' if tone else _inline(text)
 
 
-def _banner(one: Banner) -> str:
-    figures = "".join(f"<div><dt>{in_html(name)}</dt><dd>{in_html(value)}</dd></div>" for name, value in one.figures)
-    unjudged = "".join(f"<li>{_inline(text)}</li>" for text in one.unjudged)
-    said = f'<p class="verdict"><strong>{in_html(one.word)}</strong> {_inline(one.sentence)}</p>'
+def _banner(banner: Banner) -> str:
+    figures = "".join(f"<div><dt>{in_html(name)}</dt><dd>{in_html(value)}</dd></div>" for name, value in banner.figures)
+    unjudged = "".join(f"<li>{_inline(text)}</li>" for text in banner.unjudged)
+    verdict = f'<p class="verdict"><strong>{in_html(banner.word)}</strong> {_inline(banner.sentence)}</p>'
     rest = f'<div class="unjudged"><b>Not checked</b><ul>{unjudged}</ul></div>' if unjudged else ""
-    told = said + (f"<dl>{figures}</dl>" if figures else "") + rest
-    return f'<section class="banner {in_html(one.tone)}" aria-label="Verdict">{told}</section>'
+    content = verdict + (f"<dl>{figures}</dl>" if figures else "") + rest
+    return f'<section class="banner {in_html(banner.tone)}" aria-label="Verdict">{content}</section>'
 
 
 def _chart(chart: Chart, number: int) -> str:
@@ -282,12 +283,12 @@ def _chart(chart: Chart, number: int) -> str:
         f'<figure class="chart" id="chart-{number}"><figcaption><b>{in_html(chart.title)}</b> {_inline(chart.says)}</figcaption>'
         f'<div class="live" role="img" aria-label="{in_html(chart.says)}" hidden></div>'
         f'<script type="application/json">{specification}</script>{note}'
-        f"<details open><summary>The same as a table</summary>{_grid(chart.table)}</details></figure>"
+        f"<details open><summary>Data as a table</summary>{_grid(chart.table)}</details></figure>"
     )
 
 
 def _visible(value: Any) -> Any:
-    """A specification whose texts hide nothing: vega draws them as they are."""
+    """Escape invisible characters in a specification's texts: vega draws texts unchanged."""
     if isinstance(value, str):
         return in_line(value)
     if isinstance(value, dict):
@@ -295,15 +296,16 @@ def _visible(value: Any) -> Any:
     return [_visible(item) for item in value] if isinstance(value, list) else value
 
 
-def _cells(one: Cells) -> str:
-    heads = "".join(f'<th scope="col">{in_html(name)}</th>' for name in one.columns)
+def _cells(heat: Cells) -> str:
+    heads = "".join(f'<th scope="col">{in_html(name)}</th>' for name in heat.columns)
     rows = "".join(
         f'<tr><th scope="row">{in_html(name)}</th>{"".join(_cell(cell) for cell in cells)}</tr>'
-        for name, cells in zip(one.rows, one.cells, strict=True)
+        for name, cells in zip(heat.rows, heat.cells, strict=True)
     )
     return (
-        f'<figure class="heat"><figcaption><b>{in_html(one.title)}</b> {_inline(one.says)}</figcaption><div class="wide"><table>'
-        f'<thead><tr><td></td>{heads}</tr></thead><tbody>{rows}</tbody></table></div><p class="why" role="status"></p></figure>'
+        f'<figure class="heat"><figcaption><b>{in_html(heat.title)}</b> {_inline(heat.says)}</figcaption>'
+        f'<div class="wide"><table><thead><tr><td></td>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
+        '<p class="why" role="status"></p></figure>'
     )
 
 

@@ -1,10 +1,10 @@
-"""A document as plain text of at most 80 columns, and as GitHub's Markdown. `actordbg.document.page` has it as HTML.
+"""Render a document as plain text of at most 80 columns, or as GitHub Markdown. `actordbg.document.page` renders HTML.
 
-Text has no color and no box, so it looks the same in a terminal, a pipe and an issue. A table that is too wide gets narrower
-gaps first; then its text columns are cut in the middle, never its figures.
+Text has no colors and no boxes, so it looks the same in a terminal, a pipe and an issue. A table that is too wide first gets
+narrower gaps; then its text columns are cut in the middle, never its figures.
 
-Both clean what comes from outside (an error, a path, a dump id) as `actordbg.base.foreign_text` says, and so does whatever is
-added here: a block's strings reach no output but through `_in_lines`, `_in_line`, or a function of that module for Markdown.
+Both clean foreign text (an error, a path, a dump id) with `actordbg.base.foreign_text`. New code here must do so as well: a
+block's strings reach the output only through `in_lines`, `in_line`, or that module's functions for Markdown.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ WIDTH = 80
 
 
 def as_text(blocks: Iterable[Block]) -> str:
-    """A document as text that ends with a line break."""
+    """Render a document as text that ends with a line break."""
     return "\n".join(_text_block(block) for block in _written(blocks)).strip("\n") + "\n"
 
 
 Written = Heading | Paragraph | Items | Code | Grid
-"""Blocks that are words and figures."""
+"""Blocks that text and Markdown show."""
 
 
 def _written(blocks: Iterable[Block]) -> Iterable[Written]:
@@ -44,7 +44,7 @@ def _text_block(block: Written) -> str:
             return wrap(text) + "\n"
         case Code(text):
             return "\n".join(f"    | {line[: WIDTH - 6]}" for line in in_lines(text).split("\n")) + "\n"
-        case Items(items):  # the command that comes next stays whole, so that it can be pasted
+        case Items(items):  # the next command stays on one line, so that it can be pasted
             lines = (f"  {in_lines(item)}" if item.startswith("next: ") else wrap(item, "  ", "      ") for item in items)
             return "\n".join(lines) + "\n"
         case Grid():
@@ -52,21 +52,23 @@ def _text_block(block: Written) -> str:
 
 
 def _running(text: str) -> str:
-    """`text` without line breaks: they are blanks, as in any running text."""
+    """Replace line breaks and tabs in `text` by spaces."""
     return in_line(re.sub(r"[\r\n\t]+", " ", text))
 
 
 def wrap(text: str, first: str = "", rest: str = "") -> str:
-    """`text` in lines of at most 80 columns; a word longer than that (a path) stays whole on its own line."""
+    """Wrap `text` to 80 columns; a longer word (a path) is not broken."""
     return textwrap.fill(
         in_lines(text), WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False, break_long_words=False
     )
 
 
 def grid(table: Grid, width: int = WIDTH, *, tight: bool = False, fold: bool = False, indent: str = "  ") -> str:
-    """The table with its heading underlined, at most `width` columns wide: gaps narrow to one, ids of dumps lose their end
-    (every command takes the beginning), then text columns lose their middle, or with `fold` continue in the next line. `tight`:
-    narrow gaps, and no line below."""
+    """Render a table of at most `width` columns, with its heading underlined.
+
+    To fit, gaps narrow to one space, dump ids are cut to a prefix (which every command accepts), then text columns are cut in the
+    middle, or with `fold` wrapped. `tight`: narrow gaps, and no underline.
+    """
     lines = [tuple(in_line(text) for text in line) for line in (table.columns, *table.rows)]
     for beginning in _BEGINNINGS:
         if sum(max(len(line[i].strip()) for line in lines) + 1 for i in range(len(table.columns))) > width - len(indent):
@@ -78,7 +80,7 @@ def grid(table: Grid, width: int = WIDTH, *, tight: bool = False, fold: bool = F
     least = [12] * len(table.columns)
     for i, cells in enumerate(zip(*lines[1:], strict=True)):
         if not fold and all(_ONLY_TIME.fullmatch(cell.strip()) for cell in cells):
-            least[i] = widths[i]  # short ids stay as they are, so that they can be pasted
+            least[i] = widths[i]  # short ids are not cut further, so that they can be pasted
     while excess > 0 and (wide := [i for i, name in enumerate(table.columns) if name in table.left and widths[i] > least[i]]):
         first = max(wide, key=lambda i: widths[i]) if fold else wide[0]
         cut = 1 if fold else min(excess, widths[first] - least[first])
@@ -90,7 +92,7 @@ def grid(table: Grid, width: int = WIDTH, *, tight: bool = False, fold: bool = F
 
 
 _CALL, _TIME = re.compile(r"(\d{8}T\d{6}\.\d{6}Z-\d{6})-[\w-]+\Z"), re.compile(r"(\d{8}T\d{6}\.\d{6})Z-\d{6}(-[\w-]+)?\Z")
-"""What of a dump's id may be shown: time and number of the call, without what makes it unique everywhere; the time alone."""
+"""Prefixes of a dump id that may be shown: time and number of the call; only the time."""
 _BEGINNINGS = (_CALL, _TIME)
 _ONLY_TIME = re.compile(r"\d{8}T\d{6}\.\d{6}")
 _DOTTED = re.compile(r"[A-Za-z]\w*(\.\w+){3,}")
@@ -98,12 +100,12 @@ _DOTTED = re.compile(r"[A-Za-z]\w*(\.\w+){3,}")
 
 
 def _with_short_ids(lines: list[tuple[str, ...]], beginning: re.Pattern[str]) -> list[tuple[str, ...]]:
-    """The lines with dump ids cut to a beginning that can be pasted, in columns where these still differ."""
+    """Cut dump ids to a prefix that can be pasted, in columns where the prefixes still differ."""
     columns = [list(column) for column in zip(*lines, strict=True)]
     for column in columns:
-        found = {text: match[1] for text in column if (match := beginning.match(text.strip()))}
-        if len(set(found.values())) == len(found):
-            column[:] = [found.get(text, text) for text in column]
+        short = {text: match[1] for text in column if (match := beginning.match(text.strip()))}
+        if len(set(short.values())) == len(short):
+            column[:] = [short.get(text, text) for text in column]
     return list(zip(*columns, strict=True))
 
 
@@ -121,17 +123,17 @@ def _line(line: tuple[str, ...], table: Grid, widths: list[int], gap: int, fold:
 
 
 def shorten(text: str, width: int) -> str:
-    """`text` cut in its middle to `width` columns; a parameter's name at its beginning, since its layer and matrix come last."""
+    """Cut `text` in the middle to `width` columns; a parameter's name at the start, because its layer and matrix come last."""
     if len(text) <= width:
         return text
     if _DOTTED.fullmatch(text) and (rest := text.find(".", len(text) - width + 1)) >= 0:
-        return f".{text[rest:]}"  # whole parts only: half a layer's number would be another layer's
+        return f".{text[rest:]}"  # complete parts only: part of a layer's number would name another layer
     keep = width - 2
     return f"{text[: keep - keep // 2]}..{text[len(text) - keep // 2 :]}"
 
 
 def as_markdown(blocks: Iterable[Block]) -> str:
-    """A document as Markdown that ends with a line break."""
+    """Render a document as Markdown that ends with a line break."""
     return "\n\n".join(_markdown_block(block) for block in _written(blocks)) + "\n"
 
 

@@ -1,6 +1,6 @@
-"""The pages of `actordbg ui`: lists with links around the documents that commands write. Reads the store, writes nothing.
+"""The pages of `actordbg ui`: lists with links to the documents that commands write. Reads the store, writes nothing.
 
-Facets are turned into one `--where`, which is shown with the command to type, so that what was found here can be done there.
+The chosen filters (facets) become a `--where`, shown with the command to type, so that a selection can be replayed in a terminal.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.store.layout import Store
 
 SHOWN = 200
-"""Rows of a list; the rest is counted."""
+"""Maximum number of rows of a list; the rest are counted."""
 FACETS = ("run", "rank", "role", "status", "triggered", "source")
 Asked = Mapping[str, str]
 Link = tuple[str, str]
-"""A text and where it leads: `PART/NAME`, as every page's own address below the server's token."""
+"""A text and its target: `PART/NAME`, the address of a page below the server's token."""
 _PARTS = ("store", "dumps", "replays", "matrices", "comparisons")
 
 
 def store_page(store: Store) -> str:
-    """What the store has, the newest first."""
+    """Render the start page: the store's size, runs and newest replays."""
     catalog = query.open_fresh(store)
     runs = query.frequent_values(catalog, "run")
     own, others = _own_and_others(catalog)
@@ -50,60 +50,60 @@ def store_page(store: Store) -> str:
     return _page(blocks, below)
 
 
-def dumps_page(store: Store, asked: Asked) -> str:
-    """Dumps by facets, with the condition that they come to."""
-    where = condition_of(asked)
+def dumps_page(store: Store, facets: Asked) -> str:
+    """Render the dumps that the facets select, with the command that selects them."""
+    where = condition_of(facets)
     catalog = query.open_fresh(store, where)
     count = query.count_dumps(catalog, where)
     rows = query.select_dumps(catalog, where, order="newest", limit=SHOWN)
     words = ["actordbg", "replay", *(["--where", where] if where else ["--all"])]
-    told = f"{plural(count, 'dump')}" + (f", the newest {SHOWN} of them below" if count > SHOWN else "")
-    blocks: list[Block] = [Heading("dumps", 1), Paragraph(told), Items((f"command: {' '.join(map(in_shell, words))}",))]
-    columns = ("dump", "run", "rank", "B", "S", "tokens", "role", "status", "kept for", "bytes", "when")
+    summary = f"{plural(count, 'dump')}" + (f", the newest {SHOWN} below" if count > SHOWN else "")
+    blocks: list[Block] = [Heading("dumps", 1), Paragraph(summary), Items((f"command: {' '.join(map(in_shell, words))}",))]
+    columns = ("dump", "run", "rank", "B", "S", "tokens", "role", "result", "trigger", "bytes", "when")
     cells = [
         (_to("dumps", row.dump_id), _to("runs", row.run), str(row.rank), str(row.batch_size), f"{row.seq_len:,}",
          f"{row.tokens:,}", row.role or "-", row.status or "not replayed", row.triggered or "-", human_bytes(row.bytes),
          ago(row.timestamp))
         for row in rows
     ]  # fmt: skip
-    return _page(blocks, _form(catalog, asked) + linked_table(columns, cells, {"rank", "B", "S", "tokens", "bytes"}))
+    return _page(blocks, _form(catalog, facets) + linked_table(columns, cells, {"rank", "B", "S", "tokens", "bytes"}))
 
 
-def condition_of(asked: Asked) -> str | None:
-    """The `--where` of what was chosen; None where nothing was."""
-    parts = [f"{name} = {_quoted(value)}" for name in FACETS if (value := asked.get(name, "").strip()) and value != "-"]
-    parts += [f"{name} is null" for name in FACETS if asked.get(name) == "-"]
+def condition_of(facets: Asked) -> str | None:
+    """Build the `--where` of the chosen facets; None without any."""
+    parts = [f"{name} = {_quoted(value)}" for name in FACETS if (value := facets.get(name, "").strip()) and value != "-"]
+    parts += [f"{name} is null" for name in FACETS if facets.get(name) == "-"]
     for name, sign in (("shortest", ">="), ("longest", "<=")):
-        if (value := asked.get(name, "").strip()).isdecimal():
+        if (value := facets.get(name, "").strip()).isdecimal():
             parts.append(f"seq_len {sign} {value}")
-    more = asked.get("where", "").strip()
+    more = facets.get("where", "").strip()
     parts += [all_of([more]) if parts else more] if more else []
     return " and ".join(parts) or None
 
 
 def dump_page(store: Store, dump_id: str) -> str:
-    """One dump: what its row says, and what every replay made of it."""
+    """Render a dump: its catalog row, and its result in every replay."""
     catalog = query.open_fresh(store)
     row = query.get_dump(catalog, dump_id)
-    told = {name: value for name, value in vars(row).items() if value not in (None, "", {}) and name != "dump_id"}
-    facts = (f"{name.replace('_', ' ')}: {_fact(name, value)}" for name, value in told.items())
+    fields = {name: value for name, value in vars(row).items() if value not in (None, "", {}) and name != "dump_id"}
+    facts = (f"{name.replace('_', ' ')}: {_fact(name, value)}" for name, value in fields.items())
     command = f"command: actordbg replay --where {in_shell(f'dump_id={_quoted(row.dump_id)}')}"
     blocks: list[Block] = [Heading(f"dump {row.dump_id}", 1), Items((command, *facts)), Heading("Replayed", 2)]
     cells = [
         (
-            _to("replays", one.replay_id),
-            one.status,
-            seconds(one.forward_s),
-            human_bytes(one.peak_memory_bytes),
-            one.signature or "-",
+            _to("replays", result.replay_id),
+            result.status,
+            seconds(result.forward_s),
+            human_bytes(result.peak_memory_bytes),
+            result.signature or "-",
         )
-        for one in query.results_of_dump(catalog, row.dump_id)[:SHOWN]
+        for result in query.results_of_dump(catalog, row.dump_id)[:SHOWN]
     ]
     return _page(blocks, linked_table(("replay", "status", "fwd s", "peak mem", "failure"), cells, {"fwd s", "peak mem"}))
 
 
 def _fact(name: str, value: Any) -> str:
-    """A column's value for a reader."""
+    """Format a column's value."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if name in ("bytes", "peak_memory"):
@@ -114,7 +114,7 @@ def _fact(name: str, value: Any) -> str:
 
 
 def run_page(store: Store, run: str) -> str:
-    """A training run over time, and its longest dumps."""
+    """Render a training run over time, with a link to its dumps."""
     catalog = query.open_fresh(store)
     rows = calls_of(catalog, run)
     chart = run_timeline(run, rows, dropped_of(store, run))
@@ -123,7 +123,7 @@ def run_page(store: Store, run: str) -> str:
 
 
 def replays_page(store: Store) -> str:
-    """All replays, the newest first: one's own with their handles, and behind them what other commands or users ran."""
+    """Render all replays, newest first: this user's with their handles, then those of other commands and users."""
     own, others = _own_and_others(query.open_fresh(store))
     below = _replays(own[:SHOWN], True)
     if others:
@@ -133,7 +133,7 @@ def replays_page(store: Store) -> str:
 
 
 def _counted(rows: Sequence[query.ReplayRow]) -> str:
-    return plural(len(rows), "replay") + (f", the newest {SHOWN} of them below" if len(rows) > SHOWN else "")
+    return plural(len(rows), "replay") + (f", the newest {SHOWN} below" if len(rows) > SHOWN else "")
 
 
 def _own_and_others(catalog: query.Catalog) -> tuple[list[query.ReplayRow], list[query.ReplayRow]]:
@@ -143,37 +143,37 @@ def _own_and_others(catalog: query.Catalog) -> tuple[list[query.ReplayRow], list
 
 
 def replay_report(store: Store, replay_id: str) -> str:
-    """The page that `actordbg report` writes."""
+    """Render the page that `actordbg report` writes."""
     return _page(report_blocks(store, load(store, [replay_id])))
 
 
 def matrices_page(store: Store) -> str:
-    """All matrices, the newest first."""
+    """Render all matrices, newest first."""
     rows = query.table_rows(store, "matrix", f"1 ORDER BY created_at DESC LIMIT {SHOWN}")
-    cells = [(_to("matrices", one.matrix_id), one.status, str(one.inputs), one.command or "-") for one in rows]
+    cells = [(_to("matrices", row.matrix_id), row.status, str(row.inputs), row.command or "-") for row in rows]
     return _page([Heading("matrices", 1)], linked_table(("matrix", "status", "dumps", "command"), cells, {"dumps"}))
 
 
 def matrix_page(store: Store, matrix_id: str) -> str:
-    """The page that `actordbg matrix --show` writes."""
+    """Render the page that `actordbg matrix --show` writes."""
     record = load_matrix(store, matrix_id)
     return _page(matrix_document(record, context_of(store, record)))
 
 
 def comparisons_page(store: Store) -> str:
-    """The newest comparison of each pair."""
+    """Render the newest comparison of each pair."""
     rows = query.comparisons(store)[:SHOWN]
     cells = [
-        (_to("comparisons", one.comparison_id), _to("replays", one.replay_id),
-         f"{one.against_kind} {one.against}", one.verdict, f"{one.compared}/{one.dumps}", number(one.max_abs, 3))
-        for one in rows
+        (_to("comparisons", row.comparison_id), _to("replays", row.replay_id),
+         f"{row.against_kind} {row.against}", row.verdict, f"{row.compared}/{row.dumps}", number(row.max_abs, 3))
+        for row in rows
     ]  # fmt: skip
     columns = ("comparison", "A", "B", "verdict", "dumps", "largest, nats")
     return _page([Heading("comparisons", 1)], linked_table(columns, cells, {"dumps", "largest, nats"}))
 
 
 def comparison_report(store: Store, comparison_id: str) -> str:
-    """The page that `actordbg compare` writes."""
+    """Render the page that `actordbg compare` writes."""
     ids = [row.comparison_id for row in query.comparisons(store)]
     record = ComparisonRecord.from_file(
         store.comparisons / f"{resolve(comparison_id, ids, 'comparison', made_by='compare')}.json"
@@ -182,18 +182,18 @@ def comparison_report(store: Store, comparison_id: str) -> str:
 
 
 def error_page(error: ActordbgError) -> str:
-    """What went wrong, and what to do next."""
+    """Render an error and its hint."""
     return _page([Heading("not shown", 1), Paragraph(error.message), Paragraph(error.hint or "")])
 
 
 def linked_table(columns: Sequence[str], rows: Iterable[Sequence[str | Link]], figures: Collection[str] = ()) -> str:
-    """A table whose cells may lead to other pages. figures: columns of numbers."""
+    """Render a table whose cells may link to other pages. figures: columns of numbers."""
     cells = ([toned(cell) if isinstance(cell, str) else _a(*cell) for cell in row] for row in rows)
     return table(columns, cells, set(columns) - set(figures))
 
 
 def _replays(rows: Iterable[query.ReplayRow], handles: bool) -> str:
-    """A table of replays; with the handles of one's own, which are all of them from the newest on."""
+    """Render a table of replays. handles: number the rows as @1, @2, ...; then `rows` must be this user's, newest first."""
     cells: list[list[str | Link]] = [
         [*([f"@{number}"] if handles else []), _to("replays", row.replay_id), ago(row.created_at), row.status,
          f"{row.passed}/{row.inputs}", label(as_ran(row.config, row.resolved))]
@@ -207,17 +207,17 @@ def _to(part: str, name: str) -> Link:
     return name, f"{part}/{quote(name, safe='')}"
 
 
-def _form(catalog: query.Catalog, asked: Asked) -> str:
+def _form(catalog: query.Catalog, facets: Asked) -> str:
     fields = ""
     for name in FACETS:
         known = [("-", "none") if value is None else (str(value),) * 2 for value, _ in query.frequent_values(catalog, name)]
         options = "".join(
-            f'<option value="{in_html(value)}"{" selected" * (value == asked.get(name, ""))}>{in_html(text)}</option>'
+            f'<option value="{in_html(value)}"{" selected" * (value == facets.get(name, ""))}>{in_html(text)}</option>'
             for value, text in (("", "any"), *known)
         )
         fields += f'<label>{in_html(name)}<select name="{name}">{options}</select></label>'
     for name, says in (("shortest", "S from"), ("longest", "S to"), ("where", "and")):
-        fields += f'<label>{says}<input name="{name}" value="{in_html(asked.get(name, ""))}" autocomplete="off"></label>'
+        fields += f'<label>{says}<input name="{name}" value="{in_html(facets.get(name, ""))}" autocomplete="off"></label>'
     return f'<form class="facets" method="get" action="../dumps/">{fields}<button class="copy" type="submit">show</button></form>'
 
 
@@ -231,5 +231,5 @@ def _a(text: str, address: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """`text` as a value of a condition: a number as it is, everything else between quotes."""
+    """Write `text` as a value of a condition: numbers unchanged, everything else in quotes."""
     return text if text.isdecimal() and len(text) < 10 else quoted(text)

@@ -1,12 +1,14 @@
 """`actordbg ui`: the store's pages for this user's browser on this machine.
 
-It listens on loopback alone, and answers only who knows the token: the first part of each page's path, since links are relative.
-There is no cookie, which every port of 127.0.0.1 would receive. Nor is the token in the browser's command line, which any user
-can read: the browser is started with a file that leads here and that only this user can read. A page of somebody else in the
-same browser reaches nothing: it is told no address, and a host name that is not this machine's is refused (a foreign name may
-resolve to 127.0.0.1). Only GET is answered, and nothing in the store is changed but its catalog, which is a cache.
+It listens on loopback only, and answers only requests with the token: the first part of each page's path, kept by relative
+links. It uses no cookie, because a cookie would be sent to every port of 127.0.0.1. Nor does it put the token on the browser's
+command line, which any user can read: the browser opens a redirect file that only this user can read.
 
-bottle is one file of pure Python without dependencies, and its server is Python's own: no build step, nothing else to install.
+Other pages in the same browser cannot reach the store: they do not learn the address, and requests for other host names are
+refused (a foreign name may resolve to 127.0.0.1). Only GET and HEAD are answered. Nothing in the store changes except its
+catalog, which is a cache.
+
+bottle is a single pure-Python file without dependencies, and its server is the standard library's: nothing else to install.
 """
 
 from __future__ import annotations
@@ -34,20 +36,20 @@ _HEADERS = {
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread for each request: a browser keeps connections open that it does not use yet."""
+    """A server with a thread per request, because a browser keeps idle connections open."""
 
     daemon_threads = True
 
 
 class _Quiet(WSGIRequestHandler):
-    """No line on standard error for each request; addresses may hold the token."""
+    """A handler that does not log requests, because addresses hold the token."""
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
 
 class UiServer:
-    """The server of one store. `address`: what to open, with the token."""
+    """The server of a store. `address`: the URL to open, with the token."""
 
     def __init__(self, store: Store, port: int = 0) -> None:
         self.token = secrets.token_urlsafe(24)
@@ -56,7 +58,7 @@ class UiServer:
             self._server = make_server(HOST, port, self._app(), server_class=_Server, handler_class=_Quiet)
         except OSError as error:
             raise EnvironmentProblem(
-                f"cannot listen on port {port}: {error.strerror}", hint="name another --port, or none"
+                f"cannot listen on port {port}: {error.strerror}", hint="pass another --port, or drop --port"
             ) from None
         self.port = self._server.server_port
 
@@ -66,7 +68,7 @@ class UiServer:
 
     @contextlib.contextmanager
     def redirect_file(self) -> Iterator[Path]:
-        """A page that leads to `address`, for this user alone; it is gone after the block."""
+        """Write a page that redirects to `address` and that only this user can read; remove it after the block."""
         with tempfile.TemporaryDirectory(prefix="actordbg-ui-") as folder:
             file = Path(folder, "open.html")
             text = f'<meta name="referrer" content="no-referrer"><meta http-equiv="refresh" content="0; url={self.address}">'
@@ -75,7 +77,7 @@ class UiServer:
             yield file
 
     def serve(self) -> None:
-        """Answer until `close`, or Ctrl-C."""
+        """Answer requests until `close` or Ctrl-C."""
         self._server.serve_forever(poll_interval=0.2)
 
     def close(self) -> None:
@@ -93,7 +95,7 @@ class UiServer:
         }  # fmt: skip
         for path, made in shown.items():
             app.route(path, "GET", self._answer(made))
-        app.default_error_handler = lambda error: _headed("not here")
+        app.default_error_handler = lambda error: _headed("not found")
         return app
 
     def _answer(self, made: Callable[..., str]) -> Callable[..., str]:
@@ -107,11 +109,11 @@ class UiServer:
         return answer
 
     def _admit(self) -> None:
-        """Nobody without the token gets further, and only this machine's own names are answered to."""
+        """Refuse requests without the token, for other host names, or with other methods than GET and HEAD."""
         if request.get_header("Host") not in (f"{HOST}:{self.port}", f"localhost:{self.port}"):
-            raise HTTPResponse("not this host\n", 421, _HEADERS)
+            raise HTTPResponse("wrong host name\n", 421, _HEADERS)
         if request.method not in ("GET", "HEAD"):
-            raise HTTPResponse("it only shows\n", 405, _HEADERS)
+            raise HTTPResponse("only GET and HEAD are answered\n", 405, _HEADERS)
         token, _, rest = request.path[1:].partition("/")
         if not secrets.compare_digest(token.encode(), self.token.encode()):
             raise HTTPResponse("open the address that `actordbg ui` printed, with its token\n", 403, _HEADERS)
@@ -124,8 +126,8 @@ def _headed(page: str) -> str:
 
 
 def _asked() -> dict[str, str]:
-    """What the address asks for. Raises UsageError."""
+    """Return the query parameters. Raises UsageError if they are not UTF-8."""
     try:
         return dict(request.query.decode())
     except UnicodeError:
-        raise UsageError("the address has bytes that are not UTF-8", hint="choose again from the lists") from None
+        raise UsageError("the address has bytes that are not UTF-8", hint="start again from the lists") from None

@@ -232,7 +232,7 @@ def test_the_ancestors_variables_are_taken_and_told_and_a_flag_wins(store: Store
     monkeypatch.setenv("DEBUG_DISABLE_FSDP", "1")
     done = invoke(store, "--dry-run --json")
     assert [one["name"] for one in json.loads(done.stdout)["cells"]][2:] == ["plain"]
-    assert "taken from the environment: DEBUG_DISABLE_FSDP=1" in done.stderr
+    assert "from the environment: DEBUG_DISABLE_FSDP=1" in done.stderr
     with pytest.raises(UsageError, match="DEBUG_DISABLE_FSDP is set, and --backend lists fsdp2"):
         invoke(store, "--dry-run --backend fsdp2")
     monkeypatch.setenv("MAX_LEN", "1")

@@ -151,7 +151,7 @@ def test_status_names_the_rings_of_dead_processes_and_what_jobs_have_switches(st
     assert [(row["pid"], row["alive"], row["inputs"]) for row in answer["rings"]] == [(4711, False, 0)]
     assert [job["run"] for job in answer["jobs"]] == ["night"]
     out = run(store, "status")
-    assert "a dead process's ring: 0 inputs" in out and "job night alone" in out and "one call in 7" in out
+    assert "flight recorder of a dead process: 0 inputs" in out and "job night only" in out and "one call in 7" in out
     ring.remove()
 
 

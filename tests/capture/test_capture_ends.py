@@ -115,7 +115,7 @@ def test_what_a_slow_disk_leaves_in_the_ring_is_recovered_as_it_would_have_been_
     assert balanced(total) and total["calls"] == 60 and left > 5 and total["dropped"] == 0
     assert total["captured"] == disk.written and f"{left} in ring" in words
     assert f"actordbg: {left} calls are still in the ring" in caplog.text
-    assert f"{left} calls are still in the ring of pid {os.getpid()}: `actordbg dump recover`" in words
+    assert f"{left} calls are still in the ring of pid {os.getpid()}: run `actordbg dump recover`" in words
     (data,) = map(read_counters, slow.counters.rglob("*.json"))
     assert (data["pending"], data["state"]) == (left, "ended")
     for more in (("--keep-rings",), (), ()):  # again, and again

@@ -93,7 +93,7 @@ def test_without_a_writer_process_the_thread_writes_and_status_says_so(folder: P
     assert balanced(ledger) and ledger.captured == 20 and ledger.dropped == {}
     assert all(is_of_seed(dump, seed) for seed, dump in enumerate(dumps))
     told = CliRunner().invoke(app, ["--store", str(store.root), "dump", "status"])
-    assert "no writer process, a thread: " in " ".join(told.stdout.split()), told.stdout
+    assert "no writer process and writes in a thread: " in " ".join(told.stdout.split()), told.stdout
 
 
 def test_what_a_writer_process_published_before_time_was_over_is_captured(folder: Path):

@@ -61,7 +61,7 @@ def test_ls_lists_and_says_how_many_more_there_are(store: Store) -> None:
     )
     oldest = run(store, "ls", "--limit", "3", "--order", "time").stdout.splitlines()
     assert [line.split()[0] for line in oldest[1:4]] == [r.dump_id for r in records[:3]]
-    assert "4 more; --limit 0 shows all" in result.stderr
+    assert "4 more; pass --limit 0 to list all" in result.stderr
     assert len(run(store, "ls", "--limit", "0").stdout.strip().splitlines()) == 8
     rows = json.loads(run(store, "ls", "--where", "rank=1", "--json").stdout)
     assert [row["dump_id"] for row in rows] == [r.dump_id for r in reversed(records) if r.rank == 1]
@@ -81,7 +81,7 @@ def test_show_tells_record_tensors_and_results_and_inputs_from_what_was_recorded
     cases.append(folder / "rank0.jsonl", cases.result("r1", described.dump_id, "failed", error_class="ValueError", **unlike))
     out = run(store, "show", described.dump_id[:30], "--values").stdout
     for word in (described.dump_id, "2 x 8: 13 tokens, 3 padding", "int64", "[2, 8]", "r1", "failed", "ValueError",
-                 "what the call returned (log_probs); random generators before it (cpu)", "log-probs off", "0.25", "same draws", "no",
+                 "returned outputs (log_probs); RNG state before the call (cpu)", "max diff", "0.25", "same RNG", "no",
                  "not compared in r1: because"):  # fmt: skip
         assert word in out
     answer = json.loads(run(store, "show", described.dump_id, "--values", "--json").stdout)
@@ -114,7 +114,7 @@ def test_prune_only_says_what_it_would_do_until_told(store: Store) -> None:
     records = cases.fill(store, 8)
     result = run(store, "prune", "--where", "rank=0")
     assert "would remove 2 files" in result.stdout
-    assert "--yes does it" in result.stderr
+    assert "pass --yes" in result.stderr
     assert len(list(store.iter_dumps())) == 8
     answer = json.loads(run(store, "prune", "--where", "rank=0", "--yes", "--json").stdout)
     assert (answer["done"], len(answer["files"])) == (True, 2)

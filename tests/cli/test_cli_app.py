@@ -73,7 +73,7 @@ def test_the_line_of_a_command_is_the_first_of_its_docstring():
 )
 def test_an_option_that_takes_one_value_is_refused_when_it_is_given_twice(store: Store, words: str, named: str | None):
     done = program("--store", str(store.root), *words.split())
-    assert (f"{named} is given more than once" in done.stderr) is (named is not None)
+    assert (f"{named} takes one value, but is given more than once" in done.stderr) is (named is not None)
     assert named is None or done.returncode == 2
     assert ("--limit" in done.stderr) is ("--limit" in words and "dump ls --json" not in words), (
         "what is wrong is refused as ever"
@@ -96,8 +96,8 @@ def test_the_help_has_every_command_and_option_under_a_heading():
             assert lines[number].split(maxsplit=1) == [entry.name, entry.line]
     lines = program("replay", "--help").stdout.splitlines()
     headings = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
-    assert headings[-1] == "Options:" and "The inputs:" in headings
-    assert lines.index("The inputs:") < next(n for n, line in enumerate(lines) if line.startswith("  --max-inputs"))
+    assert headings[-1] == "Options:" and "Inputs:" in headings
+    assert lines.index("Inputs:") < next(n for n, line in enumerate(lines) if line.startswith("  --max-inputs"))
 
 
 @pytest.mark.parametrize(("typed", "found"), [("", "replay"), ("dump ", "ls"), ("dump ls --w", "--where")])

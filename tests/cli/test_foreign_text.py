@@ -192,7 +192,7 @@ def test_a_suggested_command_runs_nothing_else(store: Store, evil: str, monkeypa
     inputs = [given_input(0)]
     write_replay(store, "evil-03", inputs, model=evil, command=shlex.join(["actordbg", "replay", "--model", evil]))
     told = typed(monkeypatch, store, "compare", "evil-03", "golden", "--noise", "--quiet")[1]
-    command = re.search(r"^hint: measure one: (.*)", told, re.MULTILINE)
+    command = re.search(r"^hint: run (.*)", told, re.MULTILINE)
     assert command and pasted(command[1], folder) == [["noise", "--model", evil]]
     shown = " ".join(typed(monkeypatch, store, "report", "evil-03")[0].split())
     assert f"command: actordbg replay --model {foreign_text.in_shell(evil)}" in shown
@@ -202,7 +202,7 @@ def test_a_suggested_command_runs_nothing_else(store: Store, evil: str, monkeypa
         )
         told = "".join(typed(monkeypatch, store, "compare", "evil-03", "golden", "--noise", "--quiet")[:2])
         told += "".join(typed(monkeypatch, store, "report", "evil-03")[:2])
-        assert "measure one: actordbg noise with the same options" in told
+        assert "run actordbg noise with the same options" in told
         assert "rm -rf" not in told and "touch x; actordbg" not in told and "unended" not in told
 
 

@@ -34,8 +34,8 @@ def test_status_is_about_the_store_also_where_no_trainer_is(store: Store, monkey
     write_replay(store, "r-01", inputs[:2], result=lambda index: {"status": "failed"} if index else {}, status="interrupted")
     said = invoke(store, "status").stdout
     for line in (
-        "no patch to look at: there is no OpenRLHF here", "1 of 2 passed, interrupted: `actordbg replay --resume r-01`",
-        "failed      1 dump in the last replay of each: `actordbg replay --failed`", "not yet     1 dump never replayed",
+        "no patch found: there is no OpenRLHF here", "1 of 2 passed, interrupted: `actordbg replay --resume r-01`",
+        "failed      1 dump in their last replay: `actordbg replay --failed`", "not yet     1 dump never replayed",
     ):  # fmt: skip
         assert line in said, said
     held = json.loads(invoke(store, "status", "--json").stdout)
@@ -63,7 +63,7 @@ def test_status_names_the_step_in_which_ranks_made_unequal_numbers_of_calls(stor
         (
             (4, 5, 4),
             (None, 20.0, None),
-            "run r: ranks 0, 2 made 4 calls; rank 1 made 5 calls, and waits in its last one for 21 s",
+            "run r: ranks 0, 2 made 4 calls; rank 1 made 5 calls, and has waited in its last one for 21 s",
         ),
         ((4, 5, 4), (None, 3.0, None), None),  # a call that is on its way
         ((4, 5, 4), (20.0, 20.0, None), None),  # one that is behind computes, too

@@ -250,7 +250,7 @@ def test_the_interface_of_an_address_is_found():
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ("--groups 2", "--groups belongs to a Ray cluster"),
+        ("--groups 2", "--groups needs --engine ray"),
         ("--engine slurm", "--engine slurm is not known"),
         ("--engine ray --groups many", "--groups many is not a number"),
         (
@@ -261,12 +261,12 @@ def test_the_interface_of_an_address_is_found():
         ("--engine ray --address http://127.0.0.1:8265", "http://127.0.0.1:8265 is not a Ray cluster address"),
         (
             "--engine ray --ray-debug-error --break after",
-            "--ray-debug-error and --break after stop at different places",
+            "--ray-debug-error conflicts with --break after",
         ),
         ("--engine ray --break after --debugpy 5678", "--debugpy 5678 is a port of this machine"),
         (
             "--engine ray --ray-debug-error",
-            "debugpy listens on the addresses of the nodes, and whoever reaches them there can run code as you",
+            "debugpy listens on the nodes' addresses, and anyone who can reach them can run code as you",
         ),
         (
             "--engine ray --ray-debug-error --backend fsdp2 --nproc 2 --procs-per-node 1",
@@ -296,7 +296,7 @@ def test_rays_own_variable_asks_for_a_post_mortem_on_a_cluster_only(monkeypatch:
     assert StopOptions().on("local", several_nodes=False) == StopOptions()
     assert StopOptions().on("ray", several_nodes=False, apart=True, yes=True).debugpy == 0, "an editor needs no folder"
     monkeypatch.delenv("RAY_DEBUG_POST_MORTEM")
-    with pytest.raises(Unsupported, match="a prompt is a socket in the replay's folder"):
+    with pytest.raises(Unsupported, match="breakpoint prompts need a shared store folder"):
         StopOptions(break_at="before").on("ray", several_nodes=False, apart=True)
 
 

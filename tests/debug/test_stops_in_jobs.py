@@ -67,7 +67,7 @@ def test_a_run_with_stops_can_be_attached_to_before_its_first_stop(store: Store,
     )
     assert done.returncode == 0 and "actordbg attach early" in done.stderr
     terminal = AtTerminal(store, "attach", "early", ACTORDBG_STOP_DIR=str(tmp_path))
-    terminal.child.expect("waiting for the stops of run early")
+    terminal.child.expect("waiting for a breakpoint in run early")
     terminal.child.sendintr()
     assert terminal.leave()[0] == 130
 

@@ -210,7 +210,7 @@ def test_attaching_from_another_terminal_and_closing_it(store: Store):
     assert (record.status, record.error) == ("stopped", "the terminal at the prompt is closed")
     assert nobody_is_left(newest(store))
     late = actordbg(store, "attach", "last")
-    assert late.returncode == 2 and "is over" in late.stderr
+    assert late.returncode == 2 and "has ended" in late.stderr
 
 
 def _interrupted(terminal: AtTerminal) -> str:

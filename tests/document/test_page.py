@@ -57,7 +57,7 @@ def test_every_chart_has_an_open_table_and_a_description_for_whoever_has_no_java
     assert sum(attributes.get("class") == "chart" for _, attributes in found.elements) == len(pictures) == 4
     assert all(len(str(picture["aria-label"])) > 20 for picture in pictures)
     assert sum(tag == "details" and "open" in attributes for tag, attributes in found.elements) == 4
-    assert "The same as a table" in found.texts
+    assert "Data as a table" in found.texts
 
 
 def test_5000_inputs_are_thinned_and_the_page_says_so():

@@ -68,7 +68,7 @@ def test_unpack_needs_to_know_what_and_brings_it_back(ppo):
         run(ppo, "dump", "unpack")
     answer = json.loads(run(ppo, "dump", "unpack", "--where", "rank = 0", "--json").stdout)
     assert answer["dumps"] == 5 and answer["kept"] == []
-    assert "9 dumps out of 1 pack" in run(ppo, "dump", "unpack", "--all", "--quiet").stdout
+    assert "9 dumps unpacked from 1 pack" in run(ppo, "dump", "unpack", "--all", "--quiet").stdout
     assert run(ppo, "dump", "unpack", "--all").stdout.strip() == "nothing to unpack"
     assert packcases.contents(ppo) == before
 
@@ -113,7 +113,7 @@ def test_prune_takes_packed_dumps_and_spares_pinned_ones(store):
         packcases.publish(store, number, packcases.batch(rows, number, 2), pinned=number % 4 == 0)
     run(store, "dump", "pack", "--quiet")
     result = run(store, "dump", "prune", "--where", "rank < 2")
-    assert "would remove 2 files" in result.stdout and "2 pinned dumps among them stay" in result.stderr
+    assert "would remove 2 files" in result.stdout and "keeping 2 protected dumps" in result.stderr
     assert query.count_dumps(store) == 8
     run(store, "dump", "prune", "--where", "rank < 2", "--yes")
     assert query.count_dumps(store) == 6 and len(list(store.iter_packs())) == 1
@@ -131,7 +131,7 @@ def test_keeping_a_size_takes_the_oldest_that_are_not_pinned_out_of_packs_too(st
     left = sorted(packcases.contents(store))
     assert 0 < query.dump_bytes(store) == sum(path.stat().st_size for path in store.iter_packs()) <= keep
     assert 3 < len(left) < 18 and left == ids[:3] + ids[3 - len(left) :]
-    assert "3 pinned dumps among them stay" in run(store, "dump", "prune", "--keep", 0).stderr
+    assert "keeping 3 protected dumps" in run(store, "dump", "prune", "--keep", 0).stderr
 
 
 def test_prune_damaged_takes_a_pack_that_cannot_be_read(ppo):

@@ -88,7 +88,7 @@ def test_run_takes_the_options_of_dump_enable_with_the_same_defaults():
 def test_exit_code_and_streams_are_the_jobs(store):
     done = run_job(store, "sh", "-c", "echo out; echo err >&2; cat; exit 77")
     assert (done.returncode, done.stdout) == (77, "out\n") and "err\n" in done.stderr
-    assert "no process called what is recorded" in done.stderr
+    assert "actordbg saw no process call a recorded function" in done.stderr
 
 
 def test_an_interrupted_job_is_switched_off(store):
@@ -105,7 +105,7 @@ def test_an_interrupted_job_is_switched_off(store):
     ("words", "code", "said"),
     [
         (["no-such-program"], 4, "error[launch]: there is no program no-such-program"),
-        (["--run", "a/b", "true"], 2, "cannot name a run"),
+        (["--run", "a/b", "true"], 2, "is not a valid run name"),
         (["--on", "nonsense", "true"], 2, "error[usage]: --on"),
         (["--max-bytes", "many", "true"], 2, "error[usage]"),
         ([], 2, "COMMAND"),

@@ -70,7 +70,7 @@ def test_nothing_in_common_ends_with_1_and_names_what_each_log_has(tmp_path: Pat
 def test_one_log_may_come_from_standard_input(logs: tuple[str, str], monkeypatch: pytest.MonkeyPatch):
     done = invoke("-", logs[1], input=Path(logs[0]).read_bytes())
     assert done.exit_code == 0 and "1-24 (24)" in done.stdout
-    with pytest.raises(UsageError, match="cannot be both"):
+    with pytest.raises(UsageError, match="can be only one of the logs"):
         invoke("-", "-")
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(EnvironmentProblem, match="standard input is closed"):

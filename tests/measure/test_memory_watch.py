@@ -199,8 +199,8 @@ def test_a_watching_is_in_the_store_whole_and_listed(store: Store):
 @pytest.mark.parametrize(
     ("typed", "says"),
     [
-        ("", "takes one of"), ("--pid 1 --run x", "takes one of"), ("--run x", "no process of run x"),
-        ("--pid 4194304", "no process 4194304"), ("--run x --step-file y", "--step-file is for --pid"),
+        ("", "needs one of"), ("--pid 1 --run x", "needs one of"), ("--run x", "no process of run x"),
+        ("--pid 4194304", "no process 4194304"), ("--run x --step-file y", "--step-file needs --pid"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_watched_is_refused(store: Store, typed: str, says: str):

@@ -122,9 +122,9 @@ def test_an_answer_says_what_was_folded_and_that_no_input_was_steady_and_needs_n
     assert (answer["folded_ids"], answer["kept_bytes"]) == (2, 0)
     render(answer)
     said = capsys.readouterr().out
-    assert "token ids of 2 inputs into the model's vocabulary" in said
-    assert "forward        0.133 s, warming up: none is steady, since each input was a worker's first" in said
-    assert "more inputs than workers give a steady one" in said and "figures below" not in said
+    assert "token ids of 2 inputs exceed the vocabulary (id modulo size)" in said
+    assert "forward        0.133 s, warm-up only: each input was its worker's first" in said
+    assert "replay more inputs than workers" in said and "figures below" not in said
 
 
 def test_nothing_selected_is_said_with_what_there_is_and_has_an_exit_code_of_its_own(store: Store) -> None:
@@ -158,10 +158,10 @@ def test_a_plan_says_what_each_rank_gets(store: Store) -> None:
 
 def test_a_plan_says_how_long_it_may_take_by_what_was_replayed_like_it(store: Store) -> None:
     inputs = publish(store, 3)
-    assert "how long it takes is unknown" in invoke(store, "--dry-run").stdout
+    assert "no estimate: nothing was replayed" in invoke(store, "--dry-run").stdout
     took = {"forward_s": 10.0, "tokens": inputs[0].tokens}
     write_replay(store, "20250619T053100-000031", inputs, result=lambda index: took, **vars(ReplayConfig()))
-    assert "about 30 s, by 3 results under these settings" in invoke(store, "--dry-run").stdout
+    assert "about 30 s, estimated from 3 results under these settings" in invoke(store, "--dry-run").stdout
 
 
 def test_a_whole_store_is_replayed_only_if_that_was_asked_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_a_whole_store_is_replayed_only_if_that_was_asked_for(store: Store, monk
     with monkeypatch.context() as at_terminal:
         at_terminal.setattr(output, "can_ask", lambda: True)
         plan = invoke(store, "--dry-run")
-    assert "51 inputs" in plan.stdout and "asks first, unless --all is given" in plan.stderr
+    assert "51 inputs" in plan.stdout and "--all skips the question" in plan.stderr
     monkeypatch.setattr(supervise, "run_replay", lambda *given, **more: None)
     for way in (["--all"], ["--max-inputs", "51"], ["--where", "rank=0"], ["--diverse", "60"]):
         assert "your model     the dumps recorded it: --model org/model" in invoke(store, *way).stdout
@@ -197,7 +197,7 @@ def test_the_model_that_the_dumps_name_is_asked_for_at_a_terminal_and_nowhere_el
         invoke(store)
         assert ran[-1].config.model == expected
         assert ran[-1].command.endswith(f"--model {said}") == (said != "tiny"), "so that it can be repeated"
-    assert "The dumps are of org/model" in asked[0] and len(asked) == 3
+    assert "The dumps were recorded with org/model" in asked[0] and len(asked) == 3
     for quiet in (["--quiet"], ["--model", "tiny"], ["--dry-run"]):
         invoke(store, *quiet)
     assert len(asked) == 3
@@ -205,12 +205,12 @@ def test_the_model_that_the_dumps_name_is_asked_for_at_a_terminal_and_nowhere_el
 
 def test_dumps_that_cannot_be_replayed_are_left_out_and_counted(store: Store) -> None:
     publish(store, 2, replayable=False, extra={"pixel_values": "not storable"})
-    with pytest.raises(NothingToDo, match="no dump can be replayed; the store holds 2 dumps"):
+    with pytest.raises(NothingToDo, match="no dump can be replayed; the store has 2 dumps"):
         invoke(store, "--dry-run")
-    with pytest.raises(NothingToDo, match=r"of the dumps that match rank=0 \(2\) none can be replayed"):
+    with pytest.raises(NothingToDo, match="2 dumps match rank=0, but none can be replayed"):
         invoke(store, "--dry-run", "--where", "rank=0")
     allowed = invoke(store, "--where", "rank=0", "--allow-empty")
-    assert "left out 2 dumps: " in allowed.stderr
+    assert "skipped 2 dumps: " in allowed.stderr
 
 
 def test_what_is_selected_is_planned_and_a_named_file_wherever_it_lies(store: Store, tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_an_accelerate_config_gives_settings_and_what_is_not_honoured_is_named(s
     (file := tmp_path / "accelerate.yaml").write_text(json.dumps(ACCELERATE))
     done = invoke(store, "--accelerate-config", str(file), "--dtype", "fp32", "--dry-run")
     assert "2 workers (deepspeed)" in done.stdout
-    honoured, _, left = done.stderr.partition("not honoured")
+    honoured, _, left = done.stderr.partition("ignored in")
     assert "backend deepspeed, nproc 2, zero-stage 3" in honoured and "dtype" not in honoured
     assert "deepspeed_config.offload_optimizer_device" in left and "gpu_ids" in left
 
