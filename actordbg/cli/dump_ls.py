@@ -12,10 +12,10 @@ from actordbg.base.units import ago
 from actordbg.cli import output
 from actordbg.cli.options import Where, option, require_some, store_of, stored
 from actordbg.cli.output import as_json, cell, emit, emit_each, human_bytes, note, say, say_fact, say_wrapped, table
-from actordbg.formats.dump_record import OUTPUT_PREFIX, RNG_PREFIX, DumpRecord
 
 if TYPE_CHECKING:
     from actordbg.catalog.query import Catalog, DumpRow
+    from actordbg.formats.dump_record import DumpRecord
 
 
 _ROWS = 50
@@ -137,6 +137,8 @@ def _tensors(record: DumpRecord, path: Path | None) -> list[dict[str, Any]]:
 
     path: read min, max and the number of non-zero elements from this file, except for RNG states, whose bytes are not numbers.
     """
+    from actordbg.formats.dump_record import OUTPUT_PREFIX, RNG_PREFIX
+
     loaded: dict[str, Any] = {}
     if path is not None:
         from actordbg.store.payload import load

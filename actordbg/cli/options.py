@@ -15,7 +15,7 @@ import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -26,7 +26,9 @@ from actordbg.base.units import LAST
 from actordbg.cli import output
 from actordbg.cli.output import Format, note
 from actordbg.config import consent, dist_plugin, sources
-from actordbg.store.layout import Store
+
+if TYPE_CHECKING:
+    from actordbg.store.layout import Store
 
 
 def of_values(values: Iterable[object]) -> Callable[[str], list[str]]:
@@ -288,6 +290,8 @@ def settings_of(ctx: typer.Context) -> sources.Settings:
 
 def store_of(ctx: typer.Context) -> Store:
     """Return the store of this invocation, which may not exist yet (`Store.create`, `Store.require`)."""
+    from actordbg.store.layout import Store  # here, since the help of each command would wait for it
+
     settings = settings_of(ctx)
     store = Store(settings.store)
     if settings.url is not None:

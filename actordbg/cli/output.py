@@ -32,10 +32,9 @@ from actordbg.base.errors import ActordbgError, UsageError
 from actordbg.base.foreign_text import in_json, in_line, in_lines
 from actordbg.base.units import human_bytes as human_bytes
 from actordbg.base.units import plural as plural
-from actordbg.document.blocks import Block, Chart, Grid, as_data
-from actordbg.document.renderings import as_markdown, as_text, grid
 
 if TYPE_CHECKING:
+    from actordbg.document.blocks import Block
     from actordbg.judge.token_charts import Texts
 
 T = TypeVar("T")
@@ -226,6 +225,9 @@ def table_width() -> int:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, tight: bool = False) -> None:
     """Print rows under headings, with numbers right-aligned; not truncated if piped. `tight`: one space between columns."""
+    from actordbg.document.blocks import Grid
+    from actordbg.document.renderings import grid
+
     numeric = {
         name
         for name, *values in zip(columns, *rows, strict=True)
@@ -324,6 +326,8 @@ def say_document(
     data: the result's JSON, to which the blocks' data is added. brief: a shorter document for text; style: adds colors to it.
     """
     from actordbg.document import page as pages
+    from actordbg.document.blocks import Chart, as_data
+    from actordbg.document.renderings import as_markdown, as_text
 
     how = wanted
     if how.html is not None:
