@@ -46,7 +46,7 @@ def with_paths(ctx: typer.Context, paths: list[Path], inputs: ChosenInputs) -> C
     """Make each PATH a selection: a store is checked instead of the usual one, old pickles below a folder are imported first and
     checked alone, and other files are what --input-file names.
 
-    Where there is no store, that of the first file is used, else one is made. Raises UsageError for a path that is none of these,
+    Where there is no store, that of the first file is used, else one is made. Raises UsageError for any other path,
     and for a store or a folder beside other paths; CorruptDump if no old pickle could be imported.
     """
     folders = [path for path in paths if path.is_dir()]

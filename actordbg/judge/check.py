@@ -258,7 +258,8 @@ def _verdict(check: CheckFound, replay: ReplaySummary, dumps: str) -> tuple[str,
     if check.golden is not None and (own := _own_in_words(check.golden, dtype)):
         return WRONG, own
     noise = record.verdict == WITHIN_NOISE
-    near = "match the truth within the noise floor" if noise else f"match the truth to {dtype} rounding"
+    match = "matches" if replay.counts.inputs == 1 else "match"
+    near = f"{match} the truth within the noise floor" if noise else f"{match} the truth to {dtype} rounding"
     if check.golden is not None and check.golden.verdict == NOT_COMPARED:
         return UNJUDGED, f"{dumps} {near}; not checked: {next(_golden_left(check), 'the outputs of the run')}"
     return RIGHT, f"{dumps} {near}"

@@ -6,11 +6,13 @@ The glossary is both the page and the rule: its terms must be used on other page
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import docpages
 import figures
 import pytest
+import wording
 from docpages import page_id
 from roots import ROOT
 
@@ -105,3 +107,26 @@ def test_every_file_of_the_project_that_a_page_names_exists(page: Path):
     named = re.findall(rf"`((?:actordbg|tests|migrations|examples|{rooms})/[\w./-]*)`", text)
     ours = [name for name in named if ("." in Path(name).name or name.endswith("/")) and "NAME" not in name]
     assert [name for name in ours if not ((ROOT / name).exists() or (ROOT / "actordbg" / name).exists())] == []
+
+
+# ---- wording ----
+
+
+def test_no_text_has_a_pattern_that_no_native_engineer_writes():
+    left = Counter(pattern for path in wording.files(ROOT) for _, pattern, _ in wording.findings(path))
+    assert dict(left) == wording.ALLOWED, "rewrite the sentence; `python tests/project/wording.py --list PATH` shows each place"
+
+
+@pytest.mark.parametrize(
+    ("source", "patterns"),
+    [
+        ('"""Return the sum."""\nWORD = "continue"\n', []),
+        ('def f():\n    """What it holds."""\n', ["a function's docstring begins without a verb"]),
+        ('SAID = f"{1} is no URL, and the replay goes on"\n', ["is no", "goes on"]),
+        ('HELP = "Write the page, too."\n# It is no comment.\nCOLOUR = "colour"\n', [", too"]),
+        ('"""One replay; `is no` is code, and nobody was asked."""\n', ["bare one", "was asked"]),
+    ],
+)
+def test_the_patterns_are_noticed_in_texts_alone(tmp_path: Path, source: str, patterns: list[str]):
+    (tmp_path / "module.py").write_text(source)
+    assert sorted(pattern for _, pattern, _ in wording.findings(tmp_path / "module.py")) == sorted(patterns)
