@@ -25,7 +25,8 @@ import hashlib
 import os
 import zlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,6 +82,7 @@ class PackWriter:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._file = os.fdopen(os.open(self._temporary, flags, 0o600), "wb")
         self._hash = hashlib.sha256()
+        self._edges: defaultdict[str, tuple[Counter[bytes], Counter[bytes]]] = defaultdict(lambda: (Counter(), Counter()))
         self._known: dict[tuple[bytes, int], int] = {}
         self._rows: set[tuple[int, ...]] = set()
         self._pieces: list[tuple[int, int, int]] = []
@@ -120,8 +122,18 @@ class PackWriter:
         for (kind, entry), end in zip(entries.items(), ends, strict=True):
             rows = rows_of(payload[entry.offset : end], entry.shape)
             self.figures.rows += len(rows)
+            width = SIZES[entry.dtype]
+            edges = self._edges[kind]
             for row in rows:
-                numbers = tuple(self._number(kind, piece) for piece in pieces_of(row, SIZES[entry.dtype]))
+                for edge, run, element in (
+                    (edges[0], leading_run(row, width), row[:width]),
+                    (edges[1], trailing_run(row, width), row[-width:]),
+                ):
+                    if width < run < len(row):
+                        edge[element] += run
+            padding = [{element for element, total in edge.items() if total >= edge.total() / 16} for edge in edges]
+            for row in rows:
+                numbers = tuple(self._number(kind, piece) for piece in pieces_of(row, width, *padding))
                 self._rows.add(numbers)
                 refs.extend(numbers)
         self._dumps[record.dump_id] = layout.PackedDump(line, header, refs, zlib.crc32(payload, zlib.crc32(line)))
@@ -267,17 +279,20 @@ def rows_of(data: bytes, shape: Sequence[int]) -> list[bytes]:
     return [data[at : at + size] for at in range(0, len(data), size)]
 
 
-def pieces_of(row: bytes, width: int) -> list[Piece]:
-    """Cut a row of elements of `width` bytes into the runs at its two ends (usually padding) and the core between them. The
-    core of a mask is also a run.
+def pieces_of(row: bytes, width: int, lead: Collection[bytes], trail: Collection[bytes]) -> list[Piece]:
+    """Cut a row of elements of `width` bytes into padding, core and padding. The core of a mask is also a run.
+
+    lead, trail: the elements that make up a good part of all runs on a side, which are padding; chance runs of others are not.
     """
-    before, after = (run if run > width else 0 for run in (leading_run(row, width), trailing_run(row, width)))
-    if before == len(row):
-        after = 0
+    before = leading_run(row, width)
+    after = trailing_run(row, width) if before < len(row) else 0
     core = row[before : len(row) - after]
     if core and leading_run(core, width) == len(core):
         middle = list(_run(core[:width], len(core) // width))
     else:
+        if core:
+            before, after = before if row[:width] in lead else 0, after if row[-width:] in trail else 0
+            core = row[before : len(row) - after]
         middle = [(core[at : at + MAX_PIECE], 1) for at in range(0, len(core), MAX_PIECE)]
     return [*_run(row[:width], before // width), *middle, *_run(row[-width:], after // width)]
 

@@ -55,7 +55,7 @@ def test_everything_that_a_dump_may_hold_comes_back_and_no_block_is_large(tmp_pa
     assert max(block.content for block in index_of(pack).blocks) <= build.BLOCK
 
 
-@pytest.mark.parametrize(("left", "right"), [(5, 7), (13, 40)])
+@pytest.mark.parametrize(("left", "right"), [(0, 0), (5, 0), (13, 40)])
 def test_the_same_sample_padded_differently_is_stored_once(left: int, right: int, tmp_path):
     rows = packcases.samples(4)
     first, second = encoded(packcases.batch(rows, 3, 2)), encoded(packcases.batch(rows[:2], left, right), 1)
@@ -68,15 +68,18 @@ def test_shares_sum_to_the_file_and_follow_what_a_dump_needs(pack):
     assert sum(shares) == os.path.getsize(pack.path) and shares[2] > shares[0] > shares[1] > 0
 
 
-@given(st.binary(max_size=80), st.sampled_from([1, 2, 4, 8]), st.integers(0, 40), st.integers(0, 40))
-def test_runs_are_measured_exactly_and_pieces_put_together_are_the_row(middle: bytes, width: int, before: int, after: int):
+@given(st.binary(max_size=80), st.sampled_from([1, 2, 4, 8]), st.integers(0, 40), st.integers(0, 40), st.booleans())
+def test_runs_are_measured_exactly_and_pieces_put_together_are_the_row(
+    middle: bytes, width: int, before: int, after: int, padded: bool
+):
     element = bytes(range(width))
     row = element * (before + 1) + middle[: len(middle) // width * width] + element * (after + 1)
     cells = [row[at : at + width] for at in range(0, len(row), width)]
     lead = next((n for n, cell in enumerate(cells) if cell != cells[0]), len(cells))
     trail = next((n for n, cell in enumerate(reversed(cells)) if cell != cells[-1]), len(cells))
     assert (build.leading_run(row, width), build.trailing_run(row, width)) == (lead * width, trail * width)
-    assert b"".join(data * times for data, times in build.pieces_of(row, width)) == row
+    padding = {element} if padded else set()
+    assert b"".join(data * times for data, times in build.pieces_of(row, width, padding, padding)) == row
 
 
 # ---- the file ----
