@@ -20,7 +20,7 @@ _FOR = "CI output"
 def check(
     ctx: typer.Context,
     paths: list[Path] | None = typer.Argument(
-        None, metavar="[PATH]...", help="A store, a folder of old pickles, dump files or packs (default: the store's dumps)."
+        None, metavar="PATH", help="A store, a folder of old pickles, dump files or packs (default: the store's dumps)."
     ),
     inputs: ChosenInputs = ChosenInputs(),
     settings: Given = NONE,
@@ -41,6 +41,7 @@ def check(
     Exit code: 1 if anything is wrong or nothing could be checked; 5 if no dump was selected.
 
     Example: actordbg check input_dumps/ --open
+
     Example: actordbg check --where "rank=0" --model /models/llama-3.1-8b --packing
     """
     from actordbg.catalog.query import count_dumps, open_fresh

@@ -15,7 +15,7 @@ import typer
 from actordbg.base.errors import Refused, Unsupported, UsageError, require_package
 from actordbg.base.units import MOST_NAMED, resolve
 from actordbg.cli import output
-from actordbg.cli.options import Where, option_field, settings_of
+from actordbg.cli.options import WHERE, option_field, settings_of
 from actordbg.config.replay_config import TOGETHER, ReplayConfig
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class ChosenInputs:
 
     panel: ClassVar[str] = "Inputs"
 
-    where: Where = None
+    where: str | None = option_field(None, WHERE, metavar="EXPR")
     max_inputs: int | None = option_field(None, "At most N inputs over all workers.", min=1, metavar="N")
     input_file: list[Path] | None = option_field(
         None, "Replay this dump file, pack, PACK#ID or old pickle (imported first); repeatable.", metavar="FILE"
