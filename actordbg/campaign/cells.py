@@ -43,8 +43,8 @@ def make_cells(
             known = tuple(finding.id for finding in findings if finding.severity != "info")
             # a warning predicts a failure if its id is also a failure signature
             failing = [finding for finding in findings if finding.severity == WARN and explain(finding.id) is not None]
-            if refusal := next((finding for finding in findings if finding.severity == REFUSE), None):
-                reason = with_way_out(refusal.message, refusal.ways_out)
+            if refusals := [finding for finding in findings if finding.severity == REFUSE]:
+                reason = with_way_out("; ".join(refusal.message for refusal in refusals), refusals[0].ways_out)
             elif absent := missing_trainer(config, defaults):
                 reason = with_way_out(absent.message, (absent.hint,))
             else:

@@ -204,7 +204,7 @@ def gpu(listed: list[str]) -> Check:
 
 def memory(meminfo: Path = Path("/proc/meminfo")) -> Check:
     """Check how much memory is free for workers."""
-    cores = len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS lacks it
     try:
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
         available = int(lines["MemAvailable"].split()[0]) * 1024

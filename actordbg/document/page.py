@@ -106,7 +106,8 @@ def check_place(path: Path | None) -> None:
         raise EnvironmentProblem(f"cannot write {path}: {path.parent} is not a folder", hint="create it, or name another folder")
     if path.is_dir():
         raise EnvironmentProblem(f"cannot write {path}: it is a folder", hint="name a file in it")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
+    replaced = path.is_file() or not path.exists()  # by a new file in its folder, see write_named
+    if not os.access(path.resolve().parent if replaced else path, os.W_OK):
         raise EnvironmentProblem(f"cannot write {path}", hint="name a file in a folder that you may write")
 
 

@@ -102,6 +102,8 @@ def test_what_is_refused_here_is_unavailable_with_its_way_out():
     assert cells[0].known == ("flash-attention-unavailable",)
     cells = make_cells(combined(backend="fsdp2", tp="2", nproc="2,3"), CLUSTER, None)
     assert [cell.status for cell in cells] == ["not run", "unavailable"] and "--nproc 3 cannot be divided" in cells[1].reason
+    two = combined(backend="deepspeed", deepcompile="on", attn="flash_attention_2")
+    assert "CUDA only" in make_cells(two, LAPTOP, None)[0].reason  # the second refusal
 
 
 def test_what_is_known_to_fail_is_run_unless_it_shall_be_skipped():

@@ -100,6 +100,13 @@ def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_read(tmp
         invoke(missing, missing, "--plot", str(tmp_path / "no" / "x.png"))
 
 
+def test_a_file_is_replaced_so_its_folder_must_be_writable(monkeypatch: pytest.MonkeyPatch):
+    old = Path(__file__)
+    monkeypatch.setattr("os.access", lambda path, mode: path == old)
+    with pytest.raises(EnvironmentProblem):
+        page.check_place(old)
+
+
 def test_without_vl_convert_the_command_that_installs_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(EnvironmentProblem) as caught:
