@@ -111,6 +111,23 @@ def test_tensors_that_no_reader_would_accept_are_not_written(tmp_path):
         dumpfile.read_record(tmp_path / "nothing")
 
 
+def test_of_a_file_larger_than_its_payload_can_be_only_the_head_is_read(tmp_path):
+    """A foreign file may have gigabytes; what it says of its payload bounds what is read."""
+    path = tmp_path / "d-1.adump"
+    path.write_bytes(payload.encode(BASE, IDS)[1])
+    head = 8 + dumpfile._record_size(path.read_bytes()[:8], path)
+    with path.open("r+b") as file:
+        file.truncate(2**28)
+    with pytest.raises(CorruptDump, match="over what its payload"):
+        dumpfile.read_payload(path)
+    with path.open("r+b") as file:
+        file.seek(head)
+        file.write(bytes(64))
+    assert len(dumpfile.read_file(path)) == head + 32
+    with pytest.raises(CorruptDump):
+        dumpfile.read_payload(path)
+
+
 @pytest.mark.parametrize("mask", ["a_mask", "b_mask"])
 def test_of_masks_that_lie_side_by_side_the_damaged_one_is_named(mask: str):
     record, blob = payload.encode(BASE, {"a_mask": torch.ones(2, 3).long(), "b_mask": torch.ones(2, 3).bool()})
