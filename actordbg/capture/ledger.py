@@ -232,9 +232,10 @@ class Ledger:
         self._eligible += 1
         if (self._eligible - 1) % control.every:
             return "every"
-        kept, before = (pending(counts) + counts[1] for counts in (self.counts, self._before))
-        if control.max_dumps is not None and kept - before >= control.max_dumps:
-            return "max_dumps"
+        if control.max_dumps is not None:  # without a limit nothing is summed: this runs within the training step
+            kept, before = (pending(counts) + counts[1] for counts in (self.counts, self._before))
+            if kept - before >= control.max_dumps:
+                return "max_dumps"
         full = self._bytes_full or control.max_bytes == 0
         return "max_bytes" if full and control.max_bytes is not None else None
 

@@ -216,26 +216,31 @@ def read_news(root: Path, replay_id: str, paths: list[str], known: Marks, row: R
             raise CorruptDump(f"its spec.json belongs to {spec.replay_id}")
         news = News(spec_columns(spec) | {"status": UNFINISHED, "finished_at": None, "resolved": None}, anew=True)
         news.files[path] = mark
-    events: list[Event] = []
     for path in (path for path in paths if path.endswith(".jsonl")):
         try:
             for chunk in read_chunks(root / path, known[path][2] if path in known else 0):
                 news.files[path] = (chunk.size, chunk.mtime_ns, chunk.offset)
                 news.skipped += chunk.skipped
-                events += chunk.events
+                for event in chunk.events:  # not kept: a journal may have any size
+                    news.row |= _event_columns(event, news.row["resolved"])
+                ended = (result_of(event) for event in chunk.events if event["event"] == "end")
+                news.results = last_results((*news.results.values(), *ended))
         except OddFile as error:
             news.odd[path] = str(error.strerror)
-    for event in events:
-        news.row |= _event_columns(event, news.row["resolved"])
-    news.results = last_results(result_of(event) for event in events if event["event"] == "end")
     return news
 
 
 def _has_line_before(path: Path, offset: int) -> bool:
     """Check whether a line ends at the offset up to which a file was read; false if it shrank, and mostly if it was replaced."""
-    with open(open_regular(path), "rb") as file:
-        file.seek(max(offset - 1, 0))
-        return not offset or file.read(1) == b"\n"
+    if not offset:
+        return True
+    try:
+        descriptor = open_regular(path)
+    except OddFile:  # the reader names it
+        return False
+    with open(descriptor, "rb") as file:
+        file.seek(offset - 1)
+        return file.read(1) == b"\n"
 
 
 def _event_columns(event: Event, resolved: Row | None) -> Row:

@@ -130,11 +130,21 @@ def read_payload(path: AnyPath, *, hash_too: bool = True) -> tuple[DumpRecord, b
 
 
 def read_file(path: AnyPath) -> bytes:
-    """Read the bytes of a dump file. CorruptDump if they exceed the largest payload, OSError if the file is unreadable."""
+    """Read the bytes of a dump file. CorruptDump if it is larger than its payload can be, OSError if it is unreadable."""
     with open(open_regular(path), "rb") as file:
-        size, most = os.fstat(file.fileno()).st_size, DEFAULT_CAP + DEFAULT_CAP // 128 + MAX_RECORD + _FRAME_ROOM
-        if size > most:
-            raise damaged(f"{path}: has {size} bytes, over the limit of {most}")
+        size = os.fstat(file.fileno()).st_size
+        if size > _FRAME_ROOM:
+            head = 8 + _record_size(file.read(8), path)
+            file.seek(head)
+            try:
+                content = zstandard.frame_content_size(file.read(32))
+            except zstandard.ZstdError:
+                content = -1
+            file.seek(0)
+            if content < 0:  # no frame, or one of unknown size: enough for `unpack` to say what is wrong
+                return file.read(head + 32)
+            if size > min(head + content + content // 128 + _FRAME_ROOM, 2 * DEFAULT_CAP + MAX_RECORD):
+                raise damaged(f"{path}: has {size} bytes, over what its payload of {content} can take")
         return file.read(size)
 
 

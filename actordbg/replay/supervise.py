@@ -10,7 +10,7 @@ its verdicts and the final status to `supervisor.jsonl`:
     interrupted   Ctrl-C; KeyboardInterrupt is raised again after the clean-up; `actordbg replay --resume` continues
     failed        the workers cannot be started, or the machine failed; the error is raised, and earlier results stay
 
-Finished results always stay: each is in its worker's journal, on disk, before the next input starts.
+Finished results always stay: each is in its worker's journal before the next input starts, and on disk before the next result.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import struct
 from dataclasses import replace
@@ -109,6 +110,15 @@ def test_tensors_that_no_reader_would_accept_are_not_written(tmp_path):
         payload.encode(BASE, {"sequences": torch.tensor([[70_000]]), "sequences.lo": torch.tensor([[7]])})
     with pytest.raises(StoreProblem):
         dumpfile.read_record(tmp_path / "nothing")
+
+
+def test_a_file_larger_than_its_payload_can_be_is_refused_unread(tmp_path):
+    """A foreign file may have gigabytes."""
+    path = tmp_path / "d-1"
+    path.write_bytes(payload.encode(BASE, IDS)[1])
+    os.truncate(path, 2**28)
+    with pytest.raises(CorruptDump, match="over what its payload"):
+        dumpfile.read_file(path)
 
 
 @pytest.mark.parametrize("mask", ["a_mask", "b_mask"])
