@@ -9,9 +9,9 @@ check that it drew as many numbers as the run did:
 | cpu | a CPU | cpu | cpu |
 | cpu, cuda:3 | a GPU | both, the GPU's on whichever GPU the replay has | both |
 | cpu, cuda:3 | a CPU | cpu | nothing: the run drew from its GPU's generator, which a CPU does not have |
-| cpu | a GPU | cpu | nothing, for the converse reason |
+| cpu | a GPU | cpu | nothing: the run drew from the CPU's generator, the replay draws from the GPU's |
 
-A requested seed wins over recorded states: its purpose is to see the effect of other random numbers.
+A requested seed wins over recorded states: whoever requests it wants to see the effect of other random numbers.
 
 The state after the call is read before a backward: there, gradient checkpointing draws the forward's numbers once more, from the
 state that it saved, and restores the RNG state.
@@ -55,14 +55,14 @@ def restore(dump: Dump, device: torch.device, seed: int | None) -> Randomness | 
         return Randomness(why=f"seed {seed} was requested instead of the recorded RNG states")
     restored, problem = [], ""
     for name, here in _places(recorded, device).items():
-        refused = _set(here, recorded[name])
-        problem = problem or refused
-        restored += [] if refused else [name]
+        failure = _set(here, recorded[name])
+        problem = problem or failure
+        restored += [] if failure else [name]
     return Randomness(tuple(restored), why=problem or _not_comparable(dump, device))
 
 
 def check(before: Randomness, dump: Dump, device: torch.device) -> Randomness:
-    """Return `before` with `match` filled in: call it right after the forward."""
+    """Return `before`, which `restore` returned, with `match` filled in. Call it right after the forward."""
     if before.why:
         return before
     places = _places(dump.rng, device)
@@ -71,12 +71,15 @@ def check(before: Randomness, dump: Dump, device: torch.device) -> Randomness:
 
 
 def _places(recorded: Mapping[str, torch.Tensor], device: torch.device) -> dict[str, str]:
-    """Map each recorded generator to its counterpart in this process. Of several GPUs, only the generator of the same name."""
+    """Map recorded generators to their counterparts in this process.
+
+    A single recorded GPU maps to the replay's GPU; of several, only that with the same number does.
+    """
     places = {CPU: CPU} if CPU in recorded else {}
     gpus = [name for name in recorded if name.startswith("cuda")]
     if device.type == "cuda":
-        here = f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
-        places |= {name: here for name in gpus if len(gpus) == 1 or name == here}
+        current_gpu = f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
+        places |= {name: current_gpu for name in gpus if len(gpus) == 1 or name == current_gpu}
     return places
 
 
@@ -95,11 +98,11 @@ def _not_comparable(dump: Dump, device: torch.device) -> str:
     return ""
 
 
-def _set(here: str, state: torch.Tensor) -> str:
+def _set(name: str, state: torch.Tensor) -> str:
     """Set a generator of this process; return why that failed, or ""."""
-    generator = torch.default_generator if here == CPU else torch.cuda.default_generators[torch.device(here).index]
+    generator = torch.default_generator if name == CPU else torch.cuda.default_generators[torch.device(name).index]
     try:
         generator.set_state(state)
     except (RuntimeError, TypeError) as error:  # another torch's layout, or no state at all
-        return f"the recorded RNG state of {here} is invalid for this torch: {str(error).splitlines()[0]:.120}"
+        return f"the recorded RNG state of {name} is invalid for this torch: {str(error).splitlines()[0]:.120}"
     return ""

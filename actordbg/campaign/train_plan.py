@@ -94,11 +94,11 @@ def _fitted(config: ReplayConfig) -> ReplayConfig:
 
 def batch_of(configs: Sequence[ReplayConfig], accumulation: int) -> int:
     """Return the micro-batches per step: `accumulation` times the least common multiple of the cells' lanes."""
-    return math.lcm(*(config.lanes for config in configs if _is_whole(config))) * accumulation
+    return math.lcm(*(config.lanes for config in configs if _has_whole_groups(config))) * accumulation
 
 
-def _is_whole(config: ReplayConfig) -> bool:
-    """Return whether tp x ring divides the number of processes."""
+def _has_whole_groups(config: ReplayConfig) -> bool:
+    """Return whether the processes divide into whole groups of tp x ring."""
     return config.nproc % (config.tp * config.ring) == 0
 
 
@@ -107,22 +107,22 @@ def require_whole_groups(configs: Sequence[ReplayConfig], axes: Axes) -> None:
 
     If it divides them for some listed configurations, the cells of the others say so.
     """
-    broken = [config for config in configs if not _is_whole(config)]
-    if not broken or (axes and len(broken) < len(configs)):
+    uneven = [config for config in configs if not _has_whole_groups(config)]
+    if not uneven or (axes and len(uneven) < len(configs)):
         return
-    groups = "; ".join(f"{name_of_cell(config)} needs groups of {config.tp * config.ring}" for config in broken)
+    groups = "; ".join(f"{name_of_cell(config)} needs groups of {config.tp * config.ring}" for config in uneven)
     whole = math.lcm(*(config.tp * config.ring for config in configs))
     raise UsageError(
-        f"{broken[0].nproc} processes do not divide into whole groups (tp x ring): {groups}",
+        f"{uneven[0].nproc} processes do not divide into whole groups (tp x ring): {groups}",
         hint=f"use --nproc {whole} (NUM_GPUS={whole}) or a multiple of it, or other sizes (--tp, --ring); or skip these"
         " (SKIP_FSDP2_TP=1, SKIP_RING=1, SKIP_COMBINED=1)",
     )
 
 
 def taken_twice(inputs: int, steps: int, batch: int) -> int:
-    """Return the most inputs, up to `inputs`, of which the steps take two whole rounds; `inputs` if there is no such number.
+    """Return how many inputs to train on: the most, up to `inputs`, for which the steps hold two whole rounds.
 
-    The losses of two rounds over the same inputs can be compared.
+    After a round the same micro-batches repeat, so the losses of two rounds can be compared. Return `inputs` if no number fits.
     """
     return next((count for count in range(inputs, 0, -1) if 2 * steps_of_round(count, batch) <= steps), inputs)
 
@@ -171,6 +171,7 @@ def schedule(inputs: Sequence[ReplayInput], steps: int, batch: int, *, reverse: 
     return tuple(work)
 
 
+# Environment variables of the trainer's backend test suite, which `read_names` reads
 NUMBERS = {"NUM_GPUS": "nproc", "MAX_SAMPLES": "max_inputs", "TP_SIZE": "tp", "RING_SIZE": "ring", "MAX_LEN": "max_len"}
 TEXTS = {"MODEL": "model", "LOG_DIR": "log_dir", "DATASET": "dataset"}
 Skip = tuple[str, bool | None, bool | None]
@@ -183,15 +184,18 @@ SKIPS: dict[str, Skip] = {
     "SKIP_COMBINED": ("fsdp2", True, True),
     FSDP_OFF: ("fsdp2", None, None),
 }
+"""What each variable skips, if it is 1."""
 IDLE = {"OUTPUT_DIR": "no checkpoint outlives a check (--log-dir is for logs)"}
+"""Variables that are accepted and have no effect, and why."""
 WITHOUT_ROWS = {"DATASET": "inputs come from the store (--store, --where); --trainer sft takes it"}
+"""Further such variables, unless the trainer's own program runs on rows of text."""
 
 
 @dataclass(frozen=True)
 class AncestorNames:
-    """The test suite's environment variables. values: by option name. skips: cells to skip. took: variables with an effect.
+    """What the environment variables of the trainer's test suite request.
 
-    idle: variables without effect, and why.
+    values: by option name. skips: cells to skip. took: variables with an effect. idle: variables without effect, and why.
     """
 
     values: dict[str, Any]
@@ -205,14 +209,14 @@ def read_names(environment: Mapping[str, str], given: set[str], *, trains_on_row
 
     trains_on_rows: whether the trainer's own program also runs.
     """
-    without = IDLE if trains_on_rows else IDLE | WITHOUT_ROWS
+    ignored = IDLE if trains_on_rows else IDLE | WITHOUT_ROWS
     result = AncestorNames({}, [], {}, {})
     for name in (*NUMBERS, *TEXTS, *SKIPS, *IDLE):
         ours, text = NUMBERS.get(name) or TEXTS.get(name), environment.get(name)
         if not text:
             continue
-        if name in without:
-            result.idle[name] = without[name]
+        if name in ignored:
+            result.idle[name] = ignored[name]
         elif ours in given:
             result.idle[name] = f"--{str(ours).replace('_', '-')} was given"
         elif ours is None and text != "1":
@@ -233,8 +237,9 @@ def read_names(environment: Mapping[str, str], given: set[str], *, trains_on_row
 ROWS = 2
 """Rows per micro-batch, in the cell with the most lanes."""
 KEYS = (("prompt", "answer"), ("question", "response"), ("instruction", "output"), ("input", "output"))
+"""Pairs of columns, prompt and answer, that a data set may have."""
 _PROGRAM = "sft"
-_MADE_UP_LENGTH, _LENGTH = 256, 2048
+_SYNTHETIC_LENGTH, _DATASET_LENGTH = 256, 2048
 
 
 def sft_cells(configs: Sequence[ReplayConfig], base: ReplayConfig, first: int) -> list[TrainCell]:
@@ -248,7 +253,7 @@ def sft_cells(configs: Sequence[ReplayConfig], base: ReplayConfig, first: int) -
         name = f"train_sft, {'1 process' if config is alone else name_of_cell(config)}"
         log = "one_process_test.log" if config is alone else log_name(config, sharded)
         lacks = TRAINER.sft_lacks(config.backend)
-        if not _is_whole(config):
+        if not _has_whole_groups(config):
             lacks = f"{config.nproc} processes do not divide into groups of {config.tp * config.ring}"
         lacks = lacks or (f"train_sft needs {', '.join(missing)}" if missing else "")
         status = IMPOSSIBLE if lacks else OPEN
@@ -259,7 +264,10 @@ def sft_cells(configs: Sequence[ReplayConfig], base: ReplayConfig, first: int) -
 
 
 def run_sft(cell: TrainCell, record: TrainCheckRecord, log: Path, on_step: Callable[[], None]) -> TrainCell:
-    """Train the cell; return it with status, reason and the loss of each step. Leaves no process and no checkpoint behind."""
+    """Train the cell; return it with status, reason and the loss of each step. `on_step` is called after each step.
+
+    No process and no checkpoint is left behind.
+    """
     program = TRAINER.programs[_PROGRAM]
     try:
         make_folder(log.parent)
@@ -267,7 +275,7 @@ def run_sft(cell: TrainCell, record: TrainCheckRecord, log: Path, on_step: Calla
         raise StoreProblem(f"cannot write {log}: {error.strerror}", hint="name another folder with --log-dir") from None
     reason = ""
     with tempfile.TemporaryDirectory(prefix="actordbg-sft-") as name:
-        order = _order(cell, record, Path(name))
+        order = _sft_order(cell, record, Path(name))
         command = TRAINER.sft_command(order, Path(name) / "checkpoint", free_port())
         try:
             with start_job(program, command, Path(name), log) as job:
@@ -299,24 +307,24 @@ def keys_of(data: Path) -> tuple[str, str]:
     return matches[0]
 
 
-def _order(cell: TrainCell, record: TrainCheckRecord, folder: Path) -> SftOrder:
+def _sft_order(cell: TrainCell, record: TrainCheckRecord, folder: Path) -> SftOrder:
     """Choose rows and sizes such that every cell of the check has the same rows in each step."""
     config, options, training = ReplayConfig.from_dict(cell.config), record.options[SFT], record.training
-    sharing = [ReplayConfig.from_dict(other.config) for other in record.cells if other.role == SFT and other.status != IMPOSSIBLE]
-    together = ROWS * math.lcm(*(shared.lanes for shared in sharing))
-    batch = together * int(options["accumulation"])
+    sharded = [ReplayConfig.from_dict(other.config) for other in record.cells if other.role == SFT and other.status != IMPOSSIBLE]
+    rows_at_once = ROWS * math.lcm(*(shared.lanes for shared in sharded))
+    batch = rows_at_once * int(options["accumulation"])
     if options["data"] is None:
-        made_up = batch * (options.get(ROUND) or record.steps)
-        assets = build_assets(folder, prompts=1, conversations=made_up)
-        data, rows, longest, keys = assets.conversations, made_up, _MADE_UP_LENGTH, KEYS[0]
+        synthetic_rows = batch * (options.get(ROUND) or record.steps)
+        assets = build_assets(folder, prompts=1, conversations=synthetic_rows)
+        data, rows, longest, keys = assets.conversations, synthetic_rows, _SYNTHETIC_LENGTH, KEYS[0]
         model = assets.model if config.model == TINY else Path(config.model)
     else:
-        data, model, longest = Path(options["data"]), Path(config.model), _LENGTH
+        data, model, longest = Path(options["data"]), Path(config.model), _DATASET_LENGTH
         keys, rows = keys_of(data), min(batch * record.steps, _lines(data))
         model = build_assets(folder, prompts=1, conversations=1).model if config.model == TINY else model
     return SftOrder(
         model, data, keys, config.nproc, config.zero_stage, config.tp, config.ring, options["dtype"], options["attn"], batch,
-        together // config.lanes, rows, math.ceil(batch * record.steps / rows), options["max_len"] or longest,
+        rows_at_once // config.lanes, rows, math.ceil(batch * record.steps / rows), options["max_len"] or longest,
         training["lr"], training["weight_decay"], training["max_norm"], seed=42,
         gradient_checkpointing=bool(training.get("gradient_checkpointing")),
     )  # fmt: skip

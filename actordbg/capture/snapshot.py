@@ -29,14 +29,14 @@ from actordbg.formats.ringfile import ALIGNMENT, aligned
 LOGITS_SUM = "logits_sum"
 """Stands in for logits, which are far too large to copy: their sum is finite if and only if they are, unless it overflows."""
 LOW = 2**40
-"""An address below this may be an offset into a storage that was freed; it is checked further."""
-_CANARY = 0xEE
-"""Not a byte of a mask, nor the first byte of a token id."""
+"""A smaller `data_ptr` may be an offset into a storage that was freed, so `_address` checks the storage."""
+_NOT_ARRIVED = 0xEE
+"""Fills a sentinel until its copy arrives. No mask, token id or usual float consists of such bytes."""
 
 memmove = ctypes.PyDLL(None).memmove  # PyDLL: keeps the GIL
 memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 memmove.restype = ctypes.c_void_p
-_memory_at = (ctypes.c_ubyte * LOW).from_address  # when cold, a slice is cheaper than a call through ctypes
+_memory_at = (ctypes.c_ubyte * LOW).from_address  # process memory by address; when cold, a slice is cheaper than a ctypes call
 
 
 class CudaDevice:
@@ -81,7 +81,7 @@ class CudaDevice:
 
 
 class Snapshot:
-    """Copies of tensors on the host, by the copier's keys. Copies from a device are complete after `wait`.
+    """Copies of tensors on the host, by key: the name of an output, or an offset in the ring. Those from a device need `wait`.
 
     `strides`: the original's strides by key, if the copy is compact and the original was not.
     """
@@ -90,7 +90,8 @@ class Snapshot:
         self.strides: dict[Any, tuple[int, ...]] = {}
         self._copies: dict[Any, tuple[bytes | torch.Tensor, torch.dtype, torch.Size, tuple[int, ...]]] = {}
         """By key: the copied memory (bytes, or a tensor of the dtype), dtype, shape and strides."""
-        self._marks: list[torch.Tensor] = []
+        self._sentinels: list[torch.Tensor] = []
+        """The memory of the element that each `queue` copies last: no longer `_NOT_ARRIVED` once all its copies have arrived."""
         self._waits: list[Callable[[], None]] = []
 
     def tensors(self) -> dict[Any, torch.Tensor]:
@@ -102,23 +103,23 @@ class Snapshot:
         return made
 
     def wait(self) -> None:
-        """Wait until all copies are complete. RuntimeError if the device is lost, unless they were complete before."""
+        """Wait until all copies are complete. RuntimeError if the device was lost before they were."""
         try:
             for wait in self._waits:
                 wait()
         except RuntimeError:
-            if not self._marks or any(mark.eq(_CANARY).all() for mark in self._marks):
+            if not self._sentinels or any(sentinel.eq(_NOT_ARRIVED).all() for sentinel in self._sentinels):
                 raise
         self._waits.clear()
 
     def land(self, arena: Arena) -> None:
-        """Wait for the copies, and copy each into the ring at the offset that is its key."""
+        """Wait for the copies, and move each into the ring. Only for a snapshot of `Copier.place`, whose keys are offsets."""
         self.wait()
         for offset, source in self.tensors().items():
-            _room(arena, offset, source).copy_(source)
+            _place_in(arena, offset, source).copy_(source)
 
     def add(self, name: Hashable, tensor: torch.Tensor) -> None:
-        """Copy a tensor that is not on a CUDA device."""
+        """Copy a tensor that is not on a CUDA device: the raw bytes that it spans, or compactly if they are mostly gaps."""
         size, shape, strides = span_bytes(tensor), tensor.shape, tensor.stride()
         if tensor.is_cpu and 0 < size <= 2 * tensor.nbytes and not tensor.is_neg():
             data: Any = memoryview(_memory_at(_address(tensor)))[:size].tobytes()
@@ -131,7 +132,7 @@ class Snapshot:
         self._copies[name] = (data, tensor.dtype, shape, strides)
 
     def queue(self, device: CudaDevice, tensors: Mapping[Any, torch.Tensor]) -> None:
-        """Queue copies of device tensors, then of one element again: once that has arrived, so have all copies before it."""
+        """Queue copies of device tensors, then of one element once more: when that has arrived, so have all copies before it."""
         buffer, offset, pairs = device.pinned(ALIGNMENT + sum(aligned(span_bytes(t)) for t in tensors.values())), 0, []
         for name, tensor in tensors.items():
             size = span_bytes(tensor)
@@ -140,9 +141,9 @@ class Snapshot:
             self._copies[name] = (host, tensor.dtype, tensor.shape, tensor.stride())
             offset += aligned(size)
         for _, source in [pair for pair in pairs if pair[1].numel()][:1]:
-            mark = buffer[offset : offset + source.element_size()].fill_(_CANARY)
-            self._marks.append(mark)
-            pairs.append((mark.view(source.dtype), source[:1]))
+            sentinel = buffer[offset : offset + source.element_size()].fill_(_NOT_ARRIVED)
+            self._sentinels.append(sentinel)
+            pairs.append((sentinel.view(source.dtype), source[:1]))
         self._waits.append(device.copy(pairs))
 
 
@@ -154,7 +155,7 @@ class Copier:
         self._devices: dict[torch.device, CudaDevice] = {}
 
     def outputs(self, tensors: Mapping[str, torch.Tensor]) -> Snapshot:
-        """Copy the current values of tensors."""
+        """Copy the current values of tensors, by name, into newly allocated memory."""
         taken = Snapshot()
         for name, tensor in tensors.items():
             if not tensor.is_cuda:
@@ -162,7 +163,7 @@ class Copier:
         return self._from_devices(taken, tensors.items())
 
     def place(self, tensors: Sequence[torch.Tensor], arena: Arena, first: int, offsets: Sequence[int]) -> Snapshot:
-        """Copy the current values of tensors into an arena, at `first` plus `offsets`; device tensors arrive later (`land`)."""
+        """Copy the current values of tensors into an arena, at `first` plus `offsets`; device tensors follow in `land`."""
         places = [(first + offset, tensor) for tensor, offset in zip(tensors, offsets, strict=True) if tensor.numel()]
         for place, tensor in places:
             if tensor.is_cuda:
@@ -171,7 +172,7 @@ class Copier:
             if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
                 memmove(arena.address + place, address, tensor.nbytes)
             else:
-                _room(arena, place, tensor).copy_(tensor.detach())
+                _place_in(arena, place, tensor).copy_(tensor.detach())
         return self._from_devices(Snapshot(), places)
 
     def may_copy(self, tensors: Iterable[torch.Tensor]) -> bool:
@@ -179,7 +180,10 @@ class Copier:
         return not any(t.is_cuda and self._device(t.device).capturing() for t in tensors)
 
     def timer(self, where: torch.device) -> Callable[[], Callable[[], float]]:
-        """Start a timer on a device. Call it when the call returns: it returns a function that waits and returns the seconds."""
+        """Start timing a call on a device; return a function to call when the call has returned.
+
+        That function in turn returns a function, which waits for the device and returns the seconds.
+        """
         device = self._device(where)
         start = device.event()
         return lambda: device.seconds_between(start, device.event())
@@ -246,7 +250,7 @@ def span(tensor: torch.Tensor) -> torch.Tensor:
     return base.as_strided((span_bytes(tensor) // tensor.element_size(),), (1,))  # type: ignore[no-any-return]
 
 
-def _room(arena: Arena, offset: int, like: torch.Tensor) -> torch.Tensor:
+def _place_in(arena: Arena, offset: int, like: torch.Tensor) -> torch.Tensor:
     return arena.tensor[offset : offset + like.nbytes].view(like.dtype).view(like.shape)
 
 

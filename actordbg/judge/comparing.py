@@ -47,7 +47,7 @@ from actordbg.store.layout import Store
 DETAILED = 50
 """How many of the worst dumps keep their worst tokens and parameters."""
 NAMED = 10
-"""How many of the worst dumps get the ids of their worst tokens; each of those dumps is read again."""
+"""How many of the worst dumps have the ids of their worst tokens looked up, for which each dump file is read again."""
 MOST_DISTANCES = 4000
 """How many parameter distances a record keeps per dump; only models with very many experts have more."""
 ORDER = (MISMATCH, WITHIN_NOISE, MATCH, NOT_COMPARED)
@@ -68,27 +68,27 @@ def compare(
     """Compare the replay `a` with `b`. Each is a replay id, a unique prefix of an id, or "last"; `b` may also be "golden".
 
     A truth is a replay: pass the id that `judge.find_truth.ensure_truth` returns. rounding: the replay whose distance from the
-    truth sets the limits (from `ensure_rounding`); None: flat limits. only: ids of the dumps to compare. on_progress: called
-    with (dumps done, dumps in all) after each dump. `save` writes the record. Raises UsageError for an unknown replay, for a
-    replay compared with itself, and for "truth"; StoreProblem for a damaged replay.
+    truth sets the limits (from `judge.find_truth.ensure_rounding`); None: flat limits. only: ids of the dumps to compare.
+    on_progress: called with (dumps done, dumps in all) after each dump. `save` writes the record. Raises UsageError for an
+    unknown replay, for a replay compared with itself, and for "truth"; StoreProblem for a damaged replay.
     """
     catalog = query.open_fresh(store)
     ours = open_replay(catalog, a)
     theirs: Side = GoldenSide(store, ours, ours.inputs) if b == GOLDEN else open_replay(catalog, b)
     if theirs.info.replay_id == ours.row.replay_id:
         raise UsageError(f"A and B are the same replay, {ours.row.replay_id}", hint="name two replays, `golden` or `truth`")
-    shared = theirs.info.kind == TRUTH  # other replays share it, so its other inputs are not missing in A
-    dump_ids = sorted(ours.inputs.keys() | (() if shared else theirs.inputs.keys()))
+    with_truth = theirs.info.kind == TRUTH  # the truth serves many replays, so inputs that only it has are not missing in A
+    dump_ids = sorted(ours.inputs.keys() | (() if with_truth else theirs.inputs.keys()))
     if only is not None:
         dump_ids = [dump_id for dump_id in dump_ids if dump_id in only]
-    blocked, own = why_not(ours, theirs), thresholds or {}
-    overall: Mapping[str, float] = noise.floor if noise else {}
+    blocked, user_thresholds = why_not(ours, theirs), thresholds or {}
+    overall_floor: Mapping[str, float] = noise.floor if noise else {}
     floors: defaultdict[str, Mapping[str, float]] = defaultdict(
-        lambda: overall, {measured.dump_id: measured.floor for measured in noise.dumps} if noise else {}
+        lambda: overall_floor, {measured.dump_id: measured.floor for measured in noise.dumps} if noise else {}
     )
-    lone = open_replay(catalog, rounding) if rounding else None
-    rounded = _rounding(ours, lone, theirs, () if blocked else dump_ids) if lone else None
-    judge_by = _Judge(ours, theirs, blocked, own, floors, rounded)
+    lone_rows = open_replay(catalog, rounding) if rounding else None
+    rounded = _rounding(ours, lone_rows, theirs, () if blocked else dump_ids) if lone_rows else None
+    judge_by = _Judge(ours, theirs, blocked, user_thresholds, floors, rounded)
     ranked: list[tuple[int, float, str, DumpComparison]] = []
     for done, dump_id in enumerate(dump_ids, 1):
         dump, severity = judge_by.compare(dump_id)
@@ -96,21 +96,21 @@ def compare(
         shown = {name: float(f"{distance:.4g}") for name, distance in islice(dump.distances.items(), MOST_DISTANCES)}
         place = bisect(ranked, rank)
         ranked.insert(place, (*rank, replace(dump, distances=shown)))
-        if (index := max(place, DETAILED)) < len(ranked):
+        if (index := max(place, DETAILED)) < len(ranked):  # this dump, or the dump that it moved down, is not among the worst
             ranked[index] = (*ranked[index][:3], replace(ranked[index][3], worst_tokens=(), parameters=(), distances={}))
         if on_progress:
             on_progress(done, len(dump_ids))
     dumps = tuple(_with_token_ids(store, ours, dump) if place < NAMED else dump for place, (*_, dump) in enumerate(ranked))
-    applied = applied_to(weaker([ours.info.dtype, theirs.info.dtype]), own)
+    applied = applied_to(weaker([ours.info.dtype, theirs.info.dtype]), user_thresholds)
     measured = rounded if applied.dtype in DTYPES else None
     bias = measured.bias(dumps) if measured else None
     biased = bias is not None and abs(bias.z) > MOST_Z
     verdict = MISMATCH if biased else min((dump.verdict for dump in dumps), key=ORDER.index, default=NOT_COMPARED)
     excludes = {}
-    if verdict in GOOD and shared:
+    if verdict in GOOD and with_truth:
         excludes = excluded(dumps, applied.limits, bias, floors)
-        if lone and lone.spec.config.planted:
-            excludes |= noticed(lone, theirs, dumps, applied.limits, measured, floors)
+        if lone_rows and lone_rows.spec.config.planted:
+            excludes |= noticed(lone_rows, theirs, dumps, applied.limits, measured, floors)
     reasons = [*_notes(ours, theirs, dumps, blocked, noise, only)]
     if bias is not None and biased:
         reasons.insert(
@@ -153,8 +153,8 @@ class _Judge:
     def compare(self, dump_id: str) -> tuple[DumpComparison, float]:
         """Compare one dump; return the comparison and its severity."""
         a, b = self.a, self.b
-        given = a.inputs.get(dump_id) or b.inputs.get(dump_id)
-        length = given.seq_len if given else None
+        replay_input = a.inputs.get(dump_id) or b.inputs.get(dump_id)
+        length = replay_input.seq_len if replay_input else None
         loaded = self.blocked or _load(a, b, dump_id)
         if isinstance(loaded, str):
             if not self.blocked and a.failed(dump_id) and dump_id in b.inputs and not isinstance(b.read(dump_id), str):
@@ -196,29 +196,32 @@ def _load(a: ReplaySide, b: Side, dump_id: str) -> tuple[Values, Values] | str:
     return unlike(ours, theirs) or (ours, theirs)
 
 
-def _rounding(a: ReplaySide, lone: ReplaySide, truth: Side, dump_ids: Collection[str]) -> Rounding:
-    """Measure what rounding does to each dump: compare `lone` with the truth, averaging gradients over the same dumps as A."""
+def _rounding(a: ReplaySide, lone_rows: ReplaySide, truth: Side, dump_ids: Collection[str]) -> Rounding:
+    """Measure what rounding does to each dump: compare `lone_rows`, a replay with each row alone, with the truth.
+
+    Gradients are averaged over the same dumps as in A.
+    """
     measured = {}
     for dump_id in dump_ids:
-        ours, loaded = a.read(dump_id), _load(lone, truth, dump_id)
+        ours, loaded = a.read(dump_id), _load(lone_rows, truth, dump_id)
         if isinstance(ours, str) or isinstance(loaded, str):
             continue
         over = ours.gradient_over
-        dump = measure(dump_id, None, averaged(lone, loaded[0], over), averaged(truth, loaded[1], over))
+        dump = measure(dump_id, None, averaged(lone_rows, loaded[0], over), averaged(truth, loaded[1], over))
         if dump.log_probs is not None and dump.log_probs.count and not dump.reasons:
             measured[dump_id] = dump
-    return Rounding(lone.row.replay_id, measured, bool(lone.resolved.get("experts")))
+    return Rounding(lone_rows.row.replay_id, measured, bool(lone_rows.resolved.get("experts")))
 
 
-def _source(shown: Applied, rounded: Rounding | None, dumps: Collection[DumpComparison]) -> str:
+def _source(applied: Applied, rounded: Rounding | None, dumps: Collection[DumpComparison]) -> str:
     """Describe where the thresholds come from."""
     if rounded is None:
-        return shown.source
+        return applied.source
     flat = sum(dump.verdict != NOT_COMPARED and dump.dump_id not in rounded.found for dump in dumps)
-    text = f"measured on each dump: what {shown.dtype} costs, replay {rounded.replay_id}"
+    text = f"measured on each dump: what {applied.dtype} costs, replay {rounded.replay_id}"
     text += f"; {flat} of {len(dumps)} dumps without it: flat" if flat else ""
     text += "; wider for experts: rounding may reroute tokens" if rounded.experts else ""
-    return "; ".join((text, *shown.source.split("; ")[1:]))
+    return "; ".join((text, *applied.source.split("; ")[1:]))
 
 
 def _with_token_ids(store: Store, side: ReplaySide, dump: DumpComparison) -> DumpComparison:

@@ -8,12 +8,12 @@ effect of rounding on this input (`actordbg.laws.changes`).
   nondeterministic kernels, random noise, uninitialized memory, a shifted action mask.
 * `normalisation`. Changed: nothing. Kept: log-probs are the log-softmax of logits / T, recomputed in fp64; entropies follow from
   the same logits. Finds log-softmax in bf16, a wrong temperature, labels that are off by one.
-* `neighbour` (exact, row isolation). Changed: the tokens of every other row, then of the rest. Kept: log-probs and entropies of
-  the unchanged rows. Finds leaks between packed rows: attention, a mask, a state or convolution that is not reset.
+* `neighbour` (exact, row isolation). Changed: the tokens of every second row, then of the remaining rows. Kept: log-probs and
+  entropies of the unchanged rows. Finds leaks between packed rows: attention, a mask, a state or convolution that is not reset.
 * `padding` (exact). Changed: the ids under the padding. Kept: every log-prob and entropy of real tokens. Finds padding that is
   attended to or enters a state.
-* `future` (exact, causality). Changed: the tokens after the middle of each row. Kept: log-probs and entropies before. Finds
-  attention that is not causal, labels from the wrong side.
+* `future` (exact, causality). Changed: the tokens after the middle of each row. Kept: log-probs and entropies before them. Finds
+  attention that is not causal, labels shifted in the wrong direction.
 * `jacobian` (exact). Changed: nothing; one backward of one row's log-probs to the output of the input embeddings. Kept: entries
   of other rows, of later positions and of padding are exactly 0. Finds what the previous three find, for all tokens at once.
 * `order`. Changed: the order of the rows. Kept: every log-prob, within rounding. Finds wrong packing offsets, swapped rows.
@@ -60,7 +60,10 @@ class ForwardValues:
 
 @dataclass(frozen=True)
 class Change:
-    """Where two sets of values differ, among the values that were compared. where: bool [B, S-1]."""
+    """Where and how far two sets of values differ. where: bool [B, S-1], the differences among the values that were compared.
+
+    size, mean: the largest and the mean absolute difference. looked_at: how many tokens were compared.
+    """
 
     where: Tensor
     size: float
@@ -83,15 +86,15 @@ def change(ours: ForwardValues, base: ForwardValues, mask: Tensor) -> Change:
     pairs = [(ours.log_probs, base.log_probs)]
     if ours.entropy is not None and base.entropy is not None:
         pairs.append((ours.entropy, base.entropy))
-    where, apart = torch.zeros_like(mask), torch.zeros(mask.shape, dtype=torch.float64)
+    where, distances = torch.zeros_like(mask), torch.zeros(mask.shape, dtype=torch.float64)
     for left, right in pairs:
         differs = (left != right) & ~(left.isnan() & right.isnan()) & mask
         distance = (left.double() - right.double()).abs().nan_to_num(torch.inf, torch.inf)
-        where, apart = where | differs, torch.where(differs, torch.maximum(apart, distance), apart)
-    chosen = apart[mask]
-    if not chosen.numel():
+        where, distances = where | differs, torch.where(differs, torch.maximum(distances, distance), distances)
+    compared = distances[mask]
+    if not compared.numel():
         return Change(where, 0.0, 0.0, 0)
-    return Change(where, float(chosen.max()), float(chosen.mean()), chosen.numel())
+    return Change(where, float(compared.max()), float(compared.mean()), compared.numel())
 
 
 def answer(
@@ -105,10 +108,10 @@ def answer(
     verdict: str = BROKEN,
     nothing: str = "this input has nothing to compare",
 ) -> LawAnswer:
-    """Build the answer of a law that allows a change up to `limit`, or none if `limit` is None. ids: the unchanged tokens [B, S].
+    """Build the answer of a law that allows a change up to `limit`, or none if `limit` is None.
 
-    by_mean: apply the limit to the mean over the tokens instead of the largest change. verdict: for a forbidden change. nothing:
-    the reason to give if no value was compared.
+    moved: what changed. ids: the tokens of the original input [B, S]. words, verdict: for a forbidden change. by_mean: apply the
+    limit to the mean over the tokens instead of the largest change. nothing: the reason to give if no value was compared.
     """
     if not moved.looked_at:
         return not_checked(law, nothing)
@@ -128,16 +131,21 @@ def not_checked(law: str, why: str) -> LawAnswer:
 
 
 LAWS = ("rerun", "normalisation", "neighbour", "padding", "future", "jacobian", "order", "alone", "additivity")
-"""The laws in the order in which they are checked: see the list above."""
+"""The laws in the order in which they are checked; the module's docstring explains each."""
 
 
 TOLERANCE = 16 * 2.0**-23
-"""Relative to the magnitude of the operands of a log-softmax: a few fp32 roundings."""
-_AT_ONCE = 2**25
+"""Allowed distance from the expected value, relative to the operands of a log-softmax: a few fp32 roundings."""
+_LOGITS_AT_ONCE = 2**25
+"""Most logits that are converted to float64 at a time."""
 
 
 class Expected:
-    """The expected log-probs and entropies, float64 [B, S-1], NaN where no logits were seen. allowed: the rounding tolerance."""
+    """The expected log-probs and entropies, float64 [B, S-1], NaN where no logits were seen. allowed: the rounding tolerance.
+
+    places: [N, 2], the row and column in `ids` of each of the model's N logit vectors; outside [B, S-1]: ignored. problem: why
+    nothing could be computed, or "".
+    """
 
     def __init__(self, places: Tensor, ids: Tensor, temperature: float) -> None:
         self.places, self.ids, self.temperature = places, ids, temperature
@@ -155,9 +163,9 @@ class Expected:
         self.problem = ""
         rows, columns = self.places.unbind(1)
         inside = ((columns >= 0) & (columns < self.ids.shape[1] - 1)).nonzero().flatten()
-        for some in torch.split(inside, max(1, _AT_ONCE // flat.shape[-1])):
-            place = rows[some], columns[some]
-            scaled = flat[some.to(flat.device)].double() / self.temperature
+        for part in torch.split(inside, max(1, _LOGITS_AT_ONCE // flat.shape[-1])):
+            place = rows[part], columns[part]
+            scaled = flat[part.to(flat.device)].double() / self.temperature
             total, largest = scaled.logsumexp(-1), scaled.abs().amax(-1)
             label = scaled.gather(-1, self.ids[place[0], place[1] + 1].to(scaled.device)[:, None]).squeeze(-1)
             self.log_probs[place] = (label - total).cpu()
@@ -202,9 +210,9 @@ def judge_normalisation(ours: ForwardValues, expected: Expected, mask: Tensor) -
         pairs.append((ours.entropy, expected.entropy, "the entropy does not follow from the same logits"))
     answers = []
     for values, theirs, words in pairs:
-        apart = (values.double() - theirs).abs().nan_to_num(torch.inf, torch.inf).where(seen, torch.zeros(()))
-        wrong = (apart > expected.allowed) & seen
-        measured = (float(apart.max()), float(expected.allowed[seen].max()))
+        distances = (values.double() - theirs).abs().nan_to_num(torch.inf, torch.inf).where(seen, torch.zeros(()))
+        wrong = (distances > expected.allowed) & seen
+        measured = (float(distances.max()), float(expected.allowed[seen].max()))
         count, looked_at = int(wrong.sum()), int(seen.sum())
         if count:
             row, column = wrong.nonzero()[0].tolist()

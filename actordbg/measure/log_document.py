@@ -37,12 +37,13 @@ from actordbg.measure.align_logs import (
 )
 from actordbg.measure.log_lines import TrainLog, is_loss
 
-_NAMES = 30
+_MOST_NAMES = 30
+"""Most metrics that are listed of a log that could not be compared."""
 
 
 def logs_page(answers: Sequence[LogComparison], charts: Sequence[Chart] = ()) -> list[Block]:
     """Build the document of `compare-logs`: a line per log and per pair, then the reasons; the worst steps of a single pair."""
-    whole = together(answers)
+    overall = together(answers)
     sides: dict[str, LogSide] = {}
     for side in (side for answer in answers for side in (answer.a, answer.b)):
         if side.path not in sides or not sides[side.path].steps:  # a pair with nothing in common has no figures of its logs
@@ -50,40 +51,40 @@ def logs_page(answers: Sequence[LogComparison], charts: Sequence[Chart] = ()) ->
     letters = letters_of(sides)
     pairs, reasons = [], []
     for answer in answers:
-        name, apart = _pair_name(letters, answer), (answer.first, answer.mean, answer.last, answer.max_relative)
-        pairs.append((name, f"{answer.common:,}", *(number(value, 3) for value in apart), answer.verdict))
+        name, gaps = _pair_name(letters, answer), (answer.first, answer.mean, answer.last, answer.max_relative)
+        pairs.append((name, f"{answer.common:,}", *(number(value, 3) for value in gaps), answer.verdict))
         reasons += [f"{name}: {reason}" for reason in answer.reasons]
     largest = max((answer.max_relative for answer in answers if answer.max_relative is not None), default=None)
     figures = (
         ("common steps", f"{min(answer.common for answer in answers):,}"),
         ("largest difference", "-" if largest is None else f"{largest:.2%}"),
     )
-    tone = GOOD_TONE if whole.good else NO_TONE if whole.verdict == NOTHING else BAD_TONE
-    unlike = "; ".join(dict.fromkeys(reason for answer in answers for reason in answer.reasons))
-    sentence = f"{unlike or f'{whole.metric} agrees by the rule {whole.rule}'}."
+    tone = GOOD_TONE if overall.good else NO_TONE if overall.verdict == NOTHING else BAD_TONE
+    all_reasons = "; ".join(dict.fromkeys(reason for answer in answers for reason in answer.reasons))
+    sentence = f"{all_reasons or f'{overall.metric} agrees by the rule {overall.rule}'}."
     notes = [f"note: {note}" for answer in answers for note in answer.notes]
-    what = "no common step differs by {:g} or more" if whole.rule == EVERY_STEP else _FIRST_MEAN_LAST
+    what = "no common step differs by {:g} or more" if overall.rule == EVERY_STEP else _FIRST_MEAN_LAST
     return [
-        Heading(f"{whole.metric or 'nothing'} by step, threshold {whole.threshold:g}, rule {whole.rule}", 1),
-        Banner(whole.verdict.upper().replace("-", " "), sentence, tone, figures),
-        Items([f"{letters[path]}  {path}{_seen(side)}" for path, side in sides.items()]),
+        Heading(f"{overall.metric or 'nothing'} by step, threshold {overall.threshold:g}, rule {overall.rule}", 1),
+        Banner(overall.verdict.upper().replace("-", " "), sentence, tone, figures),
+        Items([f"{letters[path]}  {path}{_found_metrics(side)}" for path, side in sides.items()]),
         *charts,
         Grid(
             ("log", "steps", "first", "mean", "last", "least", "most", "trend"),
-            [(letters[path], *_log(side)) for path, side in sides.items()],
+            [(letters[path], *_log_figures(side)) for path, side in sides.items()],
             {"log", "trend"},
         ),
         Grid(("pair", "common", "first", "mean", "last", "largest", "verdict"), pairs, {"pair", "verdict"}),
-        *(_steps(answers[0]) if len(answers) == 1 and answers[0].common else []),
+        *(_worst_steps(answers[0]) if len(answers) == 1 and answers[0].common else []),
         *([Items(notes)] if notes else []),
-        *([Paragraph(_ANOTHER)] if whole.verdict == NOTHING else []),
-        *([] if whole.good else [Items(reasons)]),
-        Paragraph(f"{whole.verdict} ({what.format(whole.threshold)})" if whole.good else whole.verdict),
+        *([Paragraph(_METRIC_HINT)] if overall.verdict == NOTHING else []),
+        *([] if overall.good else [Items(reasons)]),
+        Paragraph(f"{overall.verdict} ({what.format(overall.threshold)})" if overall.good else overall.verdict),
     ]
 
 
 _FIRST_MEAN_LAST = "first value, mean and last value differ by less than {:g}"
-_ANOTHER = (
+_METRIC_HINT = (
     "use --metric NAME to compare another metric than a loss; metrics are read from progress bars, from lines that name a step, "
     "and from lines like `gpt_loss: 5.78`"
 )
@@ -93,16 +94,16 @@ def _pair_name(letters: Mapping[str, str], answer: LogComparison) -> str:
     return f"{letters[answer.a.path]} {letters[answer.b.path]}"
 
 
-def _seen(side: LogSide) -> str:
+def _found_metrics(side: LogSide) -> str:
     """List the metrics of a log that could not be compared; "" if it could."""
     if side.steps:
         return ""
     metrics = sorted(side.found.items(), key=lambda item: (not is_loss(item[0]), -item[1], item[0]))
-    shown = ", ".join(f"{name} ({count:,})" for name, count in metrics[:_NAMES]) or "no metrics"
-    return f": {shown}" + (f", and {len(metrics) - _NAMES:,} more" if len(metrics) > _NAMES else "")
+    shown = ", ".join(f"{name} ({count:,})" for name, count in metrics[:_MOST_NAMES]) or "no metrics"
+    return f": {shown}" + (f", and {len(metrics) - _MOST_NAMES:,} more" if len(metrics) > _MOST_NAMES else "")
 
 
-def _log(side: LogSide) -> list[str]:
+def _log_figures(side: LogSide) -> list[str]:
     """Return a log's table row: its steps, and figures over its finite values."""
     if not side.steps:
         return ["-"] * 7
@@ -113,7 +114,7 @@ def _log(side: LogSide) -> list[str]:
     return [f"{side.first_step:,}-{side.last_step:,} ({side.steps:,})", *figures, trend]
 
 
-def _steps(answer: LogComparison) -> list[Block]:
+def _worst_steps(answer: LogComparison) -> list[Block]:
     """Report how many steps differ by the threshold or more, and the worst of them."""
     spread = f"median {number(answer.median_relative, 3)}, largest {number(answer.max_relative, 3)}"
     reach = f"{answer.exceeding:,} of {answer.common:,} common steps differ by {answer.threshold:g} or more"
@@ -134,7 +135,7 @@ def log_charts(answers: Sequence[LogComparison], read: Sequence[TrainLog]) -> li
     logs = {log.path: log for log in read}
     letters = letters_of(logs)
     values: dict[str, Curve] = {}
-    apart: dict[str, Curve] = {}
+    gaps: dict[str, Curve] = {}
     for answer in answers:
         if answer.metric is None or not answer.common:
             continue
@@ -142,28 +143,32 @@ def log_charts(answers: Sequence[LogComparison], read: Sequence[TrainLog]) -> li
         both = chosen_series(logs[paths[0]], logs[paths[1]], answer.metric)
         for path, series in zip(paths, both, strict=True):
             values[f"{letters[path]}: {Path(path).name}"] = list(series.points.items())
-        apart[_pair_name(letters, answer)] = [(step, relative(a, b)) for step, a, b in pair(*both)]
-    if not apart:
+        gaps[_pair_name(letters, answer)] = [(step, relative(a, b)) for step, a, b in pair(*both)]
+    if not gaps:
         return []
-    steps = {step for curve in apart.values() for step, _ in curve}
+    steps = {step for curve in gaps.values() for step, _ in curve}
     limits, what = [(step, answers[0].threshold) for step in (min(steps), max(steps))], answers[0].metric or ""
-    charts = values_chart("The trainings", what, values), apart_chart("Relative difference", what, apart, limits, "the other's")
+    charts = values_chart("The trainings", what, values), apart_chart("Relative difference", what, gaps, limits, "the other's")
     return [chart for chart in charts if chart]
 
 
 Curve = Sequence[tuple[Any, ...]]
 """(step, value), and optionally the dump that was running."""
-_MOST = 400
+_MOST_POINTS = 400
+"""Most points of a curve in a chart."""
 
 
 def values_chart(
     title: str, what: str, curves: Mapping[str, Curve], along: str = "step", whose: str = "training", *more: tuple[str, str]
 ) -> Chart | None:
-    """Chart a value by step, a line per training; values that are not finite are skipped and counted. None without values."""
+    """Chart a value by step, a line per training; values that are not finite are skipped and counted. None without values.
+
+    what: the value. along: the horizontal axis. whose: what a line stands for. more: (field, label) of further hints on a point.
+    """
     finite = {name: _finite(curve) for name, curve in curves.items()}
     if not any(finite.values()):
         return None
-    rows, ends = [row for name, curve in finite.items() for row in _rows(name, curve)], []
+    rows, ends = [row for name, curve in finite.items() for row in _chart_rows(name, curve)], []
     for name, curve in finite.items():
         known = [point[1] for point in curve]
         figures = map(number, (known[0], fmean(known), max(known), known[-1]) if known else (None,) * 4)
@@ -175,18 +180,21 @@ def values_chart(
     says = f"The {what} of {plural(len(curves), whose)} by {along}."
     says += f" {plural(nonfinite, 'value')} NaN or infinite, not shown." if nonfinite else ""
     most = max(map(len, curves.values()))
-    note = f"{_MOST} of up to {most:,} values of each are shown, evenly sampled." if most > _MOST else ""
+    note = f"{_MOST_POINTS} of up to {most:,} values of each are shown, evenly sampled." if most > _MOST_POINTS else ""
     return Chart(title, says, spec, Grid((whose, "values", f"first {what}", "mean", "most", "last"), ends, {whose}), note)
 
 
 def apart_chart(title: str, what: str, curves: Mapping[str, Curve], limits: Curve, whose: str = "the baseline's") -> Chart | None:
-    """Chart relative differences by step on a log scale, with their limits as a dashed line. whose: what they differ from."""
+    """Chart relative differences by step on a log scale, with their limits as a dashed line.
+
+    whose: whose values the curves differ from.
+    """
     floor = 1e-9  # a log scale has no zero
     drawn = {name: [(step, max(floor, value)) for step, value in curve] for name, curve in curves.items()}
-    rows = [row for name, curve in drawn.items() for row in _rows(name, curve)]
+    rows = [row for name, curve in drawn.items() for row in _chart_rows(name, curve)]
     if not rows:
         return None
-    limit = _rows("limit", [(step, max(floor, value)) for step, value in limits])
+    limit = _chart_rows("limit", [(step, max(floor, value)) for step, value in limits])
     axis = powers([row["v"] for row in (*rows, *limit)])
     x, y = whole("s", "step"), quantity("v", f"{what}, relative", scale={"type": "log"}, axis=axis)
     shown = hints(("c", "training"), ("s", "step"), ("v", what))
@@ -201,8 +209,9 @@ def _finite(curve: Curve) -> Curve:
     return [point for point in curve if math.isfinite(point[1])]
 
 
-def _rows(name: str, curve: Curve) -> list[dict[str, Any]]:
+def _chart_rows(name: str, curve: Curve) -> list[dict[str, Any]]:
+    """Return a curve as chart data: c, its name; s, the step; v, the value; d, the dump, if it is known."""
     return [
         {"c": name, "s": step, "v": float(f"{value:.6g}")} | dict(zip("d", dump, strict=False))
-        for step, value, *dump in thinned(curve, _MOST)
+        for step, value, *dump in thinned(curve, _MOST_POINTS)
     ]

@@ -8,9 +8,9 @@ A launcher starts it (deepspeed, torchrun or plain python). RANK says which work
     boot    pid and its start time, before anything heavy is imported
     ready   the actor is built: its resolved configuration, and
             whether it needs its peers for an input                   (or `broken`: it could not be built, and why)
-    start   dump_id, slot, attempt, where its log begins              } for each input; `fill`, `filled` for a filler, and
-    law     the law being checked, for an input whose laws are        } in a lane's other ranks, with their figures
-    end     a ResultRecord
+    start   dump_id, slot, attempt, where its log begins              } for each input; a filler, and the ranks of a lane
+    law     the law being checked, for an input whose laws are        } that do not record its result, write `fill` for
+    end     a ResultRecord                                            } `start`, and `filled` for `end`
     restart why this process cannot continue and must be replaced        (it then exits with EXIT_RESTART)
     done    nothing is left
 
@@ -79,14 +79,15 @@ class Worker:
         self.flusher = Flusher(self.journal)
         others = [other for other in order.ranks if other != rank]
         self.peers = [RankView.of_peer(folder, other) for other in others]
-        self._longest_s = 0.0
+        self._longest_input_s = 0.0
+        """Seconds of the longest input so far, without stops at breakpoints."""
         self.goes_on = False
-        """Whether it ran a forward in another portion of the same replay: its first input then needs no warm-up."""
+        """Whether this process ran inputs of this replay under an earlier work order: its first input is then not a warm-up."""
         self.has_run = False
         """Whether an input ran to its end."""
         self._law_inputs = frozenset(law_order(spec.inputs)[: spec.config.laws])
-        self._order = order.stops
-        self.stops = ReplayStops(folder, rank, self._order, self._write)
+        self._stop_order = order.stops
+        self.stops = ReplayStops(folder, rank, self._stop_order, self._write)
         stops.in_replay = self.stops
         stops.take_over_pdb()
 
@@ -117,7 +118,7 @@ class Worker:
             self._write("broken", **asdict(opened))
             return EXIT_BROKEN
         self._write("ready", pid=pid, resolved=opened, collective=self.engine.collective)
-        for task, load in self._ahead(self.order.inputs_of(self.rank)):
+        for task, load in self._loaded_ahead(self.order.inputs_of(self.rank)):
             if task.duty is Duty.FILL:
                 self._fill(task, load)
             else:
@@ -139,7 +140,7 @@ class Worker:
             self._write(event, **values)
         return code
 
-    def _ahead(self, work: Sequence[Task]) -> Iterator[tuple[Task, Future[tuple[Any, float]]]]:
+    def _loaded_ahead(self, work: Sequence[Task]) -> Iterator[tuple[Task, Future[tuple[Any, float]]]]:
         """Yield each task with its input. While the caller uses an input, only the next is loaded."""
         with ThreadPoolExecutor(1, thread_name_prefix="load") as pool:
             ahead = [pool.submit(self._load, task.index) for task in work[:1]]
@@ -176,13 +177,13 @@ class Worker:
             self.has_run, fields = True, outcome
         if self.goes_on:
             fields = {**fields, "extra": {**fields.get("extra", {}), GOES_ON: True}}
-        kept = [fields.pop(UNFLUSHED)] if UNFLUSHED in fields else []
+        unflushed = [fields.pop(UNFLUSHED)] if UNFLUSHED in fields else []
         if leads:
             event = {**begun, "rank": self.rank, "attempt": self.order.attempt}
             record = result_from(self.spec.replay_id, event, load_s=load_s, **fields)
             self.flusher.settle()  # the previous result and its files are on disk before this line
             self.journal.write("end", **record.to_dict())
-            self.flusher.note(*kept)
+            self.flusher.note(*unflushed)
         else:
             self._write("filled", **begun, **answer_fields(fields))
         if isinstance(loaded, Failure):
@@ -198,27 +199,30 @@ class Worker:
         return begun
 
     def _run(self, task: Task, loaded: Any, *, recorded: bool) -> dict[str, Any] | Failure:
-        began, held_s, item = time.monotonic(), self.stops.held_s, self.spec.inputs[task.index]
+        began, held_before_s, item = time.monotonic(), self.stops.held_s, self.spec.inputs[task.index]
         on_law = self._on_law(task)
-        self._may_stop(task, item.dump_id)
+        self._announce_to_breakpoints(task, item.dump_id)
         fields = self._guarded(lambda: self.engine.run(item, loaded, recorded=recorded, on_law=on_law))
         self.stops.end()
-        self._longest_s = max(self._longest_s, time.monotonic() - began - (self.stops.held_s - held_s))
+        self._longest_input_s = max(self._longest_input_s, time.monotonic() - began - (self.stops.held_s - held_before_s))
         return fields
 
-    def _may_stop(self, task: Task, dump_id: str) -> None:
-        """Announce the input to the breakpoints: ranks that compute together stop if the chosen input runs on any of them."""
-        order, lead = self._order, None
-        together = self.engine.collective
+    def _announce_to_breakpoints(self, task: Task, dump_id: str) -> None:
+        """Announce the input to the breakpoints, with the rank that gets the prompt.
+
+        Ranks that compute together all stop if the chosen dump runs on any of them.
+        """
+        stop, lane_lead = self._stop_order, None
+        collective = self.engine.collective
         mates = {self.spec.inputs[index].dump_id: index for index in self.order.mates(task.slot)}
-        if order.dump in mates:
-            lead = self.order.lead_of(task.slot, mates[order.dump])
-        rank = lead or 0 if order.rank is None else order.rank
-        if together:
-            return self.stops.begin(dump_id, self.order.ranks_in(task.slot), rank, order.dump is None or lead is not None)
-        if order.rank is None and (order.at == ERROR or order.debugpy == 0):
-            rank = self.rank
-        return self.stops.begin(dump_id, [self.rank], rank, order.dump in (None, dump_id) and rank == self.rank)
+        if stop.dump in mates:
+            lane_lead = self.order.lead_of(task.slot, mates[stop.dump])
+        leader = lane_lead or 0 if stop.rank is None else stop.rank
+        if collective:
+            return self.stops.begin(dump_id, self.order.ranks_in(task.slot), leader, stop.dump is None or lane_lead is not None)
+        if stop.rank is None and (stop.at == ERROR or stop.debugpy == 0):
+            leader = self.rank
+        return self.stops.begin(dump_id, [self.rank], leader, stop.dump in (None, dump_id) and leader == self.rank)
 
     def _on_law(self, task: Task) -> Callable[[str], None] | None:
         """Return the callback for law steps; None if this task's laws are not checked.
@@ -226,14 +230,14 @@ class Worker:
         Ranks that compute together check the laws of all inputs of a slot, or of none. Each step is written to the journal, so
         that the time of a law does not count as a hang of the input.
         """
-        together = self.engine.collective
-        if together and self.spec.config.align == "shuffle":  # ranks are not in step there
+        collective = self.engine.collective
+        if collective and self.spec.config.align == "shuffle":  # ranks are not in step there
             return None
-        checked = self._law_inputs.intersection(self.order.mates(task.slot) if together else [task.index])
+        checked = self._law_inputs.intersection(self.order.mates(task.slot) if collective else [task.index])
         return (lambda law: self._write("law", law=law, slot=task.slot)) if checked else None
 
     def _fill(self, task: Task, load: Future[tuple[Any, float]] | None) -> None:
-        """Take part in a slot without recording a result: the peers wait for this rank in their collectives."""
+        """Take part in a slot without recording a result, since the peers wait for this rank in their collectives."""
         self._begin("fill", task)
         fields: dict[str, Any] | Failure = {}
         if self.engine.collective:
@@ -266,7 +270,7 @@ class Worker:
             raise Restart("the failure left this process in the middle of a step")
         if not (self.peers and self.engine.collective):
             return
-        grace = min(max(GRACE_S, 2 * self._longest_s), self.spec.config.timeout_s / 2)
+        grace = min(max(GRACE_S, 2 * self._longest_input_s), self.spec.config.timeout_s / 2)
         deadline = time.monotonic() + grace
         while waiting := [peer.rank for peer in self._peers_now() if peer.slots_finished <= slot and not peer.done]:
             self._raise_if_a_peer_died(patience_s=0)
@@ -336,7 +340,7 @@ def main(make_engine: Callable[[Path, ReplaySpec, int], Engine]) -> int:
     dist_plugin.give(options.plugin)
     rank = options.first_worker + int(os.environ["RANK"])
     work: Path = options.work
-    before: Worker | None = None
+    previous: Worker | None = None
     engine: Engine | None = None
     while True:
         redirect_output(rank_log(work.parent, rank))
@@ -352,14 +356,14 @@ def main(make_engine: Callable[[Path, ReplaySpec, int], Engine]) -> int:
                 end_with((options.supervisor, start_ticks(options.supervisor)), interval_s=0.25)
             engine = make_engine(work.parent, spec, rank)
         worker = Worker(work.parent, spec, order, rank, engine)
-        worker.goes_on = before is not None and (before.goes_on or before.has_run) and before.folder == worker.folder
-        code = worker.run(switch_to=None if before is None else worker.folder)
+        worker.goes_on = previous is not None and (previous.goes_on or previous.has_run) and previous.folder == worker.folder
+        code = worker.run(switch_to=None if previous is None else worker.folder)
         if code or not order.stay:
             return code
         if (following := await_next(work)) is None:
             engine.close()
             return 0
-        work, before = following, worker
+        work, previous = following, worker
 
 
 if __name__ == "__main__":

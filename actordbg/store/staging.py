@@ -2,7 +2,7 @@
 
 An object store has no rename and no create-exclusive, and a store needs both. So commands do not work there: `pull` copies new
 files into a folder of this machine, commands work in that folder, and `push` uploads the files that they wrote, whole and under
-the same names. While a command runs, `push` follows every few seconds, so finished work survives a crash of the machine, and
+the same names. While a command runs, `push` runs again every few seconds, so finished work survives a crash of the machine, and
 `--resume` on another machine continues with it.
 
 * **Nothing is ever deleted**, on either side.
@@ -45,30 +45,37 @@ from actordbg.store.layout import UNPRINTABLE, printable
 from actordbg.store.pack_bytes import PACK_SUFFIX
 
 EVERY_S = 3.0
-"""Seconds between two pushes."""
-_REST = 5
+"""Least seconds between two pushes."""
+_REST_FACTOR = 5
 """A push is followed by a pause of at least this many times its duration, so that a growing journal does not fill the link."""
-_BATCH = 128
-_STORE = "FORMAT"
+_FILES_AT_ONCE = 128
+"""How many files one request to the file system moves."""
+_FORMAT_FILE = "FORMAT"
 """The file that every store has."""
 _GROWING = (".jsonl", ".log")
+"""Journals and logs: uploaded after all other files."""
 _LEFT_OUT = re.compile(
     r"(?:rings|quarantine|cache|models|controls|backups)(?:/|\Z)|(?:catalog[^/]*|control\.json)\Z|(?:.*/)?\.",
     re.DOTALL | re.IGNORECASE,
 )
-_DUMPS = (SUFFIX, PACK_SUFFIX)
-_LINKED = re.compile(r"(?:dumps|packs)(?:/[^/]+){0,2}")
+"""Paths that are not mirrored."""
+_DUMP_SUFFIXES = (SUFFIX, PACK_SUFFIX)
+_MAY_BE_LINKS = re.compile(r"(?:dumps|packs)(?:/[^/]+){0,2}")
 """Folders that may be links, as for other commands: `dumps`, a run, a rank. Only files named as dumps are copied from there."""
-_DECIDES = re.compile(r"(?:replays|matrices|trainchecks)/.*\.json|(?:.*/)?actordbg\.toml", re.IGNORECASE)
-"""Records that a command can continue with, and settings files: they decide what runs, even where a file system ignores case."""
-_LONGEST = 200
+_NEEDS_ORIGIN = re.compile(r"(?:replays|matrices|trainchecks)/.*\.json|(?:.*/)?actordbg\.toml", re.IGNORECASE)
+"""Records that a command can continue with, and settings files. They decide what runs, so a downloaded copy gets an origin file.
+
+Case is ignored, since some file systems ignore it.
+"""
+_MOST_NAME_BYTES = 200
 """Most bytes of a name, so that a temporary name made of it is still valid."""
 _MOST_BYTES = 2**40
-_OF_ONE_FILE = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
-"""Errors that concern one file only."""
+"""Most bytes of a file that both sides changed: it is read whole."""
+_ONE_FILE_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
+"""Errors that concern one file only: it is skipped, and the others are moved."""
 
-Mark = tuple[int, str]
-"""Size of a file, and its modification time or tag."""
+FileState = tuple[int, str]
+"""Size of a file, and its modification time or tag: if either differs, the file has changed."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +98,10 @@ class Fetched:
         self._files, self._root = _opened(url)
 
     def bring(self, paths: Iterable[str]) -> None:
-        """Download the files that are not here yet. A file that is missing there is skipped; opening it reports it."""
+        """Download the files that are not in the folder yet. A file that the URL lacks is skipped; opening it reports it."""
         with _as_store_problem(self.url):
             for batch in _batches([path for path in dict.fromkeys(paths) if not (self.folder / path).exists()]):
-                _each(self._get, batch, FileNotFoundError)
+                _move_each(self._get, batch, FileNotFoundError)
 
     def _get(self, batch: Sequence[str]) -> None:
         """Download files, each whole or not at all. A record that is already here with the same bytes is left as it is."""
@@ -106,73 +113,79 @@ class Fetched:
             for path, part in zip(batch, parts, strict=True):
                 part.chmod(0o600)
                 with contextlib.suppress(FileNotFoundError):
-                    if _DECIDES.fullmatch(path) and filecmp.cmp(part, self.folder / path, shallow=False):
+                    if _NEEDS_ORIGIN.fullmatch(path) and filecmp.cmp(part, self.folder / path, shallow=False):
                         continue
-                self._mark_origin(path)
+                self._write_origin(path)
                 os.replace(part, self.folder / path)
         finally:
             for part in parts:
                 part.unlink(missing_ok=True)
 
-    def _mark_origin(self, path: str) -> None:
-        """Note, before a record is downloaded, where it comes from."""
-        if _DECIDES.fullmatch(path):
+    def _write_origin(self, path: str) -> None:
+        """Write the `origin_file` of a record that is about to appear here: it says which URL the record comes from."""
+        if _NEEDS_ORIGIN.fullmatch(path):
             atomic_write(origin_file(self.folder / path), self.url.encode())
 
 
 class Mirror(Fetched):
-    """A folder and the URL that it mirrors. runs: download only dumps and packs of these runs; all if empty."""
+    """A folder and the URL that it mirrors. runs: download only dumps and packs of these runs; all if empty.
+
+    is_there: the URL has a store. was_there: it had one at the last pull. Both are set by `pull`.
+    """
 
     def __init__(self, url: str, folder: Path, runs: Sequence[str] = ()) -> None:
         super().__init__(url, folder)
-        self._here, self._runs = _opened("file:///")[0], tuple(runs)
+        self._local_system, self._runs = _opened("file:///")[0], tuple(runs)
         self._note_path = folder.with_name(f"{folder.name}.staged.json")
-        self._ours: dict[str, Mark] = {}
-        self._theirs: dict[str, Mark] = {}
+        self._ours: dict[str, FileState] = {}
+        """The local state of each file when both sides were last equal, by path; `_theirs`: the remote state then."""
+        self._theirs: dict[str, FileState] = {}
         self.is_there = self.was_there = False
         self._one_at_a_time = threading.Lock()
 
     def pull(self) -> Moved:
-        """Download new and changed files. Set `is_there`: the URL has a store, and `was_there`: it had one at the last pull."""
+        """Download new and changed files."""
         with self._one_at_a_time, _as_store_problem(self.url):
             skipped: dict[str, str] = {}
             self._files.invalidate_cache()
-            there, local = _listed(self._files, self._root, self._runs, skipped), self._local({})
+            remote, local = _listed(self._files, self._root, self._runs, skipped), self._local({})
             for run in self._runs:
-                if not any(path.startswith((f"dumps/{run}/", f"packs/{run}/")) for path in there):
+                if not any(path.startswith((f"dumps/{run}/", f"packs/{run}/")) for path in remote):
                     skipped[f"#{run}"] = "no dumps of that run are there"
             self._ours, self._theirs = _noted(self._note_path, self.url)
-            self.is_there, self.was_there = _STORE in there, _STORE in self._ours and _STORE in local
-            if _STORE in self._ours and not (self.was_there and self.is_there):  # a side lost its store: compare all files
+            self.is_there, self.was_there = _FORMAT_FILE in remote, _FORMAT_FILE in self._ours and _FORMAT_FILE in local
+            if _FORMAT_FILE in self._ours and not (self.was_there and self.is_there):  # a side lost its store: compare all files
                 self._ours, self._theirs = {}, {}
-            changed = {path for path, mark in there.items() if self._theirs.get(path) != mark}
-            unlike = {path for path in changed if self._ours.get(path) != local.get(path, ())}
-            both = {path for path in unlike if os.path.lexists(self.folder / path)}
-            free = sorted(changed - both)
-            for batch in _batches(free):
-                skipped |= _each(self._get, batch, _OF_ONE_FILE)
+            changed = {path for path, state in remote.items() if self._theirs.get(path) != state}
+            changed_here = {path for path in changed if self._ours.get(path) != local.get(path, ())}
+            conflicts = {path for path in changed_here if os.path.lexists(self.folder / path)}
+            downloads = sorted(changed - conflicts)
+            for batch in _batches(downloads):
+                skipped |= _move_each(self._get, batch, _ONE_FILE_ERRORS)
                 for path in batch:
                     if path not in skipped:
-                        self._are_equal(path, there[path])
-            for path in both:
-                skipped |= _each(lambda batch: self._settle(batch[0], there[batch[0]]), [path], (*_OF_ONE_FILE, OddFile))
+                        self._note_equal(path, remote[path])
+            for path in conflicts:
+                skipped |= _move_each(
+                    lambda batch: self._settle(batch[0], remote[batch[0]]), [path], (*_ONE_FILE_ERRORS, OddFile)
+                )
             if self._ours:
                 self._write_note()
-            return _moved(free, there, skipped)
+            return _moved(downloads, remote, skipped)
 
     def push(self) -> Moved:
         """Upload new and changed files."""
         with self._one_at_a_time, _as_store_problem(self.url):
             skipped: dict[str, str] = {}
             local = self._local(skipped)
-            changed = [path for path, mark in sorted(local.items()) if self._ours.get(path) != mark and self._is_still_ours(path)]
+            changed = [path for path, state in sorted(local.items()) if self._ours.get(path) != state and self._may_upload(path)]
             skipped |= {path: "it may not be read" for path in changed if not os.access(self.folder / path, os.R_OK)}
             changed = sorted((path for path in changed if path not in skipped), key=lambda path: path.endswith(_GROWING))
             for batch in _batches(changed):
-                skipped |= _each(self._put, batch, (IsADirectoryError, NotADirectoryError, FileExistsError))
+                skipped |= _move_each(self._put, batch, (IsADirectoryError, NotADirectoryError, FileExistsError))
                 for path in batch:
                     if path not in skipped:
-                        self._ours[path], self._theirs[path] = local[path], _mark_of(self._files.info(f"{self._root}/{path}"))
+                        self._ours[path], self._theirs[path] = local[path], _state_of(self._files.info(f"{self._root}/{path}"))
             if changed:
                 self._files.invalidate_cache()
                 self._write_note()
@@ -188,37 +201,40 @@ class Mirror(Fetched):
                 self._files.makedirs(folder, exist_ok=True)
             self._files.put(here, remote)
 
-    def _is_still_ours(self, path: str) -> bool:
-        """Check whether to upload a file again: the remote file is unchanged, or is a beginning of the local file."""
+    def _may_upload(self, path: str) -> bool:
+        """Check whether the local file may replace the remote file, which is unchanged or a beginning of the local file.
+
+        If the remote file is the longer version instead, it is downloaded.
+        """
         if path not in self._theirs:
             return True
         try:
-            there = _mark_of(self._files.info(f"{self._root}/{path}"))
+            remote = _state_of(self._files.info(f"{self._root}/{path}"))
         except FileNotFoundError:
             return True
-        if there == self._theirs[path]:
+        if remote == self._theirs[path]:
             return True
-        self._settle(path, there)
-        return self._theirs[path] != there
+        self._settle(path, remote)
+        return self._theirs[path] != remote
 
-    def _local(self, skipped: dict[str, str]) -> dict[str, Mark]:
-        return _listed(self._here, str(self.folder), (), skipped)
+    def _local(self, skipped: dict[str, str]) -> dict[str, FileState]:
+        return _listed(self._local_system, str(self.folder), (), skipped)
 
-    def _are_equal(self, path: str, there: Mark) -> None:
+    def _note_equal(self, path: str, remote: FileState) -> None:
         """Note that both sides now have the same file."""
-        self._ours[path], self._theirs[path] = _mark_of(self._here.info(str(self.folder / path))), there
+        self._ours[path], self._theirs[path] = _state_of(self._local_system.info(str(self.folder / path))), remote
 
-    def _settle(self, path: str, there: Mark) -> None:
-        """Resolve a file that both sides changed: keep the version that begins with the other, or refuse."""
+    def _settle(self, path: str, remote: FileState) -> None:
+        """Resolve a file that both sides changed: keep the version that begins with the other, or raise StoreProblem."""
         ours, theirs = read_regular(self.folder / path, _MOST_BYTES), bytes(self._files.cat_file(f"{self._root}/{path}"))
         if not (ours.startswith(theirs) or theirs.startswith(ours)):
             hint = f"compare both, and remove the wrong version: {self.folder / path}, or that below {self.url}"
             raise StoreProblem(f"{path} was changed both here and in {self.url}", hint=hint)
         if len(theirs) > len(ours):
-            self._mark_origin(path)
+            self._write_origin(path)
             atomic_write(self.folder / path, theirs)
         if len(theirs) >= len(ours):
-            self._are_equal(path, there)
+            self._note_equal(path, remote)
 
     def _write_note(self) -> None:
         atomic_write(self._note_path, json.dumps({"url": self.url, "ours": self._ours, "theirs": self._theirs}).encode())
@@ -244,7 +260,7 @@ class Pusher:
                 if last_problem != str(error):
                     self._note(f"push failed, trying again: {error}")
                 last_problem = str(error)
-            rest = max(self._every_s, _REST * (time.monotonic() - began))
+            rest = max(self._every_s, _REST_FACTOR * (time.monotonic() - began))
 
     def close(self) -> Moved:
         """Stop the thread, and push what is left."""
@@ -254,7 +270,7 @@ class Pusher:
 
 
 def packages_behind(url: str) -> list[str]:
-    """Return the packages that each machine needs to work on a store behind this URL."""
+    """Return the Python packages that each machine needs to open this URL."""
     from fsspec.registry import known_implementations
 
     protocol = url.partition("://")[0]
@@ -300,51 +316,52 @@ def _as_store_problem(url: str) -> Iterator[None]:
         raise StoreProblem(f"{url}: {type(error).__name__}: {error}", hint=hint) from None
 
 
-def _moved(paths: Sequence[str], marks: Mapping[str, Mark], skipped: dict[str, str]) -> Moved:
-    sizes = [marks[path][0] for path in paths if path not in skipped]
+def _moved(paths: Sequence[str], states: Mapping[str, FileState], skipped: dict[str, str]) -> Moved:
+    sizes = [states[path][0] for path in paths if path not in skipped]
     return Moved(len(sizes), sum(sizes), skipped)
 
 
-def _listed(files: Any, root: str, runs: Sequence[str], skipped: dict[str, str], top: str = "") -> dict[str, Mark]:
-    """List the files of a store, with dumps and packs of these runs or all; below `top`, a folder behind a link, only dumps.
+def _listed(files: Any, root: str, runs: Sequence[str], skipped: dict[str, str], top: str = "") -> dict[str, FileState]:
+    """List the mirrored files of a store, by path. Of dumps and packs, list only those of `runs`, or all if it is empty.
 
-    `skipped` gets files that cannot be copied, and why. Sockets are left out silently: they belong to a running process.
+    top: list only dumps and packs below this folder, which is a link. Files that cannot be copied are added to
+    `skipped`, with the reason. Sockets are left out silently: they belong to a running process.
     """
-    marks: dict[str, Mark] = {}
+    states: dict[str, FileState] = {}
     try:
         entries = files.find(f"{root}/{top}".rstrip("/"), withdirs=True, detail=True)
     except FileNotFoundError:
         return {}
-    filled = {str(name).rpartition("/")[0] for name in entries}
+    with_entries = {str(name).rpartition("/")[0] for name in entries}
     for name, info in entries.items():
         path, kind = str(name)[len(root) :].lstrip("/"), "link" if info.get("islink") else info.get("type", "file")
         run = path.split("/")[1:2] if runs and path.startswith(("dumps/", "packs/")) else []
         if path == top or path.endswith("/") or _LEFT_OUT.match(path) or (run and run[0] not in runs):
             continue
         if kind == "directory":
-            if name not in filled:  # it is empty, or may not be listed
-                skipped |= _each(lambda batch: files.ls(f"{root}/{batch[0]}"), [path], PermissionError)
-        elif kind == "link" and _LINKED.fullmatch(path) and files.isdir(name):
-            marks |= _listed(files, root, runs, skipped, path)
-        elif not top or path.endswith(_DUMPS):
+            if name not in with_entries:  # it is empty, or may not be listed
+                skipped |= _move_each(lambda batch: files.ls(f"{root}/{batch[0]}"), [path], PermissionError)
+        elif kind == "link" and _MAY_BE_LINKS.fullmatch(path) and files.isdir(name):
+            states |= _listed(files, root, runs, skipped, path)
+        elif not top or path.endswith(_DUMP_SUFFIXES):
             mode = {"file": stat.S_IFREG, "link": stat.S_IFLNK}.get(kind, info.get("mode") or 0)
             if not path.isprintable():
                 skipped[printable(path)] = UNPRINTABLE
-            elif "//" in path or any(len(part.encode()) > _LONGEST for part in path.split("/")):
+            elif "//" in path or any(len(part.encode()) > _MOST_NAME_BYTES for part in path.split("/")):
                 skipped[path] = "its name has an empty or too long part"
             elif stat.S_ISREG(mode):
-                marks[path] = _mark_of(info)
+                states[path] = _state_of(info)
             elif not stat.S_ISSOCK(mode):
                 skipped[path] = f"it is {KINDS.get(stat.S_IFMT(mode), 'a device')}, not a file"
-    return marks
+    return states
 
 
-def _mark_of(info: dict[str, Any]) -> Mark:
+def _state_of(info: dict[str, Any]) -> FileState:
     tags = ("ETag", "etag", "mtime", "LastModified", "last_modified", "modificationTime", "created")
     return int(info.get("size") or 0), next((str(info[name]) for name in tags if info.get(name)), "")
 
 
-def _noted(path: Path, url: str) -> tuple[dict[str, Mark], dict[str, Mark]]:
+def _noted(path: Path, url: str) -> tuple[dict[str, FileState], dict[str, FileState]]:
     """Read the state of files on both sides when they were last equal; empty if the note is about another URL."""
     try:
         note = json.loads(read_regular(path))
@@ -354,18 +371,18 @@ def _noted(path: Path, url: str) -> tuple[dict[str, Mark], dict[str, Mark]]:
         return {}, {}  # then all files are compared, and nothing is lost
 
 
-def _each(
+def _move_each(
     move: Callable[[Sequence[str]], None], batch: Sequence[str], of_one_file: type[OSError] | tuple[type[OSError], ...]
 ) -> dict[str, str]:
-    """Move a batch of files, one by one if the batch fails; return the files that failed, and why."""
+    """Move a batch of files, or one by one if that raises `of_one_file`; return the files that failed, and why."""
     try:
         move(batch)
     except of_one_file as error:
         if len(batch) == 1:
             return {batch[0]: error.strerror or str(error)}
-        return {name: why for path in batch for name, why in _each(move, [path], of_one_file).items()}
+        return {name: why for path in batch for name, why in _move_each(move, [path], of_one_file).items()}
     return {}
 
 
 def _batches(paths: Sequence[str]) -> Iterable[Sequence[str]]:
-    return (paths[first : first + _BATCH] for first in range(0, len(paths), _BATCH))
+    return (paths[first : first + _FILES_AT_ONCE] for first in range(0, len(paths), _FILES_AT_ONCE))

@@ -1,7 +1,7 @@
 """actordbg's own Actor: a transformers model that returns log-probs of rows. No trainer is imported or needs to be installed.
 
-Calls that an adapter recorded are replayed through it, and any others on request (`--through rows`). It takes the arguments of a
-captured call and returns what they ask for, so that all tools know a single kind of Actor:
+Calls that a trainer's adapter recorded are replayed through it, and any others on request (`--through rows`). It takes the
+arguments of a captured call and returns what they ask for, so that all tools know a single kind of Actor:
 
     log_prob[row, t] = log softmax(logits[row, t] / temperature)[id at t + 1]
 
@@ -77,8 +77,9 @@ def resolved_dtype(model: Any) -> str:
     return next((short for short, name in DTYPES.items() if name == full), full)
 
 
-_AT_RANDOM = ("drop", "jitter")
-_OF_OTHER_HEADS = ("summary_", "classifier_")
+_RANDOM_SETTINGS = ("drop", "jitter")
+_OTHER_HEADS = ("summary_", "classifier_")
+"""Parts of the names of settings that draw random numbers, and beginnings of names that are ignored."""
 
 
 def drawn_share(model: Any) -> float:
@@ -88,7 +89,7 @@ def drawn_share(model: Any) -> float:
     """
     shares = [float(module.p) for module in model.modules() if isinstance(module, torch.nn.Dropout)]
     for name, value in text_config(model).to_dict().items():
-        if any(word in name for word in _AT_RANDOM) and not name.startswith(_OF_OTHER_HEADS) and isinstance(value, float):
+        if any(word in name for word in _RANDOM_SETTINGS) and not name.startswith(_OTHER_HEADS) and isinstance(value, float):
             shares.append(value)
     return max(shares, default=0.0)
 
@@ -100,10 +101,10 @@ def text_config(model: Any) -> Any:
 
 def has_experts(model: Any) -> bool:
     """Check whether the model is a mixture of experts."""
-    return any((getattr(text_config(model), name, None) or 0) > 1 for name in _EXPERTS)
+    return any((getattr(text_config(model), name, None) or 0) > 1 for name in _EXPERT_COUNTS)
 
 
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 
 
 def _size(parameter: Any) -> int:
@@ -121,9 +122,9 @@ def change_attention(model: Any, choices: Choices) -> None:
 
 
 def follow_adapters(model: Any, recorded: Mapping[str, Any]) -> None:
-    """Turn a model's adapters off for a call that was recorded without adapters (a reference pass), else on and trainable.
+    """Turn a model's LoRA adapters off for a call that was recorded with none active (a reference pass), else on and trainable.
 
-    recorded: the `actor` facts of a record.
+    recorded: the `actor` facts of a dump's record; without `lora_adapters`, adapters are on.
     """
     for layer in model.modules():
         if hasattr(layer, "_disable_adapters"):
@@ -145,19 +146,19 @@ def check(model: Any, choices: Choices) -> None:
         )
 
 
-_CHUNK = 1024
+_POSITIONS_AT_ONCE = 1024
 """Positions whose softmax over the vocabulary is summed at a time."""
 
 
 class RowsActor(torch.nn.Module):
-    """See the module. packing_samples, temperature: may be changed between calls."""
+    """The Actor that the module describes. `packing_samples` and `temperature` may be changed between calls."""
 
     def __init__(self, model: Any, *, packing: bool, temperature: float) -> None:
         super().__init__()
         self.model = model
         self.packing_samples = packing
         self.temperature = temperature
-        self._sees = getattr(model.config, "vision_config", None) is not None
+        self._has_images = getattr(model.config, "vision_config", None) is not None
 
     def forward(
         self,
@@ -172,15 +173,15 @@ class RowsActor(torch.nn.Module):
     ) -> Any:
         """Compute log-probs [B, A] of the actions, or [B, S-1] of all; with `return_output`, also return the model's output."""
         real = torch.ones_like(sequences) if attention_mask is None else attention_mask
-        following, kept = sequences.roll(-1, 1), None
+        next_tokens, kept = sequences.roll(-1, 1), None
         if self.packing_samples:
             if more:
                 raise Unsupported(f"rows with {', '.join(more)} cannot be packed", hint="pass --no-packing")
-            ids, places, kept = in_one_row(sequences, real)
-            output = self.model(ids, attention_mask=None, position_ids=places, use_cache=False)
-            following = following.flatten()[kept].unsqueeze(0)
+            ids, packed_positions, kept = in_one_row(sequences, real)
+            output = self.model(ids, attention_mask=None, position_ids=packed_positions, use_cache=False)
+            next_tokens = next_tokens.flatten()[kept].unsqueeze(0)
         else:
-            positions = None if self._sees else positions_of(real)  # a model with images knows its own
+            positions = None if self._has_images else positions_of(real)  # a model with images knows its own
             given = {"attention_mask": real, "position_ids": positions, "use_cache": False, **nested(more)}
             output = self.model(sequences, **given)
         logits = output["logits"].float()
@@ -189,7 +190,7 @@ class RowsActor(torch.nn.Module):
         output["logits"] = logits
         if return_entropy:
             output.entropy = unpacked_values(entropies(logits), kept, sequences.shape)[:, :-1]
-        log_probs = unpacked_values(log_probs_of(logits, following), kept, sequences.shape)[:, :-1]
+        log_probs = unpacked_values(log_probs_of(logits, next_tokens), kept, sequences.shape)[:, :-1]
         if action_mask is not None:
             log_probs = log_probs[:, -action_mask.shape[1] :] * action_mask.float()
         return (log_probs, output) if return_output or return_entropy else log_probs
@@ -198,8 +199,8 @@ class RowsActor(torch.nn.Module):
 def in_one_row(sequences: Tensor, real: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the attended tokens of [B, S] concatenated [1, T], their positions [1, T], and their places in B * S [T]."""
     kept = real.flatten().nonzero().flatten()
-    ids, places = (values.flatten()[kept].unsqueeze(0) for values in (sequences, positions_of(real)))
-    return ids, places, kept
+    ids, positions = (values.flatten()[kept].unsqueeze(0) for values in (sequences, positions_of(real)))
+    return ids, positions, kept
 
 
 def positions_of(real: Tensor) -> Tensor:
@@ -210,14 +211,14 @@ def positions_of(real: Tensor) -> Tensor:
 def log_probs_of(logits: Tensor, labels: Tensor) -> Tensor:
     """Compute the log-prob of each label under fp32 logits; the whole softmax is never in memory at once."""
     flat = logits.reshape(-1, logits.shape[-1])
-    sums = torch.cat([part.logsumexp(-1) for part in torch.split(flat, _CHUNK)])
+    sums = torch.cat([part.logsumexp(-1) for part in torch.split(flat, _POSITIONS_AT_ONCE)])
     return logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1) - sums.view(labels.shape)
 
 
 def entropies(logits: Tensor) -> Tensor:
     """Compute the entropy of each distribution given by fp32 logits."""
     flat = logits.reshape(-1, logits.shape[-1])
-    parts = [part.logsumexp(-1) - (part.softmax(-1) * part).sum(-1) for part in torch.split(flat, _CHUNK)]
+    parts = [part.logsumexp(-1) - (part.softmax(-1) * part).sum(-1) for part in torch.split(flat, _POSITIONS_AT_ONCE)]
     return torch.cat(parts).view(logits.shape[:-1])
 
 
@@ -229,12 +230,15 @@ def unpacked_values(values: Tensor, kept: Tensor | None, shape: torch.Size) -> T
 
 
 class RowsStrategy:
-    """A DeepSpeed strategy. `ring_group`: this rank's process group for ring attention, None without."""
+    """Runs a `RowsActor` under DeepSpeed, with the methods of a trainer's own strategy class.
+
+    ring_group: this rank's process group for ring attention; None without ring attention.
+    """
 
     ring_group: Any = None
 
     def __init__(self, choices: Choices, config: ReplayConfig, world_size: int, training: Any) -> None:
-        self._dtype, self._zero, self._deep = choices.dtype, config.zero_stage, config.deepcompile
+        self._dtype, self._zero, self._deepcompile = choices.dtype, config.zero_stage, config.deepcompile
         self._world_size, self._training = world_size, training
 
     def set_up(self, timeout: timedelta) -> None:
@@ -253,7 +257,7 @@ class RowsStrategy:
             "bf16": {"enabled": self._dtype == "bf16"},
             "fp16": {"enabled": self._dtype == "fp16"},
             "gradient_clipping": self._training.max_norm,
-            "compile": {"deepcompile": self._deep and train},
+            "compile": {"deepcompile": self._deepcompile and train},
         }
         if train:
             adam = {**self._training.adam, "torch_adam": not torch.cuda.is_available()}
@@ -269,7 +273,7 @@ class RowsStrategy:
         parameters = {"model_parameters": [weight for weight in model.parameters() if weight.requires_grad]} if train else {}
         place = {"local_rank": int(os.environ.get("LOCAL_RANK", "-1"))}
         actor.model = _deepspeed().initialize(args=place, model=model, config=self.ds_config(train=train), **parameters)[0]
-        if self._deep and train:
+        if self._deepcompile and train:
             actor.model.compile()
         return actor
 
@@ -292,7 +296,7 @@ def _deepspeed() -> Any:
     return deepspeed
 
 
-_NAMES = frozenset(inspect.signature(RowsActor.forward).parameters) - {"self", "more"}
+_FORWARD_ARGUMENTS = frozenset(inspect.signature(RowsActor.forward).parameters) - {"self", "more"}
 
 
 class RowsActors:
@@ -329,7 +333,7 @@ class RowsActors:
 
     def make_call(self, actor: Any, dump: Dump, vocab_size: int, device: torch.device, ring_group: Any = None) -> ReplayedCall:
         """Build the captured call for this Actor. Raises Unsupported if it cannot be replayed."""
-        return make_call(Signature(_NAMES | {*dump.inputs}, multimodal=True), dump, vocab_size, device)
+        return make_call(Signature(_FORWARD_ARGUMENTS | {*dump.inputs}, multimodal=True), dump, vocab_size, device)
 
 
 def model_class(path: str, trust: bool) -> Any:
