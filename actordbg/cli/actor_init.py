@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -12,8 +12,11 @@ from actordbg.base.errors import LaunchProblem
 from actordbg.cli.options import option, require_good
 from actordbg.cli.output import as_json, human_bytes, plural, say_fact
 from actordbg.cli.setting_options import NONE, Given, takes_settings
-from actordbg.records.replay_record import PASSED, ReplaySpec
-from actordbg.store.layout import Store
+
+if TYPE_CHECKING:
+    from actordbg.records.replay_record import ReplaySpec
+    from actordbg.store.layout import Store
+
 
 VOCABULARY = 512
 """Token ids of the synthetic input are below this, so every model has them."""
@@ -37,6 +40,7 @@ def init(
     from actordbg.cli import replaying
     from actordbg.cli.replay_options import ChosenInputs
     from actordbg.dumps.create import create_dumps
+    from actordbg.store.layout import Store
 
     config = replaying.asked_for(ctx, settings).config
     with TemporaryDirectory(prefix="actordbg-init-") as folder:
@@ -60,6 +64,7 @@ def _tried(store: Store, spec: ReplaySpec) -> dict[str, Any]:
     """
     from actordbg.actor.signatures import explain, signature_of
     from actordbg.records.journal import read_events
+    from actordbg.records.replay_record import PASSED
     from actordbg.replay.replay_data import data_of
     from actordbg.replay.supervise import run_replay
 

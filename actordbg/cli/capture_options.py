@@ -6,16 +6,18 @@ import re
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from actordbg.base.errors import UsageError
 from actordbg.base.units import parse_size
-from actordbg.capture.control import FORMS, MAX_RING, Control, parse
 from actordbg.cli.options import option_field
 from actordbg.cli.output import human_bytes, plural
-from actordbg.formats.dump_record import is_plain_name, now_timestamp
+
+if TYPE_CHECKING:
+    from actordbg.capture.control import Control
+
 
 _TRIGGERS, _RING = "Triggers", "Flight recorder"
 
@@ -73,6 +75,9 @@ class CaptureOptions:
 
 def control_from(options: CaptureOptions, run: str, generation: int) -> Control:
     """Build a Control that is on from now out of a command's options. Raises UsageError for conflicting or invalid options."""
+    from actordbg.capture.control import FORMS, MAX_RING, Control, parse
+    from actordbg.formats.dump_record import now_timestamp
+
     low, high, on, ring_dir = options.min_seq_len, options.max_seq_len, options.on, options.ring_dir
     if low is not None and high is not None and low > high:
         raise UsageError("--min-seq-len is larger than --max-seq-len", hint="swap them")
@@ -116,6 +121,8 @@ def control_from(options: CaptureOptions, run: str, generation: int) -> Control:
 
 def checked_run_name(run: str | None) -> str | None:
     """Return `run` if it is a valid run name or None. Raises UsageError otherwise."""
+    from actordbg.formats.dump_record import is_plain_name
+
     if run is not None and not is_plain_name(run):
         raise UsageError(f"{run!r} is not a valid run name", hint="use letters, digits and ._+- only, at most 128")
     return run

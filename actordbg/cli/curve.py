@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -25,7 +25,9 @@ from actordbg.cli.options import (
 from actordbg.cli.output import note, plural, say_document, say_lines
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 from actordbg.config.replay_config import SETTINGS, TINY, validate
-from actordbg.store.layout import Store
+
+if TYPE_CHECKING:
+    from actordbg.store.layout import Store
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ import typer
 
 from actordbg.base.errors import Conflict, StoreProblem, UsageError
 from actordbg.base.units import parse_size, resolve
-from actordbg.catalog.tables import Damaged, parse_duration
 from actordbg.cli.index import damage_line
 from actordbg.cli.options import (
     Limit,
@@ -32,13 +31,11 @@ from actordbg.cli.options import (
     stored,
 )
 from actordbg.cli.output import as_json, emit, human_bytes, note, note_some, plural, progress, say
-from actordbg.formats.dump_record import SUFFIX
-from actordbg.store.layout import Store
-from actordbg.store.places import dump_id_of, places_of
 
 if TYPE_CHECKING:
     from actordbg.dumps.packing import PackSummary
     from actordbg.dumps.prune import PrunePlan
+    from actordbg.store.layout import Store
 
 
 _SHOWN = 50
@@ -103,6 +100,7 @@ def create(
     Example: actordbg dump create --count 4 --batch-size 2 --seq-len 1024 --padding both --ranks 2
     """
     from actordbg.dumps.create import create_dumps
+    from actordbg.formats.dump_record import SUFFIX
 
     store = _writable(ctx)
     with progress("creating", count * ranks) as advance:
@@ -141,7 +139,9 @@ def export(
 
     Example: actordbg dump export --where "seq_len>1800 and rank=0" --out exported --format pt
     """
+    from actordbg.catalog.tables import Damaged
     from actordbg.dumps import export as exporting
+    from actordbg.store.places import dump_id_of
 
     store = store_of(ctx).require()
     paths = _selected(store, dump_ids or [], where, limit)
@@ -171,6 +171,7 @@ def export(
 def _selected(store: Store, dump_ids: Sequence[str], where: str | None, limit: int) -> list[Path]:
     """Return the paths of the named or selected dumps. Raises UsageError unless either `dump_ids` or `where` is given."""
     from actordbg.catalog.query import select_dumps
+    from actordbg.store.places import dump_id_of, places_of
 
     if bool(dump_ids) == (where is not None):
         raise UsageError("select dumps by id or with --where", hint='for example --where "rank=0"; `actordbg dump ls` lists ids')
@@ -300,6 +301,7 @@ def prune(
     Example: actordbg dump prune --older-than 7d --keep 10GB --yes
     """
     from actordbg.catalog.query import open_fresh
+    from actordbg.catalog.tables import parse_duration
     from actordbg.dumps import prune as pruning
 
     if where is None and older_than is None and keep is None and run is None and not damaged:

@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from actordbg.base.errors import NewerFormat, StoreProblem, UsageError
-from actordbg.capture.control import Control, read_control, write_control
 from actordbg.cli import capture_options as opt
 from actordbg.cli import output
 from actordbg.cli.options import option, require_good, store_of, takes_groups
 from actordbg.cli.output import as_json, clear_screen, emit, emit_json, note, plural, say, say_wrapped, table
-from actordbg.formats.dump_record import now_timestamp
-from actordbg.store.layout import Store
 
 if TYPE_CHECKING:
+    from actordbg.capture.control import Control
     from actordbg.dumps.recover import RingReport
+    from actordbg.store.layout import Store
 
 
 @takes_groups
@@ -36,6 +35,8 @@ def enable(ctx: typer.Context, run: opt.Run = None, options: opt.CaptureOptions 
 
     Example: actordbg dump enable --run ppo-7b --on nan,exception,slow:3x --before 4 --keep 20GB
     """
+    from actordbg.capture.control import write_control
+
     store = store_of(ctx).create()
     name = opt.checked_run_name(run)
     job = name if name is not None and store.control_of(name).exists() else None
@@ -76,6 +77,9 @@ def _answer(store: Store, control: Control | None, enabled: bool, changed: bool,
 
 def switch_off(store: Store, job: str | None) -> bool:
     """Turn off the switch of a job, or the store's if `job` is None. Returns whether it was on."""
+    from actordbg.capture.control import write_control
+    from actordbg.formats.dump_record import now_timestamp
+
     before = control_before(store, job)
     if before is None or not before.enabled:
         return False
@@ -85,6 +89,8 @@ def switch_off(store: Store, job: str | None) -> bool:
 
 def control_before(store: Store, job: str | None) -> Control | None:
     """Read the current switch; None if it is missing, or, with a note, if it is damaged (the caller replaces it)."""
+    from actordbg.capture.control import read_control
+
     try:
         return read_control(store, job)
     except NewerFormat:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from actordbg.base.errors import CorruptDump
-from actordbg.catalog.tables import Damaged
 from actordbg.cli.options import Where, option, require_good, require_some, store_of
 from actordbg.cli.output import as_json, emit, human_bytes, note, plural, progress, say, say_wrapped
-from actordbg.dumps.finding import DAMAGE, KINDS, LEFTOVER, NOTE, Finding
-from actordbg.store.layout import Store, printable
 
 if TYPE_CHECKING:
     from actordbg.catalog.indexer import IndexSummary
+    from actordbg.catalog.tables import Damaged
+    from actordbg.dumps.finding import Finding
+    from actordbg.store.layout import Store
 
 
 def index(
@@ -62,6 +62,7 @@ def verify(
 
     Example: actordbg dump verify --where "run='ppo-1'"
     """
+
     from actordbg.catalog.query import open_fresh
     from actordbg.dumps.verify import paths_to_verify, verify_files
 
@@ -116,6 +117,7 @@ def fsck(
 
     Example: actordbg fsck --repair
     """
+    from actordbg.dumps.finding import NOTE
     from actordbg.dumps.repairing import repair as repair_store
 
     store = store_of(ctx)
@@ -141,6 +143,9 @@ def _look(store: Store, deep: bool) -> list[Finding]:
 
 def _data(store: Store, findings: Iterable[tuple[Finding, str]]) -> list[dict[str, str]]:
     """Return each finding as plain data: path below the store, meaning of its kind, and its repair ("" for none)."""
+    from actordbg.dumps.finding import KINDS
+    from actordbg.store.layout import printable
+
     rows = []
     for finding, repair in findings:
         place = os.fspath(finding.place)
@@ -151,6 +156,8 @@ def _data(store: Store, findings: Iterable[tuple[Finding, str]]) -> list[dict[st
 
 
 def _say_found(answer: dict[str, Any]) -> None:
+    from actordbg.dumps.finding import DAMAGE, LEFTOVER, NOTE
+
     findings = answer["findings"]
     for row in answer["repaired"]:
         say(f"repaired: {row['kind']}: {row['path']}: {row['repair']}")

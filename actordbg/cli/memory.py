@@ -18,12 +18,12 @@ from actordbg.cli.options import (
     store_of,
 )
 from actordbg.cli.output import as_json, human_bytes, note, say_document, table
-from actordbg.records.comparison_record import MemoryRecord
-from actordbg.store.layout import Store
 
 if TYPE_CHECKING:
     from actordbg.measure.watched import Watched
     from actordbg.measure.watching import Sample
+    from actordbg.records.comparison_record import MemoryRecord
+    from actordbg.store.layout import Store
 
 Name = Annotated[str, typer.Argument(metavar="[FILE|ID|last]", help="Sample file, or an id from `memory ls`.")]
 
@@ -51,6 +51,7 @@ def watch(
     """
     from actordbg.formats.dump_record import now_timestamp
     from actordbg.measure import watched, watching
+    from actordbg.records.comparison_record import MemoryRecord
     from actordbg.replay.supervise import load_spec
 
     announced = set[str]()
@@ -157,6 +158,7 @@ def ls(ctx: typer.Context, limit: Limit = 20) -> None:
 def _known(store: Store, name: str) -> tuple[MemoryRecord, Path]:
     """Resolve a sample file or a recording's id to its record and the path of its samples."""
     from actordbg.measure.watching import samples_path
+    from actordbg.records.comparison_record import MemoryRecord
 
     if "/" in name or name.endswith(".csv") or Path(name).is_file():
         return MemoryRecord("", "", None, "file", name, 0.0), Path(name)

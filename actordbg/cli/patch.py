@@ -34,7 +34,6 @@ from actordbg.cli.output import (
     say_wrapped,
     table,
 )
-from actordbg.document.renderings import wrap
 
 if TYPE_CHECKING:
     from actordbg.catalog.selections import Holdings
@@ -198,6 +197,7 @@ _NAME = 19
 
 def render(check: Check) -> str:
     """Format a check in at most 80 columns (longer paths are not broken), with its remedy below."""
+    from actordbg.document.renderings import wrap
     from actordbg.trainers.trainer import TRAINER
 
     name = check.name.removeprefix(f"import {TRAINER.package}.")  # the line says "imported"
@@ -239,6 +239,7 @@ def doctor(
 def _render_all(checks: list[Check]) -> None:
     """Print the counts, the bad checks, the warnings, a command that installs everything missing, and the passed checks."""
     from actordbg.doctor.checkup import install_command, missing_packages
+    from actordbg.document.renderings import wrap
 
     levels = ("bad", "warn", "ok")
     say(", ".join(f"{sum(check.status == level for check in checks)} {level}" for level in levels))

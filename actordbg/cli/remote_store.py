@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from actordbg.base.errors import Refused, StoreProblem, UsageError
 from actordbg.cli.output import as_json, human_bytes, note, plural, say
-from actordbg.store.layout import Store
-from actordbg.store.staging import Mirror, Moved, Pusher, split_runs
+
+if TYPE_CHECKING:
+    from actordbg.store.layout import Store
+    from actordbg.store.staging import Moved, Pusher
 
 
 def pull(
@@ -47,11 +49,15 @@ def push(
 
     Example: actordbg store push ./store s3://bucket/store
     """
+    from actordbg.store.layout import Store
+
     Store(folder).require()
     _move(url, folder, "pushed")
 
 
 def _move(url: str, folder: Path, what: str) -> None:
+    from actordbg.store.staging import Mirror, split_runs
+
     if "://" not in url:
         raise UsageError(f"bad URL {url!r:.60}", hint="pass s3://bucket/store or hdfs://host/store; for a folder, use cp -r")
     began = time.monotonic()
@@ -87,6 +93,8 @@ NOT_THERE = {
 
 def staged(ctx: typer.Context, url: str, store: Store) -> None:
     """Update the mirror once per process, push new files while the command runs, and push the rest when it ends."""
+    from actordbg.store.staging import Mirror, Pusher, split_runs
+
     root = ctx.find_root()
     if root.meta.get(__name__) is not None:
         return

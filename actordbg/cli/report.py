@@ -26,12 +26,11 @@ from actordbg.cli.output import (
     texts_of,
     write_file,
 )
-from actordbg.document.renderings import as_markdown, as_text
-from actordbg.store.layout import Store
 
 if TYPE_CHECKING:
     from actordbg.judge.load_replays import Material
     from actordbg.judge.token_charts import Texts
+    from actordbg.store.layout import Store
 
 
 _BY_SUFFIX: dict[str, Format] = {
@@ -74,6 +73,7 @@ def report(
     import tempfile
 
     from actordbg.document.page import check_place
+    from actordbg.document.renderings import as_text
     from actordbg.judge.load_replays import load
     from actordbg.judge.replay_document import explanations
 
@@ -105,6 +105,7 @@ def report(
 
 def _written(store: Store, material: Material, chosen: Format, texts: Texts | None) -> str:
     from actordbg.document.page import as_html
+    from actordbg.document.renderings import as_markdown, as_text
     from actordbg.judge import exports
     from actordbg.judge.load_replays import report_blocks
     from actordbg.judge.replay_document import brief_document, document

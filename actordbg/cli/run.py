@@ -20,15 +20,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actordbg.base.errors import LaunchProblem, StoreProblem
-from actordbg.capture.control import write_control
 from actordbg.cli import capture_options as opt
 from actordbg.cli.dump_recording import control_before, recovered_from, switch_off
 from actordbg.cli.options import option, store_of, takes_groups
 from actordbg.cli.output import emit_json, human_bytes, note, plural
-from actordbg.store.layout import Store
 
 if TYPE_CHECKING:
     from actordbg.cli.dump_status_work import ProcessRow
+    from actordbg.store.layout import Store
 
 LAST_WORDS_SECONDS = 3.0
 """Time limit for exiting processes (Ray's, for example) to publish their last counters."""
@@ -146,6 +145,7 @@ def after_the_job(store: Store, run: str, known: set[tuple[Any, ...]], *, wait: 
 
 def start_recording(store: Store, run: str, options: opt.CaptureOptions) -> None:
     """Write the job's own switch, and print a note."""
+    from actordbg.capture.control import write_control
 
     previous = control_before(store, run)
     if previous is not None and previous.enabled:

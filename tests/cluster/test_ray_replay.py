@@ -247,7 +247,7 @@ def test_a_node_that_cannot_read_the_url_is_named(cluster, machines: Machines):
 
 def test_what_the_cluster_cannot_hold_is_refused(cluster, store: Store):
     spec = make_spec(2, backend="fsdp2", nproc=4)
-    with pytest.raises(EnvironmentProblem, match="holds no group that needs 4 CPU") as refused:
+    with pytest.raises(EnvironmentProblem, match="cannot fit a group of 4 CPU") as refused:
         scripted(store, spec, {}, cluster)
     assert refused.value.exit_code == 4
 

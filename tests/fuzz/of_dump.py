@@ -26,6 +26,7 @@ PARSERS = (
     dumpfile.read_file,
     dumpfile.unpack,
     dumpfile.parse_line,
+    dumpfile.read_line,
     dumpfile.read_record,
     dumpfile.read_payload,
     dumpfile.payload_entries,

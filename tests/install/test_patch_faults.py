@@ -125,7 +125,7 @@ class Case:
         stays = isinstance(error, StaysChanged)
         if isinstance(error, StaysChanged):
             assert f"{self.actor} stays" in error.message and error.exit_code == 4
-            assert changed or "could not be looked at" in error.message
+            assert changed or "could not be read" in error.message
         if changed and not stays:
             assert error is None or isinstance(error, KeyboardInterrupt) or self.operation is patching.unpatch
         status = patching.inspect_target(self.target, self.store)

@@ -272,7 +272,7 @@ def test_a_replay_runs_the_code_of_one_trainer(written: ModuleType, recording: S
     for words in (["replay"], ["replay", *files], ["check"], ["noise"], ["matrix", "--through", "rows,trainer"]):
         refused = CliRunner().invoke(app, ["--store", str(recording.root), *words]).exception
         assert isinstance(refused, Unsupported) and "(1 without an adapter, 1 by adapter mine)" in refused.message
-        assert '"adapter is null" or "adapter=\'mine\'"; or --through rows' in str(refused.hint)
+        assert '"adapter is null" or "adapter=\'mine\'"), or pass --through rows' in str(refused.hint)
     for given in (["--through", "rows"], ["--where", "adapter is null"], ["--where", "adapter='mine'"]):
         assert CliRunner().invoke(app, ["--store", str(recording.root), "replay", "--dry-run", *given]).exit_code == 0
 
