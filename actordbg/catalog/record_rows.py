@@ -235,12 +235,11 @@ def _has_line_before(path: Path, offset: int) -> bool:
     if not offset:
         return True
     try:
-        descriptor = open_regular(path)
+        with open(open_regular(path), "rb") as file:
+            file.seek(offset - 1)
+            return file.read(1) == b"\n"
     except OddFile:  # the reader names it
         return False
-    with open(descriptor, "rb") as file:
-        file.seek(offset - 1)
-        return file.read(1) == b"\n"
 
 
 def _event_columns(event: Event, resolved: Row | None) -> Row:
