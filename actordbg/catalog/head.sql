@@ -85,7 +85,6 @@ CREATE TABLE replay (
     tp INTEGER,  -- ranks of a tensor-parallel group
     ring INTEGER,  -- ranks of a ring-attention group
     dist_backend VARCHAR,  -- gloo or nccl; NULL for what suits the device
-    launcher VARCHAR,  -- direct, or real: deepspeed's launcher or torchrun
     dtype VARCHAR,  -- bf16, fp16 or fp32
     attn VARCHAR,  -- attention: flash_attention_2, sdpa or eager
     compile BOOLEAN,  -- whether torch.compile was on (1 yes, 0 no)
@@ -299,19 +298,6 @@ CREATE TABLE law_answer (
     FOREIGN KEY (replay_id) REFERENCES replay (replay_id) ON DELETE CASCADE
 );
 
-CREATE TABLE patch_event (
-    name VARCHAR NOT NULL,  -- name of the event's file under events/
-    event VARCHAR NOT NULL,  -- patch or unpatch
-    timestamp VARCHAR,  -- UTC time
-    target VARCHAR,  -- path of the file
-    sha256_before VARCHAR,  -- SHA-256 of the file before
-    sha256_after VARCHAR,  -- SHA-256 of the file after
-    python VARCHAR,  -- interpreter whose environment the file belongs to
-    openrlhf_version VARCHAR,  -- version of openrlhf there
-    actordbg_version VARCHAR,  -- version of actordbg that patched or unpatched it
-    PRIMARY KEY (name)
-);
-
 CREATE TABLE damaged_file (
     path VARCHAR NOT NULL,  -- path below the store
     code VARCHAR NOT NULL,  -- corrupt-dump: broken; newer-format; store: unreadable, or in the wrong place
@@ -361,5 +347,5 @@ CREATE INDEX ix_comparison_dump ON comparison (dump_id, created_at);
 
 CREATE INDEX ix_law_answer_dump ON law_answer (dump_id, verdict);
 
-INSERT INTO alembic_version VALUES ('0013');
+INSERT INTO alembic_version VALUES ('0014');
 

@@ -54,7 +54,7 @@ ANALYZE_FROM = 5000
 Progress = Callable[[int, int], None]
 """Called with (dumps read, dumps to read) after each batch."""
 
-FOLDERS = ("dumps", "packs", "replays", "comparisons", "noise", "matrices", "memory", "events")
+FOLDERS = ("dumps", "packs", "replays", "comparisons", "noise", "matrices", "memory")
 """The folders that a refresh reads."""
 NO_FOLDER = "it is not a folder"
 
@@ -71,7 +71,6 @@ class IndexSummary:
     removed: int = 0
     results: int = 0
     replays: int = 0
-    events: int = 0
     lab: int = 0
     damaged: list[Damaged] = field(default_factory=list)
     skipped_lines: int = 0
@@ -102,8 +101,7 @@ def _refresh(store: Store, rebuild: bool, on_progress: Progress | None) -> Index
         _refresh_dumps(store, summary, on_progress)
         _refresh_replays(store, summary)
         for folder in Source.tables:
-            read = len(Source(store, folder).look().take().changed)
-            summary.events, summary.lab = (read, summary.lab) if folder == "events" else (summary.events, summary.lab + read)
+            summary.lab += len(Source(store, folder).look().take().changed)
 
     fresh = rebuild or migrate.revision(path) is None
     old = None if fresh else migrate.earlier(path)

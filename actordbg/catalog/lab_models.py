@@ -1,4 +1,4 @@
-"""Tables of results from replays: comparisons, noise floors, matrices, laws, memory; and of the events of `patch`."""
+"""Tables of results from replays: comparisons, noise floors, matrices, laws, memory."""
 
 from __future__ import annotations
 
@@ -284,28 +284,3 @@ class LawAnswer(Table, table=True):
     """values that were compared"""
     words: str | None
     """what a failed law means, or why it was not checked"""
-
-
-class PatchEvent(Table, table=True):
-    """A `patch` or `unpatch` of an `actor.py`."""
-
-    __tablename__ = "patch_event"
-
-    name: str = Field(primary_key=True)
-    """name of the event's file under events/"""
-    event: str
-    """patch or unpatch"""
-    timestamp: str | None
-    """UTC time"""
-    target: str | None
-    """path of the file"""
-    sha256_before: str | None
-    """SHA-256 of the file before"""
-    sha256_after: str | None
-    """SHA-256 of the file after"""
-    python: str | None
-    """interpreter whose environment the file belongs to"""
-    openrlhf_version: str | None
-    """version of openrlhf there"""
-    actordbg_version: str | None
-    """version of actordbg that patched or unpatched it"""

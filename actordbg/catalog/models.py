@@ -12,11 +12,10 @@ Nothing is stored only here.
     law_answer                verdicts of the laws on a dump in a replay
     memory_watch              results of `memory watch`
     noise_floor               how far a configuration moves on its own
-    patch_event               events of `patch` and `unpatch`
     damaged_file              invalid dump files, with the reason
     scanned_folder, read_file bookkeeping: what need not be read again
 
-A result may outlive its dump: pruning dumps keeps their results. Tables from `comparison_run` to `patch_event` are in
+A result may outlive its dump: pruning dumps keeps their results. Tables from `comparison_run` to `noise_floor` are in
 `lab_models`.
 
 `make docs` writes from these classes the schema of a new catalog (`head.sql`), its page, and `columns.json`, from

@@ -1,4 +1,4 @@
-"""Turns files of comparisons, noise floors, matrices, memory, patch events and replays into rows of the catalog.
+"""Turns files of comparisons, noise floors, matrices, memory and replays into rows of the catalog.
 
 A column with the name of a record's field is copied; this module computes the others.
 
@@ -8,7 +8,6 @@ The result of a dump that finished last counts, whatever the order of reading.""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import CorruptDump
-from actordbg.catalog.tables import COLUMNS, shared
+from actordbg.catalog.tables import shared
 from actordbg.config.replay_config import SETTINGS
 from actordbg.formats.dump_record import is_plain_name
 from actordbg.formats.store_files import OddFile, open_regular, read_regular
@@ -36,14 +35,13 @@ from actordbg.records.replay_record import ReplaySpec, ResultRecord
 from actordbg.store.layout import Store
 
 Row = dict[str, Any]
-EVENT_FORMAT = 1
 UNFINISHED = "unfinished"
 _STATUSES = ("complete", "interrupted", "failed")
 RECORDS: dict[str, Any] = {
     "comparisons": ComparisonRecord, "noise": NoiseRecord, "matrices": MatrixRecord, "memory": MemoryRecord,
 }  # fmt: skip
 """By folder, the record that its files hold."""
-ID = {"comparisons": "comparison_id", "noise": "noise_id", "matrices": "matrix_id", "memory": "memory_id", "events": "name"}
+ID = {"comparisons": "comparison_id", "noise": "noise_id", "matrices": "matrix_id", "memory": "memory_id"}
 """By folder, the field of its records that names the file."""
 
 
@@ -151,18 +149,6 @@ def _weighted(tokens: list[Figures], name: str, count: int) -> float | None:
     if not count or None in values:
         return None
     return float(sum(value * figures.count for value, figures in zip(values, tokens, strict=True)) / count)
-
-
-def event_row(path: Path) -> Row | None:
-    """Return the row of a patch event's file; None for any other file. OSError if it cannot be read."""
-    try:
-        data = json.loads(read_regular(path))
-        if data["format"] != EVENT_FORMAT or not isinstance(data["event"], str):
-            return None
-        columns = {name: data.get(name) for name in COLUMNS["patch_event"]}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-    return {name: None if value is None else str(value) for name, value in columns.items()} | {"name": path.name}
 
 
 Marks = dict[str, tuple[int, int, int]]

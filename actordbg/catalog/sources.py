@@ -1,4 +1,4 @@
-"""Folders whose files become rows: packs, comparisons, noise floors, matrices, memory, patch events; `indexer` has dumps.
+"""Folders whose files become rows: packs, comparisons, noise floors, matrices, memory; `indexer` has dumps.
 
 One loop indexes them all (`Source.look`, `Source.take`). It lists a folder again only if the folder's modification time changed,
 and reads a file again only if its size or time did. It does not rely on times younger than two seconds: file systems keep coarse
@@ -35,8 +35,8 @@ _NAMED = 20
 
 
 class Source:
-    """A folder of the store whose files make rows. This class reads folders of comparisons, noise floors, matrices, memory and
-    patch events, where a file is one record. `changed`: the files to read, after a `look`.
+    """A folder of the store whose files make rows. This class reads folders of comparisons, noise floors, matrices and memory,
+    where a file is one record. `changed`: the files to read, after a `look`.
     """
 
     suffix = ".json"
@@ -49,7 +49,6 @@ class Source:
         "noise": ("noise_floor",),
         "memory": ("memory_watch",),
         "matrices": ("matrix_cell", "matrix"),
-        "events": ("patch_event",),
     }
     """By folder of records, the tables of its rows."""
 
@@ -74,11 +73,8 @@ class Source:
 
     def rows(self, path: str) -> tuple[Any, list[Damaged]]:
         """Read the rows of a file (path below the store), None without any, and the damage in it. StoreProblem or OSError."""
-        from actordbg.catalog.record_rows import event_row, read_record, rows_of
+        from actordbg.catalog.record_rows import read_record, rows_of
 
-        if self.folder == "events":
-            event = event_row(self.store.root / path)
-            return event and {"patch_event": [event]}, []
         return rows_of(read_record(self.store.root, path)), []
 
     def put(self, writer: CatalogWriter, path: str, rows: Any) -> int:
@@ -93,8 +89,7 @@ class Source:
         from actordbg.catalog.record_rows import ID
 
         for path in paths:
-            name = Path(path).name if self.folder == "events" else Path(path).stem
-            writer.remove_rows(self.tables[self.folder], ID[self.folder], name)
+            writer.remove_rows(self.tables[self.folder], ID[self.folder], Path(path).stem)
         return len(paths)
 
     def begin(self, writer: CatalogWriter) -> None:

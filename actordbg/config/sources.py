@@ -19,17 +19,6 @@ user's file is refused, unless the user's own configuration, `~/.config/actordbg
 
     safe_directories = ["/shared/project", "~/work"]     # these and what is below them; "*": every folder
 
-`--accelerate-config PATH|default` converts an `accelerate config` to settings; a flag wins:
-
-| In the file | Setting |
-|---|---|
-| `distributed_type` DEEPSPEED, FSDP, else | `--backend` deepspeed, fsdp2, plain |
-| `num_processes` | `--nproc` |
-| `deepspeed_config.zero_stage` | `--zero-stage` |
-| `mixed_precision` bf16, fp16, no | `--dtype` bf16, fp16, fp32 |
-| `dynamo_config.dynamo_backend` inductor, aot_eager, eager | `--compile --compile-backend` |
-
-Every other key with a value is named as not honored. A file for several machines is refused: use `--engine ray` for these.
 """
 
 from __future__ import annotations
@@ -39,27 +28,18 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from actordbg.base.errors import Refused, Unsupported, UsageError, require_package
+from actordbg.base.errors import Refused, UsageError
 from actordbg.base.owners import Owner, is_own, name_of, read_owned, user_folder
-from actordbg.config.replay_config import COMPILE_BACKENDS, SETTINGS, ReplayConfig, validate
+from actordbg.config.replay_config import SETTINGS, ReplayConfig, validate
 from actordbg.config.setting import ENVIRONMENT
 
 FILE_NAME = "actordbg.toml"
 SAFE = "safe_directories"
 DEFAULT_STORE = "store"
 FSDP_OFF = "DEBUG_DISABLE_FSDP"
-ACCELERATE = "--accelerate-config"
-_HONORED = (
-    "distributed_type", "num_processes", "deepspeed_config.zero_stage", "mixed_precision", "dynamo_config.dynamo_backend",
-)  # fmt: skip
-_BACKENDS = {"DEEPSPEED": "deepspeed", "FSDP": "fsdp2"}
-_PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "no": "fp32"}
-_SILENT = ("compute_environment", "debug", "num_machines", "machine_rank", "rdzv_backend", "main_training_function", "use_cpu")
-"""Keys that have no meaning on a single machine, or that accelerate writes into every file."""
 _BY_OPTION = {setting.option: setting for setting in SETTINGS.values() if not setting.flag_only}
 
 
@@ -266,45 +246,3 @@ def _parsed(raw: bytes, path: Path, keys: Mapping[str, Any], known: str) -> dict
         if not isinstance(data.get(name, kind()), kind):
             raise UsageError(f"{path}: {name} is not of type {kind.__name__}", hint="see docs/reference/settings.md")
     return data
-
-
-def read_accelerate(named: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Convert an `accelerate config`: return the settings by name, and the keys that are not honored.
-
-    named: the file that ACCELERATE names, or `default` for accelerate's own. UsageError for what accelerate does not read,
-    EnvironmentProblem without accelerate, Unsupported for several machines.
-    """
-    require_package(ACCELERATE, "accelerate")
-    loader = import_module("accelerate.commands.config.config_args")
-    path = Path(loader.default_config_file) if named == "default" else Path(named)
-    if not path.is_file():
-        raise UsageError(
-            f"{ACCELERATE} {path} is not a file", hint="run `accelerate config`, and pass `default` for the file that it writes"
-        )
-    try:
-        data = loader.load_config_from_file(str(path)).to_dict()
-    except Exception as error:  # noqa: BLE001 - yaml, json and accelerate raise what they like for a damaged file
-        raise UsageError(
-            f"accelerate cannot read {named}: {error}"[:400], hint="correct it, or run `accelerate config`"
-        ) from None
-    machines = data.get("num_machines") or 1
-    if machines != 1:
-        raise Unsupported(
-            f"{named} is for {machines} machines, and a replay on several machines needs a Ray cluster",
-            hint="use --engine ray --nproc N --gpus-per-node M, and `num_machines: 1` in a copy of the file",
-        )
-    flat = {key: value for key, value in data.items() if value not in (None, False, [], "") and not isinstance(value, Mapping)}
-    for section, keys in data.items():
-        if isinstance(keys, Mapping):
-            flat |= {f"{section}.{key}": value for key, value in keys.items() if value is not None}
-    kind, processes, stage, precision, dynamo = map(flat.get, _HONORED)
-    settings: dict[str, Any] = {"backend": _BACKENDS.get(str(getattr(kind, "value", kind)).upper(), "plain")}
-    if isinstance(processes, int) and processes > 0:
-        settings["nproc"] = processes
-    if isinstance(stage, int) and settings["backend"] == "deepspeed":
-        settings["zero_stage"] = stage
-    if str(precision) in _PRECISIONS:
-        settings["dtype"] = _PRECISIONS[str(precision)]
-    if str(dynamo).lower() in COMPILE_BACKENDS:
-        settings |= {"compile": True, "compile_backend": str(dynamo).lower()}
-    return settings, tuple(key for key in flat if key not in (*_HONORED, *_SILENT))

@@ -37,7 +37,6 @@ from actordbg.formats.recording_reading import read_counters, read_ring
 from actordbg.formats.ringfile import place, ring_paths
 from actordbg.formats.store_files import FORMAT, KINDS, TEMPORARY, read_regular
 from actordbg.formats.weight_hashes import WEIGHTS, read_weights
-from actordbg.install.patching import Event
 from actordbg.records.journal import SPEC, TENSORS, read_chunks, result_of
 from actordbg.records.replay_record import PASSED, ReplaySpec
 from actordbg.store.layout import UNPRINTABLE, Store, known_regular
@@ -53,6 +52,7 @@ _FOLDERS = re.compile(
     r"(controls|comparisons|noise|matrices|memory|events|models|reports|rings|quarantine|cache)|(counters|weights|packs|backups)(/[^/]+)?"
     r"|dumps(/[^/]+(/rank\d{4,})?)?|replays(/[^/]+(/tensors)?)?|trainchecks(/[^/]+(/logs(/sft)?|/cell-\d+\.\d+(/tensors)?)?)?"
 )
+"""What a store may hold. `events` and `origin.json` are those of earlier versions."""
 _OWN_CHECKS = ("FORMAT", "catalog.db")
 """Files whose type is left to their own checks."""
 _NOT_LOOKED_INTO = ("models", "reports", "rings", "quarantine", "cache")
@@ -343,7 +343,6 @@ CHECKS: dict[str, Check] = {
     "counters": files_check("counters", "damaged-counters", read_counters, by_run=True),
     "weights": files_check(WEIGHTS, "damaged-weights", read_weights, by_run=True),
     "rings": rings,
-    "events": files_check("events", "damaged-event", lambda path: Event(**json.loads(read_regular(path)))),
     "backups": backups,
     "models": models,
     "catalog": catalog,

@@ -159,10 +159,11 @@ def _put_back(old: FileRead, kept: Path, made: int | None, first: BaseException)
         except BaseException as error:  # noqa: BLE001  a second interrupt must not stop this either
             now = _inode(old.path)
             if attempt == _UNDO_ATTEMPTS - 1 and now in (made, None):
-                reason = f"{_said(first)}; putting the original back also failed: {_said(error)}"
-                problem = StaysChanged(reason, hint="fix the last error; `actordbg status` shows the state of the file")
-                problem.seen = now is not None
-                raise problem from None
+                stays = "stays changed" if now is not None else "stays changed, or is as before: it could not be read"
+                raise StaysChanged(
+                    f"{old.path} {stays}: {_said(first)}; putting the original back also failed: {_said(error)}",
+                    hint="fix the last error; `actordbg status` shows the state of the file",
+                ) from None
 
 
 def _said(error: BaseException) -> str:

@@ -76,12 +76,11 @@ del {installer}
 
 
 class State(str, Enum):
-    """State of an actor.py, from its bytes. OVERWRITTEN is CLEAN plus knowledge of an earlier patch (`patching`)."""
+    """State of an actor.py, from its bytes."""
 
     CLEAN = "clean"
     PATCHED = "patched"
     EDITED = "patched and edited since"
-    OVERWRITTEN = "overwritten by an upgrade"
     UNSUPPORTED = "unsupported"
 
 

@@ -2,9 +2,9 @@
 
     python -m actordbg.replay.rank_launcher --like deepspeed --nproc 2 --share '{"first": 0, "count": 2}' MODULE ARGUMENTS...
 
-Each rank gets the variables that the real launcher sets. The first rank that fails ends the others, and its exit code becomes
-the launcher's, logged in deepspeed's words (`worker_logs.reported_by_launcher` parses them). `--launcher real` uses the real
-launchers; tests compare both. Standard library only: importing torch is what makes the real ones slow.
+Each rank gets the variables that the real launcher sets; a test compares them. The first rank that fails ends the others, and its
+exit code becomes ours, after a line in deepspeed's words (`worker_logs.reported_by_launcher` parses it). Standard library only:
+importing torch is what makes the real launchers slow. Unlike `deepspeed --num_gpus`, it respects CUDA_VISIBLE_DEVICES.
 """
 
 from __future__ import annotations
@@ -52,9 +52,6 @@ def main() -> int:
     parser.add_argument("--like", choices=("deepspeed", "torchrun"), required=True)
     parser.add_argument("--nproc", type=int, required=True)
     parser.add_argument("--share", required=True, help="a NodeShare as JSON: the ranks of this machine")
-    parser.add_argument(
-        "--devices", help="comma-separated numbers of the CUDA devices; default: the first ones, as with deepspeed"
-    )
     parser.add_argument("module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
@@ -65,7 +62,7 @@ def main() -> int:
     try:
         for local_rank in range(share.count):
             local = [f"--local_rank={local_rank}"] if options.like == "deepspeed" else []
-            environment = os.environ | variables(options.like, options.nproc, share, local_rank, options.devices)
+            environment = os.environ | variables(options.like, options.nproc, share, local_rank)
             command = [sys.executable, "-u", "-m", options.module, *local, *options.arguments]
             ranks.append(subprocess.Popen(command, env=environment))
         return _wait(ranks)
@@ -73,7 +70,7 @@ def main() -> int:
         end(ranks)
 
 
-def variables(like: str, nproc: int, share: NodeShare, local_rank: int, devices: str | None = None) -> Mapping[str, str]:
+def variables(like: str, nproc: int, share: NodeShare, local_rank: int) -> Mapping[str, str]:
     """Return the variables that deepspeed's launcher or torchrun sets for a rank of this machine."""
     rank = share.first + local_rank
     common: dict[str, object] = {
@@ -81,7 +78,7 @@ def variables(like: str, nproc: int, share: NodeShare, local_rank: int, devices:
     }  # fmt: skip
     if like == "deepspeed":
         own: dict[str, object] = {"LOCAL_SIZE": share.count, "CROSS_RANK": share.node, "CROSS_SIZE": share.nodes}
-        own["CUDA_VISIBLE_DEVICES"] = devices or ",".join(map(str, range(share.count)))
+        own["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(share.count)))
     else:
         own = {
             "LOCAL_WORLD_SIZE": share.count, "GROUP_RANK": share.node, "GROUP_WORLD_SIZE": share.nodes, "ROLE_RANK": rank,

@@ -1,4 +1,4 @@
-"""Several processes, started by each backend's real launcher: every backend agrees with the truth, packed or not, in one matrix.
+"""Several processes, started as each backend's launcher would: every backend agrees with the truth, packed or not, in one matrix.
 
 Where there is CUDA: flash attention's cells, nccl, ring_flash_attn. Those never run without a device.
 """

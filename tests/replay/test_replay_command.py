@@ -43,7 +43,7 @@ from actordbg.formats.store_files import make_folder
 from actordbg.records.journal import SPEC, TENSORS, read_results
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay import supervise
-from actordbg.replay.launch import command_of, launch
+from actordbg.replay.launch import handed_on, launch
 from actordbg.replay.supervise import load_spec
 from actordbg.store.layout import Store
 
@@ -255,42 +255,6 @@ def test_a_backend_of_torch_distributed_is_known_or_refused_before_anything_star
     assert not store.replays.exists()
 
 
-ACCELERATE = {
-    "compute_environment": "LOCAL_MACHINE", "distributed_type": "DEEPSPEED", "num_machines": 1, "num_processes": 2,
-    "machine_rank": 0,
-    "mixed_precision": "bf16", "main_training_function": "main", "use_cpu": False, "gpu_ids": "all",
-    "deepspeed_config": {"zero_stage": 3, "offload_optimizer_device": "cpu"},
-}  # fmt: skip
-
-
-def test_an_accelerate_config_gives_settings_and_what_is_not_honoured_is_named(store: Store, tmp_path: Path) -> None:
-    publish(store, 2)
-    (file := tmp_path / "accelerate.yaml").write_text(json.dumps(ACCELERATE))
-    done = invoke(store, "--accelerate-config", str(file), "--dtype", "fp32", "--dry-run")
-    assert "2 workers (deepspeed)" in done.stdout
-    honoured, _, left = done.stderr.partition("ignored in")
-    assert "backend deepspeed, nproc 2, zero-stage 3" in honoured and "dtype" not in honoured
-    assert "deepspeed_config.offload_optimizer_device" in left and "gpu_ids" in left
-
-
-@pytest.mark.parametrize(
-    ("config", "error", "words"),
-    [
-        (json.dumps(ACCELERATE | {"num_machines": 4}), Unsupported, "is for 4 machines"),
-        ("- nonsense", UsageError, "accelerate cannot read"),
-        ('{"distributed_type": ', UsageError, "accelerate cannot read"),
-        ('{"distributed_typ": "FSDP"}', UsageError, "cannot read"),
-    ],
-)
-def test_an_accelerate_config_that_cannot_be_read_or_honoured_is_refused(
-    store: Store, tmp_path: Path, config: str, error: type[ActordbgError], words: str
-) -> None:
-    publish(store, 1)
-    (file := tmp_path / "accelerate.yaml").write_text(config)
-    with pytest.raises(error, match=words):
-        invoke(store, "--accelerate-config", str(file), "--dry-run")
-
-
 def test_debug_disable_fsdp_makes_a_replay_under_fsdp2_a_plain_one_and_says_so(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,10 +283,10 @@ def test_a_worker_makes_its_process_group_with_what_the_plugin_brings() -> None:
     assert done.stdout.split("\n")[0] == "['--dist-plugin', 'relaybackend'] relay", done.stderr
     dist_plugin.give("relaybackend")
     try:
-        command = command_of(ReplayConfig(backend="fsdp2"), {}, "some.module", Path("/work.json"))
+        given = handed_on(ReplayConfig(backend="fsdp2"))
     finally:
         dist_plugin.give(None)
-    assert command[-2:] == ["--dist-plugin", "relaybackend"]
+    assert given == ["--dist-plugin", "relaybackend"]
 
 
 @pytest.mark.parametrize(

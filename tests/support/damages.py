@@ -272,7 +272,6 @@ DAMAGES = {
         added("weights/ppo-1/0000-h-7-a-000000.json", lambda path: (path.parent.mkdir(parents=True, mode=0o700), path.parent.parent.chmod(0o700), told("{}")(path))),
         "damaged-weights",
     ),
-    "a broken event": Damage(harmed(lambda store: only(store, "events"), cut(0.5)), "damaged-event"),
     "a missing backup": Damage(of_backup(Path.unlink), "damaged-backup"),
     "a model without weights": Damage(
         added("models/tiny", lambda path: (path.mkdir(parents=True, mode=0o700), path.parent.chmod(0o700), (path / "config.json").write_text("{}"))),
