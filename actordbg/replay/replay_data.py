@@ -3,26 +3,17 @@
 **While a replay runs**, `LiveCatalog` keeps the catalog up to date; only this process may write it. Results are in the workers'
 journals first. The catalog follows at most twice a second, and takes at most a twentieth of the time. A catalog that cannot be
 updated (locked, disk full, unreadable store) never stops a replay, because it can be rebuilt from the journals at any time.
-
-**Before it runs**, `estimated` predicts its duration from earlier replays with the same settings, and says how many results that
-is based on. Seconds per token come from results of the newest such replays, and so does the time beside the inputs: starting,
-loading, compiling, stopping. Settings that affect time (`config.as_ran.costs`) must be the same.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from datetime import datetime
-from itertools import islice
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import ActordbgError
-from actordbg.catalog.query import Catalog, list_replays, results_for
-from actordbg.config.as_ran import as_ran, costs
 from actordbg.records.journal import read_results, read_standing, read_why
-from actordbg.records.replay_record import PASSED, ReplaySpec, ResultRecord
+from actordbg.records.replay_record import ReplaySpec, ResultRecord
 from actordbg.store.layout import Store
 
 if TYPE_CHECKING:
@@ -90,41 +81,3 @@ class LiveCatalog:
         self._stale = False
         now = time.monotonic()
         self._next = now + max(INTERVAL_S, (now - began) / SHARE)
-
-
-_LOOKED_AT = 200
-_USED = 3
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """The estimated seconds of a plan; `results`: how many earlier results it is based on."""
-
-    seconds: float
-    results: int
-
-
-def estimated(catalog: Catalog, spec: ReplaySpec) -> Estimate | None:
-    """Estimate a plan's duration; None if nothing was replayed with these settings."""
-    settings, lanes = costs(as_ran(spec.config)), spec.config.lanes  # only those that affect time
-    like = (row for row in list_replays(catalog, limit=_LOOKED_AT) if row.finished_at and costs(as_ran(row.config)) == settings)
-    paces: list[float] = []
-    beside: list[float] = []
-    for row in islice(like, _USED):
-        passed = (result for result in results_for(catalog, row.replay_id) if result.status == PASSED)
-        seconds = [
-            (record.forward_s + (record.backward_s or 0.0), record.tokens)
-            for record in passed
-            if record.forward_s and record.tokens
-        ]
-        paces += [spent / tokens for spent, tokens in seconds]
-        took = (_moment(row.finished_at) - _moment(row.created_at)).total_seconds()
-        beside += [max(took - sum(spent for spent, _ in seconds) / lanes, 0.0)] if seconds else []
-    if not paces:
-        return None
-    inputs = sum(item.tokens for item in spec.inputs) * median(paces) / lanes
-    return Estimate(inputs + median(beside), len(paces))
-
-
-def _moment(text: str | None) -> datetime:
-    return datetime.fromisoformat((text or "").replace("Z", "+00:00"))

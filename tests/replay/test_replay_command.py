@@ -156,14 +156,6 @@ def test_a_plan_says_what_each_rank_gets(store: Store) -> None:
     assert "aligns nothing" in alone.stderr
 
 
-def test_a_plan_says_how_long_it_may_take_by_what_was_replayed_like_it(store: Store) -> None:
-    inputs = publish(store, 3)
-    assert "no estimate: nothing was replayed" in invoke(store, "--dry-run").stdout
-    took = {"forward_s": 10.0, "tokens": inputs[0].tokens}
-    write_replay(store, "20250619T053100-000031", inputs, result=lambda index: took, **vars(ReplayConfig()))
-    assert "about 30 s, estimated from 3 results under these settings" in invoke(store, "--dry-run").stdout
-
-
 def test_a_whole_store_is_replayed_only_if_that_was_asked_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(store, 51, model_name="org/model")
     for mode in ([], ["--dry-run"], ["--dry-run", "--json"]):
