@@ -31,7 +31,7 @@ def fsck_markdown() -> str:
         "# What fsck finds",
         "",
         "[`actordbg fsck`](cli.md#actordbg-fsck) makes these checks.",
-        "See [how to check and repair a store](../how-to/check-and-repair-a-store.md).",
+        "See [how to check and repair a store](../how-to/look-after-a-store.md#check-and-repair).",
         "",
         "| Check | Looks at |",
         "|---|---|",
