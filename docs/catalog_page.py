@@ -122,9 +122,14 @@ def table_sql(model: Any) -> str:
 def columns_of(model: Any) -> list[str]:
     """Return the page's lines for a table's columns and indexes."""
     table: Table = model.__table__
+    known = WHERE_COLUMNS if model in (models.Caller, models.Dump, models.Result) else {}
     lines = [
-        f"- `{column.name}` ({kind(column)}): {one_line(comment(model, column.name))}{target(column)}" for column in table.columns
+        f"- `{column.name}` ({kind(column)}): {one_line(comment(model, column.name))}{target(column)}"
+        for column in table.columns
+        if column.name not in known
     ]
+    if names := [f"`{column.name}`" for column in table.columns if column.name in known]:
+        lines += [f"- {', '.join(names)}: as [above](#what---where-knows)"]
     indexed = [", ".join(f"`{column.name}`" for column in index.columns) for index in sorted(table.indexes, key=lambda i: i.name)]
     return [*lines, "", "Indexed by: " + "; ".join(indexed) + "."] if indexed else lines
 
