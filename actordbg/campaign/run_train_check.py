@@ -30,9 +30,8 @@ from actordbg.base.owners import Owner
 from actordbg.base.units import resolve
 from actordbg.campaign import checkpoints
 from actordbg.campaign.runner import Campaign, Trial, run_trials
-from actordbg.campaign.train_document import OWN
 from actordbg.campaign.train_engine import CHECKPOINTS, MODULE, STEP, TRAINING, step_of
-from actordbg.campaign.train_plan import run_sft, schedule
+from actordbg.campaign.train_plan import schedule
 from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import is_plain_name, now_timestamp
@@ -43,7 +42,6 @@ from actordbg.records.matrix_record import (
     BROKEN,
     NOISE,
     OPEN,
-    SFT,
     TRAINED,
     TrainCell,
     TrainCheckRecord,
@@ -110,27 +108,21 @@ class TrainRun(Campaign[TrainCheckRecord]):
         self.warm.close(at_once=not complete)
 
     def _run_cell(self, cell: TrainCell, warm: WarmGroups) -> None:
-        own, began = cell.role in OWN, time.monotonic()
-        cell = replace(cell, folder=None, reason="") if own else self._next_attempt(cell)
+        began, cell = time.monotonic(), self._next_attempt(cell)
         for _ in range(len(cell.steps) * self.record.batch):
             self.on_event(cell, "micro-batch")
         self.put(cell)
         self.on_event(cell, "starts")
-        if own:
-            cell = run_sft(cell, self.record, log_of(self.record, cell), partial(self.on_event, cell, "micro-batch"))
-        else:
-            cell = self._train(cell)
-            cell = replace(cell, steps=self._steps_so_far(cell))
-            if cell.status == TRAINED and len(cell.steps) < self.record.steps:
-                reason = f"only {len(cell.steps)} of {self.record.steps} steps have figures"
-                cell = replace(cell, status=BROKEN, reason=reason)
-        cell = replace(cell, seconds=time.monotonic() - began)
+        cell = self._train(cell)
+        cell = replace(cell, steps=self._steps_so_far(cell), seconds=time.monotonic() - began)
+        if cell.status == TRAINED and len(cell.steps) < self.record.steps:
+            reason = f"only {len(cell.steps)} of {self.record.steps} steps have figures"
+            cell = replace(cell, status=BROKEN, reason=reason)
         self.put(cell)
         self.on_event(cell, "done")
-        if not own:
-            write_trainer_log(cell, self.record)
-            if (storage := self._storage(cell)) is not None:
-                checkpoints.remove_all(storage)
+        write_trainer_log(cell, self.record)
+        if (storage := self._storage(cell)) is not None:
+            checkpoints.remove_all(storage)
 
     def _train(self, cell: TrainCell) -> TrainCell:
         """Run attempts until the cell ends; return it after its last attempt, with status, reason and optimizer."""
@@ -234,8 +226,8 @@ def folder_of(store: Store, check_id: str) -> Path:
 
 
 def log_of(record: TrainCheckRecord, cell: TrainCell) -> Path:
-    """Return the path of a cell's log. Logs of the trainer's own program are in `sft/`, since their names are equal."""
-    return Path(record.log_dir) / ("sft" if cell.role in OWN else "") / cell.log_name
+    """Return the path of a cell's log."""
+    return Path(record.log_dir) / cell.log_name
 
 
 def write_trainer_log(cell: TrainCell, record: TrainCheckRecord) -> None:
@@ -287,9 +279,7 @@ def steps_of(folder: Path, batch: int) -> list[TrainStep]:
 
 
 def _home(cell: TrainCell) -> tuple[object, ...]:
-    """Return the key of cells that can share processes. The trainer's own program shares with none and runs last."""
-    if cell.role in OWN:
-        return (SFT,)
+    """Return the key of cells that can share processes."""
     return cell.config["backend"], cell.config["nproc"], cell.config["dist_backend"]
 
 

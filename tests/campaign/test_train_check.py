@@ -12,26 +12,24 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from amounts import first_or_all
 from commandline import invoke
 from matrixcases import training_check
 from replaycases import publish
 from roots import SUPPORT
 from supervised import fake_launcher
 
-from actordbg.actor.backends.training import Training
 from actordbg.base.errors import ActordbgError, GroupsLost, UnsafeInput, Unsupported
 from actordbg.base.processes import session_members
 from actordbg.campaign import checkpoints
 from actordbg.campaign import run_train_check as running
 from actordbg.campaign.run_train_check import CHECK, STORAGE, WENT_ON, TrainRun, folder_of
 from actordbg.campaign.train_document import FIGURES, verdicts
-from actordbg.campaign.train_plan import configurations, make_train_cells, sft_cells
+from actordbg.campaign.train_plan import configurations, make_train_cells
 from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.records.journal import SPEC, Journal
-from actordbg.records.matrix_record import ASKED, SFT, TRAINED, TrainCheckRecord
+from actordbg.records.matrix_record import ASKED, TRAINED, TrainCheckRecord
 from actordbg.records.replay_record import PASSED, ReplaySpec, ResultRecord
 from actordbg.replay.group_engine import GroupEngine, Losses, WarmGroups, using
 from actordbg.replay.supervise import Progress, ReplayOutcome
@@ -48,7 +46,8 @@ DIVERGES_AT = {
 }
 
 
-def five_configurations_agree_over_four_steps_and_three_faults_are_found(
+@pytest.mark.slow
+def test_five_configurations_agree_over_four_steps_and_three_faults_are_found(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """On four processes, in fp32: within 1e-5 of the plain Actor in every step and figure. Faults run beside sound cells."""
@@ -101,39 +100,6 @@ def _printed_again(store: Store, folder: Path):
     assert "no_zero_grad: at step 2 the gradient norm is " in " ".join(shown.stdout.split())
     again = invoke(store, "train-check", "--resume", "last", "--json")
     assert json.loads(again.stdout)["check"]["status"] == "complete"
-
-
-def the_trainers_own_sft_is_run_under_zero_2_and_on_one_process_and_agrees(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """OpenRLHF's `train_sft`, its own data loader, optimizer and log; a step's rows are the same in both."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    base = ReplayConfig(nproc=2)
-    cells = sft_cells([replace(base, backend="deepspeed", zero_stage=2), replace(base, backend="fsdp2")], base, 0)
-    options = {SFT: {"data": None, "round": 3, "accumulation": 1, "max_len": None, "dtype": "bf16", "attn": "sdpa"}}
-    training = asdict(Training(lr=1e-3, gradient_checkpointing=True))
-    record = training_check(cells, [], 6, tmp_path / "logs", dtype="bf16", training=training, options=options)
-    done = TrainRun(store, record, []).run()
-    assert [(cell.status, len(cell.steps)) for cell in done.cells] == [("trained", 6), ("trained", 6), ("unavailable", 0)]
-    alone, zero, _ = verdicts(done)
-    assert (alone.word, zero.word, zero.falls) == ("baseline", "agrees", "yes") and zero.largest["loss"] < 0.01
-    pair = [str(tmp_path / "logs/sft" / cell.log_name) for cell in done.cells[:2]]
-    assert pair[1].endswith("sft/deepspeed_test.log")
-    assert "gpt_loss" in invoke(store, "compare-logs", *pair).stdout
-
-
-LONG_WAYS = [
-    five_configurations_agree_over_four_steps_and_three_faults_are_found,
-    the_trainers_own_sft_is_run_under_zero_2_and_on_one_process_and_agrees,
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("long_way", first_or_all(LONG_WAYS), ids=lambda one: one.__name__)
-def test_a_training_is_checked_whole(
-    long_way: Callable[..., None], store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    long_way(store, tmp_path, monkeypatch)
 
 
 DYING = {
