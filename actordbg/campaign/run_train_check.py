@@ -23,16 +23,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from actordbg.base.errors import ActordbgError, GroupsLost, MachineFault, StoreProblem
+from actordbg.base.errors import ActordbgError, GroupsLost, MachineFault, StoreProblem, Unsupported
 from actordbg.base.owners import Owner
 from actordbg.base.units import resolve
 from actordbg.campaign import checkpoints
 from actordbg.campaign.runner import Campaign, Trial, run_trials
 from actordbg.campaign.train_engine import CHECKPOINTS, MODULE, STEP, TRAINING, step_of
 from actordbg.campaign.train_plan import schedule
-from actordbg.config.choices import gather_facts
+from actordbg.config.choices import installed_versions
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import is_plain_name, now_timestamp
 from actordbg.formats.store_files import atomic_write, make_folder
@@ -54,7 +53,8 @@ from actordbg.store.layout import Store, read_with_owner
 
 CHECK = "check.json"
 STORAGE, WENT_ON = "storage", "continued"
-"""Keys of the record's options: folder and interval of checkpoints; the steps after which a cell continued from a checkpoint."""
+"""Keys of the record's options: folder, interval and package versions of the checkpoints; and, by cell, the steps after which it
+continued from one."""
 FAILURES_HERE = 3
 """How often a cell's group may be lost on this machine. On a cluster `--max-failures` covers all cells together."""
 OnEvent = Callable[[TrainCell, str], None]
@@ -154,7 +154,9 @@ class TrainRun(Campaign[TrainCheckRecord]):
         storage, steps = self._storage(cell), self._steps_so_far(cell)
         checkpoint = None
         if storage is not None:
-            checkpoint = checkpoints.newest(storage, self._belongs(cell), len(steps))
+            checkpoint = checkpoints.newest(storage, len(steps))
+            if checkpoint is not None:
+                self._require_same_versions(checkpoint.folder)
             checkpoints.clear(storage, checkpoint)
         self._resumes[cell.index] = str(checkpoint.folder) if checkpoint else None
         names = (f"cell-{cell.index}.{attempt}" for attempt in itertools.count(1))
@@ -174,9 +176,14 @@ class TrainRun(Campaign[TrainCheckRecord]):
         """Return the folder of the cell's checkpoints; None without --storage."""
         return self._storage_root and self._storage_root / self.record.check_id / f"cell-{cell.index}"
 
-    def _belongs(self, cell: TrainCell) -> dict[str, Any]:
-        whole = self._work(replace(cell, steps=()))
-        return checkpoints.belongs_to(self.record.check_id, cell.index, whole, self.record.training, gather_facts().versions)
+    def _require_same_versions(self, checkpoint: Path) -> None:
+        """Raise Unsupported if other versions of the packages wrote the checkpoint: the figures would not be one training's."""
+        was, are = self.record.options[STORAGE]["versions"], installed_versions()
+        changed = sorted(name for name in {*was, *are} if was.get(name) != are.get(name))
+        if changed:
+            told = "; ".join(f"{name} was {was.get(name, 'none')}, and is {are.get(name, 'none')}" for name in changed)
+            hint = f"use the same installation as before, or remove {checkpoint.parent} to start the configuration from step 1"
+            raise Unsupported(f"cannot resume from checkpoint {checkpoint}: {told}", hint=hint)
 
     def _spec(self, cell: TrainCell) -> ReplaySpec:
         """Write the cell's training.json, and return the spec that its workers run."""
@@ -192,7 +199,6 @@ class TrainRun(Campaign[TrainCheckRecord]):
                 "steps": self.record.steps,
                 "attempt": int(folder.suffix[1:]),
                 "resume": self._resumes.get(cell.index),
-                "belongs": self._belongs(cell),
             }
         atomic_write(folder / TRAINING, json.dumps(training).encode())
         return spec

@@ -34,7 +34,7 @@ from actordbg.cli.output import note, plural, progress, say, say_document, say_w
 from actordbg.cli.replay_options import ChosenInputs, HowToTrain
 from actordbg.cli.replaying import asked_for, nothing_to, planned, say_skipped
 from actordbg.cli.setting_options import TRAINING_AXES
-from actordbg.config.choices import choose, gather_facts
+from actordbg.config.choices import choose, gather_facts, installed_versions
 from actordbg.config.replay_config import AXES, ReplayConfig
 from actordbg.config.sources import FSDP_OFF
 from actordbg.formats.dump_record import now_timestamp
@@ -154,10 +154,11 @@ def _training(how: HowToTrain) -> dict[str, Any]:
 
 
 def _stored(how: HowToTrain, store: Path) -> dict[str, Any]:
-    """Return the checkpoint folder and interval, as in the record's options; {} without --storage."""
+    """Return the checkpoints' folder, interval and packages, as in the record's options; {} without --storage."""
     if how.storage is not None:
         every = how.checkpoint_every or -(-how.steps // 10)  # a crash loses at most a tenth, or a step of a short training
-        return {STORAGE: {"folder": str(checked_storage(how.storage, store)), "every": every}}
+        folder = str(checked_storage(how.storage, store))
+        return {STORAGE: {"folder": folder, "every": every, "versions": installed_versions()}}
     if how.checkpoint_every is not None:
         raise UsageError("--checkpoint-every needs --storage", hint="add --storage DIR, or drop --checkpoint-every")
     return {}
