@@ -7,7 +7,7 @@
     newer, or not ours    refused, untouched; also refused with views or triggers, which could make a query do anything
     damaged               refused; `actordbg index --rebuild` rebuilds it
 
-The schema lies beside this module. Revisions are numbers ("0013"), so that newer and older can be distinguished without knowing
+The schema lies beside this module. Revisions are numbers ("0014"), so that newer and older can be distinguished without knowing
 the newer program's tables.
 
 A store may belong to another user, or lie on a read-only mount or a full disk, or a newer actordbg may have written its catalog.
