@@ -78,7 +78,7 @@ def unpatch(ctx: typer.Context, python: Python = None, target: TargetFile = None
     from actordbg.install import patching as operate
     from actordbg.install.patch_target import find_target
 
-    emit(operate.unpatch(find_target(python, target), store_of(ctx), dry_run=dry_run), _say_outcome)
+    emit(operate.unpatch(find_target(python, target), dry_run=dry_run), _say_outcome)
 
 
 def _say_outcome(outcome: Outcome) -> None:
@@ -90,7 +90,6 @@ def _say_outcome(outcome: Outcome) -> None:
     facts = {
         "openrlhf": outcome.openrlhf_version,
         "store": outcome.store,
-        "backup": outcome.backup,
         "sha256": f"{outcome.sha256_after} (unchanged)" if same else outcome.sha256_before,
         "     ->": "" if same else outcome.sha256_after,
     }

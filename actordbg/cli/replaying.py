@@ -22,7 +22,6 @@ from actordbg.cli import output
 from actordbg.cli.options import command_line, settings_of, store_of
 from actordbg.cli.output import note, plural, progress
 from actordbg.cli.replay_options import ChosenInputs
-from actordbg.config import dist_plugin
 from actordbg.config.choices import is_local
 from actordbg.config.replay_config import TINY, USUAL_LAWS, ReplayConfig
 from actordbg.config.sources import Asked, build_config
@@ -96,7 +95,6 @@ def asked_for(ctx: typer.Context, flags: Mapping[str, Any]) -> Asked:
     """
     requested = build_config(settings_of(ctx), flags)
     require_consent(requested.config.model)
-    dist_plugin.require(requested.config.dist_backend)
     if requested.sources:
         note(f"not from the command line: {requested.in_words}")
     return requested

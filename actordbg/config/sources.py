@@ -15,10 +15,7 @@ capture hook off), `ACTORDBG_RUN` (the run's name, in the training job). `DEBUG_
 the plain Actor then, in one process.
 
 An `actordbg.toml` decides which store and which model commands use, and anybody may have put it where it is found. So another
-user's file is refused, unless the user's own configuration, `~/.config/actordbg/config.toml`, lists its folder::
-
-    safe_directories = ["/shared/project", "~/work"]     # these and what is below them; "*": every folder
-
+user's file is refused, unless ACTORDBG_CONFIG names it.
 """
 
 from __future__ import annotations
@@ -32,12 +29,12 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import Refused, UsageError
-from actordbg.base.owners import Owner, is_own, name_of, read_owned, user_folder
+from actordbg.base.foreign_text import in_shell
+from actordbg.base.owners import is_own, name_of, read_owned, user_folder
 from actordbg.config.replay_config import SETTINGS, ReplayConfig, validate
 from actordbg.config.setting import ENVIRONMENT
 
 FILE_NAME = "actordbg.toml"
-SAFE = "safe_directories"
 DEFAULT_STORE = "store"
 FSDP_OFF = "DEBUG_DISABLE_FSDP"
 _BY_OPTION = {setting.option: setting for setting in SETTINGS.values() if not setting.flag_only}
@@ -187,42 +184,6 @@ def find_file(start: Path | None = None) -> tuple[Path | None, bool]:
     return next((path for path in candidates if path.is_file()), None), False
 
 
-def own_file() -> Path:
-    """Return the path of the user's own configuration, which need not exist."""
-    return user_folder("XDG_CONFIG_HOME", "~/.config") / "config.toml"
-
-
-def _read(path: Path, named: bool) -> dict[str, Any]:
-    """Read the file. Refused if it is another user's; a file that the user named is the user's choice."""
-    raw, owner = _bytes(path)
-    if not (named or is_own(owner) or _is_listed(path.parent)):
-        raise Refused(
-            f"{path} belongs to {name_of(owner)}, not to you, and would decide which store and which model commands use",
-            hint=f'if you trust that folder: {SAFE} = ["{path.parent}"] in {own_file()}; or name the file in ACTORDBG_CONFIG',
-        )
-    return _parsed(raw, path, {"store": str, "replay": dict}, "store, [replay]")
-
-
-def _is_listed(folder: Path) -> bool:
-    """Return whether the user's own configuration lists this folder, a parent of it, or every folder."""
-    path = own_file()
-    if not path.is_file():
-        return False
-    raw, owner = _bytes(path)
-    if not is_own(owner):
-        raise Refused(f"{path} belongs to {name_of(owner)}, not to you", hint="replace it with a file that you own")
-    listed = [str(entry) for entry in _parsed(raw, path, {SAFE: list}, SAFE).get(SAFE, [])]
-    here, folders = folder.resolve(), [Path(os.path.expanduser(entry)) for entry in listed]  # noqa: PTH111 - it raises nothing
-    return "*" in listed or any(here.is_relative_to(entry.resolve()) for entry in folders if entry.is_absolute())
-
-
-def _bytes(path: Path) -> tuple[bytes, Owner]:
-    try:
-        return read_owned(path)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error}", hint="correct the file, or remove it") from None
-
-
 def parse_toml(text: str) -> dict[str, Any]:
     """Parse TOML; ValueError if it is invalid."""
     if sys.version_info >= (3, 11):
@@ -233,16 +194,23 @@ def parse_toml(text: str) -> dict[str, Any]:
     return data
 
 
-def _parsed(raw: bytes, path: Path, keys: Mapping[str, Any], known: str) -> dict[str, Any]:
-    """Parse a TOML file that may have only these keys, of these types."""
+def _read(path: Path, named: bool) -> dict[str, Any]:
+    """Read the file. Refused if it is another user's; a file that the user named is the user's choice."""
+    kinds: dict[str, type] = {"store": str, "replay": dict}
     try:
+        raw, owner = read_owned(path)
+        if not (named or is_own(owner)):
+            raise Refused(
+                f"{path} belongs to {name_of(owner)}, not to you, and would decide which store and which model commands use",
+                hint=f"if you trust it: export ACTORDBG_CONFIG={in_shell(str(path))}",
+            )
         data = parse_toml(raw.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {error}", hint="correct the file, or remove it") from None
-    unknown = sorted(set(data) - set(keys))
+    unknown = sorted(set(data) - set(kinds))
     if unknown:
-        raise UsageError(f"{path} has unknown keys: {', '.join(unknown)}", hint=f"known keys: {known}")
-    for name, kind in keys.items():
+        raise UsageError(f"{path} has unknown keys: {', '.join(unknown)}", hint="known keys: store, [replay]")
+    for name, kind in kinds.items():
         if not isinstance(data.get(name, kind()), kind):
             raise UsageError(f"{path}: {name} is not of type {kind.__name__}", hint="see docs/reference/settings.md")
     return data

@@ -34,7 +34,7 @@ from actordbg.capture.control import DEFAULT_FREE_FLOOR, read_control
 from actordbg.catalog import connections as engine
 from actordbg.catalog import migrate
 from actordbg.config.replay_config import SETTINGS
-from actordbg.config.sources import find_file, from_environment, own_file
+from actordbg.config.sources import find_file, from_environment
 from actordbg.doctor import import_probe as probe
 from actordbg.doctor import python_environment as environment
 from actordbg.doctor.python_environment import PIP, Check, Ended, Versions, bad, ok, run, warn
@@ -254,12 +254,11 @@ def on_this_machine(store: Store, *, has_trainer: bool) -> Iterator[Check]:
 
 def _file() -> Check | None:
     """Name the actordbg.toml that commands in this folder use, and its owner; None if there is none."""
-    path, named = find_file()
+    path, _ = find_file()
     if path is None:
         return None
     owner = path.stat().st_uid
-    why = "ACTORDBG_CONFIG names it" if named else f"its folder is listed in {own_file()}"
-    return ok("settings file", f"{path}, {'yours' if is_own(owner) else f'of {name_of(owner)}: {why}'}")
+    return ok("settings file", f"{path}, {'yours' if is_own(owner) else f'of {name_of(owner)}: ACTORDBG_CONFIG names it'}")
 
 
 def _settings() -> Check | None:

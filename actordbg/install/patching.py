@@ -6,34 +6,29 @@ repeated: "already patched" and "not patched" are not errors.
 
     target = find_target()
     patch(target, Store("store")).action      # "patched"; a second time "already patched"
-    unpatch(target, Store("store")).action    # "unpatched"; a second time "not patched"
+    unpatch(target).action                    # "unpatched"; a second time "not patched"
 
 Decisions: a patched file whose trailer names another store or comes from another actordbg version gets a new trailer
 (action "trailer renewed"); an edited file does not, since its original is no longer known. A proof that fails undoes
 the patch. A folder whose fsync fails does not: the file is patched, and a note says what a power cut may do. If undoing fails
 as well, the error says so.
 
-The original of a patched file is written to `store/backups/<sha256>/actor.py` before the file is changed. Unpatching does not
-need it, since the patched file holds everything: it helps whoever damaged a trailer. A file's state (`inspect_target`) follows
-from its bytes alone.
+A file's state (`inspect_target`) follows from its bytes alone, and so does its original: nothing is kept elsewhere.
 """
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import os
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 
 from actordbg import __version__
 from actordbg.base.errors import Conflict, EnvironmentProblem, StoreProblem, Unsupported
 from actordbg.capture.control import read_control
-from actordbg.formats.store_files import atomic_write, read_regular
 from actordbg.install import replace_file as files
 from actordbg.install import trailer
 from actordbg.install.patch_target import Copy, Target, ask, require_hook, require_seen
-from actordbg.install.trailer import Inspection, State
+from actordbg.install.trailer import State
 from actordbg.store.layout import Store
 from actordbg.trainers.trainer import TRAINER
 
@@ -52,7 +47,6 @@ class Outcome:
     sha256_after: str
     python: str
     openrlhf_version: str | None
-    backup: str | None = None
     dry_run: bool = False
     diff: str = ""
     notes: list[str] = field(default_factory=list)
@@ -71,7 +65,7 @@ def patch(target: Target, store: Store, *, dry_run: bool = False) -> Outcome:
         here = inspection.trailer is not None and inspection.trailer.store == root
         if inspection.state is State.EDITED and not (here and inspection.source is not None):
             keeps = "run `actordbg unpatch` (it keeps the edit), then `actordbg patch`"
-            hint = _remedy(inspection, old.data) if inspection.source is None else keeps
+            hint = trailer.remedy(old.data) if inspection.source is None else keeps
             raise Conflict(f"{old.path} is left as it is: {inspection.reason}", hint=hint)
         hard_linked = "the file is hard-linked: its other names (caches, environments) keep the original"
         links = [hard_linked] if old.stat.st_nlink > 1 else []
@@ -90,14 +84,13 @@ def patch(target: Target, store: Store, *, dry_run: bool = False) -> Outcome:
         if dry_run:
             return outcome
         store.create()
-        outcome = replace(outcome, backup=str(back_up(store, source)))
         with files.replaced(old, data, way_out=WITHOUT_A_PATCH) as notes:
             require_seen(target.python, target.path, root)
         outcome.notes.extend(notes)
         return outcome
 
 
-def unpatch(target: Target, store: Store, *, dry_run: bool = False) -> Outcome:
+def unpatch(target: Target, *, dry_run: bool = False) -> Outcome:
     """Remove the trailer: restore the original with its modification time, or keep the user's edit without the trailer.
 
     Raises Conflict if the cut would be guesswork (the file is unchanged), or if a .pyc still holds the hook.
@@ -108,7 +101,7 @@ def unpatch(target: Target, store: Store, *, dry_run: bool = False) -> Outcome:
         if inspection.state is State.UNSUPPORTED:
             raise Unsupported(f"{target.path}: {inspection.reason}", hint=f"name {TRAINER.name}'s actor.py with --target")
         if inspection.source is None:
-            raise Conflict(f"{target.path} is left as it is: {inspection.reason}", hint=_remedy(inspection, old.data))
+            raise Conflict(f"{target.path} is left as it is: {inspection.reason}", hint=trailer.remedy(old.data))
         if inspection.trailer is None:
             outcome = _outcome(target, old, dry_run, "not patched", State.CLEAN, None, [])
         else:
@@ -142,30 +135,6 @@ def _outcome(
         action, file, state, store, old.sha256, trailer.sha256_of(after), target.python, target.trainer_version,
         dry_run=dry_run, diff=diff, notes=[*target.notes, *notes],
     )  # fmt: skip
-
-
-def _remedy(inspection: Inspection, data: bytes) -> str:
-    """Say how to repair a damaged trailer, and name the trailer's backup if it has exactly the original's bytes."""
-    hint = trailer.remedy(data)
-    with contextlib.suppress(OSError):
-        if inspection.trailer is not None:
-            path = Store(inspection.trailer.store).backups / inspection.trailer.sha256 / "actor.py"
-            if trailer.sha256_of(read_regular(path)) == inspection.trailer.sha256:
-                return f"{hint}; the original: {path}"
-    return hint
-
-
-def back_up(store: Store, original: bytes) -> Path:
-    """Keep `original` under its hash, and return its path."""
-    path = store.backups / trailer.sha256_of(original) / "actor.py"
-    with contextlib.suppress(OSError):
-        if read_regular(path) == original:
-            return path
-    try:
-        atomic_write(path, original)
-    except OSError as error:
-        raise StoreProblem(f"cannot write {path}: {error.strerror}", hint="name a store you may write with --store DIR") from None
-    return path
 
 
 @dataclass(frozen=True)

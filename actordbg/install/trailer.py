@@ -172,7 +172,7 @@ def remedy(data: bytes) -> str:
     first = len(data[: trace.start()].splitlines()) + 1
     return (
         f"line {first} to the end is the trailer: move your own lines above it, then delete it by hand; "
-        f"the original is in the store's backups folder, and reinstalling {TRAINER.package} brings it back too"
+        f"what is above line {first} is the original; reinstalling {TRAINER.package} brings it back too"
     )
 
 

@@ -64,7 +64,7 @@ def test_a_patched_actor_records_its_calls_and_an_unpatched_one_does_not(tmp_pat
     operate.patch(target, store)
     python(JOB, os.environ, str(tmp_path))
     assert len(list(store.iter_dumps())) == 1
-    operate.unpatch(target, store)
+    operate.unpatch(target)
     assert actor.read_text() == ACTOR
     python(JOB, os.environ, str(tmp_path))
     assert len(list(store.iter_dumps())) == 1

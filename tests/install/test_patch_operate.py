@@ -43,7 +43,7 @@ def patch(path: Path, store: Store, **how: Any) -> Outcome:
 
 
 def unpatch(path: Path, store: Store, **how: Any) -> Outcome:
-    return patching.unpatch(find_target(target=path), store, **how)
+    return patching.unpatch(find_target(target=path), **how)
 
 
 def status(path: Path, store: Store) -> Status:
@@ -119,10 +119,9 @@ def test_unpatch_needs_neither_the_store_nor_actordbg_in_the_interpreter(actor: 
     assert facts_of(actor) == before
 
 
-def test_the_backup_is_in_the_store_and_nothing_beside_the_file(actor: Path, store):
-    done = patch(actor, store)
+def test_nothing_is_left_beside_the_file(actor: Path, store):
+    patch(actor, store)
     unpatch(actor, store)
-    assert Path(done.backup).read_bytes() == ACTOR
     assert os.listdir(actor.parent) == ["actor.py"], "nothing is left beside the file"
 
 
@@ -139,14 +138,15 @@ def test_an_edit_since_is_kept_without_the_old_time_and_not_moved_to_another_sto
 
 
 @pytest.mark.parametrize("change", [lambda d: d + b"mine = 1\n", lambda d: d.replace(b"install(Actor", b"install(Critic")])
-def test_an_edit_in_or_behind_the_trailer_is_refused_with_the_backup_as_remedy(actor: Path, store, change: Any):
-    done = patch(actor, store)
+def test_an_edit_in_or_behind_the_trailer_is_refused_with_a_remedy(actor: Path, store, change: Any):
+    patch(actor, store)
     actor.write_bytes(change(actor.read_bytes()))
     before = facts_of(actor)
     for action in (patch, unpatch):
         with pytest.raises(Conflict) as refusal:
             action(actor, store)
-        assert str(done.backup) in refusal.value.hint and refusal.value.exit_code == 3 and facts_of(actor) == before
+        assert f"line {len(ACTOR.splitlines()) + 2} to the end is the trailer" in refusal.value.hint
+        assert refusal.value.exit_code == 3 and facts_of(actor) == before
 
 
 def test_an_upgrade_over_the_patch_is_clean_and_can_be_patched_again(actor: Path, store):
@@ -269,26 +269,10 @@ def test_an_owner_that_cannot_be_kept_and_a_file_that_changed_meanwhile_are_refu
     assert actor.read_bytes() == b"someone else's"
 
 
-def test_a_file_system_without_flock_on_folders_gets_a_lock_file_and_waiting_ends_with_a_message(
-    actor: Path, store, tmp_path, monkeypatch
-):
-    real = replace.fcntl.flock
+def test_a_folder_that_another_actordbg_works_on_is_waited_for_and_then_named(actor: Path, monkeypatch):
     monkeypatch.setattr(replace, "LOCK_SECONDS", 0.05)
-
-    def contended() -> None:
-        with replace.locked(actor), pytest.raises(ActordbgError, match="another actordbg"), replace.locked(actor):
-            pass
-
-    def flock(descriptor: int, operation: int) -> None:
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        real(descriptor, operation)
-
-    contended()
-    monkeypatch.setattr(replace.fcntl, "flock", flock)
-    monkeypatch.setattr(replace.tempfile, "tempdir", str(tmp_path))
-    contended()
-    assert patch(actor, store).action == "patched" and len(list(tmp_path.glob("actordbg-*.lock"))) == 1
+    with replace.locked(actor), pytest.raises(ActordbgError, match="another actordbg"), replace.locked(actor):
+        pass
 
 
 def test_capture_is_armed_only_when_patched_enabled_and_not_disabled(actor: Path, store, monkeypatch):

@@ -14,8 +14,9 @@ from roots import ROOT
 
 from actordbg.base import processes
 from actordbg.base.processes import session_members
+from actordbg.config import consent, dist_plugin
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.replay.launch import child_environment, free_port, groups_of, launch, start
+from actordbg.replay.launch import Group, child_environment, free_port, groups_of, launch, start
 from actordbg.replay.rank_launcher import NodeShare, variables
 from actordbg.replay.worker_logs import reported_by_launcher
 
@@ -79,6 +80,21 @@ def test_a_rank_cannot_tell_that_it_is_not_started_by_the_real_launcher(
             about["environ"] = {k: v for k, v in about["environ"].items() if k not in DIFFERENT | BY_THE_REAL_ALONE}
             about["words"] = [word for word in about["words"] if "work.json" not in word]
         assert mine == other
+
+
+def test_a_worker_gets_consent_and_plugin_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shows_itself.py").write_text(SHOWN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    consent.give("/models/mine")
+    dist_plugin.give("my_backend")
+    try:
+        launched = launch(ReplayConfig(model="/models/mine"), Group((0,)), tmp_path / "work.json", "shows_itself")
+        assert launched.process.wait(60) == 0
+    finally:
+        consent.withhold()
+        dist_plugin.give(None)
+    words = json.loads((tmp_path / "rank0.json").read_text())["words"]
+    assert words[-4:] == [consent.FLAG, "/models/mine", dist_plugin.FLAG, "my_backend"]
 
 
 @pytest.mark.parametrize(

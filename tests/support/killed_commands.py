@@ -56,7 +56,7 @@ SINCE = "2026-11-20T12:00:00.000000Z"
 _TEMPORARY = re.compile(r"(?<=\.tmp-)[0-9a-f]{8}-\d+-[0-9a-f]{8}|(?<=actor\.py-)\d+-[0-9a-f]{8}|(?<=\.db\.)\d+(?=\.part)")
 _LIVE = re.compile(r"(catalog\.db-(wal|shm|journal)|\.lock|catalog\.lock)\Z")
 """Names that come and go with a process that has the catalog open, and locks."""
-_UNFINISHED = re.compile(r"(backups/(.*/)?\.tmp-|\.tmp-.*-probe\Z)")
+_UNFINISHED = re.compile(r"\.tmp-.*-probe\Z")
 
 
 # ---- the commands, and stores for them ----

@@ -18,7 +18,6 @@ from actordbg.catalog.indexer import refresh
 from actordbg.dumps.packing import pack_dumps
 from actordbg.formats.dump_record import DumpRecord, now_timestamp
 from actordbg.formats.store_files import atomic_write
-from actordbg.install import patching
 from actordbg.judge.comparing import compare, save
 from actordbg.records.comparison_record import DumpNoise, NoiseRecord
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
@@ -43,7 +42,6 @@ def build(root: Path) -> Store:
     made = compare(store, "r-02", "r-01")
     save(store, made)
     _publish_records(store, records)
-    patching.back_up(store, b"class Actor: pass\n")
     for path in (*store.replays.glob("*/spec.json"), *store.replays.glob("*/tensors/*")):
         path.chmod(0o600)
     refresh(store)
