@@ -37,7 +37,6 @@ from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import TINY, ReplayConfig
 from actordbg.records.journal import SPEC
 from actordbg.records.matrix_record import PASSED, MatrixCell, MatrixRecord
-from actordbg.replay.replay_data import LiveCatalog
 from actordbg.replay.selection import require_one_trainer
 from actordbg.replay.supervise import spec_and_owner
 from actordbg.store.layout import Store
@@ -111,9 +110,8 @@ def run_cells(
         require_common(store, held, record)
     interrupted = False
     try:
-        with replaying(store, "matrix", steps_of(record)) as (catalog, advance):
-            surroundings.on_tick = catalog.tick
-            surroundings.on_event = follow(catalog, advance, record)
+        with replaying(store, "matrix", steps_of(record)) as advance:
+            surroundings.on_event = follow(advance, record)
             run_matrix(store, record, chosen.rows, surroundings, held)
     except KeyboardInterrupt:
         interrupted = True
@@ -144,13 +142,12 @@ def steps_of(record: MatrixRecord) -> int:
     return (len(record.dump_ids) + bool(record.options.get("oracle"))) * sum(cell.open for cell in record.cells)
 
 
-def follow(catalog: LiveCatalog, advance: Callable[..., None], record: MatrixRecord) -> Callable[[MatrixEvent], None]:
-    """Return an event handler that updates the catalog, advances the progress bar, and shows what the current cell does."""
+def follow(advance: Callable[..., None], record: MatrixRecord) -> Callable[[MatrixEvent], None]:
+    """Return an event handler that advances the progress bar, and shows what the current cell does."""
     inputs, truth = len(record.dump_ids), bool(record.options.get("oracle"))
     done: Counter[int] = Counter()
 
     def on_event(event: MatrixEvent) -> None:
-        catalog.touch()
         cell = event.cell
         name = f"#{cell.index} {cell.name}"
         if event.kind == "input":

@@ -132,11 +132,10 @@ def _supervised(store: Store, spec: ReplaySpec, stops: StopOrder) -> tuple[dict[
             while lines:
                 note(lines.pop(0))
             advance(0, drawn=True)
-        catalog.tick()
 
     try:
-        with replaying(store, "replaying", len(spec.inputs), quiet=bare) as (catalog, advance):
-            counted = counting(catalog, advance)
+        with replaying(store, "replaying", len(spec.inputs), quiet=bare) as advance:
+            counted = counting(advance)
             advance(done, note="starting the workers")
             supervise.run_replay(store, spec, on_event, on_tick=on_tick, stops=stops, prompts=prompts)
     except KeyboardInterrupt:

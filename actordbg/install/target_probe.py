@@ -96,7 +96,7 @@ def main(arguments: list[str]) -> None:
     """Run a command and answer on standard output."""
     sys.dont_write_bytecode = True
     question, *rest = arguments
-    answer = {"find": find, "hook": hook, "prove": prove}[question](*rest)
+    answer = find(*rest) if question == "find" else hook() if question == "hook" else prove(*rest)
     sys.stdout.write(f"\n{MARK}{json.dumps({**answer, 'executable': sys.executable})}\n")
 
 
