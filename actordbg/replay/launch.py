@@ -189,8 +189,7 @@ def _start_ranks(
     if like == "python":
         environment |= _rank_environment(share.first, config.nproc)
     else:
-        told = [f"--like={like}", f"--nproc={config.nproc}", f"--share={json.dumps(asdict(share))}"]
-        command += ["actordbg.replay.rank_launcher", *told]
+        command += ["actordbg.replay.rank_launcher", like, str(config.nproc), json.dumps(asdict(share))]
     return start([*command, *program], environment, log)
 
 

@@ -23,7 +23,7 @@ from actordbg.replay.worker_logs import reported_by_launcher
 DEEPSPEED = ReplayConfig(backend="deepspeed", nproc=2)
 
 
-@pytest.mark.parametrize(("visible", "given"), [(None, "0,1"), ("", "0,1"), ("3,5", "3,5"), ("GPU-aa,GPU-bb", "GPU-aa,GPU-bb")])
+@pytest.mark.parametrize(("visible", "given"), [(None, "0,1"), ("", ""), ("3,5", "3,5"), ("GPU-aa,GPU-bb", "GPU-aa,GPU-bb")])
 def test_ranks_of_deepspeed_have_the_visible_devices(monkeypatch: pytest.MonkeyPatch, visible: str | None, given: str) -> None:
     """deepspeed itself would take the first devices whatever is visible."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
