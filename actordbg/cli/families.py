@@ -86,14 +86,14 @@ def _run(folder: FamilyFolder, subjects: Sequence[FamilyResult]) -> list[FamilyR
     from actordbg.actor.rules import require_torch
     from actordbg.campaign.cells import combinations
     from actordbg.campaign.family_matrix import SHAPES, run_family
-    from actordbg.campaign.run_matrix import MatrixEvent, Surroundings
+    from actordbg.campaign.run_matrix import Surroundings
     from actordbg.replay.group_engine import WarmGroups
 
     require_torch()
     folder.make_inputs()
     done = {subject.typed: result for subject in subjects if (result := folder.done(subject)) is not None}
     left = [subject for subject in subjects if subject.typed not in done]
-    total = len(left) * len(SHAPES) * len(combinations(folder.base, folder.axes))
+    total = len(left) * (len(SHAPES) + 1) * len(combinations(folder.base, folder.axes))  # with a comparison for each cell
     with progress("families", total) as advance, WarmGroups(reopen=True) as warm:
         advance(0, note=f"building small models ({len(done)} families are done)" if done else "building small models")
         problems = build_families({folder.model(subject): subject.config for subject in left})
@@ -103,11 +103,10 @@ def _run(folder: FamilyFolder, subjects: Sequence[FamilyResult]) -> list[FamilyR
                 done[subject.typed] = replace(subject, problem=why, config={})
                 continue
 
-            def on_event(event: MatrixEvent, name: str = subject.name) -> None:
-                if event.kind == "input":
-                    advance(1, note=f"{name}: {event.cell.name}")
+            def on_progress(words: str, steps: int, name: str = subject.name) -> None:
+                advance(steps, note=f"{name}: {words}")
 
-            surroundings = Surroundings(None, on_event=on_event, warm=warm)
+            surroundings = Surroundings(None, on_progress=on_progress, warm=warm)
             result = run_family(folder.store, subject, model, folder.base, folder.axes, surroundings, command_line())
             done[subject.typed] = folder.keep(subject, result)
     return [done[subject.typed] for subject in subjects]
