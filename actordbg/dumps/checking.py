@@ -28,7 +28,6 @@ from actordbg.capture.control import Control
 from actordbg.catalog import connections as engine
 from actordbg.catalog import migrate
 from actordbg.catalog.indexer import FOLDERS, refresh
-from actordbg.catalog.record_rows import ID, RECORDS
 from actordbg.dumps import verify
 from actordbg.dumps.finding import Finding, unusable
 from actordbg.dumps.recover import is_forsaken
@@ -38,7 +37,9 @@ from actordbg.formats.ringfile import place, ring_paths
 from actordbg.formats.store_files import FORMAT, KINDS, TEMPORARY, read_regular
 from actordbg.formats.weight_hashes import WEIGHTS, read_weights
 from actordbg.install.patching import Event
+from actordbg.records.comparison_record import ComparisonRecord, MemoryRecord, NoiseRecord
 from actordbg.records.journal import SPEC, TENSORS, read_chunks, result_of
+from actordbg.records.matrix_record import MatrixRecord
 from actordbg.records.replay_record import PASSED, ReplaySpec
 from actordbg.store.layout import UNPRINTABLE, Store, known_regular
 
@@ -252,16 +253,25 @@ def _replay(store: Store, folder: Path, spec: ReplaySpec, deep: bool) -> Iterato
                 yield Finding(path, "missing-tensors")
 
 
+_RECORDS: dict[str, tuple[Any, str]] = {
+    "comparisons": (ComparisonRecord, "comparison_id"),
+    "noise": (NoiseRecord, "noise_id"),
+    "matrices": (MatrixRecord, "matrix_id"),
+    "memory": (MemoryRecord, "memory_id"),
+}
+"""By folder, the record that its files hold, and the field that names the file."""
+
+
 def records(store: Store, deep: bool) -> Iterator[Finding]:
     """Check every record of the store: it can be read, its id matches its name, and its replays exist."""
-    for folder, kind in RECORDS.items():
+    for folder, (kind, id_field) in _RECORDS.items():
         for path in (store.root / relative for relative in store.files(folder, ".json", {})):
             try:
                 record: Any = kind.from_json(read_regular(path))
             except (OSError, StoreProblem) as error:
                 yield unusable(path, "damaged-record", error)
                 continue
-            own: str = getattr(record, ID[folder])
+            own: str = getattr(record, id_field)
             if f"{own}.json" != path.name:
                 yield Finding(path, "damaged-record", f"it belongs to {own!s:.80}")
                 continue
