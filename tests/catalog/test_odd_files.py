@@ -38,7 +38,7 @@ PLACES = {
 }
 FOLDERS = ("runs", "ranks", "packs of a run", "replays")
 """Places where a folder belongs, so that a folder there is not odd unless its name is."""
-NAMED = tuple(name for name in PLACES if name not in (*FOLDERS, "tensors", "counters", "switches"))
+NAMED = tuple(name for name in PLACES if name not in (*FOLDERS, "noise", "matrices", "events", "tensors", "counters", "switches"))
 """Places whose files `index` reads, and names if they are odd."""
 
 
