@@ -128,9 +128,8 @@ def run_cells(
 def print_answer(store: Store, record: MatrixRecord) -> None:
     """Print a complete or unfinished matrix."""
     context = context_of(store, record)
-    brief = matrix_document(record, context, explained=False)
     answer = {"matrix": record, "good": record.good, "context": context}
-    say_document(matrix_document(record, context), data=answer, brief=brief, style=_coloured)
+    say_document(matrix_document(record, context), data=answer, style=_coloured)
 
 
 def _coloured(text: str) -> str:

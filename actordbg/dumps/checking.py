@@ -47,12 +47,12 @@ _FILES = re.compile(
     r"FORMAT|control\.json|catalog\.db(-wal|-shm|-journal)?|catalog\.lock|catalog\.\w+\.bak\.db|controls/[^/]+\.json"
     r"|(counters|weights)/[^/]+/[^/]+\.json|dumps/[^/]+/rank\d{4,}/[^/]+\.safetensors\.zst|packs/\.lock|packs/[^/]+/[^/]+\.pack"
     r"|replays/[^/]+/(?!tensors$)[^/]+|replays/[^/]+/tensors/[^/]+\.safetensors|(comparisons|noise|matrices|events)/[^/]+\.json"
-    r"|memory/[^/]+\.(json|csv)|trainchecks/[^/]+/check\.json|trainchecks/[^/]+/cell-\d+\.\d+/(?!tensors$)[^/]+|trainchecks/[^/]+/logs/(sft/)?[^/]+\.log"
+    r"|memory/[^/]+\.(json|csv)|trainchecks/[^/]+/check\.json|trainchecks/[^/]+/cell-\d+\.\d+/(?!tensors$)[^/]+|trainchecks/[^/]+/logs/[^/]+\.log"
     r"|backups/[0-9a-f]{64}/(actor\.py|origin\.json)"
 )
 _FOLDERS = re.compile(
     r"(controls|comparisons|noise|matrices|memory|events|models|reports|rings|quarantine|cache)|(counters|weights|packs|backups)(/[^/]+)?"
-    r"|dumps(/[^/]+(/rank\d{4,})?)?|replays(/[^/]+(/tensors)?)?|trainchecks(/[^/]+(/logs(/sft)?|/cell-\d+\.\d+(/tensors)?)?)?"
+    r"|dumps(/[^/]+(/rank\d{4,})?)?|replays(/[^/]+(/tensors)?)?|trainchecks(/[^/]+(/logs|/cell-\d+\.\d+(/tensors)?)?)?"
 )
 _OWN_CHECKS = ("FORMAT", "catalog.db")
 """Files whose type is left to their own checks."""
