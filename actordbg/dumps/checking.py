@@ -155,12 +155,12 @@ def _copied(store: Store, copy: Store, folder: Path, deep: bool) -> Iterator[Fin
     except OSError as error:
         yield Finding(store.catalog_path, "unreadable", f"it cannot be copied, so it was not checked: {error.strerror}")
         return
-    revision = migrate.earlier(copy.catalog_path)
+    revision, usable = migrate.look(copy.catalog_path)
     with engine.catalog_errors(copy.catalog_path), contextlib.closing(sqlite3.connect(copy.catalog_path)) as connection:
         wrong = [row[0] for row in connection.execute("PRAGMA integrity_check")]
     if wrong != ["ok"]:
         yield Finding(store.catalog_path, "damaged-catalog", wrong[0][:200])
-    elif revision:
+    elif revision and not usable:
         yield Finding(store.catalog_path, "other-catalog", f"revision {revision}, this actordbg has {migrate.HEAD}")
     elif deep:
         yield from _compared(store, copy, folder)

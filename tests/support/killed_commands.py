@@ -227,7 +227,7 @@ def _catalog(store: Store) -> list[Any]:
             ).fetchone()
             for name in tables
         ]
-    return [answer, migrate.revision(store.catalog_path), tables, sizes]
+    return [answer, migrate.look(store.catalog_path), tables, sizes]
 
 
 def state_of(root: Path, *, catalog: bool = True) -> str:
