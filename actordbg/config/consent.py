@@ -1,9 +1,9 @@
 """What only a command line may allow: code that ships with a model (`--trust-remote-code`), and a module that registers further
 backends of torch.distributed (`--dist-plugin MODULE`).
 
-Both are facts of a process, not settings: no file, no variable and no store can hold them. A command gets its consent from its own
-command line, for every model that it names. A worker gets both from the argument list that the command gave it, the consent for a
-single model: whatever a file in the store says by then, no other model's code runs.
+Both are facts of a process, not settings: no file, no variable and no store can hold them. A command gets its consent from its
+own command line, for every model that it names. A worker gets both from the argument list that the command gave it, the consent
+for a single model: whatever a file in the store says by then, no other model's code runs.
 
 Example::
 
