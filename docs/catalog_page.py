@@ -17,8 +17,7 @@ from actordbg.catalog.tables import FUNCTIONS, OPERATORS, WHERE_COLUMNS
 
 TABLES: tuple[Any, ...] = (
     models.Run, models.Caller, models.Dump, models.Replay, models.Result, lab_models.ComparisonRun, lab_models.Comparison,
-    lab_models.NoiseFloor, lab_models.MemoryWatch, lab_models.Matrix, lab_models.MatrixCell, lab_models.LawAnswer,
-    lab_models.PatchEvent, models.DamagedFile, models.ScannedFolder, models.ReadFile,
+    lab_models.LawAnswer, models.DamagedFile, models.ScannedFolder, models.ReadFile,
 )  # fmt: skip
 """Every table, in the order of the page."""
 

@@ -42,8 +42,8 @@ from actordbg.store.layout import Store
 USUAL_AXES: Axes = {"dtype": ["fp32", "bf16"], "attn": ["sdpa", "eager"], "packing": [False, True]}
 """The default axes, in the order of the settings."""
 SHAPES: tuple[dict[str, Any], ...] = (
-    {"batch_size": 3, "seq_len": 24, "action_len": 8, "padding": "both"},
-    {"batch_size": 2, "seq_len": 16, "action_len": 1, "padding": "left"},
+    {"batch_size": 3, "seq_len": 24, "action_len": 8},
+    {"batch_size": 2, "seq_len": 16, "action_len": 1},
 )
 """The dumps of each family: rows padded on both sides, and rows with an answer of one token."""
 
