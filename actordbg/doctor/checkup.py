@@ -96,7 +96,9 @@ def _one_child(env: Environment, modules: list[str], gpu_count: int, timeout: fl
                 return
             name = "import " + (current or f"actordbg's CPU support, before {left[0]}")
             if answer.code is None:
-                yield bad(name, f"no end in {timeout:.0f} s", "import it by hand with `python -X importtime`; try --timeout")
+                yield bad(
+                    name, f"did not finish in {timeout:.0f} s", "import it by hand with `python -X importtime`; try --timeout"
+                )
             else:
                 how = f"signal {-answer.code}" if answer.code < 0 else f"exit code {answer.code}"
                 remedy = "a compiled package is broken: reinstall what it names"
@@ -129,7 +131,7 @@ def _ended(env: Environment, answer: dict[str, Any], support: str) -> Check:
     if missing == "vllm":
         remedy = f"{env.pip('vllm')} (needs CUDA); without it `actordbg demo` samples with its own stand-in"
         return warn(name, f"needs vllm, which is not installed; without it: no {needed}", remedy)
-    where = f" (asked for by {answer['where']})" if answer["where"] else ""
+    where = f" (required by {answer['where']})" if answer["where"] else ""
     return bad(name, f"{' '.join(str(answer['first']).split())[:300]}{where}", _remedy(env, answer, support))
 
 
@@ -143,7 +145,7 @@ def _remedy(env: Environment, answer: dict[str, Any], support: str) -> str:
         return lacks + env.pip(environment.requirement(top))
     if str(answer["first"]).startswith(("ImportError", "AttributeError")):
         pins = [p for p in ("transformers", "deepspeed", "peft") if env.versions.get(p)]
-        return f"versions that do not fit each other; known good: {env.pip(*map(environment.requirement, pins))}"
+        return f"incompatible versions; known good: {env.pip(*map(environment.requirement, pins))}"
     return "run it by hand to see the whole traceback: python -c 'import " + str(answer["module"]) + "'"
 
 
@@ -248,7 +250,7 @@ def launcher(env: Environment) -> Check:
         return bad("deepspeed launcher", f"{script}: {error.strerror}", "reinstall deepspeed; its first line names a Python")
     if done.code == 0:
         return ok("deepspeed launcher", str(script) if script.is_file() else " ".join(command[1:]))
-    how = f"no end in {LAUNCHER_SECONDS:.0f} s" if done.code is None else f"exit code {done.code}: {done.last_words}"
+    how = f"did not finish in {LAUNCHER_SECONDS:.0f} s" if done.code is None else f"exit code {done.code}: {done.last_words}"
     return bad("deepspeed launcher", f"does not start, {how}", "run `deepspeed --help`; reinstall deepspeed after torch")
 
 
@@ -304,7 +306,7 @@ def _settings() -> Check | None:
 
 def _store(store: Store) -> Check:
     if not store.exists() and not (store.root.is_dir() and any(store.root.glob("dumps/*/rank*"))):
-        return ok("store", f"none yet in {store.root}; the first dump makes it")
+        return ok("store", f"none yet in {store.root}; the first dump creates it")
     store.require()
     if not os.access(store.root, os.W_OK | os.X_OK):
         detail = f"you cannot write {store.root}: only commands that read work"

@@ -282,7 +282,9 @@ def _write(path: Path, data: bytes) -> None:
     try:
         atomic_write(path, data)
     except OSError as error:
-        raise StoreProblem(f"cannot write {path}: {error.strerror}", hint="name a store you may write with --store DIR") from None
+        raise StoreProblem(
+            f"cannot write {path}: {error.strerror}", hint="name a store that you can write to, with --store DIR"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -330,7 +332,7 @@ def inspect_target(target: Target, store: Store) -> Status:
         notes.append(f"dumping is off: {problem.message}")
     there, disabled = inspection.trailer, os.environ.get("ACTORDBG_DISABLE", "") not in ("", "0")
     if there and not known:
-        notes.append(f"no event in {there.store} tells of this patch: `actordbg patch` records it")
+        notes.append(f"no event in {there.store} records this patch: run `actordbg patch` to record it")
     if there and hooked is False:
         notes.append("the interpreter does not see the hook: run `actordbg patch` for the reason")
     if not there and hooked:
