@@ -67,7 +67,7 @@ def patch(ctx: typer.Context, python: Python = None, target: TargetFile = None, 
 def unpatch(ctx: typer.Context, python: Python = None, target: TargetFile = None, dry_run: DryRun = False) -> None:
     """Remove the capture hook, byte for byte.
 
-    Restores the bytes, mode and modification time of OpenRLHF's actor.py. Keeps edits that were made to the file since then. If the
+    Restores the bytes, mode and modification time of OpenRLHF's actor.py, and keeps edits made to the file after patching. If the
     hook cannot be separated with certainty, leaves the file unchanged and prints a workaround. Running jobs keep the hook until
     they end.
 

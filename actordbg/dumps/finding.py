@@ -68,7 +68,7 @@ KINDS = {
     "double-differs": FindingKind(DAMAGE, "two dumps with the same id and different content"),
     "damaged-spec": _quarantined("a replay whose spec.json is missing, broken or another replay's"),
     "damaged-journal": FindingKind(DAMAGE, "a journal with lines that cannot be read; readers skip them"),
-    "torn-journal": FindingKind(NOTE, "a journal whose last line is cut; readers skip it"),
+    "torn-journal": FindingKind(NOTE, "a journal whose last line is cut off; readers skip it"),
     "foreign-result": FindingKind(DAMAGE, "a result of another replay, or of a dump that is not among the inputs"),
     "missing-tensors": FindingKind(DAMAGE, "tensors that the journal lists as kept are gone"),
     "damaged-tensors": _quarantined("a file of kept tensors that is broken"),
