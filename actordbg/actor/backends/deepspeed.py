@@ -145,7 +145,7 @@ class DeepspeedBackend(Backend):
             path, _ = self.engine.load_checkpoint(str(folder), tag=_CHECKPOINT, load_lr_scheduler_states=False)
         if path is None:
             raise StoreProblem(
-                f"DeepSpeed finds no checkpoint in {folder}", hint="remove the folder; the checkpoint before it is tried"
+                f"DeepSpeed finds no checkpoint in {folder}", hint="remove the folder: the previous checkpoint is tried"
             )
 
     def _measured(self, innermost: Any) -> Any:
