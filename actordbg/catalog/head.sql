@@ -187,27 +187,10 @@ CREATE TABLE comparison (
     dump_id VARCHAR NOT NULL,  -- the dump
     replay_id VARCHAR NOT NULL,  -- the replay; it may be gone
     against VARCHAR NOT NULL,  -- golden: what the run itself recorded; else the other replay's id
-    count INTEGER NOT NULL,  -- values compared
     max_abs FLOAT,  -- largest absolute difference, nats; NULL if not finite
-    mean_abs FLOAT,  -- mean absolute difference, nats; NULL if not finite
     created_at VARCHAR NOT NULL,  -- UTC time of the comparison
     verdict VARCHAR NOT NULL,  -- match, within-noise, mismatch or not-compared
-    p95_abs FLOAT,  -- 95th percentile of the absolute differences, nats
-    p99_abs FLOAT,  -- 99th percentile of the absolute differences, nats
-    max_rel FLOAT,  -- largest relative difference
-    p99_rel FLOAT,  -- 99th percentile of the relative differences
-    cosine FLOAT,  -- cosine of the two vectors of log-probs
-    kl_k1 FLOAT,  -- KL estimate k1, nats
-    kl_k3 FLOAT,  -- KL estimate k3, nats
     clip_share FLOAT,  -- share of tokens whose ratio is outside 0.8 to 1.2
-    max_ulp INTEGER,  -- largest distance in units of last place; NULL for unequal dtypes
-    entropy_max_abs FLOAT,  -- largest absolute difference of an entropy, nats
-    loss_abs FLOAT,  -- absolute difference of the losses
-    grad_norm_rel FLOAT,  -- relative difference of the gradient norms
-    gradient_cosine FLOAT,  -- cosine of the gradients of all parameters
-    gradient_distance FLOAT,  -- |a - b| / |b| of the gradients of all parameters
-    sequence_max_abs FLOAT,  -- largest absolute difference of a row's sum of log-probs, nats
-    nonfinite INTEGER,  -- log-probs that are not finite on one side only
     reasons VARCHAR,  -- what made it a mismatch, or why it was not compared, in words
     PRIMARY KEY (comparison_id, dump_id)
 );
@@ -217,13 +200,6 @@ CREATE TABLE law_answer (
     dump_id VARCHAR NOT NULL,  -- the dump
     law VARCHAR NOT NULL,  -- the law: rerun, neighbour, padding, ...
     verdict VARCHAR NOT NULL,  -- kept, within-rounding, broken, nondeterministic or not-checked
-    size FLOAT,  -- largest change, nats; of a gradient relative; NULL if nothing changed
-    row INTEGER,  -- row of the first change
-    position INTEGER,  -- position of the first change in its row
-    token INTEGER,  -- token id there
-    count INTEGER,  -- values that changed
-    looked_at INTEGER,  -- values that were compared
-    words VARCHAR,  -- what a failed law means, or why it was not checked
     PRIMARY KEY (replay_id, dump_id, law),
     FOREIGN KEY (replay_id) REFERENCES replay (replay_id) ON DELETE CASCADE
 );
@@ -277,5 +253,5 @@ CREATE INDEX ix_comparison_dump ON comparison (dump_id, created_at);
 
 CREATE INDEX ix_law_answer_dump ON law_answer (dump_id, verdict);
 
-INSERT INTO alembic_version VALUES ('0014');
+INSERT INTO alembic_version VALUES ('0015');
 

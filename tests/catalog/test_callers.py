@@ -115,7 +115,7 @@ def test_times_compare_as_numbers_and_read_as_texts(store: Store) -> None:
     assert len(query.select_dumps(store, f"timestamp like '{third[:24]}%' and length(timestamp) = 27")) == 1
     assert query.count_dumps(store, "timestamp not like '2024%'") == 8
     assert query.frequent_values(store, "timestamp")[0] == (records[0].timestamp, 1)
-    assert len(query.dump_files(store, before=third)) == 2
+    assert len(query.dump_files(store, f"timestamp < '{third}'")) == 2
     for none in (9e18, third, b"2025"):
         with sqlite3.connect(store.catalog_path) as connection:
             connection.execute("UPDATE dump SET timestamp = ?", (none,))

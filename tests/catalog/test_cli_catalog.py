@@ -150,7 +150,7 @@ def test_prune_by_age_and_size_takes_the_oldest(store: Store) -> None:
     assert [r for r in records if store.dump_path(r).exists()] == records[2:]
     assert "nothing to remove" in run(store, "prune", "--keep", "1GB").stdout
     cases.publish(store, cases.record(9, run="other"))
-    run(store, "prune", "--run", "other", "--yes")
+    run(store, "prune", "--where", "run='other'", "--yes")
     assert [path.parts[-3] for path in store.iter_dumps()] == ["ppo-1"] * 4
 
 

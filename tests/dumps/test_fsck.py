@@ -22,7 +22,7 @@ from actordbg.dumps.repairing import QUARANTINE, repair
 from actordbg.records.journal import SUPERVISOR, Journal
 from actordbg.store.layout import Store
 
-OF_CATALOG = {"damaged-catalog", "stale-catalog", "other-catalog"}
+OF_CATALOG = {"damaged-catalog", "stale-catalog"}
 
 
 @pytest.fixture(scope="module")
