@@ -319,18 +319,6 @@ def rings(store: Store, deep: bool) -> Iterator[Finding]:
             yield Finding(path, "calls-in-ring", f"{len(ring.slots)} calls")
 
 
-def models(store: Store, deep: bool) -> Iterator[Finding]:
-    """Check the models that actordbg built: configuration and weights are there."""
-    for name in store.folder_names("models", {}):
-        folder = store.models / name
-        try:
-            json.loads(read_regular(folder / "config.json"))
-            if not any(file_name.endswith(".safetensors") for file_name in os.listdir(folder)):
-                yield Finding(folder, "damaged-model", "it has no weights")
-        except (OSError, ValueError, RecursionError) as error:
-            yield Finding(folder, "damaged-model", f"config.json cannot be read: {error}")
-
-
 Check = Callable[[Store, bool], Iterable[Finding]]
 """Gets the store, and whether to read files whole."""
 CHECKS: dict[str, Check] = {
@@ -349,7 +337,6 @@ CHECKS: dict[str, Check] = {
     "rings": rings,
     "events": files_check("events", "damaged-event", lambda path: Event(**json.loads(read_regular(path)))),
     "backups": backups,
-    "models": models,
     "catalog": catalog,
 }
 """Every check by its name, in its order."""

@@ -80,7 +80,6 @@ KINDS = {
     "damaged-weights": _quarantined("hashes of weights that are broken"),
     "damaged-ring": FindingKind(DAMAGE, "a ring that is broken, or has broken slots"),
     "calls-in-ring": FindingKind(NOTE, "a ring of a dead process with calls: `actordbg dump recover` makes dumps of them"),
-    "damaged-model": _quarantined("a model that actordbg built is incomplete; it is rebuilt"),
     "damaged-catalog": FindingKind(DAMAGE, "the catalog is broken, or not a catalog", Repair.CATALOG),
     "stale-catalog": FindingKind(LEFTOVER, "the catalog's rows do not match the files", Repair.CATALOG),
 }

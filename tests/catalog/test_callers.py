@@ -122,7 +122,7 @@ def test_times_compare_as_numbers_and_read_as_texts(store: Store) -> None:
         connection.close()
         with pytest.raises(CatalogProblem, match="an invalid time"):
             query.select_dumps(query.Catalog(store, IndexSummary()))
-        assert query.dump_files(query.Catalog(store, IndexSummary()), before=third) == []
+        assert query.dump_files(query.Catalog(store, IndexSummary()), f"timestamp < '{third}'") == []
 
 
 def test_the_time_of_a_result_that_is_spelled_otherwise_is_the_same_moment_or_none(store: Store) -> None:

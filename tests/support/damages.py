@@ -270,10 +270,6 @@ DAMAGES = {
     ),
     "a broken event": Damage(harmed(lambda store: only(store, "events"), cut(0.5)), "damaged-event"),
     "a missing backup": Damage(of_backup(Path.unlink), "damaged-backup"),
-    "a model without weights": Damage(
-        added("models/tiny", lambda path: (path.mkdir(parents=True, mode=0o700), path.parent.chmod(0o700), (path / "config.json").write_text("{}"))),
-        "damaged-model",
-    ),
     # the catalog
     "a catalog that is none": Damage(harmed(lambda store: store.catalog_path, told(b"junk" * 4000)), "damaged-catalog"),
     "a folder for the catalog's journal": Damage(
