@@ -282,8 +282,8 @@ def prune(
     """Remove dumps.
 
     Without --yes, only prints what it would remove. Removes dumps that meet every given condition, and rewrites the pack of a
-    packed dump without it. Protected dumps (kept by a trigger, or recovered) stay unless --pinned is given. Also removes
-    unfinished files that dead writers left more than an hour ago. Replay results stay.
+    packed dump without it. Protected dumps (kept by a trigger, or recovered) stay unless --pinned is given.
+    Replay results stay.
 
     Exit code: 5 if --where selects no dump.
 

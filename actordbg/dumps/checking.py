@@ -257,7 +257,7 @@ _RECORDS: dict[str, tuple[Any, str]] = {
 
 
 def records(store: Store, deep: bool) -> Iterator[Finding]:
-    """Check every record of the store: it can be read, its id matches its name, and its replays exist."""
+    """Check every record of the store: it can be read, and its id matches its name."""
     for folder, (kind, id_field) in _RECORDS.items():
         for path in (store.root / relative for relative in store.files(folder, ".json", {})):
             try:
@@ -268,11 +268,6 @@ def records(store: Store, deep: bool) -> Iterator[Finding]:
             own: str = getattr(record, id_field)
             if f"{own}.json" != path.name:
                 yield Finding(path, "damaged-record", f"it belongs to {own!s:.80}")
-                continue
-            parts = (record.a, record.b) if folder == "comparisons" else record.cells if folder == "matrices" else (record,)
-            gone = [part.replay_id for part in parts if part.replay_id and not (store.replays / str(part.replay_id)).is_dir()]
-            if gone:
-                yield Finding(path, "missing-replay", f"replay {gone[0]!s:.80} is gone")
 
 
 def files_check(

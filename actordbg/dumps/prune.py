@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import time
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -21,10 +20,8 @@ from actordbg.base.units import grouped
 from actordbg.catalog.query import Catalog, damaged_files, dump_bytes, dump_files
 from actordbg.catalog.where import all_of, quoted
 from actordbg.dumps import packing
-from actordbg.dumps.recover import is_forsaken
 from actordbg.dumps.verify import verify_place
 from actordbg.formats.dump_record import format_timestamp
-from actordbg.formats.store_files import TEMPORARY
 from actordbg.store.layout import Store
 from actordbg.store.pack_build import exclusive
 from actordbg.store.places import dump_id_of, split_place
@@ -67,12 +64,11 @@ def plan_prune(
 ) -> PrunePlan:
     """Plan to remove the dumps that all given conditions select (`where`, `older_than_s`), pinned dumps only with `pinned`;
     of these, with `keep_bytes`, the oldest until the store's dumps take no more than that. With `damaged` broken files
-    instead (not those that only a newer actordbg can read, nor unreadable files). Leftover temporary files are always included.
+    instead (not those that only a newer actordbg can read, nor unreadable files).
     """
-    doomed = {item.path: item for item in _leftovers(catalog.store)}
     spared, short = 0, False
     if damaged:
-        doomed |= {item.path: item for item in _damaged(catalog)}
+        doomed = _damaged(catalog)
     else:
         conditions = [where] if where is not None else []
         if older_than_s is not None:
@@ -87,8 +83,8 @@ def plan_prune(
         if not pinned and (keep_bytes is None or short):
             spared = len(dump_files(catalog, all_of([*conditions, "pinned"])))
         reason = "selected" if keep_bytes is None else "over the size to keep"
-        doomed |= {path: Doomed(path, size, reason) for path, size in chosen}
-    files = [doomed[path] for path in sorted(doomed)]
+        doomed = [Doomed(path, size, reason) for path, size in chosen]
+    files = sorted(doomed, key=lambda item: item.path)
     return PrunePlan(files, sum(item.bytes for item in files), spared=spared)
 
 
@@ -144,18 +140,6 @@ def _damaged(catalog: Catalog) -> list[Doomed]:
             _, _, wrong = verify_place(catalog.store, item.path, deep=False)
             if wrong is not None and wrong.code == CorruptDump.code:
                 doomed.append(Doomed(item.path, (catalog.store.root / item.path).lstat().st_size, item.reason))
-    return doomed
-
-
-def _leftovers(store: Store) -> list[Doomed]:
-    doomed = []
-    for folder in (*store.dump_folders(), *store.pack_folders()):
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name.startswith(TEMPORARY) and entry.is_file(follow_symlinks=False):
-                    state = entry.stat(follow_symlinks=False)
-                    if is_forsaken(entry.name, state):
-                        doomed.append(Doomed(store.relative(Path(entry.path)), state.st_size, "unfinished, writer died"))
     return doomed
 
 

@@ -264,15 +264,6 @@ class Pusher:
         return self.mirror.push()
 
 
-def packages_behind(url: str) -> list[str]:
-    """Return the Python packages that each machine needs to open this URL."""
-    from fsspec.registry import known_implementations
-
-    protocol = url.partition("://")[0]
-    module = str(known_implementations.get(protocol, {}).get("class", "fsspec")).partition(".")[0]
-    return ["fsspec", "pyarrow"] if protocol in ("hdfs", "arrow_hdfs") else list(dict.fromkeys(("fsspec", module)))
-
-
 def split_runs(text: str) -> tuple[str, tuple[str, ...]]:
     """Split a URL from the runs after its "#": `s3://bucket/store#ppo-7b,ppo-8b`."""
     url, _, runs = text.partition("#")

@@ -257,7 +257,6 @@ DAMAGES = {
     "a comparison under another name": Damage(
         lambda store: store.relative(named(only(store, "comparisons"), "other.json")), "damaged-record"
     ),
-    "a noise floor of no replay": Damage(harmed(lambda store: only(store, "noise"), changed(replay_id="r-77")), "missing-replay"),
     # the rest
     "no FORMAT": Damage(harmed(lambda store: store.format_path, Path.unlink), "no-format"),
     "a FORMAT that is none": Damage(harmed(lambda store: store.format_path, told("hello")), "bad-format"),
