@@ -84,12 +84,7 @@ class MachineFault(EnvironmentProblem):
 
 
 class StaysChanged(EnvironmentProblem):
-    """A change failed after the file had its new bytes, and the original could not be put back.
-
-    `seen`: False if the file could not be read afterwards; it may then be unchanged as well.
-    """
-
-    seen = True
+    """A change failed after the file had its new bytes, and the original could not be put back."""
 
 
 class LaunchProblem(EnvironmentProblem):

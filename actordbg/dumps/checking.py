@@ -11,7 +11,6 @@ fix a difference. `verify` has the checks of dumps and packs.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -36,7 +35,6 @@ from actordbg.formats.recording_reading import read_counters, read_ring
 from actordbg.formats.ringfile import place, ring_paths
 from actordbg.formats.store_files import FORMAT, KINDS, TEMPORARY, read_regular
 from actordbg.formats.weight_hashes import WEIGHTS, read_weights
-from actordbg.install.patching import Event
 from actordbg.records.comparison_record import ComparisonRecord, MemoryRecord, NoiseRecord
 from actordbg.records.journal import SPEC, TENSORS, read_chunks, result_of
 from actordbg.records.matrix_record import MatrixRecord
@@ -54,6 +52,7 @@ _FOLDERS = re.compile(
     r"(controls|comparisons|noise|matrices|memory|events|models|reports|rings|quarantine|cache)|(counters|weights|packs|backups)(/[^/]+)?"
     r"|dumps(/[^/]+(/rank\d{4,})?)?|replays(/[^/]+(/tensors)?)?|trainchecks(/[^/]+(/logs|/cell-\d+\.\d+(/tensors)?)?)?"
 )
+"""What a store may hold. `events` and `backups` are those of earlier versions."""
 _OWN_CHECKS = ("FORMAT", "catalog.db")
 """Files whose type is left to their own checks."""
 _NOT_LOOKED_INTO = ("models", "reports", "rings", "quarantine", "cache")
@@ -288,18 +287,6 @@ def files_check(
     return look
 
 
-def backups(store: Store, deep: bool) -> Iterator[Finding]:
-    """Check the originals of patched files: each folder is named by the SHA-256 of its actor.py."""
-    for name in store.folder_names("backups", {}):
-        try:
-            digest = hashlib.sha256(read_regular(store.backups / name / "actor.py")).hexdigest()
-        except OSError as error:
-            yield Finding(store.backups / name, "damaged-backup", f"its actor.py cannot be read: {error.strerror}")
-            continue
-        if digest != name:
-            yield Finding(store.backups / name, "damaged-backup", f"the SHA-256 of its actor.py begins with {digest[:16]}")
-
-
 def rings(store: Store, deep: bool) -> Iterator[Finding]:
     """Report this machine's rings that are damaged, or that belong to dead processes and hold calls."""
     for path in (path for folder in {place(store), store.root / "rings"} for path in ring_paths(folder)):
@@ -330,8 +317,6 @@ CHECKS: dict[str, Check] = {
     "counters": files_check("counters", "damaged-counters", read_counters, by_run=True),
     "weights": files_check(WEIGHTS, "damaged-weights", read_weights, by_run=True),
     "rings": rings,
-    "events": files_check("events", "damaged-event", lambda path: Event(**json.loads(read_regular(path)))),
-    "backups": backups,
     "catalog": catalog,
 }
 """Every check by its name, in its order."""

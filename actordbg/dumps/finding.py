@@ -72,8 +72,6 @@ KINDS = {
     "missing-tensors": FindingKind(DAMAGE, "tensors that the journal says were kept, and that are gone"),
     "damaged-tensors": _quarantined("a file of kept tensors that is broken"),
     "damaged-record": _quarantined("a comparison, noise floor or matrix that is broken, or under the wrong name"),
-    "damaged-event": _quarantined("an event of a patch that is broken"),
-    "damaged-backup": _quarantined("the backup of a patched file does not match its name"),
     "damaged-control": _quarantined("a dump switch that is broken: jobs that follow it do not record"),
     "damaged-counters": _quarantined("counters that are broken"),
     "damaged-weights": _quarantined("hashes of weights that are broken"),
