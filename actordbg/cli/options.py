@@ -80,14 +80,6 @@ Power = Annotated[
 ]
 Explain = Annotated[bool, typer.Option("--explain", help="Explain the columns and exit.")]
 TrustRemoteCode = Annotated[bool, typer.Option(consent.FLAG, help="Run the model's own code. Command line only.")]
-AccelerateConfig = Annotated[
-    str | None,
-    typer.Option(
-        sources.ACCELERATE,
-        metavar="PATH|default",
-        help="Read an `accelerate config` file; flags win.",
-    ),
-]
 DistPlugin = Annotated[
     str | None,
     typer.Option(dist_plugin.FLAG, metavar="MODULE", help="Import a module that registers a --dist-backend. Command line only."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 from roots import script
@@ -39,6 +40,12 @@ class FakePython:
         info = self.site / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+    def version(self, name: str) -> str:
+        """Like `importlib.metadata.version`."""
+        for info in self.site.glob(f"{name.replace('-', '_')}-*.dist-info"):
+            return info.name.removesuffix(".dist-info").partition("-")[2]
+        raise PackageNotFoundError(name)
 
     def uninstall(self, name: str) -> None:
         for info in self.site.glob(f"{name.replace('-', '_')}-*.dist-info"):

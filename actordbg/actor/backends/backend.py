@@ -27,6 +27,7 @@ from actordbg.actor.actors import actors_of
 from actordbg.actor.backends.training import AdamSteps, Norms, Training
 from actordbg.actor.forward_outcome import GradientKeeper, norm_of, release
 from actordbg.actor.models import locate
+from actordbg.base.errors import UsageError
 from actordbg.base.owners import own_cache
 from actordbg.config import dist_plugin
 from actordbg.config.choices import Choices
@@ -236,6 +237,10 @@ def initialize(place: Place, device: torch.device, config: ReplayConfig) -> None
     if not dist.is_initialized():
         dist_plugin.load()
         chosen = config.dist_backend or ("nccl" if device.type == "cuda" else "gloo")
+        if chosen not in dist.Backend.backend_list:
+            known = ", ".join(name for name in dist.Backend.backend_list if name not in ("undefined", "fake"))
+            hint = f"use one of {known}; or pass {dist_plugin.FLAG} MODULE with the module that registers it"
+            raise UsageError(f"torch does not know --dist-backend {chosen:.60}", hint=hint)
         dist.init_process_group(chosen, timeout=timeout_of(config))
 
 
