@@ -35,7 +35,6 @@ ALLOWED = {
     "measure/watching.py": "a file that it made itself, by the opener",
     "measure/process_memory.py": "/proc",
     "measure/watched.py": "a log of steps that the user names",
-    "campaign/train_plan.py": "rows that the user names",
 }
 """By module what it opens that is not a file of a store."""
 
