@@ -29,7 +29,7 @@ from actordbg.cli.options import (
     takes_groups,
     takes_options,
 )
-from actordbg.config import dist_plugin
+from actordbg.config import consent
 from actordbg.config.replay_config import SETTINGS, TRUTHS
 from actordbg.config.setting import Setting
 
@@ -101,7 +101,7 @@ def _axis(setting: Setting) -> inspect.Parameter:
 def merged_settings(**options: Any) -> Given:
     """Merge the given settings and their shorthands. Raises UsageError if two conflict."""
     take_consent(bool(options.get(_TRUST)))
-    dist_plugin.give(options.get(_PLUGIN))
+    consent.use_plugin(options.get(_PLUGIN))
     given = {name: value for name, value in options.items() if value is not None and name in SETTINGS}
     for name, setting in SETTINGS.items():
         if setting.named and name in given:  # numbers that may have names ("all")

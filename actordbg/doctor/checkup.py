@@ -79,9 +79,8 @@ def imports(versions: Versions, gpu_count: int, timeout: float = IMPORT_SECONDS)
         done = run([sys.executable, "-c", script, str(timeout), *modules], (len(modules) + 2) * timeout)
         lines = done.output.splitlines()
         answers = [json.loads(line.removeprefix(probe.MARK)) for line in lines if line.startswith(probe.MARK)]
-        current, support = "", ""
+        current = ""
         for answer in answers:
-            support = answer.get("cpu_support", support)
             if "torch" in answer and "torch" in left:
                 yield from _cuda(answer["torch"], gpu_count)
             elif answer.get("state") == "begin":
@@ -89,7 +88,7 @@ def imports(versions: Versions, gpu_count: int, timeout: float = IMPORT_SECONDS)
             elif "state" in answer:
                 if current in left:
                     left.remove(current)
-                    yield _ended(versions, answer, support)
+                    yield _ended(versions, answer)
                 current = ""
         if done.code or done.code is None:
             words = "\n".join(line for line in lines if not line.startswith(probe.MARK))
@@ -115,7 +114,7 @@ def _killed(module: str, end: Ended, timeout: float) -> Check:
     return bad(f"import {module}", f"the process died ({how}): {end.last_words}", remedy)
 
 
-def _ended(versions: Versions, answer: dict[str, Any], support: str) -> Check:
+def _ended(versions: Versions, answer: dict[str, Any]) -> Check:
     module, error = str(answer["module"]), answer["error"]
     name = f"import {module}"
     if error is None:
@@ -128,12 +127,10 @@ def _ended(versions: Versions, answer: dict[str, Any], support: str) -> Check:
         remedy = f"{PIP} vllm (needs CUDA); without it `actordbg demo` samples with its own stand-in"
         return warn(name, f"needs vllm, which is not installed; without it: no {needed}", remedy)
     where = f" (asked for by {answer['where']})" if answer["where"] else ""
-    return bad(name, f"{' '.join(error.split())[:300]}{where}", _remedy(versions, module, error, missing, support))
+    return bad(name, f"{' '.join(error.split())[:300]}{where}", _remedy(versions, module, error, missing))
 
 
-def _remedy(versions: Versions, module: str, error: str, missing: str | None, support: str) -> str:
-    if missing == "flash_attn" and support:
-        return f"actordbg's stand-in for it could not be used ({support}): {PIP} actordbg"
+def _remedy(versions: Versions, module: str, error: str, missing: str | None) -> str:
     if missing:
         top = missing.partition(".")[0]
         lacks = f"{top} {versions[top]} has no {missing}: " if versions.get(top) else ""
@@ -179,7 +176,7 @@ def gpu(listed: list[str]) -> Check:
 
 def memory(meminfo: Path = Path("/proc/meminfo")) -> Check:
     """Check how much memory is free for workers."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS lacks it
+    cores = len(os.sched_getaffinity(0))
     try:
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
         available = int(lines["MemAvailable"].split()[0]) * 1024

@@ -29,7 +29,7 @@ from actordbg.actor.hub_model import needs_no_hub
 from actordbg.base.errors import LaunchProblem
 from actordbg.base.owners import NOT_FROM_HERE
 from actordbg.base.processes import DeathWatch, end_session, state_of
-from actordbg.config import consent, dist_plugin
+from actordbg.config import consent
 from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.formats.store_files import open_regular
@@ -167,7 +167,7 @@ def groups_of(config: ReplayConfig) -> list[Group]:
 def launch(config: ReplayConfig, group: Group, work: Path, module: str = WORKER_MODULE) -> Launched:
     """Start the workers of `group` on a work order. Their launcher writes `launcher.log` next to that file."""
     share = NodeShare(group.ranks[0], len(group.ranks), port=free_port())
-    program = [module, "--work", str(work), *handed_on(config)]
+    program = [module, "--work", str(work), *consent.arguments(config.model)]
     return _start_ranks(config, share, program, child_environment(config, os.environ), work.parent / LAUNCHER_LOG)
 
 
@@ -191,11 +191,6 @@ def _start_ranks(
     else:
         command += ["actordbg.replay.rank_launcher", like, str(config.nproc), json.dumps(asdict(share))]
     return start([*command, *program], environment, log)
-
-
-def handed_on(config: ReplayConfig) -> list[str]:
-    """Return the worker arguments that come from this process's command line, and from nowhere else."""
-    return [*consent.arguments(config.model), *dist_plugin.arguments()]
 
 
 def child_environment(config: ReplayConfig, base: Mapping[str, str], beside: int | None = None) -> dict[str, str]:

@@ -261,14 +261,14 @@ def test_a_worker_makes_its_process_group_with_what_the_plugin_brings(plugin: st
     code = (
         "import torch, torch.distributed as dist\n"
         "from actordbg.actor.backends.backend import Place, initialize\n"
-        "from actordbg.config import dist_plugin\n"
+        "from actordbg.config import consent\n"
         "from actordbg.config.replay_config import ReplayConfig\n"
-        f"dist_plugin.give({plugin!r})\n"
+        f"consent.use_plugin({plugin!r})\n"
         "config = ReplayConfig(backend='fsdp2', dist_backend='relay')\n"
         "try: initialize(Place.from_environment(), torch.device('cpu'), config)\n"
         "except Exception as error: raise SystemExit(str(error))\n"
         "dist.all_reduce(torch.ones(1))\n"
-        "print(dist_plugin.arguments(), dist.get_backend())"
+        "print(consent.arguments('tiny'), dist.get_backend())"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(SUPPORT), str(ROOT)))}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)

@@ -14,7 +14,7 @@ from roots import ROOT
 
 from actordbg.base import processes
 from actordbg.base.processes import session_members
-from actordbg.config import consent, dist_plugin
+from actordbg.config import consent
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.replay.launch import Group, child_environment, free_port, groups_of, launch, start
 from actordbg.replay.rank_launcher import NodeShare, variables
@@ -86,15 +86,15 @@ def test_a_worker_gets_consent_and_plugin_from_the_command_line(tmp_path: Path, 
     (tmp_path / "shows_itself.py").write_text(SHOWN)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     consent.give("/models/mine")
-    dist_plugin.give("my_backend")
+    consent.use_plugin("my_backend")
     try:
         launched = launch(ReplayConfig(model="/models/mine"), Group((0,)), tmp_path / "work.json", "shows_itself")
         assert launched.process.wait(60) == 0
     finally:
         consent.withhold()
-        dist_plugin.give(None)
+        consent.use_plugin(None)
     words = json.loads((tmp_path / "rank0.json").read_text())["words"]
-    assert words[-4:] == [consent.FLAG, "/models/mine", dist_plugin.FLAG, "my_backend"]
+    assert words[-4:] == [consent.FLAG, "/models/mine", consent.PLUGIN, "my_backend"]
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,7 @@ def known_good_python(folder: Path) -> FakePython:
     for name, version in KNOWN_GOOD.items():
         python.install(name, version or "1.0")
     python.module("torch", TORCH)
+    python.module("actordbg.trainers.trainer", "class TRAINER:\n    support_cpu = staticmethod(lambda: None)\n")
     for name in TRAINER.modules:
         python.module(name, ACTOR)
     return python
