@@ -39,7 +39,7 @@ _CONFIG, _BASE = "config.json", "base_model_name_or_path"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _INDEXES = tuple(f"{name}.index.json" for name in _WEIGHTS)
 """Which files hold the weights, where several do."""
-_WAY_OUT = "name a folder with --model DIR, or download it where there is a network (`hf download NAME`) and bring the cache"
+_WAY_OUT = "name a folder with --model DIR, or download it on a machine with a network (`hf download NAME`) and copy its cache"
 
 
 def looks_like_path(name: str) -> bool:

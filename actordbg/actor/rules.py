@@ -95,7 +95,7 @@ def _words(case: Case) -> Mapping[str, object]:
         "kv_heads": kv_heads,
         "parallel": " and ".join(option for option, given in requested.items() if given),
         "ring_attn": "flash_attention_2" if case.ring_flash_attn else "sdpa",
-        "ring_kernels": "ring_flash_attn replaces flash_attention_2 alone" if case.ring_flash_attn else alone,
+        "ring_kernels": "ring_flash_attn replaces only flash_attention_2" if case.ring_flash_attn else alone,
         "trainer": TRAINER.name,
         "torch": case.versions.get("torch", "?"),
         "tp_fits": max(n for n in range(1, case.tp + 1) if not (heads % n or kv_heads % n)),
@@ -142,14 +142,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "fsdp2-needs-torch",
         lambda case: case.fsdp2 and () < case.version("torch") < FULLY_SHARD_SINCE,
-        "fsdp2 is torch's `fully_shard`, which is public since torch 2.6; this is torch {torch}",
+        "fsdp2 is torch's `fully_shard`, which became public in torch 2.6; this is torch {torch}",
         ("upgrade torch", "--backend deepspeed --zero-stage 3, which shards the same"),
     ),
     Rule(
         "autotp-needs-bf16",
         lambda case: case.deepspeed and case.tp > 1,
         "tensor parallelism under DeepSpeed is its AutoTP, which {trainer} allows in bf16 only: its results could "
-        "not be distinguished from rounding, and DeepSpeed gathers no single gradients of it",
+        "not be distinguished from rounding, and DeepSpeed cannot gather its single gradients",
         ("--backend fsdp2 --tp {tp}, by transformers' own plan", "drop --tp"),
     ),
     Rule(
@@ -168,7 +168,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "ring-needs-packing",
         lambda case: case.together and case.ring > 1 and not case.packing,
-        "ring attention divides a packed batch: {trainer} ignores the ring where rows are not packed, and every rank would "
+        "ring attention divides a packed batch: {trainer} ignores the ring if rows are not packed, and every rank would "
         "compute the same",
         ("--packing",),
     ),
@@ -214,7 +214,7 @@ RULES: tuple[Rule, ...] = (
         lambda case: case.together and case.ring > 1 and case.attn == "sdpa",
         "keys and values are gathered in plain torch instead of ring_flash_attn: {trainer}'s slicing, gathering and "
         "reducing run as they do in training, the ring's kernel does not",
-        ("--attn flash_attention_2 where CUDA and ring_flash_attn are",),
+        ("--attn flash_attention_2, with CUDA and ring_flash_attn",),
     ),
     Rule(
         "packing-leaks",
