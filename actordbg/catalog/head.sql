@@ -71,14 +71,14 @@ CREATE TABLE replay (
     resolved JSON,  -- the configuration as the workers reported it; NULL before that
     versions JSON,  -- versions of the packages that ran it
     model VARCHAR,  -- model: tiny, a path or a hub name
-    through VARCHAR,  -- rows, or trainer: whose code computed
+    through VARCHAR,  -- whose code computed the results: rows or trainer
     num_layers INTEGER,  -- layers kept of the model; NULL for all
     backend VARCHAR,  -- plain, deepspeed, ...
     zero_stage INTEGER,  -- ZeRO stage
     nproc INTEGER,  -- processes
     tp INTEGER,  -- ranks of a tensor-parallel group
     ring INTEGER,  -- ranks of a ring-attention group
-    dist_backend VARCHAR,  -- gloo or nccl; NULL for what suits the device
+    dist_backend VARCHAR,  -- gloo or nccl; NULL: chosen by device
     dtype VARCHAR,  -- bf16, fp16 or fp32
     attn VARCHAR,  -- attention: flash_attention_2, sdpa or eager
     compile BOOLEAN,  -- whether torch.compile was on (1 yes, 0 no)
@@ -88,8 +88,8 @@ CREATE TABLE replay (
     backward BOOLEAN,  -- whether backward also ran (1 yes, 0 no)
     temperature FLOAT,  -- temperature that logits were divided by
     seed INTEGER,  -- random seed
-    align VARCHAR,  -- which rank gets which input: same, rank or shuffle; NULL for each its share
-    oracle VARCHAR,  -- dtype of the truth, fp32 or fp64; NULL for a replay that is not one
+    align VARCHAR,  -- which rank gets which input: same, rank or shuffle; NULL: each rank its share
+    oracle VARCHAR,  -- dtype of the truth, fp32 or fp64; NULL if the replay is not a truth
     vary VARCHAR,  -- how inputs were varied to measure noise; NULL if they were not
     planted BOOLEAN,  -- whether planted faults of known sizes were also computed, for --power (1 yes, 0 no)
     timeout_s FLOAT,  -- time limit of each input, in seconds
@@ -98,7 +98,7 @@ CREATE TABLE replay (
     memory_snapshot BOOLEAN,  -- whether torch's history of CUDA allocations was saved (1 yes, 0 no)
     laws INTEGER,  -- number of inputs whose laws were checked
     name VARCHAR,  -- the replay's name; NULL without --name
-    accept VARCHAR,  -- the verdict of the laws that was accepted; NULL for none
+    accept VARCHAR,  -- the accepted law verdict; NULL if none
     PRIMARY KEY (replay_id)
 );
 

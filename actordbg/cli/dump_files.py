@@ -90,9 +90,9 @@ def create(
     seed: int = option(0, "RNG seed of the tensors."),
     run: str = option("created", "Run name of the dumps."),
 ) -> None:
-    """Make random inputs of chosen shapes.
+    """Create random inputs of given shapes.
 
-    Half of each row are actions, and rows are padded on both sides. The dumps have the format of recorded dumps, so every
+    Half of each row is actions, and rows are padded on both sides. The dumps have the format of recorded dumps, so every
     command accepts them.
 
     Example: actordbg dump create --count 4 --batch-size 2 --seq-len 1024 --ranks 2

@@ -49,8 +49,8 @@ def runtime_env_of(order: ClusterOrder) -> dict[str, Any]:
     for text in order.runtime_env:
         match = _VARIABLE.fullmatch(text)
         if match[1] in variables if match else bool(whole):
-            what = match[1] if match else f"a second file, {text},"
-            raise UsageError(f"--runtime-env gives {what} more than once", hint="give each variable and one file once")
+            what = f"{match[1]} more than once" if match else f"a second file, {text}"
+            raise UsageError(f"--runtime-env gives {what}", hint="give each variable once, and one file")
         if match is not None:
             variables[match[1]] = match[2]
         else:

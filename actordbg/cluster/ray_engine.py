@@ -95,7 +95,7 @@ class RayEngine(GroupEngine):
         """Refuse settings that cannot run on a cluster."""
         if config.align is not None and (self.order.groups or 1) > 1:
             raise UsageError(
-                f"--align {config.align} decides which inputs meet, so one group runs them all", hint="drop --groups"
+                f"--align {config.align} decides which inputs run together, so it needs a single group", hint="drop --groups"
             )
 
     def parts(self, configs: Sequence[ReplayConfig]) -> list[GroupEngine]:
@@ -277,7 +277,7 @@ def require_answer(address: str) -> None:
             if os.environ.get("RAY_USE_TLS", "0") == "0":
                 connection.sendall(_HELLO)
                 if connection.recv(9)[3:4] != _SETTINGS[3:4]:
-                    raise ConnectionError("not Ray, but something else listens there")
+                    raise ConnectionError("something other than Ray listens there")
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise LaunchProblem(

@@ -79,7 +79,7 @@ def layout(store: Store, deep: bool) -> Iterator[Finding]:
     """Check every name in the store: it belongs to a store, has the right type, and is private."""
     state = os.stat(store.root)
     if state.st_mode & stat.S_IWOTH:
-        yield Finding(store.root, "open-mode", f"it has mode {stat.S_IMODE(state.st_mode):o}: anybody may put files into it")
+        yield Finding(store.root, "open-mode", f"it has mode {stat.S_IMODE(state.st_mode):o}: anybody can put files into it")
     yield from _listed(store.root, "", state.st_uid)
 
 

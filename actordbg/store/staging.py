@@ -169,7 +169,7 @@ class Mirror(Fetched):
             skipped: dict[str, str] = {}
             local = self._local(skipped)
             changed = [path for path, state in sorted(local.items()) if self._known(path)[0] != state and self._may_upload(path)]
-            skipped |= {path: "it may not be read" for path in changed if not os.access(self.folder / path, os.R_OK)}
+            skipped |= {path: "no permission to read it" for path in changed if not os.access(self.folder / path, os.R_OK)}
             for last in (False, True):
                 paths = [path for path in changed if path not in skipped and path.endswith(_GROWING) == last]
                 skipped |= _move_each(lambda path: self._put(path, local[path]), paths, _IN_THE_WAY)
@@ -223,7 +223,7 @@ class Mirror(Fetched):
         """Resolve a file that both sides changed: keep the version that begins with the other, or raise StoreProblem."""
         ours, theirs = read_regular(self.folder / path, _MOST_BYTES), bytes(self._files.cat_file(f"{self._root}/{path}"))
         if not (ours.startswith(theirs) or theirs.startswith(ours)):
-            hint = f"compare both, and remove the wrong version: {self.folder / path}, or that below {self.url}"
+            hint = f"compare both, and remove the wrong version: {self.folder / path}, or its copy below {self.url}"
             raise StoreProblem(f"{path} was changed both here and in {self.url}", hint=hint)
         if len(theirs) > len(ours):
             self._write_origin(path)

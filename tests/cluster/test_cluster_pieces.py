@@ -281,7 +281,7 @@ def test_a_port_that_is_not_rays_is_told_from_ray_at_once():
     """Ray itself knocks for minutes at a dashboard's port."""
     with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
-        with pytest.raises(LaunchProblem, match="not Ray, but something else listens there"):
+        with pytest.raises(LaunchProblem, match="something other than Ray listens there"):
             require_answer(f"127.0.0.1:{server.server_port}")
 
 
