@@ -104,7 +104,7 @@ def test_a_runtime_environment_is_a_file_variables_and_checkouts(tmp_path: Path)
         with pytest.raises(UsageError, match="--runtime-env"):
             runtime_env_of(ClusterOrder(runtime_env=(wrong,)))
     for twice in (("A=1", "A=2"), (str(file), str(file))):
-        with pytest.raises(UsageError, match="gives (A more than once|a second file)"):
+        with pytest.raises(UsageError, match=r"gives (A more than once|a second file)"):
             runtime_env_of(ClusterOrder(runtime_env=twice))
     file.write_text("[1, 2]")
     with pytest.raises(UsageError, match="is not a runtime environment"):
