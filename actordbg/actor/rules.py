@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -39,16 +39,6 @@ FULLY_SHARD_SINCE = (2, 6)
 """The torch release from which `fully_shard` is public."""
 
 REFUSE, WARN, INFO = "refuse", "warn", "info"
-
-
-@dataclass(frozen=True)
-class RuleHit:
-    """A rule's message about a configuration: `id` is stable, `ways_out` are workarounds, best first."""
-
-    id: str
-    severity: str
-    message: str
-    ways_out: tuple[str, ...]
 
 
 class Case(SimpleNamespace):
@@ -76,7 +66,7 @@ class Case(SimpleNamespace):
 
 @dataclass(frozen=True)
 class Rule:
-    """A known combination."""
+    """A known combination. `id` is stable, `ways_out` are workarounds, best first; `hit` fills in the texts."""
 
     id: str
     applies: Callable[[Case], bool]
@@ -84,11 +74,11 @@ class Rule:
     ways_out: tuple[str, ...]
     severity: str = REFUSE
 
-    def hit(self, case: Case) -> RuleHit:
-        """Fill in the placeholders of its texts, from `_words(case)`."""
+    def hit(self, case: Case) -> Rule:
+        """Return the rule with the placeholders of its texts filled in, from `_words(case)`."""
         words = _words(case)
         ways_out = tuple(way.format_map(words) for way in self.ways_out)
-        return RuleHit(self.id, self.severity, self.message.format_map(words), ways_out)
+        return replace(self, message=self.message.format_map(words), ways_out=ways_out)
 
 
 _warning, _remark = partial(Rule, severity=WARN), partial(Rule, severity=INFO)
@@ -336,7 +326,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def check_config(config: ReplayConfig, facts: Facts | None = None, defaults: DumpRecord | None = None) -> list[RuleHit]:
+def check_config(config: ReplayConfig, facts: Facts | None = None, defaults: DumpRecord | None = None) -> list[Rule]:
     """Return the hits of all rules for this configuration here, worst first. UsageError for values that are invalid anywhere.
 
     defaults: the record of the first dump.
@@ -345,7 +335,7 @@ def check_config(config: ReplayConfig, facts: Facts | None = None, defaults: Dum
     return _check(Case(config, choose(config, defaults, facts), facts, defaults))
 
 
-def _check(case: Case) -> list[RuleHit]:
+def _check(case: Case) -> list[Rule]:
     hits = [rule.hit(case) for rule in RULES if rule.applies(case)]
     return sorted(hits, key=lambda hit: (REFUSE, WARN, INFO).index(hit.severity))
 
@@ -355,7 +345,7 @@ def refuse(config: ReplayConfig, choices: Choices, facts: Facts) -> None:
     refuse_hits(_check(Case(config, choices, facts)))
 
 
-def refuse_hits(hits: Sequence[RuleHit]) -> None:
+def refuse_hits(hits: Sequence[Rule]) -> None:
     """Raise Unsupported if one of these is a refusal."""
     if stops := [hit for hit in hits if hit.severity == REFUSE]:
         raise Unsupported("; ".join(hit.message for hit in stops), hint="; or ".join(stops[0].ways_out))

@@ -157,7 +157,7 @@ SKIPS: dict[str, Skip] = {
 }
 """What each variable skips, if it is 1."""
 IDLE = {
-    "OUTPUT_DIR": "no checkpoint outlives a check (--log-dir is for logs)",
+    "OUTPUT_DIR": "a check keeps no weights (--log-dir is for logs)",
     "DATASET": "inputs come from the store (--store, --where)",
 }
 """Variables that are accepted and have no effect, and why."""

@@ -283,7 +283,7 @@ def _store(store: Store) -> Check:
 def _catalog(store: Store) -> Check:
     path = store.catalog_path
     if store.exists() and not engine.is_writable(path):
-        return ok("catalog", f"cannot be written here; reading commands keep one in {next(migrate.places(store))}")
+        return ok("catalog", f"cannot be written here; reading commands keep one in {migrate.private_folder(store)}")
     revision, usable = migrate.look(path)
     if revision is None:
         return ok("catalog", "none yet; the first command that reads dumps builds it")
