@@ -41,7 +41,7 @@ _LIMITS = {
     "parameter_distance": "Limit for |a - b| / |b| of the worst single parameter.",
 }
 _LIMIT_OPTIONS = [
-    parameter(name, float | None, option(None, told, f"--{name.replace('_', '-')}", metavar="X", rich_help_panel=_PANEL))
+    parameter(name, float | None, option(None, told, f"--{name.replace('_', '-')}", metavar="X", heading=_PANEL, rank=30))
     for name, told in _LIMITS.items()
 ]
 
@@ -78,7 +78,8 @@ def compare(
         False,
         "For bf16 and fp16, use fixed limits instead of rounding measured on each dump.",
         "--flat-limits",
-        rich_help_panel=_PANEL,
+        heading=_PANEL,
+        rank=30,
     ),
     power: Power = False,
     where: Where = None,
@@ -152,7 +153,7 @@ def compare_logs(
     logs: Annotated[
         list[str],
         typer.Argument(
-            metavar="LOG LOG...",
+            metavar="LOG",
             help="Logs, plain or .gz; - for standard input; TensorBoard event files or their folder; W&B exports as .csv "
             "(FILE#RUN selects a run) or .jsonl.",
         ),

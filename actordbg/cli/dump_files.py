@@ -43,7 +43,7 @@ _SHOWN = 50
 
 def import_(
     ctx: typer.Context,
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Pickles, or folders to search for *.pkl.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH", help="Pickles, or folders to search for *.pkl.")],
     run: str | None = option(None, "Run name of the dumps (default: the folder's name)."),
 ) -> None:
     """Import pickles of the old recorder; execute nothing in them.
@@ -120,7 +120,7 @@ def export(
     ctx: typer.Context,
     dump_ids: list[str] | None = typer.Argument(
         None,
-        metavar="[DUMP_ID]...",
+        metavar="ID",
         help="Dump ids, or unique prefixes of ids.",
         autocompletion=stored("dump"),
     ),

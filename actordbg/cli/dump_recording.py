@@ -145,7 +145,7 @@ def status(
 
 def recover(
     ctx: typer.Context,
-    rings: list[Path] | None = typer.Argument(None, metavar="[RING]...", help="Flight recorder files; default: all here."),
+    rings: list[Path] | None = typer.Argument(None, metavar="RING", help="Flight recorder files; default: all here."),
     live: bool = option(False, "Also read files of live processes, e.g. after a hang; these files stay.", "--live"),
     keep_rings: bool = option(False, "Keep the flight recorder files.", "--keep-rings"),
     discard: bool = option(False, "Remove the files of dead processes without making dumps.", "--discard"),

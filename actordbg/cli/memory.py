@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from actordbg.records.comparison_record import MemoryRecord
     from actordbg.store.layout import Store
 
-Name = Annotated[str, typer.Argument(metavar="[FILE|ID|last]", help="Sample file, or an id from `memory ls`.")]
+Name = Annotated[str, typer.Argument(metavar="FILE|ID", help="Sample file, an id from `memory ls`, or last.")]
 
 
 def watch(
@@ -39,7 +40,7 @@ def watch(
     interval: str = option("1s", "Time between samples, e.g. 500ms, 10s.", metavar="TIME"),
     lasting: str | None = option(None, "End after this time (default: when the processes end).", "--for", metavar="TIME"),
     no_uss: bool = option(False, "Skip USS, whose reading blocks a large process for milliseconds.", "--no-uss"),
-    out: Path | None = option(None, "Write the samples to this file instead of the store.", "--out", "-o", metavar="FILE"),
+    out: Path | None = option(None, "Alias of -o FILE.csv: the samples, instead of in the store.", metavar="FILE", hidden=True),
 ) -> None:
     """Sample the memory of running processes over time.
 
@@ -63,6 +64,9 @@ def watch(
         if new and not output.wanted.silent:
             note(f"watching {', '.join(new[:8])}{f' and {len(new) - 8} more' * (len(new) > 8)}; Ctrl-C ends it")
 
+    file = output.wanted.file
+    if file is not None and file.suffix.lower() == ".csv":
+        out, output.wanted = file, replace(output.wanted, file=None)
     most = None if lasting is None else parse_seconds("--for", lasting)
     interval_s = parse_seconds("--interval", interval)
     store = store_of(ctx)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 import re
 import shutil
 import sys
@@ -51,13 +52,19 @@ Format = Literal["text", "md", "json", "csv", "html"]
 
 @dataclasses.dataclass(frozen=True)
 class OutputOptions:
-    """The output options of this command, as typed (`options.takes_outputs`). html, plot: files to write."""
+    """The output options of this command, as typed (`options.takes_outputs`).
+
+    html, plot, file: files to write; the suffix of the last says its format. opened: open the page in a browser.
+    """
 
     format: Format = "text"
+    color: Literal["auto", "always", "never"] = "auto"
     quiet: bool = False
     allow_empty: bool = False
     html: Path | None = None
     plot: Path | None = None
+    file: Path | None = None
+    opened: bool = False
 
     @property
     def json(self) -> bool:
@@ -81,7 +88,12 @@ def emit(answer: T, render: Callable[[T], object]) -> None:
 
 
 def as_json(answer: Any) -> bool:
-    """Print `answer` as JSON if JSON is wanted, and return whether it is; if not, the caller prints text."""
+    """Print `answer` as JSON if JSON is wanted, and return whether it is; if not, the caller prints text.
+
+    Also writes it to the file of `-o`, which is JSON for the commands whose result is not a document.
+    """
+    if wanted.file is not None:
+        write_file(wanted.file, as_json_text(answer, 2) + "\n")
     if wanted.json:
         emit_json(answer)
     return wanted.json
@@ -95,9 +107,13 @@ def emit_json(answer: Any, indent: int | None = 2, *, err: bool = False) -> None
 
 
 def emit_each(rows: Iterable[Any]) -> int:
-    """Stream rows as a JSON list, as `emit` prints a list. Returns the number of rows."""
+    """Stream rows as a JSON list, as `emit` prints a list; write a list for `-o`. Returns the number of rows."""
     global _answered
     count = 0
+    if wanted.file is not None:
+        listed = list(rows)
+        write_file(wanted.file, as_json_text(listed, 2) + "\n")
+        return len(listed)
     for count, row in enumerate(rows, 1):
         _answered = True
         typer.echo(("," if count > 1 else "[") + "\n  " + as_json_text(row, 2).replace("\n", "\n  "), nl=False)
@@ -112,24 +128,38 @@ def as_json_text(answer: Any, indent: int | None = None) -> str:
 
 def say(text: str = "") -> None:
     """Print a line of the result, with line breaks escaped."""
-    typer.echo(in_line(text))
+    _print(in_line(text))
 
 
-def say_lines(text: str, style: Callable[[str], str] | None = None) -> None:
-    """Print formatted lines of the result, such as a table or a document. `style` adds colors."""
-    shown = in_lines(text.rstrip("\n"))
-    typer.echo(style(shown) if style is not None else shown)
+def say_lines(text: str) -> None:
+    """Print formatted lines of the result, such as a table or a document."""
+    _print(in_lines(text.rstrip("\n")))
 
 
 def say_wrapped(text: str, rest: str = "") -> None:
     """Print a paragraph of the result, wrapped in a terminal; `rest` indents the lines after the first."""
-    typer.echo(_wrapped(in_line(text), sys.stdout, rest))
+    _print(_wrapped(in_line(text), sys.stdout, rest))
+
+
+_COLORS = {"good": "green", "part": "yellow", "bad": "red"}
+
+
+def _print(text: str) -> None:
+    """Print cleaned text, with its verdict words in color: capitals anywhere, other words alone in a cell of a table."""
+    colored = wanted.color == "always" or (wanted.color == "auto" and sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
+    if colored:
+        from actordbg.document.page import TONES
+
+        loud, quiet = ("|".join(word for word in TONES if word.isupper() is capitals) for capitals in (True, False))
+        found = re.compile(rf"\b({loud})\b|(?<=  )({quiet})(?=  |$)", re.MULTILINE)
+        text = found.sub(lambda match: typer.style(match[0], fg=_COLORS[TONES[match[0]]]), text)
+    typer.echo(text, color=colored)
 
 
 def say_fact(name: str, text: str, room: int = 14) -> None:
     """Print a name and its value, wrapped and aligned in a terminal."""
     head = f"{in_line(name):<{room}} "
-    typer.echo(head + _wrapped(in_line(text), sys.stdout, " " * len(head), beside=len(head)))
+    _print(head + _wrapped(in_line(text), sys.stdout, " " * len(head), beside=len(head)))
 
 
 def note(text: str) -> None:
@@ -192,6 +222,8 @@ def say_usage(error: Any) -> None:
     """Print click's error about a command line, with the quoted words cleaned."""
     if type(error).__name__ != "NoArgsIsHelpError":  # whose message is the help
         error.message = in_line(error.message)
+    if near := getattr(error, "possibilities", None):
+        error.message, error.possibilities = f"{error.message}. Did you mean {near[0]!r}?", None
     error.show()
     _answer_error("usage", error.format_message(), f"`{error.ctx.command_path} --help` explains it" if error.ctx else "")
 
@@ -319,27 +351,40 @@ def say_document(
     *,
     data: Mapping[str, Any],
     brief: Iterable[Block] = (),
-    style: Callable[[str], str] | None = None,
 ) -> None:
-    """Print a result in the requested format, and write the requested page and plot.
+    """Print a result in the requested format, and write the requested files.
 
-    data: the result's JSON, to which the blocks' data is added. brief: a shorter document for text; style: adds colors to it.
+    data: the result's JSON, to which the blocks' data is added. brief: a shorter document for text.
     """
     from actordbg.document import page as pages
     from actordbg.document.blocks import Chart, as_data
     from actordbg.document.renderings import as_markdown, as_text
 
-    how = wanted
-    if how.html is not None:
-        write_file(how.html, pages.as_html(blocks))
+    how, answer = wanted, {**data, **as_data(blocks)}
+    page = how.html or (temporary_page() if how.opened else None)
+    if page is not None:
+        write_file(page, pages.as_html(blocks))
+    if how.file is not None:
+        suffix = how.file.suffix.lower()
+        json_text = as_json_text(answer, 2) + "\n" if suffix == ".json" else ""
+        write_file(how.file, json_text or (as_text if suffix == ".txt" else as_markdown)(blocks))
     if how.json:
-        emit_json({**data, **as_data(blocks)})
+        emit_json(answer)
     elif how.format == "md":
         say_lines(as_markdown(blocks))
     else:
-        say_lines(as_text(brief or blocks), style)
+        say_lines(as_text(brief or blocks))
     if how.plot is not None and pages.save([block for block in blocks if isinstance(block, Chart)], how.plot):
         note(f"wrote {how.plot}")
+    if how.opened and page is not None:
+        open_page(page)
+
+
+def temporary_page() -> Path:
+    """Return the path of a page in a folder that only this user can read; the browser reads it after the command ends."""
+    import tempfile
+
+    return Path(tempfile.mkdtemp(prefix="actordbg-")) / "report.html"
 
 
 def write_file(path: Path, text: str) -> None:

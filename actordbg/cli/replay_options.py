@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from actordbg.records.replay_record import ReplaySpec
     from actordbg.replay.group_engine import GroupEngine
 
-MOST_UNASKED = 50
-"""Number of inputs that are replayed without asking if no option selects them."""
+MOST_UNASKED, LONG_S = 50, 60.0
+"""Number of inputs that are replayed without asking if no option selects them and nothing says how long that takes; and the
+seconds that are not worth a question."""
 
 
 @dataclass(frozen=True)
@@ -33,20 +34,20 @@ class ChosenInputs:
 
     panel: ClassVar[str] = "Inputs"
 
-    where: str | None = option_field(None, WHERE, metavar="EXPR")
-    max_inputs: int | None = option_field(None, "At most N inputs over all workers.", min=1, metavar="N")
+    where: str | None = option_field(None, WHERE, metavar="EXPR", rank=0)
+    max_inputs: int | None = option_field(None, "At most N inputs over all workers.", min=1, metavar="N", rank=1)
     input_file: list[Path] | None = option_field(
-        None, "Replay this dump file, pack, PACK#ID or old pickle (imported first); repeatable.", metavar="FILE"
+        None, "Replay this dump file, pack, PACK#ID or old pickle (imported first); repeatable.", metavar="FILE", rank=19
     )
     order: Literal["time", "length", "shuffle"] | None = option_field(
-        None, "Input order (default: time).", metavar="time|length|shuffle"
+        None, "Input order (default: time).", metavar="time|length|shuffle", rank=30
     )
-    shuffle_inputs: bool = option_field(False, "Alias of --order shuffle: one order per worker.", "--shuffle-inputs")
-    failed: bool = option_field(False, "Only dumps that did not pass last time.", "--failed", "--lf")
-    longest: int | None = option_field(None, "N longest.", min=1, max=MOST_NAMED, metavar="N")
-    slowest: int | None = option_field(None, "N slowest by last forward.", min=1, max=MOST_NAMED, metavar="N")
-    diverse: int | None = option_field(None, "N most diverse.", min=1, max=MOST_NAMED, metavar="N")
-    random_seed: int = option_field(42, "Seed of the shuffle.")
+    shuffle_inputs: bool = option_field(False, "Alias of --order shuffle: one order per worker.", "--shuffle-inputs", hidden=True)
+    failed: bool = option_field(False, "Only dumps that did not pass last time.", "--failed", "--lf", rank=2)
+    longest: int | None = option_field(None, "N longest.", min=1, max=MOST_NAMED, metavar="N", rank=30)
+    slowest: int | None = option_field(None, "N slowest by last forward.", min=1, max=MOST_NAMED, metavar="N", rank=30)
+    diverse: int | None = option_field(None, "N most diverse.", min=1, max=MOST_NAMED, metavar="N", rank=18)
+    random_seed: int = option_field(42, "Seed of the shuffle.", metavar="N", rank=30)
 
     @property
     def ordered(self) -> str:
@@ -64,6 +65,7 @@ class EngineOptions:
     """Where worker groups run, as typed."""
 
     panel: ClassVar[str] = "Ray cluster"
+    rank: ClassVar[int] = 35
 
     engine: str = option_field("local", "This machine, or a Ray cluster.", metavar="local|ray")
     address: str | None = option_field(
@@ -144,6 +146,7 @@ class StopOptions:
     """Breakpoints and logging, as typed."""
 
     panel: ClassVar[str] = "Breakpoints and logging"
+    rank: ClassVar[int] = 35
 
     break_at: str | None = option_field(
         None,
@@ -264,8 +267,9 @@ class HowToTrain:
     """Hyperparameters and outputs of a training check, as typed."""
 
     panel: ClassVar[str] = "Training"
+    rank: ClassVar[int] = 20
 
-    steps: int = option_field(10, "Optimizer steps.", min=1)
+    steps: int = option_field(10, "Optimizer steps.", min=1, rank=2)
     lr: float = option_field(5e-6, "Constant learning rate (the default is that of OpenRLHF's backend test suite).")
     gradient_accumulation: int = option_field(
         1, "Accumulation steps of the configuration with the most replicas; all have its global batch.", min=1
@@ -273,7 +277,7 @@ class HowToTrain:
     max_norm: float = option_field(1.0, "Clip gradients to this norm; 0: no clipping.", min=0)
     weight_decay: float = option_field(0.0, "AdamW weight decay.", min=0)
     gradient_checkpointing: bool = option_field(False, "Recompute layers in the backward (except in the baseline).")
-    threshold: float = option_field(0.05, "Limit for the relative difference of first, mean and last loss.", metavar="X")
+    threshold: float = option_field(0.05, "Limit for the relative difference of first, mean and last loss.", metavar="X", rank=14)
     log_dir: Path | None = option_field(None, "Folder for the configurations' logs (default: in the store).", metavar="DIR")
     trainer: Literal["sft"] | None = option_field(None, "Also run OpenRLHF's own train_sft, on rows of text.", metavar="sft")
     dataset: Path | None = option_field(None, "JSONL rows for --trainer sft (default: synthetic).", metavar="FILE")

@@ -14,7 +14,7 @@ from actordbg.base.units import in_time
 from actordbg.catalog.query import open_fresh
 from actordbg.cli import output
 from actordbg.cli.output import human_bytes, note, plural, say, say_fact, say_wrapped
-from actordbg.cli.replay_options import MOST_UNASKED, StopOptions
+from actordbg.cli.replay_options import LONG_S, MOST_UNASKED, StopOptions
 from actordbg.cli.replaying import counting, replaying, require_runnable, say_skipped, what_there_is
 from actordbg.config.as_ran import on_machine, toy
 from actordbg.config.replay_config import ReplayConfig
@@ -34,12 +34,13 @@ from actordbg.store.layout import Store
 
 
 def ask_for_all(store: Store, spec: ReplaySpec, *, dry_run: bool) -> None:
-    """Ask before replaying a whole large store. Raises UsageError if the user declines, or there is no terminal.
+    """Ask before replaying a whole store if that takes over a minute by what replays took here, or, without such a replay, if
+    there are many dumps. Raises UsageError if the user declines, or there is no terminal.
 
     At a terminal, a dry run only prints that the replay will ask; without one it is refused, as the replay would be.
     """
-    count = len(spec.inputs)
-    if count <= MOST_UNASKED:
+    count, estimate = len(spec.inputs), estimated(open_fresh(store), spec)
+    if count <= MOST_UNASKED if estimate is None else estimate.seconds <= LONG_S:
         return
     if dry_run and output.can_ask():
         return note(f"without --dry-run, this asks before it replays {count:,} dumps; --all skips the question")

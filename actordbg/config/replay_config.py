@@ -60,7 +60,7 @@ class ReplayConfig:
     model: str = deciding_setting(
         TINY,
         help="Model folder, hub name, or `tiny`, a built-in random Llama (default).",
-        metavar="NAME|PATH|tiny", column="model: tiny, a path or a hub name",
+        rank=3, metavar="NAME|PATH|tiny", column="model: tiny, a path or a hub name",
         words={TINY: f"{TOY_MODEL} ({TINY})"}, decides_truth=True, commands=_NO_CURVE,
     )  # fmt: skip
     through: str | None = deciding_setting(
@@ -79,20 +79,20 @@ class ReplayConfig:
     backend: str = deciding_setting(
         "plain",
         help="Plain PyTorch (default), the trainer's DeepSpeed strategy, or FSDP2 (fully_shard).",
-        metavar="|".join(BACKENDS), column="plain, deepspeed, ...",
+        rank=4, metavar="|".join(BACKENDS), column="plain, deepspeed, ...",
         values=BACKENDS, words="{}", axis=Axis("default: plain"), beside_truth=("plain",),
     )  # fmt: skip
     zero_stage: int = deciding_setting(
         0,
         help="ZeRO stage of the deepspeed backend (default 0).",
-        metavar="0..3", column="ZeRO stage",
+        rank=15, metavar="0..3", column="ZeRO stage",
         values=(0, 1, 2, 3), least=0, words="ZeRO {}", axis=Axis("for cells with deepspeed"), backends=("deepspeed",),
         needs="--backend deepspeed", beside_truth=(0,),
     )  # fmt: skip
     nproc: int = deciding_setting(
         1,
         help="Processes, one per GPU (default 1).",
-        metavar="N", column="processes",
+        rank=5, metavar="N", column="processes",
         least=1, words="{} processes", brief="{} proc", quiet=(1,), axis=Axis("default: 1, or what tp and ring need"),
         resolved="world_size",
     )  # fmt: skip
@@ -126,13 +126,13 @@ class ReplayConfig:
     dtype: str | None = deciding_setting(
         None,
         help="Parameter dtype (default: as recorded, else bf16; fp32 for `tiny` on a CPU).",
-        metavar="bf16|fp16|fp32", column="bf16, fp16 or fp32",
+        rank=6, metavar="bf16|fp16|fp32", column="bf16, fp16 or fp32",
         values=tuple(DTYPES), words="{}", unset="the recorded dtype", axis=Axis("default: as `replay`'s"), decides_truth=True,
     )  # fmt: skip
     attn: str | None = deciding_setting(
         None,
         help="Attention (default: flash_attention_2 with CUDA and flash-attn, else sdpa).",
-        metavar="flash_attention_2|sdpa|eager", column="attention: flash_attention_2, sdpa or eager",
+        rank=7, metavar="flash_attention_2|sdpa|eager", column="attention: flash_attention_2, sdpa or eager",
         values=ATTENTIONS, words="{}", brief={"flash_attention_2": "flash"}, unset="the machine's attention",
         axis=Axis("default: flash_attention_2,sdpa", ("flash_attention_2", "sdpa")), shorthand=("no-flash-attn", "sdpa"),
         switchable=True, beside_truth=(None, "eager"),
@@ -140,7 +140,7 @@ class ReplayConfig:
     compile: bool = deciding_setting(
         False,
         help="torch.compile the model.",
-        column="whether torch.compile was on",
+        rank=9, column="whether torch.compile was on",
         words=("not compiled", "compiled"), quiet=(False,), axis=Axis("default: both", (False, True)),
         switchable=True, beside_truth=(False,),
     )  # fmt: skip
@@ -161,14 +161,14 @@ class ReplayConfig:
     packing: bool | None = deciding_setting(
         None,
         help="Pack rows, dropping padding (default: as recorded).",
-        column="whether samples were packed",
+        rank=8, column="whether samples were packed",
         words=("not packed", "packed"), unset="packed as recorded", axis=Axis("default: both", (False, True)),
         switchable=True, beside_truth=(None, False),
     )  # fmt: skip
     backward: bool | None = setting(
         None,
         help="Also run backward (default: if the recorded call did).",
-        column="whether backward also ran",
+        rank=16, column="whether backward also ran",
         words=("forward only", "with backward"), unset="backward as recorded", quiet=(None, False, True), cost=True,
         commands=_NO_TRAINING,
     )  # fmt: skip
@@ -220,7 +220,7 @@ class ReplayConfig:
     timeout_s: float = run_setting(
         600.0,
         help="Time limit per input, compilation included (default 600).",
-        metavar="SECONDS", column="time limit of each input, in seconds",
+        rank=18, metavar="SECONDS", column="time limit of each input, in seconds",
         option="timeout", above=0, words="timeout {:g} s", commands=(*_NO_CURVE, "families"),
     )  # fmt: skip
     keep_tensors: bool = run_setting(

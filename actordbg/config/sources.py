@@ -1,4 +1,4 @@
-"""Merge what the user set: flag > environment > `actordbg.toml` > default.
+"""Merge what the user set: flag > `--config` file > environment > `actordbg.toml` > default.
 
 `actordbg.toml` is looked for in the current folder and its parents::
 
@@ -8,6 +8,9 @@
     model = "/models/llama-3.1-8b"
     backend = "deepspeed"
     timeout = 600
+
+A `--config` file (TOML, or YAML with the same keys) has such a table, and `[inputs]`, the options that select inputs. It may set
+what `actordbg.toml` may not: the truth and a name.
 
 Environment variables: `ACTORDBG_STORE` (the store), `ACTORDBG_CONFIG` (a file instead of `actordbg.toml`),
 `ACTORDBG_REPLAY_<SETTING>` (a setting of replays, such as `ACTORDBG_REPLAY_BACKEND`), `ACTORDBG_DISABLE=1` (turns the
@@ -37,7 +40,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -46,7 +49,7 @@ from typing import Any
 from actordbg.base.errors import Refused, Unsupported, UsageError, require_package
 from actordbg.base.owners import Owner, is_own, name_of, read_owned, user_folder
 from actordbg.config.replay_config import COMPILE_BACKENDS, SETTINGS, ReplayConfig, validate
-from actordbg.config.setting import ENVIRONMENT
+from actordbg.config.setting import ENVIRONMENT, Setting
 
 FILE_NAME = "actordbg.toml"
 SAFE = "safe_directories"
@@ -140,18 +143,34 @@ def build_config(settings: Settings, flags: Mapping[str, Any]) -> Asked:
         alone = {"backend": "plain", "nproc": 1, "tp": 1, "ring": 1}
         layers.insert(0, {name: (value, FSDP_OFF * (name == "backend")) for name, value in alone.items()})
     for layer in layers:
-        stronger = dict(values)
-        for name, (value, source) in layer.items():
-            setting = SETTINGS[name]
-            beside_truth = "truth" in stronger and setting.beside_truth is not None
-            other_backend = setting.backends and "backend" in stronger and stronger["backend"] not in setting.backends
-            if not (name in stronger or beside_truth or other_backend):
-                values[name] = value
-                sources |= {name: source} if source else {}
+        for name, (value, source) in beneath(values, layer).items():
+            values[name] = value
+            sources |= {name: source} if source else {}
     values.setdefault("nproc", values.get("tp", 1) * values.get("ring", 1))
     config = ReplayConfig(**values)
     validate(config)
     return Asked(config, sources)
+
+
+def beneath(stronger: Mapping[str, Any], weaker: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a weaker source adds: none for a backend that was not chosen, and none against a truth."""
+    backends = set(str(stronger.get("backend", "")).split(","))  # a matrix has several
+
+    def adds(setting: Setting) -> bool:
+        against_truth = "truth" in stronger and setting.beside_truth is not None
+        of_others = setting.backends and "backend" in stronger and backends.isdisjoint(setting.backends)
+        return not (setting.name in stronger or against_truth or of_others)
+
+    return {name: value for name, value in weaker.items() if adds(SETTINGS[name])}
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """Return a hint that names the known word nearest to a misspelled one, else all of them."""
+    import difflib
+
+    if nearest := difflib.get_close_matches(word, list(known), 1):
+        return f"did you mean {nearest[0]}?"
+    return f"known: {', '.join(sorted(known))}"
 
 
 def from_environment() -> dict[str, tuple[Any, str]]:
@@ -160,8 +179,8 @@ def from_environment() -> dict[str, tuple[Any, str]]:
     for variable in sorted(name for name in os.environ if name.startswith(ENVIRONMENT)):
         setting = _BY_OPTION.get(variable.removeprefix(ENVIRONMENT).replace("_", "-").lower())
         if setting is None:
-            known = ", ".join(sorted(other.variable for other in _BY_OPTION.values()))
-            raise UsageError(f"{variable} is not a setting of a replay", hint=f"unset it; known: {known}")
+            hint = f"unset it; {near(variable, [other.variable for other in _BY_OPTION.values()])}"
+            raise UsageError(f"{variable} is not a setting of a replay", hint=hint)
         if setting.name in values:
             raise UsageError(f"{variable} and {values[setting.name][1]} set the same setting", hint="unset either")
         try:
@@ -179,20 +198,50 @@ def fsdp_is_off() -> bool:
 
 
 def _from_file(settings: Settings) -> dict[str, tuple[Any, str]]:
-    values = {}
-    for key, value in settings.replay.items():
-        setting = _BY_OPTION.get(key.replace("_", "-"))
-        where = Path(settings.file).name
+    values = settings_in(settings.replay, Path(settings.file).name, _BY_OPTION.values())
+    return {name: (value, settings.file) for name, value in values.items()}
+
+
+def settings_in(table: Mapping[str, Any], where: str, known: Iterable[Setting], lists: Collection[str] = ()) -> dict[str, Any]:
+    """Read a file's [replay] table: the values by the settings' names. Those of `lists` may be lists, and become comma lists.
+
+    Raises UsageError for a key that is not `known`, a value of another type, and a key in two spellings.
+    """
+    by_option = {setting.option: setting for setting in known}
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        setting = by_option.get(key.replace("_", "-"))
         if setting is None:
-            raise UsageError(f"{where}: [replay] has an unknown key {key!r}", hint=f"known: {', '.join(sorted(_BY_OPTION))}")
-        if not setting.takes(value):
-            raise UsageError(
-                f"{where}: [replay] {key} = {value!r} is not of type {setting.kind.__name__}", hint="correct the file"
-            )
+            raise UsageError(f"{where}: [replay] has an unknown key {key!r}", hint=near(key, by_option))
+        listed = value if isinstance(value, list) and setting.name in lists else [value]
+        if not all(setting.takes(item) for item in listed):
+            text = f"{where}: [replay] {key} = {value!r} is not of type {setting.kind.__name__}"
+            raise UsageError(text, hint="correct the file")
         if setting.name in values:
             raise UsageError(f"{where}: [replay] {key} appears in two spellings", hint="keep one spelling")
-        values[setting.name] = (setting.kind(value), settings.file)
+        values[setting.name] = ",".join(map(setting.typed, listed)) if setting.name in lists else setting.kind(value)
     return values
+
+
+def read_config(path: Path) -> dict[str, dict[str, Any]]:
+    """Read a `--config` file: its tables [inputs] and [replay]. Raises UsageError for other keys and for what is neither TOML
+    nor YAML."""
+    parse = parse_toml
+    if path.suffix.lower() in (".yaml", ".yml"):
+        require_package("--config", "yaml", "pyyaml")
+        parse = import_module("yaml").safe_load
+    return _parsed(_bytes(path)[0], path, {"inputs": dict, "replay": dict}, "[inputs], [replay]", parse)
+
+
+def as_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Write a `--config` file."""
+    import json  # whose strings, numbers and lists are TOML
+
+    lines = []
+    for name, table in tables.items():
+        lines += ["", f"[{name}]"] * bool(table)
+        lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in table.items()]
+    return "\n".join(lines[1:]) + "\n"
 
 
 def find_file(start: Path | None = None) -> tuple[Path | None, bool]:
@@ -253,12 +302,14 @@ def parse_toml(text: str) -> dict[str, Any]:
     return data
 
 
-def _parsed(raw: bytes, path: Path, keys: Mapping[str, Any], known: str) -> dict[str, Any]:
-    """Parse a TOML file that may have only these keys, of these types."""
+def _parsed(
+    raw: bytes, path: Path, keys: Mapping[str, Any], known: str, parse: Callable[[str], Any] = parse_toml
+) -> dict[str, Any]:
+    """Parse a file that may have only these keys, of these types."""
     try:
-        data = parse_toml(raw.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} cannot be read: {error}", hint="correct the file, or remove it") from None
+        data: dict[str, Any] = dict(parse(raw.decode("utf-8")) or {})
+    except Exception as error:  # noqa: BLE001 - yaml has errors of its own
+        raise UsageError(f"{path} cannot be read: {error}"[:400], hint="correct the file, or remove it") from None
     unknown = sorted(set(data) - set(keys))
     if unknown:
         raise UsageError(f"{path} has unknown keys: {', '.join(unknown)}", hint=f"known keys: {known}")

@@ -157,19 +157,19 @@ def save(charts: Sequence[Chart], path: Path) -> bool:
 _CODE = re.compile("`([^`\n]+)`")
 _FACT = re.compile(r"^([A-Za-z][A-Za-z' ,|`()-]{0,60}): +(?=\S)")
 _COMMANDS = ("command", "repeat", "next")
-_TONES = {
+TONES = {
     word: tone
     for tone, words in {
-        "good": ("passed", "match", "agrees", "kept", "within-rounding"),
+        "good": ("RIGHT", "passed", "match", "agrees", "kept", "within-rounding"),
         "part": ("within-noise", "partial", "unavailable", "not run", "not-compared", "not compared", "NOT CHECKED"),
         "bad": (
-            "failed", "crashed", "hung", "WRONG", "mismatch", "DIVERGES", "broken", "BROKEN", "REGRESSED", "loss too far",
-            "nondeterministic",
+            "FAILED", "failed", "crashed", "hung", "WRONG", "mismatch", "DIVERGES", "broken", "BROKEN", "REGRESSED",
+            "loss too far", "nondeterministic",
         ),
     }.items()
     for word in words
 }  # fmt: skip
-"""Verdict words that are shown in color."""
+"""Verdict words that pages and terminals show in color."""
 Folded = frozenset({"Logs", "Legend", "Loaded"})
 """Headings of sections that are collapsed at first."""
 
@@ -262,7 +262,7 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[str]], left: Collectio
 
 def toned(text: str) -> str:
     """Render a table cell, in the color of its verdict if it is or begins with a verdict word."""
-    tone = _TONES.get(text) or _TONES.get(text.partition(" ")[0])
+    tone = TONES.get(text) or TONES.get(text.partition(" ")[0])
     return f'<span class="tone {tone}">{_inline(text)}</span>' if tone else _inline(text)
 
 
