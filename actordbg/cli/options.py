@@ -164,7 +164,7 @@ def _say_all(ctx: typer.Context, requested: bool) -> None:
     """Print the help with all options, under their headings, and exit (callback of --help-all)."""
     if requested and not ctx.resilient_parsing:
         ctx.meta[HELP_ALL] = True
-        typer.echo(ctx.get_help())
+        output.say_lines(ctx.get_help())
         raise typer.Exit
 
 

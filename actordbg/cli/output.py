@@ -146,8 +146,8 @@ _COLORS = {"good": "green", "part": "yellow", "bad": "red"}
 
 def _print(text: str) -> None:
     """Print cleaned text, with its verdict words in color: capitals anywhere, other words alone in a cell of a table."""
-    colored = wanted.color == "always" or (wanted.color == "auto" and sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
-    if colored:
+    colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR") if wanted.color == "auto" else wanted.color == "always"
+    if colored and wanted.format == "text":
         from actordbg.document.page import TONES
 
         loud, quiet = ("|".join(word for word in TONES if word.isupper() is capitals) for capitals in (True, False))

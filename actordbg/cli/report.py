@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,7 @@ def report(
     chosen = chosen_format(format, wanted.json, usual)
     if wanted.opened and chosen != "html":
         raise UsageError(f"--open needs HTML, not {chosen}", hint="end -o in .html, or drop --format")
+    output.wanted = replace(wanted, format=chosen)
     names = [*(replays or []), *(["all"] if everything else [])]
     store = store_of(ctx)
     material = load(store, names, where)
