@@ -15,7 +15,7 @@ import inspect
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,31 +74,30 @@ def cli_markdown() -> str:
     known, old = list(commands()), {new: name for name, new in old_names(CONTENTS).items()}
     lines = [HEADER, "# Command line", "", *paragraphs(root)[:1], "", EXIT_CODES]
     lines += [f"- [`{PROGRAM} {name}`](#{anchor(name)}): {summary(command)}" for name, command in known]
-    lines += ["", "Options before the command:", "", *table(map(row_of, shown(root)))]
-    counted = Counter(row_of(option) for _, command in known for option in shown(command))
-    common = {row for row, count in counted.items() if count >= SHARED}
-    lines += [
-        "",
-        "## Options that several commands share",
-        "",
-        "The commands below name them; here is what they do.",
-        "",
-        *table(row for row in counted if row in common),
-    ]
+    lines += ["", "Options before the command:", "", *map(row_of, shown(root))]
+    counted = Counter((heading_of(option), row_of(option)) for _, command in known for option in shown(command))
+    common = [pair for pair, count in counted.items() if count >= SHARED]
+    lines += ["", "## Options that several commands share", "", "The commands below name them; here is what they do."]
+    lines += by_heading(common)
     for name, command in known:
         usage = " ".join([PROGRAM, name, *command.collect_usage_pieces(None)])
-        lines += ["", f"## {PROGRAM} {name}", "", "```text", usage, "```", "", *paragraphs(command), ""]
+        lines += ["", f"## {PROGRAM} {name}", "", "```text", usage, "```", "", *paragraphs(command)]
         if earlier := former(name, old):
-            lines += [f"`{PROGRAM} {earlier}`, its earlier name, goes on working.", ""]
-        by_heading: dict[str, list[Any]] = {}
-        for option in shown(command):
-            by_heading.setdefault(heading_of(option), []).append(option)
-        for heading, options in by_heading.items():
-            own = [row for option in options if (row := row_of(option)) not in common]
-            also = [f"`{spelled(option)}`" for option in options if row_of(option) in common]
-            lines += [f"{heading}:" + f" {', '.join(also)} ([shared](#options-that-several-commands-share))." * bool(also), ""]
-            lines += [*table(own), ""] * bool(own)
+            lines += ["", f"Its earlier name, `{PROGRAM} {earlier}`, goes on working."]
+        pairs = {(heading_of(option), row_of(option)): option for option in shown(command)}
+        lines += by_heading([pair for pair in pairs if pair not in common])
+        names = [pairs[pair].opts[0] for pair in pairs if pair in common and counted[pair] < len(known) - 10]
+        if names:
+            lines += ["", f"[Shared](#options-that-several-commands-share): {', '.join(f'`{name}`' for name in names)}."]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def by_heading(pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """List options, each heading's together."""
+    lines: list[str] = []
+    for heading in dict.fromkeys(heading for heading, _ in pairs):
+        lines += ["", f"{heading}:", "", *(row for other, row in pairs if other == heading)]
+    return lines
 
 
 def former(name: str, old: Mapping[str, str]) -> str:
@@ -141,23 +140,8 @@ def paragraphs(command: Any) -> list[str]:
 
 
 def row_of(option: Any) -> str:
-    """An argument or option as a row of a table."""
-    return f"| `{escaped(spelled(option))}` | {cell(described(option))} |"
-
-
-def table(rows: Iterable[str]) -> list[str]:
-    """Rows of options under their heading."""
-    return ["| Option or argument | What it does |", "|---|---|", *rows]
-
-
-def cell(text: str | None) -> str:
-    """Text for a cell of a table."""
-    return escaped(one_line(text or "")).replace("<", "&lt;")
-
-
-def escaped(text: str) -> str:
-    """Text whose `|` do not end a table's cell; needed inside code too."""
-    return text.replace("|", "\\|")
+    """An argument or option as an item of a list."""
+    return f"- `{spelled(option)}`: {one_line(described(option))}".replace("<", "&lt;")
 
 
 def one_line(text: str) -> str:

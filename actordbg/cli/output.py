@@ -350,11 +350,10 @@ def say_document(
     blocks: Sequence[Block],
     *,
     data: Mapping[str, Any],
-    brief: Iterable[Block] = (),
 ) -> None:
     """Print a result in the requested format, and write the requested files.
 
-    data: the result's JSON, to which the blocks' data is added. brief: a shorter document for text.
+    data: the result's JSON, to which the blocks' data is added.
     """
     from actordbg.document import page as pages
     from actordbg.document.blocks import Chart, as_data
@@ -373,7 +372,7 @@ def say_document(
     elif how.format == "md":
         say_lines(as_markdown(blocks))
     else:
-        say_lines(as_text(brief or blocks))
+        say_lines(as_text(blocks))
     if how.plot is not None and pages.save([block for block in blocks if isinstance(block, Chart)], how.plot):
         note(f"wrote {how.plot}")
     if how.opened and page is not None:
