@@ -83,7 +83,7 @@ def cli_markdown() -> str:
         usage = " ".join([PROGRAM, name, *command.collect_usage_pieces(None)])
         lines += ["", f"## {PROGRAM} {name}", "", "```text", usage, "```", "", *paragraphs(command)]
         if earlier := former(name, old):
-            lines += ["", f"Its earlier name, `{PROGRAM} {earlier}`, goes on working."]
+            lines += ["", f"Formerly `{PROGRAM} {earlier}`, which still works."]
         pairs = {(heading_of(option), row_of(option)): option for option in shown(command)}
         lines += by_heading([pair for pair in pairs if pair not in common])
         names = [pairs[pair].opts[0] for pair in pairs if pair in common and counted[pair] < len(known) - 10]

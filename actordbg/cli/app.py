@@ -21,7 +21,7 @@ OLD_TRUTH = {"token_normalize_func": lambda token: "truth" if token == "oracle" 
 """Context settings that accept the old spelling of --truth, which no help shows."""
 ACTION, LIST = "quiet json", "file csv quiet json"
 FACTS, DOCUMENT = "file quiet json", "file html md format quiet json"
-CHARTS = f"plot {DOCUMENT}"
+CHARTS = f"{DOCUMENT} plot"
 """The output options of commands that do something, list rows, show facts, or show a document, without charts and with them."""
 DUMP = CommandGroup(
     "dump",
@@ -37,7 +37,7 @@ DUMP = CommandGroup(
         Command("List the columns, functions and operators of --where.", "dump_ls:columns", LIST),
         Command("Show one dump: its record, its tensors, its results.", "dump_ls:show", FACTS),
         Command("Check dump files for damage.", "index:verify", f"empty {FACTS}"),
-        Command("Write dumps as .safetensors or .pt files.", "dump_files:export", f"empty {ACTION}"),
+        Command("Write dumps as .safetensors files.", "dump_files:export", f"empty {ACTION}"),
         Command("Move dumps into packs, which deduplicate rows.", "dump_files:pack", f"empty {ACTION}"),
         Command("Take dumps out of their packs, byte for byte.", "dump_files:unpack", f"empty {ACTION}"),
         Command("Remove dumps.", "dump_files:prune", f"empty {ACTION}"),

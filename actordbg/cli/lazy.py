@@ -34,7 +34,7 @@ SHORT = 15
 HELP_ALL, USUAL, OUTPUT = "help_all", "Options", "Output"
 
 
-class Place(NamedTuple):
+class HelpPlace(NamedTuple):
     """Where help shows an option (typer's `rich_help_panel`): `--help` the fifteen of lowest rank, `--help-all` by heading."""
 
     heading: str = ""
@@ -176,7 +176,7 @@ class _Deferred(TyperCommand):
 class _Built(TyperCommand):
     """A built command, with three features that typer lacks.
 
-    Its `--help` shows the most used options, `--help-all` all of them under their headings (`Place`). Options shown as
+    Its `--help` shows the most used options, `--help-all` all of them under their headings (`HelpPlace`). Options shown as
     `[...|last]`, and those in its function's `bare_values`, may be given without a value: `--resume` is read as `--resume=last`
     at the end of the line or before another option.
     """
@@ -220,9 +220,9 @@ class _Built(TyperCommand):
             formatter.write(f"All options: {ctx.command_path} --help-all\n")
 
 
-def place_of(option: Any) -> Place:
+def place_of(option: Any) -> HelpPlace:
     """Return where help shows this option of a built command."""
-    return getattr(option, "rich_help_panel", None) or Place()
+    return getattr(option, "rich_help_panel", None) or HelpPlace()
 
 
 def spelled(parameter: Any) -> str:

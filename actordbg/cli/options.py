@@ -24,7 +24,7 @@ from actordbg.base.foreign_text import in_line
 from actordbg.base.owners import Owner, is_own, name_of
 from actordbg.base.units import LAST
 from actordbg.cli import output
-from actordbg.cli.lazy import HELP_ALL, OUTPUT, Place
+from actordbg.cli.lazy import HELP_ALL, OUTPUT, HelpPlace
 from actordbg.cli.output import Format, note
 from actordbg.config import consent, dist_plugin, sources
 
@@ -70,12 +70,12 @@ def stored(what: Literal["dump", "replay"], *words: str) -> Callable[[typer.Cont
     return complete
 
 
-def option(default: Any, help: str, *names: str, heading: str = "", rank: int = Place().rank, **facts: Any) -> Any:
+def option(default: Any, help: str, *names: str, heading: str = "", rank: int = HelpPlace().rank, **facts: Any) -> Any:
     """Declare an option: as the default of a command's parameter, or, with `...` as its default, in an `Annotated` type.
 
-    Its name is the parameter's unless `names` are given. heading, rank: see `Place`.
+    Its name is the parameter's unless `names` are given. heading, rank: see `HelpPlace`.
     """
-    return typer.Option(default, *names, help=help, rich_help_panel=Place(heading, rank), **facts)  # type: ignore[arg-type]
+    return typer.Option(default, *names, help=help, rich_help_panel=HelpPlace(heading, rank), **facts)  # type: ignore[arg-type]
 
 
 def option_field(default: Any, help: str, *names: str, **facts: Any) -> Any:
@@ -123,9 +123,9 @@ def takes_groups(function: Callable[..., Any]) -> Callable[..., Any]:
             for field in dataclasses.fields(group):
                 if info := field.metadata.get("option"):
                     info.param_decls = info.param_decls or (f"--{field.name.replace('_', '-')}",)
-                    place, usual = info.rich_help_panel, Place()
+                    place, usual = info.rich_help_panel, HelpPlace()
                     rank = getattr(group, "rank", usual.rank) if place.rank == usual.rank else place.rank
-                    info.rich_help_panel = Place(place.heading or getattr(group, "panel", ""), rank)
+                    info.rich_help_panel = HelpPlace(place.heading or getattr(group, "panel", ""), rank)
                 options.append(parameter(field.name, hints[field.name], info or field.default))
             function = takes_options(name, options, group)(function)
     return function

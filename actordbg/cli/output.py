@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from actordbg.base.errors import ActordbgError, UsageError
-from actordbg.base.foreign_text import in_json, in_line, in_lines
+from actordbg.base.foreign_text import in_csv, in_json, in_line, in_lines
 from actordbg.base.units import human_bytes as human_bytes
 from actordbg.base.units import plural as plural
 
@@ -71,6 +71,11 @@ class OutputOptions:
         return self.format == "json"
 
     @property
+    def whole(self) -> bool:
+        """Check whether to list every row by default, because a program or a file gets them."""
+        return self.json or self.file is not None
+
+    @property
     def silent(self) -> bool:
         """Check whether to print only the result."""
         return self.quiet or self.json
@@ -90,10 +95,9 @@ def emit(answer: T, render: Callable[[T], object]) -> None:
 def as_json(answer: Any) -> bool:
     """Print `answer` as JSON if JSON is wanted, and return whether it is; if not, the caller prints text.
 
-    Also writes it to the file of `-o`, which is JSON for the commands whose result is not a document.
+    Also writes it to the file of -o, if the result is not a document.
     """
-    if wanted.file is not None:
-        write_file(wanted.file, as_json_text(answer, 2) + "\n")
+    _save(answer)
     if wanted.json:
         emit_json(answer)
     return wanted.json
@@ -111,14 +115,30 @@ def emit_each(rows: Iterable[Any]) -> int:
     global _answered
     count = 0
     if wanted.file is not None:
-        listed = list(rows)
-        write_file(wanted.file, as_json_text(listed, 2) + "\n")
-        return len(listed)
+        rows = list(rows)
+        _save(rows)
+        return len(rows)
     for count, row in enumerate(rows, 1):
         _answered = True
         typer.echo(("," if count > 1 else "[") + "\n  " + as_json_text(row, 2).replace("\n", "\n  "), nl=False)
     typer.echo("\n]" if count else "[]")
     return count
+
+
+def _save(answer: Any) -> None:
+    """Write the result to the file of -o: rows as CSV if its suffix says so, else JSON."""
+    if wanted.file is None:
+        return
+    if wanted.file.suffix.lower() != ".csv":
+        return write_file(wanted.file, as_json_text(answer, 2) + "\n")
+    import csv
+    import io
+
+    out, rows = io.StringIO(), json.loads(as_json_text(answer))
+    writer = csv.DictWriter(out, list(rows[0]) if rows else (), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: in_csv(value) if isinstance(value, str) else value for name, value in row.items()} for row in rows)
+    return write_file(wanted.file, out.getvalue())
 
 
 def as_json_text(answer: Any, indent: int | None = None) -> str:

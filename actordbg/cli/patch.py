@@ -257,7 +257,7 @@ def _render_all(checks: list[Check]) -> None:
 
 def adapters(
     ctx: typer.Context,
-    named: list[str] | None = typer.Argument(None, metavar="[ADAPTER]...", help="Only these adapters: names, or module:Class."),
+    named: list[str] | None = typer.Argument(None, metavar="ADAPTER", help="Only these adapters: names, or module:Class."),
     template: bool = option(False, "Print a template for your own adapter.", "--template"),
 ) -> None:
     """List trainer adapters and whether each one works here.

@@ -167,7 +167,7 @@ def replays(
         }
         for row in (list_replays(catalog) if everything else own)
     ]
-    shown = rows[: (0 if output.wanted.json else _ROWS) if limit is None else limit] or rows
+    shown = rows[: (0 if output.wanted.whole else _ROWS) if limit is None else limit] or rows
     if not as_json(shown):
         named = ["name"] if any(row["name"] for row in shown) else []
         cells = []

@@ -36,7 +36,7 @@ LAST_WORDS_SECONDS = 3.0
 @takes_groups
 def run(
     ctx: typer.Context,
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The job: a program and its arguments.")],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The job: a program and its arguments.")],
     run: opt.Run = None,
     options: opt.CaptureOptions = opt.CaptureOptions(),
     adapter: list[str] | None = option(
