@@ -61,9 +61,9 @@ def check(
     of = len(plan.spec.inputs) if inputs.input_file else count_dumps(open_fresh(store), of_all)
     checked = work.run_with_bar(store, plan.spec, golden)
     answer = answer_of_check(checked, of=of, recorded=recorded)
-    page = work.write_check_page(store, checked, answer, output.wanted.html)
+    page, blocks = work.write_check_page(store, checked, answer)
     answer = replace(answer, page=str(page))
-    work.print_check(answer)
+    work.print_check(answer, blocks)
     if junit is not None:
         write_file(junit, junit_xml(checked, answer).decode())
     if output.wanted.opened:

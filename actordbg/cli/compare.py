@@ -139,7 +139,7 @@ def compare(
     path = work.kept(store, record)
     settle(store, LiveCatalog(store))
     moves = floor.floor.get("max_abs") if floor else None
-    charts = comparison_charts(store, record, texts, moves) if output.wanted.html or output.wanted.json else []
+    charts = comparison_charts(store, record, texts, moves) if output.wanted.whole or output.wanted.opened else []
     blocks = document(record, limit, charts)
     if b == "golden" and (weights := work.recorded_weights(store, judged)):
         blocks.insert(1, Paragraph(f"Weights: {weights}."))
@@ -195,7 +195,7 @@ def compare_logs(
         raise UsageError("standard input can be only one of the logs", hint="pass - once, and files for the others")
     read = [read_log(path, metric) for path in logs]
     pairs = compare_many(read, each=each, metric=metric, threshold=threshold, rule=rule, limit=limit)
-    charts = log_charts(pairs, read) if output.wanted.html or output.wanted.plot else []
+    charts = log_charts(pairs, read) if output.wanted.files or output.wanted.opened else []
     whole = together(pairs)
     say_document(logs_page(pairs, charts), data=vars(pairs[0] if len(logs) == 2 else whole))
     require_good(whole.good)

@@ -231,12 +231,8 @@ def spelled(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
         name = value + "..." * (parameter.nargs == -1)
         return name if parameter.required else f"[{name}]"
-    names = (
-        ", ".join(sorted(some, key=lambda name: name.startswith("--")))
-        for some in (parameter.opts, parameter.secondary_opts)
-        if some
-    )
-    return " / ".join(names) + ("" if parameter.is_flag else f" {value}")
+    names = sorted(parameter.opts[:2], key=lambda name: name.startswith("--"))  # others are old spellings
+    return " / ".join([", ".join(names), *parameter.secondary_opts]) + ("" if parameter.is_flag else f" {value}")
 
 
 def _placeholder(kind: Any) -> str:

@@ -64,9 +64,8 @@ def watch(
         if new and not output.wanted.silent:
             note(f"watching {', '.join(new[:8])}{f' and {len(new) - 8} more' * (len(new) > 8)}; Ctrl-C ends it")
 
-    file = output.wanted.file
-    if file is not None and file.suffix.lower() == ".csv":
-        out, output.wanted = file, replace(output.wanted, file=None)
+    if tables := [path for path in output.wanted.files if path.suffix.lower() == ".csv"]:
+        out, output.wanted = tables[0], replace(output.wanted, files=tuple({*output.wanted.files} - {*tables}))
     most = None if lasting is None else parse_seconds("--for", lasting)
     interval_s = parse_seconds("--interval", interval)
     store = store_of(ctx)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from actordbg.base.errors import ActordbgError, NothingToDo, Refused, StoreProblem, UsageError
+from actordbg.base.errors import ActordbgError, NothingToDo, Refused, StoreProblem, UsageError, require_package
 from actordbg.base.foreign_text import in_line
 from actordbg.base.owners import Owner, is_own, name_of
 from actordbg.base.units import LAST
@@ -189,15 +189,13 @@ _OUTPUTS = {
     "color": _output(
         "color", Literal["auto", "always", "never"], "auto", "Color verdicts (default: in a terminal, without NO_COLOR).", rank=60
     ),
-    "old html": _output("html", Path | None, None, "Alias of -o FILE.html.", rank=90, hidden=True),
-    "plot": _output("plot", Path | None, None, "Alias of -o FILE.svg.", rank=90, hidden=True),
     "format": _output(
         "format", Literal["text", "md", "json"] | None, None, "Print in this format.", "--format", "-f", rank=90, hidden=True
     ),
     "help": _output(HELP_ALL, bool, False, "Show all options and exit.", "--help-all", rank=99, callback=_say_all, is_eager=True),
 }
 """The output options, by their word in `lazy.Command.outputs`."""
-_SAID = {mine.name for mine in _OUTPUTS.values()} - {"allow_empty"} | {"file"}
+_SAID = {mine.name for mine in _OUTPUTS.values()} - {"allow_empty"} | {"files"}
 
 
 def takes_outputs(function: Callable[..., Any], words: str) -> Callable[..., Any]:
@@ -207,14 +205,14 @@ def takes_outputs(function: Callable[..., Any], words: str) -> Callable[..., Any
     """
     has_store, named = "ctx" in inspect.signature(function).parameters, words.split()
     suffixes = [suffix for word in named if "file" in named for suffix in _SUFFIXES.get(word, ())]
-    named += [*["old html"] * ("html" in named), *["store"] * has_store, "color", "help"]
+    named += [*["store"] * has_store, "color", "help"]
     options = [_OUTPUTS[word] for word in named if word in _OUTPUTS]
     if suffixes:
         shown = [suffix for suffix in suffixes if suffix not in (".htm", ".markdown")]
-        text = f"Write the result to FILE: {', '.join(shown)}."
-        options.insert(
-            0, _output("file", Path | None, None, text, "--output", "-o", rank=12 if "html" in named else 19, metavar="FILE")
-        )
+        text = f"Write the result to FILE: {', '.join(shown)}; repeatable."
+        old = [f"--{word}" for word in ("html", "plot") if word in named]  # spellings of earlier versions
+        rank = 12 if "html" in named else 19
+        options.insert(0, _output("files", list[Path] | None, None, text, "-o", "--output", *old, rank=rank, metavar="FILE"))
 
     def called(**given: Any) -> Any:
         mine = {option.name: given.pop(option.name) for option in options}
@@ -226,30 +224,26 @@ def takes_outputs(function: Callable[..., Any], words: str) -> Callable[..., Any
             root.params["store"] = folder
         explicit = mine.get("format") or given.get("format")
         mine["format"] = chosen_format(mine.get("format"), mine.pop("as_json", False))
-        if (file := mine.get("file")) is not None:
-            mine |= _by_suffix(file, suffixes, mine, explicit)
+        mine["files"] = tuple(mine.get("files") or ())
+        for file in mine["files"]:
+            _require_writable(file, suffixes if explicit is None else ())
         output.wanted = output.OutputOptions(**mine)
-        if mine.get("html") or mine.get("plot") or file:
-            from actordbg.document.page import check, check_place
-
-            check_place(output.wanted.html)
-            check_place(output.wanted.file)
-            check("--plot", output.wanted.plot)
         return function(**given)
 
     return _with_parameters(function, called, {"": options})
 
 
-def _by_suffix(file: Path, suffixes: Sequence[str], mine: Mapping[str, Any], explicit: Format | None) -> dict[str, Path | None]:
-    """Return the output option that -o stands for: a page, a picture, or another file."""
+def _require_writable(file: Path, suffixes: Sequence[str]) -> None:
+    """Refuse a file for -o that cannot be written, before work that may take minutes; suffixes: those to choose from."""
+    from actordbg.document.page import check_place
+
     suffix = file.suffix.lower()
-    if suffix not in suffixes and explicit is None:
+    if suffixes and suffix not in suffixes:
         message = f"-o {file.name}: this command cannot write {suffix or 'a name without a suffix'}"
         raise UsageError(message, hint=f"use one of {', '.join(suffixes)}")
-    name = next((word for word in ("html", "plot") if suffix in _SUFFIXES[word]), "file")
-    if name != "file" and mine.get(name) is not None:
-        raise UsageError(f"--{name} conflicts with -o {file.name}", hint="use only one")
-    return {"file": None, name: file}
+    check_place(file)
+    if suffix in _SUFFIXES["plot"]:
+        require_package(f"-o {file.name}", "vl_convert", "vl-convert-python")
 
 
 def repeated(option: str) -> UsageError:

@@ -54,16 +54,14 @@ Format = Literal["text", "md", "json", "csv", "html"]
 class OutputOptions:
     """The output options of this command, as typed (`options.takes_outputs`).
 
-    html, plot, file: files to write; the suffix of the last says its format. opened: open the page in a browser.
+    files: the files to write, each in the format of its suffix. opened: open the page in a browser.
     """
 
     format: Format = "text"
     color: Literal["auto", "always", "never"] = "auto"
     quiet: bool = False
     allow_empty: bool = False
-    html: Path | None = None
-    plot: Path | None = None
-    file: Path | None = None
+    files: tuple[Path, ...] = ()
     opened: bool = False
 
     @property
@@ -73,7 +71,12 @@ class OutputOptions:
     @property
     def whole(self) -> bool:
         """Check whether to list every row by default, because a program or a file gets them."""
-        return self.json or self.file is not None
+        return self.json or bool(self.files)
+
+    @property
+    def page(self) -> Path | None:
+        """Return the page to write, if any."""
+        return next((path for path in self.files if path.suffix.lower() in PAGES), None)
 
     @property
     def silent(self) -> bool:
@@ -95,9 +98,9 @@ def emit(answer: T, render: Callable[[T], object]) -> None:
 def as_json(answer: Any) -> bool:
     """Print `answer` as JSON if JSON is wanted, and return whether it is; if not, the caller prints text.
 
-    Also writes it to the file of -o, if the result is not a document.
+    Also writes the files of -o, for results that are not documents.
     """
-    _save(answer)
+    write_files(answer)
     if wanted.json:
         emit_json(answer)
     return wanted.json
@@ -114,31 +117,16 @@ def emit_each(rows: Iterable[Any]) -> int:
     """Stream rows as a JSON list, as `emit` prints a list; write a list for `-o`. Returns the number of rows."""
     global _answered
     count = 0
-    if wanted.file is not None:
+    if wanted.files:
         rows = list(rows)
-        _save(rows)
-        return len(rows)
+        write_files(rows)
+        if not wanted.json:
+            return len(rows)
     for count, row in enumerate(rows, 1):
         _answered = True
         typer.echo(("," if count > 1 else "[") + "\n  " + as_json_text(row, 2).replace("\n", "\n  "), nl=False)
     typer.echo("\n]" if count else "[]")
     return count
-
-
-def _save(answer: Any) -> None:
-    """Write the result to the file of -o: rows as CSV if its suffix says so, else JSON."""
-    if wanted.file is None:
-        return
-    if wanted.file.suffix.lower() != ".csv":
-        return write_file(wanted.file, as_json_text(answer, 2) + "\n")
-    import csv
-    import io
-
-    out, rows = io.StringIO(), json.loads(as_json_text(answer))
-    writer = csv.DictWriter(out, list(rows[0]) if rows else (), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: in_csv(value) if isinstance(value, str) else value for name, value in row.items()} for row in rows)
-    return write_file(wanted.file, out.getvalue())
 
 
 def as_json_text(answer: Any, indent: int | None = None) -> str:
@@ -375,28 +363,56 @@ def say_document(
 
     data: the result's JSON, to which the blocks' data is added.
     """
-    from actordbg.document import page as pages
-    from actordbg.document.blocks import Chart, as_data
+    from actordbg.document.blocks import as_data
+    from actordbg.document.page import as_html
     from actordbg.document.renderings import as_markdown, as_text
 
-    how, answer = wanted, {**data, **as_data(blocks)}
-    page = how.html or (temporary_page() if how.opened else None)
-    if page is not None:
-        write_file(page, pages.as_html(blocks))
-    if how.file is not None:
-        suffix = how.file.suffix.lower()
-        json_text = as_json_text(answer, 2) + "\n" if suffix == ".json" else ""
-        write_file(how.file, json_text or (as_text if suffix == ".txt" else as_markdown)(blocks))
-    if how.json:
+    answer = {**data, **as_data(blocks)}
+    write_files(answer, blocks)
+    if wanted.json:
         emit_json(answer)
-    elif how.format == "md":
+    elif wanted.format == "md":
         say_lines(as_markdown(blocks))
     else:
         say_lines(as_text(blocks))
-    if how.plot is not None and pages.save([block for block in blocks if isinstance(block, Chart)], how.plot):
-        note(f"wrote {how.plot}")
-    if how.opened and page is not None:
+    if wanted.opened:
+        page = wanted.page or temporary_page()
+        if wanted.page is None:
+            write_file(page, as_html(blocks))
         open_page(page)
+
+
+PAGES = (".html", ".htm")
+
+
+def write_files(answer: Any, blocks: Sequence[Block] = ()) -> None:
+    """Write the result to the files of -o, and print a note for each: rows as CSV, a document's charts as a picture."""
+    from actordbg.document import page, renderings
+    from actordbg.document.blocks import Chart
+
+    for path in wanted.files:
+        suffix = path.suffix.lower()
+        if suffix in page.SUFFIXES:
+            if page.save([block for block in blocks if isinstance(block, Chart)], path):
+                note(f"wrote {path}")
+        elif suffix == ".csv":
+            write_file(path, _as_csv(json.loads(as_json_text(answer))))
+        elif suffix == ".json":
+            write_file(path, as_json_text(answer, 2) + "\n")
+        else:
+            form = page.as_html if suffix in PAGES else renderings.as_text if suffix == ".txt" else renderings.as_markdown
+            write_file(path, form(blocks))
+
+
+def _as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    import csv
+    import io
+
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]) if rows else (), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: in_csv(value) if isinstance(value, str) else value for name, value in row.items()} for row in rows)
+    return out.getvalue()
 
 
 def temporary_page() -> Path:

@@ -70,21 +70,23 @@ def report(
     if explain_figures:
         return say_lines(as_text(explanations()))
     wanted = output.wanted
-    file = wanted.html or wanted.file
-    usual = _BY_SUFFIX[file.suffix.lower()] if file and file.suffix.lower() in _BY_SUFFIX else "html" if wanted.opened else "text"
-    chosen = chosen_format(format, wanted.json, usual)
-    if wanted.opened and chosen != "html":
-        raise UsageError(f"--open needs HTML, not {chosen}", hint="end -o in .html, or drop --format")
-    output.wanted = replace(wanted, format=chosen)
+    files = wanted.files or (temporary_page(),) * wanted.opened
+    chosen = {file: chosen_format(format, wanted.json, _BY_SUFFIX.get(file.suffix.lower(), "text")) for file in files}
+    page = next((file for file, form in chosen.items() if form == "html"), None)
+    if wanted.opened and page is None:
+        raise UsageError("--open needs HTML", hint="end -o in .html, or drop --format")
+    usual = chosen_format(format, wanted.json)
+    output.wanted = replace(wanted, format=usual)
     names = [*(replays or []), *(["all"] if everything else [])]
     store = store_of(ctx)
     material = load(store, names, where)
-    text = _written(store, material, chosen, texts_of(tokenizer))
-    if file is None and not wanted.opened:
-        return say_lines(text)
-    file = file or temporary_page()
-    write_file(file, text)
-    return open_page(file) if wanted.opened else None
+    texts = texts_of(tokenizer)
+    for file, form in chosen.items():
+        write_file(file, _written(store, material, form, texts))
+    if not files:
+        say_lines(_written(store, material, usual, texts))
+    if wanted.opened and page:
+        open_page(page)
 
 
 def _written(store: Store, material: Material, chosen: Format, texts: Texts | None) -> str:
