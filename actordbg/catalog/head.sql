@@ -85,7 +85,6 @@ CREATE TABLE replay (
     tp INTEGER,  -- ranks of a tensor-parallel group
     ring INTEGER,  -- ranks of a ring-attention group
     dist_backend VARCHAR,  -- gloo or nccl; NULL for what suits the device
-    launcher VARCHAR,  -- direct, or real: deepspeed's launcher or torchrun
     dtype VARCHAR,  -- bf16, fp16 or fp32
     attn VARCHAR,  -- attention: flash_attention_2, sdpa or eager
     compile BOOLEAN,  -- whether torch.compile was on (1 yes, 0 no)

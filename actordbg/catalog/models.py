@@ -13,7 +13,7 @@ Nothing is stored only here.
     scanned_folder, read_file bookkeeping: what need not be read again
 
 A result may outlive its dump: pruning dumps keeps their results. `comparison`, `comparison_run` and `law_answer` are in
-`lab_models`. Files that no query asks for (matrices, noise floors, memory recordings, events of `patch`) have no rows.
+`lab_models`. Files that no query asks for (matrices, noise floors, memory recordings) have no rows.
 
 `make docs` writes from these classes the schema of a new catalog (`head.sql`), its page, and `columns.json`, from
 which `tables` reads the columns: commands use plain sqlite3, since importing SQLModel takes longer than all of `dump ls`.

@@ -105,7 +105,7 @@ def open_fresh(store: Store, where: str | None = None, on_progress: index.Progre
     """
     if where is not None:
         compile_where(where)
-    return Catalog(store, index.refresh(store, on_progress=on_progress, newer_too=True))
+    return Catalog(store, index.refresh(store, on_progress=on_progress))
 
 
 def select_dumps(source: Store | Catalog, where: str | None = None, **options: Any) -> list[DumpRow]:

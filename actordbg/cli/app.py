@@ -103,7 +103,7 @@ CONTENTS = (
         "Install",
         (
             Command(
-                "Check this machine and the training environment.",
+                "Check this machine and this Python environment.",
                 "patch:doctor",
                 FACTS,
                 also=(

@@ -26,7 +26,7 @@ from actordbg.base.units import LAST
 from actordbg.cli import output
 from actordbg.cli.lazy import HELP_ALL, OUTPUT, HelpPlace
 from actordbg.cli.output import Format, note
-from actordbg.config import consent, dist_plugin, sources
+from actordbg.config import consent, sources
 
 if TYPE_CHECKING:
     from actordbg.store.layout import Store
@@ -93,15 +93,9 @@ Power = Annotated[
 ]
 Explain = Annotated[bool, option(..., "Explain the columns and exit.", "--explain", rank=30)]
 TrustRemoteCode = Annotated[bool, option(..., "Run the model's own code. Command line only.", consent.FLAG, rank=30)]
-AccelerateConfig = Annotated[
-    str | None,
-    option(..., "Read an `accelerate config` file; flags win.", sources.ACCELERATE, metavar="PATH|default", rank=30),
-]
 DistPlugin = Annotated[
     str | None,
-    option(
-        ..., "Import a module that registers a --dist-backend. Command line only.", dist_plugin.FLAG, metavar="MODULE", rank=30
-    ),
+    option(..., "Import a module that registers a --dist-backend. Command line only.", consent.PLUGIN, metavar="MODULE", rank=30),
 ]
 ConfirmOption = Annotated[bool, option(..., "Accept what another user wrote, or what came from a URL.", "--yes", "-y", rank=30)]
 

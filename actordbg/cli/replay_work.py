@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,12 @@ from typing import Any
 from actordbg.base.errors import ActordbgError, UsageError
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import in_time
-from actordbg.catalog.query import open_fresh
+from actordbg.catalog.query import Catalog, answers, list_replays, open_fresh
 from actordbg.cli import output
 from actordbg.cli.output import human_bytes, note, plural, say, say_fact, say_wrapped
 from actordbg.cli.replay_options import LONG_S, MOST_UNASKED, StopOptions
 from actordbg.cli.replaying import counting, replaying, require_runnable, say_skipped, what_there_is
-from actordbg.config.as_ran import on_machine, toy
+from actordbg.config.as_ran import as_ran, costs, on_machine, toy
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.debug.meeting import Relay
 from actordbg.debug.replay_stops import StopOrder
@@ -28,7 +29,7 @@ from actordbg.records.journal import TENSORS, read_results
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay import supervise
 from actordbg.replay.plan import Plan
-from actordbg.replay.replay_data import data_of, estimated
+from actordbg.replay.replay_data import data_of
 from actordbg.replay.supervise import Progress
 from actordbg.store.layout import Store
 
@@ -39,25 +40,31 @@ def ask_for_all(store: Store, spec: ReplaySpec, *, dry_run: bool) -> None:
 
     At a terminal, a dry run only prints that the replay will ask; without one it is refused, as the replay would be.
     """
-    count, estimate = len(spec.inputs), estimated(open_fresh(store), spec)
-    if count <= MOST_UNASKED if estimate is None else estimate.seconds <= LONG_S:
+    count, seconds = len(spec.inputs), expected_seconds(open_fresh(store), spec)
+    if count <= MOST_UNASKED if seconds is None else seconds <= LONG_S:
         return
     if dry_run and output.can_ask():
         return note(f"without --dry-run, this asks before it replays {count:,} dumps; --all skips the question")
-    if output.agreed(f"This replays all {count:,} dumps of the store{_lasts(store, spec)}"):
+    lasting = "" if seconds is None else f", in about {in_time(seconds)} by an earlier replay"
+    if output.agreed(f"This replays all {count:,} dumps of the store{lasting}"):
         return
     raise UsageError(
-        f"refusing to replay {count:,} dumps",
+        f"refusing to replay {count:,} dumps{lasting}",
         hint="narrow it with --diverse 8, --where or --max-inputs, or pass --all",
     )
 
 
-def _lasts(store: Store, spec: ReplaySpec) -> str:
-    """Describe how long the replay may take."""
-    estimate = estimated(open_fresh(store), spec)
-    if estimate is None:
-        return "; no estimate: nothing was replayed under these settings yet"
-    return f"; about {in_time(estimate.seconds)}, estimated from {plural(estimate.results, 'result')} under these settings"
+def expected_seconds(catalog: Catalog, spec: ReplaySpec) -> float | None:
+    """Estimate a replay's duration by the newest finished one with the same settings; None without one."""
+    settings, tokens = costs(as_ran(spec.config)), sum(item.tokens for item in spec.inputs)
+    sql = "SELECT sum(forward_s + coalesce(backward_s, 0)), sum(tokens) FROM result WHERE replay_id = ? AND status = 'passed'"
+    for row in list_replays(catalog, limit=100):
+        ((spent, done),) = answers(catalog, sql, (row.replay_id,))
+        if row.finished_at and done and costs(as_ran(row.config)) == settings:
+            began, ended = (datetime.fromisoformat(text.replace("Z", "+00:00")) for text in (row.created_at, row.finished_at))
+            start = max((ended - began).total_seconds() - spent / spec.config.lanes, 0.0)
+            return float(start + spent / done * tokens / spec.config.lanes)
+    return None
 
 
 def run_planned(store: Store, plan: Plan, stopping: StopOptions, *, dry_run: bool) -> tuple[dict[str, Any], Exception | None]:
@@ -91,7 +98,7 @@ _ALIGNED = {
 
 
 def _planned(store: Store, spec: ReplaySpec) -> dict[str, Any]:
-    """Return the result of a dry run: the inputs, each replica's share, and the estimated time."""
+    """Return the result of a dry run: the inputs and each replica's share."""
     config, count = spec.config, len(spec.inputs)
     done = read_results(store.replays / spec.replay_id)
     left = replace(spec, inputs=tuple(item for item in spec.inputs if item.dump_id not in done))
@@ -100,7 +107,7 @@ def _planned(store: Store, spec: ReplaySpec) -> dict[str, Any]:
         f"{plural(count, 'input')} by {spec.order}{_ALIGNED[config.align]}, seq_len {min(lengths)} to {max(lengths)}, "
         f"{sum(item.tokens for item in spec.inputs):,} tokens, on {plural(config.nproc, 'worker')} ({config.backend})"
         f"{f'; {count - len(left.inputs):,} are done' * bool(done)}"
-        f"{_lasts(store, left) if left.inputs else '; nothing is left to do'}"
+        f"{'' if left.inputs else '; nothing is left to do'}"
     )
     shares = []
     for lane in range(config.lanes):
@@ -143,11 +150,10 @@ def _supervised(store: Store, spec: ReplaySpec, stops: StopOrder) -> tuple[dict[
             while lines:
                 note(lines.pop(0))
             advance(0, drawn=True)
-        catalog.tick()
 
     try:
-        with replaying(store, "replaying", len(spec.inputs), quiet=bare) as (catalog, advance):
-            counted = counting(catalog, advance)
+        with replaying(store, "replaying", len(spec.inputs), quiet=bare) as advance:
+            counted = counting(advance)
             advance(done, note="starting the workers")
             supervise.run_replay(store, spec, on_event, on_tick=on_tick, stops=stops, prompts=prompts)
     except KeyboardInterrupt:

@@ -24,7 +24,6 @@ from actordbg.base.errors import UsageError
 from actordbg.cli import output
 from actordbg.cli.lazy import place_of
 from actordbg.cli.options import (
-    AccelerateConfig,
     DistPlugin,
     TrustRemoteCode,
     of_values,
@@ -34,7 +33,7 @@ from actordbg.cli.options import (
     takes_groups,
     takes_options,
 )
-from actordbg.config import dist_plugin, sources
+from actordbg.config import consent, sources
 from actordbg.config.replay_config import SETTINGS, TRUTHS
 from actordbg.config.setting import Setting
 
@@ -46,7 +45,7 @@ _ACTOR, _AXES = "Configuration", "Axes (comma-separated lists)"
 TRAINING_AXES = ("backend", "zero_stage", "tp", "ring")
 """The settings for which `train-check` takes lists."""
 _SHORT = "short_"
-_TRUST, _PLUGIN, _ACCELERATE = "trust_remote_code", "dist_plugin", "accelerate_config"
+_TRUST, _PLUGIN = "trust_remote_code", "dist_plugin"
 _SET, _CONFIG = "set_", "config"
 
 
@@ -75,7 +74,6 @@ def truth_dtype(given: str | None) -> str:
 def _options(command: str) -> Iterator[inspect.Parameter]:
     yield parameter(_TRUST, TrustRemoteCode, False)
     yield parameter(_PLUGIN, DistPlugin)
-    yield parameter(_ACCELERATE, AccelerateConfig)
     text = "Set a setting by its name in --help-all, e.g. seed=3; repeatable."
     yield parameter(_SET, list[str] | None, option(None, text, "--set", metavar="NAME=VALUE", rank=17))
     text = "Read settings and inputs from a TOML or YAML file (`actordbg replay --print-config` prints one)."
@@ -123,12 +121,12 @@ def _axis(setting: Setting) -> inspect.Parameter:
 
 
 def merged_settings(command: str, **options: Any) -> Given:
-    """Merge the settings given by options and --set, those of a --config file, and those of an accelerate file, in this order.
+    """Merge the settings given by options and --set, and those of a --config file, which are weaker and noted.
 
-    Prints a note for each file. Raises UsageError if two options conflict.
+    Raises UsageError if two options conflict.
     """
     take_consent(bool(options.get(_TRUST)))
-    dist_plugin.give(options.get(_PLUGIN))
+    consent.use_plugin(options.get(_PLUGIN))
     given = {name: value for name, value in options.items() if value is not None and name in SETTINGS}
     for name, setting in SETTINGS.items():
         if setting.named and name in given:  # numbers that may have names ("all")
@@ -147,12 +145,10 @@ def merged_settings(command: str, **options: Any) -> Given:
         _add(given, found, value, f"--set {words}")
     if (file := options.get(_CONFIG)) is not None:
         lists = [setting.name for setting in known.values() if _takes_list(setting, command)]
-        given = _with_file(given, file.name, sources.settings_in(file.table, file.name, known.values(), lists))
-    if (named := options.get(_ACCELERATE)) is not None:
-        from_file, idle = sources.read_accelerate(named)
-        given = _with_file(given, named, from_file)
-        if idle:
-            output.note(f"ignored in {named}: {', '.join(idle)}")
+        added = sources.beneath(given, sources.settings_in(file.table, file.name, known.values(), lists))
+        summary = ", ".join(f"{SETTINGS[name].option} {SETTINGS[name].typed(value)}" for name, value in added.items())
+        output.note(f"from {file.name}: {summary or 'nothing beyond the given flags'}")
+        given = added | given
     return given
 
 
@@ -167,14 +163,6 @@ def _add(given: dict[str, Any], setting: Setting, value: Any, typed: str) -> Non
     if given.setdefault(setting.name, value) != value:
         text = f"{typed} and {setting.flag} {setting.typed(given[setting.name])} conflict"
         raise UsageError(text, hint="use only one")
-
-
-def _with_file(given: Given, name: str, from_file: Given) -> dict[str, Any]:
-    """Add the settings of a file beneath the given ones, and print a note of those that count."""
-    added = sources.beneath(given, from_file)
-    summary = ", ".join(f"{SETTINGS[name].option} {SETTINGS[name].typed(value)}" for name, value in added.items())
-    output.note(f"from {name}: {summary or 'nothing beyond the given flags'}")
-    return {**added, **given}
 
 
 class ConfigFile(NamedTuple):

@@ -11,7 +11,6 @@ fix a difference. `verify` has the checks of dumps and packs.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -36,7 +35,6 @@ from actordbg.formats.recording_reading import read_counters, read_ring
 from actordbg.formats.ringfile import place, ring_paths
 from actordbg.formats.store_files import FORMAT, KINDS, TEMPORARY, read_regular
 from actordbg.formats.weight_hashes import WEIGHTS, read_weights
-from actordbg.install.patching import Event
 from actordbg.records.comparison_record import ComparisonRecord, MemoryRecord, NoiseRecord
 from actordbg.records.journal import SPEC, TENSORS, read_chunks, result_of
 from actordbg.records.matrix_record import MatrixRecord
@@ -54,6 +52,7 @@ _FOLDERS = re.compile(
     r"(controls|comparisons|noise|matrices|memory|events|models|reports|rings|quarantine|cache)|(counters|weights|packs|backups)(/[^/]+)?"
     r"|dumps(/[^/]+(/rank\d{4,})?)?|replays(/[^/]+(/tensors)?)?|trainchecks(/[^/]+(/logs|/cell-\d+\.\d+(/tensors)?)?)?"
 )
+"""What a store may hold. `events` and `backups` are those of earlier versions."""
 _OWN_CHECKS = ("FORMAT", "catalog.db")
 """Files whose type is left to their own checks."""
 _NOT_LOOKED_INTO = ("models", "reports", "rings", "quarantine", "cache")
@@ -156,12 +155,12 @@ def _copied(store: Store, copy: Store, folder: Path, deep: bool) -> Iterator[Fin
     except OSError as error:
         yield Finding(store.catalog_path, "unreadable", f"it cannot be copied, so it was not checked: {error.strerror}")
         return
-    revision = migrate.earlier(copy.catalog_path)
+    revision, usable = migrate.look(copy.catalog_path)
     with engine.catalog_errors(copy.catalog_path), contextlib.closing(sqlite3.connect(copy.catalog_path)) as connection:
         wrong = [row[0] for row in connection.execute("PRAGMA integrity_check")]
     if wrong != ["ok"]:
         yield Finding(store.catalog_path, "damaged-catalog", wrong[0][:200])
-    elif revision:
+    elif revision and not usable:
         yield Finding(store.catalog_path, "other-catalog", f"revision {revision}, this actordbg has {migrate.HEAD}")
     elif deep:
         yield from _compared(store, copy, folder)
@@ -299,18 +298,6 @@ def files_check(
     return look
 
 
-def backups(store: Store, deep: bool) -> Iterator[Finding]:
-    """Check the originals of patched files: each folder is named by the SHA-256 of its actor.py."""
-    for name in store.folder_names("backups", {}):
-        try:
-            digest = hashlib.sha256(read_regular(store.backups / name / "actor.py")).hexdigest()
-        except OSError as error:
-            yield Finding(store.backups / name, "damaged-backup", f"its actor.py cannot be read: {error.strerror}")
-            continue
-        if digest != name:
-            yield Finding(store.backups / name, "damaged-backup", f"the SHA-256 of its actor.py begins with {digest[:16]}")
-
-
 def rings(store: Store, deep: bool) -> Iterator[Finding]:
     """Report this machine's rings that are damaged, or that belong to dead processes and hold calls."""
     for path in (path for folder in {place(store), store.root / "rings"} for path in ring_paths(folder)):
@@ -353,8 +340,6 @@ CHECKS: dict[str, Check] = {
     "counters": files_check("counters", "damaged-counters", read_counters, by_run=True),
     "weights": files_check(WEIGHTS, "damaged-weights", read_weights, by_run=True),
     "rings": rings,
-    "events": files_check("events", "damaged-event", lambda path: Event(**json.loads(read_regular(path)))),
-    "backups": backups,
     "models": models,
     "catalog": catalog,
 }

@@ -178,8 +178,6 @@ def remove_unfinished_files(store: Store) -> None:
     folders = (
         store.root,
         store.controls,
-        store.events,
-        *store.backups.glob("*"),
         *store.counters.glob("*"),
         *store.dump_folders(),
         *store.pack_folders(),

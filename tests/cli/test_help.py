@@ -15,7 +15,6 @@ from actordbg.base.errors import UsageError
 from actordbg.cli import output, replay_work
 from actordbg.cli.app import CONTENTS, app
 from actordbg.cli.lazy import every_command, old_names, spelled
-from actordbg.replay.replay_data import Estimate
 from actordbg.store.layout import Store
 
 NAMES = dict(every_command(CONTENTS))
@@ -149,7 +148,7 @@ def test_a_whole_store_is_replayed_unasked_unless_it_takes_long(
     store: Store, monkeypatch: pytest.MonkeyPatch, count: int, seconds: float | None, goes: bool
 ):
     invoke(store, "dump", "create", "--count", count, "--seq-len", 8)
-    monkeypatch.setattr(replay_work, "estimated", lambda *_: None if seconds is None else Estimate(seconds, 1))
+    monkeypatch.setattr(replay_work, "expected_seconds", lambda *_: seconds)
     if goes:
         assert f"{count} inputs" in invoke(store, "replay", "--quiet", "--dry-run").stdout
     else:
