@@ -69,7 +69,6 @@ class CaptureOptions:
     writer: Literal["process", "thread"] = option_field(
         "process",
         "Compress and write in a separate process (less step-time overhead) or in a thread.",
-        metavar="process|thread",
         rank=30,
     )
 

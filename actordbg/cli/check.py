@@ -24,11 +24,9 @@ def check(
     ),
     inputs: ChosenInputs = ChosenInputs(),
     settings: Given = NONE,
-    golden: bool = option(
-        False, "Also judge the run's own outputs (--with-outputs); --model must hold that step's weights.", "--golden"
-    ),
-    junit: Path | None = option(None, "Also write JUnit XML there.", metavar="FILE", heading=_FOR),
-    github: bool = option(False, "Emit GitHub Actions annotations.", "--github", heading=_FOR, rank=30),
+    golden: bool = option(False, "Also judge the run's own outputs (--with-outputs); --model must hold that step's weights."),
+    junit: Path | None = option(None, "Also write JUnit XML there.", heading=_FOR),
+    github: bool = option(False, "Emit GitHub Actions annotations.", heading=_FOR, rank=30),
 ) -> None:
     """Replay a sample of dumps: do they run? Are they right?
 

@@ -157,7 +157,7 @@ def compare_logs(
             "(FILE#RUN selects a run) or .jsonl.",
         ),
     ],
-    each: bool = option(False, "Compare every pair of logs (default: all with the first).", "--each"),
+    each: bool = option(False, "Compare every pair of logs (default: all with the first)."),
     metric: str | None = option(
         None,
         (
@@ -166,7 +166,7 @@ def compare_logs(
         ),
         metavar="NAME",
     ),
-    threshold: float = option(0.05, "Relative difference at which values are too far apart.", metavar="X"),
+    threshold: float = option(0.05, "Relative difference at which values are too far apart."),
     rule: str = option(
         "first-mean-last",
         "Pass rule: first, mean and last value; or every step.",

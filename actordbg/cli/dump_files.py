@@ -123,7 +123,7 @@ def export(
     where: Where = None,
     out: Path = option(Path(), "Output folder.", "--out", "-o", metavar="DIR"),
     limit: Limit = 0,
-    force: bool = option(False, "Overwrite existing files.", "--force"),
+    force: bool = option(False, "Overwrite existing files."),
 ) -> None:
     """Write dumps as .safetensors files.
 
@@ -203,7 +203,7 @@ def pack(
 def unpack(
     ctx: typer.Context,
     where: Where = None,
-    all_: bool = option(False, "Unpack every packed dump.", "--all"),
+    all_: bool = option(False, "Unpack every packed dump."),
 ) -> None:
     """Take dumps out of their packs, byte for byte.
 
@@ -277,8 +277,8 @@ def prune(
     older_than: str | None = option(None, "Remove dumps older than this, e.g. 7d, 12h.", metavar="AGE"),
     keep: str | None = option(None, "Remove the oldest dumps until at most this much is left, e.g. 10GB.", metavar="SIZE"),
     run: OfRun = None,
-    damaged: bool = option(False, "Only corrupt files, not newer-format or unreadable ones.", "--damaged"),
-    pinned: bool = option(False, "Also remove protected dumps (default: keep them).", "--pinned"),
+    damaged: bool = option(False, "Only corrupt files, not newer-format or unreadable ones."),
+    pinned: bool = option(False, "Also remove protected dumps (default: keep them)."),
     yes: Yes = False,
 ) -> None:
     """Remove dumps.

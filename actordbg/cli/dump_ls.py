@@ -108,7 +108,7 @@ def show(
             autocompletion=stored("dump"),
         ),
     ],
-    values: bool = option(False, "Also read the tensors: min, max, non-zero (needs torch).", "--values"),
+    values: bool = option(False, "Also read the tensors: min, max, non-zero (needs torch)."),
 ) -> None:
     """Show one dump: its record, its tensors, its results.
 

@@ -28,7 +28,7 @@ def families(
     keep: Path | None = option(
         None, "Work in DIR and keep it, continuing an earlier run there (default: a temporary folder).", metavar="DIR"
     ),
-    list_: bool = option(False, "List the known families and run nothing.", "--list"),
+    list_: bool = option(False, "List the known families and run nothing."),
 ) -> None:
     """Test a small model of each family against laws and truth.
 

@@ -236,10 +236,10 @@ def spelled(parameter: Any) -> str:
 
 
 def _placeholder(kind: Any) -> str:
-    """Return what stands for a value of this type in a help: N, X, TEXT, PATH or the choices."""
+    """Return what stands for a value of this type in a help: N, X, TEXT, FILE or the choices."""
     while typing.get_origin(kind) is not typing.Literal and typing.get_args(kind):
         kind = next(part for part in typing.get_args(kind) if part is not type(None))
-    return "|".join(typing.get_args(kind)) or {int: "N", float: "X", Path: "PATH"}.get(kind, "TEXT")
+    return "|".join(typing.get_args(kind)) or {int: "N", float: "X", Path: "FILE"}.get(kind, "TEXT")
 
 
 def described(parameter: Any) -> str:

@@ -23,8 +23,8 @@ def matrix(
     inputs: ChosenInputs = ChosenInputs(),
     settings: Given = NONE,
     machines: EngineOptions = EngineOptions(),
-    skip_known: bool = option(False, "Skip cells known to fail (default: run them).", "--skip-known", rank=30),
-    no_truth: bool = option(False, 'Skip the truth; "passed" then only means finished.', "--no-truth", rank=30),
+    skip_known: bool = option(False, "Skip cells known to fail (default: run them).", rank=30),
+    no_truth: bool = option(False, 'Skip the truth; "passed" then only means finished.', rank=30),
     power: Power = False,
     truth: TruthDtype = None,
     baseline: str | None = option(
@@ -36,7 +36,7 @@ def matrix(
     resume: str | None = option(None, "Continue a stopped matrix.", metavar="MATRIX|last"),
     show: str | None = option(None, "Print an existing matrix; run nothing.", metavar="MATRIX|last"),
     yes: ConfirmOption = False,
-    dry_run: bool = option(False, "Print the cells; run nothing.", "--dry-run", rank=13),
+    dry_run: bool = option(False, "Print the cells; run nothing.", rank=13),
 ) -> None:
     """Find which setting combinations run and are right.
 

@@ -116,7 +116,6 @@ def takes_groups(function: Callable[..., Any]) -> Callable[..., Any]:
             options = []
             for field in dataclasses.fields(group):
                 if info := field.metadata.get("option"):
-                    info.param_decls = info.param_decls or (f"--{field.name.replace('_', '-')}",)
                     place, usual = info.rich_help_panel, HelpPlace()
                     rank = getattr(group, "rank", usual.rank) if place.rank == usual.rank else place.rank
                     info.rich_help_panel = HelpPlace(place.heading or getattr(group, "panel", ""), rank)
@@ -148,6 +147,9 @@ def _with_parameters(
     for mine in inspect.signature(function).parameters.values():
         parameters += instead.get(mine.name, [mine.replace(annotation=hints.get(mine.name))])
     parameters += instead.get("", ())
+    for mine in parameters:
+        if isinstance(mine.default, typer.models.OptionInfo) and not mine.default.param_decls:
+            mine.default.param_decls = (f"--{mine.name.strip('_').replace('_', '-')}",)
     functools.update_wrapper(called, function)
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {mine.name: mine.annotation for mine in parameters} | {"return": None}

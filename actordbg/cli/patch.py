@@ -209,7 +209,7 @@ def render(check: Check) -> str:
 
 def doctor(
     ctx: typer.Context,
-    quick: bool = option(False, "Skip the slow checks: imports.", "--quick"),
+    quick: bool = option(False, "Skip the slow checks: imports."),
     timeout: float = option(180.0, "Time limit for importing a module, in seconds.", min=1),
 ) -> None:
     """Check this machine and this Python environment.
@@ -250,7 +250,7 @@ def _render_all(checks: list[Check]) -> None:
 def adapters(
     ctx: typer.Context,
     named: list[str] | None = typer.Argument(None, metavar="ADAPTER", help="Only these adapters: names, or module:Class."),
-    template: bool = option(False, "Print a template for your own adapter.", "--template"),
+    template: bool = option(False, "Print a template for your own adapter."),
 ) -> None:
     """List trainer adapters and whether each one works here.
 

@@ -42,10 +42,8 @@ def replay(
         "-y",
         rank=30,
     ),
-    dry_run: bool = option(False, "Print the plan; start nothing.", "--dry-run", rank=12),
-    print_config: bool = option(
-        False, "Print settings and inputs as a file for --config; start nothing.", "--print-config", rank=30
-    ),
+    dry_run: bool = option(False, "Print the plan; start nothing.", rank=12),
+    print_config: bool = option(False, "Print settings and inputs as a file for --config; start nothing.", rank=30),
 ) -> None:
     """Replay recorded inputs outside the job.
 

@@ -35,19 +35,17 @@ class ChosenInputs:
     panel: ClassVar[str] = "Inputs"
 
     where: str | None = option_field(None, WHERE, metavar="EXPR", rank=0)
-    max_inputs: int | None = option_field(None, "At most N inputs over all workers.", min=1, metavar="N", rank=1)
+    max_inputs: int | None = option_field(None, "At most N inputs over all workers.", min=1, rank=1)
     input_file: list[Path] | None = option_field(
-        None, "Replay this dump file, pack, PACK#ID or old pickle (imported first); repeatable.", metavar="FILE", rank=19
+        None, "Replay this dump file, pack, PACK#ID or old pickle (imported first); repeatable.", rank=19
     )
-    order: Literal["time", "length", "shuffle"] | None = option_field(
-        None, "Input order (default: time).", metavar="time|length|shuffle", rank=30
-    )
-    shuffle_inputs: bool = option_field(False, "Alias of --order shuffle: one order per worker.", "--shuffle-inputs", hidden=True)
+    order: Literal["time", "length", "shuffle"] | None = option_field(None, "Input order (default: time).", rank=30)
+    shuffle_inputs: bool = option_field(False, "Alias of --order shuffle: one order per worker.", hidden=True)
     failed: bool = option_field(False, "Only dumps that did not pass last time.", "--failed", "--lf", rank=2)
-    longest: int | None = option_field(None, "N longest.", min=1, max=MOST_NAMED, metavar="N", rank=30)
-    slowest: int | None = option_field(None, "N slowest by last forward.", min=1, max=MOST_NAMED, metavar="N", rank=30)
-    diverse: int | None = option_field(None, "N most diverse.", min=1, max=MOST_NAMED, metavar="N", rank=18)
-    random_seed: int = option_field(42, "Seed of the shuffle.", metavar="N", rank=30)
+    longest: int | None = option_field(None, "N longest.", min=1, max=MOST_NAMED, rank=30)
+    slowest: int | None = option_field(None, "N slowest by last forward.", min=1, max=MOST_NAMED, rank=30)
+    diverse: int | None = option_field(None, "N most diverse.", min=1, max=MOST_NAMED, rank=18)
+    random_seed: int = option_field(42, "Seed of the shuffle.", rank=30)
 
     @property
     def ordered(self) -> str:
@@ -84,13 +82,11 @@ class EngineOptions:
         "--gpus-per-node",
         "--procs-per-node",
         min=1,
-        metavar="N",
     )
     max_failures: int | None = option_field(
         None,
         "Nodes that may die, and groups that may be lost outside an input; -1: unlimited (default 3).",
         min=-1,
-        metavar="N",
     )
     runtime_env: list[str] | None = option_field(
         None,
@@ -158,7 +154,6 @@ class StopOptions:
         None,
         "Rank that gets the prompt (default: 0, the rank with --break-input, or the rank that failed).",
         min=0,
-        metavar="N",
     )
     break_input: str | None = option_field(None, "Pause only at this input.", metavar="ID")
     break_wait: float | None = option_field(
@@ -183,7 +178,7 @@ class StopOptions:
         False, "Log shapes, dtype, device, mode and loss around each forward, per rank.", "--verbose", "-v"
     )
     log_level: Literal["warning", "info", "debug"] | None = option_field(
-        None, "info: like --verbose; debug: also a line per layer (default: warning, no lines).", metavar="warning|info|debug"
+        None, "info: like --verbose; debug: also a line per layer (default: warning, no lines)."
     )
     expect_eval: bool = option_field(False, "Fail inputs that run outside eval mode.")
 
@@ -276,9 +271,7 @@ class HowToTrain:
     )
     max_norm: float = option_field(1.0, "Clip gradients to this norm; 0: no clipping.", min=0)
     gradient_checkpointing: bool = option_field(False, "Recompute layers in the backward (except in the baseline).")
-    threshold: float = option_field(0.05, "Limit for the relative difference of first, mean and last loss.", metavar="X", rank=14)
+    threshold: float = option_field(0.05, "Limit for the relative difference of first, mean and last loss.", rank=14)
     log_dir: Path | None = option_field(None, "Folder for the configurations' logs (default: in the store).", metavar="DIR")
     storage: str | None = option_field(None, "Checkpoint folder, to resume from after a crash.", metavar="DIR")
-    checkpoint_every: int | None = option_field(
-        None, "Steps between checkpoints (default: a tenth of --steps).", min=1, metavar="N"
-    )
+    checkpoint_every: int | None = option_field(None, "Steps between checkpoints (default: a tenth of --steps).", min=1)
