@@ -64,7 +64,7 @@ def watch(
         if new and not output.wanted.silent:
             note(f"watching {', '.join(new[:8])}{f' and {len(new) - 8} more' * (len(new) > 8)}; Ctrl-C ends it")
 
-    if tables := [path for path in output.wanted.files if path.suffix.lower() == ".csv"]:
+    if tables := [path for path in output.wanted.files if output.form_of(path) == "csv"]:
         out, output.wanted = tables[0], replace(output.wanted, files=tuple({*output.wanted.files} - {*tables}))
     most = None if lasting is None else parse_seconds("--for", lasting)
     interval_s = parse_seconds("--interval", interval)

@@ -168,14 +168,6 @@ def _output(name: str, kind: Any, default: Any, help: str, *names: str, rank: in
     return parameter(name, kind, option(default, help, *names, heading=OUTPUT, rank=rank, **facts))
 
 
-_SUFFIXES = {
-    "html": (".html", ".htm"),
-    "md": (".md", ".markdown", ".txt"),
-    "json": (".json",),
-    "csv": (".csv",),
-    "plot": (".svg", ".png", ".pdf"),
-}
-"""The suffixes that -o takes, by the word in `lazy.Command.outputs`."""
 _OUTPUTS = {
     "html": _output("opened", bool, False, "Open the page in a browser.", "--open", rank=13),
     "empty": _output("allow_empty", bool, False, "Exit 0, not 5, if nothing is selected.", "--allow-empty", rank=50),
@@ -200,7 +192,8 @@ def takes_outputs(function: Callable[..., Any], words: str) -> Callable[..., Any
     Their values go into `output.wanted`, which the printing functions read.
     """
     has_store, named = "ctx" in inspect.signature(function).parameters, words.split()
-    suffixes = [suffix for word in named if "file" in named for suffix in _SUFFIXES.get(word, ())]
+    forms = named + ["text"] * ("md" in named)
+    suffixes = [suffix for suffix, form in output.FORMS.items() if form in forms] if "file" in named else []
     named += [*["store"] * has_store, "color", "help"]
     options = [_OUTPUTS[word] for word in named if word in _OUTPUTS]
     if suffixes:
@@ -238,7 +231,7 @@ def _require_writable(file: Path, suffixes: Sequence[str]) -> None:
         message = f"-o {file.name}: this command cannot write {suffix or 'a name without a suffix'}"
         raise UsageError(message, hint=f"use one of {', '.join(suffixes)}")
     check_place(file)
-    if suffix in _SUFFIXES["plot"]:
+    if output.form_of(file) == "plot":
         require_package(f"-o {file.name}", "vl_convert", "vl-convert-python")
 
 

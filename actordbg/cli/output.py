@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from actordbg.base.errors import ActordbgError, UsageError
-from actordbg.base.foreign_text import in_csv, in_json, in_line, in_lines
+from actordbg.base.foreign_text import in_json, in_line, in_lines
 from actordbg.base.units import human_bytes as human_bytes
 from actordbg.base.units import plural as plural
 
@@ -48,6 +48,11 @@ _QUOTED, _HELD = re.compile(r"`[^`]*`"), "\x00"
 """A command in backticks, and the placeholder for its spaces while lines are wrapped: `in_line` removes that character."""
 Format = Literal["text", "md", "json", "csv", "html"]
 """Output formats. HTML is only written to files."""
+FORMS = {
+    ".html": "html", ".htm": "html", ".md": "md", ".markdown": "md", ".txt": "text", ".json": "json", ".csv": "csv",
+    ".svg": "plot", ".png": "plot", ".pdf": "plot",
+}  # fmt: skip
+"""What -o writes, by suffix."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,12 +81,17 @@ class OutputOptions:
     @property
     def page(self) -> Path | None:
         """Return the page to write, if any."""
-        return next((path for path in self.files if path.suffix.lower() in PAGES), None)
+        return next((path for path in self.files if form_of(path) == "html"), None)
 
     @property
     def silent(self) -> bool:
         """Check whether to print only the result."""
         return self.quiet or self.json
+
+
+def form_of(path: Path) -> Any:
+    """Return what -o writes into this file; None if its suffix says nothing."""
+    return FORMS.get(path.suffix.lower())
 
 
 wanted = OutputOptions()
@@ -382,37 +392,25 @@ def say_document(
         open_page(page)
 
 
-PAGES = (".html", ".htm")
-
-
 def write_files(answer: Any, blocks: Sequence[Block] = ()) -> None:
     """Write the result to the files of -o, and print a note for each: rows as CSV, a document's charts as a picture."""
     from actordbg.document import page, renderings
     from actordbg.document.blocks import Chart
 
     for path in wanted.files:
-        suffix = path.suffix.lower()
-        if suffix in page.SUFFIXES:
+        form, text = form_of(path), ""
+        if form == "plot":
             if page.save([block for block in blocks if isinstance(block, Chart)], path):
                 note(f"wrote {path}")
-        elif suffix == ".csv":
-            write_file(path, _as_csv(json.loads(as_json_text(answer))))
-        elif suffix == ".json":
-            write_file(path, as_json_text(answer, 2) + "\n")
+            continue
+        if form == "csv":
+            rows = json.loads(as_json_text(answer))
+            text = renderings.as_csv(list(rows[0]) if rows else (), rows)
+        elif form == "json":
+            text = as_json_text(answer, 2) + "\n"
         else:
-            form = page.as_html if suffix in PAGES else renderings.as_text if suffix == ".txt" else renderings.as_markdown
-            write_file(path, form(blocks))
-
-
-def _as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    import csv
-    import io
-
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]) if rows else (), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: in_csv(value) if isinstance(value, str) else value for name, value in row.items()} for row in rows)
-    return out.getvalue()
+            text = {"html": page.as_html, "text": renderings.as_text, "md": renderings.as_markdown}[form or "text"](blocks)
+        write_file(path, text)
 
 
 def temporary_page() -> Path:

@@ -35,11 +35,6 @@ if TYPE_CHECKING:
     from actordbg.store.layout import Store
 
 
-_BY_SUFFIX: dict[str, Format] = {
-    ".txt": "text", ".md": "md", ".markdown": "md", ".json": "json", ".csv": "csv", ".html": "html", ".htm": "html",
-}  # fmt: skip
-
-
 def report(
     ctx: typer.Context,
     replays: list[str] | None = typer.Argument(
@@ -71,7 +66,7 @@ def report(
         return say_lines(as_text(explanations()))
     wanted = output.wanted
     files = wanted.files or (temporary_page(),) * wanted.opened
-    chosen = {file: chosen_format(format, wanted.json, _BY_SUFFIX.get(file.suffix.lower(), "text")) for file in files}
+    chosen = {file: chosen_format(format, wanted.json, output.form_of(file) or "text") for file in files}
     page = next((file for file, form in chosen.items() if form == "html"), None)
     if wanted.opened and page is None:
         raise UsageError("--open needs HTML", hint="end -o in .html, or drop --format")

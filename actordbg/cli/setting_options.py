@@ -86,7 +86,7 @@ def _options(command: str) -> Iterator[inspect.Parameter]:
         switch, values = setting.kind is bool, setting.values
         named = f"{setting.flag}/--no-{setting.option}" if switch else setting.flag
         facts = {
-            "metavar": setting.metavar,
+            "metavar": setting.metavar or "|".join(map(str, values)) or None,
             "heading": _ACTOR,
             "rank": setting.rank,
             "autocompletion": of_values(values) if values else None,

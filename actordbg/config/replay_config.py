@@ -68,7 +68,7 @@ class ReplayConfig:
     through: str | None = deciding_setting(
         None,
         help="rows: a plain transformers model, no trainer; trainer: the trainer's own code (default: set by the recorder).",
-        metavar="rows|trainer", column="rows, or trainer: whose code computed",
+        column="rows, or trainer: whose code computed",
         values=("rows", "trainer"), words={"rows": "on the rows", "trainer": "through the trainer"},
         unset="through what recorded it", quiet=(None,), axis=Axis("default: by who recorded them"), beside_truth=(None, "rows"),
     )  # fmt: skip
@@ -81,7 +81,7 @@ class ReplayConfig:
     backend: str = deciding_setting(
         "plain",
         help="Plain PyTorch (default), the trainer's DeepSpeed strategy, or FSDP2 (fully_shard).",
-        rank=4, metavar="|".join(BACKENDS), column="plain, deepspeed, ...",
+        rank=4, column="plain, deepspeed, ...",
         values=BACKENDS, words="{}", axis=Axis("default: plain"), beside_truth=("plain",),
     )  # fmt: skip
     zero_stage: int = deciding_setting(
@@ -94,21 +94,21 @@ class ReplayConfig:
     nproc: int = deciding_setting(
         1,
         help="Processes, one per GPU (default 1).",
-        rank=5, metavar="N", column="processes",
+        rank=5, column="processes",
         least=1, words="{} processes", brief="{} proc", quiet=(1,), axis=Axis("default: 1, or what tp and ring need"),
         resolved="world_size",
     )  # fmt: skip
     tp: int = deciding_setting(
         1,
         help="Tensor-parallel size, by the model's own plan (fsdp2).",
-        metavar="N", column="ranks of a tensor-parallel group",
+        column="ranks of a tensor-parallel group",
         least=1, words="tp {}", quiet=(1,), axis=Axis("tensor-parallel sizes, for cells with fsdp2"), backends=("fsdp2",),
         needs="--backend fsdp2", beside_truth=(1,),
     )  # fmt: skip
     ring: int = deciding_setting(
         1,
         help="Ring-attention size (needs --packing).",
-        metavar="N", column="ranks of a ring-attention group",
+        column="ranks of a ring-attention group",
         least=1, words="ring {}", quiet=(1,), axis=Axis("ring sizes, for packed cells of deepspeed and fsdp2"),
         backends=TOGETHER, needs="--backend fsdp2, or deepspeed", beside_truth=(1,),
     )  # fmt: skip
@@ -121,13 +121,13 @@ class ReplayConfig:
     dtype: str | None = deciding_setting(
         None,
         help="Parameter dtype (default: as recorded, else bf16; fp32 for `tiny` on a CPU).",
-        rank=6, metavar="bf16|fp16|fp32", column="bf16, fp16 or fp32",
+        rank=6, column="bf16, fp16 or fp32",
         values=tuple(DTYPES), words="{}", unset="the recorded dtype", axis=Axis("default: as `replay`'s"), decides_truth=True,
     )  # fmt: skip
     attn: str | None = deciding_setting(
         None,
         help="Attention (default: flash_attention_2 with CUDA and flash-attn, else sdpa).",
-        rank=7, metavar="flash_attention_2|sdpa|eager", column="attention: flash_attention_2, sdpa or eager",
+        rank=7, column="attention: flash_attention_2, sdpa or eager",
         values=ATTENTIONS, words="{}", brief={"flash_attention_2": "flash"}, unset="the machine's attention",
         axis=Axis("default: flash_attention_2,sdpa", ("flash_attention_2", "sdpa")), shorthand=("no-flash-attn", "sdpa"),
         switchable=True, beside_truth=(None, "eager"),
@@ -142,7 +142,7 @@ class ReplayConfig:
     compile_backend: str | None = deciding_setting(
         None,
         help="Backend of torch.compile (default inductor). aot_eager skips code generation; eager also skips AOTAutograd.",
-        metavar="inductor|aot_eager|eager", column="what torch.compile was told to use: inductor, aot_eager or eager",
+        column="what torch.compile was told to use: inductor, aot_eager or eager",
         values=COMPILE_BACKENDS, words="compile backend {}", brief={}, unset="no compile backend", quiet=(None, "inductor"),
         axis=Axis("for compiled cells"), needs="--compile on, or off,on", switchable=True, beside_truth=(None,),
     )  # fmt: skip
@@ -177,14 +177,13 @@ class ReplayConfig:
     seed: int | None = setting(
         None,
         help="RNG seed for each input (default: the recorded RNG state, else 0).",
-        metavar="N", column="random seed",
+        column="random seed",
         words="seed {}", unset="the recorded RNG state", quiet=(None,), numbers=True, switchable=True, resolved=None,
     )  # fmt: skip
     align: str | None = setting(
         None,
         help="same: every rank runs the same input. rank: its own input of the recorded call. shuffle: its share, shuffled, in "
         "unequal numbers; may hang. Default: its share, in step.",
-        metavar="same|rank|shuffle",
         column="which rank gets which input: same, rank or shuffle; NULL for each its share",
         values=("same", "rank", "shuffle"), words="align {}", unset="each rank its share", quiet=(None,), commands=_REPLAYS,
         numbers=True, resolved=None, beside_truth=(None,),
@@ -252,7 +251,7 @@ class ReplayConfig:
     accept: str | None = run_setting(
         None,
         help="Do not fail on this law verdict.",
-        metavar="|".join(ACCEPTABLE), column="the verdict of the laws that was accepted; NULL for none",
+        column="the verdict of the laws that was accepted; NULL for none",
         values=ACCEPTABLE, words="{} accepted", commands=(*_JUDGES, "families"),
     )  # fmt: skip
 
