@@ -32,7 +32,7 @@ DUMP = CommandGroup(
         Command("Show calls captured and dropped by each process.", "dump_recording:status", FACTS),
         Command("Recover dead processes' last calls as dumps.", "dump_recording:recover"),
         Command("Import pickles of the old recorder; execute nothing in them.", "dump_files:import_"),
-        Command("Make random inputs of chosen shapes.", "dump_files:create"),
+        Command("Create random inputs of given shapes.", "dump_files:create"),
         Command("List dumps, newest first.", "dump_ls:ls", f"empty {LIST}"),
         Command("List the columns, functions and operators of --where.", "dump_ls:columns", LIST),
         Command("Show one dump: its record, its tensors, its results.", "dump_ls:show", FACTS),

@@ -86,7 +86,6 @@ def option_field(default: Any, help: str, *names: str, **facts: Any) -> Any:
 Limit = Annotated[int, option(..., "At most N rows; 0 for all.", min=0)]
 WHERE = 'Select dumps with an SQL expression, e.g. "seq_len>4096 and rank=0"; repeat it to combine with "and".'
 Where = Annotated[str | None, option(..., WHERE, metavar="EXPR", heading="Inputs", rank=0)]
-OfRun = Annotated[str | None, option(..., "Only dumps of this training run.", metavar="NAME")]
 Yes = Annotated[bool, option(..., "Do it (default: only print what would be done).", "--yes", "-y")]
 Power = Annotated[
     bool, option(..., "Plant faults of several sizes in the truth and report which would be detected.", "--power", rank=30)
