@@ -22,8 +22,9 @@ from actordbg.cli import output
 from actordbg.cli.options import command_line, settings_of, store_of
 from actordbg.cli.output import note, plural, progress
 from actordbg.cli.replay_options import ChosenInputs
+from actordbg.cli.setting_options import selecting
 from actordbg.config.choices import is_local
-from actordbg.config.replay_config import TINY, USUAL_LAWS, ReplayConfig
+from actordbg.config.replay_config import SETTINGS, TINY, USUAL_LAWS, ReplayConfig
 from actordbg.config.sources import Asked, build_config
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.launch import surrounding_launcher
@@ -97,6 +98,16 @@ def asked_for(ctx: typer.Context, flags: Mapping[str, Any]) -> Asked:
     if requested.sources:
         note(f"not from the command line: {requested.in_words}")
     return requested
+
+
+def config_of(ctx: typer.Context, flags: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the tables of a --config file that reproduces this invocation: the options that select inputs, and the settings."""
+    requested, chosen = asked_for(ctx, flags), {}
+    for name, option in selecting(ctx).items():
+        if (value := ctx.params[option.name]) not in (None, False, [], (), option.default):
+            chosen[name] = [str(path.absolute()) for path in value] if isinstance(value, list) else value
+    settings = {SETTINGS[name].option: getattr(requested.config, name) for name in {**flags, **requested.sources}}
+    return {"inputs": chosen, "replay": settings}
 
 
 def kept(requested: Asked, flags: Mapping[str, Any]) -> ReplayConfig:
