@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import typer
 
 from actordbg.cli import output
 from actordbg.cli.options import option, require_good
-from actordbg.cli.output import open_page, write_file
+from actordbg.cli.output import open_page, say_document, write_file
 from actordbg.cli.replay_options import ChosenInputs
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
@@ -24,8 +23,11 @@ def check(
     ),
     inputs: ChosenInputs = ChosenInputs(),
     settings: Given = NONE,
-    golden: bool = option(
-        False, "Also judge the run's own outputs (--with-outputs); --model must hold that step's weights.", "--golden"
+    of_run: bool = option(
+        False,
+        "Also judge the run's own outputs (--with-outputs); --model must hold that step's weights.",
+        "--recorded",
+        "--golden",
     ),
     junit: Path | None = option(None, "Also write JUnit XML there.", metavar="FILE", rich_help_panel=_FOR),
     github: bool = option(False, "Emit GitHub Actions annotations.", "--github", rich_help_panel=_FOR),
@@ -47,8 +49,9 @@ def check(
     from actordbg.catalog.query import count_dumps, open_fresh
     from actordbg.cli import check_work as work
     from actordbg.cli import replaying
+    from actordbg.document.blocks import Items
     from actordbg.document.page import check_place
-    from actordbg.judge.check import answer_of_check
+    from actordbg.judge.check import check_data
     from actordbg.judge.exports import junit_xml
 
     flags = replaying.flags_of(settings)
@@ -62,15 +65,16 @@ def check(
     if not plan.spec.inputs:
         raise replaying.nothing_to("check", store, inputs)
     of = len(plan.spec.inputs) if inputs.input_file else count_dumps(open_fresh(store), of_all)
-    checked = work.run_with_bar(store, plan.spec, golden)
-    answer = answer_of_check(checked, of=of, recorded=recorded)
-    page = work.write_check_page(store, checked, answer, html)
-    answer = replace(answer, page=str(page))
-    work.print_check(answer)
+    checked = work.run_with_bar(store, plan.spec, of_run)
+    verdict = checked.verdict(of=of, recorded=recorded)
+    page = work.write_check_page(store, checked, verdict, html)
+    data = check_data(checked, verdict, of=of) | {"page": str(page)}
+    facts = Items((f"configuration: {data['configuration']}", f"page: {page}"))
+    say_document([verdict, facts], data=data)
     if junit is not None:
-        write_file(junit, junit_xml(checked, answer).decode())
+        write_file(junit, junit_xml(checked, verdict).decode())
     if opened:
         open_page(page)
     if github:
-        work.annotate(checked, answer)
-    require_good(answer.good)
+        work.annotate(checked, [verdict, facts])
+    require_good(verdict.good)

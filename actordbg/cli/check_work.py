@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,17 +14,18 @@ from actordbg.base.units import plural
 from actordbg.catalog.selections import joined
 from actordbg.cli import output
 from actordbg.cli.options import store_of
-from actordbg.cli.output import emit, note, note_some, progress, say, say_lines, say_wrapped
+from actordbg.cli.output import note, note_some, progress, say
 from actordbg.cli.replay_options import ChosenInputs
 from actordbg.cli.replaying import counting, replaying, require_runnable
+from actordbg.document.blocks import Block, Verdict, verdict_in
 from actordbg.document.page import as_html, write_named
 from actordbg.document.renderings import as_markdown
 from actordbg.dumps.importer import find_pickles, import_paths
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.store_files import atomic_write, make_folder
-from actordbg.judge.check import ROUNDING, TRUTH, CheckAnswer, CheckFound, check_blocks, check_document, run_check
+from actordbg.judge.check import ROUNDING, TRUTH, CheckFound, check_blocks, run_check
 from actordbg.judge.exports import workflow_commands
-from actordbg.judge.load_replays import load, pictures
+from actordbg.judge.load_replays import page_of, pictures
 from actordbg.records.journal import read_standing
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.selection import PICKLES
@@ -83,7 +85,7 @@ def with_paths(ctx: typer.Context, paths: list[Path], inputs: ChosenInputs) -> C
     return replace(inputs, where=joined(inputs.where, f"dump_id in ({chosen})"))
 
 
-def run_with_bar(store: Store, spec: ReplaySpec, golden: bool) -> CheckFound:
+def run_with_bar(store: Store, spec: ReplaySpec, recorded: bool) -> CheckFound:
     """Run the check with a progress bar over all its stages. On Ctrl-C, keep the results and print how to continue."""
     require_runnable(store, spec)
     count = len(spec.inputs)
@@ -103,7 +105,7 @@ def run_with_bar(store: Store, spec: ReplaySpec, golden: bool) -> CheckFound:
                 counted(event)
 
             counted = counting(catalog, lambda n=1, note="": advance(n, note=note and f"{list(done)[-1]}: {note}"))
-            return run_check(store, spec, golden=golden, on_stage=on_stage, on_event=on_event, on_tick=catalog.tick)
+            return run_check(store, spec, recorded=recorded, on_stage=on_stage, on_event=on_event, on_tick=catalog.tick)
     except KeyboardInterrupt:
         left = read_standing(store.replays / spec.replay_id)[1] != COMPLETE
         first = f"`actordbg replay --resume {spec.replay_id}`, then " if left else ""
@@ -111,37 +113,24 @@ def run_with_bar(store: Store, spec: ReplaySpec, golden: bool) -> CheckFound:
         raise typer.Exit(130) from None
 
 
-def write_check_page(store: Store, checked: CheckFound, answer: CheckAnswer, named: Path | None) -> Path:
+def write_check_page(store: Store, checked: CheckFound, verdict: Verdict, named: Path | None) -> Path:
     """Write the page to `named`, else into the store's reports/, and return its path."""
-    (data,) = load(store, [answer.replay_id]).replays  # with its comparisons
-    page = as_html(check_blocks(checked, answer, pictures(store, data))).encode()
+    page = as_html(check_blocks(checked, verdict, pictures(store, checked.data))).encode()
     if named is not None:
         write_named(named, page)
         return named
     make_folder(store.reports)
-    path = store.reports / f"check-{answer.replay_id}.html"
+    path = page_of(store, checked.data.spec.replay_id)
     atomic_write(path, page)
     return path
 
 
-def print_check(answer: CheckAnswer) -> None:
-    if output.wanted.format == "md":
-        return say_lines(as_markdown(check_document(answer)))
-
-    def render(answer: CheckAnswer) -> None:
-        say_wrapped(answer.sentence, rest="  ")
-        for name, text in (*answer.figures, ("configuration", answer.configuration)):
-            say_wrapped(f"  {name:<14}  {text}", rest=" " * 18)
-        say(f"next: {answer.next}")
-        say(f"page: {answer.page}")
-
-    return emit(answer, render)
-
-
-def annotate(checked: CheckFound, answer: CheckAnswer) -> None:
+def annotate(checked: CheckFound, document: Sequence[Block]) -> None:
     """Print GitHub annotations, and append the result to the workflow's summary page if there is one."""
-    for line in workflow_commands(checked, answer):
+    verdict = verdict_in(document)
+    assert verdict is not None
+    for line in workflow_commands(checked, verdict):
         (output.note if output.wanted.json else say)(line)
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with open(summary, "a", encoding="utf-8") as file:
-            file.write(as_markdown(check_document(answer)))
+            file.write(as_markdown(document))

@@ -32,6 +32,7 @@ from actordbg.base.errors import ActordbgError, UsageError
 from actordbg.base.foreign_text import in_json, in_line, in_lines
 from actordbg.base.units import human_bytes as human_bytes
 from actordbg.base.units import plural as plural
+from actordbg.base.units import with_handles
 
 if TYPE_CHECKING:
     from actordbg.document.blocks import Block
@@ -112,29 +113,61 @@ def as_json_text(answer: Any, indent: int | None = None) -> str:
 
 def say(text: str = "") -> None:
     """Print a line of the result, with line breaks escaped."""
-    typer.echo(in_line(text))
+    typer.echo(_line(text))
 
 
-def say_lines(text: str, style: Callable[[str], str] | None = None) -> None:
-    """Print formatted lines of the result, such as a table or a document. `style` adds colors."""
-    shown = in_lines(text.rstrip("\n"))
-    typer.echo(style(shown) if style is not None else shown)
+def say_lines(text: str) -> None:
+    """Print formatted lines of the result, such as a table or a document."""
+    typer.echo(in_lines(text.rstrip("\n")))
+
+
+def _line(text: str) -> str:
+    """Escape a line of text, and replace dump ids by handles."""
+    return in_line(with_handles(text))
+
+
+_HUES = {"good": "green", "part": "yellow", "bad": "red"}
+
+
+def _colored(text: str) -> str:
+    """Color the verdict words at the beginning of a document and in its tables; typer removes colors where none are wanted."""
+    from actordbg.document.blocks import TONES
+
+    words = re.compile(rf"(?<![\w-])({'|'.join(sorted(TONES, key=len, reverse=True))})(?![\w-])")
+
+    def styled(match: re.Match[str]) -> str:
+        return typer.style(match[0], fg=_HUES[TONES[match[0]]], bold=match[0].isupper())
+
+    first, *lines = text.split("\n")
+    first = words.sub(styled, first, count=1) if words.match(first) else first
+    return "\n".join([first, *(words.sub(styled, line) if line[:2] == "  " else line for line in lines)])
 
 
 def say_wrapped(text: str, rest: str = "") -> None:
     """Print a paragraph of the result, wrapped in a terminal; `rest` indents the lines after the first."""
-    typer.echo(_wrapped(in_line(text), sys.stdout, rest))
+    typer.echo(_wrapped(_line(text), sys.stdout, rest))
 
 
 def say_fact(name: str, text: str, room: int = 14) -> None:
     """Print a name and its value, wrapped and aligned in a terminal."""
     head = f"{in_line(name):<{room}} "
-    typer.echo(head + _wrapped(in_line(text), sys.stdout, " " * len(head), beside=len(head)))
+    typer.echo(head + _wrapped(_line(text), sys.stdout, " " * len(head), beside=len(head)))
 
 
 def note(text: str) -> None:
     """Print a note about the result on standard error, so that a pipe gets only the result."""
-    typer.echo(_wrapped(in_line(text), sys.stderr), err=True)
+    typer.echo(_wrapped(_line(text), sys.stderr), err=True)
+
+
+def say_verdict(sentence: str) -> None:
+    """Print a verdict, colored in a terminal."""
+    typer.echo(_colored(_wrapped(_line(sentence), sys.stdout)))
+
+
+def say_next(command: str) -> None:
+    """Note the command to run next, unless only the result is wanted."""
+    if not wanted.silent:
+        typer.echo(f"next: {in_line(command)}", err=True)
 
 
 def note_some(lines: Sequence[str], most: int) -> None:
@@ -318,12 +351,11 @@ def say_document(
     blocks: Sequence[Block],
     *,
     data: Mapping[str, Any],
-    brief: Iterable[Block] = (),
-    style: Callable[[str], str] | None = None,
+    brief: Sequence[Block] = (),
 ) -> None:
     """Print a result in the requested format, and write the requested page and plot.
 
-    data: the result's JSON, to which the blocks' data is added. brief: a shorter document for text; style: adds colors to it.
+    data: the result's JSON, to which the blocks' data is added. brief: a shorter document for text.
     """
     from actordbg.document import page as pages
     from actordbg.document.blocks import Chart, as_data
@@ -337,7 +369,8 @@ def say_document(
     elif how.format == "md":
         say_lines(as_markdown(blocks))
     else:
-        say_lines(as_text(brief or blocks), style)
+        first, _, rest = in_lines(as_text(brief or blocks).rstrip("\n")).partition("\n")
+        typer.echo(_colored(f"{_wrapped(first, sys.stdout)}\n{rest}"))
     if how.plot is not None and pages.save([block for block in blocks if isinstance(block, Chart)], how.plot):
         note(f"wrote {how.plot}")
 

@@ -13,17 +13,19 @@ from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import in_time
 from actordbg.catalog.query import open_fresh
 from actordbg.cli import output
-from actordbg.cli.output import human_bytes, note, plural, say, say_fact, say_wrapped
+from actordbg.cli.output import human_bytes, note, plural, say, say_fact, say_verdict, say_wrapped
 from actordbg.cli.replay_options import MOST_UNASKED, StopOptions
 from actordbg.cli.replaying import counting, replaying, require_runnable, say_skipped, what_there_is
 from actordbg.config.as_ran import on_machine, toy
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.debug.meeting import Relay
 from actordbg.debug.replay_stops import StopOrder
+from actordbg.document.blocks import as_data
 from actordbg.formats.weight_hashes import RECORDED_WEIGHTS
 from actordbg.judge.agreement import against_the_run, laws_in_words, ranks_in_words
 from actordbg.judge.report_model import ReplaySummary
-from actordbg.judge.summary import summarise
+from actordbg.judge.summary import summary_of
+from actordbg.judge.verdicts import replay_verdict
 from actordbg.records.journal import TENSORS, read_results
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay import supervise
@@ -181,12 +183,14 @@ def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> dict[str, Any]:
     """
     folder = store.replays / spec.replay_id
     data = data_of(store, spec)
-    summary = summarise([data], selection=spec.replay_id, now=spec.created_at).replays[0]
+    summary = summary_of(data)
     counts = {name: getattr(summary.counts, name) for name in _COUNTS}
+    verdict = replay_verdict(summary)
     copied = ("replay_id", "status", "peak_memory_bytes", *_RECORDED, "ranks", "laws", "resolved")
     return {
         **{name: getattr(summary, name) for name in copied},
         **counts,
+        **as_data([verdict]),
         "selected": len(spec.inputs),
         "good": is_good(summary, spec.config),
         "note": "",
@@ -225,11 +229,12 @@ def render(answer: dict[str, Any]) -> None:
         for share in answer["shares"]:
             say_wrapped(_share(share), "    ")
         return
+    say_verdict(answer["sentence"])
     words = {"stopped": "stopped by the user", "not_run": "not run"}
     counts = ", ".join(f"{answer[name]:,} {words.get(name, name)}" for name in _COUNTS if answer[name])
     laws = f"; {answer['laws'].headline}" if answer["laws"] is not None else ""
-    head = f"replay {answer['replay_id']} ({answer['status']}): {plural(answer['selected'], 'input')}, {counts}{laws}"
-    say_wrapped(head, "  ")
+    head = f"  replay {answer['replay_id']} ({answer['status']}): {plural(answer['selected'], 'input')}, {counts}{laws}"
+    say_wrapped(head, "    ")
     for label, text in _lines(answer):
         say_fact(f"  {label}", text, 16)
     for group in answer["failures"]:
@@ -242,6 +247,8 @@ def render(answer: dict[str, Any]) -> None:
             if text:
                 say_wrapped(f"  {text}", "    ")
         say(f"  e.g. {group['examples'][0]}")
+    if answer["next"]:
+        say(f"next: {answer['next']}")
 
 
 def _share(share: dict[str, Any]) -> str:
@@ -283,5 +290,5 @@ def _lines(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield from (("ranks", text) for text in ranks_in_words(answer["ranks"]))
     yield from (("laws", text) for text in laws_in_words(answer["laws"])[1:])
     if answer["kept_bytes"]:
-        yield "saved", f"{human_bytes(answer['kept_bytes'])} of outputs, for `actordbg compare {answer['replay_id']} ...`"
+        yield "saved", f"{human_bytes(answer['kept_bytes'])} of outputs, for `actordbg compare`"
     yield "journals, logs", answer["folder"]

@@ -40,7 +40,7 @@ TOY_MODEL = "TOY MODEL"
 DEFAULT_SEED = 0
 NAME = re.compile(r"[A-Za-z][\w.+-]{0,63}\Z")
 """Valid names of replays: ids begin with a digit."""
-NOT_NAMES = ("last", "all", "truth", "golden")
+NOT_NAMES = ("last", "all", "truth", "golden", "recorded")
 """Words that mean other things where a replay is named."""
 
 _REPLAYS = ("replay", "check", "noise", "matrix")
