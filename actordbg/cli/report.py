@@ -18,10 +18,12 @@ from actordbg.cli.output import (
     Format,
     TokenizerFile,
     as_json,
+    as_json_text,
     note,
     open_page,
     say,
     say_lines,
+    say_next,
     table,
     texts_of,
     write_file,
@@ -52,7 +54,7 @@ def report(
         help="Replays by id, name or @1 (default: last).",
         autocompletion=stored("replay"),
     ),
-    everything: bool = option(False, "Report every replay of the store, oldest first.", "--all"),
+    everything: bool = option(False, "List your replays with their verdicts, newest first (csv: every result).", "--all"),
     format: Format | None = option(
         None, "Output format (default: by --output's suffix, else text); csv has a row per result.", "--format", "-f"
     ),
@@ -65,8 +67,8 @@ def report(
 ) -> None:
     """Report passes, failures and causes, time and memory.
 
-    Reports the last replay by default. Shows several replays side by side, with the first as the baseline. Exits with 0 even if
-    results failed.
+    Reports the last replay by default. Shows several replays side by side, with the first as the baseline; with --all, lists
+    them with their verdicts. Exits with 0 even if results failed.
 
     Example: actordbg report last --format md --output report.md
     """
@@ -91,8 +93,10 @@ def report(
         raise UsageError(f"--open needs HTML, not {chosen}", hint="end --output in .html, or drop --format")
     names = [*(replays or []), *(["all"] if everything else [])]
     store = store_of(ctx)
-    material = load(store, names, where)
-    text = _written(store, material, chosen, texts_of(tokenizer))
+    if names == ["all"] and where is None and chosen != "csv":
+        text = _index(store, chosen, output)
+    else:
+        text = _written(store, load(store, names, where), chosen, texts_of(tokenizer))
     if output is None and not opened:
         say_lines(text)
     elif output is None:  # in a folder that only this user can read; the browser reads it after this command ends
@@ -101,6 +105,20 @@ def report(
         write_file(output, text)
     if output is not None and opened:
         open_page(output)
+
+
+def _index(store: Store, chosen: Format, output: Path | None) -> str:
+    from actordbg.catalog.query import open_fresh
+    from actordbg.document.blocks import as_data
+    from actordbg.document.page import as_html
+    from actordbg.document.renderings import as_markdown, as_text
+    from actordbg.judge.replay_list import index_document, listed
+
+    catalog = open_fresh(store)
+    blocks = index_document(catalog, (output or Path()) if chosen == "html" else None)
+    if chosen == "json":
+        return as_json_text({"replays": [replay.data for replay in listed(catalog)], **as_data(blocks)}, 2) + "\n"
+    return {"html": as_html, "md": as_markdown, "text": as_text}[chosen](blocks)
 
 
 def _written(store: Store, material: Material, chosen: Format, texts: Texts | None) -> str:
@@ -166,33 +184,21 @@ def replays(
 
     Example: actordbg replays --limit 5
     """
-    from actordbg.catalog.query import comparisons, list_own_replays, list_replays, open_fresh
-    from actordbg.config.as_ran import as_ran, label
+    from actordbg.catalog.query import open_fresh
+    from actordbg.judge.replay_list import listed
 
-    catalog = open_fresh(store_of(ctx).require())
-    own = list_own_replays(catalog)
-    handles = {row.replay_id: f"@{number}" for number, row in enumerate(own, 1)}
-    verdicts = {row.replay_id: row.verdict for row in comparisons(catalog) if row.against_kind == "truth"}
-    rows = [
-        {
-            "handle": handles.get(row.replay_id),  # None for what another command ran
-            "name": str(row.config.get("name") or "") or None,
-            "truth": verdicts.get(row.replay_id),  # the newest verdict there
-            "configuration": label(as_ran(row.config, row.resolved)),
-            **{name: getattr(row, name) for name in ("replay_id", "created_at", "status", "inputs", "passed", "command")},
-        }
-        for row in (list_replays(catalog) if everything else own)
-    ]
+    rows = listed(open_fresh(store_of(ctx).require()), everything=everything)
     shown = rows[: (0 if output.wanted.json else _ROWS) if limit is None else limit] or rows
-    if not as_json(shown):
-        named = ["name"] if any(row["name"] for row in shown) else []
-        cells = []
-        for row in shown:
-            passed = f"{row['passed']}/{row['inputs']}" + ("" if row["status"] == "complete" else f" {row['status']}")
-            names = [row[name] or "" for name in ("handle", "replay_id", *named)]
-            cells.append((*names, ago(row["created_at"]), passed, row["truth"], row["configuration"]))
+    if not as_json([replay.data for replay in shown]):
+        named = ["name"] if any(replay.name for replay in shown) else []
+        cells = [
+            (replay.handle or "", replay.row.replay_id, *[replay.name or ""] * len(named), ago(replay.row.created_at),
+             replay.passed, replay.word, replay.configuration)
+            for replay in shown
+        ]  # fmt: skip
         if shown:
-            table(("", "replay", *named, "when", "passed", "truth", "configuration"), cells, tight=True)
+            table(("", "replay", *named, "when", "passed", "verdict", "configuration"), cells, tight=True)
+            say_next(f"actordbg report {shown[0].handle or shown[0].row.replay_id}")
         else:
             say("nothing was replayed yet: `actordbg check` replays a sample of your dumps")
     if len(rows) > len(shown):

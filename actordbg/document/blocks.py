@@ -49,13 +49,14 @@ class Code:
 class Grid:
     """A table; columns whose heading is in `left` are text, all others figures.
 
-    links: for each row the path of its log ("" for none), shown as a last column in Markdown and HTML.
+    links: for each row a path ("" for none), shown as a last column in Markdown and HTML under the heading `link`.
     """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     left: Collection[str] = ()
     links: Sequence[str] = ()
+    link: str = "log"
 
 
 GOOD_TONE, BAD_TONE, PART_TONE, NO_TONE = "good", "bad", "part", "none"

@@ -144,7 +144,7 @@ def check_blocks(check: CheckFound, verdict: Verdict, charts: Sequence[Chart]) -
     for record, against in ((check.own, "the run's recorded outputs"), (check.comparison, "the truth")):
         if record is not None:
             blocks += [Heading(f"Replay against {against}", 2), *details(record, _WORST)]
-    return [*blocks, *replay_details(check.summary, charts)]
+    return [*blocks, Heading("Replay", 2), *replay_details(check.summary, charts)]
 
 
 def check_data(check: CheckFound, verdict: Verdict, *, of: int) -> dict[str, Any]:

@@ -226,10 +226,7 @@ def _source(applied: Applied, rounded: Rounding | None, dumps: Collection[DumpCo
 
 
 def _with_token_ids(store: Store, side: ReplaySide, dump: DumpComparison) -> DumpComparison:
-    """Add token ids to the worst tokens of a dump, if the dump still exists.
-
-    Log-probs [B, A] belong to the last A of the ids [B, S].
-    """
+    """Add token ids to the worst tokens of a dump, if the dump still exists."""
     from actordbg.store.payload import load_plain
 
     if not dump.worst_tokens or dump.dump_id not in side.inputs:
@@ -240,8 +237,7 @@ def _with_token_ids(store: Store, side: ReplaySide, dump: DumpComparison) -> Dum
         return dump
     if "sequences" not in tensors:
         return dump
-    ids, mask = tensors["sequences"].values, tensors.get("action_mask")
-    ids = ids[:, 1:] if mask is None else ids[:, -mask.values.shape[1] :]
+    ids = tensors["sequences"].values
     named = (
         replace(token, token_id=int(ids[token.row, token.position]))
         if token.row < ids.shape[0] and token.position < ids.shape[1]

@@ -196,7 +196,7 @@ def excluded(sizes: Mapping[str, float | None], dtype: str | None) -> str:
 def _facts(record: ComparisonRecord) -> Iterator[str]:
     for letter, info in (("A", record.a), ("B", record.b)):
         dtype = f", computed in {info.dtype}" if info.dtype and info.dtype not in info.label.split() else ""
-        yield f"{letter}  {info.replay_id or 'the run'}: {info.label}{dtype}"
+        yield f"{letter}: {f'replay {info.replay_id}, ' if info.replay_id else ''}{info.label}{dtype}"
     limits = ", ".join(f"{name} {_limit(record, name)}" for name in record.thresholds)
     yield f"thresholds: {limits or 'none'} ({record.thresholds_from})"
     if record.noise_id:

@@ -88,7 +88,7 @@ def _by_length(data: ReplayData, values: Mapping[str, float], title: str, axis: 
     kinds = {name: color for name, color in _KINDS.items() if any(row["k"] == name for row in kept)}
     shown = hints(("d", "dump"), ("n", "seq_len"), ("b", "batch size"), ("v", axis), ("k", "input"))
     points = layer("point", look={"size": 42, "opacity": 0.75, "filled": True}, tooltip=shown)
-    spec = layered(kept, points, x=quantity("n", "seq_len"), y=quantity("v", axis), color=coloured("k", kinds))
+    spec = layered(kept, points, x=quantity("n", "seq_len, tokens"), y=quantity("v", axis), color=coloured("k", kinds))
     steady = [row["v"] for row in rows if row["k"] == "steady"]
     says += f" Median of {plural(len(steady), 'steady input')}: {number(median(steady))} {unit}." if steady else ""
     table = []
@@ -189,7 +189,7 @@ def _by(rows: Values, key: str) -> dict[Any, Values]:
 
 def _over_time(name: str, axis: str, rows: Values, shown: list[Spec], marked: Values, at: str, colors: Spec, lines: int) -> Spec:
     """Draw bars from `a` to `z`, a line per value of `name`, colored by length, with a point on `marked` rows at field `at`."""
-    length, line = {"field": "n", "type": "quantitative", "title": "seq_len"}, names(name, None)
+    length, line = {"field": "n", "type": "quantitative", "title": "seq_len, tokens"}, names(name, None)
     since, end = quantity("a", axis), {"field": "z"}
     layers = [layer("bar", rows, {"opacity": 0.9}, x=since, x2=end, y=line, color=length, tooltip=shown)]
     if marked:
