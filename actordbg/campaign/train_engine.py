@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 TRAINING = "training.json"
 CHECKPOINTS = "checkpoints"
-"""Key in `training.json`: folder and interval of checkpoints, what they belong to, and the checkpoint to continue from."""
+"""Key in `training.json`: folder and interval of checkpoints, and the checkpoint to continue from."""
 STEP = "step"
 """Key in a result's `extra`: gradient norm, update norm and learning rate of the step that the input completed."""
 MODULE = "actordbg.campaign.train_engine"
@@ -109,16 +109,7 @@ class TrainEngine:
         config = self._checkpoints
         if config is None or step % config["every"] or step >= config["steps"]:
             return
-        folder = checkpoints.generation(Path(config["folder"]), step, config["attempt"])
-
-        def mark(whole: bool) -> None:
-            if whole:
-                checkpoints.complete(folder, step, config["belongs"])
-            else:
-                checkpoints.open_folder(folder)
-                (folder / checkpoints.CHECKPOINT).unlink(missing_ok=True)
-
-        self._session.save_training(folder, mark)
+        self._session.save_training(checkpoints.generation(Path(config["folder"]), step, config["attempt"]))
 
     def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
         """Switch to another configuration and its initial weights in this process, which saves the imports."""

@@ -7,7 +7,7 @@
     newer, or not ours    refused, untouched; also refused with views or triggers, which could make a query do anything
     damaged               refused; `actordbg index --rebuild` rebuilds it
 
-The schema lies beside this module. Revisions are numbers ("0013"), so that newer and older can be distinguished without knowing
+The schema lies beside this module. Revisions are numbers ("0014"), so that newer and older can be distinguished without knowing
 the newer program's tables.
 
 A store may belong to another user, or lie on a read-only mount or a full disk, or a newer actordbg may have written its catalog.
@@ -46,7 +46,7 @@ from actordbg.config.replay_config import SETTINGS
 from actordbg.formats.store_files import OddFile, make_folder, open_regular, read_regular
 from actordbg.store.layout import Store
 
-HEAD = "0013"
+HEAD = "0014"
 """The revision that this program reads and writes."""
 
 SCRIPT = Path(__file__).with_name("head.sql")

@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from actordbg.catalog.lab_models import ComparisonRun
     from actordbg.catalog.models import DumpRow as DumpRow
     from actordbg.catalog.models import ReplayRow as ReplayRow
-    from actordbg.records.comparison_record import NoiseRecord
 else:
     DumpRow = ReplayRow = SimpleNamespace
 
@@ -359,15 +358,6 @@ def autocast_dtypes(source: Store | Catalog, dump_ids: Sequence[str]) -> dict[st
         named = f"d.dump_id IN ({','.join('?' * len(some))}) AND k.autocast_dtype IS NOT NULL"
         dtypes |= dict(answers(catalog, f"SELECT d.dump_id, k.autocast_dtype FROM dump AS d CROSS {CALLER} WHERE {named}", some))
     return dtypes
-
-
-def read_noise(source: Store | Catalog, name: str) -> NoiseRecord:
-    """Read the noise floor with this id or unique beginning of an id, or the newest for "last"; UsageError otherwise."""
-    from actordbg.records.comparison_record import NoiseRecord
-
-    catalog = _catalog(source)
-    ids = [row[0] for row in answers(catalog, "SELECT noise_id FROM noise_floor ORDER BY created_at, noise_id")]
-    return NoiseRecord.from_file(catalog.store.noise / f"{resolve(name, ids, 'noise floor', made_by='noise')}.json")
 
 
 def dump_path(dump_id: str, run: str, rank: int, pack: str | None = None) -> str:

@@ -12,7 +12,6 @@ from actordbg.base.errors import UsageError
 from actordbg.base.units import parse_seconds, parse_size
 from actordbg.cli.options import (
     ConfirmOption,
-    Explain,
     Where,
     approve,
     command_line,
@@ -22,7 +21,7 @@ from actordbg.cli.options import (
     store_of,
     stored,
 )
-from actordbg.cli.output import note, plural, say_document, say_lines
+from actordbg.cli.output import note, plural, say_document
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 from actordbg.config.replay_config import SETTINGS, TINY, validate
 
@@ -54,10 +53,6 @@ class Question:
         metavar="LEN,LEN,...",
     )
     batch_size: int | None = option_field(None, "Rows of the --measure inputs (default: as in REPLAY).", min=1)
-
-    limit: int = option_field(24, "Show at most N lengths per curve; 0 for all.", min=0)
-
-    explained: Explain = False
     yes: ConfirmOption = False
 
 
@@ -112,15 +107,11 @@ def _answer(
     ctx: typer.Context, question: Question, settings: Given, quantity: str, budget: float | None, passes: str = "both"
 ) -> None:
     """Print the curves of memory (`budget` in bytes) or of time (`budget` in seconds, over the `passes`)."""
-    from actordbg.document.blocks import Paragraph
-    from actordbg.document.renderings import as_text
     from actordbg.judge.load_replays import load
-    from actordbg.measure.curve_document import curve_charts, document, explanations
+    from actordbg.measure.curve_document import curve_charts, document
     from actordbg.measure.curves import answer
     from actordbg.measure.measurements import gather, is_configuration
 
-    if question.explained:
-        return say_lines(as_text(explanations(quantity)))
     store = store_of(ctx)
     flags = [*(["--batch-size"] if question.batch_size else []), *(SETTINGS[name].flag for name in settings)]
     if flags and question.measure is None:
@@ -137,9 +128,7 @@ def _answer(
     measured, lengths = gather(material.replays, question.by), sorted(set(question.at or []))
     count = len(material.replays) - others
     curves = answer(measured, quantity, question.by, passes=passes, budget=budget, at=lengths, replays=count, notes=notes)
-    blocks = document(curves, curve_charts(curves), question.limit)
-    brief = [*blocks, Paragraph(f"Legend: `actordbg curve {quantity} --explain`.")]
-    say_document([*blocks, *explanations(quantity)], data=vars(curves), brief=brief)
+    say_document(document(curves, curve_charts(curves)), data=vars(curves))
     require_good(curves.good)
 
 

@@ -120,9 +120,8 @@ def run_cells(
 def print_answer(store: Store, record: MatrixRecord) -> None:
     """Print a complete or unfinished matrix."""
     context = context_of(store, record)
-    brief = matrix_document(record, context, explained=False)
     answer = {"matrix": record, "good": record.good, "context": context}
-    say_document(matrix_document(record, context), data=answer, brief=brief)
+    say_document(matrix_document(record, context), data=answer)
 
 
 def steps_of(record: MatrixRecord) -> int:

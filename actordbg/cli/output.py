@@ -351,12 +351,8 @@ def say_document(
     blocks: Sequence[Block],
     *,
     data: Mapping[str, Any],
-    brief: Sequence[Block] = (),
 ) -> None:
-    """Print a result in the requested format, and write the requested page and plot.
-
-    data: the result's JSON, to which the blocks' data is added. brief: a shorter document for text.
-    """
+    """Print a result in the requested format, and write the requested page and plot. data: JSON, besides that of the blocks."""
     from actordbg.document import page as pages
     from actordbg.document.blocks import Chart, as_data
     from actordbg.document.renderings import as_markdown, as_text
@@ -369,7 +365,7 @@ def say_document(
     elif how.format == "md":
         say_lines(as_markdown(blocks))
     else:
-        first, _, rest = in_lines(as_text(brief or blocks).rstrip("\n")).partition("\n")
+        first, _, rest = in_lines(as_text(blocks).rstrip("\n")).partition("\n")
         typer.echo(_colored(f"{_wrapped(first, sys.stdout)}\n{rest}"))
     if how.plot is not None and pages.save([block for block in blocks if isinstance(block, Chart)], how.plot):
         note(f"wrote {how.plot}")

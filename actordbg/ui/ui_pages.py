@@ -16,6 +16,7 @@ from actordbg.base.units import ago, human_bytes, plural, resolve, with_handles
 from actordbg.campaign.cell_outcomes import context_of
 from actordbg.campaign.matrix_document import matrix_document, matrix_verdict
 from actordbg.campaign.run_matrix import load as load_matrix
+from actordbg.campaign.run_matrix import names as matrix_names
 from actordbg.catalog import query
 from actordbg.catalog.where import all_of, quoted
 from actordbg.document.blocks import Block, Heading, Items, Paragraph, number, seconds
@@ -145,13 +146,12 @@ def replay_report(store: Store, replay_id: str) -> str:
 
 def matrices_page(store: Store) -> str:
     """Render all matrices, newest first."""
-    rows = query.table_rows(store, "matrix", f"1 ORDER BY created_at DESC LIMIT {SHOWN}")
-    cells = []
-    for row in rows:
-        verdict = "-"
-        with contextlib.suppress(ActordbgError):  # a damaged file: its own page has the error
-            verdict = matrix_verdict(load_matrix(store, row.matrix_id)).word
-        cells.append((verdict, _to("matrices", row.matrix_id), row.status, str(row.inputs), row.command or "-"))
+    cells: list[list[str | Link]] = []
+    for name in reversed(matrix_names(store)[-SHOWN:]):
+        with contextlib.suppress(ActordbgError):  # a damaged file: `actordbg fsck` names it
+            record = load_matrix(store, name)
+            about = (record.status, str(len(record.dump_ids)), record.command or "-")
+            cells.append([matrix_verdict(record).word, _to("matrices", name), *about])
     return _page([Heading("matrices", 1)], linked_table(("verdict", "matrix", "status", "dumps", "command"), cells, {"dumps"}))
 
 

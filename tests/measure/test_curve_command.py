@@ -50,8 +50,7 @@ def test_every_configuration_has_its_points_curve_and_longest_length(replayed: S
     assert "A: caution: 3.4 times the longest measured length" in text
     assert "out of memory at 4,096: these and longer inputs never fit" in text
     assert re.search(r"\n +1,024 +2 +1\.885 GiB +1\.885 GiB +[+-]0\.0%\n", text)
-    assert "Legend: `actordbg curve memory --explain`." in text and "resident memory" not in text
-    assert "the process's resident memory" in " ".join(invoke(replayed, "memory --explain").stdout.split())
+    assert "the process's resident memory" in " ".join(text.split())
 
 
 def test_a_budget_that_a_small_model_reaches_far_beyond_what_ran_is_refused(replayed: Store):
@@ -69,8 +68,6 @@ def test_times_show_each_pass(replayed: Store):
     assert "backward time by seq_len" in text and "Longest seq_len in 1.00 s" in text
     assert re.search(r"\n +512 +2 +0\.282 +0\.282 +0\.564 +0\.282 +[+-]0\.0%\n", text)
     assert "1 input excluded: warm-up or compiling" in text
-    text = shown(invoke(replayed, "memory r1 --limit 3"))
-    assert [n for n in (64, 128, 256, 512, 1024, 1536, 2048) if re.search(rf"\n +{n:,} +\d ", text)] == [64, 512, 2048]
 
 
 def test_json_is_the_whole_answer(replayed: Store):
@@ -87,7 +84,7 @@ def test_too_few_lengths_come_with_a_command_that_measures_more_and_exists(store
     from docpages import parse
 
     keep(store, run("r1", lengths=(128,), compile=True))
-    done = invoke(store, "memory --budget 80GB --limit 1")
+    done = invoke(store, "memory --budget 80GB")
     text = " ".join(shown(done).split())
     assert done.exit_code == 0 and "no curve: 2 lengths measured, at least 3 are needed" in text
     (command,) = re.findall(r"More lengths: actordbg (curve memory r1 --measure \S+)", text)

@@ -192,7 +192,7 @@ def test_a_payload_over_the_cap_is_refused_before_it_is_put_together(tmp_path, m
 def test_a_dump_of_countless_small_tensors_is_refused_and_the_pack_goes_on(tmp_path):
     many = encoded({f"t{n}": torch.zeros(4096, 64, dtype=torch.uint8) for n in range(400)}, 1)
     good = encoded(packcases.batch(packcases.samples(2), 1, 1))
-    writer = packcases.PackWriter(tmp_path, 3)
+    writer = packcases.PackWriter(tmp_path)
     with pytest.raises(Refused, match="too many small tensors"):
         writer.add(many[0], dumpfile.line_of(many[1]), dumpfile.unpack(many[1])[1])
     writer.add(good[0], dumpfile.line_of(good[1]), dumpfile.unpack(good[1])[1])
