@@ -82,7 +82,7 @@ def matrix_document(record: MatrixRecord, context: MatrixContext) -> list[Block]
         "Not checked": _by_text(by_word.get(UNCHECKED, ())),
         "Partial": _by_text([*by_word.get(PASSED, ()), *by_word.get(IN_PART, ())]),
         "Regressed": [f"{_label(cell)}: {'; '.join(cell.regressed)}" for cell in cells if cell.regressed],
-        "Laws": _by_text((cell.laws, cell) for cell in cells) + _by_text(unasked),
+        "Laws (invariance checks)": _by_text((cell.laws, cell) for cell in cells) + _by_text(unasked),
         "Detection limits": [
             f"{_label(cell)}: {excluded(cell.excludes, str(cell.config.get('dtype')))}"
             for cell in cells
@@ -267,7 +267,9 @@ def matrix_verdict(record: MatrixRecord) -> Verdict:
     open_cells = not ran or any(cell.open or record.waits(cell) for cell in record.cells)
     word = WRONG if wrong or regressed else FAILED_WORD if failed else UNCHECKED if open_cells or unjudged else RIGHT
     bad = [*wrong, *failed, *regressed]
-    said = _counted(record) + f"; first {word_of(record, bad[0])}: {bad[0].name}" * bool(bad and bad[0].name)
+    said = _counted(record)
+    if bad and bad[0].name:
+        said += f"; first {word_of(record, bad[0])}: {bad[0].name}"
     figures = [("right cells", f"{sum(cell.good for cell in judged)} of {len(record.cells)}")]
     if off := [cell.max_abs for cell in wrong if cell.max_abs is not None]:
         figures.insert(0, ("max diff from the truth", f"{number(max(off), 2)} nats"))

@@ -115,11 +115,10 @@ def conclusion(record: ComparisonRecord) -> str:
     if record.furthest:
         largest, dump_id = record.furthest
         lines.append(f"the largest difference of a log-prob is {number(largest, 3)} nats" + f", in {dump_id}" * bool(largest))
-    lines.append(meaning(record))
     if beyond := [dump.beyond_noise[0] for dump in record.dumps if dump.beyond_noise and dump.verdict in GOOD]:
         differ = f"{plural(len(beyond), 'dump')} within the thresholds {'differs' if len(beyond) == 1 else 'differ'}"
         lines.append(f"{differ} by more than the noise, for example {beyond[0]}: a real difference that the thresholds allow")
-    return "; ".join(filter(None, lines))
+    return ". ".join(filter(None, ("; ".join(filter(None, lines)), meaning(record))))
 
 
 def _side_b(record: ComparisonRecord) -> str:

@@ -16,8 +16,9 @@ from actordbg.base.units import plural
 from actordbg.catalog import query
 from actordbg.catalog.query import Catalog, ReplayRow
 from actordbg.config.as_ran import as_ran, label
-from actordbg.document.blocks import Block, Grid, Heading, Paragraph, Verdict, number
+from actordbg.document.blocks import UNCHECKED, Block, Grid, Heading, Paragraph, Verdict, number
 from actordbg.judge.load_replays import page_of
+from actordbg.judge.sides import TRUTH
 from actordbg.judge.verdicts import word_of_row
 from actordbg.records.replay_record import BROKEN, NONDETERMINISTIC
 
@@ -72,6 +73,7 @@ def listed(catalog: Catalog, *, everything: bool = False) -> list[ListedReplay]:
         truth = truths.get(row.replay_id)
         failed = any(row.replay_id in ids for verdict, ids in lawless.items() if verdict != row.config.get("accept"))
         word, apart = word_of_row(row, truth, failed), truth.max_abs if truth else None
+        word = TRUTH if word == UNCHECKED and row.config.get("oracle") else word
         replays.append(ListedReplay(row, handles.get(row.replay_id), word, truth.verdict if truth else None, apart))
     return replays
 
@@ -84,10 +86,10 @@ def index_document(catalog: Catalog, beside: Path | None = None) -> list[Block]:
     others = f"{plural(total - len(replays), 'other')} (truths, variations, matrix cells, other users'): `actordbg replays --all`"
     rows = [
         (replay.handle or "", replay.word, number(replay.max_abs, 2), replay.passed, replay.row.created_at[:16].replace("T", " "),
-         f"actordbg report {replay.row.replay_id}" if beside else replay.row.replay_id, replay.configuration)
+         replay.configuration, f"actordbg report {replay.row.replay_id}" if beside else replay.row.replay_id)
         for replay in replays
     ]  # fmt: skip
-    columns = ("", "verdict", "max diff", "passed", "when (UTC)", "command" if beside else "replay", "configuration")
+    columns = ("", "verdict", "max diff", "passed", "when (UTC)", "configuration", "command" if beside else "replay")
     return [
         Heading("actordbg report", 1),
         Verdict("", f"{plural(len(replays), 'replay')}: {counts}" if replays else "nothing was replayed yet", next=command),
