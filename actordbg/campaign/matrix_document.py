@@ -41,8 +41,6 @@ from actordbg.document.blocks import (
     setting,
 )
 from actordbg.document.blocks import FAILED as FAILED_WORD
-from actordbg.document.specifications import BAD, PART, QUIET, coloured, hints, layer, layered, names
-from actordbg.document.specifications import GOOD as GREEN
 from actordbg.judge.agreement import SHOWN
 from actordbg.judge.comparison_document import excluded
 from actordbg.records.comparison_record import GOOD, NOT_COMPARED
@@ -247,7 +245,6 @@ def _range(values: Sequence[int]) -> str:
 
 MOST_COLUMNS = 6
 """Columns of a heat map that a phone can still scroll through."""
-_COLOURS = {GOOD_TONE: GREEN, PART_TONE: PART, BAD_TONE: BAD, NO_TONE: QUIET}
 
 
 def matrix_verdict(record: MatrixRecord) -> Verdict:
@@ -302,16 +299,7 @@ def _heat_map(record: MatrixRecord) -> list[Block]:
     cells = tuple(tuple(by_settings.get((*map(str, row), *map(str, column))) for column in columns) for row in rows)
     heads = tuple(_named(down, row) or "all" for row in rows), tuple(_named(across, column) for column in columns)
     says = "Each cell is one replay: its verdict and its distance from the truth. Hover for the reason;"
-    marks = [
-        {"row": row, "column": column, "verdict": cell.text, "tone": cell.tone, "figure": cell.figure, "why": cell.why}
-        for row, line in zip(heads[0], cells, strict=True)
-        for column, cell in zip(heads[1], line, strict=True)
-        if cell is not None
-    ]
-    shown = hints(("verdict", "verdict"), ("figure", "figures"), ("why", "why"))
-    field = layer("rect", tooltip=shown, color=coloured("tone", _COLOURS))
-    drawn = layered(marks, field, height=44 * len(rows), x=names("column", None), y=names("row", None))
-    return [Cells("The cells", f"{says} click to copy the command.", *heads, cells, drawn)]
+    return [Cells("The cells", f"{says} click to copy the command.", *heads, cells)]
 
 
 def _values(record: MatrixRecord, axes: Sequence[str]) -> list[tuple[Any, ...]]:

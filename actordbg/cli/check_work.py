@@ -25,7 +25,7 @@ from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.store_files import atomic_write, make_folder
 from actordbg.judge.check import ROUNDING, TRUTH, CheckFound, check_blocks, run_check
 from actordbg.judge.exports import workflow_commands
-from actordbg.judge.load_replays import page_of, pictures
+from actordbg.judge.load_replays import pictures
 from actordbg.records.journal import read_standing
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.selection import PICKLES
@@ -120,7 +120,7 @@ def write_check_page(store: Store, checked: CheckFound, verdict: Verdict, named:
         write_named(named, page)
         return named
     make_folder(store.reports)
-    path = page_of(store, checked.data.spec.replay_id)
+    path = store.reports / f"check-{checked.data.spec.replay_id}.html"
     atomic_write(path, page)
     return path
 

@@ -159,11 +159,6 @@ def note(text: str) -> None:
     typer.echo(_wrapped(_line(text), sys.stderr), err=True)
 
 
-def say_verdict(sentence: str) -> None:
-    """Print a verdict, colored in a terminal."""
-    typer.echo(_colored(_wrapped(_line(sentence), sys.stdout)))
-
-
 def say_next(command: str) -> None:
     """Note the command to run next, unless only the result is wanted."""
     if not wanted.silent:

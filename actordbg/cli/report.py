@@ -13,7 +13,7 @@ import typer
 from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.base.units import LAST, ago
 from actordbg.cli import output
-from actordbg.cli.options import Explain, Where, chosen_format, option, require_some, store_of, stored
+from actordbg.cli.options import Where, chosen_format, option, require_some, store_of, stored
 from actordbg.cli.output import (
     Format,
     TokenizerFile,
@@ -62,7 +62,6 @@ def report(
     where: Where = None,
     tokenizer: TokenizerFile = None,
     opened: bool = option(False, "Open the page in a browser; without --output, a temporary file.", "--open"),
-    explain_figures: Explain = False,
     as_json: bool = option(False, "Alias of --format json.", "--json"),
 ) -> None:
     """Report passes, failures and causes, time and memory.
@@ -75,12 +74,8 @@ def report(
     import tempfile
 
     from actordbg.document.page import check_place
-    from actordbg.document.renderings import as_text
     from actordbg.judge.load_replays import load
-    from actordbg.judge.replay_document import explanations
 
-    if explain_figures:
-        return say_lines(as_text(explanations()))
     check_place(output)
     suffix = output.suffix.lower() if output else ""
     if output and suffix not in _BY_SUFFIX and format is None and not as_json:
@@ -94,7 +89,7 @@ def report(
     names = [*(replays or []), *(["all"] if everything else [])]
     store = store_of(ctx)
     if names == ["all"] and where is None and chosen != "csv":
-        text = _index(store, chosen, output)
+        text = _index(store, chosen)
     else:
         text = _written(store, load(store, names, where), chosen, texts_of(tokenizer))
     if output is None and not opened:
@@ -107,7 +102,7 @@ def report(
         open_page(output)
 
 
-def _index(store: Store, chosen: Format, output: Path | None) -> str:
+def _index(store: Store, chosen: Format) -> str:
     from actordbg.catalog.query import open_fresh
     from actordbg.document.blocks import as_data
     from actordbg.document.page import as_html
@@ -115,9 +110,9 @@ def _index(store: Store, chosen: Format, output: Path | None) -> str:
     from actordbg.judge.replay_list import index_document, listed
 
     catalog = open_fresh(store)
-    blocks = index_document(catalog, (output or Path()) if chosen == "html" else None)
+    blocks = index_document(catalog, commands=chosen == "html")
     if chosen == "json":
-        return as_json_text({"replays": [replay.data for replay in listed(catalog)], **as_data(blocks)}, 2) + "\n"
+        return as_json_text({"replays": listed(catalog), **as_data(blocks)}, 2) + "\n"
     return {"html": as_html, "md": as_markdown, "text": as_text}[chosen](blocks)
 
 
@@ -126,7 +121,7 @@ def _written(store: Store, material: Material, chosen: Format, texts: Texts | No
     from actordbg.document.renderings import as_markdown, as_text
     from actordbg.judge import exports
     from actordbg.judge.load_replays import report_blocks
-    from actordbg.judge.replay_document import brief_document, document
+    from actordbg.judge.replay_document import document
 
     if chosen == "csv":
         return exports.render_csv(material.replays)
@@ -135,7 +130,7 @@ def _written(store: Store, material: Material, chosen: Format, texts: Texts | No
     if chosen == "html":
         return as_html(report_blocks(store, material, texts))
     summary = material.summary()
-    return as_markdown(document(summary)) if chosen == "md" else as_text(brief_document(summary))
+    return (as_markdown if chosen == "md" else as_text)(document(summary))
 
 
 def ui(
@@ -185,20 +180,20 @@ def replays(
     Example: actordbg replays --limit 5
     """
     from actordbg.catalog.query import open_fresh
-    from actordbg.judge.replay_list import listed
+    from actordbg.judge.replay_list import listed, passed_of
 
     rows = listed(open_fresh(store_of(ctx).require()), everything=everything)
     shown = rows[: (0 if output.wanted.json else _ROWS) if limit is None else limit] or rows
-    if not as_json([replay.data for replay in shown]):
-        named = ["name"] if any(replay.name for replay in shown) else []
+    if not as_json(shown):
+        named = ["name"] if any(replay["name"] for replay in shown) else []
         cells = [
-            (replay.handle or "", replay.row.replay_id, *[replay.name or ""] * len(named), ago(replay.row.created_at),
-             replay.passed, replay.word, replay.configuration)
+            (replay["handle"] or "", *[replay[name] or "" for name in ("replay_id", *named)], ago(replay["created_at"]),
+             passed_of(replay), replay["verdict"], replay["configuration"])
             for replay in shown
         ]  # fmt: skip
         if shown:
             table(("", "replay", *named, "when", "passed", "verdict", "configuration"), cells, tight=True)
-            say_next(f"actordbg report {shown[0].handle or shown[0].row.replay_id}")
+            say_next(f"actordbg report {shown[0]['handle'] or shown[0]['replay_id']}")
         else:
             say("nothing was replayed yet: `actordbg check` replays a sample of your dumps")
     if len(rows) > len(shown):

@@ -49,14 +49,13 @@ class Code:
 class Grid:
     """A table; columns whose heading is in `left` are text, all others figures.
 
-    links: for each row a path ("" for none), shown as a last column in Markdown and HTML under the heading `link`.
+    links: for each row the path of its log ("" for none), shown as a last column in Markdown and HTML.
     """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     left: Collection[str] = ()
     links: Sequence[str] = ()
-    link: str = "log"
 
 
 GOOD_TONE, BAD_TONE, PART_TONE, NO_TONE = "good", "bad", "part", "none"
@@ -157,7 +156,6 @@ class Cells:
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     cells: tuple[tuple[Cell | None, ...], ...]
-    specification: dict[str, Any]
 
 
 Picture = Chart | Cells
@@ -176,7 +174,7 @@ def as_data(blocks: Sequence[Block]) -> dict[str, Any]:
     charts = [
         {"title": block.title, "says": block.says, "specification": block.specification}
         for block in blocks
-        if isinstance(block, Chart | Cells)
+        if isinstance(block, Chart)
     ]
     return {name: value for name, value in data.items() if name not in ("word", "said", "toy")} | {"charts": charts}
 

@@ -251,10 +251,10 @@ def _grid(grid: Grid) -> str:
         for row in grid.rows
     ]
     if any(grid.links):
-        columns.append(grid.link)
-        left.add(grid.link)
+        columns.append("log")
+        left.add("log")
         for row, link in zip(rows, grid.links, strict=True):
-            row.append(f'<a href="{in_html(quote(link))}">{in_html(grid.link)}</a>' if link else "")
+            row.append(f'<a href="{in_html(quote(link))}">log</a>' if link else "")
     return table(columns, rows, left)
 
 

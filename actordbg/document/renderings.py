@@ -156,8 +156,8 @@ def _markdown_grid(table: Grid) -> str:
     heads = [in_markdown(name.strip()) or " " for name in table.columns]
     rows = [[in_markdown(with_handles(text)) for text in row] for row in table.rows]
     if any(table.links):
-        heads, rule = [*heads, table.link], [*rule, ":---"]
-        rows = [[*row, f"[{table.link}]({quote(path)})" if path else " "] for row, path in zip(rows, table.links, strict=True)]
+        heads, rule = [*heads, "log"], [*rule, ":---"]
+        rows = [[*row, f"[log]({quote(path)})" if path else " "] for row, path in zip(rows, table.links, strict=True)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (heads, rule, *rows))
 
 

@@ -138,28 +138,21 @@ def _nothing_differs(record: ComparisonRecord) -> bool:
 
 
 def meaning(record: ComparisonRecord) -> str:
-    """Explain in a clause or two what the verdict says about A: its distance from the truth, or how it differs from B."""
+    """Explain in a clause what the verdict says about A: its distance from the truth, or how it differs from B."""
     if _nothing_differs(record):
         return ""  # no distance is known; the failures are listed elsewhere
-    real = record.verdict == MISMATCH
-    dtype = record.a.dtype or "its dtype"
-    floor = " or its own noise floor explains" if record.noise_id else ""
+    real, dtype = record.verdict == MISMATCH, record.a.dtype or "its dtype"
     if record.b.kind == "truth":
-        if " from " in record.thresholds_from and record.verdict != WITHIN_NOISE:  # set by the user, not by the dtype
-            further = f"further from the truth than the thresholds{floor or ' allow'}"
-            return f"A is {further if real else 'within the thresholds of the truth'}"
-        if real:
-            return f"A is further from the truth than {dtype} rounding{floor or ' explains'}"
-        if flat_where_it_matters(record):
-            return f"A is within the general limits for {dtype}; rounding in this model was not measured"
-        return f"A matches the truth to {dtype} rounding"
+        flat = " from " in record.thresholds_from and record.verdict != WITHIN_NOISE  # set by the user, not by the dtype
+        near, limit = ("within", "the thresholds") if flat else ("equal to the truth to", f"{dtype} rounding")
+        floor = " or its own noise floor" if record.noise_id else ""
+        return f"A is further from the truth than {limit}{floor} explains" if real else f"A is {near} {limit}"
     if record.b.kind == "golden":
         return f"A {'does not reproduce' if real else 'reproduces'} the run's outputs"
     a, b = record.a, record.b
-    settings = "Both are configured alike" if a.label == b.label else f"A is {a.label}; B is {b.label}"
     if a.settings and b.settings:  # records of earlier versions have labels only
-        settings = difference(complete(a.settings), complete(b.settings))
-    return settings
+        return difference(complete(a.settings), complete(b.settings))
+    return "Both are configured alike" if a.label == b.label else f"A is {a.label}; B is {b.label}"
 
 
 def flat_where_it_matters(record: ComparisonRecord) -> bool:

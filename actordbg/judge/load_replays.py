@@ -11,7 +11,6 @@ import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from actordbg.base.errors import ActordbgError, CorruptDump, NothingToDo, StoreProblem
@@ -126,11 +125,6 @@ def report_blocks(store: Store, material: Material, texts: Texts | None = None) 
     summary = material.summary()
     charts = {replay.label: pictures(store, data, texts) for replay, data in zip(summary.replays, material.replays, strict=True)}
     return document(summary, charts)
-
-
-def page_of(store: Store, replay_id: str) -> Path:
-    """Return where `check` puts the page of a replay by default."""
-    return store.reports / f"check-{replay_id}.html"
 
 
 def pictures(store: Store, data: ReplayData, texts: Texts | None = None) -> list[Chart]:

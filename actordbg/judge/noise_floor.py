@@ -38,8 +38,7 @@ from actordbg.base.units import new_replay_id, plural, resolve
 from actordbg.catalog import query
 from actordbg.config.as_ran import as_ran, telling
 from actordbg.config.replay_config import SETTINGS, TINY, VARIATIONS
-from actordbg.document.blocks import Block, Chart, Grid, Heading, Items, Paragraph, Verdict, number
-from actordbg.document.specifications import ACCENT, hints, layer, layered, names, quantity
+from actordbg.document.blocks import Block, Grid, Heading, Items, Paragraph, Verdict, number
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.judge.comparing import compare
 from actordbg.judge.find_truth import ensure_lone_rows, find_truth, wanted_truth
@@ -335,30 +334,11 @@ def noise_page(record: NoiseRecord) -> list[Block]:
         Heading(f"noise {record.noise_id}", 1),
         Verdict("", lines[0], floor, next=use, toy=record.config.get("model", TINY) == TINY),
         Items((f"ran as: {record.label}", f"compared: {compared}; unchanged run: {record.replay_id}")),
-        *([chart] if (chart := _moved(record)) else []),
         Grid(("variation", "what", "max", "p99", "mean", "|g| rel"), rows, {"variation", "what"}),
         Paragraph("max, p99, mean: how far it moves log-probs, nats. |g| rel: the gradient norm, relative."),
         Grid(("noise floor", "largest"), floors, {"noise floor"}),
         Items((*lines[1:], *left, *([f"left out: {more} more, in --json"] if more else []))),
     ]  # fmt: skip
-
-
-def _moved(record: NoiseRecord) -> Chart | None:
-    rows = [
-        {"v": variant.name, "m": words, "x": float(f"{value:.4g}")}
-        for variant in record.variants if variant.log_probs is not None
-        for name, words in _FIGURES.items() if (value := getattr(variant.log_probs, name)) is not None
-    ]  # fmt: skip
-    if not rows:
-        return None
-    shown = hints(("v", "variation"), ("m", "figure"), ("x", "nats"))
-    largest = [row for row in rows if row["m"] == _FIGURES["max_abs"]]
-    bars = layer("bar", largest, {"color": ACCENT}, tooltip=shown)
-    spec = layered([], bars, height=32 * len(largest), x=quantity("x", "a log-prob moves by up to, nats"), y=names("v", None))
-    lines = tuple((str(row["v"]), str(row["m"]), number(float(str(row["x"])), 3)) for row in rows)
-    table = Grid(("variation", "figure", "nats"), lines, {"variation", "figure"})
-    says = "A variation must not change results; rounding is the dtype's own error, row by row."
-    return Chart("Noise sources", says, spec, table)
 
 
 def _variant(record: NoiseRecord, name: str) -> NoiseVariant | None:

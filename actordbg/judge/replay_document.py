@@ -47,35 +47,7 @@ _FACTS = ("parameters", "device_name")
 """Facts reported by workers that are shown with the settings."""
 
 
-BRIEF_FROM = 4
-"""From this many replays on, a terminal shows only differences and failures, not each replay's tables."""
-
-
-def brief_document(summary: Summary) -> list[Block]:
-    """Build the report for a terminal: for many replays only differences and failures, with a pointer to the legend."""
-    blocks = document(summary, explained=False)
-    if len(summary.replays) < BRIEF_FROM:
-        return [*blocks, Paragraph(_EXPLAINED)]
-    blocks = [*blocks[:3], *_side_by_side(summary)]
-    for replay in summary.replays:
-        if bad := _stopped(replay) + _failures(replay):
-            blocks += [Heading(f"{replay.label}  {replay.replay_id}", 2), *bad]
-    each = f"In full: `actordbg report {summary.replays[0].replay_id}`, or add --format md or -o report.html for all."
-    return [*blocks, *map(Paragraph, summary.notes), Paragraph(f"{each} {_EXPLAINED}")]
-
-
-def explanations(summary: Summary | None = None) -> list[Block]:
-    """Explain the figures of a report; given a summary, only those that it has."""
-    compared = summary is None or any(replay.comparisons for replay in summary.replays)
-    return [Heading("Legend", 3), Items((*_FIGURES, *([_COMPARED] if compared else ())))]
-
-
-_EXPLAINED = "Legend: `actordbg report --explain`."
-
-
-def document(
-    summary: Summary, pictures: Mapping[str, Sequence[Chart]] = MappingProxyType({}), *, explained: bool = True
-) -> list[Block]:
+def document(summary: Summary, pictures: Mapping[str, Sequence[Chart]] = MappingProxyType({})) -> list[Block]:
     """Build the whole report, top to bottom. pictures: charts by the replay's label."""
     blocks: list[Block] = [
         Heading("actordbg report", 1),
@@ -86,27 +58,28 @@ def document(
         blocks += _side_by_side(summary)
     for replay in summary.replays:
         blocks += [Heading(f"{replay.label}  {replay.replay_id}", 2), *replay_details(replay, pictures.get(replay.label, ()))]
-    explained = explained and bool(summary.replays)
-    return [*blocks, *map(Paragraph, summary.notes), *(explanations(summary) if explained else ())]
+    legend: list[Block] = [Heading("Legend", 3), Items(_LEGEND)] if summary.replays else []
+    return [*blocks, *map(Paragraph, summary.notes), *legend]
 
 
 def replay_details(replay: ReplaySummary, charts: Sequence[Chart] = ()) -> list[Block]:
     """Build what a report says of one replay, with its charts."""
-    return [
-        Items(list(_facts(replay))), *_stopped(replay), *_failures(replay), *charts, *_timing(replay), *_slowest(replay),
-        *_numbers(replay), *_comparisons(replay),
-    ]  # fmt: skip
+    figures = [*charts, *_timing(replay), *_slowest(replay)]
+    return [*replay_results(replay), *figures, *replay_numbers(replay), *_comparisons(replay)]
 
 
-_FIGURES = (
+def replay_results(replay: ReplaySummary) -> list[Block]:
+    """Build what `actordbg replay` says of its replay: what ran, and what failed."""
+    return [Items(list(_facts(replay))), *_stopped(replay), *_failures(replay)]
+
+
+_LEGEND = (
     "Steady times leave out the first measured input of each worker start and inputs that compiled a graph.",
     f"p95: {PERCENTILE_DEFINITION}; with fewer than 20 inputs it is close to the largest.",
     "tok/s: non-padding tokens per second of forward in one worker, median over inputs; tok/s all: total tokens / total seconds.",
     "seq_len counts padding. peak mem: the largest of any input, in one worker.",
-)
-_COMPARED = (
     "Compared: the newest `actordbg compare` with each other side; max, mean: absolute differences of log-probs in nats,"
-    " clip: tokens whose ratio leaves 0.8 to 1.2, |g| rel: relative difference of the gradient norms."
+    " clip: tokens whose ratio leaves 0.8 to 1.2, |g| rel: relative difference of the gradient norms.",
 )
 
 
@@ -264,7 +237,7 @@ def _slowest(replay: ReplaySummary) -> list[Block]:
     return [Heading(title, 3), Grid(("dump", "rank", "B", "S", "fwd s", "bwd s"), rows, {"dump"})]
 
 
-def _numbers(replay: ReplaySummary) -> list[Block]:
+def replay_numbers(replay: ReplaySummary) -> list[Block]:
     lines: list[str] = []
     if replay.logprobs:
         p = replay.logprobs

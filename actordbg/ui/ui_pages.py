@@ -25,7 +25,7 @@ from actordbg.judge.comparison_document import comparison_charts
 from actordbg.judge.comparison_document import document as comparison_page
 from actordbg.judge.load_replays import calls_of, dropped_of, floor_of, load, report_blocks
 from actordbg.judge.replay_charts import run_timeline
-from actordbg.judge.replay_list import ListedReplay, listed
+from actordbg.judge.replay_list import listed, passed_of
 from actordbg.judge.verdicts import selecting
 from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.store.layout import Store
@@ -127,7 +127,7 @@ def run_page(store: Store, run: str) -> str:
 def replays_page(store: Store) -> str:
     """Render all replays, newest first: this user's with their handles, then those of other commands and users."""
     replays = listed(query.open_fresh(store), everything=True)
-    own, others = ([replay for replay in replays if bool(replay.handle) is mine] for mine in (True, False))
+    own, others = ([replay for replay in replays if bool(replay["handle"]) is mine] for mine in (True, False))
     below = _replays(own[:SHOWN])
     if others:
         title = "Truths, variations, matrix cells and other users' replays"
@@ -135,7 +135,7 @@ def replays_page(store: Store) -> str:
     return _page([Heading("replays", 1), Paragraph(_counted(own))], below)
 
 
-def _counted(replays: Sequence[ListedReplay]) -> str:
+def _counted(replays: Sequence[Mapping[str, Any]]) -> str:
     return plural(len(replays), "replay") + (f", the newest {SHOWN} below" if len(replays) > SHOWN else "")
 
 
@@ -193,11 +193,11 @@ def linked_table(columns: Sequence[str], rows: Iterable[Sequence[str | Link]], f
     return table(columns, cells, set(columns) - set(figures))
 
 
-def _replays(replays: Iterable[ListedReplay]) -> str:
+def _replays(replays: Iterable[Mapping[str, Any]]) -> str:
     """Render a table of replays."""
     cells: list[list[str | Link]] = [
-        [replay.word, _to("replays", replay.row.replay_id, replay.handle), replay.passed, number(replay.max_abs, 2),
-         ago(replay.row.created_at), replay.configuration]
+        [replay["verdict"], _to("replays", replay["replay_id"], replay["handle"]), passed_of(replay),
+         number(replay["max_abs"], 2), ago(replay["created_at"]), replay["configuration"]]
         for replay in replays
     ]  # fmt: skip
     return linked_table(("verdict", "replay", "passed", "max diff", "when", "configuration"), cells, {"max diff"})
