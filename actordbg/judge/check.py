@@ -22,7 +22,7 @@ from actordbg.config.as_ran import as_ran, label
 from actordbg.document.blocks import Block, Chart, Heading, Paragraph, Verdict
 from actordbg.formats.weight_hashes import met_weights
 from actordbg.judge.comparing import compare, save
-from actordbg.judge.comparison_document import details, flat_where_it_matters
+from actordbg.judge.comparison_document import details
 from actordbg.judge.find_truth import ensure_rounding, ensure_truth
 from actordbg.judge.load_replays import load
 from actordbg.judge.noise_floor import newest_for
@@ -88,8 +88,6 @@ class CheckFound:
             yield "whether the model has the weights of that step (run --hash-weights)"
         if self.comparison is not None:
             yield from self.comparison.unjudged
-            if flat_where_it_matters(self.comparison):
-                yield "rounding on these inputs (fixed limits were used)"
 
 
 def run_check(

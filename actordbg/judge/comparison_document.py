@@ -33,7 +33,7 @@ from actordbg.document.blocks import (
     number,
 )
 from actordbg.document.specifications import MOST_MARKS, hints, layer, layered, names, quantity
-from actordbg.judge.verdicts import selecting
+from actordbg.judge.verdicts import FLAT_IS_WIDE, selecting
 from actordbg.records.comparison_record import (
     GOOD,
     MATCH,
@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from actordbg.judge.token_charts import Texts, TokenPair
 
 _WORDS = {MATCH: RIGHT, WITHIN_NOISE: RIGHT, MISMATCH: WRONG, NOT_COMPARED: UNCHECKED}
-FLAT_IS_WIDE = ("bf16", "fp16")
-"""Dtypes whose flat limits are too wide to call a configuration right."""
 MOST, _EXAMPLES = 10, 3
 
 
@@ -106,12 +104,9 @@ def conclusion(record: ComparisonRecord) -> str:
     if not counts:
         reasons = "; ".join(record.reasons or sorted({why for dump in record.dumps for why in dump.not_compared.values()}))
         return f"{sides}: {lost}none of {plural(len(record.dumps), 'dump')} could be compared{reasons and ': '}{reasons}"
-    words = {MATCH: "within the thresholds", WITHIN_NOISE: "within the noise floor", MISMATCH: "beyond them"}
+    words = {MATCH: "within the thresholds", WITHIN_NOISE: "within the noise floor", MISMATCH: "beyond the thresholds"}
     parts = ", ".join(f"{counts[name]:,} {text}" for name, text in words.items() if counts[name])
-    lines = [
-        f"{sides}: {f'{lost}; ' * bool(lost)}{plural(counts.total(), 'dump')} compared, {parts}"
-        + f"; {left:,} not compared" * bool(left)
-    ]
+    lines = [f"{sides}: {lost}{plural(counts.total(), 'dump')} compared, {parts}", f"{left:,} not compared" * bool(left)]
     if record.furthest:
         largest, dump_id = record.furthest
         lines.append(f"the largest difference of a log-prob is {number(largest, 3)} nats" + f", in {dump_id}" * bool(largest))
@@ -143,10 +138,13 @@ def meaning(record: ComparisonRecord) -> str:
         return ""  # no distance is known; the failures are listed elsewhere
     real, dtype = record.verdict == MISMATCH, record.a.dtype or "its dtype"
     if record.b.kind == "truth":
-        flat = " from " in record.thresholds_from and record.verdict != WITHIN_NOISE  # set by the user, not by the dtype
-        near, limit = ("within", "the thresholds") if flat else ("equal to the truth to", f"{dtype} rounding")
-        floor = " or its own noise floor" if record.noise_id else ""
-        return f"A is further from the truth than {limit}{floor} explains" if real else f"A is {near} {limit}"
+        set_by_user = " from " in record.thresholds_from and record.verdict != WITHIN_NOISE  # not by the dtype
+        limit = "the thresholds" if set_by_user else f"{dtype} rounding"
+        if real:
+            return f"A is further from the truth than {limit}{' or its own noise floor' * bool(record.noise_id)} explains"
+        if flat_where_it_matters(record):
+            return f"A is within the general limits for {dtype}"
+        return "A is within the thresholds" if set_by_user else f"A matches the truth to {limit}"
     if record.b.kind == "golden":
         return f"A {'does not reproduce' if real else 'reproduces'} the run's outputs"
     a, b = record.a, record.b

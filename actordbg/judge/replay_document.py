@@ -251,7 +251,7 @@ def replay_numbers(replay: ReplaySummary) -> list[Block]:
             lines.append(f"token ids of {plural(p.folded_ids, 'input')} were wrapped (modulo) into the model's vocabulary")
     own = against_the_run(replay.golden, replay.golden_entropy, replay.generators, replay.not_compared)
     lines += [f"against the run's own {text}" for text in own]
-    lines += [f"ranks with the same input: {text}" for text in ranks_in_words(replay.ranks)]
+    lines += [f"ranks: {text}" for text in ranks_in_words(replay.ranks)]
     lines += laws_in_words(replay.laws)
     if replay.compiled:
         c = replay.compiled

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from actordbg.catalog.lab_models import ComparisonRun
     from actordbg.catalog.query import ReplayRow
 
+FLAT_IS_WIDE = ("bf16", "fp16")
+"""Dtypes whose flat limits are too wide to call a configuration right."""
 CAUSE_CHARS = 200
 _EXAMPLES = 3
 
@@ -56,7 +58,7 @@ def replay_verdict(
     this is the replay's own report, so that the next command is another.
     """
     values = as_ran(replay.asked, replay.resolved)
-    word, said, deciding = _judged(replay, of or replay.counts.inputs, own, no_truth)
+    word, said, deciding = _judged(replay, of or replay.counts.inputs, own, left, no_truth)
     toy = values["model"] == TINY
     not_checked = (*["your model (--model)"] * toy, *left, *_left(replay, left)) if word in (RIGHT, WRONG) else ()
     figures = (*deciding, *_figures(replay, f" ({TOY_MODEL})" * toy))
@@ -68,7 +70,7 @@ Judged = tuple[str, str, Sequence[tuple[str, str]]]
 """The word, the rest of the sentence, and the deciding figures."""
 
 
-def _judged(replay: ReplaySummary, of: int, own: ComparisonRecord | None, no_truth: str) -> Judged:
+def _judged(replay: ReplaySummary, of: int, own: ComparisonRecord | None, left: Sequence[str], no_truth: str) -> Judged:
     c, laws, truth = replay.counts, replay.laws, replay.truth
     bad = c.failed + c.crashed + c.hung
     every, dumps = plural(c.inputs, "dump"), f"{c.passed:,} of {plural(of, 'dump')}"
@@ -96,7 +98,7 @@ def _judged(replay: ReplaySummary, of: int, own: ComparisonRecord | None, no_tru
         if not no_truth and truth is None:
             unbroken = ", and every law checked holds" if laws is not None and laws.inputs else ""
             return UNCHECKED, f"{dumps} passed with finite numbers{unbroken}; correctness was not checked", ()
-        why = no_truth or (truth.reasons if truth else None) or ""
+        why = no_truth or ((truth.reasons or "") if truth else "").removeprefix("dump not compared: ")
         return UNCHECKED, f"{dumps} ran; none could be compared with the truth{why and ': '}{why}", ()
     if truth.verdict == MISMATCH:
         many = f"{truth.mismatches:,} of {plural(truth.compared, 'dump')} differ from the truth"
@@ -111,8 +113,7 @@ def _judged(replay: ReplaySummary, of: int, own: ComparisonRecord | None, no_tru
     near = "within the noise floor" if truth.verdict == WITHIN_NOISE else f"to {dtype} rounding"
     said = f"{truth.compared:,} of {plural(of, 'dump')} {match} the truth {near}"
     if own is not None and own.verdict == NOT_COMPARED:
-        why = next((why for dump in own.dumps for why in dump.not_compared.values()), "")
-        return UNCHECKED, f"{said}; not checked: the outputs of the run{why and ': '}{why}", far
+        return UNCHECKED, f"{said}; not checked: {left[0] if left else 'the outputs of the run'}", far
     return RIGHT, said, far
 
 
@@ -149,6 +150,8 @@ def _own_in_words(own: ComparisonRecord, dtype: str) -> str:
 def _left(replay: ReplaySummary, known: Sequence[str]) -> Iterator[str]:
     """Yield what was not checked beyond what is `known`."""
     truth, laws = replay.truth, replay.laws
+    if truth is not None and truth.rounding_id is None and replay.resolved.get("dtype") in FLAT_IS_WIDE:
+        yield "rounding on these inputs (fixed limits were used)"
     if truth is not None and truth.compared < replay.counts.inputs and not known:
         yield f"{replay.counts.inputs - truth.compared:,} of {plural(replay.counts.inputs, 'dump')} against the truth"
     if truth is not None and truth.grad_norm_rel is None and not any("gradient" in text for text in known):

@@ -22,7 +22,7 @@ def test_an_id_the_only_beginning_and_last_are_found():
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("20250619", "several ids begin"), ("2024", "no replay has the id"), ("", "no replay has the id")],
+    [("20250619", "means several ids"), ("2024", "no replay has the id"), ("", "no replay has the id")],
 )
 def test_what_none_or_several_have_is_refused_with_the_newest_ids(name: str, said: str):
     with pytest.raises(UsageError, match=said) as caught:
