@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import StoreProblem
-from actordbg.campaign import checkpoints
 from actordbg.formats.store_files import read_regular
 from actordbg.records.journal import read_results
 from actordbg.records.replay_record import FAILED, PASSED, ReplayInput, ReplaySpec
+from actordbg.replay.actor_engine import ActorEngine
 from actordbg.replay.selection import defaults_of
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from actordbg.store.payload import Dump
 
 TRAINING = "training.json"
-CHECKPOINTS = "checkpoints"
-"""Key in `training.json`: folder and interval of checkpoints, and the checkpoint to continue from."""
 STEP = "step"
 """Key in a result's `extra`: gradient norm, update norm and learning rate of the step that the input completed."""
 MODULE = "actordbg.campaign.train_engine"
@@ -51,29 +49,19 @@ def step_of(name: str) -> int:
     return int(match[1]) if match else 0
 
 
-class TrainEngine:
+class TrainEngine(ActorEngine):
     """Runs micro-batches through a `TrainingSession`. `actordbg.replay.worker.Engine` documents each method."""
 
-    out_of_step = ""
     tainted = False
     """After a failure in the middle of a step, the weights cannot be trusted."""
 
+    _session: TrainingSession
+    _training: Training
+    _done = 0
+
     def __init__(self, folder: Path, spec: ReplaySpec, rank: int) -> None:
-        self.folder, self.spec, self.rank = folder, spec, rank
-        self._resources = contextlib.ExitStack()
-        self._session: TrainingSession
-        self._training: Training
-        self._done = 0
-        self._checkpoints: Any = None
-
-    @property
-    def root(self) -> Path:
-        """The store."""
-        return self.folder.parents[2]
-
-    @property
-    def collective(self) -> bool:
-        return self._session.is_collective
+        super().__init__(folder, spec, rank)
+        self.root = folder.parents[2]  # of store/trainchecks/<id>/<cell>
 
     def open(self) -> dict[str, Any]:
         from actordbg.actor.backends.training import Training
@@ -82,45 +70,18 @@ class TrainEngine:
         if read_results(self.folder):
             raise StoreProblem("cannot resume mid-training: the weights are lost", hint="start a new check")
         settings = json.loads(read_regular(self.folder / TRAINING))
-        self._checkpoints = settings.pop(CHECKPOINTS, None)
         self._training = Training(**{**settings, "betas": (settings["betas"][0], settings["betas"][1])})
         self._done, self.tainted = 0, False
         defaults = defaults_of(self.root, self.spec.inputs)
         session = TrainingSession(self.spec.config, defaults, self.root / "models", self._training)
         self._session = self._resources.enter_context(contextlib.closing(session))
-        went_on = self._go_on() if self._checkpoints else {}
-        return self._session.resolved | {"training": asdict(self._training), "stepped_by": self._session.stepped_by} | went_on
-
-    def _go_on(self) -> dict[str, Any]:
-        """Load the chosen checkpoint, if any."""
-        folder, chosen = Path(self._checkpoints["folder"]), self._checkpoints["resume"]
-        if not folder.is_dir():
-            raise StoreProblem(
-                f"this rank cannot access the checkpoint folder {folder}", hint="use a --storage that all ranks mount"
-            )
-        if chosen is None:
-            return {}
-        checkpoints.require_own(Path(chosen))
-        self._session.load_training(Path(chosen))
-        return {"went_on_from": chosen}
-
-    def _save(self, step: int) -> None:
-        """Write a checkpoint if it is due; none is written after the last step."""
-        config = self._checkpoints
-        if config is None or step % config["every"] or step >= config["steps"]:
-            return
-        self._session.save_training(checkpoints.generation(Path(config["folder"]), step, config["attempt"]))
+        return self._session.resolved | {"training": asdict(self._training), "stepped_by": self._session.stepped_by}
 
     def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
         """Switch to another configuration and its initial weights in this process, which saves the imports."""
         self._resources.close()
         self.folder, self.spec = folder, spec
         return self.open()
-
-    def load(self, item: ReplayInput) -> Dump:
-        from actordbg.store import payload
-
-        return payload.load(self.root / item.path)
 
     def run(
         self, item: ReplayInput, loaded: Dump, *, recorded: bool, on_law: Callable[[str], None] | None = None
@@ -139,13 +100,8 @@ class TrainEngine:
             error = f"not finite: {', '.join(invalid)}"
             fields |= {"status": FAILED, "error_class": "FloatingPointError", "error": error}
         else:
-            if fields["extra"]:
-                self._save(step_of(item.dump_id))
             self.tainted = False
         return fields
-
-    def close(self) -> None:
-        self._resources.close()
 
 
 if __name__ == "__main__":

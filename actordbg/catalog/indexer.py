@@ -78,16 +78,15 @@ class IndexSummary:
     private_catalog: str | None = None
 
 
-def refresh(store: Store, rebuild: bool = False, on_progress: Progress | None = None, *, newer_too: bool = False) -> IndexSummary:
+def refresh(store: Store, rebuild: bool = False, on_progress: Progress | None = None) -> IndexSummary:
     """Index what is new in the store; with `rebuild` forget everything first. Safe to run in many processes at once.
 
-    A store whose catalog cannot be written gets a private catalog; with `newer_too`, so does a store whose catalog is newer than
-    this program. Raises StoreProblem or NewerFormat for an invalid store, CatalogProblem for an unusable catalog. Damaged dumps
-    and replays are in the summary; they never raise.
+    A store whose catalog cannot be written gets a private catalog. Raises StoreProblem or NewerFormat for an invalid store,
+    CatalogProblem for an unusable catalog. Damaged dumps and replays are in the summary; they never raise.
     """
     start = time.perf_counter()
     store.require()
-    summary = migrate.with_a_catalog(store, lambda: _refresh(store, rebuild, on_progress), newer_too=newer_too)
+    summary = migrate.with_a_catalog(store, lambda: _refresh(store, rebuild, on_progress))
     summary.private_catalog = str(store.catalog_path) if migrate.is_private(store) else None
     summary.seconds = time.perf_counter() - start
     return summary
@@ -101,12 +100,11 @@ def _refresh(store: Store, rebuild: bool, on_progress: Progress | None) -> Index
         _refresh_replays(store, summary)
         summary.comparisons = len(Source(store, "comparisons").look().take().changed)
 
-    fresh = rebuild or migrate.revision(path) is None
-    old = None if fresh else migrate.earlier(path)
-    made = (fresh or old) and migrate.make_anew(store, take_in, rebuild=rebuild)
-    if made and old:
+    revision, usable = (None, False) if rebuild else migrate.look(path)
+    made = not usable and migrate.make_anew(store, take_in, rebuild=rebuild)
+    if made and revision:
         logging.getLogger("actordbg").warning(
-            f"rebuilt the catalog from the store's files: it was made by an earlier actordbg (revision {old:.20})"
+            f"rebuilt the catalog from the store's files: it was made by another actordbg (revision {revision:.20})"
         )
     if not made:
         with engine.held_open(path):
@@ -122,7 +120,7 @@ def _refresh(store: Store, rebuild: bool, on_progress: Progress | None) -> Index
 
 def forget_dumps(store: Store, dump_ids: Iterable[str], folders: Iterable[str]) -> None:
     """Forget dumps whose files were replaced, and the listing of their folders (paths below the store)."""
-    if migrate.revision(store.catalog_path) is None or migrate.earlier(store.catalog_path):
+    if not migrate.look(store.catalog_path)[1]:
         return  # the next refresh rebuilds it
     with engine.writing(store.catalog_path) as writer:
         writer.remove_dumps(dump_ids)

@@ -13,11 +13,10 @@ import pytest
 from click.testing import Result
 from curvecases import LENGTHS, gigabytes, keep, run, square
 
-from actordbg.base.errors import CorruptDump, EnvironmentProblem, UsageError
+from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.measure.curves import CurveAnswer, CurvesAnswer, answer
 from actordbg.measure.measurements import gather
-from actordbg.records.matrix_record import MatrixCell, MatrixRecord
 from actordbg.replay.replay_data import ReplayData
 from actordbg.store.layout import Store
 
@@ -89,27 +88,6 @@ def test_too_few_lengths_come_with_a_command_that_measures_more_and_exists(store
     assert done.exit_code == 0 and "no curve: 2 lengths measured, at least 3 are needed" in text
     (command,) = re.findall(r"More lengths: actordbg (curve memory r1 --measure \S+)", text)
     parse(command.split())
-
-
-def test_a_matrix_names_its_cells_replays_and_those_that_are_gone_are_left_out(replayed: Store):
-    cells = tuple(MatrixCell(i, f"cell {i}", {}, "passed", {}, replay_id=name) for i, name in enumerate(("r2", None, "gone")))
-    record = MatrixRecord("20250619T060000-abcdef", "2025-06-19T06:00:00.000000Z", "complete", {}, cells, ())
-    replayed.matrices.mkdir(exist_ok=True)
-    path = replayed.matrices / f"{record.matrix_id}.json"
-    path.write_text(record.to_json())
-    done = invoke(replayed, "memory --matrix last")
-    assert "gone from the store: gone" in done.stderr
-    assert "1 replay," in shown(done) and "eager" in done.stdout and "sdpa" not in done.stdout
-    with pytest.raises(UsageError, match="no matrix has the id 'x'"):
-        invoke(replayed, "memory --matrix x")
-    with pytest.raises(UsageError, match="cannot be combined"):
-        invoke(replayed, "memory r1 --matrix last")
-    path.write_text(replace(record, cells=cells[2:]).to_json())
-    with pytest.raises(UsageError, match="all replays of the matrix last are gone"):
-        invoke(replayed, "memory --matrix last")
-    path.write_text('{"format": 1, "cel')
-    with pytest.raises(CorruptDump, match=str(path)):
-        invoke(replayed, "memory --matrix last")
 
 
 def test_the_picture_is_written(tmp_path: Path, replayed: Store):
