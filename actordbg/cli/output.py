@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 import re
 import shutil
 import sys
@@ -130,9 +131,11 @@ _HUES = {"good": "green", "part": "yellow", "bad": "red"}
 
 
 def _colored(text: str) -> str:
-    """Color the verdict words at the beginning of a document and in its tables; typer removes colors where none are wanted."""
+    """Color the verdict words at the beginning of a document and in its tables, in a terminal, unless NO_COLOR is set."""
     from actordbg.document.blocks import TONES
 
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        return text
     words = re.compile(rf"(?<![\w-])({'|'.join(sorted(TONES, key=len, reverse=True))})(?![\w-])")
 
     def styled(match: re.Match[str]) -> str:

@@ -132,7 +132,7 @@ def as_markdown(blocks: Sequence[Block]) -> str:
         word, _, rest = verdict.sentence.partition(": ") if verdict.word else ("", "", verdict.sentence)
         figures = [Items(tuple(f"{name}: {value}" for name, value in verdict.figures))] if verdict.figures else []
         texts = [f"**{word}:** {_flowing(rest)}" if word else _flowing(rest), *map(_markdown_block, figures), *texts]
-        texts += [f"next: `{in_line(verdict.next)}`"] if verdict.next else []
+        texts += [_flowing(f"next: {verdict.next}")] if verdict.next else []
     return "\n\n".join(texts) + "\n"
 
 

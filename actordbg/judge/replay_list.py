@@ -14,9 +14,11 @@ from actordbg.catalog import query
 from actordbg.catalog.query import Catalog
 from actordbg.config.as_ran import as_ran, label
 from actordbg.document.blocks import UNCHECKED, Block, Grid, Heading, Paragraph, Verdict, number
-from actordbg.judge.sides import TRUTH
 from actordbg.judge.verdicts import word_of_row
 from actordbg.records.replay_record import BROKEN, NONDETERMINISTIC
+
+TRUTH = "truth"
+"""What B is in a comparison with the truth, and what a truth is called here."""
 
 
 def listed(catalog: Catalog, *, everything: bool = False) -> list[dict[str, Any]]:
