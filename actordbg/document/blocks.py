@@ -105,7 +105,7 @@ class Verdict:
 
     @property
     def good(self) -> bool:
-        """Whether the word is RIGHT."""
+        """Check whether the word is RIGHT."""
         return self.word == RIGHT
 
     @property
