@@ -37,4 +37,4 @@ def test_every_command_answers_a_name_in_an_empty_store_alike(store: Store):
         with pytest.raises((UsageError, StoreProblem), match=r"^there is no [a-z ]+ yet$") as caught:
             look(store, "last")
         found.append(caught.value)
-    assert all(one.hint.endswith("makes one") for one in found)
+    assert all(one.hint.endswith("creates one") for one in found)
