@@ -116,9 +116,6 @@ def _compared(replay: ReplaySummary, against: Against) -> tuple[str, ...]:
 def _configured(replay: ReplaySummary, against: Against) -> str:
     differs = meant(as_ran(replay.asked, replay.resolved), against.differs)
     text = f"{replay.label}  {replay.replay_id}: {_settings(differs) or 'the same configuration'}"
-    if replay.golden and replay.golden.max_abs is not None:
-        text += f"; log-probs at most {number(replay.golden.max_abs, 3)} nats from the run's own"
-        text += f" ({plural(replay.golden.nonfinite, 'input')} not finite on one side)" * bool(replay.golden.nonfinite)
     if replay.label == "A" or against.mean_moved is None:
         return text
     return f"{text}; mean log-prob of an input moved by at most {number(against.mean_moved, 3)} nats"
