@@ -32,6 +32,7 @@ def screen_of(monkeypatch: pytest.MonkeyPatch, columns: int = 80) -> Screen:
 
 
 def test_a_verdict_is_colored_and_broken_between_words_in_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "wanted", output.OutputOptions())
     blocks = [Verdict("WRONG", "word " * 40, toy=True, next="actordbg report last")]
     for no_color in ("", "1"):
         screen = screen_of(monkeypatch)
