@@ -8,7 +8,7 @@ import typer
 
 from actordbg.cli import output
 from actordbg.cli.options import option, require_good
-from actordbg.cli.output import open_page, say_document, write_file
+from actordbg.cli.output import open_page, write_file
 from actordbg.cli.replay_options import ChosenInputs
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
@@ -29,10 +29,8 @@ def check(
         "--recorded",
         "--golden",
     ),
-    junit: Path | None = option(None, "Also write JUnit XML there.", metavar="FILE", rich_help_panel=_FOR),
-    github: bool = option(False, "Emit GitHub Actions annotations.", "--github", rich_help_panel=_FOR),
-    html: Path | None = option(None, "Path of the page (default: the store's reports/).", "--html", "-o", metavar="FILE"),
-    opened: bool = option(False, "Open the page in a browser.", "--open"),
+    junit: Path | None = option(None, "Also write JUnit XML there.", heading=_FOR),
+    github: bool = option(False, "Emit GitHub Actions annotations.", heading=_FOR, rank=30),
 ) -> None:
     """Replay a sample of dumps: do they run? Are they right?
 
@@ -56,7 +54,6 @@ def check(
 
     flags = replaying.flags_of(settings)
     check_place(junit)
-    check_place(html)
     inputs = work.with_paths(ctx, paths or [], inputs)
     of_all = inputs.where
     store, inputs = replaying.opened(ctx, work.sampled(inputs))
@@ -67,13 +64,13 @@ def check(
     of = len(plan.spec.inputs) if inputs.input_file else count_dumps(open_fresh(store), of_all)
     checked = work.run_with_bar(store, plan.spec, of_run)
     verdict = checked.verdict(of=of, recorded=recorded)
-    page = work.write_check_page(store, checked, verdict, html)
+    page, blocks = work.write_check_page(store, checked, verdict)
     data = check_data(checked, verdict, of=of) | {"page": str(page)}
     facts = Items((f"configuration: {data['configuration']}", f"page: {page}"))
-    say_document([verdict, facts], data=data)
+    work.print_check([verdict, facts], blocks, data)
     if junit is not None:
         write_file(junit, junit_xml(checked, verdict).decode())
-    if opened:
+    if output.wanted.opened:
         open_page(page)
     if github:
         work.annotate(checked, [verdict, facts])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -14,12 +15,12 @@ from actordbg.base.units import plural
 from actordbg.catalog.selections import joined
 from actordbg.cli import output
 from actordbg.cli.options import store_of
-from actordbg.cli.output import note, note_some, progress, say
+from actordbg.cli.output import emit_json, note, note_some, progress, say, say_lines, write_files
 from actordbg.cli.replay_options import ChosenInputs
 from actordbg.cli.replaying import counting, replaying, require_runnable
-from actordbg.document.blocks import Block, Verdict, verdict_in
-from actordbg.document.page import as_html, write_named
-from actordbg.document.renderings import as_markdown
+from actordbg.document.blocks import Block, Verdict, as_data, verdict_in
+from actordbg.document.page import as_html
+from actordbg.document.renderings import as_markdown, as_text
 from actordbg.dumps.importer import find_pickles, import_paths
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.store_files import atomic_write, make_folder
@@ -113,16 +114,24 @@ def run_with_bar(store: Store, spec: ReplaySpec, recorded: bool) -> CheckFound:
         raise typer.Exit(130) from None
 
 
-def write_check_page(store: Store, checked: CheckFound, verdict: Verdict, named: Path | None) -> Path:
-    """Write the page to `named`, else into the store's reports/, and return its path."""
-    page = as_html(check_blocks(checked, verdict, pictures(store, checked.data))).encode()
-    if named is not None:
-        write_named(named, page)
-        return named
+def write_check_page(store: Store, checked: CheckFound, verdict: Verdict) -> tuple[Path, Sequence[Block]]:
+    """Return the page's path and blocks; without -o FILE.html it is written here, into the store's reports/."""
+    blocks = check_blocks(checked, verdict, pictures(store, checked.data))
+    if output.wanted.page is not None:
+        return output.wanted.page, blocks
     make_folder(store.reports)
     path = store.reports / f"check-{checked.data.spec.replay_id}.html"
-    atomic_write(path, page)
-    return path
+    atomic_write(path, as_html(blocks).encode())
+    return path, blocks
+
+
+def print_check(brief: Sequence[Block], blocks: Sequence[Block], data: Mapping[str, Any]) -> None:
+    """Print the result, and write the files of -o, whose document has all blocks."""
+    answer = {**data, **as_data(brief)}
+    write_files(answer, blocks)
+    if output.wanted.json:
+        return emit_json(answer)
+    return say_lines((as_markdown if output.wanted.format == "md" else as_text)(brief))
 
 
 def annotate(checked: CheckFound, document: Sequence[Block]) -> None:

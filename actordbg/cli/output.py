@@ -49,26 +49,50 @@ _QUOTED, _HELD = re.compile(r"`[^`]*`"), "\x00"
 """A command in backticks, and the placeholder for its spaces while lines are wrapped: `in_line` removes that character."""
 Format = Literal["text", "md", "json", "csv", "html"]
 """Output formats. HTML is only written to files."""
+FORMS = {
+    ".html": "html", ".htm": "html", ".md": "md", ".markdown": "md", ".txt": "text", ".json": "json", ".csv": "csv",
+    ".svg": "plot", ".png": "plot", ".pdf": "plot",
+}  # fmt: skip
+"""What -o writes, by suffix."""
 
 
 @dataclasses.dataclass(frozen=True)
 class OutputOptions:
-    """The output options of this command, as typed (`options.takes_outputs`). html, plot: files to write."""
+    """The output options of this command, as typed (`options.takes_outputs`).
+
+    files: the files to write, each in the format of its suffix. opened: open the page in a browser.
+    """
 
     format: Format = "text"
+    color: Literal["auto", "always", "never"] = "auto"
     quiet: bool = False
     allow_empty: bool = False
-    html: Path | None = None
-    plot: Path | None = None
+    files: tuple[Path, ...] = ()
+    opened: bool = False
 
     @property
     def json(self) -> bool:
         return self.format == "json"
 
     @property
+    def whole(self) -> bool:
+        """Check whether to list every row by default, because a program or a file gets them."""
+        return self.json or bool(self.files)
+
+    @property
+    def page(self) -> Path | None:
+        """Return the page to write, if any."""
+        return next((path for path in self.files if form_of(path) == "html"), None)
+
+    @property
     def silent(self) -> bool:
         """Check whether to print only the result."""
         return self.quiet or self.json
+
+
+def form_of(path: Path) -> Any:
+    """Return what -o writes into this file; None if its suffix says nothing."""
+    return FORMS.get(path.suffix.lower())
 
 
 wanted = OutputOptions()
@@ -83,7 +107,11 @@ def emit(answer: T, render: Callable[[T], object]) -> None:
 
 
 def as_json(answer: Any) -> bool:
-    """Print `answer` as JSON if JSON is wanted, and return whether it is; if not, the caller prints text."""
+    """Print `answer` as JSON if JSON is wanted, and return whether it is; if not, the caller prints text.
+
+    Also writes the files of -o, for results that are not documents.
+    """
+    write_files(answer)
     if wanted.json:
         emit_json(answer)
     return wanted.json
@@ -97,9 +125,14 @@ def emit_json(answer: Any, indent: int | None = 2, *, err: bool = False) -> None
 
 
 def emit_each(rows: Iterable[Any]) -> int:
-    """Stream rows as a JSON list, as `emit` prints a list. Returns the number of rows."""
+    """Stream rows as a JSON list, as `emit` prints a list; write a list for `-o`. Returns the number of rows."""
     global _answered
     count = 0
+    if wanted.files:
+        rows = list(rows)
+        write_files(rows)
+        if not wanted.json:
+            return len(rows)
     for count, row in enumerate(rows, 1):
         _answered = True
         typer.echo(("," if count > 1 else "[") + "\n  " + as_json_text(row, 2).replace("\n", "\n  "), nl=False)
@@ -114,12 +147,12 @@ def as_json_text(answer: Any, indent: int | None = None) -> str:
 
 def say(text: str = "") -> None:
     """Print a line of the result, with line breaks escaped."""
-    typer.echo(_line(text))
+    _print(_line(text))
 
 
 def say_lines(text: str) -> None:
     """Print formatted lines of the result, such as a table or a document."""
-    typer.echo(in_lines(text.rstrip("\n")))
+    _print(in_lines(text.rstrip("\n")))
 
 
 def _line(text: str) -> str:
@@ -127,34 +160,30 @@ def _line(text: str) -> str:
     return in_line(with_handles(text))
 
 
-_HUES = {"good": "green", "part": "yellow", "bad": "red"}
-
-
-def _colored(text: str) -> str:
-    """Color the verdict words at the beginning of a document and in its tables, in a terminal, unless NO_COLOR is set."""
-    from actordbg.document.blocks import TONES
-
-    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
-        return text
-    words = re.compile(rf"(?<![\w-])({'|'.join(sorted(TONES, key=len, reverse=True))})(?![\w-])")
-
-    def styled(match: re.Match[str]) -> str:
-        return typer.style(match[0], fg=_HUES[TONES[match[0]]], bold=match[0].isupper())
-
-    first, *lines = text.split("\n")
-    first = words.sub(styled, first, count=1) if words.match(first) else first
-    return "\n".join([first, *(words.sub(styled, line) if line[:2] == "  " else line for line in lines)])
-
-
 def say_wrapped(text: str, rest: str = "") -> None:
     """Print a paragraph of the result, wrapped in a terminal; `rest` indents the lines after the first."""
-    typer.echo(_wrapped(_line(text), sys.stdout, rest))
+    _print(_wrapped(_line(text), sys.stdout, rest))
+
+
+_COLORS = {"good": "green", "part": "yellow", "bad": "red"}
+
+
+def _print(text: str) -> None:
+    """Print cleaned text, with its verdict words in color: capitals anywhere, other words alone in a cell of a table."""
+    colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR") if wanted.color == "auto" else wanted.color == "always"
+    if colored and wanted.format == "text":
+        from actordbg.document.blocks import TONES
+
+        loud, quiet = ("|".join(word for word in TONES if word.isupper() is capitals) for capitals in (True, False))
+        found = re.compile(rf"\b({loud})\b|(?<=  )({quiet})(?=  |$)", re.MULTILINE)
+        text = found.sub(lambda match: typer.style(match[0], fg=_COLORS[TONES[match[0]]]), text)
+    typer.echo(text, color=colored)
 
 
 def say_fact(name: str, text: str, room: int = 14) -> None:
     """Print a name and its value, wrapped and aligned in a terminal."""
     head = f"{in_line(name):<{room}} "
-    typer.echo(head + _wrapped(_line(text), sys.stdout, " " * len(head), beside=len(head)))
+    _print(head + _wrapped(_line(text), sys.stdout, " " * len(head), beside=len(head)))
 
 
 def note(text: str) -> None:
@@ -223,6 +252,8 @@ def say_usage(error: Any) -> None:
     """Print click's error about a command line, with the quoted words cleaned."""
     if type(error).__name__ != "NoArgsIsHelpError":  # whose message is the help
         error.message = in_line(error.message)
+    if near := getattr(error, "possibilities", None):
+        error.message, error.possibilities = f"{error.message}. Did you mean {near[0]!r}?", None
     error.show()
     _answer_error("usage", error.format_message(), f"`{error.ctx.command_path} --help` explains it" if error.ctx else "")
 
@@ -350,23 +381,55 @@ def say_document(
     *,
     data: Mapping[str, Any],
 ) -> None:
-    """Print a result in the requested format, and write the requested page and plot. data: JSON, besides that of the blocks."""
-    from actordbg.document import page as pages
-    from actordbg.document.blocks import Chart, as_data
+    """Print a result in the requested format, and write the requested files.
+
+    data: the result's JSON, to which the blocks' data is added.
+    """
+    from actordbg.document.blocks import as_data
+    from actordbg.document.page import as_html
     from actordbg.document.renderings import as_markdown, as_text
 
-    how = wanted
-    if how.html is not None:
-        write_file(how.html, pages.as_html(blocks))
-    if how.json:
-        emit_json({**data, **as_data(blocks)})
-    elif how.format == "md":
+    answer = {**data, **as_data(blocks)}
+    write_files(answer, blocks)
+    if wanted.json:
+        emit_json(answer)
+    elif wanted.format == "md":
         say_lines(as_markdown(blocks))
     else:
-        first, _, rest = in_lines(as_text(blocks).rstrip("\n")).partition("\n")
-        typer.echo(_colored(f"{_wrapped(first, sys.stdout)}\n{rest}"))
-    if how.plot is not None and pages.save([block for block in blocks if isinstance(block, Chart)], how.plot):
-        note(f"wrote {how.plot}")
+        say_lines(as_text(blocks))
+    if wanted.opened:
+        page = wanted.page or temporary_page()
+        if wanted.page is None:
+            write_file(page, as_html(blocks))
+        open_page(page)
+
+
+def write_files(answer: Any, blocks: Sequence[Block] = ()) -> None:
+    """Write the result to the files of -o, and print a note for each: rows as CSV, a document's charts as a picture."""
+    from actordbg.document import page, renderings
+    from actordbg.document.blocks import Chart
+
+    for path in wanted.files:
+        form, text = form_of(path), ""
+        if form == "plot":
+            if page.save([block for block in blocks if isinstance(block, Chart)], path):
+                note(f"wrote {path}")
+            continue
+        if form == "csv":
+            rows = json.loads(as_json_text(answer))
+            text = renderings.as_csv(list(rows[0]) if rows else (), rows)
+        elif form == "json":
+            text = as_json_text(answer, 2) + "\n"
+        else:
+            text = {"html": page.as_html, "text": renderings.as_text, "md": renderings.as_markdown}[form or "text"](blocks)
+        write_file(path, text)
+
+
+def temporary_page() -> Path:
+    """Return the path of a page in a folder that only this user can read; the browser reads it after the command ends."""
+    import tempfile
+
+    return Path(tempfile.mkdtemp(prefix="actordbg-")) / "report.html"
 
 
 def write_file(path: Path, text: str) -> None:

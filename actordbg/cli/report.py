@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from actordbg.cli.output import (
     say_lines,
     say_next,
     table,
+    temporary_page,
     texts_of,
     write_file,
 )
@@ -35,71 +37,55 @@ if TYPE_CHECKING:
     from actordbg.store.layout import Store
 
 
-_BY_SUFFIX: dict[str, Format] = {
-    ".txt": "text",
-    ".md": "md",
-    ".markdown": "md",
-    ".json": "json",
-    ".csv": "csv",
-    ".html": "html",
-    ".htm": "html",
-}
-
-
 def report(
     ctx: typer.Context,
     replays: list[str] | None = typer.Argument(
         None,
-        metavar="[REPLAY...|last|all]",
-        help="Replays by id, name or @1 (default: last).",
+        metavar="REPLAY",
+        help="Replays by id, name, @1, last or all (default: last).",
         autocompletion=stored("replay"),
     ),
     everything: bool = option(False, "List your replays with their verdicts, newest first (csv: every result).", "--all"),
     format: Format | None = option(
-        None, "Output format (default: by --output's suffix, else text); csv has a row per result.", "--format", "-f"
+        None, "Output format (default: by the suffix of -o, else text).", "--format", "-f", hidden=True
     ),
-    output: Path | None = option(None, "Write the report to FILE instead of printing it.", "--output", "-o", metavar="FILE"),
     where: Where = None,
     tokenizer: TokenizerFile = None,
-    opened: bool = option(False, "Open the page in a browser; without --output, a temporary file.", "--open"),
-    as_json: bool = option(False, "Alias of --format json.", "--json"),
 ) -> None:
     """Report passes, failures and causes, time and memory.
 
     Reports the last replay by default. Shows several replays side by side, with the first as the baseline; with --all, lists
     them with their verdicts. Exits with 0 even if results failed.
 
-    Example: actordbg report last --format md --output report.md
+    Example: actordbg report last -o report.md
     """
-    import tempfile
-
-    from actordbg.document.page import check_place
     from actordbg.judge.load_replays import load
 
-    check_place(output)
-    suffix = output.suffix.lower() if output else ""
-    if output and suffix not in _BY_SUFFIX and format is None and not as_json:
-        raise UsageError(
-            f"--output {output.name}: no format for {output.suffix or 'a name without a suffix'}",
-            hint=f"use one of {', '.join(sorted(_BY_SUFFIX))}, or add --format",
-        )
-    chosen = chosen_format(format, as_json, _BY_SUFFIX.get(suffix, "html" if opened else "text"))
-    if opened and chosen != "html":
-        raise UsageError(f"--open needs HTML, not {chosen}", hint="end --output in .html, or drop --format")
+    wanted = output.wanted
+    files = wanted.files or (temporary_page(),) * wanted.opened
+    chosen = {file: chosen_format(format, wanted.json, output.form_of(file) or "text") for file in files}
+    page = next((file for file, form in chosen.items() if form == "html"), None)
+    if wanted.opened and page is None:
+        raise UsageError("--open needs HTML", hint="end -o in .html, or drop --format")
+    usual = chosen_format(format, wanted.json)
+    output.wanted = replace(wanted, format=usual)
     names = [*(replays or []), *(["all"] if everything else [])]
     store = store_of(ctx)
-    if names == ["all"] and where is None and chosen != "csv":
-        text = _index(store, chosen)
-    else:
-        text = _written(store, load(store, names, where), chosen, texts_of(tokenizer))
-    if output is None and not opened:
-        say_lines(text)
-    elif output is None:  # in a folder that only this user can read; the browser reads it after this command ends
-        output = Path(tempfile.mkdtemp(prefix="actordbg-")) / "report.html"
-    if output is not None:
-        write_file(output, text)
-    if output is not None and opened:
-        open_page(output)
+    index = names == ["all"] and where is None
+    material = None if index else load(store, names, where)
+    texts = texts_of(tokenizer)
+
+    def rendered(form: Format) -> str:
+        if index and form != "csv":
+            return _index(store, form)
+        return _written(store, material or load(store, names, where), form, texts)
+
+    for file, form in chosen.items():
+        write_file(file, rendered(form))
+    if not files:
+        say_lines(rendered(usual))
+    if wanted.opened and page:
+        open_page(page)
 
 
 def _index(store: Store, chosen: Format) -> str:
@@ -183,7 +169,7 @@ def replays(
     from actordbg.judge.replay_list import listed, passed_of
 
     rows = listed(open_fresh(store_of(ctx).require()), everything=everything)
-    shown = rows[: (0 if output.wanted.json else _ROWS) if limit is None else limit] or rows
+    shown = rows[: (0 if output.wanted.whole else _ROWS) if limit is None else limit] or rows
     if not as_json(shown):
         named = ["name"] if any(replay["name"] for replay in shown) else []
         cells = [
@@ -205,7 +191,7 @@ def attach(
     ctx: typer.Context,
     name: str = typer.Argument(
         LAST,
-        metavar="[REPLAY|RUN]",
+        metavar="REPLAY|RUN",
         help="Replay id, `last`, or name of a run.",
         autocompletion=stored("replay"),
     ),

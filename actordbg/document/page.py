@@ -28,7 +28,7 @@ from typing import Any
 from urllib.parse import quote
 
 from actordbg import __version__
-from actordbg.base.errors import EnvironmentProblem, UsageError, require_package
+from actordbg.base.errors import EnvironmentProblem
 from actordbg.base.foreign_text import in_html, in_line, in_script
 from actordbg.base.units import with_handles
 from actordbg.document.blocks import (
@@ -123,21 +123,6 @@ def check_place(path: Path | None) -> None:
     replaced = path.is_file() or not path.exists()  # by a new file in its folder, see write_named
     if not os.access(path.resolve().parent if replaced else path, os.W_OK):
         raise EnvironmentProblem(f"cannot write {path}", hint="name a file in a folder that you can write to")
-
-
-def check(option: str, path: Path | None) -> None:
-    """Check that a chart can be saved. Raises UsageError for an unknown suffix, EnvironmentProblem for an unwritable file or
-    without vl-convert.
-    """
-    if path is None:
-        return
-    if path.suffix.lower() not in SUFFIXES:
-        raise UsageError(
-            f"{option} {path}: unknown picture suffix {path.suffix!r}",
-            hint=f"use one of {', '.join(SUFFIXES)}",
-        )
-    check_place(path)
-    require_package(option, "vl_convert", "vl-convert-python")
 
 
 def write_named(path: Path, data: bytes) -> None:
