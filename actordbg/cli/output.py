@@ -333,7 +333,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, SimpleNamespace):
         return vars(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {name: held for name, held in fields.items() if not callable(held)}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, datetime):
