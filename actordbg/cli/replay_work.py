@@ -290,5 +290,5 @@ def _lines(answer: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield from (("ranks", text) for text in ranks_in_words(answer["ranks"]))
     yield from (("laws", text) for text in laws_in_words(answer["laws"])[1:])
     if answer["kept_bytes"]:
-        yield "saved", f"{human_bytes(answer['kept_bytes'])} of outputs, for `actordbg compare {answer['replay_id']} ...`"
+        yield "saved", f"{human_bytes(answer['kept_bytes'])} of outputs; next: `actordbg compare {answer['replay_id']} truth`"
     yield "journals, logs", answer["folder"]
