@@ -158,7 +158,8 @@ class Mirror(Fetched):
             }
             downloads = sorted(changed - conflicts)
             skipped |= _move_each(lambda path: self._download(path, remote[path]), downloads, _ONE_FILE_ERRORS)
-            skipped |= _move_each(lambda path: self._settle(path, remote[path]), sorted(conflicts), _ONE_FILE_ERRORS)
+            for conflict in sorted(conflicts):  # one at a time: both versions are read whole
+                skipped |= _move_each(lambda path: self._settle(path, remote[path]), [conflict], _ONE_FILE_ERRORS)
             if self._equal:
                 self._write_manifest()
             return _moved(downloads, remote, skipped)
