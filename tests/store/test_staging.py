@@ -11,11 +11,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import norename
 import pytest
 import storecases
+from fsspec.implementations.local import LocalFileSystem
 from roots import ROOT, SUPPORT
 from supervised import Bench, make_spec, statuses
 from typer.testing import CliRunner
@@ -251,7 +253,16 @@ def test_a_push_names_all_that_it_leaves_out(tmp_path, built, there, url):
     assert set(files_of(there)) == {one for one in whole if not one.startswith(("replays", "backups", "control"))}
 
 
-def test_folders_are_made_behind_a_url_where_they_are_real(tmp_path, built):
+def test_folders_are_made_behind_a_url_where_they_are_real(tmp_path, monkeypatch, built):
+    make, making = LocalFileSystem.makedirs, threading.Lock()
+
+    def alone(self: LocalFileSystem, path: str, **options: Any) -> None:
+        assert making.acquire(blocking=False), "another thread makes folders"
+        time.sleep(0.001)
+        make(self, path, **options)
+        making.release()
+
+    monkeypatch.setattr(LocalFileSystem, "makedirs", alone)
     mirror = Mirror(f"file://{tmp_path}/disk", tmp_path / "a")
     mirror.pull()
     assert mirror.push().files == len(files_of(tmp_path / "disk")) > 10
