@@ -1,4 +1,5 @@
-"""Run dumps through one configuration and judge them by the replay, the laws, the truth and a noise floor.
+"""Run dumps through one configuration and judge them by the replay, the laws, the truth and a noise floor, and the model module
+by module (`actordbg.locate`).
 
     check = run_check(store, plan.spec)
     answer = answer_of_check(check, of=257, recorded="meta-llama/Llama-3.1-8B")
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -49,6 +50,7 @@ from actordbg.judge.replay_document import document
 from actordbg.judge.report_model import ReplaySummary, Summary
 from actordbg.judge.sides import GOLDEN, OTHER_WEIGHTS
 from actordbg.judge.summary import summarise
+from actordbg.locate import verdict as local_verdict
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, WITHIN_NOISE, ComparisonRecord, DumpComparison, Figures
 from actordbg.records.replay_record import PASSED, ReplaySpec, answers_of, violations
 from actordbg.replay.group_engine import WarmGroups
@@ -78,6 +80,11 @@ class CheckFound:
         """Report on the replay."""
         return summarise([self.data], selection=self.data.spec.replay_id, now=self.data.spec.created_at)
 
+    @cached_property
+    def local(self) -> local_verdict.LocalVerdict | None:
+        """The verdict on the model, module by module; None without the laws."""
+        return local_verdict.verdict_of(self.data.results)
+
     @property
     def truths(self) -> tuple[DumpComparison, ...]:
         """Each dump's comparison with the truth."""
@@ -99,9 +106,11 @@ def run_check(
 ) -> CheckFound:
     """Run the replay `spec` and compare it with the truth; with `golden` also with the run's recorded outputs.
 
+    If laws are checked, the model is also compared with transformers' own, and one input is judged module by module.
     on_stage: called with the name of each stage as it begins. callbacks: `on_event` and `on_tick` of `run_replay`. Raises what
     `run_replay` raises. If the truth cannot be computed, the result's `no_truth` says why.
     """
+    spec = replace(spec, locate=min(1, spec.config.laws))
     with WarmGroups(reopen=True) as warm:
         callbacks["warm"] = warm
         warm.share(spec.replay_id)
@@ -251,10 +260,14 @@ def _verdict(check: CheckFound, replay: ReplaySummary, dumps: str) -> tuple[str,
     if record is None or record.verdict == NOT_COMPARED:
         why = check.no_truth or next((why for dump in check.truths for why in dump.not_compared.values()), "")
         return UNJUDGED, f"{dumps} ran; none could be compared with the truth{why and ': '}{why}"
-    dtype = record.a.dtype or "its dtype"
+    dtype, local = record.a.dtype or "its dtype", check.local
+    cause = local.said if local is not None and local.word == WRONG else ""
     far = sum(dump.verdict == MISMATCH for dump in record.dumps)
     if not record.good:
-        return WRONG, f"{far:,} of {plural(len(record.dumps), 'dump')} differ from the truth by more than {dtype} rounding"
+        beyond = f"{far:,} of {plural(len(record.dumps), 'dump')} differ from the truth by more than {dtype} rounding"
+        return WRONG, f"{beyond}{cause and ': '}{cause}"
+    if cause:
+        return WRONG, cause
     if check.golden is not None and (own := _own_in_words(check.golden, dtype)):
         return WRONG, own
     noise = record.verdict == WITHIN_NOISE
@@ -262,7 +275,8 @@ def _verdict(check: CheckFound, replay: ReplaySummary, dumps: str) -> tuple[str,
     near = f"{match} the truth within the noise floor" if noise else f"{match} the truth to {dtype} rounding"
     if check.golden is not None and check.golden.verdict == NOT_COMPARED:
         return UNJUDGED, f"{dumps} {near}; not checked: {next(_golden_left(check), 'the outputs of the run')}"
-    return RIGHT, f"{dumps} {near}"
+    held = f"; {local.said}" if local is not None and local.word == local_verdict.RIGHT else ""
+    return RIGHT, f"{dumps} {near}{held}"
 
 
 def _own_in_words(golden: ComparisonRecord, dtype: str) -> str:
@@ -301,6 +315,9 @@ def _not_judged(check: CheckFound, replay: ReplaySummary, toy: bool) -> Iterator
             yield "rounding on these inputs (fixed limits were used)"
     if not any(result.grad_norm is not None for result in check.data.results):
         yield "gradients (--backward)"
+    if check.local is not None and (open_places := check.local.unchecked):
+        more = f" and {len(open_places) - 1} more (`actordbg locate {check.data.spec.replay_id}`)" * (len(open_places) > 1)
+        yield f"module by module: {open_places[0]}{more}"
     if replay.laws is None or not replay.laws.inputs:
         yield "the laws"
     elif replay.laws.not_checked:
@@ -331,6 +348,8 @@ def _next(check: CheckFound, word: str, toy: bool, recorded: str | None) -> str:
         lawless = [result.dump_id for result in check.data.results if violations(answers_of(result.extra), spec.config.accept)]
         if check.comparison and check.comparison.good and not lawless and golden and golden.verdict == MISMATCH:
             return f"actordbg compare {spec.replay_id} golden"
+        if check.local is not None and check.local.word == WRONG and not lawless:
+            return f"actordbg locate {spec.replay_id}"
         worst = [*lawless, *(dump.dump_id for dump in check.truths)][0]
         where = in_shell(f"dump_id = '{worst}'")
         return f"actordbg matrix --where {where} {model}"

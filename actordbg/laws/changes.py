@@ -51,6 +51,14 @@ def plain_call(dump: Dump, vocab_size: int) -> Dump:
     return Dump(replace(call.record, arguments={k: v for k, v in arguments.items() if k != "action_mask"}), call.tensors)
 
 
+def unsupported(dump: Dump) -> str:
+    """Return why the rows of this call cannot be told apart, so that neither laws nor places can be judged, or ""."""
+    if others := sorted(set(dump.inputs) - {*_BY_TOKEN}):
+        return f"only text is supported, not {', '.join(others)}"
+    packed = dump.record.arguments.get("packed_seq_lens") is not None
+    return "the rows were packed before the Actor got them" if packed else ""
+
+
 def attended(dump: Dump) -> Tensor:
     """Mark the real (non-padding) tokens, bool [B, S]."""
     return dump.inputs["attention_mask"] != 0
