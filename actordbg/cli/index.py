@@ -48,11 +48,7 @@ def index(
             say(damage_line(item))
 
 
-def verify(
-    ctx: typer.Context,
-    where: Where = None,
-    jobs: int = option(0, "Threads; 0: one per processor.", "--jobs", "-j", min=0),
-) -> None:
+def verify(ctx: typer.Context, where: Where = None) -> None:
     """Check dump files for damage.
 
     Reads each dump completely: header, decompression, SHA-256, safetensors, tensor specs. Without --where, checks every file,
@@ -71,7 +67,7 @@ def verify(
     damaged: list[Damaged] = []
     size = 0
     with progress("verifying", len(paths)) as advance:
-        for _, count, problem in verify_files(catalog.store, paths, jobs):
+        for _, count, problem in verify_files(catalog.store, paths):
             advance(1)
             size += count
             damaged += [problem] if problem else []
@@ -109,7 +105,7 @@ def fsck(
 ) -> None:
     """Verify a store's integrity.
 
-    Checks FORMAT, names and permissions, every dump, pack, replay, comparison, switch, counter, ring, event and backup, and the
+    Checks FORMAT, names and permissions, every dump, pack, replay, comparison, switch, counter and ring, and the
     catalog. Without --repair, writes nothing. With it, moves damaged files to store/quarantine, first saves the good dumps of
     damaged packs, and rebuilds a wrong catalog. A read-only store can be checked, but --repair refuses it.
 

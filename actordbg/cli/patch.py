@@ -78,7 +78,7 @@ def unpatch(ctx: typer.Context, python: Python = None, target: TargetFile = None
     from actordbg.install import patching as operate
     from actordbg.install.patch_target import find_target
 
-    emit(operate.unpatch(find_target(python, target), store_of(ctx), dry_run=dry_run), _say_outcome)
+    emit(operate.unpatch(find_target(python, target), dry_run=dry_run), _say_outcome)
 
 
 def _say_outcome(outcome: Outcome) -> None:
@@ -90,7 +90,6 @@ def _say_outcome(outcome: Outcome) -> None:
     facts = {
         "openrlhf": outcome.openrlhf_version,
         "store": outcome.store,
-        "backup": outcome.backup,
         "sha256": f"{outcome.sha256_after} (unchanged)" if same else outcome.sha256_before,
         "     ->": "" if same else outcome.sha256_after,
     }
@@ -141,7 +140,6 @@ def _say(patch: Status | None, no_patch: str, held: Holdings | None) -> None:
             "sha256": patch.sha256,
             "original": patch.original_sha256,
             "store": patch.store,
-            "patched at": patch.patched_at,
             "hook seen": patch.hooked,
             "recording": "on" if patch.enabled else "off",
             "new jobs": "record" if patch.armed else "do not record",
@@ -211,25 +209,24 @@ def render(check: Check) -> str:
 
 def doctor(
     ctx: typer.Context,
-    python: Path | None = option(None, "Interpreter whose environment to check (default: the current one).", metavar="EXE"),
-    quick: bool = option(False, "Skip slow checks: imports and the launcher.", "--quick"),
+    quick: bool = option(False, "Skip the slow checks: imports.", "--quick"),
     timeout: float = option(180.0, "Time limit for importing a module, in seconds.", min=1),
 ) -> None:
-    """Check this machine and the training environment.
+    """Check this machine and this Python environment.
 
-    Checks versions, imports, the deepspeed launcher, the C++ compiler, GPU, flash-attn, disk, store, catalog and patch, and
-    prints a fix for each problem. Warnings are about parts that you may not need, or untested versions.
+    Run it with the actordbg of the environment that trains or replays. Checks versions, imports, the C++ compiler, GPU,
+    flash-attn, disk, store, catalog and patch, and prints a fix for each problem. Warnings are about parts that you may not need,
+    or untested versions.
 
     Exit code: 4 if a check fails.
 
-    Example: actordbg doctor --python /opt/train/bin/python
+    Example: actordbg doctor --quick
     """
     from actordbg.doctor.checkup import examine, exit_code
 
     checks: list[Check] = []
-    executable = str(python) if python is not None else sys.executable
     with progress("examining", None, quiet=not sys.stderr.isatty()) as advance:
-        for check in examine(store_of(ctx), executable, quick=quick, timeout=timeout):
+        for check in examine(store_of(ctx), quick=quick, timeout=timeout):
             checks.append(check)
             advance(1, note=check.name)
     emit(checks, _render_all)
@@ -238,21 +235,16 @@ def doctor(
 
 def _render_all(checks: list[Check]) -> None:
     """Print the counts, the bad checks, the warnings, a command that installs everything missing, and the passed checks."""
-    from actordbg.doctor.checkup import install_command, missing_packages
-    from actordbg.document.renderings import wrap
+    from actordbg.doctor.checkup import install_command
 
     levels = ("bad", "warn", "ok")
     say(", ".join(f"{sum(check.status == level for check in checks)} {level}" for level in levels))
-    missing, others = missing_packages(checks)
     for level in levels:
-        for (missed_as, why), packages in missing.items():
-            if missed_as == level:
-                say_lines(wrap(f"not installed: {', '.join(packages)}; {why}", f"{level:<4}  ", " " * 6))
-        for check in others:
+        for check in checks:
             if check.status == level:
                 say_lines(render(check))
-        if level == "warn" and missing:
-            say_lines(f"to install what is missing:\n  {install_command(missing)}")
+        if level == "warn" and (command := install_command(checks)):
+            say_lines(f"to install what is missing at once:\n  {command}")
 
 
 def adapters(

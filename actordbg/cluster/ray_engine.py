@@ -94,8 +94,6 @@ class RayEngine(GroupEngine):
 
     def refuse(self, config: ReplayConfig) -> None:
         """Refuse settings that cannot run on a cluster."""
-        if config.launcher != "direct":
-            raise Unsupported("--launcher real starts ranks on one machine, not on a Ray cluster", hint="drop --launcher")
         if config.align is not None and (self.order.groups or 1) > 1:
             raise UsageError(
                 f"--align {config.align} decides which inputs meet, so one group runs them all", hint="drop --groups"

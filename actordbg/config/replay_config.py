@@ -40,6 +40,8 @@ TOY_MODEL = "TOY MODEL"
 DEFAULT_SEED = 0
 NAME = re.compile(r"[A-Za-z][\w.+-]{0,63}\Z")
 """Valid names of replays: ids begin with a digit."""
+GONE = {"launcher"}
+"""Settings that earlier files may have, and that no result depends on."""
 NOT_NAMES = ("last", "all", "truth", "golden")
 """Words that mean other things where a replay is named."""
 
@@ -115,13 +117,6 @@ class ReplayConfig:
         help="torch.distributed backend (default: nccl with CUDA, else gloo); --dist-plugin adds others.",
         metavar="gloo|nccl|NAME", column="gloo or nccl; NULL for what suits the device",
         words="over {}", unset="no process group", quiet=(None, "gloo", "nccl"), backends=TOGETHER,
-    )  # fmt: skip
-    launcher: str = setting(
-        "direct",
-        help="direct: actordbg starts the ranks (default); real: the deepspeed or torchrun launcher does.",
-        metavar="direct|real", column="direct, or real: deepspeed's launcher or torchrun",
-        values=("direct", "real"), words="{} launcher", quiet=("direct",),
-        backends=TOGETHER, needs="--backend deepspeed or fsdp2", idle="direct", resolved=None,
     )  # fmt: skip
     dtype: str | None = deciding_setting(
         None,
@@ -284,10 +279,10 @@ class ReplayConfig:
     def from_dict(cls, data: Mapping[str, Any]) -> ReplayConfig:
         """Build from plain data; NewerFormat for keys that this version does not know."""
         names = {entry.stored: entry.name for entry in SETTINGS.values()}
-        unknown = sorted(data.keys() - names.keys())
+        unknown = sorted(data.keys() - names.keys() - GONE)
         if unknown:
             raise NewerFormat(f"a replay's configuration has unknown settings: {', '.join(unknown)}", hint="upgrade actordbg")
-        return cls(**{names[key]: value for key, value in data.items()})
+        return cls(**{names[key]: value for key, value in data.items() if key in names})
 
 
 SETTINGS: dict[str, Setting] = table_of(ReplayConfig)

@@ -89,9 +89,8 @@ class Demo:
         work = self.directory / "training"
         work.mkdir()
         program = self.program
-        assets = build_assets(work, prompts=program.rows, conversations=program.rows)
-        data = assets.prompts if program.data == "prompts" else assets.conversations
-        command = program.command(assets.model, data, work / "checkpoint", free_port())
+        model, data = build_assets(work, program.rows)
+        command = program.command(model, data, work / "checkpoint", free_port())
         with start_job(program, command, work, work / f"{program.name}.log", self.directory / "python") as job:
             self.tell(f"$ {self._as_typed(job.command)}")
             job.wait(self._follow)
@@ -144,9 +143,9 @@ class Demo:
             )
 
     def _environment(self) -> dict[str, str]:
-        """Return the user's environment, without settings that would change the demo."""
+        """Return the user's environment, without GPUs and settings that would change the demo."""
         env = {name: value for name, value in os.environ.items() if not name.startswith("ACTORDBG_")}
-        return {**env, **self.program.hide_gpus(), "PYTHONPATH": python_path()}
+        return {**env, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": python_path()}
 
     def _heading(self, number: str, title: str) -> None:
         self.tell(f"\n[{number}] {title}  ({self._elapsed()})")

@@ -75,8 +75,6 @@ KINDS = {
     "stray-tensors": FindingKind(NOTE, "kept tensors of a dump that is not among the inputs"),
     "damaged-record": _quarantined("a comparison, noise floor or matrix that is broken, or under the wrong name"),
     "missing-replay": FindingKind(NOTE, "a comparison, noise floor or matrix of a replay that is gone"),
-    "damaged-event": _quarantined("an event of a patch that is broken"),
-    "damaged-backup": _quarantined("the backup of a patched file does not match its name"),
     "damaged-control": _quarantined("a dump switch that is broken: jobs that follow it do not record"),
     "damaged-counters": _quarantined("counters that are broken"),
     "damaged-weights": _quarantined("hashes of weights that are broken"),

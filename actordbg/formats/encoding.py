@@ -148,7 +148,7 @@ def record_of(
     )
 
 
-def pack(record: DumpRecord, payload: bytes, level: int) -> bytes:
+def pack(record: DumpRecord, payload: bytes, level: int = 3) -> bytes:
     """Build a dump file from a finished record and its safetensors payload, compressed at zstd `level`.
 
     Raises Unsupported for a record or a payload that no reader would accept.

@@ -76,12 +76,11 @@ del {installer}
 
 
 class State(str, Enum):
-    """State of an actor.py, from its bytes. OVERWRITTEN is CLEAN plus knowledge of an earlier patch (`patching`)."""
+    """State of an actor.py, from its bytes."""
 
     CLEAN = "clean"
     PATCHED = "patched"
     EDITED = "patched and edited since"
-    OVERWRITTEN = "overwritten by an upgrade"
     UNSUPPORTED = "unsupported"
 
 
@@ -173,7 +172,7 @@ def remedy(data: bytes) -> str:
     first = len(data[: trace.start()].splitlines()) + 1
     return (
         f"line {first} to the end is the trailer: move your own lines above it, then delete it by hand; "
-        f"the original is in the store's backups folder, and reinstalling {TRAINER.package} brings it back too"
+        f"what is above line {first} is the original; reinstalling {TRAINER.package} brings it back too"
     )
 
 

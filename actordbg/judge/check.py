@@ -107,7 +107,7 @@ def run_check(
     """Run the replay `spec` and compare it with the truth; with `golden` also with the run's recorded outputs.
 
     If laws are checked, the model is also compared with transformers' own, and one input is judged module by module.
-    on_stage: called with the name of each stage as it begins. callbacks: `on_event` and `on_tick` of `run_replay`. Raises what
+    on_stage: called with the name of each stage as it begins. callbacks: `on_event` of `run_replay`. Raises what
     `run_replay` raises. If the truth cannot be computed, the result's `no_truth` says why.
     """
     spec = replace(spec, locate=min(1, spec.config.laws))
@@ -257,11 +257,14 @@ def _verdict(check: CheckFound, replay: ReplaySummary, dumps: str) -> tuple[str,
         return FAILED, f"{bad:,} of {plural(replay.counts.inputs, 'dump')} did not pass{why}"
     if replay.laws is not None and not replay.laws.good:
         return WRONG if replay.laws.broken else FAILED, violation_in_words(replay.laws.violations[0])
-    if record is None or record.verdict == NOT_COMPARED:
+    local = check.local
+    cause = local.said if local is not None and local.word == WRONG else ""
+    if not cause and (record is None or record.verdict == NOT_COMPARED):
         why = check.no_truth or next((why for dump in check.truths for why in dump.not_compared.values()), "")
         return UNJUDGED, f"{dumps} ran; none could be compared with the truth{why and ': '}{why}"
-    dtype, local = record.a.dtype or "its dtype", check.local
-    cause = local.said if local is not None and local.word == WRONG else ""
+    if record is None or (cause and record.verdict == NOT_COMPARED):
+        return WRONG, cause
+    dtype = record.a.dtype or "its dtype"
     far = sum(dump.verdict == MISMATCH for dump in record.dumps)
     if not record.good:
         beyond = f"{far:,} of {plural(len(record.dumps), 'dump')} differ from the truth by more than {dtype} rounding"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actordbg.base.units import plural
-from actordbg.records.locate_record import IDENTITY, INTO, LOCATED, ModelIdentity, Located, PlaceResult
+from actordbg.records.locate_record import IDENTITY, INTO, LOCATED, Located, ModelIdentity, PlaceResult
 from actordbg.records.replay_record import ResultRecord
 
 RIGHT, WRONG, NOT_CHECKED = "RIGHT", "WRONG", "NOT CHECKED"

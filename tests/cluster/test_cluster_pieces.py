@@ -318,7 +318,7 @@ def test_cells_side_by_side_keep_to_their_engines_and_tell_in_the_callers_thread
             met.wait(60)  # only if both run at the same time
         runners.tell(lambda: told.append((job, threading.current_thread() is threading.main_thread())))
 
-    runners.run(range(6), work, lambda: None)
+    runners.run(range(6), work)
     assert sorted(told) == [(job, True) for job in range(6)] and len(seen) == 2
 
 
@@ -330,6 +330,8 @@ def test_an_interruption_or_an_error_stops_the_other_cells(error: type[BaseExcep
         if job == 0 and error is ValueError:
             begun.wait(60)
             raise ValueError("a fault")
+        if not begun.is_set() and error is KeyboardInterrupt:
+            runners.tell(interrupt)
         begun.set()
         try:
             while True:
@@ -339,12 +341,11 @@ def test_an_interruption_or_an_error_stops_the_other_cells(error: type[BaseExcep
             stopped.set()
             raise
 
-    def tick():
-        if error is KeyboardInterrupt and begun.is_set():
-            raise KeyboardInterrupt
+    def interrupt():
+        raise KeyboardInterrupt
 
     with pytest.raises(error):
-        runners.run(range(4), work, tick)
+        runners.run(range(4), work)
     assert stopped.is_set()
 
 

@@ -190,15 +190,6 @@ def tensors(store: Store) -> Path:
     return sorted((store.replays / "r-01" / "tensors").iterdir())[0]
 
 
-def backup(store: Store) -> Path:
-    return next(store.backups.glob("*/actor.py"))
-
-
-def of_backup(harm: Callable[[Path], object]) -> Callable[[Store], str]:
-    """The same to the kept original; its folder is what is named."""
-    return lambda store: os.path.dirname(harmed(backup, harm)(store))
-
-
 def in_replay(do: Callable[[Store], str]) -> Callable[[Store], str]:
     """The same, but the whole replay's folder is what is named."""
     return lambda store: do(store) and "replays/r-01"
@@ -272,8 +263,6 @@ DAMAGES = {
         added("weights/ppo-1/0000-h-7-a-000000.json", lambda path: (path.parent.mkdir(parents=True, mode=0o700), path.parent.parent.chmod(0o700), told("{}")(path))),
         "damaged-weights",
     ),
-    "a broken event": Damage(harmed(lambda store: only(store, "events"), cut(0.5)), "damaged-event"),
-    "a missing backup": Damage(of_backup(Path.unlink), "damaged-backup"),
     "a model without weights": Damage(
         added("models/tiny", lambda path: (path.mkdir(parents=True, mode=0o700), path.parent.chmod(0o700), (path / "config.json").write_text("{}"))),
         "damaged-model",

@@ -9,7 +9,7 @@ looked at once. What must hold:
 - every dump that was there reads back with the same bytes, once; a command that removes has removed only what it was told to;
 - the catalog opens, and `index` brings it to what an index made from nothing has;
 - the second run comes to the same files and the same rows as a run that nobody disturbed, and nothing is left over but
-  temporary files of events and backups, and one in the store itself, which `dump recover` takes;
+  temporary files of backups, and one in the store itself, which `dump recover` takes;
 - where the disk failed, the command ended with a documented exit code and a message, never with a traceback.
 """
 
@@ -56,8 +56,7 @@ SINCE = "2026-11-20T12:00:00.000000Z"
 _TEMPORARY = re.compile(r"(?<=\.tmp-)[0-9a-f]{8}-\d+-[0-9a-f]{8}|(?<=actor\.py-)\d+-[0-9a-f]{8}|(?<=\.db\.)\d+(?=\.part)")
 _LIVE = re.compile(r"(catalog\.db-(wal|shm|journal)|\.lock|catalog\.lock)\Z")
 """Names that come and go with a process that has the catalog open, and locks."""
-_UNFINISHED = re.compile(r"((events|backups)/(.*/)?\.tmp-|\.tmp-.*-probe\Z)")
-_CHANCE = re.compile(r"(?<=events/).*")
+_UNFINISHED = re.compile(r"\.tmp-.*-probe\Z")
 
 
 # ---- the commands, and stores for them ----
@@ -83,7 +82,7 @@ def _loose(store: Store) -> None:
 
 def _packed(store: Store) -> None:
     _loose(store)
-    packing.pack_dumps(store, level=1)
+    packing.pack_dumps(store)
     packcases.publish(store, 8, packcases.batch(packcases.samples(2), 3, 2))
     refresh(store)
 
@@ -93,7 +92,7 @@ def _changed(store: Store) -> None:
     catalogcases.fill(store, 6)
     refresh(store)
     catalogcases.settle(store)
-    packing.pack_dumps(store, "rank = 0", level=1)
+    packing.pack_dumps(store, "rank = 0")
     gone, torn = list(store.iter_dumps())[:2]
     gone.unlink()
     torn.write_bytes(torn.read_bytes()[:20])
@@ -129,7 +128,7 @@ def _dead(store: Store) -> None:
         ring.unlink()
     scratch = Store(store.root.parent / "scratch")
     _copy(store, scratch)
-    reports = list(recover(scratch, find_rings(scratch), keep_rings=True))
+    reports = list(recover(scratch, find_rings(scratch)))
     for dump in reports[0].dumps[:2]:  # these had been written before the process died
         record, data = read_payload(scratch.root / dump.path)
         record = replace(record, recovered=None, pinned=False)
@@ -150,8 +149,8 @@ def _patched(store: Store) -> None:
 
 HALF = ["--where", "rank < 2"]
 COMMANDS = {
-    "pack": Command(["dump", "pack", "--level", "1"], _loose),
-    "unpack": Command(["dump", "unpack", *HALF, "--level", "1"], _packed),
+    "pack": Command(["dump", "pack"], _loose),
+    "unpack": Command(["dump", "unpack", *HALF], _packed),
     "prune": Command(["dump", "prune", *HALF, "--yes", "--allow-empty"], _packed, removes=True),
     "index": Command(["index"], _changed),
     "index-new": Command(["index"], _without_catalog),
@@ -211,10 +210,9 @@ def look(store: Store, template: Path, rebuilt: Any = None) -> Look:
     found.rebuilt = rebuilt or catalogcases.contents(store)
     actor = Path(f"{store.root}.models/actor.py")
     if actor.exists():
-        found.rows = found.rebuilt = None  # they hold the times of the events
         data, mode, _, mtime_ns = facts_of(actor)
         found.actor = [hashlib.sha256(data).hexdigest(), mode, mtime_ns == OLD]
-        found.actor += [sorted(os.listdir(actor.parent)), [event.event for event in patching.events(store)]]
+        found.actor += [sorted(os.listdir(actor.parent))]
     return found
 
 
@@ -229,7 +227,7 @@ def _catalog(store: Store) -> list[Any]:
             ).fetchone()
             for name in tables
         ]
-    return [answer, migrate.revision(store.catalog_path), tables, sizes]
+    return [answer, migrate.look(store.catalog_path), tables, sizes]
 
 
 def state_of(root: Path, *, catalog: bool = True) -> str:
@@ -265,7 +263,7 @@ def _committed(log: bytes) -> bytes:
 
 def _names(store: Store) -> list[str]:
     found = (path.relative_to(store.root).as_posix() for path in store.root.rglob("*") if not path.is_dir())
-    return sorted(_CHANCE.sub("*", name) for name in found if not _LIVE.search(name) and not _UNFINISHED.match(name))
+    return sorted(name for name in found if not _LIVE.search(name) and not _UNFINISHED.match(name))
 
 
 def _remove_catalog(store: Store) -> None:

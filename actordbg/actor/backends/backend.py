@@ -27,8 +27,9 @@ from actordbg.actor.actors import actors_of
 from actordbg.actor.backends.training import AdamSteps, Norms, Training
 from actordbg.actor.forward_outcome import GradientKeeper, norm_of, release
 from actordbg.actor.models import locate
+from actordbg.base.errors import UsageError
 from actordbg.base.owners import own_cache
-from actordbg.config import dist_plugin
+from actordbg.config import consent
 from actordbg.config.choices import Choices
 from actordbg.config.replay_config import COMPILE_BACKENDS, DTYPES, ReplayConfig
 from actordbg.debug import stops
@@ -234,8 +235,12 @@ def initialize(place: Place, device: torch.device, config: ReplayConfig) -> None
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        dist_plugin.load()
+        consent.load_plugin()
         chosen = config.dist_backend or ("nccl" if device.type == "cuda" else "gloo")
+        if chosen not in dist.Backend.backend_list:
+            known = ", ".join(name for name in dist.Backend.backend_list if name not in ("undefined", "fake"))
+            hint = f"use one of {known}; or pass {consent.PLUGIN} MODULE with the module that registers it"
+            raise UsageError(f"torch does not know --dist-backend {chosen:.60}", hint=hint)
         dist.init_process_group(chosen, timeout=timeout_of(config))
 
 

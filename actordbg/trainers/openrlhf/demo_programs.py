@@ -1,4 +1,4 @@
-"""OpenRLHF's own programs as commands: the demo's two training runs of a tiny model, and the SFT run of a training check.
+"""OpenRLHF's own programs as commands: the demo's two training runs of a tiny model.
 
 Both really train, long enough that recording can be turned on after the first step and still sees plenty of calls: on two
 cores eight PPO steps take about 8 s and make 48 forward calls, the SFT run makes 120 in about 7 s. Start-up (importing torch,
@@ -16,17 +16,13 @@ They run in a child process, `main`, which starts OpenRLHF's own training CLI wi
 
 `runpy` runs the CLI unchanged as `__main__`; the first `openrlhf` on PYTHONPATH trains.
 
-Without CUDA: CPU support is installed on first import of openrlhf, here and (through Ray's worker setup hook) in every Ray
-worker; the vLLM stand-in is registered; and Ray is initialized with *declared* GPUs before the CLI, since OpenRLHF's actors
-each ask Ray for a GPU and would otherwise wait for a placement forever. With CUDA and vLLM none of that happens: Ray finds
-the GPUs itself. (That path has not been run yet: it needs three GPUs; with fewer, `hide_gpus` keeps to the CPU.)
-
-`train-check --trainer sft` runs `train_sft` under a separate configuration (`sft_command`), as far as this release supports it.
+They run on the CPU, GPUs or not: CPU support is installed on first import of openrlhf, here and (through Ray's worker setup
+hook) in every Ray worker; the vLLM stand-in is registered; and Ray is initialized with *declared* GPUs before the CLI, since
+OpenRLHF's actors each ask Ray for a GPU and would otherwise wait for a placement forever.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import runpy
@@ -43,7 +39,7 @@ _IMPORTS = ("torch", "transformers", "deepspeed", "peft", "datasets", "tokenizer
 _PPO_STEPS = 8
 _PROMPTS_PER_STEP = 4
 _PPO = f"""
-    --data.input_key prompt --data.label_key label --actor.num_nodes 1 --actor.num_gpus_per_node 1
+    --data.input_key prompt --data.label_key answer --actor.num_nodes 1 --actor.num_gpus_per_node 1
     --ref.num_nodes 1 --ref.num_gpus_per_node 1 --vllm.num_engines 1 --vllm.tensor_parallel_size 1 --vllm.enforce_eager
     --algo.advantage.estimator reinforce_baseline --rollout.n_samples_per_prompt 2 --rollout.batch_size {_PROMPTS_PER_STEP}
     --rollout.micro_batch_size 4 --rollout.max_new_tokens 32 --train.batch_size 8 --train.micro_batch_size 4
@@ -59,17 +55,15 @@ _BOTH = """
 class DemoProgram(NamedTuple):
     """A real training run for the demo, small enough for a laptop.
 
-    typed: the command without options, as a user types it. needs: modules that it imports. data: "prompts" or "conversations";
-    `rows`: how many it uses. every: report every Nth step. gpus: GPUs that it needs.
+    typed: the command without options, as a user types it. needs: modules that it imports. rows: how many it uses. every: report
+    every Nth step.
     """
 
     name: str
     typed: str
     needs: tuple[str, ...]
-    data: str
     rows: int
     every: int
-    gpus: int
 
     def command(self, model: Path, data: Path, output: Path, port: int) -> list[str]:
         """Build the command of the demo driver with OpenRLHF's options; for SFT with the deepspeed launcher on `port`."""
@@ -78,26 +72,16 @@ class DemoProgram(NamedTuple):
             options: dict[str, Any] = {"actor.model_name_or_path": model, "data.prompt_dataset": data}
             options["reward.remote_url"] = __file__
         else:
-            start, words = _launcher(1, port), _SFT
+            launcher = f"-m deepspeed.launcher.runner --num_gpus 1 --master_port {port} --module {_DRIVER} sft"
+            start, words = launcher.split(), _SFT
             options = {"model.model_name_or_path": model, "data.dataset": data}
-        return [*_words(start, options | _places(output)), *words.split(), *_BOTH.split()]
+        options |= {"ckpt.output_dir": output, "ckpt.path": output / "checkpoints"}
+        typed = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        return [sys.executable, *start, "--", *typed, *words.split(), *_BOTH.split()]
 
     def environment(self, temporary: Path) -> dict[str, str]:
-        """Return the environment variable that tells the driver where Ray keeps its files."""
-        return {RAY_TEMP_VARIABLE: str(temporary)}
-
-    def hide_gpus(self) -> dict[str, str]:
-        """Return variables that hide the GPUs, unless the program can use them: empty if it can, or if there are none.
-
-        It needs flash-attn to use any GPU, and for PPO a real vLLM and three GPUs (policy, reference, sampler). The second
-        variable keeps Ray from showing its workers the GPUs that we declare to it.
-        """
-        gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
-        modules = ("flash_attn", "vllm") if self.name == "ppo" else ("flash_attn",)
-        equipped = gpus >= self.gpus and all(importlib.util.find_spec(name) is not None for name in modules)
-        if gpus == 0 or equipped:
-            return {}
-        return {"CUDA_VISIBLE_DEVICES": "", "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+        """Return the environment variables that tell the driver where Ray keeps its files, and keep it to the CPU."""
+        return {RAY_TEMP_VARIABLE: str(temporary), **WITHOUT_GPUS}
 
     def progress(self, text: str) -> Iterator[tuple[str, int, str]]:
         """Yield (kind, number, text) for each log line that tells progress, in order."""
@@ -113,58 +97,14 @@ class DemoProgram(NamedTuple):
                 yield "step", epoch * of + done, f"loss {float(match[4]):.3f}"
 
 
-def sft_command(order: Any, output: Path, port: int) -> list[str]:
-    """Build the `train_sft` command of an `SftOrder` (`actordbg.trainers.trainer`), with the deepspeed launcher on `port`."""
-    options: dict[str, Any] = {
-        "model.model_name_or_path": order.model, "data.dataset": order.data,
-        "data.input_key": order.keys[0], "data.output_key": order.keys[1],
-        "ds.attn_implementation": "flash_attention_2" if order.ring > 1 else order.attn,
-        **{option: getattr(order, name) for option, name in _OF_ORDER.items()},
-    }  # fmt: skip
-    switches = {"--ds.packing_samples": order.ring > 1, "--model.gradient_checkpointing_enable": order.gradient_checkpointing}
-    words = _words(_launcher(order.processes, port), options | _places(output))
-    return [
-        *words,
-        *["--lr_scheduler", "constant", "--logger.logging_steps", "1"],
-        *(name for name, on in switches.items() if on),
-    ]
-
-
-_OF_ORDER = {
-    "data.max_len": "max_len", "data.max_samples": "samples", "train.max_epochs": "epochs", "train.batch_size": "batch",
-    "train.micro_batch_size": "micro_batch", "train.seed": "seed", "adam.lr": "lr", "adam.weight_decay": "weight_decay",
-    "max_norm": "max_norm", "ds.zero_stage": "zero_stage", "ds.tensor_parallel_size": "tp", "ds.ring_attn_size": "ring",
-    "ds.param_dtype": "dtype",
-}  # fmt: skip
-
-
-def sft_lacks(backend: str) -> str:
-    """Return why `train_sft` of this release cannot run with this backend; "" if it can."""
-    return "" if backend == "deepspeed" else f"train_sft has no {backend} backend in any release of OpenRLHF"
-
-
-def _launcher(processes: int, port: int) -> list[str]:
-    command = f"-m deepspeed.launcher.runner --num_gpus {processes} --master_port {port} --module {_DRIVER} sft"
-    return command.split()
-
-
-def _places(output: Path) -> dict[str, Any]:
-    return {"ckpt.output_dir": output, "ckpt.path": output / "checkpoints"}
-
-
-def _words(start: list[str], options: Mapping[str, Any]) -> list[str]:
-    words = (word for name, value in options.items() for word in (f"--{name}", str(value)))
-    return [sys.executable, *start, "--", *words]
-
-
 PROGRAMS: Mapping[str, DemoProgram] = {
     "ppo": DemoProgram(
         "ppo", "python -m openrlhf.cli.train_ppo_ray", (*_IMPORTS, "ray"),
-        data="prompts", rows=_PPO_STEPS * _PROMPTS_PER_STEP, every=1, gpus=3,
+        rows=_PPO_STEPS * _PROMPTS_PER_STEP, every=1,
     ),
     "sft": DemoProgram(
         "sft", "deepspeed --num_gpus 1 --module openrlhf.cli.train_sft", _IMPORTS,
-        data="conversations", rows=96, every=24, gpus=1,
+        rows=96, every=24,
     ),
 }  # fmt: skip
 
@@ -173,13 +113,14 @@ _PPO_STEP = re.compile(r"Global step (\d+): .*?'reward': ([-\d.e]+)")
 _SFT_STEP = re.compile(r"Train step of epoch (\d+):.*\| (\d+)/(\d+) \[.*gpt_loss=([-\d.e]+)")
 
 
-_RING = "--ds.ring_attn_size"
 RAY_TEMP_VARIABLE = "ACTORDBG_DEMO_RAY_TEMP"
 ON_CPU = {
     "sft": "on the CPU: OpenRLHF as installed, with actordbg's CPU support",
     "ppo": "on the CPU: OpenRLHF as installed, with actordbg's CPU support; only vLLM's sampler is a stand-in",
 }
-"""The first line of the log without CUDA, by trainer."""
+"""The first line of the log, by trainer."""
+WITHOUT_GPUS = {"CUDA_VISIBLE_DEVICES": "", "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+"""Variables that hide GPUs. The second keeps Ray from showing its workers the GPUs that we declare to it."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -188,31 +129,18 @@ def main(argv: list[str] | None = None) -> None:
     own, given = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
     trainer = next(word for word in own if not word.startswith("-"))
     launcher_options = [word for word in own if word.startswith("--local_rank")]
-    if not runs_on_cuda(trainer):
-        sys.stdout.write(ON_CPU[trainer] + "\n")
-        support_cpu()
-        if _RING in given and given[given.index(_RING) + 1] != "1":
-            from actordbg.trainers.openrlhf.build import prepare_ring
-
-            prepare_ring("sdpa")
+    sys.stdout.write(ON_CPU[trainer] + "\n")
+    support_cpu()
     module = {"ppo": "openrlhf.cli.train_ppo_ray", "sft": "openrlhf.cli.train_sft"}[trainer]
     if trainer == "ppo":
         import ray
-        import torch
 
-        hook = {"worker_process_setup_hook": f"{_DRIVER}.support_cpu"}
-        options = {} if torch.cuda.is_available() else {"num_gpus": 4, "num_cpus": 8, "runtime_env": hook}
-        temporary = os.environ[RAY_TEMP_VARIABLE]
-        ray.init(include_dashboard=False, object_store_memory=128 * 1024 * 1024, _temp_dir=temporary, **options)
+        ray.init(
+            include_dashboard=False, object_store_memory=128 * 1024 * 1024, _temp_dir=os.environ[RAY_TEMP_VARIABLE],
+            num_gpus=4, num_cpus=8, runtime_env={"worker_process_setup_hook": f"{_DRIVER}.support_cpu"},
+        )  # fmt: skip
     sys.argv = [module, *given, *launcher_options]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
-
-
-def runs_on_cuda(trainer: str) -> bool:
-    """Check whether the run uses the GPU: SFT needs CUDA, PPO needs CUDA and a real vLLM. Does not import vllm."""
-    import torch
-
-    return torch.cuda.is_available() and (trainer == "sft" or importlib.util.find_spec("vllm") is not None)
 
 
 def support_cpu() -> None:
