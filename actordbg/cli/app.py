@@ -130,6 +130,7 @@ CONTENTS = (
         (
             Command("Report passes, failures and causes, time and memory.", "report:report", ""),
             Command("Browse the store in a local web page.", "report:ui", ""),
+            Command("Name the module in which a configuration goes wrong.", "locate:locate", "empty html format quiet json"),
             Command(
                 "Compare a replay with another, or with the truth.",
                 "compare:compare",
