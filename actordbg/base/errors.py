@@ -129,7 +129,7 @@ def machine_fault(error: BaseException, folder: Path) -> MachineFault | None:
             hint = (
                 f"fix that, then `actordbg replay --resume {folder.name}` continues" if begun else "fix that, then run it again"
             )
-            return MachineFault(f"{os.strerror(number)} ({_free(folder)}); what had not finished stays open", hint=hint)
+            return MachineFault(f"{os.strerror(number)} ({_free(folder)}); unfinished inputs stay open", hint=hint)
         cause = cause.__cause__ or cause.__context__
     return None
 

@@ -61,7 +61,7 @@ class Scribe:
         self._process.stdin.write(json.dumps(request).encode() + b"\n")  # type: ignore[union-attr]
         answer = self._listen(is_over)
         if not isinstance(answer, list):
-            raise OSError(f"the writer process says {answer!s:.200}")
+            raise OSError(f"the writer process answered {answer!s:.200}")
         return answer
 
     def stop(self) -> None:

@@ -28,7 +28,7 @@ DUMP = CommandGroup(
         Command("Show calls captured and dropped by each process.", "dump_recording:status"),
         Command("Recover dead processes' last calls as dumps.", "dump_recording:recover"),
         Command("Import pickles of the old recorder; execute nothing in them.", "dump_files:import_", "quiet json"),
-        Command("Make random inputs of chosen shapes.", "dump_files:create", "quiet json"),
+        Command("Create random inputs of given shapes.", "dump_files:create", "quiet json"),
         Command("List dumps, newest first.", "dump_ls:ls", "empty json"),
         Command("List the columns, functions and operators of --where.", "dump_ls:columns"),
         Command("Show one dump: its record, its tensors, its results.", "dump_ls:show"),

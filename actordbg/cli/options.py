@@ -72,7 +72,6 @@ def stored(what: Literal["dump", "replay"], *words: str) -> Callable[[typer.Cont
 Limit = Annotated[int, typer.Option(min=0, help="At most N rows; 0 for all.")]
 WHERE = 'Select dumps with an SQL expression, e.g. "seq_len>4096 and rank=0"; repeat it to combine with "and".'
 Where = Annotated[str | None, typer.Option(metavar="EXPR", help=WHERE)]
-OfRun = Annotated[str | None, typer.Option(metavar="NAME", help="Only dumps of this training run.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it (default: only print what would be done).")]
 Power = Annotated[
     bool,

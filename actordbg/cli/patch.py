@@ -10,7 +10,6 @@ import inspect
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -68,8 +67,9 @@ def patch(ctx: typer.Context, python: Python = None, target: TargetFile = None, 
 def unpatch(ctx: typer.Context, python: Python = None, target: TargetFile = None, dry_run: DryRun = False) -> None:
     """Remove the capture hook, byte for byte.
 
-    Restores the bytes, mode and modification time of OpenRLHF's actor.py. Keeps edits made to the file since. If the hook cannot
-    be separated with certainty, leaves the file unchanged and prints a workaround. Running jobs keep the hook until they end.
+    Restores the bytes, mode and modification time of OpenRLHF's actor.py, and keeps edits made to the file after patching. If the
+    hook cannot be separated with certainty, leaves the file unchanged and prints a workaround. Running jobs keep the hook until
+    they end.
 
     Exit code: 3 if the hook could not be removed.
 
@@ -282,30 +282,33 @@ def demo(
     trainer: Literal["ppo", "sft"] = option(
         "ppo", "Training to run. ppo: train_ppo_ray under Ray; sft: train_sft under deepspeed, in half the time."
     ),
-    keep: Path | None = option(None, "Work in DIR (new or empty) and keep it (default: a temporary folder).", metavar="DIR"),
+    keep: Path | None = option(None, "Work in DIR (new or empty; default: a temporary folder).", metavar="DIR"),
 ) -> None:
     """Record and replay a real training of a tiny model.
 
-    Patches a private copy of the installed trainer, trains, turns recording on during training, indexes, replays twice, reports
-    and unpatches. Prints the command of each step. Takes two to four minutes on two cores, without a GPU.
+    Patches a private copy of the installed trainer, trains, turns recording on during training, indexes, replays, reports,
+    unpatches and checks. Prints the command of each step. Keeps its folder if all steps end well. Takes one to two minutes on
+    two cores, without a GPU.
 
     Example: actordbg demo --trainer sft --keep /tmp/demo
     """
-    from tempfile import TemporaryDirectory
+    from shutil import rmtree
+    from tempfile import mkdtemp
 
-    from actordbg.base.foreign_text import in_shell
     from actordbg.demo.demo_steps import Demo
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # an interruption: the training's processes and the files go first
-    place: AbstractContextManager[str | Path]
     if keep is None:
-        place = TemporaryDirectory(prefix="actordbg-demo-", ignore_cleanup_errors=True)
+        directory = Path(mkdtemp(prefix="actordbg-demo-"))
     else:
         if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
             raise UsageError(f"{keep} is not empty", hint="pass a new or empty folder")
         keep.mkdir(parents=True, exist_ok=True)
-        place = nullcontext(keep := keep.resolve())
-    with place as directory:
-        Demo(trainer, Path(directory), say_lines).run()
-    if keep is not None:
-        note(f"kept: {keep}  (next: actordbg --store {in_shell(str(keep / 'store'))} dump ls)")
+        directory = keep.resolve()
+    try:
+        Demo(trainer, directory, say_lines).run()
+    except BaseException:
+        if keep is None:
+            rmtree(directory, ignore_errors=True)
+        raise
+    note(f"kept: {directory}  (run the next command there, or remove the folder)")

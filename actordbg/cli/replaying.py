@@ -12,7 +12,7 @@ import typer
 
 from actordbg.actor.hub_model import find_model, looks_like_path, versions_of
 from actordbg.actor.model_code import require_consent
-from actordbg.actor.rules import RuleHit, check_config, find_trainer, refuse_hits
+from actordbg.actor.rules import Rule, check_config, find_trainer, refuse_hits
 from actordbg.base.errors import ActordbgError, NothingToDo, Unsupported, UsageError
 from actordbg.base.units import MOST_NAMED
 from actordbg.catalog import selections
@@ -168,7 +168,7 @@ def unasked_model(store: Store, spec: ReplaySpec, requested: Asked, flags: Mappi
     return names.pop() if len(names) == 1 else None
 
 
-def require_runnable(store: Store, spec: ReplaySpec, *, announce: bool = True) -> list[RuleHit]:
+def require_runnable(store: Store, spec: ReplaySpec, *, announce: bool = True) -> list[Rule]:
     """Refuse a configuration that is known to fail, or whose trainer or model is missing. Returns the findings about it.
 
     announce: print the findings, unless the user wants only the result.
@@ -182,7 +182,7 @@ def require_runnable(store: Store, spec: ReplaySpec, *, announce: bool = True) -
     return findings
 
 
-def say_findings(findings: Sequence[RuleHit]) -> None:
+def say_findings(findings: Sequence[Rule]) -> None:
     """Print the findings about a configuration."""
     for finding in findings:
         note(f"{finding.severity}[{finding.id}]: {finding.message}")

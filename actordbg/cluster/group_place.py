@@ -207,7 +207,7 @@ class GroupPlace:
             return None
 
     def _lose(self, error: Exception) -> None:
-        then = "; what it was running goes to the groups that are left"
+        then = "; the remaining groups run its inputs"
         if isinstance(error, self.ray.exceptions.OutOfMemoryError):
             self.starved = starved_by(str(error))
             why, then = f": {self.starved.why}", ""

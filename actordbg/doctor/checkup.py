@@ -108,7 +108,7 @@ def _cuda(torch: dict[str, Any], gpu_count: int) -> Iterator[Check]:
 def _killed(module: str, end: Ended, timeout: float) -> Check:
     if end.code is None or probe.LATE in end.output:
         remedy = "import it by hand with `python -X importtime`; try --timeout"
-        return bad(f"import {module}", f"no end in {timeout:.0f} s", remedy)
+        return bad(f"import {module}", f"did not finish in {timeout:.0f} s", remedy)
     how = f"signal {-end.code}" if end.code < 0 else f"exit code {end.code}"
     remedy = "a compiled package is broken: reinstall what it names"
     return bad(f"import {module}", f"the process died ({how}): {end.last_words}", remedy)
@@ -126,7 +126,7 @@ def _ended(versions: Versions, answer: dict[str, Any]) -> Check:
     if missing == "vllm":
         remedy = f"{PIP} vllm (needs CUDA); without it `actordbg demo` samples with its own stand-in"
         return warn(name, f"needs vllm, which is not installed; without it: no {needed}", remedy)
-    where = f" (asked for by {answer['where']})" if answer["where"] else ""
+    where = f" (required by {answer['where']})" if answer["where"] else ""
     return bad(name, f"{' '.join(error.split())[:300]}{where}", _remedy(versions, module, error, missing))
 
 
@@ -137,7 +137,7 @@ def _remedy(versions: Versions, module: str, error: str, missing: str | None) ->
         return f"{lacks}{PIP} {environment.requirement(top)}"
     if error.startswith(("ImportError", "AttributeError")):
         pins = [environment.requirement(name) for name in ("transformers", "deepspeed", "peft") if versions[name]]
-        return f"versions that do not fit each other; known good: {PIP} {' '.join(pins)}"
+        return f"incompatible versions; known good: {PIP} {' '.join(pins)}"
     return f"run it by hand to see the whole traceback: python -c 'import {module}'"
 
 
@@ -267,7 +267,7 @@ def _settings() -> Check | None:
 
 def _store(store: Store) -> Check:
     if not store.exists() and not (store.root.is_dir() and any(store.root.glob("dumps/*/rank*"))):
-        return ok("store", f"none yet in {store.root}; the first dump makes it")
+        return ok("store", f"none yet in {store.root}; the first dump creates it")
     store.require()
     if not os.access(store.root, os.W_OK | os.X_OK):
         detail = f"you cannot write {store.root}: only commands that read work"
@@ -283,7 +283,7 @@ def _store(store: Store) -> Check:
 def _catalog(store: Store) -> Check:
     path = store.catalog_path
     if store.exists() and not engine.is_writable(path):
-        return ok("catalog", f"cannot be written here; reading commands keep one in {next(migrate.places(store))}")
+        return ok("catalog", f"cannot be written here; reading commands keep one in {migrate.private_folder(store)}")
     revision, usable = migrate.look(path)
     if revision is None:
         return ok("catalog", "none yet; the first command that reads dumps builds it")

@@ -122,8 +122,8 @@ DEBUGPY = "debugpy>=1.8.22"
 TRAPS: dict[str, tuple[tuple[int, ...], str]] = {
     "transformers": ((4, 53), "packing without flash-attn is silently wrong before 4.53: rows see each other"),
     TRAINER.package: (TRAINER.oldest, TRAINER.trap),
-    "torch": ((2, 6), "older than any version that replays were tried with"),
-    "deepspeed": ((0, 17), "older than any version that replays were tried with"),
+    "torch": ((2, 6), "older than any version that replays were tested with"),
+    "deepspeed": ((0, 17), "older than any version that replays were tested with"),
 }
 """Package -> the first version without the trap, and the trap."""
 

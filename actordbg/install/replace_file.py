@@ -59,7 +59,7 @@ def read(path: Path) -> FileRead:
             data = file.read()
             return FileRead(path, data, os.fstat(file.fileno()))
     except OSError as error:
-        raise EnvironmentProblem(f"cannot read {path}: {error.strerror}", hint="check the path and its rights") from None
+        raise EnvironmentProblem(f"cannot read {path}: {error.strerror}", hint="check the path and its permissions") from None
 
 
 @contextlib.contextmanager
@@ -69,7 +69,9 @@ def locked(path: Path) -> Iterator[None]:
     try:
         descriptor = os.open(path.parent, os.O_RDONLY)
     except OSError as error:
-        raise EnvironmentProblem(f"cannot open {path.parent}: {error.strerror}", hint="check the path and its rights") from None
+        raise EnvironmentProblem(
+            f"cannot open {path.parent}: {error.strerror}", hint="check the path and its permissions"
+        ) from None
     try:
         while True:
             try:
@@ -79,7 +81,7 @@ def locked(path: Path) -> Iterator[None]:
                 if time.monotonic() > deadline:
                     raise EnvironmentProblem(
                         f"another actordbg has worked on {path} for {LOCK_SECONDS:.0f} s",
-                        hint="find out what it waits for, then run this again",
+                        hint="find out what it is waiting for, then run this again",
                     ) from None
                 time.sleep(0.01)
             except OSError:  # no locks here: `replaced` refuses a file that changed meanwhile

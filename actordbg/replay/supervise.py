@@ -120,7 +120,7 @@ def run_replay(
                     made.rmdir()
             raise machine_fault(error, folder) or StoreProblem(
                 f"cannot write the replay's folder {folder}: {error.strerror or error}",
-                hint=f"check that {store.replays} is a folder that you may write",
+                hint=f"check that {store.replays} is a folder that you can write to",
             ) from None
         with supervisor.own_groups or contextlib.nullcontext():
             return supervisor.run()

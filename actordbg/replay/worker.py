@@ -330,7 +330,7 @@ def main(make_engine: Callable[[Path, ReplaySpec, int], Engine]) -> int:
     """Run the worker process. `make_engine(replay folder, spec, rank)` must not import anything heavy."""
     parser = argparse.ArgumentParser(prog="actordbg.replay.worker")
     parser.add_argument("--first-worker", type=int, default=0, help="the number of rank 0 among the workers of all groups")
-    parser.add_argument("--supervisor", type=int, metavar="PID", help="end with this process of the same machine")
+    parser.add_argument("--supervisor", type=int, metavar="PID", help="end when this process of the same machine ends")
     parser.add_argument(consent.PLUGIN, dest="plugin", metavar="MODULE", help="imported before a process group is made")
     parser.add_argument("--work", type=Path, required=True, help="the work order to run")
     parser.add_argument("--local_rank", help="passed by launchers, ignored; LOCAL_RANK says the same")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ownercases import ANOTHER, give_away
 
-from actordbg.base.errors import Refused, UsageError
+from actordbg.base.errors import NewerFormat, Refused, UsageError
 from actordbg.campaign.cells import combinations
 from actordbg.cli.setting_options import merged_settings
 from actordbg.config.replay_config import ReplayConfig
@@ -179,3 +179,10 @@ class TestAnothersFile:
         give_away(planted, monkeypatch)
         with pytest.raises(Refused, match="belongs to"):
             load_settings(start=planted.parent)
+
+
+def test_a_setting_that_an_earlier_version_had_is_not_read():
+    stored = ReplayConfig(nproc=2).to_dict()
+    assert ReplayConfig.from_dict(stored | {"launcher": "real"}) == ReplayConfig(nproc=2)
+    with pytest.raises(NewerFormat, match="unknown settings: warp"):
+        ReplayConfig.from_dict(stored | {"warp": 9})

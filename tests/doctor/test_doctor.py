@@ -157,7 +157,7 @@ CATCHES = "try:\n    import einops\nexcept ImportError as e:\n    raise RuntimeE
         ("openrlhf.models.actor", "from transformers import gone\n", "bad", ("transformers==5.15.0",)),
         ("openrlhf.cli.train_ppo_ray", "import vllm\n", "warn", ("needs vllm", "pip install vllm")),
         ("openrlhf.cli.train_dpo", "", "warn", ("this OpenRLHF has no openrlhf.cli.train_dpo",)),
-        ("openrlhf.trainer.sft_trainer", "import time\ntime.sleep(600)\n", "bad", ("no end in",)),
+        ("openrlhf.trainer.sft_trainer", "import time\ntime.sleep(600)\n", "bad", ("did not finish in",)),
         ("openrlhf.utils.deepspeed", DIES, "bad", ("exit code 3): libcuda is broken",)),
         ("openrlhf.cli.train_sft", "print('hello')\nraise SystemExit('a program')\n", "bad", ("a program",)),
     ],

@@ -23,7 +23,7 @@ from actordbg.formats.store_files import atomic_write
 from actordbg.records.journal import SUPERVISOR, Journal
 from actordbg.store.layout import Store
 
-OF_CATALOG = {"damaged-catalog", "stale-catalog", "other-catalog"}
+OF_CATALOG = {"damaged-catalog", "stale-catalog"}
 
 
 @pytest.fixture(scope="module")

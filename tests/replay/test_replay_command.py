@@ -148,7 +148,7 @@ def test_a_plan_says_what_each_rank_gets(store: Store) -> None:
     assert [(share["ranks"], len(share["dumps"])) for share in shares] == [([0], 2), ([1], 1)]
     same = invoke(store, "--nproc", "2", "--align", "same", "--dry-run")
     assert "each on all ranks" in same.stdout and "ranks 0, 1: 3 inputs, seq_len 96 x 3" in same.stdout
-    with pytest.raises(UsageError, match="no call is whole for 2 processes"):
+    with pytest.raises(UsageError, match="no call is complete for 2 processes"):
         invoke(store, "--nproc", "2", "--align", "rank", "--dry-run")
     alone = invoke(store, "--align", "rank", "--dry-run")
     assert "aligns nothing" in alone.stderr

@@ -133,14 +133,6 @@ class Backend:
         self._complete_gradients()
         return self._adam.step(self._total)
 
-    def save_training(self, folder: Path) -> None:
-        """Write all that the next step depends on into the folder; every rank calls it and writes its part."""
-        self._adam.save(folder, self.model)
-
-    def load_training(self, folder: Path) -> None:
-        """Restore what `save_training` wrote, in an Actor that was opened in the same way. Every rank has to call it."""
-        self._adam.load(folder, self.model)
-
     def _complete_gradients(self) -> None:
         """Add up, after a backward, the gradients that ranks hold in parts."""
 

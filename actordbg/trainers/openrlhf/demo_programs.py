@@ -119,8 +119,14 @@ ON_CPU = {
     "ppo": "on the CPU: OpenRLHF as installed, with actordbg's CPU support; only vLLM's sampler is a stand-in",
 }
 """The first line of the log, by trainer."""
-WITHOUT_GPUS = {"CUDA_VISIBLE_DEVICES": "", "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
-"""Variables that hide GPUs. The second keeps Ray from showing its workers the GPUs that we declare to it."""
+DECLARED_GPUS = 4
+WITHOUT_GPUS = {
+    "CUDA_VISIBLE_DEVICES": ",".join(["-1"] * DECLARED_GPUS),
+    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
+}
+"""Variables that hide GPUs. Ray refuses to start with more GPUs than the first lists, and CUDA stops reading it at -1. The second
+keeps Ray from showing its workers the GPUs that we declare to it.
+"""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -137,7 +143,7 @@ def main(argv: list[str] | None = None) -> None:
 
         ray.init(
             include_dashboard=False, object_store_memory=128 * 1024 * 1024, _temp_dir=os.environ[RAY_TEMP_VARIABLE],
-            num_gpus=4, num_cpus=8, runtime_env={"worker_process_setup_hook": f"{_DRIVER}.support_cpu"},
+            num_gpus=DECLARED_GPUS, num_cpus=8, runtime_env={"worker_process_setup_hook": f"{_DRIVER}.support_cpu"},
         )  # fmt: skip
     sys.argv = [module, *given, *launcher_options]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
