@@ -4,8 +4,8 @@ In the CSV, an input that was not run has no row. Times are in seconds, memory i
 measured is an empty cell. `warm_up` says why a row is not part of steady timing: "first", "compiled", or empty.
 
 In a check, each dump is up to five test cases: `replay` (it ran), `laws`, `modules` (in the dump whose model was judged module by
-module), `truth` (it matches the truth to its dtype's rounding) and `golden` (it matches the run's recorded outputs). Unchecked cases are skipped, with the reason. Each format does its own
-quoting; invisible characters are escaped first.
+module), `truth` (it matches the truth to its dtype's rounding) and `golden` (it matches the run's recorded outputs). Unchecked
+cases are skipped, with the reason. Each format does its own quoting; invisible characters are escaped first.
 """
 
 from __future__ import annotations
