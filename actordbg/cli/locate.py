@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from actordbg.records.replay_record import ReplaySpec, ResultRecord
     from actordbg.store.layout import Store
 
-_MOST_LINES = 12
-
 
 @takes_settings("locate")
 def locate(
@@ -129,19 +127,13 @@ def _answer(spec: ReplaySpec, results: Sequence[ResultRecord], local: LocalVerdi
     }.get(word, f"actordbg report {spec.replay_id}")
     blocks: list[Block] = [Heading(f"{word}: {said}", 1)]
     if lines:
-        blocks.append(
-            Items((*lines[:_MOST_LINES], *[f"and {len(lines) - _MOST_LINES} more (--json)"] * (len(lines) > _MOST_LINES)))
-        )
+        blocks.append(Items(lines))
     blocks.append(Paragraph(f"next: {following}"))
     return blocks, {
         "word": word,
         "good": word == RIGHT,
         "sentence": f"{word}: {said}",
         "replay_id": spec.replay_id,
-        "dump_id": spec.inputs[0].dump_id,
-        "differences": local.differences if local else (),
-        "looked_at": local.looked_at if local else 0,
-        "located": asdict(local.located) if local and local.located else None,
-        "unchecked": local.unchecked if local else (),
         "next": following,
+        **({"looked_at": local.looked_at, "unchecked": local.unchecked, **asdict(local)} if local else {}),
     }

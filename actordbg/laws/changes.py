@@ -147,14 +147,23 @@ def rounded_anew(model: Any) -> Iterator[None]:
         wide = output.double() if output.dtype == torch.float32 else output.float()
         return (wide * (1 + sign * _UNITS[output.dtype])).to(output.dtype)
 
-    compiled = getattr(model, "_compiled_call_impl", None)
     with contextlib.ExitStack() as undone:
         for module in model.modules():
             if next(module.children(), None) is None:
                 undone.callback(module.register_forward_hook(perturb).remove)
-        undone.callback(setattr, model, "_compiled_call_impl", compiled)
-        model._compiled_call_impl = None
+        undone.enter_context(eagerly(model))
         yield
+
+
+@contextlib.contextmanager
+def eagerly(model: Any) -> Iterator[None]:
+    """Run a model that was compiled in place without its graphs, which stay."""
+    compiled = getattr(model, "_compiled_call_impl", None)
+    model._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        model._compiled_call_impl = compiled
 
 
 LEFT, RIGHT = 5, 11

@@ -32,12 +32,12 @@ def dtype_of(session: ActorSession) -> torch.dtype:
 
 
 @contextlib.contextmanager
-def clean_model(session: ActorSession, device: torch.device, attention: str) -> Iterator[Any]:
-    """Load transformers' own model of the suspect's checkpoint in its dtype, in evaluation mode."""
+def clean_model(session: ActorSession, device: torch.device) -> Iterator[Any]:
+    """Load transformers' own model of the suspect's checkpoint in its dtype and attention kernel, in evaluation mode."""
     path, trust = _path_of(session), consent.is_given(session.config.model)
     with _unpartitioned():
         loads = model_class(path, trust).from_pretrained
-        model = loads(path, trust_remote_code=trust, attn_implementation=attention, torch_dtype=dtype_of(session))
+        model = loads(path, trust_remote_code=trust, attn_implementation=session.choices.attn, torch_dtype=dtype_of(session))
     model.config.use_cache = False
     yield model.to(device).eval()
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -33,8 +34,6 @@ from actordbg.locate.clean_models import clean_model, one_line
 from actordbg.records.locate_record import EVERYTHING, MOST, ModelIdentity
 from actordbg.trainers.rows_actor import text_config
 
-Difference = tuple[str, str]
-"""A module's name, and a sentence."""
 _SCALARS = (bool, int, float, str, type(None))
 _OF_A_CALL = ("use_cache", "output_", "return_", "gradient_checkpointing", "_token_id", "dtype", "transformers_version")
 """Parts of names of settings that say how a model is called or was saved, not what it computes."""
@@ -54,20 +53,19 @@ def identities_of(session: ActorSession) -> list[dict[str, Any]]:
             raise
         identity = ModelIdentity(unchecked=(f"{EVERYTHING}: {one_line(error)}",), rank=rank)
     if not dist.is_initialized() or dist.get_world_size() == 1:
-        return [identity.to_dict()]
+        return [asdict(identity)]
     of_ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(of_ranks, identity.to_dict())
+    dist.all_gather_object(of_ranks, asdict(identity))
     return of_ranks
 
 
 def _identity(session: ActorSession, rank: int) -> ModelIdentity:
-    with clean_model(session, torch.device("cpu"), str(session.resolved["attn"])) as reference:
+    with clean_model(session, torch.device("cpu")) as reference:
         found = Comparison(session.model, reference, session.gather)
     return ModelIdentity(
         looked_at=found.looked_at,
         count=len(found.differences),
-        differences=tuple(words for _, words in found.differences[:MOST]),
-        modules=tuple(module for module, _ in found.differences[:MOST]),
+        differences=tuple(found.differences[:MOST]),
         unchecked=tuple(found.unchecked[:MOST]),
         rank=rank,
     )
@@ -82,26 +80,23 @@ class Comparison:
     def __init__(self, model: Any, reference: Any, gather: Callable[[str], Tensor]) -> None:
         self.looked_at = 0
         self.unchecked: list[str] = []
-        self.differences: list[Difference] = [
+        self.differences: list[str] = [
             *self._tensors(dict(reference.named_parameters()), _by_plain_name(model.named_parameters()), gather),
             *self._tensors(dict(reference.named_buffers()), _by_plain_name(model.named_buffers()), model.get_buffer),
             *self._ties(model, reference),
             *self._attributes(model, reference),
         ]
 
-    def _tensors(
-        self, wanted: Mapping[str, Tensor], ours: Mapping[str, str], read: Callable[[str], Tensor]
-    ) -> Iterator[Difference]:
+    def _tensors(self, wanted: Mapping[str, Tensor], ours: Mapping[str, str], read: Callable[[str], Tensor]) -> Iterator[str]:
         for name, want in wanted.items():
-            module = name.rpartition(".")[0]
             if name not in ours:
                 self.unchecked.append(f"{name}: this model has no such tensor")
                 continue
             self.looked_at += 1
             if words := _in_words(read(ours[name]).detach().cpu(), want.detach()):
-                yield module, f"{name} {words}"
+                yield f"{name} {words}"
 
-    def _ties(self, model: Any, reference: Any) -> Iterator[Difference]:
+    def _ties(self, model: Any, reference: Any) -> Iterator[str]:
         held: dict[int, list[str]] = defaultdict(list)
         for name, parameter in reference.named_parameters(remove_duplicate=False):
             held[id(parameter)].append(name)
@@ -110,9 +105,9 @@ class Comparison:
             for other in others:
                 self.looked_at += 1
                 if first in ours and other in ours and ours[first] != ours[other]:
-                    yield other.rpartition(".")[0], f"{other} is not tied to {first}, as it is in transformers' model"
+                    yield f"{other} is not tied to {first}, as it is in transformers' model"
 
-    def _attributes(self, model: Any, reference: Any) -> Iterator[Difference]:
+    def _attributes(self, model: Any, reference: Any) -> Iterator[str]:
         ours = {plain_name(name): module for name, module in model.named_modules()}
         training = bool(model.training)
         for name, want in reference.named_modules():
@@ -126,11 +121,11 @@ class Comparison:
             yield from self._scalars(name, vars(module), vars(want))
             if module.training is not training:
                 mode = ("evaluation", "training")
-                yield name, f"{name} is in {mode[not training]} mode, the model in {mode[training]} mode"
+                yield f"{name} is in {mode[not training]} mode, the model in {mode[training]} mode"
         config, wanted = (text_config(each).to_dict() for each in (model, reference))
         yield from self._scalars("config", config, wanted)
 
-    def _scalars(self, name: str, ours: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[Difference]:
+    def _scalars(self, name: str, ours: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
         for key, want in wanted.items():
             if key.startswith("_") or key == "training" or any(part in key for part in _OF_A_CALL) or key not in ours:
                 continue
@@ -138,7 +133,7 @@ class Comparison:
             if isinstance(want, _SCALARS) and isinstance(have, _SCALARS):
                 self.looked_at += 1
                 if have != want:
-                    yield name, f"{name}.{key} is {have!r}; transformers' model from this checkpoint has {want!r}".lstrip(".")
+                    yield f"{name}.{key} is {have!r}; transformers' model from this checkpoint has {want!r}".lstrip(".")
 
 
 def _by_plain_name(named: Iterable[tuple[str, Any]]) -> dict[str, str]:

@@ -10,20 +10,18 @@ A place is wrong if one of these holds:
 
     ratio over all tokens > LIMIT[dtype] + SPREAD / sqrt(elements)
     ratio over one row    > ROW[dtype] + SPREAD / sqrt(elements of the row)
-    |gain - the clean model's gain| > max(GAIN standard deviations of rounding, LEAST_GAIN[dtype])
 
-`gain` is the slope of the values over the truth's. Rounding has no side, so a gain shows a factor of 1.001 that errors hide: its
-standard deviation is error / |truth| / sqrt(elements). Two healthy kernels differ by chance where there are few elements, and in
-fp32 by their order of summation, so fp32's limits are wide; a fault there reads thousands. Where the clean model has no error at
-all (an embedding copies), the unit is a sixty-fourth of the dtype's rounding of the truth. Ranks that split a matrix round their
-partial sums, which the clean model does not have, so with N of them the limits are sqrt(N) times as wide.
+Two healthy kernels differ by chance where there are few elements, and in fp32 by their order of summation, so fp32's limits are
+wide; a fault there reads thousands. Where the clean model has no error at all (an embedding copies), the unit is 1/64 of the
+dtype's rounding of the truth. Ranks that split a matrix round their partial sums, which the clean model does not have, so
+with N of them the limits are sqrt(N) times as wide.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,8 +44,6 @@ from actordbg.trainers.rows_actor import drawn_share, follow_adapters
 LIMIT = {torch.bfloat16: 1.1, torch.float16: 1.1, torch.float32: 4.0}
 ROW = {torch.bfloat16: 1.25, torch.float16: 1.25, torch.float32: 8.0}
 SPREAD = 4.0
-GAIN = 10.0
-LEAST_GAIN = {torch.bfloat16: 1e-4, torch.float16: 1e-4, torch.float32: 2e-6}
 MOST_TOKENS = 1024
 """Tokens of a row that are judged: later ones run, with their own values."""
 MOST_BYTES = 4 * 2**30
@@ -78,10 +74,9 @@ class LocateRun:
             release(self.session.device)  # the peaks of later inputs are their own
 
     def _located(self) -> Located:
-        attention = str(self.session.resolved["attn"])
         tape, why = Tape(), self._unsupported()
         if not why:
-            why = self._guarded(lambda: self._prepare(tape, attention))
+            why = self._guarded(lambda: self._prepare(tape))
         if why := self._agreed(why):
             return Located(unchecked=(f"{EVERYTHING}: {why}",))
         found = self._forcing(tape)
@@ -94,7 +89,7 @@ class LocateRun:
             notes += ("run eagerly: a compiled graph has no places inside",)
         if sum(tape.lengths) < int(self.call.inputs["attention_mask"].sum()):
             notes += (f"judged {sum(tape.lengths):,} tokens: at most {MOST_TOKENS:,} of a row",)
-        return judge(tape, found, self._floor, dtype_of(self.session), attention, notes)
+        return judge(tape, found, self._floor, dtype_of(self.session), notes)
 
     def _unsupported(self) -> str:
         """Return why this configuration or this input has no clean counterpart, or ""."""
@@ -130,7 +125,7 @@ class LocateRun:
         dist.all_gather_object(reasons, why)
         return next(filter(None, reasons), "")
 
-    def _prepare(self, tape: Tape, attention: str) -> None:
+    def _prepare(self, tape: Tape) -> None:
         """Record the truth of every row, then measure the clean model's error in each place."""
         device, record = self.session.device, self.dump.record
         self.call = changes.plain_call(self.dump, int(self.session.resolved["vocab_size"]))
@@ -144,7 +139,7 @@ class LocateRun:
                     with Recording(tape, len(row)).on(places_of(model)):
                         _forward(model, row) if len(row) else None
         self.tell("locate: healthy")
-        with clean_model(self.session, device, attention) as model, torch.no_grad(), self.session.autocast(record):
+        with clean_model(self.session, device) as model, torch.no_grad(), self.session.autocast(record):
             follow_adapters(model, record.actor)
             start = 0
             for number, length in enumerate(tape.lengths):
@@ -169,13 +164,11 @@ class LocateRun:
     def _force(self, forcing: Forcing) -> None:
         self.tell("locate: forced forward")
         model = self.session.model
-        with _eagerly(model), forcing.on(places_of(model)):
+        with changes.eagerly(model), forcing.on(places_of(model)):
             self.session.probe(self.call, lambda *_: None, backward=self.backward)
 
 
-def judge(
-    tape: Tape, found: Forcing, floor: dict[Key, Sums], dtype: torch.dtype, attention: str, notes: tuple[str, ...] = ()
-) -> Located:
+def judge(tape: Tape, found: Forcing, floor: dict[Key, Sums], dtype: torch.dtype, notes: tuple[str, ...] = ()) -> Located:
     """Hold the suspect's errors against the clean model's, place by place."""
     unchecked = dict(found.unchecked)
     judged_whole = {module for module, kind, *_ in floor if kind == OUT}
@@ -193,7 +186,7 @@ def judge(
         else:
             judged.append(_place(key, found.sums[key], clean, tape.lengths, dtype, math.sqrt(found.part[1])))
     judged += [_wrong_integers(key, tokens, tape.lengths) for key, tokens in found.wrong.items()]
-    wrong = [place for place in judged if place.rows or place.gained or place.ratio is None or place.ratio > place.limit]
+    wrong = [place for place in judged if place.rows or place.ratio is None or place.ratio > place.limit]
     wrong.sort(key=lambda place: math.inf if place.ratio is None else place.ratio, reverse=True)
     return Located(
         places=len(judged),
@@ -202,7 +195,6 @@ def judge(
         largest=max((place.ratio for place in judged if place.ratio is not None), default=None),
         unchecked=tuple(f"{module}: {why}" for module, why in unchecked.items()),
         dtype=str(dtype).removeprefix("torch."),
-        attention=attention,
         tokens=sum(tape.lengths),
         notes=notes,
     )
@@ -239,8 +231,7 @@ def _place(key: Key, own: Sums, clean: Sums, lengths: list[int], dtype: torch.dt
         if position is None and bool(above.any()):
             position = int(above.nonzero()[0])
     elements, ratio = own.tokens * own.width, ratio_of(slice(None))
-    gain, usual = (each.own / each.truths if each.truths else 1.0 for each in (own, clean))
-    deviation = math.sqrt(max(float(healthy.mean()), least) / power / elements) if power else math.inf
+    gain = own.own / own.truths if own.truths else math.nan
     return PlaceResult(
         module=key[0],
         kind=key[1],
@@ -248,7 +239,6 @@ def _place(key: Key, own: Sums, clean: Sums, lengths: list[int], dtype: torch.dt
         ratio=ratio if math.isfinite(ratio) else None,
         limit=wider * LIMIT[dtype] + SPREAD / math.sqrt(elements),
         gain=gain if math.isfinite(gain) else None,
-        gained=abs(gain - usual) > max(GAIN * deviation, LEAST_GAIN[dtype]),
         rows=tuple(rows),
         of_rows=len(lengths),
         tokens=tokens,
@@ -264,7 +254,7 @@ def _wrong_integers(key: Key, tokens: Tensor, lengths: list[int]) -> PlaceResult
     first = int(tokens[0] - ends[rows[0]]) + lengths[rows[0]]
     what = f"the token ids or positions that come into {key[0]}"
     return PlaceResult(
-        key[0], INTO, what, None, 1.0, None, False, tuple(sorted({*rows})), len(lengths), len(tokens), sum(lengths), first
+        key[0], INTO, what, None, 1.0, None, tuple(sorted({*rows})), len(lengths), len(tokens), sum(lengths), first
     )
 
 
@@ -286,17 +276,6 @@ def _forward(model: Any, ids: Tensor) -> None:
     """Run one row [n] alone."""
     positions = torch.arange(len(ids), device=ids.device)
     model(ids[None], position_ids=positions[None], use_cache=False)
-
-
-@contextlib.contextmanager
-def _eagerly(model: Any) -> Iterator[None]:
-    """Run a model that was compiled in place without its graphs, which stay."""
-    compiled = getattr(model, "_compiled_call_impl", None)
-    model._compiled_call_impl = None
-    try:
-        yield
-    finally:
-        model._compiled_call_impl = compiled
 
 
 def _free_bytes(device: torch.device) -> int | None:

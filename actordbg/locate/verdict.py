@@ -58,8 +58,7 @@ class LocalVerdict:
             if (more := max(identity.count for identity in self.identities) - 1 if self.differences else 0) > 0:
                 parts[0] += f" (and {plural(more, 'more difference')})"
             if located and located.wrong:
-                known = bool(self.differences) and located.wrong[0].module in self._modules
-                parts.append(place_in_words(located.wrong[0], located.dtype, cause_known=known))
+                parts.append(place_in_words(located.wrong[0], located.dtype, cause_known=bool(self.differences)))
                 parts += [f"{plural(located.count - 1, 'other place')} above its limit"] * (located.count > 1)
             return "; ".join(parts)
         if self.word == NOT_CHECKED:
@@ -73,10 +72,6 @@ class LocalVerdict:
         """Everything that was not judged, by name, each with its reason."""
         of_model = [why for identity in self.identities for why in identity.unchecked]
         return tuple(dict.fromkeys([*of_model, *(self.located.unchecked if self.located else ())]))
-
-    @property
-    def _modules(self) -> set[str]:
-        return {module for identity in self.identities for module in identity.modules}
 
 
 def verdict_of(results: Sequence[ResultRecord]) -> LocalVerdict | None:
@@ -106,13 +101,11 @@ def place_in_words(place: PlaceResult, dtype: str, *, cause_known: bool = False)
     unit = "fp32" if dtype == "float32" else "bf16" if dtype == "bfloat16" else dtype
     if place.ratio is None:
         far = "are not the input's" if place.limit == 1.0 else "is not finite"
-    elif place.ratio > place.limit or place.rows:
-        far = f"is {place.ratio:,.3g} times as far from the truth as a healthy {unit} model's"
     else:
-        far = f"is off to one side: {place.gain or 0:.6f} times the truth"
+        far = f"is {place.ratio:,.3g} times as far from the truth as a healthy {unit} model's"
     words = f"{place.what} {far}"
     shows = place.gain is not None and abs(place.gain - 1) > _GAIN_SHOWS and place.kind != INTO and place.ratio is not None
-    details = [*_where(place), *([f"{place.gain:.4g} times the truth's"] if shows and "one side" not in far else [])]
+    details = [*_where(place), *([f"{place.gain:.4g} times the truth's"] if shows else [])]
     words += f" ({'; '.join(details)})" if details else ""
     if cause_known or place.ratio is None:
         return words
@@ -129,9 +122,6 @@ def lines_of(local: LocalVerdict) -> Iterator[str]:
     located = local.located
     if located is not None:
         yield from (place_in_words(place, located.dtype, cause_known=True) for place in located.wrong)
-        yield from (f"not shown: {plural(located.count - len(located.wrong), 'other place')}",) * (
-            located.count > len(located.wrong)
-        )
         yield from located.notes
     yield from (f"{NOT_CHECKED}: {why}" for why in local.unchecked)
 

@@ -11,8 +11,7 @@ dtype costs a healthy model there.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 IDENTITY, LOCATED = "identity", "located"
 """Keys in a result's `extra`."""
@@ -28,20 +27,14 @@ EVERYTHING = "everything"
 class ModelIdentity:
     """What a rank's model is. looked_at: how many parameters, buffers, attributes and ties were compared, bit for bit.
 
-    differences: a sentence for each difference, MOST at most; count: of all. modules: the name of each difference's module.
-    unchecked: what could not be compared, and why.
+    differences: a sentence for each difference, MOST at most; count: of all. unchecked: what could not be compared, and why.
     """
 
     looked_at: int = 0
     count: int = 0
     differences: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
     rank: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -49,9 +42,8 @@ class PlaceResult:
     """A place that exceeds its limit. module: its name; kind: OUT or INTO; what: in words.
 
     ratio: the root mean square error over all tokens, in units of the healthy model's; None if infinite. gain: the values,
-    regressed on the truth's: 1.01 for a matrix times 1.01; gained: it is not the healthy model's, beyond chance. rows: those
-    that exceed the limit by themselves; of_rows: of how many. tokens: how many tokens exceed it; of_tokens: of how many.
-    position: where in its row the first of them is.
+    regressed on the truth's: 1.01 for a matrix times 1.01. rows: those that exceed the limit by themselves; of_rows: of how many.
+    tokens: how many tokens exceed it; of_tokens: of how many. position: where in its row the first of them is.
     """
 
     module: str
@@ -60,7 +52,6 @@ class PlaceResult:
     ratio: float | None
     limit: float
     gain: float | None = None
-    gained: bool = False
     rows: tuple[int, ...] = ()
     of_rows: int = 0
     tokens: int = 0
@@ -73,7 +64,7 @@ class Located:
     """The forced forward of one input. places: how many were judged. wrong: those above their limits, the largest first, MOST at
     most; count: of all. largest: the largest ratio. unchecked: places, or "everything", without a judgement, with the reason.
 
-    dtype, attention: of the floor. tokens: of the input that ran. notes: such as "run eagerly: compiled graphs have no places".
+    dtype: of the weights. tokens: how many were judged. notes: such as "run eagerly: compiled graphs have no places".
     """
 
     places: int = 0
@@ -82,10 +73,5 @@ class Located:
     largest: float | None = None
     unchecked: tuple[str, ...] = ()
     dtype: str = ""
-    attention: str = ""
     tokens: int = 0
     notes: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        return asdict(self)

@@ -11,7 +11,7 @@ import gc
 import json
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -214,10 +214,8 @@ class ActorEngine:
             outcome = self._session.run(varied, backward=backward, keep=self.spec.config.keep_tensors)
             outcome.apply(undo)
             fields = self._fields(loaded, outcome)
-            if on_law is not None and self.spec.config.vary is None:
-                fields["extra"][LAWS] = self._ask(loaded, outcome, on_law)
-            if on_place is not None and not self.out_of_step:
-                fields["extra"][LOCATED] = self._locate(loaded, outcome, on_place)
+            if (on_law is not None or on_place is not None) and self.spec.config.vary is None:
+                fields["extra"] |= self._ask(loaded, outcome, on_law, on_place)
             if self._identities:
                 fields["extra"][IDENTITY], self._identities = self._identities, []
             if outcome.tensors and recorded:
@@ -229,29 +227,30 @@ class ActorEngine:
                 self._history.keep(failed=failed)
         return fields
 
-    def _ask(self, dump: Dump, outcome: ForwardOutcome, on_law: Callable[[str], None]) -> list[dict[str, Any]]:
-        """Check the laws of an input that was run; return plain data. A broken law never fails the input."""
+    def _ask(
+        self,
+        dump: Dump,
+        outcome: ForwardOutcome,
+        on_law: Callable[[str], None] | None,
+        on_place: Callable[[str], None] | None,
+    ) -> dict[str, Any]:
+        """Check the laws of an input that was run, then judge it place by place; return plain data. Neither fails the input."""
         from actordbg.actor.session import ActorSession
         from actordbg.laws.law_run import LawRun
-
-        assert isinstance(self._session, ActorSession)  # a truth's laws are not checked
-        backward = self._session.backward_for(dump.record)
-        asking = LawRun(self._session, dump, outcome, backward, self.collective, on_law)
-        answers = [answer.to_dict() for answer in asking.run()]
-        self.out_of_step = asking.out_of_step
-        return answers
-
-    def _locate(self, dump: Dump, outcome: ForwardOutcome, on_place: Callable[[str], None]) -> dict[str, Any]:
-        """Judge an input that was run place by place; return plain data. A wrong place never fails the input."""
-        from actordbg.actor.session import ActorSession
         from actordbg.locate.locate_run import LocateRun
 
-        assert isinstance(self._session, ActorSession)
-        backward = self._session.backward_for(dump.record)
-        locating = LocateRun(self._session, dump, outcome, backward, self.collective, on_place)
-        located = locating.run().to_dict()
-        self.out_of_step = locating.out_of_step
-        return located
+        session = self._session
+        assert isinstance(session, ActorSession)  # a truth is not checked
+        backward, found = session.backward_for(dump.record), dict[str, Any]()
+        if on_law is not None:
+            asking = LawRun(session, dump, outcome, backward, self.collective, on_law)
+            found[LAWS] = [answer.to_dict() for answer in asking.run()]
+            self.out_of_step = asking.out_of_step
+        if on_place is not None and not self.out_of_step:
+            locating = LocateRun(session, dump, outcome, backward, self.collective, on_place)
+            found[LOCATED] = asdict(locating.run())
+            self.out_of_step = locating.out_of_step
+        return found
 
     def close(self) -> None:
         self._resources.close()

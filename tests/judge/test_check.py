@@ -47,7 +47,7 @@ LAWLESS = {"extra": {"temperature": 1.0, "laws": [LAW]}}
 
 
 PLACE = {"module": "lm_head", "kind": "out", "what": "lm_head", "ratio": 4.34, "limit": 1.1, "rows": [0, 1], "of_rows": 2}
-IDENTITY = {"looked_at": 116, "count": 0, "differences": [], "modules": [], "unchecked": [], "rank": 0}
+IDENTITY = {"looked_at": 116, "count": 0, "differences": [], "unchecked": [], "rank": 0}
 LOCATED = {"places": 49, "wrong": [], "count": 0, "unchecked": [], "dtype": "bfloat16"}
 
 
