@@ -25,7 +25,7 @@ def locate(
     ctx: typer.Context,
     replay: str | None = typer.Argument(
         None,
-        metavar="[REPLAY]",
+        metavar="REPLAY",
         help="Use the configuration and inputs of this replay: an id, a name, `@1` or `last`.",
         autocompletion=stored("replay"),
     ),
