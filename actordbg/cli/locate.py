@@ -111,8 +111,7 @@ def _of_one_input(spec: ReplaySpec) -> ReplaySpec:
 def _answer(spec: ReplaySpec, results: Sequence[ResultRecord], local: LocalVerdict | None) -> tuple[list[Block], dict[str, Any]]:
     """Build the document, and its JSON: verdict, sentence, what the model is, every wrong place, what was not checked."""
     from actordbg.base.foreign_text import in_shell
-    from actordbg.document.blocks import Heading, Items, Paragraph
-    from actordbg.judge.check import FAILED
+    from actordbg.document.blocks import FAILED, Heading, Items, Paragraph
     from actordbg.locate.verdict import NOT_CHECKED, RIGHT, WRONG, lines_of
     from actordbg.records.replay_record import PASSED
 
