@@ -74,7 +74,7 @@ def judged(**located: Any) -> dict[str, Any]:
          "model module by module (49 places in one dump, 116 tensors and attributes); not checked: your model", "actordbg check"),
         ({"result": lambda index: judged(unchecked=["model.act: its tokens cannot be told apart"])}, "RIGHT (TOY MODEL): 3 of 257 dumps "
          "match the truth to fp32 rounding; held against the clean model module by module (49 places in one dump, 116 tensors and "
-         "attributes); not checked: your model (--model); gradients", "actordbg check"),
+         "attributes); not checked: your model (--model); module by module: model.act: its tokens cannot be told apart; gradients", "actordbg check"),
         ({"result": lambda index: judged(wrong=[PLACE], count=1)}, "WRONG (TOY MODEL): lm_head is 4.34 times as far from the truth as a "
          "healthy bf16 model's: its parameters and attributes are the checkpoint's, so its code or its kernel differs", "actordbg locate r-01"),
         # a failure is named before anything else
