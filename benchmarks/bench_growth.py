@@ -99,7 +99,7 @@ def _row(name: str, points: Points) -> Row:
 
 
 def _draw(found: dict[str, Points], path: Path) -> None:
-    page.check("PICTURE", path)
+    page.check_place(path)
     rows, lines = [], []
     for name, points in found.items():
         grows = exponent(points)
