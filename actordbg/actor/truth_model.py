@@ -47,8 +47,8 @@ _CASTS: dict[Any, Any] = {
 def load(path: str, *, weights: str, dtype: torch.dtype, device: torch.device, trust: bool = False) -> Any:
     """Load the causal language model at `path` in the dtype `weights` ("bfloat16"), which rounds it, then convert it to `dtype`.
 
-    trust: its own code may run (`actordbg.actor.model_code`). Attention is eager, and the model is in evaluation mode. In a
-    `dtype` below fp32 the buffers are fp32, as they are in any model. Raises EnvironmentProblem if transformers is missing,
+    trust: its own code may run (`actordbg.actor.model_code`). Attention and experts are eager, in evaluation mode. In a `dtype`
+    below fp32 the buffers are fp32, as they are in any model. Raises EnvironmentProblem if transformers is missing,
     Unsupported for a model with images.
     """
     exact_products()
@@ -60,6 +60,8 @@ def load(path: str, *, weights: str, dtype: torch.dtype, device: torch.device, t
         )
     loaded = auto.from_pretrained(path, trust_remote_code=trust, attn_implementation="eager", torch_dtype=getattr(torch, weights))
     model = loaded.to(dtype).to(device).eval()
+    if hasattr(model, "_can_set_experts_implementation") and model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")  # grouped products of experts do not exist in fp64
     model.config.use_cache = False
     _renew_buffers(model, _skeleton(auto, path, torch.promote_types(dtype, torch.float32), trust))
     return model

@@ -39,8 +39,8 @@ from actordbg.document.blocks import (
     seconds,
 )
 from actordbg.formats.weight_hashes import met_weights
-from actordbg.judge.agreement import violation_in_words
-from actordbg.judge.comparing import compare, save
+from actordbg.judge.agreement import ranks_in_words, violation_in_words
+from actordbg.judge.comparing import compare, of_one_rank, save
 from actordbg.judge.comparison_document import document as comparison_blocks
 from actordbg.judge.comparison_document import flat_where_it_matters
 from actordbg.judge.find_truth import ensure_rounding, ensure_truth
@@ -248,13 +248,17 @@ def _verdict(check: CheckFound, replay: ReplaySummary, dumps: str) -> tuple[str,
         return FAILED, f"{bad:,} of {plural(replay.counts.inputs, 'dump')} did not pass{why}"
     if replay.laws is not None and not replay.laws.good:
         return WRONG if replay.laws.broken else FAILED, violation_in_words(replay.laws.violations[0])
+    ranks = replay.ranks if check.data.spec.config.align == "same" else None
+    if ranks is not None and ranks.differ:
+        return WRONG, f"ranks disagree on the same input: {ranks_in_words(ranks)[1]}"
     if record is None or record.verdict == NOT_COMPARED:
         why = check.no_truth or next((why for dump in check.truths for why in dump.not_compared.values()), "")
         return UNJUDGED, f"{dumps} ran; none could be compared with the truth{why and ': '}{why}"
     dtype = record.a.dtype or "its dtype"
     far = sum(dump.verdict == MISMATCH for dump in record.dumps)
     if not record.good:
-        return WRONG, f"{far:,} of {plural(len(record.dumps), 'dump')} differ from the truth by more than {dtype} rounding"
+        said = f"{far:,} of {plural(len(record.dumps), 'dump')} differ from the truth by more than {dtype} rounding"
+        return WRONG, "; ".join((said, *of_one_rank(check.data.results, record.dumps, record.thresholds)))
     if check.golden is not None and (own := _own_in_words(check.golden, dtype)):
         return WRONG, own
     noise = record.verdict == WITHIN_NOISE

@@ -24,9 +24,8 @@ from actordbg.actor.hub_model import DECIDE, WEIGHTS, find_model, versions_of
 from actordbg.base.errors import ActordbgError, EnvironmentProblem, StoreProblem, Unsupported, UsageError
 from actordbg.base.units import new_replay_id
 from actordbg.config.choices import installed_versions
-from actordbg.config.replay_config import LONE_ROWS, SETTINGS, ReplayConfig
+from actordbg.config.replay_config import ANY_WIDER, SETTINGS, WIDER, ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.judge.measured_limits import DTYPES
 from actordbg.judge.sides import tensors_path
 from actordbg.records.journal import SPEC, read_results, read_standing
 from actordbg.records.replay_record import FAILED, PASSED, ReplayInput, ReplaySpec
@@ -44,9 +43,10 @@ class Wanted:
     versions: dict[str, str]
 
 
-def ensure_truth(store: Store, replay_id: str, *, dtype: str = "fp32", **callbacks: Any) -> str:
-    """Return the id of a finished truth in `dtype` ("fp32", "fp64") for every input of a replay: an id, a prefix, or "last".
+def ensure_truth(store: Store, replay_id: str, *, dtype: str = ANY_WIDER, **callbacks: Any) -> str:
+    """Return the id of a finished truth for every input of a replay: an id, a prefix, or "last".
 
+    dtype: "fp32", "fp64", or ANY_WIDER: the one that is wider than the replay's.
     Reuses an existing truth, else runs it now; `callbacks` are passed to `run_replay`. Raises StoreProblem for an unknown replay
     or a replay that built no actor, Unsupported if no input has a truth, and whatever `run_replay` raises.
     """
@@ -57,11 +57,11 @@ def ensure_truth(store: Store, replay_id: str, *, dtype: str = "fp32", **callbac
 def wanted_rounding(store: Store, spec: ReplaySpec, *, planted: bool = False) -> Wanted | None:
     """Specify the replay that runs each row alone in this replay's dtype: its distance from the truth is what that dtype costs.
 
-    The dtype is that of the weights, also under autocast. planted: add faults of known sizes, in any dtype. None for a dtype
-    with flat limits.
+    The dtype is that of the weights, also under autocast. planted: add faults of known sizes. None for a truth, and for a dtype
+    that has no wider one.
     """
     dtype = str(read_standing(store.replays / spec.replay_id)[0].get("dtype"))
-    if dtype not in (LONE_ROWS if planted else DTYPES) or spec.config.truth is not None:
+    if dtype not in WIDER or spec.config.truth is not None:
         return None
     wanted = wanted_truth(store, spec, dtype)
     return replace(wanted, config=replace(wanted.config, planted=planted))
@@ -96,12 +96,13 @@ def ensure_lone_rows(store: Store, wanted: Wanted, *, command: str, **callbacks:
         first = next(iter(outcome.results.values()))
         raise Unsupported(
             f"none of the {len(spec.inputs)} inputs has a truth: {first.error or first.status}",
-            hint=f"run `actordbg report {spec.replay_id}` to see why",
+            hint=f"run `actordbg report {spec.replay_id}` to see why"
+            + ("; `compare REPLAY truth --truth fp32` needs half the memory" if wanted.config.truth == "fp64" else ""),
         )
     return spec.replay_id
 
 
-def wanted_truth(store: Store, spec: ReplaySpec, dtype: str) -> Wanted:
+def wanted_truth(store: Store, spec: ReplaySpec, dtype: str = ANY_WIDER) -> Wanted:
     """Specify the truth of this replay. Its weights are rounded to the dtype in which the replay ran."""
     if spec.config.truth is not None:
         raise UsageError(
@@ -125,7 +126,7 @@ def wanted_truth(store: Store, spec: ReplaySpec, dtype: str) -> Wanted:
         backward=requested.backward if requested.backward is not None or requested.backend == "plain" else bool(with_gradients),
         timeout_s=requested.timeout_s,
         keep_gradients=requested.keep_gradients,
-        truth=dtype,
+        truth=WIDER.get(resolved["dtype"], "fp32") if dtype == ANY_WIDER else dtype,
     )
     versions = versions_of(requested.model)
     if "torch" not in versions:
