@@ -81,7 +81,7 @@ def run(calls: int = 100) -> list[Row]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             return _run(Path(folder), calls)
     finally:
         torch.set_num_threads(threads)

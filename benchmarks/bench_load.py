@@ -19,7 +19,7 @@ from time import perf_counter
 
 import torch
 
-from actordbg.dumps.create import Draws, Shape, make_inputs
+from actordbg.dumps.create import LLAMA_VOCABULARY, Draws, make_inputs
 from actordbg.dumps.importer import import_paths
 from actordbg.store import payload
 from actordbg.store.layout import Store
@@ -101,7 +101,7 @@ def _generate(folder: Path, count: int = 64) -> Path:
     generator = Draws(0)
     for number in range(count):
         length = 128 + 30 * number
-        made = make_inputs(Shape(2 + 2 * (number % 2), length, length // 2), generator)
+        made = make_inputs(2 + 2 * (number % 2), length, length // 2, LLAMA_VOCABULARY, generator)
         tensors = {name: torch.from_numpy(values) for name, values in made.items()}
         facts = {"timestamp": f"20250619_0526{number % 60:02d}_{number:06d}", "rank": number % 4}
         path = folder / f"actor_inputs_rank{facts['rank']}_{facts['timestamp']}.pkl"

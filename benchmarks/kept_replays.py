@@ -26,7 +26,7 @@ def two_replays(root: Path, dumps: int, shape: tuple[int, int], gradients: int =
     gradients: parameters of 4,096 elements.
     """
     store, (batch, actions) = Store(root), shape
-    paths = create_dumps(store, dumps, batch_size=batch, seq_len=2 * actions, action_len=actions)
+    paths = create_dumps(store, dumps, batch_size=batch, seq_len=2 * actions)
     inputs = [
         ReplayInput(dump_id_of(str(path)), str(path.relative_to(store.root)), 0, batch, 2 * actions, batch * 2 * actions)
         for path in paths

@@ -17,8 +17,7 @@ from actordbg.catalog.tables import FUNCTIONS, OPERATORS, WHERE_COLUMNS
 
 TABLES: tuple[Any, ...] = (
     models.Run, models.Caller, models.Dump, models.Replay, models.Result, lab_models.ComparisonRun, lab_models.Comparison,
-    lab_models.NoiseFloor, lab_models.MemoryWatch, lab_models.Matrix, lab_models.MatrixCell, lab_models.LawAnswer,
-    lab_models.PatchEvent, models.DamagedFile, models.ScannedFolder, models.ReadFile,
+    lab_models.LawAnswer, models.DamagedFile, models.ScannedFolder, models.ReadFile,
 )  # fmt: skip
 """Every table, in the order of the page."""
 
@@ -56,8 +55,8 @@ run in ('ppo-1', 'ppo-2') and padding * 1.0 / (batch_size * seq_len) > 0.5
 
 def catalog_markdown() -> str:
     """Return the whole page."""
-    lines = [INTRODUCTION, WHERE, "| Column | Type | Meaning |", "|---|---|---|"]
-    lines += [f"| `{column.name}` | {column.kind} | {cell(column.doc)} |" for column in WHERE_COLUMNS.values()]
+    lines = [INTRODUCTION, WHERE]
+    lines += [f"- `{column.name}` ({column.kind}): {one_line(column.doc)}" for column in WHERE_COLUMNS.values()]
     lines += ["", f"Operators: `{' '.join(OPERATORS.split())}`", "", "Functions:", ""]
     lines += [f"- `{text.partition(': ')[0]}`: {text.partition(': ')[2]}" for text in FUNCTIONS.values()]
     for model in TABLES:
@@ -122,10 +121,14 @@ def table_sql(model: Any) -> str:
 def columns_of(model: Any) -> list[str]:
     """Return the page's lines for a table's columns and indexes."""
     table: Table = model.__table__
-    lines = ["| Column | Type | Meaning |", "|---|---|---|"]
-    lines += [
-        f"| `{column.name}` | {kind(column)} | {cell(comment(model, column.name))}{target(column)} |" for column in table.columns
+    known = WHERE_COLUMNS if model in (models.Caller, models.Dump, models.Result) else {}
+    lines = [
+        f"- `{column.name}` ({kind(column)}): {one_line(comment(model, column.name))}{target(column)}"
+        for column in table.columns
+        if column.name not in known
     ]
+    if names := [f"`{column.name}`" for column in table.columns if column.name in known]:
+        lines += [f"- {', '.join(names)}: as [above](#what---where-knows)"]
     indexed = [", ".join(f"`{column.name}`" for column in index.columns) for index in sorted(table.indexes, key=lambda i: i.name)]
     return [*lines, "", "Indexed by: " + "; ".join(indexed) + "."] if indexed else lines
 
@@ -140,6 +143,6 @@ def target(column: Column) -> str:
     return "".join(f" (`{key.target_fullname}`)" for key in column.foreign_keys)
 
 
-def cell(text: str) -> str:
-    """Text for a cell of a table."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+def one_line(text: str) -> str:
+    """Return text for a line of Markdown."""
+    return " ".join(text.split()).replace("<", "&lt;")

@@ -31,18 +31,12 @@ def fsck_markdown() -> str:
         "# What fsck finds",
         "",
         "[`actordbg fsck`](cli.md#actordbg-fsck) makes these checks.",
-        "See [how to check and repair a store](../how-to/check-and-repair-a-store.md).",
+        "See [how to check and repair a store](../how-to/look-after-a-store.md#check-and-repair).",
         "",
-        "| Check | Looks at |",
-        "|---|---|",
-        *(f"| {name} | {LOOKS_AT[name]} |" for name in CHECKS),
+        *(f"- {name}: {LOOKS_AT[name]}" for name in CHECKS),
         "",
-        "Damage is lost or cannot be used, a leftover is in the way. The last column is what `--repair` does.",
+        "Damage is lost or cannot be used, a leftover is in the way. In parentheses: what `--repair` does.",
         "",
-        "| Kind | Severity | Meaning | `--repair` |",
-        "|---|---|---|---|",
     ]
-    lines += [
-        f"| `{code}` | {kind.severity} | {kind.meaning} | {kind.repair.value or 'nothing'} |" for code, kind in KINDS.items()
-    ]
+    lines += [f"- `{code}`, {kind.severity}: {kind.meaning} ({kind.repair.value or 'nothing'})" for code, kind in KINDS.items()]
     return "\n".join(lines) + "\n"

@@ -43,8 +43,8 @@ EXIT_CODES = """\
 | 5 | nothing to do: the selection holds no dump (`--allow-empty` makes it 0) |
 | 130 | interrupted |
 """
-SHARED = 3
-"""Options that so many commands declare alike are explained once."""
+SHARED = 2
+"""Explain an option once if at least this many commands declare it alike."""
 
 KINDS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
@@ -76,7 +76,7 @@ def cli_markdown() -> str:
     known = list(commands())
     lines = [HEADER, "# Command line", "", *paragraphs(root)[:1], "", EXIT_CODES]
     lines += [f"- [`{PROGRAM} {name}`](#{anchor(name)}): {summary(function)}" for name, function in known]
-    lines += ["", "Options before the command:", "", *table(rows_of(root))]
+    lines += ["", "Options before the command:", "", *rows_of(root)]
     counted = Counter(row for _, function in known for row in rows_of(function))
     common = {row for row, count in counted.items() if count >= SHARED}
     shared = [row for row in counted if row in common]
@@ -86,7 +86,7 @@ def cli_markdown() -> str:
         "",
         "The commands below name them; here is what they do.",
         "",
-        *table(shared),
+        *shared,
     ]
     for name, function in known:
         lines += [
@@ -101,9 +101,10 @@ def cli_markdown() -> str:
             "",
         ]
         rows = rows_of(function)
-        lines += table([row for row in rows if row not in common])
-        if also := [row.split("` | ")[0].removeprefix("| ").replace("\\|", "|") + "`" for row in rows if row in common]:
-            lines += ["", f"[Shared](#options-that-several-commands-share): {', '.join(also)}."]
+        lines += [row for row in rows if row not in common]
+        names = [row.partition("`: ")[0].removeprefix("- `") for row in rows if row in common]
+        if names := [next(iter(re.findall(r"--[a-z-]{2,}", name)), name) for name in names]:
+            lines += ["", f"[Shared](#options-that-several-commands-share): {', '.join(f'`{name}`' for name in names)}."]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -137,17 +138,12 @@ def usage(name: str, function: Callable[..., Any]) -> str:
 
 
 def rows_of(function: Callable[..., Any]) -> list[str]:
-    """The arguments and options of a command as rows of a table."""
+    """List the arguments and options of a command."""
     return [
-        f"| `{escaped(spelled(parameter, info, kind))}` | {cell(info.help)} | {cell(default_of(parameter, info))} |"
+        f"- `{spelled(parameter, info, kind)}`: {one_line(info.help or '')}".replace("<", "&lt;") + default_of(parameter, info)
         for parameter, info, kind in declared(function)
         if not info.hidden
     ]
-
-
-def table(rows: list[str]) -> list[str]:
-    """Rows of options under their heading; nothing if there is none."""
-    return ["| Option or argument | What it does | Default |", "|---|---|---|", *rows] if rows else []
 
 
 def declared(function: Callable[..., Any]) -> Iterator[tuple[inspect.Parameter, ParameterInfo, Any]]:
@@ -209,29 +205,18 @@ def value_name(kind: Any) -> str:
 
 
 def default_of(parameter: inspect.Parameter, info: ParameterInfo) -> str:
-    """An option's default; empty for none and for a switch that is off."""
+    """Format an option's default, " (default `10`)"; "" for none, for a switch that is off, and where the help names it."""
     value = parameter.default
     if isinstance(value, ParameterInfo):
         value = value.default
     if value is inspect.Parameter.empty or value is ...:
-        return "required"
-    if value is None or value is False or value == () or value == []:
+        return " (required)"
+    if value is None or value is False or value == () or value == [] or "default" in (info.help or ""):
         return ""
-    if value is True:
-        return "on"
     if isinstance(value, enum.Enum):
         value = value.value
-    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
-
-
-def cell(text: str | None) -> str:
-    """Text for a cell of a table."""
-    return escaped(one_line(text or "")).replace("<", "&lt;")
-
-
-def escaped(text: str) -> str:
-    """Text whose `|` do not end a table's cell; needed inside code too."""
-    return text.replace("|", "\\|")
+    shown = "on" if value is True else f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+    return f" (default {shown})"
 
 
 def one_line(text: str) -> str:

@@ -13,25 +13,26 @@ follow from it. A flag wins over the environment variable, the variable over the
 [settings file](settings.md#actordbgtoml), the file over the default. A source that names the backend silences what weaker
 sources say for another backend.
 """
-FACTS = """\
-*Numbers* says whether a setting changes what comes out, *cost* whether it changes time or memory. Two replays are
-alike when they agree in all of these. *Switched* says whether a loaded Actor takes the setting without being built again.
+USUAL = SETTINGS["backend"].commands
+FACTS = f"""\
+Commands: {", ".join(USUAL)}, unless the setting names others. In parentheses: the values, the default (*open*: the
+record decides), the environment variable, and
+
+- *numbers*, *cost*: it changes what comes out; time or memory. Two replays are alike when they agree in all of these.
+- *axis*: a matrix can list several values. *switched*: a loaded Actor takes it without being built again.
 """
 
 
 def settings_markdown() -> str:
     """The whole page."""
-    lines = [INTRODUCTION, "| Setting | Values | Default | Meaning |", "|---|---|---|---|"]
-    lines += [
-        f"| `{setting.flag}` | {values(setting)} | {default(setting)} | {cell(setting.help)} |" for setting in SETTINGS.values()
-    ]
-    lines += ["", FACTS, "| Setting | Variable | Backends | Commands | Axis | Numbers | Cost | Switched |"]
-    lines += ["|---|---|---|---|---|---|---|---|"]
+    lines = [INTRODUCTION, FACTS]
     for setting in SETTINGS.values():
-        backends, commands = ", ".join(setting.backends) or "all", ", ".join(setting.commands) or "none"
+        facts = {"axis": setting.axis, "numbers": setting.numbers, "cost": setting.cost, "switched": setting.switchable}
         variable = "only by flag" if setting.flag_only else f"`{setting.variable}`"
-        marks = " | ".join("yes" if fact else "" for fact in (setting.axis, setting.numbers, setting.cost, setting.switchable))
-        lines.append(f"| `{setting.flag}` | {variable} | {backends} | {commands} | {marks} |")
+        marks = ["; ".join([values(setting), default(setting), variable, *(name for name, fact in facts.items() if fact)])]
+        marks += [f"only {', '.join(setting.backends)}"] if setting.backends else []
+        place = f" In {', '.join(setting.commands) or 'no command'}." * (setting.commands != USUAL)
+        lines.append(f"- `{setting.flag}` ({'; '.join(marks)}): {setting.help}{place}")
     return "\n".join(lines) + "\n"
 
 
@@ -45,8 +46,3 @@ def values(setting: Setting) -> str:
 def default(setting: Setting) -> str:
     """Format a setting's default; "open" if the record decides."""
     return "open" if setting.default is None else f"`{setting.typed(setting.default)}`"
-
-
-def cell(text: str) -> str:
-    """Escape text for a table cell."""
-    return text.replace("|", "\\|")

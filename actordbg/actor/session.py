@@ -225,7 +225,7 @@ class ActorSession(Decided):
             log_probs, entropy = read_result(returned, call.mask)
         forward_s = measure.now(device) - began - (watch.held_s - held if watch is not None else 0.0)
         if watch is not None and watch.active:
-            shown = {"log_probs": log_probs, "entropy": entropy, "mask": call.mask, "loss": _loss(log_probs, call.mask)}
+            shown = {"log_probs": log_probs, "entropy": entropy, "mask": call.mask, "loss": loss_of(log_probs, call.mask)}
             watch.after(self.actor, call.arguments, self.model, shown)
         outcome = ForwardOutcome(
             forward_s=forward_s,
@@ -249,7 +249,7 @@ class ActorSession(Decided):
 
     def _backward(self, log_probs: Tensor, mask: Tensor, outcome: ForwardOutcome, dump_id: str) -> None:
         began = measure.now(self.device)
-        loss = _loss(log_probs, mask)
+        loss = loss_of(log_probs, mask)
         outcome.loss = float(loss.detach())
         keeper = GradientKeeper(self.records) if self.config.keep_gradients else None
         outcome.grad_norm = self._backend.backward(loss, keeper)
@@ -302,7 +302,7 @@ Session: TypeAlias = ActorSession | TruthSession
 """A built model that replays dumps."""
 
 
-def _loss(log_probs: Tensor, mask: Tensor) -> Tensor:
+def loss_of(log_probs: Tensor, mask: Tensor) -> Tensor:
     """Return the mean of -log_probs over the mask."""
     chosen = mask.to(log_probs)
     return -(log_probs * chosen).sum() / chosen.sum().clamp(min=1)

@@ -13,8 +13,7 @@
         │   ├── CorruptDump       corrupt-dump          4   a dump file is not what its header says
         │   └── NewerFormat       newer-format          4   written by a newer actordbg
         ├── CatalogProblem        catalog               4   the catalog cannot be opened or upgraded
-        │   ├── UnwritableCatalog catalog               4   the catalog cannot be written where it is
-        │   └── NewerCatalog      catalog               4   a newer actordbg wrote it
+        │   └── UnwritableCatalog catalog               4   the catalog cannot be written where it is
         ├── MachineFault          environment           4   a full or broken disk, no open files left: never an input's result
         ├── StaysChanged          environment           4   a patch failed, and the original could not be put back
         └── LaunchProblem         launch                4   a replay's or a job's processes could not be started
@@ -78,10 +77,6 @@ class CatalogProblem(EnvironmentProblem):
 
 class UnwritableCatalog(CatalogProblem):
     """The catalog cannot be written where it is, or cannot even be opened because of that."""
-
-
-class NewerCatalog(CatalogProblem):
-    """The catalog was written by another actordbg, most likely a newer one."""
 
 
 class MachineFault(EnvironmentProblem):

@@ -1,7 +1,7 @@
 """Locate the checkpoints of a training check, choose the newest usable checkpoint, and prune old ones. Desk and workers.
 
-    DIR/<check>/cell-3/step-0004.2/                 after step 4, by the second attempt at cell 3
-    DIR/<check>/cell-3/step-0004.2/checkpoint.json  written last: what it belongs to. Without it the checkpoint is incomplete.
+    DIR/<check>/cell-3/step-0004.2/     after step 4, by the second attempt at cell 3
+    DIR/<check>/cell-3/.step-0005.2/    ranks are still writing it, or died while they did
 
 Ranks only write; the desk process finds and removes, so no checkpoint disappears while it is read. Two are kept, because a
 kill may come between a checkpoint and the journals of its step: the previous checkpoint has all its figures. torch and DeepSpeed
@@ -11,35 +11,28 @@ unpickle these files, so a folder that other users can write, or did write, is r
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
-import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from actordbg.base.errors import StoreProblem, UnsafeInput, Unsupported, UsageError
+from actordbg.base.errors import StoreProblem, UnsafeInput, UsageError
 from actordbg.base.owners import is_own, name_of
-from actordbg.formats.store_files import atomic_write, make_folder, read_regular
-from actordbg.records.replay_record import ReplaySpec
+from actordbg.formats.store_files import make_folder
 
-CHECKPOINT = "checkpoint.json"
 KEPT = 2
-_NAME = re.compile(r"step-\d+\.\d+")
+_NAME = re.compile(r"step-(\d+)\.(\d+)")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Checkpoint:
-    """A complete checkpoint: after which step, by which attempt, and what it belongs to."""
+    """A complete checkpoint: after which step, by which attempt, and its folder."""
 
-    folder: Path
     step: int
     attempt: int
-    belongs: dict[str, Any]
+    folder: Path
 
 
 def checked_storage(text: str, store: Path) -> Path:
@@ -67,67 +60,44 @@ def open_folder(folder: Path) -> None:
         raise StoreProblem(f"cannot write checkpoints to {folder}: {error.strerror}", hint="use another --storage") from None
 
 
-def belongs_to(
-    check_id: str, index: int, spec: ReplaySpec, training: Mapping[str, Any], versions: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return, as JSON data, what must be unchanged for a training to continue. `spec`: the spec of the whole training."""
-    inputs = json.dumps([asdict(item) for item in spec.inputs], sort_keys=True).encode()
-    identity = {
-        "check": check_id,
-        "cell": index,
-        "inputs": hashlib.sha256(inputs).hexdigest(),
-        "configuration": spec.config.to_dict(),
-        "optimizer": dict(training),
-        "versions": dict(versions),
-    }
-    return dict(json.loads(json.dumps(identity)))
-
-
 def generation(folder: Path, step: int, attempt: int) -> Path:
-    """Return the folder of one checkpoint."""
+    """Return the folder of one checkpoint once it is complete."""
     return folder / f"step-{step:04d}.{attempt}"
 
 
-def complete(folder: Path, step: int, belongs: Mapping[str, Any]) -> None:
-    """Mark a checkpoint as complete: every rank has written its part."""
-    atomic_write(folder / CHECKPOINT, json.dumps({"format": 1, "step": step, "belongs": belongs}, indent=1).encode())
+def unfinished(checkpoint: Path) -> Path:
+    """Return the folder that ranks write into; it is renamed to `checkpoint` when every rank has written its part."""
+    return checkpoint.with_name(f".{checkpoint.name}")
 
 
-def newest(folder: Path, belongs: Mapping[str, Any], most: int) -> Checkpoint | None:
-    """Return the newest complete checkpoint of a step up to `most`.
+def complete(folder: Path) -> list[Checkpoint]:
+    """Return the complete checkpoints, newest first."""
+    named = [(match, path) for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name))]
+    return sorted((Checkpoint(int(match[1]), int(match[2]), path) for match, path in named), reverse=True)
 
-    Raises Unsupported if it belongs to something else, UnsafeInput if another user may have written it.
-    """
-    for checkpoint in _complete(folder):
-        if checkpoint.step <= most:
-            if other := _differences(checkpoint.belongs, belongs):
-                raise Unsupported(
-                    f"cannot resume from checkpoint {checkpoint.folder}: {'; '.join(other)}",
-                    hint=f"use the same installation as before, or remove {folder} to start the configuration from step 1",
-                )
-            require_own(checkpoint.folder)
-            return checkpoint
-    return None
+
+def newest(folder: Path, most: int) -> Checkpoint | None:
+    """Return the newest complete checkpoint of a step up to `most`. UnsafeInput if another user may have written it."""
+    chosen = next((checkpoint for checkpoint in complete(folder) if checkpoint.step <= most), None)
+    if chosen is not None:
+        require_own(chosen.folder)
+    return chosen
 
 
 def clear(folder: Path, chosen: Checkpoint | None) -> None:
     """Remove checkpoints newer than the `chosen` checkpoint, and incomplete checkpoints."""
-    kept = [
-        checkpoint.folder
-        for checkpoint in _complete(folder)
-        if chosen and (checkpoint.step, checkpoint.attempt) <= (chosen.step, chosen.attempt)
-    ]
-    _remove(path for path in _generations(folder) if path not in kept)
+    newer = (checkpoint.folder for checkpoint in complete(folder) if chosen is None or checkpoint > chosen)
+    _remove([*folder.glob(".step-*"), *newer])
 
 
 def prune(folder: Path) -> None:
     """Remove all but the two newest complete checkpoints; incomplete checkpoints stay, as ranks may still write them."""
-    _remove(checkpoint.folder for checkpoint in _complete(folder)[KEPT:])
+    _remove(checkpoint.folder for checkpoint in complete(folder)[KEPT:])
 
 
 def remove_all(folder: Path) -> None:
     """Remove all checkpoints of a finished training, and the folders that this leaves empty."""
-    _remove(_generations(folder))
+    clear(folder, None)
     with contextlib.suppress(OSError):
         folder.rmdir()
         folder.parent.rmdir()
@@ -150,31 +120,10 @@ def require_own(folder: Path) -> None:
             )
 
 
-def _complete(folder: Path) -> list[Checkpoint]:
-    """Return the complete checkpoints, newest first."""
-    checkpoints = []
-    for path in _generations(folder):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            data, (step, attempt) = json.loads(read_regular(path / CHECKPOINT)), map(int, path.name[5:].split("."))
-            if data["step"] == step and data["format"] == 1:
-                checkpoints.append(Checkpoint(path, step, attempt, dict(data["belongs"])))
-    return sorted(checkpoints, key=lambda checkpoint: (checkpoint.step, checkpoint.attempt), reverse=True)
-
-
-def _generations(folder: Path) -> list[Path]:
-    return [path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)]
-
-
 def _remove(folders: Iterable[Path]) -> None:
-    """Remove checkpoints, their marker first, so that a half-removed checkpoint counts as incomplete."""
+    """Remove checkpoints, their name first, so that a half-removed checkpoint counts as incomplete."""
     for folder in folders:
+        hidden = folder.with_name(f".{folder.name.lstrip('.')}")
         with contextlib.suppress(OSError):
-            os.unlink(folder / CHECKPOINT)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    other = [f"another {name}" for name in now if name != "versions" and before.get(name) != now[name]]
-    was, are = dict(before.get("versions") or {}), now["versions"]
-    changed = sorted(name for name in {*was, *are} if was.get(name) != are.get(name))
-    return other + [f"{name} was {was.get(name, 'none')}, and is {are.get(name, 'none')}" for name in changed]
+            folder.rename(hidden)
+        shutil.rmtree(hidden, ignore_errors=True)

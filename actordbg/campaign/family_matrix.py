@@ -42,8 +42,8 @@ from actordbg.store.layout import Store
 USUAL_AXES: Axes = {"dtype": ["fp32", "bf16"], "attn": ["sdpa", "eager"], "packing": [False, True]}
 """The default axes, in the order of the settings."""
 SHAPES: tuple[dict[str, Any], ...] = (
-    {"batch_size": 3, "seq_len": 24, "action_len": 8, "padding": "both"},
-    {"batch_size": 2, "seq_len": 16, "action_len": 1, "padding": "left"},
+    {"batch_size": 3, "seq_len": 24, "action_len": 8},
+    {"batch_size": 2, "seq_len": 16, "action_len": 1},
 )
 """The dumps of each family: rows padded on both sides, and rows with an answer of one token."""
 
@@ -259,7 +259,8 @@ def families_document(results: Sequence[FamilyResult]) -> list[Block]:
         findings = [entry for entry in findings if entry not in members]
         if members:
             lines = [
-                f"{result.name}: {finding.word}, {_where(result, cells)}: {finding.words}" for result, finding, cells in members
+                f"{result.name}: {finding.word}, {_where(result, cells)}: {_brief(finding.words)}"
+                for result, finding, cells in members
             ]
             result, _, cells = members[0]
             settings = {name: value for name in AXES if (value := cells[0].settings.get(name)) is not None}
@@ -269,6 +270,13 @@ def families_document(results: Sequence[FamilyResult]) -> list[Block]:
             blocks += [Heading(title, 2), *explained, Items(lines), Paragraph("See it:"), Code(command)]
     problems = [f"{result.name}: {result.problem}" for result in results if result.problem]
     return blocks + ([Heading("Not built", 2), Items(problems)] if problems else [])
+
+
+def _brief(words: str) -> str:
+    """Return the first law that failed, in words, and the names of the others."""
+    first, *others = re.split(r"; (?=\w+ (?:broken|nondeterministic): )", words)
+    names = ", ".join(other.split()[0] for other in others)
+    return f"{first}; also {names}" if names else first
 
 
 def _packing(cell: MatrixCell) -> str:

@@ -67,8 +67,8 @@ class MatrixContext:
     """The log of each cell that has one, by its index, relative to the current folder."""
 
 
-def matrix_document(record: MatrixRecord, context: MatrixContext, *, explained: bool = True) -> list[Block]:
-    """Build the document of a matrix, top to bottom. explained: include the legend, not just the command that prints it."""
+def matrix_document(record: MatrixRecord, context: MatrixContext) -> list[Block]:
+    """Build the document of a matrix, top to bottom."""
     cells, counted = record.cells, _counted(record)
     state = "running, or was killed" if record.status == "running" else record.status
     of_toy = next((suffix for cell in cells if (suffix := toy(cell.config.get("model"), ", of a "))), "")
@@ -96,7 +96,7 @@ def matrix_document(record: MatrixRecord, context: MatrixContext, *, explained: 
         _banner(record, counted),
         *_heat_map(record),
         _table(record, context),
-        Paragraph(f"{'; '.join(_DEFINITIONS)}." if explained else "Legend: `actordbg matrix --explain`."),
+        Paragraph(_LEGEND),
         *([] if record.options.get("oracle") else [Paragraph(_UNCOMPARED)]),
         *(block for title, lines in sections.items() if lines for block in (Heading(title, 3), Items(lines))),
     ]
@@ -175,17 +175,12 @@ def _setting(name: str, cell: MatrixCell) -> str:
 _UNCOMPARED = "passed: finished with finite numbers, not compared with the truth (--no-truth)."
 
 
-_DEFINITIONS = (
-    "max diff: largest log-prob difference from the truth, nats (one row at a time, unpadded, eager attention)",
-    "detects: smallest single log-prob error that would be WRONG, in nats",
-    'fwd, bwd: median of steady inputs ("-": none; first and compiling inputs do not count)',
-    "load: seconds to build the Actor, or cell reused",
+_LEGEND = (
+    "max diff: largest log-prob difference from the truth, nats (one row at a time, unpadded, eager attention); "
+    "detects: smallest single log-prob error that would be WRONG, in nats; "
+    'fwd, bwd: median of steady inputs ("-": none; first and compiling inputs do not count); '
+    "load: seconds to build the Actor, or cell reused."
 )
-
-
-def explanations() -> list[Block]:
-    """Explain the columns of a matrix."""
-    return [Heading("Legend", 3), Items(_DEFINITIONS)]
 
 
 def _label(cell: MatrixCell) -> str:

@@ -43,24 +43,16 @@ from actordbg.replay.supervise import Progress, load_spec, run_replay
 from actordbg.store.layout import Store, read_with_owner
 
 
-@dataclass(frozen=True)
-class MatrixEvent:
-    """Progress of a cell. kind: "cell" (it starts), "input" (an input has a result), "load" (its workers restart), "done";
-    "truth" (its comparison starts), "truth input", "judged"; "doing" (its current activity). `text`: details in words.
-    """
-
-    kind: str
-    cell: MatrixCell
-    text: str = ""
-
-
 @dataclass
 class Surroundings:
-    """The environment of a matrix: facts of this machine, the record that decides open settings, and the callbacks."""
+    """The environment of a matrix: facts of this machine, the record that decides open settings, and the callbacks.
+
+    on_progress: called with what a cell does, in words, and the steps done (`steps_left`).
+    """
 
     defaults: DumpRecord | None
     facts: Facts = field(default_factory=gather_facts)
-    on_event: Callable[[MatrixEvent], None] = lambda event: None
+    on_progress: Callable[[str, int], None] = lambda words, steps: None
     on_tick: Callable[[], None] = lambda: None
     warm: WarmGroups = field(default_factory=WarmGroups)
 
@@ -164,6 +156,11 @@ def run_matrix(
         env.on_tick()
 
 
+def steps_left(record: MatrixRecord) -> int:
+    """Count the steps that running the matrix takes: each open cell's inputs, plus its comparison with the truth."""
+    return (len(record.dump_ids) + bool(record.options.get("oracle"))) * sum(cell.open for cell in record.cells)
+
+
 class MatrixRun(Campaign[MatrixRecord]):
     """Runs or continues a matrix."""
 
@@ -221,7 +218,7 @@ class MatrixRun(Campaign[MatrixRecord]):
                 finally:
                     self._judging.release()
 
-        tell = replace(env, on_event=lambda event: runners.tell(partial(env.on_event, event)), on_tick=runners.tick)
+        tell = replace(env, on_progress=lambda *progress: runners.tell(partial(env.on_progress, *progress)), on_tick=runners.tick)
         runners.run(self._trials(todo, tell), work, tick)
 
     def _run_cell(self, index: int, env: Surroundings) -> None:
@@ -230,15 +227,23 @@ class MatrixRun(Campaign[MatrixRecord]):
             spec = self._spec(cell)
         except UsageError as error:  # --align rank, and no call has a dump of each of this many ranks
             cell = replace(cell, status=UNAVAILABLE, reason=with_way_out(error.message, (error.hint,)))
-            self.put(cell)
-            env.on_event(MatrixEvent("done", cell))
+            self._close_cell(cell, env, dumps)
             return
         cell = replace(cell, replay_id=spec.replay_id)
         self.put(cell)
-        env.on_event(MatrixEvent("cell", cell))
+        _tell(env, cell, "")
         problem: ActordbgError | None = None
+        told: list[str] = []
+
+        def hear(event: Progress) -> None:
+            if event.kind == "result":
+                told.append(event.text)
+                _tell(env, cell, event.text.replace("passed", ""), 1)
+            elif event.kind != "attempt" or event.text:
+                _tell(env, cell, f"restarting: {event.text}" if event.kind == "attempt" else event.text)
+
         try:
-            run_replay(self.store, spec, partial(_tell, env, cell, "input"), on_tick=env.on_tick, warm=env.warm)
+            run_replay(self.store, spec, hear, on_tick=env.on_tick, warm=env.warm)
         except MachineFault:
             raise
         except ActordbgError as error:
@@ -247,8 +252,12 @@ class MatrixRun(Campaign[MatrixRecord]):
         cell = finished(self.store, cell, spec, by_replay, problem)
         if (left_out := dumps - len(spec.inputs)) and cell.status == PASSED:
             cell = replace(cell, reason=f"{left_out} of {dumps} dumps skipped: incomplete calls")
+        self._close_cell(cell, env, dumps - len(told))
+
+    def _close_cell(self, cell: MatrixCell, env: Surroundings, unheard: int) -> None:
+        """Keep a cell that has run. unheard: its inputs without a result, whose steps are skipped."""
         self.put(cell)
-        env.on_event(MatrixEvent("done", cell))
+        _tell(env, cell, cell.status, unheard + (bool(self.record.options.get("oracle")) and cell.status != PASSED))
 
     def _spec(self, cell: MatrixCell) -> ReplaySpec:
         """Load the spec of the cell's replay if it has begun, else plan a new replay."""
@@ -271,18 +280,13 @@ class MatrixRun(Campaign[MatrixRecord]):
         with contextlib.nullcontext(env.warm) if env.warm.reopen else WarmGroups() as warm:
             for cell in (self.record.cells[index] for index in indices):
                 if dtype and cell.status == PASSED and cell.verdict is None:
-                    env.on_event(MatrixEvent("truth", cell))
-                    on_event = partial(_tell, env, cell, "truth input")
-                    cell, truth = judged(self.store, cell, dtype, power, on_event=on_event, on_tick=env.on_tick, warm=warm)
+                    hear = partial(_tell, env, cell, "comparing with the truth")
+                    hear()
+                    callbacks = {"on_event": lambda event, hear=hear: hear(), "on_tick": env.on_tick, "warm": warm}
+                    cell, truth = judged(self.store, cell, dtype, power, **callbacks)
                     self.put(cell, truth_id=self.record.truth_id or truth)
-                    env.on_event(MatrixEvent("judged", cell))
+                    _tell(env, cell, str(cell.verdict), 1)
 
 
-def _tell(env: Surroundings, cell: MatrixCell, kind: str, event: Progress) -> None:
-    if event.kind == "result":
-        env.on_event(MatrixEvent(kind, cell, event.text))
-    elif event.kind == "attempt" and event.text:
-        env.on_event(MatrixEvent("load", cell, f"restarting: {event.text}"))
-    elif event.kind in ("start", "leaving"):
-        computing = "the truth of " if kind == "truth input" and event.kind == "start" else ""
-        env.on_event(MatrixEvent("doing", cell, computing + event.text))
+def _tell(env: Surroundings, cell: MatrixCell, words: str, steps: int = 0) -> None:
+    env.on_progress(f"#{cell.index} {cell.name}" + f": {words[:80]}" * bool(words), steps)

@@ -23,17 +23,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from actordbg.base.errors import ActordbgError, GroupsLost, MachineFault, StoreProblem
+from actordbg.base.errors import ActordbgError, GroupsLost, MachineFault, StoreProblem, Unsupported
 from actordbg.base.owners import Owner
 from actordbg.base.units import resolve
 from actordbg.campaign import checkpoints
 from actordbg.campaign.runner import Campaign, Trial, run_trials
-from actordbg.campaign.train_document import OWN
 from actordbg.campaign.train_engine import CHECKPOINTS, MODULE, STEP, TRAINING, step_of
-from actordbg.campaign.train_plan import run_sft, schedule
-from actordbg.config.choices import gather_facts
+from actordbg.campaign.train_plan import schedule
+from actordbg.config.choices import installed_versions
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import is_plain_name, now_timestamp
 from actordbg.formats.store_files import atomic_write, make_folder
@@ -43,7 +41,6 @@ from actordbg.records.matrix_record import (
     BROKEN,
     NOISE,
     OPEN,
-    SFT,
     TRAINED,
     TrainCell,
     TrainCheckRecord,
@@ -56,7 +53,8 @@ from actordbg.store.layout import Store, read_with_owner
 
 CHECK = "check.json"
 STORAGE, WENT_ON = "storage", "continued"
-"""Keys of the record's options: folder and interval of checkpoints; the steps after which a cell continued from a checkpoint."""
+"""Keys of the record's options: folder, interval and package versions of the checkpoints; and, by cell, the steps after which it
+continued from one."""
 FAILURES_HERE = 3
 """How often a cell's group may be lost on this machine. On a cluster `--max-failures` covers all cells together."""
 OnEvent = Callable[[TrainCell, str], None]
@@ -110,27 +108,21 @@ class TrainRun(Campaign[TrainCheckRecord]):
         self.warm.close(at_once=not complete)
 
     def _run_cell(self, cell: TrainCell, warm: WarmGroups) -> None:
-        own, began = cell.role in OWN, time.monotonic()
-        cell = replace(cell, folder=None, reason="") if own else self._next_attempt(cell)
+        began, cell = time.monotonic(), self._next_attempt(cell)
         for _ in range(len(cell.steps) * self.record.batch):
             self.on_event(cell, "micro-batch")
         self.put(cell)
         self.on_event(cell, "starts")
-        if own:
-            cell = run_sft(cell, self.record, log_of(self.record, cell), partial(self.on_event, cell, "micro-batch"))
-        else:
-            cell = self._train(cell)
-            cell = replace(cell, steps=self._steps_so_far(cell))
-            if cell.status == TRAINED and len(cell.steps) < self.record.steps:
-                reason = f"only {len(cell.steps)} of {self.record.steps} steps have figures"
-                cell = replace(cell, status=BROKEN, reason=reason)
-        cell = replace(cell, seconds=time.monotonic() - began)
+        cell = self._train(cell)
+        cell = replace(cell, steps=self._steps_so_far(cell), seconds=time.monotonic() - began)
+        if cell.status == TRAINED and len(cell.steps) < self.record.steps:
+            reason = f"only {len(cell.steps)} of {self.record.steps} steps have figures"
+            cell = replace(cell, status=BROKEN, reason=reason)
         self.put(cell)
         self.on_event(cell, "done")
-        if not own:
-            write_trainer_log(cell, self.record)
-            if (storage := self._storage(cell)) is not None:
-                checkpoints.remove_all(storage)
+        write_trainer_log(cell, self.record)
+        if (storage := self._storage(cell)) is not None:
+            checkpoints.remove_all(storage)
 
     def _train(self, cell: TrainCell) -> TrainCell:
         """Run attempts until the cell ends; return it after its last attempt, with status, reason and optimizer."""
@@ -162,7 +154,9 @@ class TrainRun(Campaign[TrainCheckRecord]):
         storage, steps = self._storage(cell), self._steps_so_far(cell)
         checkpoint = None
         if storage is not None:
-            checkpoint = checkpoints.newest(storage, self._belongs(cell), len(steps))
+            checkpoint = checkpoints.newest(storage, len(steps))
+            if checkpoint is not None:
+                self._require_same_versions(checkpoint.folder)
             checkpoints.clear(storage, checkpoint)
         self._resumes[cell.index] = str(checkpoint.folder) if checkpoint else None
         names = (f"cell-{cell.index}.{attempt}" for attempt in itertools.count(1))
@@ -182,9 +176,14 @@ class TrainRun(Campaign[TrainCheckRecord]):
         """Return the folder of the cell's checkpoints; None without --storage."""
         return self._storage_root and self._storage_root / self.record.check_id / f"cell-{cell.index}"
 
-    def _belongs(self, cell: TrainCell) -> dict[str, Any]:
-        whole = self._work(replace(cell, steps=()))
-        return checkpoints.belongs_to(self.record.check_id, cell.index, whole, self.record.training, gather_facts().versions)
+    def _require_same_versions(self, checkpoint: Path) -> None:
+        """Raise Unsupported if other versions of the packages wrote the checkpoint: the figures would not be one training's."""
+        was, are = self.record.options[STORAGE]["versions"], installed_versions()
+        changed = sorted(name for name in {*was, *are} if was.get(name) != are.get(name))
+        if changed:
+            told = "; ".join(f"{name} was {was.get(name, 'none')}, and is {are.get(name, 'none')}" for name in changed)
+            hint = f"use the same installation as before, or remove {checkpoint.parent} to start the configuration from step 1"
+            raise Unsupported(f"cannot resume from checkpoint {checkpoint}: {told}", hint=hint)
 
     def _spec(self, cell: TrainCell) -> ReplaySpec:
         """Write the cell's training.json, and return the spec that its workers run."""
@@ -200,7 +199,6 @@ class TrainRun(Campaign[TrainCheckRecord]):
                 "steps": self.record.steps,
                 "attempt": int(folder.suffix[1:]),
                 "resume": self._resumes.get(cell.index),
-                "belongs": self._belongs(cell),
             }
         atomic_write(folder / TRAINING, json.dumps(training).encode())
         return spec
@@ -234,8 +232,8 @@ def folder_of(store: Store, check_id: str) -> Path:
 
 
 def log_of(record: TrainCheckRecord, cell: TrainCell) -> Path:
-    """Return the path of a cell's log. Logs of the trainer's own program are in `sft/`, since their names are equal."""
-    return Path(record.log_dir) / ("sft" if cell.role in OWN else "") / cell.log_name
+    """Return the path of a cell's log."""
+    return Path(record.log_dir) / cell.log_name
 
 
 def write_trainer_log(cell: TrainCell, record: TrainCheckRecord) -> None:
@@ -287,9 +285,7 @@ def steps_of(folder: Path, batch: int) -> list[TrainStep]:
 
 
 def _home(cell: TrainCell) -> tuple[object, ...]:
-    """Return the key of cells that can share processes. The trainer's own program shares with none and runs last."""
-    if cell.role in OWN:
-        return (SFT,)
+    """Return the key of cells that can share processes."""
     return cell.config["backend"], cell.config["nproc"], cell.config["dist_backend"]
 
 

@@ -9,8 +9,7 @@ training *diverges* at the first step where a figure differs from the baseline b
 more than LEAST of its dtype. The noise floor is the largest difference up to that step between the baseline and the plain Actor
 in the same dtype with its sums reordered.
 
-The figure that diverges first suggests the cause: `looks_like`. The trainer's own program reports only losses, so the test
-suite's criteria judge it, against the same program on one process.
+The figure that diverges first suggests the cause: `looks_like`.
 """
 
 from __future__ import annotations
@@ -45,8 +44,6 @@ from actordbg.records.matrix_record import (
     IMPOSSIBLE,
     NOISE,
     OPEN,
-    SFT,
-    SFT_BASELINE,
     TRAINED,
     TrainCell,
     TrainCheckRecord,
@@ -60,11 +57,6 @@ LEAST = {"fp32": 1e-5, "bf16": 2**-7, "fp16": 2**-10}
 FACTOR = 4.0
 AGREES, DIVERGES, NO_FALL, FAR = "agrees", "DIVERGES", "loss not falling", "loss too far"
 YES, NO, UNKNOWN = "yes", "no", "?"
-OWN = (SFT, SFT_BASELINE)
-"""Roles of the cells that the trainer's own program trains."""
-ROUND = "round"
-"""Key of the options of the trainer's own program: the number of steps after which its rows repeat."""
-_THREE_DIGITS = 0.005
 
 
 @dataclass(frozen=True)
@@ -107,8 +99,8 @@ Judged = list[tuple[TrainCell, CellVerdict]]
 
 def verdicts(record: TrainCheckRecord) -> list[CellVerdict]:
     """Judge every cell, in order; the verdicts of the baseline and noise cells do not count."""
-    baseline, alone = trained(record, BASELINE), trained(record, SFT_BASELINE)
-    return [_verdict(record, cell, alone if cell.role in OWN else baseline) for cell in record.cells]
+    baseline = trained(record, BASELINE)
+    return [_verdict(record, cell, baseline) for cell in record.cells]
 
 
 def trained(record: TrainCheckRecord, role: str) -> TrainCell | None:
@@ -119,7 +111,7 @@ def trained(record: TrainCheckRecord, role: str) -> TrainCell | None:
 def requested_of(record: TrainCheckRecord) -> Judged:
     """Return the requested cells with their verdicts."""
     pairs = zip(record.cells, verdicts(record), strict=True)
-    return [(cell, verdict) for cell, verdict in pairs if cell.role in (ASKED, SFT)]
+    return [(cell, verdict) for cell, verdict in pairs if cell.role == ASKED]
 
 
 def is_good(record: TrainCheckRecord) -> bool:
@@ -131,20 +123,18 @@ def is_good(record: TrainCheckRecord) -> bool:
 def _verdict(record: TrainCheckRecord, cell: TrainCell, baseline: TrainCell | None) -> CellVerdict:
     if cell.status != TRAINED:
         return CellVerdict(cell.index, cell.status, NO)
-    own = cell.role in OWN
-    period = (record.options.get(SFT) or {}).get(ROUND) or 0 if own else steps_of_round(len(record.dump_ids), record.batch)
     ours = _losses(cell)
-    falls = falling(ours, period, _THREE_DIGITS if own else 0.0)
+    falls = falling(ours, steps_of_round(len(record.dump_ids), record.batch))
     if baseline is None:
         return CellVerdict(cell.index, "not checked", YES, falls)
-    gaps = {figure: gaps_of(cell, baseline, figure) for figure in FIGURES[: 1 if own else 3]}
+    gaps = {figure: gaps_of(cell, baseline, figure) for figure in FIGURES}
     largest = {figure: max(filter(math.isfinite, series), default=None) for figure, series in gaps.items()}
     # the test suite's third criterion
     losses = zip(*([values[0], fmean(values), values[-1]] for values in (ours, _losses(baseline))), strict=True)
     within = YES if all(relative(a, b) < record.threshold for a, b in losses) else NO
-    parting = _divergence(gaps, record, cell, baseline) if cell.role == ASKED else None
-    word = cell.role.rpartition(" ")[2]
-    if cell.role in (ASKED, SFT):
+    parting, word = None, cell.role
+    if cell.role == ASKED:
+        parting = _divergence(gaps, record, cell, baseline)
         word = DIVERGES if parting else FAR if within == NO else NO_FALL if falls == NO else AGREES
     return CellVerdict(cell.index, word, YES, falls, within, largest, parting)
 
@@ -168,17 +158,16 @@ def steps_of_round(inputs: int, batch: int) -> int:
     return inputs // math.gcd(inputs, batch)
 
 
-def falling(losses: Sequence[float], period: int, rounding: float) -> str:
+def falling(losses: Sequence[float], period: int) -> str:
     """Decide whether the loss falls: yes, no or "?".
 
-    Compares the first with the last whole round over the same inputs; a relative change below `rounding` is "?". If no round
-    repeats, decides by the trend.
+    Compares the first with the last whole round over the same inputs. If no round repeats, decides by the trend.
     """
     if not 0 < 2 * period <= len(losses):
         return {FALLS: YES, RISES: NO}.get(trend(losses).word, UNKNOWN)
     end = len(losses) - len(losses) % period
     first, last = math.fsum(losses[:period]), math.fsum(losses[end - period : end])
-    return UNKNOWN if relative(first, last) < rounding else YES if last < first else NO
+    return YES if last < first else NO
 
 
 def _divergence(
@@ -240,8 +229,6 @@ def train_document(record: TrainCheckRecord, logs: Mapping[int, str]) -> list[Bl
         "from the baseline (the plain Actor in fp32) of loss, gradient norm and update norm. diverges: the first step where any "
         f"of them exceeds {LEAST[record.dtype]:.2g} and {FACTOR:g} times the difference of the plain Actor with sums reordered. "
         f"loss too far: first, mean or last loss differs by {record.threshold:g} or more."
-        + " train_sft: the trainer's own program over rows of text, compared with itself on one process."
-        * any(cell.role == SFT for cell in record.cells)
     )
     impossible = _names_by([(cell.reason, cell) for cell in record.cells if cell.status == IMPOSSIBLE])
     sections = {
@@ -273,7 +260,7 @@ def _row(cell: TrainCell, verdict: CellVerdict) -> tuple[str, ...]:
 
 def _counted(record: TrainCheckRecord, requested: Judged) -> str:
     """Count the configurations per verdict, with the steps and inputs of the check."""
-    words, own = ([verdict.word for cell, verdict in requested if cell.role == role] for role in (ASKED, SFT))
+    words = [verdict.word for _, verdict in requested]
     least = 2 * steps_of_round(len(record.dump_ids), record.batch)
     falls = "its change is within step-to-step noise; use more --steps, or a larger --lr"
     if least > record.steps:
@@ -284,7 +271,6 @@ def _counted(record: TrainCheckRecord, requested: Judged) -> str:
         f"{plural(len(words), 'configuration')}, {plural(record.steps, 'step')}, {record.batch} micro-batches in each, over "
         f"{plural(len(record.dump_ids), 'input')}: {_in_words(words)}."
         + f" Whether the loss falls was not checked: {falls}." * unknown
-        + f" train_sft: {_in_words(own)}." * bool(own)
         + f" The check is {state}." * (state != "complete")
     )
 
@@ -349,8 +335,8 @@ def train_banner(record: TrainCheckRecord, requested: Judged, counted: str) -> B
 
 
 def train_charts(record: TrainCheckRecord) -> list[Chart]:
-    """Chart the losses, and each figure's distance from the baseline; without the trainer's own program, which has other rows."""
-    drawn = [cell for cell in record.cells if cell.status == TRAINED and cell.role in (BASELINE, NOISE, ASKED)]
+    """Chart the losses, and each figure's distance from the baseline."""
+    drawn = [cell for cell in record.cells if cell.status == TRAINED]
     losses = {cell.name: [(step.step, number_of(step.loss)) for step in cell.steps] for cell in drawn}
     made = [values_chart("Losses", "loss", losses)]
     if (baseline := trained(record, BASELINE)) is not None:

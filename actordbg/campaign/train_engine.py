@@ -24,6 +24,7 @@ from actordbg.campaign import checkpoints
 from actordbg.formats.store_files import read_regular
 from actordbg.records.journal import read_results
 from actordbg.records.replay_record import FAILED, PASSED, ReplayInput, ReplaySpec
+from actordbg.replay.actor_engine import ActorEngine
 from actordbg.replay.selection import defaults_of
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 TRAINING = "training.json"
 CHECKPOINTS = "checkpoints"
-"""Key in `training.json`: folder and interval of checkpoints, what they belong to, and the checkpoint to continue from."""
+"""Key in `training.json`: folder and interval of checkpoints, and the checkpoint to continue from."""
 STEP = "step"
 """Key in a result's `extra`: gradient norm, update norm and learning rate of the step that the input completed."""
 MODULE = "actordbg.campaign.train_engine"
@@ -51,29 +52,20 @@ def step_of(name: str) -> int:
     return int(match[1]) if match else 0
 
 
-class TrainEngine:
+class TrainEngine(ActorEngine):
     """Runs micro-batches through a `TrainingSession`. `actordbg.replay.worker.Engine` documents each method."""
 
-    out_of_step = ""
     tainted = False
     """After a failure in the middle of a step, the weights cannot be trusted."""
 
+    _session: TrainingSession
+    _training: Training
+    _done = 0
+    _checkpoints: Any = None
+
     def __init__(self, folder: Path, spec: ReplaySpec, rank: int) -> None:
-        self.folder, self.spec, self.rank = folder, spec, rank
-        self._resources = contextlib.ExitStack()
-        self._session: TrainingSession
-        self._training: Training
-        self._done = 0
-        self._checkpoints: Any = None
-
-    @property
-    def root(self) -> Path:
-        """The store."""
-        return self.folder.parents[2]
-
-    @property
-    def collective(self) -> bool:
-        return self._session.is_collective
+        super().__init__(folder, spec, rank)
+        self.root = folder.parents[2]  # of store/trainchecks/<id>/<cell>
 
     def open(self) -> dict[str, Any]:
         from actordbg.actor.backends.training import Training
@@ -109,27 +101,13 @@ class TrainEngine:
         config = self._checkpoints
         if config is None or step % config["every"] or step >= config["steps"]:
             return
-        folder = checkpoints.generation(Path(config["folder"]), step, config["attempt"])
-
-        def mark(whole: bool) -> None:
-            if whole:
-                checkpoints.complete(folder, step, config["belongs"])
-            else:
-                checkpoints.open_folder(folder)
-                (folder / checkpoints.CHECKPOINT).unlink(missing_ok=True)
-
-        self._session.save_training(folder, mark)
+        self._session.save_training(checkpoints.generation(Path(config["folder"]), step, config["attempt"]))
 
     def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
         """Switch to another configuration and its initial weights in this process, which saves the imports."""
         self._resources.close()
         self.folder, self.spec = folder, spec
         return self.open()
-
-    def load(self, item: ReplayInput) -> Dump:
-        from actordbg.store import payload
-
-        return payload.load(self.root / item.path)
 
     def run(
         self, item: ReplayInput, loaded: Dump, *, recorded: bool, on_law: Callable[[str], None] | None = None
@@ -152,9 +130,6 @@ class TrainEngine:
                 self._save(step_of(item.dump_id))
             self.tainted = False
         return fields
-
-    def close(self) -> None:
-        self._resources.close()
 
 
 if __name__ == "__main__":

@@ -1,58 +1,29 @@
-"""Plan a training check: cells from options, micro-batches from dumps, and runs of the trainer's own program.
+"""Plan a training check: cells from options, and micro-batches from dumps.
 
 Every cell runs the same `batch` micro-batches in each step. `batch` is a multiple of every cell's number of lanes; a cell with
 fewer lanes accumulates more. Inputs are used in order, then again from the first.
 
 Two cells are added. The *baseline* is the plain Actor in fp32, on the weights rounded to the dtype. *Noise* is the plain Actor
 with each step's micro-batches in reverse order: it measures the effect of summation order.
-
-`train-check --trainer sft` adds the trainer's own supervised training under the same configurations, judged by its log. That
-program cannot read recorded calls: it trains on rows of text, from `--dataset` or synthetic, and prints a loss with three digits.
-So it is compared with itself on one process, over the same rows in the same steps, by the test suite's three criteria: it
-completes, its loss falls, and first, mean and last loss are within the threshold. It supports bf16 and fp16; an fp32 check runs
-it in bf16. Every cell has the same rows in a step and the same number of micro-batches: with fewer lanes they are larger. A cell
-that this release of the trainer cannot train says why (`sft_cells`, `run_sft`).
 """
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import math
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from actordbg.base.errors import LaunchProblem, StoreProblem, UsageError, machine_fault
+from actordbg.base.errors import UsageError
 from actordbg.campaign.cells import Axes, Combination, combinations, make_cells
-from actordbg.campaign.train_document import ROUND, steps_of_round
+from actordbg.campaign.train_document import steps_of_round
 from actordbg.campaign.train_engine import input_id
 from actordbg.config.choices import Facts
-from actordbg.config.replay_config import LAUNCHERS, TINY, ReplayConfig
+from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.config.sources import FSDP_OFF
-from actordbg.demo.demo_training import build_assets, start_job
 from actordbg.formats.dump_record import DumpRecord
-from actordbg.formats.store_files import make_folder, read_regular
-from actordbg.measure.log_lines import BAR, read_log
-from actordbg.records.matrix_record import (
-    ASKED,
-    BASELINE,
-    BROKEN,
-    IMPOSSIBLE,
-    NOISE,
-    OPEN,
-    SFT,
-    SFT_BASELINE,
-    TRAINED,
-    TrainCell,
-    TrainCheckRecord,
-    TrainStep,
-)
+from actordbg.records.matrix_record import ASKED, BASELINE, NOISE, TrainCell
 from actordbg.records.replay_record import ReplayInput
-from actordbg.replay.launch import free_port
-from actordbg.trainers.trainer import TRAINER, SftOrder
 
 SUITE_CONFIGURATIONS: tuple[dict[str, Any], ...] = (
     {"backend": "plain"},
@@ -173,7 +144,7 @@ def schedule(inputs: Sequence[ReplayInput], steps: int, batch: int, *, reverse: 
 
 # Environment variables of the trainer's backend test suite, which `read_names` reads
 NUMBERS = {"NUM_GPUS": "nproc", "MAX_SAMPLES": "max_inputs", "TP_SIZE": "tp", "RING_SIZE": "ring", "MAX_LEN": "max_len"}
-TEXTS = {"MODEL": "model", "LOG_DIR": "log_dir", "DATASET": "dataset"}
+TEXTS = {"MODEL": "model", "LOG_DIR": "log_dir"}
 Skip = tuple[str, bool | None, bool | None]
 """A backend, and whether tp and ring exceed 1; None: either."""
 SKIPS: dict[str, Skip] = {
@@ -185,10 +156,11 @@ SKIPS: dict[str, Skip] = {
     FSDP_OFF: ("fsdp2", None, None),
 }
 """What each variable skips, if it is 1."""
-IDLE = {"OUTPUT_DIR": "no checkpoint outlives a check (--log-dir is for logs)"}
+IDLE = {
+    "OUTPUT_DIR": "no checkpoint outlives a check (--log-dir is for logs)",
+    "DATASET": "inputs come from the store (--store, --where)",
+}
 """Variables that are accepted and have no effect, and why."""
-WITHOUT_ROWS = {"DATASET": "inputs come from the store (--store, --where); --trainer sft takes it"}
-"""Further such variables, unless the trainer's own program runs on rows of text."""
 
 
 @dataclass(frozen=True)
@@ -204,19 +176,15 @@ class AncestorNames:
     idle: dict[str, str]
 
 
-def read_names(environment: Mapping[str, str], given: set[str], *, trains_on_rows: bool = False) -> AncestorNames:
-    """Read the test suite's variables; the options in `given` take precedence. UsageError for an invalid number.
-
-    trains_on_rows: whether the trainer's own program also runs.
-    """
-    ignored = IDLE if trains_on_rows else IDLE | WITHOUT_ROWS
+def read_names(environment: Mapping[str, str], given: set[str]) -> AncestorNames:
+    """Read the test suite's variables; the options in `given` take precedence. UsageError for an invalid number."""
     result = AncestorNames({}, [], {}, {})
     for name in (*NUMBERS, *TEXTS, *SKIPS, *IDLE):
         ours, text = NUMBERS.get(name) or TEXTS.get(name), environment.get(name)
         if not text:
             continue
-        if name in ignored:
-            result.idle[name] = ignored[name]
+        if name in IDLE:
+            result.idle[name] = IDLE[name]
         elif ours in given:
             result.idle[name] = f"--{str(ours).replace('_', '-')} was given"
         elif ours is None and text != "1":
@@ -232,121 +200,3 @@ def read_names(environment: Mapping[str, str], given: set[str], *, trains_on_row
             else:
                 raise UsageError(f"{name}={text!r:.40} is not a number of 1 or more", hint=f"unset {name}, or use the flag")
     return result
-
-
-ROWS = 2
-"""Rows per micro-batch, in the cell with the most lanes."""
-KEYS = (("prompt", "answer"), ("question", "response"), ("instruction", "output"), ("input", "output"))
-"""Pairs of columns, prompt and answer, that a data set may have."""
-_PROGRAM = "sft"
-_SYNTHETIC_LENGTH, _DATASET_LENGTH = 256, 2048
-
-
-def sft_cells(configs: Sequence[ReplayConfig], base: ReplayConfig, first: int) -> list[TrainCell]:
-    """Make a cell per sharding configuration, after their one-process baseline, whose index is `first`."""
-    alone = replace(base, backend="deepspeed", zero_stage=2, nproc=1, tp=1, ring=1, packing=None, dist_backend=None)
-    sharded = [config for config in configs if config.backend != "plain"]
-    missing = [name for name in TRAINER.programs[_PROGRAM].needs if importlib.util.find_spec(name) is None]
-    cells: list[TrainCell] = []
-    for config in (alone, *sharded):
-        role = SFT_BASELINE if config is alone else SFT
-        name = f"train_sft, {'1 process' if config is alone else name_of_cell(config)}"
-        log = "one_process_test.log" if config is alone else log_name(config, sharded)
-        lacks = TRAINER.sft_lacks(config.backend)
-        if not _has_whole_groups(config):
-            lacks = f"{config.nproc} processes do not divide into groups of {config.tp * config.ring}"
-        lacks = lacks or (f"train_sft needs {', '.join(missing)}" if missing else "")
-        status = IMPOSSIBLE if lacks else OPEN
-        cells.append(TrainCell(first + len(cells), name, role, config.to_dict(), log, status, lacks))
-    if not any(cell.status == OPEN for cell in cells[1:]):
-        cells[0] = replace(cells[0], status=IMPOSSIBLE, reason="there is no configuration to compare it with")
-    return cells
-
-
-def run_sft(cell: TrainCell, record: TrainCheckRecord, log: Path, on_step: Callable[[], None]) -> TrainCell:
-    """Train the cell; return it with status, reason and the loss of each step. `on_step` is called after each step.
-
-    No process and no checkpoint is left behind.
-    """
-    program = TRAINER.programs[_PROGRAM]
-    try:
-        make_folder(log.parent)
-    except OSError as error:
-        raise StoreProblem(f"cannot write {log}: {error.strerror}", hint="name another folder with --log-dir") from None
-    reason = ""
-    with tempfile.TemporaryDirectory(prefix="actordbg-sft-") as name:
-        order = _sft_order(cell, record, Path(name))
-        command = TRAINER.sft_command(order, Path(name) / "checkpoint", free_port())
-        try:
-            with start_job(program, command, Path(name), log) as job:
-                limit = 600 + record.steps * float(cell.config["timeout_s"])
-                job.wait(lambda progress: on_step() if progress.phase == "step" else None, timeout=limit)
-        except LaunchProblem as error:
-            reason = f"{error.message}{_last_error(log)}"
-            if fault := machine_fault(LaunchProblem(reason), log.parent):
-                raise fault from None
-    steps = steps_of_log(log, record.steps)
-    if not reason and len(steps) < record.steps:
-        reason = f"its log has {len(steps)} of {record.steps} steps"
-    return replace(cell, status=BROKEN if reason else TRAINED, reason=reason, steps=steps)
-
-
-def keys_of(data: Path) -> tuple[str, str]:
-    """Return the names of the prompt and answer columns of a JSONL file. Raises UsageError for any other file."""
-    try:
-        with data.open(encoding="utf-8") as file:
-            row = json.loads(file.readline())
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"--dataset {data} is not a JSONL file: {error}", hint="use a file with a JSON object in each line"
-        ) from None
-    matches = [pair for pair in KEYS if isinstance(row, dict) and all(isinstance(row.get(key), str) for key in pair)]
-    if not matches:
-        known = "; ".join(" and ".join(pair) for pair in KEYS)
-        raise UsageError(f"--dataset {data}: its first row has no known pair of texts", hint=f"use one of: {known}")
-    return matches[0]
-
-
-def _sft_order(cell: TrainCell, record: TrainCheckRecord, folder: Path) -> SftOrder:
-    """Choose rows and sizes such that every cell of the check has the same rows in each step."""
-    config, options, training = ReplayConfig.from_dict(cell.config), record.options[SFT], record.training
-    sharded = [ReplayConfig.from_dict(other.config) for other in record.cells if other.role == SFT and other.status != IMPOSSIBLE]
-    rows_at_once = ROWS * math.lcm(*(shared.lanes for shared in sharded))
-    batch = rows_at_once * int(options["accumulation"])
-    if options["data"] is None:
-        synthetic_rows = batch * (options.get(ROUND) or record.steps)
-        assets = build_assets(folder, prompts=1, conversations=synthetic_rows)
-        data, rows, longest, keys = assets.conversations, synthetic_rows, _SYNTHETIC_LENGTH, KEYS[0]
-        model = assets.model if config.model == TINY else Path(config.model)
-    else:
-        data, model, longest = Path(options["data"]), Path(config.model), _DATASET_LENGTH
-        keys, rows = keys_of(data), min(batch * record.steps, _lines(data))
-        model = build_assets(folder, prompts=1, conversations=1).model if config.model == TINY else model
-    return SftOrder(
-        model, data, keys, config.nproc, config.zero_stage, config.tp, config.ring, options["dtype"], options["attn"], batch,
-        rows_at_once // config.lanes, rows, math.ceil(batch * record.steps / rows), options["max_len"] or longest,
-        training["lr"], training["weight_decay"], training["max_norm"], seed=42,
-        gradient_checkpointing=bool(training.get("gradient_checkpointing")),
-    )  # fmt: skip
-
-
-def _last_error(log: Path) -> str:
-    """Return the last error line of the program's log, skipping the launcher's lines, which begin with a timestamp."""
-    lines = read_regular(log).decode(errors="replace").splitlines()
-    errors = [line.strip() for line in lines if "rror" in line and not line.startswith("[")]
-    return f": {errors[-1]}"[:400] if errors else ""
-
-
-def _lines(data: Path) -> int:
-    with data.open("rb") as file:
-        return sum(1 for line in file if line.strip())
-
-
-def steps_of_log(log: Path, count: int) -> tuple[TrainStep, ...]:
-    """Read the loss of each step: the mean over its micro-batches, for releases that print a loss per micro-batch."""
-    series = read_log(str(log)).series.get(TRAINER.losses[0], {}).get(BAR)
-    values = list(series.points.values()) if series else []
-    each = max(1, len(values) // count)
-    whole = [values[at : at + each] for at in range(0, len(values) - each + 1, each)]
-    losses = [math.fsum(step) / each if all(map(math.isfinite, step)) else None for step in whole[:count]]
-    return tuple(TrainStep(step, loss, None, None) for step, loss in enumerate(losses, 1))

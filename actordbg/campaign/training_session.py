@@ -7,7 +7,6 @@ unless the record says otherwise. After a failure the weights are undefined, so 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -17,8 +16,9 @@ from actordbg.actor import randomness
 from actordbg.actor.backends.backend import Place, set_seed
 from actordbg.actor.backends.training import Norms, Training
 from actordbg.actor.model_code import guard, require_consent
-from actordbg.actor.session import ActorSession
+from actordbg.actor.session import ActorSession, loss_of
 from actordbg.base.errors import Unsupported
+from actordbg.campaign.checkpoints import open_folder, unfinished
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.store.payload import Dump
@@ -56,8 +56,7 @@ class TrainingSession(ActorSession):
         randomness.restore(dump, self.device, self.config.seed)
         with torch.enable_grad(), self._autocast(dump.record):
             log_probs, _ = read_result(self.actor(**call.arguments), call.mask)
-        chosen = call.mask.to(log_probs)
-        loss = -(log_probs * chosen).sum() / chosen.sum().clamp(min=1)
+        loss = loss_of(log_probs, call.mask)
         self._backend.accumulate(loss)
         return float(loss.detach()), time.perf_counter() - began
 
@@ -65,16 +64,16 @@ class TrainingSession(ActorSession):
         """Run an optimizer step on the accumulated gradients. Collective: every rank must call it."""
         return self._backend.step()
 
-    def save_training(self, folder: Path, mark: Callable[[bool], None]) -> None:
-        """Write a checkpoint. Rank 0 calls `mark(False)` before any rank writes, and `mark(True)` after all have. Collective."""
-        leads = Place.from_environment().rank == 0
+    def save_training(self, folder: Path) -> None:
+        """Write a checkpoint, whose folder has its name once every rank has written its part. Collective."""
+        leads, begun = Place.from_environment().rank == 0, unfinished(folder)
         if leads:
-            mark(False)
+            open_folder(begun)
         _meet()
-        self._backend.save_training(folder)
+        self._backend.save_training(begun)
         _meet()
         if leads:
-            mark(True)
+            begun.rename(folder)
 
     def load_training(self, folder: Path) -> None:
         """Load a checkpoint to continue from. Collective."""

@@ -16,7 +16,7 @@ Example::
      "every": 1, "max_dumps": null, "ranks": [0, 1], "free_floor_bytes": 5368709120, "triggers": ["nan", "slow:3x"]}
 
 *Triggers* make a call worth keeping after it ran: `dump enable --on nan,exception,slow:3x`. `recorded_call` judges, and
-`docs/how-to/leave-it-armed.md` says what each one means.
+`docs/how-to/catch-a-failure.md` says what each one means.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import math
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -137,16 +136,8 @@ class ExpressionWriter:
         wildcards = sum(pattern.literal.count(char) for char in "%_")
         if len(pattern.literal) > MAX_PATTERN or wildcards > MAX_WILDCARDS:
             raise refusal(f"a `like` pattern may have {MAX_PATTERN} characters, {MAX_WILDCARDS} of them % or _")
-        prefix, *ends = _times_like(pattern.literal) if tested.sql == WHERE_COLUMNS["timestamp"].sql else ("",)
-        tests = [f"{tested.sql} BETWEEN ? AND ?"] if ends else []
-        params = [*ends, *tested.params]
-        if not ends or prefix + "%" != pattern.literal.rstrip("%") + "%" or prefix == pattern.literal:
-            tests.append(f"{_text_of(tested)} LIKE ?")
-            params.append(pattern.literal)
-        sql = f"({' AND '.join(tests)})"
-        if node.args.get("negate"):
-            sql = f"(NOT coalesce({sql}, 0))"
-        return Part(sql, BOOL, params)
+        sql = f"({_text_of(tested)} LIKE ?)"
+        return Part(f"(NOT coalesce({sql}, 0))" if node.args.get("negate") else sql, BOOL, [*tested.params, pattern.literal])
 
     def sign(self, node: Any) -> Part:
         inner = self._numeric(node.this, node)
@@ -279,9 +270,6 @@ _HANDLERS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 """Every allowed kind of node: the method that writes it, and its allowed arguments."""
 
-_BEGINNING = re.compile(r"\d{4}(?:-\d\d(?:-\d\d(?:[Tt]\d\d(?::\d\d)?)?)?)?", re.ASCII)
-_SPANS = {16: timedelta(minutes=1), 13: timedelta(hours=1), 10: timedelta(1), 7: timedelta(31), 4: timedelta(366)}
-"""Longest span of the times that begin with a text of this length."""
 _QUERIES = ("Subquery", "Select", "Exists", "Union")
 
 
@@ -299,22 +287,6 @@ def check_nodes(tree: Expression) -> None:
 def _text_of(part: Part) -> str:
     """Return a part's SQL as a text: a time as records spell it."""
     return f"moment({part.sql})" if part.kind == TIME else part.sql
-
-
-def _times_like(pattern: str) -> tuple[Any, ...]:
-    """Return the year, month, day, hour or minute that a pattern begins with, and its first and last microsecond; else ("",).
-
-    This allows a look-up in the index; formatting each time to compare texts would take most of a microsecond.
-    """
-    text = match[0] if (match := _BEGINNING.match(pattern)) else ""
-    for length, span in _SPANS.items():
-        with contextlib.suppress(ValueError, OverflowError):  # no such day: try its month
-            if length <= len(text):
-                first = datetime.fromisoformat(text[:length].upper() + "0001-01-01T00:00"[length:]).replace(tzinfo=timezone.utc)
-                end = first + span
-                end = end.replace(day=1) if length < 10 else end
-                return text[:length], micros_of(first), micros_of(end.replace(month=1) if length == 4 else end) - 1
-    return ("",)
 
 
 def _require_number(part: Part, node: Any, parent: Any) -> None:

@@ -212,77 +212,6 @@ CREATE TABLE comparison (
     PRIMARY KEY (comparison_id, dump_id)
 );
 
-CREATE TABLE noise_floor (
-    noise_id VARCHAR NOT NULL,  -- its file under noise/
-    created_at VARCHAR NOT NULL,  -- UTC time
-    replay_id VARCHAR NOT NULL,  -- the unchanged run
-    label VARCHAR NOT NULL,  -- the configuration in words
-    dtype VARCHAR,  -- bf16, fp16 or fp32
-    inputs INTEGER NOT NULL,  -- dumps that it was measured on
-    max_abs FLOAT,  -- largest movement of a log-prob, nats
-    p99_abs FLOAT,  -- 99th percentile of the movements, largest over dumps, nats
-    mean_abs FLOAT,  -- mean movement, largest over dumps, nats
-    grad_norm_rel FLOAT,  -- largest relative movement of the gradient norm
-    floor JSON,  -- every figure of the noise floor
-    config JSON,  -- the configuration as requested
-    PRIMARY KEY (noise_id)
-);
-
-CREATE TABLE memory_watch (
-    memory_id VARCHAR NOT NULL,  -- its files under memory/
-    created_at VARCHAR NOT NULL,  -- UTC time of its start
-    finished_at VARCHAR,  -- UTC time of its end; NULL while it runs, or if it was killed
-    kind VARCHAR NOT NULL,  -- replay, run, processes or ray
-    watched VARCHAR NOT NULL,  -- the replay, the run, the pids or the cluster
-    replay_id VARCHAR,  -- the replay; NULL for anything else
-    interval_s FLOAT NOT NULL,  -- seconds between two rounds
-    processes INTEGER NOT NULL,  -- processes that were sampled
-    samples INTEGER NOT NULL,  -- samples over all processes
-    steps INTEGER NOT NULL,  -- most steps of a process; 0 if steps were not counted
-    peak_rss INTEGER,  -- largest RSS of a process
-    peak_uss INTEGER,  -- largest USS of a process
-    peak_cuda_used INTEGER,  -- largest CUDA memory in use of a process
-    growth_per_step FLOAT,  -- fastest growth of a process, bytes per step; NULL if none grows
-    growth_per_second FLOAT,  -- fastest growth of a process, bytes per second, where steps are unknown
-    notes VARCHAR,  -- what could not be sampled, and why
-    PRIMARY KEY (memory_id)
-);
-
-CREATE TABLE matrix (
-    matrix_id VARCHAR NOT NULL,  -- its file under matrices/
-    created_at VARCHAR NOT NULL,  -- UTC time of its start
-    finished_at VARCHAR,  -- UTC time of its end; NULL while it runs, or if it was killed
-    status VARCHAR NOT NULL,  -- running, complete, interrupted or failed
-    inputs INTEGER NOT NULL,  -- dumps that each cell replays
-    loads INTEGER NOT NULL,  -- how often an Actor was built
-    selection VARCHAR,  -- the --where expression that selected them
-    command VARCHAR,  -- the command line
-    truth_id VARCHAR,  -- the replay that computed the truth
-    baseline VARCHAR,  -- the replay or matrix that cells were compared with
-    axes JSON,  -- values by axis
-    PRIMARY KEY (matrix_id)
-);
-
-CREATE TABLE matrix_cell (
-    matrix_id VARCHAR NOT NULL,  -- the matrix
-    cell INTEGER NOT NULL,  -- its number in the matrix, from 0
-    name VARCHAR NOT NULL,  -- the combination in words
-    status VARCHAR NOT NULL,  -- passed, failed, unavailable or not run
-    verdict VARCHAR,  -- against the truth: match, within-noise, mismatch, not-compared; NULL if not requested
-    replay_id VARCHAR,  -- its replay; NULL if nothing was started
-    reason VARCHAR,  -- why it is unavailable, was not run, is wrong, or was only partly checked
-    signature VARCHAR,  -- signature of the first failure
-    max_abs FLOAT,  -- largest difference of a log-prob from the truth, nats
-    load_s FLOAT,  -- seconds to build the Actor; 0 if another cell's was used
-    regressed VARCHAR,  -- what got worse than the baseline; NULL if nothing did
-    settings JSON,  -- the combination by axis
-    laws VARCHAR,  -- verdicts of the laws, in a line; NULL if none was checked
-    violations VARCHAR,  -- laws that failed, and the first change; NULL if none failed
-    excludes JSON,  -- by fault, the smallest size that would have been WRONG
-    PRIMARY KEY (matrix_id, cell),
-    FOREIGN KEY (matrix_id) REFERENCES matrix (matrix_id) ON DELETE CASCADE
-);
-
 CREATE TABLE law_answer (
     replay_id VARCHAR NOT NULL,  -- the replay
     dump_id VARCHAR NOT NULL,  -- the dump
@@ -297,19 +226,6 @@ CREATE TABLE law_answer (
     words VARCHAR,  -- what a failed law means, or why it was not checked
     PRIMARY KEY (replay_id, dump_id, law),
     FOREIGN KEY (replay_id) REFERENCES replay (replay_id) ON DELETE CASCADE
-);
-
-CREATE TABLE patch_event (
-    name VARCHAR NOT NULL,  -- name of the event's file under events/
-    event VARCHAR NOT NULL,  -- patch or unpatch
-    timestamp VARCHAR,  -- UTC time
-    target VARCHAR,  -- path of the file
-    sha256_before VARCHAR,  -- SHA-256 of the file before
-    sha256_after VARCHAR,  -- SHA-256 of the file after
-    python VARCHAR,  -- interpreter whose environment the file belongs to
-    openrlhf_version VARCHAR,  -- version of openrlhf there
-    actordbg_version VARCHAR,  -- version of actordbg that patched or unpatched it
-    PRIMARY KEY (name)
 );
 
 CREATE TABLE damaged_file (
@@ -361,5 +277,5 @@ CREATE INDEX ix_comparison_dump ON comparison (dump_id, created_at);
 
 CREATE INDEX ix_law_answer_dump ON law_answer (dump_id, verdict);
 
-INSERT INTO alembic_version VALUES ('0013');
+INSERT INTO alembic_version VALUES ('0014');
 

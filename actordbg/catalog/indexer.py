@@ -10,7 +10,7 @@
   of a newer format, or an unreadable dump, may become readable later, so its folder is listed again each time.
 * It reads journals of replays from where the last refresh stopped (`record_rows`).
 * It opens only regular files. It also notes links, FIFOs, names that are not text and anything else that is not a file of ours.
-* It reads files of comparisons, noise floors, matrices and memory that are new or were replaced (`sources`).
+* It reads files of comparisons that are new or were replaced (`sources`).
 
 Many processes may refresh at once. Each reads a batch of files and then writes it in one immediate transaction. The first
 batch forgets the folder's noted time and the last batch notes it again. So a refresh that is killed, or overtaken by
@@ -54,7 +54,7 @@ ANALYZE_FROM = 5000
 Progress = Callable[[int, int], None]
 """Called with (dumps read, dumps to read) after each batch."""
 
-FOLDERS = ("dumps", "packs", "replays", "comparisons", "noise", "matrices", "memory", "events")
+FOLDERS = ("dumps", "packs", "replays", "comparisons")
 """The folders that a refresh reads."""
 NO_FOLDER = "it is not a folder"
 
@@ -63,16 +63,14 @@ NO_FOLDER = "it is not a folder"
 class IndexSummary:
     """Summary of a refresh. `damaged` lists every known file that could not be indexed.
 
-    `lab` counts the files of comparisons, noise floors, matrices and memory that were read.
-    `private_catalog`: where the catalog lies, if not in the store.
+    `comparisons` counts their files that were read. `private_catalog`: where the catalog lies, if not in the store.
     """
 
     added: int = 0
     removed: int = 0
     results: int = 0
     replays: int = 0
-    events: int = 0
-    lab: int = 0
+    comparisons: int = 0
     damaged: list[Damaged] = field(default_factory=list)
     skipped_lines: int = 0
     dumps: int = 0
@@ -80,16 +78,15 @@ class IndexSummary:
     private_catalog: str | None = None
 
 
-def refresh(store: Store, rebuild: bool = False, on_progress: Progress | None = None, *, newer_too: bool = False) -> IndexSummary:
+def refresh(store: Store, rebuild: bool = False, on_progress: Progress | None = None) -> IndexSummary:
     """Index what is new in the store; with `rebuild` forget everything first. Safe to run in many processes at once.
 
-    A store whose catalog cannot be written gets a private catalog; with `newer_too`, so does a store whose catalog is newer than
-    this program. Raises StoreProblem or NewerFormat for an invalid store, CatalogProblem for an unusable catalog. Damaged dumps
-    and replays are in the summary; they never raise.
+    A store whose catalog cannot be written gets a private catalog. Raises StoreProblem or NewerFormat for an invalid store,
+    CatalogProblem for an unusable catalog. Damaged dumps and replays are in the summary; they never raise.
     """
     start = time.perf_counter()
     store.require()
-    summary = migrate.with_a_catalog(store, lambda: _refresh(store, rebuild, on_progress), newer_too=newer_too)
+    summary = migrate.with_a_catalog(store, lambda: _refresh(store, rebuild, on_progress))
     summary.private_catalog = str(store.catalog_path) if migrate.is_private(store) else None
     summary.seconds = time.perf_counter() - start
     return summary
@@ -101,16 +98,13 @@ def _refresh(store: Store, rebuild: bool, on_progress: Progress | None) -> Index
     def take_in() -> None:
         _refresh_dumps(store, summary, on_progress)
         _refresh_replays(store, summary)
-        for folder in Source.tables:
-            read = len(Source(store, folder).look().take().changed)
-            summary.events, summary.lab = (read, summary.lab) if folder == "events" else (summary.events, summary.lab + read)
+        summary.comparisons = len(Source(store, "comparisons").look().take().changed)
 
-    fresh = rebuild or migrate.revision(path) is None
-    old = None if fresh else migrate.earlier(path)
-    made = (fresh or old) and migrate.make_anew(store, take_in, rebuild=rebuild)
-    if made and old:
+    revision, usable = (None, False) if rebuild else migrate.look(path)
+    made = not usable and migrate.make_anew(store, take_in, rebuild=rebuild)
+    if made and revision:
         logging.getLogger("actordbg").warning(
-            f"rebuilt the catalog from the store's files: it was made by an earlier actordbg (revision {old:.20})"
+            f"rebuilt the catalog from the store's files: it was made by another actordbg (revision {revision:.20})"
         )
     if not made:
         with engine.held_open(path):
@@ -126,7 +120,7 @@ def _refresh(store: Store, rebuild: bool, on_progress: Progress | None) -> Index
 
 def forget_dumps(store: Store, dump_ids: Iterable[str], folders: Iterable[str]) -> None:
     """Forget dumps whose files were replaced, and the listing of their folders (paths below the store)."""
-    if migrate.revision(store.catalog_path) is None or migrate.earlier(store.catalog_path):
+    if not migrate.look(store.catalog_path)[1]:
         return  # the next refresh rebuilds it
     with engine.writing(store.catalog_path) as writer:
         writer.remove_dumps(dump_ids)
@@ -135,7 +129,7 @@ def forget_dumps(store: Store, dump_ids: Iterable[str], folders: Iterable[str]) 
 
 
 def read_damaged(reader: sqlite3.Connection) -> list[Damaged]:
-    """Return every file that is noted as damaged: dumps, packs, comparisons, noise floors, matrices, memory."""
+    """Return every file that is noted as damaged: dumps, packs, comparisons."""
     return [Damaged(*row) for row in reader.execute("SELECT path, code, reason FROM damaged_file ORDER BY path")]
 
 

@@ -1,26 +1,23 @@
-"""Creates the catalog's schema, or refuses a database that is not a catalog of this program.
+"""Creates the catalog's schema, or refuses a database that is not a catalog.
 
     no catalog            created from `head.sql`: filled in memory, and put in place whole (`make_anew`)
     at HEAD               unchanged; one small read finds this out
-    earlier               rebuilt from the store's files, as by `index --rebuild`: everything in the catalog comes from them
+    any other revision    rebuilt from the store's files, as by `index --rebuild`: everything in the catalog comes from them
     without a setting     also rebuilt: a setting is a column of `replay`
-    newer, or not ours    refused, untouched; also refused with views or triggers, which could make a query do anything
+    not ours              refused, untouched; also refused with views or triggers, which could make a query do anything
     damaged               refused; `actordbg index --rebuild` rebuilds it
 
-The schema lies beside this module. Revisions are numbers ("0013"), so that newer and older can be distinguished without knowing
-the newer program's tables.
+The schema lies beside this module.
 
-A store may belong to another user, or lie on a read-only mount or a full disk, or a newer actordbg may have written its catalog.
-The catalog is a cache, so reading commands can use another (`with_a_catalog`).
+A store may belong to another user, or lie on a read-only mount or a full disk. The catalog is a cache, so reading commands can
+use another (`with_a_catalog`).
 
     the store's catalog                               if it can be written
     $XDG_CACHE_HOME/actordbg/catalogs/<hash>/         else a *private catalog* of this user, by the store's real path
     /dev/shm/actordbg-<uid>/catalogs/<hash>/          if that cannot be written either; then in the folder for temporary files
 
-A private catalog begins as a copy of the store's, if no process is writing that, and follows the files from there like any other.
-Its folders are 0700 and owned by this user; folders that another user made are skipped. A process holds a shared lock on
-the private catalog that it uses. A process that makes a new one removes unused ones: those of stores that are gone or writable
-again, and those unused for a month.
+A private catalog is built from the files like any other. Its folders are 0700 and owned by this user; folders that another user
+made are skipped. A process that makes a new one removes those that were not used for a month.
 """
 
 from __future__ import annotations
@@ -39,14 +36,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from actordbg.base.errors import CatalogProblem, NewerCatalog, UnwritableCatalog
+from actordbg.base.errors import CatalogProblem, UnwritableCatalog
 from actordbg.base.owners import user_folder
 from actordbg.catalog import connections as engine
 from actordbg.config.replay_config import SETTINGS
-from actordbg.formats.store_files import OddFile, make_folder, open_regular, read_regular
+from actordbg.formats.store_files import OddFile, make_folder, open_regular
 from actordbg.store.layout import Store
 
-HEAD = "0013"
+HEAD = "0014"
 """The revision that this program reads and writes."""
 
 SCRIPT = Path(__file__).with_name("head.sql")
@@ -58,35 +55,17 @@ _SEARCHED = ("ix_dump_caller_seq_len", "ix_dump_pack")
 """The indexes of `dump` that indexing needs. The others are created after the rows, in a quarter of the time."""
 
 
-def earlier(path: Path) -> str | None:
-    """Return the revision of a catalog that an earlier actordbg made, which must be rebuilt; None for any other.
-
-    A catalog at HEAD that lacks the column of a setting counts as earlier. Raises NewerCatalog for a revision after HEAD, or with
-    a name unlike that of any revision so far, CatalogProblem for a database that is not a catalog.
-    """
-    version, columns = _look(path)
-    if version is not None and version != HEAD and (not version.isdecimal() or int(version) > int(HEAD)):
-        raise NewerCatalog(
-            f"{path} has revision {version:.40}, written by a newer actordbg (this version reads up to {HEAD})",
-            hint="upgrade actordbg: pip install --upgrade actordbg (or remove catalog.db and run `actordbg index`); "
-            "nothing was touched",
-        )
-    complete = version == HEAD and columns >= {setting.stored for setting in SETTINGS.values()}
-    return None if complete else version
-
-
 def make_anew(store: Store, fill: Callable[[], None], *, rebuild: bool) -> bool:
     """Create the catalog and `fill` it aside, then put it in place whole. Returns False, without `rebuild`, if it is at HEAD.
 
     A kill leaves the old catalog, or none. Until the end, readers see the old catalog, and other processes that would create it
-    wait. A damaged catalog is replaced; a newer one is refused, as everywhere.
+    wait. A damaged catalog is replaced.
     """
     path = store.catalog_path
     with locked(store):
-        if not rebuild and revision(path) is not None and earlier(path) is None:
+        if not rebuild and look(path)[1]:
             return False
         engine.refuse_odd(path, folders_alone=True)
-        _refuse_newer(path)
         statements = SCRIPT.read_text().split(STATEMENT_END)[:-1]
         later = [sql for sql in statements if sql.startswith(_INDEX) and not any(name in sql for name in _SEARCHED)]
         with engine.aside(path) as made:
@@ -101,25 +80,21 @@ def make_anew(store: Store, fill: Callable[[], None], *, rebuild: bool) -> bool:
             except CatalogProblem as error:
                 if not rebuild or isinstance(error, UnwritableCatalog) or engine.is_locked(error.message):
                     raise
-                _refuse_newer(path)
                 engine.remove(path)
                 engine.copy_into(made, path)
         return True
 
 
-def revision(path: Path) -> str | None:
-    """Return the revision of the catalog at `path`; None if it is missing or empty. CatalogProblem if it is not a catalog."""
-    return _look(path)[0]
+def look(path: Path) -> tuple[str | None, bool]:
+    """Return the revision of the catalog at `path` (None if it is missing or empty), and whether this program can use it: it is
+    at HEAD, with a column for each setting.
 
-
-def _look(path: Path) -> tuple[str | None, set[str]]:
-    """Read the revision, and the columns of `replay`, which include one for each setting.
-
-    Refuses a database with views, triggers or virtual tables: a query or a write would run code from its schema.
+    Raises CatalogProblem for a database that is not a catalog, or that has views, triggers or virtual tables: a query or a write
+    would run code from its schema.
     """
     with engine.catalog_errors(path):
         if not path.exists() or path.stat().st_size == 0:
-            return None, set()
+            return None, False
     with engine.connect_readonly(path) as connection:
         sql = "SELECT type, name FROM sqlite_master WHERE type NOT IN ('table', 'index') OR sql LIKE 'create virtual%' LIMIT 1"
         if program := connection.execute(sql).fetchone():
@@ -135,16 +110,9 @@ def _look(path: Path) -> tuple[str | None, set[str]]:
             row = None
         if row is None and not names <= {"alembic_version"}:
             raise CatalogProblem(f"{path} is a database, but not a catalog of actordbg", hint=engine.REBUILD)
-        return str(row[0]) if row is not None else None, {row[1] for row in connection.execute("PRAGMA table_info(replay)")}
-
-
-def _refuse_newer(path: Path) -> None:
-    try:
-        earlier(path)
-    except NewerCatalog:
-        raise
-    except CatalogProblem:
-        return
+        columns = {column[1] for column in connection.execute("PRAGMA table_info(replay)")}
+        settings = {setting.stored for setting in SETTINGS.values()}
+        return (None, False) if row is None else (str(row[0]), str(row[0]) == HEAD and columns >= settings)
 
 
 @contextlib.contextmanager
@@ -173,44 +141,32 @@ def locked(store: Store) -> Iterator[None]:
 T = TypeVar("T")
 UNUSED_S = 30 * 86400.0
 """Seconds without use after which a private catalog is removed."""
-SETTLED_S = 2.0
-"""Seconds without a change after which a catalog may be copied: file systems keep coarse times."""
-_held: dict[Path, int] = {}
-"""The private catalogs that this process uses, each with the descriptor of its shared lock."""
 
 
-def with_a_catalog(store: Store, work: Callable[[], T], *, newer_too: bool = False) -> T:
-    """Do `work` on the store's catalog; if that cannot be written, set `store.catalog_path` to a private one, and work on that.
-
-    newer_too: also use a private catalog if a newer actordbg wrote the store's. Other problems of a writable catalog are raised.
-    """
+def with_a_catalog(store: Store, work: Callable[[], T]) -> T:
+    """Do `work` on the store's catalog; if that cannot be written, set `store.catalog_path` to a private one and use that."""
     if is_private(store):
         return work()
-    own = store.catalog_path
-    problem: CatalogProblem | None = None
+    own, problem = store.catalog_path, ""
     if engine.is_writable(own):
         try:
             return work()
-        except (UnwritableCatalog, NewerCatalog) as error:
-            if isinstance(error, NewerCatalog) and not newer_too:
-                raise
-            problem = error
+        except UnwritableCatalog as error:
+            problem = error.message
     for folder in places(store):
         try:
-            _hold(folder, store)
+            _prepare(folder)
             store.catalog_path = folder / "catalog.db"
-            answer = _begun(store, own, work)
+            answer = _repaired(store, work)
         except (UnwritableCatalog, OSError):
             store.catalog_path = own
             continue
-        reason = "this store's catalog cannot be written" + ("" if problem is None else f" ({problem.message})")
-        if isinstance(problem, NewerCatalog):
-            reason = f"{problem.message}: upgrade actordbg (pip install --upgrade actordbg)"
+        reason = f"this store's catalog cannot be written{problem and f' ({problem})'}"
         logging.getLogger("actordbg").warning("%s; this command uses %s", reason, store.catalog_path)
         return answer
-    reason = problem.message if problem else f"{own} cannot be written"
     raise CatalogProblem(
-        f"{reason}; a private catalog cannot be written anywhere either", hint="set XDG_CACHE_HOME to a writable folder"
+        f"{problem or f'{own} cannot be written'}; a private catalog cannot be written anywhere either",
+        hint="set XDG_CACHE_HOME to a writable folder",
     )
 
 
@@ -228,12 +184,8 @@ def places(store: Store) -> Iterator[Path]:
     yield from (base / "catalogs" / name for base in bases)
 
 
-def _begun(store: Store, seed: Path, work: Callable[[], T]) -> T:
-    """Do `work` on the private catalog, which begins as a copy of `seed`; if the copy is damaged or newer, begin empty."""
-    if not store.catalog_path.exists():
-        with locked(store):
-            if not store.catalog_path.exists():
-                _copy(seed, store.catalog_path)
+def _repaired(store: Store, work: Callable[[], T]) -> T:
+    """Do `work` on the private catalog; if it is damaged, begin with an empty one."""
     try:
         return work()
     except UnwritableCatalog:
@@ -244,28 +196,8 @@ def _begun(store: Store, seed: Path, work: Callable[[], T]) -> T:
         return work()
 
 
-def _copy(source: Path, target: Path) -> None:
-    """Copy a catalog that no process is writing or wrote just now. Does nothing if it cannot be read."""
-    part = Path(f"{target}.part")
-    with contextlib.suppress(OSError):
-        before = os.lstat(source)
-        journals = [journal for suffix in ("-wal", "-journal") if os.path.lexists(journal := f"{source}{suffix}")]
-        if time.time() - before.st_mtime < SETTLED_S or any(os.lstat(journal).st_size for journal in journals):
-            return
-        with (
-            open(open_regular(source), "rb") as file,
-            open(open_regular(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as copy,
-        ):
-            shutil.copyfileobj(file, copy, 2**20)
-        after = os.lstat(source)
-        if (before.st_ino, before.st_mtime_ns, before.st_size) == (after.st_ino, after.st_mtime_ns, after.st_size):
-            part.replace(target)
-    with contextlib.suppress(OSError):
-        part.unlink(missing_ok=True)
-
-
-def _hold(folder: Path, store: Store) -> None:
-    """Make the folder if it is missing, and hold a shared lock on it while this process lives; OSError if that fails."""
+def _prepare(folder: Path) -> None:
+    """Make the folder of a private catalog if it is missing, and note its use; OSError if that fails, or another user owns it."""
     new = not folder.is_dir()
     make_folder(folder)
     for own in (folder.parent.parent, folder.parent, folder):
@@ -274,34 +206,7 @@ def _hold(folder: Path, store: Store) -> None:
             raise PermissionError(1, "not a folder of this user", str(own))
         if seen.st_mode & 0o077:
             own.chmod(0o700)
-    if folder not in _held:
-        descriptor = _open_lock(folder)
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-        _held[folder] = descriptor
-    os.utime(_held[folder])
-    if new:
-        (folder / "store").write_bytes(os.fsencode(os.path.realpath(store.root)))
-        for other in folder.parent.iterdir():
-            if other != folder and other.is_dir() and not other.is_symlink():
-                _tidy(other)
-
-
-def _open_lock(folder: Path) -> int:
-    return open_regular(folder / "in-use", os.O_RDWR | os.O_CREAT)
-
-
-def _tidy(folder: Path) -> None:
-    """Remove a private catalog that no process holds, if it was unused for long, or its store is gone or has a writable
-    catalog again. Ignores files that cannot be removed.
-    """
-    with contextlib.suppress(OSError):
-        if time.time() - (folder / "in-use").stat().st_mtime <= UNUSED_S:
-            root = Path(os.fsdecode(read_regular(folder / "store")))
-            if (root / "FORMAT").is_file() and not engine.is_writable(root / "catalog.db"):
-                return
-        descriptor = _open_lock(folder)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder)
-        finally:
-            os.close(descriptor)
+    os.utime(folder)
+    for other in folder.parent.iterdir() if new else ():
+        if time.time() - os.lstat(other).st_mtime > UNUSED_S:
+            shutil.rmtree(other, ignore_errors=True)

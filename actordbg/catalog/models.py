@@ -8,16 +8,12 @@ Nothing is stored only here.
     replay ──< result         one row for each dump that a replay reached
            └──< comparison    distance of a result from another one, by `compare`
     comparison_run            one row for each file of `compare`; its dumps are in `comparison`
-    matrix ──< matrix_cell    the same inputs under many configurations; each cell is a replay
     law_answer                verdicts of the laws on a dump in a replay
-    memory_watch              results of `memory watch`
-    noise_floor               how far a configuration moves on its own
-    patch_event               events of `patch` and `unpatch`
     damaged_file              invalid dump files, with the reason
     scanned_folder, read_file bookkeeping: what need not be read again
 
-A result may outlive its dump: pruning dumps keeps their results. Tables from `comparison_run` to `patch_event` are in
-`lab_models`.
+A result may outlive its dump: pruning dumps keeps their results. `comparison`, `comparison_run` and `law_answer` are in
+`lab_models`. Files that no query asks for (matrices, noise floors, memory recordings, events of `patch`) have no rows.
 
 `make docs` writes from these classes the schema of a new catalog (`head.sql`), its page, and `columns.json`, from
 which `tables` reads the columns: commands use plain sqlite3, since importing SQLModel takes longer than all of `dump ls`.

@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from actordbg.catalog.lab_models import ComparisonRun
     from actordbg.catalog.models import DumpRow as DumpRow
     from actordbg.catalog.models import ReplayRow as ReplayRow
-    from actordbg.records.comparison_record import NoiseRecord
 else:
     DumpRow = ReplayRow = SimpleNamespace
 
@@ -106,7 +105,7 @@ def open_fresh(store: Store, where: str | None = None, on_progress: index.Progre
     """
     if where is not None:
         compile_where(where)
-    return Catalog(store, index.refresh(store, on_progress=on_progress, newer_too=True))
+    return Catalog(store, index.refresh(store, on_progress=on_progress))
 
 
 def select_dumps(source: Store | Catalog, where: str | None = None, **options: Any) -> list[DumpRow]:
@@ -356,15 +355,6 @@ def autocast_dtypes(source: Store | Catalog, dump_ids: Sequence[str]) -> dict[st
         named = f"d.dump_id IN ({','.join('?' * len(some))}) AND k.autocast_dtype IS NOT NULL"
         dtypes |= dict(answers(catalog, f"SELECT d.dump_id, k.autocast_dtype FROM dump AS d CROSS {CALLER} WHERE {named}", some))
     return dtypes
-
-
-def read_noise(source: Store | Catalog, name: str) -> NoiseRecord:
-    """Read the noise floor with this id or unique beginning of an id, or the newest for "last"; UsageError otherwise."""
-    from actordbg.records.comparison_record import NoiseRecord
-
-    catalog = _catalog(source)
-    ids = [row[0] for row in answers(catalog, "SELECT noise_id FROM noise_floor ORDER BY created_at, noise_id")]
-    return NoiseRecord.from_file(catalog.store.noise / f"{resolve(name, ids, 'noise floor', made_by='noise')}.json")
 
 
 def dump_path(dump_id: str, run: str, rank: int, pack: str | None = None) -> str:

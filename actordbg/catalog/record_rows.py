@@ -1,4 +1,4 @@
-"""Turns files of comparisons, noise floors, matrices, memory, patch events and replays into rows of the catalog.
+"""Turns files of comparisons and replays into rows of the catalog.
 
 A column with the name of a record's field is copied; this module computes the others.
 
@@ -8,7 +8,6 @@ The result of a dump that finished last counts, whatever the order of reading.""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import CorruptDump
-from actordbg.catalog.tables import COLUMNS, shared
+from actordbg.catalog.tables import shared
 from actordbg.config.replay_config import SETTINGS
 from actordbg.formats.dump_record import is_plain_name
 from actordbg.formats.store_files import OddFile, open_regular, read_regular
@@ -27,47 +26,28 @@ from actordbg.records.comparison_record import (
     ComparisonRecord,
     DumpComparison,
     Figures,
-    MemoryRecord,
-    NoiseRecord,
 )
 from actordbg.records.journal import SPEC, Event, last_results, read_chunks, result_of
-from actordbg.records.matrix_record import MatrixCell, MatrixRecord
 from actordbg.records.replay_record import ReplaySpec, ResultRecord
 from actordbg.store.layout import Store
 
 Row = dict[str, Any]
-EVENT_FORMAT = 1
 UNFINISHED = "unfinished"
 _STATUSES = ("complete", "interrupted", "failed")
-RECORDS: dict[str, Any] = {
-    "comparisons": ComparisonRecord, "noise": NoiseRecord, "matrices": MatrixRecord, "memory": MemoryRecord,
-}  # fmt: skip
-"""By folder, the record that its files hold."""
-ID = {"comparisons": "comparison_id", "noise": "noise_id", "matrices": "matrix_id", "memory": "memory_id", "events": "name"}
-"""By folder, the field of its records that names the file."""
 
 
-def read_record(root: Path, path: str) -> Any:
+def read_comparison(root: Path, path: str) -> ComparisonRecord:
     """Read the record in a file. StoreProblem or OSError if it cannot be read, or belongs to another file."""
-    folder = path.split("/")[0]
-    record = RECORDS[folder].from_json(read_regular(root / path))
-    own = getattr(record, ID[folder])
-    if f"{folder}/{own}.json" != path:
-        raise CorruptDump(f"the file belongs to {own!s:.80}")
+    record = ComparisonRecord.from_json(read_regular(root / path))
+    if f"comparisons/{record.comparison_id}.json" != path:
+        raise CorruptDump(f"the file belongs to {record.comparison_id!s:.80}")
     return record
 
 
-def rows_of(record: ComparisonRecord | NoiseRecord | MatrixRecord | MemoryRecord) -> dict[str, list[Row]]:
-    """Return the rows of a file's record, by table."""
-    if isinstance(record, ComparisonRecord):
-        return {"comparison_run": [_comparison_run(record)], "comparison": dumps_of(record)}
-    if isinstance(record, NoiseRecord):
-        figures = {name: record.floor.get(name) for name in ("max_abs", "p99_abs", "mean_abs", "grad_norm_rel")}
-        return {"noise_floor": [shared(record, "noise_floor") | figures | {"inputs": len(record.dumps)}]}
-    if isinstance(record, MemoryRecord):
-        return {"memory_watch": [_watching(record)]}
-    matrix = shared(record, "matrix") | {"inputs": len(record.dump_ids)}
-    return {"matrix": [matrix], "matrix_cell": [_cell(record.matrix_id, cell) for cell in record.cells]}
+def rows_of(record: ComparisonRecord) -> dict[str, list[Row]]:
+    """Return the rows of a comparison's record, by table."""
+    dumps = [_compared_dump(record, dump) for dump in record.dumps]
+    return {"comparison_run": [_comparison_run(record)], "comparison": dumps}
 
 
 def _comparison_run(record: ComparisonRecord) -> Row:
@@ -94,11 +74,6 @@ def _comparison_run(record: ComparisonRecord) -> Row:
     }
 
 
-def dumps_of(record: ComparisonRecord) -> list[Row]:
-    """Return the rows of `comparison`, one for each dump."""
-    return [_compared_dump(record, dump) for dump in record.dumps]
-
-
 def _compared_dump(record: ComparisonRecord, dump: DumpComparison) -> Row:
     reasons = [*dump.reasons, *(f"{what} not compared: {why}" for what, why in dump.not_compared.items())]
     return (
@@ -123,46 +98,11 @@ def _against(record: ComparisonRecord) -> str:
     return record.b.replay_id or record.b.kind
 
 
-def _cell(matrix_id: str, cell: MatrixCell) -> Row:
-    made = {"reason": cell.reason or None, "regressed": "; ".join(cell.regressed) or None}
-    made |= {"laws": cell.laws or None, "violations": "; ".join(cell.violations) or None}
-    return shared(cell, "matrix_cell") | made | {"matrix_id": matrix_id, "cell": cell.index}
-
-
-def _watching(record: MemoryRecord) -> Row:
-    """Return the row of a memory watch: the largest peaks and the fastest growth over its processes."""
-    sizes = [(name, size) for process in record.processes for name, size in process.sizes.items()]
-    row = shared(record, "memory_watch") | {
-        "processes": len(record.processes),
-        "samples": sum(process.samples for process in record.processes),
-        "steps": max((process.steps for process in record.processes), default=0),
-        "notes": "; ".join(record.notes) or None,
-    }
-    for name in ("rss", "uss", "cuda_used"):
-        row[f"peak_{name}"] = max((size.peak for at, size in sizes if at == name), default=None)
-    growths = [size.growth for _, size in sizes if size.growth is not None and size.growth.grows]
-    for unit in ("step", "second"):
-        row[f"growth_per_{unit}"] = max((growth.slope for growth in growths if growth.unit == unit), default=None)
-    return row
-
-
 def _weighted(tokens: list[Figures], name: str, count: int) -> float | None:
     values = [getattr(figures, name) for figures in tokens]
     if not count or None in values:
         return None
     return float(sum(value * figures.count for value, figures in zip(values, tokens, strict=True)) / count)
-
-
-def event_row(path: Path) -> Row | None:
-    """Return the row of a patch event's file; None for any other file. OSError if it cannot be read."""
-    try:
-        data = json.loads(read_regular(path))
-        if data["format"] != EVENT_FORMAT or not isinstance(data["event"], str):
-            return None
-        columns = {name: data.get(name) for name in COLUMNS["patch_event"]}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-    return {name: None if value is None else str(value) for name, value in columns.items()} | {"name": path.name}
 
 
 Marks = dict[str, tuple[int, int, int]]

@@ -1,4 +1,4 @@
-"""Folders whose files become rows: packs, comparisons, noise floors, matrices, memory, patch events; `indexer` has dumps.
+"""Folders whose files become rows: packs and comparisons; `indexer` has dumps.
 
 One loop indexes them all (`Source.look`, `Source.take`). It lists a folder again only if the folder's modification time changed,
 and reads a file again only if its size or time did. It does not rely on times younger than two seconds: file systems keep coarse
@@ -35,8 +35,8 @@ _NAMED = 20
 
 
 class Source:
-    """A folder of the store whose files make rows. This class reads folders of comparisons, noise floors, matrices, memory and
-    patch events, where a file is one record. `changed`: the files to read, after a `look`.
+    """A folder of the store whose files make rows. This class reads the comparisons, one in each file. `changed`: the files to
+    read, after a `look`.
     """
 
     suffix = ".json"
@@ -44,14 +44,6 @@ class Source:
     """Whether files may be replaced under their names."""
     at_once = 1
     """Files that are indexed together."""
-    tables: dict[str, tuple[str, ...]] = {
-        "comparisons": ("comparison", "comparison_run"),
-        "noise": ("noise_floor",),
-        "memory": ("memory_watch",),
-        "matrices": ("matrix_cell", "matrix"),
-        "events": ("patch_event",),
-    }
-    """By folder of records, the tables of its rows."""
 
     def __init__(self, store: Store, folder: str) -> None:
         self.store, self.folder = store, folder
@@ -73,13 +65,10 @@ class Source:
         }
 
     def rows(self, path: str) -> tuple[Any, list[Damaged]]:
-        """Read the rows of a file (path below the store), None without any, and the damage in it. StoreProblem or OSError."""
-        from actordbg.catalog.record_rows import event_row, read_record, rows_of
+        """Read the rows of a file (path below the store), and the damage in it. StoreProblem or OSError."""
+        from actordbg.catalog.record_rows import read_comparison, rows_of
 
-        if self.folder == "events":
-            event = event_row(self.store.root / path)
-            return event and {"patch_event": [event]}, []
-        return rows_of(read_record(self.store.root, path)), []
+        return rows_of(read_comparison(self.store.root, path)), []
 
     def put(self, writer: CatalogWriter, path: str, rows: Any) -> int:
         """Replace the rows of a file; return how many are new."""
@@ -90,11 +79,8 @@ class Source:
 
     def remove(self, writer: CatalogWriter, paths: Sequence[str]) -> int:
         """Remove the rows of vanished or damaged files; return how many."""
-        from actordbg.catalog.record_rows import ID
-
         for path in paths:
-            name = Path(path).name if self.folder == "events" else Path(path).stem
-            writer.remove_rows(self.tables[self.folder], ID[self.folder], name)
+            writer.remove_rows(("comparison", "comparison_run"), "comparison_id", Path(path).stem)
         return len(paths)
 
     def begin(self, writer: CatalogWriter) -> None:

@@ -169,8 +169,8 @@ def compare_logs(
     threshold: float = option(0.05, "Relative difference at which values are too far apart.", metavar="X"),
     rule: str = option(
         "first-mean-last",
-        "Pass rule: first, mean and last value; every step; or the exact rule of the script compare_backends.py.",
-        metavar="first-mean-last|every-step|compare-backends",
+        "Pass rule: first, mean and last value; or every step.",
+        metavar="first-mean-last|every-step",
     ),
     limit: Limit = 10,
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from actordbg.base.errors import EnvironmentProblem, StoreProblem, Unsupported, UsageError
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import LAST
-from actordbg.catalog.query import Catalog, get_replay, read_noise
+from actordbg.catalog.query import Catalog, get_replay
 from actordbg.cli import output
 from actordbg.cli.options import approve
 from actordbg.cli.output import note
@@ -17,9 +17,9 @@ from actordbg.config import consent
 from actordbg.config.as_ran import as_ran, label
 from actordbg.config.replay_config import TINY
 from actordbg.formats.weight_hashes import RECORDED_WEIGHTS
+from actordbg.judge import noise_floor
 from actordbg.judge.comparing import save
 from actordbg.judge.find_truth import Wanted, ensure_lone_rows, find_truth, require_torch, wanted_rounding, wanted_truth
-from actordbg.judge.noise_floor import newest_for
 from actordbg.records.comparison_record import ComparisonRecord, NoiseRecord
 from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.supervise import load_spec, spec_and_owner
@@ -52,8 +52,8 @@ def kept(store: Store, record: ComparisonRecord) -> Path | None:
 def noise_of(store: Store, replay_id: str, name: str) -> NoiseRecord:
     """Return the named noise floor; for "last", the newest that was measured under the configuration of this replay."""
     if name != "last":
-        return read_noise(store, name)
-    if (newest := newest_for(store, replay_id)) is not None:
+        return noise_floor.load(store, name)
+    if (newest := noise_floor.newest_for(store, replay_id)) is not None:
         return newest
     words, mark = consent.words_of(load_spec(store, replay_id).command)
     command = "actordbg noise with the same options as that replay"

@@ -12,7 +12,6 @@ from actordbg.base.errors import UsageError
 from actordbg.base.units import parse_seconds, parse_size
 from actordbg.cli.options import (
     ConfirmOption,
-    Explain,
     Where,
     approve,
     command_line,
@@ -22,7 +21,7 @@ from actordbg.cli.options import (
     store_of,
     stored,
 )
-from actordbg.cli.output import note, plural, say_document, say_lines
+from actordbg.cli.output import plural, say_document
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 from actordbg.config.replay_config import SETTINGS, TINY, validate
 
@@ -42,7 +41,6 @@ class Question:
             autocompletion=stored("replay"),
         ),
     ] = None
-    matrix: str | None = option_field(None, "Use the replays of this matrix's cells.", metavar="ID|last")
     where: Where = None
     at: list[int] | None = option_field(
         None, "Estimate this length, and whether it fits; repeatable.", metavar="LEN", min=1, max=2**53
@@ -54,10 +52,6 @@ class Question:
         metavar="LEN,LEN,...",
     )
     batch_size: int | None = option_field(None, "Rows of the --measure inputs (default: as in REPLAY).", min=1)
-
-    limit: int = option_field(24, "Show at most N lengths per curve; 0 for all.", min=0)
-
-    explained: Explain = False
     yes: ConfirmOption = False
 
 
@@ -112,15 +106,11 @@ def _answer(
     ctx: typer.Context, question: Question, settings: Given, quantity: str, budget: float | None, passes: str = "both"
 ) -> None:
     """Print the curves of memory (`budget` in bytes) or of time (`budget` in seconds, over the `passes`)."""
-    from actordbg.document.blocks import Paragraph
-    from actordbg.document.renderings import as_text
     from actordbg.judge.load_replays import load
-    from actordbg.measure.curve_document import curve_charts, document, explanations
+    from actordbg.measure.curve_document import curve_charts, document
     from actordbg.measure.curves import answer
     from actordbg.measure.measurements import gather, is_configuration
 
-    if question.explained:
-        return say_lines(as_text(explanations(quantity)))
     store = store_of(ctx)
     flags = [*(["--batch-size"] if question.batch_size else []), *(SETTINGS[name].flag for name in settings)]
     if flags and question.measure is None:
@@ -137,32 +127,17 @@ def _answer(
     measured, lengths = gather(material.replays, question.by), sorted(set(question.at or []))
     count = len(material.replays) - others
     curves = answer(measured, quantity, question.by, passes=passes, budget=budget, at=lengths, replays=count, notes=notes)
-    blocks = document(curves, curve_charts(curves), question.limit)
-    brief = [*blocks, Paragraph(f"Legend: `actordbg curve {quantity} --explain`.")]
-    say_document([*blocks, *explanations(quantity)], data=vars(curves), brief=brief)
+    say_document(document(curves, curve_charts(curves)), data=vars(curves))
     require_good(curves.good)
 
 
 def _names(store: Store, question: Question) -> list[str]:
-    from actordbg.campaign import run_matrix as matrices
     from actordbg.catalog.query import newest_configuration, open_fresh
 
-    if question.matrix is None:
-        names = question.replays or ["all"]
-        # "last" here: the newest replay that can have a curve, so neither a truth nor a noise variant
-        newest = newest_configuration(open_fresh(store)) if "last" in names else None
-        return [newest.replay_id if newest is not None and name == "last" else name for name in names]
-    if question.replays:
-        raise UsageError("REPLAY and --matrix cannot be combined", hint="use only one")
-    names = [cell.replay_id for cell in matrices.load(store, question.matrix).cells if cell.replay_id is not None]
-    if not names:
-        raise UsageError(f"no cell of the matrix {question.matrix} was replayed", hint="run `actordbg matrix --resume`")
-    gone = [name for name in names if not (store.replays / name).is_dir()]
-    if len(gone) == len(names):
-        raise UsageError(f"all replays of the matrix {question.matrix} are gone", hint="run `actordbg matrix` for a new one")
-    if gone:
-        note(f"skipped replays that are gone from the store: {', '.join(gone)}")
-    return [name for name in names if name not in gone]
+    names = question.replays or ["all"]
+    # "last" here: the newest replay that can have a curve, so neither a truth nor a noise variant
+    newest = newest_configuration(open_fresh(store)) if "last" in names else None
+    return [newest.replay_id if newest is not None and name == "last" else name for name in names]
 
 
 def _measured(store: Store, names: Sequence[str], question: Question, settings: Given) -> list[str]:
@@ -173,7 +148,7 @@ def _measured(store: Store, names: Sequence[str], question: Question, settings: 
     from actordbg.measure.measurements import plan_lengths, settled
     from actordbg.replay.supervise import run_replay, spec_and_owner
 
-    if not question.replays and question.matrix is None:
+    if not question.replays:
         raise UsageError("--measure needs the replays whose configurations to use", hint="name a replay, or `last`")
     parts = [part.strip() for part in (question.measure or "").split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) < 9 and int(part) >= 2 for part in parts):

@@ -1,7 +1,7 @@
 """The `actordbg dump` commands that create, convert and remove dump files.
 
 `import` decodes the old recorder's pickles without executing them; `create` makes random inputs; `export` writes plain
-safetensors or .pt files. `pack` moves many dumps into one file that stores each row once, and `unpack` restores one file per
+safetensors files. `pack` moves many dumps into one file that stores each row once, and `unpack` restores one file per
 dump. `prune` removes dumps.
 """
 
@@ -86,8 +86,6 @@ def create(
     count: int = option(1, "Calls per rank.", "--count", "-n", min=1),
     batch_size: int = option(2, "Rows per input, B."),
     seq_len: int = option(512, "Length of each row, S, padding included."),
-    action_len: int | None = option(None, "Number of trailing action positions, A (default S/2; 0: no action mask)."),
-    padding: str = option("both", "Pad left (prompts), right (responses), both or none.", metavar="SIDE"),
     ranks: int = option(1, "Number of ranks.", min=1),
     vocab_size: int = option(128_256, "Draw token ids below this."),
     seed: int = option(0, "RNG seed of the tensors."),
@@ -95,19 +93,17 @@ def create(
 ) -> None:
     """Make random inputs of chosen shapes.
 
-    The dumps have the format of recorded dumps, so every command accepts them.
+    Half of each row are actions, and rows are padded on both sides. The dumps have the format of recorded dumps, so every
+    command accepts them.
 
-    Example: actordbg dump create --count 4 --batch-size 2 --seq-len 1024 --padding both --ranks 2
+    Example: actordbg dump create --count 4 --batch-size 2 --seq-len 1024 --ranks 2
     """
     from actordbg.dumps.create import create_dumps
     from actordbg.formats.dump_record import SUFFIX
 
     store = _writable(ctx)
     with progress("creating", count * ranks) as advance:
-        paths = create_dumps(
-            store, count, batch_size, seq_len, action_len, padding, ranks, vocab_size, seed, run,
-            on_progress=lambda: advance(1),
-        )  # fmt: skip
+        paths = create_dumps(store, count, batch_size, seq_len, ranks, vocab_size, seed, run, on_progress=lambda: advance(1))
     ids = [path.name.removesuffix(SUFFIX) for path in paths]
     size = sum(path.stat().st_size for path in paths)
     answer = {"store": str(store.root), "run": run, "created": len(ids), "bytes_stored": size, "dump_ids": ids}
@@ -126,18 +122,17 @@ def export(
     ),
     where: Where = None,
     out: Path = option(Path(), "Output folder.", "--out", "-o", metavar="DIR"),
-    format: str = option("safetensors", "File format: safetensors, or pt (loads with weights_only=True).", metavar="FORMAT"),
     limit: Limit = 0,
     force: bool = option(False, "Overwrite existing files.", "--force"),
 ) -> None:
-    """Write dumps as .safetensors or .pt files.
+    """Write dumps as .safetensors files.
 
-    Any safetensors reader, or `torch.load(weights_only=True)`, opens them. Tensors have the dtype and shape that the actor
+    Any safetensors reader opens them. Tensors have the dtype and shape that the actor
     received.
 
     Exit code: 1 if a dump was damaged; 5 if no dump was selected.
 
-    Example: actordbg dump export --where "seq_len>1800 and rank=0" --out exported --format pt
+    Example: actordbg dump export --where "seq_len>1800 and rank=0" --out exported
     """
     from actordbg.catalog.tables import Damaged
     from actordbg.dumps import export as exporting
@@ -145,7 +140,7 @@ def export(
 
     store = store_of(ctx).require()
     paths = _selected(store, dump_ids or [], where, limit)
-    targets = [exporting.export_path(dump_id_of(path), out, format) for path in paths]
+    targets = [exporting.export_path(dump_id_of(path), out) for path in paths]
     taken = [target for target in targets if target.exists()]
     if taken and not force:
         raise Conflict(f"{taken[0]} already exists", hint="pass another folder with --out, or overwrite with --force")
@@ -154,7 +149,7 @@ def export(
     with progress("exporting", len(paths)) as advance:
         for path in paths:
             try:
-                written = exporting.export_dump(path, out, format)
+                written = exporting.export_dump(path, out)
                 exported.append({"dump_id": dump_id_of(path), "path": str(written), "bytes": written.stat().st_size})
             except StoreProblem as error:
                 damaged.append(Damaged(str(path), error.code, error.message))
@@ -184,8 +179,6 @@ def _selected(store: Store, dump_ids: Sequence[str], where: str | None, limit: i
 def pack(
     ctx: typer.Context,
     where: Where = None,
-    run: OfRun = None,
-    level: int = option(19, "zstd compression level; lower is faster and a few percent larger.", min=1, max=22),
 ) -> None:
     """Move dumps into packs, which deduplicate rows.
 
@@ -201,7 +194,7 @@ def pack(
 
     store = store_of(ctx).require_writable()
     with progress("packing", None) as advance:
-        summary = pack_dumps(store, where, run, level, on_progress=lambda total: advance(1, total=total))
+        summary = pack_dumps(store, where, on_progress=lambda total: advance(1, total=total))
     emit(_packed(summary), _say_packed)
     require_good(not summary.kept)
     require_selected(store, where, summary.figures.dumps + summary.finished)
@@ -210,9 +203,7 @@ def pack(
 def unpack(
     ctx: typer.Context,
     where: Where = None,
-    run: OfRun = None,
     all_: bool = option(False, "Unpack every packed dump.", "--all"),
-    level: int = option(12, "zstd compression level of the files.", min=1, max=22),
 ) -> None:
     """Take dumps out of their packs, byte for byte.
 
@@ -225,11 +216,11 @@ def unpack(
     """
     from actordbg.dumps.packing import unpack_dumps
 
-    if where is None and run is None and not all_:
-        raise UsageError("unpack needs --where, --run or --all", hint="pass --all to unpack every packed dump")
+    if where is None and not all_:
+        raise UsageError("unpack needs --where or --all", hint="pass --all to unpack every packed dump")
     store = store_of(ctx).require_writable()
     with progress("unpacking", None) as advance:
-        summary = unpack_dumps(store, where, run, level, on_progress=lambda total: advance(1, total=total))
+        summary = unpack_dumps(store, where, on_progress=lambda total: advance(1, total=total))
     if not as_json(summary):
         note_some([f"stays packed: {damage_line(damaged)}" for damaged in summary.kept], _SHOWN)
         packs, size = plural(len(summary.packs), "pack"), human_bytes(summary.bytes)

@@ -147,7 +147,6 @@ def recover(
     ctx: typer.Context,
     rings: list[Path] | None = typer.Argument(None, metavar="[RING]...", help="Flight recorder files; default: all here."),
     live: bool = option(False, "Also read files of live processes, e.g. after a hang; these files stay.", "--live"),
-    keep_rings: bool = option(False, "Keep the flight recorder files.", "--keep-rings"),
     discard: bool = option(False, "Remove the files of dead processes without making dumps.", "--discard"),
 ) -> None:
     """Recover dead processes' last calls as dumps.
@@ -160,17 +159,15 @@ def recover(
 
     Example: actordbg dump recover
     """
-    if discard and (live or keep_rings):
-        raise UsageError("--discard conflicts with --live and --keep-rings", hint="drop --discard, or the other option")
+    if discard and live:
+        raise UsageError("--discard conflicts with --live", hint="drop one of them")
     store = store_of(ctx).require() if discard else store_of(ctx).require_writable()
-    answer = recovered_from(store, rings, live=live, keep_rings=keep_rings, discard=discard)
+    answer = recovered_from(store, rings, live=live, discard=discard)
     emit(answer, _render)
     require_good(not any(report.problem for report in answer["rings"]))
 
 
-def recovered_from(
-    store: Store, rings: list[Path] | None = None, *, live: bool = False, keep_rings: bool = False, discard: bool = False
-) -> dict[str, Any]:
+def recovered_from(store: Store, rings: list[Path] | None = None, *, live: bool = False, discard: bool = False) -> dict[str, Any]:
     """Turn ring files (default: all on this machine) into dumps, and update the catalog.
 
     Returns plain data: `recovered` counts dumps, `in_flight` those whose call was running.
@@ -186,7 +183,7 @@ def recovered_from(
     if discard:
         reports = list(recovering.discard(store, paths))
     else:
-        reports = list(recovering.recover(store, paths, live=live, keep_rings=keep_rings))
+        reports = list(recovering.recover(store, paths, live=live))
     dumps = [dump for report in reports for dump in report.dumps]
     if dumps:
         folders = {str(Path(dump.path).parent) for dump in dumps}

@@ -48,11 +48,7 @@ def index(
             say(damage_line(item))
 
 
-def verify(
-    ctx: typer.Context,
-    where: Where = None,
-    jobs: int = option(0, "Threads; 0: one per processor.", "--jobs", "-j", min=0),
-) -> None:
+def verify(ctx: typer.Context, where: Where = None) -> None:
     """Check dump files for damage.
 
     Reads each dump completely: header, decompression, SHA-256, safetensors, tensor specs. Without --where, checks every file,
@@ -71,7 +67,7 @@ def verify(
     damaged: list[Damaged] = []
     size = 0
     with progress("verifying", len(paths)) as advance:
-        for _, count, problem in verify_files(catalog.store, paths, jobs):
+        for _, count, problem in verify_files(catalog.store, paths):
             advance(1)
             size += count
             damaged += [problem] if problem else []

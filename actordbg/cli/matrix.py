@@ -9,12 +9,10 @@ import typer
 from actordbg.base.errors import UsageError
 from actordbg.cli.options import (
     ConfirmOption,
-    Explain,
     Power,
     option,
     refuse_beside,
 )
-from actordbg.cli.output import say_lines
 from actordbg.cli.replay_options import ChosenInputs, EngineOptions
 from actordbg.cli.setting_options import NONE, Given, TruthDtype, takes_settings, truth_dtype
 
@@ -39,7 +37,6 @@ def matrix(
     show: str | None = option(None, "Print an existing matrix; run nothing.", metavar="MATRIX|last"),
     yes: ConfirmOption = False,
     dry_run: bool = option(False, "Print the cells; run nothing.", "--dry-run"),
-    explained: Explain = False,
 ) -> None:
     """Find which setting combinations run and are right.
 
@@ -54,14 +51,10 @@ def matrix(
     """
     from actordbg.base.units import new_replay_id
     from actordbg.campaign import run_matrix as matrices
-    from actordbg.campaign.matrix_document import explanations
     from actordbg.cli import matrix_work as work
     from actordbg.cli import replaying
     from actordbg.config.replay_config import AXES
-    from actordbg.document.renderings import as_text
 
-    if explained:
-        return say_lines(as_text(explanations()))
     flags = replaying.flags_of(settings)
     store, inputs = replaying.opened(ctx, inputs, writes=not dry_run and show is None)
     if show is not None:

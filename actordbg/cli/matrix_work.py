@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,13 +19,13 @@ from actordbg.campaign.cell_outcomes import context_of, require_common
 from actordbg.campaign.cells import batches, combinations, make_cells, parse_axes
 from actordbg.campaign.matrix_document import matrix_document
 from actordbg.campaign.run_matrix import (
-    MatrixEvent,
     Selection,
     Surroundings,
     new_matrix,
     run_matrix,
     select,
     select_again,
+    steps_left,
 )
 from actordbg.cli import output
 from actordbg.cli.options import approve, command_line
@@ -36,8 +35,7 @@ from actordbg.cli.replaying import nothing_to, replaying, say_skipped
 from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import TINY, ReplayConfig
 from actordbg.records.journal import SPEC
-from actordbg.records.matrix_record import PASSED, MatrixCell, MatrixRecord
-from actordbg.replay.replay_data import LiveCatalog
+from actordbg.records.matrix_record import MatrixCell, MatrixRecord
 from actordbg.replay.selection import require_one_trainer
 from actordbg.replay.supervise import spec_and_owner
 from actordbg.store.layout import Store
@@ -111,9 +109,13 @@ def run_cells(
         require_common(store, held, record)
     interrupted = False
     try:
-        with replaying(store, "matrix", steps_of(record)) as (catalog, advance):
-            surroundings.on_tick = catalog.tick
-            surroundings.on_event = follow(catalog, advance, record)
+        with replaying(store, "matrix", steps_left(record)) as (catalog, advance):
+
+            def on_progress(words: str, steps: int) -> None:
+                catalog.touch()
+                advance(steps, note=words)
+
+            surroundings.on_tick, surroundings.on_progress = catalog.tick, on_progress
             run_matrix(store, record, chosen.rows, surroundings, held)
     except KeyboardInterrupt:
         interrupted = True
@@ -128,9 +130,8 @@ def run_cells(
 def print_answer(store: Store, record: MatrixRecord) -> None:
     """Print a complete or unfinished matrix."""
     context = context_of(store, record)
-    brief = matrix_document(record, context, explained=False)
     answer = {"matrix": record, "good": record.good, "context": context}
-    say_document(matrix_document(record, context), data=answer, brief=brief, style=_coloured)
+    say_document(matrix_document(record, context), data=answer, style=_coloured)
 
 
 def _coloured(text: str) -> str:
@@ -138,35 +139,6 @@ def _coloured(text: str) -> str:
     if not sys.stdout.isatty():
         return text
     return _TABLE.sub(lambda line: _WORD.sub(lambda word: typer.style(word[0], fg=_COLOURS[word[0]]), line[0]), text)
-
-
-def steps_of(record: MatrixRecord) -> int:
-    """Count the steps of a matrix's progress bar: each unfinished cell's inputs, plus its comparison with the truth."""
-    return (len(record.dump_ids) + bool(record.options.get("oracle"))) * sum(cell.open for cell in record.cells)
-
-
-def follow(catalog: LiveCatalog, advance: Callable[..., None], record: MatrixRecord) -> Callable[[MatrixEvent], None]:
-    """Return an event handler that updates the catalog, advances the progress bar, and shows what the current cell does."""
-    inputs, truth = len(record.dump_ids), bool(record.options.get("oracle"))
-    done: Counter[int] = Counter()
-
-    def on_event(event: MatrixEvent) -> None:
-        catalog.touch()
-        cell = event.cell
-        name = f"#{cell.index} {cell.name}"
-        if event.kind == "input":
-            done[cell.index] += 1
-            advance(1, note=name if event.text == "passed" else f"{name}: {event.text}")
-        elif event.kind == "done":  # skip the steps of inputs that did not run and of a missing comparison
-            advance(inputs - done[cell.index] + (truth and cell.status != PASSED), note=f"{name}: {cell.status}")
-        elif event.kind == "judged":
-            advance(1, note=f"{name}: {cell.verdict}")
-        elif event.kind in ("truth", "truth input"):
-            advance(0, note=f"#{cell.index}: comparing with the truth")
-        else:
-            advance(0, note=f"{name}: {event.text[:80]}" if event.text else name)
-
-    return on_event
 
 
 def print_plan(cells: Sequence[MatrixCell], dumps: int, loads: Sequence[Sequence[int]]) -> None:

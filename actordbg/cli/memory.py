@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from actordbg.base.errors import EnvironmentProblem, UsageError
+from actordbg.base.errors import EnvironmentProblem, StoreProblem, UsageError
 from actordbg.base.units import new_replay_id, parse_seconds, resolve
 from actordbg.cli import output
 from actordbg.cli.options import (
@@ -140,19 +140,33 @@ def ls(ctx: typer.Context, limit: Limit = 20) -> None:
 
     Example: actordbg memory ls
     """
-    from actordbg.catalog.query import open_fresh, table_rows
+    from actordbg.records.comparison_record import MemoryRecord
 
-    newest = f"1 ORDER BY created_at DESC, memory_id DESC LIMIT {limit or -1}"
-    rows = table_rows(open_fresh(store_of(ctx)), "memory_watch", newest)
+    rows = []
+    for path in sorted(store_of(ctx).require().memory.glob("[!.]*.json"), reverse=True)[: limit or None]:
+        try:
+            rows.append(_summary(MemoryRecord.from_file(path)))
+        except StoreProblem as error:
+            note(f"skipped: {error.message}")
     columns = ("id", "what", "of", "processes", "samples", "steps", "peak RSS", "growth per step")
-    shown = [
-        (row.memory_id, row.kind, row.watched, row.processes, row.samples, row.steps, human_bytes(row.peak_rss),
-         human_bytes(row.growth_per_step))
-        for row in rows
-    ]  # fmt: skip
+    names = ("memory_id", "kind", "watched", "processes", "samples", "steps")
     if not as_json(rows):
-        table(columns, shown)
+        sizes = [(human_bytes(row["peak_rss"]), human_bytes(row["growth_per_step"])) for row in rows]
+        table(columns, [(*map(row.get, names), *size) for row, size in zip(rows, sizes, strict=True)])
     require_some(len(rows))
+
+
+def _summary(record: MemoryRecord) -> dict[str, Any]:
+    """Return the record with the number of its processes, and their highest RSS and fastest growth of any size, in bytes."""
+    sizes = [(name, size) for process in record.processes for name, size in process.sizes.items()]
+    growths = [size.growth for _, size in sizes if size.growth is not None and size.growth.grows]
+    return vars(record) | {
+        "processes": len(record.processes),
+        "samples": sum(process.samples for process in record.processes),
+        "steps": max((process.steps for process in record.processes), default=0),
+        "peak_rss": max((size.peak for name, size in sizes if name == "rss"), default=None),
+        "growth_per_step": max((growth.slope for growth in growths if growth.unit == "step"), default=None),
+    }
 
 
 def _known(store: Store, name: str) -> tuple[MemoryRecord, Path]:

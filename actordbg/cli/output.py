@@ -318,12 +318,11 @@ def say_document(
     blocks: Sequence[Block],
     *,
     data: Mapping[str, Any],
-    brief: Iterable[Block] = (),
     style: Callable[[str], str] | None = None,
 ) -> None:
     """Print a result in the requested format, and write the requested page and plot.
 
-    data: the result's JSON, to which the blocks' data is added. brief: a shorter document for text; style: adds colors to it.
+    data: the result's JSON, to which the blocks' data is added. style: adds colors to the text.
     """
     from actordbg.document import page as pages
     from actordbg.document.blocks import Chart, as_data
@@ -337,7 +336,7 @@ def say_document(
     elif how.format == "md":
         say_lines(as_markdown(blocks))
     else:
-        say_lines(as_text(brief or blocks), style)
+        say_lines(as_text(blocks), style)
     if how.plot is not None and pages.save([block for block in blocks if isinstance(block, Chart)], how.plot):
         note(f"wrote {how.plot}")
 

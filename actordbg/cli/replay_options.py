@@ -271,12 +271,9 @@ class HowToTrain:
         1, "Accumulation steps of the configuration with the most replicas; all have its global batch.", min=1
     )
     max_norm: float = option_field(1.0, "Clip gradients to this norm; 0: no clipping.", min=0)
-    weight_decay: float = option_field(0.0, "AdamW weight decay.", min=0)
     gradient_checkpointing: bool = option_field(False, "Recompute layers in the backward (except in the baseline).")
     threshold: float = option_field(0.05, "Limit for the relative difference of first, mean and last loss.", metavar="X")
     log_dir: Path | None = option_field(None, "Folder for the configurations' logs (default: in the store).", metavar="DIR")
-    trainer: Literal["sft"] | None = option_field(None, "Also run OpenRLHF's own train_sft, on rows of text.", metavar="sft")
-    dataset: Path | None = option_field(None, "JSONL rows for --trainer sft (default: synthetic).", metavar="FILE")
     storage: str | None = option_field(None, "Checkpoint folder, to resume from after a crash.", metavar="DIR")
     checkpoint_every: int | None = option_field(
         None, "Steps between checkpoints (default: a tenth of --steps).", min=1, metavar="N"

@@ -33,7 +33,7 @@ def train_check(
     Real steps of AdamW over recorded inputs: the same initial weights, the same micro-batches in each step, gradients clipped.
     Without a list: the plain Actor, ZeRO 2, fsdp2, and fsdp2 with tensor parallelism, with a ring, with both. Each is judged at
     every step by loss, gradient norm and update norm, against the plain Actor in fp32. Takes NUM_GPUS, MODEL, TP_SIZE, SKIP_RING
-    and the other variables of the trainer's backend test suite; a flag wins. --trainer sft also runs the trainer's own program.
+    and the other variables of the trainer's backend test suite; a flag wins.
     Takes as many inputs as its steps take twice, so that the loss over the same inputs says whether it falls. Exit code 1 if a
     configuration fails, diverges from the baseline, or its loss is not known to fall, or if none could run.
 

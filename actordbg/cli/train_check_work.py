@@ -18,16 +18,14 @@ from actordbg.campaign.cell_outcomes import shown_path
 from actordbg.campaign.cells import Axes
 from actordbg.campaign.checkpoints import checked_storage
 from actordbg.campaign.run_train_check import STORAGE, TrainRun, folder_of, load_train_check, log_of
-from actordbg.campaign.train_document import OWN, ROUND, is_good, train_document, verdicts
+from actordbg.campaign.train_document import is_good, train_document, verdicts
 from actordbg.campaign.train_plan import (
     AncestorNames,
     batch_of,
     configurations,
-    keys_of,
     make_train_cells,
     read_names,
     require_whole_groups,
-    sft_cells,
     taken_twice,
 )
 from actordbg.catalog.selections import joined
@@ -36,11 +34,11 @@ from actordbg.cli.output import note, plural, progress, say, say_document, say_w
 from actordbg.cli.replay_options import ChosenInputs, HowToTrain
 from actordbg.cli.replaying import asked_for, nothing_to, planned, say_skipped
 from actordbg.cli.setting_options import TRAINING_AXES
-from actordbg.config.choices import choose, gather_facts
+from actordbg.config.choices import choose, gather_facts, installed_versions
 from actordbg.config.replay_config import AXES, ReplayConfig
 from actordbg.config.sources import FSDP_OFF
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.records.matrix_record import OPEN, SFT, TrainCell, TrainCheckRecord
+from actordbg.records.matrix_record import OPEN, TrainCell, TrainCheckRecord
 from actordbg.records.replay_record import ReplayInput
 from actordbg.replay.selection import defaults_of
 from actordbg.store.layout import Store
@@ -53,9 +51,7 @@ def inputs_again(store: Store, record: TrainCheckRecord) -> tuple[ReplayInput, .
 
 
 def run_cells_of(store: Store, record: TrainCheckRecord, chosen: tuple[ReplayInput, ...]) -> None:
-    units = sum(  # micro-batches; steps for OpenRLHF's own program
-        record.steps * (1 if cell.role in OWN else record.batch) for cell in record.cells if cell.status == OPEN
-    )
+    units = record.steps * record.batch * sum(cell.status == OPEN for cell in record.cells)
     try:
         with progress("training", units) as advance:
 
@@ -86,9 +82,8 @@ def say_plan(record: TrainCheckRecord) -> None:
     say(f"{record.steps} steps of {record.batch} micro-batches over {inputs}, {record.dtype}, lr {record.training['lr']:g}:")
     for cell in record.cells:
         config = ReplayConfig.from_dict(cell.config)
-        plan = f"{cell.status} ({cell.reason})" if cell.reason else plural(config.nproc, "process")
-        if not cell.reason and cell.role not in OWN:
-            plan += f", accumulates {record.batch // config.lanes}"
+        runs = f"{plural(config.nproc, 'process')}, accumulates {record.batch // config.lanes}"
+        plan = f"{cell.status} ({cell.reason})" if cell.reason else runs
         say_wrapped(f"  {cell.name}: {plan}", "      ")
 
 
@@ -100,9 +95,7 @@ def new_train_check(
     ctx: typer.Context, store: Store, flags: dict[str, Any], inputs: ChosenInputs, how: HowToTrain, check_id: str
 ) -> tuple[TrainCheckRecord, tuple[ReplayInput, ...]]:
     """Create the record of a check that has not run yet, and select its inputs."""
-    names, training, stored = _names(ctx, flags, how), _training(how), _stored(how, store.root)
-    paths: dict[str, Any] = {name: Path(names.values[name]) for name in ("log_dir", "dataset") if name in names.values}
-    how = replace(how, **paths)
+    names, training, stored = _names(ctx, flags), _training(how), _stored(how, store.root)
     axes = _axes(flags, names)
     base = _base(ctx, flags, names, axes)
     sizes: dict[str, int] = {name: names.values[name] for name in ("tp", "ring") if name in names.values}
@@ -128,10 +121,7 @@ def new_train_check(
     chosen = choose(base, defaults, facts)
     cells = make_train_cells(configs, base, facts, defaults)
     options: dict[str, Any] = {"inputs": [asdict(item) for item in taken]} | stored
-    if how.trainer is not None:
-        cells += sft_cells(configs, base, first=len(cells))
-        options[SFT] = _rows(how, names) | {"dtype": "fp16" if chosen.dtype == "fp16" else "bf16", "attn": chosen.attn}
-    logs = how.log_dir or folder_of(store, check_id) / "logs"
+    logs = Path(names.values.get("log_dir") or how.log_dir or folder_of(store, check_id) / "logs")
     record = TrainCheckRecord(
         check_id=check_id,
         created_at=now_timestamp(),
@@ -158,40 +148,31 @@ def _training(how: HowToTrain) -> dict[str, Any]:
         raise UsageError(f"--lr {how.lr:g} is out of range", hint="for example 5e-6")
     if not 0 < how.threshold < 1:
         raise UsageError(f"--threshold {how.threshold:g} is invalid", hint="for example 0.05, which allows differences up to 5 %")
-    numbers = {name: getattr(how, name) for name in ("lr", "max_norm", "weight_decay")}
+    numbers = {name: getattr(how, name) for name in ("lr", "max_norm")}
     more = {"gradient_checkpointing": True} if how.gradient_checkpointing else {}
-    return {"betas": [0.9, 0.95], "eps": 1e-8} | numbers | more
+    return {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.0} | numbers | more
 
 
 def _stored(how: HowToTrain, store: Path) -> dict[str, Any]:
-    """Return the checkpoint folder and interval, as in the record's options; {} without --storage."""
+    """Return the checkpoints' folder, interval and packages, as in the record's options; {} without --storage."""
     if how.storage is not None:
         every = how.checkpoint_every or -(-how.steps // 10)  # a crash loses at most a tenth, or a step of a short training
-        return {STORAGE: {"folder": str(checked_storage(how.storage, store)), "every": every}}
+        folder = str(checked_storage(how.storage, store))
+        return {STORAGE: {"folder": folder, "every": every, "versions": installed_versions()}}
     if how.checkpoint_every is not None:
         raise UsageError("--checkpoint-every needs --storage", hint="add --storage DIR, or drop --checkpoint-every")
     return {}
 
 
-def _names(ctx: typer.Context, flags: Mapping[str, Any], how: HowToTrain) -> AncestorNames:
+def _names(ctx: typer.Context, flags: Mapping[str, Any]) -> AncestorNames:
     """Read the environment variables of OpenRLHF's backend test suite, and note the effect of each on standard error."""
-    typed = {name for name in ("max_inputs", "log_dir", "dataset") if is_typed(ctx, name)}
-    names = read_names(os.environ, set(flags) | typed, trains_on_rows=how.trainer is not None)
+    typed = {name for name in ("max_inputs", "log_dir") if is_typed(ctx, name)}
+    names = read_names(os.environ, set(flags) | typed)
     for name, value in names.took.items():
         note(f"from the environment: {name}={value}")
     for name, why in names.idle.items():
         note(f"{name} has no effect: {why}")
     return names
-
-
-def _rows(how: HowToTrain, names: AncestorNames) -> dict[str, Any]:
-    """Return what OpenRLHF's own program trains on."""
-    if how.dataset is None:
-        rows: dict[str, Any] = {"data": None, ROUND: max(1, how.steps // 2)}
-    else:
-        keys_of(how.dataset)
-        rows = {"data": str(how.dataset.absolute())}
-    return rows | {"accumulation": how.gradient_accumulation, "max_len": names.values.get("max_len")}
 
 
 def _axes(flags: dict[str, Any], names: AncestorNames) -> Axes:

@@ -321,11 +321,11 @@ def _catalog(store: Store) -> Check:
     path = store.catalog_path
     if store.exists() and not engine.is_writable(path):
         return ok("catalog", f"cannot be written here; reading commands keep one in {next(migrate.places(store))}")
-    revision = migrate.revision(path)
+    revision, usable = migrate.look(path)
     if revision is None:
         return ok("catalog", "none yet; the first command that reads dumps builds it")
-    if migrate.earlier(path):
-        return warn("catalog", f"revision {revision}, of an earlier actordbg", "any reading command rebuilds it: actordbg index")
+    if not usable:
+        return warn("catalog", f"revision {revision}, of another actordbg", "any reading command rebuilds it: actordbg index")
     return ok("catalog", f"revision {revision}, up to date; journal {engine.journal_mode(path)}")
 
 

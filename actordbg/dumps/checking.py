@@ -28,7 +28,6 @@ from actordbg.capture.control import Control
 from actordbg.catalog import connections as engine
 from actordbg.catalog import migrate
 from actordbg.catalog.indexer import FOLDERS, refresh
-from actordbg.catalog.record_rows import ID, RECORDS
 from actordbg.dumps import verify
 from actordbg.dumps.finding import Finding, unusable
 from actordbg.dumps.recover import is_forsaken
@@ -38,7 +37,9 @@ from actordbg.formats.ringfile import place, ring_paths
 from actordbg.formats.store_files import FORMAT, KINDS, TEMPORARY, read_regular
 from actordbg.formats.weight_hashes import WEIGHTS, read_weights
 from actordbg.install.patching import Event
+from actordbg.records.comparison_record import ComparisonRecord, MemoryRecord, NoiseRecord
 from actordbg.records.journal import SPEC, TENSORS, read_chunks, result_of
+from actordbg.records.matrix_record import MatrixRecord
 from actordbg.records.replay_record import PASSED, ReplaySpec
 from actordbg.store.layout import UNPRINTABLE, Store, known_regular
 
@@ -46,12 +47,12 @@ _FILES = re.compile(
     r"FORMAT|control\.json|catalog\.db(-wal|-shm|-journal)?|catalog\.lock|catalog\.\w+\.bak\.db|controls/[^/]+\.json"
     r"|(counters|weights)/[^/]+/[^/]+\.json|dumps/[^/]+/rank\d{4,}/[^/]+\.safetensors\.zst|packs/\.lock|packs/[^/]+/[^/]+\.pack"
     r"|replays/[^/]+/(?!tensors$)[^/]+|replays/[^/]+/tensors/[^/]+\.safetensors|(comparisons|noise|matrices|events)/[^/]+\.json"
-    r"|memory/[^/]+\.(json|csv)|trainchecks/[^/]+/check\.json|trainchecks/[^/]+/cell-\d+\.\d+/(?!tensors$)[^/]+|trainchecks/[^/]+/logs/(sft/)?[^/]+\.log"
+    r"|memory/[^/]+\.(json|csv)|trainchecks/[^/]+/check\.json|trainchecks/[^/]+/cell-\d+\.\d+/(?!tensors$)[^/]+|trainchecks/[^/]+/logs/[^/]+\.log"
     r"|backups/[0-9a-f]{64}/(actor\.py|origin\.json)"
 )
 _FOLDERS = re.compile(
     r"(controls|comparisons|noise|matrices|memory|events|models|reports|rings|quarantine|cache)|(counters|weights|packs|backups)(/[^/]+)?"
-    r"|dumps(/[^/]+(/rank\d{4,})?)?|replays(/[^/]+(/tensors)?)?|trainchecks(/[^/]+(/logs(/sft)?|/cell-\d+\.\d+(/tensors)?)?)?"
+    r"|dumps(/[^/]+(/rank\d{4,})?)?|replays(/[^/]+(/tensors)?)?|trainchecks(/[^/]+(/logs|/cell-\d+\.\d+(/tensors)?)?)?"
 )
 _OWN_CHECKS = ("FORMAT", "catalog.db")
 """Files whose type is left to their own checks."""
@@ -155,12 +156,12 @@ def _copied(store: Store, copy: Store, folder: Path, deep: bool) -> Iterator[Fin
     except OSError as error:
         yield Finding(store.catalog_path, "unreadable", f"it cannot be copied, so it was not checked: {error.strerror}")
         return
-    revision = migrate.earlier(copy.catalog_path)
+    revision, usable = migrate.look(copy.catalog_path)
     with engine.catalog_errors(copy.catalog_path), contextlib.closing(sqlite3.connect(copy.catalog_path)) as connection:
         wrong = [row[0] for row in connection.execute("PRAGMA integrity_check")]
     if wrong != ["ok"]:
         yield Finding(store.catalog_path, "damaged-catalog", wrong[0][:200])
-    elif revision:
+    elif revision and not usable:
         yield Finding(store.catalog_path, "other-catalog", f"revision {revision}, this actordbg has {migrate.HEAD}")
     elif deep:
         yield from _compared(store, copy, folder)
@@ -252,16 +253,25 @@ def _replay(store: Store, folder: Path, spec: ReplaySpec, deep: bool) -> Iterato
                 yield Finding(path, "missing-tensors")
 
 
+_RECORDS: dict[str, tuple[Any, str]] = {
+    "comparisons": (ComparisonRecord, "comparison_id"),
+    "noise": (NoiseRecord, "noise_id"),
+    "matrices": (MatrixRecord, "matrix_id"),
+    "memory": (MemoryRecord, "memory_id"),
+}
+"""By folder, the record that its files hold, and the field that names the file."""
+
+
 def records(store: Store, deep: bool) -> Iterator[Finding]:
     """Check every record of the store: it can be read, its id matches its name, and its replays exist."""
-    for folder, kind in RECORDS.items():
+    for folder, (kind, id_field) in _RECORDS.items():
         for path in (store.root / relative for relative in store.files(folder, ".json", {})):
             try:
                 record: Any = kind.from_json(read_regular(path))
             except (OSError, StoreProblem) as error:
                 yield unusable(path, "damaged-record", error)
                 continue
-            own: str = getattr(record, ID[folder])
+            own: str = getattr(record, id_field)
             if f"{own}.json" != path.name:
                 yield Finding(path, "damaged-record", f"it belongs to {own!s:.80}")
                 continue

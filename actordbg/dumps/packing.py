@@ -33,7 +33,7 @@ from actordbg.formats.encoding import pack_line
 from actordbg.formats.store_files import atomic_write, sync_folder
 from actordbg.store import places
 from actordbg.store.layout import Store
-from actordbg.store.pack_build import DEFAULT_LEVEL, PackFigures, PackWriter, exclusive
+from actordbg.store.pack_build import PackFigures, PackWriter, exclusive
 from actordbg.store.places import open_pack
 
 UNPACK_LEVEL = 12
@@ -68,34 +68,30 @@ class UnpackSummary:
 def pack_dumps(
     store: Store,
     where: str | None = None,
-    run: str | None = None,
-    level: int = DEFAULT_LEVEL,
     on_progress: Progress = lambda total: None,
 ) -> PackSummary:
-    """Move the dumps that a condition selects (all without one; of one run with `run`) into packs, each run into its own.
+    """Move the dumps that a condition selects (all without one) into packs, each run into its own.
 
     Raises Conflict while another process moves dumps, WhereError, and StoreProblem for a store that cannot be written.
     """
     summary = PackSummary()
-    with _moving(store, where, run) as (catalog, chosen):
+    with _moving(store, where) as (catalog, chosen):
         loose = [path for path in chosen if places.split_place(path) is None]
         summary.finished = _remove_twins(store, [path for path in chosen if places.split_place(path)], summary.kept)
         _remove_redundant(store, catalog)
         for paths in grouped((path.split("/")[1], path) for path in loose).values():
-            _pack_run(store, paths, level, summary, lambda: on_progress(len(loose)))
+            _pack_run(store, paths, summary, lambda: on_progress(len(loose)))
     return summary
 
 
 def unpack_dumps(
     store: Store,
     where: str | None = None,
-    run: str | None = None,
-    level: int = UNPACK_LEVEL,
     on_progress: Progress = lambda total: None,
 ) -> UnpackSummary:
     """Restore the packed dumps that a condition selects as separate files, with the same records and payloads."""
     summary = UnpackSummary()
-    with _moving(store, where, run) as (_, chosen):
+    with _moving(store, where) as (_, chosen):
         packed = [parts for path in chosen if (parts := places.split_place(path))]
         for pack, dump_ids in grouped(packed).items():
             restored = []
@@ -103,7 +99,7 @@ def unpack_dumps(
                 place = places.packed_place(pack, dump_id)
                 try:
                     check_place(store, places.read_record(store.root / place), place)
-                    summary.bytes += write_out(store, place, level).stat().st_size
+                    summary.bytes += write_out(store, place).stat().st_size
                     summary.dumps += 1
                     restored.append(dump_id)
                 except ActordbgError as error:
@@ -120,13 +116,13 @@ def unpack_dumps(
 
 
 @contextlib.contextmanager
-def _moving(store: Store, where: str | None, run: str | None) -> Iterator[tuple[Catalog, list[str]]]:
+def _moving(store: Store, where: str | None) -> Iterator[tuple[Catalog, list[str]]]:
     """Let only this process move dumps inside the block: (the catalog, the selected paths). Refreshes the catalog afterwards."""
     store.require()
     with exclusive(store):
         remove_unfinished_files(store)
         catalog = open_fresh(store, where)
-        yield catalog, [path for path, _ in dump_files(catalog, where, run=run)]
+        yield catalog, [path for path, _ in dump_files(catalog, where)]
     open_fresh(store)
 
 
@@ -161,7 +157,7 @@ def drop_from_pack(store: Store, pack: str, dump_ids: Iterable[str]) -> None:
     sync_folder(path.parent)
 
 
-def _pack_run(store: Store, paths: Sequence[str], level: int, summary: PackSummary, tell: Callable[[], object]) -> None:
+def _pack_run(store: Store, paths: Sequence[str], summary: PackSummary, tell: Callable[[], object]) -> None:
     """Put the files of a run into packs, and remove each once its pack is complete; a bad file stays where it is."""
     writer: PackWriter | None = None
     going: list[tuple[Path, int]] = []
@@ -173,7 +169,7 @@ def _pack_run(store: Store, paths: Sequence[str], level: int, summary: PackSumma
                 size = path.stat().st_size
                 dumpfile.check(record, payload, str(path))
                 check_place(store, record, place)
-                writer = writer or PackWriter(store.packs / record.run, level)
+                writer = writer or PackWriter(store.packs / record.run)
                 writer.add(record, line, payload)
                 going.append((path, size))
             except FileNotFoundError:  # removed meanwhile
@@ -193,13 +189,13 @@ def _pack_run(store: Store, paths: Sequence[str], level: int, summary: PackSumma
             writer.discard()
 
 
-def write_out(store: Store, place: str, level: int = UNPACK_LEVEL) -> Path:
+def write_out(store: Store, place: str) -> Path:
     """Write a packed dump as a separate file, read it again and return its path. StoreProblem if another dump lies there."""
     record, line, payload = places.read_exactly(store.root / place)
     dumpfile.check(record, payload, place)
     path = store.dump_path(record)
     if not os.path.lexists(path):
-        atomic_write(path, pack_line(line, payload, level))
+        atomic_write(path, pack_line(line, payload, UNPACK_LEVEL))
     if dumpfile.read_payload(path) != (record, payload):
         raise StoreProblem(f"{store.relative(path)} exists and is another dump")
     return path

@@ -112,7 +112,7 @@ def find_rings(store: Store) -> list[Path]:
     return sorted(rings)
 
 
-def recover(store: Store, paths: Sequence[Path], *, live: bool = False, keep_rings: bool = False) -> Iterator[RingReport]:
+def recover(store: Store, paths: Sequence[Path], *, live: bool = False) -> Iterator[RingReport]:
     """Recover rings one after another, after removing unfinished files of dead processes. A damaged ring is reported (`problem`)
     and stays; its undamaged calls are recovered.
     """
@@ -123,7 +123,7 @@ def recover(store: Store, paths: Sequence[Path], *, live: bool = False, keep_rin
             ring = read_ring(path)
             report.host, report.pid, report.alive = (str(ring.facts.get("host")), int(ring.facts.get("pid", 0)), ring.alive)
             if live or not ring.alive:
-                _recover(store, ring, report, keep_rings)
+                _recover(store, ring, report)
         except (ActordbgError, OSError) as error:
             if path.exists():
                 report.problem = error.message if isinstance(error, ActordbgError) else str(error)
@@ -147,7 +147,7 @@ def discard(store: Store, paths: Iterable[Path]) -> Iterator[RingReport]:
         yield report
 
 
-def _recover(store: Store, ring: RingFile, report: RingReport, keep_rings: bool) -> None:
+def _recover(store: Store, ring: RingFile, report: RingReport) -> None:
     last = max((slot.sequence for slot in ring.slots), default=0)
     before = None if ring.ended_by_ray else RECENT  # nothing went wrong: recover only what it had no time to write
     marks = {
@@ -170,8 +170,7 @@ def _recover(store: Store, ring: RingFile, report: RingReport, keep_rings: bool)
         more = f" ({len(ring.damaged)} calls in it are damaged)" if len(ring.damaged) > 1 else ""
         raise CorruptDump(ring.damaged[0] + more, hint=HINT)
     _settle_all(store, ring, written, report)
-    if not keep_rings:
-        _remove(ring.path, report)
+    _remove(ring.path, report)
 
 
 def remove_unfinished_files(store: Store) -> None:

@@ -31,14 +31,12 @@ def paths_to_verify(catalog: Catalog, where: str | None) -> list[str]:
     return paths if where is not None else sorted({*paths, *(item.path for item in damaged_files(catalog))})
 
 
-def verify_files(
-    store: Store, paths: list[str], jobs: int = 0, *, deep: bool = True
-) -> Iterator[tuple[str, int, Damaged | None]]:
+def verify_files(store: Store, paths: list[str], *, deep: bool = True) -> Iterator[tuple[str, int, Damaged | None]]:
     """Yield (path, bytes, what is wrong or None) for each dump; bytes of the file, or of a packed dump's payload.
 
-    `jobs` threads, 0 for all processors. Without `deep` only records are read.
+    Without `deep` only records are read.
     """
-    with ThreadPoolExecutor(jobs or min(os.cpu_count() or 1, 16)) as pool:
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, 16)) as pool:
         yield from pool.map(lambda path: verify_place(store, path, deep), paths)
 
 

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import StoreProblem, UsageError
-from actordbg.base.units import new_replay_id, plural
+from actordbg.base.units import new_replay_id, plural, resolve
 from actordbg.catalog import query
 from actordbg.config.as_ran import as_ran, telling
 from actordbg.config.replay_config import SETTINGS, VARIATIONS, WIDER
@@ -118,6 +118,12 @@ def save(store: Store, record: NoiseRecord) -> Path:
     return store.publish_text(store.noise / f"{record.noise_id}.json", record.to_json())
 
 
+def load(store: Store, name: str) -> NoiseRecord:
+    """Load the noise floor with this id or unique beginning of an id, or the newest for "last"; UsageError otherwise."""
+    ids = sorted(path.stem for path in store.noise.glob("[!.]*.json"))
+    return NoiseRecord.from_file(store.noise / f"{resolve(name, ids, 'noise floor', made_by='noise')}.json")
+
+
 def newest_for(store: Store, replay_id: str) -> NoiseRecord | None:
     """Return the newest noise floor of this replay's configuration that covers at least one of its dumps; None if none does."""
     catalog = query.open_fresh(store)
@@ -127,7 +133,7 @@ def newest_for(store: Store, replay_id: str) -> NoiseRecord | None:
             record = NoiseRecord.from_file(path)
             measured = open_replay(catalog, record.replay_id)
         except (StoreProblem, UsageError):
-            continue  # damaged (`index` reports it), or its replay and thus its resolved configuration was removed
+            continue  # damaged (`fsck` reports it), or its replay and thus its resolved configuration was removed
         about_these = any(dump.dump_id in side.inputs for dump in record.dumps)
         if about_these and configuration_of(measured) == configuration_of(side):
             return record

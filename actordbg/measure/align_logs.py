@@ -1,15 +1,13 @@
 """Compare one metric of two training logs, step by step.
 
-One of three rules decides, and the result names it. A relative difference is |a - b| / max(|a|, |b|), and 0 where both are 0.
+One of two rules decides, and the result names it. A relative difference is |a - b| / max(|a|, |b|), and 0 where both are 0.
 "Below" is strictly below the threshold.
 
 * `first-mean-last` (default): the first value, the mean and the last value of both differ by less than the threshold. Numbered
   steps count if both logs have them; if lines have no step numbers, all values count.
 * `every-step`: no common step differs by the threshold or more.
-* `compare-backends`: the rule of the trainer's archived script `compare_backends.py`: first, mean and last of all values
-  between 0 and 100 (both excluded), whatever their steps. Other values are skipped and counted.
 
-Under the first two rules, a NaN or an infinity is a failure. Fewer than LEAST_COMMON common steps are `too-few-steps`: first,
+A NaN or an infinity is a failure. Fewer than LEAST_COMMON common steps are `too-few-steps`: first,
 mean and last of a single step are equal. Two logs with nothing to compare give `nothing-in-common`. These are failures as well.
 
 Whether a series falls: the median of the first third of its values is compared with that of the last third; half of the
@@ -32,8 +30,8 @@ from actordbg.base.units import letter_of
 from actordbg.measure.log_lines import BAR, KINDS, LINE, ORDER, Series, TrainLog, is_loss, plain_name
 from actordbg.trainers.trainer import TRAINER
 
-FIRST_MEAN_LAST, EVERY_STEP, COMPARE_BACKENDS = "first-mean-last", "every-step", "compare-backends"
-RULES = (FIRST_MEAN_LAST, EVERY_STEP, COMPARE_BACKENDS)
+FIRST_MEAN_LAST, EVERY_STEP = "first-mean-last", "every-step"
+RULES = (FIRST_MEAN_LAST, EVERY_STEP)
 THRESHOLD = 0.05
 LEAST_COMMON = 3
 """Fewest common steps for the verdict "aligned"."""
@@ -87,7 +85,7 @@ class Step:
 
 @dataclass(frozen=True)
 class LogSide:
-    """The values of the metric in a log. Figures are over its finite values; `left_out`: number of values that the rule skips.
+    """The values of the metric in a log. Figures are over its finite values.
 
     nonfinite: how many values are NaN or infinite, and nonfinite_steps the first of their steps. rerun: steps that the log
     repeats. found: how often each metric occurs in the log (empty unless nothing could be compared).
@@ -107,7 +105,6 @@ class LogSide:
     nonfinite: int = 0
     nonfinite_steps: tuple[int, ...] = ()
     rerun: int = 0
-    left_out: int = 0
     round_lengths: tuple[int, ...] = ()
     found: dict[str, int] = field(default_factory=dict)
 
@@ -227,17 +224,15 @@ def compare_logs(
     else:
         ours, theirs = chosen_series(a, b, name)
         both = pair(ours, theirs)
-        why = "" if both or rule == COMPARE_BACKENDS else f"both logs have {name}, but no step is in both"
+        why = "" if both else f"both logs have {name}, but no step is in both"
     if name is None or why:
         first, second = (LogSide(path=log.path, found=dict(log.metrics)) for log in (a, b))
         return LogComparison(first, second, name or metric, rule, threshold, NOTHING, reasons=(why,))
-    if rule == COMPARE_BACKENDS:
-        x, y = ([value for value in series.points.values() if 0 < value < 100] for series in (ours, theirs))
-    elif ours.kind == ORDER and theirs.kind == ORDER:
+    if ours.kind == ORDER and theirs.kind == ORDER:
         x, y = _finite(ours.points.values()), _finite(theirs.points.values())
     else:
         x, y = _finite(gap[1] for gap in both), _finite(gap[2] for gap in both)
-    sides = _side(a, ours, rule, len(x)), _side(b, theirs, rule, len(y))
+    sides = _side(a, ours), _side(b, theirs)
     gaps = [(relative(x, y), step, x, y) for step, x, y in both]
     over = sorted((gap for gap in gaps if not gap[0] < threshold), key=lambda gap: (not math.isnan(gap[0]), -gap[0], gap[1]))
     finite = _finite(gap for gap, *_ in gaps)
@@ -247,7 +242,7 @@ def compare_logs(
     called = list(zip(letters, sides, strict=True))
     reasons = _reasons(name, rule, threshold, three, len(over), called)
     verdict = DIFFERENT if reasons else ALIGNED
-    if verdict == ALIGNED and rule != COMPARE_BACKENDS and len(both) < LEAST_COMMON:
+    if verdict == ALIGNED and len(both) < LEAST_COMMON:
         verdict = TOO_FEW_COMMON
         counted = "1 step is" if len(both) == 1 else f"{len(both):,} steps are"
         reasons = [f"{counted} in both logs, but at least {LEAST_COMMON} are needed"]
@@ -306,7 +301,7 @@ def _reasons(
             if value is not None and not value < threshold:
                 reasons.append(f"the {what} differs by {value:.4g}, which is not below {threshold:g}")
     for letter, side in sides:
-        if side.nonfinite and rule != COMPARE_BACKENDS:
+        if side.nonfinite:
             count = f"1 value of {letter} is" if side.nonfinite == 1 else f"{side.nonfinite:,} values of {letter} are"
             steps = ", ".join(map(str, side.nonfinite_steps[:5])) + (", ..." if side.nonfinite > 5 else "")
             reasons.append(f"{count} NaN or infinite (step {steps})")
@@ -332,18 +327,16 @@ def _notes(ours: Series, theirs: Series, both: int, sides: Sequence[tuple[str, L
     for letter, side in sides:
         if side.rerun:
             notes.append(f"{letter} repeats {side.rerun:,} earlier steps (resumed?): the later values count")
-        if side.left_out:
-            notes.append(f"{side.left_out:,} values of {letter} are left out: not between 0 and 100, or not finite")
     return notes
 
 
-def _side(log: TrainLog, series: Series, rule: str, counted: int) -> LogSide:
+def _side(log: TrainLog, series: Series) -> LogSide:
     steps, values = list(series.points), _finite(series.points.values())
     wild = [step for step, value in series.points.items() if not math.isfinite(value)]
     side = LogSide(
         log.path, series.kind, len(steps), steps[0], steps[-1],
         trend=trend(values), nonfinite=len(wild), nonfinite_steps=tuple(wild[:_NAMED]), rerun=series.rerun,
-        left_out=len(steps) - counted if rule == COMPARE_BACKENDS else 0, round_lengths=series.totals,
+        round_lengths=series.totals,
     )  # fmt: skip
     if not values:
         return side

@@ -34,8 +34,12 @@ NOTHING = (
 )
 
 
-def document(answer: CurvesAnswer, charts: Sequence[Chart], rows: int) -> list[Block]:
-    """Build the document. `rows`: most points to show per curve, evenly sampled; 0 for all."""
+MOST_ROWS = 24
+"""Most lengths in the table of a curve; --json has all."""
+
+
+def document(answer: CurvesAnswer, charts: Sequence[Chart]) -> list[Block]:
+    """Build the document, top to bottom."""
     what = "peak memory" if answer.quantity == MEMORY else f"{answer.passes} time".removeprefix("both ")
     measured = sum(point.inputs for config in answer.curves for point in config.measurements.points)
     summary = f"{what} by {BY[answer.by]}; {plural(answer.replays, 'replay')}, {plural(measured, 'input')}"
@@ -47,11 +51,11 @@ def document(answer: CurvesAnswer, charts: Sequence[Chart], rows: int) -> list[B
     if any(config.at for config in answer.curves):
         blocks += _at(answer)
     for config in answer.curves:
-        blocks += _curve(config, answer, rows)
-    return [*blocks, *map(Paragraph, answer.notes)]
+        blocks += _curve(config, answer)
+    return [*blocks, *map(Paragraph, answer.notes), Heading("Legend", 3), Items(_legend(answer.quantity))]
 
 
-def explanations(quantity: str) -> list[Block]:
+def _legend(quantity: str) -> tuple[str, ...]:
     """Explain the figures of memory or time curves."""
     of_memory = (
         "peak: the largest over the inputs of a length, in one worker: on a CPU, the process's resident memory, including "
@@ -66,7 +70,7 @@ def explanations(quantity: str) -> list[Block]:
         "packed inputs are computed without padding, so use --by tokens for them",
         "measured: a longer length is known not to fit; extrapolated: by the curve, beyond measured lengths",
     )
-    return [Heading("Legend", 3), Items((*(of_memory if quantity == MEMORY else of_time), *of_both))]
+    return (*(of_memory if quantity == MEMORY else of_time), *of_both)
 
 
 def title(config: CurveAnswer) -> str:
@@ -140,8 +144,8 @@ def _at(answer: CurvesAnswer) -> list[Block]:
     return [Heading("At the requested lengths", 2), grid, *([Items(refused)] if refused else [])]
 
 
-def _curve(config: CurveAnswer, answer: CurvesAnswer, most: int) -> list[Block]:
-    """Build the section of a configuration: how it ran, its curve, and at most `most` of its points."""
+def _curve(config: CurveAnswer, answer: CurvesAnswer) -> list[Block]:
+    """Build the section of a configuration: how it ran, its curve, and at most `MOST_ROWS` of its points, evenly sampled."""
     measured, curve, times = config.measurements, config.curve, answer.quantity != MEMORY
     law = f"no curve: {plural(len(config.values), 'length')} measured, at least {LEAST} are needed"
     if curve is not None:
@@ -164,7 +168,7 @@ def _curve(config: CurveAnswer, answer: CurvesAnswer, most: int) -> list[Block]:
         columns = ("forward", "backward", "both") if times else (MEMORY,)
         by_length = {point.n: point for point in measured.points}
         rows = []
-        for n, value in thinned(config.values, most) if most > 1 else config.values[:most] or config.values:
+        for n, value in thinned(config.values, MOST_ROWS):
             point, fitted = by_length[n], curve.at(n) if curve else None
             figures = [*(getattr(point, name) for name in columns), fitted]
             shown = [seconds(figure) if times else shown_value(figure, MEMORY) for figure in figures]

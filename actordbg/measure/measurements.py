@@ -165,7 +165,7 @@ def plan_lengths(store: Store, config: ReplayConfig, lengths: set[int], batch_si
     find_model(config.model)
     run = f"curve-{new_replay_id()}"
     for length in sorted(lengths):
-        create_dumps(store, INPUTS * config.lanes, batch_size, length, padding="none", run=run)
+        create_dumps(store, INPUTS * config.lanes, batch_size, length, run=run, padded=False)
     where = f"run='{run}'"
     rows = select_dumps(open_fresh(store, where), where, order="length")
     return make_plan(rows, config, order="length", where=where, command=command, versions=installed_versions()).spec

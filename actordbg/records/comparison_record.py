@@ -6,9 +6,8 @@ comparisons, noise floors and memory. Records of `matrix` and `train-check` are 
     store/matrices/<matrix_id>.json           one MatrixRecord, replaced as cells finish
     store/memory/<memory_id>.json             one MemoryRecord, replaced when the watch ends; its samples lie beside it as .csv
 
-The catalog's tables `comparison`, `noise_floor`, `matrix`, `matrix_cell` and `memory_watch` are made from these files
-alone. Ids have the form of a replay's (`20250619T052608-9f3a2c`), so they sort by time. A float that is not finite is
-stored as null.
+The catalog has rows of comparisons alone; every other record is read from its file. Ids have the form of a replay's
+(`20250619T052608-9f3a2c`), so they sort by time. A float that is not finite is stored as null.
 
 msgspec checks every field against its declared type, at any depth. The records are plain dataclasses all the same: code that
 reads or writes such a file imports msgspec; code that only names a verdict does not.

@@ -119,9 +119,8 @@ class MatrixRecord(StoredRecord):
         return bool(self.options.get("oracle")) and cell.status == PASSED and cell.verdict is None
 
 
-BASELINE, NOISE, ASKED, SFT_BASELINE, SFT = "baseline", "noise", "asked", "sft baseline", "sft"
-"""Roles of a cell: what the others are compared with; the effect of rounding alone; what was requested. And the trainer's own
-program: on one process, and as requested."""
+BASELINE, NOISE, ASKED = "baseline", "noise", "asked"
+"""Roles of a cell: what the others are compared with; the effect of rounding alone; what was requested."""
 TRAINED, BROKEN, IMPOSSIBLE, OPEN = "trained", FAILED, UNAVAILABLE, NOT_RUN
 """Statuses of a training: all steps done, ended early, cannot run here, not run yet."""
 

@@ -11,7 +11,7 @@ caller begins another pack when `is_full`.
 
 Example::
 
-    writer = PackWriter(store.packs / "ppo-1", level=19)
+    writer = PackWriter(store.packs / "ppo-1")
     writer.add(record, line, payload)
     published = writer.publish()         # now the dump's old file may be removed
 """
@@ -40,7 +40,7 @@ from actordbg.store import pack_bytes as layout
 from actordbg.store.layout import Store
 from actordbg.store.places import Pack
 
-DEFAULT_LEVEL = 19
+LEVEL = 19
 """zstd level of a pack: on the real dumps 8 % smaller than level 12 and 12 % smaller than level 3, and read as fast."""
 BLOCK = 2 * 2**20
 """A block's content, in bytes. Smaller blocks cost size (256 KiB: 6 % on the real dumps), larger ones time to load one dump."""
@@ -74,10 +74,10 @@ class PackFigures:
 class PackWriter:
     """A pack that is being written into a folder. `discard` leaves nothing behind."""
 
-    def __init__(self, folder: Path, level: int = DEFAULT_LEVEL) -> None:
+    def __init__(self, folder: Path) -> None:
         make_folder(folder)
         self.figures = PackFigures()
-        self._folder, self._level = folder, level
+        self._folder = folder
         self._temporary = folder / temporary_name(layout.PACK_SUFFIX)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._file = os.fdopen(os.open(self._temporary, flags, 0o600), "wb")
@@ -183,7 +183,7 @@ class PackWriter:
             [(place[block], size, times) for block, size, times in self._pieces],
             self._dumps,
         )
-        index = compress(content, self._level)
+        index = compress(content, LEVEL)
         offset = self.figures.stored
         self._write(index)
         self._write(layout.foot(offset, index, len(content), len(self._dumps)))
@@ -216,7 +216,7 @@ class PackWriter:
 
     def _close_block(self, kind: str) -> None:
         block, content = self._open.pop(kind)
-        frame = compress(bytes(content), self._level)
+        frame = compress(bytes(content), LEVEL)
         self._written.append((block, len(frame), len(content)))
         self._write(frame)
 

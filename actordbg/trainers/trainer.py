@@ -8,7 +8,7 @@ trainer's modules and arguments, how to build and call its Actor, and the format
 | install, `run`, `doctor` | the module that holds the Actor, its package, the supported versions |
 | `replay`, `actor init` | to prepare a process, build an Actor, repeat a captured call |
 | the deepspeed backend | the trainer's own DeepSpeed strategy |
-| `demo`, `train-check --trainer sft` | real training programs, and how to read progress from their logs |
+| `demo` | real training programs, and how to read progress from their logs |
 
 Another trainer is another class with the members of `openrlhf.adapter.OpenRlhf`, in a separate folder beside `openrlhf/`. Members
 import what they need (torch, the trainer) when they are called: training processes and every command load this module.
@@ -21,8 +21,6 @@ import what they need (torch, the trainer) when they are called: training proces
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from actordbg.trainers.openrlhf.adapter import OpenRlhf
@@ -30,34 +28,6 @@ from actordbg.trainers.openrlhf.adapter import OpenRlhf
 if TYPE_CHECKING:
     from actordbg.trainers.openrlhf.demo_programs import DemoProgram
     from actordbg.trainers.rows_actor import RowsActors
-
-
-@dataclass(frozen=True)
-class SftOrder:
-    """A supervised training run of the trainer's own program. keys: the row's keys of prompt and completion.
-
-    batch: rows per step, over all processes; micro_batch: rows per micro-batch, in each process. samples: rows to use.
-    """
-
-    model: Path
-    data: Path
-    keys: tuple[str, str]
-    processes: int
-    zero_stage: int
-    tp: int
-    ring: int
-    dtype: str
-    attn: str
-    batch: int
-    micro_batch: int
-    samples: int
-    epochs: int
-    max_len: int
-    lr: float
-    weight_decay: float
-    max_norm: float
-    seed: int
-    gradient_checkpointing: bool = False
 
 
 Actors: TypeAlias = "OpenRlhf | RowsActors"

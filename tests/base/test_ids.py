@@ -8,7 +8,7 @@ from actordbg.base.errors import ActordbgError, StoreProblem, UsageError
 from actordbg.base.units import resolve
 from actordbg.campaign import run_matrix
 from actordbg.catalog import query
-from actordbg.catalog.query import read_noise
+from actordbg.judge import noise_floor
 from actordbg.replay.supervise import load_spec
 from actordbg.store.layout import Store
 
@@ -33,7 +33,7 @@ def test_what_none_or_several_have_is_refused_with_the_newest_ids(name: str, sai
 
 def test_every_command_answers_a_name_in_an_empty_store_alike(store: Store):
     found: list[ActordbgError] = []
-    for look in (query.get_dump, query.get_replay, read_noise, load_spec, run_matrix.load):
+    for look in (query.get_dump, query.get_replay, noise_floor.load, load_spec, run_matrix.load):
         with pytest.raises((UsageError, StoreProblem), match=r"^there is no [a-z ]+ yet$") as caught:
             look(store, "last")
         found.append(caught.value)

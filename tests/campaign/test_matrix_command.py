@@ -27,7 +27,6 @@ from actordbg.base.units import new_replay_id
 from actordbg.campaign import run_matrix as matrices
 from actordbg.campaign.cell_outcomes import context_of, regressions, require_common
 from actordbg.campaign.matrix_document import MatrixContext, matrix_document
-from actordbg.campaign.run_matrix import MatrixEvent
 from actordbg.campaign.runner import claimed
 from actordbg.document.blocks import BAD_TONE, GOOD_TONE, PART_TONE, Banner
 from actordbg.document.page import as_html
@@ -281,14 +280,14 @@ def test_cells_that_call_for_other_ranks_than_were_captured_are_said_so_and_the_
 def test_ctrl_c_keeps_what_is_done_ends_every_process_and_resume_does_the_rest(bench: Bench):
     """Stopped after the first input of the second cell."""
 
-    def interrupt(event: MatrixEvent):
-        if event.kind == "input" and event.cell.index == 1:
+    def interrupt(words: str, steps: int):
+        if steps and words.startswith("#1 "):
             kept = matrices.load(bench.store, "last")  # what a killed command would leave
             assert (kept.status, statuses(kept)[:2], bool(kept.cells[1].replay_id)) == ("running", ["passed", "not run"], True)
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        bench.run(bench.new(FOUR), lambda config: {"takes": 0.2}, on_event=interrupt)
+        bench.run(bench.new(FOUR), lambda config: {"takes": 0.2}, on_progress=interrupt)
     before = matrices.load(bench.store, "last")
     assert bench.left_running() == [] and before.status == "interrupted"
     assert statuses(before) == ["passed", "not run", "not run", "not run"] and "unfinished" in shown(before)

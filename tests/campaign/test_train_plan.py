@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import commandline
-import logcases
 import pytest
 from click.testing import Result
 from matrixcases import training_check
@@ -23,7 +22,7 @@ from actordbg.base.errors import Refused, Unsupported, UsageError, WhereError
 from actordbg.campaign.run_train_check import CHECK, folder_of, write_trainer_log
 from actordbg.campaign.train_document import is_good, train_document, verdicts
 from actordbg.campaign.train_engine import STEP, TrainEngine
-from actordbg.campaign.train_plan import batch_of, configurations, log_name, read_names, schedule, steps_of_log
+from actordbg.campaign.train_plan import batch_of, configurations, log_name, read_names, schedule
 from actordbg.campaign.training_session import TrainingSession
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.document.blocks import BAD_TONE, GOOD_TONE, PART_TONE, Banner
@@ -36,8 +35,6 @@ from actordbg.records.matrix_record import (
     IMPOSSIBLE,
     NOISE,
     OPEN,
-    SFT,
-    SFT_BASELINE,
     TRAINED,
     TrainCell,
     TrainCheckRecord,
@@ -157,11 +154,6 @@ def test_a_step_that_is_not_finite_fails_with_its_figures_and_its_result_can_be_
     assert read_results(tmp_path)[item.dump_id].extra[STEP]["update_norm"] is None
 
 
-def test_a_loss_of_the_trainers_own_program_that_is_not_finite_is_none(tmp_path: Path):
-    (tmp_path / "x.log").write_text(logcases.sft_bars([2.0, float("nan"), 1.5], epochs=1))
-    assert [one.loss for one in steps_of_log(tmp_path / "x.log", 3)] == [2.0, None, 1.5]
-
-
 def banner_of(record: TrainCheckRecord) -> Banner:
     return next(block for block in train_document(record, {}) if isinstance(block, Banner))
 
@@ -275,41 +267,8 @@ def test_going_on_with_anothers_check_is_confirmed(store: Store, monkeypatch: py
     path = kept(store, record)
     assert invoke(store, "--show last").exit_code == 0
     logs = replace(record, log_dir=str(path.parent / "logs"))
-    write_trainer_log(replace(record.cells[0], role=SFT), logs)
+    write_trainer_log(record.cells[0], logs)
     assert [one for one in check(store) if "trainchecks" in str(one.place)] == []
     give_away(path, monkeypatch)
     with pytest.raises(Refused, match="wrote training check 20261122T080000-abcdef"):
         invoke(store, "--resume last")
-
-
-def test_the_trainers_own_program_is_planned_beside_and_held_against_itself(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    publish(store, 1)
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"question": "2 + 2?", "response": "4"}\n')
-    monkeypatch.setenv("DATASET", str(rows))
-    done = invoke(store, "--trainer sft --backend deepspeed,fsdp2 --nproc 2 --dry-run --json")
-    told = json.loads(done.stdout)
-    cells = {one["name"]: one for one in told["cells"] if one["role"] in (SFT, SFT_BASELINE)}
-    assert list(cells) == ["train_sft, 1 process", "train_sft, ZeRO 0", "train_sft, fsdp2"]
-    assert [one["status"] for one in cells.values()] == ["not run", "not run", "unavailable"]
-    assert "no fsdp2 backend" in cells["train_sft, fsdp2"]["reason"]
-    assert cells["train_sft, ZeRO 0"]["log_name"] == "deepspeed_test.log"
-    assert told["options"][SFT]["data"] == str(rows) and told["names"]["DATASET"] == str(rows)
-    monkeypatch.delenv("DATASET")
-    made_up = json.loads(invoke(store, "--trainer sft --steps 7 --dry-run --json").stdout)["options"][SFT]
-    assert (made_up["data"], made_up["round"]) == (None, 3)
-    with pytest.raises(UsageError, match="no known pair of texts"):
-        monkeypatch.setenv("DATASET", str(rows))
-        rows.write_text('{"text": "2 + 2 = 4"}\n')
-        invoke(store, "--trainer sft --dry-run")
-
-    sound = checked(checked(()).cells[0].steps)
-    losses = tuple(TrainStep(step, 7.0 - 0.3 * step, None, None) for step in range(1, 9))
-    far = tuple(replace(one, loss=(one.loss or 0) * 1.06) for one in losses)
-    for ours, word in ((losses, "agrees"), (far, "loss too far")):
-        alone = TrainCell(3, "alone", SFT_BASELINE, ReplayConfig().to_dict(), "a.log", TRAINED, steps=losses)
-        record = replace(sound, cells=(*sound.cells, alone, replace(alone, index=4, role=SFT, steps=ours)))
-        assert [one.word for one in verdicts(record)][2:] == ["agrees", "baseline", word]
-        assert is_good(record) is (word == "agrees")

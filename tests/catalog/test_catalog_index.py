@@ -286,21 +286,6 @@ def test_a_damaged_replay_is_a_warning(store: Store) -> None:
     assert [replay.replay_id for replay in query.list_replays(store)] == ["r2"]
 
 
-def test_patch_events_are_indexed(store: Store) -> None:
-    store.events.mkdir()
-    event = {"format": 1, "event": "patch", "timestamp": "2025-06-19T00:00:00.000000Z", "target": "/x/actor.py",
-             "sha256_before": "a", "sha256_after": "b", "python": "/x/python", "openrlhf_version": None,
-             "actordbg_version": "0.1.0"}  # fmt: skip
-    (store.events / "20250619-1-aa.json").write_text(json.dumps(event))
-    (store.events / "20250619-1-bb.json").write_text("{")
-    (store.events / "20250619-1-cc.json").write_text("[" * 100_000)
-    refresh(store)
-    (found,) = query.table_rows(store, "patch_event", "1")
-    assert (found.event, found.target, found.openrlhf_version) == ("patch", "/x/actor.py", None)
-    (store.events / "20250619-1-aa.json").unlink()
-    assert query.table_rows(store, "patch_event", "1") == []
-
-
 def test_rows_and_schema_are_the_same_however_the_catalog_was_made(store: Store) -> None:
     """Bar: `rm store/catalog.db && actordbg index` gives back every row. In memory from nothing, in memory anew, and in its file
     dump by dump; texts that are equal in all rows stand in the SQL.

@@ -1,4 +1,4 @@
-"""The schema: equal to the models and to what alembic makes; an earlier catalog is made anew; what is newer is not touched."""
+"""The schema: equal to the models and to what alembic makes; a catalog of any other program is made anew."""
 
 from __future__ import annotations
 
@@ -43,14 +43,19 @@ def test_alembic_makes_the_schema_that_the_program_makes(store: Store, tmp_path:
     refresh(store)
     made, migrated = ({one for one in schema(place) if "alembic_version" not in one} for place in (store.catalog_path, path))
     assert made == migrated
-    assert migrate.revision(store.catalog_path) == migrate.revision(path) == migrate.HEAD
+    assert migrate.look(store.catalog_path) == migrate.look(path) == (migrate.HEAD, True)
 
 
-def of_an_earlier_program(store: Store) -> None:
+def of_an_earlier_program(store: Store, revision: str = "0007") -> None:
     """The catalog becomes one that an earlier program made, with other tables."""
     with contextlib.closing(sqlite3.connect(store.catalog_path)) as connection, connection:
-        connection.execute("UPDATE alembic_version SET version_num = '0007'")
+        connection.execute("UPDATE alembic_version SET version_num = ?", (revision,))
         connection.execute("DROP TABLE law_answer")
+
+
+def of_a_later_program(store: Store) -> None:
+    """The catalog becomes one whose revision this program cannot know."""
+    of_an_earlier_program(store, "ab12cd34ef56")
 
 
 def without_a_setting(store: Store) -> None:
@@ -59,8 +64,8 @@ def without_a_setting(store: Store) -> None:
         connection.execute("ALTER TABLE replay DROP COLUMN attn")
 
 
-@pytest.mark.parametrize("made", [of_an_earlier_program, without_a_setting])
-def test_an_earlier_catalog_is_made_anew_from_the_files_and_that_is_said(
+@pytest.mark.parametrize("made", [of_an_earlier_program, of_a_later_program, without_a_setting])
+def test_another_programs_catalog_is_made_anew_from_the_files_and_that_is_said(
     store: Store, made: Callable[[Store], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     records = cases.fill(store, 9)
@@ -69,15 +74,15 @@ def test_an_earlier_catalog_is_made_anew_from_the_files_and_that_is_said(
     refresh(store)
     fresh, inode = cases.contents(store), store.catalog_path.stat().st_ino
     made(store)
-    assert migrate.earlier(store.catalog_path)
+    assert not migrate.look(store.catalog_path)[1]
     with contextlib.closing(sqlite3.connect(store.catalog_path, isolation_level=None)) as reader:
         reader.execute("BEGIN")
         assert reader.execute("SELECT count(*) FROM dump").fetchone() == (9,)
         done = CliRunner().invoke(app, ["--store", str(store.root), "dump", "ls"])
         assert reader.execute("SELECT count(*) FROM dump").fetchone() == (9,), "a reader of the old one continues"
-    assert done.exit_code == 0 and "rebuilt the catalog from the store's files: it was made by an earlier actordbg" in caplog.text
+    assert done.exit_code == 0 and "rebuilt the catalog from the store's files: it was made by another actordbg" in caplog.text
     assert cases.contents(store) == fresh and store.catalog_path.stat().st_ino == inode
-    assert len(query.select_dumps(store, "status='failed'")) == 4 and migrate.earlier(store.catalog_path) is None
+    assert len(query.select_dumps(store, "status='failed'")) == 4 and migrate.look(store.catalog_path)[1]
     assert list(checking.catalog(store, True)) == []
 
 

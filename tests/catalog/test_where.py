@@ -15,7 +15,6 @@ from actordbg.catalog import where
 from actordbg.catalog.tables import CALLER, LAST_RESULT, WHERE_COLUMNS, parse_duration, to_micros
 from actordbg.catalog.where import MAX_DEPTH, MAX_OPERATORS, compile_where
 
-DAY = (to_micros("2025-06-19T00:00:00.000000Z"), to_micros("2025-06-19T23:59:59.999999Z"))
 NOW = datetime(2025, 6, 20, 12, 0, tzinfo=timezone.utc)
 
 
@@ -41,15 +40,7 @@ NOW = datetime(2025, 6, 20, 12, 0, tzinfo=timezone.utc)
         ("timestamp > now() - '2h30m'", "(d.timestamp > ?)", (to_micros("2025-06-20T09:30:00.000000Z"),)),
         ("timestamp between '2025-06-19' and now()", "(d.timestamp BETWEEN ? AND ?)",
          (to_micros("2025-06-19T00:00:00.000000Z"), to_micros("2025-06-20T12:00:00.000000Z"))),
-        ("timestamp like '2025-06-19%'", "(d.timestamp BETWEEN ? AND ?)", DAY),
-        ("timestamp not like '2025-06-19%%'", "(NOT coalesce((d.timestamp BETWEEN ? AND ?), 0))", DAY),
-        ("timestamp like '2024-02%'", "(d.timestamp BETWEEN ? AND ?)",
-         (to_micros("2024-02-01T00:00:00.000000Z"), to_micros("2024-02-29T23:59:59.999999Z"))),
-        ("timestamp like '2025%'", "(d.timestamp BETWEEN ? AND ?)",
-         (to_micros("2025-01-01T00:00:00.000000Z"), to_micros("2025-12-31T23:59:59.999999Z"))),
-        ("timestamp like '2025-06-19t05:2%'", "(d.timestamp BETWEEN ? AND ? AND moment(d.timestamp) LIKE ?)",
-         (to_micros("2025-06-19T05:00:00.000000Z"), to_micros("2025-06-19T05:59:59.999999Z"), "2025-06-19t05:2%")),
-        ("timestamp like '9999%'", "(moment(d.timestamp) LIKE ?)", ("9999%",)),
+        ("timestamp not like '2025-06-19%'", "(NOT coalesce((moment(d.timestamp) LIKE ?), 0))", ("2025-06-19%",)),
         ("timestamp like '%06-19%'", "(moment(d.timestamp) LIKE ?)", ("%06-19%",)),
         ("replayed_at like '2025-06-19%'", "(moment(micros(r.finished_at)) LIKE ?)", ("2025-06-19%",)),
         ("length(timestamp) = 27 and replayed_at < now()", "((length(moment(d.timestamp)) = ?) AND (micros(r.finished_at) < ?))",

@@ -11,81 +11,55 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actordbg.base.errors import UsageError
-from actordbg.dumps.create import PADDINGS, Draws, Shape, create_dumps, make_inputs
+from actordbg.dumps.create import Draws, create_dumps, make_inputs
 from actordbg.store import payload
 from actordbg.store.layout import Store
 from actordbg.store.places import dump_id_of
 
 
-def made(shape: Shape, seed: int = 0) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(values) for name, values in make_inputs(shape, Draws(seed)).items()}
-
-
 @settings(max_examples=60, deadline=None)
-@given(
-    st.integers(1, 5),
-    st.integers(2, 40),
-    st.data(),
-    st.sampled_from(PADDINGS),
-    st.integers(2, 200_000),
-    st.integers(0, 2**31),
-)
-def test_every_input_is_one_that_an_actor_accepts(batch, length, data, padding, vocabulary, seed):
-    actions = data.draw(st.integers(0, length - 1))
-    shape = Shape(batch, length, actions, padding, vocabulary).check()
-    tensors = made(shape, seed)
-    sequences, attention = tensors["sequences"], tensors["attention_mask"]
+@given(st.integers(1, 5), st.integers(2, 40), st.data(), st.booleans(), st.integers(2, 200_000), st.integers(0, 2**31))
+def test_every_input_is_one_that_an_actor_accepts(batch, length, data, padded, vocabulary, seed):
+    actions = data.draw(st.integers(1, length - 1))
+    made = make_inputs(batch, length, actions, vocabulary, Draws(seed), padded=padded)
+    sequences, attention, mask = map(torch.from_numpy, made.values())
     assert sequences.shape == attention.shape == (batch, length)
     assert sequences.dtype == attention.dtype == torch.int64
     assert int(sequences.min()) >= 0 and int(sequences.max()) < vocabulary
-    assert bool(((sequences == 0) == (attention == 0)).all())
+    assert bool(((sequences == 0) == (attention == 0)).all()) and (padded or bool(attention.all()))
     assert bool((attention.diff(dim=1).abs().sum(1) <= 2).all()), "the tokens of a row are one stretch"
-    assert ("action_mask" in tensors) == (actions > 0)
-    if actions:
-        mask = tensors["action_mask"]
-        assert mask.shape == (batch, actions) and mask.dtype == torch.bool
-        assert bool(mask.any(1).all()), "every row has an action"
-        assert torch.equal(mask, attention[:, -actions:].bool())
-        assert bool(attention[:, :-actions].any(1).all()), "every row has a prompt"
+    assert mask.shape == (batch, actions) and mask.dtype == torch.bool
+    assert bool(mask.any(1).all()), "every row has an action"
+    assert torch.equal(mask, attention[:, -actions:].bool())
+    assert bool(attention[:, :-actions].any(1).all()), "every row has a prompt"
 
 
-@pytest.mark.parametrize(("padding", "left", "right"), [("none", 0, 0), ("left", 1, 0), ("right", 0, 1), ("both", 1, 1)])
-def test_padding_is_where_it_was_asked_for(padding: str, left: int, right: int):
-    mask = made(Shape(64, 32, 16, padding))["attention_mask"]
-    assert bool((mask[:, 0] == 0).any()) == bool(left)
-    assert bool((mask[:, -1] == 0).any()) == bool(right)
+def test_rows_are_padded_on_both_sides():
+    mask = make_inputs(64, 32, 16, 100, Draws(0))["attention_mask"]
+    assert (mask[:, 0] == 0).any() and (mask[:, -1] == 0).any()
 
 
 def test_dumps_land_in_the_store_with_their_record(store):
-    paths = create_dumps(store, 2, batch_size=3, seq_len=20, action_len=7, padding="left", ranks=2, run="made", seed=5)
+    paths = create_dumps(store, 2, batch_size=3, seq_len=20, ranks=2, run="made", seed=5)
     assert sorted(paths) == sorted(store.iter_dumps()) and len(paths) == 4
     for path in paths:
         dump = payload.load(path)
         record = dump.record
         assert (record.run, record.source, record.world_size) == ("made", "create", 2)
-        assert (record.batch_size, record.seq_len, record.action_len) == (3, 20, 7)
+        assert (record.batch_size, record.seq_len, record.action_len) == (3, 20, 10)
         assert record.tokens == int(dump.tensors["attention_mask"].sum())
-        assert record.origin == {"seed": 5, "padding": "left", "vocab_size": 128_256}
+        assert record.origin == {"seed": 5, "vocab_size": 128_256}
         assert path == store.dump_path(record)
     assert {(payload.load(path).record.rank, payload.load(path).record.call_index) for path in paths} == {
         (0, 0), (0, 1), (1, 0), (1, 1),
     }  # fmt: skip
 
 
-def test_without_actions_the_action_mask_was_none(store):
-    dump = payload.load(create_dumps(store, 1, action_len=0)[0])
-    assert "action_mask" not in dump.tensors and dump.record.arguments["action_mask"] is None
-    assert dump.record.action_len is None
-
-
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"count": 0}, {"ranks": 0}, {"batch_size": 0}, {"seq_len": 1}, {"action_len": 512}, {"action_len": -1},
-        {"padding": "top"}, {"vocab_size": 1}, {"run": "a/b"},
-    ],
+    [{"count": 0}, {"ranks": 0}, {"batch_size": 0}, {"seq_len": 1}, {"vocab_size": 1}, {"run": "a/b"}],
     ids=str,
-)  # fmt: skip
+)
 def test_numbers_that_make_no_sense_are_usage_errors(tmp_path, wrong: dict[str, object]):
     with pytest.raises(UsageError):
         create_dumps(Store(tmp_path / "s"), **({"count": 1} | wrong))  # type: ignore[arg-type]

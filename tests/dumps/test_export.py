@@ -44,7 +44,7 @@ def dump(place: Path) -> Dump:
 
 
 def test_safetensors_holds_logical_dtypes_and_the_record(dump: Dump, place, tmp_path):
-    path = export_dump(place, tmp_path / "new" / "folder", "safetensors")
+    path = export_dump(place, tmp_path / "new" / "folder")
     assert path == tmp_path / "new" / "folder" / "d1.safetensors"
     exported = load_file(path)
     assert exported.keys() == dump.tensors.keys() >= {"output.log_probs", "rng.cpu"}
@@ -54,20 +54,8 @@ def test_safetensors_holds_logical_dtypes_and_the_record(dump: Dump, place, tmp_
         assert parse_record(file.metadata()["actordbg"]) == dump.record
 
 
-def test_pt_opens_with_weights_only_and_keeps_strides(dump: Dump, place, tmp_path):
-    content = torch.load(export_dump(place, tmp_path, "pt"), weights_only=True)
-    for name, tensor in dump.tensors.items():
-        assert content[name].dtype == tensor.dtype and content[name].stride() == tensor.stride()
-        assert torch.equal(content[name], tensor)
-    assert {name: content[name] for name in dump.record.arguments} == dump.record.arguments
-    assert (content["rank"], content["batch_size"], content["seq_len"], content["run"]) == (2, 2, 5, "r")
-    assert parse_record(content["record"]) == dump.record
-
-
-def test_an_unknown_format_and_a_folder_that_cannot_be_written_are_refused(place, tmp_path):
+def test_a_folder_that_cannot_be_written_is_refused(place, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="pickle"):
-        export_dump(place, tmp_path, "pickle")
     with pytest.raises(EnvironmentProblem):
         export_dump(place, tmp_path / "file")
 
@@ -92,14 +80,14 @@ def test_the_command_exports_by_id_and_by_the_beginning_of_one(store, made, tmp_
 
 def test_the_command_exports_what_a_query_selects(store, made, tmp_path):
     longer = create_dumps(store, 2, seq_len=32)
-    words = (store, "dump", "export", "--where", "seq_len>16", "--out", tmp_path, "--format", "pt", "--quiet")
+    words = (store, "dump", "export", "--where", "seq_len>16", "--out", tmp_path, "--quiet")
     assert invoke(*words, "--limit", 1).exit_code == 0
-    assert [path.stem for path in tmp_path.glob("*.pt")] == ids(longer)[:1]
+    assert [path.stem for path in tmp_path.glob("*.safetensors")] == ids(longer)[:1]
     assert invoke(*words, "--force").exit_code == 0
-    assert sorted(path.stem for path in tmp_path.glob("*.pt")) == sorted(ids(longer))
+    assert sorted(path.stem for path in tmp_path.glob("*.safetensors")) == sorted(ids(longer))
 
 
-@pytest.mark.parametrize("words", [[], ["nonsense"], ["x", "--where", "rank=0"], ["--format", "pickle"]], ids=str)
+@pytest.mark.parametrize("words", [[], ["nonsense"], ["x", "--where", "rank=0"]], ids=str)
 def test_the_command_refuses_what_it_cannot_know(store, made, tmp_path, words: list[str]):
     with pytest.raises(UsageError):
         invoke(store, "dump", "export", *words, "--out", tmp_path / "out", "--quiet")

@@ -70,11 +70,11 @@ def test_a_noted_place_leads_to_a_dump_that_moved_whatever_its_run_is_called(sto
 
 def test_a_condition_and_a_run_choose(store, ppo):
     packcases.fill_ppo(store, calls=1, first=20, run="other")
-    assert packing.pack_dumps(store, "rank = 1", run="ppo-1").figures.dumps == 3
+    assert packing.pack_dumps(store, "rank = 1 and run = 'ppo-1'").figures.dumps == 3
     assert all(split_place(row.path) for row in query.select_dumps(store, "rank = 1 and run = 'ppo-1'"))
     assert packing.pack_dumps(store).figures.dumps == 9 + 3
     assert {path.parent.name for path in store.iter_packs()} == {"ppo-1", "other"}
-    assert packing.unpack_dumps(store, "rank = 1", run="ppo-1").dumps == 3
+    assert packing.unpack_dumps(store, "rank = 1 and run = 'ppo-1'").dumps == 3
     assert len(loose(store)) == 3 and packcases.contents(store).items() >= ppo.items()
 
 
@@ -150,8 +150,8 @@ def test_readers_are_never_disturbed_while_dumps_move(store, ppo):
     thread = threading.Thread(target=read)
     thread.start()
     for _ in range(3):
-        packing.pack_dumps(store, "rank < 2", level=1)
-        packing.pack_dumps(store, level=1)
+        packing.pack_dumps(store, "rank < 2")
+        packing.pack_dumps(store)
         packing.unpack_dumps(store, "rank = 0")
         packing.unpack_dumps(store)
     stop.set()

@@ -61,7 +61,7 @@ def judge(mutant: Mutant, path: Path, store: Store) -> tuple[bool, bool]:
     assert many is None or list(zip(*many, strict=True)) == [row], "another row among others"
     whole = attempt(lambda: dumpfile.read_payload(path))
     dump = attempt(lambda: payload.load(path))
-    ((_, _, damaged),) = verify.verify_files(store, [store.relative(path)], 1)
+    ((_, _, damaged),) = verify.verify_files(store, [store.relative(path)])
     if record is not None and row is not None:
         assert [getattr(record, name) for name in headers.FIELDS] == list(row[: len(headers.FIELDS)])
     if dump is not None:
@@ -119,7 +119,7 @@ readers = (
     lambda: dumpfile.read_record(target),
     lambda: headers.read_row(str(target), target.name.removesuffix(SUFFIX), parts[0], int(parts[1][4:])),
     lambda: dumpfile.read_payload(target),
-    lambda: list(verify.verify_files(store, [store.relative(target)], 1)),
+    lambda: list(verify.verify_files(store, [store.relative(target)])),
     lambda: payload.load(target),
 )
 

@@ -137,7 +137,7 @@ def one_input(data: bytes) -> None:
         shutil.rmtree(store.root, ignore_errors=True)
         store.create()
     _runs += 1
-    (report,) = recover(store, [path], keep_rings=True)
+    (report,) = recover(store, [path])
     assert report.problem is None or (report.problem and len(report.problem) < 2000)
     for found in report.dumps:
         assert (store.root / found.path).resolve().is_relative_to(store.dumps), "a dump outside of the store"

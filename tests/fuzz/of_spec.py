@@ -9,7 +9,7 @@ from typing import Any
 
 from fuzzing import Chance, Havoc, damage, mutate_json, same_json
 
-from actordbg.catalog.record_rows import dumps_of, rows_of, setting_columns, spec_columns
+from actordbg.catalog.record_rows import rows_of, setting_columns, spec_columns
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.records.comparison_record import (
     ComparisonRecord,
@@ -66,11 +66,11 @@ def one_input(data: bytes) -> None:
 
 def _in_the_catalog(record: Any) -> None:
     """The record makes rows, and every value of them fits into SQLite."""
+    rows = []
     if isinstance(record, ReplaySpec):
         rows = [spec_columns(record) | setting_columns(record.config.to_dict(), None)]
-    else:
+    elif isinstance(record, ComparisonRecord):
         rows = [row for table in rows_of(record).values() for row in table]
-        rows += dumps_of(record) if isinstance(record, ComparisonRecord) else []
     for value in (value for row in rows for value in row.values()):
         plain = json.dumps(value) if isinstance(value, dict | list | tuple) else value
         _SQLITE.execute("SELECT ?", (plain,)).fetchall()

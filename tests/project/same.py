@@ -41,7 +41,6 @@ bad       dump ls --where "seq_len>"
 columns   dump columns --json
 verify    dump verify --json
 export    dump export --where "seq_len<400" --out OUT/exported
-pt        dump export --where "seq_len<200" --out OUT/pt --format pt
 pack      dump pack --json
 packed    dump ls --json --limit 0
 exported  dump export --where "seq_len<400" --out OUT/exported_again

@@ -1,4 +1,4 @@
-"""Dumps, replays and events for the catalog's tests: small, real files, made by the same code that a training run uses."""
+"""Dumps and replays for the catalog's tests: small, real files, made by the same code that a training run uses."""
 
 from __future__ import annotations
 
@@ -27,10 +27,7 @@ from actordbg.store.layout import Store
 
 START = datetime(2025, 6, 19, 5, 26, 8, 430740, tzinfo=timezone.utc)
 
-DERIVED = (
-    "run", "caller", "replay", "result", "comparison", "patch_event", "damaged_file",
-    "comparison_run", "noise_floor", "matrix", "matrix_cell",
-)  # fmt: skip
+DERIVED = ("run", "caller", "replay", "result", "comparison", "comparison_run", "damaged_file")
 
 
 def record(index: int, **changes: Any) -> DumpRecord:
@@ -80,9 +77,8 @@ def with_record(blob: bytes, old: bytes, new: bytes) -> bytes:
 def settle(store: Store) -> None:
     """Make every folder look as if it had last changed a minute ago, so that its listing is relied on."""
     past = time.time() - 60
-    for folder in (*store.dump_folders(), *store.pack_folders(), store.events):
-        if folder.is_dir():
-            os.utime(folder, (past, past))
+    for folder in (*store.dump_folders(), *store.pack_folders()):
+        os.utime(folder, (past, past))
 
 
 def input_of(described: DumpRecord, path: str = "-") -> ReplayInput:

@@ -83,7 +83,7 @@ def _loose(store: Store) -> None:
 
 def _packed(store: Store) -> None:
     _loose(store)
-    packing.pack_dumps(store, level=1)
+    packing.pack_dumps(store)
     packcases.publish(store, 8, packcases.batch(packcases.samples(2), 3, 2))
     refresh(store)
 
@@ -93,7 +93,7 @@ def _changed(store: Store) -> None:
     catalogcases.fill(store, 6)
     refresh(store)
     catalogcases.settle(store)
-    packing.pack_dumps(store, "rank = 0", level=1)
+    packing.pack_dumps(store, "rank = 0")
     gone, torn = list(store.iter_dumps())[:2]
     gone.unlink()
     torn.write_bytes(torn.read_bytes()[:20])
@@ -129,7 +129,7 @@ def _dead(store: Store) -> None:
         ring.unlink()
     scratch = Store(store.root.parent / "scratch")
     _copy(store, scratch)
-    reports = list(recover(scratch, find_rings(scratch), keep_rings=True))
+    reports = list(recover(scratch, find_rings(scratch)))
     for dump in reports[0].dumps[:2]:  # these had been written before the process died
         record, data = read_payload(scratch.root / dump.path)
         record = replace(record, recovered=None, pinned=False)
@@ -150,8 +150,8 @@ def _patched(store: Store) -> None:
 
 HALF = ["--where", "rank < 2"]
 COMMANDS = {
-    "pack": Command(["dump", "pack", "--level", "1"], _loose),
-    "unpack": Command(["dump", "unpack", *HALF, "--level", "1"], _packed),
+    "pack": Command(["dump", "pack"], _loose),
+    "unpack": Command(["dump", "unpack", *HALF], _packed),
     "prune": Command(["dump", "prune", *HALF, "--yes", "--allow-empty"], _packed, removes=True),
     "index": Command(["index"], _changed),
     "index-new": Command(["index"], _without_catalog),
@@ -229,7 +229,7 @@ def _catalog(store: Store) -> list[Any]:
             ).fetchone()
             for name in tables
         ]
-    return [answer, migrate.revision(store.catalog_path), tables, sizes]
+    return [answer, migrate.look(store.catalog_path), tables, sizes]
 
 
 def state_of(root: Path, *, catalog: bool = True) -> str:

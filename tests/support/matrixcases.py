@@ -16,7 +16,7 @@ from replaycases import PlannedRow
 
 from actordbg.base.units import new_replay_id
 from actordbg.campaign.cells import combinations, make_cells, parse_axes
-from actordbg.campaign.run_matrix import MatrixEvent, Surroundings, new_matrix, run_matrix
+from actordbg.campaign.run_matrix import Surroundings, new_matrix, run_matrix
 from actordbg.config.choices import Facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
@@ -66,10 +66,10 @@ class Bench(supervised.Bench):
         record: MatrixRecord,
         script=lambda config: {},
         baseline: MatrixRecord | None = None,
-        on_event: Callable[[MatrixEvent], None] = lambda event: None,
+        on_progress: Callable[[str, int], None] = lambda words, steps: None,
     ) -> MatrixRecord:
         warm = ScriptedGroups(supervised.fake_launcher(self.sessions), script=script)
-        around = Surroundings(None, LAPTOP, on_event, warm=warm)
+        around = Surroundings(None, LAPTOP, on_progress, warm=warm)
         return run_matrix(self.store, record, self.rows(len(record.dump_ids)), around, baseline)
 
 

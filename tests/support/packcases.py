@@ -92,7 +92,7 @@ def odd_tensors() -> dict[str, torch.Tensor]:
 
 def write_pack(folder: Path, dumps: list[tuple[DumpRecord, bytes]]) -> Pack:
     """A pack of dump files' records and blobs."""
-    writer = PackWriter(folder, 3)
+    writer = PackWriter(folder)
     for record, blob in dumps:
         writer.add(record, dumpfile.line_of(blob), dumpfile.unpack(blob)[1])
     return Pack(writer.publish()[0])

@@ -35,7 +35,7 @@ def build(root: Path) -> Store:
     records = catalogcases.fill(store, 8)
     for index in range(8, 14):
         catalogcases.publish(store, catalogcases.record(index, run=PACKED))
-    pack_dumps(store, run=PACKED)
+    pack_dumps(store, f"run = '{PACKED}'")
     inputs = [catalogcases.input_of(record, store.relative(store.dump_path(record))) for record in records[:3]]
     for replay_id in ("r-01", "r-02"):
         write_replay(store, replay_id, inputs)

@@ -64,8 +64,6 @@ class OpenRlhf:
 
         return PROGRAMS
 
-    sft_command = _of("demo_programs:sft_command")
-    sft_lacks = _of("demo_programs:sft_lacks")
     prepare_process = _of("cpu:prepare_process")
     support_cpu = _of("cpu:install_cpu_support")
     loads_checkpoint_dtype = _of("build:loads_checkpoint_dtype")

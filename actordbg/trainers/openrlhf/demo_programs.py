@@ -1,4 +1,4 @@
-"""OpenRLHF's own programs as commands: the demo's two training runs of a tiny model, and the SFT run of a training check.
+"""OpenRLHF's own programs as commands: the demo's two training runs of a tiny model.
 
 Both really train, long enough that recording can be turned on after the first step and still sees plenty of calls: on two
 cores eight PPO steps take about 8 s and make 48 forward calls, the SFT run makes 120 in about 7 s. Start-up (importing torch,
@@ -20,8 +20,6 @@ Without CUDA: CPU support is installed on first import of openrlhf, here and (th
 worker; the vLLM stand-in is registered; and Ray is initialized with *declared* GPUs before the CLI, since OpenRLHF's actors
 each ask Ray for a GPU and would otherwise wait for a placement forever. With CUDA and vLLM none of that happens: Ray finds
 the GPUs itself. (That path has not been run yet: it needs three GPUs; with fewer, `hide_gpus` keeps to the CPU.)
-
-`train-check --trainer sft` runs `train_sft` under a separate configuration (`sft_command`), as far as this release supports it.
 """
 
 from __future__ import annotations
@@ -78,9 +76,12 @@ class DemoProgram(NamedTuple):
             options: dict[str, Any] = {"actor.model_name_or_path": model, "data.prompt_dataset": data}
             options["reward.remote_url"] = __file__
         else:
-            start, words = _launcher(1, port), _SFT
+            launcher = f"-m deepspeed.launcher.runner --num_gpus 1 --master_port {port} --module {_DRIVER} sft"
+            start, words = launcher.split(), _SFT
             options = {"model.model_name_or_path": model, "data.dataset": data}
-        return [*_words(start, options | _places(output)), *words.split(), *_BOTH.split()]
+        options |= {"ckpt.output_dir": output, "ckpt.path": output / "checkpoints"}
+        typed = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        return [sys.executable, *start, "--", *typed, *words.split(), *_BOTH.split()]
 
     def environment(self, temporary: Path) -> dict[str, str]:
         """Return the environment variable that tells the driver where Ray keeps its files."""
@@ -113,50 +114,6 @@ class DemoProgram(NamedTuple):
                 yield "step", epoch * of + done, f"loss {float(match[4]):.3f}"
 
 
-def sft_command(order: Any, output: Path, port: int) -> list[str]:
-    """Build the `train_sft` command of an `SftOrder` (`actordbg.trainers.trainer`), with the deepspeed launcher on `port`."""
-    options: dict[str, Any] = {
-        "model.model_name_or_path": order.model, "data.dataset": order.data,
-        "data.input_key": order.keys[0], "data.output_key": order.keys[1],
-        "ds.attn_implementation": "flash_attention_2" if order.ring > 1 else order.attn,
-        **{option: getattr(order, name) for option, name in _OF_ORDER.items()},
-    }  # fmt: skip
-    switches = {"--ds.packing_samples": order.ring > 1, "--model.gradient_checkpointing_enable": order.gradient_checkpointing}
-    words = _words(_launcher(order.processes, port), options | _places(output))
-    return [
-        *words,
-        *["--lr_scheduler", "constant", "--logger.logging_steps", "1"],
-        *(name for name, on in switches.items() if on),
-    ]
-
-
-_OF_ORDER = {
-    "data.max_len": "max_len", "data.max_samples": "samples", "train.max_epochs": "epochs", "train.batch_size": "batch",
-    "train.micro_batch_size": "micro_batch", "train.seed": "seed", "adam.lr": "lr", "adam.weight_decay": "weight_decay",
-    "max_norm": "max_norm", "ds.zero_stage": "zero_stage", "ds.tensor_parallel_size": "tp", "ds.ring_attn_size": "ring",
-    "ds.param_dtype": "dtype",
-}  # fmt: skip
-
-
-def sft_lacks(backend: str) -> str:
-    """Return why `train_sft` of this release cannot run with this backend; "" if it can."""
-    return "" if backend == "deepspeed" else f"train_sft has no {backend} backend in any release of OpenRLHF"
-
-
-def _launcher(processes: int, port: int) -> list[str]:
-    command = f"-m deepspeed.launcher.runner --num_gpus {processes} --master_port {port} --module {_DRIVER} sft"
-    return command.split()
-
-
-def _places(output: Path) -> dict[str, Any]:
-    return {"ckpt.output_dir": output, "ckpt.path": output / "checkpoints"}
-
-
-def _words(start: list[str], options: Mapping[str, Any]) -> list[str]:
-    words = (word for name, value in options.items() for word in (f"--{name}", str(value)))
-    return [sys.executable, *start, "--", *words]
-
-
 PROGRAMS: Mapping[str, DemoProgram] = {
     "ppo": DemoProgram(
         "ppo", "python -m openrlhf.cli.train_ppo_ray", (*_IMPORTS, "ray"),
@@ -173,7 +130,6 @@ _PPO_STEP = re.compile(r"Global step (\d+): .*?'reward': ([-\d.e]+)")
 _SFT_STEP = re.compile(r"Train step of epoch (\d+):.*\| (\d+)/(\d+) \[.*gpt_loss=([-\d.e]+)")
 
 
-_RING = "--ds.ring_attn_size"
 RAY_TEMP_VARIABLE = "ACTORDBG_DEMO_RAY_TEMP"
 ON_CPU = {
     "sft": "on the CPU: OpenRLHF as installed, with actordbg's CPU support",
@@ -191,10 +147,6 @@ def main(argv: list[str] | None = None) -> None:
     if not runs_on_cuda(trainer):
         sys.stdout.write(ON_CPU[trainer] + "\n")
         support_cpu()
-        if _RING in given and given[given.index(_RING) + 1] != "1":
-            from actordbg.trainers.openrlhf.build import prepare_ring
-
-            prepare_ring("sdpa")
     module = {"ppo": "openrlhf.cli.train_ppo_ray", "sft": "openrlhf.cli.train_sft"}[trainer]
     if trainer == "ppo":
         import ray

@@ -1,4 +1,4 @@
-"""Files of comparisons, noise floors and matrices as rows: incrementally, from damaged and vanished files, and the same again after a rebuild."""
+"""Files of comparisons as rows: incrementally, from damaged and vanished files, and the same again after a rebuild."""
 
 from __future__ import annotations
 
@@ -25,18 +25,10 @@ from actordbg.records.comparison_record import (
     NOT_COMPARED,
     ComparisonRecord,
     DumpComparison,
-    DumpNoise,
     Figures,
-    NoiseRecord,
     SideInfo,
 )
-from actordbg.records.matrix_record import MatrixCell, MatrixRecord
 from actordbg.store.layout import Store
-
-
-def cells_of(store: Store) -> list[Any]:
-    return query.table_rows(store, "matrix_cell", "1 ORDER BY cell")
-
 
 INPUTS = [given(index) for index in range(3)]
 TOKENS = Figures(10, max_abs=0.5, mean_abs=0.125, p99_abs=0.25, cosine=1.0, kl_k3=0.01, clip_share=0.1, max_ulp=3)
@@ -63,35 +55,11 @@ def comparison(name: str, a: str, b: str | None, *, verdict: str = MISMATCH, lar
     )  # fmt: skip
 
 
-def noise(name: str, largest: float = 0.5) -> NoiseRecord:
-    floor = {"max_abs": largest, "clip_share": 0.1}
-    return NoiseRecord(
-        name, "2025-06-20T00:00:00.000000Z", "r-01", {"dtype": "bf16"}, "tiny bf16", "bf16", (),
-        (DumpNoise(INPUTS[0].dump_id, floor),), floor,
-    )  # fmt: skip
-
-
-def matrix(name: str, status: str, *cells: MatrixCell) -> MatrixRecord:
-    return MatrixRecord(name, "2025-06-20T00:00:00.000000Z", status, {"attn": ["sdpa"]}, cells, (INPUTS[0].dump_id,), loads=1)
-
-
-def cell(index: int, **values: Any) -> MatrixCell:
-    return MatrixCell(index, f"cell {index}", {"attn": "sdpa"}, values.pop("status", "passed"), {}, **values)
-
-
-def write(store: Store, record: NoiseRecord | MatrixRecord) -> Path:
-    folder, name = (store.noise, record.noise_id) if isinstance(record, NoiseRecord) else (store.matrices, record.matrix_id)
-    path = folder / f"{name}.json"
-    atomic_write(path, record.to_json().encode())
-    return path
-
-
 def age(store: Store) -> None:
     """As if the files and folders had been there for a minute: file times that young are not relied on."""
     then = time.time_ns() - 60_000_000_000
-    for folder in (store.comparisons, store.noise, store.matrices):
-        for path in [*folder.glob("*.json"), *([folder] if folder.is_dir() else [])]:
-            os.utime(path, ns=(then, then))
+    for path in (*store.comparisons.glob("*.json"), store.comparisons):
+        os.utime(path, ns=(then, then))
 
 
 @pytest.fixture
@@ -104,17 +72,7 @@ def replayed(store: Store) -> Store:
 def test_everything_becomes_rows_and_again_after_a_rebuild(replayed: Store) -> None:
     save(replayed, comparison("c-01", "r-02", "r-01"))
     save(replayed, comparison("c-02", "r-02", None))
-    write(replayed, noise("n-01"))
-    write(
-        replayed,
-        matrix(
-            "m-01",
-            "complete",
-            cell(0, verdict=MATCH, replay_id="r-01", max_abs=0.1, excludes={"token": 0.3}),
-            cell(1, violations=("x", "y")),
-        ),
-    )
-    assert refresh(replayed).lab == 4
+    assert refresh(replayed).comparisons == 2
     found = contents(replayed)
     assert len(found["comparison"]) == 6, "three dumps of two comparisons"
     assert len(found["comparison_run"]) == 2
@@ -137,19 +95,10 @@ def test_everything_becomes_rows_and_again_after_a_rebuild(replayed: Store) -> N
         (INPUTS[1].dump_id, MATCH, 0.25, 3, None),
         (INPUTS[2].dump_id, NOT_COMPARED, None, None, "dump not compared: A: it hung"),
     ]
-    (floor,), (made,) = query.table_rows(replayed, "noise_floor", "1"), query.table_rows(replayed, "matrix", "1")
-    assert (floor.noise_id, floor.inputs, floor.floor) == ("n-01", 1, {"max_abs": 0.5, "clip_share": 0.1})
-    assert (made.matrix_id, made.status, made.axes, made.loads) == ("m-01", "complete", {"attn": ["sdpa"]}, 1)
-    assert [(c.name, c.status, c.verdict, c.max_abs, c.excludes, c.violations) for c in cells_of(replayed)] == [
-        ("cell 0", "passed", MATCH, 0.1, {"token": 0.3}, None),
-        ("cell 1", "passed", None, None, {}, "x; y"),
-    ]
 
 
 def test_nothing_is_read_when_nothing_changed(replayed: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     save(replayed, comparison("c-01", "r-02", "r-01"))
-    write(replayed, noise("n-01"))
-    write(replayed, matrix("m-01", "complete", cell(0)))
     age(replayed)
     refresh(replayed)
     before = contents(replayed)
@@ -157,10 +106,10 @@ def test_nothing_is_read_when_nothing_changed(replayed: Store, monkeypatch: pyte
     def unexpected(*_: Any) -> Any:
         raise AssertionError("nothing is new")
 
-    monkeypatch.setattr(record_rows, "read_record", unexpected)
+    monkeypatch.setattr(record_rows, "read_comparison", unexpected)
     files = Store.files
     monkeypatch.setattr(Store, "files", lambda *given: files(*given) if given[1].startswith("replays/") else unexpected())
-    assert refresh(replayed).lab == 0
+    assert refresh(replayed).comparisons == 0
     assert contents(replayed) == before
 
 
@@ -181,7 +130,6 @@ def test_comparisons_go_with_either_replay_and_come_back_with_it(replayed: Store
 def test_a_comparison_may_come_before_its_replays_and_from_many_processes_at_once(store: Store) -> None:
     for number in range(1, 6):
         save(store, comparison(f"c-0{number}", "r-02", "r-01" if number % 2 else None))
-        write(store, matrix(f"m-0{number}", "running", cell(0), cell(1)))
     age(store)
     with ProcessPoolExecutor(3) as pool:
         assert all(one.damaged == [] for one in pool.map(refresh, [store] * 6))
@@ -190,45 +138,35 @@ def test_a_comparison_may_come_before_its_replays_and_from_many_processes_at_onc
         write_replay(store, name, INPUTS)
     assert {one.comparison_id for one in query.comparisons(store)} == {"c-05", "c-04"}
     found = contents(store)
-    assert (len(found["comparison"]), len(found["matrix_cell"])) == (15, 10)
+    assert len(found["comparison"]) == 15
     refresh(store, rebuild=True)
     assert contents(store) == found
 
 
-def test_a_matrix_is_read_again_while_it_runs(store: Store) -> None:
-    write(store, matrix("m-01", "running", cell(0, status="not run")))
-    refresh(store)
-    write(store, matrix("m-01", "running", cell(0, status="passed ")))
-    refresh(store)
-    assert [one.status for one in cells_of(store)] == ["passed "], "of the same size, in the same moment"
-    write(store, matrix("m-01", "complete", cell(0), cell(1)))
-    age(store)
-    refresh(store)
-    (made,) = query.table_rows(store, "matrix", "1")
-    assert (made.status, len(cells_of(store))) == ("complete", 2)
-    (store.matrices / "m-01.json").unlink()
-    assert not query.table_rows(store, "matrix", "1") and not cells_of(store)
+def test_a_file_that_is_replaced_at_the_same_moment_is_read_again(replayed: Store) -> None:
+    for largest in (0.5, 0.4):
+        save(replayed, comparison("c-01", "r-02", "r-01", largest=largest))
+        refresh(replayed)
+    assert [run.max_abs for run in query.comparisons(replayed)] == [0.4]
 
 
-@pytest.mark.parametrize("folder", ["comparisons", "matrices"])
-def test_damaged_files_are_noted_and_forgotten(store: Store, folder: str) -> None:
-    other = comparison("c-01", "r-02", "r-01") if folder == "comparisons" else matrix("m-01", "complete")
+def test_damaged_files_are_noted_and_forgotten(store: Store) -> None:
     damages = {
         '{"format": 1, "half': "corrupt-dump",
         '{"format": 9}': "newer-format",
-        other.to_json(): "corrupt-dump",
+        comparison("c-01", "r-02", "r-01").to_json(): "corrupt-dump",
     }
-    paths = [store.root / folder / f"x-0{number}.json" for number in range(3)]
+    paths = [store.comparisons / f"x-0{number}.json" for number in range(3)]
     for path, text in zip(paths, damages, strict=True):
         atomic_write(path, text.encode())
     age(store)
     assert [item.code for item in refresh(store).damaged] == [*damages.values()]
     assert query.damaged_files(store) == [], "`dump verify` and `dump prune --damaged` are about dumps"
-    assert refresh(store).lab == 1, "only what a newer actordbg wrote may become readable on its own"
+    assert refresh(store).comparisons == 1, "only what a newer actordbg wrote may become readable on its own"
     for path in paths:
         path.unlink()
     assert refresh(store).damaged == []
-    assert not query.table_rows(store, "comparison_run", "1") and not query.table_rows(store, "matrix", "1")
+    assert not query.table_rows(store, "comparison_run", "1")
 
 
 def test_a_damaged_file_whose_name_begins_as_another_leaves_that_ones_rows(replayed: Store) -> None:
