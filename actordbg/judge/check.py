@@ -50,6 +50,7 @@ from actordbg.judge.report_model import ReplaySummary, Summary
 from actordbg.judge.sides import GOLDEN, OTHER_WEIGHTS
 from actordbg.judge.summary import summarise
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, WITHIN_NOISE, ComparisonRecord, DumpComparison, Figures
+from actordbg.records.journal import read_standing
 from actordbg.records.replay_record import PASSED, ReplaySpec, answers_of, violations
 from actordbg.replay.group_engine import WarmGroups
 from actordbg.replay.replay_data import ReplayData, data_of
@@ -65,13 +66,14 @@ CAUSE_CHARS = 200
 class CheckFound:
     """The result of a check. comparison: with the truth; None without a truth, and `no_truth` says why.
 
-    golden: the comparison with the run's recorded outputs, if requested.
+    golden: the comparison with the run's recorded outputs, if requested. shared: packages whose code the truth runs too.
     """
 
     data: ReplayData
     comparison: ComparisonRecord | None = None
     no_truth: str = ""
     golden: ComparisonRecord | None = None
+    shared: Sequence[str] = ()
 
     @cached_property
     def report(self) -> Summary:
@@ -126,7 +128,7 @@ def run_check(
             raise
         except ActordbgError as problem:
             return CheckFound(data, no_truth=problem.message, golden=own)
-        return CheckFound(data, record, golden=own)
+        return CheckFound(data, record, golden=own, shared=read_standing(store.replays / truth)[0].get("shared_code", ()))
 
 
 @dataclass(frozen=True)
@@ -312,6 +314,8 @@ def _not_judged(check: CheckFound, replay: ReplaySummary, toy: bool) -> Iterator
         yield f"the {'law' if len(unchecked) == 1 else 'laws'} {', '.join(unchecked)}"
     if replay.laws is not None and 0 < replay.laws.inputs < replay.laws.of:
         yield f"the laws of {plural(replay.laws.of - replay.laws.inputs, 'dump')}"
+    if check.shared:
+        yield f"modules of {', '.join(check.shared)} (shared with the truth)"
 
 
 def _golden_left(check: CheckFound) -> Iterator[str]:

@@ -23,10 +23,11 @@ from typing import Any
 from actordbg.actor.hub_model import DECIDE, WEIGHTS, find_model, versions_of
 from actordbg.base.errors import ActordbgError, EnvironmentProblem, StoreProblem, Unsupported, UsageError
 from actordbg.base.units import new_replay_id
+from actordbg.catalog import query
 from actordbg.config.choices import installed_versions
 from actordbg.config.replay_config import ANY_WIDER, SETTINGS, WIDER, ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.judge.sides import tensors_path
+from actordbg.judge.sides import open_replay, tensors_path
 from actordbg.records.journal import SPEC, read_results, read_standing
 from actordbg.records.replay_record import FAILED, PASSED, ReplayInput, ReplaySpec
 from actordbg.replay.supervise import load_spec, run_replay
@@ -57,11 +58,11 @@ def ensure_truth(store: Store, replay_id: str, *, dtype: str = ANY_WIDER, **call
 def wanted_rounding(store: Store, spec: ReplaySpec, *, planted: bool = False) -> Wanted | None:
     """Specify the replay that runs each row alone in this replay's dtype: its distance from the truth is what that dtype costs.
 
-    The dtype is that of the weights, also under autocast. planted: add faults of known sizes. None for a truth, and for a dtype
+    planted: add faults of known sizes. None for a truth, under autocast (its operations have several dtypes), and for a dtype
     that has no wider one.
     """
-    dtype = str(read_standing(store.replays / spec.replay_id)[0].get("dtype"))
-    if dtype not in WIDER or spec.config.truth is not None:
+    dtype = read_standing(store.replays / spec.replay_id)[0].get("dtype")
+    if dtype not in WIDER or dtype != _computed_in(store, spec) or spec.config.truth is not None:
         return None
     wanted = wanted_truth(store, spec, dtype)
     return replace(wanted, config=replace(wanted.config, planted=planted))
@@ -126,7 +127,7 @@ def wanted_truth(store: Store, spec: ReplaySpec, dtype: str = ANY_WIDER) -> Want
         backward=requested.backward if requested.backward is not None or requested.backend == "plain" else bool(with_gradients),
         timeout_s=requested.timeout_s,
         keep_gradients=requested.keep_gradients,
-        truth=WIDER.get(resolved["dtype"], "fp32") if dtype == ANY_WIDER else dtype,
+        truth=WIDER.get(_computed_in(store, spec), "fp32") if dtype == ANY_WIDER else dtype,
     )
     versions = versions_of(requested.model)
     if "torch" not in versions:
@@ -138,6 +139,11 @@ def wanted_truth(store: Store, spec: ReplaySpec, dtype: str = ANY_WIDER) -> Want
             hint="replay again with the current model, or restore its files",
         )
     return Wanted(config, spec.inputs, with_gradients, versions)
+
+
+def _computed_in(store: Store, spec: ReplaySpec) -> str:
+    """Return the dtype that a replay computed in: that of its weights, or autocast's."""
+    return str(open_replay(query.open_fresh(store), spec.replay_id).info.dtype)
 
 
 def require_torch(wanted: Wanted) -> None:

@@ -126,11 +126,9 @@ class LawRun:
         given = self.dump.inputs["action_mask"]
         factor, covered = self._placed(given.float()), self._placed(torch.ones_like(given)) != 0
         ours, base = ForwardValues(masked), ForwardValues(self.base.log_probs * factor)
-        lost = (factor != 0) & (masked == 0) & (base.log_probs != 0)
-        for where, words in ((lost, OTHER_MASK), (covered & (factor == 0), NO_MASK)):
-            moved = change(ours, base, where)
-            if moved.count:
-                return self._take(answer("mask", moved, self.ids, words))
+        outside = change(ours, base, covered & (factor == 0))
+        if outside.count:
+            return self._take(answer("mask", outside, self.ids, NO_MASK))
         self._waiting["mask"] = (change(ours, base, factor != 0), MASK_CHANGES)
         return None
 
@@ -265,8 +263,7 @@ class LawRun:
 
 ONE_ROW = "the input has one row"
 _NOT_AGAIN = "a rerun gave different numbers"
-OTHER_MASK = "selected log-probs are 0 with the action mask, and not without it: the Actor masks other tokens"
-NO_MASK = "log-probs outside the action mask are not 0: the mask is not applied"
+NO_MASK = "log-probs outside the action mask are not 0: it is not applied, or to other tokens"
 MASK_CHANGES = "selected log-probs are other numbers with the action mask than without it"
 STATE = "the result depends on the call before it"
 BETWEEN_CALLS = ("rerun", "mask", "neighbour", "padding", "future", "order", "alone")

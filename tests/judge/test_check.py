@@ -40,6 +40,16 @@ def checked(store: Store, truth: bool = True, recorded: str | None = None, **rep
     return found, answer_of_check(found, of=257, recorded=recorded)
 
 
+def test_the_sentence_names_the_code_that_the_truth_runs_too(store: Store) -> None:
+    write_replay(store, "r-01", INPUTS)
+    write_replay(store, "r-02", INPUTS, truth="fp64", resolved={"shared_code": ["kernels_of_mine", "transformers"]})
+    write_replay(store, "r-03", INPUTS, truth="fp32")
+    answer = answer_of_check(run_check(store, load_spec(store, "r-01")), of=3)
+    assert answer.word == "RIGHT" and answer.sentence.endswith(
+        "; modules of kernels_of_mine, transformers (shared with the truth)"
+    )
+
+
 def off(index: int, made: dict[str, Any]) -> dict[str, Any]:
     return made | {"log_probs": made["log_probs"] + 0.1 * (index == 1)}
 

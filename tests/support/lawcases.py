@@ -132,8 +132,8 @@ def broken(cache: Path) -> None:
 
 
 MASKED = {
-    "mask shifted": "selected log-probs are 0 with the action mask, and not without it: the Actor masks other tokens",
-    "no mask": "log-probs outside the action mask are not 0: the mask is not applied",
+    "mask shifted": "log-probs outside the action mask are not 0: it is not applied, or to other tokens",
+    "no mask": "log-probs outside the action mask are not 0: it is not applied, or to other tokens",
     "mask scales": "selected log-probs are other numbers with the action mask than without it",
 }
 
