@@ -212,7 +212,6 @@ def fill_synthetic(store: Store, rows: int) -> None:
 
 
 def _synthetic_rows(connection: sqlite3.Connection, rows: int) -> None:
-    connection.execute("INSERT INTO run VALUES ('r')")
     connection.execute("INSERT INTO replay (replay_id, created_at, status, inputs) VALUES ('p', '2025', 'complete', 1)")
     connection.executemany(
         "INSERT INTO caller (id, run, rank, source, role, host, training, replayable, with_outputs, with_rng, pinned) "

@@ -37,7 +37,6 @@ from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import DumpRecord, make_dump_id, now_timestamp
 from actordbg.formats.record_reading import parse_timestamp
 from actordbg.records.replay_record import ReplayInput, ReplaySpec
-from actordbg.replay.replay_data import LiveCatalog
 from actordbg.replay.supervise import ReplayOutcome, run_replay
 from actordbg.store import payload
 from actordbg.store.layout import Store
@@ -135,8 +134,7 @@ def _memory() -> Row:
 
 def _replay(store: Store, inputs: list[ReplayInput]) -> ReplayOutcome:
     spec = ReplaySpec(new_replay_id(), now_timestamp(), ReplayConfig(backward=False, dtype="fp32"), tuple(inputs))
-    catalog = LiveCatalog(store)
-    outcome = run_replay(store, spec, lambda event: catalog.touch(), on_tick=catalog.tick)
+    outcome = run_replay(store, spec)
     if not outcome.all_passed:
         raise RuntimeError(f"the replay did not pass: {outcome.counts}, see {outcome.folder}")
     return outcome

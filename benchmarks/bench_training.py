@@ -91,9 +91,9 @@ def train(work: Path, states: list[str], steps: int) -> tuple[list[tuple[str, fl
 
 def _start(work: Path, steps: int) -> TrainingJob:
     """The demo's SFT, long enough for `steps`, with the meter in place of the demo's driver."""
-    assets = build_assets(work, prompts=BATCH, conversations=CONVERSATIONS)
-    _make_alike(assets.conversations)
-    command = PROGRAMS["sft"].command(assets.model, assets.conversations, work / "checkpoint", free_port())
+    model, data = build_assets(work, CONVERSATIONS)
+    _make_alike(data)
+    command = PROGRAMS["sft"].command(model, data, work / "checkpoint", free_port())
     command[command.index("actordbg.trainers.openrlhf.demo_programs") : command.index("--") + 1] = ["benchmarks.training_child"]
     command[command.index("--train.max_epochs") + 1] = str(-(-steps * BATCH // CONVERSATIONS))
     log, temporary = work / "training.log", work / "tmp"
@@ -101,7 +101,7 @@ def _start(work: Path, steps: int) -> TrainingJob:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     usual = {name: value for name, value in os.environ.items() if not name.startswith("ACTORDBG_")}
     quiet = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    env = {**usual, **quiet, **PROGRAMS["sft"].hide_gpus(), "PYTHONPATH": path, "BENCH_PLAN": str(work / "plan.json")}
+    env = {**usual, **quiet, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path, "BENCH_PLAN": str(work / "plan.json")}
     with log.open("wb") as stream:
         process = subprocess.Popen(
             command, cwd=temporary, env=env, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,

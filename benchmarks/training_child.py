@@ -105,8 +105,7 @@ def _slow_down(is_slow: Any) -> None:
 
 def main() -> None:
     """Run the training that the arguments describe, metered."""
-    if not driver.runs_on_cuda("sft"):
-        driver.support_cpu()
+    driver.support_cpu()
     from openrlhf.models import Actor
 
     meter = Meter(Plan(**json.loads(Path(os.environ["BENCH_PLAN"]).read_text())), Actor)

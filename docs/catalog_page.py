@@ -16,7 +16,7 @@ from actordbg.catalog import lab_models, migrate, models
 from actordbg.catalog.tables import FUNCTIONS, OPERATORS, WHERE_COLUMNS
 
 TABLES: tuple[Any, ...] = (
-    models.Run, models.Caller, models.Dump, models.Replay, models.Result, lab_models.ComparisonRun, lab_models.Comparison,
+    models.Caller, models.Dump, models.Replay, models.Result, lab_models.ComparisonRun, lab_models.Comparison,
     lab_models.LawAnswer, models.DamagedFile, models.ScannedFolder, models.ReadFile,
 )  # fmt: skip
 """Every table, in the order of the page."""

@@ -17,8 +17,6 @@ LOOKS_AT = {
     "counters": "counters of recording processes",
     "weights": "hashes of the weights that recorded calls met",
     "rings": "rings of this machine",
-    "events": "events of patches",
-    "backups": "originals of patched files",
     "models": "models that actordbg built",
     "catalog": "the database, its revision, its rows",
 }

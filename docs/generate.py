@@ -36,7 +36,7 @@ EXIT_CODES = """\
 | Exit code | Meaning |
 |---:|---|
 | 0 | good |
-| 1 | the answer is bad: a mismatch, a failed replay, a damaged dump |
+| 1 | bad result: a mismatch, a failed replay, a damaged dump |
 | 2 | usage: an option or argument makes no sense, a `--where` expression is not understood |
 | 3 | refused: doing it could lose or harm something |
 | 4 | environment or store problem |

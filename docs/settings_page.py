@@ -19,7 +19,7 @@ Commands: {", ".join(USUAL)}, unless the setting names others. In parentheses: t
 record decides), the environment variable, and
 
 - *numbers*, *cost*: it changes what comes out; time or memory. Two replays are alike when they agree in all of these.
-- *axis*: a matrix can list several values. *switched*: a loaded Actor takes it without being built again.
+- *axis*: a matrix can list several values. *switched*: a loaded Actor takes it without a rebuild.
 """
 
 

@@ -39,7 +39,7 @@ _CONFIG, _BASE = "config.json", "base_model_name_or_path"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _INDEXES = tuple(f"{name}.index.json" for name in _WEIGHTS)
 """Which files hold the weights, where several do."""
-_WAY_OUT = "name a folder with --model DIR, or download it where there is a network (`hf download NAME`) and bring the cache"
+_WAY_OUT = "name a folder with --model DIR, or download it on a machine with a network (`hf download NAME`) and copy its cache"
 
 
 def looks_like_path(name: str) -> bool:
@@ -123,40 +123,26 @@ def read_config(folder: Path, fault: str) -> dict[str, Any]:
 
 def needs_no_hub(model: str) -> bool:
     """Return whether a hub model is complete in the cache, weights and code, so that loading it requests nothing."""
-    if model == TINY or is_local(model) or looks_like_path(model):
-        return False
-    try:
-        path = _cached(model)
-        return path is not None and "--" not in json.dumps(
-            read_config(path.parent, model).get("auto_map")
-        )  # code of another repository
-    except (ImportError, EnvironmentProblem):
-        return False
+    path = None if model == TINY or is_local(model) else _cached(model)
+    return path is not None and "--" not in json.dumps(read_json(path).get("auto_map"))  # code of another repository
 
 
 def _cached(model: str) -> Path | None:
     """Return the config.json of a model in the hub's cache, if all its weights lie beside it: `find_model` caches it alone."""
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        config_path = _lookup(model, _CONFIG)
-    except (HFValidationError, OSError) as error:
-        raise _problem(model, error) from None
-    return config_path if config_path is not None and _has_weights(config_path.parent) else None
+    path = cached_file(model, _CONFIG)
+    return path if path is not None and _has_weights(path.parent) else None
 
 
 def cached_file(model: str, name: str) -> Path | None:
     """Return a file of a hub model from the local cache; None if it is not there, or the name is not a valid hub name."""
+    if looks_like_path(model):
+        return None
     try:
-        return None if looks_like_path(model) else _lookup(model, name)
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(model, name)
     except (ImportError, ValueError, OSError):  # not a valid hub name
         return None
-
-
-def _lookup(model: str, name: str) -> Path | None:
-    from huggingface_hub import try_to_load_from_cache
-
-    cached = try_to_load_from_cache(model, name)
     return Path(cached) if isinstance(cached, str) else None
 
 

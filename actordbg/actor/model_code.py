@@ -28,8 +28,8 @@ from actordbg.config.choices import is_local
 from actordbg.config.replay_config import TINY
 
 HINT = (
-    f"read that code; if you trust it, add {consent.FLAG} on the command line (no file can). Where the model's class is in "
-    "transformers itself, a copy without auto_map needs none"
+    f"read that code; if you trust it, pass {consent.FLAG} on the command line (a file cannot set it). If transformers itself "
+    "has the model's class, a copy without auto_map needs no flag"
 )
 _LOADERS = ("get_class_in_module", "get_class_from_dynamic_module")
 """The functions of transformers that execute a model's modules."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -39,16 +39,6 @@ FULLY_SHARD_SINCE = (2, 6)
 """The torch release from which `fully_shard` is public."""
 
 REFUSE, WARN, INFO = "refuse", "warn", "info"
-
-
-@dataclass(frozen=True)
-class RuleHit:
-    """A rule's message about a configuration: `id` is stable, `ways_out` are workarounds, best first."""
-
-    id: str
-    severity: str
-    message: str
-    ways_out: tuple[str, ...]
 
 
 class Case(SimpleNamespace):
@@ -76,7 +66,7 @@ class Case(SimpleNamespace):
 
 @dataclass(frozen=True)
 class Rule:
-    """A known combination."""
+    """A known combination. `id` is stable, `ways_out` are workarounds, best first; `hit` fills in the texts."""
 
     id: str
     applies: Callable[[Case], bool]
@@ -84,11 +74,11 @@ class Rule:
     ways_out: tuple[str, ...]
     severity: str = REFUSE
 
-    def hit(self, case: Case) -> RuleHit:
-        """Fill in the placeholders of its texts, from `_words(case)`."""
+    def hit(self, case: Case) -> Rule:
+        """Return the rule with the placeholders of its texts filled in, from `_words(case)`."""
         words = _words(case)
         ways_out = tuple(way.format_map(words) for way in self.ways_out)
-        return RuleHit(self.id, self.severity, self.message.format_map(words), ways_out)
+        return replace(self, message=self.message.format_map(words), ways_out=ways_out)
 
 
 _warning, _remark = partial(Rule, severity=WARN), partial(Rule, severity=INFO)
@@ -105,7 +95,7 @@ def _words(case: Case) -> Mapping[str, object]:
         "kv_heads": kv_heads,
         "parallel": " and ".join(option for option, given in requested.items() if given),
         "ring_attn": "flash_attention_2" if case.ring_flash_attn else "sdpa",
-        "ring_kernels": "ring_flash_attn replaces flash_attention_2 alone" if case.ring_flash_attn else alone,
+        "ring_kernels": "ring_flash_attn replaces only flash_attention_2" if case.ring_flash_attn else alone,
         "trainer": TRAINER.name,
         "torch": case.versions.get("torch", "?"),
         "tp_fits": max(n for n in range(1, case.tp + 1) if not (heads % n or kv_heads % n)),
@@ -152,14 +142,14 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "fsdp2-needs-torch",
         lambda case: case.fsdp2 and () < case.version("torch") < FULLY_SHARD_SINCE,
-        "fsdp2 is torch's `fully_shard`, which is public since torch 2.6; this is torch {torch}",
+        "fsdp2 is torch's `fully_shard`, which became public in torch 2.6; this is torch {torch}",
         ("upgrade torch", "--backend deepspeed --zero-stage 3, which shards the same"),
     ),
     Rule(
         "autotp-needs-bf16",
         lambda case: case.deepspeed and case.tp > 1,
         "tensor parallelism under DeepSpeed is its AutoTP, which {trainer} allows in bf16 only: its results could "
-        "not be distinguished from rounding, and DeepSpeed gathers no single gradients of it",
+        "not be distinguished from rounding, and DeepSpeed cannot gather its single gradients",
         ("--backend fsdp2 --tp {tp}, by transformers' own plan", "drop --tp"),
     ),
     Rule(
@@ -178,7 +168,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "ring-needs-packing",
         lambda case: case.together and case.ring > 1 and not case.packing,
-        "ring attention divides a packed batch: {trainer} ignores the ring where rows are not packed, and every rank would "
+        "ring attention divides a packed batch: {trainer} ignores the ring if rows are not packed, and every rank would "
         "compute the same",
         ("--packing",),
     ),
@@ -224,7 +214,7 @@ RULES: tuple[Rule, ...] = (
         lambda case: case.together and case.ring > 1 and case.attn == "sdpa",
         "keys and values are gathered in plain torch instead of ring_flash_attn: {trainer}'s slicing, gathering and "
         "reducing run as they do in training, the ring's kernel does not",
-        ("--attn flash_attention_2 where CUDA and ring_flash_attn are",),
+        ("--attn flash_attention_2, with CUDA and ring_flash_attn",),
     ),
     Rule(
         "packing-leaks",
@@ -336,7 +326,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def check_config(config: ReplayConfig, facts: Facts | None = None, defaults: DumpRecord | None = None) -> list[RuleHit]:
+def check_config(config: ReplayConfig, facts: Facts | None = None, defaults: DumpRecord | None = None) -> list[Rule]:
     """Return the hits of all rules for this configuration here, worst first. UsageError for values that are invalid anywhere.
 
     defaults: the record of the first dump.
@@ -345,7 +335,7 @@ def check_config(config: ReplayConfig, facts: Facts | None = None, defaults: Dum
     return _check(Case(config, choose(config, defaults, facts), facts, defaults))
 
 
-def _check(case: Case) -> list[RuleHit]:
+def _check(case: Case) -> list[Rule]:
     hits = [rule.hit(case) for rule in RULES if rule.applies(case)]
     return sorted(hits, key=lambda hit: (REFUSE, WARN, INFO).index(hit.severity))
 
@@ -355,7 +345,7 @@ def refuse(config: ReplayConfig, choices: Choices, facts: Facts) -> None:
     refuse_hits(_check(Case(config, choices, facts)))
 
 
-def refuse_hits(hits: Sequence[RuleHit]) -> None:
+def refuse_hits(hits: Sequence[Rule]) -> None:
     """Raise Unsupported if one of these is a refusal."""
     if stops := [hit for hit in hits if hit.severity == REFUSE]:
         raise Unsupported("; ".join(hit.message for hit in stops), hint="; or ".join(stops[0].ways_out))

@@ -84,12 +84,7 @@ class MachineFault(EnvironmentProblem):
 
 
 class StaysChanged(EnvironmentProblem):
-    """A change failed after the file had its new bytes, and the original could not be put back.
-
-    `seen`: False if the file could not be read afterwards; it may then be unchanged as well.
-    """
-
-    seen = True
+    """A change failed after the file had its new bytes, and the original could not be put back."""
 
 
 class LaunchProblem(EnvironmentProblem):
@@ -134,7 +129,7 @@ def machine_fault(error: BaseException, folder: Path) -> MachineFault | None:
             hint = (
                 f"fix that, then `actordbg replay --resume {folder.name}` continues" if begun else "fix that, then run it again"
             )
-            return MachineFault(f"{os.strerror(number)} ({_free(folder)}); what had not finished stays open", hint=hint)
+            return MachineFault(f"{os.strerror(number)} ({_free(folder)}); unfinished inputs stay open", hint=hint)
         cause = cause.__cause__ or cause.__context__
     return None
 

@@ -115,9 +115,9 @@ def resolve(name: str, ids: Sequence[str], what: str, *, made_by: str, error: ty
     if len(matches) == 1 or name in matches:
         return name if name in matches else matches[0]
     if not ids:
-        raise error(f"there is no {what} yet", hint=f"`actordbg {made_by}` makes one")
+        raise error(f"there is no {what} yet", hint=f"`actordbg {made_by}` creates one")
     if matches:
-        raise error(f"several ids begin with {name!r:.80}: {_some(matches)}", hint="write more of the id")
+        raise error(f"several ids begin with {name!r:.80}: {_some(matches)}", hint="type more of the id")
     raise error(f"no {what} has the id {name!r:.80}", hint=f"the newest: {_some(ids)}, or `{LAST}`")
 
 

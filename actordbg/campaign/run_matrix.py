@@ -150,10 +150,7 @@ def run_matrix(
     Raises Conflict while another process runs it, and StoreProblem if the store cannot be written; a MachineFault leaves the cell
     open. KeyboardInterrupt passes through after every process has ended. A cell that cannot start counts as failed.
     """
-    try:
-        return MatrixRun(store, record, rows, env, baseline).run()
-    finally:
-        env.on_tick()
+    return MatrixRun(store, record, rows, env, baseline).run()
 
 
 def steps_left(record: MatrixRecord) -> int:
@@ -211,15 +208,8 @@ class MatrixRun(Campaign[MatrixRecord]):
             with WarmGroups() as warm:
                 run_trials([trial], warm)
 
-        def tick() -> None:
-            if self._judging.acquire(blocking=False):  # a tick writes the catalog that a comparison reads
-                try:
-                    env.on_tick()
-                finally:
-                    self._judging.release()
-
         tell = replace(env, on_progress=lambda *progress: runners.tell(partial(env.on_progress, *progress)), on_tick=runners.tick)
-        runners.run(self._trials(todo, tell), work, tick)
+        runners.run(self._trials(todo, tell), work)
 
     def _run_cell(self, index: int, env: Surroundings) -> None:
         cell, dumps = self.record.cells[index], len(self.record.dump_ids)

@@ -9,9 +9,8 @@
 Cells of one launcher run in the same processes, one after another, each from its initial weights: imports are paid once. A
 training that lost an input cannot continue, so the first input that does not pass ends its cell. `--resume` runs the rest.
 
-A cell whose group was lost continues in its next attempt: with `--storage` from its newest checkpoint (`checkpoints.py`), else
-from its initial weights. Each attempt has separate journals, and the record keeps the steps of earlier attempts, so an unfinished
-step is never counted.
+A cell whose group was lost begins again in its next attempt, from its initial weights. Each attempt has separate journals, so
+what one attempt left half done is never mixed into the next.
 """
 
 from __future__ import annotations
@@ -24,14 +23,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from actordbg.base.errors import ActordbgError, GroupsLost, MachineFault, StoreProblem, Unsupported
+from actordbg.base.errors import ActordbgError, GroupsLost, MachineFault, StoreProblem
 from actordbg.base.owners import Owner
 from actordbg.base.units import resolve
-from actordbg.campaign import checkpoints
 from actordbg.campaign.runner import Campaign, Trial, run_trials
-from actordbg.campaign.train_engine import CHECKPOINTS, MODULE, STEP, TRAINING, step_of
+from actordbg.campaign.train_engine import MODULE, STEP, TRAINING, step_of
 from actordbg.campaign.train_plan import schedule
-from actordbg.config.choices import installed_versions
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import is_plain_name, now_timestamp
 from actordbg.formats.store_files import atomic_write, make_folder
@@ -46,15 +43,12 @@ from actordbg.records.matrix_record import (
     TrainCheckRecord,
     TrainStep,
 )
-from actordbg.records.replay_record import CRASHED, PASSED, ReplayInput, ReplaySpec, ResultRecord
+from actordbg.records.replay_record import PASSED, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.replay.group_engine import Losses, WarmGroups, engine_in_use, launch_group
 from actordbg.replay.supervise import Progress, run_replay
 from actordbg.store.layout import Store, read_with_owner
 
 CHECK = "check.json"
-STORAGE, WENT_ON = "storage", "continued"
-"""Keys of the record's options: folder, interval and package versions of the checkpoints; and, by cell, the steps after which it
-continued from one."""
 FAILURES_HERE = 3
 """How often a cell's group may be lost on this machine. On a cluster `--max-failures` covers all cells together."""
 OnEvent = Callable[[TrainCell, str], None]
@@ -84,18 +78,7 @@ class TrainRun(Campaign[TrainCheckRecord]):
         super().__init__(store, record, self._folder / CHECK, f"training check {name}", f"train-check --resume {name}")
         self.inputs, self.on_event = inputs, on_event
         self.warm = warm or WarmGroups(partial(launch_group, module=MODULE))
-        self._resumes: dict[int, str | None] = {}
-        self._died_in: set[str] = set()
         self._losses = engine_in_use().losses()
-        self._storage_root = Path(storage["folder"]) if (storage := record.options.get(STORAGE)) else None
-
-    def run(self) -> TrainCheckRecord:
-        if (storage := self._storage_root) is not None:
-            if self.record.status == OPEN:
-                checkpoints.open_folder(storage)
-            elif not storage.is_dir():
-                raise StoreProblem(f"the checkpoint folder {storage} does not exist", hint="mount it, or start a new check")
-        return super().run()
 
     def work(self) -> None:
         """Run the open cells, grouped by launcher."""
@@ -109,24 +92,21 @@ class TrainRun(Campaign[TrainCheckRecord]):
 
     def _run_cell(self, cell: TrainCell, warm: WarmGroups) -> None:
         began, cell = time.monotonic(), self._next_attempt(cell)
-        for _ in range(len(cell.steps) * self.record.batch):
-            self.on_event(cell, "micro-batch")
         self.put(cell)
         self.on_event(cell, "starts")
         cell = self._train(cell)
-        cell = replace(cell, steps=self._steps_so_far(cell), seconds=time.monotonic() - began)
+        steps = tuple(steps_of(self._folder / str(cell.folder), self.record.batch))
+        cell = replace(cell, steps=steps, seconds=time.monotonic() - began)
         if cell.status == TRAINED and len(cell.steps) < self.record.steps:
             reason = f"only {len(cell.steps)} of {self.record.steps} steps have figures"
             cell = replace(cell, status=BROKEN, reason=reason)
         self.put(cell)
         self.on_event(cell, "done")
         write_trainer_log(cell, self.record)
-        if (storage := self._storage(cell)) is not None:
-            checkpoints.remove_all(storage)
 
     def _train(self, cell: TrainCell) -> TrainCell:
         """Run attempts until the cell ends; return it after its last attempt, with status, reason and optimizer."""
-        losses, self._died_in = self._losses or Losses(FAILURES_HERE), set()
+        losses = self._losses or Losses(FAILURES_HERE)
         while True:
             before = len(losses.reasons)
             try:
@@ -150,79 +130,26 @@ class TrainRun(Campaign[TrainCheckRecord]):
                 return replace(cell, status=BROKEN, reason=error.message)
 
     def _next_attempt(self, cell: TrainCell) -> TrainCell:
-        """Give the cell a new folder and the steps up to its newest checkpoint. Unsupported if that belongs to another check."""
-        storage, steps = self._storage(cell), self._steps_so_far(cell)
-        checkpoint = None
-        if storage is not None:
-            checkpoint = checkpoints.newest(storage, len(steps))
-            if checkpoint is not None:
-                self._require_same_versions(checkpoint.folder)
-            checkpoints.clear(storage, checkpoint)
-        self._resumes[cell.index] = str(checkpoint.folder) if checkpoint else None
+        """Give the cell a new folder."""
         names = (f"cell-{cell.index}.{attempt}" for attempt in itertools.count(1))
-        folder = next(name for name in names if not (self._folder / name).exists())
-        cell = replace(cell, folder=folder, reason="", steps=steps[: checkpoint.step] if checkpoint else ())
-        if checkpoint is not None:
-            continued, name = self.record.options.get(WENT_ON) or {}, str(cell.index)
-            continued = continued | {name: [*continued.get(name, []), checkpoint.step]}
-            self.record = replace(self.record, options=self.record.options | {WENT_ON: continued})
-        return cell
-
-    def _steps_so_far(self, cell: TrainCell) -> tuple[TrainStep, ...]:
-        """Return the steps of earlier attempts, from the record, and those of the last attempt, from its journals."""
-        return (*cell.steps, *(steps_of(self._folder / cell.folder, self.record.batch) if cell.folder else ()))
-
-    def _storage(self, cell: TrainCell) -> Path | None:
-        """Return the folder of the cell's checkpoints; None without --storage."""
-        return self._storage_root and self._storage_root / self.record.check_id / f"cell-{cell.index}"
-
-    def _require_same_versions(self, checkpoint: Path) -> None:
-        """Raise Unsupported if other versions of the packages wrote the checkpoint: the figures would not be one training's."""
-        was, are = self.record.options[STORAGE]["versions"], installed_versions()
-        changed = sorted(name for name in {*was, *are} if was.get(name) != are.get(name))
-        if changed:
-            told = "; ".join(f"{name} was {was.get(name, 'none')}, and is {are.get(name, 'none')}" for name in changed)
-            hint = f"use the same installation as before, or remove {checkpoint.parent} to start the configuration from step 1"
-            raise Unsupported(f"cannot resume from checkpoint {checkpoint}: {told}", hint=hint)
+        return replace(cell, folder=next(name for name in names if not (self._folder / name).exists()), reason="")
 
     def _spec(self, cell: TrainCell) -> ReplaySpec:
         """Write the cell's training.json, and return the spec that its workers run."""
-        spec, folder = self._work(cell), self._folder / str(cell.folder)
+        config, folder = ReplayConfig.from_dict(cell.config), self._folder / str(cell.folder)
         make_folder(folder)
-        training = self.record.training | {"accumulation": self.record.batch // spec.config.lanes}
+        training = self.record.training | {"accumulation": self.record.batch // config.lanes}
         training |= {"wide": True, "gradient_checkpointing": False} if cell.role == BASELINE else {}
-        if (storage := self._storage(cell)) is not None:
-            checkpoints.open_folder(storage)
-            training[CHECKPOINTS] = {
-                "folder": str(storage),
-                "every": self.record.options[STORAGE]["every"],
-                "steps": self.record.steps,
-                "attempt": int(folder.suffix[1:]),
-                "resume": self._resumes.get(cell.index),
-            }
         atomic_write(folder / TRAINING, json.dumps(training).encode())
-        return spec
-
-    def _work(self, cell: TrainCell) -> ReplaySpec:
-        """Return the spec of the micro-batches that the cell has not run yet."""
         work = schedule(self.inputs, self.record.steps, self.record.batch, reverse=cell.role == NOISE)
-        left = work[len(cell.steps) * self.record.batch :]
-        config = ReplayConfig.from_dict(cell.config)
-        return ReplaySpec(f"{self.record.check_id}-{cell.folder}", now_timestamp(), config, left, command=self.record.command)
+        return ReplaySpec(f"{self.record.check_id}-{cell.folder}", now_timestamp(), config, work, command=self.record.command)
 
     def _hear(self, cell: TrainCell, event: Progress) -> None:
         if event.kind == "attempt" and event.text and read_results(self._folder / str(cell.folder)):
             raise GroupLost(event.text)
         if event.kind == "result" and (result := event.result) is not None:
-            storage = self._storage(cell)
-            if result.status == CRASHED and storage is not None and result.dump_id not in self._died_in:
-                # with checkpoints, the first crash in a micro-batch may be unrelated to it; the second is blamed on it
-                self._died_in.add(result.dump_id)
-                raise GroupLost(_why(result))
             if result.status != PASSED:
                 raise CellEnded(_why(result))
-            if storage is not None and result.extra.get(STEP):
-                checkpoints.prune(storage)  # between steps no rank writes a checkpoint
             self.on_event(cell, "micro-batch")
 
 

@@ -125,8 +125,8 @@ class CellRunners:
         if self._stopped.is_set():
             raise KeyboardInterrupt
 
-    def run(self, jobs: Sequence[T], work: Callable[[T], None], on_tick: Call) -> None:
-        """Run every job, and raise the first error of any. `on_tick` is called in this thread, about 20 times a second."""
+    def run(self, jobs: Sequence[T], work: Callable[[T], None]) -> None:
+        """Run every job, and raise the first error of any. Calls from `tell` are made in this thread."""
         left = iter(jobs)
 
         def work_on(engine: GroupEngine) -> None:
@@ -142,7 +142,6 @@ class CellRunners:
                     ended, running = wait(running, 0.05, FIRST_EXCEPTION)
                     while not self._calls.empty():
                         self._calls.get()()
-                    on_tick()
                     for thread in ended:
                         thread.result()
             finally:

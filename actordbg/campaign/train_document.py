@@ -303,9 +303,6 @@ def _facts(record: TrainCheckRecord) -> list[str]:
     ]
     stepped = _names_by([(cell.optimizer, cell) for cell in record.cells if cell.optimizer])
     lines += [f"stepped by {who}: {names}" for who, names in stepped.items()]
-    names = {str(cell.index): cell.name for cell in record.cells}
-    for index, after in (record.options.get("continued") or {}).items():
-        lines.append(f"{names.get(index, index)} continued from a checkpoint after step {', '.join(map(str, after))}")
     if record.selection:
         lines.append(f'selected: --where "{record.selection}"')
     if record.names:

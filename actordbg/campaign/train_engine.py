@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import StoreProblem
-from actordbg.campaign import checkpoints
 from actordbg.formats.store_files import read_regular
 from actordbg.records.journal import read_results
 from actordbg.records.replay_record import FAILED, PASSED, ReplayInput, ReplaySpec
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from actordbg.store.payload import Dump
 
 TRAINING = "training.json"
-CHECKPOINTS = "checkpoints"
-"""Key in `training.json`: folder and interval of checkpoints, and the checkpoint to continue from."""
 STEP = "step"
 """Key in a result's `extra`: gradient norm, update norm and learning rate of the step that the input completed."""
 MODULE = "actordbg.campaign.train_engine"
@@ -61,7 +58,6 @@ class TrainEngine(ActorEngine):
     _session: TrainingSession
     _training: Training
     _done = 0
-    _checkpoints: Any = None
 
     def __init__(self, folder: Path, spec: ReplaySpec, rank: int) -> None:
         super().__init__(folder, spec, rank)
@@ -74,34 +70,12 @@ class TrainEngine(ActorEngine):
         if read_results(self.folder):
             raise StoreProblem("cannot resume mid-training: the weights are lost", hint="start a new check")
         settings = json.loads(read_regular(self.folder / TRAINING))
-        self._checkpoints = settings.pop(CHECKPOINTS, None)
         self._training = Training(**{**settings, "betas": (settings["betas"][0], settings["betas"][1])})
         self._done, self.tainted = 0, False
         defaults = defaults_of(self.root, self.spec.inputs)
         session = TrainingSession(self.spec.config, defaults, self.root / "models", self._training)
         self._session = self._resources.enter_context(contextlib.closing(session))
-        went_on = self._go_on() if self._checkpoints else {}
-        return self._session.resolved | {"training": asdict(self._training), "stepped_by": self._session.stepped_by} | went_on
-
-    def _go_on(self) -> dict[str, Any]:
-        """Load the chosen checkpoint, if any."""
-        folder, chosen = Path(self._checkpoints["folder"]), self._checkpoints["resume"]
-        if not folder.is_dir():
-            raise StoreProblem(
-                f"this rank cannot access the checkpoint folder {folder}", hint="use a --storage that all ranks mount"
-            )
-        if chosen is None:
-            return {}
-        checkpoints.require_own(Path(chosen))
-        self._session.load_training(Path(chosen))
-        return {"went_on_from": chosen}
-
-    def _save(self, step: int) -> None:
-        """Write a checkpoint if it is due; none is written after the last step."""
-        config = self._checkpoints
-        if config is None or step % config["every"] or step >= config["steps"]:
-            return
-        self._session.save_training(checkpoints.generation(Path(config["folder"]), step, config["attempt"]))
+        return self._session.resolved | {"training": asdict(self._training), "stepped_by": self._session.stepped_by}
 
     def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
         """Switch to another configuration and its initial weights in this process, which saves the imports."""
@@ -126,8 +100,6 @@ class TrainEngine(ActorEngine):
             error = f"not finite: {', '.join(invalid)}"
             fields |= {"status": FAILED, "error_class": "FloatingPointError", "error": error}
         else:
-            if fields["extra"]:
-                self._save(step_of(item.dump_id))
             self.tainted = False
         return fields
 

@@ -157,7 +157,7 @@ SKIPS: dict[str, Skip] = {
 }
 """What each variable skips, if it is 1."""
 IDLE = {
-    "OUTPUT_DIR": "no checkpoint outlives a check (--log-dir is for logs)",
+    "OUTPUT_DIR": "a check keeps no weights (--log-dir is for logs)",
     "DATASET": "inputs come from the store (--store, --where)",
 }
 """Variables that are accepted and have no effect, and why."""
@@ -198,5 +198,5 @@ def read_names(environment: Mapping[str, str], given: set[str]) -> AncestorNames
             elif text.isascii() and text.isdigit() and 1 <= int(text) < 10**9:
                 result.values[ours] = int(text)
             else:
-                raise UsageError(f"{name}={text!r:.40} is not a number of 1 or more", hint=f"unset {name}, or use the flag")
+                raise UsageError(f"{name}={text!r:.40} is not a whole number above 0", hint=f"unset {name}, or use the flag")
     return result

@@ -10,15 +10,13 @@ import time
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from actordbg.actor import randomness
-from actordbg.actor.backends.backend import Place, set_seed
+from actordbg.actor.backends.backend import set_seed
 from actordbg.actor.backends.training import Norms, Training
 from actordbg.actor.model_code import guard, require_consent
 from actordbg.actor.session import ActorSession, loss_of
 from actordbg.base.errors import Unsupported
-from actordbg.campaign.checkpoints import open_folder, unfinished
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.store.payload import Dump
@@ -63,24 +61,3 @@ class TrainingSession(ActorSession):
     def step(self) -> Norms:
         """Run an optimizer step on the accumulated gradients. Collective: every rank must call it."""
         return self._backend.step()
-
-    def save_training(self, folder: Path) -> None:
-        """Write a checkpoint, whose folder has its name once every rank has written its part. Collective."""
-        leads, begun = Place.from_environment().rank == 0, unfinished(folder)
-        if leads:
-            open_folder(begun)
-        _meet()
-        self._backend.save_training(begun)
-        _meet()
-        if leads:
-            begun.rename(folder)
-
-    def load_training(self, folder: Path) -> None:
-        """Load a checkpoint to continue from. Collective."""
-        self._backend.load_training(folder)
-        _meet()
-
-
-def _meet() -> None:
-    if dist.is_initialized():
-        dist.barrier()

@@ -100,8 +100,8 @@ class Control:
     """What to record. `None` means unlimited.
 
     `every`: record one call in N, starting with the first; 0: only calls that a trigger keeps. `max_dumps`, `max_bytes` (of
-    files): limits per actor instance and process. `ranks`: record only these. `min_seq_len`, `max_seq_len`: limits of S of
-    `sequences`, inclusive. `level`: zstd level. `with_outputs`: also store what the call returned; `with_rng`: also store the RNG
+    files): limits per actor instance and process. `ranks`: record only these. `min_seq_len`: the least S of `sequences`.
+    `with_outputs`: also store what the call returned; `with_rng`: also store the RNG
     state before it. `triggers`: see the module; `before`: calls kept from the ring before each triggered call; `max_triggered`:
     limit per actor and trigger since `dump enable`. `keep_bytes`: limit of the run's dumps in bytes; rotation removes the oldest
     unpinned ones first. `ring`, `ring_bytes`: the last calls kept in memory that outlives the process, 0 for no ring; `ring_dir`:
@@ -118,9 +118,7 @@ class Control:
     max_bytes: int | None = None
     ranks: tuple[int, ...] | None = None
     min_seq_len: int | None = None
-    max_seq_len: int | None = None
     free_floor_bytes: int = DEFAULT_FREE_FLOOR
-    level: int = 3
     with_outputs: bool = False
     with_rng: bool = False
     triggers: tuple[str, ...] = ()
@@ -143,7 +141,7 @@ class Control:
     @cached_property
     def unlimited(self) -> bool:
         """Check whether every call of every rank is recorded."""
-        limits = (self.max_dumps, self.max_bytes, self.ranks, self.min_seq_len, self.max_seq_len)
+        limits = (self.max_dumps, self.max_bytes, self.ranks, self.min_seq_len)
         return self.every == 1 and limits == (None,) * len(limits)
 
     @classmethod
@@ -161,15 +159,15 @@ class Control:
                 hint="use one version of actordbg in the shell and in the training environment",
             )
         try:
-            return cls(**_checked(data))
+            return cls(**_checked({name: value for name, value in data.items() if name not in GONE}))
         except ValueError as error:
             raise StoreProblem(f"control.json: {error}", hint=_HINT) from None
 
 
 MAX_RING = 256
 """Most calls that a ring keeps."""
-_BOUNDS: dict[str, tuple[int, float]] = {"level": (1, 22), "ring": (0, MAX_RING)}
-"""Lower and upper bounds of numbers; all others must only be non-negative."""
+GONE = ("level", "max_seq_len")
+"""Keys of earlier versions that limit nothing any more."""
 _TEXTS: dict[str, Callable[[str], bool]] = {"run": is_plain_name, "writer": WRITERS.__contains__}
 _ITEMS: dict[str, Any] = {"ranks": int, "triggers": str}
 _KINDS = kinds_of(Control)
@@ -188,8 +186,7 @@ def _checked(data: dict[str, Any]) -> dict[str, Any]:
         elif good and isinstance(value, str):
             good = _TEXTS.get(name, str.isprintable)(value)
         elif good and type(value) is int:
-            least, most = _BOUNDS.get(name, (0, math.inf))
-            good = least <= value <= most
+            good = 0 <= value <= (MAX_RING if name == "ring" else math.inf)
         if not good:
             most_calls = f", at most {MAX_RING} calls are kept" if name == "ring" else ""
             raise StoreProblem(f"control.json: {name} is {value!r:.40}{most_calls}", hint=_HINT)

@@ -224,8 +224,7 @@ class Ledger:
         """Return the limit that excludes a call, or None. Ranks come first; `every` counts only calls that pass the others."""
         if control.ranks is not None and self.identity.rank not in control.ranks:
             return "ranks"
-        low, high = control.min_seq_len, control.max_seq_len
-        if seq_len is not None and (seq_len < (low or 0) or (high is not None and seq_len > high)):
+        if seq_len is not None and seq_len < (control.min_seq_len or 0):
             return "seq_len"
         if not control.every:
             return "armed"

@@ -134,7 +134,7 @@ class Recorder:
             if instance is None or instance.control is not control or instance.actor() is not actor:
                 instance = self.meet(actor, control)
             ledger = instance.ledger
-            limited = control.min_seq_len is not None or control.max_seq_len is not None
+            limited = control.min_seq_len is not None
             number, reason = ledger.open(control, _peek_seq_len(binder, args, kwargs) if limited else None)
             counted, open_ = True, ledger if reason is None else None
             if reason is not None and not ring.keep and not control.triggers:

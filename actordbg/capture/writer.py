@@ -265,7 +265,7 @@ class Writer:
 
                     self._scribe = Scribe()
                 slots = [(item.entry.slot, item.entry.sequence) for item in chosen]
-                request = {"ring": str(ring.path), "store": str(self._store.root), "level": control.level}
+                request = {"ring": str(ring.path), "store": str(self._store.root)}
                 answers = self._scribe.ask(request | {"versions": self._versions, "slots": slots}, self._is_over)
                 for item, answer in zip(chosen, answers, strict=True):
                     if answer is not None:
@@ -366,7 +366,7 @@ class Writer:
         record, data = item.written
         if not record.pinned and item.path is not None:
             record = replace(record, pinned=True, triggered=BEFORE, trigger_facts=facts)
-            self._store.publish_dump(record, encoding.pack(record, data, item.control.level))
+            self._store.publish_dump(record, encoding.pack(record, data))
             item.written = (record, data)
             self._rotation(item.ledger).spare(item.path)
 
@@ -383,7 +383,7 @@ class Writer:
         from actordbg.formats import encoding  # with numpy: most processes never need it
 
         record, payload_bytes = self._describe(item, fired)
-        blob = encoding.pack(record, payload_bytes, control.level)
+        blob = encoding.pack(record, payload_bytes)
         if fired is None and item.over_max_bytes(len(blob)):
             return None
         path = item.path = self._store.publish_dump(record, blob)

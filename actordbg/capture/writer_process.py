@@ -5,7 +5,7 @@ It maps the flight recorder's ring and reads the inputs from there, so that a re
 books and decides everything: this process only turns a slot into a dump file. The thread writes, or counts as lost, whatever
 this process fails to write.
 
-    thread   {"ring": PATH, "store": ROOT, "level": 3, "versions": {...}, "slots": [[SLOT, SEQUENCE], ...]}
+    thread   {"ring": PATH, "store": ROOT, "versions": {...}, "slots": [[SLOT, SEQUENCE], ...]}
     process  [[PATH, BYTES], null, ...]                     one entry per slot; null: not written
 
 Invariants:
@@ -61,7 +61,7 @@ class Scribe:
         self._process.stdin.write(json.dumps(request).encode() + b"\n")  # type: ignore[union-attr]
         answer = self._listen(is_over)
         if not isinstance(answer, list):
-            raise OSError(f"the writer process says {answer!s:.200}")
+            raise OSError(f"the writer process answered {answer!s:.200}")
         return answer
 
     def stop(self) -> None:
@@ -115,7 +115,7 @@ class SlotWriter:
             tensors = encoding.tensors_in(self._memory, offset + head_bytes(count), numbers, kind["tensors"])
             record = encoding.record_of(kind["fields"], numbers, tensors, request["versions"])
             record, payload = encoding.serialize(record, tensors)
-            blob = encoding.pack(record, payload, request["level"])
+            blob = encoding.pack(record, payload)
             if not self._has(at, sequence):
                 return None
             return [str(StoreFiles(request["store"]).publish_dump(record, blob)), len(blob)]

@@ -76,48 +76,14 @@ class Comparison(Table, table=True):
     """the replay; it may be gone"""
     against: str
     """golden: what the run itself recorded; else the other replay's id"""
-    count: int
-    """values compared"""
     max_abs: float | None
     """largest absolute difference, nats; NULL if not finite"""
-    mean_abs: float | None
-    """mean absolute difference, nats; NULL if not finite"""
     created_at: str
     """UTC time of the comparison"""
     verdict: str
     """match, within-noise, mismatch or not-compared"""
-    p95_abs: float | None
-    """95th percentile of the absolute differences, nats"""
-    p99_abs: float | None
-    """99th percentile of the absolute differences, nats"""
-    max_rel: float | None
-    """largest relative difference"""
-    p99_rel: float | None
-    """99th percentile of the relative differences"""
-    cosine: float | None
-    """cosine of the two vectors of log-probs"""
-    kl_k1: float | None
-    """KL estimate k1, nats"""
-    kl_k3: float | None
-    """KL estimate k3, nats"""
     clip_share: float | None
     """share of tokens whose ratio is outside 0.8 to 1.2"""
-    max_ulp: int | None
-    """largest distance in units of last place; NULL for unequal dtypes"""
-    entropy_max_abs: float | None
-    """largest absolute difference of an entropy, nats"""
-    loss_abs: float | None
-    """absolute difference of the losses"""
-    grad_norm_rel: float | None
-    """relative difference of the gradient norms"""
-    gradient_cosine: float | None
-    """cosine of the gradients of all parameters"""
-    gradient_distance: float | None
-    """|a - b| / |b| of the gradients of all parameters"""
-    sequence_max_abs: float | None
-    """largest absolute difference of a row's sum of log-probs, nats"""
-    nonfinite: int | None
-    """log-probs that are not finite on one side only"""
     reasons: str | None
     """what made it a mismatch, or why it was not compared, in words"""
 
@@ -136,17 +102,3 @@ class LawAnswer(Table, table=True):
     """the law: rerun, neighbour, padding, ..."""
     verdict: str
     """kept, within-rounding, broken, nondeterministic or not-checked"""
-    size: float | None
-    """largest change, nats; of a gradient relative; NULL if nothing changed"""
-    row: int | None
-    """row of the first change"""
-    position: int | None
-    """position of the first change in its row"""
-    token: int | None
-    """token id there"""
-    count: int | None
-    """values that changed"""
-    looked_at: int | None
-    """values that were compared"""
-    words: str | None
-    """what a failed law means, or why it was not checked"""

@@ -14,10 +14,9 @@ use another (`with_a_catalog`).
 
     the store's catalog                               if it can be written
     $XDG_CACHE_HOME/actordbg/catalogs/<hash>/         else a *private catalog* of this user, by the store's real path
-    /dev/shm/actordbg-<uid>/catalogs/<hash>/          if that cannot be written either; then in the folder for temporary files
 
-A private catalog is built from the files like any other. Its folders are 0700 and owned by this user; folders that another user
-made are skipped. A process that makes a new one removes those that were not used for a month.
+A private catalog is built from the files like any other. Its folders are 0700. A process that makes a new one removes those that
+were not used for a month.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ import logging
 import os
 import shutil
 import sqlite3
-import stat
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,7 +40,7 @@ from actordbg.config.replay_config import SETTINGS
 from actordbg.formats.store_files import OddFile, make_folder, open_regular
 from actordbg.store.layout import Store
 
-HEAD = "0014"
+HEAD = "0015"
 """The revision that this program reads and writes."""
 
 SCRIPT = Path(__file__).with_name("head.sql")
@@ -153,21 +150,20 @@ def with_a_catalog(store: Store, work: Callable[[], T]) -> T:
             return work()
         except UnwritableCatalog as error:
             problem = error.message
-    for folder in places(store):
-        try:
-            _prepare(folder)
-            store.catalog_path = folder / "catalog.db"
-            answer = _repaired(store, work)
-        except (UnwritableCatalog, OSError):
-            store.catalog_path = own
-            continue
-        reason = f"this store's catalog cannot be written{problem and f' ({problem})'}"
-        logging.getLogger("actordbg").warning("%s; this command uses %s", reason, store.catalog_path)
-        return answer
-    raise CatalogProblem(
-        f"{problem or f'{own} cannot be written'}; a private catalog cannot be written anywhere either",
-        hint="set XDG_CACHE_HOME to a writable folder",
-    )
+    folder = private_folder(store)
+    try:
+        _prepare(folder)
+        store.catalog_path = folder / "catalog.db"
+        answer = _repaired(store, work)
+    except (UnwritableCatalog, OSError) as error:
+        store.catalog_path = own
+        raise CatalogProblem(
+            f"{problem or f'{own} cannot be written'}; a private catalog in {folder} cannot be written either: {error}",
+            hint="set XDG_CACHE_HOME to a writable folder",
+        ) from None
+    reason = f"this store's catalog cannot be written{problem and f' ({problem})'}"
+    logging.getLogger("actordbg").warning("%s; this command uses %s", reason, store.catalog_path)
+    return answer
 
 
 def is_private(store: Store) -> bool:
@@ -175,13 +171,10 @@ def is_private(store: Store) -> bool:
     return store.catalog_path.parent != store.root
 
 
-def places(store: Store) -> Iterator[Path]:
-    """Yield the folders where a private catalog of this store may lie, the best first."""
+def private_folder(store: Store) -> Path:
+    """Return the folder of this user's private catalog of a store."""
     name = hashlib.sha256(os.fsencode(os.path.realpath(store.root))).hexdigest()[:24]
-    bases = [user_folder("XDG_CACHE_HOME", "~/.cache")]
-    for folder in dict.fromkeys(("/dev/shm", tempfile.gettempdir())):
-        bases += [Path(folder, f"actordbg-{os.geteuid()}")] if os.path.isdir(folder) else []
-    yield from (base / "catalogs" / name for base in bases)
+    return user_folder("XDG_CACHE_HOME", "~/.cache") / "catalogs" / name
 
 
 def _repaired(store: Store, work: Callable[[], T]) -> T:
@@ -197,16 +190,10 @@ def _repaired(store: Store, work: Callable[[], T]) -> T:
 
 
 def _prepare(folder: Path) -> None:
-    """Make the folder of a private catalog if it is missing, and note its use; OSError if that fails, or another user owns it."""
-    new = not folder.is_dir()
-    make_folder(folder)
-    for own in (folder.parent.parent, folder.parent, folder):
-        seen = os.lstat(own)
-        if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid():
-            raise PermissionError(1, "not a folder of this user", str(own))
-        if seen.st_mode & 0o077:
-            own.chmod(0o700)
+    """Make the folder of a private catalog if it is missing, and note its use; OSError if that fails."""
+    if not folder.is_dir():
+        make_folder(folder)
+        for other in folder.parent.iterdir():
+            if time.time() - os.lstat(other).st_mtime > UNUSED_S:
+                shutil.rmtree(other, ignore_errors=True)
     os.utime(folder)
-    for other in folder.parent.iterdir() if new else ():
-        if time.time() - os.lstat(other).st_mtime > UNUSED_S:
-            shutil.rmtree(other, ignore_errors=True)

@@ -3,8 +3,8 @@
 The catalog is a cache: each row is derived from a file of the store, and `actordbg index --rebuild` rebuilds all rows.
 Nothing is stored only here.
 
-    run ──< caller ──< dump   one row for each dump file with a readable header; `caller` has the columns that many calls share
-                        └── last_result  the newest result of that dump, so that `--where "status='failed'"` needs no search
+    caller ──< dump           one row for each dump file with a readable header; `caller` has the columns that many calls share
+                └── last_result  the newest result of that dump, so that `--where "status='failed'"` needs no search
     replay ──< result         one row for each dump that a replay reached
            └──< comparison    distance of a result from another one, by `compare`
     comparison_run            one row for each file of `compare`; its dumps are in `comparison`
@@ -13,7 +13,7 @@ Nothing is stored only here.
     scanned_folder, read_file bookkeeping: what need not be read again
 
 A result may outlive its dump: pruning dumps keeps their results. `comparison`, `comparison_run` and `law_answer` are in
-`lab_models`. Files that no query asks for (matrices, noise floors, memory recordings, events of `patch`) have no rows.
+`lab_models`. Files that no query asks for (matrices, noise floors, memory recordings) have no rows.
 
 `make docs` writes from these classes the schema of a new catalog (`head.sql`), its page, and `columns.json`, from
 which `tables` reads the columns: commands use plain sqlite3, since importing SQLModel takes longer than all of `dump ls`.
@@ -48,17 +48,10 @@ def json_field() -> Any:
     return Field(sa_type=JSON, nullable=True)
 
 
-class Run(Table, table=True):
-    """A training run, by the name of its folder under `dumps/`."""
-
-    name: str = Field(primary_key=True)
-    """name of the run: its folder under dumps/"""
-
-
 class CallerColumns(Table):
     """Columns that the calls of a caller share."""
 
-    run: str = Field(foreign_key="run.name")
+    run: str
     """the training run"""
     rank: int
     """global rank of the process that captured it"""

@@ -39,7 +39,7 @@ from actordbg.catalog.tables import (
     from_micros,
     joins,
 )
-from actordbg.catalog.where import Condition, Sandbox, all_of, compile_where, guarded, quoted
+from actordbg.catalog.where import Condition, Sandbox, compile_where, guarded
 from actordbg.config.replay_config import NAME, SETTINGS
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.records.replay_record import ResultRecord
@@ -209,24 +209,12 @@ def dump_bytes(source: Store | Catalog) -> int:
     return int(answers(source, "SELECT coalesce(sum(bytes), 0) FROM dump")[0][0])
 
 
-def dump_files(
-    source: Store | Catalog,
-    where: str | None = None,
-    *,
-    before: str | None = None,
-    run: str | None = None,
-    pinned: bool | None = None,
-) -> list[tuple[str, int]]:
-    """Return (path below the store, bytes) of the dumps that all conditions select, the oldest first.
+def dump_files(source: Store | Catalog, where: str | None = None) -> list[tuple[str, int]]:
+    """Return (path below the store, bytes) of the dumps that a condition selects, the oldest first.
 
-    before: a record's timestamp; only older dumps. run: name of a training run; only its dumps. pinned: only protected dumps,
-    or only others. The path of a packed dump is a place in its pack (`actordbg.store.places`), its bytes are its share.
+    The path of a packed dump is a place in its pack (`actordbg.store.places`), its bytes are its share.
     """
-    conditions = [where] if where is not None else []
-    conditions += [f"timestamp < {quoted(before)}"] if before is not None else []
-    conditions += [f"run = {quoted(run)}"] if run is not None else []
-    conditions += ["pinned" if pinned else "not pinned"] if pinned is not None else []
-    condition = compile_where(conditions[0] if len(conditions) == 1 else all_of(conditions)) if conditions else None
+    condition = compile_where(where) if where is not None else None
     with guarded(_catalog(source).store.catalog_path) as box:
         source_sql, params = _source(box, condition, "time")
         sql = f"SELECT d.dump_id, k.run, k.rank, d.pack, d.bytes FROM {source_sql} ORDER BY {ORDERS['time'][1]}"

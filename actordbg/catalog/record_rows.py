@@ -84,10 +84,6 @@ def _compared_dump(record: ComparisonRecord, dump: DumpComparison) -> Row:
             "against": _against(record),
             "comparison_id": record.comparison_id,
             "created_at": record.created_at,
-            "sequence_max_abs": dump.sequences.max_abs if dump.sequences else None,
-            "entropy_max_abs": dump.entropy.max_abs if dump.entropy else None,
-            "gradient_cosine": dump.gradients.cosine if dump.gradients else None,
-            "gradient_distance": dump.gradients.distance if dump.gradients else None,
             "reasons": "; ".join(reasons) or None,
         }
     )

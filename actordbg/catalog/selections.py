@@ -12,7 +12,6 @@ Example::
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -105,13 +104,6 @@ def _ratio(size: int, other: int) -> float:
 
 
 _SHOWN = 5
-_LIKE_IT = 2
-"""Similar ids to show: an id takes half a line."""
-_SECOND = len("20250619T052608")
-"""Length of the common beginning of ids of the same second."""
-_SHORTEST, _LONGEST = 3, 100
-_IDS = f"SELECT dump_id FROM dump WHERE dump_id LIKE ? ORDER BY dump_id LIMIT {_LIKE_IT + 1}"
-_TEXT = re.compile(r"'([^']+)'")
 
 
 def no_match(catalog: Catalog, where: str) -> str:
@@ -131,23 +123,10 @@ def reasons(catalog: Catalog, where: str) -> list[str]:
 def _instead(catalog: Catalog, part: str) -> str:
     """Describe the values of a part's columns, in words."""
     contents = [
-        _ids(catalog, part) if name == "dump_id" else _held(catalog, name) for name in sorted(compile_where(part).columns)
+        "`actordbg dump ls` lists the ids" if name == "dump_id" else _held(catalog, name)
+        for name in sorted(compile_where(part).columns)
     ]
     return f": {'; '.join(contents)}" if contents else ""
-
-
-def _ids(catalog: Catalog, part: str) -> str:
-    """Return ids that contain a text of the part, or its beginning: ids are unique, so frequent values would be of no use."""
-    with guarded(catalog.store.catalog_path) as box:
-        for text in _TEXT.findall(part)[:_SHOWN]:
-            for like in dict.fromkeys((text, text[:_SECOND])):
-                if len(like.strip("%_")) < _SHORTEST:
-                    continue
-                rows = box.rows(_IDS, [f"%{like[:_LONGEST]}%"])
-                if matches := [dump_id for (dump_id,) in rows]:
-                    more = ", ..." * (len(matches) > _LIKE_IT)
-                    return f"similar ids: {', '.join(matches[:_LIKE_IT])}{more}"
-    return "no dump_id is similar; `actordbg dump ls` lists them"
 
 
 def _held(catalog: Catalog, name: str) -> str:

@@ -40,7 +40,6 @@ class CatalogWriter:
         """Insert rows of `dump_rows`, given by columns, all of one run; return how many were new."""
         if not columns:
             return 0
-        self.execute("INSERT OR IGNORE INTO run (name) VALUES (?)", (run_name,))
         callers = self._callers(run_name, columns)
         before = self.connection.total_changes
         own = {name: values for name, values in zip(DUMP_COLUMNS, columns, strict=True) if name in COLUMNS["dump"]}
@@ -72,12 +71,11 @@ class CatalogWriter:
         return [numbers[key] for key in keys]  # type: ignore[misc]
 
     def remove_dumps(self, dump_ids: Iterable[str]) -> None:
-        """Remove rows of dumps, and runs without dumps. Results stay."""
+        """Remove rows of dumps, and callers without dumps. Results stay."""
         names = [(dump_id,) for dump_id in dump_ids]
         if names:
             self.executemany("DELETE FROM dump WHERE dump_id = ?", names)
             self.execute("DELETE FROM caller WHERE NOT EXISTS (SELECT 1 FROM dump WHERE dump.caller = caller.id)")
-            self.execute("DELETE FROM run WHERE NOT EXISTS (SELECT 1 FROM caller WHERE caller.run = run.name)")
 
     def take_into_pack(self, pack: str, columns: Columns) -> None:
         """Assign existing rows to this pack: rows of dump files, of this pack, and of packs that are no longer noted."""

@@ -166,11 +166,11 @@ HEADINGS = {"S": "seq_len", "B": "batch_size", "last": "status"}
 """Headings of `dump ls` that are not names of columns, and their columns."""
 
 FUNCTIONS: dict[str, str] = {
-    "abs": "abs(number): its absolute value",
-    "coalesce": "coalesce(a, b, ...): the first that is not null (also ifnull)",
-    "length": "length(text): its number of characters",
+    "abs": "abs(number): absolute value",
+    "coalesce": "coalesce(a, b, ...): the first value that is not null (also ifnull)",
+    "length": "length(text): number of characters",
     "lower": "lower(text): in lower case (ASCII)",
-    "now": "now(): this moment; now() - '2h' is two hours ago (units w, d, h, m, s)",
+    "now": "now(): the current time; now() - '2h' is two hours ago (units w, d, h, m, s)",
     "round": "round(number, digits): rounded; without digits to a whole number",
     "upper": "upper(text): in upper case (ASCII)",
 }

@@ -24,7 +24,7 @@ replayed.
 Only comparisons of known columns pass these checks. The sandbox is the second line of defense, in SQLite itself:
 
 * the file is opened read-only (`mode=ro`, `query_only`), on a separate connection;
-* an authorizer allows reading `dump`, `caller`, `result`, `run`, `replay`, `comparison` and `law_answer`, and the functions that
+* an authorizer allows reading `dump`, `caller`, `result`, `replay`, `comparison` and `law_answer`, and the functions that
   `--where` has, and denies the rest;
 * SQLite's limits are lowered (Python 3.11 and later have the call);
 * a progress handler stops a query that runs for a second without returning a row. The clock restarts with each batch of
@@ -316,7 +316,7 @@ def _since(match: re.Match[str]) -> str:
 
 
 TIME_LIMIT_S = 1.0
-_TABLES = {"dump", "caller", "result", "run", "replay", "comparison", "law_answer"}
+_TABLES = {"dump", "caller", "result", "replay", "comparison", "law_answer"}
 _FUNCTIONS = (set(FUNCTIONS) - {"now"}) | {"like", "count", "min", "max", "group_concat", "micros", "moment"}
 _READ, _OK = sqlite3.SQLITE_READ, sqlite3.SQLITE_OK
 _STEPS = 20_000

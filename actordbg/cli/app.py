@@ -28,12 +28,12 @@ DUMP = CommandGroup(
         Command("Show calls captured and dropped by each process.", "dump_recording:status"),
         Command("Recover dead processes' last calls as dumps.", "dump_recording:recover"),
         Command("Import pickles of the old recorder; execute nothing in them.", "dump_files:import_", "quiet json"),
-        Command("Make random inputs of chosen shapes.", "dump_files:create", "quiet json"),
+        Command("Create random inputs of given shapes.", "dump_files:create", "quiet json"),
         Command("List dumps, newest first.", "dump_ls:ls", "empty json"),
         Command("List the columns, functions and operators of --where.", "dump_ls:columns"),
         Command("Show one dump: its record, its tensors, its results.", "dump_ls:show"),
         Command("Check dump files for damage.", "index:verify", "empty quiet json"),
-        Command("Write dumps as .safetensors or .pt files.", "dump_files:export", "empty quiet json"),
+        Command("Write dumps as .safetensors files.", "dump_files:export", "empty quiet json"),
         Command("Move dumps into packs, which deduplicate rows.", "dump_files:pack", "empty quiet json"),
         Command("Take dumps out of their packs, byte for byte.", "dump_files:unpack", "empty quiet json"),
         Command("Remove dumps.", "dump_files:prune", "empty json"),
@@ -74,7 +74,7 @@ CONTENTS = (
     Section(
         "Install",
         (
-            Command("Check this machine and the training environment.", "patch:doctor"),
+            Command("Check this machine and this Python environment.", "patch:doctor"),
             Command("Record and replay a real training of a tiny model.", "patch:demo", ""),
             Command("Append the capture hook to OpenRLHF's actor.py.", "patch:patch"),
             Command("Remove the capture hook, byte for byte.", "patch:unpatch"),

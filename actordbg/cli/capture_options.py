@@ -36,9 +36,7 @@ class CaptureOptions:
     keep: str | None = option_field(None, "Cap the run's dumps, deleting the oldest unprotected ones, e.g. 10GB.", metavar="SIZE")
     ranks: str | None = option_field(None, "Only these ranks, e.g. 0,1,4-7.")
     min_seq_len: int | None = option_field(None, "Only calls with S >= N.", min=0)
-    max_seq_len: int | None = option_field(None, "Only calls with S <= N.", min=0)
     free_floor: str = option_field("5GiB", "Drop calls while free disk is below this.")
-    level: int = option_field(3, "zstd compression level.", min=1, max=22)
     with_outputs: bool = option_field(False, "Also store the returned log-probs (and entropy).")
     with_rng: bool = option_field(False, "Also store the RNG state before the call.")
     on: str | None = option_field(
@@ -78,9 +76,7 @@ def control_from(options: CaptureOptions, run: str, generation: int) -> Control:
     from actordbg.capture.control import FORMS, MAX_RING, Control, parse
     from actordbg.formats.dump_record import now_timestamp
 
-    low, high, on, ring_dir = options.min_seq_len, options.max_seq_len, options.on, options.ring_dir
-    if low is not None and high is not None and low > high:
-        raise UsageError("--min-seq-len is larger than --max-seq-len", hint="swap them")
+    on, ring_dir = options.on, options.ring_dir
     words = tuple(word.strip() for word in on.split(",") if word.strip()) if on else ()
     try:
         parse(words)
@@ -99,7 +95,7 @@ def control_from(options: CaptureOptions, run: str, generation: int) -> Control:
     if ring_dir is not None and ring_dir != "store":
         ring_dir = str(Path(ring_dir).absolute())
     same = (
-        "max_dumps", "min_seq_len", "max_seq_len", "level", "with_outputs", "with_rng", "before", "max_triggered", "ring",
+        "max_dumps", "min_seq_len", "with_outputs", "with_rng", "before", "max_triggered", "ring",
         "writer",
     )  # fmt: skip
     return Control(
@@ -147,14 +143,14 @@ def parse_ranks(text: str) -> tuple[int, ...]:
 def limits_in_words(control: dict[str, Any]) -> str:
     """Describe in one line what a control (as plain data) records."""
     every, triggers, before, ranks = (control[name] for name in ("every", "triggers", "before", "ranks"))
-    low, high, dumps, size = (control[name] for name in ("min_seq_len", "max_seq_len", "max_dumps", "max_bytes"))
+    least, dumps, size = (control[name] for name in ("min_seq_len", "max_dumps", "max_bytes"))
     texts = {
         "every call" if every == 1 else f"one call in {every}": every,
         f"on {', '.join(triggers)}": triggers,
         f"with the {before} calls before": triggers and before,
         "nothing": not (every or triggers),
         f"ranks {','.join(map(str, ranks or ()))}": ranks is not None,
-        f"seq_len {'' if low is None else low}..{'' if high is None else high}": (low, high) != (None, None),
+        f"seq_len {least} or more": least is not None,
         f"at most {plural(dumps or 0, 'dump')} per actor": dumps is not None,
         f"at most {human_bytes(size)} per actor": size is not None,
         f"the newest {human_bytes(control['keep_bytes'])}": control["keep_bytes"] is not None,

@@ -89,7 +89,7 @@ def run_with_bar(store: Store, spec: ReplaySpec, golden: bool) -> CheckFound:
     count = len(spec.inputs)
     done: dict[str, int] = {}
     try:
-        with replaying(store, "checking", 2 * count) as (catalog, advance):
+        with replaying(store, "checking", 2 * count) as advance:
 
             def on_stage(stage: str) -> None:
                 """Begin a stage of `count` steps, and skip the steps that are already computed or not needed."""
@@ -102,8 +102,8 @@ def run_with_bar(store: Store, spec: ReplaySpec, golden: bool) -> CheckFound:
                 done[list(done)[-1]] += event.kind == "result"
                 counted(event)
 
-            counted = counting(catalog, lambda n=1, note="": advance(n, note=note and f"{list(done)[-1]}: {note}"))
-            return run_check(store, spec, golden=golden, on_stage=on_stage, on_event=on_event, on_tick=catalog.tick)
+            counted = counting(lambda n=1, note="": advance(n, note=note and f"{list(done)[-1]}: {note}"))
+            return run_check(store, spec, golden=golden, on_stage=on_stage, on_event=on_event)
     except KeyboardInterrupt:
         left = read_standing(store.replays / spec.replay_id)[1] != COMPLETE
         first = f"`actordbg replay --resume {spec.replay_id}`, then " if left else ""

@@ -103,7 +103,6 @@ def compare(
     from actordbg.judge.comparing import compare as compare_sides
     from actordbg.judge.comparison_document import comparison_charts, document
     from actordbg.judge.thresholds import asked
-    from actordbg.replay.replay_data import LiveCatalog
 
     take_consent(trust_remote_code)
     dtype = truth_dtype(truth)
@@ -136,7 +135,7 @@ def compare(
             on_progress=lambda done, total: advance(1, total=total),
         )
     path = work.kept(store, record)
-    settle(store, LiveCatalog(store))
+    settle(store)
     moves = floor.floor.get("max_abs") if floor else None
     charts = comparison_charts(store, record, texts, moves) if output.wanted.html or output.wanted.json else []
     blocks = document(record, limit, charts)

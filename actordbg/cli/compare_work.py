@@ -81,8 +81,8 @@ def truth_and_rounding(
         store.require_writable()
         if model != TINY:
             approve_once()
-        with replaying(store, label, len(request.inputs)) as (catalog, advance):
-            callbacks = {"on_event": counting(catalog, advance), "on_tick": catalog.tick, "warm": warm}
+        with replaying(store, label, len(request.inputs)) as advance:
+            callbacks = {"on_event": counting(advance), "warm": warm}
             return ensure_lone_rows(store, request, command=f"{command} replay {replay_id}", **callbacks)
 
     with WarmGroups() as warm:

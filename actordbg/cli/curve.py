@@ -166,8 +166,8 @@ def _measured(store: Store, names: Sequence[str], question: Question, settings: 
             continue
         spec = plan_lengths(store, config, {int(part) for part in parts}, batch, command=command_line())
         label = f"measuring as {data.spec.replay_id}"
-        with replaying(store, label, len(spec.inputs)) as (catalog, advance):
+        with replaying(store, label, len(spec.inputs)) as advance:
             advance(0, note="starting the workers")
-            run_replay(store, spec, counting(catalog, advance), on_tick=catalog.tick)
+            run_replay(store, spec, counting(advance))
         done[key] = spec.replay_id
     return list(done.values())

@@ -20,7 +20,6 @@ from actordbg.base.units import parse_size, resolve
 from actordbg.cli.index import damage_line
 from actordbg.cli.options import (
     Limit,
-    OfRun,
     Where,
     Yes,
     option,
@@ -91,9 +90,9 @@ def create(
     seed: int = option(0, "RNG seed of the tensors."),
     run: str = option("created", "Run name of the dumps."),
 ) -> None:
-    """Make random inputs of chosen shapes.
+    """Create random inputs of given shapes.
 
-    Half of each row are actions, and rows are padded on both sides. The dumps have the format of recorded dumps, so every
+    Half of each row is actions, and rows are padded on both sides. The dumps have the format of recorded dumps, so every
     command accepts them.
 
     Example: actordbg dump create --count 4 --batch-size 2 --seq-len 1024 --ranks 2
@@ -276,7 +275,6 @@ def prune(
     where: Where = None,
     older_than: str | None = option(None, "Remove dumps older than this, e.g. 7d, 12h.", metavar="AGE"),
     keep: str | None = option(None, "Remove the oldest dumps until at most this much is left, e.g. 10GB.", metavar="SIZE"),
-    run: OfRun = None,
     damaged: bool = option(False, "Only corrupt files, not newer-format or unreadable ones.", "--damaged"),
     pinned: bool = option(False, "Also remove protected dumps (default: keep them).", "--pinned"),
     yes: Yes = False,
@@ -284,8 +282,8 @@ def prune(
     """Remove dumps.
 
     Without --yes, only prints what it would remove. Removes dumps that meet every given condition, and rewrites the pack of a
-    packed dump without it. Protected dumps (kept by a trigger, or recovered) stay unless --pinned is given. Also removes
-    unfinished files that dead writers left more than an hour ago. Replay results stay.
+    packed dump without it. Protected dumps (kept by a trigger, or recovered) stay unless --pinned is given.
+    Replay results stay.
 
     Exit code: 5 if --where selects no dump.
 
@@ -295,11 +293,11 @@ def prune(
     from actordbg.catalog.tables import parse_duration
     from actordbg.dumps import prune as pruning
 
-    if where is None and older_than is None and keep is None and run is None and not damaged:
-        raise UsageError("prune needs --where, --older-than, --keep, --run or --damaged", hint="for example --older-than 7d")
+    if where is None and older_than is None and keep is None and not damaged:
+        raise UsageError("prune needs --where, --older-than, --keep or --damaged", hint="for example --older-than 7d")
     if damaged and not (where is None and older_than is None and keep is None):
         hint = "run `dump prune --damaged`, then another prune with the other conditions"
-        raise UsageError("--damaged combines only with --run: corrupt files have no record to query", hint=hint)
+        raise UsageError("--damaged is used alone: corrupt files have no record to query", hint=hint)
     age = parse_duration(older_than).total_seconds() if older_than is not None else None
     size = parse_size("--keep", keep) if keep is not None else None
     store = store_of(ctx)
@@ -311,7 +309,6 @@ def prune(
         where=where,
         older_than_s=age,
         keep_bytes=size,
-        run=run,
         damaged=damaged,
         pinned=pinned,
     )

@@ -105,7 +105,7 @@ def fsck(
 ) -> None:
     """Verify a store's integrity.
 
-    Checks FORMAT, names and permissions, every dump, pack, replay, comparison, switch, counter, ring, event and backup, and the
+    Checks FORMAT, names and permissions, every dump, pack, replay, comparison, switch, counter and ring, and the
     catalog. Without --repair, writes nothing. With it, moves damaged files to store/quarantine, first saves the good dumps of
     damaged packs, and rebuilds a wrong catalog. A read-only store can be checked, but --repair refuses it.
 

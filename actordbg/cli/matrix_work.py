@@ -109,13 +109,8 @@ def run_cells(
         require_common(store, held, record)
     interrupted = False
     try:
-        with replaying(store, "matrix", steps_left(record)) as (catalog, advance):
-
-            def on_progress(words: str, steps: int) -> None:
-                catalog.touch()
-                advance(steps, note=words)
-
-            surroundings.on_tick, surroundings.on_progress = catalog.tick, on_progress
+        with replaying(store, "matrix", steps_left(record)) as advance:
+            surroundings.on_progress = lambda words, steps: advance(steps, note=words)
             run_matrix(store, record, chosen.rows, surroundings, held)
     except KeyboardInterrupt:
         interrupted = True

@@ -41,13 +41,12 @@ def noise(
     machines.run(ctx, f"noise of {spec.replay_id}")
     replaying.require_runnable(store, spec, announce=False)
     steps = len(spec.inputs) * runs_of(spec)
-    with replaying.replaying(store, "measuring noise", steps) as (catalog, advance):
+    with replaying.replaying(store, "measuring noise", steps) as advance:
         record = measure_noise(
             store,
             spec,
             on_run=lambda name: advance(0, note=name),
-            on_event=replaying.counting(catalog, advance),
-            on_tick=catalog.tick,
+            on_event=replaying.counting(advance),
             on_passed_over=advance,
         )
     most = moves_most(record)

@@ -25,7 +25,7 @@ from actordbg.base.owners import Owner, is_own, name_of
 from actordbg.base.units import LAST
 from actordbg.cli import output
 from actordbg.cli.output import Format, note
-from actordbg.config import consent, dist_plugin, sources
+from actordbg.config import consent, sources
 
 if TYPE_CHECKING:
     from actordbg.store.layout import Store
@@ -72,7 +72,6 @@ def stored(what: Literal["dump", "replay"], *words: str) -> Callable[[typer.Cont
 Limit = Annotated[int, typer.Option(min=0, help="At most N rows; 0 for all.")]
 WHERE = 'Select dumps with an SQL expression, e.g. "seq_len>4096 and rank=0"; repeat it to combine with "and".'
 Where = Annotated[str | None, typer.Option(metavar="EXPR", help=WHERE)]
-OfRun = Annotated[str | None, typer.Option(metavar="NAME", help="Only dumps of this training run.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it (default: only print what would be done).")]
 Power = Annotated[
     bool,
@@ -80,17 +79,9 @@ Power = Annotated[
 ]
 Explain = Annotated[bool, typer.Option("--explain", help="Explain the columns and exit.")]
 TrustRemoteCode = Annotated[bool, typer.Option(consent.FLAG, help="Run the model's own code. Command line only.")]
-AccelerateConfig = Annotated[
-    str | None,
-    typer.Option(
-        sources.ACCELERATE,
-        metavar="PATH|default",
-        help="Read an `accelerate config` file; flags win.",
-    ),
-]
 DistPlugin = Annotated[
     str | None,
-    typer.Option(dist_plugin.FLAG, metavar="MODULE", help="Import a module that registers a --dist-backend. Command line only."),
+    typer.Option(consent.PLUGIN, metavar="MODULE", help="Import a module that registers a --dist-backend. Command line only."),
 ]
 ConfirmOption = Annotated[bool, typer.Option("--yes", "-y", help="Accept what another user wrote, or what came from a URL.")]
 

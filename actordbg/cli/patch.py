@@ -10,7 +10,6 @@ import inspect
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -68,8 +67,9 @@ def patch(ctx: typer.Context, python: Python = None, target: TargetFile = None, 
 def unpatch(ctx: typer.Context, python: Python = None, target: TargetFile = None, dry_run: DryRun = False) -> None:
     """Remove the capture hook, byte for byte.
 
-    Restores the bytes, mode and modification time of OpenRLHF's actor.py. Keeps edits made to the file since. If the hook cannot
-    be separated with certainty, leaves the file unchanged and prints a workaround. Running jobs keep the hook until they end.
+    Restores the bytes, mode and modification time of OpenRLHF's actor.py, and keeps edits made to the file after patching. If the
+    hook cannot be separated with certainty, leaves the file unchanged and prints a workaround. Running jobs keep the hook until
+    they end.
 
     Exit code: 3 if the hook could not be removed.
 
@@ -78,7 +78,7 @@ def unpatch(ctx: typer.Context, python: Python = None, target: TargetFile = None
     from actordbg.install import patching as operate
     from actordbg.install.patch_target import find_target
 
-    emit(operate.unpatch(find_target(python, target), store_of(ctx), dry_run=dry_run), _say_outcome)
+    emit(operate.unpatch(find_target(python, target), dry_run=dry_run), _say_outcome)
 
 
 def _say_outcome(outcome: Outcome) -> None:
@@ -90,7 +90,6 @@ def _say_outcome(outcome: Outcome) -> None:
     facts = {
         "openrlhf": outcome.openrlhf_version,
         "store": outcome.store,
-        "backup": outcome.backup,
         "sha256": f"{outcome.sha256_after} (unchanged)" if same else outcome.sha256_before,
         "     ->": "" if same else outcome.sha256_after,
     }
@@ -141,7 +140,6 @@ def _say(patch: Status | None, no_patch: str, held: Holdings | None) -> None:
             "sha256": patch.sha256,
             "original": patch.original_sha256,
             "store": patch.store,
-            "patched at": patch.patched_at,
             "hook seen": patch.hooked,
             "recording": "on" if patch.enabled else "off",
             "new jobs": "record" if patch.armed else "do not record",
@@ -211,25 +209,24 @@ def render(check: Check) -> str:
 
 def doctor(
     ctx: typer.Context,
-    python: Path | None = option(None, "Interpreter whose environment to check (default: the current one).", metavar="EXE"),
-    quick: bool = option(False, "Skip slow checks: imports and the launcher.", "--quick"),
+    quick: bool = option(False, "Skip the slow checks: imports.", "--quick"),
     timeout: float = option(180.0, "Time limit for importing a module, in seconds.", min=1),
 ) -> None:
-    """Check this machine and the training environment.
+    """Check this machine and this Python environment.
 
-    Checks versions, imports, the deepspeed launcher, the C++ compiler, GPU, flash-attn, disk, store, catalog and patch, and
-    prints a fix for each problem. Warnings are about parts that you may not need, or untested versions.
+    Run it with the actordbg of the environment that trains or replays. Checks versions, imports, the C++ compiler, GPU,
+    flash-attn, disk, store, catalog and patch, and prints a fix for each problem. Warnings are about parts that you may not need,
+    or untested versions.
 
     Exit code: 4 if a check fails.
 
-    Example: actordbg doctor --python /opt/train/bin/python
+    Example: actordbg doctor --quick
     """
     from actordbg.doctor.checkup import examine, exit_code
 
     checks: list[Check] = []
-    executable = str(python) if python is not None else sys.executable
     with progress("examining", None, quiet=not sys.stderr.isatty()) as advance:
-        for check in examine(store_of(ctx), executable, quick=quick, timeout=timeout):
+        for check in examine(store_of(ctx), quick=quick, timeout=timeout):
             checks.append(check)
             advance(1, note=check.name)
     emit(checks, _render_all)
@@ -238,21 +235,16 @@ def doctor(
 
 def _render_all(checks: list[Check]) -> None:
     """Print the counts, the bad checks, the warnings, a command that installs everything missing, and the passed checks."""
-    from actordbg.doctor.checkup import install_command, missing_packages
-    from actordbg.document.renderings import wrap
+    from actordbg.doctor.checkup import install_command
 
     levels = ("bad", "warn", "ok")
     say(", ".join(f"{sum(check.status == level for check in checks)} {level}" for level in levels))
-    missing, others = missing_packages(checks)
     for level in levels:
-        for (missed_as, why), packages in missing.items():
-            if missed_as == level:
-                say_lines(wrap(f"not installed: {', '.join(packages)}; {why}", f"{level:<4}  ", " " * 6))
-        for check in others:
+        for check in checks:
             if check.status == level:
                 say_lines(render(check))
-        if level == "warn" and missing:
-            say_lines(f"to install what is missing:\n  {install_command(missing)}")
+        if level == "warn" and (command := install_command(checks)):
+            say_lines(f"to install what is missing at once:\n  {command}")
 
 
 def adapters(
@@ -290,30 +282,33 @@ def demo(
     trainer: Literal["ppo", "sft"] = option(
         "ppo", "Training to run. ppo: train_ppo_ray under Ray; sft: train_sft under deepspeed, in half the time."
     ),
-    keep: Path | None = option(None, "Work in DIR (new or empty) and keep it (default: a temporary folder).", metavar="DIR"),
+    keep: Path | None = option(None, "Work in DIR (new or empty; default: a temporary folder).", metavar="DIR"),
 ) -> None:
     """Record and replay a real training of a tiny model.
 
-    Patches a private copy of the installed trainer, trains, turns recording on during training, indexes, replays twice, reports
-    and unpatches. Prints the command of each step. Takes two to four minutes on two cores, without a GPU.
+    Patches a private copy of the installed trainer, trains, turns recording on during training, indexes, replays, reports,
+    unpatches and checks. Prints the command of each step. Keeps its folder if all steps end well. Takes one to two minutes on
+    two cores, without a GPU.
 
     Example: actordbg demo --trainer sft --keep /tmp/demo
     """
-    from tempfile import TemporaryDirectory
+    from shutil import rmtree
+    from tempfile import mkdtemp
 
-    from actordbg.base.foreign_text import in_shell
     from actordbg.demo.demo_steps import Demo
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # an interruption: the training's processes and the files go first
-    place: AbstractContextManager[str | Path]
     if keep is None:
-        place = TemporaryDirectory(prefix="actordbg-demo-", ignore_cleanup_errors=True)
+        directory = Path(mkdtemp(prefix="actordbg-demo-"))
     else:
         if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
             raise UsageError(f"{keep} is not empty", hint="pass a new or empty folder")
         keep.mkdir(parents=True, exist_ok=True)
-        place = nullcontext(keep := keep.resolve())
-    with place as directory:
-        Demo(trainer, Path(directory), say_lines).run()
-    if keep is not None:
-        note(f"kept: {keep}  (next: actordbg --store {in_shell(str(keep / 'store'))} dump ls)")
+        directory = keep.resolve()
+    try:
+        Demo(trainer, directory, say_lines).run()
+    except BaseException:
+        if keep is None:
+            rmtree(directory, ignore_errors=True)
+        raise
+    note(f"kept: {directory}  (run the next command there, or remove the folder)")

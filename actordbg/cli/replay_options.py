@@ -274,7 +274,3 @@ class HowToTrain:
     gradient_checkpointing: bool = option_field(False, "Recompute layers in the backward (except in the baseline).")
     threshold: float = option_field(0.05, "Limit for the relative difference of first, mean and last loss.", metavar="X")
     log_dir: Path | None = option_field(None, "Folder for the configurations' logs (default: in the store).", metavar="DIR")
-    storage: str | None = option_field(None, "Checkpoint folder, to resume from after a crash.", metavar="DIR")
-    checkpoint_every: int | None = option_field(
-        None, "Steps between checkpoints (default: a tenth of --steps).", min=1, metavar="N"
-    )

@@ -10,8 +10,6 @@ from typing import Any
 
 from actordbg.base.errors import ActordbgError, UsageError
 from actordbg.base.foreign_text import in_shell
-from actordbg.base.units import in_time
-from actordbg.catalog.query import open_fresh
 from actordbg.cli import output
 from actordbg.cli.output import human_bytes, note, plural, say, say_fact, say_wrapped
 from actordbg.cli.replay_options import MOST_UNASKED, StopOptions
@@ -28,7 +26,7 @@ from actordbg.records.journal import TENSORS, read_results
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay import supervise
 from actordbg.replay.plan import Plan
-from actordbg.replay.replay_data import data_of, estimated
+from actordbg.replay.replay_data import data_of
 from actordbg.replay.supervise import Progress
 from actordbg.store.layout import Store
 
@@ -43,20 +41,12 @@ def ask_for_all(store: Store, spec: ReplaySpec, *, dry_run: bool) -> None:
         return
     if dry_run and output.can_ask():
         return note(f"without --dry-run, this asks before it replays {count:,} dumps; --all skips the question")
-    if output.agreed(f"This replays all {count:,} dumps of the store{_lasts(store, spec)}"):
+    if output.agreed(f"This replays all {count:,} dumps of the store"):
         return
     raise UsageError(
         f"refusing to replay {count:,} dumps",
         hint="narrow it with --diverse 8, --where or --max-inputs, or pass --all",
     )
-
-
-def _lasts(store: Store, spec: ReplaySpec) -> str:
-    """Describe how long the replay may take."""
-    estimate = estimated(open_fresh(store), spec)
-    if estimate is None:
-        return "; no estimate: nothing was replayed under these settings yet"
-    return f"; about {in_time(estimate.seconds)}, estimated from {plural(estimate.results, 'result')} under these settings"
 
 
 def run_planned(store: Store, plan: Plan, stopping: StopOptions, *, dry_run: bool) -> tuple[dict[str, Any], Exception | None]:
@@ -90,7 +80,7 @@ _ALIGNED = {
 
 
 def _planned(store: Store, spec: ReplaySpec) -> dict[str, Any]:
-    """Return the result of a dry run: the inputs, each replica's share, and the estimated time."""
+    """Return the result of a dry run: the inputs and each replica's share."""
     config, count = spec.config, len(spec.inputs)
     done = read_results(store.replays / spec.replay_id)
     left = replace(spec, inputs=tuple(item for item in spec.inputs if item.dump_id not in done))
@@ -99,7 +89,7 @@ def _planned(store: Store, spec: ReplaySpec) -> dict[str, Any]:
         f"{plural(count, 'input')} by {spec.order}{_ALIGNED[config.align]}, seq_len {min(lengths)} to {max(lengths)}, "
         f"{sum(item.tokens for item in spec.inputs):,} tokens, on {plural(config.nproc, 'worker')} ({config.backend})"
         f"{f'; {count - len(left.inputs):,} are done' * bool(done)}"
-        f"{_lasts(store, left) if left.inputs else '; nothing is left to do'}"
+        f"{'' if left.inputs else '; nothing is left to do'}"
     )
     shares = []
     for lane in range(config.lanes):
@@ -142,11 +132,10 @@ def _supervised(store: Store, spec: ReplaySpec, stops: StopOrder) -> tuple[dict[
             while lines:
                 note(lines.pop(0))
             advance(0, drawn=True)
-        catalog.tick()
 
     try:
-        with replaying(store, "replaying", len(spec.inputs), quiet=bare) as (catalog, advance):
-            counted = counting(catalog, advance)
+        with replaying(store, "replaying", len(spec.inputs), quiet=bare) as advance:
+            counted = counting(advance)
             advance(done, note="starting the workers")
             supervise.run_replay(store, spec, on_event, on_tick=on_tick, stops=stops, prompts=prompts)
     except KeyboardInterrupt:

@@ -12,8 +12,8 @@ import typer
 
 from actordbg.actor.hub_model import find_model, looks_like_path, versions_of
 from actordbg.actor.model_code import require_consent
-from actordbg.actor.rules import RuleHit, check_config, find_trainer, refuse_hits
-from actordbg.base.errors import NothingToDo, Unsupported, UsageError
+from actordbg.actor.rules import Rule, check_config, find_trainer, refuse_hits
+from actordbg.base.errors import ActordbgError, NothingToDo, Unsupported, UsageError
 from actordbg.base.units import MOST_NAMED
 from actordbg.catalog import selections
 from actordbg.catalog.query import count_dumps, dump_extent, open_fresh, select_dumps
@@ -22,14 +22,12 @@ from actordbg.cli import output
 from actordbg.cli.options import command_line, settings_of, store_of
 from actordbg.cli.output import note, plural, progress
 from actordbg.cli.replay_options import ChosenInputs
-from actordbg.config import dist_plugin
 from actordbg.config.choices import is_local
 from actordbg.config.replay_config import TINY, USUAL_LAWS, ReplayConfig
 from actordbg.config.sources import Asked, build_config
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.launch import surrounding_launcher
 from actordbg.replay.plan import Plan, affordable_laws, make_plan
-from actordbg.replay.replay_data import LiveCatalog
 from actordbg.replay.selection import PICKLES, defaults_of, require_one_trainer, rows_of
 from actordbg.replay.supervise import Progress
 from actordbg.store.layout import Store
@@ -96,7 +94,6 @@ def asked_for(ctx: typer.Context, flags: Mapping[str, Any]) -> Asked:
     """
     requested = build_config(settings_of(ctx), flags)
     require_consent(requested.config.model)
-    dist_plugin.require(requested.config.dist_backend)
     if requested.sources:
         note(f"not from the command line: {requested.in_words}")
     return requested
@@ -171,7 +168,7 @@ def unasked_model(store: Store, spec: ReplaySpec, requested: Asked, flags: Mappi
     return names.pop() if len(names) == 1 else None
 
 
-def require_runnable(store: Store, spec: ReplaySpec, *, announce: bool = True) -> list[RuleHit]:
+def require_runnable(store: Store, spec: ReplaySpec, *, announce: bool = True) -> list[Rule]:
     """Refuse a configuration that is known to fail, or whose trainer or model is missing. Returns the findings about it.
 
     announce: print the findings, unless the user wants only the result.
@@ -185,7 +182,7 @@ def require_runnable(store: Store, spec: ReplaySpec, *, announce: bool = True) -
     return findings
 
 
-def say_findings(findings: Sequence[RuleHit]) -> None:
+def say_findings(findings: Sequence[Rule]) -> None:
     """Print the findings about a configuration."""
     for finding in findings:
         note(f"{finding.severity}[{finding.id}]: {finding.message}")
@@ -213,27 +210,26 @@ def nothing_to(purpose: str, store: Store, inputs: ChosenInputs) -> Exception:
 
 
 @contextmanager
-def replaying(store: Store, label: str, total: int, *, quiet: bool = False) -> Iterator[tuple[LiveCatalog, Callable[..., None]]]:
-    """Provide a catalog that follows running replays, and a progress bar (`output.progress`).
-
-    The catalog is up to date afterwards, even after Ctrl-C; if it could not be updated, prints why on standard error.
-    """
-    catalog = LiveCatalog(store)
+def replaying(store: Store, label: str, total: int, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
+    """Provide a progress bar (`output.progress`). The catalog is up to date afterwards, even after Ctrl-C."""
     try:
         with progress(label, total, quiet=quiet) as advance:
-            yield catalog, advance
+            yield advance
     finally:
-        settle(store, catalog)
+        settle(store)
 
 
-def settle(store: Store, catalog: LiveCatalog) -> None:
+def settle(store: Store) -> None:
     """Index new results. If that fails, print a note; the next command will index them."""
-    catalog.flush()
-    if catalog.problem is not None:
-        note(f"the catalog could not be updated ({catalog.problem}); the results are in {store.root}")
+    from actordbg.catalog.indexer import refresh
+
+    try:
+        refresh(store)
+    except (ActordbgError, OSError) as problem:  # a locked catalog, a full disk: the results are in their files
+        note(f"the catalog could not be updated ({problem}); the results are in {store.root}")
 
 
-def counting(catalog: LiveCatalog, advance: Callable[..., None]) -> Callable[[Progress], None]:
+def counting(advance: Callable[..., None]) -> Callable[[Progress], None]:
     """Return a handler of a replay's events that advances the bar by each result and shows the current input."""
 
     def on_event(event: Progress) -> None:
@@ -242,7 +238,6 @@ def counting(catalog: LiveCatalog, advance: Callable[..., None]) -> Callable[[Pr
         elif event.kind in ("start", "leaving"):
             advance(0, note=event.text)
         elif event.kind == "result":
-            catalog.touch()
             advance(1, note="" if event.text == "passed" else f"last: {event.text}")
 
     return on_event

@@ -83,7 +83,7 @@ def report(
     suffix = output.suffix.lower() if output else ""
     if output and suffix not in _BY_SUFFIX and format is None and not as_json:
         raise UsageError(
-            f"--output {output.name}: no format for {output.suffix or 'a name without suffix'}",
+            f"--output {output.name}: no format for {output.suffix or 'a name without a suffix'}",
             hint=f"use one of {', '.join(sorted(_BY_SUFFIX))}, or add --format",
         )
     chosen = chosen_format(format, as_json, _BY_SUFFIX.get(suffix, "html" if opened else "text"))

@@ -19,9 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from actordbg.base.errors import UsageError
-from actordbg.cli import output
 from actordbg.cli.options import (
-    AccelerateConfig,
     DistPlugin,
     TrustRemoteCode,
     of_values,
@@ -31,10 +29,9 @@ from actordbg.cli.options import (
     takes_groups,
     takes_options,
 )
-from actordbg.config import dist_plugin
+from actordbg.config import consent
 from actordbg.config.replay_config import ANY_WIDER, SETTINGS, TRUTHS
 from actordbg.config.setting import Setting
-from actordbg.config.sources import read_accelerate
 
 Given = Mapping[str, Any]
 """The settings that were given on the command line, by name."""
@@ -46,7 +43,7 @@ _ACTOR, _AXES = "Configuration", "Axes (comma-separated lists)"
 TRAINING_AXES = ("backend", "zero_stage", "tp", "ring")
 """The settings for which `train-check` takes lists."""
 _SHORT = "short_"
-_TRUST, _PLUGIN, _ACCELERATE = "trust_remote_code", "dist_plugin", "accelerate_config"
+_TRUST, _PLUGIN = "trust_remote_code", "dist_plugin"
 
 
 def takes_settings(command: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -73,7 +70,6 @@ def truth_dtype(given: str | None) -> str:
 def _options(command: str) -> Iterator[inspect.Parameter]:
     yield parameter(_TRUST, TrustRemoteCode, False)
     yield parameter(_PLUGIN, DistPlugin)
-    yield parameter(_ACCELERATE, AccelerateConfig)
     for setting in SETTINGS.values():
         if command not in setting.commands:
             continue
@@ -104,12 +100,9 @@ def _axis(setting: Setting) -> inspect.Parameter:
 
 
 def merged_settings(**options: Any) -> Given:
-    """Merge the given settings, their shorthands, and those of an accelerate file (printed in a note); given settings win.
-
-    Raises UsageError if two conflict.
-    """
+    """Merge the given settings and their shorthands. Raises UsageError if two conflict."""
     take_consent(bool(options.get(_TRUST)))
-    dist_plugin.give(options.get(_PLUGIN))
+    consent.use_plugin(options.get(_PLUGIN))
     given = {name: value for name, value in options.items() if value is not None and name in SETTINGS}
     for name, setting in SETTINGS.items():
         if setting.named and name in given:  # numbers that may have names ("all")
@@ -123,15 +116,4 @@ def merged_settings(**options: Any) -> Given:
             if given.setdefault(name, value) != value:
                 text = f"--{short} and {setting.flag} {given[name]} conflict"
                 raise UsageError(text, hint="use only one")
-    if (named := options.get(_ACCELERATE)) is None:
-        return given
-    from_file, idle = read_accelerate(named)
-    if "backend" in given:  # settings of the file's backend do not apply to another backend
-        from_file = {name: value for name, value in from_file.items() if not SETTINGS[name].backends}
-    summary = ", ".join(
-        f"{SETTINGS[name].option} {SETTINGS[name].typed(value)}" for name, value in from_file.items() if name not in given
-    )
-    output.note(f"from {named}: {summary or 'nothing beyond the given flags'}")
-    if idle:
-        output.note(f"ignored in {named}: {', '.join(idle)}")
-    return from_file | given
+    return given

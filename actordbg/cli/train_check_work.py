@@ -16,8 +16,7 @@ from actordbg.actor.rules import find_trainer
 from actordbg.base.errors import UsageError
 from actordbg.campaign.cell_outcomes import shown_path
 from actordbg.campaign.cells import Axes
-from actordbg.campaign.checkpoints import checked_storage
-from actordbg.campaign.run_train_check import STORAGE, TrainRun, folder_of, load_train_check, log_of
+from actordbg.campaign.run_train_check import TrainRun, folder_of, load_train_check, log_of
 from actordbg.campaign.train_document import is_good, train_document, verdicts
 from actordbg.campaign.train_plan import (
     AncestorNames,
@@ -34,7 +33,7 @@ from actordbg.cli.output import note, plural, progress, say, say_document, say_w
 from actordbg.cli.replay_options import ChosenInputs, HowToTrain
 from actordbg.cli.replaying import asked_for, nothing_to, planned, say_skipped
 from actordbg.cli.setting_options import TRAINING_AXES
-from actordbg.config.choices import choose, gather_facts, installed_versions
+from actordbg.config.choices import choose, gather_facts
 from actordbg.config.replay_config import AXES, ReplayConfig
 from actordbg.config.sources import FSDP_OFF
 from actordbg.formats.dump_record import now_timestamp
@@ -95,7 +94,7 @@ def new_train_check(
     ctx: typer.Context, store: Store, flags: dict[str, Any], inputs: ChosenInputs, how: HowToTrain, check_id: str
 ) -> tuple[TrainCheckRecord, tuple[ReplayInput, ...]]:
     """Create the record of a check that has not run yet, and select its inputs."""
-    names, training, stored = _names(ctx, flags), _training(how), _stored(how, store.root)
+    names, training = _names(ctx, flags), _training(how)
     axes = _axes(flags, names)
     base = _base(ctx, flags, names, axes)
     sizes: dict[str, int] = {name: names.values[name] for name in ("tp", "ring") if name in names.values}
@@ -120,7 +119,6 @@ def new_train_check(
     find_model(base.model)
     chosen = choose(base, defaults, facts)
     cells = make_train_cells(configs, base, facts, defaults)
-    options: dict[str, Any] = {"inputs": [asdict(item) for item in taken]} | stored
     logs = Path(names.values.get("log_dir") or how.log_dir or folder_of(store, check_id) / "logs")
     record = TrainCheckRecord(
         check_id=check_id,
@@ -137,7 +135,7 @@ def new_train_check(
         selection=narrowed.where,
         command=command_line(),
         names=names.took,
-        options=options,
+        options={"inputs": [asdict(item) for item in taken]},
     )
     return record, taken
 
@@ -151,17 +149,6 @@ def _training(how: HowToTrain) -> dict[str, Any]:
     numbers = {name: getattr(how, name) for name in ("lr", "max_norm")}
     more = {"gradient_checkpointing": True} if how.gradient_checkpointing else {}
     return {"betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.0} | numbers | more
-
-
-def _stored(how: HowToTrain, store: Path) -> dict[str, Any]:
-    """Return the checkpoints' folder, interval and packages, as in the record's options; {} without --storage."""
-    if how.storage is not None:
-        every = how.checkpoint_every or -(-how.steps // 10)  # a crash loses at most a tenth, or a step of a short training
-        folder = str(checked_storage(how.storage, store))
-        return {STORAGE: {"folder": folder, "every": every, "versions": installed_versions()}}
-    if how.checkpoint_every is not None:
-        raise UsageError("--checkpoint-every needs --storage", hint="add --storage DIR, or drop --checkpoint-every")
-    return {}
 
 
 def _names(ctx: typer.Context, flags: Mapping[str, Any]) -> AncestorNames:

@@ -24,8 +24,9 @@ from actordbg.base.errors import ActordbgError
 from actordbg.base.processes import ALIVE
 from actordbg.cluster.node_host import NodeHost
 from actordbg.cluster.node_store import DeskSide, Parcel, StoreElsewhere
+from actordbg.config import consent
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
-from actordbg.replay.launch import Group, Loss, Running, handed_on
+from actordbg.replay.launch import Group, Loss, Running
 from actordbg.replay.rank_launcher import NodeShare
 from actordbg.replay.rank_view import RankView
 from actordbg.replay.work_order import announce
@@ -206,7 +207,7 @@ class GroupPlace:
             return None
 
     def _lose(self, error: Exception) -> None:
-        then = "; what it was running goes to the groups that are left"
+        then = "; the remaining groups run its inputs"
         if isinstance(error, self.ray.exceptions.OutOfMemoryError):
             self.starved = starved_by(str(error))
             why, then = f": {self.starved.why}", ""
@@ -267,7 +268,7 @@ class RayRunning(Running):
             NodeShare(sum(counts[:number]), count, number, len(counts), address, first["port"], group.ranks[0])
             for number, count in enumerate(counts)
         ]
-        known, given = config.to_dict(), handed_on(config)
+        known, given = config.to_dict(), consent.arguments(config.model)
         self._starting = [
             host.start.remote(known, share, order, module, given, here["node"][:8], here["address"])
             for host, here, share, order in zip(place.hosts, place.nodes, self._shares, self._orders(work), strict=True)

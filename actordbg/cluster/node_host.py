@@ -48,10 +48,10 @@ PACKAGES = ("torch", "transformers", "deepspeed", TRAINER.package, "flash-attn",
 _SIOCGIFADDR = 0x8915
 
 
-def versions_here(also: Sequence[str] = ()) -> dict[str, str]:
+def versions_here() -> dict[str, str]:
     """Return the versions of this machine's packages, "none" for a missing package. Imports none of them."""
     versions = {"python": platform.python_version()}
-    for name in (*PACKAGES, *also):
+    for name in PACKAGES:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -11,7 +11,6 @@ complete Ray runtime environment. It also ships actordbg and the trainer if they
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 import sysconfig
 from collections.abc import Iterable
@@ -50,8 +49,8 @@ def runtime_env_of(order: ClusterOrder) -> dict[str, Any]:
     for text in order.runtime_env:
         match = _VARIABLE.fullmatch(text)
         if match[1] in variables if match else bool(whole):
-            what = match[1] if match else f"a second file, {text},"
-            raise UsageError(f"--runtime-env gives {what} more than once", hint="give each variable and one file once")
+            what = f"{match[1]} more than once" if match else f"a second file, {text}"
+            raise UsageError(f"--runtime-env gives {what}", hint="give each variable once, and one file")
         if match is not None:
             variables[match[1]] = match[2]
         else:
@@ -79,12 +78,9 @@ def _read(path: Path) -> dict[str, Any]:
     hint = "pass KEY=VALUE, or a YAML or JSON file with one mapping, such as `env_vars: {A: b}`"
     try:
         text = path.read_text()
-        if path.suffix == ".json":
-            data = json.loads(text)
-        else:
-            import yaml
+        import yaml  # which also reads JSON
 
-            data = yaml.safe_load(text)
+        data = yaml.safe_load(text)
     except Exception as error:  # noqa: BLE001 - two parsers with different errors; all mean that the file is invalid
         reason = getattr(error, "strerror", None) or str(error)[:300]
         raise UsageError(f"--runtime-env {path}: cannot be read: {reason}", hint=hint) from None

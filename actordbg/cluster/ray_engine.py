@@ -36,7 +36,6 @@ from actordbg.config.choices import facts_elsewhere, gather_facts
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.replay.group_engine import GroupEngine, Losses, PlaceLost
 from actordbg.replay.launch import WORKER_MODULE, Group, Running
-from actordbg.store.staging import packages_behind
 
 _ADDRESS = re.compile(r"(?:ray://)?(\[[0-9a-fA-F:.]+\]|[\w.-]+):(\d{1,5})")
 _SETTINGS = b"\0\0\0\4\0\0\0\0\0"
@@ -94,11 +93,9 @@ class RayEngine(GroupEngine):
 
     def refuse(self, config: ReplayConfig) -> None:
         """Refuse settings that cannot run on a cluster."""
-        if config.launcher != "direct":
-            raise Unsupported("--launcher real starts ranks on one machine, not on a Ray cluster", hint="drop --launcher")
         if config.align is not None and (self.order.groups or 1) > 1:
             raise UsageError(
-                f"--align {config.align} decides which inputs meet, so one group runs them all", hint="drop --groups"
+                f"--align {config.align} decides which inputs run together, so it needs a single group", hint="drop --groups"
             )
 
     def parts(self, configs: Sequence[ReplayConfig]) -> list[GroupEngine]:
@@ -227,7 +224,7 @@ def connected(order: ClusterOrder, title: str) -> Iterator[RayEngine]:
             f"no Ray cluster answers at {address}: {words[0][:300]}", hint="check `ray status`, or pass --address HOST:PORT"
         ) from None
     try:
-        require_same_versions(ray, packages_behind(order.store.url) if order.store else ())
+        require_same_versions(ray)
         engine = RayEngine(ray, order, title)
         gpus = int(sum(node.get("GPU", 0) for node in engine.resources()))
         there = gather_facts(cuda=gpus > 0, gpus=gpus)  # facts that configurations depend on: this machine may have no GPU
@@ -280,7 +277,7 @@ def require_answer(address: str) -> None:
             if os.environ.get("RAY_USE_TLS", "0") == "0":
                 connection.sendall(_HELLO)
                 if connection.recv(9)[3:4] != _SETTINGS[3:4]:
-                    raise ConnectionError("not Ray, but something else listens there")
+                    raise ConnectionError("something other than Ray listens there")
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise LaunchProblem(
@@ -295,11 +292,8 @@ ANSWER_S = 300.0
 """Maximum seconds to wait for a node's answer: it may first have to fetch the code and install the runtime environment."""
 
 
-def require_same_versions(ray: Any, needed: Sequence[str] = ()) -> None:
-    """Compare each node's versions; Unsupported with the list if any differ, EnvironmentProblem if a node does not answer.
-
-    needed: packages that must be there, in any version.
-    """
+def require_same_versions(ray: Any) -> None:
+    """Compare each node's versions; Unsupported with the list if any differ, EnvironmentProblem if a node does not answer."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     remote_versions = ray.remote(versions_here)
@@ -307,10 +301,10 @@ def require_same_versions(ray: Any, needed: Sequence[str] = ()) -> None:
     answers = {
         node: remote_versions.options(
             name="actordbg versions", num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
-        ).remote(needed)
+        ).remote()
         for node in nodes
     }
-    ours, different = versions_here(needed), []
+    ours, different = versions_here(), []
     for node, answer in answers.items():
         name = f"{node[:8]} ({nodes[node]})"
         try:
@@ -323,7 +317,7 @@ def require_same_versions(ray: Any, needed: Sequence[str] = ()) -> None:
                 f"node {name} cannot run actordbg: {words[-1].strip()[:400]}",
                 hint="set what the node needs with --runtime-env; its log is in /tmp/ray on the node",
             ) from None
-        if other := differing_versions(ours, theirs, needed):
+        if other := differing_versions(ours, theirs):
             different.append(f"  node {name}: {', '.join(other)}")
     if different:
         raise Unsupported(
@@ -332,8 +326,7 @@ def require_same_versions(ray: Any, needed: Sequence[str] = ()) -> None:
         )
 
 
-def differing_versions(ours: Mapping[str, str], theirs: Mapping[str, str], needed: Sequence[str]) -> list[str]:
-    """Return each package whose version differs on a node. A needed package may have any version."""
+def differing_versions(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+    """Return each package whose version differs on a node."""
     theirs = {name: theirs.get(name, "none") for name in ours}
-    alike = {name for name in ours if theirs[name] == ours[name] or (name in needed and theirs[name] != "none")}
-    return [f"{name} {theirs[name]} (here {ours[name]})" for name in ours if name not in alike]
+    return [f"{name} {theirs[name]} (here {ours[name]})" for name in ours if theirs[name] != ours[name]]

@@ -44,6 +44,8 @@ TOY_MODEL = "TOY MODEL"
 DEFAULT_SEED = 0
 NAME = re.compile(r"[A-Za-z][\w.+-]{0,63}\Z")
 """Valid names of replays: ids begin with a digit."""
+GONE = {"launcher"}
+"""Settings that earlier files may have, and that no result depends on."""
 NOT_NAMES = ("last", "all", "truth", "golden")
 """Words that mean other things where a replay is named."""
 
@@ -70,9 +72,9 @@ class ReplayConfig:
     through: str | None = deciding_setting(
         None,
         help="rows: a plain transformers model, no trainer; trainer: the trainer's own code (default: set by the recorder).",
-        metavar="rows|trainer", column="rows, or trainer: whose code computed",
+        metavar="rows|trainer", column="whose code computed the results: rows or trainer",
         values=("rows", "trainer"), words={"rows": "on the rows", "trainer": "through the trainer"},
-        unset="through what recorded it", quiet=(None,), axis=Axis("default: by who recorded them"), beside_truth=(None, "rows"),
+        unset="through what recorded it", quiet=(None,), axis=Axis("default: set by the recorder"), beside_truth=(None, "rows"),
     )  # fmt: skip
     num_layers: int | None = deciding_setting(
         None,
@@ -117,15 +119,8 @@ class ReplayConfig:
     dist_backend: str | None = deciding_setting(
         None,
         help="torch.distributed backend (default: nccl with CUDA, else gloo); --dist-plugin adds others.",
-        metavar="gloo|nccl|NAME", column="gloo or nccl; NULL for what suits the device",
+        metavar="gloo|nccl|NAME", column="gloo or nccl; NULL: chosen by device",
         words="over {}", unset="no process group", quiet=(None, "gloo", "nccl"), backends=TOGETHER,
-    )  # fmt: skip
-    launcher: str = setting(
-        "direct",
-        help="direct: actordbg starts the ranks (default); real: the deepspeed or torchrun launcher does.",
-        metavar="direct|real", column="direct, or real: deepspeed's launcher or torchrun",
-        values=("direct", "real"), words="{} launcher", quiet=("direct",),
-        backends=TOGETHER, needs="--backend deepspeed or fsdp2", idle="direct", resolved=None,
     )  # fmt: skip
     dtype: str | None = deciding_setting(
         None,
@@ -194,7 +189,7 @@ class ReplayConfig:
         help="same: every rank runs the same input. rank: its own input of the recorded call. shuffle: its share, shuffled, in "
         "unequal numbers; may hang. Default: its share, in step.",
         metavar="same|rank|shuffle",
-        column="which rank gets which input: same, rank or shuffle; NULL for each its share",
+        column="which rank gets which input: same, rank or shuffle; NULL: each rank its share",
         values=("same", "rank", "shuffle"), words="align {}", unset="each rank its share", quiet=(None,), commands=_REPLAYS,
         numbers=True, resolved=None, beside_truth=(None,),
     )  # fmt: skip
@@ -202,7 +197,7 @@ class ReplayConfig:
         None,
         help="Compute the truth instead: the same weights in plain PyTorch, one unpadded row at a time, eager, in fp32 or fp64 "
         "(bf16, fp16: that dtype's own rounding).",
-        metavar="[fp32|fp64]", column="dtype of the truth, fp32 or fp64; NULL for a replay that is not one",
+        metavar="[fp32|fp64]", column="dtype of the truth, fp32 or fp64; NULL if the replay is not a truth",
         stored="oracle", resolved="oracle", old_option="oracle", bare="fp32", values=LONE_ROWS, words="the truth in {}",
         unset="no truth", quiet=(None,), commands=("replay", "noise"), flag_only=True,
         decides_truth=True,
@@ -216,7 +211,7 @@ class ReplayConfig:
     )  # fmt: skip
     planted: bool = setting(
         False,
-        help="Plant faults of known sizes beside the lone rows, to see which would be detected.",
+        help="Also compute planted faults of known sizes, to see which would be detected.",
         column="whether planted faults of known sizes were also computed, for --power",
         words=("no fault planted", "with planted faults"), quiet=(False,), commands=(), flag_only=True, decides_truth=True,
         resolved=None,
@@ -261,7 +256,7 @@ class ReplayConfig:
     accept: str | None = run_setting(
         None,
         help="Do not fail on this law verdict.",
-        metavar="|".join(ACCEPTABLE), column="the verdict of the laws that was accepted; NULL for none",
+        metavar="|".join(ACCEPTABLE), column="the accepted law verdict; NULL if none",
         values=ACCEPTABLE, words="{} accepted", commands=(*_JUDGES, "families"),
     )  # fmt: skip
 
@@ -288,10 +283,10 @@ class ReplayConfig:
     def from_dict(cls, data: Mapping[str, Any]) -> ReplayConfig:
         """Build from plain data; NewerFormat for keys that this version does not know."""
         names = {entry.stored: entry.name for entry in SETTINGS.values()}
-        unknown = sorted(data.keys() - names.keys())
+        unknown = sorted(data.keys() - names.keys() - GONE)
         if unknown:
             raise NewerFormat(f"a replay's configuration has unknown settings: {', '.join(unknown)}", hint="upgrade actordbg")
-        return cls(**{names[key]: value for key, value in data.items()})
+        return cls(**{names[key]: value for key, value in data.items() if key in names})
 
 
 SETTINGS: dict[str, Setting] = table_of(ReplayConfig)

@@ -15,21 +15,7 @@ capture hook off), `ACTORDBG_RUN` (the run's name, in the training job). `DEBUG_
 the plain Actor then, in one process.
 
 An `actordbg.toml` decides which store and which model commands use, and anybody may have put it where it is found. So another
-user's file is refused, unless the user's own configuration, `~/.config/actordbg/config.toml`, lists its folder::
-
-    safe_directories = ["/shared/project", "~/work"]     # these and what is below them; "*": every folder
-
-`--accelerate-config PATH|default` converts an `accelerate config` to settings; a flag wins:
-
-| In the file | Setting |
-|---|---|
-| `distributed_type` DEEPSPEED, FSDP, else | `--backend` deepspeed, fsdp2, plain |
-| `num_processes` | `--nproc` |
-| `deepspeed_config.zero_stage` | `--zero-stage` |
-| `mixed_precision` bf16, fp16, no | `--dtype` bf16, fp16, fp32 |
-| `dynamo_config.dynamo_backend` inductor, aot_eager, eager | `--compile --compile-backend` |
-
-Every other key with a value is named as not honored. A file for several machines is refused: use `--engine ray` for these.
+user's file is refused, unless ACTORDBG_CONFIG names it.
 """
 
 from __future__ import annotations
@@ -39,27 +25,18 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from actordbg.base.errors import Refused, Unsupported, UsageError, require_package
-from actordbg.base.owners import Owner, is_own, name_of, read_owned, user_folder
-from actordbg.config.replay_config import COMPILE_BACKENDS, SETTINGS, ReplayConfig, validate
+from actordbg.base.errors import Refused, UsageError
+from actordbg.base.foreign_text import in_shell
+from actordbg.base.owners import is_own, name_of, read_owned, user_folder
+from actordbg.config.replay_config import SETTINGS, ReplayConfig, validate
 from actordbg.config.setting import ENVIRONMENT
 
 FILE_NAME = "actordbg.toml"
-SAFE = "safe_directories"
 DEFAULT_STORE = "store"
 FSDP_OFF = "DEBUG_DISABLE_FSDP"
-ACCELERATE = "--accelerate-config"
-_HONORED = (
-    "distributed_type", "num_processes", "deepspeed_config.zero_stage", "mixed_precision", "dynamo_config.dynamo_backend",
-)  # fmt: skip
-_BACKENDS = {"DEEPSPEED": "deepspeed", "FSDP": "fsdp2"}
-_PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "no": "fp32"}
-_SILENT = ("compute_environment", "debug", "num_machines", "machine_rank", "rdzv_backend", "main_training_function", "use_cpu")
-"""Keys that have no meaning on a single machine, or that accelerate writes into every file."""
 _BY_OPTION = {setting.option: setting for setting in SETTINGS.values() if not setting.flag_only}
 
 
@@ -207,42 +184,6 @@ def find_file(start: Path | None = None) -> tuple[Path | None, bool]:
     return next((path for path in candidates if path.is_file()), None), False
 
 
-def own_file() -> Path:
-    """Return the path of the user's own configuration, which need not exist."""
-    return user_folder("XDG_CONFIG_HOME", "~/.config") / "config.toml"
-
-
-def _read(path: Path, named: bool) -> dict[str, Any]:
-    """Read the file. Refused if it is another user's; a file that the user named is the user's choice."""
-    raw, owner = _bytes(path)
-    if not (named or is_own(owner) or _is_listed(path.parent)):
-        raise Refused(
-            f"{path} belongs to {name_of(owner)}, not to you, and would decide which store and which model commands use",
-            hint=f'if you trust that folder: {SAFE} = ["{path.parent}"] in {own_file()}; or name the file in ACTORDBG_CONFIG',
-        )
-    return _parsed(raw, path, {"store": str, "replay": dict}, "store, [replay]")
-
-
-def _is_listed(folder: Path) -> bool:
-    """Return whether the user's own configuration lists this folder, a parent of it, or every folder."""
-    path = own_file()
-    if not path.is_file():
-        return False
-    raw, owner = _bytes(path)
-    if not is_own(owner):
-        raise Refused(f"{path} belongs to {name_of(owner)}, not to you", hint="replace it with a file that you own")
-    listed = [str(entry) for entry in _parsed(raw, path, {SAFE: list}, SAFE).get(SAFE, [])]
-    here, folders = folder.resolve(), [Path(os.path.expanduser(entry)) for entry in listed]  # noqa: PTH111 - it raises nothing
-    return "*" in listed or any(here.is_relative_to(entry.resolve()) for entry in folders if entry.is_absolute())
-
-
-def _bytes(path: Path) -> tuple[bytes, Owner]:
-    try:
-        return read_owned(path)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error}", hint="correct the file, or remove it") from None
-
-
 def parse_toml(text: str) -> dict[str, Any]:
     """Parse TOML; ValueError if it is invalid."""
     if sys.version_info >= (3, 11):
@@ -253,58 +194,23 @@ def parse_toml(text: str) -> dict[str, Any]:
     return data
 
 
-def _parsed(raw: bytes, path: Path, keys: Mapping[str, Any], known: str) -> dict[str, Any]:
-    """Parse a TOML file that may have only these keys, of these types."""
+def _read(path: Path, named: bool) -> dict[str, Any]:
+    """Read the file. Refused if it is another user's; a file that the user named is the user's choice."""
+    kinds: dict[str, type] = {"store": str, "replay": dict}
     try:
+        raw, owner = read_owned(path)
+        if not (named or is_own(owner)):
+            raise Refused(
+                f"{path} belongs to {name_of(owner)}, not to you, and would decide which store and which model commands use",
+                hint=f"if you trust it: export ACTORDBG_CONFIG={in_shell(str(path))}",
+            )
         data = parse_toml(raw.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {error}", hint="correct the file, or remove it") from None
-    unknown = sorted(set(data) - set(keys))
+    unknown = sorted(set(data) - set(kinds))
     if unknown:
-        raise UsageError(f"{path} has unknown keys: {', '.join(unknown)}", hint=f"known keys: {known}")
-    for name, kind in keys.items():
+        raise UsageError(f"{path} has unknown keys: {', '.join(unknown)}", hint="known keys: store, [replay]")
+    for name, kind in kinds.items():
         if not isinstance(data.get(name, kind()), kind):
             raise UsageError(f"{path}: {name} is not of type {kind.__name__}", hint="see docs/reference/settings.md")
     return data
-
-
-def read_accelerate(named: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Convert an `accelerate config`: return the settings by name, and the keys that are not honored.
-
-    named: the file that ACCELERATE names, or `default` for accelerate's own. UsageError for what accelerate does not read,
-    EnvironmentProblem without accelerate, Unsupported for several machines.
-    """
-    require_package(ACCELERATE, "accelerate")
-    loader = import_module("accelerate.commands.config.config_args")
-    path = Path(loader.default_config_file) if named == "default" else Path(named)
-    if not path.is_file():
-        raise UsageError(
-            f"{ACCELERATE} {path} is not a file", hint="run `accelerate config`, and pass `default` for the file that it writes"
-        )
-    try:
-        data = loader.load_config_from_file(str(path)).to_dict()
-    except Exception as error:  # noqa: BLE001 - yaml, json and accelerate raise what they like for a damaged file
-        raise UsageError(
-            f"accelerate cannot read {named}: {error}"[:400], hint="correct it, or run `accelerate config`"
-        ) from None
-    machines = data.get("num_machines") or 1
-    if machines != 1:
-        raise Unsupported(
-            f"{named} is for {machines} machines, and a replay on several machines needs a Ray cluster",
-            hint="use --engine ray --nproc N --gpus-per-node M, and `num_machines: 1` in a copy of the file",
-        )
-    flat = {key: value for key, value in data.items() if value not in (None, False, [], "") and not isinstance(value, Mapping)}
-    for section, keys in data.items():
-        if isinstance(keys, Mapping):
-            flat |= {f"{section}.{key}": value for key, value in keys.items() if value is not None}
-    kind, processes, stage, precision, dynamo = map(flat.get, _HONORED)
-    settings: dict[str, Any] = {"backend": _BACKENDS.get(str(getattr(kind, "value", kind)).upper(), "plain")}
-    if isinstance(processes, int) and processes > 0:
-        settings["nproc"] = processes
-    if isinstance(stage, int) and settings["backend"] == "deepspeed":
-        settings["zero_stage"] = stage
-    if str(precision) in _PRECISIONS:
-        settings["dtype"] = _PRECISIONS[str(precision)]
-    if str(dynamo).lower() in COMPILE_BACKENDS:
-        settings |= {"compile": True, "compile_backend": str(dynamo).lower()}
-    return settings, tuple(key for key in flat if key not in (*_HONORED, *_SILENT))

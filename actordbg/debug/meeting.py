@@ -327,6 +327,6 @@ def attend(folders: Callable[[], list[Path]], goes_on: Callable[[], bool], repor
             select.select(relay.descriptors(), [], [], 0.1)
             relay.step()
             if relay.at is None:
-                report("the prompt is over")
+                report("the prompt has ended")
     finally:
         relay.close()

@@ -175,7 +175,7 @@ class Prompt(pdb.Pdb):
         """Run a command; refuse commands that would leave the paused ranks behind."""
         command = line.strip().split(" ", 1)[0]
         if command in _NEVER:
-            self.error(f"{command} is not supported in a rank")
+            self.error(f"{command} is not supported at a rank's prompt")
             return False
         if command in _ALONE and not self._alone:
             ways = (
@@ -220,7 +220,7 @@ class Prompt(pdb.Pdb):
         name = arg.strip()
         layers = [layer for layer in self._layers if f".{layer}".endswith(f".{name}")] if name else [""]
         if not self._layers or not layers:
-            self.error(f"no layer {name}: {', '.join(self._layers[:4]) or 'this stop knows none'}, ...")
+            self.error(f"no layer {name}: {', '.join(self._layers[:4]) or 'this breakpoint has no layers'}, ...")
             return False
         self._layer = layers[0]
         return self._go(LAYER)

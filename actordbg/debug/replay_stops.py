@@ -179,7 +179,7 @@ class ReplayStops:
         if self._order.rank in (None, self._rank):
             stop.leader = self._rank
         if len(self._ranks) > 1:
-            stop.refusal = "after a failure some ranks may not have come this far"
+            stop.refusal = "after a failure some ranks may not have got this far"
         self._hold(stop)
 
     # ---- called by the user's code

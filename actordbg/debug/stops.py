@@ -114,7 +114,7 @@ class Stop:
             if self._others is not None and self.trace is None:
                 missing = self._others.await_ranks(self.ranks, self.arrival_s)
             if missing:
-                self.refusal = f"{_ranks(missing)} did not come here"
+                self.refusal = f"{_ranks(missing)} did not reach this breakpoint"
             wire = None
             if self.debugpy is not None:
                 self.opened(missing, editor.listening(self.debugpy))
@@ -254,7 +254,7 @@ def stop_job(frame: FrameType, leader: int, timeout_s: float) -> None:
     def opened(missing: list[int], _editor: str) -> None:
         nonlocal missed
         missed = bool(missing)
-        without = f" without {', '.join(f'rank {other}' for other in missing)}, which did not come" if missing else ""
+        without = f" without {', '.join(f'rank {other}' for other in missing)}, which did not arrive" if missing else ""
         _say(rank, f"stops {place}{without}; for {attach_s:.0f} s: actordbg attach {run.name}")
 
     def ended(how: str, _layer: str) -> None:

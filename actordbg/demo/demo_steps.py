@@ -1,4 +1,4 @@
-"""The demo's seven steps: from a real training run to a report and back to an unpatched file.
+"""The demo's seven steps: from a real training run to a replay, back to an unpatched file, and to the verdict of `check`.
 
 Each step prints the command that a user would type and then runs exactly that, as a child process, in the demo's directory.
 Nothing is simulated, and everything goes through the command line, except the training, which is the trainer's own program
@@ -6,8 +6,7 @@ Nothing is simulated, and everything goes through the command line, except the t
 
     DIR/python/            private copy of the installed trainer: this is what gets patched
     DIR/training/          tiny model, tokenizer, data, the trainer's log
-    DIR/store/             dumps and results
-    DIR/report.md
+    DIR/store/             dumps, results, and the page of the check
 
 The first step that fails ends the demo with its reason.
 """
@@ -27,7 +26,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem
-from actordbg.config.choices import gather_facts
 from actordbg.demo.demo_training import TrainingProgress, build_assets, copy_trainer, python_path, start_job
 from actordbg.replay.launch import free_port
 from actordbg.store.layout import Store
@@ -71,27 +69,21 @@ class Demo:
         self._actordbg("index")
         self._actordbg("dump", "ls", "--where", QUERY, "--limit", "5")
         self._heading("4/7", f"replay: what a query selects, through {TRAINER.name}'s Actor under DeepSpeed")
-        self._replay("--backend", "deepspeed", "--zero-stage", "2")
-        self._heading("5/7", "replay again: the forward alone, in one plain process, with torch.compile")
-        traced = []
-        if not gather_facts().compiler:
-            self.tell("  no C++ compiler is on PATH: graphs are captured and traced, but no code is generated (aot_eager)")
-            traced = ["--compile-backend", "aot_eager"]
-        self._replay("--backend", "plain", "--compile", "--no-backward", *traced)
-        self._heading("6/7", "report")
-        self._actordbg("report", "--all")
-        self._actordbg("report", "--all", "--output", "report.md")
+        self._replay()
+        self._heading("5/7", "report: what the replay found")
+        self._actordbg("report")
         self._unpatch(actor, before)
+        self._heading("7/7", "check: do the recorded calls run, and are the numbers right?")
+        self._actordbg("check", "--where", QUERY, "--model", "training/model", "--diverse", "4")
         self.tell(f"\nDone in {self._elapsed()}.")
 
     def _train(self) -> None:
-        self._heading("2/7", f"train: {TRAINER.name}'s own {self.trainer.upper()}, with dumping switched on while it runs")
+        self._heading("2/7", f"train: {TRAINER.name}'s own {self.trainer.upper()}, with recording turned on while it runs")
         work = self.directory / "training"
         work.mkdir()
         program = self.program
-        assets = build_assets(work, prompts=program.rows, conversations=program.rows)
-        data = assets.prompts if program.data == "prompts" else assets.conversations
-        command = program.command(assets.model, data, work / "checkpoint", free_port())
+        model, data = build_assets(work, program.rows)
+        command = program.command(model, data, work / "checkpoint", free_port())
         with start_job(program, command, work, work / f"{program.name}.log", self.directory / "python") as job:
             self.tell(f"$ {self._as_typed(job.command)}")
             job.wait(self._follow)
@@ -115,15 +107,16 @@ class Demo:
             self._dumping = True
             self._actordbg("dump", "enable")
 
-    def _replay(self, *options: str) -> None:
+    def _replay(self) -> None:
         replays = Store(self.directory / "store").replays
         before = {*replays.glob("*")}
-        self._actordbg("replay", "--where", QUERY, "--model", "training/model", "--max-inputs", "4", *options)
+        options = ("--model", "training/model", "--max-inputs", "4", "--backend", "deepspeed", "--zero-stage", "2")
+        self._actordbg("replay", "--where", QUERY, *options)
         if {*replays.glob("*")} == before:
             raise LaunchProblem("the query selected no recorded call", hint="see what was recorded in `dump ls` above")
 
     def _unpatch(self, actor: Path, before: tuple[str, int, int]) -> None:
-        self._heading("7/7", "unpatch: restore the original file")
+        self._heading("6/7", "unpatch: restore the original file")
         self._actordbg("unpatch", "--target", TARGET)
         after = file_state(actor)
         self.tell(f"sha256 before  {before[0]}\nsha256 after   {after[0]}")
@@ -144,9 +137,9 @@ class Demo:
             )
 
     def _environment(self) -> dict[str, str]:
-        """Return the user's environment, without settings that would change the demo."""
+        """Return the user's environment, without GPUs and settings that would change the demo."""
         env = {name: value for name, value in os.environ.items() if not name.startswith("ACTORDBG_")}
-        return {**env, **self.program.hide_gpus(), "PYTHONPATH": python_path()}
+        return {**env, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": python_path()}
 
     def _heading(self, number: str, title: str) -> None:
         self.tell(f"\n[{number}] {title}  ({self._elapsed()})")

@@ -9,8 +9,8 @@ in that session when the training ends, fails or is interrupted are killed. The 
 RAY_ADDRESS is removed from the environment, and `ray stop` is not run, since it would end other people's clusters.
 
 Example:
-    assets = build_assets(work, prompts=program.rows, conversations=program.rows)
-    command = program.command(assets.model, assets.prompts, work / "checkpoint", free_port())
+    model, data = build_assets(work, program.rows)
+    command = program.command(model, data, work / "checkpoint", free_port())
     with start_job(program, command, work, work / "ppo.log", work / "site") as job:
         job.wait(on_progress=print, timeout=300)
 """
@@ -144,7 +144,7 @@ def start_job(program: Program, command: list[str], workdir: Path, log: Path, pa
         process = subprocess.Popen(
             command,
             cwd=empty,
-            env=_environment(package_dir, {**program.hide_gpus(), **program.environment(temporary)}),
+            env=_environment(package_dir, program.environment(temporary)),
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=subprocess.STDOUT,
@@ -197,23 +197,13 @@ _CHAT_TEMPLATE = (
 )
 
 
-@dataclass(frozen=True)
-class Assets:
-    """Paths of a training run's inputs."""
-
-    model: Path
-    prompts: Path
-    conversations: Path
-
-
-def build_assets(directory: Path, *, prompts: int, conversations: int) -> Assets:
-    """Write tokenizer, model and both data sets under `directory`; the same arguments give the same files."""
-    assets = Assets(directory / "model", directory / "prompts.jsonl", directory / "sft.jsonl")
-    _build_tokenizer(assets.model)
-    build_tiny(assets.model, TinyShape(vocab_size=_VOCAB), {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2})
-    _write_lines(assets.prompts, ({"prompt": task, "label": answer} for task, answer in tasks(prompts)))
-    _write_lines(assets.conversations, ({"prompt": task, "answer": answer} for task, answer in tasks(conversations)))
-    return assets
+def build_assets(directory: Path, rows: int) -> tuple[Path, Path]:
+    """Write tokenizer, model and data under `directory`; the same arguments give the same files. Return model and data."""
+    model, data = directory / "model", directory / "tasks.jsonl"
+    _build_tokenizer(model)
+    build_tiny(model, TinyShape(vocab_size=_VOCAB), {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2})
+    data.write_text("".join(json.dumps({"prompt": task, "answer": answer}) + "\n" for task, answer in tasks(rows)))
+    return model, data
 
 
 def _build_tokenizer(directory: Path) -> None:
@@ -255,7 +245,3 @@ def tasks(count: int) -> Iterator[tuple[str, str]]:
             yield f"Sort these numbers, smallest first: {listed}.", ", ".join(map(str, sorted(numbers)))
         else:
             yield f"What is the sum of {listed}?", f"The sum is {sum(numbers)}."
-
-
-def _write_lines(path: Path, rows: Iterator[dict[str, str]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))

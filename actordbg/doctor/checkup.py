@@ -3,28 +3,29 @@
     facts of the interpreter, packages            0.1 s
     machine: memory, GPU, compiler                1 s
     store, disk, catalog, dump switch, patch      0.5 s
-    the trainer's modules, deepspeed launcher     10 to 60 s (skipped with `quick`)
+    the trainer's modules                         10 to 60 s (skipped with `quick`)
 
-The trainer's modules that matter are imported in a child process; if one does not import, the check has the cause and a
-workaround.
+The trainer's modules that matter are imported in a child process (`import_probe`); if one does not import, the check has the
+cause and a workaround.
 
 Example::
 
-    checks = list(examine(Store("store"), sys.executable))
+    checks = list(examine(Store("store")))
     exit_code(checks)        # 0, or 4 when something is bad
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import re
 import shutil
+import sys
+import sysconfig
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from actordbg.base.errors import ActordbgError, EnvironmentProblem
 from actordbg.base.foreign_text import in_shell
@@ -33,9 +34,10 @@ from actordbg.capture.control import DEFAULT_FREE_FLOOR, read_control
 from actordbg.catalog import connections as engine
 from actordbg.catalog import migrate
 from actordbg.config.replay_config import SETTINGS
-from actordbg.config.sources import find_file, from_environment, own_file
+from actordbg.config.sources import find_file, from_environment
+from actordbg.doctor import import_probe as probe
 from actordbg.doctor import python_environment as environment
-from actordbg.doctor.python_environment import Check, Ended, Environment, ask, bad, ok, run, warn
+from actordbg.doctor.python_environment import PIP, Check, Ended, Versions, bad, ok, run, warn
 from actordbg.install.patch_target import find_target
 from actordbg.install.patching import inspect_target
 from actordbg.install.trailer import State
@@ -45,24 +47,17 @@ from actordbg.trainers.trainer import TRAINER
 IMPORT_SECONDS = 180.0
 
 
-def examine(store: Store, python: str, *, quick: bool = False, timeout: float = IMPORT_SECONDS) -> Iterator[Check]:
-    """Yield every check of `python`, this machine and `store`. `timeout`: most seconds for the import of a module.
-
-    Raises EnvironmentProblem if `python` does not run.
-    """
-    env = environment.examined(python)
-    found_gpus = gpus()
-    yield from environment.check(env)
+def examine(store: Store, *, quick: bool = False, timeout: float = IMPORT_SECONDS) -> Iterator[Check]:
+    """Yield every check of this interpreter, this machine and `store`. `timeout`: most seconds for the import of a module."""
+    versions, found_gpus = environment.installed(), gpus()
+    yield from environment.check(versions)
     yield gpu(found_gpus)
-    yield environment.flash_attention(env, len(found_gpus))
+    yield environment.flash_attention(versions["flash-attn"], len(found_gpus))
     yield memory()
-    yield compiler(env)
-    yield from on_this_machine(env, store)
+    yield compiler()
+    yield from on_this_machine(store, has_trainer=versions[TRAINER.package] is not None)
     if not quick:
-        with ThreadPoolExecutor(1) as pool:  # the launcher starts while the modules are imported: both wait for the disk
-            starting = pool.submit(launcher, env)
-            yield from imports(env, len(found_gpus), timeout)
-            yield starting.result()
+        yield from imports(versions, len(found_gpus), timeout)
 
 
 def exit_code(checks: Iterable[Check]) -> int:
@@ -70,117 +65,94 @@ def exit_code(checks: Iterable[Check]) -> int:
     return EnvironmentProblem.exit_code if any(check.status == "bad" for check in checks) else 0
 
 
-def imports(env: Environment, gpu_count: int, timeout: float = IMPORT_SECONDS) -> Iterator[Check]:
-    """Yield a check of torch and of each module of the trainer, as they finish; `timeout` is for each module."""
-    if not env.versions.get("torch") or not env.versions.get(TRAINER.package):
-        missing = [name for name in ("torch", TRAINER.package) if not env.versions.get(name)]
+def imports(versions: Versions, gpu_count: int, timeout: float = IMPORT_SECONDS) -> Iterator[Check]:
+    """Yield a check of torch and of each module of the trainer; `timeout` is for each module.
+
+    A module that kills or hangs the child process costs no other check: a new child imports the modules after it.
+    """
+    if missing := [name for name in ("torch", TRAINER.package) if not versions[name]]:
         yield warn("imports", f"not tried: {' and '.join(missing)} not installed", "see above; capture and replay need them")
         return
-    left = list(TRAINER.modules)
-    reported: set[str] = set()
+    script, left = Path(probe.__file__).read_text(encoding="utf-8"), ["torch", *TRAINER.modules]
     while left:
-        for check in _one_child(env, left, gpu_count, timeout):
-            if check.name not in reported:
-                reported.add(check.name)
-                yield check
-        reached = [module for module in left if f"import {module}" in reported]
-        left = [module for module in left if module not in reached] if reached else []
+        modules = [module for module in left if module != "torch"]
+        done = run([sys.executable, "-c", script, str(timeout), *modules], (len(modules) + 2) * timeout)
+        lines = done.output.splitlines()
+        answers = [json.loads(line.removeprefix(probe.MARK)) for line in lines if line.startswith(probe.MARK)]
+        current = ""
+        for answer in answers:
+            if "torch" in answer and "torch" in left:
+                yield from _cuda(answer["torch"], gpu_count)
+            elif answer.get("state") == "begin":
+                current = answer["module"]
+            elif "state" in answer:
+                if current in left:
+                    left.remove(current)
+                    yield _ended(versions, answer)
+                current = ""
+        if done.code or done.code is None:
+            words = "\n".join(line for line in lines if not line.startswith(probe.MARK))
+            yield _killed(current or f"actordbg's CPU support, before {left[0]}", Ended(done.code, words), timeout)
+        if current not in modules:
+            return
+        left.remove(current)
 
 
-def _one_child(env: Environment, modules: list[str], gpu_count: int, timeout: float) -> Iterator[Check]:
-    """Yield the checks of one child process. If a module kills or hangs it, the check of that module is the last."""
-    current, support, left = "torch", "", list(modules)
-    for answer in ask(env.python, ["imports", *modules], timeout):
-        if isinstance(answer, Ended):
-            if not current and not left:
-                return
-            name = "import " + (current or f"actordbg's CPU support, before {left[0]}")
-            if answer.code is None:
-                yield bad(name, f"no end in {timeout:.0f} s", "import it by hand with `python -X importtime`; try --timeout")
-            else:
-                how = f"signal {-answer.code}" if answer.code < 0 else f"exit code {answer.code}"
-                remedy = "a compiled package is broken: reinstall what it names"
-                yield bad(name, f"the process died ({how}): {answer.last_words}", remedy)
-        elif "torch" in answer:
-            torch = answer["torch"]
-            if gpu_count and not torch["cuda"]:
-                build = f"built for CUDA {torch['built_for']}" if torch["built_for"] else "a build without CUDA"
-                remedy = "install a torch built for your CUDA driver, or set CUDA_VISIBLE_DEVICES"
-                yield warn("torch and the GPU", f"torch {torch['version']} is {build} and sees no GPU", remedy)
-        elif "cpu_support" in answer:
-            support = str(answer["cpu_support"])
-        elif answer["state"] == "begin":
-            current = str(answer["module"])
-        else:
-            left = [module for module in left if module != current]
-            current = ""
-            yield _ended(env, answer, support)
+def _cuda(torch: dict[str, Any], gpu_count: int) -> Iterator[Check]:
+    if gpu_count and not torch["cuda"]:
+        build = f"built for CUDA {torch['built_for']}" if torch["built_for"] else "a build without CUDA"
+        remedy = "install a torch built for your CUDA driver, or set CUDA_VISIBLE_DEVICES"
+        yield warn("torch and the GPU", f"torch {torch['version']} is {build} and sees no GPU", remedy)
 
 
-def _ended(env: Environment, answer: dict[str, Any], support: str) -> Check:
-    module = str(answer["module"])
+def _killed(module: str, end: Ended, timeout: float) -> Check:
+    if end.code is None or probe.LATE in end.output:
+        remedy = "import it by hand with `python -X importtime`; try --timeout"
+        return bad(f"import {module}", f"did not finish in {timeout:.0f} s", remedy)
+    how = f"signal {-end.code}" if end.code < 0 else f"exit code {end.code}"
+    remedy = "a compiled package is broken: reinstall what it names"
+    return bad(f"import {module}", f"the process died ({how}): {end.last_words}", remedy)
+
+
+def _ended(versions: Versions, answer: dict[str, Any]) -> Check:
+    module, error = str(answer["module"]), answer["error"]
     name = f"import {module}"
-    if answer["error"] is None:
+    if error is None:
         return ok(name, f"imported in {answer['seconds']:.1f} s")
-    missing = answer.get("missing")
+    missing = answer["missing"]
     needed = TRAINER.modules.get(module, "everything")
     if missing and (missing == module or module.startswith(f"{missing}.")):
         return warn(name, f"this {TRAINER.name} has no {missing}", f"without it: no {needed}")
     if missing == "vllm":
-        remedy = f"{env.pip('vllm')} (needs CUDA); without it `actordbg demo` samples with its own stand-in"
+        remedy = f"{PIP} vllm (needs CUDA); without it `actordbg demo` samples with its own stand-in"
         return warn(name, f"needs vllm, which is not installed; without it: no {needed}", remedy)
-    where = f" (asked for by {answer['where']})" if answer["where"] else ""
-    return bad(name, f"{' '.join(str(answer['first']).split())[:300]}{where}", _remedy(env, answer, support))
+    where = f" (required by {answer['where']})" if answer["where"] else ""
+    return bad(name, f"{' '.join(error.split())[:300]}{where}", _remedy(versions, module, error, missing))
 
 
-def _remedy(env: Environment, answer: dict[str, Any], support: str) -> str:
-    missing = answer.get("missing")
-    if missing == "flash_attn" and support:
-        return f"actordbg's stand-in for it could not be used ({support}): {env.pip('actordbg')}"
+def _remedy(versions: Versions, module: str, error: str, missing: str | None) -> str:
     if missing:
-        top = str(missing).partition(".")[0]
-        lacks = f"{top} {env.versions[top]} has no {missing}: " if env.versions.get(top) else ""
-        return lacks + env.pip(environment.requirement(top))
-    if str(answer["first"]).startswith(("ImportError", "AttributeError")):
-        pins = [p for p in ("transformers", "deepspeed", "peft") if env.versions.get(p)]
-        return f"versions that do not fit each other; known good: {env.pip(*map(environment.requirement, pins))}"
-    return "run it by hand to see the whole traceback: python -c 'import " + str(answer["module"]) + "'"
+        top = missing.partition(".")[0]
+        lacks = f"{top} {versions[top]} has no {missing}: " if versions.get(top) else ""
+        return f"{lacks}{PIP} {environment.requirement(top)}"
+    if error.startswith(("ImportError", "AttributeError")):
+        pins = [environment.requirement(name) for name in ("transformers", "deepspeed", "peft") if versions[name]]
+        return f"incompatible versions; known good: {PIP} {' '.join(pins)}"
+    return f"run it by hand to see the whole traceback: python -c 'import {module}'"
 
 
-_ABSENT = re.compile(r"not installed(?: there)?[;:] (.*)")
-_PIP = re.compile(r"(.* -m pip install) ((?:--no-deps )?)(\S+)")
+def install_command(checks: Iterable[Check]) -> str:
+    """Return a command that installs all missing packages at once; "" if one check or none names such a command."""
+    commands = [check.remedy for check in checks if check.remedy.startswith(PIP) and check.detail.startswith("not installed")]
+    plain = [command.removeprefix(PIP).partition(",")[0] for command in commands if " --" not in command]
+    return PIP + "".join(plain) if len(plain) > 1 else ""
 
 
-Missing: TypeAlias = "dict[tuple[str, str], dict[str, re.Match[str]]]"
-"""By level (bad or warn) and what needs them: packages with pip's command, `--no-deps ` if so, and the requirement."""
-
-
-def missing_packages(checks: Sequence[Check]) -> tuple[Missing, list[Check]]:
-    """Separate the missing packages, in the order of the checks, from the other checks."""
-    missing: Missing = {}
-    others: list[Check] = []
-    for check in checks:
-        absent, command = _ABSENT.match(check.detail), _PIP.match(check.remedy)
-        if check.status == "ok" or absent is None or command is None:
-            others.append(check)
-        else:
-            missing.setdefault((check.status, absent[1]), {})[check.name] = command
-    return missing, others
-
-
-def install_command(missing: Missing) -> str:
-    """Return a line that installs all of them; packages installed with `--no-deps` come last."""
-    commands = [command for packages in missing.values() for command in packages.values()]
-    requirements = {how: [command[3] for command in commands if command[2] == how] for how in ("", "--no-deps ")}
-    return " && ".join(f"{commands[0][1]} {how}{' '.join(names)}" for how, names in requirements.items() if names)
-
-
-# This machine: memory, GPU, compiler, launcher, disk.
+# This machine: memory, GPU, compiler, disk.
 
 GIB = 2**30
 LITTLE_MEMORY = 4 * GIB
 """A dump of 1,400 padded tokens with a vocabulary of 128,000 takes 2.5 to 3.7 GB in each worker, whatever the model."""
-LAUNCHER_SECONDS = 120.0
 
 _PROGRAM = "#include <Python.h>\n#include <omp.h>\nint actordbg_threads() { return omp_get_max_threads(); }\n"
 
@@ -204,7 +176,7 @@ def gpu(listed: list[str]) -> Check:
 
 def memory(meminfo: Path = Path("/proc/meminfo")) -> Check:
     """Check how much memory is free for workers."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS lacks it
+    cores = len(os.sched_getaffinity(0))
     try:
         lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
         available = int(lines["MemAvailable"].split()[0]) * 1024
@@ -216,7 +188,7 @@ def memory(meminfo: Path = Path("/proc/meminfo")) -> Check:
     return ok("memory", text)
 
 
-def compiler(env: Environment) -> Check:
+def compiler() -> Check:
     """Check that a C++ compiler can build what torch.compile generates: it needs Python's headers and OpenMP."""
     name = os.environ.get("CXX") or "g++"
     path = shutil.which(name)
@@ -226,30 +198,22 @@ def compiler(env: Environment) -> Check:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "probe.cpp"
         source.write_text(_PROGRAM, encoding="utf-8")
-        command = [path, "-shared", "-fPIC", "-fopenmp", f"-I{env.include}", str(source), "-o", f"{folder}/probe.so"]
+        command = [
+            path,
+            "-shared",
+            "-fPIC",
+            "-fopenmp",
+            f"-I{sysconfig.get_path('include')}",
+            str(source),
+            "-o",
+            f"{folder}/probe.so",
+        ]
         done = run(command, timeout=60)
     if done.code == 0:
         return ok("compiler", f"{path} builds with Python.h and OpenMP")
     error = next((line for line in done.output.splitlines() if "error" in line), done.last_words)
     remedy = "install Python's headers (Debian: apt install python3-dev)" if "Python.h" in error else "check the compiler"
     return warn("compiler", f"{path} cannot build what torch.compile generates: {error.strip()}", remedy)
-
-
-def launcher(env: Environment) -> Check:
-    """Check that the deepspeed launcher exists and starts."""
-    if not env.versions.get("deepspeed"):
-        detail = "deepspeed is not installed; replay --backend deepspeed needs it"
-        return warn("deepspeed launcher", detail, "replay with --backend plain, or install deepspeed")
-    script = Path(env.scripts) / "deepspeed"
-    command = [str(script)] if script.is_file() else [env.python, "-m", "deepspeed.launcher.runner"]
-    try:
-        done = run([*command, "--help"], LAUNCHER_SECONDS)
-    except OSError as error:
-        return bad("deepspeed launcher", f"{script}: {error.strerror}", "reinstall deepspeed; its first line names a Python")
-    if done.code == 0:
-        return ok("deepspeed launcher", str(script) if script.is_file() else " ".join(command[1:]))
-    how = f"no end in {LAUNCHER_SECONDS:.0f} s" if done.code is None else f"exit code {done.code}: {done.last_words}"
-    return bad("deepspeed launcher", f"does not start, {how}", "run `deepspeed --help`; reinstall deepspeed after torch")
 
 
 def disk(root: Path, floor: int) -> Check:
@@ -269,12 +233,12 @@ PRIVATE = 0o077
 """Permission bits that nobody but the owner should have on a store: dumps hold training data."""
 
 
-def on_this_machine(env: Environment, store: Store) -> Iterator[Check]:
+def on_this_machine(store: Store, *, has_trainer: bool) -> Iterator[Check]:
     """Check store, disk, catalog, dump switch, replay settings and patch, in this order. An ActordbgError is a bad check."""
     looks: dict[str, Callable[[], Check | None]] = {
         "store": lambda: _store(store), "disk": lambda: disk(store.root, _floor(store)), "catalog": lambda: _catalog(store),
         "dumping": lambda: _control(store), "settings file": _file, "replay settings": _settings,
-        "patch": lambda: _patch(env, store),
+        "patch": lambda: _patch(store) if has_trainer else None,
     }  # fmt: skip
     for name, look in looks.items():
         try:
@@ -287,12 +251,11 @@ def on_this_machine(env: Environment, store: Store) -> Iterator[Check]:
 
 def _file() -> Check | None:
     """Name the actordbg.toml that commands in this folder use, and its owner; None if there is none."""
-    path, named = find_file()
+    path, _ = find_file()
     if path is None:
         return None
     owner = path.stat().st_uid
-    why = "ACTORDBG_CONFIG names it" if named else f"its folder is listed in {own_file()}"
-    return ok("settings file", f"{path}, {'yours' if is_own(owner) else f'of {name_of(owner)}: {why}'}")
+    return ok("settings file", f"{path}, {'yours' if is_own(owner) else f'of {name_of(owner)}: ACTORDBG_CONFIG names it'}")
 
 
 def _settings() -> Check | None:
@@ -304,7 +267,7 @@ def _settings() -> Check | None:
 
 def _store(store: Store) -> Check:
     if not store.exists() and not (store.root.is_dir() and any(store.root.glob("dumps/*/rank*"))):
-        return ok("store", f"none yet in {store.root}; the first dump makes it")
+        return ok("store", f"none yet in {store.root}; the first dump creates it")
     store.require()
     if not os.access(store.root, os.W_OK | os.X_OK):
         detail = f"you cannot write {store.root}: only commands that read work"
@@ -320,7 +283,7 @@ def _store(store: Store) -> Check:
 def _catalog(store: Store) -> Check:
     path = store.catalog_path
     if store.exists() and not engine.is_writable(path):
-        return ok("catalog", f"cannot be written here; reading commands keep one in {next(migrate.places(store))}")
+        return ok("catalog", f"cannot be written here; reading commands keep one in {migrate.private_folder(store)}")
     revision, usable = migrate.look(path)
     if revision is None:
         return ok("catalog", "none yet; the first command that reads dumps builds it")
@@ -345,14 +308,10 @@ def _floor(store: Store) -> int:
     return DEFAULT_FREE_FLOOR
 
 
-def _patch(env: Environment, store: Store) -> Check:
-    if not env.versions.get(TRAINER.package):
-        return warn("patch", f"no {TRAINER.package} here to patch", "doctor --python EXE examines the training environment")
-    status = inspect_target(find_target(None if env.own else Path(env.python)), store)
+def _patch(store: Store) -> Check:
+    status = inspect_target(find_target(), store)
     if status.state is State.CLEAN:
         return ok("patch", f"clean, not patched: {status.file}")
-    if status.state is State.OVERWRITTEN:
-        return warn("patch", f"{status.reason}: {status.file}", "run `actordbg patch` again")
     if status.state is State.UNSUPPORTED:
         oldest, newest = (".".join(map(str, version)) for version in (TRAINER.oldest, TRAINER.newest))
         remedy = f"{TRAINER.name} {oldest} to {newest} have an Actor that can be patched"

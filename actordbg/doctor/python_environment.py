@@ -1,34 +1,29 @@
-"""The examined interpreter: its Python and packages, against the versions that are known to work together; and `Check`, the
-result of each of doctor's checks.
+"""This interpreter: its Python and packages, against the versions that are known to work together; and `Check`, the result of
+each of doctor's checks.
 
 Versions are read from the packages' metadata: nothing is imported. `constraints.txt` pins the same versions; a test holds them
 equal. Another version is a warning that says so, never an error. `TRAPS` has what is known about particular versions.
-Other processes have a time limit (`run`, `ask`): a process that hangs is killed, with all that it started.
+Other processes have a time limit (`run`): a process that hangs is killed, with all that it started.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import json
 import os
-import queue
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as version_of
+from typing import Literal, TypeAlias
 
 import actordbg
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.owners import NOT_FROM_HERE
 from actordbg.base.units import release
-from actordbg.install import patch_target
-from actordbg.install import target_probe as probe
 from actordbg.trainers.fitting import Fit, fits
 from actordbg.trainers.trainer import TRAINER
 
@@ -61,24 +56,7 @@ def bad(name: str, detail: str, remedy: str) -> Check:
     return Check(name, "bad", detail, remedy)
 
 
-@dataclass(frozen=True)
-class Environment:
-    """The examined interpreter: versions by distribution name (None: not installed), folders of headers and scripts."""
-
-    python: str
-    python_version: tuple[int, ...]
-    versions: dict[str, str | None]
-    include: str
-    scripts: str
-
-    @property
-    def own(self) -> bool:
-        """True if doctor itself runs on this interpreter."""
-        return self.python == sys.executable
-
-    def pip(self, *requirements: str) -> str:
-        """Return the command that installs `requirements` here."""
-        return f"{'python' if self.own else in_shell(self.python)} -m pip install {' '.join(requirements)}"
+PIP = "python -m pip install"
 
 
 @dataclass(frozen=True)
@@ -96,51 +74,21 @@ class Ended:
 
 
 def run(command: Sequence[str], timeout: float) -> Ended:
-    """Run a command to its end or to `timeout` seconds. Raises OSError if it cannot be started."""
+    """Run a command to its end or to `timeout` seconds, then kill what it started. Raises OSError if it cannot be started."""
     with tempfile.TemporaryFile("w+", errors="replace") as out:
-        with _started(command, out, out) as child:
-            try:
-                code: int | None = child.wait(timeout)
-            except subprocess.TimeoutExpired:
-                code = None
+        child = subprocess.Popen(
+            command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True, env=os.environ | NOT_FROM_HERE
+        )
+        code: int | None = None
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = child.wait(timeout)
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
         out.seek(0)
         return Ended(code, out.read())
-
-
-def ask(python: str, question: Sequence[str], timeout: float) -> Iterator[dict[str, Any] | Ended]:
-    """Yield the probe's answers as they arrive, each within `timeout` seconds of the previous; an Ended comes last."""
-    command = [python, "-c", Path(probe.__file__).read_text(encoding="utf-8"), *question]
-    with tempfile.TemporaryFile("w+", errors="replace") as err:
-        with _started(command, subprocess.PIPE, err) as child:
-            assert child.stdout is not None
-            lines: queue.Queue[str | None] = queue.Queue()
-            reading = itertools.chain(child.stdout, (None,))
-            threading.Thread(target=lambda: [*map(lines.put, reading)], daemon=True).start()
-            code: int | None = None
-            with contextlib.suppress(queue.Empty, subprocess.TimeoutExpired):
-                while (line := lines.get(timeout=timeout)) is not None:
-                    if line.startswith(probe.MARK):
-                        yield json.loads(line.removeprefix(probe.MARK))
-                code = child.wait(timeout)
-        err.seek(0)
-        yield Ended(code, err.read())
-
-
-@contextlib.contextmanager
-def _started(command: Sequence[str], out: Any, err: Any) -> Iterator[subprocess.Popen[str]]:
-    """Start a child in a new session; kill the whole session at the end of the block."""
-    child = subprocess.Popen(
-        command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, text=True, errors="replace", start_new_session=True,
-        env=os.environ | NOT_FROM_HERE,
-    )  # fmt: skip
-    try:
-        yield child
-    finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-        if child.stdout is not None:
-            child.stdout.close()
 
 
 PYTHON = ((3, 10), (3, 12))
@@ -165,16 +113,17 @@ PACKAGES: dict[str, dict[str, str | None]] = {
 """Feature -> the distributions that it needs, and their known-good versions (None: any)."""
 KNOWN_GOOD = {name: version for versions in PACKAGES.values() for name, version in versions.items()}
 
-OTHERS = ("flash-attn", "vllm", "debugpy", "actordbg")
+OTHERS = ("flash-attn", "vllm", "debugpy")
 """Further packages whose versions are read."""
+Versions: TypeAlias = Mapping[str, "str | None"]
 DEBUGPY = "debugpy>=1.8.22"
 """What the extra `ray` installs: older versions cannot show an editor the frames of an error that was caught."""
 
 TRAPS: dict[str, tuple[tuple[int, ...], str]] = {
     "transformers": ((4, 53), "packing without flash-attn is silently wrong before 4.53: rows see each other"),
     TRAINER.package: (TRAINER.oldest, TRAINER.trap),
-    "torch": ((2, 6), "older than any version that replays were tried with"),
-    "deepspeed": ((0, 17), "older than any version that replays were tried with"),
+    "torch": ((2, 6), "older than any version that replays were tested with"),
+    "deepspeed": ((0, 17), "older than any version that replays were tested with"),
 }
 """Package -> the first version without the trap, and the trap."""
 
@@ -188,46 +137,41 @@ def requirement(module: str) -> str:
     return f"{name}=={KNOWN_GOOD[name]}" if KNOWN_GOOD.get(name) else name
 
 
-def examined(python: str) -> Environment:
-    """Read an interpreter's facts. Raises EnvironmentProblem if it does not answer."""
-    answer = patch_target.ask(python, "facts", *KNOWN_GOOD, *OTHERS)
-    return Environment(python, tuple(answer["python"]), answer["versions"], answer["include"], answer["scripts"])
+def installed() -> dict[str, str | None]:
+    """Return the versions of all distributions that checks are about; None for what is not installed."""
+    versions: dict[str, str | None] = dict.fromkeys((*KNOWN_GOOD, *OTHERS))
+    for name in versions:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version_of(name)
+    return versions
 
 
-def check(env: Environment) -> Iterator[Check]:
+def check(versions: Versions) -> Iterator[Check]:
     """Check Python's version, then every package, then adapters."""
-    text = f"{'.'.join(map(str, env.python_version))} ({env.python})"
+    text = f"{'.'.join(map(str, sys.version_info[:3]))} ({sys.executable})"
     oldest, newest = PYTHON
-    if env.python_version[:2] < oldest:
+    if sys.version_info[:2] < oldest:
         remedy = f"use Python {oldest[0]}.{oldest[1]} or newer; {KNOWN_PYTHON} is known to be good"
         yield bad("python", text, remedy)
-    elif env.python_version[:2] > newest:
+    elif sys.version_info[:2] > newest:
         yield warn("python", f"{text}, newer than what was tested", f"Python {KNOWN_PYTHON} is known to be good")
     else:
         yield ok("python", text)
-    mine = actordbg.__version__
-    theirs = mine if env.own else env.versions.get("actordbg")
-    if theirs == mine:
-        yield ok("actordbg", mine)
-    else:
-        detail = f"{theirs} there, {mine} here" if theirs else "not installed there: a patched actor.py could not capture"
-        yield warn("actordbg", detail, env.pip(f"actordbg=={mine}"))
+    yield ok("actordbg", actordbg.__version__)
     for need, packages in PACKAGES.items():
-        if env.own or need != DESK:
-            yield from (_package(env, need, name, known) for name, known in packages.items())
-    if env.versions.get("ray"):
-        yield _debugger(env)
-    if env.own and env.versions.get("torch"):
+        yield from (_package(versions[name], need, name, known) for name, known in packages.items())
+    if versions["ray"]:
+        yield _debugger(versions["debugpy"])
+    if versions["torch"]:
         yield from (adapter_check(fit) for fit in fits() if fit.there or fit.differs)
 
 
-def _package(env: Environment, need: str, name: str, known: str | None) -> Check:
-    version = env.versions.get(name)
+def _package(version: str | None, need: str, name: str, known: str | None) -> Check:
     if version is None:
-        apart = name == TRAINER.package
-        remedy = env.pip(*["--no-deps"] * apart, requirement(name))
-        remedy += " (its flash-attn cannot be built without CUDA)" * apart
         needs = "replay, check and actor init need it" if need == REPLAY else f"{need} needs it"
+        remedy = f"{PIP} {requirement(name)}"
+        if name == TRAINER.package:
+            remedy = f"{PIP} --no-deps {requirement(name)} (its flash-attn cannot be built without CUDA)"
         return (warn if need == TRAINING else bad)(name, f"not installed; {needs}", remedy)
     first_good, trap = TRAPS.get(name, ((), ""))
     if release(version) < first_good:
@@ -249,23 +193,22 @@ def adapter_check(fit: Fit) -> Check:
     return warn(name, detail, f"tested: {tried or 'none'}; record a few steps, then run `actordbg compare last golden`")
 
 
-def _debugger(env: Environment) -> Check:
+def _debugger(version: str | None) -> Check:
     """Check debugpy, which Ray's distributed debugger needs here and on every node."""
-    version = env.versions.get("debugpy")
+    remedy = f"{PIP} {in_shell(DEBUGPY)}"
     if version is None:
-        remedy = env.pip(in_shell(DEBUGPY)) + ", here and on every node of the cluster"
-        return warn("debugpy", "not installed; `replay --debugpy` and `--engine ray --ray-debug-error` need it", remedy)
+        needs = "not installed; `replay --debugpy` and `--engine ray --ray-debug-error` need it"
+        return warn("debugpy", needs, f"{remedy}, here and on every node of the cluster")
     if release(version) < release(DEBUGPY.partition(">=")[2]):
-        return warn("debugpy", f"{version}: an editor stops above the frames that failed", env.pip(in_shell(DEBUGPY)))
+        return warn("debugpy", f"{version}: an editor stops above the frames that failed", remedy)
     return ok("debugpy", version)
 
 
-def flash_attention(env: Environment, gpus: int) -> Check:
+def flash_attention(version: str | None, gpus: int) -> Check:
     """Check that flash-attn is installed exactly if there is a GPU."""
-    version = env.versions.get("flash-attn")
     if version and not gpus:
         return warn("flash-attn", f"{version}, but no GPU: flash_attention_2 cannot run", "replay with --attn sdpa")
     if gpus and not version:
-        remedy = env.pip("flash-attn", "--no-build-isolation") + "; or replay with --attn sdpa"
+        remedy = f"{PIP} flash-attn --no-build-isolation; or replay with --attn sdpa"
         return warn("flash-attn", "not installed; --attn flash_attention_2 needs it", remedy)
     return ok("flash-attn", version or "not installed, and not needed without a GPU (--attn sdpa, eager)")

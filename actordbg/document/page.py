@@ -108,7 +108,7 @@ def check_place(path: Path | None) -> None:
         raise EnvironmentProblem(f"cannot write {path}: it is a folder", hint="name a file in it")
     replaced = path.is_file() or not path.exists()  # by a new file in its folder, see write_named
     if not os.access(path.resolve().parent if replaced else path, os.W_OK):
-        raise EnvironmentProblem(f"cannot write {path}", hint="name a file in a folder that you may write")
+        raise EnvironmentProblem(f"cannot write {path}", hint="name a file in a folder that you can write to")
 
 
 def check(option: str, path: Path | None) -> None:
@@ -137,7 +137,7 @@ def write_named(path: Path, data: bytes) -> None:
         else:
             atomic_write(path.resolve(), data, mode=0o644)
     except OSError as error:
-        hint = "free some space, or name a file in a folder that you may write"
+        hint = "free some space, or name a file in a folder that you can write to"
         raise EnvironmentProblem(f"cannot write {path}: {error.strerror}", hint=hint) from None
 
 

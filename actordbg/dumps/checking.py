@@ -11,7 +11,6 @@ fix a difference. `verify` has the checks of dumps and packs.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -36,7 +35,6 @@ from actordbg.formats.recording_reading import read_counters, read_ring
 from actordbg.formats.ringfile import place, ring_paths
 from actordbg.formats.store_files import FORMAT, KINDS, TEMPORARY, read_regular
 from actordbg.formats.weight_hashes import WEIGHTS, read_weights
-from actordbg.install.patching import Event
 from actordbg.records.comparison_record import ComparisonRecord, MemoryRecord, NoiseRecord
 from actordbg.records.journal import SPEC, TENSORS, read_chunks, result_of
 from actordbg.records.matrix_record import MatrixRecord
@@ -54,6 +52,7 @@ _FOLDERS = re.compile(
     r"(controls|comparisons|noise|matrices|memory|events|models|reports|rings|quarantine|cache)|(counters|weights|packs|backups)(/[^/]+)?"
     r"|dumps(/[^/]+(/rank\d{4,})?)?|replays(/[^/]+(/tensors)?)?|trainchecks(/[^/]+(/logs|/cell-\d+\.\d+(/tensors)?)?)?"
 )
+"""What a store may hold. `events` and `backups` are those of earlier versions."""
 _OWN_CHECKS = ("FORMAT", "catalog.db")
 """Files whose type is left to their own checks."""
 _NOT_LOOKED_INTO = ("models", "reports", "rings", "quarantine", "cache")
@@ -80,7 +79,7 @@ def layout(store: Store, deep: bool) -> Iterator[Finding]:
     """Check every name in the store: it belongs to a store, has the right type, and is private."""
     state = os.stat(store.root)
     if state.st_mode & stat.S_IWOTH:
-        yield Finding(store.root, "open-mode", f"it has mode {stat.S_IMODE(state.st_mode):o}: anybody may put files into it")
+        yield Finding(store.root, "open-mode", f"it has mode {stat.S_IMODE(state.st_mode):o}: anybody can put files into it")
     yield from _listed(store.root, "", state.st_uid)
 
 
@@ -156,14 +155,12 @@ def _copied(store: Store, copy: Store, folder: Path, deep: bool) -> Iterator[Fin
     except OSError as error:
         yield Finding(store.catalog_path, "unreadable", f"it cannot be copied, so it was not checked: {error.strerror}")
         return
-    revision, usable = migrate.look(copy.catalog_path)
+    _, usable = migrate.look(copy.catalog_path)
     with engine.catalog_errors(copy.catalog_path), contextlib.closing(sqlite3.connect(copy.catalog_path)) as connection:
         wrong = [row[0] for row in connection.execute("PRAGMA integrity_check")]
     if wrong != ["ok"]:
         yield Finding(store.catalog_path, "damaged-catalog", wrong[0][:200])
-    elif revision and not usable:
-        yield Finding(store.catalog_path, "other-catalog", f"revision {revision}, this actordbg has {migrate.HEAD}")
-    elif deep:
+    elif usable and deep:  # the next command rebuilds a catalog of another program
         yield from _compared(store, copy, folder)
 
 
@@ -227,8 +224,6 @@ def _replay(store: Store, folder: Path, spec: ReplaySpec, deep: bool) -> Iterato
             continue
         if skipped := sum(chunk.skipped for chunk in chunks):
             yield Finding(path, "damaged-journal", f"{skipped} lines cannot be read")
-        if (chunk := chunks[-1]).offset < chunk.size:
-            yield Finding(path, "torn-journal", f"{chunk.size - chunk.offset} bytes after its last whole line")
         results = [result_of(event) for chunk in chunks for event in chunk.events if event["event"] == "end"]
         passed |= {result.dump_id for result in results if result.status == PASSED}
         for result in results:
@@ -239,8 +234,6 @@ def _replay(store: Store, folder: Path, spec: ReplaySpec, deep: bool) -> Iterato
                 yield Finding(path, "foreign-result", f"it has a result of {result.dump_id!r:.80}, which is not an input")
                 break
     for path in (store.root / name for name in store.files(f"replays/{folder.name}/{TENSORS}", _TENSORS, {})):
-        if path.name.removesuffix(_TENSORS) not in inputs:
-            yield Finding(path, "stray-tensors")
         if deep:
             try:
                 payload_entries(read_regular(known_regular(path, DEFAULT_CAP), DEFAULT_CAP), path.name)
@@ -263,7 +256,7 @@ _RECORDS: dict[str, tuple[Any, str]] = {
 
 
 def records(store: Store, deep: bool) -> Iterator[Finding]:
-    """Check every record of the store: it can be read, its id matches its name, and its replays exist."""
+    """Check every record of the store: it can be read, and its id matches its name."""
     for folder, (kind, id_field) in _RECORDS.items():
         for path in (store.root / relative for relative in store.files(folder, ".json", {})):
             try:
@@ -274,11 +267,6 @@ def records(store: Store, deep: bool) -> Iterator[Finding]:
             own: str = getattr(record, id_field)
             if f"{own}.json" != path.name:
                 yield Finding(path, "damaged-record", f"it belongs to {own!s:.80}")
-                continue
-            parts = (record.a, record.b) if folder == "comparisons" else record.cells if folder == "matrices" else (record,)
-            gone = [part.replay_id for part in parts if part.replay_id and not (store.replays / str(part.replay_id)).is_dir()]
-            if gone:
-                yield Finding(path, "missing-replay", f"replay {gone[0]!s:.80} is gone")
 
 
 def files_check(
@@ -299,18 +287,6 @@ def files_check(
     return look
 
 
-def backups(store: Store, deep: bool) -> Iterator[Finding]:
-    """Check the originals of patched files: each folder is named by the SHA-256 of its actor.py."""
-    for name in store.folder_names("backups", {}):
-        try:
-            digest = hashlib.sha256(read_regular(store.backups / name / "actor.py")).hexdigest()
-        except OSError as error:
-            yield Finding(store.backups / name, "damaged-backup", f"its actor.py cannot be read: {error.strerror}")
-            continue
-        if digest != name:
-            yield Finding(store.backups / name, "damaged-backup", f"the SHA-256 of its actor.py begins with {digest[:16]}")
-
-
 def rings(store: Store, deep: bool) -> Iterator[Finding]:
     """Report this machine's rings that are damaged, or that belong to dead processes and hold calls."""
     for path in (path for folder in {place(store), store.root / "rings"} for path in ring_paths(folder)):
@@ -323,18 +299,6 @@ def rings(store: Store, deep: bool) -> Iterator[Finding]:
             yield Finding(path, "damaged-ring", "; ".join(ring.damaged)[:200])
         if ring.slots and not ring.alive:
             yield Finding(path, "calls-in-ring", f"{len(ring.slots)} calls")
-
-
-def models(store: Store, deep: bool) -> Iterator[Finding]:
-    """Check the models that actordbg built: configuration and weights are there."""
-    for name in store.folder_names("models", {}):
-        folder = store.models / name
-        try:
-            json.loads(read_regular(folder / "config.json"))
-            if not any(file_name.endswith(".safetensors") for file_name in os.listdir(folder)):
-                yield Finding(folder, "damaged-model", "it has no weights")
-        except (OSError, ValueError, RecursionError) as error:
-            yield Finding(folder, "damaged-model", f"config.json cannot be read: {error}")
 
 
 Check = Callable[[Store, bool], Iterable[Finding]]
@@ -353,9 +317,6 @@ CHECKS: dict[str, Check] = {
     "counters": files_check("counters", "damaged-counters", read_counters, by_run=True),
     "weights": files_check(WEIGHTS, "damaged-weights", read_weights, by_run=True),
     "rings": rings,
-    "events": files_check("events", "damaged-event", lambda path: Event(**json.loads(read_regular(path)))),
-    "backups": backups,
-    "models": models,
     "catalog": catalog,
 }
 """Every check by its name, in its order."""

@@ -33,9 +33,9 @@ _BOOT = (
 )
 _ENVIRONMENT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _CAUSES = {
-    -signal.SIGPROF: "took more CPU time than a dump may",
-    -signal.SIGKILL: "took longer than a dump may",
-    EXIT_MEMORY: "took more memory than a dump may",
+    -signal.SIGPROF: "took more CPU time than a dump may take",
+    -signal.SIGKILL: "took longer than a dump may take",
+    EXIT_MEMORY: "took more memory than a dump may take",
     EXIT_AUDIT: "made the decoding process attempt something other than decoding",
 }
 """Why a child ended, by its exit status."""

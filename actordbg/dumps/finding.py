@@ -48,7 +48,7 @@ def _quarantined(meaning: str) -> FindingKind:
 
 
 KINDS = {
-    "no-format": FindingKind(DAMAGE, "FORMAT is missing, yet there are files of a store", Repair.FORMAT),
+    "no-format": FindingKind(DAMAGE, "FORMAT is missing, but there are files of a store", Repair.FORMAT),
     "bad-format": FindingKind(DAMAGE, "FORMAT is not a FORMAT file", Repair.FORMAT),
     "newer-store": FindingKind(DAMAGE, "this actordbg does not read the store's format; nothing else is checked"),
     "odd-file": _quarantined("a link, FIFO, socket, device or folder where a file belongs, or a huge file"),
@@ -68,24 +68,17 @@ KINDS = {
     "double-differs": FindingKind(DAMAGE, "two dumps with the same id and different content"),
     "damaged-spec": _quarantined("a replay whose spec.json is missing, broken or another replay's"),
     "damaged-journal": FindingKind(DAMAGE, "a journal with lines that cannot be read; readers skip them"),
-    "torn-journal": FindingKind(NOTE, "a journal whose last line is cut; readers skip it"),
     "foreign-result": FindingKind(DAMAGE, "a result of another replay, or of a dump that is not among the inputs"),
-    "missing-tensors": FindingKind(DAMAGE, "tensors that the journal says were kept, and that are gone"),
+    "missing-tensors": FindingKind(DAMAGE, "tensors that the journal lists as kept are gone"),
     "damaged-tensors": _quarantined("a file of kept tensors that is broken"),
-    "stray-tensors": FindingKind(NOTE, "kept tensors of a dump that is not among the inputs"),
     "damaged-record": _quarantined("a comparison, noise floor or matrix that is broken, or under the wrong name"),
-    "missing-replay": FindingKind(NOTE, "a comparison, noise floor or matrix of a replay that is gone"),
-    "damaged-event": _quarantined("an event of a patch that is broken"),
-    "damaged-backup": _quarantined("the backup of a patched file does not match its name"),
     "damaged-control": _quarantined("a dump switch that is broken: jobs that follow it do not record"),
     "damaged-counters": _quarantined("counters that are broken"),
     "damaged-weights": _quarantined("hashes of weights that are broken"),
     "damaged-ring": FindingKind(DAMAGE, "a ring that is broken, or has broken slots"),
-    "calls-in-ring": FindingKind(NOTE, "a ring of a dead process with calls: `actordbg dump recover` makes dumps of them"),
-    "damaged-model": _quarantined("a model that actordbg built is incomplete; it is rebuilt"),
+    "calls-in-ring": FindingKind(NOTE, "a ring of a dead process with calls: `actordbg dump recover` turns them into dumps"),
     "damaged-catalog": FindingKind(DAMAGE, "the catalog is broken, or not a catalog", Repair.CATALOG),
     "stale-catalog": FindingKind(LEFTOVER, "the catalog's rows do not match the files", Repair.CATALOG),
-    "other-catalog": FindingKind(NOTE, "the catalog's revision differs from this actordbg's"),
 }
 """What can be found, by code."""
 

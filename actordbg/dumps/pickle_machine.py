@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 def unsafe(message: str) -> UnsafeInput:
     """Make the error for a file that asks for something that no dump needs."""
-    return UnsafeInput(message, hint="nothing of it was executed; do not open this file with pickle or torch.load")
+    return UnsafeInput(message, hint="nothing in it was executed; do not open this file with pickle or torch.load")
 
 
 def corrupt(message: str) -> CorruptDump:
@@ -150,7 +150,7 @@ class Machine:
     def pop(self) -> object:
         """Pop the top of the stack."""
         if not self.stack:
-            raise corrupt("the pickle takes a value that is not there")
+            raise corrupt("the pickle pops a value that is not there")
         return self.stack.pop()
 
     def top(self, kind: type[T]) -> T:
@@ -170,7 +170,7 @@ class Machine:
     def put(self, index: int) -> None:
         """Remember the top of the stack under `index`."""
         if not self.stack:
-            raise corrupt("the pickle remembers a value that is not there")
+            raise corrupt("the pickle memoizes a value that is not there")
         self.memo[index] = self.stack[-1]
 
     def get(self, index: int) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import time
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -19,11 +18,10 @@ from pathlib import Path
 from actordbg.base.errors import CorruptDump, Refused, StoreProblem
 from actordbg.base.units import grouped
 from actordbg.catalog.query import Catalog, damaged_files, dump_bytes, dump_files
+from actordbg.catalog.where import all_of, quoted
 from actordbg.dumps import packing
-from actordbg.dumps.recover import is_forsaken
 from actordbg.dumps.verify import verify_place
 from actordbg.formats.dump_record import format_timestamp
-from actordbg.formats.store_files import TEMPORARY
 from actordbg.store.layout import Store
 from actordbg.store.pack_build import exclusive
 from actordbg.store.places import dump_id_of, split_place
@@ -61,33 +59,32 @@ def plan_prune(
     where: str | None = None,
     older_than_s: float | None = None,
     keep_bytes: int | None = None,
-    run: str | None = None,
     damaged: bool = False,
     pinned: bool = False,
 ) -> PrunePlan:
-    """Plan to remove the dumps that all given conditions select (`where`, `older_than_s`, `run`), pinned dumps only with
-    `pinned`; of these, with `keep_bytes`, the oldest until the store's dumps take no more than that. With `damaged` broken files
-    instead (not those that only a newer actordbg can read, nor unreadable files). Leftover temporary files are always included.
+    """Plan to remove the dumps that all given conditions select (`where`, `older_than_s`), pinned dumps only with `pinned`;
+    of these, with `keep_bytes`, the oldest until the store's dumps take no more than that. With `damaged` broken files
+    instead (not those that only a newer actordbg can read, nor unreadable files).
     """
-    doomed = {item.path: item for item in _leftovers(catalog.store)}
     spared, short = 0, False
     if damaged:
-        doomed |= {item.path: item for item in _damaged(catalog, run)}
+        doomed = _damaged(catalog)
     else:
-        before = None
+        conditions = [where] if where is not None else []
         if older_than_s is not None:
             before = format_timestamp(datetime.fromtimestamp(max(0.0, time.time() - older_than_s), timezone.utc))
-        chosen = dump_files(catalog, where, before=before, run=run, pinned=None if pinned else False)
+            conditions.append(f"timestamp < {quoted(before)}")
+        chosen = dump_files(catalog, all_of(conditions if pinned else [*conditions, "not pinned"]) or None)
         if keep_bytes is not None:
             excess = dump_bytes(catalog) - keep_bytes
             short = sum(size for _, size in chosen) < excess
             freed = itertools.accumulate((size for _, size in chosen), initial=0)  # the oldest that together free the excess
             chosen = [item for item, before_it in zip(chosen, freed, strict=False) if before_it < excess]
         if not pinned and (keep_bytes is None or short):
-            spared = len(dump_files(catalog, where, before=before, run=run, pinned=True))
+            spared = len(dump_files(catalog, all_of([*conditions, "pinned"])))
         reason = "selected" if keep_bytes is None else "over the size to keep"
-        doomed |= {path: Doomed(path, size, reason) for path, size in chosen}
-    files = [doomed[path] for path in sorted(doomed)]
+        doomed = [Doomed(path, size, reason) for path, size in chosen]
+    files = sorted(doomed, key=lambda item: item.path)
     return PrunePlan(files, sum(item.bytes for item in files), spared=spared)
 
 
@@ -132,30 +129,17 @@ def _remove_packed(store: Store, items: list[Doomed]) -> tuple[list[Doomed], lis
     return removed, failed
 
 
-def _damaged(catalog: Catalog, run: str | None) -> list[Doomed]:
+def _damaged(catalog: Catalog) -> list[Doomed]:
     """List the files that are still broken: not those that are newer, unreadable, or in the wrong place.
 
     Reads them again: a file that was fixed in place leaves no trace in its folder.
     """
     doomed = []
     for item in damaged_files(catalog):
-        selected = run is None or item.path.split("/")[1] == run
-        if selected and item.code == CorruptDump.code and not split_place(item.path):
+        if item.code == CorruptDump.code and not split_place(item.path):
             _, _, wrong = verify_place(catalog.store, item.path, deep=False)
             if wrong is not None and wrong.code == CorruptDump.code:
                 doomed.append(Doomed(item.path, (catalog.store.root / item.path).lstat().st_size, item.reason))
-    return doomed
-
-
-def _leftovers(store: Store) -> list[Doomed]:
-    doomed = []
-    for folder in (*store.dump_folders(), *store.pack_folders()):
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name.startswith(TEMPORARY) and entry.is_file(follow_symlinks=False):
-                    state = entry.stat(follow_symlinks=False)
-                    if is_forsaken(entry.name, state):
-                        doomed.append(Doomed(store.relative(Path(entry.path)), state.st_size, "unfinished, writer died"))
     return doomed
 
 

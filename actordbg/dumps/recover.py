@@ -178,8 +178,6 @@ def remove_unfinished_files(store: Store) -> None:
     folders = (
         store.root,
         store.controls,
-        store.events,
-        *store.backups.glob("*"),
         *store.counters.glob("*"),
         *store.dump_folders(),
         *store.pack_folders(),
@@ -279,7 +277,7 @@ def _dump(store: Store, ring: RingFile, slot: RingSlot, mark: str | None) -> tup
     except (KeyError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError, Unsupported) as error:
         raise CorruptDump(f"{ring.path}: a call in it is damaged: {error}", hint=HINT) from None
     if ring.alive and not ring.still_has(slot):
-        raise CorruptDump(f"{ring.path}: its process wrote over a call", hint="")
+        raise CorruptDump(f"{ring.path}: its process overwrote a call", hint="")
     if packed is None:
         if existing is not None and store.catalog_path.exists():
             # before the file is replaced, so that the next `index` reads it, even if we are killed right afterwards

@@ -144,7 +144,7 @@ def _renew_catalog(store: Store, path: Path) -> str:
         quarantine(store, path)
     summary = refresh(store, rebuild=True)
     if summary.private_catalog:
-        raise UnwritableCatalog("you cannot write it")
+        raise UnwritableCatalog("you cannot write to it")
     return f"rebuilt: {summary.dumps} dumps"
 
 

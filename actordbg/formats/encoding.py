@@ -148,7 +148,7 @@ def record_of(
     )
 
 
-def pack(record: DumpRecord, payload: bytes, level: int) -> bytes:
+def pack(record: DumpRecord, payload: bytes, level: int = 3) -> bytes:
     """Build a dump file from a finished record and its safetensors payload, compressed at zstd `level`.
 
     Raises Unsupported for a record or a payload that no reader would accept.
@@ -274,7 +274,7 @@ def rows_apart(record: DumpRecord, tensors: Mapping[str, Any]) -> tuple[DumpReco
     """Separate the packed rows of an adapter's call. Raises Unsupported if its masks do not fit its tokens."""
     if OFFSETS in tensors or POSITIONS in tensors:
         record, tensors = _unpacked(record, tensors)
-    require_fit({name: tensor.values for name, tensor in tensors.items()}, hint="correct what the adapter reads as rows")
+    require_fit({name: tensor.values for name, tensor in tensors.items()}, hint="fix what the adapter reads as rows")
     return record, tensors
 
 
@@ -317,9 +317,9 @@ def _unpacked(record: DumpRecord, tensors: Mapping[str, Any]) -> tuple[DumpRecor
     actions = unpacked["action_mask"].values.shape[-1] if "action_mask" in unpacked else None
     rows: dict[str, Any] = {"batch_size": len(starts), "seq_len": longest, "tokens": int(attended.sum()), "action_len": actions}
     outside = total - int(lengths.sum()) if OFFSETS in tensors else 0
-    note = {"rows": f"{outside} of {total} packed tokens lie in no row, and are left out"} if outside else {}
+    note = {"rows": f"{outside} of {total} packed tokens are in no row and are left out"} if outside else {}
     if packing and places is not None and mask is not None:
-        note = {"rows": "packed beside a mask: flash attention separates such rows, sdpa and eager attention do not"}
+        note = {"rows": "packed with a mask: flash attention separates such rows, sdpa and eager attention do not"}
     return replace(record, packing_samples=packing, extra={**record.extra, **note}, **rows), unpacked
 
 

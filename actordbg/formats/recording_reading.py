@@ -198,7 +198,7 @@ def read_counters(path: Path) -> dict[str, Any]:
     try:
         data: dict[str, Any] = strict_json(read_regular(path))
     except (OSError, ValueError) as error:
-        raise CorruptDump(f"{path}: unreadable counters: {error}", hint="the next publication replaces it") from None
+        raise CorruptDump(f"{path}: unreadable counters: {error}", hint="the next update replaces it") from None
     known = isinstance(data, dict) and data.get("format") == COUNTERS_FORMAT
     typed = known and all(type(data.get(name)) in kinds for name, kinds in _KINDS.items())
     ring = (typed and data.get("ring")) or {}
@@ -247,7 +247,7 @@ def _books(descriptor: int, path: Path) -> Iterator[tuple[int, Books]]:
         host = identity.get("host")  # every name may be part of a path
         placed = type(host) is str and not {"/", "\0"} & {*host} and type(identity.get("since")) is str
         if not (named and numbered and placed) or not 0 <= books.unresolved <= MAX_OPEN:
-            raise _damaged(path, "its books are damaged")
+            raise _damaged(path, "its counters are damaged")
         yield number, books
 
 

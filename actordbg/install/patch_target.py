@@ -57,7 +57,7 @@ class Target:
         """Return what the user should know about which file this is."""
         notes = [*filter(None, [other_trainer(self.path)])]
         if self.named != self.path:
-            notes.append(f"{self.named} leads to {self.path} through a link: whatever else links there changes too")
+            notes.append(f"{self.named} leads to {self.path} through a link: everything else that links there also changes")
         if len(self.copies) > 1:
             notes.append(f"{self.copies[0].path} wins here (found through {self.copies[0].entry})")
             notes += [f"shadowed: {copy.path} (in {copy.entry}); --target names it" for copy in self.copies[1:]]

@@ -6,8 +6,7 @@ bytes or the new ones, nothing between.
 
 Invariants:
 - One actordbg at a time works on a folder: `locked` takes `flock` on the folder itself, which needs no extra file,
-  works in a read-only folder, and ends with its process. File systems that cannot do that (NFS) get a lock file in the
-  temporary folder, which serializes the processes of one host.
+  works in a read-only folder, and ends with its process. Some file systems cannot do that (NFS): there the next rule holds alone.
 - Only the file that was read is replaced: a file that someone else changed in between is a Conflict, and stays unchanged.
 - A failure leaves the file unchanged: the original keeps a second name until the change is finished, and one rename restores
   it, which needs no space. If that fails as well, StaysChanged says so.
@@ -24,7 +23,6 @@ import glob
 import hashlib
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -61,17 +59,19 @@ def read(path: Path) -> FileRead:
             data = file.read()
             return FileRead(path, data, os.fstat(file.fileno()))
     except OSError as error:
-        raise EnvironmentProblem(f"cannot read {path}: {error.strerror}", hint="check the path and its rights") from None
+        raise EnvironmentProblem(f"cannot read {path}: {error.strerror}", hint="check the path and its permissions") from None
 
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Keep every other actordbg on this host from changing files in the folder of `path` until the block ends."""
-    deadline, lock = time.monotonic() + LOCK_SECONDS, path.parent
+    deadline = time.monotonic() + LOCK_SECONDS
     try:
-        descriptor = os.open(lock, os.O_RDONLY)
+        descriptor = os.open(path.parent, os.O_RDONLY)
     except OSError as error:
-        raise EnvironmentProblem(f"cannot open {lock}: {error.strerror}", hint="check the path and its rights") from None
+        raise EnvironmentProblem(
+            f"cannot open {path.parent}: {error.strerror}", hint="check the path and its permissions"
+        ) from None
     try:
         while True:
             try:
@@ -81,20 +81,11 @@ def locked(path: Path) -> Iterator[None]:
                 if time.monotonic() > deadline:
                     raise EnvironmentProblem(
                         f"another actordbg has worked on {path} for {LOCK_SECONDS:.0f} s",
-                        hint="find out what it waits for, then run this again",
+                        hint="find out what it is waiting for, then run this again",
                     ) from None
                 time.sleep(0.01)
-            except OSError:
-                if lock != path.parent:
-                    raise
-                key = hashlib.sha256(os.fsencode(lock)).hexdigest()[:24]
-                lock = Path(tempfile.gettempdir()) / f"actordbg-{os.getuid()}-{key}.lock"
-                try:
-                    instead = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-                except OSError as error:
-                    raise EnvironmentProblem(f"cannot make the lock file {lock}: {error.strerror}", hint="set TMPDIR") from None
-                descriptor, folder = instead, descriptor
-                os.close(folder)
+            except OSError:  # no locks here: `replaced` refuses a file that changed meanwhile
+                break
         for name in path.parent.glob(f"{_TEMPORARY}{glob.escape(path.name)}-*.tmp"):  # no other process can be writing one now
             with contextlib.suppress(OSError):
                 name.unlink()
@@ -159,10 +150,11 @@ def _put_back(old: FileRead, kept: Path, made: int | None, first: BaseException)
         except BaseException as error:  # noqa: BLE001  a second interrupt must not stop this either
             now = _inode(old.path)
             if attempt == _UNDO_ATTEMPTS - 1 and now in (made, None):
-                reason = f"{_said(first)}; putting the original back also failed: {_said(error)}"
-                problem = StaysChanged(reason, hint="fix the last error; `actordbg status` shows the state of the file")
-                problem.seen = now is not None
-                raise problem from None
+                stays = "stays changed" if now is not None else "stays changed, or is as before: it could not be read"
+                raise StaysChanged(
+                    f"{old.path} {stays}: {_said(first)}; putting the original back also failed: {_said(error)}",
+                    hint="fix the last error; `actordbg status` shows the state of the file",
+                ) from None
 
 
 def _said(error: BaseException) -> str:

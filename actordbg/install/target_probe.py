@@ -3,13 +3,10 @@
     find MODULE        which files an import of this module could mean here, the winner first; nothing is imported
     hook               the version of actordbg here; a traceback if its capture hook does not import
     prove FILE         whether the code that this interpreter would run for FILE holds the trailer, with its text constants
-    facts NAME...      versions of distributions (None: not installed), Python's version and folders; imports nothing
-    imports MODULE...  imports modules in order, and reports for each how it went and how long it took
 
-Each answer is a line of JSON after `MARK`, since a site's start-up files may print as well. It is flushed at once, so the
-missing line identifies a module that hangs or kills the process. The text is passed on the command line, so the other
-environment needs nothing of actordbg (but doctor uses its CPU support if it is installed); it must run on Python 3.8 and later,
-with the standard library alone. Nothing is written, not even a .pyc.
+The answer is a line of JSON after `MARK`, since a site's start-up files may print as well. The text is passed on the command
+line, so the other environment needs nothing of actordbg; it must run on Python 3.8 and later, with the standard library alone.
+Nothing is written, not even a .pyc.
 
 "Here" is the interpreter's own sys.path with the current folder in front, as `python -m` has it.
 `hook` leaves the current folder out: a job that starts elsewhere must find actordbg as well.
@@ -23,10 +20,6 @@ import importlib.util
 import json
 import os
 import sys
-import sysconfig
-import time
-import traceback
-from collections.abc import Callable
 
 MARK = "actordbg-probe:"
 INSTALLER = "_actordbg_install"
@@ -99,100 +92,12 @@ def _path_without_here() -> list[str]:
     return [entry for entry in sys.path if entry not in ("", ".")]
 
 
-def raised_by(call: Callable[..., object], *arguments: object) -> BaseException | None:
-    """Call, and return what was raised, if anything: a module may raise any exception."""
-    try:
-        call(*arguments)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # noqa: BLE001  # raised by somebody's module
-        return error
-    return None
-
-
-def say(answer: dict[str, object]) -> None:
-    """Write a line of the answer."""
-    sys.stdout.write(f"\n{MARK}{json.dumps(answer)}\n")
-    sys.stdout.flush()
-
-
-def facts(names: list[str]) -> None:
-    """Report versions and folders without importing the named distributions."""
-    import importlib.metadata  # it imports the parsers of e-mail
-
-    versions: dict[str, str | None] = {}
-    for name in names:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = None
-    say(
-        {
-            "python": list(sys.version_info[:3]),
-            "executable": sys.executable,
-            "versions": versions,
-            "include": sysconfig.get_paths()["include"],
-            "scripts": sysconfig.get_paths()["scripts"],
-        }
-    )
-
-
-def imports(modules: list[str]) -> None:
-    """Import the modules and report how each import went; torch and the CPU support come first, as in a replay worker."""
-    tried("torch", lambda: say({"torch": torch_facts()}))
-    error = raised_by(lambda: importlib.import_module("actordbg.trainers.trainer").TRAINER.support_cpu())
-    if error is not None:
-        say({"cpu_support": describe(error)})
-    for module in modules:
-        tried(module, importlib.import_module, module)
-
-
-def tried(module: str, call: Callable[..., object], *arguments: object) -> None:
-    """Report that an import begins, and how it ended."""
-    say({"module": module, "state": "begin"})
-    start = time.monotonic()
-    error = raised_by(call, *arguments)
-    say({"module": module, "state": "end", "seconds": round(time.monotonic() - start, 2), "error": None, **blamed(error)})
-
-
-def torch_facts() -> dict[str, object]:
-    """Return torch's version and what it says about CUDA."""
-    torch = importlib.import_module("torch")
-    return {"version": str(torch.__version__), "built_for": torch.version.cuda, "cuda": torch.cuda.is_available()}
-
-
-def blamed(error: BaseException | None) -> dict[str, object]:
-    """Find the cause of a failed import. `missing`: the module that was not found; `where`: the file that imported it."""
-    if error is None:
-        return {}
-    first = error
-    while first.__cause__ or (first.__context__ and not first.__suppress_context__):
-        first = first.__cause__ or first.__context__ or first
-    missing = first.name if isinstance(first, ModuleNotFoundError) else None
-    return {"error": describe(error), "first": describe(first), "missing": missing, "where": last_file(first)}
-
-
-def describe(error: BaseException) -> str:
-    """Format an exception, its class first."""
-    return f"{type(error).__name__}: {error}"
-
-
-def last_file(error: BaseException) -> str:
-    """Return the last file of a traceback that is not part of the import system, as "file:line"."""
-    trace = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    ours = [f"{name}:{line}" for name, line in trace if not name.startswith("<") and "importlib" not in name]
-    return ours[-1] if ours else ""
-
-
 def main(arguments: list[str]) -> None:
     """Run a command and answer on standard output."""
     sys.dont_write_bytecode = True
-    question, rest = arguments[0], arguments[1:]
-    if question in ("facts", "imports"):
-        (facts if question == "facts" else imports)(rest)
-        os._exit(0)  # what was imported may have started threads that would keep the process
+    question, *rest = arguments
     answer = find(*rest) if question == "find" else hook() if question == "hook" else prove(*rest)
-    say({**answer, "executable": sys.executable})
+    sys.stdout.write(f"\n{MARK}{json.dumps({**answer, 'executable': sys.executable})}\n")
 
 
 if __name__ == "__main__":

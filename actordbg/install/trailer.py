@@ -76,12 +76,11 @@ del {installer}
 
 
 class State(str, Enum):
-    """State of an actor.py, from its bytes. OVERWRITTEN is CLEAN plus knowledge of an earlier patch (`patching`)."""
+    """State of an actor.py, from its bytes."""
 
     CLEAN = "clean"
     PATCHED = "patched"
     EDITED = "patched and edited since"
-    OVERWRITTEN = "overwritten by an upgrade"
     UNSUPPORTED = "unsupported"
 
 
@@ -173,7 +172,7 @@ def remedy(data: bytes) -> str:
     first = len(data[: trace.start()].splitlines()) + 1
     return (
         f"line {first} to the end is the trailer: move your own lines above it, then delete it by hand; "
-        f"the original is in the store's backups folder, and reinstalling {TRAINER.package} brings it back too"
+        f"what is above line {first} is the original; reinstalling {TRAINER.package} also brings it back"
     )
 
 
@@ -211,7 +210,7 @@ def _parse(text: bytes) -> tuple[Trailer | None, str]:
     end = text.find(END.encode() + trailer.newline.encode())
     whole = text[: end + len(END) + len(trailer.newline)] if end >= 0 else b""
     if whole and whole == _render(trailer):
-        return trailer, "there is text behind the trailer"
+        return trailer, "there is text after the trailer"
     return trailer, "the trailer itself was edited"
 
 
@@ -274,7 +273,7 @@ def _require_same_meaning(source: bytes, patched: bytes, added: bytes) -> None:
         same = False
     if not same:
         raise Unsupported(
-            "a trailer would not mean what it says in this file, or change what the file means",
+            "a trailer would not work in this file, or would change what the file means",
             hint="end the file with a complete statement and a newline, and keep it in UTF-8 (coding comment)",
         )
 

@@ -101,7 +101,7 @@ def run_check(
 ) -> CheckFound:
     """Run the replay `spec` and compare it with the truth; with `golden` also with the run's recorded outputs.
 
-    on_stage: called with the name of each stage as it begins. callbacks: `on_event` and `on_tick` of `run_replay`. Raises what
+    on_stage: called with the name of each stage as it begins. callbacks: `on_event` of `run_replay`. Raises what
     `run_replay` raises. If the truth cannot be computed, the result's `no_truth` says why.
     """
     with WarmGroups(reopen=True) as warm:

@@ -100,7 +100,7 @@ class OfPids(Watched):
         except FileNotFoundError:
             data = b""
         except OSError as error:
-            raise UsageError(f"--step-file {self._step_file}: {error.strerror}", hint="name a file that you may read") from None
+            raise UsageError(f"--step-file {self._step_file}: {error.strerror}", hint="name a file that you can read") from None
         self._offset += len(data)
         self._lines += data.count(b"\n")
         return [replace(process, step=self._lines) for process in self._processes]

@@ -1,19 +1,14 @@
 """Start a replay's workers, each group in a separate session.
 
 Workers form *groups* that start and end together (`groups_of`). With deepspeed or fsdp2, all ranks are one group. It is started
-the way `deepspeed` or torchrun would (`rank_launcher`), or by those launchers (`--launcher real`). With the plain backend every
-rank computes alone, so each is a group of one, and a crash does not affect the others.
+the way `deepspeed` or torchrun would (`rank_launcher`). With the plain backend every rank computes alone, so each is a group of
+one, and a crash does not affect the others.
 
 Traps that this module avoids:
 
-* `deepspeed` reads `/job/hostfile` if it exists and would start on other machines: we pass `--hostfile`.
-* `deepspeed --num_gpus N` ignores CUDA_VISIBLE_DEVICES and takes GPUs 0 to N-1: if the variable is set, we name the devices
-  (`--include`).
 * If a launcher started *us* (`deepspeed -m actordbg replay ...`), its rank variables must not reach our workers.
-* torchrun puts every worker into a separate session, and leaves them behind when it is killed. So all processes of a group
-  carry a mark in their environment, by which we find them (`MARK`).
-* torchrun's c10d rendezvous uses this machine's host name, which may not resolve: we use the static rendezvous on 127.0.0.1.
-  `--max-restarts=0`, because the supervisor decides whether to restart.
+* A process may leave its session (torch's compile workers do). So all processes of a group carry a mark in their environment,
+  by which we find them (`MARK`).
 * Torch uses every core in every process by default: N processes share the cores (`OMP_NUM_THREADS`), unless the user set it.
 """
 
@@ -31,10 +26,10 @@ from pathlib import Path
 from typing import Protocol
 
 from actordbg.actor.hub_model import needs_no_hub
-from actordbg.base.errors import LaunchProblem, Unsupported
+from actordbg.base.errors import LaunchProblem
 from actordbg.base.owners import NOT_FROM_HERE
 from actordbg.base.processes import DeathWatch, end_session, state_of
-from actordbg.config import consent, dist_plugin
+from actordbg.config import consent
 from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.formats.store_files import open_regular
@@ -171,28 +166,9 @@ def groups_of(config: ReplayConfig) -> list[Group]:
 
 def launch(config: ReplayConfig, group: Group, work: Path, module: str = WORKER_MODULE) -> Launched:
     """Start the workers of `group` on a work order. Their launcher writes `launcher.log` next to that file."""
-    environment = child_environment(config, os.environ)
-    command = command_of(config, environment, module, work)
-    if LAUNCHERS[config.backend] == "python":
-        environment |= _rank_environment(group.ranks[0], config.nproc)
-    return start(command, environment, work.parent / LAUNCHER_LOG)
-
-
-def command_of(config: ReplayConfig, environment: Mapping[str, str], module: str, work: Path) -> list[str]:
-    """Return the command line that starts a group's ranks on this machine, as the backend's launcher would."""
-    like, program = LAUNCHERS[config.backend], [module, "--work", str(work), *handed_on(config)]
-    if like == "python":
-        return [sys.executable, "-m", *program]
-    devices = _devices(config, environment) if like == "deepspeed" else ()
-    if config.launcher == "direct":
-        return _rank_launcher(config, NodeShare(0, config.nproc, port=free_port()), ",".join(devices), program)
-    if like == "torchrun":
-        command = ["torch.distributed.run", "--nnodes=1", f"--nproc-per-node={config.nproc}", "--node-rank=0"]
-        command += ["--master-addr=127.0.0.1", f"--master-port={free_port()}", "--max-restarts=0"]
-    else:
-        ranks = f"--include=localhost:{','.join(devices)}" if devices else f"--num_accelerators={config.nproc}"
-        command = ["deepspeed.launcher.runner", "--hostfile=/dev/null", ranks, f"--master_port={free_port()}"]
-    return [sys.executable, "-m", *command, "--module", *program]
+    share = NodeShare(group.ranks[0], len(group.ranks), port=free_port())
+    program = [module, "--work", str(work), *consent.arguments(config.model)]
+    return _start_ranks(config, share, program, child_environment(config, os.environ), work.parent / LAUNCHER_LOG)
 
 
 def launch_share(
@@ -200,24 +176,21 @@ def launch_share(
 ) -> Launched:
     """Start a group's ranks of this node. `given`: arguments for the workers; `added`: environment variables for them."""
     environment = child_environment(config, os.environ, share.count) | dict(added)
-    arguments = [*given, "--first-worker", str(share.worker), "--supervisor", str(os.getpid()), "--work", str(work)]
-    if LAUNCHERS[config.backend] == "python":
-        command = [sys.executable, "-m", module, *arguments]
-        environment |= _rank_environment(0, config.nproc)
+    whose = ["--first-worker", str(share.worker), "--supervisor", str(os.getpid())]
+    program = [module, *given, *whose, "--work", str(work)]
+    return _start_ranks(config, share, program, environment, work.parent / launcher_log(share.workers.start))
+
+
+def _start_ranks(
+    config: ReplayConfig, share: NodeShare, program: Sequence[str], environment: dict[str, str], log: Path
+) -> Launched:
+    """Start a group's ranks of this machine: a lone rank of the plain backend itself, others below `rank_launcher`."""
+    like, command = LAUNCHERS[config.backend], [sys.executable, "-m"]
+    if like == "python":
+        environment |= _rank_environment(share.first, config.nproc)
     else:
-        command = _rank_launcher(config, share, environment.get("CUDA_VISIBLE_DEVICES"), [module, *arguments])
-    return start(command, environment, work.parent / launcher_log(share.workers.start))
-
-
-def _rank_launcher(config: ReplayConfig, share: NodeShare, devices: str | None, program: list[str]) -> list[str]:
-    like = LAUNCHERS[config.backend]
-    command = [sys.executable, "-m", "actordbg.replay.rank_launcher", f"--like={like}", f"--nproc={config.nproc}"]
-    return [*command, f"--share={json.dumps(asdict(share))}", *([f"--devices={devices}"] if devices else []), *program]
-
-
-def handed_on(config: ReplayConfig) -> list[str]:
-    """Return the worker arguments that come from this process's command line, and from nowhere else."""
-    return [*consent.arguments(config.model), *dist_plugin.arguments()]
+        command += ["actordbg.replay.rank_launcher", like, str(config.nproc), json.dumps(asdict(share))]
+    return start([*command, *program], environment, log)
 
 
 def child_environment(config: ReplayConfig, base: Mapping[str, str], beside: int | None = None) -> dict[str, str]:
@@ -271,24 +244,6 @@ def free_port(address: str = "127.0.0.1") -> int:
         probe.bind((address, 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _devices(config: ReplayConfig, environment: Mapping[str, str]) -> Sequence[str]:
-    """Return the devices of CUDA_VISIBLE_DEVICES that a deepspeed group uses; () if the variable names none."""
-    visible = [part.strip() for part in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
-    if not visible or environment.get("DS_ACCELERATOR") == "cpu":
-        return ()
-    if not all(part.isdigit() for part in visible):
-        raise Unsupported(
-            "the deepspeed launcher understands only device numbers in CUDA_VISIBLE_DEVICES",
-            hint="set it to numbers such as 0,1, or unset it",
-        )
-    if len(visible) < config.nproc:
-        raise Unsupported(
-            f"--nproc {config.nproc} needs {config.nproc} GPUs, CUDA_VISIBLE_DEVICES names {len(visible)}",
-            hint="lower --nproc, or name more devices",
-        )
-    return visible[: config.nproc]
 
 
 def _rank_environment(rank: int, nproc: int) -> dict[str, str]:

@@ -154,7 +154,7 @@ def _whole_calls(calls: Calls, order: str, lanes: int, seed: int, max_inputs: in
     if not whole and calls.left_out:
         reasons = "; ".join(f"{count:,} left out: {reason}" for reason, count in calls.left_out.items())
         raise UsageError(
-            f"--align rank: no call is whole for {lanes} processes ({reasons})",
+            f"--align rank: no call is complete for {lanes} processes ({reasons})",
             hint="select all ranks of a call, with as many processes (--nproc), or drop --align",
         )
     if order == "length":

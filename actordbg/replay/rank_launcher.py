@@ -1,15 +1,15 @@
 """Start a machine's ranks as `deepspeed` and torchrun would, without the seconds that those take to import.
 
-    python -m actordbg.replay.rank_launcher --like deepspeed --nproc 2 --share '{"first": 0, "count": 2}' MODULE ARGUMENTS...
+    python -m actordbg.replay.rank_launcher deepspeed 2 '{"first": 0, "count": 2}' MODULE ARGUMENTS...
 
-Each rank gets the variables that the real launcher sets. The first rank that fails ends the others, and its exit code becomes
-the launcher's, logged in deepspeed's words (`worker_logs.reported_by_launcher` parses them). `--launcher real` uses the real
-launchers; tests compare both. Standard library only: importing torch is what makes the real ones slow.
+The arguments are the launcher to resemble, the number of ranks, and this machine's `NodeShare`. Each rank gets the variables that
+the real launcher sets; a test compares them. The first rank that fails ends the others, and its exit code becomes ours, after a
+line in deepspeed's words (`worker_logs.reported_by_launcher` parses it). Standard library only: importing torch is what makes the
+real launchers slow. Unlike `deepspeed --num_gpus`, it respects CUDA_VISIBLE_DEVICES.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -48,32 +48,23 @@ class NodeShare:
 
 def main() -> int:
     """Start the ranks and wait for them; return the exit code of the first that failed, else 0."""
-    parser = argparse.ArgumentParser(description="Start the ranks of a replay.")
-    parser.add_argument("--like", choices=("deepspeed", "torchrun"), required=True)
-    parser.add_argument("--nproc", type=int, required=True)
-    parser.add_argument("--share", required=True, help="a NodeShare as JSON: the ranks of this machine")
-    parser.add_argument(
-        "--devices", help="comma-separated numbers of the CUDA devices; default: the first ones, as with deepspeed"
-    )
-    parser.add_argument("module")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER)
-    options = parser.parse_args()
+    like, nproc, text, module, *arguments = sys.argv[1:]
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _told_to_end)
-    share = NodeShare(**json.loads(options.share))
+    share = NodeShare(**json.loads(text))
     ranks: list[subprocess.Popen[bytes]] = []
     try:
         for local_rank in range(share.count):
-            local = [f"--local_rank={local_rank}"] if options.like == "deepspeed" else []
-            environment = os.environ | variables(options.like, options.nproc, share, local_rank, options.devices)
-            command = [sys.executable, "-u", "-m", options.module, *local, *options.arguments]
+            local = [f"--local_rank={local_rank}"] if like == "deepspeed" else []
+            environment = os.environ | variables(like, int(nproc), share, local_rank)
+            command = [sys.executable, "-u", "-m", module, *local, *arguments]
             ranks.append(subprocess.Popen(command, env=environment))
         return _wait(ranks)
     finally:
         end(ranks)
 
 
-def variables(like: str, nproc: int, share: NodeShare, local_rank: int, devices: str | None = None) -> Mapping[str, str]:
+def variables(like: str, nproc: int, share: NodeShare, local_rank: int) -> Mapping[str, str]:
     """Return the variables that deepspeed's launcher or torchrun sets for a rank of this machine."""
     rank = share.first + local_rank
     common: dict[str, object] = {
@@ -81,7 +72,7 @@ def variables(like: str, nproc: int, share: NodeShare, local_rank: int, devices:
     }  # fmt: skip
     if like == "deepspeed":
         own: dict[str, object] = {"LOCAL_SIZE": share.count, "CROSS_RANK": share.node, "CROSS_SIZE": share.nodes}
-        own["CUDA_VISIBLE_DEVICES"] = devices or ",".join(map(str, range(share.count)))
+        own["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(share.count))))
     else:
         own = {
             "LOCAL_WORLD_SIZE": share.count, "GROUP_RANK": share.node, "GROUP_WORLD_SIZE": share.nodes, "ROLE_RANK": rank,

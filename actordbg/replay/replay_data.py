@@ -1,28 +1,12 @@
-"""A replay as stored: its specification, its results, and its comparisons.
-
-**While a replay runs**, `LiveCatalog` keeps the catalog up to date; only this process may write it. Results are in the workers'
-journals first. The catalog follows at most twice a second, and takes at most a twentieth of the time. A catalog that cannot be
-updated (locked, disk full, unreadable store) never stops a replay, because it can be rebuilt from the journals at any time.
-
-**Before it runs**, `estimated` predicts its duration from earlier replays with the same settings, and says how many results that
-is based on. Seconds per token come from results of the newest such replays, and so does the time beside the inputs: starting,
-loading, compiling, stopping. Settings that affect time (`config.as_ran.costs`) must be the same.
-"""
+"""A replay as stored: its specification, its results, and its comparisons."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
-from datetime import datetime
-from itertools import islice
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from actordbg.base.errors import ActordbgError
-from actordbg.catalog.query import Catalog, list_replays, results_for
-from actordbg.config.as_ran import as_ran, costs
 from actordbg.records.journal import read_results, read_standing, read_why
-from actordbg.records.replay_record import PASSED, ReplaySpec, ResultRecord
+from actordbg.records.replay_record import ReplaySpec, ResultRecord
 from actordbg.store.layout import Store
 
 if TYPE_CHECKING:
@@ -52,79 +36,3 @@ def data_of(store: Store, spec: ReplaySpec) -> ReplayData:
     results = read_results(folder)
     ordered = tuple(results[i.dump_id] for i in spec.inputs if i.dump_id in results)
     return ReplayData(spec, *read_standing(folder), ordered, why=read_why(folder))
-
-
-INTERVAL_S = 0.5
-SHARE = 0.05
-"""The largest share of the time that indexing may take while the replay runs."""
-
-
-class LiveCatalog:
-    """Updates the catalog: call `touch` after news, `tick` often, `flush` at the end. `problem`: the last error, in words."""
-
-    def __init__(self, store: Store) -> None:
-        self.problem: str | None = None
-        self._store = store
-        self._stale = True
-        self._next = 0.0
-
-    def touch(self) -> None:
-        """Note that the journals have new lines."""
-        self._stale = True
-
-    def tick(self) -> None:
-        """Index new journal lines, if it is time."""
-        if self._stale and time.monotonic() >= self._next:
-            self.flush()
-
-    def flush(self) -> None:
-        """Index new journal lines now."""
-        from actordbg.catalog.indexer import refresh
-
-        began = time.monotonic()
-        try:
-            refresh(self._store)
-            self.problem = None
-        except (ActordbgError, OSError) as problem:
-            self.problem = str(problem)
-        self._stale = False
-        now = time.monotonic()
-        self._next = now + max(INTERVAL_S, (now - began) / SHARE)
-
-
-_LOOKED_AT = 200
-_USED = 3
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """The estimated seconds of a plan; `results`: how many earlier results it is based on."""
-
-    seconds: float
-    results: int
-
-
-def estimated(catalog: Catalog, spec: ReplaySpec) -> Estimate | None:
-    """Estimate a plan's duration; None if nothing was replayed with these settings."""
-    settings, lanes = costs(as_ran(spec.config)), spec.config.lanes  # only those that affect time
-    like = (row for row in list_replays(catalog, limit=_LOOKED_AT) if row.finished_at and costs(as_ran(row.config)) == settings)
-    paces: list[float] = []
-    beside: list[float] = []
-    for row in islice(like, _USED):
-        passed = (result for result in results_for(catalog, row.replay_id) if result.status == PASSED)
-        seconds = [
-            (record.forward_s + (record.backward_s or 0.0), record.tokens)
-            for record in passed
-            if record.forward_s and record.tokens
-        ]
-        paces += [spent / tokens for spent, tokens in seconds]
-        took = (_moment(row.finished_at) - _moment(row.created_at)).total_seconds()
-        beside += [max(took - sum(spent for spent, _ in seconds) / lanes, 0.0)] if seconds else []
-    if not paces:
-        return None
-    inputs = sum(item.tokens for item in spec.inputs) * median(paces) / lanes
-    return Estimate(inputs + median(beside), len(paces))
-
-
-def _moment(text: str | None) -> datetime:
-    return datetime.fromisoformat((text or "").replace("Z", "+00:00"))

@@ -30,7 +30,6 @@ from actordbg.base.fault import scrub
 from actordbg.base.owners import Owner, is_mine
 from actordbg.base.processes import ALIVE, STOPPED, signals_to, start_ticks, state_of, wait_for_any
 from actordbg.base.units import LAST, resolve
-from actordbg.config import dist_plugin
 from actordbg.debug.meeting import Relay, clear_away
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import atomic_write, make_folder, read_regular
@@ -106,7 +105,6 @@ def run_replay(
     ended.
     """
     require_consent(spec.config.model, store.models)
-    dist_plugin.require(spec.config.dist_backend)
     folder = folder or store.replays / spec.replay_id
     with interruptible():
         try:
@@ -122,7 +120,7 @@ def run_replay(
                     made.rmdir()
             raise machine_fault(error, folder) or StoreProblem(
                 f"cannot write the replay's folder {folder}: {error.strerror or error}",
-                hint=f"check that {store.replays} is a folder that you may write",
+                hint=f"check that {store.replays} is a folder that you can write to",
             ) from None
         with supervisor.own_groups or contextlib.nullcontext():
             return supervisor.run()

@@ -47,7 +47,7 @@ from typing import Any, TypeVar
 
 from actordbg.base.errors import MachineFault, machine_fault
 from actordbg.base.processes import GONE, ZOMBIE, start_ticks, state_of
-from actordbg.config import consent, dist_plugin
+from actordbg.config import consent
 from actordbg.debug import stops
 from actordbg.debug.replay_stops import ERROR, ReplayStops
 from actordbg.formats.dump_record import now_timestamp
@@ -329,15 +329,15 @@ def main(make_engine: Callable[[Path, ReplaySpec, int], Engine]) -> int:
     """Run the worker process. `make_engine(replay folder, spec, rank)` must not import anything heavy."""
     parser = argparse.ArgumentParser(prog="actordbg.replay.worker")
     parser.add_argument("--first-worker", type=int, default=0, help="the number of rank 0 among the workers of all groups")
-    parser.add_argument("--supervisor", type=int, metavar="PID", help="end with this process of the same machine")
-    parser.add_argument(dist_plugin.FLAG, dest="plugin", metavar="MODULE", help="imported before a process group is made")
+    parser.add_argument("--supervisor", type=int, metavar="PID", help="end when this process of the same machine ends")
+    parser.add_argument(consent.PLUGIN, dest="plugin", metavar="MODULE", help="imported before a process group is made")
     parser.add_argument("--work", type=Path, required=True, help="the work order to run")
     parser.add_argument("--local_rank", help="passed by launchers, ignored; LOCAL_RANK says the same")
     parser.add_argument(consent.FLAG, dest="trusted", metavar="MODEL", help="the model whose own code may run")
     options = parser.parse_args()
     if options.trusted is not None:
         consent.give(options.trusted)
-    dist_plugin.give(options.plugin)
+    consent.use_plugin(options.plugin)
     rank = options.first_worker + int(os.environ["RANK"])
     work: Path = options.work
     previous: Worker | None = None

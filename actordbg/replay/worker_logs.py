@@ -137,7 +137,6 @@ def _threads(text: str) -> Iterator[tuple[Frame, ...]]:
 
 
 LAUNCHER_LOG = "launcher.log"
-_LAUNCHERS_WORD = re.compile(r"exits with return code = (-?\d+)|failed \(exitcode: (-?\d+)\) local_rank: ")
 STACKS_S = 2.0
 """Maximum seconds to wait for the stacks."""
 
@@ -179,17 +178,15 @@ def was_told_to_end(log: str) -> bool:
 
 
 def reported_by_launcher(launcher: Path) -> str:
-    """Describe how a worker ended, from the log of deepspeed or torchrun. torchrun names the worker that failed first."""
-    codes = _LAUNCHERS_WORD.findall(tail_of(launcher))
-    if not codes:
-        return describe_status(None)
-    return describe_status(wait_status_of(int("".join(codes[-1]))))
+    """Describe how a worker ended, from the log of `rank_launcher`."""
+    return describe_status(status_by_launcher(launcher))
 
 
-def status_by_launcher(launcher: Path, pid: int) -> int | None:
-    """Return the wait status of a rank that its launcher reaped, from `rank_launcher`'s log; None if it has none."""
-    codes = re.findall(rf"\(pid {pid}\) exits with return code = (-?\d+)", tail_of(launcher))
-    return wait_status_of(int(codes[-1])) if codes else None
+def status_by_launcher(launcher: Path, pid: int | None = None) -> int | None:
+    """Return the wait status of a rank (None: any) that its launcher reaped, from `rank_launcher`'s log; None if it has none."""
+    said = re.findall(r"\(pid (\d+)\) exits with return code = (-?\d+)", tail_of(launcher))
+    codes = [int(code) for who, code in said if pid in (None, int(who))]
+    return wait_status_of(codes[-1]) if codes else None
 
 
 def take_stacks(folder: Path, processes: Mapping[int, tuple[int, int]]) -> dict[int, str]:

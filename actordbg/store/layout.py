@@ -11,8 +11,6 @@
     store/comparisons/, noise/, matrices/            one JSON file for each (`actordbg.records.comparison_record`)
     store/memory/<id>.json, <id>.csv                 what `memory watch` found, and its samples
     store/trainchecks/<check>/check.json, cell-<n>.<attempt>/, logs/
-    store/events/<utc>-<pid>-<rand>.json             one immutable file for each patch and unpatch
-    store/backups/<sha256>/actor.py + origin.json    the original of every patched file
     store/models/                                    models that actordbg built itself (`tiny`)
     store/catalog.db                                 derived from all of the above; `actordbg index` rebuilds it
     store/reports/
@@ -65,9 +63,7 @@ class Store(StoreFiles):
         self.noise = self.root / "noise"
         self.matrices = self.root / "matrices"
         self.memory = self.root / "memory"
-        self.backups = self.root / "backups"
         self.reports = self.root / "reports"
-        self.events = self.root / "events"
         self.models = self.root / "models"
         self.packs = self.root / "packs"
         self.catalog_path = self.root / "catalog.db"

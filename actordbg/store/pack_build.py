@@ -157,7 +157,7 @@ class PackWriter:
             for dump_id, (line_digest, payload_sha256) in self._expected.items():
                 line, payload = pack.read(dump_id)
                 if (hashlib.sha256(line).digest(), hashlib.sha256(payload).hexdigest()) != (line_digest, payload_sha256):
-                    raise damaged(f"{dump_id}: the pack does not give back what went into it")
+                    raise damaged(f"{dump_id}: unpacking does not restore what was packed")
             first = next(iter(self._expected))[:15].rstrip("._+-")
             path = self._folder / f"{first}-{self._hash.hexdigest()[:16]}{layout.PACK_SUFFIX}"
             os.replace(self._temporary, path)

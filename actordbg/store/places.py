@@ -242,7 +242,6 @@ class Pack:
             raise damaged(f"{self.path}: damaged index (its CRC-32 does not match)")
         content = pack_bytes.decompress(frame, foot.content, f"{self.path}: index")
         self._index = pack_bytes.decode_index(content, foot, self.path)
-        self._index_bytes = foot.stored
 
     def __contains__(self, dump_id: str) -> bool:
         return dump_id in self._index.dumps
@@ -281,25 +280,14 @@ class Pack:
         return line, payload
 
     def shares(self) -> list[int]:
-        """Return each dump's share of the file in bytes: its own texts, and an equal part of each piece for each dump that uses
-        it, as compressed as the block is. The shares sum to the size of the file.
-        """
+        """Return each dump's share of the file in bytes, by the size of its record and payload. They sum to the file's size."""
         index = self._index
-        users = [0] * len(index.piece_bytes)
-        used = [{*dump.refs} for dump in index.dumps.values()]
-        for refs in used:
-            for ref in refs:
-                users[ref] += 1
-        rate = [block.stored / block.content for block in index.blocks]
-        cost = [
-            rate[block] * size / max(count, 1)
-            for block, size, count in zip(index.piece_block, index.piece_bytes, users, strict=True)
+        weights = [
+            len(dump.line) + len(dump.header) + sum(index.piece_bytes[ref] * index.piece_times[ref] for ref in dump.refs)
+            for dump in index.dumps.values()
         ]
-        own = [len(dump.line) + len(dump.header) for dump in index.dumps.values()]
-        texts = self._index_bytes / max(sum(own), 1)
-        weights = [texts * mine + sum(cost[ref] for ref in refs) for mine, refs in zip(own, used, strict=True)]
-        so_far = list(itertools.accumulate(weights, initial=0.0))
-        ends = [round(self.bytes * (reached / (so_far[-1] or 1.0))) for reached in so_far]
+        so_far = list(itertools.accumulate(weights, initial=0))
+        ends = [self.bytes * reached // (so_far[-1] or 1) for reached in so_far]
         return [end - start for start, end in itertools.pairwise(ends)]
 
     def _decompressed(self, number: int) -> bytes:

@@ -14,8 +14,8 @@ the same names. While a command runs, `push` runs again every few seconds, so fi
 * **Downloaded records are not trusted**: an `origin_file` beside each is written first, so a command that continues with such a
   record asks for confirmation. A record that was already here with the same bytes stays this user's.
 
-A note beside the folder holds the state of each file on both sides when they were last equal. It is valid for its URL, and while
-neither side loses its store. Guarantees: a local file appears whole; a remote file as its file system writes it (S3: whole).
+A manifest beside the folder holds the state of each file on both sides when they were last equal. It is valid for its URL, and
+while neither side loses its store. A local file appears whole; a remote file as its file system writes it (S3: whole).
 Nothing is locked: two commands may add files at once, but only one may run a replay. Journals and logs are uploaded last, so a
 result never appears before its tensors.
 
@@ -33,23 +33,22 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import EnvironmentProblem, StoreProblem, UsageError
 from actordbg.base.owners import origin_file
-from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.store_files import KINDS, OddFile, atomic_write, make_folder, read_regular, temporary_name
 from actordbg.store.layout import UNPRINTABLE, printable
-from actordbg.store.pack_bytes import PACK_SUFFIX
 
 EVERY_S = 3.0
 """Least seconds between two pushes."""
 _REST_FACTOR = 5
 """A push is followed by a pause of at least this many times its duration, so that a growing journal does not fill the link."""
-_FILES_AT_ONCE = 128
-"""How many files one request to the file system moves."""
+_AT_ONCE = 16
+"""How many files move at once."""
 _FORMAT_FILE = "FORMAT"
 """The file that every store has."""
 _GROWING = (".jsonl", ".log")
@@ -59,9 +58,6 @@ _LEFT_OUT = re.compile(
     re.DOTALL | re.IGNORECASE,
 )
 """Paths that are not mirrored."""
-_DUMP_SUFFIXES = (SUFFIX, PACK_SUFFIX)
-_MAY_BE_LINKS = re.compile(r"(?:dumps|packs)(?:/[^/]+){0,2}")
-"""Folders that may be links, as for other commands: `dumps`, a run, a rank. Only files named as dumps are copied from there."""
 _NEEDS_ORIGIN = re.compile(r"(?:replays|matrices|trainchecks)/.*\.json|(?:.*/)?actordbg\.toml", re.IGNORECASE)
 """Records that a command can continue with, and settings files. They decide what runs, so a downloaded copy gets an origin file.
 
@@ -71,8 +67,10 @@ _MOST_NAME_BYTES = 200
 """Most bytes of a name, so that a temporary name made of it is still valid."""
 _MOST_BYTES = 2**40
 """Most bytes of a file that both sides changed: it is read whole."""
-_ONE_FILE_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
-"""Errors that concern one file only: it is skipped, and the others are moved."""
+_ONE_FILE_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError, OddFile)
+"""Errors of a download that concern one file only: it is skipped, and the others are moved."""
+_IN_THE_WAY = (IsADirectoryError, NotADirectoryError, FileExistsError)
+"""Errors of an upload that concern one file only: a folder is in its place, or a file in the place of its folder."""
 
 FileState = tuple[int, str]
 """Size of a file, and its modification time or tag: if either differs, the file has changed."""
@@ -100,26 +98,25 @@ class Fetched:
     def bring(self, paths: Iterable[str]) -> None:
         """Download the files that are not in the folder yet. A file that the URL lacks is skipped; opening it reports it."""
         with _as_store_problem(self.url):
-            for batch in _batches([path for path in dict.fromkeys(paths) if not (self.folder / path).exists()]):
-                _move_each(self._get, batch, FileNotFoundError)
+            _move_each(
+                self._get, [path for path in dict.fromkeys(paths) if not (self.folder / path).exists()], (FileNotFoundError,)
+            )
 
-    def _get(self, batch: Sequence[str]) -> None:
-        """Download files, each whole or not at all. A record that is already here with the same bytes is left as it is."""
-        parts = [(self.folder / path).with_name(temporary_name(Path(path).name[:80])) for path in batch]
+    def _get(self, path: str) -> None:
+        """Download a file, whole or not at all. A record that is already here with the same bytes is left as it is."""
+        here = self.folder / path
+        part = here.with_name(temporary_name(here.name[:80]))
+        make_folder(part.parent)
         try:
-            for part in parts:
-                make_folder(part.parent)
-            self._files.get([f"{self._root}/{path}" for path in batch], [str(part) for part in parts])
-            for path, part in zip(batch, parts, strict=True):
-                part.chmod(0o600)
-                with contextlib.suppress(FileNotFoundError):
-                    if _NEEDS_ORIGIN.fullmatch(path) and filecmp.cmp(part, self.folder / path, shallow=False):
-                        continue
-                self._write_origin(path)
-                os.replace(part, self.folder / path)
+            self._files.get_file(f"{self._root}/{path}", str(part))
+            part.chmod(0o600)
+            with contextlib.suppress(FileNotFoundError):
+                if _NEEDS_ORIGIN.fullmatch(path) and filecmp.cmp(part, here, shallow=False):
+                    return
+            self._write_origin(path)
+            os.replace(part, here)
         finally:
-            for part in parts:
-                part.unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
 
     def _write_origin(self, path: str) -> None:
         """Write the `origin_file` of a record that is about to appear here: it says which URL the record comes from."""
@@ -136,10 +133,9 @@ class Mirror(Fetched):
     def __init__(self, url: str, folder: Path, runs: Sequence[str] = ()) -> None:
         super().__init__(url, folder)
         self._local_system, self._runs = _opened("file:///")[0], tuple(runs)
-        self._note_path = folder.with_name(f"{folder.name}.staged.json")
-        self._ours: dict[str, FileState] = {}
-        """The local state of each file when both sides were last equal, by path; `_theirs`: the remote state then."""
-        self._theirs: dict[str, FileState] = {}
+        self._manifest_path = folder.with_name(f"{folder.name}.staged.json")
+        self._equal: dict[str, tuple[FileState, FileState]] = {}
+        """The manifest: the local and the remote state of each file when both sides were last equal, by path."""
         self.is_there = self.was_there = False
         self._one_at_a_time = threading.Lock()
 
@@ -152,25 +148,19 @@ class Mirror(Fetched):
             for run in self._runs:
                 if not any(path.startswith((f"dumps/{run}/", f"packs/{run}/")) for path in remote):
                     skipped[f"#{run}"] = "no dumps of that run are there"
-            self._ours, self._theirs = _noted(self._note_path, self.url)
-            self.is_there, self.was_there = _FORMAT_FILE in remote, _FORMAT_FILE in self._ours and _FORMAT_FILE in local
-            if _FORMAT_FILE in self._ours and not (self.was_there and self.is_there):  # a side lost its store: compare all files
-                self._ours, self._theirs = {}, {}
-            changed = {path for path, state in remote.items() if self._theirs.get(path) != state}
-            changed_here = {path for path in changed if self._ours.get(path) != local.get(path, ())}
-            conflicts = {path for path in changed_here if os.path.lexists(self.folder / path)}
+            self._equal = _read_manifest(self._manifest_path, self.url)
+            self.is_there, self.was_there = _FORMAT_FILE in remote, _FORMAT_FILE in self._equal and _FORMAT_FILE in local
+            if _FORMAT_FILE in self._equal and not (self.was_there and self.is_there):  # a side lost its store: compare all files
+                self._equal = {}
+            changed = {path for path, state in remote.items() if self._known(path)[1] != state}
+            conflicts = {
+                path for path in changed if self._known(path)[0] != local.get(path, ()) and os.path.lexists(self.folder / path)
+            }
             downloads = sorted(changed - conflicts)
-            for batch in _batches(downloads):
-                skipped |= _move_each(self._get, batch, _ONE_FILE_ERRORS)
-                for path in batch:
-                    if path not in skipped:
-                        self._note_equal(path, remote[path])
-            for path in conflicts:
-                skipped |= _move_each(
-                    lambda batch: self._settle(batch[0], remote[batch[0]]), [path], (*_ONE_FILE_ERRORS, OddFile)
-                )
-            if self._ours:
-                self._write_note()
+            skipped |= _move_each(lambda path: self._download(path, remote[path]), downloads, _ONE_FILE_ERRORS)
+            skipped |= _move_each(lambda path: self._settle(path, remote[path]), sorted(conflicts), _ONE_FILE_ERRORS)
+            if self._equal:
+                self._write_manifest()
             return _moved(downloads, remote, skipped)
 
     def push(self) -> Moved:
@@ -178,57 +168,62 @@ class Mirror(Fetched):
         with self._one_at_a_time, _as_store_problem(self.url):
             skipped: dict[str, str] = {}
             local = self._local(skipped)
-            changed = [path for path, state in sorted(local.items()) if self._ours.get(path) != state and self._may_upload(path)]
-            skipped |= {path: "it may not be read" for path in changed if not os.access(self.folder / path, os.R_OK)}
-            changed = sorted((path for path in changed if path not in skipped), key=lambda path: path.endswith(_GROWING))
-            for batch in _batches(changed):
-                skipped |= _move_each(self._put, batch, (IsADirectoryError, NotADirectoryError, FileExistsError))
-                for path in batch:
-                    if path not in skipped:
-                        self._ours[path], self._theirs[path] = local[path], _state_of(self._files.info(f"{self._root}/{path}"))
+            changed = [path for path, state in sorted(local.items()) if self._known(path)[0] != state and self._may_upload(path)]
+            skipped |= {path: "no permission to read it" for path in changed if not os.access(self.folder / path, os.R_OK)}
+            for last in (False, True):
+                paths = [path for path in changed if path not in skipped and path.endswith(_GROWING) == last]
+                skipped |= _move_each(lambda path: self._put(path, local[path]), paths, _IN_THE_WAY)
             if changed:
                 self._files.invalidate_cache()
-                self._write_note()
+                self._write_manifest()
             return _moved(changed, local, skipped)
 
-    def _put(self, paths: Sequence[str]) -> None:
-        """Upload files. On file systems with real folders (`file`, `sftp`) make them first; an object store has none."""
-        here, remote = [str(self.folder / path) for path in paths], [f"{self._root}/{path}" for path in paths]
+    def _download(self, path: str, remote: FileState) -> None:
+        self._get(path)
+        self._note_equal(path, remote)
+
+    def _put(self, path: str, state: FileState) -> None:
+        """Upload a file that is in this state here, and note its state there. `file` and `sftp` need its folder first."""
+        here, there = str(self.folder / path), f"{self._root}/{path}"
         try:
-            self._files.put(here, remote)
+            self._files.put_file(here, there)
         except FileNotFoundError:
-            for folder in {path.rpartition("/")[0] for path in remote}:
-                self._files.makedirs(folder, exist_ok=True)
-            self._files.put(here, remote)
+            self._files.makedirs(there.rpartition("/")[0], exist_ok=True)
+            self._files.put_file(here, there)
+        self._equal[path] = state, _state_of(self._files.info(there))
 
     def _may_upload(self, path: str) -> bool:
         """Check whether the local file may replace the remote file, which is unchanged or a beginning of the local file.
 
         If the remote file is the longer version instead, it is downloaded.
         """
-        if path not in self._theirs:
+        if path not in self._equal:
             return True
         try:
             remote = _state_of(self._files.info(f"{self._root}/{path}"))
         except FileNotFoundError:
             return True
-        if remote == self._theirs[path]:
-            return True
-        self._settle(path, remote)
-        return self._theirs[path] != remote
+        if remote != self._equal[path][1]:
+            self._settle(path, remote)
+            return self._equal[path][1] != remote
+        return True
+
+    def _known(self, path: str) -> tuple[FileState | None, FileState | None]:
+        """Return the local and the remote state of a file when both sides were last equal; None if they never were."""
+        return self._equal.get(path, (None, None))
 
     def _local(self, skipped: dict[str, str]) -> dict[str, FileState]:
         return _listed(self._local_system, str(self.folder), (), skipped)
 
     def _note_equal(self, path: str, remote: FileState) -> None:
         """Note that both sides now have the same file."""
-        self._ours[path], self._theirs[path] = _state_of(self._local_system.info(str(self.folder / path))), remote
+        self._equal[path] = _state_of(self._local_system.info(str(self.folder / path))), remote
 
     def _settle(self, path: str, remote: FileState) -> None:
         """Resolve a file that both sides changed: keep the version that begins with the other, or raise StoreProblem."""
         ours, theirs = read_regular(self.folder / path, _MOST_BYTES), bytes(self._files.cat_file(f"{self._root}/{path}"))
         if not (ours.startswith(theirs) or theirs.startswith(ours)):
-            hint = f"compare both, and remove the wrong version: {self.folder / path}, or that below {self.url}"
+            hint = f"compare both, and remove the wrong version: {self.folder / path}, or its copy below {self.url}"
             raise StoreProblem(f"{path} was changed both here and in {self.url}", hint=hint)
         if len(theirs) > len(ours):
             self._write_origin(path)
@@ -236,8 +231,8 @@ class Mirror(Fetched):
         if len(theirs) >= len(ours):
             self._note_equal(path, remote)
 
-    def _write_note(self) -> None:
-        atomic_write(self._note_path, json.dumps({"url": self.url, "ours": self._ours, "theirs": self._theirs}).encode())
+    def _write_manifest(self) -> None:
+        atomic_write(self._manifest_path, json.dumps({"url": self.url, "equal": self._equal}).encode())
 
 
 class Pusher:
@@ -267,15 +262,6 @@ class Pusher:
         self._over.set()
         self._thread.join()
         return self.mirror.push()
-
-
-def packages_behind(url: str) -> list[str]:
-    """Return the Python packages that each machine needs to open this URL."""
-    from fsspec.registry import known_implementations
-
-    protocol = url.partition("://")[0]
-    module = str(known_implementations.get(protocol, {}).get("class", "fsspec")).partition(".")[0]
-    return ["fsspec", "pyarrow"] if protocol in ("hdfs", "arrow_hdfs") else list(dict.fromkeys(("fsspec", module)))
 
 
 def split_runs(text: str) -> tuple[str, tuple[str, ...]]:
@@ -316,43 +302,60 @@ def _as_store_problem(url: str) -> Iterator[None]:
         raise StoreProblem(f"{url}: {type(error).__name__}: {error}", hint=hint) from None
 
 
+def _move_each(move: Callable[[str], None], paths: Sequence[str], of_one_file: tuple[type[OSError], ...]) -> dict[str, str]:
+    """Move files, several at once. Return those that failed with an error `of_one_file`, and why; other errors are raised."""
+
+    def problem(path: str) -> str:
+        try:
+            move(path)
+        except of_one_file as error:
+            return error.strerror or str(error)
+        return ""
+
+    pool = ThreadPoolExecutor(_AT_ONCE)
+    try:
+        return {path: why for path, why in zip(paths, pool.map(problem, paths), strict=True) if why}
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
 def _moved(paths: Sequence[str], states: Mapping[str, FileState], skipped: dict[str, str]) -> Moved:
     sizes = [states[path][0] for path in paths if path not in skipped]
     return Moved(len(sizes), sum(sizes), skipped)
 
 
-def _listed(files: Any, root: str, runs: Sequence[str], skipped: dict[str, str], top: str = "") -> dict[str, FileState]:
+def _listed(files: Any, root: str, runs: Sequence[str], skipped: dict[str, str]) -> dict[str, FileState]:
     """List the mirrored files of a store, by path. Of dumps and packs, list only those of `runs`, or all if it is empty.
 
-    top: list only dumps and packs below this folder, which is a link. Files that cannot be copied are added to
-    `skipped`, with the reason. Sockets are left out silently: they belong to a running process.
+    Files that cannot be copied are added to `skipped`, with the reason. Sockets are left out silently: they belong to a running
+    process.
     """
     states: dict[str, FileState] = {}
     try:
-        entries = files.find(f"{root}/{top}".rstrip("/"), withdirs=True, detail=True)
+        entries = files.find(root, withdirs=True, detail=True)
     except FileNotFoundError:
         return {}
     with_entries = {str(name).rpartition("/")[0] for name in entries}
     for name, info in entries.items():
         path, kind = str(name)[len(root) :].lstrip("/"), "link" if info.get("islink") else info.get("type", "file")
         run = path.split("/")[1:2] if runs and path.startswith(("dumps/", "packs/")) else []
-        if path == top or path.endswith("/") or _LEFT_OUT.match(path) or (run and run[0] not in runs):
+        if not path or path.endswith("/") or _LEFT_OUT.match(path) or (run and run[0] not in runs):
             continue
+        mode = {"file": stat.S_IFREG, "link": stat.S_IFLNK}.get(kind, info.get("mode") or 0)
         if kind == "directory":
-            if name not in with_entries:  # it is empty, or may not be listed
-                skipped |= _move_each(lambda batch: files.ls(f"{root}/{batch[0]}"), [path], PermissionError)
-        elif kind == "link" and _MAY_BE_LINKS.fullmatch(path) and files.isdir(name):
-            states |= _listed(files, root, runs, skipped, path)
-        elif not top or path.endswith(_DUMP_SUFFIXES):
-            mode = {"file": stat.S_IFREG, "link": stat.S_IFLNK}.get(kind, info.get("mode") or 0)
-            if not path.isprintable():
-                skipped[printable(path)] = UNPRINTABLE
-            elif "//" in path or any(len(part.encode()) > _MOST_NAME_BYTES for part in path.split("/")):
-                skipped[path] = "its name has an empty or too long part"
-            elif stat.S_ISREG(mode):
-                states[path] = _state_of(info)
-            elif not stat.S_ISSOCK(mode):
-                skipped[path] = f"it is {KINDS.get(stat.S_IFMT(mode), 'a device')}, not a file"
+            try:
+                if name not in with_entries:  # it is empty, or may not be listed
+                    files.ls(name)
+            except PermissionError as error:
+                skipped[path] = error.strerror or str(error)
+        elif not path.isprintable():
+            skipped[printable(path)] = UNPRINTABLE
+        elif "//" in path or any(len(part.encode()) > _MOST_NAME_BYTES for part in path.split("/")):
+            skipped[path] = "its name has an empty or too long part"
+        elif stat.S_ISREG(mode):
+            states[path] = _state_of(info)
+        elif not stat.S_ISSOCK(mode):
+            skipped[path] = f"it is {KINDS.get(stat.S_IFMT(mode), 'a device')}, not a file"
     return states
 
 
@@ -361,28 +364,14 @@ def _state_of(info: dict[str, Any]) -> FileState:
     return int(info.get("size") or 0), next((str(info[name]) for name in tags if info.get(name)), "")
 
 
-def _noted(path: Path, url: str) -> tuple[dict[str, FileState], dict[str, FileState]]:
-    """Read the state of files on both sides when they were last equal; empty if the note is about another URL."""
+def _read_manifest(path: Path, url: str) -> dict[str, tuple[FileState, FileState]]:
+    """Read the state of files on both sides when they were last equal; empty if the manifest is about another URL, or damaged."""
     try:
-        note = json.loads(read_regular(path))
-        ours, theirs = ({name: (int(size), str(tag)) for name, (size, tag) in note[side].items()} for side in ("ours", "theirs"))
-        return (ours, theirs) if note["url"] == url and ours.keys() == theirs.keys() else ({}, {})
+        manifest = json.loads(read_regular(path))
+        equal = {
+            name: ((int(size), str(tag)), (int(size_there), str(tag_there)))
+            for name, ((size, tag), (size_there, tag_there)) in manifest["equal"].items()
+        }
+        return equal if manifest["url"] == url else {}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return {}, {}  # then all files are compared, and nothing is lost
-
-
-def _move_each(
-    move: Callable[[Sequence[str]], None], batch: Sequence[str], of_one_file: type[OSError] | tuple[type[OSError], ...]
-) -> dict[str, str]:
-    """Move a batch of files, or one by one if that raises `of_one_file`; return the files that failed, and why."""
-    try:
-        move(batch)
-    except of_one_file as error:
-        if len(batch) == 1:
-            return {batch[0]: error.strerror or str(error)}
-        return {name: why for path in batch for name, why in _move_each(move, [path], of_one_file).items()}
-    return {}
-
-
-def _batches(paths: Sequence[str]) -> Iterable[Sequence[str]]:
-    return (paths[first : first + _FILES_AT_ONCE] for first in range(0, len(paths), _FILES_AT_ONCE))
+        return {}  # then all files are compared, and nothing is lost

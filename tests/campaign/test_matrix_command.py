@@ -266,7 +266,7 @@ def test_cells_that_call_for_other_ranks_than_were_captured_are_said_so_and_the_
     """Three dumps of rank 0 alone, so two processes have no whole call; then two calls, of which one lacks a rank."""
     record = bench.run(bench.new({"nproc": "1,2", "attn": "sdpa"}, align="rank"))
     assert statuses(record) == ["passed", "unavailable"] and record.status == "complete"
-    assert "no call is whole for 2 processes" in record.cells[1].reason and "try: select all" in record.cells[1].reason
+    assert "no call is complete for 2 processes" in record.cells[1].reason and "try: select all" in record.cells[1].reason
     calls = (("d0", 0, 0), ("d1", 1, 0), ("d2", 0, 1))
     rows = [PlannedRow(name, f"dumps/{name}", rank=rank, call_index=call) for name, rank, call in calls]
     bench.rows = lambda inputs: rows[:inputs]  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Several processes, started by each backend's real launcher: every backend agrees with the truth, packed or not, in one matrix.
+"""Several processes, started as each backend's launcher would: every backend agrees with the truth, packed or not, in one matrix.
 
 Where there is CUDA: flash attention's cells, nccl, ring_flash_attn. Those never run without a device.
 """
@@ -18,8 +18,8 @@ import torch
 from replaycases import publish
 from roots import ROOT
 
+from actordbg.actor.signatures import known_failures
 from actordbg.campaign import run_matrix as matrices
-from actordbg.config.dist_plugin import KNOWN
 from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.records.journal import read_events
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
@@ -102,7 +102,7 @@ def test_wrong_gradients_are_wrong_cells(store: Store, tmp_path: Path):
 def test_all_eight_combinations_run_and_are_right_or_fail_in_a_known_way(store: Store):
     """Without flash-attn its four are unavailable, and say so."""
     record = matrix(store, "")
-    known, flash = {signature.id for signature in KNOWN}, importlib.util.find_spec("flash_attn") is not None
+    known, flash = known_failures(), importlib.util.find_spec("flash_attn") is not None
     assert len(record.cells) == 8
     for cell in record.cells:
         asked_for_flash = cell.settings["attn"] == "flash_attention_2"

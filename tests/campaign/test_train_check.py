@@ -1,14 +1,11 @@
-"""Optimizer steps for real: configurations agree, planted faults are found, and a training continues after a death as if
-undisturbed."""
+"""Optimizer steps for real: configurations agree and planted faults are found; a training that lost its group begins again."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,18 +15,17 @@ from replaycases import publish
 from roots import SUPPORT
 from supervised import fake_launcher
 
-from actordbg.base.errors import ActordbgError, GroupsLost, UnsafeInput, Unsupported
+from actordbg.base.errors import GroupsLost
 from actordbg.base.processes import session_members
-from actordbg.campaign import checkpoints
 from actordbg.campaign import run_train_check as running
-from actordbg.campaign.run_train_check import CHECK, STORAGE, WENT_ON, TrainRun, folder_of
+from actordbg.campaign.run_train_check import CHECK, TrainRun, folder_of
 from actordbg.campaign.train_document import FIGURES, verdicts
 from actordbg.campaign.train_plan import configurations, make_train_cells
-from actordbg.config.choices import gather_facts, installed_versions
+from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.records.journal import SPEC, Journal
-from actordbg.records.matrix_record import ASKED, TRAINED, TrainCheckRecord, TrainStep
+from actordbg.records.matrix_record import ASKED, TRAINED, TrainCheckRecord
 from actordbg.records.replay_record import PASSED, ReplaySpec, ResultRecord
 from actordbg.replay.group_engine import GroupEngine, Losses, WarmGroups, using
 from actordbg.replay.supervise import Progress, ReplayOutcome
@@ -102,120 +98,6 @@ def _printed_again(store: Store, folder: Path):
     assert json.loads(again.stdout)["check"]["status"] == "complete"
 
 
-DYING = {
-    "1": {"step": 3, "where": "checkpoint", "rank": 0, "command": False},
-    "3": {"step": 3, "where": "step", "rank": 1, "command": True},
-}
-
-
-@pytest.mark.slow
-def test_trainings_that_were_killed_go_on_from_their_checkpoints_to_the_same_figures(store: Store, tmp_path: Path):
-    """Plain killed in the middle of a checkpoint continues on its own; fsdp2 on two processes, killed with the command in the
-    middle
-    of a step, by --resume. Beside each is the same training undisturbed.
-    """
-    inputs = publish(store, 4, length=24)
-    base = ReplayConfig(nproc=2, dtype="fp32", timeout_s=600.0)
-    plain, fsdp2 = make_train_cells(
-        [replace(base, backend="plain", nproc=1), replace(base, backend="fsdp2")], base, gather_facts(), None
-    )[2:]
-    cells = tuple(replace(cell, index=i, log_name=f"{i}.log") for i, cell in enumerate((plain, plain, fsdp2, fsdp2)))
-    storage = tmp_path / "checkpoints"
-    options = {
-        "inputs": [asdict(one) for one in inputs],
-        STORAGE: {"folder": str(storage), "every": 1, "versions": installed_versions()},
-    }
-    record = training_check(cells, inputs, 4, tmp_path / "logs", options=options)
-    (tmp_path / "record.json").write_text(record.to_json())
-    (tmp_path / "inputs.json").write_text(json.dumps([asdict(one) for one in inputs]))
-    path = os.pathsep.join(filter(None, [str(SUPPORT), os.environ.get("PYTHONPATH")]))
-    environment = os.environ | {"DYING": json.dumps(DYING), "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    arguments = [str(one) for one in (store.root, tmp_path / "record.json", tmp_path / "inputs.json")]
-    ended = subprocess.run([sys.executable, "-m", "dying_training", *arguments], env=environment, capture_output=True, text=True)
-    assert ended.returncode == -9, ended.stderr
-    left = TrainCheckRecord.from_file(folder_of(store, record.check_id) / CHECK)
-    assert [cell.status for cell in left.cells] == [TRAINED, TRAINED, TRAINED, "not run"]
-    assert [one.name for one in (storage / record.check_id).iterdir()] == ["cell-3"], "what is done has none any more"
-
-    again = invoke(store, "train-check", "--resume", "last", "--json")
-    done = TrainCheckRecord.from_file(folder_of(store, record.check_id) / CHECK)
-    assert [(cell.status, cell.reason, len(cell.steps)) for cell in done.cells] == [(TRAINED, "", 4)] * 4, again.output
-    assert done.options[WENT_ON] == {"1": [2], "3": [2]}
-    assert done.cells[1].steps == done.cells[0].steps and done.cells[3].steps == done.cells[2].steps
-    assert not list(storage.iterdir())
-
-
-def made(folder: Path, step: int, attempt: int = 1, *, whole: bool = True) -> Path:
-    one = checkpoints.generation(folder, step, attempt)
-    begun = checkpoints.unfinished(one)
-    checkpoints.open_folder(begun)
-    (begun / "__0_0.distcp").write_bytes(b"half")
-    return begun.rename(one) if whole else begun
-
-
-def test_the_newest_complete_checkpoint_whose_steps_are_known_is_found_and_two_are_kept(tmp_path: Path):
-    folder = tmp_path / "c" / "cell-3"
-    assert checkpoints.newest(folder, 9) is None
-    for step in (1, 2, 9, 10):
-        made(folder, step)
-    made(folder, 10, attempt=2)
-    made(folder, 11, whole=False)
-    found = [checkpoints.newest(folder, most) for most in (99, 9, 8, 0)]
-    assert [one and (one.step, one.attempt) for one in found] == [(10, 2), (9, 1), (2, 1), None]
-    checkpoints.prune(folder)
-    assert sorted(one.name for one in folder.iterdir()) == [".step-0011.1", "step-0010.1", "step-0010.2"]
-    checkpoints.clear(folder, checkpoints.newest(folder, 99))
-    assert sorted(one.name for one in folder.iterdir()) == ["step-0010.1", "step-0010.2"]
-    checkpoints.remove_all(folder)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_checkpoint_that_others_may_have_written_is_refused_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    folder = tmp_path / "cell-3"
-    one = made(folder, 4)
-    assert checkpoints.newest(folder, 4) is not None
-    one.chmod(0o770)
-    with pytest.raises(UnsafeInput, match="other users can write"):
-        checkpoints.newest(folder, 4)
-    one.chmod(0o700)
-    (one / "__1_0.distcp").symlink_to(one / "__0_0.distcp")
-    with pytest.raises(UnsafeInput, match="is a link"):
-        checkpoints.newest(folder, 4)
-    (one / "__1_0.distcp").unlink()
-    monkeypatch.setattr(checkpoints, "is_own", lambda uid: False)
-    with pytest.raises(UnsafeInput, match="was written by"):
-        checkpoints.newest(folder, 4)
-
-
-def test_a_checkpoint_of_other_versions_is_refused_with_the_list(store: Store, tmp_path: Path):
-    base = ReplayConfig(dtype="fp32")
-    cell = replace(make_train_cells([base], base, gather_facts(), None)[0], steps=(TrainStep(1, 1.0, 1.0, 1.0),))
-    options = {STORAGE: {"folder": str(tmp_path), "every": 1, "versions": installed_versions() | {"torch": "2.12.0", "x": "1"}}}
-    record = replace(training_check((cell,), [], 2, tmp_path / "logs", options=options), status="interrupted")
-    made(tmp_path / record.check_id / "cell-0", 1)
-    with pytest.raises(Unsupported, match=r"torch was 2.12.0, and is .*; x was 1, and is none") as refused:
-        TrainRun(store, record, []).run()
-    assert "remove" in refused.value.hint
-
-
-def test_a_storage_that_cannot_be_is_refused_before_anything_is_written(store: Store, tmp_path: Path):
-    publish(store, 1)
-    (tmp_path / "file").write_text("")
-    cases = {
-        "is a URL": ["--storage", "s3://bucket/checkpoints"],
-        "is not a folder": ["--storage", str(tmp_path / "file")],
-        "is inside the store": ["--storage", str(store.root / "checkpoints")],
-        "--checkpoint-every needs --storage": ["--checkpoint-every", "2"],
-    }
-    for told, options in cases.items():
-        with pytest.raises(ActordbgError, match=told) as refused:
-            invoke(store, "train-check", "--dry-run", *options)
-        assert refused.value.exit_code == 2
-    planned = invoke(store, *f"train-check --dry-run --json --steps 40 --storage {tmp_path / 'new'}".split())
-    told = json.loads(planned.stdout)["options"][STORAGE]
-    assert (told["folder"], told["every"]) == (str(tmp_path / "new"), 4) and not (tmp_path / "new").exists()
-
-
 class OfACluster(GroupEngine):
     def losses(self) -> Losses:
         return Losses(3, "--max-failures")
@@ -225,7 +107,7 @@ class OfACluster(GroupEngine):
 def test_a_group_that_is_lost_starts_its_training_again_and_too_often_leaves_it_open(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaths: list[int], engine: GroupEngine
 ):
-    """Without --storage: from step 1, in another folder. What one attempt left half done is never mixed into the next.
+    """From step 1, in another folder. What one attempt left half done is never mixed into the next.
 
     deaths: of each cell's group. On a cluster those of all cells are counted together, each once.
     """
@@ -261,3 +143,8 @@ def test_a_group_that_is_lost_starts_its_training_again_and_too_often_leaves_it_
     assert "train-check --resume" in stopped.value.hint
     *others, cell = TrainCheckRecord.from_file(folder_of(store, record.check_id) / CHECK).cells
     assert (cell.status, cell.steps) == ("not run", ()) and all(one.status == TRAINED for one in others)
+    left[:] = [0] * len(deaths)
+    again = TrainCheckRecord.from_file(folder_of(store, record.check_id) / CHECK)
+    done = running.TrainRun(store, again, inputs).run()
+    assert (done.status, done.cells[:-1]) == ("complete", tuple(others)), "what is done is not run again"
+    assert (done.cells[-1].status, len(done.cells[-1].steps)) == (TRAINED, 2) and done.cells[-1].folder != cell.folder

@@ -47,13 +47,13 @@ def run(store: Store, *arguments: str, fails: type[Exception] | None = None) -> 
 def test_every_limit_gets_into_the_switch(store):
     answer = run(
         store, "enable", "--run", "ppo", "--every", "10", "--max-dumps", "5", "--max-bytes", "10GB", "--ranks", "0,1,4-7",
-        "--min-seq-len", "8", "--max-seq-len", "4096", "--free-floor", "1GiB", "--level", "9", "--with-outputs", "--json",
+        "--min-seq-len", "8", "--free-floor", "1GiB", "--with-outputs", "--json",
         "--recorder-calls", "12", "--recorder-bytes", "3MiB", "--recorder-dir", "store",
     )  # fmt: skip
     control = read_control(store)
     assert (control.run, control.every, control.max_dumps, control.max_bytes) == ("ppo", 10, 5, 10**10)
-    assert (control.ranks, control.min_seq_len, control.max_seq_len) == ((0, 1, 4, 5, 6, 7), 8, 4096)
-    assert (control.free_floor_bytes, control.level, control.with_outputs) == (2**30, 9, True)
+    assert (control.ranks, control.min_seq_len) == ((0, 1, 4, 5, 6, 7), 8)
+    assert (control.free_floor_bytes, control.with_outputs) == (2**30, True)
     assert (control.ring, control.ring_bytes, control.ring_dir) == (12, 3 << 20, "store")
     assert answer["control"]["max_bytes"] == 10**10 and answer["enabled"] is True
 
@@ -85,7 +85,7 @@ def test_a_damaged_switch_is_replaced_and_a_newer_one_is_not(store):
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--run", "../x"), ("--ranks", "1-"), ("--max-bytes", "many"), ("--min-seq-len", "9", "--max-seq-len", "8")],
+    [("--run", "../x"), ("--ranks", "1-"), ("--max-bytes", "many")],
 )
 def test_nonsense_is_a_usage_error_and_changes_nothing(store, arguments: tuple[str, ...]):
     run(store, "enable", *arguments, fails=UsageError)

@@ -18,7 +18,7 @@ SINCE = "2026-11-20T12:00:00.000000Z"
     "control",
     [
         Control(True, "run-1", SINCE),
-        Control(False, "r", SINCE, 7, 10, 5, 10**12, (0, 3), 1, 4096, 0, 19, True),
+        Control(False, "r", SINCE, 7, 10, 5, 10**12, (0, 3), 1, 0, True),
         Control(True, "r", SINCE, ranks=()),
         Control(True, "r", SINCE, every=0, triggers=("nan", "slow:3x"), before=4, keep_bytes=10**10, ring=0, with_rng=True),
     ],
@@ -37,7 +37,7 @@ def text(**changes: object) -> str:
     "wrong",
     [
         "", "[]", "{}", "not json", "[" * 100_000, text(every=-1), text(every="2"), text(every=True), text(max_dumps=-1),
-        text(ranks=[-1]), text(ranks="0"), text(run="../x"), text(run=None), text(level=23),
+        text(ranks=[-1]), text(ranks="0"), text(run="../x"), text(run=None),
         text(surprise=1), text(free_floor_bytes=None), text(with_outputs=1),
         text(triggers="nan"), text(triggers=["slow:0.5x"]), text(triggers=["often"]), text(ring=257), text(ring_dir=3), text(on={}),
     ],
@@ -45,6 +45,10 @@ def text(**changes: object) -> str:
 def test_what_is_not_a_control_file_is_refused(wrong: str):
     with pytest.raises(StoreProblem):
         Control.from_json(wrong)
+
+
+def test_keys_that_an_earlier_version_wrote_are_not_read():
+    assert Control.from_json(text(level=9, max_seq_len=None)) == Control(True, "r", SINCE)
 
 
 def test_another_format_is_refused_with_the_remedy():

@@ -43,7 +43,7 @@ def reasons(books: Ledger, switch: Control, seq_lens: list[int]) -> list[str | N
     [
         ({}, [1, 2, 3], [None] * 3),
         ({"every": 2, "min_seq_len": 5}, [1, 9, 1, 9, 1, 9], ["seq_len", None, "seq_len", "every", "seq_len", None]),
-        ({"min_seq_len": 10, "max_seq_len": 20}, [9, 10, 20, 21], ["seq_len", None, None, "seq_len"]),
+        ({"min_seq_len": 10}, [9, 10], ["seq_len", None]),
         ({"ranks": (0, 1)}, [9], ["ranks"]),
         ({"ranks": (2,), "max_bytes": 0}, [1], ["max_bytes"]),
         ({"max_dumps": 0}, [1], ["max_dumps"]),

@@ -124,7 +124,7 @@ def test_a_slot_that_belongs_to_another_call_by_now_is_not_published(folder: Pat
     recording.forward(Actor(), **inputs(3))
     ring = recording.ring
     (entry,) = ring.running or list(ring._recent)
-    request = {"ring": str(ring.path), "store": str(folder / "other"), "level": 3, "versions": {}}
+    request = {"ring": str(ring.path), "store": str(folder / "other"), "versions": {}}
     slots = [[entry.slot, entry.sequence], [entry.slot, entry.sequence + 1], [entry.slot + 1, entry.sequence]]
     answer = SlotWriter(str(ring.path)).answer({**request, "slots": slots})
     assert answer[1:] == [None, None] and is_of_seed(payload.load(answer[0][0]), 3)

@@ -56,7 +56,7 @@ def test_a_refresh_adds_what_is_new_and_removes_what_is_gone(store: Store) -> No
     shutil.rmtree(store.dumps / "ppo-1")
     summary = refresh(store)
     assert (summary.removed, summary.dumps) == (6, 0)
-    assert contents(store)["run"] == []
+    assert contents(store)["caller"] == []
 
 
 def test_a_settled_folder_is_not_listed_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,7 +147,7 @@ def test_writers_begin_immediately(store: Store) -> None:
     """Two transactions that read and then write: with a deferred BEGIN the second fails at once, here it waits its turn."""
     refresh(store)
     with engine.plain_transaction(store.catalog_path) as first:
-        first.execute("SELECT count(*) FROM run")
+        first.execute("SELECT count(*) FROM dump")
         other = sqlite3.connect(store.catalog_path, timeout=0, isolation_level=None)
         with pytest.raises(sqlite3.OperationalError, match="locked"):
             other.execute("BEGIN IMMEDIATE")

@@ -194,6 +194,6 @@ def test_extent_bytes_and_paths_are_those_of_the_rows(catalog: query.Catalog) ->
         row.path for row in query.select_dumps(catalog, "rank=0")
     ]
     middle = found[len(found) // 2]
-    assert query.dump_files(catalog, before=middle.timestamp, run=middle.run) == [
+    assert query.dump_files(catalog, f"timestamp < '{middle.timestamp}' and run = '{middle.run}'") == [
         (row.path, row.bytes) for row in found if row.timestamp < middle.timestamp and row.run == middle.run
     ]

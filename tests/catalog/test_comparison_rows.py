@@ -90,9 +90,9 @@ def test_everything_becomes_rows_and_again_after_a_rebuild(replayed: Store) -> N
     assert (one.thresholds, one.noise_id, one.reasons) == ({"max_abs": 0.1}, "n-01", "a note")
     assert query.comparisons(replayed, "r-01") == []
     found_dumps = query.table_rows(replayed, "comparison", "comparison_id = 'c-01' ORDER BY dump_id")
-    assert [(row.dump_id, row.verdict, row.max_abs, row.max_ulp, row.reasons) for row in found_dumps] == [
-        (INPUTS[0].dump_id, MISMATCH, 0.5, 3, "why"),
-        (INPUTS[1].dump_id, MATCH, 0.25, 3, None),
+    assert [(row.dump_id, row.verdict, row.max_abs, row.clip_share, row.reasons) for row in found_dumps] == [
+        (INPUTS[0].dump_id, MISMATCH, 0.5, 0.1, "why"),
+        (INPUTS[1].dump_id, MATCH, 0.25, 0.1, None),
         (INPUTS[2].dump_id, NOT_COMPARED, None, None, "dump not compared: A: it hung"),
     ]
 

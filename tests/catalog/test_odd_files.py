@@ -28,7 +28,6 @@ PLACES = {
     "comparisons": "comparisons/{}.json",
     "noise": "noise/{}.json",
     "matrices": "matrices/{}.json",
-    "events": "events/{}.json",
     "tensors": "replays/r-01/tensors/{}.safetensors",
     "counters": f"counters/{storecases.LOOSE}/{{}}.json",
     "switches": "controls/{}.json",
@@ -125,9 +124,9 @@ def test_an_odd_file_in_the_place_of_a_good_one_costs_what_it_was(good: Store, t
     store = Store(tmp_path / "store")
     shutil.copytree(good.root, store.root)
     (dump,) = store.dumps.glob(f"{storecases.LOOSE}/rank0002/*-000002-*{SUFFIX}")
-    (pack,), (comparison,), (event,) = store.iter_packs(), store.comparisons.glob("*"), store.events.glob("*")
+    (pack,), (comparison,) = store.iter_packs(), store.comparisons.glob("*")
     tensors = sorted(store.replays.glob("r-02/tensors/*"))[0]
-    for path in (dump, pack, comparison, event, tensors, store.replays / "r-02" / "rank0.jsonl", store.root / "packs/.lock"):
+    for path in (dump, pack, comparison, tensors, store.replays / "r-02" / "rank0.jsonl", store.root / "packs/.lock"):
         path.unlink()
         ODD[kind](path)
     done = run_all(store.root, COMMANDS)

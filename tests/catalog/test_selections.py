@@ -51,15 +51,8 @@ def test_an_empty_answer_names_the_part_that_selects_nothing_and_what_there_is(t
     assert alike == "role LIKE 'crit%' selects none of 12: role is policy (8), reference (4)"
     (moment,) = reasons(catalog, "replayed_at > now() + 1d")
     assert "selects none of 12: replayed_at is " in moment
-    shown = [row.dump_id for row in select_dumps(catalog)]
-    for text in ("abc", "x" * 300, "%", "it''s"):
-        (nobody,) = reasons(catalog, f"dump_id = '{text}'")
-        assert nobody.endswith(" selects none of 12: no dump_id is similar; `actordbg dump ls` lists them"), nobody
-    for typed in (shown[3][:-2], shown[3][:24].lower()):
-        (cut,) = reasons(catalog, f"dump_id in ('nobody', '{typed}')")
-        assert cut.endswith(f" selects none of 12: similar ids: {shown[3]}")
-    (wrong,) = reasons(catalog, f"dump_id = '{shown[3][:-1]}x'")
-    assert wrong.endswith(f"similar ids: {min(shown)}, {sorted(shown)[1]}, ...")
+    (nobody,) = reasons(catalog, "dump_id = 'abc'")
+    assert nobody.endswith(" selects none of 12: `actordbg dump ls` lists the ids"), nobody
     done = CliRunner().invoke(app, ["dump", "ls", "--where", "role='critic'", "--store", str(twelve.root)])
     assert done.exit_code == 5 and "role is policy (8), reference (4)" in done.stderr
 

@@ -12,7 +12,6 @@ from supervised import Bench, make_spec
 
 from actordbg.cli.progress_bar import Bar
 from actordbg.cli.replaying import counting
-from actordbg.replay.replay_data import LiveCatalog
 from actordbg.store.layout import Store
 
 
@@ -64,7 +63,7 @@ def test_what_is_left_of_a_bar_says_what_was_done(done: int, total: float | None
 
 def test_a_replays_bar_says_the_input_that_compiles_and_that_workers_stop(store: Store) -> None:
     notes: list[str] = []
-    counted = counting(LiveCatalog(store), lambda n=1, note="": notes.append(f"{n} {note}".strip()))
+    counted = counting(lambda n=1, note="": notes.append(f"{n} {note}".strip()))
     Bench(store).run(make_spec(2, compile=True), {}, on_event=counted)
     assert notes == [
         "0 starting the workers", "0 compiling: S 8, d0", "1", "0 S 8, d1", "1", "0 stopping the workers",

@@ -40,13 +40,13 @@ def test_a_rank_that_does_not_come_is_named_and_nobody_hangs(tmp_path: Path):
     with live_job(tmp_path, ranks=2, steps=3, PATIENCE="1", MISSES="1") as started:
         (said, errors), (other, _) = (process.communicate(timeout=stopcases.PATIENCE_S) for process in started)
     assert "rank 0 did step 2" in said and "rank 1 did step 2" in other
-    assert errors.count("without rank 1, which did not come") == 3
+    assert errors.count("without rank 1, which did not arrive") == 3
 
 
 def test_a_leader_that_does_not_come_is_replaced_and_a_rank_that_dies_is_told_of(store: Store, tmp_path: Path):
     with live_job(tmp_path, ranks=3, steps=1, PATIENCE="3", MISSES="0", ACTORDBG_RUN="sft") as started:
         ends = [process.communicate(timeout=stopcases.PATIENCE_S) for process in started]
-    assert "without rank 0, which did not come" in ends[1][1] + ends[2][1]
+    assert "without rank 0, which did not arrive" in ends[1][1] + ends[2][1]
 
     with live_job(tmp_path, ranks=2, steps=1, ACTORDBG_RUN="sft") as (first, second):
         assert first.stderr is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from actordbg.demo.demo_training import Assets, build_assets, tasks
+from actordbg.demo.demo_training import build_assets, tasks
 from actordbg.trainers.openrlhf import demo_programs
 from actordbg.trainers.openrlhf.demo_programs import PROGRAMS
 
@@ -17,9 +17,9 @@ from actordbg.trainers.openrlhf.demo_programs import PROGRAMS
 def test_the_tokenizer_is_the_models_keeps_any_text_and_marks_roles(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    assets = build_assets(tmp_path, prompts=10, conversations=6)
-    tokenizer = AutoTokenizer.from_pretrained(assets.model)
-    config = json.loads((assets.model / "config.json").read_text())
+    model, data = build_assets(tmp_path, 10)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    config = json.loads((model / "config.json").read_text())
     special = ("pad_token_id", "bos_token_id", "eos_token_id")
     assert [getattr(tokenizer, name) for name in special] == [config[name] for name in special] == [0, 1, 2]
     assert len(tokenizer) <= config["vocab_size"]
@@ -27,7 +27,7 @@ def test_the_tokenizer_is_the_models_keeps_any_text_and_marks_roles(tmp_path: Pa
         assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
     asked = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True)
     assert asked == "<|begin|><|user|>hi<|end|><|assistant|>"
-    assert [json.loads(line)["prompt"] for line in assets.prompts.read_text().splitlines()] == [task for task, _ in tasks(10)]
+    assert [json.loads(line)["prompt"] for line in data.read_text().splitlines()] == [task for task, _ in tasks(10)]
 
 
 def test_the_tasks_are_of_very_different_length_and_their_answers_right() -> None:
@@ -42,9 +42,8 @@ def test_every_option_of_the_trainings_exists_in_openrlhfs_own_programs(tmp_path
     spec = importlib.util.find_spec("openrlhf")
     if spec is None or spec.origin is None:
         pytest.skip("openrlhf is not installed here")
-    assets = Assets(tmp_path / "m", tmp_path / "p", tmp_path / "c")
-    for name, data, program in (("ppo", assets.prompts, "train_ppo_ray.py"), ("sft", assets.conversations, "train_sft.py")):
-        command = PROGRAMS[name].command(assets.model, data, tmp_path, 29500)
+    for name, program in (("ppo", "train_ppo_ray.py"), ("sft", "train_sft.py")):
+        command = PROGRAMS[name].command(tmp_path / "m", tmp_path / "d", tmp_path, 29500)
         source = (Path(spec.origin).parent / "cli" / program).read_text()
         known = set(re.findall(r'"--([\w.]+)"', source))
         known |= {f"{p}.{option}" for p in ("actor", "critic") for option in re.findall(r'f"--\{prefix\}\.([\w.]+)"', source)}

@@ -1,6 +1,6 @@
 """`actordbg demo`: every step is the command it shows; the first failure ends it, with a reason; nothing is left behind.
 
-The demo at the end is slow and real: it trains with OpenRLHF, twice replays what was recorded, and unpatches.
+The demo at the end is slow and real: it trains with OpenRLHF, replays what was recorded, unpatches and checks.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def test_a_command_is_run_with_the_words_that_are_shown_without_settings_of_the_
     with pytest.raises(LaunchProblem, match=r"actordbg --store store no-such-command.* exit code 2"):
         demo._actordbg("no-such-command")
     with pytest.raises(LaunchProblem, match="selected no recorded call"):
-        Recorded("sft", tmp_path)._replay("--backend", "plain")
+        Recorded("sft", tmp_path)._replay()
 
 
 def test_a_file_that_came_back_different_is_not_called_the_same(tmp_path: Path) -> None:
@@ -144,11 +144,14 @@ def test_the_whole_way_from_a_real_training_to_an_unpatched_file(tmp_path: Path)
     assert demo.returncode == 0, output[-4000:]
     commands = [line for line in output.splitlines() if line.startswith("$ actordbg --store store ")]
     verbs = [re.sub(r"^\$ actordbg --store store ", "", line).split(" --")[0] for line in commands]
-    assert ", ".join(verbs) == "patch, dump enable, dump status, index, dump ls, replay, replay, report, report, unpatch"
+    assert ", ".join(verbs) == "patch, dump enable, dump status, index, dump ls, replay, report, unpatch, check"
     records = [read_record(path) for path in Store(kept / "store").iter_dumps()]
     assert len(records) >= 10 and {record.grad_enabled for record in records} == ({True, False} if ppo else {True})
     assert not ppo or {record.role for record in records} == {"policy", "reference"}
-    assert output.count("4 passed") >= 2
-    assert "torch.compile" in (kept / "report.md").read_text()
+    assert "4 passed" in output
+    checked = output.partition("[7/7]")[2]
+    assert re.search(r"^RIGHT: 4 of \d+ dumps match the truth", checked, re.M)
+    (following,), (page,) = (re.findall(rf"^{word}: (.+)$", checked, re.M) for word in ("next", "page"))
+    assert following.startswith("actordbg ") and Path(page).is_file()
     before, after = (re.search(rf"sha256 {word} +(\w{{64}})", output) for word in ("before", "after"))
     assert before and after and before[1] == after[1]

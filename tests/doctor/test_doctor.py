@@ -16,7 +16,6 @@ from fakepython import FakePython, known_good_python
 from roots import ROOT, script
 from typer.testing import CliRunner
 
-from actordbg.base.errors import EnvironmentProblem
 from actordbg.capture.control import Control, write_control
 from actordbg.catalog import migrate
 from actordbg.catalog.indexer import refresh
@@ -24,7 +23,7 @@ from actordbg.cli.app import app
 from actordbg.cli.patch import render
 from actordbg.doctor import checkup
 from actordbg.doctor import python_environment as environment
-from actordbg.doctor.python_environment import Check, bad, examined, ok, warn
+from actordbg.doctor.python_environment import Check, bad, ok, warn
 from actordbg.install import trailer
 from actordbg.store.layout import Store
 from actordbg.trainers.trainer import TRAINER
@@ -48,12 +47,12 @@ class Here:
 
     def checks(self) -> dict[str, Check]:
         """Everything that takes no seconds, by name."""
-        return {check.name: check for check in checkup.examine(self.store, str(self.python.executable), quick=True)}
+        return {check.name: check for check in checkup.examine(self.store, quick=True)}
 
     def imports(self, gpus: int = 0, timeout: float = 30.0) -> dict[str, Check]:
         """The import checks, by module."""
-        env = examined(str(self.python.executable))
-        return {check.name.removeprefix("import "): check for check in checkup.imports(env, gpus, timeout)}
+        found = checkup.imports(environment.installed(), gpus, timeout)
+        return {check.name.removeprefix("import "): check for check in found}
 
     def catalog(self, revision: str) -> None:
         refresh(self.store)
@@ -67,6 +66,8 @@ def here(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> Here:
     made.program("g++", "exit 0")
     monkeypatch.setenv("PATH", f"{made.programs}:/usr/bin:/bin")
     monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr("sys.executable", str(made.python.executable))
+    monkeypatch.setattr(environment, "version_of", made.python.version)
     return made
 
 
@@ -156,7 +157,7 @@ CATCHES = "try:\n    import einops\nexcept ImportError as e:\n    raise RuntimeE
         ("openrlhf.models.actor", "from transformers import gone\n", "bad", ("transformers==5.15.0",)),
         ("openrlhf.cli.train_ppo_ray", "import vllm\n", "warn", ("needs vllm", "pip install vllm")),
         ("openrlhf.cli.train_dpo", "", "warn", ("this OpenRLHF has no openrlhf.cli.train_dpo",)),
-        ("openrlhf.trainer.sft_trainer", "import time\ntime.sleep(600)\n", "bad", ("no end in",)),
+        ("openrlhf.trainer.sft_trainer", "import time\ntime.sleep(600)\n", "bad", ("did not finish in",)),
         ("openrlhf.utils.deepspeed", DIES, "bad", ("exit code 3): libcuda is broken",)),
         ("openrlhf.cli.train_sft", "print('hello')\nraise SystemExit('a program')\n", "bad", ("a program",)),
     ],
@@ -186,29 +187,13 @@ def test_torch_is_imported_first(here: Here):
     assert "debugpy" not in checks and "No module named 'torch'" not in str(checks)
 
 
-def test_an_interpreter_that_is_none_is_refused(tmp_path: Path):
-    for python in (str(tmp_path / "nothing"), "/bin/false"):
-        with pytest.raises(EnvironmentProblem):
-            examined(python)
-
-
-def test_the_launcher_has_to_start(here: Here):
-    env = environment.Environment("python", (3, 11), {"deepspeed": "1"}, "", str(here.programs))
-    here.program("deepspeed", 'test "$1" = --help')
-    assert checkup.launcher(env).status == "ok"
-    here.program("deepspeed", "echo 'No module named deepspeed' >&2; exit 1")
-    check = checkup.launcher(env)
-    assert (check.status, "No module named deepspeed" in check.detail) == ("bad", True)
-
-
-def test_little_room_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_little_room_is_a_warning(tmp_path: Path):
     assert checkup.disk(tmp_path / "not" / "there", floor=0).status == "ok"
     assert checkup.disk(tmp_path, floor=2**60).status == "warn"
     meminfo = tmp_path / "meminfo"
     for kilobytes, status in ((1_000_000, "warn"), (32_000_000, "ok")):
         meminfo.write_text(f"MemTotal: 64000000 kB\nMemAvailable: {kilobytes} kB\n")
         assert checkup.memory(meminfo).status == status
-    monkeypatch.delattr("os.sched_getaffinity")  # as on macOS
     assert "unknown" in checkup.memory(tmp_path / "none").detail
 
 
@@ -219,7 +204,7 @@ def test_no_store_yet_is_fine_and_makes_none(here: Here, tmp_path: Path):
 
 def test_the_command_ends_with_4_where_something_is_bad_and_says_what_installs_it(here: Here):
     here.monkeypatch.setenv("ACTORDBG_STORE", str(here.store.root))
-    arguments = ["doctor", "--quick", "--python", str(here.python.executable)]
+    arguments = ["doctor", "--quick"]
     done = CliRunner().invoke(app, [*arguments, "--json"])
     assert {"name": "torch", "status": "ok", "detail": "2.13.0", "remedy": ""} in json.loads(done.stdout) and done.exit_code == 0
     here.python.uninstall("safetensors")

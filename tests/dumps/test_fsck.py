@@ -19,10 +19,11 @@ from actordbg.base.processes import start_ticks
 from actordbg.dumps.checking import check
 from actordbg.dumps.finding import KINDS, Finding, Repair
 from actordbg.dumps.repairing import QUARANTINE, repair
+from actordbg.formats.store_files import atomic_write
 from actordbg.records.journal import SUPERVISOR, Journal
 from actordbg.store.layout import Store
 
-OF_CATALOG = {"damaged-catalog", "stale-catalog", "other-catalog"}
+OF_CATALOG = {"damaged-catalog", "stale-catalog"}
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +104,12 @@ def test_good_dumps_come_out_of_a_pack_of_which_one_is_damaged(store):
     assert (failed, what.partition(";")[0]) == ([], "5 of its 6 dumps are files")
     assert storecases.contents(store).items() <= before.items() and len(storecases.contents(store)) == len(before) - 1
     assert looked(store, "damaged-packed-dump") == []
+
+
+def test_what_an_earlier_version_of_patch_kept_belongs_to_a_store(store):
+    for place in ("events/20260101T000000.000000Z-1-ab.json", f"backups/{'0' * 64}/actor.py"):
+        atomic_write(store.root / place, b"{}")
+    assert looked(store, "layout") == []
 
 
 def test_a_replay_that_runs_is_left_alone(store):

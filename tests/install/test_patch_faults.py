@@ -19,10 +19,9 @@ from deathcases import folder
 from patchkit import ACTOR, OLD, facts_of, written
 
 from actordbg.base.errors import ActordbgError, Conflict, StaysChanged
-from actordbg.formats.dump_record import now_timestamp
 from actordbg.install import patching, trailer
 from actordbg.install.patch_target import Target
-from actordbg.install.trailer import State
+from actordbg.install.patching import Outcome
 from actordbg.store.layout import Store
 
 __all__ = ["folder"]
@@ -103,14 +102,17 @@ class Case:
         written(self.actor)
         if operation != "patch":
             patching.patch(self.target, Store(folder / "first") if operation == "renew" else self.store)
-        self.operation = patching.unpatch if operation == "unpatch" else patching.patch
+        self.unpatches = operation == "unpatch"
         self.before = facts_of(self.actor)
         data = ACTOR if operation == "unpatch" else trailer.append(ACTOR, str(self.store.root), mtime_ns=OLD)
         self.after = (data, 0o640, os.getuid())
 
+    def operate(self) -> Outcome:
+        return patching.unpatch(self.target) if self.unpatches else patching.patch(self.target, self.store)
+
     def run(self) -> BaseException | None:
         try:
-            self.operation(self.target, self.store)
+            self.operate()
         except (ActordbgError, OSError, KeyboardInterrupt) as error:
             return error
         return None
@@ -125,25 +127,19 @@ class Case:
         assert changed or error is not None, "nothing is done, and nothing said"
         stays = isinstance(error, StaysChanged)
         if isinstance(error, StaysChanged):
-            assert f"{self.actor} stays" in error.message and error.exit_code == 4
+            assert f"{self.actor} stays changed" in error.message and error.exit_code == 4
             assert changed or "could not be read" in error.message
         if changed and not stays:
-            assert error is None or isinstance(error, KeyboardInterrupt) or self.operation is patching.unpatch
-        status = patching.inspect_target(self.target, self.store)
-        events = [event.event for event in patching.events((status.store and Store(status.store)) or self.store)]
-        agrees = (events[-1:] == ["patch"]) == (status.state is State.PATCHED)
-        assert agrees or status.state is State.OVERWRITTEN or any("no event in" in line for line in status.notes)
+            assert error is None or isinstance(error, KeyboardInterrupt) or self.unpatches
         assert all(path.name.startswith(".actordbg-") for path in self.actor.parent.iterdir() if path != self.actor)
-        return ("changed" if changed else "as before") + ("" if agrees else ", and the log says otherwise")
+        return "changed" if changed else "as before"
 
     def finish(self) -> None:
         """The next commands work, and clean up."""
         patching.patch(self.target, self.store)
         assert facts_of(self.actor)[:3] == (trailer.append(ACTOR, str(self.store.root), mtime_ns=OLD), 0o640, os.getuid())
-        assert [event.event for event in patching.events(self.store)][-1] == "patch"
-        patching.unpatch(self.target, self.store)
+        patching.unpatch(self.target)
         assert facts_of(self.actor) == (ACTOR, 0o640, os.getuid(), OLD)
-        assert [event.event for event in patching.events(self.store)][-1] == "unpatch"
         assert os.listdir(self.actor.parent) == ["actor.py"]
 
 
@@ -196,41 +192,6 @@ def test_a_folder_that_the_disk_does_not_confirm_is_a_note(folder: Path, monkeyp
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", refuse)
-    outcome = case.operation(case.target, case.store)
+    outcome = case.operate()
     assert case.check(None) == "changed" and outcome.action == f"{operation}ed"
     assert [line for line in outcome.notes if "did not confirm" in line and "power cut" in line]
-
-
-def test_a_backup_that_is_not_the_original_is_never_restored_or_named(folder: Path):
-    case = Case(folder, "patch")
-    backup = Path(patching.patch(case.target, case.store).backup or "")
-    backup.write_bytes(b"planted = 1\n")
-    case.actor.write_bytes(case.actor.read_bytes() + b"edited = 1\n")
-    with pytest.raises(Conflict) as refusal:
-        patching.unpatch(case.target, case.store)
-    assert str(backup) not in refusal.value.hint
-    backup.write_bytes(ACTOR)
-    with pytest.raises(Conflict) as refusal:
-        patching.unpatch(case.target, case.store)
-    assert str(backup) in refusal.value.hint
-    case.actor.write_bytes(case.actor.read_bytes().removesuffix(b"edited = 1\n"))
-    backup.write_bytes(b"planted = 1\n")
-    patching.unpatch(case.target, case.store)
-    assert case.actor.read_bytes() == ACTOR
-
-
-def test_odd_files_among_events_and_backups_stop_nothing(folder: Path):
-    """A FIFO has no writer: who opened it to read would wait for ever. Each ends with its own finding, in seconds."""
-    case = Case(folder, "patch")
-    backup = case.store.create().backups / trailer.sha256_of(ACTOR)
-    for path in (case.store.events / "1.json", backup / "actor.py", backup / "origin.json"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        os.mkfifo(path)
-    (case.store.events / "2.json").symlink_to("/dev/zero")
-    event = patching.Event("unpatch", now_timestamp(), str(case.actor), "", "", "python", None, "1", "h")
-    patching.record(case.store, event).rename(case.store.events / ".tmp-1-0-unfinished.json")
-    assert case.run() is None
-    assert patching.inspect_target(case.target, case.store).patched_at
-    assert (backup / "actor.py").read_bytes() == ACTOR and (backup / "origin.json").is_file()
-    patching.unpatch(case.target, case.store)
-    assert facts_of(case.actor) == case.before

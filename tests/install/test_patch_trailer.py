@@ -81,7 +81,7 @@ def test_an_encoding_that_would_read_the_trailer_differently_is_unsupported():
     """In UTF-7 the text `+AGE-` is the letter a: the hook would capture into another store than it says."""
     source = b"# coding: utf-7\n" + ACTOR
     assert trailer.inspect(trailer.append(source, "/data/plain")).source == source
-    with pytest.raises(Unsupported, match="would not mean what it says"):
+    with pytest.raises(Unsupported, match="would not work in this file"):
         trailer.append(source, "/data/+AGE-")
 
 
@@ -95,7 +95,7 @@ def test_lines_added_right_before_the_trailer_are_kept():
 @pytest.mark.parametrize(
     ("damage", "reason"),
     {
-        "text behind": (lambda p: p + b"mine = 1\n", "text behind"),
+        "text after": (lambda p: p + b"mine = 1\n", "text after"),
         "code edited": (lambda p: p.replace(b"import install", b"import installer"), "itself was edited"),
         "header gone": (lambda p: p.replace(b"# {", b"# ["), "second line was edited"),
         "cut short": (lambda p: p[:-40], "itself was edited"),

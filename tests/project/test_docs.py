@@ -10,14 +10,17 @@ import re
 import subprocess
 import sys
 from dataclasses import fields
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
 import docpages
 import packcases
 import pytest
+from amounts import WHOLE
 from docpages import ROOT, Block, page_id
 from replaycases import old_pickle
+from roots import SUPPORT
 from typer.testing import CliRunner
 
 from actordbg.base import errors
@@ -25,10 +28,12 @@ from actordbg.base.errors import ActordbgError
 from actordbg.catalog.where import compile_where
 from actordbg.cli.app import CONTENTS, app
 from actordbg.cli.lazy import every_command
-from actordbg.config.replay_config import SETTINGS
+from actordbg.config.replay_config import SETTINGS, ReplayConfig
 from actordbg.config.sources import build_config, load_settings
 from actordbg.dumps.packing import pack_dumps
 from actordbg.formats.dump_record import DumpRecord
+from actordbg.replay import supervise
+from actordbg.replay.launch import Group, Launched, launch
 from actordbg.store.layout import Store
 from actordbg.store.places import read_record
 
@@ -130,6 +135,10 @@ def test_every_command_line_on_a_page_exists(block: Block):
 
 
 OLD_SCRIPTS = ROOT / "docs" / "how-to" / "from-the-old-scripts.md"
+PLANNED = ("matrix", "train-check")
+"""Commands of the page whose rows are planned (`--dry-run`): they would start eight processes, Ray or a truth."""
+NOT_RUN = ("doctor", "patch", "unpatch", "memory")
+"""Commands of the page whose command lines are parsed: they need a training installation, or processes to watch."""
 
 
 def counterparts() -> list[str]:
@@ -139,34 +148,46 @@ def counterparts() -> list[str]:
     return [command for cell in cells for command in re.findall(r"`([^`]*\bactordbg [^`]+)`", cell)]
 
 
-def test_each_old_command_has_a_counterpart_that_plans_what_it_says_or_names_what_is_missing_here(
+def scripted(config: ReplayConfig, group: Group, work: Path) -> Launched:
+    """Start workers with the real loop and journal, whose engine does nothing (`fake_worker`)."""
+    (work.parent / "script.json").write_text("{}")
+    return launch(config, group, work, "fake_worker")
+
+
+@pytest.mark.slow
+def test_each_old_command_has_a_counterpart_that_runs_on_twenty_pickles_or_is_refused_for_want_of_a_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Those that start workers are planned on real inputs (`--dry-run`); one that needs a GPU is refused with a workaround."""
+    """Replays run with workers whose engine does nothing, or with WHOLE=1 with real ones."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
+    if not WHOLE:
+        monkeypatch.setattr(supervise, "run_replay", partial(supervise.run_replay, launcher=scripted))
     old_pickle(tmp_path, name="x.pkl")
-    old_pickle(tmp_path / "input_dumps")
+    for number in range(20):
+        old_pickle(tmp_path / "input_dumps", rank=number % 4, stamp=f"20250619_0526{number:02d}_430740")
     for name in "AB":
         (tmp_path / name).write_text("".join(f"Global step {step}: {{'gpt_loss': {6 - step / 10}}}\n" for step in range(1, 9)))
+    commands = counterparts()
+    commands.sort(key=lambda command: [" import " not in command, " prune " in command])  # its dumps are used by the others
     ended = {}
-    for command in counterparts():
-        assignments, _, line = command.rpartition("actordbg ")
+    for command in commands:
         arguments = docpages.invocations(command)[0]
         docpages.parse(arguments)
-        plans = arguments[0] in ("replay", "matrix", "train-check")
-        if plans or arguments[0] == "compare-logs" or (arguments[0] == "dump" and arguments[1] in ("create", "import", "prune")):
-            with pytest.MonkeyPatch.context() as names:
-                for name, value in (one.split("=") for one in assignments.split()):
-                    names.setenv(name, value)
-                done = CliRunner().invoke(
-                    app, ["--store", "store", *line.split()[: len(arguments)], *(["--dry-run"] if plans else [])]
-                )
-            ended[command] = done.exit_code if isinstance(done.exception, SystemExit | None) else done.exception
+        if arguments[0] in NOT_RUN:
+            continue
+        assignments, _, line = command.rpartition("actordbg ")
+        extra = ["--dry-run"] * (arguments[0] in PLANNED) + ["--json"] * (arguments[:2] == ["actor", "init"])
+        with pytest.MonkeyPatch.context() as names:
+            for name, value in (assignment.split("=") for assignment in assignments.split()):
+                names.setenv(name, value)
+            done = CliRunner().invoke(app, ["--store", "store", *line.split()[: len(arguments)], *extra])
+        ended[command] = done.exit_code if isinstance(done.exception, SystemExit | None) else done.exception
     refused = {command: error for command, error in ended.items() if isinstance(error, ActordbgError)}
     assert {command for command, code in ended.items() if code != 0} == set(refused), ended
     assert all(isinstance(error, errors.Unsupported) and error.hint for error in refused.values()), refused
     assert all("flash_attention_2" in command or "--deepcompile" in command for command in refused), list(refused)
-    assert len(ended) >= 30
+    assert len(ended) >= 55 and len(list((tmp_path / "store" / "replays").glob("*/rank0.jsonl"))) >= 17
 
 
 def test_a_command_line_that_does_not_exist_is_noticed():

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
+import sysconfig
+import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 import tomllib
+from replaycases import old_pickle
 from roots import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -35,21 +40,39 @@ def test_every_dependency_is_pinned_for_the_project_itself():
 
 
 @pytest.mark.slow
-def test_the_wheel_is_one_package_that_makes_a_catalog_alone(tmp_path: Path):
-    """It carries the migrations, and what `run` puts on the path alone in its folder."""
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
-    subprocess.run(command, check=True, capture_output=True)
-    wheel = zipfile.ZipFile(next(tmp_path.glob("*.whl")))
-    packed = wheel.namelist()
+def test_the_wheel_is_one_package_that_imports_lists_and_checks_in_an_environment_of_its_own(tmp_path: Path):
+    """It carries the migrations, and what `run` puts on the path alone in its folder. Dependencies are those installed here."""
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    packed = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in packed if "dist-info" not in name} == {"actordbg"}
     migrations = {Path(name).name for name in packed if name.startswith("actordbg/_migrations/versions/")}
     assert migrations == {path.name for path in (ROOT / "migrations/versions").glob("*.py")} != set()
     folder = "actordbg/install/pythonpath/"
     assert [name for name in packed if name.startswith(folder)] == [f"{folder}sitecustomize.py"]
-    wheel.extractall(tmp_path / "site")
-    code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from actordbg.cli.app import main; main()"
-    command = [sys.executable, "-c", code, str(tmp_path / "site"), "--store", str(tmp_path / "s"), "dump"]
-    create = [*command, "create", "--batch-size", "1", "--seq-len", "8"]
-    subprocess.run(create, check=True, cwd=tmp_path, capture_output=True)
-    listed = subprocess.run([*command, "ls", "--json"], check=True, cwd=tmp_path, capture_output=True, text=True)
-    assert '"seq_len": 8' in listed.stdout
+
+    venv.create(tmp_path / "env")
+    python = tmp_path / "env" / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
+    subprocess.run(pip, check=True, capture_output=True)
+    (packages,) = (tmp_path / "env" / "lib").glob("python3*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))  # its own .pth files are not read there
+    for number in range(3):
+        old_pickle(tmp_path / "pickles", stamp=f"20250619_05260{number}_430740")
+
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH" and not name.startswith("ACTORDBG_")}
+
+    def actordbg(*arguments: str) -> str:
+        command = [str(python.with_name("actordbg")), *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    place = [str(python), "-c", "import actordbg; print(actordbg.__file__)"]
+    assert Path(subprocess.check_output(place, cwd=tmp_path, env=clean, text=True)).is_relative_to(packages)
+    assert actordbg("--version").split() == ["actordbg", wheel.name.split("-")[1]]
+    assert "3 dumps added" in actordbg("dump", "import", "pickles")
+    assert len(json.loads(actordbg("dump", "ls", "--json"))) == 3
+    verdict = actordbg("check", "pickles", "--max-inputs", "1", "--no-laws").splitlines()
+    assert verdict[0].startswith("RIGHT (TOY MODEL): 1 of 3 dumps") and any(line.startswith("page: ") for line in verdict)

@@ -27,15 +27,13 @@ ALLOWED = {
     "campaign/family_matrix.py": "the folder that `families` works in, for its lock, and the small model that it made there",
     "measure/log_lines.py": "a log that the user names, exported or of lines, a pipe of the shell too",
     "catalog/migrate.py": "a script of this package",
-    "doctor/python_environment.py": "a module of this package",
-    "doctor/checkup.py": "/proc",
+    "doctor/checkup.py": "/proc, and a module of this package",
     "dumps/child_pool.py": "an old pickle that the user names",
     "dumps/recover.py": "/proc",
     "cluster/order.py": "a runtime environment that the user names",
     "measure/watching.py": "a file that it made itself, by the opener",
     "measure/process_memory.py": "/proc",
     "measure/watched.py": "a log of steps that the user names",
-    "campaign/train_plan.py": "rows that the user names",
 }
 """By module what it opens that is not a file of a store."""
 

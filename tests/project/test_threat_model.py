@@ -24,7 +24,6 @@ def test_the_table_is_found_and_has_what_people_ask_for():
         "catalog.db",
         "control.json",
         "rings",
-        "backups",
         "hook",
         "may not write",
         "fsck --repair",

@@ -135,5 +135,5 @@ def test_the_help_of_a_group_imports_no_command_and_a_commands_own_nothing_that_
     assert left <= {
         "actordbg", "actordbg.cli", "actordbg.cli.app", "actordbg.cli.lazy", "actordbg.cli.output",
         "actordbg.config", "actordbg.config.sources",
-        "actordbg.config.consent", "actordbg.config.dist_plugin", "actordbg.config.replay_config", "actordbg.config.setting",
+        "actordbg.config.consent", "actordbg.config.replay_config", "actordbg.config.setting",
     }  # fmt: skip

@@ -7,59 +7,29 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from roots import ROOT
-from stopcases import nobody_is_left
-from supervised import Bench, make_spec, statuses
 
 from actordbg.base import processes
-from actordbg.base.errors import Unsupported
 from actordbg.base.processes import session_members
 from actordbg.config import consent
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.replay.launch import child_environment, command_of, groups_of, launch, start
+from actordbg.replay.launch import Group, child_environment, free_port, groups_of, launch, start
+from actordbg.replay.rank_launcher import NodeShare, variables
 from actordbg.replay.worker_logs import reported_by_launcher
 
-DEEPSPEED = ReplayConfig(backend="deepspeed", nproc=2, launcher="real")
-WORK = Path("/store/replays/r/work-0-1.json")
+DEEPSPEED = ReplayConfig(backend="deepspeed", nproc=2)
 
 
-@pytest.mark.parametrize(
-    ("settings", "variables", "program", "has", "lacks"),
-    [
-        ({}, {"DS_ACCELERATOR": "cpu"}, "deepspeed.launcher.runner", {"--hostfile=/dev/null", "--num_accelerators=2"}, "include"),
-        ({}, {"CUDA_VISIBLE_DEVICES": "3, 5,6"}, "deepspeed.launcher.runner", {"--include=localhost:3,5"}, "num_accelerators"),
-        (
-            {"launcher": "direct"},
-            {"CUDA_VISIBLE_DEVICES": "3, 5,6"},
-            "actordbg.replay.rank_launcher",
-            {"--devices=3,5"},
-            "--module",
-        ),
-        ({"launcher": "direct"}, {"DS_ACCELERATOR": "cpu"}, "actordbg.replay.rank_launcher", {"--like=deepspeed"}, "--devices"),
-        (
-            *({"backend": "fsdp2"}, {}, "torch.distributed.run"),
-            *({"--nproc-per-node=2", "--master-addr=127.0.0.1", "--max-restarts=0"}, "--devices"),
-        ),
-    ],
-)
-def test_launchers_are_this_interpreters_and_take_the_visible_devices(
-    settings: dict[str, str], variables: dict[str, str], program: str, has: set[str], lacks: str
-) -> None:
-    """deepspeed would read a hostfile, and take the first devices whatever is visible."""
-    command = command_of(replace(DEEPSPEED, **settings), variables, "some.module", WORK)
-    assert command[:3] == [sys.executable, "-m", program] and has <= set(command)
-    assert command[-3:] == ["some.module", "--work", str(WORK)] and not any(lacks in part for part in command)
-
-
-@pytest.mark.parametrize(("devices", "words"), [("3", "needs 2 GPUs"), ("GPU-aa,GPU-bb", "device numbers")])
-def test_devices_that_deepspeed_cannot_take_are_refused(devices: str, words: str) -> None:
-    with pytest.raises(Unsupported, match=words):
-        command_of(DEEPSPEED, {"CUDA_VISIBLE_DEVICES": devices}, "m", WORK)
+@pytest.mark.parametrize(("visible", "given"), [(None, "0,1"), ("", ""), ("3,5", "3,5"), ("GPU-aa,GPU-bb", "GPU-aa,GPU-bb")])
+def test_ranks_of_deepspeed_have_the_visible_devices(monkeypatch: pytest.MonkeyPatch, visible: str | None, given: str) -> None:
+    """deepspeed itself would take the first devices whatever is visible."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert variables("deepspeed", 2, NodeShare(0, 2), 1)["CUDA_VISIBLE_DEVICES"] == given
 
 
 SHOWN = """
@@ -75,31 +45,56 @@ BY_THE_REAL_ALONE = {
 }  # fmt: skip
 """What serves the talk of torchrun's agent with its workers, and what importing deepspeed sets, which a worker does as well."""
 DIFFERENT = {"MASTER_PORT", "ACTORDBG_GROUP", "TORCHELASTIC_RUN_ID", "KINETO_LOG_LEVEL"}
+REAL = {
+    "deepspeed": "deepspeed.launcher.runner --hostfile=/dev/null --num_accelerators=2 --master_port={port}",
+    "fsdp2": "torch.distributed.run --nnodes=1 --nproc-per-node=2 --node-rank=0 --master-addr=127.0.0.1 --master-port={port} "
+    "--max-restarts=0",
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["deepspeed", "fsdp2"])
-def test_a_rank_that_is_started_directly_cannot_tell_it_from_the_real_launcher(
+def test_a_rank_cannot_tell_that_it_is_not_started_by_the_real_launcher(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "shows_itself.py").write_text(SHOWN)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    seen: dict[str, list[dict[str, Any]]] = {}
-    consent.give("/models/mine")  # which no launcher takes for an option of its own
-    for kind in ("direct", "real"):
-        config = ReplayConfig(backend=backend, nproc=2, launcher=kind, model="/models/mine")
-        (work := tmp_path / kind / "work.json").parent.mkdir()
-        assert launch(config, groups_of(config)[0], work, "shows_itself").process.wait(600) == 0
-        seen[kind] = [json.loads((work.parent / f"rank{rank}.json").read_text()) for rank in (0, 1)]
-    for direct, real in zip(seen["direct"], seen["real"], strict=True):
-        ours, theirs = (
-            {name: value for name, value in one["environ"].items() if name not in DIFFERENT | BY_THE_REAL_ALONE}
-            for one in (direct, real)
-        )
-        assert ours == theirs
-        words = [[word for word in one["words"] if "work.json" not in word] for one in (direct, real)]
-        assert words[0] == words[1] and words[0][-2:] == [consent.FLAG, "/models/mine"]
-    consent.withhold()
+    config = ReplayConfig(backend=backend, nproc=2)
+    ours, theirs = (tmp_path / kind / "work.json" for kind in ("ours", "theirs"))
+    for work in (ours, theirs):
+        work.parent.mkdir()
+    assert launch(config, groups_of(config)[0], ours, "shows_itself").process.wait(600) == 0
+    real = [
+        sys.executable,
+        "-m",
+        *REAL[backend].format(port=free_port()).split(),
+        "--module",
+        "shows_itself",
+        "--work",
+        str(theirs),
+    ]
+    assert start(real, child_environment(config, os.environ), theirs.with_name("launcher.log")).process.wait(600) == 0
+    for rank in (0, 1):
+        mine, other = (json.loads((work.parent / f"rank{rank}.json").read_text()) for work in (ours, theirs))
+        for about in (mine, other):
+            about["environ"] = {k: v for k, v in about["environ"].items() if k not in DIFFERENT | BY_THE_REAL_ALONE}
+            about["words"] = [word for word in about["words"] if "work.json" not in word]
+        assert mine == other
+
+
+def test_a_worker_gets_consent_and_plugin_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shows_itself.py").write_text(SHOWN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    consent.give("/models/mine")
+    consent.use_plugin("my_backend")
+    try:
+        launched = launch(ReplayConfig(model="/models/mine"), Group((0,)), tmp_path / "work.json", "shows_itself")
+        assert launched.process.wait(60) == 0
+    finally:
+        consent.withhold()
+        consent.use_plugin(None)
+    words = json.loads((tmp_path / "rank0.json").read_text())["words"]
+    assert words[-4:] == [consent.FLAG, "/models/mine", consent.PLUGIN, "my_backend"]
 
 
 @pytest.mark.parametrize(
@@ -150,23 +145,12 @@ def test_a_process_in_the_middle_of_its_exec_is_found(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("log", "words"),
     [
-        ("[rank0]:E api.py:1003] failed (exitcode: -9) local_rank: 1 (pid: 77) of binary: python\n", "SIGKILL"),
-        ("[rank0]:E api.py:1003] failed (exitcode: 3) local_rank: 0 (pid: 77) of binary: python\n", "exit code 3"),
-        ("[INFO] [launch.py:367] Process 77 exits with return code = -11\n", "SIGSEGV"),
+        ("rank 1 (pid 77) exits with return code = -11\n", "SIGSEGV"),
+        ("rank 0 (pid 7) exits with return code = 0\nrank 1 (pid 77) exits with return code = 3\n", "exit code 3"),
         ("nothing of the kind\n", "an unknown end"),
     ],
 )
-def test_what_launchers_say_about_a_dead_worker_is_understood(tmp_path: Path, log: str, words: str) -> None:
+def test_what_the_launcher_says_about_a_dead_worker_is_understood(tmp_path: Path, log: str, words: str) -> None:
     launchers = tmp_path / "launcher.log"
     launchers.write_text(log)
     assert words in reported_by_launcher(launchers)
-
-
-@pytest.mark.slow
-def test_crashes_and_hangs_under_torchrun_cost_exactly_their_inputs(bench: Bench) -> None:
-    spec = make_spec(6, backend="fsdp2", nproc=2, timeout_s=4.0, launcher="real")
-    outcome = bench.run(spec, {"d1": "kill", "d2": "hang"})
-    assert statuses(outcome) == {f"d{n}": "passed" for n in range(6)} | {"d1": "crashed", "d2": "hung"}
-    assert "SIGKILL" in (outcome.results["d1"].error or "") and outcome.results["d1"].worker == 1
-    assert "in _act" in (outcome.results["d2"].log_excerpt or "")
-    assert nobody_is_left(outcome.folder) and bench.left_running() == []

@@ -27,7 +27,7 @@ from actordbg.store.layout import Store
 
 START = datetime(2025, 6, 19, 5, 26, 8, 430740, tzinfo=timezone.utc)
 
-DERIVED = ("run", "caller", "replay", "result", "comparison", "comparison_run", "damaged_file")
+DERIVED = ("caller", "replay", "result", "comparison", "comparison_run", "damaged_file")
 
 
 def record(index: int, **changes: Any) -> DumpRecord:

@@ -190,15 +190,6 @@ def tensors(store: Store) -> Path:
     return sorted((store.replays / "r-01" / "tensors").iterdir())[0]
 
 
-def backup(store: Store) -> Path:
-    return next(store.backups.glob("*/actor.py"))
-
-
-def of_backup(harm: Callable[[Path], object]) -> Callable[[Store], str]:
-    """The same to the kept original; its folder is what is named."""
-    return lambda store: os.path.dirname(harmed(backup, harm)(store))
-
-
 def in_replay(do: Callable[[Store], str]) -> Callable[[Store], str]:
     """The same, but the whole replay's folder is what is named."""
     return lambda store: do(store) and "replays/r-01"
@@ -242,7 +233,6 @@ DAMAGES = {
     "the spec of another replay": Damage(in_replay(harmed(spec, changed(replay_id="r-99"))), "damaged-spec"),
     "a spec of a newer version": Damage(harmed(spec, changed(format=9)), "newer-format"),
     "a journal with junk": Damage(harmed(journal, lambda path: path.write_bytes(b"junk\n" + path.read_bytes())), "damaged-journal"),
-    "a torn journal": Damage(harmed(journal, lambda path: path.write_bytes(path.read_bytes() + b'{"event"')), "torn-journal"),
     "results of another replay": Damage(
         harmed(journal, lambda path: path.write_text(path.read_text().replace('"replay_id":"r-01"', '"replay_id":"r-55"'))),
         "foreign-result",
@@ -253,15 +243,11 @@ DAMAGES = {
     "a FIFO for a journal": Damage(harmed(journal, instead(fifo)), "odd-file"),
     "deleted tensors": Damage(harmed(tensors, Path.unlink), "missing-tensors"),
     "broken tensors": Damage(harmed(tensors, cut(0.7)), "damaged-tensors"),
-    "tensors of no input": Damage(
-        lambda store: store.relative(named(tensors(store), "stray.safetensors")), "stray-tensors"
-    ),
     # records
     "a broken matrix": Damage(harmed(lambda store: only(store, "matrices"), cut(0.4)), "damaged-record"),
     "a comparison under another name": Damage(
         lambda store: store.relative(named(only(store, "comparisons"), "other.json")), "damaged-record"
     ),
-    "a noise floor of no replay": Damage(harmed(lambda store: only(store, "noise"), changed(replay_id="r-77")), "missing-replay"),
     # the rest
     "no FORMAT": Damage(harmed(lambda store: store.format_path, Path.unlink), "no-format"),
     "a FORMAT that is none": Damage(harmed(lambda store: store.format_path, told("hello")), "bad-format"),
@@ -272,17 +258,10 @@ DAMAGES = {
         added("weights/ppo-1/0000-h-7-a-000000.json", lambda path: (path.parent.mkdir(parents=True, mode=0o700), path.parent.parent.chmod(0o700), told("{}")(path))),
         "damaged-weights",
     ),
-    "a broken event": Damage(harmed(lambda store: only(store, "events"), cut(0.5)), "damaged-event"),
-    "a missing backup": Damage(of_backup(Path.unlink), "damaged-backup"),
-    "a model without weights": Damage(
-        added("models/tiny", lambda path: (path.mkdir(parents=True, mode=0o700), path.parent.chmod(0o700), (path / "config.json").write_text("{}"))),
-        "damaged-model",
-    ),
     # the catalog
     "a catalog that is none": Damage(harmed(lambda store: store.catalog_path, told(b"junk" * 4000)), "damaged-catalog"),
     "a folder for the catalog's journal": Damage(
         harmed(lambda store: store.root / "catalog.db-wal", instead(Path.mkdir)), "damaged-catalog"
     ),
     "a row of a dump that is not there": Damage(sql("UPDATE dump SET seq_len = 4711 WHERE call_index = 3"), "stale-catalog"),
-    "an older catalog": Damage(sql("UPDATE alembic_version SET version_num = '0001'"), "other-catalog"),
 }  # fmt: skip

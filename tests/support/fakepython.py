@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 from roots import script
@@ -40,6 +41,12 @@ class FakePython:
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
+    def version(self, name: str) -> str:
+        """Like `importlib.metadata.version`."""
+        for info in self.site.glob(f"{name.replace('-', '_')}-*.dist-info"):
+            return info.name.removesuffix(".dist-info").partition("-")[2]
+        raise PackageNotFoundError(name)
+
     def uninstall(self, name: str) -> None:
         for info in self.site.glob(f"{name.replace('-', '_')}-*.dist-info"):
             (info / "METADATA").unlink()
@@ -62,6 +69,7 @@ def known_good_python(folder: Path) -> FakePython:
     for name, version in KNOWN_GOOD.items():
         python.install(name, version or "1.0")
     python.module("torch", TORCH)
+    python.module("actordbg.trainers.trainer", "class TRAINER:\n    support_cpu = staticmethod(lambda: None)\n")
     for name in TRAINER.modules:
         python.module(name, ACTOR)
     return python

@@ -44,7 +44,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "everything": {
         "with_outputs": True, "with_rng": True, "triggers": ("nan", "exception", "slow:2x", "logprobs:-30:0"), "before": 2,
-        "keep_bytes": 2_000, "max_seq_len": 4_000, "every": 2,
+        "keep_bytes": 2_000, "min_seq_len": 1, "every": 2,
     },
     "no ring": {"ring": 0, "max_bytes": 6_000},
     "sampled": {"every": 3, "ring": 2, "ring_dir": "store"},

@@ -9,7 +9,7 @@ looked at once. What must hold:
 - every dump that was there reads back with the same bytes, once; a command that removes has removed only what it was told to;
 - the catalog opens, and `index` brings it to what an index made from nothing has;
 - the second run comes to the same files and the same rows as a run that nobody disturbed, and nothing is left over but
-  temporary files of events and backups, and one in the store itself, which `dump recover` takes;
+  temporary files of backups, and one in the store itself, which `dump recover` takes;
 - where the disk failed, the command ended with a documented exit code and a message, never with a traceback.
 """
 
@@ -56,8 +56,7 @@ SINCE = "2026-11-20T12:00:00.000000Z"
 _TEMPORARY = re.compile(r"(?<=\.tmp-)[0-9a-f]{8}-\d+-[0-9a-f]{8}|(?<=actor\.py-)\d+-[0-9a-f]{8}|(?<=\.db\.)\d+(?=\.part)")
 _LIVE = re.compile(r"(catalog\.db-(wal|shm|journal)|\.lock|catalog\.lock)\Z")
 """Names that come and go with a process that has the catalog open, and locks."""
-_UNFINISHED = re.compile(r"((events|backups)/(.*/)?\.tmp-|\.tmp-.*-probe\Z)")
-_CHANCE = re.compile(r"(?<=events/).*")
+_UNFINISHED = re.compile(r"\.tmp-.*-probe\Z")
 
 
 # ---- the commands, and stores for them ----
@@ -211,10 +210,9 @@ def look(store: Store, template: Path, rebuilt: Any = None) -> Look:
     found.rebuilt = rebuilt or catalogcases.contents(store)
     actor = Path(f"{store.root}.models/actor.py")
     if actor.exists():
-        found.rows = found.rebuilt = None  # they hold the times of the events
         data, mode, _, mtime_ns = facts_of(actor)
         found.actor = [hashlib.sha256(data).hexdigest(), mode, mtime_ns == OLD]
-        found.actor += [sorted(os.listdir(actor.parent)), [event.event for event in patching.events(store)]]
+        found.actor += [sorted(os.listdir(actor.parent))]
     return found
 
 
@@ -265,7 +263,7 @@ def _committed(log: bytes) -> bytes:
 
 def _names(store: Store) -> list[str]:
     found = (path.relative_to(store.root).as_posix() for path in store.root.rglob("*") if not path.is_dir())
-    return sorted(_CHANCE.sub("*", name) for name in found if not _LIVE.search(name) and not _UNFINISHED.match(name))
+    return sorted(name for name in found if not _LIVE.search(name) and not _UNFINISHED.match(name))
 
 
 def _remove_catalog(store: Store) -> None:

@@ -1,4 +1,4 @@
-"""One small store that has something of every kind: dumps, a pack, replays with tensors, a comparison, a noise floor, a matrix, an event."""
+"""One small store that has something of every kind: dumps, a pack, replays with tensors, a comparison, a noise floor, a matrix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from actordbg.catalog.indexer import refresh
 from actordbg.dumps.packing import pack_dumps
 from actordbg.formats.dump_record import DumpRecord, now_timestamp
 from actordbg.formats.store_files import atomic_write
-from actordbg.install import patching
 from actordbg.judge.comparing import compare, save
 from actordbg.records.comparison_record import DumpNoise, NoiseRecord
 from actordbg.records.matrix_record import MatrixCell, MatrixRecord
@@ -43,9 +42,6 @@ def build(root: Path) -> Store:
     made = compare(store, "r-02", "r-01")
     save(store, made)
     _publish_records(store, records)
-    patching.back_up(store, b"class Actor: pass\n", {"path": "/x/actor.py"})
-    moment, hashes = "2026-01-01T00:00:00.000000Z", ("0" * 64, "1" * 64)
-    patching.record(store, patching.Event("patch", moment, "/x/actor.py", *hashes, "python", "0.11", "1", "h"))
     for path in (*store.replays.glob("*/spec.json"), *store.replays.glob("*/tensors/*")):
         path.chmod(0o600)
     refresh(store)

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ from actordbg.config.replay_config import ReplayConfig
 from actordbg.doctor.python_environment import adapter_check
 from actordbg.store import payload
 from actordbg.store.layout import Store
+from actordbg.trainers.fitting import fit_of
 from actordbg.trainers.plain_adapter import Plain
 from actordbg.trainers.recorded_model import attach, scores_of
 from actordbg.trainers.seam import Rows, Unreadable
@@ -254,6 +256,11 @@ def test_doctor_tells_a_release_that_was_tried_from_one_that_was_not_and_one_tha
     assert adapter_check(fit("2.0")).status == adapter_check(fit(None)).status == "warn"
     refused = adapter_check(fit("2.0", "m:f: it takes no ids"))
     assert refused.status == "warn" and "takes no ids" in refused.detail and "1.0" in refused.remedy
+
+
+def test_a_trainer_is_not_there_because_transformers_is():
+    """TRL's adapter also reads the step of transformers' Trainer."""
+    assert fit_of("trl").there == (find_spec("trl") is not None) and fit_of("plain").there
 
 
 def test_verl_rows_are_jagged_and_count_their_responses_or_their_loss_mask():

@@ -154,22 +154,3 @@ def test_rays_directory_leaves_room_for_its_socket_paths(monkeypatch: pytest.Mon
         assert len(str(path)) + len("/session_2026-11-20_12-09-22_253233_4194304/sockets/plasma_store") < 107
     finally:
         path.rmdir()
-
-
-@pytest.mark.parametrize(
-    ("trainer", "gpus", "modules", "hidden"),
-    [
-        ("sft", 0, {"flash_attn"}, False),
-        ("sft", 1, {"flash_attn"}, False),
-        ("sft", 1, set(), True),
-        ("ppo", 3, {"flash_attn", "vllm"}, False),
-        ("ppo", 3, {"flash_attn"}, True),
-        ("ppo", 2, {"flash_attn", "vllm"}, True),
-    ],
-)
-def test_gpus_are_hidden_unless_openrlhf_could_use_them(
-    trainer: str, gpus: int, modules: set[str], hidden: bool, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([Path(f"/dev/nvidia{i}") for i in range(gpus)]))
-    monkeypatch.setattr(training.importlib.util, "find_spec", lambda name: object() if name in modules else None)
-    assert (PROGRAMS[trainer].hide_gpus().get("CUDA_VISIBLE_DEVICES") == "") is hidden

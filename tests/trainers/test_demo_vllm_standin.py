@@ -29,7 +29,7 @@ from actordbg.trainers.openrlhf.vllm_standin import (
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncLLMEngine:
-    model = build_assets(tmp_path_factory.mktemp("vllm"), prompts=1, conversations=1).model
+    model, _ = build_assets(tmp_path_factory.mktemp("vllm"), 1)
     options = {"model": str(model), "seed": 1, "dtype": "float32", "enforce_eager": True}
     return AsyncLLMEngine.from_engine_args(AsyncEngineArgs(**options))
 

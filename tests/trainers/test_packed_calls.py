@@ -156,7 +156,7 @@ class Batch:
 def test_tokens_in_no_row_are_left_out_and_counted(record: Callable[..., list[Dump]]):
     (dump,) = record({"sequences": IDS, "offsets": torch.tensor([0, 3, 4])})
     assert dump.inputs["sequences"].tolist() == [[5, 9, 11], [7, 0, 0]] and dump.record.replayable
-    assert dump.record.extra == {"rows": "5 of 9 packed tokens lie in no row, and are left out"}
+    assert dump.record.extra == {"rows": "5 of 9 packed tokens are in no row and are left out"}
 
 
 def test_what_else_a_call_has_is_kept_by_name_and_it_is_replayable(record: Callable[..., list[Dump]]):

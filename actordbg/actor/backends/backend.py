@@ -27,8 +27,9 @@ from actordbg.actor.actors import actors_of
 from actordbg.actor.backends.training import AdamSteps, Norms, Training
 from actordbg.actor.forward_outcome import GradientKeeper, norm_of, release
 from actordbg.actor.models import locate
+from actordbg.base.errors import UsageError
 from actordbg.base.owners import own_cache
-from actordbg.config import dist_plugin
+from actordbg.config import consent
 from actordbg.config.choices import Choices
 from actordbg.config.replay_config import COMPILE_BACKENDS, DTYPES, ReplayConfig
 from actordbg.debug import stops
@@ -132,14 +133,6 @@ class Backend:
         self._complete_gradients()
         return self._adam.step(self._total)
 
-    def save_training(self, folder: Path) -> None:
-        """Write all that the next step depends on into the folder; every rank calls it and writes its part."""
-        self._adam.save(folder, self.model)
-
-    def load_training(self, folder: Path) -> None:
-        """Restore what `save_training` wrote, in an Actor that was opened in the same way. Every rank has to call it."""
-        self._adam.load(folder, self.model)
-
     def _complete_gradients(self) -> None:
         """Add up, after a backward, the gradients that ranks hold in parts."""
 
@@ -234,8 +227,12 @@ def initialize(place: Place, device: torch.device, config: ReplayConfig) -> None
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        dist_plugin.load()
+        consent.load_plugin()
         chosen = config.dist_backend or ("nccl" if device.type == "cuda" else "gloo")
+        if chosen not in dist.Backend.backend_list:
+            known = ", ".join(name for name in dist.Backend.backend_list if name not in ("undefined", "fake"))
+            hint = f"use one of {known}; or pass {consent.PLUGIN} MODULE with the module that registers it"
+            raise UsageError(f"torch does not know --dist-backend {chosen:.60}", hint=hint)
         dist.init_process_group(chosen, timeout=timeout_of(config))
 
 

@@ -25,7 +25,6 @@ import functools
 import gc
 import math
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,7 +33,7 @@ from torch import Tensor
 from actordbg.actor.backends.backend import COMPILE_OPTIONS, Backend, initialize, rendezvous, timeout_of
 from actordbg.actor.backends.training import Norms, Training
 from actordbg.actor.forward_outcome import GradientKeeper, norm_of
-from actordbg.base.errors import StoreProblem, Unsupported
+from actordbg.base.errors import Unsupported
 from actordbg.config.choices import Choices
 
 
@@ -135,18 +134,6 @@ class DeepspeedBackend(Backend):
         if self.place.world_size > 1 and not self._own_norm:  # each rank stepped its part
             torch.distributed.all_reduce(self._moved)
         return Norms(norm, math.sqrt(float(self._moved)))
-
-    def save_training(self, folder: Path) -> None:
-        """Write DeepSpeed's own checkpoint: only DeepSpeed knows its flat partitions, its loss scale and its counters."""
-        self.engine.save_checkpoint(str(folder), tag=_CHECKPOINT, save_latest=False)
-
-    def load_training(self, folder: Path) -> None:
-        with torch.serialization.safe_globals(_own_classes()):  # workers insist on weights_only
-            path, _ = self.engine.load_checkpoint(str(folder), tag=_CHECKPOINT, load_lr_scheduler_states=False)
-        if path is None:
-            raise StoreProblem(
-                f"DeepSpeed finds no checkpoint in {folder}", hint="remove the folder; the checkpoint before it is tried"
-            )
 
     def _measured(self, innermost: Any) -> Any:
         """Wrap the innermost optimizer's own step, and add up how far it moves the fp32 weights of this rank."""
@@ -273,21 +260,8 @@ class DeepspeedBackend(Backend):
                 setattr(holder, name, value)
 
 
-_CHECKPOINT = "deepspeed"
 _LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 """State of DeepSpeed's fp16 loss scaling, on its optimizers or on their scaler."""
-
-
-def _own_classes() -> list[Any]:
-    """Return the DeepSpeed classes that its checkpoints contain: loss scales, stages, places in flat partitions."""
-    from deepspeed.runtime.fp16 import loss_scaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
-    from deepspeed.utils.tensor_fragment import fragment_address
-
-    scalers = [
-        member for member in vars(loss_scaler).values() if isinstance(member, type) and member.__module__ == loss_scaler.__name__
-    ]
-    return [*scalers, ZeroStageEnum, fragment_address]
 
 
 def _no_step(*_args: Any, **_kwargs: Any) -> None:

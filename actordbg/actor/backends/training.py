@@ -9,11 +9,8 @@ in a lower dtype the optimizer keeps fp32 copies, as DeepSpeed's does. A norm is
 
 from __future__ import annotations
 
-import contextlib
-import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,7 +50,6 @@ class Norms:
 
 Total = Callable[[Iterable[tuple[torch.Tensor, torch.Tensor]]], float]
 """The global L2 norm of tensors, each beside the parameter that it belongs to."""
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class AdamSteps:
@@ -92,51 +88,9 @@ class AdamSteps:
         for own, stepped in self._pairs:
             own.grad = stepped.grad = None
 
-    def save(self, folder: Path, model: Any) -> None:
-        """Write this rank's part of weights, buffers and AdamW's state with torch.distributed.checkpoint. Collective.
-
-        A parameter that `fully_shard` or tensor parallelism cut is a DTensor, and torch knows which part is whose. Names are the
-        model's. It holds tensors only: what else a step depends on is set by each micro-batch (seeds, recorded RNG states) or is
-        an option of the check (learning rate, clipping).
-        """
-        from torch.distributed.checkpoint.filesystem import FileSystemWriter
-        from torch.distributed.checkpoint.state_dict_saver import save
-
-        with _without_warnings():
-            save(self._tensors(model), storage_writer=FileSystemWriter(folder))
-
-    def load(self, folder: Path, model: Any) -> None:
-        """Load what `save` wrote into the existing tensors, whatever they hold. Every rank has to call it."""
-        from torch.distributed.checkpoint.filesystem import FileSystemReader
-        from torch.distributed.checkpoint.state_dict_loader import load
-
-        with _without_warnings():
-            load(self._tensors(model), storage_reader=FileSystemReader(folder))
-        self._write_back()
-
     @torch.no_grad()
     def _write_back(self) -> None:
         """Copy the fp32 weights back into the Actor."""
         for own, stepped in self._pairs:
             if own is not stepped:
                 own.copy_(stepped)
-
-    def _tensors(self, model: Any) -> dict[str, Any]:
-        """Return all tensors by name, not copied. A parameter that was never stepped gets the state that a first step creates."""
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
-        tensors = {f"buffer.{name}": buffer for name, buffer in model.named_buffers()}
-        for own, stepped in self._pairs:
-            name, state = names[id(own)], self.optimizer.state[stepped]
-            if not state:
-                state["step"] = torch.tensor(0.0, dtype=torch.float32)
-                state.update({moment: torch.zeros_like(stepped, memory_format=torch.preserve_format) for moment in _MOMENTS})
-            tensors |= {f"{part}.{name}": value for part, value in state.items()} | {f"weight.{name}": stepped.detach()}
-        return tensors
-
-
-@contextlib.contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Silence torch's warning about saving from a single process, which is intended here."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=UserWarning, module="torch.distributed.checkpoint")
-        yield

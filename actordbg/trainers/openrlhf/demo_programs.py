@@ -16,15 +16,13 @@ They run in a child process, `main`, which starts OpenRLHF's own training CLI wi
 
 `runpy` runs the CLI unchanged as `__main__`; the first `openrlhf` on PYTHONPATH trains.
 
-Without CUDA: CPU support is installed on first import of openrlhf, here and (through Ray's worker setup hook) in every Ray
-worker; the vLLM stand-in is registered; and Ray is initialized with *declared* GPUs before the CLI, since OpenRLHF's actors
-each ask Ray for a GPU and would otherwise wait for a placement forever. With CUDA and vLLM none of that happens: Ray finds
-the GPUs itself. (That path has not been run yet: it needs three GPUs; with fewer, `hide_gpus` keeps to the CPU.)
+They run on the CPU, GPUs or not: CPU support is installed on first import of openrlhf, here and (through Ray's worker setup
+hook) in every Ray worker; the vLLM stand-in is registered; and Ray is initialized with *declared* GPUs before the CLI, since
+OpenRLHF's actors each ask Ray for a GPU and would otherwise wait for a placement forever.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import runpy
@@ -41,7 +39,7 @@ _IMPORTS = ("torch", "transformers", "deepspeed", "peft", "datasets", "tokenizer
 _PPO_STEPS = 8
 _PROMPTS_PER_STEP = 4
 _PPO = f"""
-    --data.input_key prompt --data.label_key label --actor.num_nodes 1 --actor.num_gpus_per_node 1
+    --data.input_key prompt --data.label_key answer --actor.num_nodes 1 --actor.num_gpus_per_node 1
     --ref.num_nodes 1 --ref.num_gpus_per_node 1 --vllm.num_engines 1 --vllm.tensor_parallel_size 1 --vllm.enforce_eager
     --algo.advantage.estimator reinforce_baseline --rollout.n_samples_per_prompt 2 --rollout.batch_size {_PROMPTS_PER_STEP}
     --rollout.micro_batch_size 4 --rollout.max_new_tokens 32 --train.batch_size 8 --train.micro_batch_size 4
@@ -57,17 +55,15 @@ _BOTH = """
 class DemoProgram(NamedTuple):
     """A real training run for the demo, small enough for a laptop.
 
-    typed: the command without options, as a user types it. needs: modules that it imports. data: "prompts" or "conversations";
-    `rows`: how many it uses. every: report every Nth step. gpus: GPUs that it needs.
+    typed: the command without options, as a user types it. needs: modules that it imports. rows: how many it uses. every: report
+    every Nth step.
     """
 
     name: str
     typed: str
     needs: tuple[str, ...]
-    data: str
     rows: int
     every: int
-    gpus: int
 
     def command(self, model: Path, data: Path, output: Path, port: int) -> list[str]:
         """Build the command of the demo driver with OpenRLHF's options; for SFT with the deepspeed launcher on `port`."""
@@ -84,21 +80,8 @@ class DemoProgram(NamedTuple):
         return [sys.executable, *start, "--", *typed, *words.split(), *_BOTH.split()]
 
     def environment(self, temporary: Path) -> dict[str, str]:
-        """Return the environment variable that tells the driver where Ray keeps its files."""
-        return {RAY_TEMP_VARIABLE: str(temporary)}
-
-    def hide_gpus(self) -> dict[str, str]:
-        """Return variables that hide the GPUs, unless the program can use them: empty if it can, or if there are none.
-
-        It needs flash-attn to use any GPU, and for PPO a real vLLM and three GPUs (policy, reference, sampler). The second
-        variable keeps Ray from showing its workers the GPUs that we declare to it.
-        """
-        gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
-        modules = ("flash_attn", "vllm") if self.name == "ppo" else ("flash_attn",)
-        equipped = gpus >= self.gpus and all(importlib.util.find_spec(name) is not None for name in modules)
-        if gpus == 0 or equipped:
-            return {}
-        return {"CUDA_VISIBLE_DEVICES": "", "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+        """Return the environment variables that tell the driver where Ray keeps its files, and keep it to the CPU."""
+        return {RAY_TEMP_VARIABLE: str(temporary), **WITHOUT_GPUS}
 
     def progress(self, text: str) -> Iterator[tuple[str, int, str]]:
         """Yield (kind, number, text) for each log line that tells progress, in order."""
@@ -117,11 +100,11 @@ class DemoProgram(NamedTuple):
 PROGRAMS: Mapping[str, DemoProgram] = {
     "ppo": DemoProgram(
         "ppo", "python -m openrlhf.cli.train_ppo_ray", (*_IMPORTS, "ray"),
-        data="prompts", rows=_PPO_STEPS * _PROMPTS_PER_STEP, every=1, gpus=3,
+        rows=_PPO_STEPS * _PROMPTS_PER_STEP, every=1,
     ),
     "sft": DemoProgram(
         "sft", "deepspeed --num_gpus 1 --module openrlhf.cli.train_sft", _IMPORTS,
-        data="conversations", rows=96, every=24, gpus=1,
+        rows=96, every=24,
     ),
 }  # fmt: skip
 
@@ -135,7 +118,15 @@ ON_CPU = {
     "sft": "on the CPU: OpenRLHF as installed, with actordbg's CPU support",
     "ppo": "on the CPU: OpenRLHF as installed, with actordbg's CPU support; only vLLM's sampler is a stand-in",
 }
-"""The first line of the log without CUDA, by trainer."""
+"""The first line of the log, by trainer."""
+DECLARED_GPUS = 4
+WITHOUT_GPUS = {
+    "CUDA_VISIBLE_DEVICES": ",".join(["-1"] * DECLARED_GPUS),
+    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
+}
+"""Variables that hide GPUs. Ray refuses to start with more GPUs than the first lists, and CUDA stops reading it at -1. The second
+keeps Ray from showing its workers the GPUs that we declare to it.
+"""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -144,27 +135,18 @@ def main(argv: list[str] | None = None) -> None:
     own, given = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
     trainer = next(word for word in own if not word.startswith("-"))
     launcher_options = [word for word in own if word.startswith("--local_rank")]
-    if not runs_on_cuda(trainer):
-        sys.stdout.write(ON_CPU[trainer] + "\n")
-        support_cpu()
+    sys.stdout.write(ON_CPU[trainer] + "\n")
+    support_cpu()
     module = {"ppo": "openrlhf.cli.train_ppo_ray", "sft": "openrlhf.cli.train_sft"}[trainer]
     if trainer == "ppo":
         import ray
-        import torch
 
-        hook = {"worker_process_setup_hook": f"{_DRIVER}.support_cpu"}
-        options = {} if torch.cuda.is_available() else {"num_gpus": 4, "num_cpus": 8, "runtime_env": hook}
-        temporary = os.environ[RAY_TEMP_VARIABLE]
-        ray.init(include_dashboard=False, object_store_memory=128 * 1024 * 1024, _temp_dir=temporary, **options)
+        ray.init(
+            include_dashboard=False, object_store_memory=128 * 1024 * 1024, _temp_dir=os.environ[RAY_TEMP_VARIABLE],
+            num_gpus=DECLARED_GPUS, num_cpus=8, runtime_env={"worker_process_setup_hook": f"{_DRIVER}.support_cpu"},
+        )  # fmt: skip
     sys.argv = [module, *given, *launcher_options]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
-
-
-def runs_on_cuda(trainer: str) -> bool:
-    """Check whether the run uses the GPU: SFT needs CUDA, PPO needs CUDA and a real vLLM. Does not import vllm."""
-    import torch
-
-    return torch.cuda.is_available() and (trainer == "sft" or importlib.util.find_spec("vllm") is not None)
 
 
 def support_cpu() -> None:
