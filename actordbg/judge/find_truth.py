@@ -47,7 +47,7 @@ class Wanted:
 def ensure_truth(store: Store, replay_id: str, *, dtype: str = ANY_WIDER, **callbacks: Any) -> str:
     """Return the id of a finished truth for every input of a replay: an id, a prefix, or "last".
 
-    dtype: "fp32", "fp64", or ANY_WIDER: the one that is wider than the replay's.
+    dtype: "fp32", "fp64", or ANY_WIDER: the next wider dtype than the replay's.
     Reuses an existing truth, else runs it now; `callbacks` are passed to `run_replay`. Raises StoreProblem for an unknown replay
     or a replay that built no actor, Unsupported if no input has a truth, and whatever `run_replay` raises.
     """
@@ -59,7 +59,7 @@ def wanted_rounding(store: Store, spec: ReplaySpec, *, planted: bool = False) ->
     """Specify the replay that runs each row alone in this replay's dtype: its distance from the truth is what that dtype costs.
 
     planted: add faults of known sizes. None for a truth, under autocast (its operations have several dtypes), and for a dtype
-    that has no wider one.
+    without a wider dtype.
     """
     dtype = read_standing(store.replays / spec.replay_id)[0].get("dtype")
     if dtype not in WIDER or dtype != _computed_in(store, spec) or spec.config.truth is not None:

@@ -155,9 +155,9 @@ class LawRun:
         self._exact("future", moved, words, "" if moved.looked_at else "no row has three tokens")
 
     def _state(self) -> None:
-        """Check `state`: the call after one with other tokens, against `base`, the call after itself.
+        """Check `state`: the call after a call with other tokens, against `base`, the call after itself.
 
-        Noise moves a call that follows itself as far as one that follows another; what a state still has of older calls, less.
+        Noise moves a call that follows itself just as far. What a state still has of older calls moves it less.
         """
         moved = change(self._forward(self.call), self.base, self.tokens)
         why = "" if bool(changes.behind_the_middle(self.call).any()) else "no row has three tokens"
@@ -267,7 +267,7 @@ NO_MASK = "log-probs outside the action mask are not 0: it is not applied, or to
 MASK_CHANGES = "selected log-probs are other numbers with the action mask than without it"
 STATE = "the result depends on the call before it"
 BETWEEN_CALLS = ("rerun", "mask", "neighbour", "padding", "future", "order", "alone")
-"""Laws that compare a call with another one."""
+"""Laws that compare a call with another call."""
 _RANDOM = "the call draws random numbers, which depend on shapes"
 
 
@@ -276,7 +276,7 @@ def _without_meaning(session: ActorSession, answer: LawAnswer) -> LawAnswer:
     config = text_config(session.model)
     capacity = next((name for name in _CAPACITY if getattr(config, name, None)), None)
     scaled = "fp8" in str(getattr(session.model.config, "quantization_config", None) or "").lower()
-    if answer.verdict != BROKEN or answer.law in ("normalisation", "additivity") or not (capacity or scaled):
+    if answer.verdict != BROKEN or answer.law in ("state", "mask", "normalisation", "additivity") or not (capacity or scaled):
         return answer
     why = f"routing has a capacity ({capacity})" if capacity else "an FP8 scale covers a whole tensor"
     return not_checked(answer.law, f"{why}: a token may change all others")
